@@ -9,7 +9,7 @@ SBOM ?= sbom.json
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install -c $(PINS)
 BENCHMARKS := $(filter-out __init__ _%,$(basename $(notdir $(wildcard benchmarks/*.py))))
 # Those that have a form of a minute.
-SMOKED := balance chaos command_line exchange report_page search spot_rehearsal spot_replay streams sync time_to_target topk_selection
+SMOKED := auto balance chance chaos command_line decisions exchange report_page search spot_rehearsal spot_replay streams sync time_to_target topk_selection
 
 # Tests side by side: many wait for processes of their own. 0 runs them in one, for a debugger.
 JOBS ?= 3
@@ -24,7 +24,7 @@ BATCH ?= 256
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check types bench smoke docs pins locks sbom clean
+.PHONY: help setup demo test check types bench bench-stale smoke docs pins locks sbom clean
 MAKEFLAGS += --no-print-directory
 
 help:
@@ -33,6 +33,7 @@ help:
 	@echo "make check   formatting, lint, types, import floors"
 	@echo "make types   types once more, as editors read them (basedpyright; two minutes)"
 	@echo "make bench   every benchmark in its quick form"
+	@echo "make bench-stale   results of code that has changed since, and by how much"
 	@echo "make smoke   benchmarks in their shortest form, to see that they still run"
 	@echo "make setup   only make $(VENV), with the pinned versions (PYTHON=/path/to/python3 chooses the interpreter)"
 	@echo "make docs    the documentation as plain files: site/index.html"
@@ -53,7 +54,7 @@ $(READY): pyproject.toml $(PINS)
 	@echo "[1/4] making $(VENV) with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv $(VENV)
 	@echo "[2/4] installing torch, the largest part (a minute or more, up to the network)"
-	@$(PIP) torch
+	@$(PIP) $$($(BIN)/python requirements/torch_index.py) torch
 	@echo "[3/4] installing the other pinned packages ($$(grep -c == $(PINS)) in all)"
 	@sed -n 's/==.*//p' $(PINS) | $(PIP) -r /dev/stdin
 	@echo "[4/4] installing hetopt from this folder"
@@ -91,6 +92,9 @@ bench: $(READY)
 	@set -e; for name in $(BENCHMARKS); do \
 	    echo; echo "\$$ python -m benchmarks.$$name --quick"; $(BIN)/python -m benchmarks.$$name --quick; done
 
+bench-stale: $(READY)
+	@$(BIN)/python -m benchmarks._freshness
+
 smoke: $(READY)
 	@set -e; for name in $(SMOKED); do \
 	    echo; echo "\$$ python -m benchmarks.$$name --smoke"; $(BIN)/python -m benchmarks.$$name --smoke; done
@@ -98,8 +102,8 @@ smoke: $(READY)
 # Pages that are made from the code are committed; this shows them as they are now.
 docs: $(READY)
 	$(BIN)/python docs/generated.py
-	$(BIN)/mkdocs build --strict --quiet
-	@echo "open site/index.html"
+	$(BIN)/zensical build --strict --clean
+	@echo "look at it: $(BIN)/python -m http.server --bind 127.0.0.1 --directory site"
 
 pins: $(READY)
 	$(BIN)/python requirements/freeze.py > $(PINS).new && mv $(PINS).new $(PINS)

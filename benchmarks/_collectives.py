@@ -19,10 +19,10 @@ import torch
 import torch.distributed as dist
 
 from hetopt.core.artifact import Record
-from hetopt.core.comm.composition import PLAIN
-from hetopt.core.comm.cost import Operation, Primitive
+from hetopt.core.comm.cost import Primitive
 from hetopt.core.comm.network_state import NetworkState
-from hetopt.core.comm.payload_bytes import hierarchical_operations, operations
+from hetopt.core.comm.options import operations_of
+from hetopt.core.comm.payload_bytes import hierarchical_operations
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.comm.calibration import Hosts, measure_inside, measure_network
@@ -122,10 +122,10 @@ def _timed(
     """One cell; with ``groups`` in two levels."""
     numel = gradient.numel()
     if groups is None:
-        parts = _operations(way, numel, workers)
+        parts = operations_of(way, numel, workers=workers)
     else:
         hosts = Hosts(names=groups.hosts)
-        between = _operations(way, numel, hosts.count)
+        between = operations_of(way, numel, workers=hosts.count)
         parts = hierarchical_operations(between, numel, workers_per_host=hosts.workers_per_host)
     cell = Cell(
         numel=numel,
@@ -171,9 +171,3 @@ class _Collectives:
         if self._chain is None:
             return math.inf
         return sum(message.time_s for channel in channels for message in channel.messages)
-
-
-def _operations(way: Compression, numel: int, workers: int) -> tuple[Operation, ...]:
-    return operations(
-        way.name, numel, way.ratio, workers=workers, collective=way.collective, coding=way.coding or PLAIN
-    )

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from benchmarks._quality import Job, data_folder
 from benchmarks._rehearsal import By, Side, equal_shares
 from benchmarks._siblings import DIGITS_EPOCHS, IMAGE_EPOCHS, SHORT_TEXT_EPOCHS, TEXT_EPOCHS
+from hetopt.core.policy_settings import Settings
 from hetopt.core.run_spec import Compression, RatioPolicyName, RunSpec, StopRule, WorkerSpec
 from hetopt.core.scaled_emulation import DeclaredTime, EmulatedHost
 from hetopt.core.synchronization import Synchronization
@@ -29,7 +30,7 @@ class Contender:
 
     Attributes:
         by: who trains.
-        compression, ratio_policy, sync: where it is hetopt.
+        compression, ratio_policy, ratio_settings, sync: where it is hetopt.
         weighs_throughput: what it decides depends on the links, a little.
         is_quick: part of the quick form.
     """
@@ -37,6 +38,7 @@ class Contender:
     by: By = "hetopt"
     compression: Compression = field(default_factory=Compression)
     ratio_policy: RatioPolicyName = "fixed"
+    ratio_settings: Settings = field(default_factory=dict)
     sync: Synchronization = field(default_factory=Synchronization)
     weighs_throughput: bool = False
     is_quick: bool = False
@@ -44,6 +46,10 @@ class Contender:
 
 OWN = Contender(ratio_policy="auto", sync=Synchronization(name="auto"))
 """hetopt's own choice, of what is exchanged, how, and whether it is gradients."""
+
+GRAVAC: Settings = {"window": 25, "every": 1}
+"""Decides in every step, as published. Its published window, 500 steps, is longer than these runs: with this one it has
+tried its largest factor, 1000x, after 125 steps."""
 
 OTHERS: Mapping[str, Contender] = MappingProxyType(
     {
@@ -56,11 +62,14 @@ OTHERS: Mapping[str, Contender] = MappingProxyType(
         "RedSync 1000x": Contender(compression=Compression(name="redsync", ratio=0.001), is_quick=True),
         "Accordion": Contender(compression=Compression(name="topk", ratio=0.01), ratio_policy="accordion"),
         "GraVAC": Contender(
-            compression=Compression(name="topk", ratio=0.001), ratio_policy="gravac", weighs_throughput=True
+            compression=Compression(name="topk", ratio=0.001),
+            ratio_policy="gravac",
+            ratio_settings=GRAVAC,
+            weighs_throughput=True,
         ),
     }
 )
-"""Everyone else, with published settings."""
+"""Everyone else, with published settings, but for `GRAVAC`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +147,7 @@ class Runs:
             ),
             compression=contender.compression,
             ratio_policy=contender.ratio_policy,
+            ratio_settings=contender.ratio_settings,
             sync=contender.sync,
             seed=seed,
             collective_policy="cheapest" if contender.ratio_policy == "auto" else "fixed",

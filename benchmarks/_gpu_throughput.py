@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import statistics
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from benchmarks._step_traces import traces
 from hetopt.core.least_squares import non_negative
 from hetopt.optimizer.step_time.gpu_transfer import Gpu, Measured, Place, Precision
+from hetopt.optimizer.step_time.utilisation import CONTRIBUTION
 
 CAPABILITY = {
     "kepler": 3.7,
@@ -40,8 +41,24 @@ class Column:
 
     job: str
     kind: str
+    model_kind: str
     suite: str
     cells: tuple[Measured, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """One job on one GPU and on eight of them in one machine, at the same local batch size.
+
+    Attributes:
+        interconnect: between the GPUs.
+        one: the step of a single GPU; ``eight_s``: of eight.
+    """
+
+    job: str
+    interconnect: str
+    one: Measured
+    eight_s: float
 
 
 def folder() -> Path | None:
@@ -71,7 +88,7 @@ def read_gpus(data: Path) -> dict[tuple[str, str, str], Gpu]:
 def read_columns(data: Path) -> tuple[Column, ...]:
     """The columns of the protocol: one GPU a machine, no laptops, at least two GPUs a column."""
     gpus = read_gpus(data)
-    kinds = {row["job"]: row["kind"] for row in _rows(data / "jobs.csv")}
+    jobs = {row["job"]: row for row in _rows(data / "jobs.csv")}
     columns: dict[tuple[str, ...], dict[tuple[str, str, str], list[dict[str, str]]]] = defaultdict(dict)
     for row in _rows(data / "throughput.csv"):
         if row["gpu_count"] == "1" and row["form_factor"] != "laptop":
@@ -90,24 +107,66 @@ def read_columns(data: Path) -> tuple[Column, ...]:
             found.append(
                 Column(
                     job=job,
-                    kind=kinds[job],
+                    kind=jobs[job]["kind"],
+                    model_kind=model_kind(jobs[job]["kind"]),
                     suite=suite,
-                    cells=tuple(_cell(gpus[gpu], batches[gpu], cells[gpu], suite) for gpu in kept),
+                    cells=tuple(_cell(jobs[job], gpus[gpu], batches[gpu], cells[gpu], suite) for gpu in kept),
                 )
             )
     return tuple(found)
 
 
-def _cell(gpu: Gpu, batch: float, rows: list[dict[str, str]], suite: str) -> Measured:
+def model_kind(kind: str) -> str:
+    """The data's words as one of `gpu_transfer.KINDS`."""
+    if "recommender" in kind:
+        return "embedding"
+    if "transformer" in kind:
+        return "transformer"
+    if "recurrent" in kind:
+        return "recurrent"
+    return "convolution" if "CNN" in kind or "GAN" in kind else "other"
+
+
+def read_machines(data: Path) -> tuple[Machine, ...]:
+    """Every machine with eight GPUs whose interconnect is known, beside a single GPU in the same runs."""
+    gpus, jobs = read_gpus(data), {row["job"]: row for row in _rows(data / "jobs.csv")}
+    same = ("suite", "job", "precision", "gpu", "memory_gib", "form_factor", "batch_size_per_gpu")
+    singles: dict[tuple[str, ...], list[dict[str, str]]] = defaultdict(list)
+    eights: dict[tuple[str, ...], list[dict[str, str]]] = defaultdict(list)
+    for row in _rows(data / "throughput.csv"):
+        key = tuple(row[name] for name in same)
+        if row["gpu_count"] == "1" and row["form_factor"] != "laptop":
+            singles[key].append(row)
+        elif row["gpu_count"] == "8" and row["interconnect"] not in ("", "unknown"):
+            eights[(*key, row["interconnect"])].append(row)
+    found = []
+    for (*alike, interconnect), rows in eights.items():
+        _, job, _, *gpu, batch = alike
+        alone = singles.get(tuple(alike))
+        if alone and batch:
+            size = float(batch)
+            one = _cell(jobs[job], gpus[gpu[0], gpu[1], gpu[2]], size, alone, "")
+            eight_s = 8 * size / statistics.median(float(row["throughput"]) for row in rows)
+            found.append(Machine(job=job, interconnect=interconnect, one=one, eight_s=eight_s))
+    return tuple(found)
+
+
+def _cell(job: dict[str, str], gpu: Gpu, batch: float, rows: list[dict[str, str]], suite: str) -> Measured:
     """The median over machines and containers; in `pollux` what the line over batch sizes says of a sample."""
     named = Counter(row["precision"] for row in rows).most_common(1)[0][0]
-    place = Place(gpu=gpu, precision=PRECISIONS.get(named, "fp32"), batch_size=batch)
-    if suite == "pollux":
-        sizes = [float(row["batch_size_per_gpu"]) for row in rows]
-        times = [size / float(row["throughput"]) for size, row in zip(sizes, rows, strict=True)]
-        design = np.array([(1 / seconds, size / seconds) for size, seconds in zip(sizes, times, strict=True)])
-        return Measured(place=place, step_time_s=batch * float(non_negative(design)[1]))
-    return Measured(place=place, step_time_s=batch / statistics.median(float(row["throughput"]) for row in rows))
+    forward = job["forward_gflop_per_sample"]
+    told = Measured(
+        place=Place(gpu=gpu, precision=PRECISIONS.get(named, "fp32"), batch_size=batch),
+        step_time_s=batch / statistics.median(float(row["throughput"]) for row in rows),
+        kind=model_kind(job["kind"]),
+        flops_per_sample=CONTRIBUTION * 1e9 * float(forward) if forward else None,
+    )
+    if suite != "pollux":
+        return told
+    sizes = [float(row["batch_size_per_gpu"]) for row in rows]
+    times = [size / float(row["throughput"]) for size, row in zip(sizes, rows, strict=True)]
+    design = np.array([(1 / seconds, size / seconds) for size, seconds in zip(sizes, times, strict=True)])
+    return replace(told, step_time_s=batch * float(non_negative(design)[1]))
 
 
 def _rows(path: Path) -> list[dict[str, str]]:

@@ -10,6 +10,8 @@ import subprocess
 import time
 from pathlib import Path
 
+from benchmarks._ports import own_port
+
 PROGRAM = shutil.which("redis-server")
 MISSING = "needs a Redis server: apt-get install redis-server"
 
@@ -25,9 +27,7 @@ class RedisServer:
 
     def __init__(self, folder: Path, *options: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = int(free.getsockname()[1])
+        self.address, self.port = own_port()
         self._folder = folder
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
@@ -36,17 +36,17 @@ class RedisServer:
     @property
     def url(self) -> str:
         """Its address."""
-        return f"redis://127.0.0.1:{self.port}/0"
+        return f"redis://{self.address}:{self.port}/0"
 
     def start(self) -> None:
         """Start it, and wait until it accepts connections."""
         assert PROGRAM is not None, MISSING
-        command = [PROGRAM, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder), "--save", ""]
+        command = [PROGRAM, "--port", str(self.port), "--bind", self.address, "--dir", str(self._folder), "--save", ""]
         with (self._folder / "redis.log").open("ab") as log:
             self._process = subprocess.Popen([*command, *self._options], stdout=log, stderr=log)
         until_s = time.monotonic() + 20
         while True:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
+            with contextlib.suppress(OSError), socket.create_connection((self.address, self.port), 1):
                 return
             if self._process.poll() is not None or time.monotonic() > until_s:
                 raise RuntimeError((self._folder / "redis.log").read_text()[-500:])

@@ -1,6 +1,6 @@
 """Searches that know nothing of the model, with as much processor time: random, TPE, NSGA-II, and a Gaussian process.
 
-All of them ask for one cluster after another: types and counts of up to three groups, batch size, exchange. The
+All of them ask for one cluster after another: types and counts of up to three groups, batch size. The
 Gaussian process is in the manner of CherryPick (Alipourfard et al., NSDI 2017): a Matern kernel, and the cluster of the
 largest expected improvement, weighed with the chance that it keeps the limits.
 """
@@ -49,7 +49,7 @@ class Trials:
     def price(self, cluster: Cluster) -> tuple[float, float] | None:
         """Score and risk; absent where the cluster is impossible."""
         self.count += 1
-        possible, table = tabulate_rows(self.columns, ClusterRows.of([cluster]))
+        possible, table = tabulate_rows(self.columns, ClusterRows.of([cluster]), self.question.job)
         if not len(possible):
             return None
         found, limits = forecast(table, self.question.job), self.question.limits
@@ -60,15 +60,15 @@ class Trials:
         return score, risk
 
     def sizes(self) -> list[int]:
-        """Of each dimension: types and counts of each group, batch, exchange."""
+        """Of each dimension: types and counts of each group, batch."""
         space = self.question.space
         groups = [len(space.options), space.max_machines + 1] * MAX_TYPES
-        return [*groups, len(space.batch_sizes), len(space.exchanges)]
+        return [*groups, len(space.batch_sizes)]
 
     def cluster(self, point: Sequence[int]) -> Cluster:
         """The cluster at a point."""
         groups = [(int(point[2 * k]), int(point[2 * k + 1])) for k in range(MAX_TYPES)]
-        return Cluster.of(groups, batch=int(point[-2]), exchange=int(point[-1]))
+        return Cluster.of(groups, batch=int(point[-1]), exchange=0)
 
 
 def run(contender: Contender, question: Question, seconds: float, seed: int) -> Trials:

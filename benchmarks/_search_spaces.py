@@ -53,7 +53,7 @@ def whole(name: str, workers: int = 64, market: str = "spot") -> tuple[SearchSpa
     goal = Goal(ends="epochs", amount=EPOCHS[name], budget_usd=1.0)
     options = Options(market="any" if market == "any" else "spot", max_workers=workers)
     host = reference_host(model, catalog.instance_types.values())
-    job = job_of(model, shape, sampled, goal, options, 1.0, Rates.of(load_billing()))
+    job = job_of(model, shape, sampled, goal, options, 1.0, Rates(billing=load_billing()))
     return space_of(model, shape, sampled, catalog, goal, options, host), job
 
 
@@ -85,15 +85,14 @@ def small(count: int, *, seed: int) -> Iterator[Question]:
 def everything(space: SearchSpace, job: JobModel, types: int) -> tuple[ClusterRows, Forecast]:
     """Every cluster of at most so many types, priced one by one."""
     clusters = [
-        Cluster.of(zip(chosen, counts, strict=True), batch, exchange)
+        Cluster.of(zip(chosen, counts, strict=True), batch, 0)
         for kinds in range(1, types + 1)
         for chosen in itertools.combinations(range(len(space.options)), kinds)
         for counts in itertools.product(range(1, space.max_machines + 1), repeat=kinds)
         if sum(counts) <= space.max_machines
         for batch in range(len(space.batch_sizes))
-        for exchange in range(len(space.exchanges))
     ]
-    rows, table = tabulate_rows(Columns.of(space), ClusterRows.of(clusters))
+    rows, table = tabulate_rows(Columns.of(space), ClusterRows.of(clusters), job)
     return rows, forecast(table, job)
 
 

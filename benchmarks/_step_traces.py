@@ -14,11 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetopt.core.step_samples import StepSample, read_samples
+from hetopt.optimizer.step_time.baselines import columns
 from hetopt.optimizer.step_time.model import StepTimeModel
 from hetopt.optimizer.step_time.observed import observe
 from hetopt.optimizer.step_time.priors import PRIORS, Normal
 
 FOLDERS = ("cifar10-aws", "bert-aws", "ncf-aws", "cifar10-rtx", "bert-rtx", "ncf-rtx")
+AZURE = ("cifar10-azure", "ncf-azure")
+"""Folders that came later, with machines whose workers exchange through the host."""
+
+EVERY = (*FOLDERS, *AZURE)
+
 PROTOCOLS = ("no probe", "one probe", "three probes", "10 % of rows")
 PROBES = {"one probe": 1, "three probes": 3}
 
@@ -59,6 +65,18 @@ def read(root: Path, folder: str, name: str) -> Samples:
     path = root / folder / f"{name}.jsonl"
     with path.open(encoding="utf-8") as lines:
         return read_samples(lines, origin=str(path))
+
+
+def as_columns(samples: Samples) -> dict[str, list[float]]:
+    """The samples as `benchmarks._adaptdl` takes them."""
+    workers, nodes, batch = columns(samples)
+    return {
+        "workers": workers.tolist(),
+        "nodes": nodes.tolist(),
+        "batch": batch.tolist(),
+        "step_time_s": [sample.step_time_s for sample in samples],
+        "sync_time_s": [sample.sync_time_s or 0.0 for sample in samples],
+    }
 
 
 def tasks(root: Path, folder: str, priors: dict[str, Normal] | None = None) -> list[Task]:

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from benchmarks._outcome import Results, options, publish, quartiles, run_benchmark
 from hetopt.cli import render
-from hetopt.cli.watch import EVERY_S, Watched, picture
+from hetopt.cli.watch import EVERY_S, picture
 from hetopt.core.events.fold import RunHistory
 from hetopt.core.events.log import EVENTS_FILE
 from hetopt.core.events.reader import read_log
@@ -30,6 +30,7 @@ from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal
 from hetopt.optimizer.recommendation.recommend import Options, recommend
+from hetopt.reports.live_run import LiveRun
 from hetopt.reports.page.page import page
 from hetopt.reports.page.series import series
 from hetopt.reports.report import make_report
@@ -105,14 +106,14 @@ def watch_share(folder: Path, launch: Launch, pictures: int) -> float:
     growing = folder / "growing"
     growing.mkdir(exist_ok=True)
     (growing / EVENTS_FILE).write_text("\n".join([*lines[:2], ""]), encoding="utf-8")
-    watched = Watched.of(growing, launch)
+    watched = LiveRun.of(growing, launch)
     console = Console(file=io.StringIO(), width=120, force_terminal=True)
     shares = []
     for start in range(2, len(lines), 2):
         with (growing / EVENTS_FILE).open("a", encoding="utf-8") as stream:
             stream.write("\n".join([*lines[start : start + 2], ""]))
         begun_s = time.process_time()
-        watched.read(time_factor=1.0)
+        watched.read()
         console.print(render.drawn(picture("run", "running", watched, launch, now_s=2000.0)))
         shares.append((time.process_time() - begun_s) / EVERY_S)
     return quartiles(shares)[1]

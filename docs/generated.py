@@ -1,17 +1,20 @@
 """Writes the pages of the documentation that are made from the code: ``python docs/generated.py``.
 
-Commands from their own help, measurements (here and in the README) from the committed results, and the difference
-between the two forms of the example script. A test compares them with what is committed.
+Commands from their own help, measurements (here and in the README) from the committed results, what is believed of AWS
+from where it stands in the code, and the difference between the two forms of the example script. A test compares them
+with what is committed.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import json
 import os
 import string
-import subprocess
+import sys
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +23,37 @@ README = DOCS.parent / "README.md"
 BENCHMARKS = DOCS.parent / "benchmarks"
 RESULTS = BENCHMARKS / "results"
 AGES = BENCHMARKS / "ages.json"
-"""How many commits there were since each result was measured, as counted when the pages were last made."""
+"""How many commits there were since each result was measured, and lines changed of what it runs, as counted when the
+pages were last made."""
 SCRIPT = DOCS.parent / "examples" / "script"
 WIDTH = 100
 
 HEADLINES = {
-    "newcomer": "From a copy of the repository to the first report, by [ten minutes](docs/quickstart.md): "
+    "decisions": "The cheapest cluster that meets a throughput, chosen for eight public jobs by predicted steps with "
+    "one and two nodes profiled, costs {no_probe_extra_cost_hetopt:.1%} more worker-seconds than the best by the "
+    "measured steps, and misses the throughput in {no_probe_missed_hetopt:.1%} of the choices (Ernest "
+    "{no_probe_extra_cost_ernest:.1%} and {no_probe_missed_ernest:.1%}, Scavenger "
+    "{no_probe_extra_cost_scavenger:.1%} and {no_probe_missed_scavenger:.1%}, AdaptDL "
+    "{no_probe_extra_cost_pollux_adaptdl_own_code:.1%} and {no_probe_missed_pollux_adaptdl_own_code:.1%}; noise alone "
+    "costs {extra_cost_seen_all_rows:.1%}); with one larger cluster measured {one_probe_extra_cost_hetopt:.1%} and "
+    "{one_probe_missed_hetopt:.1%} (Ernest {one_probe_extra_cost_ernest:.1%} and {one_probe_missed_ernest:.1%}, "
+    "AdaptDL {one_probe_extra_cost_pollux_adaptdl_own_code:.1%} and {one_probe_missed_pollux_adaptdl_own_code:.1%})",
+    "newcomer": "From a copy of the repository to the first report, by the page *Ten minutes*: "
     "{total_s:.0f} s. hetopt's own part is {own_s:.0f} s, the rest installs packages",
     "command_line": "A plan over the whole catalogue, as a whole process: {recommend_s:.1f} s; `hetopt --help`: "
     "{help_s:.2f} s; an interpreter that does nothing: {python_start_s:.3f} s",
     "search": "By hetopt's own model of time and cost, plans of two machine types cost at worst "
     "{mixes_regret_worst:.2%} more than the best, by enumeration; what a wrong model costs in money is not in this "
     "figure",
+    "chance": "The chance in a plan's headline: over {plans:.0f} random plans simulated event by event, limits are "
+    "kept within {error_median:.1%} (median) as often as said, and {shortfall_worst_plan:.1%} less often at worst",
     "prediction": "Steps on a GPU cluster that took no part in the fit are {no_probe_median_cluster_held_out:.0%} off "
     "in the median without a measurement there (the 90% intervals held {lowest_coverage_cluster_held_out:.0%} of the "
     "steps of the worst cluster), and {one_probe_median_cluster_held_out:.1%} after one (Ernest "
-    "{one_probe_median_ernest:.1%}, AdaptDL {one_probe_median_adaptdl:.1%}). On the six public clusters from which "
-    "the priors' shapes were read off: {no_probe_median:.1%} without one (Ernest {no_probe_median_ernest:.1%}, "
-    "AdaptDL {no_probe_median_adaptdl:.0%}). Run times of the demo are {demo_median_absolute_error:.1%} off, "
+    "{one_probe_median_ernest_every:.1%}, AdaptDL {one_probe_median_adaptdl_every:.1%}). On the six public "
+    "folders from which the priors' shapes were read off: {no_probe_median:.1%} without one (Ernest "
+    "{no_probe_median_ernest:.1%}, AdaptDL {no_probe_median_adaptdl:.0%}). Run times of the demo "
+    "are {demo_median_absolute_error:.1%} off, "
     "{demo_worst_absolute_error:.0%} at worst (by steps times the profiled step time "
     "{demo_median_absolute_error_by_hand:.0%})",
     "convergence": "Steps to a target at a batch size that was left out are {bert_levels_median_error:.1%} (BERT), "
@@ -69,6 +85,11 @@ HEADLINES = {
     "choice in hindsight, {auto_over_best_fixed_with_settling_worst_phase:.2f} times with the time it needs to find "
     "out ({auto_over_best_fixed_worst_phase:.2f} where choices that by its own estimate cost over a tenth more steps "
     "are left out)",
+    "auto": "On seven simulated networks, jobs under `--compression auto` take {over_best_mean:.2f} times as long "
+    "to a target as with the best fixed choice in hindsight (geometric mean; median {over_best_median:.2f}, worst "
+    "{over_best_worst:.2f}, where the best choice loses more steps than `auto` risks), and at worst "
+    "{over_dense_worst:.3f} times as long as dense training; its predecessor took {before_over_best_mean:.2f} "
+    "({before_over_best_median:.2f}, {before_over_best_worst:.2f}) and {before_over_dense_worst:.3f} times",
     "sync": "SelSync with a threshold that hetopt chooses (`auto`, a share of 0.2), averages in 8 bits and half as "
     "many steps more reaches the quality of BSP (32 bits, no more steps) {resnet_speed_up_at_5x:.1f} times as fast "
     "where communication takes five times as long as computing, {resnet_speed_up_at_20x:.1f} times where it takes "
@@ -92,7 +113,29 @@ HEADLINES = {
     "report_page": "The page of a run of 100,000 steps on 16 workers is made in {dense_page_s:.1f} s, or "
     "{usual_page_s:.1f} s with the usual log; watching a run takes {watch_core_share:.2%} of a core",
 }
-"""What the README tells of each benchmark, in this order; without committed figures, nothing."""
+"""A sentence of each benchmark, in this order; without committed figures, nothing."""
+
+FRONT = {
+    "decisions": "The cheapest cluster for a throughput, chosen by predicted steps and judged by measured ones on "
+    "eight public jobs: {no_probe_extra_cost_hetopt:.0%} over the best ({extra_cost_seen_all_rows:.0%} is noise), "
+    "with {no_probe_missed_hetopt:.0%} of the throughputs missed (Ernest {no_probe_extra_cost_ernest:.0%} and "
+    "{no_probe_missed_ernest:.0%}, AdaptDL {no_probe_extra_cost_pollux_adaptdl_own_code:.0%} and "
+    "{no_probe_missed_pollux_adaptdl_own_code:.0%})",
+    "prediction": "Step times on a GPU cluster that took no part in the fit are {no_probe_median_cluster_held_out:.0%} "
+    "off in the median without a measurement there, and {one_probe_median_cluster_held_out:.1%} after one (Ernest "
+    "{one_probe_median_ernest_every:.1%}, AdaptDL {one_probe_median_adaptdl_every:.1%})",
+    "transfer": "Throughput on a GPU where the job never ran, from one other GPU, is {one_measured_median:.0%} off in "
+    "the median and {one_measured_p90:.0%} in one of ten cases (by memory bandwidth {median_by_bandwidth:.0%} and "
+    "{p90_by_bandwidth:.0%})",
+    "balance": "Emulated workers of 2, 17 and 20 cores train {speed_up_2_17_20:.1f} times as fast as with equal "
+    "batches, {share_of_ideal_2_17_20:.0%} of the ideal. Equal workers need "
+    "{equal_workers_over_ddp_small_network:.2f}, {equal_workers_over_ddp_resnet20:.2f} and "
+    "{equal_workers_over_ddp_4_m_parameters:.2f} of the time of DistributedDataParallel on three networks",
+    "spot_rehearsal": "On a recorded spot cluster whose machines die and return, training comes to "
+    "{notice_of_oracle_0:.0%} of what one could who knew the recording, under torchrun with snapshots to "
+    "{torchrun_of_oracle_0:.0%}",
+}
+"""What the README tells: of each promise (the number is right, the plan is the best, the run keeps it), shortly."""
 
 
 ABOUT_MEASURED = (
@@ -117,9 +160,15 @@ def commands() -> str:
     import click
     import typer.main
 
+    from hetopt.cli.help_screen import show_all
     from hetopt.cli.main import app
 
-    parts = ["# Commands", "", "Made from `hetopt COMMAND --help`. Options may stand before or behind arguments.", ""]
+    parts = [
+        "# Commands",
+        "",
+        "Made from `hetopt COMMAND --help-all`. Options may stand before or behind arguments.",
+        "",
+    ]
 
     def add(command: click.Command, path: list[str], parent: click.Context | None) -> None:
         context = click.Context(
@@ -127,6 +176,7 @@ def commands() -> str:
         )
         if len(path) > 1:
             parts.extend([f"{'#' * len(path)} {' '.join(path)}", ""])
+        show_all(context)
         text = command.get_help(context)
         parts.extend(["```text", "\n".join(line.rstrip() for line in text.splitlines()), "```", ""])
         for name, below in getattr(command, "commands", {}).items():
@@ -147,6 +197,7 @@ def measured() -> str:
     ages = _ages()
     if unmeasured := sorted({path.stem for path in BENCHMARKS.glob("[!_]*.py")} - {path.stem for path in _results()}):
         parts += [f"**Without a committed result:** {', '.join(unmeasured)}.", ""]
+    parts += ["## In a sentence each", "", headlines(), ""]
     for path in _results():
         told = json.loads(path.read_text(encoding="utf-8"))
         goals, baselines = told.get("goals", {}), told.get("baselines", {})
@@ -155,7 +206,7 @@ def measured() -> str:
         parts += [
             f"## {told['benchmark']}",
             "",
-            f"`{_command(told)}`, {_when(told, ages)}: {verdict}.",
+            f"`{_command(told)}`, {_when(told, ages)}{_changed(told)}: {verdict}.",
             *_other_parts(told),
             "",
             "| figure | value | goal |",
@@ -167,11 +218,11 @@ def measured() -> str:
     return "\n".join(parts)
 
 
-def headlines() -> str:
-    """What the README tells of the committed results, a line each."""
+def headlines(templates: Mapping[str, str] = HEADLINES) -> str:
+    """A sentence of each of these benchmarks that has a committed result."""
     lines = []
     ages = _ages()
-    for name, template in HEADLINES.items():
+    for name, template in templates.items():
         path = RESULTS / f"{name}.json"
         told = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"figures": {}, "baselines": {}}
         figures = {**told["figures"], **told["baselines"]}
@@ -211,15 +262,106 @@ def conversion(prefix: str = "") -> str:
     )
 
 
+ABOUT_EVIDENCE = (
+    "Made from `hetopt/backends/ec2/facts.py`, the codes in `renter/errors.py`, the quotas in "
+    "`optimizer/market/quota.py`, the prices in `catalogs/aws/billing.json` and `tests/ec2/reviewed_members.py`. No "
+    "account was at hand when hetopt was written: what it believes of AWS stands on documents, on answers that other "
+    "people recorded, and on their code. Each belief says on which, and when that was read; a test fails on a constant "
+    "of AWS's that stands anywhere else. **Doctor** is the check of `hetopt doctor PLAN` that asks AWS itself before "
+    "anything is rented; where there is none, only a run can show it."
+)
+
+ABOUT_PARTS = {
+    "images": "Images",
+    "boot": "A machine that boots",
+    "machines": "Machines, as EC2 tells of them",
+    "calls": "Calls",
+    "storage": "Storage",
+    "money": "Money",
+    "rights": "Rights",
+}
+
+
+def evidence() -> str:
+    """The page of everything that is believed of AWS, with its sources."""
+    import runpy
+
+    from hetopt.backends.ec2 import facts
+    from hetopt.backends.ec2.renter.errors import TABLE
+    from hetopt.optimizer.market.quota import QUOTAS_SEEN, named_quotas
+
+    parts = ["# Evidence", "", textwrap.fill(ABOUT_EVIDENCE, 119, break_on_hyphens=False), ""]
+    for about, title in ABOUT_PARTS.items():
+        parts += [f"## {title}", "", "| what is believed | value | read | where | doctor |", "|---|---|---|---|---|"]
+        for found in facts.all_facts().values():
+            if found.about == about:
+                value = "" if found.value is True else _code(found.value)
+                parts.append(f"| {found.means} | {value} | {found.read} | {_cell(found.source)} | {found.doctor} |")
+        parts.append("")
+    parts += ["## Codes of refusals", "", "| codes | what is done | where |", "|---|---|---|"]
+    done = {
+        "again": "the same call, later",
+        "elsewhere": "another pool, at once",
+        "passing": "waited for, where it passes",
+        "stop": "told",
+    }
+    parts += [f"| {_code(row.codes)} | {done[row.reaction]} | {_cell(row.source)} |" for row in TABLE]
+    parts += ["", "## Quotas", "", textwrap.fill(f"{QUOTAS_SEEN[0].upper()}{QUOTAS_SEEN[1:]}.", 119), ""]
+    parts += ["| code | name | a new account has |", "|---|---|---:|"]
+    parts += [f"| `{one.code}` | {_cell(one.name)} | {one.default} |" for one in named_quotas()]
+    parts += ["", "## Prices of what comes with a machine", "", "| term | value | read | where |", "|---|---|---|---|"]
+    for name, term in _terms():
+        parts.append(f"| {name.replace('_', ' ')} | {term.value:g} {term.unit} | {term.date} | {_cell(term.source)} |")
+    read = runpy.run_path(str(DOCS.parent / "tests" / "ec2" / "reviewed_members.py"))
+    parts += [
+        "",
+        "## Members of calls",
+        "",
+        textwrap.fill(
+            f"Every member that is sent was read in the API's documentation ({read['READ']}); a test fails on one that "
+            "was not. These name a condition:",
+            119,
+        ),
+        "",
+        "| call | member | why it holds |",
+        "|---|---|---|",
+        *(f"| {call} | {member} | {_cell(why)} |" for (call, member), why in read["ON_CONDITION"].items()),
+        "",
+    ]
+    return "\n".join(parts)
+
+
+def _terms() -> list[tuple[str, Any]]:
+    """The figures of the bill, by their names."""
+    from hetopt.optimizer.cost.billing import Term, load_billing
+
+    found = ((one.name, getattr(load_billing(), one.name)) for one in dataclasses.fields(load_billing()))
+    return [(name, term) for name, term in found if isinstance(term, Term)]
+
+
+def _code(value: object) -> str:
+    """A value of AWS's as it is written there."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {_code(one)}" for name, one in value.items())
+    if isinstance(value, tuple | frozenset):
+        return ", ".join(_code(one) for one in (value if isinstance(value, tuple) else sorted(value)))
+    return f"`{_cell(str(value))}`"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
 def pages() -> dict[Path, str]:
     """The text of every page that is made, or partly made, by its file."""
     own = DOCS / "your-own-code.md"
     return {
         DOCS / "commands.md": commands(),
+        DOCS / "evidence.md": evidence(),
         DOCS / "measured.md": measured(),
         own: _filled(own, "conversion", conversion()),
         DOCS / "from-ddp.md": _filled(DOCS / "from-ddp.md", "ddp", conversion("ddp_")),
-        README: _filled(README, "measured", headlines()),
+        README: _filled(README, "measured", headlines(FRONT)),
     }
 
 
@@ -241,26 +383,30 @@ def _when(told: dict[str, Any], ages: dict[str, int]) -> str:
     return f"{told['date']}, commit {told['commit']}{behind}"
 
 
+def _changed(told: dict[str, Any]) -> str:
+    """How much of what it runs has changed since then."""
+    counted = json.loads(AGES.read_text(encoding="utf-8")).get("lines_changed", {}).get(told["benchmark"])
+    return (
+        "" if counted is None or not counted[0] else f" (of {counted[1]:,} lines that it runs {counted[0]:,} changed)"
+    )
+
+
 def _ages() -> dict[str, int]:
     return dict(json.loads(AGES.read_text(encoding="utf-8"))["commits_since"])
 
 
 def count_ages() -> None:
-    """Write how many commits came after the one that each result measured; nothing outside a repository."""
-    since = {}
-    for path in _results():
-        told = json.loads(path.read_text(encoding="utf-8"))
-        counted = subprocess.run(
-            ["git", "rev-list", "--count", f"{told['commit'].removesuffix('-dirty')}..HEAD"],
-            cwd=DOCS,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if counted.returncode != 0:
-            return
-        since[told["benchmark"]] = int(counted.stdout)
-    AGES.write_text(json.dumps({"commits_since": since}, indent=2) + "\n", encoding="utf-8")
+    """Write how many commits came after the one that each result measured, and how many lines of what it runs they
+    changed; nothing outside a repository."""
+    sys.path.insert(0, str(DOCS.parent))
+    from benchmarks._freshness import ages
+
+    found = ages()
+    if len(found) < len(_results()):
+        return
+    since = {age.benchmark: age.commits for age in found}
+    lines = {age.benchmark: [age.lines, age.of_lines] for age in found}
+    AGES.write_text(json.dumps({"commits_since": since, "lines_changed": lines}, indent=2) + "\n", encoding="utf-8")
 
 
 def _command(told: dict[str, Any]) -> str:

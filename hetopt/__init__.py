@@ -17,7 +17,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hetopt.api.catalogs import gpus as gpus
     from hetopt.api.converting import convert as convert
+    from hetopt.api.dashboard import serve as serve
+    from hetopt.api.estimating import Estimate as Estimate
+    from hetopt.api.estimating import estimate as estimate
     from hetopt.api.launching import launch as launch
     from hetopt.api.launching import resume as resume
     from hetopt.api.planning import recommend as recommend
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
     __version__: str
 
 _HOMES = {
+    "Estimate": "hetopt.api.estimating",
     "HetoptError": "hetopt.core.errors",
     "Plan": "hetopt.optimizer.plan",
     "Profile": "hetopt.core.profile",
@@ -49,16 +54,20 @@ _HOMES = {
     "TaskData": "hetopt.trainer.task",
     "check": "hetopt.api.profiling",
     "convert": "hetopt.api.converting",
+    "estimate": "hetopt.api.estimating",
+    "gpus": "hetopt.api.catalogs",
     "launch": "hetopt.api.launching",
     "profile": "hetopt.api.profiling",
     "recommend": "hetopt.api.planning",
     "report": "hetopt.api.reporting",
     "resume": "hetopt.api.launching",
+    "serve": "hetopt.api.dashboard",
     "session": "hetopt.trainer.session",
 }
 """Where each name of the library is defined."""
 
 __all__ = [
+    "Estimate",
     "HetoptError",
     "Plan",
     "Profile",
@@ -71,11 +80,14 @@ __all__ = [
     "__version__",
     "check",
     "convert",
+    "estimate",
+    "gpus",
     "launch",
     "profile",
     "recommend",
     "report",
     "resume",
+    "serve",
     "session",
 ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -15,6 +15,7 @@ from hetopt.core.comm.cost import Operation, Primitive
 from hetopt.core.errors import BadInput
 from hetopt.core.least_squares import robust_non_negative
 from hetopt.core.memory import MemoryLine, fit_memory
+from hetopt.core.precision import Precision
 from hetopt.core.profile import CompressorCost, Device, GainPoint, Link, Profile
 from hetopt.optimizer.convergence.convergence import Convergence, fit_convergence
 
@@ -78,11 +79,18 @@ class CompressorLine:
     compress_s: tuple[float, ...]
     decompress_s: tuple[float, ...]
 
+    def parts_s(self, ratio: float) -> tuple[float, float]:
+        """Seconds to compress one gradient, and to decompress each payload."""
+        at = math.log(ratio)
+        return (
+            float(np.interp(at, self.log_ratios, self.compress_s)),
+            float(np.interp(at, self.log_ratios, self.decompress_s)),
+        )
+
     def time_s(self, ratio: float, payloads: int) -> float:
         """Seconds to compress one gradient and to decompress ``payloads`` of them."""
-        at = math.log(ratio)
-        compress = float(np.interp(at, self.log_ratios, self.compress_s))
-        return compress + payloads * float(np.interp(at, self.log_ratios, self.decompress_s))
+        compress_s, each_s = self.parts_s(ratio)
+        return compress_s + payloads * each_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,8 +186,14 @@ class GainCurve:
 
 @dataclass(frozen=True, kw_only=True)
 class FittedModel:
-    """Everything that a prediction needs to know about the job and the machine it was measured on."""
+    """Everything that a prediction needs to know about the job and the machine it was measured on.
 
+    Attributes:
+        whole: the profile as it was given.
+        profile: what of it is of the model's precision.
+    """
+
+    whole: Profile
     profile: Profile
     devices: tuple[FittedDevice, ...]
     host_links: dict[Primitive, LinkModel]
@@ -203,12 +217,30 @@ class FittedModel:
     @cached_property
     def whole_host(self) -> FittedDevice:
         """The device with the host to itself, or the least divided one."""
-        return min(self.devices, key=lambda fitted: (fitted.device.workers_per_host, fitted.device.precision != "fp32"))
+        return min(self.devices, key=lambda fitted: fitted.device.workers_per_host)
+
+    @property
+    def precision(self) -> Precision:
+        """That its steps are of."""
+        return self.reference.device.precision
+
+    def computing_in(self, precision: Precision) -> FittedModel:
+        """The same job in another precision; in this one where that was not measured."""
+        if precision == self.precision or precision not in self.whole.precisions:
+            return self
+        return replace(fit(self.whole, precision), convergence=self.convergence)
 
 
-def fit(profile: Profile) -> FittedModel:
-    """Fit all models of a profile. What was not measured stays out, and is a prior's business (`transfer`)."""
+def fit(profile: Profile, precision: Precision | None = None) -> FittedModel:
+    """Fit all models of a profile. What was not measured stays out, and is a prior's business (`transfer`).
+
+    Args:
+        profile: what was measured.
+        precision: that steps are of; absent: the profile's first.
+    """
+    whole, profile = profile, profile.computing_in(precision or profile.precisions[0])
     return FittedModel(
+        whole=whole,
         profile=profile,
         devices=tuple(fit_device(device) for device in profile.devices),
         host_links=fit_links([link for link in profile.links if link.scope == "host"]),
@@ -235,7 +267,7 @@ def fit_device(device: Device) -> FittedDevice:
             fixed_s=fixed * mean_to_median,
             per_sample_s=per_sample * mean_to_median,
             floor_s=floor * mean_to_median,
-            log_sd=log_sd,
+            log_sd=device.counted_log_sd or log_sd,
             jitter=jitter,
         ),
         load_per_sample_s=min(statistics.median(loads), per_sample),

@@ -7,15 +7,18 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from hetopt.core.artifact import Artifact, Record
+from hetopt.core.artifact import Artifact, Record, RecordLeavingOut
+from hetopt.core.batch_partition import WorkerTime
 from hetopt.core.formatting import chance, cluster, count, duration, usd
 from hetopt.core.html_table import html_table
+from hetopt.core.policy_settings import Settings
+from hetopt.core.precision import Precision
 from hetopt.core.profile import Profile
 from hetopt.core.run_spec import BatchPolicy, Compression, RatioPolicyName, RunSpec, StopRule
 from hetopt.core.synchronization import Synchronization
 
 Market = Literal["spot", "on-demand"]
-Evidence = Literal["measured", "interpolated", "extrapolated"]
+Evidence = Literal["measured", "interpolated", "extrapolated", "counted"]
 
 
 Objective = Literal["balanced", "fastest", "cheapest"]
@@ -29,19 +32,40 @@ of the gradient while training goes on."""
 class Assumptions(Record):
     """What the forecast took for one machine of a group: a worker's computation in a step, and the way to a neighbour.
 
-    A step of ``b`` samples takes ``max(floor_s, fixed_s + per_sample_s * b)``.
+    A step of ``b`` samples takes ``max(floor_s, fixed_s + per_sample_s * b)``; where that is more than a micro-batch,
+    each of them takes that for its samples, but for ``once_s``, which a step takes once.
     """
 
     fixed_s: NonNegativeFloat
     per_sample_s: PositiveFloat
     floor_s: NonNegativeFloat = 0.0
     max_samples: PositiveInt | None = Field(default=None, description="what a worker's memory holds")
+    micro_batch: PositiveInt | None = Field(
+        default=None, description="samples that are computed together at most; absent: all of a local batch"
+    )
+    once_s: NonNegativeFloat = Field(default=0.0, description="of the fixed part, the optimizer's update")
     link_latency_s: NonNegativeFloat = Field(description="of one message of the plan's collective")
     link_bytes_per_s: PositiveFloat = Field(description="that its collective reaches")
 
-    def time_s(self, samples: int) -> float:
+    @property
+    def together(self) -> int | None:
+        """Samples that a worker's memory holds at once; None: all that the plan may give it."""
+        return self.micro_batch or self.max_samples
+
+    @property
+    def time(self) -> WorkerTime:
         """Computation of one worker in a step."""
-        return max(self.floor_s, self.fixed_s + self.per_sample_s * samples)
+        return WorkerTime(
+            fixed_s=self.fixed_s,
+            per_sample_s=self.per_sample_s,
+            floor_s=self.floor_s,
+            micro_batch=self.micro_batch,
+            once_s=min(self.once_s, max(self.floor_s, self.fixed_s)),
+        )
+
+    def time_s(self, samples: int) -> float:
+        """Of so many samples, seconds."""
+        return self.time.time_s(samples)
 
 
 class Watched(Record):
@@ -57,6 +81,24 @@ class Watched(Record):
         """'3 losses in 41 instance-hours'."""
         losses, hours = f"{self.losses} loss{'es' * (self.losses != 1)}", count(self.instance_hours)
         return f"{losses} in {hours} instance-hour{'s' * (self.instance_hours != 1)}"
+
+
+class Earlier(Record):
+    """What earlier runs said of a machine type before a plan was made: its computation, against what was foreseen."""
+
+    runs: PositiveInt
+    jobs: PositiveInt = Field(description="that they trained")
+    log_factor: float = Field(description="on the time of computation, as it was counted in")
+    log_sd: NonNegativeFloat = Field(description="how well that is then known")
+    until: str = Field(description="day of the last of it, ISO 8601")
+
+    @property
+    def in_words(self) -> str:
+        """'2 runs of 1 job until 2026-11-26: 8 % slower than foreseen'."""
+        change = math.expm1(self.log_factor)
+        runs, jobs = (f"{n} {word}{'s' * (n != 1)}" for n, word in ((self.runs, "run"), (self.jobs, "job")))
+        said = f"{abs(change):.0%}".replace("%", " %")
+        return f"{runs} of {jobs} until {self.until}: {said} {'slower' if change > 0 else 'quicker'} than foreseen"
 
 
 class Hardware(Record):
@@ -78,6 +120,35 @@ class Hardware(Record):
         return f"{many}{self.gpu}{memory}"
 
 
+class MachineMemory(Record):
+    """Bytes that one worker of a machine type holds, by counted tensors; on a CPU the peak is that of its process."""
+
+    instance_type: str
+    device: str = Field(description="its GPU, or 'main memory'")
+    device_bytes: PositiveInt
+    usable_bytes: PositiveInt = Field(description="for training, less the reserve of allocators and system")
+    local_batch_size: PositiveInt = Field(description="samples of a worker in a step")
+    micro_batch: PositiveInt = Field(description="of them, what is computed together")
+    largest_micro_batch: PositiveInt | None = Field(description="that fits; absent: any")
+    parameter_bytes: NonNegativeInt = Field(description="and buffers")
+    gradient_bytes: NonNegativeInt
+    optimizer_bytes: NonNegativeInt
+    residual_bytes: NonNegativeInt = Field(description="what the exchange keeps")
+    activation_bytes: NonNegativeInt = Field(description="all that a step takes beside, at this micro-batch")
+    peak_bytes: PositiveInt
+
+    @property
+    def parts(self) -> tuple[int, int, int, int, int]:
+        """Parameters, gradients, optimizer state, residuals, activations."""
+        return (
+            self.parameter_bytes,
+            self.gradient_bytes,
+            self.optimizer_bytes,
+            self.residual_bytes,
+            self.activation_bytes,
+        )
+
+
 class Group(Record):
     """Machines of one type. Every worker has its own share, as equal shares may differ by one sample."""
 
@@ -92,6 +163,7 @@ class Group(Record):
     price_is_estimate: bool
     interruption_band: str | None = Field(description="share of machines interrupted in a month, such as '<5%'")
     watched: Watched | None = Field(default=None, description="what the belief of losses rests on beside the prior")
+    earlier: Earlier | None = Field(default=None, description="what earlier runs said of the type, counted in")
     local_batch_sizes: tuple[PositiveInt, ...] = Field(description="one for each worker of the group")
     evidence: Evidence = Field(description="where the group's step time comes from")
     hardware: Hardware | None = Field(default=None, description="absent in plans of versions that did not write it")
@@ -104,6 +176,20 @@ class Group(Record):
         if len(self.local_batch_sizes) != self.machines * self.workers_per_machine:
             raise ValueError("local_batch_sizes must have one entry for each worker of the group")
         return self
+
+    @property
+    def micro_batch_in_words(self) -> str | None:
+        """'takes micro-batches of 32 samples, to fit 16 GiB', where memory does not hold a whole local batch at once.
+
+        None: it does.
+        """
+        part = None if self.assumed is None else self.assumed.micro_batch
+        if part is None or max(self.local_batch_sizes) <= part:
+            return None
+        has = self.hardware
+        size = None if has is None else has.memory_gib if has.gpu is None else has.gpu_memory_gib
+        fits = "its memory" if size is None else f"{size:.3g} GiB"
+        return f"takes micro-batches of {part} sample{'s' * (part != 1)}, to fit {fits}"
 
 
 class Range(Record):
@@ -139,19 +225,44 @@ class Prediction(Record):
     steps_source: str
     training_s: Range = Field(description="steps times step time, evaluations included")
     startup_s: NonNegativeFloat = Field(description="from the request to the first step")
+    data_transfer_usd: NonNegativeFloat = Field(
+        default=0, description="of the data set from another region, before the launch; in the cost"
+    )
     total_s: Range
     cost_usd: Range
     cost_terms: tuple[CostTerm, ...]
 
+    @property
+    def bill(self) -> tuple[CostTerm, ...]:
+        """The terms as people are shown them: several that are each below a hundredth of the bill are one."""
+        whole = sum(term.usd for term in self.cost_terms)
+        small = [term for term in self.cost_terms if term.usd < SMALL * whole]
+        if len(small) < 2:
+            return self.cost_terms
+        large = tuple(term for term in self.cost_terms if term not in small)
+        names = ", ".join(term.name for term in small)
+        return (
+            *large,
+            CostTerm(name="the rest", usd=sum(term.usd for term in small), basis=f"{names}: below 1 % each"),
+        )
 
-class Candidate(Record):
+
+SMALL = 0.01
+"""Of a bill: what is less is not worth a line of its own."""
+
+
+class Candidate(RecordLeavingOut):
     """A cluster and its prediction."""
+
+    LEFT_OUT = ("precision",)
 
     groups: tuple[Group, ...] = Field(min_length=1)
     global_batch_size: PositiveInt
     compression: Compression
     collective: str
     sync: Synchronization = Field(default=Synchronization(), description="when workers put together what they learned")
+    precision: Precision = Field(default="fp32", description="what matrices are multiplied in")
+    disk_gb: PositiveInt = Field(default=100, description="of each machine; 100 in plans that did not say")
     prediction: Prediction
 
     @model_validator(mode="after")
@@ -187,6 +298,7 @@ class QuotaNeed(Record):
     name: str
     vcpus: PositiveInt
     new_account: NonNegativeInt = Field(description="what AWS grants a new account")
+    granted: NonNegativeInt | None = Field(default=None, description="what it was planned with; absent: not known")
 
 
 class Choice(Record):
@@ -197,6 +309,10 @@ class Choice(Record):
     total_s: Range
     cost_usd: Range
     chance: NonNegativeFloat | None = Field(default=None, description="of keeping the limits; absent without any")
+    times_s: tuple[NonNegativeFloat, ...] = Field(
+        default=(), description="of equally likely runs, ascending; empty in plans of versions that did not draw them"
+    )
+    costs_usd: tuple[NonNegativeFloat, ...] = Field(default=(), description="likewise")
     quotas: tuple[QuotaNeed, ...] = ()
 
     @property
@@ -225,6 +341,16 @@ class Point(Record):
     machines: str
     total_s: NonNegativeFloat
     cost_usd: NonNegativeFloat
+
+
+class RegionOffer(Record):
+    """The best cluster of one type in a region, where regions were compared."""
+
+    region: str
+    machines: str
+    total_s: NonNegativeFloat
+    cost_usd: NonNegativeFloat = Field(description="with the data set's transfer")
+    data_transfer_usd: NonNegativeFloat = 0
 
 
 class Scenario(Record):
@@ -292,8 +418,14 @@ class Plan(Artifact):
     choices: tuple[Choice, ...] = Field(
         default=(), description="the ways to go side by side; empty in plans of versions that did not compare them"
     )
+    regions: tuple[RegionOffer, ...] = Field(
+        default=(), description="the plan's region and the next best, by clusters of one type; empty: one was asked for"
+    )
     advice: str | None = Field(default=None, description="where nothing should be rented, why")
     reasons: tuple[str, ...] = Field(default=(), description="what decided this job's plan, two or three sentences")
+    memory: tuple[MachineMemory, ...] = Field(
+        default=(), description="what a worker of each machine type holds; empty where the profile did not count it"
+    )
     explanation: tuple[str, ...] = Field(description="why it won and what would change it, a sentence each")
     searched: str = Field(description="how much of the catalogue was looked at, and how")
     insight: Sensitivity | None = Field(default=None, description="absent in plans of versions that did not look")
@@ -328,8 +460,10 @@ class Plan(Artifact):
         *,
         steps: int | None = None,
         policy: BatchPolicy | None = None,
+        batch_settings: Settings | None = None,
         compression: Compression | None = None,
         ratio_policy: RatioPolicyName | None = None,
+        ratio_settings: Settings | None = None,
         collective_policy: Literal["fixed", "cheapest"] | None = None,
     ) -> Self:
         """The same plan, to be run otherwise; what is not given stays as it was planned.
@@ -337,14 +471,18 @@ class Plan(Artifact):
         Args:
             steps: end after so many, instead of at the plan's end.
             policy: how the batch is shared.
+            batch_settings: of that, that are not the usual ones.
             compression: of gradients.
             ratio_policy: who decides how much of them is sent.
+            ratio_settings: of that, that are not the usual ones.
             collective_policy: whether the collective follows the network.
         """
         changes = {
             "batch_policy": policy,
+            "batch_settings": batch_settings,
             "compression": compression,
             "ratio_policy": ratio_policy,
+            "ratio_settings": ratio_settings,
             "collective_policy": collective_policy,
             "stop": None if steps is None else StopRule(max_steps=steps),
         }

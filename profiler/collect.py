@@ -30,11 +30,13 @@ from hetopt.core.events.probe_records import (
     PilotEvaluation,
     PilotFinished,
     PilotStarted,
+    PrecisionRefused,
     SweepEnded,
     SweepPoint,
 )
 from hetopt.core.gradient_noise import SmoothedNoise, pooled_noise
 from hetopt.core.memory import fit_memory, joined
+from hetopt.core.precision import Precision
 from hetopt.core.probe_schedule import ProbeSchedule
 from hetopt.core.profile import (
     Collective,
@@ -48,6 +50,7 @@ from hetopt.core.profile import (
     NoiseSample,
     Pilot,
     PilotSync,
+    PrecisionTrial,
     Profile,
     StepTime,
 )
@@ -59,6 +62,9 @@ R = TypeVar("R", bound=Record)
 M = TypeVar("M", bound=Measurement)
 
 LOW_GAIN_QUANTILE = 0.1
+
+USUAL: Precision = "fp32"
+"""What everything is measured in that does not depend on the precision."""
 
 
 def collect(
@@ -90,7 +96,10 @@ def collect(
             "the measurement ended before it was finished, so there is no profile.",
             hint="run `hetopt profile` again",
         )
-    points = _all(events, SweepPoint)
+    started, ends = _all(events, PilotStarted), {end.pilot: end for end in _all(events, PilotFinished)}
+    broken = diverged(started, ends)
+    left_out = {index for index, sweep in enumerate(schedule.sweeps) if sweep.precision in broken}
+    points = [point for point in _all(events, SweepPoint) if point.sweep not in left_out]
     yardsticks_s = [reading_s for point in points for reading_s in point.yardsticks_s]
     # How fast the machine was in the mean, while its steps were timed.
     usual_s = statistics.fmean(yardsticks_s) if yardsticks_s else None
@@ -105,7 +114,10 @@ def collect(
         links=_links(_all(events, LinkPoint)),
         noise=_noise(_all(events, NoiseMeasured)),
         gain=_gain(_all(events, GainMeasured), schedule.gain_ratios),
-        pilots=_pilots(_all(events, PilotStarted), _all(events, PilotEvaluation), _all(events, PilotFinished), job),
+        pilots=(pilots := _pilots([one for one in started if one.precision == USUAL], _evaluations(events), ends, job)),
+        precision_trials=_trials(
+            [one for one in started if one.precision not in (USUAL, *broken)], pilots, _evaluations(events), job
+        ),
         evaluation_s=next((cost.evaluation_s for cost in _all(events, EvaluationCost)), None),
         yardstick_s=usual_s,
         yardstick_log_sd=statistics.stdev(map(math.log, yardsticks_s)) if len(yardsticks_s) > 1 else None,
@@ -264,18 +276,84 @@ def _gain(measured: Sequence[GainMeasured], ratios: Sequence[float]) -> tuple[Ga
     )
 
 
+def _evaluations(events: Iterable[Event]) -> Mapping[int, tuple[Evaluation, ...]]:
+    """Of each pilot."""
+    found: dict[int, tuple[Evaluation, ...]] = {}
+    for one in _all(events, PilotEvaluation):
+        found[one.pilot] = (*found.get(one.pilot, ()), Evaluation(step=one.step, metric=one.metric))
+    return found
+
+
+def diverged(started: Sequence[PilotStarted], ends: Mapping[int, PilotFinished]) -> frozenset[Precision]:
+    """Precisions in which a pilot diverged that did not in the usual one: nothing is trained in them."""
+    lost = [one for one in started if one.pilot in ends and ends[one.pilot].reason == "diverged"]
+    anyway = {(one.global_batch_size, one.seed) for one in lost if one.precision == USUAL}
+    return frozenset(
+        one.precision for one in lost if one.precision != USUAL and (one.global_batch_size, one.seed) not in anyway
+    )
+
+
+def refusals(events: Sequence[Event]) -> tuple[str, ...]:
+    """Which precisions were looked at and cannot be had, and why."""
+    ends = {end.pilot: end for end in _all(events, PilotFinished)}
+    lost = diverged(_all(events, PilotStarted), ends)
+    return (
+        *(f"{one.precision} is left out: {one.reason}" for one in _all(events, PrecisionRefused)),
+        *(f"{one} is left out: a pilot diverged in it, and did not in {USUAL}" for one in sorted(lost)),
+    )
+
+
+def _trials(
+    started: Sequence[PilotStarted],
+    pilots: Sequence[Pilot],
+    evaluated: Mapping[int, Sequence[Evaluation]],
+    job: Job,
+) -> tuple[PrecisionTrial, ...]:
+    """Each beside the pilot of the usual precision that began with the same weights and saw the same batches.
+
+    They are compared where both came to have the same value of the metric: the target, or as good as the worse of the
+    two became.
+    """
+    usual = {(one.global_batch_size, one.seed): one for one in pilots if one.sync is None}
+    better = max if job.target_higher_is_better else min
+    worse = min if job.target_higher_is_better else max
+    trials = []
+    for start in started:
+        other, own = usual.get((start.global_batch_size, start.seed)), evaluated.get(start.pilot, ())
+        if other is None or not own:
+            continue
+        level = worse(*(better(one.metric for one in evaluations) for evaluations in (own, other.evaluations)))
+        level = worse(level, job.target_value)
+        steps, usual_steps = (
+            steps_to_target(evaluations, target=level, higher_is_better=job.target_higher_is_better)
+            for evaluations in (own, other.evaluations)
+        )
+        if steps is not None and usual_steps is not None:
+            trials.append(
+                PrecisionTrial(
+                    precision=start.precision,
+                    global_batch_size=start.global_batch_size,
+                    seed=start.seed,
+                    steps=steps,
+                    usual_steps=usual_steps,
+                )
+            )
+    return tuple(trials)
+
+
 def _pilots(
-    started: Sequence[PilotStarted], evaluated: Sequence[PilotEvaluation], finished: Sequence[PilotFinished], job: Job
+    started: Sequence[PilotStarted],
+    evaluated: Mapping[int, tuple[Evaluation, ...]],
+    ends: Mapping[int, PilotFinished],
+    job: Job,
 ) -> tuple[Pilot, ...]:
     """Pilots that were evaluated at least once after they began; others say nothing about convergence."""
-    pilots, ends = [], {end.pilot: end for end in finished}
+    pilots = []
     for start in started:
         end = ends.get(start.pilot)
         if start.sync is not None and (end is None or not end.synchronised):
             continue  # its workers never met
-        evaluations = tuple(
-            Evaluation(step=one.step, metric=one.metric) for one in evaluated if one.pilot == start.pilot
-        )
+        evaluations = evaluated.get(start.pilot, ())
         if not any(evaluation.step > 0 for evaluation in evaluations):
             continue
         pilots.append(

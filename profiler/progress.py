@@ -50,7 +50,7 @@ def progress(events: Sequence[Event], schedule: ProbeSchedule) -> Progress:
                 text = f"{str(event.get('collective')).replace('_', '-')} of {_whole(event, 'payload_bytes'):,} bytes"
                 done = max(done, SWEEP_SHARE + 0.05)
             case m.PilotStarted.EVENT:
-                under = f", {event['sync']}" if event.get("sync") else ""
+                under = f", {event['sync']}" if event.get("sync") else _in(event.get("precision"))
                 text = f"pilot at batch {event.get('global_batch_size')}{under}"
                 done = max(done, 1 - PILOT_SHARE)
             case m.PilotEvaluation.EVENT:
@@ -66,7 +66,11 @@ def progress(events: Sequence[Event], schedule: ProbeSchedule) -> Progress:
 
 def _workers(schedule: ProbeSchedule, sweep: int) -> str:
     workers = schedule.sweeps[sweep].concurrent_workers
-    return "1 worker" if workers == 1 else f"{workers} workers at once"
+    return ("1 worker" if workers == 1 else f"{workers} workers at once") + _in(schedule.sweeps[sweep].precision)
+
+
+def _in(precision: object) -> str:
+    return "" if precision in (None, "fp32") else f" in {precision}"
 
 
 def _number(event: Event, name: str) -> float:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import ipaddress
 import os
 import signal
 import socket
+import tempfile
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 from hypothesis import settings
 
 from tests.disturbance import MOST_STOLEN, CoreTime
+from tests.forked_hosts import forked_hosts
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 DATA_VARIABLE = "HETOPT_SHARED_DATA"
@@ -33,7 +36,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 # A busy machine is slow, not wrong: examples have no deadline of their own (tests have one, see pyproject.toml).
 # New examples are tried in every run, so that few of them a run are many in a week; `--slow` tries many at once.
-settings.register_profile("hetopt", deadline=None, max_examples=20)
+settings.register_profile("hetopt", deadline=None, max_examples=10)
 settings.register_profile("slow", deadline=None, max_examples=200)
 settings.load_profile("hetopt")
 
@@ -60,6 +63,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+
+
+@pytest.fixture
+def own_leftovers() -> Iterator[None]:
+    """What killed rehearsals leave behind is the machine's: no other test leaves any, or sweeps, meanwhile."""
+    with (Path(tempfile.gettempdir()) / "hetopt-tests-leftovers.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.hookimpl(wrapper=True)
@@ -110,6 +121,12 @@ def _heard_interrupts() -> Iterator[None]:
     yield
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _hosts_are_forks(_hermetic: None) -> Iterator[None]:
+    with forked_hosts():
+        yield
 
 
 def _guarded(connect: Callable[[socket.socket, Any], Any]) -> Callable[[socket.socket, Any], Any]:

@@ -7,22 +7,86 @@ import os
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, chdir
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
 
+from hetopt.backends.local import QUIET_TORCH
 from hetopt.core.forks import WORKERS_NEED, ForkServer
 from tests.disturbance import PATIENCE_S
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
+ALSO_NEEDED = (
+    "hetopt.trainer.session",
+    "hetopt.trainer.host.agent",
+    "hetopt.backends.emulation.conductor",
+    "hetopt.profiler.probe",
+    "hetopt.profiler.script.child",
+    "hetopt.profiler.script.gradients",
+    "hetopt.trainer.torchrun",
+    "tests.ready_to_fork",
+    "torch.distributed.launcher.api",
+)
+"""By scripts, by those who host workers, and by those who rehearse."""
+
 
 @cache
 def server() -> ForkServer:
     """One for all tests of this process."""
-    server = ForkServer.importing((*WORKERS_NEED, "hetopt.trainer.session"), {**os.environ, "OMP_NUM_THREADS": "1"})
+    environment = {**os.environ, **QUIET_TORCH, "OMP_NUM_THREADS": "1"}
+    with chdir(REPOSITORY):  # where a module of tests is found
+        server = ForkServer.importing((*WORKERS_NEED, *ALSO_NEEDED), environment)
     atexit.register(server.close)
     return server
+
+
+class Forked:
+    """A fork with its streams in pipes, of which `subprocess.Popen` has the names that tests use."""
+
+    def __init__(self, program: Sequence[str], environment: Mapping[str, str], folder: Path | None = None) -> None:
+        streams = []
+        with ExitStack() as written:
+            for _ in range(2):
+                reading, writing = os.pipe()
+                streams.append(open(reading, encoding="utf-8", errors="replace"))  # noqa: SIM115  # closed with it
+                written.callback(os.close, writing)
+                streams.append(writing)
+            self.stdout, out, self.stderr, err = streams
+            self._process = server().start(program, environment=environment, stdout=out, stderr=err, folder=folder)
+        self.args, self.pid = [*program], self._process.pid
+        self.poll, self.wait, self.kill = self._process.poll, self._process.wait, self._process.kill
+        self.send_signal, self.terminate = self._process.send_signal, self._process.terminate
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """What it writes until it ends."""
+        with ThreadPoolExecutor(2) as pool:
+            told = [pool.submit(stream.read) for stream in (self.stdout, self.stderr)]
+            try:
+                self.wait(timeout)
+            except subprocess.TimeoutExpired:
+                self.kill()  # so that nobody waits for what it would say
+                raise
+            out, err = (one.result() for one in told)
+        self.close()
+        return out, err
+
+    def close(self) -> None:
+        for stream in (self.stdout, self.stderr):
+            stream.close()
+
+    def __enter__(self) -> Forked:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+        self.wait()
 
 
 def ended(

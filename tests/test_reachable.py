@@ -95,4 +95,4 @@ def test_a_module_that_nothing_imports_is_found() -> None:
     known = modules()
     without = {name: path for name, path in known.items() if name != "hetopt.cli.recommend"}
     lost = set(without) - reached(without, {*STARTED, *NAMED})
-    assert "hetopt.cli.plan_view" in lost
+    assert "hetopt.cli.ranking_view" in lost

@@ -28,6 +28,10 @@ class Store(Protocol):
         """Whether all keys were written."""
         ...
 
+    def delete_key(self, key: str, /) -> bool:
+        """Remove a key; whether it was there."""
+        ...
+
 
 class ReadableStore(Protocol):
     """The key-value store in which the workers of a group meet."""

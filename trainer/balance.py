@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from hetopt.core.artifact import Record
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import Event
-from hetopt.core.local_batch_sizes import first_shares, micro_batch_size
+from hetopt.core.local_batch_sizes import first_shares, micro_batch_size, within_memory
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.milestones import may_judge_shares
 from hetopt.trainer.policies.policy import BatchPolicy
@@ -53,7 +53,9 @@ class Balance:
         self._state, decision = self._policy.decide(self._state, period.observation(epoch))
         if not decision.changed:
             return None
-        before, self.shares = self.shares, decision.local_batch_sizes
+        before, self.shares = self.shares, within_memory(self._spec, decision.local_batch_sizes)
+        if self.shares == before:
+            return None
         return {"before": list(before), "after": list(self.shares), "reason": decision.reason}
 
     def state(self) -> Mapping[str, object]:

@@ -83,7 +83,6 @@ class Engine:
         self._alarm = SlowCommDetector(context.world_size)
         self._rang = False
         self._steps = self._told = self._done = 0
-        self._probe_s = 0.0
 
     def period_steps(self, steps: int) -> int:
         """Steps of the next period, where it would have so many."""
@@ -102,11 +101,9 @@ class Engine:
         self._steps, self._done = steps, 0
         self._told = steps if all_meet else max(1, steps - 1)
         self._rang = self.is_over = False
-        steering, probe = self.exchange.steering, self.exchange.probe
+        steering = self.exchange.steering
         self._alarm.set(None if steering is None else steering.alarm_s)
         self.log.resume()
-        if probe is not None and steering is not None and steering.probe_bytes:
-            self._probe_s = probe.sum_s(steering.probe_bytes)
 
     @property
     def gathers_now(self) -> bool:
@@ -145,6 +142,18 @@ class Engine:
         Args:
             told: of this worker besides its steps (see `PeriodLog.close`).
         """
+        row, begun_s = self.row(**told), self.context.clock()
+        gathering = Gathering(row, self.context.world_size)
+        self.control_s += self.context.clock() - begun_s
+        self.log.resume()
+        return gathering
+
+    def row(self, **told: Any) -> list[float]:
+        """This worker's row, for whoever sends it with something else.
+
+        Args:
+            told: as of `gather`.
+        """
         begun_s = self.context.clock()
         steering = self.exchange.steering
         traffic = self.log.traffic(
@@ -152,18 +161,18 @@ class Engine:
             dense_bytes=self.exchange.dense_bytes,
             looks=0 if steering is None else len(steering.looks),
             newest=IN_A_ROW if self._rang else None,
-            probe_s=self._probe_s,
         )
-        self._probe_s = 0.0
-        row = self.log.close(**told)
-        gathering = Gathering([*row.to_list(), *traffic.to_list()], self.context.world_size)
+        row = [*self.log.close(**told).to_list(), *traffic.to_list()]
         self.control_s += self.context.clock() - begun_s
         self.log.resume()
-        return gathering
+        return row
 
     def read(self, gathering: Gathering) -> Period:
         """What the workers' rows tell of the period; waits for them."""
-        rows = gathering.wait()
+        return self.period_of(gathering.wait())
+
+    def period_of(self, rows: Sequence[Sequence[float]]) -> Period:
+        """The same of rows that are there, in rank order."""
         self._alarm.rest()
         return Period.of(rows, local_batch_sizes=self.balance.shares)
 
@@ -230,16 +239,14 @@ class Engine:
         return True
 
     def _measure_network(self) -> None:
-        """Again, as it has jumped."""
+        """Again, as something has changed."""
         steering, probe = self.exchange.steering, self.exchange.probe
         assert steering is not None
         assert probe is not None
         timings = probe.measure()
         steering.measured(timings)
         assert steering.network is not None
-        tell_network(
-            self.context.events, steering.network, timings, step=self.step, beside_s=round(steering.beside_s, 7)
-        )
+        tell_network(self.context.events, steering.network, timings, step=self.step)
 
     def _exchange_s(self, trace: StepTrace) -> float | None:
         """What an exchange took here, where anybody listens; None: another way than usual, or none at all."""

@@ -8,7 +8,7 @@ from itertools import accumulate
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from hetopt.core.batch_partition import largest_remainder
 from hetopt.core.errors import RunFailed
@@ -51,13 +51,22 @@ def evaluate(
     return metrics
 
 
+def has_averages(model: nn.Module) -> bool:
+    """Whether there is anything for `average_buffers`."""
+    return bool(_averages(model))
+
+
+def _averages(model: nn.Module) -> list[Tensor]:
+    return [buffer for buffer in model.buffers() if buffer.is_floating_point() and buffer.numel()]
+
+
 def average_buffers(model: nn.Module, weight: float, world_size: int) -> None:
     """Replace floating-point buffers (running statistics of BatchNorm) by their weighted mean over the workers.
 
     Every worker's statistics come from its own samples; ``weight`` is its share of the batch, and the weights sum to 1.
     Counters are the same everywhere and stay.
     """
-    buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point() and buffer.numel()]
+    buffers = _averages(model)
     if world_size == 1 or not buffers:
         return
     flat = torch.cat([buffer.detach().reshape(-1).to("cpu", torch.float64) for buffer in buffers]).mul_(weight)

@@ -32,6 +32,7 @@ from hetopt.trainer.elastic.membership import Version
 from hetopt.trainer.elastic.worker_group import WorkerGroup
 from hetopt.trainer.evaluation import evaluate
 from hetopt.trainer.statistics import Period
+from hetopt.trainer.steps.precision import matrices_in
 from hetopt.trainer.task import Task, TaskData
 from hetopt.trainer.tasks.load import load_task
 from hetopt.trainer.training import Training
@@ -93,8 +94,9 @@ def _attempt(
         # Anew in every generation: what a broken step has left on the model's parameters must not act on.
         model = build_model(task, context.device, context.spec.seed)
         run = _Run(context, task, data, model, crew)
-        run.resume(held)
-        run.go()
+        with matrices_in(context.spec.precision):
+            run.resume(held)
+            run.go()
         return None
     except Exception as error:
         if crew is not None and crew.survives(error):

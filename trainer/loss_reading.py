@@ -21,8 +21,13 @@ Node: TypeAlias = Any
 
 Kind: TypeAlias = Literal["samples", "counted", "sum", "constant", "unknown"]
 
+DIFFERENT_TERMS = "adds terms of different denominators"
+"""Half a sentence about a loss."""
+
 SAME = 1e-4
 """Relative difference of two denominators in fp32 that are the same."""
+
+_FLOAT32 = 1e-6  # relative difference of two scalars in fp32 that are the same
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +149,9 @@ def _walk(root: Node, terms: _Terms) -> None:
             share = 1 / len(listed) if name == "MeanBackward0" else 1.0
             waiting += [(one, (*factors, share), divisors) for one in listed]
         elif (read := _READERS.get(name)) is not None:
-            terms.found.append(replace(read(node, terms.samples), factors=factors, divisors=divisors))
+            term = read(node, terms.samples)
+            is_scaled = factors or divisors
+            terms.found.append(replace(term, factors=factors, divisors=divisors) if is_scaled else term)
         else:
             called = name.rstrip("0123456789").removesuffix("Backward")
             raise _Unknown(f"ends in {called}, which is no known mean or sum")
@@ -251,6 +258,8 @@ def _merged(terms: _Terms) -> LossReading:
         return LossReading(kind="constant", has_constant=True)
     counts = [one for one in terms.found if one.is_mean]
     readings = [_alone(one, terms.samples, counts) for one in terms.found]
+    if len(readings) == 1 and readings[0].factor == 1 and not terms.constants:
+        return readings[0]
     kinds = {one.kind for one in readings}
     first = readings[0]
     alike = len(kinds) == 1 and (
@@ -258,7 +267,7 @@ def _merged(terms: _Terms) -> LossReading:
     )
     if not alike:
         named = " and ".join(dict.fromkeys(_described(one) for one in readings))
-        raise _Unknown(f"adds terms of different denominators, {named}")
+        raise _Unknown(f"{DIFFERENT_TERMS}, {named}")
     return replace(
         max(readings, key=lambda one: one.denominator) if first.kind == "samples" else first,
         factor=max(abs(one.factor) for one in readings),
@@ -286,8 +295,22 @@ def _alone(term: _Term, samples: int, means: Sequence[_Term]) -> LossReading:
         if any(_same(mean.denominator, one) for one in term.divisors):
             alike = _alone(replace(mean, factors=(), divisors=()), samples, ())
             return replace(alike, factor=factor * mean.denominator / divisor)
-    counted = any(isinstance(one, _Tensor) for one in term.divisors)
-    return LossReading(kind="sum", denominator=divisor, factor=factor, may_be_counted=counted)
+    counts = [count for count in map(_one_over, term.factors) if count is not None]
+    counted = bool(counts) or any(isinstance(one, _Tensor) for one in term.divisors)
+    count = math.prod(counts)
+    return LossReading(kind="sum", denominator=divisor * count, factor=factor * count, may_be_counted=counted)
+
+
+def _one_over(factor: float) -> int | None:
+    """What a tensor is one over, as a script computes it that multiplies with one over a count; None: no count.
+
+    A plain number is a coefficient, and so is a half. Where counts are so large that any number is near one over some,
+    nobody can tell.
+    """
+    if not isinstance(factor, _Tensor) or factor <= 10 * _FLOAT32:
+        return None
+    count = round(1 / factor)
+    return count if count > 2 and math.isclose(count * factor, 1.0, rel_tol=_FLOAT32) else None
 
 
 def _described(reading: LossReading) -> str:

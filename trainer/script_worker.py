@@ -20,6 +20,7 @@ from hetopt.core.errors import BadInput, HetoptError, RunFailed
 from hetopt.core.events.fold import RunFold
 from hetopt.core.events.log import EVENTS_FILE, EventLog
 from hetopt.core.events.reader import read_log
+from hetopt.core.outputs import OUTPUT_FOLDER, OUTPUT_VARIABLE
 from hetopt.core.process_guard import die_with_parent
 from hetopt.core.run_folder import RUN_VARIABLE, SPEC_VARIABLE, living_file, read_living
 from hetopt.core.run_spec import RunSpec
@@ -80,6 +81,9 @@ def _run(run_dir: Path, spec: RunSpec, place: Place) -> None:
     for name in _DISPLAYS:
         os.environ.pop(name, None)
     os.environ[SPEC_VARIABLE], os.environ[RUN_VARIABLE] = str(living_file(run_dir)), str(run_dir)
+    outputs = run_dir.resolve() / OUTPUT_FOLDER
+    outputs.mkdir(exist_ok=True)
+    os.environ[OUTPUT_VARIABLE] = str(outputs)
     keep_freed_memory()
     script, lines = spec.script[0], Lines(spec.script[0])
     sys.argv = list(spec.script_command)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 
 from hetopt.core.events.log import Event
 from hetopt.core.gradient_noise import Moments, pooled_noise
@@ -87,13 +87,17 @@ class ControlRow:
 
     def to_list(self) -> list[float]:
         """The numbers, in the order of the fields."""
-        return list(astuple(self))
+        return [getattr(self, name) for name in _ROW]
 
     @classmethod
     def from_list(cls, row: Sequence[float]) -> ControlRow:
         """The row that `to_list` gave."""
-        return cls(**dict(zip((field.name for field in fields(cls)), row, strict=True)))
+        return cls(**dict(zip(_ROW, row, strict=True)))
 
+
+_ROW = tuple(field.name for field in fields(ControlRow))
+DRAWN = slice(_ROW.index("drawn_epoch"), _ROW.index("drawn_batch") + 1)
+"""Where a row tells of the next batch, which is known last."""
 
 NO_TRAFFIC = GroupTraffic(rows=(Traffic(),))
 """Of a worker that is alone."""
@@ -114,7 +118,7 @@ class Period:
     @classmethod
     def of(cls, gathered: Sequence[Sequence[float]], *, local_batch_sizes: tuple[int, ...]) -> Period:
         """The period that the workers sent rows of (a `ControlRow`, then a `Traffic`)."""
-        width = len(fields(ControlRow))
+        width = len(_ROW)
         return cls(
             rows=tuple(ControlRow.from_list(numbers[:width]) for numbers in gathered),
             local_batch_sizes=local_batch_sizes,
@@ -261,9 +265,7 @@ class PeriodLog:
         self._spans.append((self._resumed, now))
         self._resumed = now
 
-    def traffic(
-        self, *, way: str, dense_bytes: int, looks: int = 0, newest: int | None = None, probe_s: float = 0.0
-    ) -> Traffic:
+    def traffic(self, *, way: str, dense_bytes: int, looks: int = 0, newest: int | None = None) -> Traffic:
         """What the unread steps exchanged (see `traffic_of`); waits until the device has done them."""
         return traffic_of(
             self._traces,
@@ -272,7 +274,6 @@ class PeriodLog:
             dense_bytes=dense_bytes,
             looks=looks,
             newest=newest,
-            probe_s=probe_s,
             spans=self._spans,
         )
 

@@ -288,6 +288,7 @@ def _process_group(place: Place, device: object, timeout_s: float) -> Iterator[S
     import torch.distributed as dist
 
     from hetopt.trainer.agreement import meet_devices, meet_one_version
+    from hetopt.trainer.comm.peers import has_timed_out, hung
     from hetopt.trainer.host.stores import group_store
 
     store = group_store(os.environ, place.rank)
@@ -301,6 +302,10 @@ def _process_group(place: Place, device: object, timeout_s: float) -> Iterator[S
     )
     try:
         yield store
+    except RuntimeError as error:
+        if has_timed_out(error):
+            raise hung(store, place.rank, place.world_size) from error
+        raise
     finally:
         dist.destroy_process_group()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import importlib.metadata
 import os
 import time
@@ -18,12 +19,18 @@ from hetopt.backends.ec2.renter import doctor, permissions
 from hetopt.backends.ec2.renter.doctor import Check, worst
 from hetopt.backends.ec2.renter.edge import BotoEdge, Retrying, connect
 from hetopt.backends.ec2.renter.fetching import adopt
-from hetopt.backends.ec2.renter.ordering import PROFILE_NAME, region_of, roles_of
-from hetopt.core.errors import BadInput
+from hetopt.backends.ec2.renter.order import Network
+from hetopt.backends.ec2.renter.ordering import PROFILE_NAME, Wishes, region_of
+from hetopt.backends.ec2.renter.plan_doctor import PlanDoctor
+from hetopt.backends.ec2.renter.request import Edge
+from hetopt.core.errors import BadInput, CloudRefused
 from hetopt.core.extras import install_command
 from hetopt.core.paths import inside, run_name
 from hetopt.core.runs import runs_home
+from hetopt.optimizer.cost.billing import load_billing
+from hetopt.optimizer.market.account_quotas import account_quotas_file, keep_quotas
 from hetopt.optimizer.market.catalog import load_catalog
+from hetopt.optimizer.market.quota import write_quotas
 from hetopt.optimizer.plan import Plan
 
 __all__ = ["Check", "Setup", "attach", "checks", "worst"]
@@ -125,14 +132,22 @@ def checks(
     region: str | None = None,
     bucket: str | None = None,
     instance_profile: str | None = None,
+    subnets: Sequence[str] = (),
+    security_group: str | None = None,
+    public_address: bool = True,
 ) -> Iterator[Check]:
-    """What would stop a launch, here or on EC2, one after the other. Nothing is made or changed.
+    """What would stop a launch, here or on EC2, one after the other. Nothing is made or changed there.
+
+    What the account may run is kept for plans (`account_quotas_file`).
 
     Args:
-        plan: also look at the quotas that it needs.
+        plan: also look at all that its launch needs: images, quotas, networks, keys, prices, permissions.
         region: absent: the plan's, or that of the environment.
         bucket: absent: ``hetopt-ACCOUNT-REGION``.
         instance_profile: the machines' role. Absent: ``hetopt-node``.
+        subnets: that machines are to be in. None: the default ones.
+        security_group: of the machines. Absent: one that is made.
+        public_address: whether machines have one.
 
     Raises:
         BadInput: the plan cannot be read.
@@ -149,13 +164,45 @@ def checks(
     edge = Retrying(inner=boto, sleep=time.sleep, random=Random(), attempts=2)
     asked = 0
     for check in doctor.account_checks(
-        edge, place, bucket, instance_profile or PROFILE_NAME, lambda: boto.clock_offset_s
+        edge, place, bucket, instance_profile or PROFILE_NAME, lambda: boto.clock_offset_s, subnets
     ):
         yield check
         asked += 1
+    if asked > 1:
+        yield _quotas(edge, place)
     if made is not None and asked > 1:
-        catalog = load_catalog(place)
-        yield from doctor.role_checks(edge, catalog, roles_of(made, catalog))
+        examines = PlanDoctor(
+            edge=edge,
+            catalog=load_catalog(place),
+            billing=load_billing(),
+            wishes=Wishes(
+                bucket=bucket,
+                instance_profile=instance_profile or PROFILE_NAME,
+                network=Network(subnets=tuple(subnets), security_group=security_group, public_address=public_address),
+            ),
+            login=boto.login,
+            version=importlib.metadata.version("hetopt"),
+            now_s=time.time(),
+        )
+        yield from examines.checks(made)
+
+
+def _quotas(edge: Edge, region: str) -> Check:
+    """What the account may run in the region, kept for plans."""
+    try:
+        granted = doctor.account_quotas(edge)
+        number = accounts.identity(edge).account_id
+    except CloudRefused as refused:
+        said = f"what the account may run cannot be read ({refused.message.rstrip('.')})"
+        return Check(name="quotas", verdict="unknown", said=said, hint=refused.hint)
+    keep_quotas(account_quotas_file(), number, region, granted, datetime.datetime.now(datetime.UTC))
+    some = {bucket: vcpus for bucket, vcpus in granted.items() if vcpus}
+    return Check(
+        name="quotas",
+        verdict="good" if some else "bad",
+        said=f"vCPUs in {region}: {write_quotas(some) or 'none'}; `hetopt recommend` plans with them",
+        hint=None if some else f"ask for some in the Service Quotas console of {region}, Amazon EC2",
+    )
 
 
 def _torch() -> Check:

@@ -31,6 +31,12 @@ def _rehearsal(reporter: Reporter) -> Backend:
     return RehearsalBackend()
 
 
+def _ssh(reporter: Reporter) -> Backend:
+    from hetopt.backends.ssh.backend import SshBackend
+
+    return SshBackend()
+
+
 def _ec2(reporter: Reporter) -> Backend:
     from hetopt.backends.ec2.renter.backend import Ec2Backend
     from hetopt.core.runs import runs_home
@@ -38,7 +44,12 @@ def _ec2(reporter: Reporter) -> Backend:
     return Ec2Backend(home=runs_home().parent, tell=reporter.note)
 
 
-BACKENDS: dict[str, Callable[[Reporter], Backend]] = {"local": _local, "rehearsal": _rehearsal, "ec2": _ec2}
+BACKENDS: dict[str, Callable[[Reporter], Backend]] = {
+    "local": _local,
+    "rehearsal": _rehearsal,
+    "ssh": _ssh,
+    "ec2": _ec2,
+}
 """What makes each of them; the reporter is told what goes on in the cloud."""
 
 ENTRY_POINTS = "hetopt.backends"
@@ -69,7 +80,7 @@ def backend(name: str, reporter: Reporter | None = None) -> Backend:
     """The backend of that name.
 
     Args:
-        name: ``local``, ``rehearsal``, ``ec2``, or one that was registered or that an installed package brings.
+        name: one of `BACKENDS`, such as ``local``, or one that was registered or that an installed package brings.
         reporter: told what goes on in the cloud.
 
     Raises:

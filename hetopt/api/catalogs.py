@@ -1,4 +1,4 @@
-"""The catalogue of what can be rented: which is in use, and what of it is wanted."""
+"""The catalogue of what can be rented: which is in use, what of it is wanted, and the GPUs in it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
+from hetopt.api.values import chosen, names, positive
 from hetopt.optimizer.market import catalog_filter
 from hetopt.optimizer.market.catalog import Catalog, Listing, no_prices
 from hetopt.optimizer.market.catalog_choice import CatalogInUse, catalog_in_use
-from hetopt.optimizer.market.catalog_filter import Criteria
+from hetopt.optimizer.market.catalog_filter import AnyMarket, Criteria
+from hetopt.optimizer.market.gpus import GpuSort, RentableGpu, rentable_gpus
 
-__all__ = ["Criteria", "Found", "find", "in_use"]
+__all__ = ["Criteria", "Found", "RentableGpu", "find", "gpus", "in_use"]
 
 
 def in_use(region: str = "us-east-1", directory: Path | None = None) -> CatalogInUse:
@@ -61,3 +64,45 @@ def find(criteria: Criteria, *, region: str, directory: Path | None, sort: str, 
     found = catalog_filter.sort(catalog_filter.select(listings, filters), quantity, reverse=reverse)
     why_none = "" if found else catalog_filter.why_none(listings, filters)
     return Found(catalog=catalog, listings=found, why_none=why_none)
+
+
+def gpus(
+    only: Sequence[str] | str = (),
+    *,
+    region: str = "us-east-1",
+    market: AnyMarket = "any",
+    memory_min_gib: float | None = None,
+    price_max_usd_per_hour: float | str | None = None,
+    sort: GpuSort = "price",
+    reverse: bool = False,
+    catalog: Path | str | None = None,
+) -> tuple[RentableGpu, ...]:
+    """The GPUs that can be rented in a region, each with its published facts and the cheapest machine that has it.
+
+    Works offline and without torch, from the catalogue in use; prices have date and source.
+
+    Args:
+        only: these, by any of their names. Absent: all.
+        region: of AWS.
+        market: on which the cheapest machine is sought: ``"spot"``, ``"on-demand"`` or ``"any"`` (the lower price).
+        memory_min_gib: of one GPU.
+        price_max_usd_per_hour: of the cheapest machine.
+        sort: ``"price"`` (of the machine), ``"price-per-gpu"``, ``"rate-per-usd"`` (16-bit TFLOP/s a dollar an hour),
+            ``"memory"``, ``"fp32"``, ``"tf32"``, ``"bf16"``, ``"fp16"``, ``"bandwidth"`` or ``"name"``; smallest first,
+            the unknown last.
+        reverse: largest first.
+        catalog: folder of another catalogue.
+
+    Raises:
+        BadInput: no GPU is called so, or there is no such region.
+    """
+    loaded = in_use(region, None if catalog is None else Path(catalog)).catalog
+    return rentable_gpus(
+        loaded,
+        names(only),
+        market=chosen(market, get_args(AnyMarket), "market") or "any",
+        memory_min_gib=positive(memory_min_gib, "memory_min_gib", "GiB"),
+        price_max_usd_per_hour=positive(price_max_usd_per_hour, "price_max_usd_per_hour", "USD an hour"),
+        sort=chosen(sort, get_args(GpuSort), "order") or "price",
+        reverse=reverse,
+    )

@@ -7,15 +7,16 @@ aggregates it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, cast
 
 from hetopt.core.comm.checked import checked
-from hetopt.core.comm.composition import AUTO, COLLECTIVES, why_not_controlled
+from hetopt.core.comm.composition import AUTO, COLLECTIVES, METHODS, why_not_controlled
 from hetopt.core.comm.compression_text import IDENTITY, parse_compression
 from hetopt.core.comm.ratio_controllers import CONTROLLERS, check_ratio_controller
 from hetopt.core.errors import BadInput
 from hetopt.core.names import known
+from hetopt.core.policy_settings import RATIO_SETTINGS, Settings, parse_policy
 from hetopt.core.run_spec import WEIGHS_WAYS, Compression, RatioPolicyName, RunSpec
 
 
@@ -25,12 +26,13 @@ class CompressionOverrides:
 
     Attributes:
         compression: to use, or to begin with.
-        ratio_policy: who decides the ratio.
+        ratio_policy, ratio_settings: who decides the ratio, and how.
         collective: a name, or ``auto`` for the cheapest.
     """
 
     compression: Compression | None = None
     ratio_policy: RatioPolicyName | None = None
+    ratio_settings: Settings | None = None
     collective: str | None = None
 
     @property
@@ -46,6 +48,7 @@ class Decided:
     compression: Compression
     ratio_policy: RatioPolicyName
     collective_policy: Literal["fixed", "cheapest"]
+    ratio_settings: Settings = field(default_factory=dict)
 
 
 def parse_wish(compression: str | None, ratio_policy: str | None, collective: str | None) -> CompressionOverrides:
@@ -59,14 +62,15 @@ def parse_wish(compression: str | None, ratio_policy: str | None, collective: st
         if compression is None or compression.strip() == AUTO
         else parse_compression(compression, option="`compression`")
     )
-    policy = parse_ratio_policy(ratio_policy)
+    policy, settings = parse_ratio_policy(ratio_policy)
     if compression is not None:
         if asked is None and policy not in (None, AUTO):
             raise BadInput(
                 f"`compression=auto` decides the ratio itself, and `ratio_policy={policy}` would decide it as well.",
                 hint=f"name a compressor as well, for example `compression=topk(0.01)` and `ratio_policy={policy}`",
             )
-        policy = policy or (cast(RatioPolicyName, AUTO) if asked is None else "fixed")
+        if policy is None:
+            policy, settings = cast(RatioPolicyName, AUTO) if asked is None else "fixed", {}
     named = None if collective is None else known(collective.strip(), {AUTO: "", **COLLECTIVES}, "collective")
     if asked is not None and asked.collective != AUTO:
         if named not in (None, AUTO, asked.collective):
@@ -77,7 +81,7 @@ def parse_wish(compression: str | None, ratio_policy: str | None, collective: st
         named = named or asked.collective
     if named is None and policy == AUTO:
         named = AUTO
-    return CompressionOverrides(compression=asked, ratio_policy=policy, collective=named)
+    return CompressionOverrides(compression=asked, ratio_policy=policy, ratio_settings=settings, collective=named)
 
 
 def decide(wish: CompressionOverrides, run: RunSpec) -> Decided:
@@ -88,6 +92,10 @@ def decide(wish: CompressionOverrides, run: RunSpec) -> Decided:
     """
     compression = wish.compression or run.compression
     policy = wish.ratio_policy or run.ratio_policy
+    settings = run.ratio_settings if wish.ratio_settings is None else wish.ratio_settings
+    if wish.compression is None and policy in WEIGHS_WAYS and not METHODS[compression.name].by_ratio:
+        # Who weighs whole ways to exchange rounds as well: a plan that only rounds leaves it everything.
+        compression = Compression()
     collective_policy = run.collective_policy
     if wish.collective == AUTO:
         collective_policy = "cheapest"
@@ -107,9 +115,21 @@ def decide(wish: CompressionOverrides, run: RunSpec) -> Decided:
             "The plan's learning rate follows the noise of the gradient, which nobody sees once it is compressed.",
             hint="plan again with another `learning_rate_rule`, or launch with `compression=dense`",
         )
-    return Decided(compression=compression, ratio_policy=policy, collective_policy=collective_policy)
+    return Decided(
+        compression=compression,
+        ratio_policy=policy,
+        ratio_settings=settings,
+        collective_policy=collective_policy,
+    )
 
 
-def parse_ratio_policy(text: str | None) -> RatioPolicyName | None:
-    """The name of a ratio policy."""
-    return None if text is None else cast(RatioPolicyName, known(text.strip(), CONTROLLERS, "ratio policy"))
+def parse_ratio_policy(text: str | None) -> tuple[RatioPolicyName | None, Settings | None]:
+    """A ratio policy, and its settings: `gravac(window=50, eps=0.7)`.
+
+    Raises:
+        BadInput: there is no such policy, or it has no such setting.
+    """
+    if text is None:
+        return None, None
+    name, settings = parse_policy(text, CONTROLLERS, RATIO_SETTINGS, "`ratio_policy`", "ratio policy")
+    return cast(RatioPolicyName, name), settings

@@ -21,6 +21,7 @@ from hetopt.api.script_text import (
     called,
     given,
     has_session,
+    lost_files,
     own_sharding,
     parameters,
     read_script,
@@ -106,11 +107,12 @@ def convert_text(text: str, *, name: str = "script.py") -> Converted:
         text: of the script.
         name: of the file, for messages and the diff.
     """
-    new, remarks = _Conversion(SourceFile.of(text, name)).run()
+    file = SourceFile.of(text, name)
+    new, remarks = _Conversion(file).run()
     lines = difflib.unified_diff(
         text.splitlines(keepends=True), new.splitlines(keepends=True), f"a/{name}", f"b/{name}", n=2
     )
-    return Converted(text=new, diff="".join(lines), remarks=remarks)
+    return Converted(text=new, diff="".join(lines), remarks=(*remarks, *lost_files((file,))))
 
 
 @dataclass

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from hetopt.backends.backend import Launcher
     from hetopt.backends.probe_runs import ProbeRun
     from hetopt.core.profile import Profile
@@ -91,7 +93,7 @@ def _layout(asked: Configuration) -> str:
     return told + (f" ({', '.join(types)})" if types else "")
 
 
-def check_place(on: str, hosts: str | None, types: Sequence[str]) -> None:
+def check_place(on: str, hosts: str | None, types: Sequence[str], inventory: Path | str | None = None) -> None:
     """Refuse what cannot be explored, before anything is measured.
 
     Raises:
@@ -101,8 +103,14 @@ def check_place(on: str, hosts: str | None, types: Sequence[str]) -> None:
     from hetopt.backends.emulation.namespaces import why_not
     from hetopt.core.errors import BadInput
 
-    if on not in ("local", "rehearsal", "ec2"):
-        raise BadInput(f"{on!r} cannot be explored.", hint="choose `on=local`, `on=rehearsal` or `on=ec2`")
+    if on not in ("local", "rehearsal", "ssh", "ec2"):
+        places = "choose `on=local`, `on=rehearsal`, `on=ssh` or `on=ec2`"
+        raise BadInput(f"{on!r} cannot be explored.", hint=places)
+    if (on == "ssh") != (inventory is not None):
+        raise BadInput(
+            "`inventory` names the hosts that `on=ssh` explores.",
+            hint="hetopt profile TASK --explore --on ssh --inventory hosts.toml --probe-budget 0.10",
+        )
     if (on == "ec2") != bool(types):
         raise BadInput(
             "`types` names the machines that `on=ec2` explores.",
@@ -158,6 +166,46 @@ def place_here(measured: Profile, *, hosts: str | None, workers: int | None, tel
         samples = tuple(_run(launcher, run, tell) for run in runs)
         spent = hourly * len(runs[0].configuration.nodes) * (time.monotonic() - begun_s) / 3600
         return Measured(samples=samples, usd=spent)
+
+    return Place(probes=probes, price_usd=price_usd, measure=measure)
+
+
+def place_on_hosts(measured: Profile, *, inventory: Path | str, tell: Reporter) -> Place:
+    """Hosts of one's own, each alone and the first two, three and more together; their samples name them.
+
+    Raises:
+        BadInput: the inventory cannot be read, or the task does not travel.
+        RunFailed: a host cannot take part.
+    """
+    import time
+    from pathlib import Path
+
+    from hetopt.backends.ec2.renter.bundle import make_bundle
+    from hetopt.backends.probe_runs import PROBE_STEPS, STARTUP_S, own_probes
+    from hetopt.backends.ssh.backend import SshProbes, ready_hosts
+    from hetopt.backends.ssh.inventory import Inventory
+    from hetopt.core.hosts import read_hosts
+
+    bundle = make_bundle(measured.job.task, rented=False)
+    tell("asking the hosts", None)
+    hosts = ready_hosts(read_hosts(Path(inventory)))
+    launcher = SshProbes(inventory=Inventory(hosts=hosts, bundle_sha256=bundle.sha256), bundle=bundle)
+    probes = own_probes(measured, hosts)
+    hourly = {host.name: host.cost_usd_per_hour or STAND_IN_USD_PER_HOUR for host in hosts}
+
+    def usd(asked: Configuration, seconds: float) -> float:
+        return sum(hourly[node.type] for node in asked.nodes) * seconds / 3600
+
+    def price_usd(asked: Configuration, step_time_s: float | None) -> float:
+        runs = sum(probe.configuration.layout == asked.layout for probe in probes)
+        return usd(asked, runs * (STARTUP_S + PROBE_STEPS * (step_time_s or 0.0)))
+
+    def measure(runs: Sequence[ProbeRun], left_usd: float) -> Measured:
+        from hetopt.optimizer.exploring import Measured
+
+        begun_s = time.monotonic()
+        samples = tuple(_run(launcher, run, tell) for run in runs)
+        return Measured(samples=samples, usd=usd(runs[0].configuration, time.monotonic() - begun_s))
 
     return Place(probes=probes, price_usd=price_usd, measure=measure)
 

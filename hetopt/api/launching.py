@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 from hetopt.api import compression_options, stream_options, sync_options
 from hetopt.api.backends import backend
 from hetopt.api.run import Run
-from hetopt.api.script_text import has_session, on_several_workers, read_script, resumes
+from hetopt.api.script_text import has_session, lost_files, on_several_workers, read_script, resumes
 from hetopt.api.values import chosen, positive
 from hetopt.backends.backend import LaunchOptions, Prepared, check_options
 from hetopt.core.errors import BadInput
+from hetopt.core.names import converted_script
+from hetopt.core.policy_settings import BATCH_SETTINGS, Settings, parse_policy
 from hetopt.core.reporter import Reporter
 from hetopt.core.run_spec import BATCH_POLICIES, DATA_PLACE, BatchPolicy, RunSpec
 from hetopt.core.runs import RunFolders, runs_home
@@ -33,6 +35,7 @@ def launch(
     script: Sequence[str] = (),
     slowdowns: Sequence[float] | None = None,
     hosts: str | None = None,
+    inventory: Path | str | None = None,
     schedule: str | None = None,
     batch_policy: BatchPolicy | None = None,
     compression: str | None = None,
@@ -54,6 +57,10 @@ def launch(
     unprobed: bool = False,
     accept_risk: bool = False,
     accept_fewer: Callable[[RunSpec], bool] | None = None,
+    subnets: Sequence[str] = (),
+    security_group: str | None = None,
+    public_address: bool = True,
+    canary: bool = False,
     reporter: Reporter | None = None,
 ) -> Run:
     """Start a plan and return at once; `Run.wait` follows it, `Run.stop` ends it.
@@ -64,12 +71,15 @@ def launch(
     Args:
         plan: made by `recommend`, or its file.
         on: ``"local"``: real processes on this machine; ``"rehearsal"``: a scaled emulation of the cluster on this
-            machine, with a network of its own (it needs root); ``"ec2"``: the plan's machines are rented.
+            machine, with a network of its own (it needs root); ``"ssh"``: hosts of your own; ``"ec2"``: the plan's
+            machines are rented.
         script: a training script with a session in it, and its arguments: ``["train_hetopt.py", "config.yaml"]``.
             Absent: the one that was profiled, where the plan is of a script.
         slowdowns: local: a factor of 1 or more for each worker, whose computation takes so many times as long.
             Absent: as many workers as the plan has, at full speed.
         hosts: rehearsal: these hosts instead of the plan's machines: ``"speed=1,rate=100mbit x2; speed=0.25"``.
+            ssh: those to run on: ``"alice@box1,bob@box2"``.
+        inventory: ssh: the file that describes them, such as ``"hosts.toml"``.
         schedule: rehearsal: what happens on the way, a change a line: ``"30s h2 speed=0.25"``.
         batch_policy: how the batch is shared: uniform, static, proportional, dynamic, omnilearn, allocation, model, or
             rate with ``stream``. Absent: the plan's.
@@ -93,6 +103,11 @@ def launch(
         unprobed: ec2: rent types although no step was ever measured on them or a relative.
         accept_risk: ec2: rent a plan that is less sure to keep its limits than was asked for.
         accept_fewer: ec2: asked whether the run may begin on fewer machines; absent: all or none.
+        subnets: ec2: ids of the subnets that machines may be in, all of one network. None: the default ones.
+        security_group: ec2: id of the machines' group, which lets them reach each other. Absent: one is made.
+        public_address: ec2: False: machines get none, whatever their subnet gives; it must have another way out.
+        canary: ec2: first rent one machine of each type, for some minutes and under a dollar, and put what it measures
+            into the plan.
         reporter: told what goes on.
 
     Raises:
@@ -105,6 +120,7 @@ def launch(
         restarts=restarts,
         slowdowns=None if slowdowns is None else tuple(slowdowns),
         hosts=hosts,
+        inventory=None if inventory is None else str(inventory),
         schedule=schedule,
         budget_usd=positive(budget_usd, "budget_usd", "USD"),
         bucket=bucket,
@@ -115,6 +131,10 @@ def launch(
         unprobed=unprobed,
         accept_risk=accept_risk,
         accept_fewer=accept_fewer,
+        subnets=tuple(subnets),
+        security_group=security_group,
+        public_address=public_address,
+        canary=canary,
     )
     told = reporter or Reporter()
     where = backend(on, told)
@@ -166,26 +186,36 @@ def prepare(
         BadInput: something does not go with the rest.
     """
     check_options(on, options)
-    policy = chosen(changes.batch_policy, list(BATCH_POLICIES), "batch policy")
+    policy, batch_settings = batch_wish(changes.batch_policy)
     wish = compression_options.parse_wish(changes.compression, changes.ratio_policy, changes.collective)
     sync_wish = sync_options.parse_wish(changes.sync, changes.partition, changes.inject)
     stream_wish = stream_options.parse_stream(changes.stream)
-    if stream_wish is not None and on == "ec2":
+    if stream_wish is not None and on in ("ssh", "ec2"):
         raise BadInput("`stream` is for `on=local` and `on=rehearsal`.", hint="leave it out, or choose `on=local`")
     if policy == "rate":
         if stream_wish is None:
             raise BadInput("`batch_policy=rate` follows streams, and there is none.", hint="add `stream`")
-        policy = None  # what a stream implies
+        policy = batch_settings = None  # what a stream implies
     steps = changes.steps
     if steps is not None and steps < 1:
         raise BadInput(f"`steps` must be at least 1, got {steps}.", hint="for example `steps=500`")
     made = plan if isinstance(plan, Plan) else Plan.load(Path(plan))
+    if made.profile is not None and made.profile.is_counted:
+        raise BadInput(
+            "This plan is an estimate: its job was described, and nothing of it can be run.",
+            hint="measure the job with `hetopt profile -- train.py`, then `hetopt recommend profile.json`",
+        )
     chosen(made.run.batch_policy, list(BATCH_POLICIES), "batch policy")
-    wanted, remarks = _scripted(made.adjusted(steps=steps, policy=policy), changes, options)
+    wanted, remarks = _scripted(
+        made.adjusted(steps=steps, policy=policy, batch_settings=batch_settings), changes, options, rents=on == "ec2"
+    )
     if not wish.is_empty:
         told = compression_options.decide(wish, made.run)
         wanted = wanted.adjusted(
-            compression=told.compression, ratio_policy=told.ratio_policy, collective_policy=told.collective_policy
+            compression=told.compression,
+            ratio_policy=told.ratio_policy,
+            ratio_settings=told.ratio_settings,
+            collective_policy=told.collective_policy,
         )
     if not sync_wish.is_empty or wanted.run.is_local:
         run = sync_options.decide(sync_wish, wanted.run, exchange_was_asked=not wish.is_empty)
@@ -214,7 +244,7 @@ def prepare_resumed(run: Run, where: Backend, on: Place, options: LaunchOptions)
         HetoptError: it is not over, ran elsewhere, has no checkpoint, or an option would make another run of it.
     """
     check_options(on, options)
-    for name in ("data", "slowdowns", "hosts", "schedule"):
+    for name in ("data", "slowdowns", "hosts", "inventory", "schedule"):
         if getattr(options, name) is not None:
             raise BadInput(
                 f"`{name}` cannot change in a run that goes on.", hint="leave it out, or start the plan anew"
@@ -222,7 +252,18 @@ def prepare_resumed(run: Run, where: Backend, on: Place, options: LaunchOptions)
     return where.prepare_resumed(run.folder, options)
 
 
-def _scripted(plan: Plan, changes: Changes, options: LaunchOptions) -> tuple[Plan, tuple[str, ...]]:
+def batch_wish(text: str | None) -> tuple[str | None, Settings | None]:
+    """A batch policy, and its settings: `allocation(micro=4)`; None where none was given.
+
+    Raises:
+        BadInput: there is no such policy, or it has no such setting.
+    """
+    if text is None:
+        return None, None
+    return parse_policy(text, BATCH_POLICIES, BATCH_SETTINGS, "`batch_policy`", "batch policy")
+
+
+def _scripted(plan: Plan, changes: Changes, options: LaunchOptions, *, rents: bool) -> tuple[Plan, tuple[str, ...]]:
     """The plan with the script that will run, where it is of one, and what to know of that script.
 
     Raises:
@@ -249,7 +290,7 @@ def _scripted(plan: Plan, changes: Changes, options: LaunchOptions) -> tuple[Pla
     if not has_session(files):
         raise BadInput(
             f"{path} has no session in it, so its workers would each train for themselves.",
-            hint=f"hetopt convert {path}, then launch {path.stem}_hetopt.py",
+            hint=f"hetopt convert {path}, then launch {converted_script(path)}",
         )
     takes_data = any(DATA_PLACE in one for one in script[1:])
     if takes_data != (options.data is not None):
@@ -260,7 +301,8 @@ def _scripted(plan: Plan, changes: Changes, options: LaunchOptions) -> tuple[Pla
         )
     found = {"script": (str(path.resolve()), *script[1:]), "resumes": resumes(files)}
     run = plan.run.model_copy(update=found)
-    remarks = (*_resuming(path.name, plan.run, run), *on_several_workers(files))
+    lost = lost_files(files) if rents else ()
+    remarks = (*_resuming(path.name, plan.run, run), *on_several_workers(files), *lost)
     return plan.model_copy(update={"run": run}), remarks
 
 

@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from hetopt.api.values import chosen, duration_s, metric_target, names, positive
+from hetopt.api.values import chosen, duration_s, metric_target, names, positive, size_bytes
 from hetopt.core.artifact import kind_in
 from hetopt.core.errors import BadInput
+from hetopt.core.precision import Precision
 from hetopt.core.profile import Profile
 from hetopt.core.reporter import Reporter
 from hetopt.core.step_samples import StepSamples
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
     from hetopt.optimizer.market.instance_type import Architecture
     from hetopt.optimizer.recommendation.options import Options
     from hetopt.optimizer.recommendation.ranking import Ranking
+    from hetopt.optimizer.recommendation.regions import Compared
+    from hetopt.optimizer.step_time.earlier_runs import EarlierRuns
+
+ANY_REGION = "any"
+PRECISIONS = ("auto", *get_args(Precision))
 
 Names = Sequence[str] | str
 """Names, or a text with commas between them."""
@@ -53,11 +59,17 @@ def recommend(
     max_machines: int | None = None,
     mixed_types: int = 3,
     quotas: Sequence[str] = (),
+    data: str | float | None = None,
+    data_region: str | None = None,
+    disk_gb: int | None = None,
+    provisioning: str | float | None = None,
     batch_size: int | None = None,
     learning_rate_rule: ScalingRule | None = None,
     sync: str | None = None,
+    precision: Precision | Literal["auto"] = "auto",
     catalog: Path | str | None = None,
     observed: Path | str | Literal["none"] | None = None,
+    inventory: Path | str | None = None,
     trials: int = 400,
     journal: Path | str | None = None,
     seed: int = 0,
@@ -83,7 +95,7 @@ def recommend(
         confidence: keep the limits with this probability, by simulated runs. Absent: 0.9.
         accept_risk: take a plan that keeps them with less.
         market: ``"spot"``, ``"on-demand"`` or ``"any"``.
-        region: of AWS.
+        region: of AWS; ``"any"``: the best of all that have prices, with the data set's transfer.
         zone: availability zone of all machines.
         zones: how many the machines are spread over; what they send each other between zones is paid for.
         types: names or patterns of instance types to choose from. Absent: all.
@@ -92,15 +104,25 @@ def recommend(
             ``"any"``, ``"none"``.
         architecture: ``"x86_64"`` or ``"arm64"``.
         max_hourly_usd: of all machines together.
-        max_workers: of a cluster, up to 256.
+        max_workers: of a cluster, up to 4,096.
         max_machines: of a cluster. Absent: as many as workers.
         mixed_types: instance types of a cluster, 1 to 3.
-        quotas: vCPUs that may run at once: ``"g=8"``, ``"spot:standard=32"``; ``"default"``: those of a new account.
+        quotas: vCPUs that may run at once: ``"g=8"``, ``"spot:standard=32"``; ``"default"``: those of a new account;
+            ``"none"``: no limit. Absent: your account's, as `hetopt doctor` read them last, or no limit.
+        data: size of the data set, which each machine reads first: ``"150GB"``, or bytes. Absent: not counted.
+        data_region: where the data set is. Absent: where the machines are; elsewhere its transfer is paid for.
+        disk_gb: of each machine. Absent: what image, packages, data and checkpoints need.
+        provisioning: from the request for machines to the first step: ``"4m"``, or seconds. Absent: by what each
+            machine has to boot and fetch.
         batch_size: fixes the global batch size, samples.
         learning_rate_rule: how the learning rate follows the batch size: none, linear, sqrt or adascale.
         sync: when workers are synchronized, as of `hetopt.launch`. Absent: the best of what was measured.
+        precision: that workers compute in: ``"fp32"``, ``"tf32"``, ``"bf16"``, ``"fp16"``, or ``"auto"``: the best of
+            those that the profile has steps of.
         catalog: folder of another catalogue than the bundled one.
         observed: file of what was seen of spot pools; absent: what your launches have seen; ``"none"``: nothing.
+        inventory: file of machines of your own, such as ``"hosts.toml"``: a plan for some of them is made as well, and
+            the better of the two is returned.
         trials: of the Optuna study of mixes of three types.
         journal: file that keeps the study's trials; it goes on from those in it.
         seed: the same seed gives the same plan.
@@ -111,6 +133,8 @@ def recommend(
         NoFeasiblePlan: nothing fits; the hint says what would.
     """
     from hetopt.api import sync_options
+    from hetopt.core.hosts import read_hosts
+    from hetopt.optimizer.recommendation.own_machines import better_of
     from hetopt.optimizer.recommendation.recommend import recommend as find_plan
 
     told = reporter or Reporter()
@@ -132,7 +156,11 @@ def recommend(
         zone=zone,
         zones=zones,
         max_hourly_usd=max_hourly_usd,
-        quotas=quotas,
+        quotas=() if region == ANY_REGION else _quotas(quotas, region, told),
+        data=data,
+        data_region=data_region,
+        disk_gb=disk_gb,
+        provisioning=provisioning,
         objective=objective,
         time_weight=time_weight,
         confidence=confidence,
@@ -142,23 +170,33 @@ def recommend(
         observed=_observed(observed, told),
         learning_rate_rule=learning_rate_rule,
         sync=sync,
+        precision=precision,
     )
+    options = replace(options, earlier=_earlier(told))
     measured = profile_of(profile)
     if measured.job.script and options.batch_size is None:
         # A script's batch size is its own: its learning rate goes with it, and its loader says it.
         options = replace(options, batch_size=measured.job.batch_size)
-    in_use = _catalog(region, catalog, told)
     goal = _goal(measured, budget_usd, deadline_s, target, positive(epochs, "epochs", "epochs"), steps, told)
     told("the catalogue")
-    plan = find_plan(
-        measured,
-        in_use.catalog,
-        goal,
-        options,
-        seed=seed,
-        now=datetime.datetime.now(datetime.UTC),
-        tell=lambda text: told(text, None),
-    )
+    compared = _compared(measured, goal, options, quotas, catalog, seed, told) if region == ANY_REGION else None
+    if compared is None:
+        in_use = catalog_of(region, catalog, told).catalog
+    else:
+        in_use, options = compared.best.catalog, replace(options, quotas=compared.best.quotas)
+    now = datetime.datetime.now(datetime.UTC)
+
+    def rented() -> Plan:
+        return find_plan(measured, in_use, goal, options, seed=seed, now=now, tell=lambda text: told(text, None))
+
+    if inventory is None:
+        plan = rented()
+    else:
+        hosts = read_hosts(Path(inventory))
+        told("your own machines")
+        plan = better_of(measured, in_use, hosts, goal, options, rented, seed=seed, now=now)
+    if compared is not None:
+        plan = plan.model_copy(update={"regions": compared.offers})
     return sync_options.into_plan(sync_wish, plan)
 
 
@@ -181,7 +219,9 @@ def rank_clusters(
     """
     from hetopt.optimizer.recommendation.ranking import compare
 
-    return compare(profile_of(profile), _catalog(region, catalog, reporter or Reporter()).catalog, options)
+    told = reporter or Reporter()
+    options = replace(options, earlier=_earlier(told))
+    return compare(profile_of(profile), catalog_of(region, catalog, told).catalog, options)
 
 
 def search_options(
@@ -199,6 +239,10 @@ def search_options(
     zones: int = 1,
     max_hourly_usd: float | None = None,
     quotas: Sequence[str] = (),
+    data: str | float | None = None,
+    data_region: str | None = None,
+    disk_gb: int | None = None,
+    provisioning: str | float | None = None,
     objective: Objective = "balanced",
     time_weight: float | None = None,
     confidence: float | None = None,
@@ -208,6 +252,7 @@ def search_options(
     observed: ObservedPreemptions | None = None,
     learning_rate_rule: ScalingRule | None = None,
     sync: str | None = None,
+    precision: Precision | Literal["auto"] = "auto",
 ) -> Options:
     """What narrows a search, from the values that people give; see `recommend` for each of them.
 
@@ -234,6 +279,10 @@ def search_options(
         zones=zones,
         max_hourly_usd=positive(max_hourly_usd, "max_hourly_usd", "USD an hour"),
         quotas=read_quotas(quotas),
+        data_bytes=size_bytes(data, "data"),
+        data_region=data_region,
+        disk_gb=disk_gb,
+        startup_s=duration_s(provisioning, "provisioning"),
         objective=chosen(objective, get_args(Objective), "objective") or "balanced",
         time_weight=time_weight,
         confidence=confidence,
@@ -243,6 +292,7 @@ def search_options(
         observed=observed,
         learning_rate_rule=chosen(learning_rate_rule, get_args(ScalingRule), "learning rate rule"),
         sync=None if sync is None else parse_sync(sync),
+        precision=None if precision == "auto" else chosen(precision, PRECISIONS, "precision"),
     )
 
 
@@ -265,7 +315,8 @@ def profile_of(given: Profile | Path | str) -> Profile:
     return Profile.load(path)
 
 
-def _catalog(region: str, folder: Path | str | None, told: Reporter) -> CatalogInUse:
+def catalog_of(region: str, folder: Path | str | None, told: Reporter) -> CatalogInUse:
+    """The catalogue that is planned with; what is to be known of it is noted."""
     from hetopt.optimizer.market.catalog_choice import catalog_in_use
 
     today = datetime.datetime.now(datetime.UTC).date()
@@ -273,6 +324,40 @@ def _catalog(region: str, folder: Path | str | None, told: Reporter) -> CatalogI
     if in_use.note:
         told.note(in_use.note)
     return in_use
+
+
+def _compared(
+    profile: Profile,
+    goal: Goal,
+    options: Options,
+    quotas: Sequence[str],
+    folder: Path | str | None,
+    seed: int,
+    told: Reporter,
+) -> Compared:
+    """The regions side by side."""
+    from hetopt.optimizer.market.catalog_choice import regional_catalogs
+    from hetopt.optimizer.market.quota import read_quotas
+    from hetopt.optimizer.recommendation.regions import Market, compare_regions
+
+    today = datetime.datetime.now(datetime.UTC).date()
+    in_use = regional_catalogs(None if folder is None else Path(folder), today=today)
+    days = [one.day for one in in_use if one.day is not None]
+    told.note(f"prices of {len(in_use)} regions, the oldest of {min(days)}: `hetopt catalog refresh --region all`")
+    markets = [
+        Market(catalog=one.catalog, quotas=read_quotas(_quotas(quotas, one.catalog.region, told))) for one in in_use
+    ]
+    return compare_regions(profile, markets, goal, options, seed=seed)
+
+
+def _earlier(told: Reporter) -> EarlierRuns | None:
+    """What runs of other jobs found in machine types, as `hetopt.reports.learn` keeps it; None: nothing."""
+    from hetopt.optimizer.step_time.earlier_runs import earlier_runs_file, kept
+
+    found = kept()
+    if found is not None:
+        told.note(f"machine types as {len(found.runs)} earlier runs found them, of {earlier_runs_file()}, count in")
+    return found
 
 
 def _observed(named: Path | str | None, told: Reporter) -> ObservedPreemptions | None:
@@ -290,6 +375,21 @@ def _observed(named: Path | str | None, told: Reporter) -> ObservedPreemptions |
         f"preemption rates of spot: the prior, updated by {hours:.0f} instance-hours in {path} (`observed=none`: not)"
     )
     return found
+
+
+def _quotas(given: Sequence[str], region: str, told: Reporter) -> Sequence[str]:
+    """The quotas that were given, or else those of the account, if its own were ever read."""
+    from hetopt.optimizer.market.account_quotas import AccountQuotas, account_quotas_file
+
+    path = account_quotas_file()
+    if given or not path.exists():
+        return given
+    known = AccountQuotas.load(path)
+    if region not in known.regions:
+        return given
+    age = known.age_in_words(region, datetime.datetime.now(datetime.UTC))
+    told.note(f"quotas of account {known.account_id} in {region}, {age} (`quotas=none`: not counted)")
+    return (known.regions[region].quotas,)
 
 
 def _goal(

@@ -8,22 +8,23 @@ import time
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 from hetopt.api.measuring import measured
 from hetopt.api.profiling_script import Script, profile_script, short_spin
-from hetopt.api.values import names, positive
+from hetopt.api.values import chosen, names, positive
 from hetopt.backends.local import LocalLauncher
-from hetopt.core.errors import BadInput
+from hetopt.core.errors import BadInput, setting
 from hetopt.core.events.log import EVENTS_FILE, read_events
 from hetopt.core.extras import install_command
+from hetopt.core.precision import Precision
 from hetopt.core.probe_schedule import ProbeSchedule, make_schedule
 from hetopt.core.profile import LOCAL, Profile
 from hetopt.core.reporter import Reporter
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.core.step_samples import StepSample
 from hetopt.core.synchronization_text import parse_sync, spell_sync
-from hetopt.profiler.collect import collect
+from hetopt.profiler.collect import collect, refusals
 from hetopt.profiler.progress import progress
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
 STOP_GRACE_S = 3.0
 """A probe has nothing to save, so it need not be waited for long."""
+
+AUTO = "auto"
+PRECISIONS = (AUTO, *get_args(Precision))
 
 SHORTEST_BUDGET_S = 5.0
 LONGEST_BUDGET_S = 86_400.0
@@ -49,10 +53,12 @@ def profile(
     seed: int = 0,
     machine_type: str = LOCAL,
     sync: Sequence[str] = (),
+    precision: Precision | Literal["auto"] | None = None,
     samples: Iterable[StepSample] = (),
     probe_budget_usd: float | None = None,
     explore_on: str = "local",
     hosts: str | None = None,
+    inventory: Path | str | None = None,
     types: Sequence[str] | str = (),
     region: str = "us-east-1",
     ec2_data: str | None = None,
@@ -75,10 +81,15 @@ def profile(
         seed: of weights and sample order.
         machine_type: what this machine is: an instance type of the catalogue, or ``"local"``.
         sync: also measure how many steps the target takes when workers average parameters: ``"local-sgd(8)"``.
+        precision: of a task, also measure steps, memory and progress in this one beside fp32: ``"tf32"``, ``"bf16"`` or
+            ``"fp16"``; ``"auto"``: all that the machine has. Absent: all that its GPUs have, and ``"fp32"`` alone on a
+            CPU. A script says itself what it computes in.
         samples: step times that were measured elsewhere, to go with it.
         probe_budget_usd: then measure whole steps of more workers, as long as that is worth its price, for so many USD.
-        explore_on: ``"local"``, ``"rehearsal"`` (with ``hosts``) or ``"ec2"``, which rents ``types`` in ``region``.
+        explore_on: ``"local"``, ``"rehearsal"`` (with ``hosts``), ``"ssh"`` (with ``inventory``) or ``"ec2"``, which
+            rents ``types`` in ``region``.
         hosts: rehearsal: the cluster to explore, such as ``"speed=1,rate=100mbit x8"``.
+        inventory: ssh: the file of hosts to explore, such as ``"hosts.toml"``.
         types: ec2: machine types to explore.
         region: ec2: where to rent them.
         ec2_data: ec2: the data's place in S3.
@@ -98,7 +109,13 @@ def profile(
         raise BadInput(f"`seed` must be 0 or more, got {seed}.", hint="for example `seed=1`")
     _check_type(machine_type)
     if is_script(task):
-        refused = {"data": data, "sync": tuple(sync), "probe_budget_usd": probe_budget_usd, "samples": tuple(samples)}
+        refused = {
+            "data": data,
+            "sync": tuple(sync),
+            "precision": precision,
+            "probe_budget_usd": probe_budget_usd,
+            "samples": tuple(samples),
+        }
         for name, value in refused.items():
             if value:
                 raise BadInput(
@@ -122,12 +139,13 @@ def profile(
             hint="name a script: train.py",
         )
     syncs = tuple(_measurable(text) for text in sync)
+    wanted = chosen(precision, PRECISIONS, "precision")
     budget_usd = positive(probe_budget_usd, "probe_budget_usd", "USD")
     asked_types = names(types)
     if budget_usd is not None:
         from hetopt.api.exploring import check_place
 
-        check_place(explore_on, hosts, asked_types)
+        check_place(explore_on, hosts, asked_types, inventory)
         if explore_on == "ec2":
             from hetopt.api import exploring_ec2
 
@@ -142,6 +160,7 @@ def profile(
         seed=seed,
         machine_type=machine_type,
         syncs=syncs,
+        precision=wanted,
     )
     found = _measure(spec, schedule, machine_type=machine_type, told=told)
     elsewhere = tuple(samples)
@@ -154,6 +173,8 @@ def profile(
     place: Place
     if explore_on == "ec2":
         place = exploring_ec2.place_on_ec2(found, task=task, types=asked_types, region=region, data=ec2_data, tell=told)
+    elif inventory is not None:
+        place = exploring.place_on_hosts(found, inventory=inventory, tell=told)
     else:
         place = exploring.place_here(found, hosts=hosts, workers=workers, tell=told)
     return exploring.explore(found, place, budget_usd=budget_usd, tell=told)
@@ -244,6 +265,7 @@ def _prepare(
     seed: int,
     machine_type: str,
     syncs: tuple[str, ...],
+    precision: str | None,
 ) -> tuple[RunSpec, ProbeSchedule]:
     """Look at the task and its data before any process is started, and write the schedule for them."""
     _needs_torch("profiling")
@@ -275,6 +297,7 @@ def _prepare(
         time_budget_s=time_budget_s,
         accelerators=accelerators,
         syncs=syncs,
+        precisions=(precisions := _precisions(precision, on_gpu=accelerators > 0)),
     )
     spec = RunSpec(
         task=reference,
@@ -289,10 +312,28 @@ def _prepare(
             )
             for _ in range(count)
         ),
+        # What was named, the task must bear; what was only looked at is left out where it does not.
+        precision=precisions[-1] if precision not in (None, AUTO) else "fp32",
         stop=StopRule(max_steps=1),
         probe=schedule,
     )
     return spec, schedule
+
+
+def _precisions(asked: str | None, *, on_gpu: bool) -> tuple[Precision, ...]:
+    """What is measured: fp32, which all else is held against, and then what was asked for.
+
+    Raises:
+        BadInput: it is not for this machine.
+    """
+    if asked in ("tf32", "fp16") and not on_gpu:
+        raise BadInput(
+            f"{setting('precision', asked)} is for GPUs, and torch sees none here.",
+            hint=f"leave it out, or choose {setting('precision', 'bf16')}, which CPUs have as well",
+        )
+    there: tuple[Precision, ...] = ("tf32", "bf16", "fp16") if on_gpu else ("bf16",)
+    everything = asked == AUTO or (asked is None and on_gpu)
+    return ("fp32", *(one for one in there if everything or one == asked))
 
 
 def _measure(spec: RunSpec, schedule: ProbeSchedule, *, machine_type: str, told: Reporter) -> Profile:
@@ -306,8 +347,11 @@ def _measure(spec: RunSpec, schedule: ProbeSchedule, *, machine_type: str, told:
 
     launcher = LocalLauncher(grace_s=STOP_GRACE_S)
     with measured(launcher, spec, environment, what="the measurement", told=told, look=look) as folder:
+        events = read_events(folder / EVENTS_FILE)
+        for remark in refusals(events):
+            told.note(f"{remark}.")
         return collect(
-            read_events(folder / EVENTS_FILE),
+            events,
             schedule,
             device_type=machine_type,
             started_at_s=started_at_s,

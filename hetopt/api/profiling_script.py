@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from hetopt.api.script_text import PLACES, on_several_workers, read_script, resumes
+from hetopt.api.script_text import PLACES, has_session, lost_files, on_several_workers, read_script, resumes
 from hetopt.backends.backend import POLL_S
 from hetopt.core.artifact import read_record
 from hetopt.core.errors import BadInput, HetoptError, RunFailed
@@ -153,7 +153,7 @@ def profile_script(
     if not script.path.is_file():
         raise BadInput(f"there is no script {script.path}.", hint="give its path after --")
     text = read_script(script.path)
-    for remark in on_several_workers(text):
+    for remark in (*on_several_workers(text), *lost_files(text)):
         told.note(remark)
     starts = _starts(script, workers=workers, accelerators=accelerators, time_budget_s=time_budget_s)
     folder = Path(tempfile.mkdtemp(prefix="hetopt-profile-"))
@@ -178,7 +178,7 @@ def profile_script(
             started_at_s=began_s,
             hetopt_version=version("hetopt"),
         )
-        job = profile.job.model_copy(update={"resumes": resumes(text)})
+        job = profile.job.model_copy(update={"has_session": has_session(text), "resumes": resumes(text)})
         return profile.model_copy(update={"job": job})
     finally:
         if not keep:

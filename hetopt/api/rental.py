@@ -13,6 +13,7 @@ from hetopt.backends.ec2.renter.launcher import Ec2Launcher
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.run_status import judged
 from hetopt.core.errors import BadInput, CloudRefused
+from hetopt.core.formatting import duration
 from hetopt.core.run_status import RunStatus
 
 
@@ -20,6 +21,19 @@ def rental_of(prepared: Prepared) -> Rental:
     """What a launch on EC2 is about to rent."""
     assert isinstance(prepared, Rental)
     return prepared
+
+
+def ends_unfollowed(prepared: Prepared) -> str | None:
+    """What to know of a launch that nobody follows, whose machines end before it may be done; None: nothing."""
+    rental = rental_of(prepared)
+    lives_s, takes_s = rental.order.lifetime_s, rental.wanted.chosen.prediction.total_s.high
+    if takes_s <= lives_s:
+        return None
+    return (
+        f"where nobody follows, the machines end after {duration(lives_s)}, which is what the budget pays for at "
+        f"on-demand prices, and the run may take {duration(takes_s)}: `hetopt status` before that, and now and then, "
+        "grants it more time as long as less was spent"
+    )
 
 
 def look(run: Run, *, ask: bool) -> tuple[RunStatus, dict[str, Any]]:

@@ -14,13 +14,14 @@ from hetopt.api.backends import backend_of, read_launch
 from hetopt.backends.backend import POLL_S
 from hetopt.core import formatting
 from hetopt.core.errors import BadInput
-from hetopt.core.reporter import Reporter
+from hetopt.core.reporter import PIECES, Reporter
 from hetopt.core.run_status import RunState, RunStatus
 
 if TYPE_CHECKING:
     from hetopt.api.run_record import RunRecord
     from hetopt.backends.backend import Backend, RunHandle
     from hetopt.core.events.records import LogEvent
+    from hetopt.core.outputs import Outputs
     from hetopt.core.scaled_emulation import Change
     from hetopt.optimizer.launch_record import Launch
     from hetopt.reports.report import Report
@@ -134,7 +135,7 @@ class Run:
         return read_run(self.folder)
 
     def logs(self, *, worker: int | None = None, events: bool = False, follow: bool = False) -> Iterator[LogLine]:
-        """What its processes printed.
+        """What its processes printed, each with its source; first what happened in it, as ``run``.
 
         Args:
             worker: only this one's output.
@@ -146,10 +147,13 @@ class Run:
         """
         from hetopt.core.events.decisions import DECISIONS_FILE
         from hetopt.core.events.log import EVENTS_FILE
+        from hetopt.core.events.reader import EventReader
         from hetopt.core.worker_logs import log_files, read_from
+        from hetopt.reports.run_words import RunLog
 
         told = {"events": self.folder / EVENTS_FILE, "decisions": self.folder / DECISIONS_FILE}
         offsets: dict[str, int] = {}
+        events_read, in_words = EventReader(path=told["events"]), RunLog(self.launch)
         while True:
             over = self.status().state.is_over
             files = told if events else log_files(self.folder, worker)
@@ -157,6 +161,9 @@ class Run:
                 raise BadInput(
                     f"{self.name} has no output of worker {worker}.", hint="`hetopt status` shows the workers"
                 )
+            if not events and worker is None:
+                for event in events_read.read():
+                    yield from (LogLine(source="run", text=line) for line in in_words.lines(event))
             for source, path in files.items():
                 text, offsets[source] = read_from(path, offsets.get(source, 0))
                 yield from (LogLine(source=source, text=line) for line in text.splitlines())
@@ -217,6 +224,22 @@ class Run:
             )
         return self.model, None
 
+    def fetch_outputs(self) -> Outputs:
+        """What its script wrote into ``HETOPT_OUTPUT``; that of rented machines comes here, into ``outputs``.
+
+        Raises:
+            BadInput: there is no room for it.
+            CloudRefused: it cannot be read from the bucket.
+        """
+        from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
+        from hetopt.core.outputs import OUTPUT_FOLDER, written_in
+
+        if (self.folder / ORDER_FILE).exists():
+            from hetopt.backends.ec2.renter.fetching import fetch_outputs
+
+            return fetch_outputs(Order.load(self.folder / ORDER_FILE), self.folder)
+        return written_in(self.folder / OUTPUT_FOLDER)
+
     def change(self, text: str) -> tuple[Change, float | None]:
         """Change a host of a rehearsal while it runs.
 
@@ -252,12 +275,22 @@ class Run:
             BadInput: nothing was predicted for it, or the file cannot be written.
         """
         from hetopt.core.artifact import write_atomically
+
+        write_atomically(Path(path), self.html())
+
+    def html(self) -> str:
+        """The same page as text.
+
+        Raises:
+            BadInput: nothing was predicted for it, or it has not been through a step.
+        """
         from hetopt.reports.page.page import page
         from hetopt.reports.page.series import series
 
-        made, record = self.report(), self.record()
+        record = self.record()
+        made = self._report(record)
         assert record.launch is not None, "there would be no report"
-        write_atomically(Path(path), page(made, record.launch, series(record.history)))
+        return page(made, record.launch, series(record.history))
 
     def report(self) -> Report:
         """Hold it against its prediction: time, steps, cost, balance and communication.
@@ -265,9 +298,11 @@ class Run:
         Raises:
             BadInput: nothing was predicted for it.
         """
+        return self._report(self.record())
+
+    def _report(self, record: RunRecord) -> Report:
         from hetopt.reports.report import make_report
 
-        record = self.record()
         if record.launch is None:
             raise BadInput(
                 f"{self.name} has no launch record, so nothing was predicted for it.",
@@ -310,6 +345,8 @@ def _followed(run: Run, launch: Launch, reporter: Reporter, on_event: Callable[[
     from hetopt.backends.supervisor.acting import Supervision
     from hetopt.core.events.log import EVENTS_FILE
     from hetopt.core.events.reader import EventReader
+    from hetopt.core.events.records import StepsLogged
+    from hetopt.reports.run_words import RecentSteps, figures
     from hetopt.reports.timeline import happening
 
     handle, renting = run.handle, run.backend if isinstance(run.backend, Renting) else None
@@ -327,7 +364,7 @@ def _followed(run: Run, launch: Launch, reporter: Reporter, on_event: Callable[[
     progress, reader = supervision.run, EventReader(path=run.folder / EVENTS_FILE)
     unread = reader.unread
     expected = max(launch.prediction.steps.value, 1.0)
-    looked_s = time.monotonic()
+    recent, looked_s = RecentSteps(), time.monotonic()
     printed = _LeaderOutput(run.folder) if launch.spec.script else None
     while True:
         status = run.status()
@@ -335,6 +372,8 @@ def _followed(run: Run, launch: Launch, reporter: Reporter, on_event: Callable[[
             reporter.note(line)
         for event in reader.read():
             supervision.take_in(event)
+            if isinstance(event, StepsLogged):
+                recent.take(event)
             if on_event is not None:
                 on_event(event)
             if event.time_s < launch.starts[-1]:
@@ -347,12 +386,8 @@ def _followed(run: Run, launch: Launch, reporter: Reporter, on_event: Callable[[
             unread = reader.unread
             reporter.note(f"{unread.sentence}")
         if progress.logged_steps:
-            metrics = " ".join(f"{name} {value:.4g}" for name, value in progress.metrics.items())
-            loss = f", loss {progress.loss:.4g}" if progress.loss is not None else ""
-            reporter(
-                f"epoch {progress.epoch:.1f}, step {formatting.count(progress.step)}{loss} {metrics}",
-                min(progress.step / expected, 1.0),
-            )
+            now = figures(progress, launch, step_time_s=recent.step_time_s, now_s=time.time())
+            reporter(PIECES.join(now), min(progress.step / expected, 1.0))
         if status.state.is_over:
             return status
         if time.monotonic() - looked_s >= LOOK_S:

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from hetopt.core.errors import BadInput
+from hetopt.core.outputs import OUTPUT_VARIABLE
 from hetopt.core.reading import read_text
 
 PLACES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -156,6 +157,48 @@ def on_several_workers(files: Iterable[SourceFile]) -> tuple[str, ...]:
     if len(written) > MOST_NAMED:
         told.append(f"{len(written) - MOST_NAMED} other lines write files as well.")
     return tuple(told)
+
+
+def lost_files(files: Iterable[SourceFile]) -> tuple[str, ...]:
+    """Files that a script writes elsewhere than into its folder of the run, a sentence each: with a machine they go."""
+    found = [file.finding(one) for file in files for one in _written_elsewhere(file)]
+    told = [
+        f"{one.place} writes a file that a rented machine loses ({one.code}): write it into run.outputs, or the folder "
+        f"that {OUTPUT_VARIABLE} names."
+        for one in found[:MOST_NAMED]
+    ]
+    return (*told, *([f"{len(found) - MOST_NAMED} other lines do as well."] if len(found) > MOST_NAMED else []))
+
+
+def _written_elsewhere(file: SourceFile) -> Iterator[ast.Call]:
+    """Calls that write files, none of whose arguments is made of the folder that comes back."""
+    kept = {OUTPUT_VARIABLE}
+    pairs = [*((file.source(target), value) for target, value in assigned(file.tree)), *given(file.tree)]
+    opened = [(file.source(one.optional_vars), one.context_expr) for one in ast.walk(file.tree)
+              if isinstance(one, ast.withitem) and one.optional_vars is not None]  # fmt: skip
+    while True:
+        names = {name for name, value in (*pairs, *opened) if _mentions(value, kept)} - kept
+        if not names:
+            break
+        kept |= names
+    for node in ast.walk(file.tree):
+        if not isinstance(node, ast.Call) or not _writes(node) or _mentions(node, kept):
+            continue
+        if not any("temp" in file.source(one) for one in node.args):
+            yield node
+
+
+def _mentions(node: ast.AST, names: Iterable[str]) -> bool:
+    """Whether an expression is made of one of these names or texts, or of ``run.outputs``."""
+    wanted = set(names)
+    for one in ast.walk(node):
+        if isinstance(one, ast.Attribute) and one.attr == "outputs" and ast.unparse(one.value).endswith("run"):
+            return True
+        if isinstance(one, (ast.Name, ast.Attribute)) and ast.unparse(one) in wanted:
+            return True
+        if isinstance(one, ast.Constant) and one.value in wanted:
+            return True
+    return False
 
 
 def has_session(files: Iterable[SourceFile]) -> bool:

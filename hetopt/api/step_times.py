@@ -6,14 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetopt.api.catalogs import in_use
 from hetopt.api.values import chosen
 from hetopt.core.artifact import kind_in
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import Profile
 from hetopt.core.step_samples import Configuration, StepSample, StepSamples
 from hetopt.optimizer.fit import fit
-from hetopt.optimizer.market.catalog import Catalog, Market, load_catalog
+from hetopt.optimizer.market.catalog import Catalog, Market
+from hetopt.optimizer.search.asked_steps import AskedSteps
 from hetopt.optimizer.step_time.choice import PEERS, PeerModel, choose, held_out_errors
+from hetopt.optimizer.step_time.earlier_runs import kept
 from hetopt.optimizer.step_time.model import StepTime, StepTimeModel
 from hetopt.optimizer.step_time.observed import Observed, observe
 from hetopt.optimizer.step_time.priors import PRIORS, Normal
@@ -26,7 +29,38 @@ SETUP_S = 180.0
 PROBE_STEPS = 25
 """What measuring a layout takes: starting machines, a few steps to warm up, and twenty that count."""
 
-Predictor = StepTimeModel | PeerModel
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """The planner's steps where a plan could have the configuration; else the model of what was measured.
+
+    Attributes:
+        plans: what plans know; absent where there are step samples alone, which no plan is made from.
+        own: hetopt's model of what was measured.
+    """
+
+    plans: AskedSteps | None
+    own: StepTimeModel
+
+    def predict(self, configurations: Sequence[Configuration]) -> list[StepTime]:
+        """Of each configuration its step time.
+
+        Raises:
+            BadInput: one of them cannot be predicted.
+        """
+        plans = self.plans
+        if plans is None:
+            return self.own.predict(configurations)
+        planned = [plans.answers(one) for one in configurations]
+        others = [one for one, is_planned in zip(configurations, planned, strict=True) if not is_planned]
+        rest = iter(self.own.predict(others) if others else ())
+        return [
+            plans.step(one) if is_planned else next(rest)
+            for one, is_planned in zip(configurations, planned, strict=True)
+        ]
+
+
+Predictor = Planned | PeerModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +69,14 @@ class StepTimes:
 
     Attributes:
         own: hetopt's model of what was measured.
+        plans: what plans know of it; absent where there are step samples alone.
         samples: the whole steps among that, which published models need.
         catalog: what machines are, and cost.
         market: on which they are rented.
     """
 
     own: StepTimeModel
+    plans: AskedSteps | None
     samples: tuple[StepSample, ...]
     catalog: Catalog
     market: Market
@@ -61,10 +97,11 @@ class StepTimes:
             BadInput: a file cannot be read, or there is no such market.
         """
         where = chosen(market, MARKETS, "market") or "spot"
-        observed, samples, priors = _observed(profile)
-        known = load_catalog(region, catalog)
+        observed, samples, priors, whole = _observed(profile)
+        known = in_use(region, catalog).catalog
         own = StepTimeModel.fit(observed, known.instance_types, priors)
-        return cls(own=own, samples=samples, catalog=known, market=where)
+        plans = None if whole is None else AskedSteps.of(whole, known, kept())
+        return cls(own=own, plans=plans, samples=samples, catalog=known, market=where)
 
     def best(self) -> tuple[str, Mapping[str, float]]:
         """The model whose errors on layouts held out are least, and those of each.
@@ -83,7 +120,7 @@ class StepTimes:
         """
         wanted = chosen(name, MODELS, "model")
         if wanted == "hetopt":
-            return self.own
+            return Planned(plans=self.plans, own=self.own)
         if wanted == "auto":
             return self.model(self.best()[0])
         return next(PeerModel.fit(peer, self._whole_steps()) for peer in PEERS if peer == wanted)
@@ -117,12 +154,12 @@ def predicted(model: Predictor, asked: Sequence[Configuration]) -> list[StepTime
         return [answer for one in asked for answer in predicted(model, [one])]
 
 
-def _observed(path: Path) -> tuple[Observed, tuple[StepSample, ...], Mapping[str, Normal]]:
-    """What was measured, from either kind of profile, whole steps where there are any, and what else is believed."""
+def _observed(path: Path) -> tuple[Observed, tuple[StepSample, ...], Mapping[str, Normal], Profile | None]:
+    """What was measured, whole steps where there are any, what else is believed, and the profile if it is one."""
     if kind_in(path) == StepSamples.KIND:
         samples = StepSamples.load(path).samples
-        return observe(samples), samples, PRIORS
+        return observe(samples), samples, PRIORS, None
     profile = Profile.load(path)
     if profile.samples:
-        return observe(profile.samples), profile.samples, PRIORS
-    return observe_profile(profile), (), profile_priors(fit(profile).reference)
+        return observe(profile.samples), profile.samples, PRIORS, profile
+    return observe_profile(profile), (), profile_priors(fit(profile).reference), profile

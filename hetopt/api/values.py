@@ -9,7 +9,7 @@ from typing import TypeVar, cast
 from hetopt.core.errors import BadInput
 from hetopt.core.grammar import arguments, split
 from hetopt.core.names import known
-from hetopt.core.quantities import DURATION, MONEY, NUMBER, quantity
+from hetopt.core.quantities import DURATION, MONEY, NUMBER, SIZE, quantity
 
 T = TypeVar("T")
 
@@ -52,6 +52,15 @@ def duration_s(given: str | float | None, name: str) -> float | None:
     if seconds <= 0:
         raise BadInput(f"`{name}` must be a length of time above 0, got {given!r}.", hint=f"for example `{name}=6h`")
     return seconds
+
+
+def size_bytes(given: str | float | None, name: str) -> float:
+    """'150GB', '2TB', or bytes as a number; 0 where nothing was given.
+
+    Raises:
+        BadInput: it is no size of data.
+    """
+    return 0.0 if given is None else quantity(given, SIZE, f"`{name}`") if isinstance(given, str) else float(given)
 
 
 def metric_target(text: str) -> tuple[str, float]:

@@ -51,10 +51,13 @@ class LaunchOptions:
     """What a launch is told beside its plan; `hetopt.api.launching` refuses those of other backends.
 
     Attributes:
-        data: folder of the task's data; on EC2 ``s3://BUCKET/PREFIX``. Absent: where the profile found it.
+        data: folder of the task's data (ssh: on each host); on EC2 ``s3://BUCKET/PREFIX``. Absent: where
+            the profile found it.
         restarts: how often a worker that is killed is replaced (local, rehearsal); absent: the plan's.
         slowdowns: local: a factor of 1 or more for each worker, whose computation takes so many times as long.
-        hosts: rehearsal: these hosts instead of the plan's machines, such as ``"speed=1,rate=100mbit x2"``.
+        hosts: rehearsal: these hosts instead of the plan's machines, such as ``"speed=1,rate=100mbit x2"``; ssh: those
+            to run on, such as ``"alice@box1,bob@box2"``.
+        inventory: ssh: the file that describes them.
         schedule: rehearsal: the text that says what happens on the way, a change a line.
         budget_usd: ec2: a hard cap on the whole bill; absent: the plan's.
         bucket: ec2: where code, checkpoints and state go; absent: ``hetopt-ACCOUNT-REGION``.
@@ -65,12 +68,17 @@ class LaunchOptions:
         unprobed: ec2: rent types although no step was ever measured on them or a relative.
         accept_risk: ec2: rent a plan that is less sure to keep its limits than was asked for.
         accept_fewer: ec2: asked whether the run may begin on fewer machines; absent: all or none.
+        subnets: ec2: that machines may be in; empty: the default ones.
+        security_group: ec2: of the machines; absent: one that is made for the run.
+        public_address: ec2: whether machines have one, as their subnet gives it.
+        canary: ec2: first rent one machine of each type for some minutes, and put what it measures into the plan.
     """
 
     data: str | None = None
     restarts: int | None = None
     slowdowns: tuple[float, ...] | None = None
     hosts: str | None = None
+    inventory: str | None = None
     schedule: str | None = None
     budget_usd: float | None = None
     bucket: str | None = None
@@ -81,15 +89,21 @@ class LaunchOptions:
     unprobed: bool = False
     accept_risk: bool = False
     accept_fewer: Callable[[RunSpec], bool] | None = None
+    subnets: tuple[str, ...] = ()
+    security_group: str | None = None
+    public_address: bool = True
+    canary: bool = False
 
 
 TAKES: dict[str, frozenset[str]] = {
     "local": frozenset({"data", "restarts", "slowdowns"}),
     "rehearsal": frozenset({"data", "restarts", "hosts", "schedule"}),
+    "ssh": frozenset({"data", "hosts", "inventory"}),
     "ec2": frozenset(
         {
             *("data", "budget_usd", "bucket", "zone", "substitutes", "instance_profile", "images"),
-            *("unprobed", "accept_risk", "accept_fewer"),
+            *("unprobed", "accept_risk", "accept_fewer", "canary"),
+            *("subnets", "security_group", "public_address"),
         }
     ),
 }

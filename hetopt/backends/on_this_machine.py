@@ -17,6 +17,7 @@ from hetopt.backends.prediction.hosting import ThisMachine
 from hetopt.backends.prediction.local_plan import predict_on_local
 from hetopt.backends.prediction.machine_speed import at_present
 from hetopt.backends.processes import ProcessLauncher
+from hetopt.backends.resuming import resumable
 from hetopt.core.calibration_benchmark import measure_yardstick_s
 from hetopt.core.errors import BadInput
 from hetopt.core.extras import install_command
@@ -59,18 +60,7 @@ class _OnThisMachine(ProcessLauncher):
 
     def prepare_resumed(self, folder: Path, options: LaunchOptions) -> Prepared:
         """See `hetopt.backends.backend.Backend`."""
-        launch = Launch.load(folder / LAUNCH_FILE)
-        if launch.on != self.name:
-            raise BadInput(
-                f"{folder.name} was started on {launch.on}, and goes on there.",
-                hint=f"hetopt launch --on {launch.on} --resume {folder.name}",
-            )
-        state = self.poll(RunHandle(run_dir=folder)).state
-        if not state.is_over:
-            hint = f"end it first with `hetopt stop {folder.name}`"
-            raise BadInput(f"{folder.name} is still {state.value}.", hint=hint)
-        if not (folder / "checkpoint" / "LATEST").exists():
-            raise BadInput(f"{folder.name} has no checkpoint to go on from.", hint="start it anew from its plan")
+        launch = resumable(self, folder, self.name, folder / "checkpoint" / "LATEST")
         launch = launch.model_copy(update={"spec": _restarted(launch.spec, options)})
         return Prepared(launch=launch, folder=folder)
 

@@ -1,4 +1,4 @@
-"""Short runs that measure whole steps of a layout here: on this machine's processes, or on rehearsed hosts."""
+"""Short runs that measure whole steps of a layout: of this machine's processes, of rehearsed hosts, of one's own."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from hetopt.backends.emulation.plan import Scale, fitting_factor, miniature_run
 from hetopt.backends.prediction.hosting import SmallWorkers, ThisMachine
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.events.records import LogEvent, StepsLogged
+from hetopt.core.hosts import Host
 from hetopt.core.profile import LOCAL, Profile
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.core.step_samples import Configuration, Node, StepSample
@@ -65,6 +66,28 @@ def local_probes(profile: Profile, workers: int) -> tuple[ProbeRun, ...]:
                 ProbeRun(
                     configuration=Configuration(nodes=(Node(type=LOCAL, workers=count),), local_batch_size=size),
                     spec=probe_spec(profile, specs),
+                )
+            )
+    return tuple(found)
+
+
+def own_probes(profile: Profile, hosts: Sequence[Host]) -> tuple[ProbeRun, ...]:
+    """Each host alone, then the first two, three and more together; a host is called by its own name."""
+    layouts = [(host,) for host in hosts] + [tuple(hosts[:count]) for count in counts(len(hosts)) if count > 1]
+    most = sum(len(host.devices) for host in hosts)
+    found = []
+    for layout in layouts:
+        for size in _local_sizes(profile, most):
+            workers = tuple(
+                WorkerSpec(host=host.name, type=host.name, local_batch_size=size)
+                for host in layout
+                for _ in host.devices
+            )
+            nodes = tuple(Node(type=host.name, workers=len(host.devices)) for host in layout)
+            found.append(
+                ProbeRun(
+                    configuration=Configuration(nodes=nodes, local_batch_size=size),
+                    spec=probe_spec(profile, workers),
                 )
             )
     return tuple(found)

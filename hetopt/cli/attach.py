@@ -13,6 +13,9 @@ def attach(
     """Fetch what is known of a run on EC2, so that `status`, `logs` and `stop` work here too.
 
     It takes the same credentials, and changes nothing.
+
+    \b
+      hetopt attach 20261120-131649
     """
     from hetopt.api import account
     from hetopt.cli import render

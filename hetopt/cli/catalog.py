@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetopt.cli.options import FIRST_REGION, CatalogFolder, Region, given, options
+from hetopt.cli.help_screen import OneScreen, OneScreenGroup
+from hetopt.cli.options import FIRST_REGION, CatalogFolder, Json, Region, given, options
 
 if TYPE_CHECKING:
     from hetopt.api.catalogs import Criteria
@@ -16,7 +17,18 @@ if TYPE_CHECKING:
 TABLE_ROWS = 20
 
 app = typer.Typer(
-    help="What can be rented: instance types, prices, interruption bands.", no_args_is_help=True, rich_markup_mode=None
+    name="catalog",
+    cls=OneScreenGroup,
+    help="""What can be rented: instance types, prices, interruption bands.
+
+    \b
+      hetopt catalog list --gpu A10G --market spot
+      hetopt catalog show g5.xlarge
+    """,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 
 
@@ -50,9 +62,6 @@ class SortOption(StrEnum):
     NETWORK = "network"
     COREMARK = "coremark"
     NAME = "name"
-
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,15 +114,15 @@ class Wanted:
     as_json: Json = False
 
 
-@app.command("list")
+@app.command("list", cls=OneScreen)
 @options(Wanted)
 def list_(asked: Wanted) -> None:
     """List instance types; filters combine.
 
     \b
       hetopt catalog list --gpu A10G --market spot
-      hetopt catalog list --vcpus-min 16 --max-interruption 10% --sort price-per-coremark
-      hetopt catalog list --gpus-min 8 --network-min 400 --sort network --reverse
+      hetopt catalog list --vcpus-min 16 --sort price-per-coremark
+      hetopt catalog list --gpus-min 8 --sort network --reverse
     """
     from hetopt.api.catalogs import find
     from hetopt.cli import catalog_view, render
@@ -151,14 +160,18 @@ def _criteria(asked: Wanted) -> Criteria:
     return Criteria(**typed)
 
 
-@app.command()
+@app.command(cls=OneScreen)
 def show(
     instance_type: Annotated[str, typer.Argument(metavar="TYPE", help="Instance type, such as g5.xlarge.")],
     region: Region = FIRST_REGION,
     catalog: CatalogFolder = None,
     as_json: Json = False,
 ) -> None:
-    """Show all that is known of an instance type: facts, prices with date and source, every region, caveats."""
+    """Show all that is known of an instance type: facts, prices with date and source, every region, caveats.
+
+    \b
+      hetopt catalog show g5.xlarge
+    """
     from hetopt.api.catalogs import in_use
     from hetopt.cli import catalog_view, render
 

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hetopt.cli.catalog import Json
-from hetopt.cli.options import FIRST_REGION
+from hetopt.cli.catalog import app
+from hetopt.cli.help_screen import OneScreen
+from hetopt.cli.options import FIRST_REGION, Json
 
 if TYPE_CHECKING:
     from hetopt.api.catalog_refreshing import OwnCatalog
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 LEFT_OUT_SHOWN = 5
 
 
+@app.command(cls=OneScreen)
 def refresh(
     region: Annotated[
         str, typer.Option("--region", "-r", help="AWS region; all: every one, without the account.")

@@ -87,7 +87,7 @@ def print_table(catalog: Catalog, listings: Sequence[Listing], *, matching: int,
     else:
         columns["spot saves"] = [_saving(one) for one in listings]
     columns["interr."] = [one.band.label if one.band else "-" for one in listings]
-    dropped = _drop_to_fit(columns, render.console().width)
+    dropped = render.drop_to_fit(columns, ("arch", "Gbit/s", "GiB", "interr.", "vCPU"), folding="accelerator")
     words = {"type", "accelerator", "arch"}
     render.table(
         [
@@ -115,7 +115,7 @@ def print_page(catalog: Catalog, listing: Listing, everywhere: Mapping[str, List
             [
                 render.Column(name="market"),
                 render.Column(name="price", justify="right"),
-                render.Column(name="date"),
+                render.Column(name="date", fixed=True),
                 render.Column(name="source"),
             ],
             [[price.market, _usd(price), price.date.isoformat(), price.source] for price in prices],
@@ -131,23 +131,6 @@ def print_page(catalog: Catalog, listing: Listing, everywhere: Mapping[str, List
             render.bullet(f"{caveat.about}: {caveat.note}")
 
 
-def _drop_to_fit(columns: dict[str, list[str]], width: int) -> list[str]:
-    """Remove what can be missed until a table fits; the accelerator's column can fold to its heading's width."""
-
-    def needed() -> int:
-        widths = [
-            len(name) if name == "accelerator" else max(len(name), *map(len, cells)) for name, cells in columns.items()
-        ]
-        return sum(widths) + 2 * (len(widths) - 1)
-
-    dropped: list[str] = []
-    for name in ("arch", "Gbit/s"):
-        if needed() > width and name in columns:
-            del columns[name]
-            dropped.append(name)
-    return dropped
-
-
 def _print_regions(everywhere: Mapping[str, Listing]) -> None:
     """The regions, cheapest first where prices are known, then by what spot saves there."""
     render.heading("Regions")
@@ -158,18 +141,17 @@ def _print_regions(everywhere: Mapping[str, Listing]) -> None:
         return (price.usd_per_hour if price else inf, -(one.spot_saving or 0))
 
     ordered = sorted(everywhere.items(), key=lambda pair: order(pair[1]))
+    columns = {
+        "region": [region for region, _ in ordered],
+        "on demand": [_usd(one.on_demand) for _, one in ordered],
+        "spot": [_usd(one.spot) for _, one in ordered],
+        "spot saves": [_saving(one) for _, one in ordered],
+        "interr.": [one.band.label if one.band else "-" for _, one in ordered],
+    }
+    render.drop_to_fit(columns, ("interr.", "spot saves"))
     render.table(
-        [
-            render.Column(name="region"),
-            render.Column(name="on demand", justify="right"),
-            render.Column(name="spot", justify="right"),
-            render.Column(name="spot saves", justify="right"),
-            render.Column(name="interr.", justify="right"),
-        ],
-        [
-            [region, _usd(one.on_demand), _usd(one.spot), _saving(one), one.band.label if one.band else "-"]
-            for region, one in ordered
-        ],
+        [render.Column(name=name, justify="left" if name == "region" else "right", fixed=True) for name in columns],
+        list(zip(*columns.values(), strict=True)),
     )
     if bands := [one.band for one in everywhere.values() if one.band]:
         render.line(_band_note(bands), style="dim")
@@ -251,22 +233,27 @@ def _accelerator_rows(accelerator: Accelerator) -> list[list[str]]:
     return rows
 
 
+def price_notes(catalog: Catalog, listings: Sequence[Listing]) -> list[str]:
+    """What the prices of some listings are, of when, and according to whom."""
+    if not catalog.has_prices:
+        return [f"spot saves: share of the on-demand price in {catalog.region}, which the catalogue does not have"]
+    notes = []
+    on_demand = [one.on_demand for one in listings if one.on_demand]
+    measured = [one.spot for one in listings if one.spot and not one.spot.is_estimate]
+    estimated = [one.spot for one in listings if one.spot and one.spot.is_estimate]
+    if on_demand:
+        notes.append(f"on demand: USD an hour in {catalog.region}, {_origins(on_demand)}")
+    if measured:
+        notes.append(f"spot: USD an hour in {catalog.region}, {_origins(measured)}")
+    if estimated:
+        oldest = min(price.date for price in estimated)
+        notes.append(f"spot ~: on demand less the mean saving published on {oldest}; an estimate, not a quote")
+    return notes
+
+
 def _footnotes(catalog: Catalog, listings: Sequence[Listing], matching: int, *, coremark: bool) -> list[str]:
     """Where the figures of the table come from, and how much of the answer it is."""
-    notes = []
-    if catalog.has_prices:
-        on_demand = [one.on_demand for one in listings if one.on_demand]
-        measured = [one.spot for one in listings if one.spot and not one.spot.is_estimate]
-        estimated = [one.spot for one in listings if one.spot and one.spot.is_estimate]
-        if on_demand:
-            notes.append(f"on demand: USD an hour in {catalog.region}, {_origins(on_demand)}")
-        if measured:
-            notes.append(f"spot: USD an hour in {catalog.region}, {_origins(measured)}")
-        if estimated:
-            oldest = min(price.date for price in estimated)
-            notes.append(f"spot ~: on demand less the mean saving published on {oldest}; an estimate, not a quote")
-    else:
-        notes.append(f"spot saves: share of the on-demand price in {catalog.region}, which the catalogue does not have")
+    notes = price_notes(catalog, listings)
     if bands := [one.band for one in listings if one.band]:
         notes.append(_band_note(bands))
     if coremark:

@@ -14,6 +14,9 @@ def config(
     Read are ~/.config/hetopt/config.toml, the nearest hetopt.toml upward from here, and HETOPT_OPTION in the
     environment, the later before the earlier; what is typed goes before them all. Options that spend, overwrite or
     remove (--yes, --force, --accept-risk, --unprobed and their like) are only ever typed.
+
+    \b
+      hetopt config
     """
     import os
     from pathlib import Path

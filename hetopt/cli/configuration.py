@@ -34,7 +34,7 @@ PREFIX = "HETOPT_"
 
 TYPED_ONLY = frozenset(
     {
-        *("yes", "force", "accept-risk", "unprobed", "create-bucket"),  # spend, or overwrite
+        *("yes", "force", "accept-risk", "canary", "unprobed", "create-bucket"),  # spend, or overwrite
         *("remove", "everybody", "all"),  # remove, or reach for what belongs to others
         *("resume", "learn", "version", "install-completion", "show-completion"),  # are meant once
         *("launch budget", "profile probe-budget", "profile explore"),  # what may be spent
@@ -77,20 +77,24 @@ class Setting:
         return " ".join(f"{self.option} {one}" for one in many)
 
 
-def settings(root: Command, environment: Mapping[str, str], folder: Path) -> tuple[Setting, ...]:
+def settings(
+    root: Command, environment: Mapping[str, str], folder: Path, *, typed: str | None = None
+) -> tuple[Setting, ...]:
     """Every option that a file or a variable gives, of every command.
 
     Args:
         root: the whole command line.
         environment: of the process.
         folder: where it was started.
+        typed: the one command that matters. Where no file gives anything, the others' options are not looked at.
 
     Raises:
         BadInput: a file cannot be read, or names what there is not (the nearest is named) or what must be typed.
     """
-    options = _options(root)
+    files = tuple(_files(environment, folder))
+    options = _options(root, None if files else typed)
     found: dict[tuple[str, str], Setting] = {}
-    for file in _files(environment, folder):
+    for file in files:
         for command, name, value in _given(_read(file), options, file):
             found[command, name] = _setting(command, options[command][name], value, file)
     for command, its in options.items():
@@ -121,8 +125,8 @@ def of_command(given: tuple[Setting, ...], arguments: list[str]) -> tuple[Settin
     )
 
 
-def _options(root: Command) -> dict[str, dict[str, Parameter]]:
-    """The options of every command, by name without dashes."""
+def _options(root: Command, only: str | None) -> dict[str, dict[str, Parameter]]:
+    """The options of every command, or of one (none, if there is no such), by name without dashes."""
     found: dict[str, dict[str, Parameter]] = {}
 
     def walk(command: Command, path: tuple[str, ...]) -> None:
@@ -137,7 +141,9 @@ def _options(root: Command) -> dict[str, dict[str, Parameter]]:
                 if option.startswith("--") and option.removeprefix("--") != "help"
             }
 
-    walk(root, ())
+    commands: Mapping[str, Command] = getattr(root, "commands", {})
+    for name in commands if only is None else {only} & set(commands):
+        walk(commands[name], (name,))
     return found
 
 

@@ -36,6 +36,9 @@ def convert(asked: Conversion) -> None:
 
     What changes is printed as a diff. Then both scripts run for three steps, the new one alone and as two workers that
     share every batch 3 to 1, and the gradients that their optimizers step by are compared.
+
+    \b
+      hetopt convert train.py -o train_hetopt.py -- --batch-size 64
     """
     import hetopt
     from hetopt.api.exactness import EXACT
@@ -43,8 +46,9 @@ def convert(asked: Conversion) -> None:
     from hetopt.cli import parse, render, terminal
     from hetopt.core.artifact import write_atomically
     from hetopt.core.errors import RunFailed
+    from hetopt.core.names import converted_script
 
-    target = asked.output or asked.script.with_name(f"{asked.script.stem}_hetopt.py")
+    target = asked.output or converted_script(asked.script)
     converted = hetopt.convert(asked.script)
     parse.ready_to_write(target, force=asked.force)
     terminal.write(converted.diff)

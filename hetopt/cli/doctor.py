@@ -12,15 +12,24 @@ if TYPE_CHECKING:
 
 
 def doctor(
-    plan: Path | None = typer.Argument(None, help="Also look at the quotas that this plan needs."),
-    region: str | None = typer.Option(None, "--region", help="Region. Default: the plan's, or AWS_DEFAULT_REGION."),
+    plan: Path | None = typer.Argument(None, help="Also look at all that its launch needs."),
+    plan_: Path | None = typer.Option(None, "--plan", help="The same.", hidden=True),
+    region: str | None = typer.Option(None, "--region", help="Region. Default: the plan's."),
     bucket: str | None = typer.Option(None, "--bucket", help="Bucket. Default: hetopt-ACCOUNT-REGION."),
     instance_profile: str | None = typer.Option(None, "--instance-profile", help="The machines' role."),
+    subnets: list[str] = typer.Option([], "--subnet", help="A subnet of the machines; repeatable."),
+    security_group: str | None = typer.Option(None, "--security-group", help="The machines' group."),
+    public_ip: bool = typer.Option(True, "--public-ip/--no-public-ip", help="Whether they are on the Internet."),
     json_: bool = typer.Option(False, "--json", help="Print what was found as JSON."),
 ) -> None:
-    """Look for what would stop a launch: torch, credentials, clock, region, bucket, roles, permissions, quotas.
+    """Look for what would stop a launch: here, in the account, and, with a plan, in each call that rents it.
 
-    Nothing is made or changed. It exits with 4 if something would stop a launch.
+    Nothing is made or changed. What your account may run is kept for plans. It exits with 4 if something would stop a
+    launch.
+
+    \b
+      hetopt doctor
+      hetopt doctor plan.json
     """
     from dataclasses import asdict
 
@@ -30,7 +39,16 @@ def doctor(
 
     checks: list[Check] = []
     marks = {"good": "✓", "bad": "✗", "unknown": "?"}
-    for check in look(plan, region=region, bucket=bucket, instance_profile=instance_profile):
+    looked = look(
+        plan or plan_,
+        region=region,
+        bucket=bucket,
+        instance_profile=instance_profile,
+        subnets=subnets,
+        security_group=security_group,
+        public_address=public_ip,
+    )
+    for check in looked:
         checks.append(check)
         if not json_:
             hint = f" → {check.hint}" if check.hint else ""

@@ -19,6 +19,10 @@ def export(
     """Write a plan in the words of other launchers: torchrun commands, or a SkyPilot task.
 
     Budget, deadline, interruptions and giving machines back are then in other hands than hetopt's.
+
+    \b
+      hetopt export plan.json --torchrun cluster
+      hetopt export plan.json --skypilot task.yaml
     """
     from hetopt.core.errors import BadInput
 

@@ -1,4 +1,4 @@
-"""`hetopt fetch`: the trained model of a run, wherever it trained."""
+"""`hetopt fetch`: the trained model of a run, and the files that its script wrote, wherever it trained."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from hetopt.cli.options import NewestRun
 
 if TYPE_CHECKING:
     from hetopt.api.run import Run
+    from hetopt.core.outputs import Outputs
 
 
 def fetch(
@@ -18,10 +19,14 @@ def fetch(
     out: Path | None = typer.Option(None, "--out", "-o", help="Copy the model to this file."),
     json_: bool = typer.Option(False, "--json", help="Print where it is as JSON."),
 ) -> None:
-    """Bring the trained model of a run here, and say where it is.
+    """Bring the trained model of a run here, and the files that its script wrote for you; say where they are.
 
-    The file is of the safetensors format, and holds the state dictionary: `safetensors.torch.load_file` reads it.
-    A rented run keeps its model in its bucket, where no rule deletes it; `hetopt launch` fetches it when it ends.
+    The model's file is of the safetensors format, and holds the state dictionary: `safetensors.torch.load_file` reads
+    it. A rented run keeps both in its bucket, where no rule deletes them; `hetopt launch` fetches them when it ends.
+
+    \b
+      hetopt fetch
+      hetopt fetch 20261120-131649 -o model.safetensors
     """
     from hetopt.api.run import Run
     from hetopt.cli import render
@@ -29,14 +34,17 @@ def fetch(
 
     found = Run.find(run)
     path, _ = found.fetch_model()
+    outputs = found.fetch_outputs()
     what = "unfinished model" if is_unfinished(path) else "model"
     if out is not None:
         _copy(path, out)
         path = out
     if json_:
-        render.print_json({"run": found.name, "model": str(path), "bytes": path.stat().st_size})
+        told = {"run": found.name, "model": str(path), "bytes": path.stat().st_size}
+        render.print_json({**told, "outputs": list(outputs.sizes), "left_out": outputs.left_out})
     else:
         render.line(f"the {what} of {found.name} is {path}")
+        _tell(found, outputs)
 
 
 def bring_model(run: Run) -> None:
@@ -51,6 +59,21 @@ def bring_model(run: Run) -> None:
         render.note(f"no model was fetched: {error} {hint}")
         return
     render.note(f"the model is {path}; the bucket keeps it in {url} until you remove it")
+    try:
+        _tell(run, run.fetch_outputs())
+    except (BadInput, CloudRefused, OSError) as error:
+        render.note(f"not all outputs were fetched: {error} Try again: `hetopt fetch {run.name}`")
+
+
+def _tell(run: Run, outputs: Outputs) -> None:
+    """Where the files of the script are, and what was left out."""
+    from hetopt.cli import render
+    from hetopt.core.outputs import OUTPUT_FOLDER
+
+    if outputs.sizes:
+        render.line(f"{len(outputs.sizes)} outputs are in {run.folder / OUTPUT_FOLDER}")
+    for sentence in outputs.left_out:
+        render.note(sentence)
 
 
 def _copy(path: Path, out: Path) -> None:

@@ -74,9 +74,9 @@ def finish(run: Run, *, rented: bool, as_json: bool) -> None:
     if as_json and record.launch is not None:
         terminal.write(run.report().to_json())
     else:
-        metrics = "  ".join(f"{name} {value:.4g}" for name, value in progress.metrics.items())
+        figures = formatting.reached(progress.metrics, progress.loss)
         took = f" in {formatting.duration(progress.training_s)}" if progress.training_s is not None else ""
-        render.line(f"{status.state.value} after {done}{took}: {metrics}", style="bold")
+        render.line(f"{status.state.value} after {done}{took}{': ' if figures else ''}{figures}", style="bold")
         render.note(f"model and log are in {run.folder}; compare with the prediction by `hetopt report`")
     if ended_by is not None:
         raise ended_by

@@ -27,8 +27,12 @@ def gc(
     everybody: bool = typer.Option(False, "--everybody", help="ec2: also what belongs to other people."),
     json_: bool = typer.Option(False, "--json", help="Print what was found as JSON."),
 ) -> None:
-    """Remove the network namespaces, and the processes in them, of rehearsals whose launcher is dead.
+    """Remove what rehearsals whose launcher is dead left behind: network namespaces, and the processes in them.
 
+    \b
+      hetopt gc
+      hetopt gc --on ec2
+    \f
     Rehearsals that run are left alone.
 
     With --on ec2: machines, fleets, launch templates, security groups and disks that carry hetopt's tags, in every

@@ -18,6 +18,10 @@ def inject(
 
     Speeds are those that `hetopt launch` shows, rates those of the rehearsed cluster. A moment in front puts the change
     off: '30s h2 speed=0.5' is 30 seconds after training began, 'step 500 h2 speed=0.5' at that step.
+
+    \b
+      hetopt inject 20261120-131649 'h1 speed=0.5,rate=10mbit'
+      hetopt inject 20261120-131649 'h2 dies'
     """
     from hetopt.api.run import Run
     from hetopt.cli import render

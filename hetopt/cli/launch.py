@@ -38,7 +38,8 @@ class Launch:
             "--on",
             autocompletion=one_of("hetopt.api.backends:BACKENDS"),
             help="Where to run: 'ec2' rents the plan's machines; 'local' is this machine, with real processes; "
-            "'rehearsal' emulates the cluster on this machine, network included. Asked for where it is left out.",
+            "'rehearsal' emulates the cluster on this machine, network included; 'ssh' is hosts of your own. Asked for "
+            "where it is left out.",
         ),
     ] = None
     slowdowns: Annotated[
@@ -52,8 +53,13 @@ class Launch:
         typer.Option(
             "--hosts",
             help="rehearsal: these hosts instead of the plan's machines, such as "
-            "'speed=1, rate=100mbit x2; speed=0.25, rate=25mbit'. Also workers=, noise= and cpu=.",
+            "'speed=1, rate=100mbit x2; speed=0.25, rate=25mbit'. Also workers=, noise= and cpu=. ssh: those to run "
+            "on, such as alice@box1,bob@box2.",
         ),
+    ] = None
+    inventory: Annotated[
+        Path | None,
+        typer.Option("--inventory", help="ssh: the file that describes your hosts, see `hetopt hosts check`."),
     ] = None
     schedule: Annotated[
         Path | None,
@@ -69,7 +75,7 @@ class Launch:
             "--batch-policy",
             autocompletion=one_of("hetopt.core.run_spec:BATCH_POLICIES"),
             help="How the batch is shared: uniform, static, proportional, dynamic, omnilearn, allocation, "
-            "model, or rate with --stream. Default: the plan's.",
+            "model, or rate with --stream; with settings as in 'allocation(micro=4)'. Default: the plan's.",
         ),
     ] = None
     compression: Annotated[
@@ -87,8 +93,8 @@ class Launch:
         typer.Option(
             "--ratio-policy",
             autocompletion=one_of("hetopt.core.comm.ratio_controllers:CONTROLLERS"),
-            help="Who decides how much is sent: fixed, warm_up, accordion, gravac, threshold, scan or auto. Default: "
-            "the plan's, or fixed with a named compression.",
+            help="Who decides how much is sent: fixed, warm_up, accordion, gravac, threshold, scan or auto; with "
+            "settings as in 'gravac(window=50, eps=0.7)'. Default: the plan's, or fixed with a named compression.",
         ),
     ] = None
     collective: Annotated[
@@ -169,6 +175,24 @@ class Launch:
             "--image", help="ec2: KIND=AMI: the image of x86_64-cpu, arm64-cpu, x86_64-gpu or arm64-gpu machines."
         ),
     ] = field(default_factory=list)
+    subnets: Annotated[
+        list[str],
+        typer.Option(
+            "--subnet", help="ec2: a subnet that machines may be in. May be repeated. Default: default subnets."
+        ),
+    ] = field(default_factory=list)
+    security_group: Annotated[
+        str | None,
+        typer.Option("--security-group", help="ec2: the machines' group, instead of one that is made for the run."),
+    ] = None
+    public_address: Annotated[
+        bool,
+        typer.Option(
+            "--public-ip/--no-public-ip",
+            help="ec2: whether machines have a public address; without, their subnet needs another way out, such as a "
+            "NAT gateway.",
+        ),
+    ] = True
     unprobed: Annotated[
         bool,
         typer.Option("--unprobed", help="ec2: rent types although no step was ever measured on them or a relative."),
@@ -182,6 +206,14 @@ class Launch:
     accept_risk: Annotated[
         bool,
         typer.Option("--accept-risk", help="ec2: rent a plan that is less sure to keep its limits than was asked for."),
+    ] = False
+    canary: Annotated[
+        bool,
+        typer.Option(
+            "--canary",
+            help="ec2: first rent one machine of each type for some minutes, for at most $1, and put what it measures "
+            "into the plan.",
+        ),
     ] = False
     detach: Annotated[bool, typer.Option("--detach", help="ec2: return when the machines have been told to begin.")] = (
         False
@@ -206,8 +238,13 @@ class Launch:
 
 @options(Launch)
 def launch(asked: Launch) -> None:
-    """Run a plan.
+    """Run a plan: on this machine, in a rehearsal, or on machines that are rented. Without --on ec2 nothing is.
 
+    \b
+      hetopt launch plan.json --on local --slowdown 1,2
+      hetopt launch plan.json --on rehearsal --steps 500
+      hetopt launch plan.json --on ec2 --dry-run
+    \f
     On 'local' the plan's machines become processes on this machine: as many as --slowdown has factors, or as the plan
     has workers. The global batch stays; local batch sizes are solved again for these workers.
 
@@ -219,12 +256,16 @@ def launch(asked: Launch) -> None:
     In both places the prediction is made again for what runs, so that `hetopt report` compares like with like.
     Nothing is rented.
 
+    On 'ssh' each machine of the plan is a host of --inventory or --hosts. Code and results travel over the connection,
+    which is all that the run has there: when it ends, nothing of it is left on the host.
+
     On 'ec2' the plan's machines are rented, all in one zone, and given back when the run ends, fails, is stopped or
     comes near its budget. --dry-run prints every call that would be made, with its cost. Interrupting the command ends
     the run; --detach leaves it going.
     """
     from hetopt.api.backends import backend
     from hetopt.api.launching import submit
+    from hetopt.api.rental import ends_unfollowed
     from hetopt.cli import confirm, follow, launch_view, render
     from hetopt.core.errors import BadInput
     from hetopt.core.reporter import Reporter
@@ -240,6 +281,8 @@ def launch(asked: Launch) -> None:
     if not asked.as_json:
         launch_view.show(prepared)
     where.check_ready(prepared)
+    if asked.detach and (ends := ends_unfollowed(prepared)) is not None:
+        render.note(ends)
     agreed = confirm.confirmed(prepared, yes=asked.yes)
     rents = place == "ec2"
     follow.started(
@@ -265,7 +308,7 @@ def _prepared(asked: Launch, where: Backend, place: Place) -> Prepared:
         assert asked.plan is not None
         prepared = prepare(asked.plan, where, place, told, _changes(asked))
         return prepared
-    kept = (asked.plan, asked.data, asked.slowdowns, asked.hosts, asked.schedule)
+    kept = (asked.plan, asked.data, asked.slowdowns, asked.hosts, asked.inventory, asked.schedule)
     if _changes(asked) != Changes() or any(one is not None for one in kept):
         raise BadInput(
             "--resume goes on with a run as it was: leave PLAN and all that would change it out.",
@@ -292,9 +335,11 @@ def _launch_options(asked: Launch, place: Place, accept_fewer: Callable[[RunSpec
         LaunchOptions,
         slowdowns=parse.slowdowns(asked.slowdowns),
         schedule=_schedule(asked.schedule, place),
+        inventory=None if asked.inventory is None else str(asked.inventory),
         budget_usd=positive(asked.budget_usd, "budget_usd", "USD"),
         substitutes=_substitutes(asked.substitutes),
         images=_images(asked.images),
+        subnets=tuple(asked.subnets),
         unprobed=asked.unprobed or (asked.dry_run and place == "ec2"),
         accept_fewer=accept_fewer,
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from hetopt.cli import ec2_view, render, terminal
 from hetopt.core import formatting
 from hetopt.core.comm.compression_text import spell_options
+from hetopt.core.policy_settings import spell_policy
 from hetopt.core.run_spec import Compression, RunSpec, WorkerSpec
 from hetopt.core.scaled_emulation import EmulatedHost, ScaledEmulation
 from hetopt.core.synchronization_text import spell_partition
@@ -61,10 +62,13 @@ def wanted(prepared: Prepared) -> Plan:
 
 def _show_here(record: Launch) -> None:
     spec, said = record.spec, record.prediction
-    where = "on this machine" if spec.miniature is None else f"on {_hosts(len(spec.miniature.hosts))}, rehearsed here"
+    own = record.on == "ssh"
+    where = "on your hosts" if own else "on this machine"
+    where = where if spec.miniature is None else f"on {_hosts(len(spec.miniature.hosts))}, rehearsed here"
     render.line(
         f"{spec.task}, {_end(record)}, {where}: {len(spec.workers)} worker{'s' if len(spec.workers) > 1 else ''}, "
-        f"global batch {formatting.count(spec.global_batch_size)}, {_exchange(spec)}, batch policy {spec.batch_policy}"
+        f"global batch {formatting.count(spec.global_batch_size)}, {_exchange(spec)}{_computing(spec)}, "
+        f"batch policy {spell_policy(spec.batch_policy, spec.batch_settings)}"
         f"{_data(spec)}",
         style="bold",
     )
@@ -77,10 +81,10 @@ def _show_here(record: Launch) -> None:
     for note in record.notes:
         render.bullet(note)
     render.line(
-        f"  predicted here: {formatting.duration(said.total_s.value)} "
+        f"  predicted {'there' if own else 'here'}: {formatting.duration(said.total_s.value)} "
         f"({formatting.duration(said.total_s.low)} – {formatting.duration(said.total_s.high)}), "
         f"{formatting.count(said.steps.value)} steps of {formatting.duration(said.step_time_s.value)}. "
-        "Nothing is rented: total $0."
+        f"Nothing is rented: total {formatting.usd(said.cost_usd.value) if own and said.cost_usd.value else '$0'}."
     )
 
 
@@ -93,10 +97,14 @@ def _exchange(spec: RunSpec) -> str:
     if spec.ratio_policy == "auto":
         told = "auto" if asked == Compression() else f"auto, from {told}"
     elif spec.ratio_policy != "fixed":
-        told += f", ratio policy {spec.ratio_policy}"
+        told += f", ratio policy {spell_policy(spec.ratio_policy, spec.ratio_settings)}"
     if spec.collective_policy == "cheapest":
         told += ", the cheapest collective"
     return f"compression {told}"
+
+
+def _computing(spec: RunSpec) -> str:
+    return "" if spec.precision == "fp32" else f", computing in {spec.precision}"
 
 
 def _data(spec: RunSpec) -> str:

@@ -13,7 +13,12 @@ def logs(
     events: bool = typer.Option(False, "--events", "--json", help="The event log (JSON Lines) instead of the output."),
     worker: int | None = typer.Option(None, "--worker", "-w", min=0, help="Only this worker's output."),
 ) -> None:
-    """Print what the workers of a run wrote, each line behind its file's name; -f follows."""
+    """Print what happened in a run and what its workers wrote, each line behind its source; -f follows.
+
+    \b
+      hetopt logs
+      hetopt logs --follow
+    """
     from hetopt.api.run import Run
     from hetopt.cli import terminal
 

@@ -5,36 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 import typer.main
 
-from hetopt.cli import (
-    attach,
-    catalog,
-    catalog_refresh,
-    config,
-    convert,
-    doctor,
-    export,
-    fetch,
-    gc,
-    inject,
-    launch,
-    logs,
-    metrics,
-    old_names,
-    predict,
-    profile,
-    recommend,
-    report,
-    setup,
-    status,
-    stop,
-    terminal,
-)
+from hetopt.cli import old_names, terminal
+from hetopt.cli.help_screen import ALL, OneScreen, OneScreenGroup
 from hetopt.core.errors import BadInput, HetoptError
 from hetopt.core.interruption import Terminated, ends_by_signals, exit_code_of
 
@@ -44,18 +24,76 @@ if TYPE_CHECKING:
 COMPLETING = "_HETOPT_COMPLETE"
 """The variable by which a shell asks for completions."""
 
+COMMANDS: Mapping[str, str] = {
+    "profile": "hetopt.cli.profile",
+    "estimate": "hetopt.cli.estimate",
+    "predict": "hetopt.cli.predict",
+    "recommend": "hetopt.cli.recommend",
+    "launch": "hetopt.cli.launch",
+    "status": "hetopt.cli.status",
+    "logs": "hetopt.cli.logs",
+    "stop": "hetopt.cli.stop",
+    "fetch": "hetopt.cli.fetch",
+    "report": "hetopt.cli.report",
+    "export": "hetopt.cli.export",
+    "convert": "hetopt.cli.convert",
+    "serve": "hetopt.cli.serve",
+    "metrics": "hetopt.cli.metrics",
+    "inject": "hetopt.cli.inject",
+    "attach": "hetopt.cli.attach",
+    "gc": "hetopt.cli.gc",
+    "doctor": "hetopt.cli.doctor",
+    "hosts": "hetopt.cli.hosts",
+    "gpus": "hetopt.cli.gpus",
+    "setup": "hetopt.cli.setup",
+    "config": "hetopt.cli.config",
+    "catalog": "hetopt.cli.catalog_refresh",  # the last of its commands
+}
+"""The module of every command, which has a function of its name, or an ``app`` of several."""
+
+
+def _command(name: str) -> Command:
+    module = import_module(COMMANDS[name])
+    if hasattr(module, "app"):
+        return typer.main.get_command(module.app)
+    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    alone.command(cls=OneScreen)(getattr(module, name))
+    return typer.main.get_command(alone)
+
+
+class _Commands(Mapping[str, "Command"]):
+    """Every command; its module is imported when it is asked for, so that no command waits for the others'."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Command] = {}
+
+    def __getitem__(self, name: str) -> Command:
+        if name not in self._made:
+            self._made[name] = _command(name)
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+class _Root(OneScreenGroup):
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given | {"commands": _Commands()})
+
+
 app = typer.Typer(
     name="hetopt",
+    cls=_Root,
     help="""Choose and run the cheapest, fastest cluster for distributed training.
 
-    Measure the job once, ask for the best plan for your money, run it:
-
+    \b
+      hetopt estimate --params 1.1e8 --samples 3e6 --tokens 128 --budget 200
       hetopt profile digits -o profile.json
-
       hetopt recommend profile.json --budget 2 -o plan.json
-
       hetopt launch plan.json --on local --slowdown 1,2
-
       hetopt report
     """,
     no_args_is_help=True,
@@ -63,45 +101,25 @@ app = typer.Typer(
     rich_markup_mode=None,
     epilog="Exit codes: 0 done · 2 bad input · 3 no feasible plan · 4 cloud refused · 5 budget or deadline stop · "
     "6 run failed · 7 run stopped before its end · 129, 130, 143 ended by SIGHUP, Ctrl-C, SIGTERM.",
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={"help_option_names": ["-h", "--help", ALL], "max_content_width": 100},
 )
 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from hetopt.core.provenance import full_version
 
-        typer.echo(f"hetopt {version('hetopt')}")
+        typer.echo(f"hetopt {full_version()}")
         raise typer.Exit
 
 
 @app.callback()
 def _root(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print version and commit."
+    ),
 ) -> None:
     pass
-
-
-app.command()(profile.profile)
-app.command()(predict.predict)
-app.command()(recommend.recommend)
-app.command()(launch.launch)
-app.command()(status.status)
-app.command()(logs.logs)
-app.command()(stop.stop)
-app.command()(fetch.fetch)
-app.command()(report.report)
-app.command()(export.export)
-app.command()(convert.convert)
-app.command()(metrics.metrics)
-app.command()(inject.inject)
-app.command()(attach.attach)
-app.command()(gc.gc)
-app.command()(doctor.doctor)
-app.command()(setup.setup)
-app.command()(config.config)
-catalog.app.command()(catalog_refresh.refresh)
-app.add_typer(catalog.app, name="catalog")
 
 
 WHATEVER_HAPPENS = ("stop", "gc", "status")
@@ -143,12 +161,12 @@ def _exit_code() -> int:
 def _given(command: Command, arguments: list[str]) -> dict[str, Any]:
     """Options of files and of the environment for what was typed; where they come from is said on stderr."""
     name = arguments[0] if arguments else "--help"
-    if name.startswith("-") or name == "config" or {"-h", "--help"} & set(arguments):
+    if name.startswith("-") or name == "config" or {"-h", "--help", ALL} & set(arguments):
         return {}
     from hetopt.cli import configuration
 
     try:
-        given = configuration.settings(command, os.environ, Path.cwd())
+        given = configuration.settings(command, os.environ, Path.cwd(), typed=name)
     except BadInput as error:
         if name not in WHATEVER_HAPPENS:
             raise

@@ -42,6 +42,7 @@ CatalogFolder = Annotated[
     Path | None,
     typer.Option("--catalog", metavar="DIR", help="Folder of another catalogue, in the format of the bundled one."),
 ]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 FIRST_REGION = "us-east-1"
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import typer
 
+from hetopt.core.artifact import kind_in
 from hetopt.core.errors import BadInput
 from hetopt.core.grammar import arguments, fields, numbers
 from hetopt.core.quantities import NUMBER, quantity
@@ -68,8 +69,13 @@ def text_of(path: Path, option: str) -> str:
     return read_text(path, hint=f"name a text file with {option}")
 
 
-def ready_to_write(path: Path | None, *, force: bool) -> None:
+def ready_to_write(path: Path | None, *, force: bool, replaces: str | None = None) -> None:
     """Refuse an output that could not be written, before any work is done for it; ask before replacing a file.
+
+    Args:
+        path: of the output.
+        force: whether anything may be replaced.
+        replaces: kind of artifact that is replaced unasked: what the same command makes again in seconds.
 
     Raises:
         BadInput: the folder is missing or read-only, the path is a folder, or the file exists and may not be replaced.
@@ -87,7 +93,7 @@ def ready_to_write(path: Path | None, *, force: bool) -> None:
         raise BadInput(
             f"{path} cannot be written: permission denied.", hint="name a file in a folder that you can write to"
         )
-    if path.is_file() and not force:
+    if path.is_file() and not force and (replaces is None or kind_in(path) != replaces):
         if sys.stdin.isatty() and sys.stderr.isatty():
             if typer.confirm(f"{path} exists. Replace it?", err=True):
                 return

@@ -9,14 +9,28 @@ from typing import TYPE_CHECKING
 from hetopt.cli import render
 from hetopt.core import formatting
 from hetopt.reports.front_plot import front_lines
-from hetopt.reports.plan_page import launch_command
+from hetopt.reports.plan_page import MEMORY_RESERVE, next_commands
 
 if TYPE_CHECKING:
     from hetopt.optimizer.plan import Candidate, Choice, Goal, Group, Plan, Range
 
 SHOWN_ALTERNATIVES = 8
 
-EVIDENCE = {"measured": "measured", "interpolated": "alike measured", "extrapolated": "not measured"}
+MOST_SENTENCES = 3
+"""Of the answer, beside what has to be asked for first."""
+
+MOST_LINES = 22
+"""Of the answer: what a terminal of 24 lines shows with the command above and the prompt below."""
+
+AS_SURE = 0.02
+"""Chances that differ by no more are as high."""
+
+EVIDENCE = {
+    "measured": "measured",
+    "interpolated": "same kind measured",
+    "extrapolated": "not measured",
+    "counted": "counted",
+}
 """What a step time rests on, in few words."""
 
 
@@ -36,48 +50,94 @@ def show(plan: Plan, *, plan_file: Path | None = None, explain: bool = False) ->
 def _show_answer(plan: Plan, plan_file: Path | None) -> None:
     """At most 22 lines of 80 columns: what was asked, the answer, the ways to go, reasons, and the next command."""
     said = plan.chosen.prediction
-    render.line(f"{plan.run.task}, {asked(plan.goal)}", style="bold")
+    regions = "+".join(dict.fromkeys(group.region for group in plan.chosen.groups))
+    heads = [(f"{plan.run.task}, {asked(plan.goal)}, in {regions}", "bold")]
     if plan.risk is not None:
-        render.line(f"RISK: {plan.risk}; else it is stopped unfinished", style="bold red")
+        heads.append((f"RISK: {plan.risk}; else it is stopped unfinished", "bold red"))
     if plan.advice is not None:
-        render.line(plan.advice, style="bold green")
+        heads.append((plan.advice, "bold green"))
     else:
         sure = None if plan.insight is None else plan.insight.chance
         kept = "" if sure is None else f"; {formatting.chance(sure)} of simulated runs keep {_limits(plan.goal)}"
-        render.line(
-            f"{plan.chosen.in_words}: {formatting.duration(said.total_s.value)} with "
+        batch = _batch(plan.chosen, plan.profile.job.batch_size)
+        told = (
+            f"{plan.chosen.in_words}{', ' if batch else ''}{batch}: {formatting.duration(said.total_s.value)} with "
             f"{formatting.duration(said.startup_s)} of provisioning, {formatting.usd(said.cost_usd.value)}{kept}."
         )
-    _show_choices(plan)
+        heads.append((told, ""))
+    for text, style in heads:
+        render.line(text, style=style or None)
+    lines = sum(_lines(text) for text, _ in heads) + show_choices(plan) + 1
     render.line()
-    for sentence in (*plan.reasons, *_quota(plan)):
+    commands = [
+        f"{word}: {'' if plan_file else 'add -o plan.json, then '}{command}"
+        for word, command in zip(("next", "then"), next_commands(plan, str(plan_file or "plan.json")), strict=False)
+    ]
+    before, after = tuple(_regions(plan)), tuple(quota_notes(plan))
+    lines += sum(_lines(f"  • {text}", hang=4) for text in (*before, *after)) + sum(map(_lines, commands))
+    said_first = (*_memory_bound(plan.chosen), *plan.reasons)[:MOST_SENTENCES]
+    for reason in said_first:  # as many as the screen holds: the first say most
+        lines += _lines(f"  • {reason}", hang=4)
+        before += (reason,) if lines <= MOST_LINES else ()
+    for sentence in (*before, *after):
         render.bullet(sentence)
-    render.line(f"next: {_next(plan, plan_file)}", style="bold")
+    for command in commands:
+        render.line(command, style="bold", is_copied=True)
 
 
-def _show_choices(plan: Plan) -> None:
-    """Two lines each: figures in columns, and below them the machines."""
+def _lines(text: str, hang: int = 0) -> int:
+    """How many lines a text takes, with so many blanks before all but the first."""
+    return len(render.wrapped(text, hang=hang))
+
+
+def show_choices(plan: Plan) -> int:
+    """Two lines each or more: figures in columns, and below them the machines; how many it took."""
     if not plan.choices:
-        return
+        return 0
+    lines = 0
     rows = [("", "time (90 %)", "cost (90 %)", "per hour", "chance")]
-    rows += [_figures(way, is_chosen=way.candidate == plan.chosen and plan.advice is None) for way in plan.choices]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    gap = next((gap for gap in (2, 1) if sum(widths) + gap * (len(widths) - 1) <= render.width()), 0)
+    # Where none of them was measured, a reason says so once.
+    rented = [way.candidate for way in plan.choices if way.candidate is not None]
+    unlike = {group.evidence for one in rented for group in one.groups} != {"extrapolated"}
+    sure = next((way.chance or 0.0 for way in plan.choices if way.candidate == plan.chosen), 0.0)
+    rows += [
+        _figures(way, is_chosen=way.candidate == plan.chosen and plan.advice is None, sure=sure) for way in plan.choices
+    ]
+    gap = 0
+    for kept in ((0, 1, 2, 3, 4), (0, 1, 2, 4)):  # what an hour costs is the first to go
+        widths = [max(len(row[column]) for row in rows) for column in kept]
+        gap = next((gap for gap in (2, 1) if sum(widths) + gap * (len(widths) - 1) <= render.width()), 0)
+        if gap:
+            break
     for way, row in zip((None, *plan.choices), rows, strict=True):
         if gap:
-            cells = (gap * " ").join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            shown = zip((row[column] for column in kept), widths, strict=True)
+            cells = (gap * " ").join(cell.ljust(width) for cell, width in shown).rstrip()
         elif way is None:
             continue
         else:
             cells = f"{row[0]}: {', '.join(filter(None, row[1:3]))}"
-        render.line(cells, style="dim" if way is None else "bold" if row[0].startswith("»") else None)
+        render.line(cells, style="dim" if way is None else "bold" if row[0].startswith("»") else None, hang=4)
+        lines += _lines(cells, hang=4)
         if way is not None:
-            render.line(f"    {_machines_of(way)}", style="dim")
+            told = _machines_of(way, plan.profile.job.batch_size, evidence=unlike)
+            render.line(f"    {told}", style="dim", hang=4)
+            lines += _lines(f"    {told}", hang=4)
+    return lines
 
 
-def _figures(way: Choice, *, is_chosen: bool) -> tuple[str, str, str, str, str]:
-    """Name, time and cost with their 90 % intervals, dollars an hour, and the chance to keep the limits."""
-    names = "best" if {"cheapest", "balanced", "fastest"} <= set(way.names) else "/".join(way.names)
+def _figures(way: Choice, *, is_chosen: bool, sure: float) -> tuple[str, str, str, str, str]:
+    """Name, time and cost with their 90 % intervals, dollars an hour, and the chance to keep the limits.
+
+    Args:
+        way: to go.
+        is_chosen: whether it is the plan.
+        sure: the plan's own chance.
+    """
+    # On demand nothing is taken back; at its price that may keep the limits less often than spot does.
+    safest = "safest" if (way.chance or 0.0) >= sure - AS_SURE else "on demand"
+    said = [safest if name == "safest" else name for name in way.names]
+    names = "best" if {"cheapest", "balanced", "fastest"} <= set(said) else "/".join(said)
     mark, rented = "»" if is_chosen else " ", way.candidate is not None
     took = way.total_s
     time = f"{formatting.duration(took.value)} ({formatting.duration_span(took.value, took.low, took.high)})"
@@ -91,8 +151,14 @@ def _figures(way: Choice, *, is_chosen: bool) -> tuple[str, str, str, str, str]:
     )
 
 
-def _machines_of(way: Choice) -> str:
-    """What a way rents, what one machine has, what it takes of quotas, and what its step time rests on."""
+def _machines_of(way: Choice, usual_batch: int, *, evidence: bool) -> str:
+    """What a way rents, what one machine has, how it trains where not as usual, quotas, and (asked) what times rest on.
+
+    Args:
+        way: to go.
+        usual_batch: the job's own batch size.
+        evidence: whether to say what its times rest on.
+    """
     if way.candidate is None:
         return "this machine, measured"
     groups = way.candidate.groups
@@ -104,35 +170,60 @@ def _machines_of(way: Choice) -> str:
             [
                 way.candidate.in_words,
                 way.candidate.hardware_in_words,
+                _batch(way.candidate, usual_batch),
                 _method(way.candidate),
                 quotas,
-                " and ".join(sorted(rests)),
+                " and ".join(sorted(rests)) if evidence else "",
             ],
         )
     )
 
 
+def _batch(candidate: Candidate, usual: int) -> str:
+    """The batch size, where it is not the job's own."""
+    size = candidate.global_batch_size
+    return "" if size == usual else f"batch {formatting.count(size)}, not {formatting.count(usual)}"
+
+
 def _method(candidate: Candidate) -> str:
     """The exchange, where it is not the plain one."""
-    way = formatting.exchange(candidate.compression, candidate.sync)
-    return "" if way == "none" else way
+    way = formatting.method(candidate.compression, candidate.sync, candidate.precision)
+    return "" if way == "none" else way.removeprefix("none, ")
 
 
-def _quota(plan: Plan) -> Iterator[str]:
-    """What a new account would have to ask for first."""
+def _regions(plan: Plan) -> Iterator[str]:
+    """The region that won, and the next two."""
+    if not plan.regions:
+        return
+    best, *others = plan.regions
+    moved = f", {formatting.usd(best.data_transfer_usd)} of it for the data" if best.data_transfer_usd else ""
+    next_ = "; ".join(
+        f"{one.region} {formatting.duration(one.total_s)}, {formatting.usd(one.cost_usd)}" for one in others
+    )
+    yield f"{best.region} is the best region{moved}{f'; next {next_}' if others else ''}."
+
+
+def _memory_bound(candidate: Candidate) -> Iterator[str]:
+    """At which micro-batch each machine fits whose memory does not hold its local batch at once."""
+    bound = [
+        f"{group.instance_type} {words}"
+        for group in candidate.groups
+        for words in [group.micro_batch_in_words]
+        if words
+    ]
+    if bound:
+        yield f"{'; '.join(dict.fromkeys(bound))}."
+
+
+def quota_notes(plan: Plan) -> Iterator[str]:
+    """What a new account would have to ask for first, where nobody knows what this one has."""
     own = next((way for way in plan.choices if way.candidate == plan.chosen), None)
     for need in () if own is None else own.quotas:
-        if need.vcpus > need.new_account:
+        if need.granted is None and need.vcpus > need.new_account:
             yield (
                 f"Quota {need.bucket}={need.vcpus}; new accounts have {need.new_account}: `hetopt doctor`, or "
                 "`quotas=default`."
             )
-
-
-def _next(plan: Plan, plan_file: Path | None) -> str:
-    if plan_file is None:
-        return f"add -o plan.json, then {launch_command(plan, 'plan.json')}"
-    return launch_command(plan, str(plan_file))
 
 
 def _show_all(plan: Plan) -> None:
@@ -147,7 +238,7 @@ def _show_all(plan: Plan) -> None:
             "cost": _range(said.cost_usd, formatting.usd),
             "batch": f"{formatting.count(chosen.global_batch_size)} samples a step, "
             f"{'sync' if chosen.sync.is_local else 'compression'} "
-            f"{formatting.exchange(chosen.compression, chosen.sync)}, "
+            f"{formatting.method(chosen.compression, chosen.sync, chosen.precision)}, "
             f"{chosen.collective.replace('_', '-')}",
             "step": f"{formatting.duration(said.step_time_s.value)}: computing {formatting.duration(said.compute_s)}, "
             f"communicating {formatting.duration(said.communication_s)}; workers wait "
@@ -163,16 +254,16 @@ def _show_all(plan: Plan) -> None:
             render.Column(name="USD/h", justify="right"),
             render.Column(name="batch", justify="right"),
             render.Column(name="step time is"),
-            render.Column(name="price of"),
         ],
         [_machine_row(group) for group in chosen.groups],
         caption="USD/h: one machine · batch: local batch size, samples · "
-        + "; ".join(dict.fromkeys(f"{group.market} price: {group.price_source}" for group in chosen.groups)),
+        + "; ".join(dict.fromkeys(map(_price_of, chosen.groups))),
     )
+    _show_memory(plan)
     render.heading("Cost")
     render.table(
         [render.Column(name="for"), render.Column(name="USD", justify="right"), render.Column(name="how")],
-        [[term.name, formatting.usd(term.usd), term.basis] for term in said.cost_terms],
+        [[term.name, formatting.usd(term.usd), term.basis] for term in said.bill],
     )
     if len(plan.pareto) > 1:
         _show_alternatives(plan)
@@ -183,6 +274,31 @@ def _show_all(plan: Plan) -> None:
     for sentence in plan.explanation:
         render.bullet(sentence)
     render.note(f"searched {plan.searched}")
+
+
+def _show_memory(plan: Plan) -> None:
+    """What a worker of each machine type of the alternatives holds."""
+    if not plan.memory:
+        return
+    render.heading("Memory of a worker")
+    columns = ("device", "params", "grads", "optim.", "resid.", "activ.", "at once", "most")
+    render.table(
+        [render.Column(name="machine"), *(render.Column(name=name, justify="right") for name in columns)],
+        [
+            [
+                one.instance_type,
+                formatting.bytes_(one.device_bytes),
+                *map(formatting.bytes_, one.parts),
+                f"{one.micro_batch}/{one.local_batch_size}",
+                "any" if one.largest_micro_batch is None else f"{one.largest_micro_batch}",
+            ]
+            for one in plan.memory
+        ],
+        caption="device: all of its memory · then parameters, gradients, optimizer state, residuals of the exchange, "
+        "activations and what else a step takes · at once: the micro-batch, of a worker's local batch · most: the "
+        f"largest micro-batch that fits into {MEMORY_RESERVE}",
+        gap=1,
+    )
 
 
 def _show_insight(plan: Plan) -> None:
@@ -220,9 +336,13 @@ def asked(goal: Goal) -> str:
     ends = (
         f"until {goal.target_metric} {goal.target_value:g}" if goal.ends == "target" else f"{goal.amount:g} {goal.ends}"
     )
+    return ", ".join([ends, *limits_of(goal)])
+
+
+def limits_of(goal: Goal) -> list[str]:
+    """Such as 'budget $20.00'."""
     limits = [f"budget {formatting.usd(goal.budget_usd)}"] if goal.budget_usd is not None else []
-    limits += [f"deadline {formatting.duration(goal.deadline_s)}"] if goal.deadline_s is not None else []
-    return ", ".join([ends, *limits])
+    return limits + ([f"deadline {formatting.duration(goal.deadline_s)}"] if goal.deadline_s is not None else [])
 
 
 def _limits(goal: Goal) -> str:
@@ -242,11 +362,16 @@ def _machine_row(group: Group) -> list[str]:
     return [
         f"{group.machines} × {group.instance_type}",
         group.market + band + seen,
-        f"{group.price_usd_per_hour:.4f}",
+        formatting.usd(group.price_usd_per_hour),
         str(low) if low == high else f"{low}–{high}",
         group.evidence,
-        group.price_date + (" (estimate)" if group.price_is_estimate else ""),
     ]
+
+
+def _price_of(group: Group) -> str:
+    """Whose price it is, and of when."""
+    day = "" if group.price_date in group.price_source else f", {group.price_date}"
+    return f"{group.market} price{' (estimate)' if group.price_is_estimate else ''}: {group.price_source}{day}"
 
 
 def _show_alternatives(plan: Plan) -> None:
@@ -266,7 +391,7 @@ def _show_alternatives(plan: Plan) -> None:
                 formatting.cluster((group.machines, group.instance_type) for group in other.groups)
                 + ("  ← chosen" if other == plan.chosen else ""),
                 formatting.count(other.global_batch_size),
-                formatting.exchange(other.compression, other.sync),
+                formatting.method(other.compression, other.sync, other.precision),
             ]
             for other in _some(plan.pareto, plan.chosen)
         ],

@@ -46,9 +46,20 @@ def predict(
     catalog_dir: Path | None = typer.Option(None, "--catalog", help="Another catalogue folder than the bundled one."),
     json_: bool = typer.Option(False, "--json", help="Breakdown as JSON. Predictions always are."),
 ) -> None:
-    """Predict step times, with 90 % intervals, for configurations that were never run.
+    """Predict step times, with 90 % intervals, for clusters that were never run.
 
-    Every line of QUERIES comes back in its place with step_time_s, step_time_low_s and step_time_high_s added.
+    QUERIES are JSON Lines. Each comes back with step_time_s, step_time_low_s, step_time_high_s and evidence, the
+    numbers that `hetopt recommend` plans with:
+
+    \b
+      {"nodes": [{"type": "g5.xlarge", "workers": 1}], "local_batch_size": 64}
+
+    \b
+      hetopt predict profile.json queries.jsonl
+      hetopt predict profile.json queries.jsonl --suggest-probes 2
+
+    A worker is a GPU, or a machine without one. local_batch_size is a number, or a list with one for each worker.
+    Also read: "compression": {"name": "topk", "ratio": 0.01}, "precision": "bf16", "sync": "local-sgd(8)", "id".
     """
     from hetopt.api.step_times import StepTimes
     from hetopt.cli import lines
@@ -122,7 +133,7 @@ def _suggest(times: StepTimes, asked: list[Query], count: int) -> None:
     """All predictions; the lines that are worth measuring say in which order, and why."""
     from hetopt.core import formatting
 
-    answers = _answered(times.own, asked)
+    answers = _answered(times.model("hetopt"), asked)
     good = [
         (place, query.configuration, answer.step_time_s)
         for place, (query, answer) in enumerate(answers)

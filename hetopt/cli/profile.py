@@ -82,12 +82,15 @@ class Measure:
         typer.Option(
             "--on",
             autocompletion=one_of("hetopt.api.backends:BACKENDS"),
-            help="Where to explore: local, rehearsal or ec2, which rents.",
+            help="Where to explore: local, rehearsal, ssh (hosts of your own) or ec2, which rents.",
         ),
     ] = "local"
     hosts: Annotated[
         str | None,
         typer.Option("--hosts", help="rehearsal: the cluster to explore, such as 'speed=1,rate=100mbit x8'."),
+    ] = None
+    inventory: Annotated[
+        Path | None, typer.Option("--inventory", help="ssh: the file of hosts to explore, see `hetopt hosts check`.")
     ] = None
     types: Annotated[
         str | None, typer.Option("--types", help="ec2: the machine types to explore, with commas between.")
@@ -107,6 +110,15 @@ class Measure:
             "'selsync(auto)', 'local-sgd(8)'. May be repeated.",
         ),
     ] = field(default_factory=list)
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            "--precision",
+            autocompletion=one_of("hetopt.api.profiling:PRECISIONS"),
+            help="Of a task, also measure tf32, bf16 or fp16 beside fp32, or 'auto': all that the machine has. "
+            "Default: auto on GPUs, fp32 alone on CPUs.",
+        ),
+    ] = None
     check: Annotated[
         bool,
         typer.Option("--check", help="Only look whether the task can be trained on many workers, with a few samples."),
@@ -119,6 +131,11 @@ def profile(asked: Measure) -> None:
     """Measure a training job on this machine: step times, memory, network, gradient noise, compressibility, pilot runs.
 
     The profile is what `hetopt recommend` plans from. Measure while the machine has nothing else to do.
+
+    \b
+      hetopt profile digits -o profile.json
+      hetopt profile -o profile.json -- train.py --batch-size 64
+      hetopt profile mine.py:task --check
     """
     import hetopt
     from hetopt.cli import parse, render
@@ -169,17 +186,17 @@ def _agree_to_explore(asked: Measure) -> None:
     from hetopt.core.errors import BadInput
 
     elsewhere = asked.explore_on != "local" or any(
-        one is not None for one in (asked.hosts, asked.types, asked.ec2_data)
+        one is not None for one in (asked.hosts, asked.inventory, asked.types, asked.ec2_data)
     )
     if asked.explore != (asked.probe_budget_usd is not None) or (not asked.explore and elsewhere):
         raise BadInput(
-            "--explore, --probe-budget, --on, --hosts and --types belong together.",
+            "--explore, --probe-budget, --on, --hosts, --inventory and --types belong together.",
             hint="hetopt profile TASK --explore --probe-budget 0.10",
         )
     budget_usd = positive(asked.probe_budget_usd, "probe_budget_usd", "USD")
     if budget_usd is None:
         return
-    exploring.check_place(asked.explore_on, asked.hosts, names(asked.types or ()))
+    exploring.check_place(asked.explore_on, asked.hosts, names(asked.types or ()), asked.inventory)
     if asked.explore_on == "ec2":
         assert asked.task is not None
         exploring_ec2.check(asked.task, asked.data, asked.ec2_data)

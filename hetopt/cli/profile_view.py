@@ -52,14 +52,15 @@ def show(profile: Profile) -> None:
 
 def _step_rows(device: Device) -> list[list[str]]:
     rows = []
+    each = "GPU"
+    if device.kind == "cpu":
+        each = f"{device.threads_per_worker} thread{'s' if device.threads_per_worker > 1 else ''}"
+    computing = "" if device.precision == "fp32" else f", {device.precision}"
     for point in device.step_times:
         timing = _spread(point)
         rows.append(
             [
-                f"{device.workers_per_host} × {device.threads_per_worker} thread"
-                f"{'s' if device.threads_per_worker > 1 else ''}"
-                if device.kind == "cpu"
-                else f"{device.workers_per_host} × GPU",
+                f"{device.workers_per_host} × {each}{computing}",
                 formatting.count(point.local_batch_size),
                 formatting.duration(point.step_time_s),
                 f"±{100 * timing.spread_s / timing.median_s:.0f} %",
@@ -88,7 +89,20 @@ def _training(profile: Profile) -> list[str]:
         else:
             last = alike[-1].evaluations[-1]
             sentences.append(f"{kind}, {goal} not reached: {last.metric:.4g} after {formatting.count(last.step)} steps")
-    if not profile.pilots:
+    for precision in profile.precisions[1:]:
+        trials = [one for one in profile.precision_trials if one.precision == precision]
+        own, usual = (
+            ", ".join(formatting.count(round(steps)) for steps in column)
+            for column in ([one.steps for one in trials], [one.usual_steps for one in trials])
+        )
+        sentences.append(
+            f"in {precision}, {job.target_metric} after {own} steps as in {profile.precisions[0]} after {usual}"
+            if trials
+            else f"no pilot came far enough to compare {precision} with {profile.precisions[0]}"
+        )
+    if job.script:
+        sentences.append("the script itself says when it is done: `recommend` is told by --epochs or --steps")
+    elif not profile.pilots:
         sentences.append(f"no pilot came far enough to say how many steps {goal} takes")
     if profile.noise:
         last_sample = profile.noise[-1]

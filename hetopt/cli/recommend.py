@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hetopt.cli.completion import one_of
-from hetopt.cli.options import FIRST_REGION, CatalogFolder, Region, given, options
+from hetopt.cli.options import FIRST_REGION, CatalogFolder, given, options
 
 if TYPE_CHECKING:
     from hetopt.optimizer.plan import Plan
@@ -60,7 +60,10 @@ class Recommend:
     ] = None
     spot: Annotated[bool, typer.Option("--spot", help="The same as --market spot.")] = False
     on_demand: Annotated[bool, typer.Option("--on-demand", help="The same as --market on-demand.")] = False
-    region: Region = FIRST_REGION
+    region: Annotated[
+        str,
+        typer.Option("--region", "-r", help="AWS region; any: the best of all, with the data set's transfer."),
+    ] = FIRST_REGION
     zone: Annotated[
         str | None, typer.Option("--zone", help="Availability zone of all machines, such as us-east-1a.")
     ] = None
@@ -96,7 +99,7 @@ class Recommend:
     max_hourly_usd: Annotated[
         str | None, typer.Option("--max-hourly", help="Most USD an hour for all machines together.")
     ] = None
-    max_workers: Annotated[int, typer.Option("--max-workers", help="Most workers in a cluster, up to 256.")] = 64
+    max_workers: Annotated[int, typer.Option("--max-workers", help="Most workers in a cluster, up to 4,096.")] = 64
     max_machines: Annotated[int | None, typer.Option("--max-machines", help="Most machines in a cluster.")] = None
     mixed_types: Annotated[int, typer.Option("--mixed-types", help="Most instance types in a cluster: 1, 2 or 3.")] = 3
     quotas: Annotated[
@@ -104,8 +107,23 @@ class Recommend:
         typer.Option(
             "--quota",
             metavar="FAMILY=VCPUS",
-            help="vCPUs that may run at once: g=8, spot:standard=32; default: what a new account has. May be repeated.",
+            help="vCPUs that may run at once: g=8, spot:standard=32; default: what a new account has; none: no limit. "
+            "May be repeated. Default: what `hetopt doctor` read of your account, or no limit.",
         ),
+    ] = None
+    data: Annotated[
+        str | None,
+        typer.Option("--data", metavar="SIZE", help="Of the data set, which each machine reads first: 150GB."),
+    ] = None
+    data_region: Annotated[
+        str | None, typer.Option("--data-region", help="Where the data set is. Default: where the machines are.")
+    ] = None
+    disk_gb: Annotated[
+        int | None, typer.Option("--disk", metavar="GB", help="Of each machine. Default: what it needs.")
+    ] = None
+    provisioning: Annotated[
+        str | None,
+        typer.Option("--provisioning", metavar="TIME", help="From the request to the first step. Default: by machine."),
     ] = None
     batch_size: Annotated[int | None, typer.Option("--batch-size", help="Fix the global batch size, samples.")] = None
     learning_rate_rule: Annotated[
@@ -126,6 +144,14 @@ class Recommend:
             "bsp, ... Default: the best of bsp and what the profile measured (`hetopt profile --sync`).",
         ),
     ] = None
+    precision: Annotated[
+        str,
+        typer.Option(
+            "--precision",
+            autocompletion=one_of("hetopt.api.planning:PRECISIONS"),
+            help="What workers compute in: fp32, tf32, bf16, fp16, or auto: the best that the profile has steps of.",
+        ),
+    ] = "auto"
     catalog: CatalogFolder = None
     rank: Annotated[
         bool,
@@ -148,6 +174,14 @@ class Recommend:
             help="What was seen of spot pools: hours and losses. Default: what your launches have seen; none: nothing.",
         ),
     ] = None
+    inventory: Annotated[
+        Path | None,
+        typer.Option(
+            "--inventory",
+            metavar="FILE",
+            help="Machines of your own, see `hetopt hosts check`: the better of a plan for them and one that rents.",
+        ),
+    ] = None
     seed: Annotated[int, typer.Option("--seed", help="Seed of the search: the same seed gives the same plan.")] = 0
     journal: Annotated[
         Path | None,
@@ -167,7 +201,7 @@ class Recommend:
         bool, typer.Option("--explain", help="Also show machines, bill, alternatives, what would change it, and why.")
     ] = False
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan to this JSON file.")] = None
-    force: Annotated[bool, typer.Option("--force", help="Replace the output file if it exists.")] = False
+    force: Annotated[bool, typer.Option("--force", help="Replace an output file that is no plan.")] = False
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False
 
 
@@ -175,16 +209,22 @@ class Recommend:
 def recommend(asked: Recommend) -> None:
     """Find the best cluster for a profiled job: machines, batch sizes and compression.
 
+    Works offline, from the bundled catalogue, without credentials.
+
+    \b
+      hetopt recommend profile.json --budget 2 -o plan.json
+      hetopt recommend profile.json --deadline 6h --epochs 100 --json
+      hetopt recommend profile.json --budget 20 --gpus L4,A10G --quota g=32
+    \f
     Shows the cheapest, the balanced and the fastest plan that keep the limits, the safest (on demand), and this
     machine; the balanced one is written unless --objective names another. --explain shows all there is to it.
     A plan that keeps them with less than the probability that is asked for (0.9) is shown and written, and is no
     success: exit code 3, unless --accept-risk is given.
-    Works offline, from the bundled catalogue, without credentials.
     """
     import hetopt
     from hetopt.cli import parse, render
 
-    parse.ready_to_write(asked.output, force=asked.force)
+    parse.ready_to_write(asked.output, force=asked.force, replaces="plan")
     parse.ready_to_write(asked.report, force=asked.force)
     market = parse.market(asked.market, spot=asked.spot, on_demand=asked.on_demand)
     weight = parse.time_weight(asked.time_weight)

@@ -6,24 +6,38 @@ All text goes through `_shown`: what others wrote commands nothing here, and the
 from __future__ import annotations
 
 import json
+import re
 import sys
+import textwrap
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rich.console import Console
 from rich.live import Live as RichLive
 from rich.markup import escape
 from rich.padding import Padding
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from hetopt.cli import terminal
 from hetopt.cli.flags import in_flags
 from hetopt.core.reading import shortened
-from hetopt.core.reporter import Reporter
+from hetopt.core.reporter import PIECES, Reporter
+
+LONGEST_WORD = 12
+"""Characters of a column that folds: in a narrower one a table cannot be read."""
+
+BAR = 24
+"""Characters of a bar, where there is room for them."""
+
+MOST_PROGRESS_LINES = 5
+
+_GLUE = "\xa0"
+_GLUED = re.compile(r"(?<=\d) (?=%|×|(?:min|h|s|d|ms|µs|GiB|MiB|GB|MB|kB|vCPUs?)\b)|(?<=×) ")
+"""Blanks at which no line ends: between a number and its unit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +91,22 @@ def print_json(value: Any) -> None:
     terminal.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
-def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], *, caption: str | None = None) -> None:
-    """A table on stdout. Cells are plain text."""
-    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+def table(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], *, caption: str | None = None, gap: int = 2
+) -> None:
+    """A table on stdout, its columns ``gap`` blanks apart. Cells are plain text.
+
+    Where a terminal is too narrow for it, each row is a line and facts below it.
+    """
+    if _least_width(columns, rows, gap) > width():
+        names = [column.name for column in columns[1:]]
+        for first, *others in rows:
+            line(first, style="bold")
+            facts({name: cell for name, cell in zip(names, others, strict=True) if cell})
+        if caption is not None:
+            line(caption, style="dim")
+        return
+    grid = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
     for column in columns:
         grid.add_column(
             _cell(column.name),
@@ -93,7 +120,43 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], *, caption: 
     out = console()
     out.print(grid)
     if caption is not None:
-        out.print(_shown(caption), style="dim", markup=False)
+        line(caption, style="dim")
+
+
+def _least_width(columns: Sequence[Column], rows: Sequence[Sequence[str]], gap: int) -> int:
+    """Characters that a table takes where its texts fold as far as they may."""
+    widths = []
+    for column, *cells in zip(columns, *rows, strict=True):
+        texts = [column.name, *cells]
+        if column.fixed or column.justify == "right":
+            widths.append(max(map(len, texts)))
+        else:
+            widths.append(min(LONGEST_WORD, max(len(word) for text in texts for word in (text.split() or [""]))))
+    return sum(widths) + gap * (len(widths) - 1)
+
+
+def drop_to_fit(
+    columns: dict[str, list[str]], droppable: Sequence[str], *, gap: int = 2, folding: str | None = None
+) -> list[str]:
+    """Remove what can be missed until a table fits the terminal, and name it.
+
+    Args:
+        columns: of the table, by name; changed.
+        droppable: which can go, the first first.
+        gap: as of `table`.
+        folding: the column that can fold to the width of its name.
+    """
+
+    def needed() -> int:
+        widths = [len(name) if name == folding else max(len(name), *map(len, cells)) for name, cells in columns.items()]
+        return sum(widths) + gap * (len(widths) - 1)
+
+    dropped: list[str] = []
+    for name in droppable:
+        if needed() > width() and name in columns:
+            del columns[name]
+            dropped.append(name)
+    return dropped
 
 
 def heading(text: str) -> None:
@@ -101,19 +164,45 @@ def heading(text: str) -> None:
     console().print(f"\n{_cell(text)}", style="bold")
 
 
-def line(text: str = "", *, style: str | None = None) -> None:
-    """A plain line on stdout, wrapped at the terminal's width."""
-    console().print(_shown(text), style=style, markup=False)
+def wrapped(text: str, *, hang: int = 0) -> list[str]:
+    """The lines that a text takes in the terminal; all but the first begin with ``hang`` blanks.
+
+    A number stays with its unit, and words with hyphens, such as options, stay whole.
+    """
+    most = max(width(), hang + LONGEST_WORD)
+    return [
+        one.replace(_GLUE, " ")
+        for part in _shown(text).split("\n")
+        for one in textwrap.wrap(
+            _GLUED.sub(_GLUE, part),
+            most,
+            subsequent_indent=" " * hang,
+            break_on_hyphens=False,
+            replace_whitespace=False,
+        )
+        or [""]
+    ]
+
+
+def line(text: str = "", *, style: str | None = None, hang: int = 0, is_copied: bool = False) -> None:
+    """A plain line on stdout, wrapped at the terminal's width unless it ``is_copied``, as commands are.
+
+    Args:
+        text: of the line.
+        style: as rich names it.
+        hang: blanks before what does not fit on the first line.
+        is_copied: whether it is for a clipboard: never wrapped.
+    """
+    out = console()
+    if is_copied:
+        out.print(_shown(text), style=style, markup=False, soft_wrap=True)
+    else:
+        out.print("\n".join(wrapped(text, hang=hang)), style=style, markup=False)
 
 
 def bullet(text: str, *, mark: str = "•") -> None:
     """A sentence in a list, wrapped and indented behind its mark."""
-    out = console()
-    grid = Table.grid(padding=(0, 1, 0, 0))
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
-    grid.add_row(mark, _cell(text))
-    out.print(Padding(grid, (0, 0, 0, 2), expand=False))
+    line(f"  {mark} {text}", hang=4)
 
 
 def facts(values: Mapping[str, str]) -> None:
@@ -180,22 +269,75 @@ def progress(description: str) -> Iterator[Reporter]:
 
         yield Reporter(progress=plain, note=note)
         return
-    with Progress(
-        SpinnerColumn(),
-        TextColumn("[bold]{task.description}"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.fields[what]}"),
-        TimeElapsedColumn(),
-        console=out,
-        transient=True,
-    ) as bar:
-        task = bar.add_task(_cell(description), total=1.0, what="")
+    state = _Progress(description=description)
+    with RichLive(console=out, get_renderable=state.drawn, refresh_per_second=2, transient=True) as live:
+        # Through its own console, or the remark would be written into the line.
+        yield Reporter(
+            progress=state.tell, note=lambda text: live.console.print(_shown(text), markup=False, style="dim")
+        )
 
-        def live(text: str, done: float | None) -> None:
-            bar.update(task, what=_cell(text), completed=done)
 
-        # Through the bar's own console, or the remark would be written into the line.
-        yield Reporter(progress=live, note=lambda text: bar.console.print(_shown(text), markup=False, style="dim"))
+@dataclass(kw_only=True)
+class _Progress:
+    """What a live line shows: what goes on, a bar, for how long, and what was last said of it."""
+
+    description: str
+    text: str = ""
+    done: float | None = None
+    began_s: float = field(default_factory=time.monotonic)
+
+    def tell(self, text: str, done: float | None) -> None:
+        """Show this from now on."""
+        self.text, self.done = text, done
+
+    def drawn(self) -> Text:
+        """As rich shows it."""
+        lines = progress_lines(
+            self.description,
+            self.text,
+            self.done,
+            elapsed_s=time.monotonic() - self.began_s,
+            columns=console(stderr=True).width,
+        )
+        return Text("\n".join(lines), no_wrap=True, overflow="crop")
+
+
+def progress_lines(description: str, text: str, done: float | None, *, elapsed_s: float, columns: int) -> list[str]:
+    """What goes on, in a line where that is wide enough, else in as many as hold it; cut at `MOST_PROGRESS_LINES`.
+
+    Args:
+        description: in a word.
+        text: what is going on; its phrases, which ``PIECES`` divides, stay whole.
+        done: the part of it that is (None: nobody knows).
+        elapsed_s: for how long it has gone on.
+        columns: of the terminal.
+    """
+    clock = f"{elapsed_s // 3600:.0f}:{elapsed_s // 60 % 60:02.0f}:{elapsed_s % 60 // 1:02.0f}"
+    share = "" if done is None else f" {done:.0%} "
+    head = f"{_shown(description)} {bar(done, min(BAR, columns - len(description) - len(share) - len(clock) - 3))}"
+    head = f"{head}{share} {clock}" if done is not None else f"{_shown(description)} {clock}"
+    text = _shown(text)
+    if len(head) + 2 + len(text) < columns:
+        return [f"{head}  {text}".rstrip()]
+    rest = phrases(text.split(PIECES), columns=columns - 1)
+    return [head[: columns - 1], *rest[: MOST_PROGRESS_LINES - 1]]
+
+
+def phrases(pieces: Sequence[str], *, columns: int) -> list[str]:
+    """Phrases beside each other, as many on a line as it holds, all whole that are not longer than one."""
+    lines: list[str] = []
+    for piece in pieces:
+        if lines and len(lines[-1]) + len(PIECES) + len(piece) <= columns:
+            lines[-1] += PIECES + piece
+        else:
+            lines += textwrap.wrap(piece, columns, initial_indent="  ", subsequent_indent="    ")
+    return lines
+
+
+def bar(done: float | None, columns: int) -> str:
+    """A part of the whole, as a bar."""
+    full = round(columns * min(max(done or 0.0, 0.0), 1.0))
+    return "█" * full + "░" * (columns - full)
 
 
 def _shown(text: str) -> str:

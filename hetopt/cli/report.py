@@ -27,7 +27,13 @@ def report(
     force: bool = typer.Option(False, "--force", help="Replace the files that are written."),
     json_: bool = typer.Option(False, "--json", help="Print the report as JSON."),
 ) -> None:
-    """Hold a run against its prediction: time, steps, cost, how the workers were balanced, and what they exchanged."""
+    """Hold a run against its prediction: time, steps, cost, how the workers were balanced, and what they exchanged.
+
+    \b
+      hetopt report
+      hetopt report --html run.html
+      hetopt report -o report.json
+    """
 
     import hetopt
     from hetopt.cli import render, terminal
@@ -59,12 +65,14 @@ def _learn(path: Path, launch: Launch, history: RunHistory) -> None:
     """Bring a profile up to date with what a run measured."""
     from hetopt.cli import render
     from hetopt.core.profile import Profile
-    from hetopt.reports.learn import learn
+    from hetopt.reports.learn import keep_for_other_jobs, learn
 
     known = Profile.load(path) if path.exists() else launch.plan.profile
     learned = learn(known, launch, history)
     learned.profile.save(path)
     render.note(f"{path} has learned {' and '.join(learned.news)}")
+    if (told := keep_for_other_jobs(learned)) is not None:
+        render.note(told)
 
 
 def show(made: Report) -> None:
@@ -77,7 +85,7 @@ def show(made: Report) -> None:
     state = f"{made.state}{formatting.ending(made.finish_reason)}"
     render.line(f"{made.run_id}: {made.task} on {len(made.workers)} {workers}, {state}", style="bold")
     if made.metrics:
-        render.line("  " + "  ".join(f"{name} {value:.4g}" for name, value in made.metrics.items()))
+        render.line(f"  {formatting.reached(made.metrics, None)}")
     render.heading("Predicted and measured, here")
     render.table(
         [

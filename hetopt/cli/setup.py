@@ -21,6 +21,10 @@ def setup(
 
     --print-policy prints the least that hetopt needs: a policy for whoever launches, and role, trust and policy for the
     machines, with the commands that apply them. hetopt makes no role by itself.
+
+    \b
+      hetopt setup --print-policy
+      hetopt setup --create-bucket
     """
     import sys
 

@@ -24,7 +24,12 @@ def status(
     watch: bool = typer.Option(False, "--watch", "-w", help="Go on showing it, until it is over or Ctrl-C."),
     json_: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """Show how a run is: state, steps, metric, each worker's share and waiting, and what it costs so far."""
+    """Show how a run is: state, steps, metric, each worker's share and waiting, and what it costs so far.
+
+    \b
+      hetopt status
+      hetopt status --watch
+    """
     from hetopt.api.run import Run
     from hetopt.cli import render
 
@@ -144,7 +149,7 @@ def _show_all(facts: list[dict[str, Any]]) -> None:
         return
     render.table(
         [
-            render.Column(name="run"),
+            render.Column(name="run", fixed=True),
             render.Column(name="state"),
             render.Column(name="step", justify="right"),
             render.Column(name="elapsed", justify="right"),
@@ -156,7 +161,7 @@ def _show_all(facts: list[dict[str, Any]]) -> None:
                 fact["state"],
                 formatting.count(fact["step"]) if "step" in fact else "",
                 formatting.duration(fact["elapsed_s"]) if fact.get("elapsed_s") else "",
-                _metrics(fact.get("metrics", {})),
+                formatting.reached(fact.get("metrics", {}), fact.get("loss")),
             ]
             for fact in facts
         ],
@@ -168,10 +173,6 @@ def _show_all(facts: list[dict[str, Any]]) -> None:
             render.note(f"{fact['run']}: {fact['unread']}")
 
 
-def _metrics(metrics: dict[str, float]) -> str:
-    return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-
-
 def _show(fact: dict[str, Any]) -> None:
     from hetopt.cli import render
     from hetopt.core import formatting
@@ -181,7 +182,7 @@ def _show(fact: dict[str, Any]) -> None:
     of = f" of about {formatting.count(fact['predicted_steps'])}" if fact["predicted_steps"] else ""
     render.line(
         f"  step {formatting.count(fact['step'])}{of}, epoch {fact['epoch']:.1f}, "
-        + (_metrics(fact["metrics"]) or "not evaluated yet")
+        + (formatting.reached(fact["metrics"], fact["loss"]) or "not evaluated yet")
     )
     if fact["step_time_s"]:
         said = (

@@ -14,6 +14,10 @@ def stop(
     """Stop a run. Its workers finish the step, save a checkpoint and leave; nothing is left running.
 
     Go on later with `hetopt launch --on local --resume RUN` (or `--on rehearsal`, where it was one).
+
+    \b
+      hetopt stop
+      hetopt stop 20261120-131649
     """
     from hetopt.api.run import Run
     from hetopt.cli import render

@@ -24,8 +24,8 @@ MOST_MESSAGE_CHARACTERS = 2_000
 """Longest message that is shown whole; an error may quote what it complains about."""
 
 _LOOKS_LIKE = str.maketrans(
-    "×·–—…→←÷±µ•●✓✗░█▇▆▅▄▃▂▁─│└≤≥≈",
-    "x---.><:+u**vx.##%*+=-_-|`<>~",
+    "×·–—…→←÷±µ•●✓✗░█▇▆▅▄▃▂▁─│└≤≥≈»",
+    "x---.><:+u**vx.##%*+=-_-|`<>~>",
 )
 """For terminals that know few letters, one for one, so that columns stay in line."""
 

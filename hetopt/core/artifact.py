@@ -94,7 +94,9 @@ class RecordLeavingOut(Record):
         written: dict[str, object] = handler(self)
         fields = type(self).model_fields
         return {
-            name: value for name, value in written.items() if name not in self.LEFT_OUT or value != fields[name].default
+            name: value
+            for name, value in written.items()
+            if name not in self.LEFT_OUT or getattr(self, name) != fields[name].default
         }
 
 

@@ -18,7 +18,7 @@ import heapq
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetopt.core.errors import BadInput
 
@@ -28,7 +28,13 @@ _Line = tuple[int, float, float, int, int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerTime:
-    """Compute time of one worker as a function of its local batch: ``max(floor_s, fixed_s + per_sample_s * samples)``.
+    """Compute time of one worker as a function of its local batch.
+
+        max(floor_s, fixed_s + per_sample_s * samples)    of what is computed together, which is all of the local batch;
+
+    where that is larger than ``micro_batch``, each of its k micro-batches takes that for a k-th of the samples, but for
+    ``once_s``, which a step takes once: the optimizer's update. `solve_shares` goes by the lines alone, as workers that
+    compute in micro-batches do so with many samples each, among which the fixed part of one more is little.
 
     Raises:
         ValueError: a time that is negative, not finite, or free of charge per sample; bounds that exclude each other.
@@ -39,6 +45,8 @@ class WorkerTime:
     floor_s: float = 0.0
     min_samples: int = 1
     max_samples: int | None = None
+    micro_batch: int | None = None
+    once_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not (0 <= self.fixed_s < math.inf and 0 <= self.floor_s < math.inf):
@@ -47,10 +55,27 @@ class WorkerTime:
             raise ValueError(f"per_sample_s must be positive and finite, not {self.per_sample_s}: floor a fitted slope")
         if self.min_samples < 0 or (self.max_samples is not None and self.max_samples < self.min_samples):
             raise ValueError(f"no share lies between {self.min_samples} and {self.max_samples} samples")
+        if self.micro_batch is not None and self.micro_batch < 1:
+            raise ValueError(f"micro_batch must be at least 1, not {self.micro_batch}")
+        if not 0 <= self.once_s <= max(self.floor_s, self.fixed_s):
+            raise ValueError(f"once_s must be a part of what a step takes without samples, not {self.once_s}")
 
     def time_s(self, samples: int) -> float:
         """Compute time of a step with ``samples`` local samples, in seconds."""
-        return max(self.floor_s, self.fixed_s + self.per_sample_s * samples)
+        if self.micro_batch is None or samples <= self.micro_batch:
+            return max(self.floor_s, self.fixed_s + self.per_sample_s * samples)
+        parts = -(-samples // self.micro_batch)
+        return max(parts * self.floor_s, parts * self.fixed_s + self.per_sample_s * samples) - (parts - 1) * self.once_s
+
+    def slower(self, factor: float) -> WorkerTime:
+        """The same, all of it so many times as long."""
+        return replace(
+            self,
+            fixed_s=factor * self.fixed_s,
+            per_sample_s=factor * self.per_sample_s,
+            floor_s=factor * self.floor_s,
+            once_s=factor * self.once_s,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,7 +166,7 @@ def solve_group_shares(groups: Sequence[tuple[WorkerTime, int]], global_batch_si
     # The earliest next unit goes first. All members of a group reach it together, so the heap holds one entry a group;
     # ties go by the worker's own figures, never by position, so that the order of the workers does not matter.
     raised = [0] * len(lines)
-    heap = [
+    heap: list[tuple[float, tuple[float, ...], int]] = [
         (worker.fixed_s + worker.per_sample_s * (base[j] + 1), _tie_break(worker), j)
         for j, (worker, _) in enumerate(groups)
         if base[j] < lines[j][4]
@@ -205,9 +230,9 @@ def proportional_quotas(
     return tuple(min(max(level * rate, low), high) for _, _, rate, low, high in lines)
 
 
-def _tie_break(worker: WorkerTime) -> tuple[float, float, float, int, int]:
-    high = -1 if worker.max_samples is None else worker.max_samples
-    return worker.per_sample_s, worker.fixed_s, worker.floor_s, worker.min_samples, high
+def _tie_break(worker: WorkerTime) -> tuple[float, ...]:
+    high, most = (-1 if one is None else one for one in (worker.max_samples, worker.micro_batch))
+    return worker.per_sample_s, worker.fixed_s, worker.floor_s, worker.min_samples, high, most, worker.once_s
 
 
 def _check_feasible(lines: Sequence[_Line], total: int) -> None:

@@ -280,6 +280,7 @@ def _be(request: Mapping[str, Any], files: Sequence[int], handlers: Mapping[Any,
         for standard, one in enumerate(files[: _OWN_FILES - 1]):
             os.dup2(one, standard)
             os.close(one)
+        _open_streams()
         os.chdir(request["folder"])
         before = dict(os.environ)
         os.environ.clear()
@@ -299,6 +300,18 @@ def _be(request: Mapping[str, Any], files: Sequence[int], handlers: Mapping[Any,
             os.kill(os.getpid(), -code)
     finally:
         os._exit(code)
+
+
+def _open_streams() -> None:
+    """Python keeps what it has found out about a stream's file (whether one can seek in it): these have others now."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        usual = getattr(sys, f"__{name}__")
+        buffering = 1 if usual.line_buffering or os.isatty(number) else -1
+        stream = open(  # noqa: SIM115  # stays
+            number, mode, buffering, encoding=usual.encoding, errors=usual.errors, closefd=False
+        )
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
 
 
 def _enter(network: Path) -> None:

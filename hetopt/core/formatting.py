@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
+from hetopt.core.precision import Precision
 from hetopt.core.run_spec import Compression
 from hetopt.core.synchronization import Synchronization
 from hetopt.core.synchronization_text import spell_sync
@@ -95,12 +96,21 @@ _ENDINGS = {
     "epochs": ", all its epochs done",
     "steps": ", all its steps done",
     "stopped": "",
+    "script": ", its script done",
 }
 
 
 def ending(reason: str | None) -> str:
     """Why a run was over, to stand behind its state."""
     return _ENDINGS.get(reason, f", ended by {reason}") if reason else ""
+
+
+def reached(metrics: Mapping[str, float], loss: float | None) -> str:
+    """What evaluations said last: 'accuracy 0.93'; of a run that has none the training loss; nothing, if there is no
+    figure at all."""
+    if not metrics and loss is not None:
+        return f"training loss {loss:.4g}"
+    return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
 
 
 def count(number: float) -> str:
@@ -123,6 +133,11 @@ def exchange(way: Compression, sync: Synchronization) -> str:
     if not sync.is_local:
         return compression(way.name, way.ratio)
     return spell_sync(sync) if way.name == "identity" else f"{spell_sync(sync)}, averages in {way.name}"
+
+
+def method(way: Compression, sync: Synchronization, precision: Precision) -> str:
+    """How a plan trains: 'none', 'topk 1 % (100x), in bf16'."""
+    return exchange(way, sync) + ("" if precision == "fp32" else f", in {precision}")
 
 
 def share(part: float) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from hetopt.core.batch_partition import largest_remainder
 from hetopt.core.errors import BadInput
+from hetopt.core.policy_settings import AllocationSettings
 from hetopt.core.run_spec import RunSpec
 
 _MICRO_BATCHES_A_WORKER = 8
@@ -41,6 +42,19 @@ def first_shares(spec: RunSpec, *, minimum: int = 1) -> tuple[int, ...]:
             return shares
 
 
+def within_memory(spec: RunSpec, shares: tuple[int, ...]) -> tuple[int, ...]:
+    """Local batch sizes as near to these as the workers' memory allows.
+
+    A script computes what its loader gives it at once; a task cuts what does not fit into micro-batches.
+    """
+    limits = [worker.max_local_batch_size for worker in spec.workers]
+    over = any(limit is not None and share > limit for share, limit in zip(shares, limits, strict=True))
+    room = sum(sum(shares) if limit is None else limit for limit in limits)
+    if not spec.script or not over or room < sum(shares):
+        return shares
+    return largest_remainder(shares, sum(shares), minimum=[1] * len(shares), maximum=limits)
+
+
 def micro_batch_size(spec: RunSpec) -> int | None:
     """How many samples are computed together; ``None``: as many as fit.
 
@@ -53,9 +67,10 @@ def micro_batch_size(spec: RunSpec) -> int | None:
 def allocated_micro_batch_size(spec: RunSpec) -> int:
     """The spec's, or the divisor of the global batch that cuts an equal share into about eight."""
     total, workers = spec.global_batch_size, len(spec.workers)
-    if spec.micro_batch_size is not None:
-        whole_micro_batches([worker.local_batch_size for worker in spec.workers], spec.micro_batch_size)
-        return spec.micro_batch_size
+    asked = AllocationSettings.model_validate(spec.batch_settings).micro or spec.micro_batch_size
+    if asked is not None:
+        whole_micro_batches([worker.local_batch_size for worker in spec.workers], asked)
+        return asked
     wished = total / (workers * _MICRO_BATCHES_A_WORKER)
     divisors = [size for size in range(1, total // workers + 1) if total % size == 0]
     # Single samples only where nothing else divides the batch: some layers cannot compute one alone.

@@ -3,7 +3,7 @@
 Two measures. Of a *device*, all tensors that are alive at a time; they are the same on every device:
 
     peak(b) = parameters + buffers + gradient + optimizer state + residual
-              + max(computing(b), updating(b), exchanging, evaluating)
+              + max(computing(b), updating(b), exchanging + fresh gradient, evaluating)
 
 ``b`` being the samples of a micro-batch. Between micro-batches that were counted, computing and updating go straight
 from one to the next; beyond, on with the slope of the last ones. Of a *process*, the most it used, by a line in ``b``.
@@ -12,8 +12,10 @@ from one to the next; beyond, on with the slope of the last ones. Of a *process*
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -56,6 +58,10 @@ class TrainingMemory(Record):
     gradient_bytes: PositiveInt
     optimizer_bytes: NonNegativeInt = Field(description="its state after a step")
     evaluating_bytes: NonNegativeInt = Field(default=0, description="taken by an evaluation, at the highest")
+    fresh_bytes: NonNegativeInt = Field(
+        default=0,
+        description="of gradients that backward makes anew, of which what is exchanged is a copy: with a session",
+    )
     steps: tuple[StepMemory, ...] = Field(min_length=1, description="in increasing order of samples")
 
     @property
@@ -71,7 +77,8 @@ class TrainingMemory(Record):
             exchange: see `hetopt.core.comm.exchange_memory`.
         """
         step = max(self._along("computing_bytes", samples), self._along("updating_bytes", samples))
-        return self.kept_bytes + exchange.kept_bytes + max(step, exchange.taken_bytes, self.evaluating_bytes)
+        exchanging = exchange.taken_bytes + self.fresh_bytes if exchange.taken_bytes else 0
+        return self.kept_bytes + exchange.kept_bytes + max(step, exchanging, self.evaluating_bytes)
 
     def largest_micro_batch(self, limit_bytes: float, exchange: ExchangeMemory = ALONE) -> int | None:
         """The most samples that fit together: 0 where not even one does, None where any number does."""
@@ -94,14 +101,18 @@ class TrainingMemory(Record):
     def _along(self, column: str, samples: int) -> float:
         """Straight between what was counted, never falling; outside with the slope at that end."""
         sizes = [step.samples for step in self.steps]
-        counted = np.maximum.accumulate([float(getattr(step, column)) for step in self.steps]).tolist()
+        counted = list(accumulate((float(getattr(step, column)) for step in self.steps), max))
         if samples <= sizes[-1]:
             if samples >= sizes[0]:
-                return float(np.interp(samples, sizes, counted))
+                right = bisect_left(sizes, samples)
+                if sizes[right] == samples:
+                    return counted[right]
+                part = (samples - sizes[right - 1]) / (sizes[right] - sizes[right - 1])
+                return counted[right - 1] + part * (counted[right] - counted[right - 1])
             # Some is there for any number of samples: towards none it falls by what the first sizes show, at most.
             slope = _slope(sizes[:2], counted[:2])
-            return max(float(counted[0]) - slope * (sizes[0] - samples), 0.0)
-        return float(counted[-1]) + _slope(sizes[-SLOPE_POINTS:], counted[-SLOPE_POINTS:]) * (samples - sizes[-1])
+            return max(counted[0] - slope * (sizes[0] - samples), 0.0)
+        return counted[-1] + _slope(sizes[-SLOPE_POINTS:], counted[-SLOPE_POINTS:]) * (samples - sizes[-1])
 
 
 MOST_SAMPLES = 1 << 40
@@ -109,10 +120,12 @@ MOST_SAMPLES = 1 << 40
 
 
 def _slope(sizes: Sequence[int], counted: Sequence[float]) -> float:
-    """Bytes a sample; of one size alone, as if all of it grew with the samples."""
+    """Bytes a sample, by least squares; of one size alone, as if all of it grew with the samples."""
     if len(sizes) == 1:
         return counted[0] / sizes[0]
-    return max(0.0, float(np.polyfit(sizes, counted, 1)[0]))
+    size, bytes_ = sum(sizes) / len(sizes), sum(counted) / len(counted)
+    spread = sum((one - size) ** 2 for one in sizes)
+    return max(0.0, sum((one - size) * (told - bytes_) for one, told in zip(sizes, counted, strict=True)) / spread)
 
 
 def joined(counts: Sequence[TrainingMemory]) -> TrainingMemory:
@@ -131,6 +144,7 @@ def joined(counts: Sequence[TrainingMemory]) -> TrainingMemory:
         gradient_bytes=max(one.gradient_bytes for one in counts),
         optimizer_bytes=max(one.optimizer_bytes for one in counts),
         evaluating_bytes=max(one.evaluating_bytes for one in counts),
+        fresh_bytes=max(one.fresh_bytes for one in counts),
         steps=tuple(steps[samples] for samples in sorted(steps)),
     )
 

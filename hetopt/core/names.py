@@ -1,11 +1,18 @@
-"""Names that people give, of which there is a closed set; one that is none is refused with the nearest."""
+"""Names: of what hetopt writes, and those that people give of a closed set; one that is none is refused with the
+nearest."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 from hetopt.core.errors import BadInput
+
+
+def converted_script(script: Path) -> Path:
+    """What a script is called once a session was written into it: beside it, as it imports what lies there."""
+    return script.with_name(f"{script.stem}_hetopt.py")
 
 
 def known(name: str, names: Iterable[str], what: str, *, hint: str | None = None) -> str:

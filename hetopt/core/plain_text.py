@@ -61,7 +61,7 @@ def escaped(text: str, keep: str = "") -> str:
         text: any.
         keep: characters that stay, such as line breaks.
     """
-    if text.isprintable():
+    if text.translate(dict.fromkeys(map(ord, keep))).isprintable():
         return text
     return "".join(one if one in keep or is_plain(one) else spelled(one) for one in text)
 

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from hetopt.core.artifact import Record
+from hetopt.core.precision import Precision
 from hetopt.core.throughput import batch_ladder
 
 SWEEP_SHARE = 0.35
@@ -38,6 +39,7 @@ class Sweep(Record):
     warmup_steps: PositiveInt = 5
     timed_steps: PositiveInt = 20
     time_limit_s: PositiveFloat = Field(description="larger batch sizes are left out once this much time is spent")
+    precision: Precision = "fp32"
 
 
 class NetworkProbe(Record):
@@ -75,6 +77,7 @@ class PilotProbe(Record):
     sync: str | None = Field(
         default=None, description="such as 'local-sgd(8)'; absent: gradients are summed in every step"
     )
+    precision: Precision = "fp32"
 
 
 class ProbeSchedule(Record):
@@ -107,13 +110,15 @@ def make_schedule(
     time_budget_s: float,
     accelerators: int = 0,
     syncs: Sequence[str] = (),
+    precisions: Sequence[Precision] = ("fp32",),
 ) -> ProbeSchedule:
     """What to measure on one host in about ``time_budget_s`` seconds, start-up not included.
 
     Step times are swept twice: one worker with the whole host to itself, then all workers at once with the processors
     shared out, because workers on one host slow each other down. Pilots run at the task's batch size, at four times and
     twice that (two distant sizes are what a curve of steps against batch size needs most), under each other sync that
-    is asked for at the task's batch size, then all of it again with other seeds, as far as the time goes.
+    is asked for at the task's batch size, then all of it again with other seeds, as far as the time goes. With several
+    precisions each is swept, in an equal part of that time, and the first pilot is run again in each of the others.
 
     Args:
         seed: of weights, sample order and the probe's own choices.
@@ -124,9 +129,12 @@ def make_schedule(
         time_budget_s: the whole probe, in seconds. A slow task still gets a few steps at the two smallest batch sizes.
         accelerators: GPUs of the host; with any, a worker alone has one GPU and its part of the processors.
         syncs: ways to synchronise whose cost in steps is to be measured, as `PilotProbe.sync`.
+        precisions: to compute in; all else is measured in the first.
     """
-    if min(workers, logical_cpus, batch_size, dataset_size) < 1 or accelerators < 0 or not time_budget_s > 0:
-        raise ValueError("a schedule needs workers, processors, samples and time")
+    if min(workers, logical_cpus, batch_size, dataset_size, len(precisions)) < 1 or accelerators < 0:
+        raise ValueError("a schedule needs workers, processors, samples and a precision")
+    if not time_budget_s > 0:
+        raise ValueError("a schedule needs time")
     shared_threads = max(1, logical_cpus // workers)
     alone_threads = max(1, logical_cpus // accelerators) if accelerators else logical_cpus
     divisions = [(1, alone_threads)] + ([(workers, shared_threads)] if workers > 1 else [])
@@ -137,8 +145,10 @@ def make_schedule(
             threads_per_worker=threads,
             local_batch_sizes=ladder,
             timed_steps=14,
-            time_limit_s=SWEEP_SHARE * time_budget_s / len(divisions),
+            time_limit_s=SWEEP_SHARE * time_budget_s / (len(divisions) * len(precisions)),
+            precision=precision,
         )
+        for precision in precisions
         for concurrent, threads in divisions
     )
     pilot_time_s = PILOT_SHARE * time_budget_s
@@ -147,19 +157,25 @@ def make_schedule(
         batches or {min(max(batch_size, workers), dataset_size)}, key=lambda size: (size != batch_size, -size)
     )
     steps_an_epoch = max(1, dataset_size // batch_size)
-    kinds: list[tuple[int, str | None]] = [*((size, None) for size in order), *((order[0], sync) for sync in syncs)]
+    usual, *others = precisions
+    plain = [(size, None, usual) for size in order]
+    compared = [(order[0], None, other) for other in others]  # behind the pilot that they are held against
+    kinds: list[tuple[int, str | None, Precision]]
+    kinds = [*plain[:1], *compared, *plain[1:], *((order[0], sync, usual) for sync in syncs)]
     pilots = tuple(
         PilotProbe(
             global_batch_size=size,
             # The first pilot carries the samples of noise and gain; a slow task spends half of its time there.
-            time_limit_s=pilot_time_s * (0.5 if index == 0 and repeat == 0 else 0.35),
+            time_limit_s=pilot_time_s
+            * ((0.5 if index == 0 and repeat == 0 else 0.35) if precision == usual else 0.35 / len(others)),
             max_epochs=MAX_PILOT_EPOCHS,
             sample_every_steps=min(10, max(1, steps_an_epoch // 4)),
             repeat=repeat,
             sync=sync,
+            precision=precision,
         )
         for repeat in range(PILOT_REPEATS)
-        for index, (size, sync) in enumerate(kinds)
+        for index, (size, sync, precision) in enumerate(kinds)
     )
     return ProbeSchedule(
         seed=seed,

@@ -17,7 +17,8 @@ from pydantic import (
 
 from hetopt.core.artifact import Artifact, Record, RecordLeavingOut, Told
 from hetopt.core.memory import TrainingMemory
-from hetopt.core.step_samples import StepSample
+from hetopt.core.precision import Precision
+from hetopt.core.step_samples import ModelKind, StepSample
 
 Collective = Literal["all_reduce", "all_gather", "broadcast"]
 LearningRateRule = Literal["none", "linear", "sqrt"]
@@ -45,11 +46,14 @@ class Host(Record):
 class Job(RecordLeavingOut):
     """What is trained. One sample is one item of the task's data set (an image, a window of tokens)."""
 
-    LEFT_OUT = ("resumes",)
+    LEFT_OUT = ("has_session", "resumes", "model_kind")
 
     task: str
     script: tuple[str, ...] = Field(
         default=(), description="a training script and its arguments, where the job is one; empty: it is a task"
+    )
+    has_session: bool = Field(
+        default=True, description="can be launched; false: a script that `hetopt convert` has to write a session into"
     )
     resumes: bool = Field(
         default=True, description="goes on from checkpoints; false: a script that saves none begins again"
@@ -71,6 +75,9 @@ class Job(RecordLeavingOut):
     operators_per_step: PositiveInt = Field(description="kernels one step launches, forward to optimizer")
     flops_per_sample: PositiveFloat | None = Field(
         default=None, description="forward and backward floating-point operations of matrix work, a sample"
+    )
+    model_kind: ModelKind | None = Field(
+        default=None, description="what most of the model is made of; absent: its modules do not tell"
     )
 
     @model_validator(mode="after")
@@ -105,20 +112,27 @@ class CompressorCost(Record):
     decompress_s: NonNegativeFloat
 
 
-class Device(Record):
+class Device(RecordLeavingOut):
     """One kind of worker: a device type, and how the host was divided while it was measured."""
+
+    LEFT_OUT = ("counted_log_sd",)
 
     type: str = Field(description="catalogue name, or 'local'")
     kind: Literal["cpu", "cuda"]
     workers_per_host: PositiveInt = Field(description="workers computing at the same time on the host")
     threads_per_worker: PositiveInt
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    precision: Precision = "fp32"
     step_times: tuple[StepTime, ...] = Field(min_length=1)
     memory_limit_bytes: PositiveInt = Field(description="what one worker may use")
     memory: TrainingMemory | None = Field(default=None, description="absent where it was not counted")
     compressors: tuple[CompressorCost, ...] = ()
     matmul_flops_per_s: PositiveFloat | None = Field(default=None, description="achieved on a large fp32 product")
     copy_bytes_per_s: PositiveFloat | None = Field(default=None, description="achieved memory copy, read plus write")
+    counted_log_sd: PositiveFloat | None = Field(
+        default=None,
+        description="standard deviation of the log of (true / given) step time, where the job's operations were "
+        "counted and nothing was measured",
+    )
 
     @model_validator(mode="after")
     def _distinct_batches(self) -> Self:
@@ -198,12 +212,31 @@ class Pilot(Record):
     sync: PilotSync | None = Field(default=None, description="absent where gradients were summed in every step")
 
 
-class Profile(Artifact):
+class PrecisionTrial(Record):
+    """Two pilots from the same weights over the same batches, one in ``precision`` and one in the profile's first."""
+
+    precision: Precision
+    global_batch_size: PositiveInt
+    seed: int
+    steps: PositiveFloat = Field(description="until the target metric was as good as both came to have it")
+    usual_steps: PositiveFloat = Field(description="likewise, of the pilot in the profile's first precision")
+
+
+class Provisioned(Record):
+    """A launch of the job on rented machines: how long they took from the request to the first step."""
+
+    run: str
+    types: tuple[str, ...] = Field(min_length=1, description="instance types of its machines")
+    took_s: PositiveFloat
+
+
+class Profile(Artifact, RecordLeavingOut):
     """One training job as measured: throughput, network, gradient noise, compressibility and pilot runs."""
 
     KIND: ClassVar[str] = "profile"
     VERSION: ClassVar[int] = 1
     MADE_BY: ClassVar[str] = "hetopt profile TASK -o FILE"
+    LEFT_OUT = ("precision_trials",)
 
     created: str = Field(description="ISO 8601, UTC")
     hetopt_version: str
@@ -216,7 +249,11 @@ class Profile(Artifact):
     noise: tuple[NoiseSample, ...] = ()
     gain: tuple[GainPoint, ...] = ()
     pilots: tuple[Pilot, ...] = ()
+    precision_trials: tuple[PrecisionTrial, ...] = Field(
+        default=(), description="what other precisions cost in steps; empty: nobody looked"
+    )
     samples: tuple[StepSample, ...] = Field(default=(), description="steps of the same job, measured elsewhere")
+    provisioned: tuple[Provisioned, ...] = Field(default=(), description="launches of the same job")
     evaluation_s: NonNegativeFloat | None = Field(
         default=None, description="one evaluation of the whole evaluation set by one worker with the host to itself"
     )
@@ -233,6 +270,37 @@ class Profile(Artifact):
     profiling_usd: NonNegativeFloat = Field(
         default=0.0, description="what its machines cost; nothing where they are owned"
     )
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether operations were counted and nothing was measured, as `hetopt estimate` does it."""
+        return any(device.counted_log_sd is not None for device in self.devices)
+
+    @property
+    def precisions(self) -> tuple[Precision, ...]:
+        """That its devices computed in, fp32 first if it is there. Pilots, noise and gains are of the first."""
+        return tuple(sorted(dict.fromkeys(device.precision for device in self.devices), key=lambda one: one != "fp32"))
+
+    def computing_in(self, precision: Precision) -> Self:
+        """The same profile, had nothing else been measured than this precision; as it is where it has nothing of it.
+
+        What an exchange takes a worker does not depend on it, and is timed in the first one alone.
+        """
+        if precision not in self.precisions or len(self.precisions) == 1:
+            return self
+        exchanging = {
+            (device.type, device.workers_per_host): device.compressors
+            for device in self.devices
+            if device.precision == self.precisions[0]
+        }
+        own = (device for device in self.devices if device.precision == precision)
+        devices = tuple(
+            device.model_copy(update={"compressors": exchanging.get((device.type, device.workers_per_host), ())})
+            if not device.compressors
+            else device
+            for device in own
+        )
+        return self.model_copy(update={"devices": devices})
 
     @model_validator(mode="after")
     def _distinct_devices(self) -> Self:

@@ -1,4 +1,4 @@
-"""Numbers with units as people write them: ``6h``, ``1h30m``, ``$20``, ``100mbit``, ``30%``, ``100x``."""
+"""Numbers with units as people write them: ``6h``, ``1h30m``, ``$20``, ``150GB``, ``100mbit``, ``30%``, ``100x``."""
 
 from __future__ import annotations
 
@@ -46,6 +46,12 @@ RATE = Unit(
     example="25mbit or 1.5gbit, in bits a second",
     scales={"": 1.0, "bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9},
     most=1e12,
+)
+SIZE = Unit(
+    what="a size of data",
+    example="150GB or 2TB",
+    scales={"b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "gib": 2.0**30, "tib": 2.0**40},
+    most=1e17,
 )
 MONEY = Unit(what="an amount in USD", example="20 or $20", scales={"": 1.0, "usd": 1.0}, prefix="$")
 FRACTION = Unit(what="a fraction", example="0.01, 1% or 100x", scales={"": 1.0, "%": 0.01, "x": math.nan})

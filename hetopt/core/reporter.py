@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+PIECES = " · "
+"""Between the phrases of a progress: a line of a terminal ends there."""
+
 
 def _silent(text: str, done: float | None = None) -> None:
     """Say nothing."""

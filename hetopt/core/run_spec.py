@@ -17,6 +17,8 @@ from pydantic import (
 
 from hetopt.core.artifact import HostName, Record, RecordLeavingOut, renamed
 from hetopt.core.compression_slowdown import CAUTIOUS_COEFFICIENT
+from hetopt.core.policy_settings import BATCH_SETTINGS, RATIO_SETTINGS, Settings, check_settings
+from hetopt.core.precision import Precision
 from hetopt.core.probe_schedule import ProbeSchedule
 from hetopt.core.scaled_emulation import DeclaredTime, ScaledEmulation
 from hetopt.core.stream import Stream
@@ -98,7 +100,10 @@ class WorkerSpec(Record):
     declared: DeclaredTime | None = Field(default=None, description="compute takes so long; absent: as long as it does")
     threads: PositiveInt | None = Field(default=None, description="CPU threads; absent: what torch chooses")
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    max_local_batch_size: PositiveInt | None = Field(default=None, description="memory limit, samples")
+    max_local_batch_size: PositiveInt | None = Field(
+        default=None,
+        description="samples that its memory holds at once; a task computes a larger local batch in micro-batches",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -124,7 +129,7 @@ class StopRule(Record):
 class RunSpec(RecordLeavingOut):
     """One run of the trainer: the task, the workers with their shares, and the rules of the game."""
 
-    LEFT_OUT = ("resumes",)
+    LEFT_OUT = ("resumes", "ratio_settings", "batch_settings")
 
     task: str
     script: tuple[str, ...] = Field(
@@ -140,6 +145,7 @@ class RunSpec(RecordLeavingOut):
         default=Compression(), description="of gradients; under 'auto' where to begin, else its ratio is the smallest"
     )
     ratio_policy: RatioPolicyName = "fixed"
+    ratio_settings: Settings = Field(default={}, description="of the ratio policy, that are not the usual ones")
     collective_policy: Literal["fixed", "cheapest"] = Field(
         default="fixed", description="whether the collective follows the network while the run goes on"
     )
@@ -153,12 +159,13 @@ class RunSpec(RecordLeavingOut):
     stream: Stream | None = Field(default=None, description="samples are trained on as they arrive; absent: in epochs")
     exchange_timeout_s: PositiveFloat = Field(default=300.0, description="a worker that is later than this is lost")
     batch_policy: BatchPolicy = Field(default="model", pattern=OWN_NAME, examples=list(BATCH_POLICIES))
+    batch_settings: Settings = Field(default={}, description="of the batch policy, likewise")
     micro_batch_size: PositiveInt | None = Field(
         default=None, description="samples that are computed together; shares are whole multiples under 'allocation'"
     )
     learning_rate_scale: PositiveFloat = 1.0
     learning_rate_rule: LearningRateRule = "fixed"
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    precision: Precision = Field(default="fp32", description="what matrices are multiplied in")
     prefetch: Prefetch = "auto"
     loader_processes: NonNegativeInt = Field(
         default=0, description="processes of each worker that read its samples ahead; 0: the worker reads them itself"
@@ -182,6 +189,12 @@ class RunSpec(RecordLeavingOut):
         ranked = [host.name for host in self.miniature.hosts for _ in range(host.workers)]
         if ranked != [worker.host for worker in self.workers]:
             raise ValueError("the workers must be those of the miniature's hosts, host by host")
+        return self
+
+    @model_validator(mode="after")
+    def _policies_have_such_settings(self) -> Self:
+        check_settings(self.ratio_policy, self.ratio_settings, RATIO_SETTINGS)
+        check_settings(self.batch_policy, self.batch_settings, BATCH_SETTINGS)
         return self
 
     @model_validator(mode="after")

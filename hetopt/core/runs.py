@@ -16,10 +16,15 @@ from hetopt.core.reading import shortened
 _SECRET_BYTES = 8
 
 
+def home() -> Path:
+    """The folder of what hetopt keeps for this user: ``$HETOPT_HOME``, else ``~/.hetopt``."""
+    base = os.environ.get("HETOPT_HOME")
+    return Path(base) if base else Path.home() / ".hetopt"
+
+
 def runs_home() -> Path:
     """The folder that holds all runs of this user."""
-    base = os.environ.get("HETOPT_HOME")
-    return (Path(base) if base else Path.home() / ".hetopt") / "runs"
+    return home() / "runs"
 
 
 @dataclass(frozen=True, kw_only=True)

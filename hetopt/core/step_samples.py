@@ -21,6 +21,7 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 
 from hetopt.core.artifact import Artifact, PlainText, Told
 from hetopt.core.errors import BadInput
@@ -28,6 +29,9 @@ from hetopt.core.errors import BadInput
 HINT = "a line looks like " + (
     '{"nodes": [{"type": "g5.xlarge", "workers": 2}], "local_batch_size": 32, "step_time_s": 0.21}'
 )
+ModelKind = Literal["convolution", "transformer", "recurrent", "embedding"]
+"""What most of a model is made of, as far as that tells how it follows a GPU's rates."""
+
 MOST_WORKERS = 65_536
 IN_PRECISION = " in "
 """Between a machine type and a precision: the same machine computing in another precision is another kind of worker."""
@@ -100,10 +104,17 @@ class StepSample(Configuration):
     Attributes:
         step_time_s: one optimizer step, wall clock, synchronization included.
         sync_time_s: the part of it after the last local gradient was ready: exchange that is not hidden, and waiting.
+        model_kind, flops_per_sample: of the job, so the same in all samples that say them.
     """
 
     step_time_s: PositiveFloat
     sync_time_s: NonNegativeFloat | None = None
+    model_kind: ModelKind | None = Field(
+        default=None, description="what most of the model is made of; absent: not known"
+    )
+    flops_per_sample: PositiveFloat | None = Field(
+        default=None, description="forward and backward floating-point operations of matrix work, a sample"
+    )
 
     @model_validator(mode="after")
     def _within_the_step(self) -> Self:
@@ -187,12 +198,22 @@ def _parsed(kind: type[_AnyLine], line: str) -> _AnyLine:
     try:
         return kind.model_validate_json(line)
     except ValidationError as error:
-        first = error.errors()[0]
-        # The choice between a number and a list of numbers is no part of the file.
-        where = ".".join(str(part) for part in first["loc"] if part not in ("constrained-int", "tuple[...]"))
-        reason = first["msg"].removeprefix("Value error, ")
-        reason = f"{reason[:1].lower()}{reason[1:]}"
-        raise BadInput(f"{where}: {reason}." if where else f"{reason}.", hint=HINT) from None
+        told = list(dict.fromkeys(map(_said, error.errors())))
+        more = f"; and {len(told) - MOST_TOLD} more" if len(told) > MOST_TOLD else ""
+        raise BadInput(f"{'; '.join(told[:MOST_TOLD])}{more}.", hint=HINT) from None
+
+
+MOST_TOLD = 8
+"""Faults of one line that are named."""
+
+
+def _said(error: ErrorDetails) -> str:
+    """One fault: where, and what."""
+    # The choice between a number and a list of numbers is no part of the file.
+    where = ".".join(str(part) for part in error["loc"] if part not in ("constrained-int", "tuple[...]"))
+    reason = error["msg"].removeprefix("Value error, ")
+    reason = f"{reason[:1].lower()}{reason[1:]}"
+    return f"{where}: {reason}" if where else reason
 
 
 SHORTEST_STEP_S = 20e-6

@@ -10,7 +10,7 @@ from hetopt.core import formatting
 from hetopt.optimizer.plan import Candidate, Plan
 
 WIDTH, HEIGHT = 720, 320
-LEFT, RIGHT, TOP, BOTTOM = 70, 20, 16, 42
+LEFT, RIGHT, TOP, BOTTOM = 84, 24, 26, 50
 
 DURATIONS_S = (
     *(1, 2, 5, 10, 20, 30),
@@ -18,6 +18,8 @@ DURATIONS_S = (
     *(3600 * hours for hours in (1, 1.5, 2, 3, 4, 6, 8, 12, 24, 48, 96, 168, 336, 720)),
 )
 """Times that a person takes for round."""
+
+AXES = " cost over time, log scales "
 
 Place = tuple[float, float]
 
@@ -27,8 +29,8 @@ def front_svg(plan: Plan) -> str:
     points = [(c.prediction.total_s.value, c.prediction.cost_usd.value) for c in plan.pareto]
     told = plan.chosen.prediction
     own = (told.total_s.value, told.cost_usd.value)
-    times = _Axis.around([*(t for t, _ in points), own[0], told.total_s.low, told.total_s.high])
-    costs = _Axis.around([*(c for _, c in points), own[1], told.cost_usd.low, told.cost_usd.high])
+    times = LogAxis.around([*(t for t, _ in points), own[0], told.total_s.low, told.total_s.high])
+    costs = LogAxis.around([*(c for _, c in points), own[1], told.cost_usd.low, told.cost_usd.high])
 
     def at(place: Place) -> Place:
         return (
@@ -36,34 +38,40 @@ def front_svg(plan: Plan) -> str:
             HEIGHT - BOTTOM - costs.share(place[1]) * (HEIGHT - TOP - BOTTOM),
         )
 
-    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="time and cost of the plans on the front">']
-    for value in times.ticks(DURATIONS_S):
+    said = (
+        f"Time and cost of {len(points)} plans, and of this one: {formatting.duration(own[0])}, "
+        f"{formatting.usd(own[1])}. The table below has the figures."
+    )
+    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{said}">']
+    for number, value in enumerate(times.ticks(DURATIONS_S)):
         x, _ = at((value, costs.low))
         parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}" stroke="var(--line)"/>')
         parts.append(
-            f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{formatting.duration(value)}</text>'
+            f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle"{" class=second" if number % 2 else ""}>'
+            f"{formatting.duration(value)}</text>"
         )
     for value in costs.ticks():
         _, y = at((times.low, value))
         parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--line)"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{formatting.usd(value)}</text>')
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(at, points))
-    parts.append(f'<polyline points="{path}" fill="none" stroke="var(--other)" stroke-dasharray="3 3"/>')
+    parts.append(f'<polyline points="{path}" fill="none" stroke="var(--c)" stroke-dasharray="3 3"/>')
     for candidate, place in zip(plan.pareto, points, strict=True):
         x, y = at(place)
         parts.append(
-            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="var(--other)"><title>{_name(candidate)}</title></circle>'
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="var(--c)"><title>{_name(candidate)}</title></circle>'
         )
     x, y = at(own)
     (left, low), (right, high) = at((told.total_s.low, told.cost_usd.low)), at((told.total_s.high, told.cost_usd.high))
-    parts.append(f'<line x1="{left:.1f}" x2="{right:.1f}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--mark)"/>')
-    parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}" stroke="var(--mark)"/>')
+    parts.append(f'<line x1="{left:.1f}" x2="{right:.1f}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--accent)"/>')
+    parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}" stroke="var(--accent)"/>')
     parts.append(
-        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6" fill="var(--mark)"><title>{_name(plan.chosen)}</title></circle>'
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6" fill="var(--accent)"><title>{_name(plan.chosen)}</title></circle>'
     )
     for limit, across in ((plan.goal.budget_usd, True), (plan.goal.deadline_s, False)):
         parts += _limit(limit, costs if across else times, across=across, name="budget" if across else "deadline")
-    parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 6}" text-anchor="end">total time</text></svg>')
+    parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 6}" text-anchor="end">total time, log scale →</text>')
+    parts.append('<text x="4" y="16">cost, log scale ↑</text></svg>')
     return "\n".join(parts)
 
 
@@ -72,7 +80,7 @@ def front_lines(plan: Plan, *, columns: int, rows: int = 10) -> list[str]:
     told = plan.chosen.prediction
     own = (told.total_s.value, told.cost_usd.value)
     points = [(c.prediction.total_s.value, c.prediction.cost_usd.value) for c in plan.pareto]
-    times, costs = (_Axis.around([*(p[side] for p in points), own[side]]) for side in (0, 1))
+    times, costs = (LogAxis.around([*(p[side] for p in points), own[side]]) for side in (0, 1))
     left = max(len(formatting.usd(costs.low)), len(formatting.usd(costs.high)))
     width = max(20, columns - left - 3)
     grid = [[" "] * width for _ in range(rows)]
@@ -86,18 +94,18 @@ def front_lines(plan: Plan, *, columns: int, rows: int = 10) -> list[str]:
         lines.append(f"{label:>{left}} │{''.join(cells).rstrip()}")
     first, last = formatting.duration(times.low), formatting.duration(times.high)
     lines.append(f"{'':>{left}} └{'─' * width}")
-    lines.append(f"{'':>{left}}  {first}{last:>{max(1, width - len(first))}}")
+    lines.append(f"{'':>{left}}  {first}{AXES:^{max(1, width - len(first) - len(last))}}{last}")
     return lines
 
 
-class _Axis:
+class LogAxis:
     """A logarithmic axis with a little room at both ends."""
 
     def __init__(self, low: float, high: float) -> None:
         self.low, self.high = low, high
 
     @classmethod
-    def around(cls, values: Sequence[float]) -> _Axis:
+    def around(cls, values: Sequence[float]) -> LogAxis:
         known = [value for value in values if value > 0] or [1.0]
         return cls(min(known) / 1.15, max(known) * 1.15)
 
@@ -121,7 +129,7 @@ class _Axis:
         return sorted(value for value in rounded if self.low <= value <= self.high)
 
 
-def _limit(limit: float | None, axis: _Axis, *, across: bool, name: str) -> list[str]:
+def _limit(limit: float | None, axis: LogAxis, *, across: bool, name: str) -> list[str]:
     """A dashed line where a limit lies inside the picture."""
     if limit is None or not axis.low < limit < axis.high:
         return []
@@ -136,7 +144,7 @@ def _limit(limit: float | None, axis: _Axis, *, across: bool, name: str) -> list
         x = LEFT + share * (WIDTH - LEFT - RIGHT)
         ends, text = f'x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"', f'x="{x - 4:.1f}" y="{TOP + 10}"'
     return [
-        f'<line {ends} stroke="var(--warm)" stroke-dasharray="6 4"/>',
+        f'<line {ends} stroke="var(--warn)" stroke-dasharray="6 4"/>',
         f'<text {text} text-anchor="end">{name}</text>',
     ]
 

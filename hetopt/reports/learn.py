@@ -7,6 +7,7 @@ step samples, which the step model is then fitted to, and the way to the target 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -18,10 +19,12 @@ from hetopt.core import formatting
 from hetopt.core.errors import BadInput
 from hetopt.core.events.fold import RunHistory
 from hetopt.core.events.records import Evaluated, RunStarted, StepsLogged, TrainingStarted
-from hetopt.core.profile import Evaluation, Pilot, PilotCompression, PilotSync, Profile
+from hetopt.core.profile import Evaluation, Pilot, PilotCompression, PilotSync, Profile, Provisioned
+from hetopt.core.run_spec import RunSpec
 from hetopt.core.step_samples import Compression, Node, StepSample
 from hetopt.core.synchronization_text import spell_sync
 from hetopt.optimizer.launch_record import Launch
+from hetopt.optimizer.step_time.earlier_runs import RunOnType, earlier_runs_file, keep
 from hetopt.optimizer.step_time.profiled import RENTED
 
 SAMPLES_OF_A_STRETCH = 5
@@ -29,13 +32,20 @@ SAMPLES_OF_A_STRETCH = 5
 
 IDENTITY = "identity"
 
+RENTING = "ec2"
+"""The backend whose machines boot anew for a run."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Learned:
-    """A profile that knows more; ``news`` says what, a sentence each."""
+    """A profile that knows more; ``news`` says what, a sentence each.
+
+    ``types``: what the run found in machine types that were not measured before, for other jobs.
+    """
 
     profile: Profile
     news: tuple[str, ...]
+    types: tuple[RunOnType, ...] = ()
 
 
 def learn(profile: Profile, launch: Launch, history: RunHistory) -> Learned:
@@ -67,7 +77,9 @@ def learn(profile: Profile, launch: Launch, history: RunHistory) -> Learned:
             hint="its lines are damaged; learn from another run",
         ) from None
     pilots = [pilot] if pilot is not None and pilot not in profile.pilots else []
-    if not samples and not pilots:
+    seen = _provisioned(launch, history)
+    launches = [seen] if seen is not None and seen.run not in {one.run for one in profile.provisioned} else []
+    if not samples and not pilots and not launches:
         raise BadInput(
             f"{launch.run_id} measured nothing that the profile lacks.",
             hint="step times are learned from rented machines, and steps to the target from evaluations",
@@ -76,23 +88,94 @@ def learn(profile: Profile, launch: Launch, history: RunHistory) -> Learned:
     if samples:
         cluster = formatting.cluster((node.workers, node.type) for node in samples[0].nodes)
         news.append(f"{formatting.count(len(samples))} step times of {cluster}")
+    for launched in launches:
+        news.append(f"provisioning of {formatting.duration(launched.took_s)} on {' and '.join(launched.types)}")
     for one in pilots:
         reached = one.steps_to_target
         told = (
             f"the target after {formatting.count(reached)} steps" if reached is not None else "the target not reached"
         )
         news.append(f"{told} of {formatting.count(one.global_batch_size)} samples")
-    changed = profile.model_copy(update={"samples": (*profile.samples, *samples), "pilots": (*profile.pilots, *pilots)})
-    return Learned(profile=Profile.model_validate(changed.model_dump()), news=tuple(news))
+    changed = profile.model_copy(
+        update={
+            "samples": (*profile.samples, *samples),
+            "pilots": (*profile.pilots, *pilots),
+            "provisioned": (*profile.provisioned, *launches),
+        }
+    )
+    return Learned(
+        profile=Profile.model_validate(changed.model_dump()),
+        news=tuple(news),
+        types=tuple(_on_types(launch, history.steps.events)),
+    )
+
+
+def keep_for_other_jobs(learned: Learned) -> str | None:
+    """Write what a run found in machine types where plans read it, and say so; None: it found nothing.
+
+    Raises:
+        BadInput: the file cannot be read or written, or holds something else.
+    """
+    if not learned.types:
+        return None
+    path = earlier_runs_file()
+    keep(path, learned.types)
+    names = " and ".join(one.instance_type for one in learned.types)
+    return f"{path} has learned how fast {names} computes, for plans of other jobs"
+
+
+def _on_types(launch: Launch, events: Sequence[StepsLogged]) -> Iterator[RunOnType]:
+    """How many times as long each machine type computed as the plan foresaw, where it was not measured before.
+
+    What earlier runs had told of the type is left out of what was foreseen, so that it does not count twice.
+    """
+    spec = launch.spec
+    if not _is_real(spec):
+        return
+    job = launch.plan.profile.job
+    groups = {group.instance_type: group for group in launch.plan.chosen.groups}
+    rows = [event for event in events if len(event.compute_s) == len(spec.workers)][1:]
+    for name, group in groups.items():
+        ranks = [rank for rank, worker in enumerate(spec.workers) if worker.type == name]
+        ratios = [
+            math.log(event.compute_s[rank] / group.assumed.time_s(event.local_batch_sizes[rank]))
+            for event in rows
+            for rank in ranks
+            if group.assumed is not None and event.compute_s[rank] > 0 and event.local_batch_sizes[rank] > 0
+        ]
+        if ratios and group.evidence != "measured":
+            before = 0.0 if group.earlier is None else group.earlier.log_factor
+            yield RunOnType(
+                run=launch.run_id,
+                job=f"{job.task}, {job.parameters} parameters",
+                instance_type=name,
+                log_factor=round(min(5.0, max(-5.0, statistics.median(ratios) + before)), 4),
+                day=launch.created[:10],
+            )
+
+
+def _is_real(spec: RunSpec) -> bool:
+    """Whether steps took what they take on machines that can be rented: no miniature, no slowed workers."""
+    return (
+        spec.miniature is None
+        and all(worker.slowdown == 1 and worker.declared is None for worker in spec.workers)
+        and all(RENTED.fullmatch(worker.type) for worker in spec.workers)
+    )
+
+
+def _provisioned(launch: Launch, history: RunHistory) -> Provisioned | None:
+    """From the request to the first step, of a run that rented and began once: later sessions find machines there."""
+    took_s = history.run.startup_s
+    if launch.on != RENTING or launch.resumed_s or not took_s:
+        return None
+    types = dict.fromkeys(group.instance_type for group in launch.plan.chosen.groups)
+    return Provisioned(run=launch.run_id, types=tuple(types), took_s=round(took_s, 1))
 
 
 def _samples(launch: Launch, events: Sequence[StepsLogged]) -> Iterator[StepSample]:
     """Steps as they were measured; none of a miniature, of paced workers, or of machines nobody rents."""
     spec = launch.spec
-    is_real = spec.miniature is None and all(
-        worker.slowdown == 1 and worker.declared is None for worker in spec.workers
-    )
-    if not is_real or not all(RENTED.fullmatch(worker.type) for worker in spec.workers):
+    if not _is_real(spec):
         return
     sync = spell_sync(spec.sync) if spec.is_local else None
     hosts = {host: list(workers) for host, workers in groupby(spec.workers, key=lambda worker: worker.host)}

@@ -358,7 +358,7 @@ def _verdict(
     slowed = sum(happening.kind == "miniature_slowed" for happening in happenings)
     sentences = [
         f"The run took {run_time.measured:.1f} s where {run_time.predicted:.1f} s were predicted "
-        f"({run_time.error:+.1%}): {'within' if within else 'outside'} the 10 % that is promised."
+        f"({run_time.error:+.1%}): {'within' if within else 'not within'} 10 %, which is the goal."
     ]
     if not within:
         # Name the part that explains most seconds, so that the reader knows what to measure again.

@@ -65,33 +65,46 @@ def scalars(events: Iterable[LogEvent]) -> Iterator[Scalar]:
                 yield Scalar(name="lost_steps_total", value=run.lost_steps, step=event.step, time_s=event.time_s)
 
 
-def exposition(run: RunFold, *, name: str, unread: int = 0) -> str:
+@dataclass(frozen=True, kw_only=True)
+class Exposed:
+    """A run whose figures are asked for.
+
+    Attributes:
+        name: of the run.
+        run: so far.
+        unread: lines of the log that could not be read.
+    """
+
+    name: str
+    run: RunFold
+    unread: int = 0
+
+
+def exposition(runs: Iterable[Exposed]) -> str:
     """Prometheus' text of the newest value of every figure, with the run as a label of all.
 
     Workers that train no more have no figures of a step.
-
-    Args:
-        run: so far.
-        name: of the run.
-        unread: lines of the log that could not be read.
     """
-    now_s = run.last_event_s or 0.0
-    figures = [
-        *(_of_steps(run, run.latest) if run.latest is not None else ()),
-        *_metrics(run, run.step, now_s),
-        Scalar(name="lost_steps_total", value=float(run.lost_steps), step=run.step, time_s=now_s),
-        Scalar(name="unread_lines_total", value=float(unread), step=run.step, time_s=now_s),
-    ]
+    figures = [(one.name, figure) for one in runs for figure in _newest(one.run, one.unread)]
     lines = []
     for of, said in HELP.items():
-        own = [one for one in figures if one.name == of]
+        own = [(name, figure) for name, figure in figures if figure.name == of]
         if own:
             lines.append(f"# HELP {PREFIX}{of} {said}")
             lines.append(f"# TYPE {PREFIX}{of} {'counter' if of.endswith('_total') else 'gauge'}")
-        for one in own:
-            labels = ",".join(f'{label}="{_escaped(text)}"' for label, text in (("run", name), *one.labels))
-            lines.append(f"{PREFIX}{of}{{{labels}}} {one.value!r}")
-    return "\n".join(lines) + "\n"
+        for name, figure in own:
+            labels = ",".join(f'{label}="{_escaped(text)}"' for label, text in (("run", name), *figure.labels))
+            lines.append(f"{PREFIX}{of}{{{labels}}} {figure.value!r}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _newest(run: RunFold, unread: int) -> Iterator[Scalar]:
+    now_s = run.last_event_s or 0.0
+    if run.latest is not None:
+        yield from _of_steps(run, run.latest)
+    yield from _metrics(run, run.step, now_s)
+    yield Scalar(name="lost_steps_total", value=float(run.lost_steps), step=run.step, time_s=now_s)
+    yield Scalar(name="unread_lines_total", value=float(unread), step=run.step, time_s=now_s)
 
 
 def _of_steps(run: RunFold, event: StepsLogged) -> Iterator[Scalar]:

@@ -34,11 +34,16 @@ CHECKPOINTS_KEPT = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Volume:
-    """The gp3 root volume of a machine: operating system, torch with CUDA, data and checkpoints."""
+    """The gp3 root volume of a machine: operating system, torch, data and checkpoints (`provisioning.disk_gb`)."""
 
     gb: float = 100.0
     iops: float = 3000.0
     mb_per_s: float = 125.0
+
+    @staticmethod
+    def gb_usd_per_hour(billing: Billing) -> float:
+        """A gigabyte of it."""
+        return billing.ebs_gp3_usd_per_gb_month.value / billing.hours_per_month.value
 
     def usd_per_hour(self, billing: Billing) -> float:
         """Size, and what exceeds the operations and throughput that come with it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from math import inf
 from pathlib import Path
@@ -81,11 +82,21 @@ def load_billing(directory: Path | None = None) -> Billing:
     terms, region = data.get("terms"), data.get("region")
     if not isinstance(terms, dict) or not isinstance(region, str):
         raise BadInput(f"{path} needs a region and an object of terms.", hint=HINT)
-    expected = {field.name for field in fields(Billing)} - {"region"}
+    names = [field.name for field in fields(Billing) if field.name != "region"]
+    return Billing(region=region, **read_terms(path, terms, names))
+
+
+def read_terms(path: Path, terms: Mapping[str, object], names: Iterable[str]) -> dict[str, Term]:
+    """Dated figures of a file by name: these names, and no other.
+
+    Raises:
+        BadInput: one is missing, unknown or cannot be used.
+    """
+    expected = set(names)
     if different := sorted(expected ^ set(terms)):
         verb = "lacks the term" if different[0] in expected else "has the unknown term"
         raise BadInput(f"{path} {verb} {different[0]}.", hint=HINT)
-    return Billing(region=region, **{name: _term(path, name, term) for name, term in terms.items()})
+    return {name: _term(path, name, term) for name, term in terms.items()}
 
 
 def _term(path: Path, name: str, term: object) -> Term:

@@ -80,7 +80,7 @@ def restart_factor(work_s: Array, losses_per_hour: Array, checkpoint_s: float, r
 
 
 def interval_under_belief_s(
-    losses_per_hour: ArrayLike, weights: ArrayLike, checkpoint_s: float, restart_s: float
+    losses_per_hour: ArrayLike, weights: ArrayLike, checkpoint_s: float, restart_s: float | Array
 ) -> Array:
     """The one interval with the least expected time when the hazard is only believed.
 
@@ -91,7 +91,7 @@ def interval_under_belief_s(
         losses_per_hour: hazards of the whole cluster, shape (rows, nodes).
         weights: probability of each, of the same shape or (nodes,).
         checkpoint_s: time to write a checkpoint.
-        restart_s: from a loss to training again.
+        restart_s: from a loss to training again, one or of shape (rows, 1).
 
     Returns:
         Seconds of work between checkpoints, shape (rows,).

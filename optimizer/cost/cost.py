@@ -20,11 +20,9 @@ from hetopt.optimizer.cost.checkpointing import (
 from hetopt.optimizer.cost.preemption_rate import CALM, SCARCE, SHOCKS, PreemptionRatePosterior, scarce_probability
 
 __all__ = [
-    "BOOT_S",
     "CALM",
     "DETECTION_S",
     "SCARCE",
-    "SETUP_S",
     "STARTUP_LOG_SD",
     "Interruptions",
     "Rates",
@@ -41,14 +39,8 @@ __all__ = [
 
 Array = NDArray[np.float64]
 
-BOOT_S = 60.0
-"""Request to a usable machine: 5 s to 80 s are reported, by image and volume (depot.dev 2024, martysweet 2023)."""
-
-SETUP_S = 120.0
-"""Fetching code and the first import of torch from a lazily loaded image: minutes (AWS ParallelCluster: up to 7)."""
-
 STARTUP_LOG_SD = 0.5
-"""Start-up of 180 s is 80 to 410 s with 90 % probability."""
+"""Provisioning of 180 s (see `provisioning`) is 80 to 410 s with 90 % probability."""
 
 DETECTION_S = 30.0
 """From the loss of a machine until the job notices and asks for another."""
@@ -63,7 +55,9 @@ CHECKPOINT_COPIES = 4
 _NODES, _NODE_WEIGHTS = np.polynomial.laguerre.laggauss(4)
 
 _FEW_ROWS = 256
-_ODD = tuple(np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], dtype=np.uint64))
+_ODD = tuple(
+    np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x27D4EB2F165667C5], dtype=np.uint64)
+)
 """Multipliers that spread the bits of rows apart."""
 
 
@@ -91,7 +85,7 @@ def interruptions(
     scarce_per_hour: ArrayLike,
     scarce_chance: ArrayLike,
     checkpoint_s: float,
-    restart_s: float,
+    restart_s: ArrayLike,
     interval_s: ArrayLike | None = None,
 ) -> Interruptions:
     """Average Daly's restart model over the hazard prior, with the one checkpoint interval that is best for it.
@@ -118,11 +112,14 @@ def interruptions(
             checkpoint_s=checkpoint_s,
             restart_s=restart_s,
         )
-    work, chance, calm, scarce, interval = np.broadcast_arrays(
-        *(np.asarray(x, dtype=np.float64) for x in (work_s, scarce_chance, calm_per_hour, scarce_per_hour, interval_s))
+    work, chance, calm, scarce, interval, restart = np.broadcast_arrays(
+        *(
+            np.asarray(x, dtype=np.float64)
+            for x in (work_s, scarce_chance, calm_per_hour, scarce_per_hour, interval_s, restart_s)
+        )
     )
     rates, weights = _nodes(calm, scarce, chance)
-    factors = factor_at(work.reshape(-1, 1), rates, interval.reshape(-1, 1), checkpoint_s, restart_s)
+    factors = factor_at(work.reshape(-1, 1), rates, interval.reshape(-1, 1), checkpoint_s, restart.reshape(-1, 1))
     expected = (weights * factors).sum(axis=1)
     variance = (weights * np.log(factors / expected[:, None]) ** 2).sum(axis=1)
     return Interruptions(
@@ -139,7 +136,7 @@ def planned_interval_s(
     scarce_per_hour: ArrayLike,
     scarce_chance: ArrayLike,
     checkpoint_s: float,
-    restart_s: float,
+    restart_s: ArrayLike,
 ) -> Array:
     """Work between checkpoints that is best over the prior of the hazard, within `CHECKPOINT_INTERVAL_S`.
 
@@ -147,12 +144,13 @@ def planned_interval_s(
 
     Arguments as those of `interruptions`.
     """
-    chance, calm, scarce = np.broadcast_arrays(
-        *(np.asarray(part, dtype=np.float64) for part in (scarce_chance, calm_per_hour, scarce_per_hour))
+    chance, calm, scarce, restart = np.broadcast_arrays(
+        *(np.asarray(part, dtype=np.float64) for part in (scarce_chance, calm_per_hour, scarce_per_hour, restart_s))
     )
-    first, repeats = _distinct(calm.ravel(), scarce.ravel(), chance.ravel())
+    first, repeats = _distinct(calm.ravel(), scarce.ravel(), chance.ravel(), restart.ravel())
     rates, weights = _nodes(calm.ravel()[first], scarce.ravel()[first], chance.ravel()[first])
-    interval = np.clip(interval_under_belief_s(rates, weights, checkpoint_s, restart_s), *CHECKPOINT_INTERVAL_S)
+    best = interval_under_belief_s(rates, weights, checkpoint_s, restart.ravel()[first, None])
+    interval = np.clip(best, *CHECKPOINT_INTERVAL_S)
     return np.where((weights * rates).sum(axis=1) > 0, interval, np.inf)[repeats].reshape(chance.shape)
 
 
@@ -246,17 +244,10 @@ class Rates:
     """What a machine costs an hour beside its own price, and for how long it is billed at least."""
 
     billing: Billing
-    volume: Volume
 
-    @classmethod
-    def of(cls, billing: Billing, volume: Volume | None = None) -> Rates:
-        """Rates of a machine with one volume (absent: the usual one) and one public address."""
-        return cls(billing=billing, volume=volume or Volume())
-
-    @property
-    def per_machine_hour(self) -> float:
-        """USD an hour of one machine beside its own price."""
-        return self.volume.usd_per_hour(self.billing) + self.billing.public_ipv4_usd_per_hour.value
+    def per_machine_hour(self, disk_gb: Numbers) -> Numbers:
+        """USD an hour of one machine beside its own price: its disk and its public address."""
+        return Volume.gb_usd_per_hour(self.billing) * disk_gb + self.billing.public_ipv4_usd_per_hour.value
 
     def billed_hours(self, seconds: Numbers) -> Array:
         """Hours on the bill of a machine that was up for ``seconds``."""

@@ -28,11 +28,11 @@ def least_budget_usd(worst_usd_per_hour: Usd, fixed_usd: float) -> Usd:
     return fixed_usd + worst_usd_per_hour * (LEAST_LIFETIME_S / SECONDS_PER_HOUR)
 
 
-def extras_usd_per_hour(billing: Billing) -> float:
+def extras_usd_per_hour(billing: Billing, disk_gb: Usd) -> Usd:
     """What an hour of a machine costs beside the machine: volume, public address, heartbeats, and looking for news."""
     puts = SECONDS_PER_HOUR / HEARTBEAT_S * billing.s3_usd_per_1000_puts.value / 1000
     gets = len(READ_OFTEN) * SECONDS_PER_HOUR / READ_EVERY_S * billing.s3_usd_per_1000_gets.value / 1000
-    return Volume().usd_per_hour(billing) + billing.public_ipv4_usd_per_hour.value + puts + gets
+    return Volume.gb_usd_per_hour(billing) * disk_gb + (billing.public_ipv4_usd_per_hour.value + puts + gets)
 
 
 def fixed_usd(checkpoint_bytes: float, billing: Billing) -> float:

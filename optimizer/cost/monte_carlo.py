@@ -86,6 +86,7 @@ class RunTerms:
         checkpoint_s: time to write a checkpoint of ``checkpoint_bytes`` (0: none in the bucket).
         outage_s: mean wait for machines of a pool that has run dry (`mixing.RUNS_DRY`); 0 where the replacement comes
             from another pool, or is rented on demand.
+        before_usd: paid before machines are rented, such as for the data set's transfer.
         resumes: whether a run goes on from checkpoints; else a loss costs all that was done.
         first_hour_free: whether machines that EC2 takes back in their first hour are taken off the bill. That is what
             would be invoiced; plans are made without it.
@@ -100,6 +101,7 @@ class RunTerms:
     volume: Volume | None = None
     shocks: CommonShocks = SHOCKS
     outage_s: float = 0.0
+    before_usd: float = 0.0
     resumes: bool = True
     first_hour_free: bool = False
 
@@ -110,6 +112,14 @@ class PossibleRuns:
 
     total_s: Array
     cost_usd: Array
+
+    @classmethod
+    def together(cls, parts: Sequence[PossibleRuns]) -> PossibleRuns:
+        """The finalists of all parts, in order; of one seed, so that they share what they have in common."""
+        return cls(
+            total_s=np.concatenate([part.total_s for part in parts]),
+            cost_usd=np.concatenate([part.cost_usd for part in parts]),
+        )
 
     def chance(self, *, budget_usd: float | None = None, deadline_s: float | None = None) -> Array:
         """Probability of each finalist to end within budget and deadline, both at once; absent: no limit."""
@@ -177,7 +187,7 @@ def possible_runs(finalists: Sequence[Finalist], terms: RunTerms, *, seed: int, 
             checkpoints=run.checkpoints + 1,
             restores=run.count * finalist.machines,
         )
-        costs[row] = total_usd(
+        costs[row] = terms.before_usd + total_usd(
             usage, terms.billing, machine_usd_per_hour=hourly, machines=finalist.machines, volume=terms.volume
         )
     return PossibleRuns(total_s=totals, cost_usd=costs)

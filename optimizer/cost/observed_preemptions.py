@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar, Self
@@ -11,6 +10,7 @@ from typing import ClassVar, Self
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, model_validator
 
 from hetopt.core.artifact import Artifact, Record
+from hetopt.core.runs import home
 from hetopt.optimizer.cost.preemption_rate import PreemptionRatePosterior
 from hetopt.optimizer.plan import Group, Watched
 
@@ -116,8 +116,7 @@ def group_belief(group: Group) -> PreemptionRatePosterior | None:
 
 def observed_file() -> Path:
     """Where launches keep it: ``$HETOPT_HOME/observed-losses.json`` (``~/.hetopt``)."""
-    base = os.environ.get("HETOPT_HOME")
-    return (Path(base) if base else Path.home() / ".hetopt") / "observed-losses.json"
+    return home() / "observed-losses.json"
 
 
 def keep(path: Path, seen: Iterable[ObservedPool], *, until: str) -> ObservedPreemptions:

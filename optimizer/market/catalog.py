@@ -6,6 +6,7 @@ import datetime
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from math import inf
 from pathlib import Path
 from typing import Literal
@@ -231,7 +232,16 @@ def load_catalog(region: str = "us-east-1", directory: Path | None = None) -> Ca
     Raises:
         BadInput: an unknown region, or a file that cannot be used; names the file and the line.
     """
-    directory = directory or BUNDLED
+    return _bundled(region) if directory is None else _read(region, directory)
+
+
+@lru_cache(maxsize=4)
+def _bundled(region: str) -> Catalog:
+    """The files that came with this process's code do not change while it lives."""
+    return _read(region, BUNDLED)
+
+
+def _read(region: str, directory: Path) -> Catalog:
     sources = read_sources(directory / "sources.json")
     types = read_instance_types(directory)
     for source in {found.source for found in types.values()} - set(sources.by_name):

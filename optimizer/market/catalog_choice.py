@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import datetime
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetopt.core.runs import home
 from hetopt.optimizer.market.catalog import BUNDLED, Catalog, load_catalog
 from hetopt.optimizer.market.catalog_folder import refreshed_folders
 
@@ -16,8 +16,7 @@ STALE_DAYS = 14
 
 def catalogs_home() -> Path:
     """Where refreshed catalogues are kept: ``$HETOPT_HOME/catalogs`` (``~/.hetopt/catalogs``)."""
-    base = os.environ.get("HETOPT_HOME")
-    return (Path(base) if base else Path.home() / ".hetopt") / "catalogs" / "aws"
+    return home() / "catalogs" / "aws"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,19 +52,42 @@ def catalog_in_use(
         BadInput: an unknown region, or a file that cannot be used.
     """
     folders = () if directory is not None else refreshed_folders(home or catalogs_home(), region)
-    catalog = load_catalog(region, directory or (folders[0] if folders else None))
+    return _in_use(load_catalog(region, directory or (folders[0] if folders else None)), today)
+
+
+def _in_use(catalog: Catalog, today: datetime.date) -> CatalogInUse:
+    region = catalog.region
     oldest = oldest_prices(catalog)
     day = min(oldest.values(), default=None)
     ages = ", ".join(f"{kind} {(today - when).days} days old ({when})" for kind, when in oldest.items())
     bundled = catalog.directory == BUNDLED
     note = None
     if day is not None and (today - day).days > STALE_DAYS:
-        whose = "hetopt's bundled catalogue" if bundled else f"the catalogue in {catalog.directory}"
+        whose = "" if bundled else f" in {catalog.directory}"
+        days = sorted({(today - when).days for when in oldest.values()})
+        span = " to ".join(str(age) for age in (days[0], days[-1])[: len(days)])
         note = (
-            f"Prices are those of {whose}: {ages}. `hetopt catalog refresh --region {region}` reads today's, "
-            "which AWS publishes; it needs no account."
+            f"Prices{whose} are {span} days old: `hetopt catalog refresh --region {region}` reads today's, "
+            "without an account."
         )
     return CatalogInUse(catalog=catalog, bundled=bundled, day=day, ages=ages, note=note)
+
+
+def regional_catalogs(
+    directory: Path | None, *, today: datetime.date, home: Path | None = None
+) -> tuple[CatalogInUse, ...]:
+    """The catalogue to plan with in each region that it has prices of; arguments and errors as of `catalog_in_use`."""
+    base = load_catalog(directory=directory)
+    refreshed = {
+        region: folders[0]
+        for region in base.regions
+        if directory is None and (folders := refreshed_folders(home or catalogs_home(), region))
+    }
+    catalogs = (
+        load_catalog(region, refreshed[region]) if region in refreshed else base.in_region(region)
+        for region in base.regions
+    )
+    return tuple(_in_use(catalog, today) for catalog in catalogs if catalog.has_prices)
 
 
 def oldest_prices(catalog: Catalog) -> dict[str, datetime.date]:

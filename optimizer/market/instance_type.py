@@ -170,6 +170,7 @@ class InstanceType:
         network_baseline_gbps: the rate to plan on. ``network_peak_gbps`` is a burst of minutes where it is higher.
         ebs_baseline_mbps: megabits a second to network volumes.
         coremark_iterations_per_s: CoreMark over all vCPUs, a prior for CPU speed.
+        owned: one machine of its owner, not a type that can be rented.
         source: where the specification comes from.
     """
 
@@ -195,6 +196,7 @@ class InstanceType:
     local_nvme_gb: float | None = None
     ebs_baseline_mbps: float | None = None
     coremark_iterations_per_s: float | None = None
+    owned: bool = False
     source: str
 
     def __post_init__(self) -> None:
@@ -224,8 +226,13 @@ class InstanceType:
 
     @property
     def network_bytes_per_s(self) -> float:
-        """Sustained network rate, each direction."""
-        return self.network_baseline_gbps * _BYTES_PER_S_PER_GBPS
+        """Sustained network rate of a machine as it is launched, each direction.
+
+        The published rate is the sum over its network cards, and one interface, which is what machines are launched
+        with, reaches one of them (EC2 user guide, network cards).
+        """
+        cards = max(1, self.network_cards or 1)
+        return self.network_baseline_gbps * (_BYTES_PER_S_PER_GBPS / cards)
 
     @property
     def cuda_devices(self) -> int:

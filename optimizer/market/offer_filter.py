@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import combinations
 from types import MappingProxyType
+from typing import get_args
 
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.grammar import call
@@ -16,10 +17,14 @@ from hetopt.core.names import unknown
 from hetopt.optimizer.market.catalog import Catalog, InstanceType, Market, Offer, Price, offers
 from hetopt.optimizer.market.catalog_filter import AnyMarket, has_accelerator, known_accelerator
 from hetopt.optimizer.market.instance_type import Architecture
-from hetopt.optimizer.market.quota import Quotas, most_machines, write_quotas
+from hetopt.optimizer.market.quota import Quotas, QuotasExclude, increases, most_machines, write_quotas
+from hetopt.optimizer.market.software import pinned
 from hetopt.optimizer.market.zone_prices import ZonePrice, read_zone_prices
 
 ANY_GPU, NO_GPU = "any", "none"
+
+MOST_QUOTAS = 4
+"""That an error repeats: an account has some twenty."""
 
 _ZONE_ID = re.compile(r"[a-z]+\d-az\d")
 _CORNERS = {"northeast": "ne", "northwest": "nw", "southeast": "se", "southwest": "sw"}
@@ -79,7 +84,7 @@ def narrow(catalog: Catalog, wishes: Wishes) -> tuple[Offer, ...]:
     for one in filters:
         before, left = left, [offer for offer in left if one.keeps(offer)]
         if not left:
-            raise _nothing_left(catalog, everything, wishes.types, filters, one, before)
+            raise _nothing_left(catalog, everything, wishes, filters, one, before)
     if wishes.zone is not None:
         before, left = left, _in_zone(catalog, left, wishes.zone)
         if not left:
@@ -87,6 +92,22 @@ def narrow(catalog: Catalog, wishes: Wishes) -> tuple[Offer, ...]:
                 f"None of the {len(before):,} offers is sold in {wishes.zone}.", hint="name another `zone`, or none"
             )
     return tuple(left)
+
+
+def unpriced(catalog: Catalog, wishes: Wishes) -> tuple[str, ...]:
+    """Types with CUDA devices that are as asked for and have no price in the region: some are capacity blocks alone."""
+    gpus = [_gpu(catalog, text) for text in wishes.gpus]
+    return tuple(
+        found.name
+        for found in catalog.instance_types.values()
+        if found.cuda_devices
+        and pinned().objection(found) is None
+        and not any(catalog.price(found.name, market) for market in get_args(Market))
+        and (not wishes.types or _matches(found.name, wishes.types))
+        and not _matches(found.name, wishes.exclude)
+        and (not gpus or any(keeps(found) for keeps in gpus))
+        and wishes.architecture in (None, found.architecture)
+    )
 
 
 def _filters(catalog: Catalog, wishes: Wishes) -> list[OfferFilter]:
@@ -119,6 +140,8 @@ def _filters(catalog: Catalog, wishes: Wishes) -> list[OfferFilter]:
         wish("max_hourly_usd", dollars, lambda offer: offer.price.usd_per_hour <= dollars)
     if wishes.quotas:
         wish("quotas", write_quotas(wishes.quotas), lambda offer: most_machines(offer, wishes.quotas) >= 1)
+        if len(wishes.quotas) > MOST_QUOTAS:
+            found[-1] = replace(found[-1], settings="`quotas`")
     return found
 
 
@@ -129,17 +152,28 @@ def _single(market: AnyMarket) -> Market | None:
 def _nothing_left(
     catalog: Catalog,
     everything: Sequence[Offer],
-    types: Sequence[str],
+    wishes: Wishes,
     filters: Sequence[OfferFilter],
     last: OfferFilter,
     before: Sequence[Offer],
 ) -> BadInput:
     """Why no offer is left: the shortest true reason."""
     where = f"in {catalog.region}"
+    if last.name == "quotas" and (asked := increases(before, wishes.quotas)):
+        # The last filter: what others had left could be rented, if only the account may.
+        return QuotasExclude(
+            f"{last.settings} leaves nothing that can be rented {where}, of {len(before):,} offers.", hint=asked
+        )
+    on_spot = {offer.instance_type.name for offer in everything if offer.price.market == "spot"}
+    dear = [name for name, one in catalog.listings.items() if one.spot_is_dearer and _matches(name, wishes.types)]
+    if wishes.market == "spot" and dear and not any(_matches(name, wishes.types) for name in on_spot):
+        return BadInput(
+            f"spot costs no less than on demand for {', '.join(dear[:3])} {where}.", hint='take `market="on-demand"`'
+        )
     kept = [({i for i, offer in enumerate(everything) if one.keeps(offer)}, one) for one in filters]
     for alone, one in kept:
         if not alone and one.name == "types":
-            return _not_sold(catalog, types)
+            return _not_sold(catalog, wishes.types)
         if not alone:
             return BadInput(f"{one.settings} leaves nothing that can be rented {where}.", hint=_loosen(one.name))
     for (some, first), (others, second) in combinations(kept, 2):
@@ -164,8 +198,8 @@ def _not_sold(catalog: Catalog, patterns: Sequence[str]) -> BadInput:
             hint=f"read prices with `hetopt catalog refresh --region {catalog.region}`, or give yours as `catalog`",
         )
     return BadInput(
-        f"{','.join(patterns)} is not sold in {catalog.region}, as far as the catalogue knows.",
-        hint="name another `region`, or other `types`",
+        f"{','.join(patterns)} is not sold by the hour in {catalog.region}, as far as the catalogue knows.",
+        hint="name another `region`, or other `types`; what AWS sells as capacity blocks alone, hetopt does not rent",
     )
 
 
@@ -231,9 +265,14 @@ def _in_zone(catalog: Catalog, found: Sequence[Offer], zone: str) -> list[Offer]
         price = prices.get(offer.instance_type.name, {}).get(zone)
         if offer.price.market == "on-demand":
             there.append(offer)
-        elif price is not None:
+        elif price is not None and not _is_dearer(price, offer.on_demand):
             there.append(replace(offer, price=_price_there(offer.price, price)))
     return there
+
+
+def _is_dearer(price: ZonePrice, on_demand: Price | None) -> bool:
+    """Whether spot in a zone costs no less than on demand, which cannot be preempted."""
+    return on_demand is not None and price.usd_per_hour >= on_demand.usd_per_hour
 
 
 def _price_there(price: Price, zone: ZonePrice) -> Price:

@@ -17,6 +17,7 @@ China has a price list of its own, in CNY.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import datetime
 import math
@@ -29,7 +30,7 @@ from urllib.parse import urlsplit
 from hetopt.core.errors import BadInput
 from hetopt.core.plain_text import one_line
 from hetopt.optimizer.market.catalog import BANDS
-from hetopt.optimizer.market.public_file import checked, web_page, whole
+from hetopt.optimizer.market.public_file import checked, is_page, web_page, whole
 
 MIRROR_VARIABLE = "HETOPT_PRICE_MIRROR"
 """In the environment: another place that has the feeds' files under the same paths, such as a company's mirror."""
@@ -192,8 +193,8 @@ def spot_advice(pieces: Iterator[bytes], origin: str) -> dict[str, dict[str, lis
 
 def _header(lines: Iterator[bytes], origin: str) -> tuple[str, dict[str, int]]:
     """The day of a price list, and the index of each of its columns."""
-    first = next(lines, b"")
-    if first.lstrip()[:1] == b"<":
+    first = next((line for line in lines if line.removeprefix(codecs.BOM_UTF8).strip()), b"")
+    if is_page(first):
         raise web_page(origin)
     facts: dict[str, str] = {}
     cells = _cells(first, origin)
@@ -221,7 +222,7 @@ def _lines(pieces: Iterator[bytes], origin: str) -> Iterator[bytes]:
         lines = (rest + piece).split(b"\n")
         rest = lines.pop()
         if len(rest) > _MOST_LINE_BYTES:
-            if lines or rest.lstrip()[:1] != b"<":
+            if lines or not is_page(rest):
                 raise _other(origin, "has a line of immense length")
             raise web_page(origin)
         yield from filter(None, lines)

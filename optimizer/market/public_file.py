@@ -8,6 +8,7 @@ or http on this machine; a redirect stays on its host; every size is bounded.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import datetime
 import email.utils
@@ -466,12 +467,17 @@ def whole(pieces: Iterator[bytes], origin: str) -> Any:
         BadInput: they are none, or a page for people.
     """
     content = b"".join(pieces)
-    if content.lstrip()[:1] == b"<":
+    if is_page(content):
         raise web_page(origin)
     try:
         return parse_json(content.decode("utf-8-sig"), origin=origin, hint="run it again")
     except UnicodeDecodeError:
         raise BadInput(f"{origin} is not UTF-8 text.", hint="run it again") from None
+
+
+def is_page(content: bytes) -> bool:
+    """Whether it begins as a page for people does."""
+    return content.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"<"
 
 
 def web_page(origin: str) -> BadInput:

@@ -109,6 +109,10 @@ _NAMED: Mapping[str, tuple[Quota, Quota]] = MappingProxyType(
 """By family, on the spot market and on demand. Families without a published quota are told as standard."""
 
 
+class QuotasExclude(BadInput):
+    """The quotas leave nothing that can be planned with, though more would."""
+
+
 def quota_of(instance_type: str, market: Market) -> Quota:
     """The quota that machines of a type count against in a market."""
     return named_quota(Bucket(market=market, family=family_of(instance_type, market)))
@@ -118,6 +122,11 @@ def named_quota(bucket: Bucket) -> Quota:
     """The quota of a bucket, as AWS names it."""
     spot, on_demand = _NAMED.get(bucket.family, _STANDARD)
     return spot if bucket.market == "spot" else on_demand
+
+
+def named_quotas() -> list[Quota]:
+    """All of them, each once, in the order of their families."""
+    return list(dict.fromkeys(quota for pair in _NAMED.values() for quota in pair))
 
 
 NEW_ACCOUNT: Quotas = MappingProxyType(
@@ -142,7 +151,14 @@ def needed(machines: Iterable[tuple[InstanceType, Market, int]]) -> dict[Bucket,
 def bucket_of(offer: Offer) -> Bucket:
     """The quota that machines of this offer count against."""
     market = offer.price.market
+    if offer.instance_type.owned:
+        return own_bucket(offer.instance_type.name)
     return Bucket(market=market, family=family_of(offer.instance_type.name, market))
+
+
+def own_bucket(host: str) -> Bucket:
+    """What says that there is one of a machine of one's own."""
+    return Bucket(market="on-demand", family=f"own {host}")
 
 
 def family_of(instance_type: str, market: Market) -> str:
@@ -158,6 +174,9 @@ def family_of(instance_type: str, market: Market) -> str:
     return "x" if family.startswith("x") else STANDARD
 
 
+UNLIMITED = "none"
+"""As a person writes that no quota counts."""
+
 MOST_DIGITS = 9
 """Of a quota that is a limit: no account has a billion vCPUs."""
 UNBOUNDED = 10**MOST_DIGITS
@@ -166,8 +185,8 @@ UNBOUNDED = 10**MOST_DIGITS
 def read_quotas(texts: Iterable[str]) -> dict[Bucket, int]:
     """Quotas as a person writes them: ``g=8`` for both markets, ``spot:g=8`` for one, several with commas between.
 
-    ``default`` is what a new account has, where nothing else is said of a family. ``p`` holds P5 and P6 too, unless
-    ``p5`` is given: AWS counts them apart on the spot market alone.
+    ``default`` is what a new account has, where nothing else is said of a family; ``none`` alone is no limit. ``p``
+    holds P5 and P6 too, unless ``p5`` is given: AWS counts them apart on the spot market alone.
 
     Raises:
         BadInput: not of that form, an unknown family, or one bucket twice.
@@ -178,6 +197,8 @@ def read_quotas(texts: Iterable[str]) -> dict[Bucket, int]:
         written = arguments(text.casefold(), "`quotas`")
         if list(written.values) == ["default"]:
             usual = NEW_ACCOUNT
+        elif list(written.values) == [UNLIMITED] and not written.pairs:
+            continue
         elif written.values or not written.pairs:
             raise BadInput(f"`quotas` must be FAMILY=VCPUS, got {text!r}.", hint=_EXAMPLE)
         for name, vcpus in written.pairs.items():
@@ -203,6 +224,25 @@ def read_quotas(texts: Iterable[str]) -> dict[Bucket, int]:
 def write_quotas(quotas: Quotas) -> str:
     """The quotas as `read_quotas` reads them."""
     return ", ".join(f"{bucket}={vcpus}" for bucket, vcpus in sorted(quotas.items()))
+
+
+def increases(offers: Iterable[Offer], quotas: Quotas) -> str | None:
+    """The least that one of the offers needs of a quota that holds none of them, as a phrase; the smallest first."""
+    least: dict[Bucket, int] = {}
+    for offer in offers:
+        bucket = bucket_of(offer)
+        if quotas.get(bucket, math.inf) < offer.instance_type.vcpus:
+            least[bucket] = min(least.get(bucket, UNBOUNDED), offer.instance_type.vcpus)
+    asked = sorted(least.items(), key=lambda item: item[1] - quotas[item[0]])
+    if not asked:
+        return None
+    return "ask AWS to raise " + " or ".join(raised(bucket, vcpus) for bucket, vcpus in asked[:2])
+
+
+def raised(bucket: Bucket, vcpus: int) -> str:
+    """A quota as the console names it, and what it should become."""
+    quota = named_quota(bucket)
+    return f"'{quota.name}' ({quota.code}) to {vcpus:,} vCPU{'s' * (vcpus != 1)}"
 
 
 def most_machines(offer: Offer, quotas: Quotas) -> float:

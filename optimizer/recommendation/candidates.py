@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hetopt.core.comm.options import settled_collective
 from hetopt.core.comm.payload_bytes import Collective
 from hetopt.optimizer.convergence.steps_law import Z90
-from hetopt.optimizer.cost.bill import Rental, itemise
+from hetopt.optimizer.cost.bill import Rental, Volume, itemise
 from hetopt.optimizer.cost.cost import planned_usage
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.plan import Assumptions, Candidate, CostTerm, Group, Hardware, Prediction, Range
@@ -29,8 +30,10 @@ def make_candidate(space: SearchSpace, job: JobModel, cluster: Cluster, found: F
         groups=tuple(groups),
         global_batch_size=space.batch_sizes[cluster.batch],
         compression=exchange.compression,
-        collective=exchange.collective,
+        collective=settled_collective(exchange.compression),
         sync=exchange.sync,
+        precision=space.options[cluster.machines[0][0]].precision,
+        disk_gb=int(found.disk_gb[row]),
         prediction=_prediction(space, job, cluster, found, row),
     )
 
@@ -56,6 +59,7 @@ def _group(option: MachineOption, machines: int, local_batch_sizes: list[int], c
         price_is_estimate=price.is_estimate,
         interruption_band=band.label if band else None,
         watched=option.watched,
+        earlier=option.earlier,
         local_batch_sizes=tuple(local_batch_sizes),
         evidence=option.worker.evidence,
         hardware=hardware_of(option.offer.instance_type),
@@ -64,6 +68,8 @@ def _group(option: MachineOption, machines: int, local_batch_sizes: list[int], c
             per_sample_s=time.per_sample_s,
             floor_s=time.floor_s,
             max_samples=time.max_samples,
+            micro_batch=time.micro_batch,
+            once_s=0.0 if time.micro_batch is None else time.once_s,
             link_latency_s=link.latency_s,
             link_bytes_per_s=link.bytes_per_s,
         ),
@@ -94,7 +100,8 @@ def _prediction(space: SearchSpace, job: JobModel, cluster: Cluster, found: Fore
         steps=spread(at("steps"), at("steps_log_sd")),
         steps_source=job.steps.source,
         training_s=spread(at("work_s"), at("work_log_sd")),
-        startup_s=job.startup_s,
+        startup_s=at("startup_s"),
+        data_transfer_usd=job.before_usd,
         total_s=Range(value=at("total_s"), low=at("total_low_s"), high=at("total_high_s")),
         cost_usd=Range(value=at("cost_usd"), low=at("cost_low_usd"), high=at("cost_high_usd")),
         cost_terms=cost_terms(space, job, cluster, found, row),
@@ -107,13 +114,18 @@ def cost_terms(space: SearchSpace, job: JobModel, cluster: Cluster, found: Forec
     def at(column: str) -> float:
         return float(getattr(found, column)[row])
 
-    return itemise(
+    transfer = (
+        ()
+        if job.transfer is None
+        else (CostTerm(name="data set from another region", usd=job.transfer.usd, basis=job.transfer.basis),)
+    )
+    return transfer + itemise(
         [
             Rental(instance_type=space.options[index].name, machines=machines, price=space.options[index].offer.price)
             for index, machines in cluster.machines
         ],
         planned_usage(
-            start_up_s=job.startup_s,
+            start_up_s=at("startup_s"),
             work_s=at("work_s"),
             interruption_s=at("interruption_s"),
             machines=cluster.machine_count,
@@ -123,7 +135,7 @@ def cost_terms(space: SearchSpace, job: JobModel, cluster: Cluster, found: Forec
             crossing_bytes=at("crossing_bytes"),
         ),
         job.rates.billing,
-        volume=job.rates.volume,
+        volume=Volume(gb=at("disk_gb")),
         hazard_basis=_hazard_basis([space.options[index] for index, _ in cluster.machines]),
     )
 

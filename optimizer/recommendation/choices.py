@@ -21,12 +21,18 @@ from hetopt.optimizer.recommendation.remedies import Question
 from hetopt.optimizer.search.forecast import evaluations
 from hetopt.optimizer.search.objective import Limits, best_rows, choose
 from hetopt.optimizer.search.search import Found
-from hetopt.optimizer.search.search_space import SearchSpace
+from hetopt.optimizer.search.search_space import MachineOption, SearchSpace
 
 COMPARED = 2000
 """The safest cluster is chosen among so many of the best on demand."""
 
+ALIKE = 0.03
+"""Time and cost that differ by less, as parts, are the same to whoever weighs them."""
+
 MOST_REASONS = 2
+
+EQUALLY_LIKELY = (np.arange(20) + 0.5) / 20
+"""Quantiles of which each stands for as many runs as any other: a person can count what 95 % is."""
 
 MUCH = 0.2
 """From which part of a step on communication is what holds a plan back."""
@@ -51,16 +57,19 @@ def choices(model: FittedModel, question: Question, found: Found, limits: Limits
         found: the search, with its choice.
         limits: budget, deadline and what was wanted.
     """
-    ways = list(_ways(question, found, limits))
+    ways = [_as_chosen(way, found) for way in _ways(question, found, limits)]
     rows = list(dict.fromkeys(way.row for way in ways))
     runs = simulate(question.space, question.job, found, rows, seed=question.seed)
     kept = runs.chance(budget_usd=limits.budget_usd, deadline_s=limits.deadline_s)
+    times_s = np.quantile(runs.total_s, EQUALLY_LIKELY, axis=1).T
+    costs_usd = np.quantile(runs.cost_usd, EQUALLY_LIKELY, axis=1).T
     limited = limits.budget_usd is not None or limits.deadline_s is not None
-    here = list(_here(model, question, limits))
+    assert found.chosen is not None
+    here = list(_here(model, question, limits, question.space.options[found.cluster(found.chosen).machines[0][0]]))
     # Who has this machine has no use for what is both dearer and slower, unless it is what was asked for.
     in_time = [one.total_s.value for one in here if one.total_s.high <= (limits.deadline_s or math.inf)]
     told: list[Choice] = []
-    for row, chance in zip(rows, kept.tolist(), strict=True):
+    for place, (row, chance) in enumerate(zip(rows, kept.tolist(), strict=True)):
         if row != found.chosen and any(found.forecast.total_s[row] >= here_s for here_s in in_time):
             continue
         candidate = make_candidate(question.space, question.job, found.cluster(row), found.forecast, row)
@@ -71,11 +80,24 @@ def choices(model: FittedModel, question: Question, found: Found, limits: Limits
                 total_s=candidate.prediction.total_s,
                 cost_usd=candidate.prediction.cost_usd,
                 chance=chance if limited else None,
+                times_s=_short(times_s[place]),
+                costs_usd=_short(costs_usd[place]),
                 quotas=_quotas(question.space, found, row),
             )
         )
     told.sort(key=lambda choice: choice.cost_usd.value)
     return (*here, *told)
+
+
+def _as_chosen(way: _Way, found: Found) -> _Way:
+    """The plan's own choice for a row that takes and costs as good as the same: nobody weighs those two."""
+    assert found.chosen is not None
+    time, cost = (
+        abs(math.log(column[way.row] / column[found.chosen]))
+        for column in (found.forecast.total_s, found.forecast.cost_usd)
+    )
+    alike = way.name != "safest" and max(time, cost) < ALIKE
+    return replace(way, row=found.chosen) if alike else way
 
 
 def _ways(question: Question, found: Found, limits: Limits) -> Iterator[_Way]:
@@ -128,32 +150,53 @@ def _quotas(space: SearchSpace, found: Found, row: int) -> tuple[QuotaNeed, ...]
     took = needed(
         (offer.instance_type, offer.price.market, count)
         for offer, count in ((space.options[index].offer, count) for index, count in found.cluster(row).machines)
+        if not offer.instance_type.owned
     )
     return tuple(
-        QuotaNeed(bucket=str(bucket), code=quota.code, name=quota.name, vcpus=vcpus, new_account=quota.default)
+        QuotaNeed(
+            bucket=str(bucket),
+            code=quota.code,
+            name=quota.name,
+            vcpus=vcpus,
+            new_account=quota.default,
+            granted=space.quotas.get(bucket),
+        )
         for bucket, vcpus in took.items()
         for quota in [named_quota(bucket)]
     )
 
 
-def _here(model: FittedModel, question: Question, limits: Limits) -> Iterator[Choice]:
-    """Training alone on the machine that was profiled, if it is not a rented one: nothing is paid nor waited for."""
+def _here(model: FittedModel, question: Question, limits: Limits, like: MachineOption) -> Iterator[Choice]:
+    """Training alone on the machine that was profiled, if it is not a rented one: nothing is paid nor waited for.
+
+    In the plan's precision, so that the plan can be launched there.
+    """
+    model = model.computing_in(like.precision)
     device, usual = model.whole_host, model.profile.job.batch_size
     batch = min(question.space.batch_sizes, key=lambda size: abs(size - usual))
     most = device.largest_batch
     if device.device.type != "local" or (most is not None and batch > most):
         return
     job = question.job
-    steps = float(job.steps.steps(batch, 1.0))
+    steps = float(job.steps.steps(batch, 1.0)) * like.stretch
     looks = float(evaluations(steps, batch, job.evaluate_every_samples)) * (model.profile.evaluation_s or 0.0)
-    log_sd = math.hypot(device.step_time.log_sd, float(job.steps.log_sd(batch, 1.0)))
+    log_sd = math.hypot(device.step_time.log_sd, float(job.steps.log_sd(batch, 1.0)), like.stretch_log_sd)
     total = spread(steps * device.time_s(batch) + looks, log_sd)
     chance = None
     if limits.deadline_s is not None:
         chance = NormalDist().cdf(math.log(limits.deadline_s / total.value) / max(log_sd, 1e-9))
     elif limits.budget_usd is not None:
         chance = 1.0
-    yield Choice(names=("here",), total_s=total, cost_usd=Range(value=0, low=0, high=0), chance=chance)
+    times_s = _short(
+        np.exp([math.log(total.value) + log_sd * NormalDist().inv_cdf(q) for q in EQUALLY_LIKELY.tolist()])
+    )
+    none = Range(value=0, low=0, high=0)
+    yield Choice(names=("here",), total_s=total, cost_usd=none, chance=chance, times_s=times_s)
+
+
+def _short(values: NDArray[np.float64]) -> tuple[float, ...]:
+    """With as many digits as can be seen in a drawing."""
+    return tuple(float(f"{value:.4g}") for value in values.tolist())
 
 
 def not_worth_renting(ways: Sequence[Choice], chosen: Candidate, deadline_s: float | None) -> str | None:
@@ -184,9 +227,12 @@ def _reasons(ways: Sequence[Choice], chosen: Candidate) -> Iterator[str]:
     elif workers > 1 and lost > MUCH:
         yield f"Workers spend {share(lost)} of each step on communication: more of them would gain little."
     reach = told.step_time_s.high / told.step_time_s.value
+    if any(group.evidence == "counted" for group in chosen.groups):
+        yield f"FLOPs were counted, nothing was measured: its step time may be {reach:.1f}x longer or shorter."
     unlike = sorted({group.instance_type for group in chosen.groups if group.evidence == "extrapolated"})
     if unlike:
-        yield f"{' and '.join(unlike)} was not profiled: its step time may be {reach:.1f}x longer or shorter."
+        who = "was not profiled: its" if len(unlike) == 1 else "were not profiled: their"
+        yield f"{' and '.join(unlike)} {who} step time may be {reach:.1f}x longer or shorter."
     others = {name: way for way in ways for name in way.names}
     for name in ("fastest", "cheapest"):
         way = others.get(name)

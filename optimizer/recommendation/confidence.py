@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetopt.core.errors import BadInput
+from hetopt.optimizer.cost.bill import Volume
 from hetopt.optimizer.cost.monte_carlo import Finalist, PossibleRuns, RentedPool, RunTerms, possible_runs
 from hetopt.optimizer.plan import SURE
 from hetopt.optimizer.search.forecast import JobModel
@@ -43,27 +44,34 @@ class Confident:
 
 def simulate(space: SearchSpace, job: JobModel, found: Found, rows: Sequence[int], *, seed: int) -> PossibleRuns:
     """Possible runs of the plans of some rows."""
-    terms = RunTerms(
+    return PossibleRuns.together(
+        [possible_runs([_finalist(space, found, row)], _terms(job, found, row), seed=seed) for row in rows]
+    )
+
+
+def _finalist(space: SearchSpace, found: Found, row: int) -> Finalist:
+    return Finalist(
+        pools=tuple(_pool(space.options[index], count) for index, count in found.cluster(row).machines),
+        work_s=float(found.forecast.work_s[row]),
+        step_time_log_sd=float(found.forecast.step_time_log_sd[row]),
+        steps_log_sd=float(found.forecast.steps_log_sd[row]),
+        crossing_bytes=float(found.forecast.crossing_bytes[row]),
+    )
+
+
+def _terms(job: JobModel, found: Found, row: int) -> RunTerms:
+    startup_s = float(found.forecast.startup_s[row])
+    return RunTerms(
         billing=job.rates.billing,
-        volume=job.rates.volume,
-        start_up_s=job.startup_s,
+        volume=Volume(gb=float(found.forecast.disk_gb[row])),
+        start_up_s=startup_s,
         start_up_log_sd=job.startup_log_sd,
-        restart_s=job.restart_s,
+        restart_s=startup_s + job.detection_s,
         checkpoint_s=job.checkpoint_s,
         checkpoint_bytes=job.checkpoint_bytes,
+        before_usd=job.before_usd,
         resumes=job.resumes,
     )
-    finalists = [
-        Finalist(
-            pools=tuple(_pool(space.options[index], count) for index, count in found.cluster(row).machines),
-            work_s=float(found.forecast.work_s[row]),
-            step_time_log_sd=float(found.forecast.step_time_log_sd[row]),
-            steps_log_sd=float(found.forecast.steps_log_sd[row]),
-            crossing_bytes=float(found.forecast.crossing_bytes[row]),
-        )
-        for row in rows
-    ]
-    return possible_runs(finalists, terms, seed=seed)
 
 
 def confident(
@@ -92,14 +100,20 @@ def confident(
     rows = _finalists(found, limits)
     chances = _chances(space, job, found, limits, rows, seed=seed)
     most = float(chances.max())
-    enough = np.flatnonzero(chances >= (asked if most >= asked else most - AS_LIKELY))
-    chosen = rows[int(enough[0])]
+    place = first_likely(chances, asked)
+    chosen = rows[place]
     return Confident(
         found=replace(found, chosen=chosen, safe=most >= asked, front=_with(found, chosen)),
-        chance=float(chances[enough[0]]),
+        chance=float(chances[place]),
         most=most,
         by_chance=True,
     )
+
+
+def first_likely(chances: NDArray[np.float64], asked: float) -> int:
+    """Place of the first chance, of plans from best to worst, that is as high as asked, or close to the highest."""
+    most = float(chances.max())
+    return int(np.argmax(chances >= (asked if most >= asked else most - AS_LIKELY)))
 
 
 def _chances(
@@ -126,10 +140,11 @@ def _finalists(found: Found, limits: Limits) -> list[int]:
     fits = np.flatnonzero(overrun <= 1)
     best = fits[np.argsort(score[fits], kind="stable")]
     chosen = best[: FINALISTS // 2].tolist()
-    for spare in np.linspace(1.0, 0.15, FINALISTS - len(chosen)):
-        below = best[overrun[best] <= spare]
-        if below.size:
-            chosen.append(int(below[0]))
+    # The least overrun of each row and all before it: where that first comes below a bound is the best row that is.
+    places = np.searchsorted(
+        -np.minimum.accumulate(overrun[best]), -np.linspace(1.0, 0.15, FINALISTS - len(chosen)), side="left"
+    )
+    chosen += best[places[places < len(best)]].tolist()
     surest = sparing(found)
     chosen += surest[overrun[surest] <= 1].tolist()
     return sorted(dict.fromkeys(chosen), key=score.__getitem__)

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from hetopt.core import formatting
+from hetopt.core.comm.composition import METHODS
+from hetopt.core.comm.options import IDENTITY
+from hetopt.core.comm.planner import KEPT
 from hetopt.core.errors import setting
 from hetopt.core.formatting import duration, usd
+from hetopt.core.precision import Precision
 from hetopt.core.profile import Profile
+from hetopt.optimizer.convergence.convergence import statistical_efficiency
 from hetopt.optimizer.convergence.local_penalty import steps_in_words
+from hetopt.optimizer.convergence.precision_loss import precision_loss
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.cost import mixing
-from hetopt.optimizer.fit import FittedModel
+from hetopt.optimizer.fit import FittedModel, times_as_long
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Candidate, Sensitivity
 from hetopt.optimizer.search.objective import BALANCED, Limits, choose
@@ -44,6 +50,7 @@ def explain(
     limits: Limits,
     catalog: Catalog,
     seen: Sensitivity,
+    left_out: Mapping[str, str],
     *,
     to_target: bool,
 ) -> tuple[str, ...]:
@@ -58,6 +65,7 @@ def explain(
         limits: budget and deadline.
         catalog: for prices on demand.
         seen: how sure the choice is, and what it depends on.
+        left_out: ways to exchange that could not be chosen, and why.
         to_target: whether the run ends at a target.
     """
     return (
@@ -67,12 +75,15 @@ def explain(
         *_against_uniform(found, chosen, candidate, limits, seen),
         *_on_demand(chosen, catalog),
         _time(chosen),
+        *_precision(model, chosen, to_target=to_target),
+        *_batch(model, chosen, to_target=to_target),
         _money(chosen),
         *_begins_again(model.profile),
         *_scarce(found, chosen),
         *_mixing(chosen),
         *_evidence(model, host, chosen),
         *_local(model, chosen, to_target=to_target),
+        *_not_on_the_menu(left_out, chosen),
         *_changes(found, chosen, candidate, limits),
         _profiling(model.profile, chosen),
     )
@@ -122,7 +133,7 @@ def _why(found: Found, chosen: Candidate, limits: Limits, seen: Sensitivity) -> 
 def _chance(seen: Sensitivity) -> Iterator[str]:
     if seen.chance is not None and seen.confidence is None:
         yield (
-            f"In {seen.chance:.0%} of simulated runs the limits are kept; nine of ten cost at most "
+            f"In {formatting.chance(seen.chance)} of simulated runs the limits are kept; nine of ten cost at most "
             f"{usd(seen.cost_90_usd)} and take at most {duration(seen.total_90_s)}."
         )
 
@@ -172,7 +183,15 @@ def _no_better_mix(found: Found, seen: Sensitivity) -> str:
     return f"No mix of {types} machine types is better by more than {seen.gap:.1%}: all were considered."
 
 
+def dearer_on_spot(chosen: Candidate, catalog: Catalog) -> Iterator[str]:
+    """Which of the machines are on demand because spot costs no less."""
+    dear = [group.instance_type for group in chosen.groups if catalog.listing(group.instance_type).spot_is_dearer]
+    if dear:
+        yield f"Spot costs no less than on demand for {' and '.join(dear)}: on demand is taken."
+
+
 def _on_demand(chosen: Candidate, catalog: Catalog) -> Iterator[str]:
+    yield from dearer_on_spot(chosen, catalog)
     spot = demand = spread = 0.0
     for group in chosen.groups:
         price, quoted = (catalog.price(group.instance_type, market) for market in ("on-demand", "spot"))
@@ -205,8 +224,57 @@ def _time(chosen: Candidate) -> str:
     return f"{parts}; {told.steps.value:.0f} steps of {chosen.global_batch_size} samples are needed."
 
 
+def _precision(model: FittedModel, chosen: Candidate, *, to_target: bool) -> Iterator[str]:
+    """What the plan computes in, where it had a choice, beside what else was measured; or that it might have one."""
+    usual, own = model.whole.precisions[0], chosen.precision
+    if own != usual:
+        compared = _beside(model, own, usual)
+        loss = f" Steps to the target are {precision_loss(model.whole, own).in_words}." if to_target else ""
+        yield f"Workers compute in {own}{compared or ', as measured steps have it'}.{loss}"
+        return
+    others = [f"{other} was measured{_beside(model, other, usual)}" for other in model.whole.precisions if other != own]
+    may_choose = not model.whole.is_counted and not model.whole.job.script
+    if others:
+        yield f"Workers compute in {own}: {'; '.join(others)}."
+    elif model.reference.device.kind == "cuda" and own == "fp32" and may_choose:
+        yield (
+            "Only fp32 was measured, and GPUs often compute in bf16 in half the time: profile with "
+            f"{setting('precision', 'auto')}."
+        )
+
+
+def _beside(model: FittedModel, precision: Precision, usual: Precision) -> str:
+    """Steps of a precision beside the usual one's, on the profiled machine; empty where they were not measured."""
+    if precision not in model.whole.precisions:
+        return ""
+    here, there = (model.computing_in(one).reference for one in (precision, usual))
+    samples = min(here.largest_measured, there.largest_measured)
+    longer = times_as_long(here.time_s, there.time_s, samples)
+    return f", in which a step of {samples} samples took the profiled machine {longer:.2g} times as long as in {usual}"
+
+
+def _batch(model: FittedModel, chosen: Candidate, *, to_target: bool) -> Iterator[str]:
+    """What another batch size than the job's own costs its samples, where nothing else counts that."""
+    own, size, noise = model.profile.job.batch_size, chosen.global_batch_size, model.convergence.noise_scale
+    if size == own:
+        return
+    if to_target:
+        yield f"The batch size is {size}, not the job's own {own}: what that costs in steps is in their number."
+        return
+    if noise is None:
+        worth = "what a sample is worth then is not known, as no gradient noise was measured"
+    else:
+        kept = statistical_efficiency(size, own, noise)
+        told = formatting.count(round(noise))
+        worth = f"a sample then brings the run {kept:.0%} of what it would (the noise scale is {told} samples)"
+    yield (
+        f"The batch size is {size}, not the job's own {own}: {worth}, and there are "
+        f"{chosen.prediction.steps.value:.0f} updates; with {setting('batch_size', str(own))} it stays."
+    )
+
+
 def _money(chosen: Candidate) -> str:
-    terms = ", ".join(f"{usd(term.usd)} {term.name}" for term in chosen.prediction.cost_terms)
+    terms = ", ".join(f"{usd(term.usd)} {term.name}" for term in chosen.prediction.bill)
     estimates = any(group.price_is_estimate for group in chosen.groups)
     dates = sorted({group.price_date for group in chosen.groups})
     note = f"prices of {' and '.join(dates)}" + (
@@ -246,6 +314,7 @@ def _evidence(model: FittedModel, host: ReferenceHost, chosen: Candidate) -> Ite
         ("measured", "measured on that type"),
         ("interpolated", "taken from a measured machine of the same family or accelerator"),
         ("extrapolated", "extrapolated from another kind of machine"),
+        ("counted", "counted by its operations, not measured"),
     ):
         names = sorted({group.instance_type for group in chosen.groups if group.evidence == tier})
         if names:
@@ -254,6 +323,9 @@ def _evidence(model: FittedModel, host: ReferenceHost, chosen: Candidate) -> Ite
                 f"Step time on {' and '.join(names)} is {meaning} (× or ÷ {reach:.2f} with 90 % probability)"
                 + ("; profile there to know better." if tier != "measured" else ".")
             )
+    for name, earlier in {group.instance_type: group.earlier for group in chosen.groups}.items():
+        if earlier is not None:
+            yield f"Counted in for {name}: {earlier.in_words}."
     if model.reference.device.kind == "cpu" and any(group.evidence != "measured" for group in chosen.groups):
         yield f"The profiled machine is placed among those of the catalogue by {host.basis}."
     wide = told.steps.high / told.steps.value
@@ -262,16 +334,41 @@ def _evidence(model: FittedModel, host: ReferenceHost, chosen: Candidate) -> Ite
     sampled = any(len(sample.nodes) > 1 for sample in model.profile.samples)
     if not model.network_links and not sampled and sum(group.machines for group in chosen.groups) > 1:
         yield "The network between machines was not measured: the sustained rate of the catalogue is taken at 80 %."
-    if chosen.compression.name != "identity":
-        gain = model.gain.gain(chosen.compression.ratio)
-        sent = f"{chosen.compression.ratio:.3g} of the gradient"
-        more = float(model.convergence.penalty.inflation(gain)) - 1
-        seen = any(pilot.compression is not None for pilot in model.profile.pilots)
-        basis = "by compressed pilots" if seen else "by what was measured on other tasks"
+    yield from _compressed(model, chosen)
+
+
+def _compressed(model: FittedModel, chosen: Candidate) -> Iterator[str]:
+    """What the planned compression keeps of the gradient, and how that is known."""
+    way = chosen.compression
+    if way.name == IDENTITY:
+        return
+    if not METHODS[way.name].by_ratio:
+        more = float(model.convergence.penalty.inflation(KEPT[way.name])) - 1
         yield (
-            f"Sending {sent} retains {gain:.0%} of its energy, as measured in the pilots. A target should take about "
-            f"{more:.0%} more steps with it ({basis}); training measures that, and sends more where it costs too much."
+            f"Gradients travel in {way.name}: {KEPT[way.name]:.2%} of their energy arrives at once and the rest later, "
+            f"for which a target should take about {more:.1%} more steps."
         )
+        return
+    gain = model.gain.gain(way.ratio)
+    more = float(model.convergence.penalty.inflation(gain)) - 1
+    seen = any(pilot.compression is not None for pilot in model.profile.pilots)
+    basis = "by compressed pilots" if seen else "by what was measured on other tasks"
+    yield (
+        f"Sending {way.ratio:.3g} of the gradient retains {gain:.0%} of its energy, as measured in the pilots. A "
+        f"target should take about {more:.0%} more steps with it ({basis}); training measures that, and sends more "
+        "where it costs too much."
+    )
+
+
+def _not_on_the_menu(left_out: Mapping[str, str], chosen: Candidate) -> Iterator[str]:
+    """Methods that the trainer has and the plan could not choose, by the reason."""
+    if sum(len(group.local_batch_sizes) for group in chosen.groups) == 1:
+        return
+    reasons: dict[str, list[str]] = {}
+    for name, why in left_out.items():
+        reasons.setdefault(why, []).append(name)
+    for why, names in reasons.items():
+        yield f"Not considered: {', '.join(names)}, because {why}."
 
 
 def _local(model: FittedModel, chosen: Candidate, *, to_target: bool) -> Iterator[str]:

@@ -10,7 +10,7 @@ import numpy as np
 from hetopt.core.errors import BadInput, NoFeasiblePlan
 from hetopt.core.formatting import duration, usd, usd_at_least
 from hetopt.optimizer.market.catalog import Offer
-from hetopt.optimizer.market.quota import Quotas, bucket_of, named_quota
+from hetopt.optimizer.market.quota import Quotas, QuotasExclude, bucket_of, raised
 from hetopt.optimizer.recommendation.candidates import make_candidate
 from hetopt.optimizer.recommendation.remedies import Question, remedies
 from hetopt.optimizer.search.objective import Limits
@@ -21,25 +21,35 @@ from hetopt.optimizer.step_time.transfer import MENDED_BY_PROFILING, TOO_LITTLE_
 MOST_NAMED = 3
 
 
-def nothing_usable(region: str, offered: Sequence[Offer], excluded: Mapping[str, int]) -> BadInput:
+def nothing_usable(
+    region: str, offered: Sequence[Offer], excluded: Mapping[str, int], quotas: str | None = None
+) -> BadInput:
     """The error where machines are offered and none of them can be planned with: says why, and what can change that.
 
     Args:
         region: where they are offered.
         offered: what was asked for.
         excluded: how many of them were left out, for each reason.
+        quotas: the increase of quotas that would help, as `quota.increases` says it; absent: none would.
     """
     names = sorted({offer.instance_type.name for offer in offered})
-    who = f"None of the {len(names)} instance types" if len(names) > MOST_NAMED else " and ".join(names)
+    who = (
+        f"{'none' if quotas else 'None'} of the {len(names)} instance types"
+        if len(names) > MOST_NAMED
+        else " and ".join(names)
+    )
     verb = "can" if len(names) > MOST_NAMED else "cannot"
     others = f"name other `types`, or leave it out; `hetopt catalog list --region {region}` shows what there is"
     changes = [
+        *([quotas] if quotas else []),
         *(["profile on a machine of the kind that you want to rent"] if MENDED_BY_PROFILING & excluded.keys() else []),
         *(["choose a smaller `batch_size` or larger machines"] if TOO_LITTLE_MEMORY in excluded else []),
     ]
+    within = "" if quotas is None else "Within the quotas, "
     why = "; ".join(sorted(excluded, key=lambda reason: -excluded[reason]))
-    return BadInput(
-        f"{who} in {region} {verb} be planned with: {why}.", hint=", or ".join(changes) if changes else others
+    kind = BadInput if quotas is None else QuotasExclude
+    return kind(
+        f"{within}{who} in {region} {verb} be planned with: {why}.", hint=", or ".join(changes) if changes else others
     )
 
 
@@ -62,8 +72,8 @@ def _no_cluster(space: SearchSpace, quotas: str | None) -> NoFeasiblePlan:
     holds = max(_most_samples(space, option) for option in space.options)
     if holds < min(space.batch_sizes):
         return NoFeasiblePlan(
-            f"a batch size of {min(space.batch_sizes)} does not fit: {space.max_workers} workers on "
-            f"{space.max_machines} machines hold at most {holds:.0f} samples.",
+            f"a batch size of {min(space.batch_sizes):,} does not fit: at most {holds:,.0f} samples do, on "
+            f"{_counted(space.max_workers, 'worker')} of {_counted(space.max_machines, 'machine')}.",
             hint="choose a smaller `batch_size`, raise `max_workers` or `max_machines`, or name larger machines",
         )
     return NoFeasiblePlan(
@@ -71,6 +81,10 @@ def _no_cluster(space: SearchSpace, quotas: str | None) -> NoFeasiblePlan:
         f"sizes {', '.join(map(str, space.batch_sizes))}.",
         hint=quotas or "raise `max_hourly_usd` or `quotas`, or choose another `batch_size`",
     )
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 def _most_samples(space: SearchSpace, option: MachineOption) -> float:
@@ -89,7 +103,10 @@ def larger_quotas(space: SearchSpace, found: Found, quotas: Quotas, limits: Limi
         quotas: that nothing fits in.
         limits: that are to be kept.
     """
-    rows = np.flatnonzero(limits.risk(found.forecast) <= 1)
+    told = found.forecast
+    rows = np.flatnonzero(limits.risk(told) <= 1)
+    if not rows.size:
+        rows = np.flatnonzero(limits.overrun(told) <= 1)
     if not rows.size:
         return None
     option, count = found.rows.option[rows], found.rows.count[rows]
@@ -100,13 +117,8 @@ def larger_quotas(space: SearchSpace, found: Found, quotas: Quotas, limits: Limi
         for bucket in quotas
     }
     over = sum(np.maximum(0, used - quotas[bucket]) for bucket, used in taken.items())
-    told = found.forecast
     best = int(np.lexsort((limits.score(told.total_s[rows], told.cost_usd[rows]), over))[0])
-    asked = [
-        f"'{named_quota(bucket).name}' ({named_quota(bucket).code}) to {int(used[best])} vCPUs"
-        for bucket, used in taken.items()
-        if used[best] > quotas[bucket]
-    ]
+    asked = [raised(bucket, int(used[best])) for bucket, used in taken.items() if used[best] > quotas[bucket]]
     return f"ask AWS to raise {' and '.join(asked)}" if asked else None
 
 

@@ -11,8 +11,8 @@ from typing import get_args
 
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.names import known
+from hetopt.core.precision import Precision
 from hetopt.core.synchronization import Synchronization
-from hetopt.optimizer.cost.cost import BOOT_S, SETUP_S
 from hetopt.optimizer.cost.observed_preemptions import ObservedPreemptions
 from hetopt.optimizer.market.catalog_filter import AnyMarket
 from hetopt.optimizer.market.instance_type import Architecture
@@ -22,11 +22,16 @@ from hetopt.optimizer.plan import Goal, Objective, ScalingRule
 from hetopt.optimizer.search.objective import BALANCED
 from hetopt.optimizer.search.search import STUDY_TRIALS, Effort, Limits
 from hetopt.optimizer.search.search_space import MAX_TYPES
+from hetopt.optimizer.step_time.earlier_runs import EarlierRuns
 
 TIME_WEIGHTS: Mapping[Objective, float] = MappingProxyType({"balanced": BALANCED, "fastest": 1.0, "cheapest": 0.0})
 
-MAX_WORKERS = 256
-"""A ring over more workers is dominated by latency, and the models were never held against one."""
+MAX_WORKERS = 4096
+"""The models were held against 16; docs/models.md says what they leave out of larger clusters."""
+
+
+LARGEST_DISK_GB = 16_384
+"""Of a gp3 volume, by the EBS user guide of 2025; larger ones are new and not in every region."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +44,10 @@ class Options:
         max_workers: workers in a cluster.
         batch_size: fixes the global batch size.
         minimum_gain: gradient energy that compression must retain; absent: see `recommend.minimum_gain`.
-        startup_s: from the request to the first step on rented machines.
+        startup_s: from the request to the first step on rented machines; absent: by what each machine has to fetch.
+        disk_gb: of each machine; absent: what is needed.
+        data_bytes: of the data set, which each machine reads before it trains; 0: not counted.
+        data_region: where it is; absent: where the machines are.
         trials: of the Optuna study of mixes of three types.
         mixed_types: instance types in one cluster at most.
         only_types: names or patterns of instance types to choose from; empty for all.
@@ -54,8 +62,11 @@ class Options:
         accept_risk: whether a plan will do that keeps its limits with less than that probability.
         journal: where the study is kept; absent: nowhere.
         observed: what was seen of spot pools, which moves the prior of their hazard; absent: the prior alone.
+        earlier: what runs of other jobs found in machine types; absent: nothing.
         learning_rate_rule: how the learning rate follows the batch size; absent: as the task has it.
         sync: how workers put together what they learn, measured or not; absent: the best of what was measured.
+        precision: that workers compute in; absent: the best of what was measured.
+        worlds: whether it is looked at what would change the choice.
     """
 
     market: AnyMarket = "any"
@@ -63,7 +74,10 @@ class Options:
     max_workers: int = 64
     batch_size: int | None = None
     minimum_gain: float | None = None
-    startup_s: float = BOOT_S + SETUP_S
+    startup_s: float | None = None
+    disk_gb: int | None = None
+    data_bytes: float = 0.0
+    data_region: str | None = None
     trials: int = STUDY_TRIALS
     mixed_types: int = MAX_TYPES
     only_types: tuple[str, ...] = ()
@@ -80,8 +94,11 @@ class Options:
     accept_risk: bool = False
     journal: Path | None = None
     observed: ObservedPreemptions | None = None
+    earlier: EarlierRuns | None = None
     learning_rate_rule: ScalingRule | None = None
     sync: Synchronization | None = None
+    precision: Precision | None = None
+    worlds: bool = True
 
     def __post_init__(self) -> None:
         """Refuse what cannot be searched."""
@@ -105,10 +122,20 @@ class Options:
             raise BadInput(
                 f"{setting('zone', self.zone)} and `zones={self.zones}` exclude each other.", hint="keep one of them"
             )
-        if not 0 <= self.startup_s < math.inf:
+        if self.startup_s is not None and not 0 <= self.startup_s < math.inf:
             raise BadInput(
-                f"`startup_s` must be at least 0 and finite, got {self.startup_s}.",
-                hint="it is the provisioning time in seconds, from the request to the first step",
+                f"`provisioning` must be at least 0 and finite, got {self.startup_s}.",
+                hint="it is the time from the request for machines to the first step, such as 4m",
+            )
+        if self.disk_gb is not None and not 1 <= self.disk_gb <= LARGEST_DISK_GB:
+            raise BadInput(
+                f"`disk_gb` must be 1 to {LARGEST_DISK_GB:,} GB, got {self.disk_gb}.",
+                hint="leave it out for what is needed",
+            )
+        if not 0 <= self.data_bytes <= LARGEST_DISK_GB * 1e9:
+            raise BadInput(
+                f"`data` must be 0 to {LARGEST_DISK_GB:,} GB, which a disk holds, got {self.data_bytes / 1e9:g} GB.",
+                hint="for example `data=150GB`",
             )
         if self.time_weight is not None:
             if not 0 <= self.time_weight <= 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from hetopt.core.comm.composition import METHODS
 from hetopt.core.learning_rate import adascale_gain, learning_rate_scale
 from hetopt.core.profile import Profile
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
@@ -34,15 +35,16 @@ def run_spec(
             host=f"{group.instance_type}-{group.market}-{machine}",
             type=group.instance_type,
             local_batch_size=group.local_batch_sizes[machine * group.workers_per_machine + place],
+            max_local_batch_size=None if group.assumed is None else group.assumed.together,
         )
         for group in chosen.groups
         for machine in range(group.machines)
         for place in range(group.workers_per_machine)
     ]
     rule = learning_rate_rule or job.learning_rate_rule
-    # A plan that compresses says where to begin; the run knows better how much. One that does not leaves it at that:
+    # A plan that sends a part says where to begin; the run knows better how much. One that does not leaves it at that:
     # nobody's gradient is thinned out who was not told so.
-    compresses = len(workers) > 1 and chosen.compression.name != "identity"
+    selects = len(workers) > 1 and METHODS[chosen.compression.name].by_ratio
     return RunSpec(
         task=job.task,
         script=job.script,
@@ -51,9 +53,10 @@ def run_spec(
         seed=seed,
         workers=tuple(workers),
         compression=chosen.compression,
-        ratio_policy="auto" if compresses else "fixed",
-        collective_policy="cheapest" if compresses else "fixed",
+        ratio_policy="auto" if selects else "fixed",
+        collective_policy="cheapest" if selects else "fixed",
         sync=chosen.sync,
+        precision=chosen.precision,
         slowdown_coefficient=round(model.convergence.penalty.cautious_coefficient, 2),
         learning_rate_scale=_learning_rate_scale(model, rule, chosen.global_batch_size),
         learning_rate_rule="adascale" if rule == "adascale" else "fixed",

@@ -81,11 +81,9 @@ def compare(profile: Profile, catalog: Catalog, options: Options, *, count: int 
         evaluate_every_samples=1e18,
         shape=shape,
         network_log_sd=(sampled.network_log_sd if sampled is not None else None) or network_log_sd(model),
-        startup_s=0.0,
         startup_log_sd=STARTUP_LOG_SD,
         checkpoint_s=0.0,
-        restart_s=0.0,
-        rates=Rates.of(load_billing(catalog.directory)),
+        rates=Rates(billing=load_billing(catalog.directory)),
     )
     return Ranking(clusters=rank(space, job, steps, count), basis=steps.source)
 
@@ -93,7 +91,7 @@ def compare(profile: Profile, catalog: Catalog, options: Options, *, count: int 
 def rank(space: SearchSpace, job: JobModel, steps: RelativeSteps, count: int) -> tuple[Ranked, ...]:
     """The clusters of one type that none beats in time and cost at once, quickest first; at most ``count``."""
     columns = Columns.of(space)
-    rows, table = tabulate_rows(columns, uniform_rows(columns))
+    rows, table = tabulate_rows(columns, uniform_rows(columns), job)
     if not len(rows):
         return ()
     told = forecast(table, job)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib.metadata import version
 
 from hetopt.core.compression_slowdown import LEAST_GAIN, MOST_LOST
-from hetopt.core.errors import BadInput
+from hetopt.core.errors import BadInput, setting
 from hetopt.core.profile import Profile
 from hetopt.optimizer.convergence.convergence import (
+    FEWEST_UPDATES,
     Convergence,
     EpochSteps,
     FixedSteps,
@@ -19,40 +20,64 @@ from hetopt.optimizer.convergence.convergence import (
     batch_range,
     target_steps,
 )
+from hetopt.optimizer.convergence.precision_loss import PrecisionLoss, precision_loss
 from hetopt.optimizer.cost.billing import Billing, load_billing
-from hetopt.optimizer.cost.cost import DETECTION_S, STARTUP_LOG_SD, Rates, checkpoint_bytes, checkpoint_time_s
+from hetopt.optimizer.cost.cost import STARTUP_LOG_SD, Rates, checkpoint_bytes, checkpoint_time_s
+from hetopt.optimizer.cost.data_transfer import data_transfer
+from hetopt.optimizer.cost.provisioning import USUAL_JOB_S, Payload, measured_factors
 from hetopt.optimizer.fit import FittedModel, fit
 from hetopt.optimizer.market.catalog import Catalog
-from hetopt.optimizer.market.offer_filter import narrow
+from hetopt.optimizer.market.instance_type import InstanceType
+from hetopt.optimizer.market.offer_filter import narrow, unpriced
+from hetopt.optimizer.market.owned import OWN
+from hetopt.optimizer.market.quota import QuotasExclude, increases
 from hetopt.optimizer.plan import Candidate, Goal, Plan
 from hetopt.optimizer.recommendation.candidates import make_candidate
-from hetopt.optimizer.recommendation.choices import choices, not_worth_renting, reasons
+from hetopt.optimizer.recommendation.choices import MOST_REASONS, choices, not_worth_renting, reasons
 from hetopt.optimizer.recommendation.confidence import confident
-from hetopt.optimizer.recommendation.explain import explain
-from hetopt.optimizer.recommendation.infeasible import larger_quotas, nothing_fits, nothing_usable
+from hetopt.optimizer.recommendation.explain import dearer_on_spot, explain
+from hetopt.optimizer.recommendation.infeasible import MOST_NAMED, larger_quotas, nothing_fits, nothing_usable
+from hetopt.optimizer.recommendation.memory import NOT_COUNTED, fits_nowhere, memory_table
 from hetopt.optimizer.recommendation.options import Options
 from hetopt.optimizer.recommendation.planned_run import run_spec
 from hetopt.optimizer.recommendation.remedies import Question, remedies
 from hetopt.optimizer.recommendation.sensitivity import insight
+from hetopt.optimizer.search.exchange_menu import Menu, exchange_menu, local_exchange
 from hetopt.optimizer.search.forecast import JobModel
 from hetopt.optimizer.search.search import Effort, Found, search
 from hetopt.optimizer.search.search_space import (
-    ExchangeOption,
+    Computing,
+    MachineOption,
     SearchSpace,
     batch_ladder,
     drop_dominated,
-    exchange_options,
-    local_exchange,
+    drop_slower_precisions,
     machine_options,
+    without_idle_limits,
 )
+from hetopt.optimizer.step_time.device_memory import most_kept
 from hetopt.optimizer.step_time.links import network_log_sd
 from hetopt.optimizer.step_time.local_options import asked_option, is_planned, measured_options
 from hetopt.optimizer.step_time.profiled import learned_shape, sampled_machines
 from hetopt.optimizer.step_time.sampled import SampledMachines
 from hetopt.optimizer.step_time.shape import Shape
-from hetopt.optimizer.step_time.transfer import ReferenceHost, reference_host
+from hetopt.optimizer.step_time.transfer import (
+    MENDED_BY_PROFILING,
+    TOO_LITTLE_MEMORY,
+    ReferenceHost,
+    reference_host,
+)
 
-__all__ = ["Options", "evaluation_period_epochs", "job_of", "minimum_gain", "recommend", "space_of", "steps_model"]
+__all__ = [
+    "Options",
+    "evaluation_period_epochs",
+    "job_of",
+    "minimum_gain",
+    "recommend",
+    "search_problem",
+    "space_of",
+    "steps_model",
+]
 
 EVALUATIONS_TO_TARGET = 16
 """Looks at the target in the expected run: a run overshoots by half the time between two."""
@@ -92,13 +117,15 @@ def recommend(
             that fits on expectation and keeps its limits with less than the asked probability is returned: see
             `Plan.risk`.
     """
-    goal = _completed(goal, profile).model_copy(update={"zone": options.zone, "zones": options.zones})
-    model = fit(profile)
-    every = evaluation_period_epochs(model, goal)
-    shape, sampled = learned_shape(model), sampled_machines(profile, catalog.instance_types)
-    job = job_of(model, shape, sampled, goal, options, every, Rates.of(billing or load_billing(catalog.directory)))
-    host = reference_host(model, catalog.instance_types.values())
-    space = space_of(model, shape, sampled, catalog, goal, options, host)
+    try:
+        problem = search_problem(profile, catalog, goal, options, billing)
+    except QuotasExclude as refused:
+        tell("what quotas would have to be raised")
+        more = _larger_quotas(profile, catalog, goal, options, billing, seed)
+        if more is None:  # then nothing fits without them either, and that is the error
+            recommend(profile, catalog, goal, replace(options, quotas={}), seed=seed, now=now, billing=billing)
+        raise QuotasExclude(refused.message, hint=more or refused.hint) from None
+    goal, model, space, job, host = problem.goal, problem.model, problem.space, problem.job, problem.host
     limits = options.limits(goal)
     found = search(space, job, limits, seed=seed, effort=options.effort, tell=tell)
     # Hints are found by searching again: quietly, and without the trials of the journal.
@@ -112,24 +139,20 @@ def recommend(
     )
     if found.chosen is None:
         tell("what would have to be allowed")
-        more = None
-        if options.quotas:
-            wide = space_of(model, shape, sampled, catalog, goal, replace(options, quotas={}), host)
-            more = larger_quotas(
-                wide, search(wide, job, limits, seed=seed, effort=Effort(types=1)), options.quotas, limits
-            )
+        more = _larger_quotas(profile, catalog, goal, options, billing, seed) if options.quotas else None
         raise nothing_fits(question, found, limits, more)
     if limits.budget_usd is not None or limits.deadline_s is not None:
         told = confident(space, job, found, limits, options.confidence, seed=seed)
         found = told.found
         tell("what the choice depends on")
-        seen = insight(question, found, limits, confidence=question.asked if told.by_chance else None)
+        by_chance = question.asked if told.by_chance else None
+        seen = insight(question, found, limits, confidence=by_chance, worlds=options.worlds)
         if seen.is_risk:
             tell("what would have to be allowed")
             hints = () if options.accept_risk else tuple(remedies(question, limits, most=told.most).in_words())
             seen = seen.model_copy(update={"remedies": hints, "risk_accepted": options.accept_risk})
     else:
-        seen = insight(question, found, limits)
+        seen = insight(question, found, limits, worlds=options.worlds)
 
     def candidate(row: int) -> Candidate:
         return make_candidate(space, job, found.cluster(row), found.forecast, row)
@@ -137,25 +160,93 @@ def recommend(
     assert found.chosen is not None
     chosen = candidate(found.chosen)
     ways = choices(model, question, found, limits)
+    front = tuple(candidate(int(row)) for row in found.front)
+    others = [way.candidate for way in ways if way.candidate is not None]
+    memory = memory_table(model, (chosen, *others, *front), space.options)
     return Plan(
         created=now.isoformat(timespec="seconds"),
         hetopt_version=version("hetopt"),
         goal=goal,
         chosen=chosen,
-        pareto=tuple(candidate(int(row)) for row in found.front),
+        pareto=front,
+        memory=memory,
         choices=ways,
         advice=not_worth_renting(ways, chosen, goal.deadline_s),
-        reasons=reasons(ways, chosen),
-        explanation=explain(
-            model, host, found, chosen, candidate, limits, catalog, seen, to_target=goal.ends == "target"
+        reasons=(*dearer_on_spot(chosen, catalog), *reasons(ways, chosen))[:MOST_REASONS],
+        explanation=(
+            *explain(
+                model,
+                host,
+                found,
+                chosen,
+                candidate,
+                limits,
+                catalog,
+                seen,
+                space.left_out,
+                to_target=goal.ends == "target",
+            ),
+            *_not_compared(catalog, options),
+            *(() if memory else (NOT_COUNTED,)),
         ),
         searched=_searched(space, found),
         insight=seen,
         run=run_spec(
-            model, goal, chosen, seed=seed, evaluate_every_epochs=every, learning_rate_rule=options.learning_rate_rule
+            model,
+            goal,
+            chosen,
+            seed=seed,
+            evaluate_every_epochs=problem.evaluate_every_epochs,
+            learning_rate_rule=options.learning_rate_rule,
         ),
         profile=profile,
     )
+
+
+def _larger_quotas(
+    profile: Profile, catalog: Catalog, goal: Goal, options: Options, billing: Billing | None, seed: int
+) -> str | None:
+    """The least increase of quotas with which clusters of one type keep the limits; absent: none does."""
+    wide = search_problem(profile, catalog, goal, replace(options, quotas={}), billing)
+    limits = options.limits(wide.goal)
+    found = search(wide.space, wide.job, limits, seed=seed, effort=Effort(types=1))
+    return larger_quotas(wide.space, found, options.quotas, limits)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchProblem:
+    """What is searched for a plan: the clusters of a region, and what does not depend on them.
+
+    Attributes:
+        goal: with the task's own target written in.
+        host: how the profiled machine was placed among the catalogue's.
+    """
+
+    goal: Goal
+    model: FittedModel
+    space: SearchSpace
+    job: JobModel
+    host: ReferenceHost
+    evaluate_every_epochs: float
+
+
+def search_problem(
+    profile: Profile, catalog: Catalog, goal: Goal, options: Options, billing: Billing | None = None
+) -> SearchProblem:
+    """What `recommend` searches; arguments and errors as there."""
+    goal = _completed(goal, profile).model_copy(update={"zone": options.zone, "zones": options.zones})
+    model = fit(profile)
+    every = evaluation_period_epochs(model, goal)
+    shape, sampled = learned_shape(model), sampled_machines(profile, catalog.instance_types)
+    job = job_of(model, shape, sampled, goal, options, every, Rates(billing=billing or load_billing(catalog.directory)))
+    job = replace(job, transfer=data_transfer(options.data_bytes, options.data_region, catalog.region))
+    host = reference_host(model, catalog.instance_types.values())
+    space = space_of(model, shape, sampled, catalog, goal, options, host)
+    if options.batch_size is None:
+        own = profile.job.batch_size
+        enough = [size for size in space.batch_sizes if size <= own or job.steps.steps(size, 1.0) >= FEWEST_UPDATES]
+        space = replace(space, batch_sizes=tuple(enough) or space.batch_sizes[:1])
+    return SearchProblem(goal=goal, model=model, space=space, job=job, host=host, evaluate_every_epochs=every)
 
 
 def steps_model(model: FittedModel, goal: Goal, evaluate_every_epochs: float) -> StepsModel:
@@ -227,15 +318,30 @@ def job_of(
         evaluate_every_samples=every * profile.job.dataset_size,
         shape=shape,
         network_log_sd=(sampled.network_log_sd if sampled is not None else None) or network_log_sd(model),
-        startup_s=options.startup_s,
         startup_log_sd=STARTUP_LOG_SD,
         checkpoint_s=checkpoint_time_s(profile.job.gradient_bytes),
         checkpoint_bytes=checkpoint_bytes(profile.job.gradient_bytes) if profile.job.resumes else 0.0,
-        restart_s=options.startup_s + DETECTION_S,
         rates=rates,
         zones=options.zones,
         resumes=profile.job.resumes,
     )
+
+
+def payload_of(profile: Profile, options: Options, types: Mapping[str, InstanceType]) -> Payload:
+    """What the run brings to each of its machines, and how long launches of it took to bring that."""
+    payload = Payload(
+        data_bytes=options.data_bytes,
+        checkpoint_bytes=checkpoint_bytes(profile.job.gradient_bytes),
+        job_s=USUAL_JOB_S if profile.startup_s is None else profile.startup_s,
+        startup_s=options.startup_s,
+        disk_gb=options.disk_gb,
+    )
+    launches = (
+        ([types[name] for name in seen.types], seen.took_s)
+        for seen in profile.provisioned
+        if types.keys() >= {*seen.types}
+    )
+    return replace(payload, measured=measured_factors(launches, payload))
 
 
 def space_of(
@@ -253,11 +359,35 @@ def space_of(
         BadInput: nothing that is asked for is offered, or can be predicted from this profile.
     """
     offered = narrow(catalog, options.wishes)
-    usable, excluded = machine_options(model, offered, host, shape, sampled, options.observed, options.zone)
-    if not usable:
-        raise nothing_usable(catalog.region, offered, excluded)
-    job = model.profile.job
     to_target = goal.ends == "target"
+    menu = _menu(model, options, to_target=to_target)
+    kept = most_kept(one.memory for one in menu.options if one.memory is not None)
+    payload = payload_of(model.profile, options, catalog.instance_types)
+    found: list[MachineOption] = []
+    left_out: list[Mapping[str, int]] = []
+    for computing in computings(model, sampled, options, to_target=to_target):
+        view = model.computing_in(computing.precision)
+        own, refused = machine_options(
+            view,
+            offered,
+            host if view is model else reference_host(view, catalog.instance_types.values()),
+            shape,
+            sampled,
+            options.observed,
+            options.zone,
+            payload,
+            kept,
+            options.earlier,
+            computing,
+        )
+        found += own
+        left_out.append(refused)
+    usable, excluded = drop_slower_precisions(found), left_out[0]
+    if not usable:
+        if TOO_LITTLE_MEMORY in excluded and not MENDED_BY_PROFILING & excluded.keys():
+            raise fits_nowhere(model, catalog, offered)
+        raise nothing_usable(catalog.region, offered, excluded, _quotas_that_help(model, shape, catalog, options, host))
+    job = model.profile.job
     if options.batch_size is not None and options.batch_size > job.dataset_size:
         raise BadInput(
             f"`batch_size` must be at most {job.dataset_size:,}, the samples of the training data, "
@@ -271,37 +401,93 @@ def space_of(
     else:
         smallest, largest = batch_range(model.convergence, job.batch_size, to_target=to_target)
         batches = batch_ladder(min(smallest, job.dataset_size), min(largest, job.dataset_size), job.batch_size)
-    kept = drop_dominated(usable)
+    bound = without_idle_limits(usable, menu.options, batch_size=max(batches), workers=options.max_workers)
     return SearchSpace(
-        options=kept,
+        options=drop_dominated(bound),
         batch_sizes=batches,
-        exchanges=_exchanges(model, options, to_target=to_target),
+        exchanges=menu.options,
+        left_out=menu.left_out,
         max_machines=min(options.max_machines or options.max_workers, options.max_workers),
         max_workers=options.max_workers,
         max_hourly_usd=options.max_hourly_usd,
         quotas=options.quotas,
         offered=len(offered),
-        usable=len(usable),
+        usable=len({id(option.offer) for option in usable}),
         excluded=excluded,
     )
 
 
-def _exchanges(model: FittedModel, options: Options, *, to_target: bool) -> tuple[ExchangeOption, ...]:
-    """Gradients compressed or not, and what pilots say of workers that train for themselves; or what was asked for."""
-    job, gate, asked = model.profile.job, model.convergence.local, options.sync
-    size, batch = job.dataset_size, options.batch_size or job.batch_size
-    if asked is not None and is_planned(asked):
-        option = asked_option(
-            asked, gate, to_target=to_target, dataset_size=size, batch=batch, max_workers=options.max_workers
+def computings(
+    model: FittedModel, sampled: SampledMachines | None, options: Options, *, to_target: bool
+) -> tuple[Computing, ...]:
+    """What workers may compute in: what was asked for, or all that steps were measured in, the profile's first first.
+
+    Raises:
+        BadInput: no step was measured in what was asked for, or it does not go with the rest.
+    """
+    known = dict.fromkeys((*model.whole.precisions, *(() if sampled is None else sampled.precisions)))
+    wanted = options.precision
+    if wanted is not None and wanted not in known:
+        raise BadInput(
+            f"{setting('precision', wanted)} was not measured: the profile has steps in {', '.join(known)}.",
+            hint=f"hetopt profile TASK --precision {wanted}, on a machine that has it",
         )
-        return (local_exchange(option, job.parameters, options.max_workers),)
+    averages = options.sync is not None and options.sync.name != "bsp"
+    if wanted == "fp16" and averages:
+        raise BadInput(
+            "fp16 needs gradients to be summed in every step, as workers agree on its loss scale there.",
+            hint=f"choose {setting('precision', 'bf16')}, or leave `sync` out",
+        )
+    found = []
+    for precision in known if wanted is None else (wanted,):
+        loss = precision_loss(model.whole, precision)
+        loses = not to_target and loss.stretch > 1 + MOST_LOST  # nothing makes up for it in a run of fixed length
+        if wanted is None and (loses or (precision == "fp16" and averages)):
+            continue
+        found.append(Computing(precision=precision, loss=loss if to_target else PrecisionLoss()))
+    return tuple(found)
+
+
+def _quotas_that_help(
+    model: FittedModel, shape: Shape, catalog: Catalog, options: Options, host: ReferenceHost
+) -> str | None:
+    """The least increase of quotas that something can be planned with; absent: quotas are not what is in the way."""
+    if not options.quotas:
+        return None
+    usable, _ = machine_options(model, narrow(catalog, replace(options.wishes, quotas={})), host, shape)
+    return increases((one.offer for one in usable), options.quotas)
+
+
+def _menu(model: FittedModel, options: Options, *, to_target: bool) -> Menu:
+    """What gradients may travel as, and what pilots say of workers that train for themselves; or what was asked for."""
+    gate, asked, most = model.convergence.local, options.sync, options.max_workers
+    size, batch = model.profile.job.dataset_size, options.batch_size or model.profile.job.batch_size
+    if asked is not None and is_planned(asked):
+        option = asked_option(asked, gate, to_target=to_target, dataset_size=size, batch=batch, max_workers=most)
+        return Menu(options=(local_exchange(model, option, most),))
     local = measured_options(gate, to_target=to_target, dataset_size=size, batch=batch) if asked is None else ()
-    return exchange_options(
+    least = options.minimum_gain or minimum_gain(model.convergence, to_target=to_target)
+    # A learning rate that follows the noise of gradients needs whole ones.
+    compresses = options.learning_rate_rule != "adascale"
+    return exchange_menu(
         model,
-        minimum_gain=options.minimum_gain or minimum_gain(model.convergence, to_target=to_target),
-        max_workers=options.max_workers,
+        minimum_gain=least,
+        max_workers=most,
         local=tuple(local),
+        compresses=compresses,
+        to_target=to_target,
     )
+
+
+def _not_compared(catalog: Catalog, options: Options) -> Iterator[str]:
+    """Machines with GPUs that nobody can be told the price of."""
+    names = unpriced(catalog, options.wishes)
+    if names and catalog.region != OWN:
+        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+        yield (
+            f"Not compared, as no hourly price is known in {catalog.region}: {', '.join(names[:MOST_NAMED])}{more}. "
+            "AWS sells some as capacity blocks alone, which hetopt does not rent."
+        )
 
 
 def _searched(space: SearchSpace, found: Found) -> str:

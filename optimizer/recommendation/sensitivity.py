@@ -30,6 +30,7 @@ def insight(
     limits: Limits,
     *,
     confidence: float | None = None,
+    worlds: bool = True,
 ) -> Sensitivity:
     """All of it, for a search that has chosen something.
 
@@ -38,6 +39,7 @@ def insight(
         found: the search, with its choice.
         limits: budget, deadline and what was wanted.
         confidence: by which it was chosen; absent: by the upper end of its interval.
+        worlds: whether other worlds, and better plans that a limit rejects, are looked at.
     """
     assert found.chosen is not None
     space, job = question.space, question.job
@@ -56,8 +58,8 @@ def insight(
         asked=question.asked,
         cost_90_usd=float(runs.quantile_usd(0.9)[0]),
         total_90_s=float(runs.quantile_s(0.9)[0]),
-        scenarios=(*_scenarios(space, job, found, limits), *_less(question, found, limits)),
-        rejected=tuple(_rejected(space, found, limits)),
+        scenarios=(*_scenarios(space, job, found, limits), *_less(question, found, limits)) if worlds else (),
+        rejected=tuple(_rejected(space, found, limits)) if worlds else (),
     )
 
 
@@ -92,7 +94,7 @@ def _scenarios(space: SearchSpace, job: JobModel, found: Found, limits: Limits) 
         ("half the bandwidth between machines", replace(columns, link_s_per_byte=2 * columns.link_s_per_byte), job),
         ("twice the bandwidth between machines", replace(columns, link_s_per_byte=columns.link_s_per_byte / 2), job),
         ("a high preemption rate everywhere", replace(columns, scarce_chance=np.where(spot, 1.0, 0.0)), job),
-        ("provisioning twice as long", columns, replace(job, startup_s=2 * job.startup_s)),
+        ("provisioning twice as long", replace(columns, startup_s=2 * columns.startup_s), job),
     )
     for change, other, other_job in worlds:
         yield _scenario(change, space, other, other_job, rows, here, limits)
@@ -119,7 +121,7 @@ def _less(question: Question, found: Found, limits: Limits) -> Iterator[Scenario
 def _scenario(
     change: str, space: SearchSpace, columns: Columns, job: JobModel, rows: ClusterRows, here: int, limits: Limits
 ) -> Scenario:
-    possible, table = tabulate_rows(columns, rows)
+    possible, table = tabulate_rows(columns, rows, job)
     assert len(possible) == len(rows)  # another price or link makes nothing impossible
     found = forecast(table, job)
     row, _ = choose(found, limits)

@@ -57,9 +57,9 @@ def could_beat(boxes: Boxes, bar: Bar) -> tuple[Mask, Array]:
     boxes, table, least, rows = boxes.take(some), table.take(some), least.take(some), rows[some]
     log_sd = np.hypot(_least_step_log_sd(columns, boxes, table, job), least.steps_log_sd)
     late_s = np.hypot(
-        distance(least.work_s + least.interruption_s, log_sd, 1), distance(job.startup_s, job.startup_log_sd, 1)
+        distance(least.work_s + least.interruption_s, log_sd, 1), distance(table.startup_s, job.startup_log_sd, 1)
     )
-    hourly = table.usd_per_hour + table.machines * job.rates.per_machine_hour
+    hourly = table.usd_per_hour + table.machines * job.rates.per_machine_hour(table.disk_gb)
     dearer = np.hypot(hourly * late_s / SECONDS_PER_HOUR, distance(least.cost_usd, table.price_log_sd, 1))
     high_usd = least.cost_usd + dearer + more_high_usd[some]
     possible = np.zeros(len(bound), dtype=np.bool_)

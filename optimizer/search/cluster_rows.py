@@ -14,11 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetopt.core.comm.payload_bytes import Collective
+from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.cost.preemption_rate import SHOCKS
 from hetopt.optimizer.market.quota import bucket_of
-from hetopt.optimizer.search.forecast import ClusterTable
+from hetopt.optimizer.search.forecast import ClusterTable, JobModel, grown, late
 from hetopt.optimizer.search.group_shares import Lines, earliest_finish, feasible, share, water_level
+from hetopt.optimizer.search.objective import NEAR
 from hetopt.optimizer.search.search_space import MAX_TYPES, Cluster, SearchSpace
+from hetopt.optimizer.step_time.device_memory import ExchangeLine
+from hetopt.optimizer.step_time.step_time import slower, together
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.intp]
@@ -104,6 +108,8 @@ class Columns:
     log_sd: Array
     compress_factor: Array
     evaluation_s: Array
+    startup_s: Array
+    disk_gb: Array
     scarce_chance: Array
     calm_per_hour: Array
     scarce_per_hour: Array
@@ -112,6 +118,9 @@ class Columns:
     link_latency_s: Array
     link_s_per_byte: Array
     relief: Array
+    precision: Integers
+    precision_stretch: Array
+    precision_stretch_log_sd: Array
     quota: Integers
     vcpus: Integers
     collective: Integers
@@ -123,16 +132,26 @@ class Columns:
     stretch: Array
     stretch_log_sd: Array
     share_log_sd: Array
+    compress_log_sd: Array
+    late: Array
+    is_plain: Mask
+    is_local: Mask
+    scales_loss: Mask
+    on_cpu: Mask
     fewest: tuple[Array, Array, Array]
     largest: tuple[Array, Array, Array]
     batches: Integers
+    free_bytes: Array
+    step_bytes: Array
+    fresh_bytes: Array
+    exchange_bytes: Array
 
     @classmethod
     def of(cls, space: SearchSpace) -> Self:
         """The arrays of a space."""
         options, exchanges = space.options, space.exchanges
         names: tuple[Collective, ...] = ("all_reduce", "all_gather")
-        buckets = sorted(space.quotas)
+        buckets, precisions = sorted(space.quotas), space.precisions
         place = {bucket: index for index, bucket in enumerate(buckets)}
 
         def column(values: Sequence[float]) -> Array:
@@ -142,6 +161,8 @@ class Columns:
             return np.stack([getattr(exchange, name) for exchange in exchanges]).astype(np.float64)
 
         times = [option.worker.time for option in options]
+        rooms = [option.worker.room for option in options]
+        taken = [exchange.memory or ExchangeLine(kept_bytes=0, fixed_bytes=0, each_bytes=0) for exchange in exchanges]
         wire = tuple(per_workers(name) for name in ("messages", "traffic_bytes", "compress_s"))
         # What the least of so many workers or more would bring: some collectives of few workers cost more than of many.
         fewest = tuple(np.minimum.accumulate(values[:, ::-1], axis=1)[:, ::-1] for values in wire)
@@ -153,6 +174,8 @@ class Columns:
                 per_sample_s=column([t.per_sample_s for t in times]),
                 floor_s=column([t.floor_s for t in times]),
                 most=column([np.inf if t.max_samples is None else t.max_samples for t in times]),
+                together=column([np.inf if t.micro_batch is None else t.micro_batch for t in times]),
+                once_s=column([t.once_s for t in times]),
             ),
             workers=np.array([option.worker.workers for option in options], dtype=np.intp),
             usd_per_hour=column([option.usd_per_hour for option in options]),
@@ -161,6 +184,8 @@ class Columns:
             log_sd=column([option.worker.log_sd for option in options]),
             compress_factor=column([option.worker.compress_factor for option in options]),
             evaluation_s=column([option.evaluation_s for option in options]),
+            startup_s=column([option.startup_s for option in options]),
+            disk_gb=column([option.disk_gb for option in options]),
             scarce_chance=column([option.scarce_chance for option in options]),
             calm_per_hour=column([option.calm_per_hour for option in options]),
             scarce_per_hour=column([option.scarce_per_hour for option in options]),
@@ -169,6 +194,9 @@ class Columns:
             link_latency_s=np.array([[option.links[name].latency_s for option in options] for name in names]),
             link_s_per_byte=np.array([[1 / option.links[name].bytes_per_s for option in options] for name in names]),
             relief=column([option.relief for option in options]),
+            precision=np.array([precisions.index(option.precision) for option in options], dtype=np.intp),
+            precision_stretch=column([option.stretch for option in options]),
+            precision_stretch_log_sd=column([option.stretch_log_sd for option in options]),
             quota=np.array([place.get(bucket_of(option.offer), -1) for option in options], dtype=np.intp),
             vcpus=np.array([option.offer.instance_type.vcpus for option in options], dtype=np.intp),
             collective=np.array([names.index(exchange.collective) for exchange in exchanges], dtype=np.intp),
@@ -180,9 +208,19 @@ class Columns:
             stretch=per_workers("stretch"),
             stretch_log_sd=per_workers("stretch_log_sd"),
             share_log_sd=column([exchange.share_log_sd for exchange in exchanges]),
+            compress_log_sd=column([exchange.compress_log_sd for exchange in exchanges]),
+            late=column([exchange.late for exchange in exchanges]),
+            is_plain=np.array([exchange.is_plain for exchange in exchanges], dtype=np.bool_),
+            is_local=np.array([exchange.sync.is_local for exchange in exchanges], dtype=np.bool_),
+            scales_loss=np.array([option.precision == "fp16" for option in options], dtype=np.bool_),
+            on_cpu=np.array([option.worker.kind == "cpu" for option in options], dtype=np.bool_),
             fewest=(fewest[0], fewest[1], fewest[2]),
             largest=(largest[0], largest[1], largest[2]),
             batches=np.array(space.batch_sizes, dtype=np.intp),
+            free_bytes=column([np.inf if r is None or r.free_bytes is None else r.free_bytes for r in rooms]),
+            step_bytes=column([0.0 if r is None else r.step_bytes for r in rooms]),
+            fresh_bytes=column([0.0 if r is None else r.fresh_bytes for r in rooms]),
+            exchange_bytes=np.array([[one.kept_bytes, one.fixed_bytes, one.each_bytes] for one in taken]),
         )
 
     def most_machines(self) -> Integers:
@@ -205,18 +243,45 @@ class Columns:
         for index, bucket in enumerate(sorted(space.quotas)):
             used = (count * self.vcpus[option] * (self.quota[option] == index)).sum(axis=1)
             kept &= used <= space.quotas[bucket]
+        if len(space.precisions) > 1:
+            kept &= self.computes_alike(option, count)
         return np.asarray(kept)
 
+    def computes_alike(self, option: Integers, count: Integers) -> Mask:
+        """Rows whose machines compute in one precision."""
+        own = self.precision[option]
+        highest = np.where(count > 0, own, -1).max(axis=1, initial=-1)
+        return np.asarray(((count == 0) | (own == highest[:, None])).all(axis=1))
 
-def tabulate_rows(columns: Columns, rows: ClusterRows) -> tuple[ClusterRows, ClusterTable]:
-    """The rows that are possible at all, and their table."""
+    def hold(self, rows: ClusterRows, workers: Integers) -> Mask:
+        """Rows whose machines hold their exchange beside a micro-batch: ``kept + max(step, taken + fresh) <= free``."""
+        kept, fixed, each = self.exchange_bytes[rows.exchange].T
+        together = workers.sum(axis=1)
+        several = together > 1
+        taken = np.where(several, fixed + each * together, 0.0)[:, None]
+        exchanging = np.where(taken > 0, taken + self.fresh_bytes[rows.option], 0.0)
+        needed = np.where(several, kept, 0.0)[:, None] + np.maximum(self.step_bytes[rows.option], exchanging)
+        return np.asarray(((workers == 0) | (needed <= self.free_bytes[rows.option])).all(axis=1))
+
+
+def tabulate_rows(columns: Columns, rows: ClusterRows, job: JobModel | None = None) -> tuple[ClusterRows, ClusterTable]:
+    """The rows that are possible at all, and their table. Given a ``job``, each row gets its best exchange."""
     workers = rows.count * columns.workers[rows.option]
     batch = columns.batches[rows.batch]
     lines = columns.lines.take(rows.option)
     possible = columns.allowed(rows.option, rows.count) & feasible(lines, workers, batch)
+    if job is None:
+        possible &= columns.hold(rows, workers)
     if not possible.all():
         rows, workers, batch, lines = rows.take(possible), workers[possible], batch[possible], lines.take(possible)
     shares = share(lines, workers, batch)
+    if job is not None:
+        best = best_exchange(columns, job, rows, shares.compute_s)
+        rows = replace(rows, exchange=np.maximum(best, 0))
+        if (best < 0).any():
+            possible = best >= 0
+            rows, workers, batch, lines = rows.take(possible), workers[possible], batch[possible], lines.take(possible)
+            shares = share(lines, workers, batch)
     base = shares.base.astype(np.float64)
     raised_s, base_s = lines.time_s(np.add(base, 1)), lines.time_s(base)
     computed = np.where(workers > 0, shares.raised * raised_s + (workers - shares.raised) * base_s, 0.0).sum(axis=1)
@@ -225,6 +290,16 @@ def tabulate_rows(columns: Columns, rows: ClusterRows) -> tuple[ClusterRows, Clu
     wire = (columns.messages, columns.traffic_bytes, columns.compress_s)
     table = _table(columns, rows, workers.sum(axis=1), wire, shares.compute_s, evaluation)
     return rows, replace(table, mean_compute_s=computed / workers.sum(axis=1))
+
+
+def given_table(columns: Columns, rows: ClusterRows, compute_s: Array) -> ClusterTable:
+    """The table of clusters whose local batches are given, by when their slowest workers have computed.
+
+    Evaluations are left out.
+    """
+    workers = (rows.count * columns.workers[rows.option]).sum(axis=1)
+    wire = (columns.messages, columns.traffic_bytes, columns.compress_s)
+    return _table(columns, rows, workers, wire, compute_s, np.zeros_like(compute_s))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,7 +350,8 @@ def most_compute_s(columns: Columns, boxes: Boxes) -> Array:
     present = workers > 0
     coarsest = np.where(present, lines.per_sample_s, 0.0).max(axis=1)
     alone = np.where(present, lines.time_s(np.ones_like(lines.fixed_s)), 0.0).max(axis=1)
-    latest = np.maximum(water_level(lines, workers, batch) + coarsest, alone)
+    parts = np.where(present, lines.most_over_line_s(np.broadcast_to(batch[:, None], present.shape)), 0.0).max(axis=1)
+    latest = np.maximum(water_level(lines, workers, batch) + coarsest, alone) + parts
     return np.asarray(np.where(feasible(lines, workers, batch) | (workers.sum(axis=1) > batch), latest, NEVER_S))
 
 
@@ -292,25 +368,12 @@ def _table(
     """What follows from the counts, given when the slowest worker has computed."""
     option, count, exchange = rows.option, rows.count, rows.exchange
     present = count > 0
-    machines = count.sum(axis=1)
     messages, traffic, compress = (values[exchange, workers] for values in wire)
+    latency, s_per_byte = _link(columns, rows, columns.collective[exchange][:, None], most=most)
 
     def worst(values: Array) -> Array:
         return np.asarray(np.where(present, values, 0.0).max(axis=1))
 
-    # A ring over machines in order: one flow leaves each machine, whatever its number of workers.
-    collective = columns.collective[exchange][:, None]
-    alone = machines == 1
-    latency = np.where(alone, worst(columns.bus_latency_s[option]), worst(columns.link_latency_s[collective, option]))
-    s_per_byte = np.where(
-        alone, worst(columns.bus_s_per_byte[option]), worst(columns.link_s_per_byte[collective, option])
-    )
-    relief = np.where(present, columns.relief[option], np.inf).min(axis=1, initial=np.inf)
-    if most is None:
-        s_per_byte = np.where(machines > 2, s_per_byte / relief, s_per_byte)
-    else:
-        larger = np.maximum(relief, np.where(machines > 2, relief, 1.0))
-        s_per_byte = np.where(most.sum(axis=1) > 2, s_per_byte / larger, s_per_byte)
     chance = np.where(present, columns.scarce_chance[option], 0.0)
     # Machines on demand are not taken back, and have no chance of it.
     # Machines of a pool go together, so that they stop a job less often than as many of different pools.
@@ -319,20 +382,23 @@ def _table(
     any_scarce = 1 - (1 - chance).prod(axis=1)
     scarce = (effective * chance * columns.scarce_per_hour[option]).sum(axis=1)
     return ClusterTable(
-        machines=machines.astype(np.float64),
+        machines=count.sum(axis=1).astype(np.float64),
         workers=workers.astype(np.float64),
         batch=columns.batches[rows.batch].astype(np.float64),
         gain=columns.gain[exchange],
-        stretch=columns.stretch[exchange, workers],
-        stretch_log_sd=columns.stretch_log_sd[exchange, workers],
+        stretch=columns.stretch[exchange, workers] * worst(columns.precision_stretch[option]),
+        stretch_log_sd=np.hypot(
+            columns.stretch_log_sd[exchange, workers], worst(columns.precision_stretch_log_sd[option])
+        ),
         share_log_sd=columns.share_log_sd[exchange],
         compute_s=compute_s,
         mean_compute_s=compute_s,
         compress_s=compress * worst(columns.compress_factor[option]),
+        compress_log_sd=columns.compress_log_sd[exchange],
         latency_s=messages * latency,
         traffic_s=traffic * s_per_byte,
         traffic_bytes=traffic,
-        under_backward=columns.under_backward[exchange],
+        under_backward=_beside(columns, rows, exchange),
         evaluation_s=evaluation_s,
         compute_log_sd=worst(columns.log_sd[option]),
         usd_per_hour=(count * columns.usd_per_hour[option]).sum(axis=1),
@@ -341,18 +407,109 @@ def _table(
         calm_per_hour=calm,
         scarce_per_hour=calm + np.divide(scarce, any_scarce, out=np.zeros_like(scarce), where=any_scarce > 0),
         scarce_chance=any_scarce,
+        # A cluster begins with the last of its machines, and all of them get the disk of the largest need.
+        startup_s=worst(columns.startup_s[option]),
+        disk_gb=worst(columns.disk_gb[option]),
     )
 
 
+def _link(
+    columns: Columns, rows: ClusterRows, collective: Integers | int, *, most: Integers | None = None
+) -> tuple[Array, Array]:
+    """Seconds of a message and of a byte over the slowest hop of each row, inside its machines or between them.
+
+    A ring over machines in order: one flow leaves each machine, whatever its number of workers.
+    """
+    option, present = rows.option, rows.count > 0
+    machines = rows.count.sum(axis=1)
+
+    def worst(values: Array) -> Array:
+        return np.asarray(np.where(present, values, 0.0).max(axis=1))
+
+    crowded = columns.workers[option] > 1
+    bus_latency = worst(crowded * columns.bus_latency_s[option])
+    bus_s_per_byte = worst(crowded * columns.bus_s_per_byte[option])
+    relief = np.where(present, columns.relief[option], np.inf).min(axis=1, initial=np.inf)
+    if most is None:
+        relieved = np.where(machines > 2, relief, 1.0)
+    else:
+        relieved = np.where(most.sum(axis=1) > 2, np.maximum(relief, np.where(machines > 2, relief, 1.0)), 1.0)
+    between = machines > 1
+    return (
+        slower(bus_latency, between * worst(columns.link_latency_s[collective, option])),
+        slower(bus_s_per_byte, between * worst(columns.link_s_per_byte[collective, option]) / relieved),
+    )
+
+
+def _beside(columns: Columns, rows: ClusterRows, exchange: Integers | int) -> Array:
+    """1 where an exchange runs beside the backward pass: buckets are rounded in a thread of the CPU, not on a GPU."""
+    on_cpu = (columns.on_cpu[rows.option] | (rows.count == 0)).all(axis=1)
+    return np.asarray(columns.under_backward[exchange] * (columns.is_plain[exchange] | on_cpu))
+
+
+def best_exchange(columns: Columns, job: JobModel, rows: ClusterRows, compute_s: Array) -> Integers:
+    """The exchange with which each row ends soonest, given when its slowest worker has computed; -1: none fits.
+
+    What is sent in the place of whole gradients counts with the upper ends of what is not known of it: its own work,
+    its steps over theirs (in a run of fixed length, the progress that may be lost), and how often workers average. And
+    it has to be better than them by what makes one plan better than another (`NEAR`). Inside one machine nothing is
+    compressed.
+    """
+    workers_of = rows.count * columns.workers[rows.option]
+    workers, alone = workers_of.sum(axis=1), rows.count.sum(axis=1) == 1
+    batches, which = columns.batches.astype(np.float64)[:, None], rows.batch
+    one, gain = np.ones(1), columns.gain[None, :]
+    steps = job.steps.steps(batches, gain)
+    more_sd = np.sqrt(np.maximum(job.steps.log_sd(batches, gain) ** 2 - job.steps.log_sd(batches, one) ** 2, 0.0))
+    links = [_link(columns, rows, collective) for collective in range(len(columns.link_latency_s))]
+    factor, startup_s = (
+        np.where(rows.count > 0, values[rows.option], 0.0).max(axis=1)
+        for values in (columns.compress_factor, columns.startup_s)
+    )
+    computed_s, more_traffic = compute_s * late(workers, job), grown(workers, alone, job)
+    overlap, is_short = job.shape.overlap("identity"), bool(np.isfinite(columns.free_bytes).any())
+    scaled = ((rows.count > 0) & columns.scales_loss[rows.option]).any(axis=1)
+    best, least = np.full(len(rows), -1, dtype=np.intp), np.full(len(rows), np.inf)
+    for exchange in np.argsort(~columns.is_plain, kind="stable").tolist():
+        latency, s_per_byte = links[columns.collective[exchange]]
+        exchange_s = columns.messages[exchange, workers] * latency
+        exchange_s += columns.traffic_bytes[exchange, workers] * s_per_byte * more_traffic
+        step_s = computed_s + exchange_s * np.exp(Z90 * columns.share_log_sd[exchange])
+        if (beside := _beside(columns, rows, exchange) > 0).any():
+            hidden = together(
+                computed_s[beside], exchange_s[beside], forward=overlap.forward, power=overlap.power, last=overlap.last
+            )
+            step_s[beside] = hidden.time_s
+        slow = np.exp(Z90 * columns.compress_log_sd[exchange])
+        step_s += slow * factor * columns.compress_s[exchange, workers]
+        unsure = np.hypot(more_sd[which, exchange], columns.stretch_log_sd[exchange, workers])
+        took = steps[which, exchange] * columns.stretch[exchange, workers] * np.exp(Z90 * unsure)
+        time_s = startup_s + took * step_s * columns.late[exchange]
+        if not columns.is_plain[exchange] and columns.is_plain.any():
+            time_s = np.where(alone & ~columns.is_local[exchange], np.inf, NEAR * time_s)
+        if columns.is_local[exchange] and scaled.any():
+            time_s = np.where(scaled, np.inf, time_s)  # workers agree on the loss scale in every step
+        if is_short:
+            held = columns.hold(replace(rows, exchange=np.full(len(rows), exchange, dtype=np.intp)), workers_of)
+            time_s = np.where(held, time_s, np.inf)
+        better = time_s < least
+        best[better], least[better] = exchange, time_s[better]
+    return best
+
+
 def uniform_rows(columns: Columns) -> ClusterRows:
-    """Every cluster of one option that the space allows, in steps where clusters are large (`machine_counts`)."""
+    """Every cluster of one option that the space allows, in steps where clusters are large (`machine_counts`).
+
+    With the first exchange: which one suits a cluster is told when it is priced.
+    """
     space = columns.space
     counts = np.array(space.machine_counts, dtype=np.intp)
-    option, place, batch, exchange = np.indices(
-        (len(space.options), len(counts), len(space.batch_sizes), len(space.exchanges))
-    ).reshape(4, -1)
+    option, place, batch = np.indices((len(space.options), len(counts), len(space.batch_sizes))).reshape(3, -1)
     count = counts[place]
     kept = count <= columns.most_machines()[option]
     return ClusterRows(
-        option=option[kept][:, None], count=count[kept][:, None], batch=batch[kept], exchange=exchange[kept]
+        option=option[kept][:, None],
+        count=count[kept][:, None],
+        batch=batch[kept],
+        exchange=np.zeros(int(kept.sum()), dtype=np.intp),
     )

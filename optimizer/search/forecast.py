@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,7 +13,8 @@ from hetopt.core.batch_partition import GroupShares, solve_group_shares
 from hetopt.optimizer.convergence.convergence import StepsModel
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.cost.bill import crossing_bytes
-from hetopt.optimizer.cost.cost import Rates, interruptions, planned_usage
+from hetopt.optimizer.cost.cost import DETECTION_S, Rates, interruptions, planned_usage
+from hetopt.optimizer.cost.data_transfer import DataTransfer
 from hetopt.optimizer.cost.least_budget import extras_usd_per_hour, fixed_usd, least_budget_usd
 from hetopt.optimizer.search.search_space import Cluster, SearchSpace
 from hetopt.optimizer.step_time.shape import Shape
@@ -30,10 +32,12 @@ class JobModel:
         evaluate_every_samples: samples between evaluations.
         shape: what steps have in common on whatever machines.
         network_log_sd: how well links between machines are known.
-        startup_s: from the request to the first step; with its spread.
-        checkpoint_s, restart_s: see `cost.interruptions`.
+        startup_log_sd: spread of the time from the request to the first step.
+        checkpoint_s: see `cost.interruptions`.
+        detection_s: from the loss of a machine until another is asked for.
         checkpoint_bytes: of one checkpoint in the bucket; 0 where none is used.
         zones: that the machines are spread over; what crosses is paid for.
+        transfer: of the data set to the region, before the launch; absent where it is there.
         resumes: whether it goes on from checkpoints; else a loss costs all that was done.
     """
 
@@ -41,14 +45,19 @@ class JobModel:
     evaluate_every_samples: float
     shape: Shape
     network_log_sd: float
-    startup_s: float
     startup_log_sd: float
     checkpoint_s: float
-    restart_s: float
     rates: Rates
+    detection_s: float = DETECTION_S
     checkpoint_bytes: float = 0.0
     zones: int = 1
+    transfer: DataTransfer | None = None
     resumes: bool = True
+
+    @property
+    def before_usd(self) -> float:
+        """What is paid whatever the cluster, before it is rented."""
+        return 0.0 if self.transfer is None else self.transfer.usd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +66,9 @@ class ClusterTable:
 
     ``latency_s`` and ``traffic_s`` are the messages and the bytes of an exchange, ``traffic_bytes`` over one link;
     ``stretch`` is steps over those of summing gradients in every step, ``share_log_sd`` how well it is known how often
-    workers communicate; ``under_backward`` is 1 where the exchange runs beside the backward pass, as far as it can, and
-    0 where it waits for the whole gradient.
+    workers communicate, ``compress_log_sd`` how well ``compress_s`` is; ``under_backward`` is 1 where the exchange runs
+    beside the backward pass, as far as it can, and 0 where it waits for the whole gradient; ``startup_s`` is from the
+    request to the first step, and ``disk_gb`` of each machine.
     """
 
     machines: Array
@@ -71,6 +81,7 @@ class ClusterTable:
     compute_s: Array
     mean_compute_s: Array
     compress_s: Array
+    compress_log_sd: Array
     latency_s: Array
     traffic_s: Array
     traffic_bytes: Array
@@ -83,6 +94,8 @@ class ClusterTable:
     calm_per_hour: Array
     scarce_per_hour: Array
     scarce_chance: Array
+    startup_s: Array
+    disk_gb: Array
 
     def __len__(self) -> int:
         return len(self.machines)
@@ -108,6 +121,8 @@ class Forecast:
     steps_log_sd: Array
     work_s: Array
     work_log_sd: Array
+    startup_s: Array
+    disk_gb: Array
     interruption_s: Array
     scarce_factor: Array
     stops_per_hour: Array
@@ -151,23 +166,24 @@ def forecast(table: ClusterTable, job: JobModel) -> Forecast:
         scarce_per_hour=table.scarce_per_hour,
         scarce_chance=table.scarce_chance,
         checkpoint_s=job.checkpoint_s,
-        restart_s=job.restart_s,
+        restart_s=table.startup_s + job.detection_s,
         interval_s=None if job.resumes else np.inf,
     )
     training = work * lost.expected_factor
     training_log_sd = np.hypot(work_log_sd, lost.log_sd)
-    total = job.startup_s + training
+    total = table.startup_s + training
     low, high = (
         total
-        + sign * np.hypot(distance(training, training_log_sd, sign), distance(job.startup_s, job.startup_log_sd, sign))
+        + sign
+        * np.hypot(distance(training, training_log_sd, sign), distance(table.startup_s, job.startup_log_sd, sign))
         for sign in (-1, 1)
     )
-    hourly = table.usd_per_hour + table.machines * job.rates.per_machine_hour
+    hourly = table.usd_per_hour + table.machines * job.rates.per_machine_hour(table.disk_gb)
     stops = (1 - table.scarce_chance) * table.calm_per_hour + table.scarce_chance * table.scarce_per_hour
     crossing = crossing_bytes(table.traffic_bytes, crossed_links(table.machines, job.zones), steps)
     extras = job.rates.extras_usd(
         planned_usage(
-            start_up_s=job.startup_s,
+            start_up_s=table.startup_s,
             work_s=work,
             interruption_s=training - work,
             machines=table.machines,
@@ -177,6 +193,7 @@ def forecast(table: ClusterTable, job: JobModel) -> Forecast:
             crossing_bytes=crossing,
         )
     )
+    extras = extras + job.before_usd
     cost, cost_low, cost_high = (job.rates.billed_hours(seconds) * hourly + extras for seconds in (total, low, high))
     for sign, bound in ((-1, cost_low), (1, cost_high)):
         reach = np.hypot(np.abs(bound - cost), distance(cost, table.price_log_sd, sign))
@@ -191,6 +208,8 @@ def forecast(table: ClusterTable, job: JobModel) -> Forecast:
         steps_log_sd=steps_log_sd,
         work_s=work,
         work_log_sd=work_log_sd,
+        startup_s=table.startup_s,
+        disk_gb=table.disk_gb,
         interruption_s=training - work,
         scarce_factor=lost.scarce_factor,
         stops_per_hour=stops,
@@ -203,8 +222,8 @@ def forecast(table: ClusterTable, job: JobModel) -> Forecast:
         cost_low_usd=np.maximum(cost_low, 0.0),
         cost_high_usd=cost_high,
         least_budget_usd=least_budget_usd(
-            table.worst_usd_per_hour + table.machines * extras_usd_per_hour(job.rates.billing),
-            fixed_usd(job.checkpoint_bytes, job.rates.billing),
+            table.worst_usd_per_hour + table.machines * extras_usd_per_hour(job.rates.billing, table.disk_gb),
+            fixed_usd(job.checkpoint_bytes, job.rates.billing) + job.before_usd,
         ),
     )
 
@@ -222,18 +241,31 @@ class StepColumns:
     device_share: Array
 
 
-def steps_of(table: ClusterTable, job: JobModel) -> StepColumns:
+class KnownSteps(Protocol):
+    """What is known of all steps of a job."""
+
+    @property
+    def shape(self) -> Shape:
+        """What steps have in common on whatever machines."""
+        ...
+
+    @property
+    def network_log_sd(self) -> float:
+        """How well links between machines are known."""
+        ...
+
+
+def steps_of(table: ClusterTable, job: KnownSteps) -> StepColumns:
     """The equations of `step_time`, and what is not known of each of their parameters.
 
     Machines of one cluster share their error (all are scaled from one reference), so it does not average out over them.
     """
     shape = job.shape
-    counts, which = np.unique(table.workers.astype(np.intp), return_inverse=True)
-    late = 1 + shape.straggling.value * np.array([expected_maximum(count) for count in counts.tolist()])[which]
-    compute = table.compute_s * late
+    lateness = late(table.workers, job)
+    compute = table.compute_s * lateness
     alone = table.machines == 1
-    grown = growth(table.workers, np.where(alone, shape.host_growth.value, shape.network_growth.value))
-    exchange = table.latency_s + table.traffic_s * grown
+    more = grown(table.workers, alone, job)
+    exchange = table.latency_s + table.traffic_s * more
     overlap = shape.overlap("identity")
     beside = table.under_backward > 0
     forward = np.where(beside, overlap.forward, NO_OVERLAP.forward)
@@ -245,14 +277,15 @@ def steps_of(table: ClusterTable, job: JobModel) -> StepColumns:
     # A link that is hidden has no derivative, and would still show if it were much slower than it is taken to be.
     slow = together(compute, exchange * np.exp(Z90 * network_log_sd), forward=forward, power=overlap.power, last=last)
     shown = np.log((slow.time_s + table.compress_s) / step) / Z90
-    growth_sd = np.where(alone, shape.host_growth.sd, shape.network_growth.sd)
     # Compression runs on the workers and shares their error.
     device_share = (both.by_compute + table.compress_s) / step
     parts = (
         device_share * table.compute_log_sd,
-        both.by_compute / step * (1 - 1 / late) * shape.straggling.sd,
+        table.compress_s / step * table.compress_log_sd,
+        both.by_compute / step * (1 - 1 / lateness) * shape.straggling.sd,
         np.maximum(both.by_exchange / step * network_log_sd, shown),
-        both.by_exchange / step * table.traffic_s * (grown - 1) / np.maximum(exchange, 1e-300) * growth_sd,
+        both.by_exchange / step * table.traffic_s * (more - 1) / np.maximum(exchange, 1e-300) * shape.network_growth.sd,
+        both.by_exchange / step * alone * np.log(np.maximum(table.workers / 2, 1)) * shape.host_sharing.sd,
         both.by_forward / step * shape.forward.sd,
         both.by_power / step * shape.power.sd,
     )
@@ -262,6 +295,17 @@ def steps_of(table: ClusterTable, job: JobModel) -> StepColumns:
         log_sd=np.sqrt(sum(np.square(part) for part in parts)),
         device_share=device_share,
     )
+
+
+def late(workers: ArrayLike, job: KnownSteps) -> Array:
+    """How much longer the slowest of so many workers computes than each of them does in the mean."""
+    counts, which = np.unique(np.asarray(workers, dtype=np.intp), return_inverse=True)
+    return 1 + job.shape.straggling.value * np.array([expected_maximum(count) for count in counts.tolist()])[which]
+
+
+def grown(workers: ArrayLike, alone: ArrayLike, job: KnownSteps) -> Array:
+    """How much longer each byte of an exchange between machines takes so many workers than two."""
+    return growth(workers, np.where(alone, 0.0, job.shape.network_growth.value))
 
 
 def crossed_links(machines: ArrayLike, zones: int) -> Array:

@@ -6,7 +6,7 @@ integers stands the level below which no integers can be, for every cluster of a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,25 +21,31 @@ class Lines:
 
     Attributes:
         most: samples that it can hold, infinite where nothing limits them. The least is one.
+        together: samples that it computes together at most; more are cut into micro-batches (see `WorkerTime`).
+        once_s: of the fixed part, what a step takes once.
     """
 
     fixed_s: Array
     per_sample_s: Array
     floor_s: Array
     most: Array
+    together: Array
+    once_s: Array
 
     def take(self, rows: Integers | NDArray[np.bool_]) -> Lines:
         """The rows at these indices, or where the mask is true."""
-        return Lines(
-            fixed_s=self.fixed_s[rows],
-            per_sample_s=self.per_sample_s[rows],
-            floor_s=self.floor_s[rows],
-            most=self.most[rows],
-        )
+        return Lines(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
     def time_s(self, samples: Array) -> Array:
         """Time of ``samples`` (rows, groups)."""
-        return np.maximum(self.floor_s, self.fixed_s + self.per_sample_s * samples)
+        parts = np.maximum(np.ceil(samples / self.together), 1.0)
+        whole = np.maximum(parts * self.floor_s, parts * self.fixed_s + self.per_sample_s * samples)
+        return np.asarray(whole - (parts - 1) * self.once_s)
+
+    def most_over_line_s(self, samples: Array) -> Array:
+        """What so many samples or fewer take beyond ``max(floor_s, fixed_s + per_sample_s * samples)``, at most."""
+        parts = np.maximum(np.ceil(samples / self.together), 1.0)
+        return np.asarray((parts - 1) * (np.maximum(self.floor_s, self.fixed_s) - self.once_s))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,9 @@
 """Mixes of two or three instance types by branch and bound: nothing better by more than a stated gap is left out.
 
-A box holds all mixes of the same options whose counts lie between two ends, with one batch size and one exchange. Where
-its bound is worse than the best plan so far, it is dropped whole; the others are halved until they are small enough to
-price every cluster in them. Where the number of boxes runs out first, the best bound of what is left states the gap.
+A box holds all mixes of the same options whose counts lie between two ends, with one batch size and one exchange: whole
+sums, or one that suits a cluster on the front of those of one type. Where its bound is worse than the best plan so far,
+it is dropped whole; the others are halved until they are small enough to price every cluster in them, each with the
+exchange that suits it best. Where the number of boxes runs out first, the best bound of what is left states the gap.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from hetopt.optimizer.search.bounds import Bar, could_beat
 from hetopt.optimizer.search.cluster_rows import Boxes, ClusterRows, Columns
+from hetopt.optimizer.search.pareto import pareto_front
 from hetopt.optimizer.search.pool import CHUNK, Pool
 
 Integers = NDArray[np.intp]
@@ -68,7 +70,7 @@ def search_mixes(pool: Pool, *, types: int, most_boxes: int = BOXES) -> Proof | 
     if columns.space.max_workers < types:
         return Proof(types=types, gap=0.0 if np.isfinite(best) else None, bound=best, boxes=0, complete=True)
     bar = Bar.of(columns, job, limits, best * (1 - GAP))
-    waiting = _roots(bar, types, most_boxes)
+    waiting = _roots(bar, types, most_boxes, _exchanges(pool))
     if waiting is None:
         return None
     bounded = 0
@@ -92,14 +94,26 @@ def search_mixes(pool: Pool, *, types: int, most_boxes: int = BOXES) -> Proof | 
         waiting += _chunks(_halve(boxes.take(~small)))
     left = np.inf
     for boxes in waiting:
-        open_, least = could_beat(boxes, bar)
+        # Some have never been looked at: of these, some have more workers than may be.
+        open_, least = could_beat(boxes.take(columns.allowed(boxes.least.option, boxes.least.count)), bar)
         left = min(left, float(np.min(least[open_], initial=np.inf)))
     bound = min(left, best * (1 - GAP))
     gap = 1 - bound / best if np.isfinite(best) else None
     return Proof(types=types, gap=gap, bound=bound, boxes=bounded, complete=not np.isfinite(left))
 
 
-def _roots(bar: Bar, types: int, most_boxes: int) -> list[Boxes] | None:
+def _exchanges(pool: Pool) -> Mask:
+    """Which exchanges mixes are looked for with: whole sums, and those that the best clusters so far have."""
+    found = pool.forecast
+    front = pareto_front(found.total_s, found.cost_usd)
+    used = pool.columns.is_plain.copy()
+    used[pool.rows.exchange[front]] = True
+    if pool.best is not None:
+        used[pool.best.exchange] = True
+    return used
+
+
+def _roots(bar: Bar, types: int, most_boxes: int, exchanges: Mask) -> list[Boxes] | None:
     """One box for each so many options, batch size and exchange that could be good together, in chunks.
 
     Every option of a cluster has to be quick enough, and one of them cheap enough: a mix is no cheaper than its parts.
@@ -107,19 +121,25 @@ def _roots(bar: Bar, types: int, most_boxes: int) -> list[Boxes] | None:
     """
     columns, limits = bar.columns, bar.limits
     most = columns.most_machines()
-    usable = bar.rental.samples > 0
+    usable = (bar.rental.samples > 0) & exchanges
     usable &= (most >= 1)[:, None, None]
     expected_usd, high_usd = bar.rental.alone_usd()
     cheap = usable & (limits.ratio(high_usd, np.zeros_like(high_usd)) <= 1)
     if limits.wants_cheapest:
         cheap &= expected_usd < bar.score
     if types > 2:
-        all_usable, all_cheap = usable.sum(axis=0), cheap.sum(axis=0)
-        if int((_threes(all_usable) - _threes(all_usable - all_cheap)).sum()) > most_boxes * 2 // 3:
+        threes = 0
+        for precision in range(len(columns.space.precisions)):
+            own = columns.precision == precision
+            all_usable, all_cheap = usable[own].sum(axis=0), cheap[own].sum(axis=0)
+            threes += int((_threes(all_usable) - _threes(all_usable - all_cheap)).sum())
+        if threes > most_boxes * 2 // 3:
             return None
     chunks = []
     for batch, exchange in np.ndindex(usable.shape[1:]):
         option = _together(cheap[:, batch, exchange], usable[:, batch, exchange], types)
+        if len(columns.space.precisions) > 1:
+            option = option[columns.computes_alike(option, np.ones_like(option))]
         boxes = Boxes(
             least=ClusterRows(
                 option=option,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,34 +86,65 @@ def choose(found: Forecast, limits: Limits) -> tuple[int | None, bool]:
     return None, False
 
 
+class Keys(NamedTuple):
+    """What orders rows, most important first: lower is better.
+
+    Attributes:
+        level: 0 where a row is safe, 1 where it fits on expectation, 2 otherwise.
+        main: of safe rows the score, of those that fit the risk, of the others the overrun.
+        second: cost, or time where cost alone is minimised.
+    """
+
+    level: NDArray[np.int_]
+    main: Array
+    second: Array
+
+    @classmethod
+    def of(cls, found: Forecast, limits: Limits) -> Keys:
+        """Those of a forecast's rows."""
+        first = limits.score(found.total_s, found.cost_usd)
+        risk, overrun = limits.risk(found), limits.overrun(found)
+        level = np.where(risk <= 1, 0, np.where(overrun <= 1, 1, 2))
+        return cls(level, np.select([level == 0, level == 1], [first, risk], overrun), _second(found, limits))
+
+    def take(self, rows: NDArray[np.intp]) -> Keys:
+        """Those of the rows at these indices."""
+        return Keys(self.level[rows], self.main[rows], self.second[rows])
+
+    def order(self) -> NDArray[np.intp]:
+        """Rows from best to worst."""
+        return np.lexsort(self[::-1]).astype(np.intp)
+
+    def best(self, count: int) -> NDArray[np.intp]:
+        """The first so many rows of that order, without sorting the others."""
+        level, main, _ = self
+        if count >= len(main):
+            return self.order()
+        last = np.partition(level, count - 1)[count - 1]
+        here = np.flatnonzero(level == last)
+        place = count - 1 - int((level < last).sum())
+        worst = np.partition(main[here], place)[place]
+        some = np.flatnonzero((level < last) | ((level == last) & (main <= worst)))
+        return np.asarray(some[np.lexsort([key[some] for key in self[::-1]])][:count], dtype=np.intp)
+
+    def rank(self, row: int) -> tuple[float, ...]:
+        """The place of a row in that order."""
+        return tuple(float(key[row]) for key in self)
+
+    @property
+    def least_safe(self) -> float:
+        """The least score of a safe row; infinite where there is none."""
+        return float(self.main[self.level == 0].min(initial=np.inf))
+
+
 def order(found: Forecast, limits: Limits) -> NDArray[np.intp]:
     """Rows from best to worst: those that are safe, then those that fit on expectation, then the rest."""
-    return np.lexsort(_keys(found, limits)[::-1]).astype(np.intp)
+    return Keys.of(found, limits).order()
 
 
 def best_rows(found: Forecast, limits: Limits, count: int) -> NDArray[np.intp]:
-    """The first so many rows of that order, without sorting the others."""
-    keys = level, main, _ = _keys(found, limits)
-    if count >= len(main):
-        return order(found, limits)
-    last = np.partition(level, count - 1)[count - 1]
-    here = np.flatnonzero(level == last)
-    worst = np.partition(main[here], count - 1 - int((level < last).sum()))[count - 1 - int((level < last).sum())]
-    some = np.flatnonzero((level < last) | ((level == last) & (main <= worst)))
-    return np.asarray(some[np.lexsort([key[some] for key in keys[::-1]])][:count], dtype=np.intp)
-
-
-def rank(found: Forecast, limits: Limits) -> tuple[float, ...]:
-    """The place of a forecast's only row in that order: lower is better."""
-    return tuple(float(key[0]) for key in _keys(found, limits))
-
-
-def _keys(found: Forecast, limits: Limits) -> tuple[Array, Array, Array]:
-    """What decides the order, most important first."""
-    first = limits.score(found.total_s, found.cost_usd)
-    risk, overrun = limits.risk(found), limits.overrun(found)
-    level = np.where(risk <= 1, 0, np.where(overrun <= 1, 1, 2))
-    return level, np.select([level == 0, level == 1], [first, risk], overrun), _second(found, limits)
+    """The first so many rows of that order."""
+    return Keys.of(found, limits).best(count)
 
 
 def _best_of(found: Forecast, rows: NDArray[np.intp], first: Array, limits: Limits) -> int:

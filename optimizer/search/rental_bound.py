@@ -57,7 +57,8 @@ class RentalBound:
         latest_s = _latest_s(columns, job, limits, score)[:, None, None]
         batch, gain = columns.batches.astype(np.float64)[:, None], columns.gain[None, :]
         steps = job.steps.steps(batch, gain)
-        aside_s = job.startup_s + (
+        # The others of a cluster can only make it begin later.
+        aside_s = columns.startup_s[:, None, None] + (
             evaluations(steps, batch, job.evaluate_every_samples) * _evaluation_s(columns)[:, :, None]
         )
         exchange_s, compress_s = (values[:, None, :] for values in _exchange_s(columns))
@@ -79,13 +80,13 @@ class RentalBound:
         full_s = np.maximum(full_s + last * exchange_s, forward * full_s + exchange_s) + compress_s
         run_s = np.minimum(latest_s, aside_s + steps * full_s)
         samples = samples * columns.workers[:, None, None]
-        hourly = (columns.usd_per_hour + job.rates.per_machine_hour)[:, None, None]
+        hourly = (columns.usd_per_hour + job.rates.per_machine_hour(columns.disk_gb))[:, None, None]
         with np.errstate(divide="ignore"):
             usd_per_sample = np.where(samples > 0, hourly * run_s / SECONDS_PER_HOUR / samples, np.inf)
         device = float(columns.log_sd.min())
         cancelling = device * job.network_log_sd / max(math.hypot(device, job.network_log_sd), 1e-300)
         log_sd = np.hypot(cancelling, job.steps.log_sd(batch, gain))
-        trained = np.maximum(0.0, 1 - job.startup_s / run_s)
+        trained = np.maximum(0.0, 1 - columns.startup_s.max(initial=0.0) / run_s)
         return cls(
             samples=np.asarray(samples, np.float64),
             usd_per_sample=usd_per_sample,
@@ -123,7 +124,7 @@ class RentalBound:
 
 def _latest_s(columns: Columns, job: JobModel, limits: Limits, score: float) -> Array:
     """When a mix with each option ends at the latest, if it is to be better: limits and score, at its least rent."""
-    per_machine = columns.usd_per_hour + job.rates.per_machine_hour
+    per_machine = columns.usd_per_hour + job.rates.per_machine_hour(columns.disk_gb)
     usd_per_s = (per_machine + (FEWEST_MACHINES - 1) * per_machine.min(initial=np.inf)) / SECONDS_PER_HOUR
     # score = time^w cost^(1 - w), and cost is at least the rent of that time.
     latest = score / usd_per_s ** (1 - limits.time_weight)

@@ -2,8 +2,8 @@
 
 Enumeration covers the clusters of one machine type, and says what is worth mixing. Mixes of two types are searched
 exactly (`mixes`), and so are those of three where what is known leaves few of them. Where it leaves too many, NSGA-II
-looks for them, for time and cost at once, starting from the best that is known. Shares of the batch are no dimension:
-they are solved exactly inside. A descent over single changes makes the winner a local optimum.
+looks for them, for time and cost at once, starting from the best that is known. Shares of the batch and the exchange
+are no dimensions: they are solved exactly inside. A descent over single changes makes the winner a local optimum.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hetopt.core.interruption import goes_on
 from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, uniform_rows
 from hetopt.optimizer.search.forecast import Forecast, JobModel
 from hetopt.optimizer.search.mixes import BOXES, BOXES_OF_THREE, Proof, search_mixes
-from hetopt.optimizer.search.objective import NEAR, Limits, best_rows, choose
+from hetopt.optimizer.search.objective import NEAR, Limits, choose
 from hetopt.optimizer.search.pareto import pareto_front, thin
 from hetopt.optimizer.search.pool import Pool
 from hetopt.optimizer.search.search_space import MAX_TYPES, Cluster, SearchSpace
@@ -225,7 +225,7 @@ def _between(pool: Pool) -> ClusterRows:
     """The counts that the enumeration of large clusters skipped, around the best of them."""
     counts = frozenset(pool.columns.space.machine_counts)
     skipped: dict[Cluster, None] = {}
-    for row in best_rows(pool.forecast, pool.limits, NEAR_BEST).tolist():
+    for row in pool.best_rows(NEAR_BEST).tolist():
         cluster = pool.rows.cluster(row)
         ((option, count),) = cluster.machines
         for other in range(count - count // 10, count + count // 9 + 1):
@@ -243,7 +243,7 @@ def _worth_mixing(pool: Pool) -> tuple[list[int], tuple[int, ...]]:
 
     The rows are the best one and the front; the options theirs, then those of the best clusters.
     """
-    ranked = best_rows(pool.forecast, pool.limits, 50 * SHORTLIST).tolist()
+    ranked = pool.best_rows(50 * SHORTLIST).tolist()
     promising = list(dict.fromkeys([ranked[0], *_front(pool).tolist()]))
     rows = [*promising, *ranked]
     used = pool.rows.count[rows] > 0
@@ -262,7 +262,7 @@ def _descend(pool: Pool, shortlist: Sequence[int], *, types: int) -> None:
 
 
 def _neighbours(space: SearchSpace, cluster: Cluster, shortlist: Sequence[int], types: int) -> list[Cluster]:
-    """Clusters near by: a machine or an eighth more, less or of another type, a step in batch, another exchange."""
+    """Clusters near by: a machine or an eighth more, less or of another type, a step in batch."""
     found: list[Cluster] = []
     batch, exchange = cluster.batch, cluster.exchange
     held = cluster.machines
@@ -274,5 +274,4 @@ def _neighbours(space: SearchSpace, cluster: Cluster, shortlist: Sequence[int], 
     found += [Cluster.of([*held, (other, 1)], batch, exchange) for other in shortlist]
     sizes = [size for size in (batch - 1, batch + 1) if 0 <= size < len(space.batch_sizes)]
     found += [Cluster.of(held, size, exchange) for size in sizes]
-    found += [Cluster.of(held, batch, other) for other in range(len(space.exchanges)) if other != exchange]
     return [neighbour for neighbour in dict.fromkeys(found) if len(neighbour.machines) <= types]

@@ -9,25 +9,30 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hetopt.core.comm.composition import METHODS
-from hetopt.core.comm.overlap import UNDER_BACKWARD
-from hetopt.core.comm.payload_bytes import Collective, wire_format
-from hetopt.core.run_spec import Compression
-from hetopt.core.synchronization import Synchronization
+from hetopt.core.comm.payload_bytes import Collective
+from hetopt.core.memory import ALONE, ExchangeMemory
+from hetopt.core.precision import Precision
+from hetopt.optimizer.convergence.precision_loss import PrecisionLoss
 from hetopt.optimizer.cost.observed_preemptions import ObservedPreemptions, pool_belief
 from hetopt.optimizer.cost.preemption_rate import PreemptionRatePosterior
-from hetopt.optimizer.fit import CompressorLine, FittedModel, LinkModel, times_as_long
+from hetopt.optimizer.cost.provisioning import Payload, disk_gb, startup_s
+from hetopt.optimizer.fit import FittedModel, LinkModel, times_as_long
 from hetopt.optimizer.market.catalog import Offer
 from hetopt.optimizer.market.quota import Quotas
-from hetopt.optimizer.plan import Watched
-from hetopt.optimizer.step_time.links import between_machines, inside_machine
-from hetopt.optimizer.step_time.local_options import LocalOption
+from hetopt.optimizer.plan import Earlier, Watched
+from hetopt.optimizer.search.exchange_menu import ExchangeOption
+from hetopt.optimizer.step_time.earlier_runs import EarlierRuns
+from hetopt.optimizer.step_time.links import between_machines, in_company, inside_machine
 from hetopt.optimizer.step_time.sampled import SampledMachine, SampledMachines
 from hetopt.optimizer.step_time.shape import Shape
-from hetopt.optimizer.step_time.step_time import collective_terms
-from hetopt.optimizer.step_time.transfer import ReferenceHost, Unusable, WorkerModel, worker_model
+from hetopt.optimizer.step_time.transfer import (
+    ReferenceHost,
+    Unusable,
+    WorkerModel,
+    no_units,
+    worker_model,
+)
 
 MAX_TYPES = 3
 """Instance types in one cluster. More are allowed by the trainer, but hardly ever pay and are hard to get together."""
@@ -36,21 +41,23 @@ BATCH_STEPS_PER_OCTAVE = 2
 
 DENSE_COUNTS = 32
 
-NEVER_BYTES = 1e21
-"""Over one link in one step: more than anyone would wait for; finite, so that arithmetic stays so."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class MachineOption:
-    """One way to rent one machine, with the predicted speed of its workers.
+    """One way to rent one machine, with the predicted speed of its workers in one precision.
 
     Attributes:
+        precision: that they compute in; all machines of a cluster compute in the same.
+        stretch, stretch_log_sd: steps of that over those of the profile's first precision, and the spread of its log.
         links: one hop to a neighbouring machine, by collective.
-        bus: one hop between the workers of the machine.
+        bus: one hop between the workers of the machine, all of which exchange.
         relief: bandwidth of those links between three or more machines over that between two, for which they stand.
         evaluation_s: the whole evaluation set on one of its workers.
+        startup_s: from the request to the first step.
+        disk_gb: of its disk.
         belief: of its pool's hazard; absent on demand.
         watched: what that rests on beside the prior; absent where nothing was seen of the pool.
+        earlier: what runs of other jobs said of the type, which ``worker`` has; absent where they said nothing.
     """
 
     offer: Offer
@@ -58,9 +65,15 @@ class MachineOption:
     links: Mapping[Collective, LinkModel]
     bus: LinkModel
     evaluation_s: float
+    startup_s: float
+    disk_gb: int
     belief: PreemptionRatePosterior | None = None
     watched: Watched | None = None
     relief: float = 1.0
+    earlier: Earlier | None = None
+    precision: Precision = "fp32"
+    stretch: float = 1.0
+    stretch_log_sd: float = 0.0
 
     @property
     def name(self) -> str:
@@ -94,35 +107,11 @@ class MachineOption:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExchangeOption:
-    """One way to bring together what workers learn, priced for every number of them.
+class Computing:
+    """A precision that a cluster may compute in, and what it costs in steps."""
 
-    Attributes:
-        gain: retained gradient energy, 1 when nothing is held back.
-        sync: whether gradients are summed in every step, or parameters averaged after some; what is sent is then the
-            mean over all steps.
-        stretch, stretch_log_sd: steps over those of summing gradients in every step, and the spread of its log, indexed
-            by the number of workers.
-        share_log_sd: spread of the log of how often workers communicate.
-        messages, traffic_bytes: of the collective, indexed by the number of workers (see `step_time.collective_terms`).
-        compress_s: compression and decompression on the reference device, indexed by the number of workers.
-    """
-
-    compression: Compression
-    collective: Collective
-    gain: float
-    messages: NDArray[np.float64]
-    traffic_bytes: NDArray[np.float64]
-    compress_s: NDArray[np.float64]
-    stretch: NDArray[np.float64]
-    stretch_log_sd: NDArray[np.float64]
-    share_log_sd: float = 0.0
-    sync: Synchronization = field(default_factory=Synchronization)
-
-    @property
-    def under_backward(self) -> bool:
-        """Whether it runs beside the backward pass; averages of parameters are made after the step."""
-        return self.compression.name in UNDER_BACKWARD and not self.sync.is_local
+    precision: Precision
+    loss: PrecisionLoss = field(default_factory=PrecisionLoss)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +138,7 @@ class Cluster:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSpace:
-    """All of it. ``offered`` and ``excluded`` tell how the options came about.
+    """All of it. ``offered`` and ``excluded`` tell how the options came about, ``left_out`` which exchanges did not.
 
     Attributes:
         max_machines, max_workers: of one cluster.
@@ -167,6 +156,12 @@ class SearchSpace:
     max_workers: int = 256
     max_hourly_usd: float | None = None
     quotas: Quotas = field(default_factory=lambda: MappingProxyType({}))
+    left_out: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def precisions(self) -> tuple[Precision, ...]:
+        """That clusters may compute in."""
+        return tuple(dict.fromkeys(option.precision for option in self.options))
 
     @property
     def machine_counts(self) -> tuple[int, ...]:
@@ -185,6 +180,10 @@ def machine_options(
     sampled: SampledMachines | None = None,
     observed: ObservedPreemptions | None = None,
     zone: str | None = None,
+    payload: Payload | None = None,
+    exchange: ExchangeMemory = ALONE,
+    earlier: EarlierRuns | None = None,
+    computing: Computing | None = None,
 ) -> tuple[tuple[MachineOption, ...], Mapping[str, int]]:
     """The offers whose speed can be predicted, and how many were left out for which reason.
 
@@ -196,22 +195,37 @@ def machine_options(
         sampled: what step samples say of machines.
         observed: what was seen of spot pools; absent: the prior alone is believed.
         zone: where machines are wanted; absent: anywhere in the region, so that all its zones tell of them.
+        payload: what a run brings to its machines; absent: hardly anything.
+        exchange: the most that one keeps in a worker's memory.
+        earlier: what runs of other jobs found in machine types; absent: nothing.
+        computing: what workers compute in; absent: the model's precision, as it was measured.
     """
+    computing = computing or Computing(precision=model.precision)
+    payload = payload or Payload()
     known: dict[str, SampledMachine | None] = {}
     evaluation_s = model.profile.evaluation_s or 0.0
     found: list[MachineOption] = []
     excluded: Counter[str] = Counter()
     workers: dict[str, WorkerModel | Unusable] = {}
+    told: dict[str, Earlier | None] = {}
     for offer in offers:
         instance = offer.instance_type
         if instance.name not in workers:
-            known[instance.name] = None if sampled is None else sampled.machine(instance.name)
+            only_sampled = computing.precision != model.precision
+            known[instance.name] = None if sampled is None else sampled.machine(instance.name, computing.precision)
+            alone = _in_company(worker_model(model, host, instance, exchange), model, shape)
+            found_so, told[instance.name] = _as_earlier(alone, instance.name, earlier)
             workers[instance.name] = _as_sampled(
-                _in_company(worker_model(model, host, instance), model, shape),
+                found_so,
                 known[instance.name],
                 shape,
                 model.reference.largest_measured,
+                only_sampled=only_sampled,
             )
+            if only_sampled and (lacking := no_units(instance, computing.precision)):
+                workers[instance.name] = Unusable(reason=lacking)
+            if workers[instance.name] is not found_so:
+                told[instance.name] = None
         worker = workers[instance.name]
         if isinstance(worker, Unusable):
             excluded[worker.reason] += 1
@@ -229,11 +243,19 @@ def machine_options(
                     "all_reduce": network or between_machines(model, instance, "all_reduce"),
                     "all_gather": network or between_machines(model, instance, "all_gather"),
                 },
-                bus=(seen.bus if seen is not None else None) or inside_machine(instance),
+                bus=inside_machine(instance, worker.workers, shape.host_sharing.value)
+                if seen is None or seen.bus is None
+                else in_company(seen.bus, worker.workers, shape.host_sharing.value),
                 relief=1.0 if network is None else shape.relief.value,
+                precision=computing.precision,
+                stretch=computing.loss.stretch,
+                stretch_log_sd=computing.loss.log_sd,
                 evaluation_s=evaluation_s * worker.evaluation_factor,
+                startup_s=startup_s(instance, payload),
+                disk_gb=disk_gb(instance, payload),
                 belief=pool_belief(offer.band.label if offer.band else None, watched) if spot else None,
                 watched=watched,
+                earlier=told[instance.name],
             )
         )
     return tuple(found), MappingProxyType(dict(excluded))
@@ -249,32 +271,64 @@ def _in_company(worker: WorkerModel | Unusable, model: FittedModel, shape: Shape
     if worker.workers == measured:
         return worker
     factor = shape.crowded(worker.workers) / shape.crowded(measured)
-    time = worker.time
     return replace(
         worker,
-        time=replace(
-            time,
-            fixed_s=factor * time.fixed_s,
-            per_sample_s=factor * time.per_sample_s,
-            floor_s=factor * time.floor_s,
-        ),
+        time=worker.time.slower(factor),
         log_sd=math.hypot(worker.log_sd, abs(shape.crowded_log_sd(worker.workers) - shape.crowded_log_sd(measured))),
         evaluation_factor=factor * worker.evaluation_factor,
         compress_factor=factor * worker.compress_factor,
     )
 
 
+def _as_earlier(
+    worker: WorkerModel | Unusable, name: str, earlier: EarlierRuns | None
+) -> tuple[WorkerModel | Unusable, Earlier | None]:
+    """The worker as runs of other jobs found its type, where it was not measured itself, and what they said."""
+    if isinstance(worker, Unusable) or worker.evidence == "measured" or earlier is None:
+        return worker, None
+    told = earlier.told(name, worker.log_sd)
+    if told is None:
+        return worker, None
+    factor = math.exp(told.log_factor)
+    changed = replace(
+        worker,
+        time=worker.time.slower(factor),
+        log_sd=told.log_sd,
+        evaluation_factor=factor * worker.evaluation_factor,
+        compress_factor=factor * worker.compress_factor,
+    )
+    return changed, told
+
+
 def _as_sampled(
-    worker: WorkerModel | Unusable, seen: SampledMachine | None, shape: Shape, samples: int
+    worker: WorkerModel | Unusable,
+    seen: SampledMachine | None,
+    shape: Shape,
+    samples: int,
+    *,
+    only_sampled: bool = False,
 ) -> WorkerModel | Unusable:
     """The worker as step samples know it, or their relative, where that is known better than by the profile alone.
 
-    What it takes beside steps, it takes as much longer as a step of so many samples.
+    What it takes beside steps, it takes as much longer as a step of so many samples. Of a precision that they alone
+    know, the profile says nothing.
     """
-    if isinstance(worker, Unusable) or seen is None or worker.evidence == "measured" or seen.log_sd > worker.log_sd:
+    if isinstance(worker, Unusable):
+        return worker
+    if only_sampled:
+        if seen is None or (worker.kind == "cpu" and seen.evidence == "extrapolated"):
+            return Unusable(reason="no step was measured in that precision on its like")
+    elif seen is None or worker.evidence == "measured" or seen.log_sd > worker.log_sd:
         return worker
     crowd = shape.crowded(worker.workers)
-    time = replace(worker.time, fixed_s=crowd * seen.fixed_s, per_sample_s=crowd * seen.per_sample_s, floor_s=0.0)
+    fixed_s = crowd * seen.fixed_s
+    time = replace(
+        worker.time,
+        fixed_s=fixed_s,
+        per_sample_s=crowd * seen.per_sample_s,
+        floor_s=0.0,
+        once_s=min(worker.time.once_s, fixed_s),
+    )
     slower = times_as_long(time.time_s, worker.time.time_s, samples)
     return replace(
         worker,
@@ -286,29 +340,94 @@ def _as_sampled(
     )
 
 
+def without_idle_limits(
+    options: Sequence[MachineOption], exchanges: Sequence[ExchangeOption], *, batch_size: int, workers: int
+) -> tuple[MachineOption, ...]:
+    """The options without limits of memory that no cluster comes to, so that they are not compared by these.
+
+    Args:
+        options: that there are.
+        exchanges: that are chosen from.
+        batch_size: the largest.
+        workers: of the largest cluster.
+    """
+    lines = [one.memory for one in exchanges if one.memory is not None]
+    kept = max((one.kept_bytes for one in lines), default=0.0)
+    taken = max((one.taken_bytes(workers) for one in lines), default=0.0)
+
+    def freed(option: MachineOption) -> MachineOption:
+        worker, time, room = option.worker, option.worker.time, option.worker.room
+        if time.micro_batch is not None and time.micro_batch >= batch_size:
+            time = replace(time, micro_batch=None)
+        if time.max_samples is not None and time.max_samples >= batch_size:
+            time = replace(time, max_samples=None)
+        if room is not None and room.free_bytes is not None:
+            most = kept + max(room.step_bytes, taken + room.fresh_bytes)
+            room = replace(room, free_bytes=None) if most <= room.free_bytes else room
+        return replace(option, worker=replace(worker, time=time, room=room))
+
+    return tuple(map(freed, options))
+
+
+def drop_slower_precisions(options: Sequence[MachineOption]) -> tuple[MachineOption, ...]:
+    """Leave out each precision that another beats or equals on every offer, in every respect.
+
+    A cluster whose machines all change to that one is then no slower, dearer or less certain. The first of equals
+    stays.
+    """
+    figures: dict[Precision, dict[int, list[float]]] = {}
+    for option in options:
+        own = [*_figures(option), option.stretch, option.stretch_log_sd]
+        figures.setdefault(option.precision, {})[id(option.offer)] = own
+    kept = list(figures)
+    for precision in reversed(list(figures)):
+        others = [figures[other] for other in kept if other != precision]
+        if any(_is_beaten(figures[precision], other) for other in others):
+            kept.remove(precision)
+    return tuple(option for option in options if option.precision in kept)
+
+
+def _is_beaten(one: Mapping[int, Sequence[float]], other: Mapping[int, Sequence[float]]) -> bool:
+    """Up to what the fit of a line rounds away."""
+    return all(
+        offer in other
+        and bool(np.all(np.less_equal(other[offer], own) | np.isclose(other[offer], own, rtol=1e-9, atol=0)))
+        for offer, own in one.items()
+    )
+
+
 def drop_dominated(options: Sequence[MachineOption]) -> tuple[MachineOption, ...]:
     """Leave out options that another of the same region beats or equals in every respect.
 
     Swapping a machine for one that dominates it never makes a cluster slower, dearer or less certain, so no point of
-    the Pareto front is lost. Options with as many workers a machine are compared; the first of equals stays.
+    the Pareto front is lost. Options with as many workers a machine and one precision are compared; the first of equals
+    stays.
     """
     figures = np.array([_figures(option) for option in options]).reshape(len(options), -1)
-    members: dict[tuple[str, int, str], list[int]] = {}
+    members: dict[tuple[str, int, str, str], list[int]] = {}
     for i, option in enumerate(options):
-        members.setdefault((option.offer.price.region, option.worker.workers, option.worker.kind), []).append(i)
+        # A machine of one's own is there once: another that is better in every respect may be there as well.
+        place = option.offer.instance_type.name if option.offer.instance_type.owned else option.offer.price.region
+        alike = (place, option.worker.workers, option.worker.kind, option.precision)
+        members.setdefault(alike, []).append(i)
     kept: list[int] = []
     for group in members.values():
-        position, rivals = np.array(group), figures[group]
-        for i, own in zip(group, rivals, strict=True):
-            better = (rivals < own).any(axis=1) | (position < i)
-            if not ((rivals <= own).all(axis=1) & better).any():
+        # Whatever beats an option, or equals it and comes before it, stands before it in this order; and if that is
+        # itself beaten, it is so by one that was kept. So each is compared with those that were kept.
+        inorder = np.array(group)[np.lexsort([group, *figures[group].T[::-1]])]
+        best = np.empty((len(group), figures.shape[1]))
+        count = 0
+        for i, own in zip(inorder.tolist(), figures[inorder], strict=True):
+            if not (best[:count] <= own).all(axis=1).any():
+                best[count] = own
+                count += 1
                 kept.append(i)
     return tuple(options[i] for i in sorted(kept))
 
 
 def _figures(option: MachineOption) -> list[float]:
     """Everything that the forecast of a cluster grows with."""
-    time = option.worker.time
+    time, room = option.worker.time, option.worker.room
     return [
         option.usd_per_hour,
         option.worst_usd_per_hour,
@@ -316,9 +435,15 @@ def _figures(option: MachineOption) -> list[float]:
         time.per_sample_s,
         time.floor_s,
         -(math.inf if time.max_samples is None else time.max_samples),
+        -(math.inf if time.micro_batch is None else time.micro_batch),
+        0.0 if time.micro_batch is None else time.fixed_s - time.once_s,
+        0.0 if time.micro_batch is None else max(0.0, time.floor_s - time.once_s),
+        -(math.inf if room is None or room.free_bytes is None else room.free_bytes),
         option.worker.log_sd,
         option.worker.compress_factor,
         option.evaluation_s,
+        option.startup_s,
+        option.disk_gb,
         option.scarce_chance,
         option.calm_per_hour,
         option.scarce_per_hour,
@@ -328,66 +453,6 @@ def _figures(option: MachineOption) -> list[float]:
         option.offer.price.log_sd,
         *(value for link in option.links.values() for value in (link.latency_s, -link.bytes_per_s)),
     ]
-
-
-def exchange_options(
-    model: FittedModel, *, minimum_gain: float, max_workers: int, local: Sequence[LocalOption] = ()
-) -> tuple[ExchangeOption, ...]:
-    """Dense exchange, and each measured ratio of each measured compressor that retains at least ``minimum_gain``.
-
-    Only ratios whose gain was measured are offered, and none that a pilot has shown to miss the target; besides, the
-    given ways to average parameters now and then.
-    """
-    parameters, gate = model.profile.job.parameters, model.convergence.gate
-    found = [_exchange(Compression(), 1.0, None, parameters, max_workers)]
-    for name, line in model.reference.compressors.items():
-        if name not in METHODS or not wire_format(name).sparse:
-            continue
-        for point in sorted(model.profile.gain, key=lambda point: -point.ratio):
-            gain = model.gain.gain(point.ratio)
-            refused = gate.objection(scheme=name, ratio=point.ratio, gain=gain) is not None
-            if point.ratio < 1 and gain >= minimum_gain and not refused:
-                compression = Compression(name=name, ratio=point.ratio)
-                found.append(_exchange(compression, gain, line, parameters, max_workers))
-    found += [local_exchange(option, parameters, max_workers) for option in local]
-    return tuple(found)
-
-
-def local_exchange(option: LocalOption, parameters: int, max_workers: int) -> ExchangeOption:
-    """What averaging all parameters comes to in the mean over steps; nothing for which no pilot speaks."""
-    whole = _exchange(Compression(), 1.0, None, parameters, max_workers)
-    workers = np.arange(max_workers + 1)
-    counted = np.maximum(workers, 1).astype(np.float64)
-    share = option.told.share
-    return replace(
-        whole,
-        sync=option.sync,
-        messages=share * whole.messages,
-        traffic_bytes=np.where(workers > option.most_workers, NEVER_BYTES, share * whole.traffic_bytes),
-        stretch=option.stretch(counted),
-        stretch_log_sd=option.stretch_log_sd(counted),
-        share_log_sd=option.told.log_sd,
-    )
-
-
-def _exchange(
-    compression: Compression, gain: float, line: CompressorLine | None, parameters: int, max_workers: int
-) -> ExchangeOption:
-    wire = wire_format(compression.name)
-    payload = wire.payload_bytes(parameters, compression.ratio)
-    terms = [collective_terms(wire.collective, payload, workers) for workers in range(1, max_workers + 1)]
-    # Gathered payloads are unpacked one by one; a single worker with compression still compresses its own.
-    compress = [0.0 if line is None else line.time_s(compression.ratio, workers) for workers in range(max_workers + 1)]
-    return ExchangeOption(
-        compression=compression,
-        collective=wire.collective,
-        gain=gain,
-        messages=np.array([0.0, *(messages for messages, _ in terms)]),
-        traffic_bytes=np.array([0.0, *(traffic for _, traffic in terms)]),
-        compress_s=np.array(compress),
-        stretch=np.ones(max_workers + 1),
-        stretch_log_sd=np.zeros(max_workers + 1),
-    )
 
 
 def batch_ladder(smallest: int, largest: int, task_batch_size: int) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +18,12 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from hetopt.core.errors import BadInput
+from hetopt.core.step_samples import IN_PRECISION
 from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, tabulate_rows
+from hetopt.optimizer.search.exchange_menu import ExchangeOption
 from hetopt.optimizer.search.forecast import Forecast, JobModel, forecast
 from hetopt.optimizer.search.objective import Limits
-from hetopt.optimizer.search.search_space import MAX_TYPES, Cluster, ExchangeOption, SearchSpace
+from hetopt.optimizer.search.search_space import MAX_TYPES, Cluster, MachineOption, SearchSpace
 
 POPULATION = 40
 _IMPOSSIBLE = 1e12
@@ -40,9 +43,9 @@ def study_mixes(
 ) -> list[Cluster]:
     """Clusters that NSGA-II asks for, minimising time and cost under the limits.
 
-    Its dimensions are the types and counts of up to three groups, the batch size and the exchange. With a ``journal``
-    the trials that it holds count, and the study goes on from there. ``asked`` takes the clusters as they come, for
-    who stops the study before it returns.
+    Its dimensions are the types and counts of up to three groups and the batch size; local batches and the exchange are
+    solved inside. With a ``journal`` the trials that it holds count, and the study goes on from there. ``asked`` takes
+    the clusters as they come, for who stops the study before it returns.
 
     Raises:
         BadInput: the journal is of another question, or no journal.
@@ -58,7 +61,7 @@ def study_mixes(
                 held = [*cluster.machines, *[(cluster.machines[0][0], 0)] * MAX_TYPES]
                 groups = {f"type_{k}": shortlist.index(held[k][0]) for k in slots}
                 groups |= {f"machines_{k}": held[k][1] for k in slots}
-                study.enqueue_trial({**groups, "batch": cluster.batch, "exchange": cluster.exchange})
+                study.enqueue_trial({**groups, "batch": cluster.batch})
         for trial in study.trials:
             if trial.state.is_finished():
                 asked.append(_cluster_of(trial.params, shortlist, slots))
@@ -101,15 +104,14 @@ def _ask(study: optuna.Study, space: SearchSpace, shortlist: int, slots: range) 
     for k in slots:
         trial.suggest_int(f"machines_{k}", 0, space.max_machines)
     trial.suggest_int("batch", 0, len(space.batch_sizes) - 1)
-    trial.suggest_int("exchange", 0, len(space.exchanges) - 1)
     return trial
 
 
 def _priced(columns: Columns, job: JobModel, clusters: Sequence[Cluster]) -> list[Forecast | None]:
     """The forecast of each cluster; absent where it is impossible."""
-    rows, table = tabulate_rows(columns, ClusterRows.of(clusters))
+    rows, table = tabulate_rows(columns, ClusterRows.of(clusters), job)
     found = forecast(table, job) if len(rows) else None
-    places = {rows.cluster(row): row for row in range(len(rows))}
+    places = {replace(rows.cluster(row), exchange=0): row for row in range(len(rows))}
     return [
         found.take(np.array([places[cluster]])) if found is not None and cluster in places else None
         for cluster in clusters
@@ -118,7 +120,7 @@ def _priced(columns: Columns, job: JobModel, clusters: Sequence[Cluster]) -> lis
 
 def _cluster_of(params: Mapping[str, int], shortlist: Sequence[int], slots: range) -> Cluster:
     counts = [(shortlist[params[f"type_{k}"]], params[f"machines_{k}"]) for k in slots]
-    return Cluster.of(counts, batch=params["batch"], exchange=params["exchange"])
+    return Cluster.of(counts, batch=params["batch"], exchange=0)
 
 
 def _study(journal: Path | None, question: str, seed: int) -> optuna.Study:
@@ -144,11 +146,15 @@ def _study(journal: Path | None, question: str, seed: int) -> optuna.Study:
 def _question(space: SearchSpace, limits: Limits, shortlist: Sequence[int], seed: int) -> str:
     """A name that two searches share where the trials of one are those of the other."""
     options = [
-        (space.options[o].name, space.options[o].offer.price.market, space.options[o].usd_per_hour) for o in shortlist
+        (_kind(space.options[o]), space.options[o].offer.price.market, space.options[o].usd_per_hour) for o in shortlist
     ]
     asked = [options, space.batch_sizes, [_way(e) for e in space.exchanges], space.max_machines,
              space.max_workers, repr(limits), seed]  # fmt: skip
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
+
+
+def _kind(option: MachineOption) -> str:
+    return option.name if option.precision == "fp32" else f"{option.name}{IN_PRECISION}{option.precision}"
 
 
 def _way(exchange: ExchangeOption) -> str:

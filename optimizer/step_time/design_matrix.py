@@ -129,6 +129,7 @@ class Rows:
 
     Attributes:
         nodes, workers: counts.
+        crowd: workers on the fullest node.
         expected_maximum: of as many standard normals as there are workers.
         layouts: the different ones; ``layout`` says which a row has.
         messages, traffic: see `Exchange`.
@@ -144,6 +145,7 @@ class Rows:
 
     nodes: Array
     workers: Array
+    crowd: Array
     expected_maximum: Array
     layouts: tuple[Layout, ...]
     layout: Index
@@ -209,6 +211,7 @@ def make_rows(configurations: Sequence[Configuration], types: Sequence[str] = ()
     return Rows(
         nodes=np.array([len(c.nodes) for c in configurations], dtype=np.float64),
         workers=np.array([c.workers for c in configurations], dtype=np.float64),
+        crowd=np.array([max(node.workers for node in c.nodes) for c in configurations], dtype=np.float64),
         expected_maximum=np.array([expected_maximum(c.workers) for c in configurations]),
         layouts=tuple(layouts),
         layout=np.array(layout_of, dtype=np.intp),

@@ -1,36 +1,42 @@
 """How long a job's step takes on a GPU where it was never run, from GPUs where it was, by public measurements.
 
-A mixed model of the log throughput ``y`` of a job on a GPU (Gelman and Hill 2007, chapter 12), normal in every part:
+A mixed model of the log throughput ``y`` of a job on a GPU (Gelman and Hill 2007, chapter 12), normal in every part,
+and so a Gaussian process (Rasmussen and Williams 2006, chapter 2):
 
-    y = level + x' (beta + sum_k phi_k(z) beta_k + s) + u + w + sum_k phi_k(z) w_k + h + r + e
+    y = level + x' (beta + beta_k(z) + s) + u + w + w_k(z) + h + r + e
 
-    level       of the job; nothing is believed of it beforehand, one measured GPU fixes it
-    x           what a GPU offers the job, logs: matrix rate in the job's precision, memory bandwidth, multiprocessors x
-                clock, local batch size; and the compute capability
-    beta        slopes of all jobs; ``beta_k``: of jobs like this one; ``s``: of this job alone, as a second GPU tells
-    phi_k(z)    what a job is like: a radial basis of ``z``, the logs of its step and of its sample,
-                seconds on a common GPU
-    u, w, h     what a GPU, an architecture, and an architecture in half precision is better than its facts
-    r, e        what this job finds in a GPU or an architecture; noise
+    level           of the job; nothing is believed of it beforehand, one measured GPU fixes it
+    x               what a GPU offers the job, logs: matrix rate in the job's precision, memory bandwidth,
+                    multiprocessors x clock, local batch size; and the compute capability
+    beta            slopes of all jobs; ``beta_k``: of jobs like this one; ``s``: of this job alone, as a second GPU
+                    tells
+    z               what a job is like: the kind of model, logs of its step and of its sample (seconds on a common
+                    GPU), and of the operations a second that it reaches; jobs of a kind are the more alike the nearer
+    u, w, w_k, h    what a GPU, an architecture (for all jobs, for jobs like this one), and an architecture in half
+                    precision is better than its facts
+    r, e            what this job finds in a GPU or an architecture; noise
 
-Everything but the level shrinks to zero where nothing is known, so a GPU that no row of the data has needs no special
-case. ``benchmarks.transfer`` writes the posterior of what jobs share; here it is conditioned on the GPUs that
-were measured. Throughputs are of whole steps at one batch size, and hold where hosts are as those GPUs' usually are.
+What of ``z`` nobody tells is left out of it, in a process of its own with standard deviations of its own. Everything
+but the level shrinks to zero where nothing is known, so a GPU that no row of the data has needs no special case. The
+standard deviations of the parts are fitted by ``benchmarks.transfer``, which writes them beside the measurements; here
+the process is conditioned on those and on the GPUs that were measured. Throughputs are of whole steps at one batch
+size, and hold where hosts are as those GPUs' usually are.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hetopt.core.step_samples import ModelKind
 from hetopt.optimizer.market.instance_type import Accelerator, AcceleratorModel
 
 Array = NDArray[np.float64]
@@ -43,14 +49,28 @@ PRECISIONS: Mapping[str, Precision] = MappingProxyType(
 )
 """By the names that step samples have."""
 
+
+def is_half(precision: Precision) -> bool:
+    """Whether matrices are multiplied in 16 bits."""
+    return precision in ("fp16", "bf16")
+
+
 POSTERIOR = Path(__file__).parent / "gpu_posterior.npz"
 
 FEATURES = 5
 LEVEL_SD = 3.0
 """Of a job's level, a log: nothing is known of it."""
 
+KINDS: tuple[str, ...] = (*get_args(ModelKind), "other")
+"""Of models; the last has what is none of the others."""
+
+Told = Literal["operations", "kind", "nothing"]
+"""What is known of a job beside its steps: the kind of model and its operations, the kind alone, or neither."""
+
 LENGTH = 1.5
-"""Logs of seconds over which jobs are alike."""
+"""Logs of seconds over which jobs are alike; ``RATE_LENGTH``: of operations a second."""
+
+RATE_LENGTH = 0.7
 
 POOLED_SLOPES = np.array([0.13, 0.46, 0.07, 0.0, 0.10])
 """By `features_of`, over all jobs: to bring a step to a common GPU, which only ``z`` needs, and not exactly."""
@@ -110,7 +130,7 @@ class Place:
     @property
     def half(self) -> bool:
         """Whether matrices are multiplied in 16 bits."""
-        return self.precision in ("fp16", "bf16")
+        return is_half(self.precision)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,61 +139,180 @@ class Measured:
 
     Attributes:
         log_sd: how well that step is known.
+        kind: of the model, where it is known.
+        flops_per_sample: forward and backward, where they are counted.
     """
 
     place: Place
     step_time_s: float
     log_sd: float = 0.0
+    kind: str | None = None
+    flops_per_sample: float | None = None
 
     @property
-    def likeness(self) -> tuple[float, float]:
-        """``z``: logs of the step's and of a sample's seconds, brought to a common GPU."""
+    def likeness(self) -> tuple[float, float, float]:
+        """``z``: logs of the step's and of a sample's seconds and of operations a second, as on a common GPU.
+
+        The last is not a number where operations were not counted.
+        """
         step = math.log(self.step_time_s) + float(features_of([self.place])[0] @ POOLED_SLOPES)
-        return step, step - math.log(self.place.batch_size)
+        sample = step - math.log(self.place.batch_size)
+        return step, sample, math.nan if self.flops_per_sample is None else math.log(self.flops_per_sample) - sample
+
+
+SLOPES = ("all jobs", "alike", "alike in rate", "one job", "one column")
+PARTS = (
+    "gpu",
+    "architecture",
+    "architecture, alike",
+    "architecture, alike in rate",
+    "architecture, half",
+    "architecture, job",
+    "gpu, job",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Standard deviations of what is this job's alone, in logs.
+    """Standard deviations, in logs.
 
     Attributes:
-        slopes: of its slopes, by feature.
-        architecture, gpu: of what it finds in an architecture, in a GPU.
+        slopes: a row for each of `SLOPES`, by feature.
+        parts: of each of `PARTS`.
         noise: of one measurement against another of the same.
         calibration: factor on all intervals, from jobs that were left out.
     """
 
     slopes: Array
-    architecture: float
-    gpu: float
+    parts: Array
     noise: float
     calibration: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class GpuModel:
-    """The posterior of what jobs share.
+class Cells:
+    """Jobs on GPUs, one an entry.
 
     Attributes:
-        gpus: keys of the GPUs that have been measured; ``capabilities``: their architectures.
-        centres: of the radial basis, a row each.
-        mean, covariance: of ``beta``, ``beta_k``, ``u``, ``w``, ``w_k``, ``h``, in the order of `shared_rows`.
+        features: ``x``, a row a cell.
+        capability, gpu, half: of the GPU: its architecture, its key, whether matrices are multiplied in 16 bits.
+        job, column: which job, and which set of runs of it that have a level in common.
+        kind: of the model, a place in `KINDS`.
+        likeness: of the column, see `Measured.likeness`.
     """
 
-    gpus: tuple[str, ...]
-    capabilities: tuple[float, ...]
-    centres: Array
-    mean: Array
-    covariance: Array
+    features: Array
+    capability: Array
+    gpu: NDArray[np.str_]
+    half: NDArray[np.bool_]
+    job: NDArray[np.str_]
+    column: NDArray[np.intp]
+    kind: NDArray[np.intp]
+    likeness: Array
+
+    def __len__(self) -> int:
+        return len(self.gpu)
+
+    @classmethod
+    def of(cls, places: Sequence[Place], job: str, column: int, kind: int, likeness: Sequence[float]) -> Cells:
+        """Of one column."""
+        return cls(
+            features=features_of(places),
+            capability=np.array([place.gpu.capability for place in places]),
+            gpu=np.array([place.gpu.key for place in places], dtype=np.str_),
+            half=np.array([place.half for place in places]),
+            job=np.full(len(places), job),
+            column=np.full(len(places), column),
+            kind=np.full(len(places), kind),
+            likeness=np.tile(np.asarray(likeness, dtype=np.float64), (len(places), 1)),
+        )
+
+    def when(self, told: Told) -> Cells:
+        """The same where less is told of every job."""
+        if told == "operations":
+            return self
+        likeness = self.likeness.copy()
+        likeness[:, 2] = math.nan
+        kind = self.kind if told == "kind" else np.zeros_like(self.kind)
+        return replace(self, likeness=likeness, kind=kind)
+
+    def chosen(self, which: NDArray[np.bool_]) -> Cells:
+        """Some of them."""
+        return Cells(**{field.name: getattr(self, field.name)[which] for field in fields(self)})
+
+
+def alikeness(one: Cells, other: Cells) -> tuple[Array, Array]:
+    """How alike the jobs of two cells are, 0 to 1: in their seconds, and also in the rate that they reach."""
+    squares = (((one.likeness[:, None, :2] - other.likeness[None, :, :2]) / LENGTH) ** 2).sum(axis=2)
+    alike = _same(one.kind, other.kind) * np.exp(-squares / 2)
+    # A job is like itself in the rate that nobody counted.
+    away = (one.likeness[:, None, 2] - other.likeness[None, :, 2]) / RATE_LENGTH
+    in_rate = alike * np.where(np.isnan(away), _same(one.job, other.job), np.exp(-(away**2) / 2))
+    return alike, in_rate
+
+
+def _covariance(one: Cells, other: Cells, spread: Spread) -> Array:
+    """Of the throughputs of cells, without noise."""
+    every, of_alike, of_rate, own, of_column = ((one.features * sds**2) @ other.features.T for sds in spread.slopes)
+    gpu, architecture, alike_architecture, rate_architecture, half, own_architecture, own_gpu = (
+        spread.parts**2
+    ).tolist()
+    alike, in_rate = alikeness(one, other)
+    job, column = _same(one.job, other.job), _same(one.column, other.column)
+    found = every + of_alike * alike + of_rate * in_rate + own * job + (LEVEL_SD**2 + of_column) * column
+    found += _same(one.gpu, other.gpu) * (gpu + own_gpu * job)
+    found += _same(one.capability, other.capability) * (
+        architecture
+        + alike_architecture * alike
+        + rate_architecture * in_rate
+        + half * np.outer(one.half, other.half)
+        + own_architecture * job
+    )
+    return np.asarray(found, dtype=np.float64)
+
+
+def _same(one: NDArray[Any], other: NDArray[Any]) -> Array:
+    return np.asarray(one[:, None] == other[None], dtype=np.float64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuModel:
+    """What is believed of jobs of which as much is told.
+
+    Attributes:
+        cells: the public measurements, and ``throughput``, logs about the middle of their columns.
+        precision: the inverse of the throughputs' covariance.
+    """
+
+    cells: Cells
+    throughput: Array
     spread: Spread
+    precision: Array
+
+    @classmethod
+    def of(cls, cells: Cells, throughput: Array, spread: Spread) -> GpuModel:
+        """From measurements. A tenth of a second for a thousand."""
+        among = _covariance(cells, cells, spread) + spread.noise**2 * np.eye(len(cells))
+        return cls(
+            cells=cells,
+            throughput=throughput,
+            spread=spread,
+            precision=np.asarray(np.linalg.inv(among), dtype=np.float64),
+        )
 
     @cached_property
-    def _whitening(self) -> Array:
-        return whitening(self.centres)
+    def _weights(self) -> Array:
+        return self.precision @ self.throughput
 
-    def basis(self, likeness: Sequence[float]) -> Array:
-        """``phi(z)``."""
-        return np.asarray(basis(self.centres, self._whitening, np.asarray([likeness]))[0], dtype=np.float64)
+    def without(self, *, jobs: Sequence[str] = (), gpu: str | None = None) -> GpuModel:
+        """What is believed where some jobs, and any row of one GPU, were never measured."""
+        kept = ~np.isin(self.cells.job, list(jobs)) & (self.cells.gpu != gpu)
+        # The inverse of a part of a matrix, by the inverse of all of it (Schur complement).
+        across = self.precision[np.ix_(kept, ~kept)]
+        precision = self.precision[np.ix_(kept, kept)] - across @ np.linalg.solve(
+            self.precision[np.ix_(~kept, ~kept)], across.T
+        )
+        return replace(self, cells=self.cells.chosen(kept), throughput=self.throughput[kept], precision=precision)
 
     def steps(self, measured: Sequence[Measured], asked: Sequence[Place]) -> tuple[Array, Array]:
         """Logs of the seconds of a step at each place that is asked about, and their covariance.
@@ -182,23 +321,25 @@ class GpuModel:
             measured: at least one step of the same job.
             asked: where.
         """
-        places = [*(one.place for one in measured), *asked]
-        likeness = np.mean([one.likeness for one in measured], axis=0)
-        features = features_of(places)
-        rows = shared_rows(places, features, np.tile(self.basis(likeness.tolist()), (len(places), 1)), self)
-        covariance = rows @ self.covariance @ rows.T + job_covariance(places, features, self.spread)
+        kind = next((KINDS.index(one.kind) for one in measured if one.kind is not None), 0)
+        likeness = np.mean([one.likeness for one in measured], axis=0).tolist()
+        own = Cells.of([*(one.place for one in measured), *asked], "", -1, kind, likeness)
+        shared = _covariance(own, self.cells, self.spread)
+        among = _covariance(own, own, self.spread) - shared @ self.precision @ shared.T
+        among += self.spread.noise**2 * np.eye(len(own))
+        expected = shared @ self._weights
         known, new = slice(len(measured)), slice(len(measured), None)
-        seen = covariance[known, known] + np.diag([one.log_sd**2 for one in measured])
-        gain = np.linalg.solve(seen, covariance[known, new]).T
-        batches = np.log([place.batch_size for place in places])
-        throughput = batches[known] - np.log([one.step_time_s for one in measured])
+        seen = among[known, known] + np.diag([one.log_sd**2 for one in measured])
+        gain = np.linalg.solve(seen, among[known, new]).T
+        batches = np.log([one.place.batch_size for one in measured])
+        throughput = batches - np.log([one.step_time_s for one in measured])
         # The level's prior is wide and not infinite: about the first throughput it is as good as flat.
-        middle, expected = throughput.mean(), rows @ self.mean
+        middle = throughput.mean()
         told = middle + expected[new] + gain @ (throughput - middle - expected[known])
-        left = covariance[new, new] - gain @ covariance[known, new]
+        left = among[new, new] - gain @ among[known, new]
         guessed = np.diag([place.gpu.log_sd**2 for place in asked])
         guessed += max((one.place.gpu.log_sd**2 for one in measured), default=0.0)
-        return batches[new] - told, self.spread.calibration**2 * left + guessed
+        return np.log([place.batch_size for place in asked]) - told, self.spread.calibration**2 * left + guessed
 
 
 def features_of(places: Sequence[Place]) -> Array:
@@ -217,87 +358,54 @@ def features_of(places: Sequence[Place]) -> Array:
     ).reshape(len(places), FEATURES)
 
 
-def whitening(centres: Array) -> Array:
-    """Makes values of the radial functions independent, each of variance one (Nystroem's approximation)."""
-    values, vectors = np.linalg.eigh(_alike(centres, centres) + 1e-6 * np.eye(len(centres)))
-    return np.asarray(vectors / np.sqrt(values), dtype=np.float64)
-
-
-def basis(centres: Array, whitened: Array, likeness: Array) -> Array:
-    """``phi``, a row for each row of ``likeness``."""
-    return np.asarray(_alike(likeness, centres) @ whitened, dtype=np.float64)
-
-
-def _alike(one: Array, other: Array) -> Array:
-    squares = ((one[:, None] - other[None]) ** 2).sum(axis=2)
-    return np.asarray(np.exp(-squares / (2 * LENGTH**2)), dtype=np.float64)
-
-
-def shared_rows(places: Sequence[Place], features: Array, phi: Array, known: GpuModel) -> Array:
-    """By what each place's throughput follows what jobs share; ``known`` names GPUs and architectures."""
-    phi = np.concatenate([np.ones((len(places), 1)), phi], axis=1)
-    gpu = np.array([[place.gpu.key == key for key in known.gpus] for place in places], dtype=np.float64)
-    architecture = np.array(
-        [[place.gpu.capability == capability for capability in known.capabilities] for place in places],
-        dtype=np.float64,
-    )
-    half = np.array([[place.half] for place in places], dtype=np.float64)
-    return np.concatenate([_outer(phi, features), gpu, _outer(phi, architecture), architecture * half], axis=1)
-
-
-def _outer(phi: Array, columns: Array) -> Array:
-    return np.asarray((phi[:, :, None] * columns[:, None, :]).reshape(len(phi), -1), dtype=np.float64)
-
-
-def job_covariance(places: Sequence[Place], features: Array, spread: Spread) -> Array:
-    """Of what is one job's alone, its level included, between places."""
-    capability = np.array([place.gpu.capability for place in places])
-    gpu = np.array([place.gpu.key for place in places])
-    return np.asarray(
-        LEVEL_SD**2
-        + (features * spread.slopes**2) @ features.T
-        + spread.architecture**2 * (capability[:, None] == capability[None])
-        + spread.gpu**2 * (gpu[:, None] == gpu[None])
-        + spread.noise**2 * np.eye(len(places)),
-        dtype=np.float64,
-    )
-
-
-def save(model: GpuModel, path: Path = POSTERIOR) -> None:
-    """Write a posterior as `gpu_model` reads it."""
-    upper = np.triu_indices(len(model.mean))
-    np.savez_compressed(
-        path,
-        gpus=np.array(model.gpus),
-        capabilities=np.array(model.capabilities),
-        centres=model.centres,
-        mean=model.mean.astype(np.float32),
-        covariance=model.covariance[upper].astype(np.float32),
-        slopes=model.spread.slopes,
-        spread=np.array([model.spread.architecture, model.spread.gpu, model.spread.noise, model.spread.calibration]),
-    )
+def save(models: Mapping[Told, GpuModel], path: Path = POSTERIOR) -> None:
+    """Write what is believed as `gpu_model` reads it: the measurements once, as all is told, and each one's spread."""
+    whole = models["operations"]
+    cells = {field.name: getattr(whole.cells, field.name) for field in fields(Cells)}
+    numbers = {name: column.astype(np.float32) for name, column in cells.items() if column.dtype == np.float64}
+    spreads = {
+        f"{told} {name}": value
+        for told, model in models.items()
+        for name, value in (
+            ("slopes", model.spread.slopes),
+            ("parts", model.spread.parts),
+            ("noise", np.array([model.spread.noise, model.spread.calibration])),
+        )
+    }
+    np.savez_compressed(path, **{**cells, **numbers, **spreads}, throughput=whole.throughput.astype(np.float32))
 
 
 @cache
-def gpu_model() -> GpuModel:
-    """The posterior that ships."""
+def gpu_model(told: Told) -> GpuModel:
+    """What ships."""
     with np.load(POSTERIOR) as stored:
-        mean = stored["mean"].astype(np.float64)
-        covariance = np.zeros((len(mean), len(mean)))
-        upper = np.triu_indices(len(mean))
-        covariance[upper] = stored["covariance"]
-        covariance.T[upper] = stored["covariance"]
-        architecture, gpu, noise, calibration = stored["spread"].tolist()
-        return GpuModel(
-            gpus=tuple(stored["gpus"].tolist()),
-            capabilities=tuple(stored["capabilities"].tolist()),
-            centres=stored["centres"],
-            mean=mean,
-            covariance=covariance,
-            spread=Spread(
-                slopes=stored["slopes"], architecture=architecture, gpu=gpu, noise=noise, calibration=calibration
+        noise, calibration = stored[f"{told} noise"].tolist()
+        cells = {field.name: stored[field.name] for field in fields(Cells)}
+        exact = {name: column.astype(np.float64) for name, column in cells.items() if column.dtype == np.float32}
+        # Architectures are told apart by their numbers, to a tenth.
+        exact["capability"] = exact["capability"].round(1)
+        return GpuModel.of(
+            Cells(**{**cells, **exact}).when(told),
+            stored["throughput"].astype(np.float64),
+            Spread(
+                slopes=stored[f"{told} slopes"],
+                parts=stored[f"{told} parts"],
+                noise=noise,
+                calibration=calibration,
             ),
         )
+
+
+def told_of(measured: Sequence[Measured]) -> Told:
+    """How much is known of a job, by its steps."""
+    if all(one.kind is None for one in measured):
+        return "nothing"
+    return "kind" if any(one.flops_per_sample is None for one in measured) else "operations"
+
+
+def steps_elsewhere(measured: Sequence[Measured], asked: Sequence[Place]) -> tuple[Array, Array]:
+    """Logs of the seconds of a job's step at other places, and their covariance; see `GpuModel.steps`."""
+    return gpu_model(told_of(measured)).steps(measured, asked)
 
 
 @lru_cache(maxsize=4096)
@@ -308,11 +416,11 @@ def transferred(
 
     Catalogues have many types with one GPU, so answers are kept.
     """
-    told, covariance = gpu_model().steps(measured, [asked])
+    told, covariance = steps_elsewhere(measured, [asked])
     log_sd = math.sqrt(covariance[0, 0])
     if len(measured) == 1 or not alone:
         return float(told[0]), log_sd, log_sd
-    return float(told[0]), log_sd, math.sqrt(gpu_model().steps(alone, [asked])[1][0, 0])
+    return float(told[0]), log_sd, math.sqrt(steps_elsewhere(alone, [asked])[1][0, 0])
 
 
 def gpu_of(accelerator: Accelerator) -> Gpu | None:

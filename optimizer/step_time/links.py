@@ -5,6 +5,7 @@ from __future__ import annotations
 from hetopt.core.comm.payload_bytes import Collective
 from hetopt.optimizer.fit import MEASURED_LINK_LOG_SD, FittedModel, LinkModel
 from hetopt.optimizer.market.instance_type import InstanceType
+from hetopt.optimizer.step_time.step_time import sharing
 
 NETWORK_LATENCY_S = 150e-6
 """One message between machines of a zone through TCP and the collective library; 50-100 us are the network's."""
@@ -49,7 +50,20 @@ def between_machines(model: FittedModel, instance: InstanceType, collective: Col
     return LinkModel(latency_s=measured.latency_s, bytes_per_s=min(measured.bytes_per_s, planned / NETWORK_EFFICIENCY))
 
 
-def inside_machine(instance: InstanceType) -> LinkModel:
-    """One hop between the GPUs of a machine."""
-    switched = instance.family.startswith(SWITCHED_FAMILIES)
-    return LinkModel(latency_s=BUS_LATENCY_S, bytes_per_s=SWITCHED_BUS_BYTES_PER_S if switched else BUS_BYTES_PER_S)
+def in_company(link: LinkModel, workers: int, power: float) -> LinkModel:
+    """A hop between two workers of a machine as it is beside all of them."""
+    share = float(sharing(workers, power))
+    return LinkModel(latency_s=link.latency_s * share, bytes_per_s=link.bytes_per_s / share)
+
+
+def inside_machine(instance: InstanceType, workers: int, power: float) -> LinkModel:
+    """One hop between the GPUs of a machine, all of which exchange. A switch has links for each of them.
+
+    Args:
+        instance: the machine.
+        workers: on it.
+        power: how far they share what is between them, see `sharing`.
+    """
+    if instance.family.startswith(SWITCHED_FAMILIES):
+        return LinkModel(latency_s=BUS_LATENCY_S, bytes_per_s=SWITCHED_BUS_BYTES_PER_S)
+    return in_company(LinkModel(latency_s=BUS_LATENCY_S, bytes_per_s=BUS_BYTES_PER_S), workers, power)

@@ -19,7 +19,7 @@ from hetopt.optimizer.step_time.priors import PRIORS, Normal
 from hetopt.optimizer.step_time.probes import Probe, suggest
 from hetopt.optimizer.step_time.tiers import Kinship, measured_steps, relatives
 
-TIERS: tuple[Evidence, ...] = ("measured", "interpolated", "extrapolated")
+TIERS: tuple[Evidence, ...] = ("measured", "interpolated", "extrapolated", "counted")
 """From the best known to the least."""
 
 LEARNED = 0.2
@@ -143,9 +143,11 @@ class StepTimeModel:
 
     def _by_parameter(self, asked: Linearised) -> dict[str, float]:
         """What each shared parameter contributes to the first row's variance, its correlations with others included."""
-        derivatives = asked.by_mode[0]
-        shares = derivatives * (self.posterior.covariance @ derivatives)
+        derivatives, known = asked.by_mode[0], asked.parameters
+        shares = derivatives * (known.covariance @ derivatives)
         named = {PRIORS[name].about: float(shares[index]) for index, name in enumerate(SHARED)}
+        for name, variance in known.by_link.items():
+            named[PRIORS[name].about] += float(variance[0])
         named["computing and layouts as measured"] = float(shares[len(SHARED) :].sum())
         return named
 
@@ -158,10 +160,11 @@ class StepTimeModel:
     def _step_times(self, kin: Sequence[Kinship], asked: Linearised) -> list[StepTime]:
         tiers = np.array([TIERS.index(relative.evidence) for relative in kin])
         worst = np.where(asked.rows.has_type, tiers, 0).max(axis=1)
-        middle, reach = np.exp(asked.log_step), np.exp(self.half_width * np.sqrt(asked.sources.total))
+        middle = np.exp(asked.log_step)
+        above, below = (np.exp(self.half_width * np.sqrt(part)) for part in (asked.sources.total, asked.sources.below))
         return [
             StepTime(step_time_s=step, step_time_low_s=low, step_time_high_s=high, evidence=TIERS[tier])
             for step, low, high, tier in zip(
-                middle.tolist(), (middle / reach).tolist(), (middle * reach).tolist(), worst.tolist(), strict=True
+                middle.tolist(), (middle / below).tolist(), (middle * above).tolist(), worst.tolist(), strict=True
             )
         ]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from hetopt.core.step_samples import StepSample
+from hetopt.core.errors import BadInput
+from hetopt.core.step_samples import ModelKind, StepSample
 from hetopt.optimizer.step_time.design_matrix import Array, Rows, make_rows
 
 MOST_LAYOUTS = 200
@@ -26,12 +28,15 @@ class Observed:
         log_step: log of the step's seconds; NaN where only a part of it was measured.
         log_compute: log of the computation of the slowest worker; NaN where it is not known.
         log_exchange: log of the exchange by itself; NaN where it was not timed.
+        model_kind, flops_per_sample: of the job, where they are known.
     """
 
     rows: Rows
     log_step: Array
     log_compute: Array
     log_exchange: Array
+    model_kind: ModelKind | None = None
+    flops_per_sample: float | None = None
 
     @property
     def typical_step_s(self) -> float:
@@ -53,8 +58,15 @@ def observe(samples: Sequence[StepSample]) -> Observed:
     """Samples as the model reads them; of very many, an even choice.
 
     Raises:
-        BadInput: an unknown compressor.
+        BadInput: an unknown compressor, or samples of different jobs.
     """
+    kinds = sorted({sample.model_kind for sample in samples if sample.model_kind is not None})
+    if len(kinds) > 1:
+        raise BadInput(
+            f"the samples say that model_kind is {' and '.join(kinds)}, but they must be of one job.",
+            hint="import the samples of each job by themselves",
+        )
+    flops = [sample.flops_per_sample for sample in samples if sample.flops_per_sample is not None]
     samples = representative(samples)
     step = np.array([sample.step_time_s for sample in samples])
     sync = np.array([np.nan if sample.sync_time_s is None else sample.sync_time_s for sample in samples])
@@ -63,6 +75,8 @@ def observe(samples: Sequence[StepSample]) -> Observed:
         log_step=np.log(step),
         log_compute=np.log(np.maximum(step - sync, LEAST_COMPUTE * step)),
         log_exchange=np.full(len(step), np.nan),
+        model_kind=kinds[0] if kinds else None,
+        flops_per_sample=statistics.median(flops) if flops else None,
     )
 
 

@@ -10,6 +10,12 @@ the last bucket is, so its share g is nothing here, and part of p.
 The ring moves ``traffic = 2 (n-1)/n`` of the gradient in ``2 (n-1)`` messages (Patarasuk and Yuan 2009); other
 collectives bring their own terms (`hetopt.core.comm.cost`). ``beta`` is seconds a dense gradient over one link.
 
+    beta  = slower(share beta_1, beta_2 or beta_3),   alpha = slower(share alpha_1, alpha_2)       the slowest hop
+    share = (m / 2)^sharing                                          m workers on the fullest node
+
+The hops of a ring work at the same time, so that the slowest decides. GPUs that a switch joins have a link each
+(``sharing`` 0); where exchanges go through the host's memory or its processors, all workers of the node share those, in
+bytes as in messages (``sharing`` 1). Which it is, samples of few workers only hint at, and full nodes tell.
 There are three regimes of links: inside a node, between two nodes, and between three or more, where
 ``ln beta_3 = ln beta_2 + relief ln(beta_1 / beta_2)``: two nodes have a single pair of hosts between them, and what
 that pair's flows cannot carry (each is limited by its sender, receiver and path) is spread over more pairs from three
@@ -23,7 +29,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetopt.optimizer.step_time.design_matrix import Array, Index, Rows
-from hetopt.optimizer.step_time.step_time import growth, together
+from hetopt.optimizer.step_time.step_time import growth, sharing, slower, together
 
 SHARED = (
     "contention",
@@ -36,11 +42,12 @@ SHARED = (
     "rest",
     "host_latency",
     "network_latency",
-    "host_growth",
+    "host_sharing",
     "network_growth",
 )
 """Parameters that all configurations share, in the order of the vector. Logs, but for ``forward`` (a logit),
-``overlap`` (log of p - 1), ``host_ratio`` (ln beta_1 / beta_2), ``relief`` and ``rest`` (a log factor on beta_3)."""
+``overlap`` (log of p - 1), ``host_ratio`` (ln beta_1 / beta_2), ``relief``, ``rest`` (a log factor on beta_3), and
+``host_sharing``, a power."""
 
 FARTHEST_RATIO = -2.0
 """Links inside a node that are faster still (NVSwitch) do not make the pair of hosts between two nodes any worse."""
@@ -194,10 +201,12 @@ def _exchange(vector: Array, where: Coordinates, rows: Rows, kinds: Kinds, share
     ratio = shared["host_ratio"]
     relief = shared["rest"] + shared["relief"] * np.clip(ratio, FARTHEST_RATIO, 0.0)
     links = np.where(rows.has_type, vector[where.link][kinds.reference] + kinds.link, -np.inf).max(axis=1)
-    beta = np.exp(shared["network"] + links + np.where(one, ratio, np.where(several, relief, 0.0)))
-    per_doubling = np.exp(np.where(one, shared["host_growth"], shared["network_growth"]))
-    alpha = np.exp(np.where(one, shared["host_latency"], shared["network_latency"]))
-    exchange: Array = np.log(
-        np.maximum(beta * rows.traffic * growth(rows.workers, per_doubling) + alpha * rows.messages, 1e-9)
-    )
+    network = np.exp(shared["network"] + links)
+    # A node with a single worker has no link inside, and a single node none between.
+    inside = np.where(rows.crowd > 1, sharing(rows.crowd, shared["host_sharing"]), 0.0)
+    between = np.where(one, 0.0, np.where(several, np.exp(relief), 1.0))
+    beta = network * slower(inside * np.exp(ratio), between)
+    alpha = slower(inside * np.exp(shared["host_latency"]), ~one * np.exp(shared["network_latency"]))
+    more = growth(rows.workers, np.where(one, 0.0, np.exp(shared["network_growth"])))
+    exchange: Array = np.log(np.maximum(beta * rows.traffic * more + alpha * rows.messages, 1e-9))
     return exchange

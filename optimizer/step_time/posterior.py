@@ -24,8 +24,13 @@ from hetopt.optimizer.step_time.physics import SHARED, Coordinates
 from hetopt.optimizer.step_time.priors import OWN_LINK_SD, PRIORS, SCALE_ROWS, SPREAD, Normal, Spread
 from hetopt.optimizer.step_time.residual_process import Latents
 
-STARTS = (-0.8, 2.0)
-"""Of ``forward``: hidden and unhidden exchange are two hills, and samples of few layouts do not always lead over."""
+STARTS: tuple[Mapping[str, float], ...] = (
+    {"forward": -0.8},
+    {"forward": 2.0},
+    {"forward": -0.8, "host_sharing": 1.0, "host_latency": -6.0},
+)
+"""Hidden and unhidden exchange are two hills, and so are slow networks and hosts that pass messages on slowly: samples
+of few layouts do not always lead over."""
 
 FIXED_SHARE = 0.19
 """Of a step on one GPU, the part that no sample takes: how throughput follows the batch size over the public
@@ -92,19 +97,21 @@ def fit(observed: Observed, *, priors: Mapping[str, Normal] = PRIORS, spread: Sp
     where = Coordinates(types=len(rows.types), compressors=len(rows.compressors))
     mean, sd = _priors(observed, where, priors)
     problem = _Problem(observed=observed, where=where, mean=mean, sd=sd)
-    compute_noise = exchange_noise = 1.0
+    compute_noise = exchange_noise = layouts = 1.0
     prior = _prior(problem, Latents.at(rows.points, rows.layouts, spread))
     # First the parameters alone, everything left over being noise: quick, and it tells which hill is the higher.
     alone = _prior(problem, Latents.at(rows.points, rows.layouts, spread.as_noise))
     foot = min(
-        (_climb(problem, alone, _start(alone, forward), free=len(where)) for forward in STARTS),
+        (_climb(problem, alone, _start(alone, start), free=len(where)) for start in STARTS),
         key=lambda peak: peak.loss,
     )
     best = _climb(problem, prior, foot.mode)
     for _ in range(MOST_SCALINGS):
-        factors = _noise_factors(problem, prior, best)
+        covariance = _covariance(problem, prior, best)
+        factors = (*_noise_factors(problem, prior, best, covariance), _layout_factor(prior, best, covariance))
         compute_noise, exchange_noise = compute_noise * factors[0], exchange_noise * factors[1]
-        scaled = spread.scaled(compute=compute_noise, exchange=exchange_noise)
+        layouts *= factors[2]
+        scaled = spread.scaled(compute=compute_noise, exchange=exchange_noise, layouts=layouts)
         prior = _prior(problem, Latents.at(rows.points, rows.layouts, scaled))
         best = _climb(problem, prior, best.mode)
         if max(abs(math.log(factor)) for factor in factors) < 0.05:
@@ -204,9 +211,10 @@ def _prior(problem: _Problem, latents: Latents) -> _Prior:
     return _Prior(latents=latents, mean=np.concatenate([problem.mean, np.zeros(len(latents))]), precision=precision)
 
 
-def _start(prior: _Prior, forward: float) -> Array:
+def _start(prior: _Prior, where: Mapping[str, float]) -> Array:
     start = prior.mean.copy()
-    start[SHARED.index("forward")] = forward
+    for name, value in where.items():
+        start[SHARED.index(name)] = value
     return start
 
 
@@ -277,7 +285,19 @@ def _covariance(problem: _Problem, prior: _Prior, peak: _Peak) -> Array:
     return np.asarray(np.linalg.inv(_normal(problem, prior, peak.channels)[0]), dtype=np.float64)
 
 
-def _noise_factors(problem: _Problem, prior: _Prior, peak: _Peak) -> tuple[float, float]:
+def _layout_factor(prior: _Prior, peak: _Peak, covariance: Array) -> float:
+    """How much more the exchanges of layouts differ than ``prior`` has it, shrunk to 1 by `SCALE_ROWS` layouts.
+
+    The step of expectation maximisation for the scale of a Gaussian process (Dempster et al. 1977). Rows of one layout
+    say nothing of it, however many they are and however alike: they share what sets the layout apart.
+    """
+    count = len(prior.latents.layouts)
+    left, inverse = peak.mode[-count:], prior.latents.exchange_inverse
+    squares = float(left @ inverse @ left) + float((inverse * covariance[-count:, -count:]).sum())
+    return math.sqrt((SCALE_ROWS + squares) / (SCALE_ROWS + count))
+
+
+def _noise_factors(problem: _Problem, prior: _Prior, peak: _Peak, covariance: Array) -> tuple[float, float]:
     """How much noisier computing and exchanging are than ``prior`` has it, each shrunk to 1 by `SCALE_ROWS` rows.
 
     Squared residuals are capped at nine (three deviations), divided by the degrees of freedom that the fit left, and
@@ -288,7 +308,7 @@ def _noise_factors(problem: _Problem, prior: _Prior, peak: _Peak) -> tuple[float
         return 1.0, 1.0
     channel = peak.channels[0]
     derivatives = channel.dense(*sizes)
-    leverage = ((derivatives @ _covariance(problem, prior, peak)) * derivatives).sum(axis=1) * channel.weight
+    leverage = ((derivatives @ covariance) * derivatives).sum(axis=1) * channel.weight
     left = np.clip(1 - leverage, 0.05, 1.0)
     squares = np.minimum(channel.residual**2 / channel.variance, 9.0)
     exchanging = (prior.latents.spread.noise_exchange * channel.by_exchange) ** 2 / channel.variance

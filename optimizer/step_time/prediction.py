@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +22,8 @@ class Sources:
     """Variances of a row's log step, by where they come from. They add up.
 
     Attributes:
-        parameters: what the samples leave open of the physics, and what it leaves over where something was measured.
+        parameters: what the samples leave open of the physics, and what it leaves over where something was measured;
+            ``parameters_below`` towards shorter steps, where links that computing hides can only become more hidden.
         batch: computation at batch sizes that were not measured.
         layout: exchange of layouts that were not measured.
         kinship: machine types that were not measured.
@@ -31,6 +32,7 @@ class Sources:
     """
 
     parameters: Array
+    parameters_below: Array
     batch: Array
     layout: Array
     kinship: Array
@@ -40,7 +42,32 @@ class Sources:
     @property
     def total(self) -> Array:
         """Variance of the log of (true / predicted)."""
-        return self.parameters + self.batch + self.layout + self.kinship + self.compressor + self.noise
+        return self.parameters + self._others
+
+    @property
+    def below(self) -> Array:
+        """The same of steps that are shorter than predicted."""
+        return self.parameters_below + self._others
+
+    @property
+    def _others(self) -> Array:
+        return self.batch + self.layout + self.kinship + self.compressor + self.noise
+
+
+@dataclass(frozen=True, kw_only=True)
+class FromParameters:
+    """Variance of each row's log step by the parameters.
+
+    Attributes:
+        by_link: of each parameter of `FAR` that is not known, towards longer steps; ``by_link_below``: shorter ones.
+        covariance: of the rest, and of all that is known.
+        linear: variance of each row by that.
+    """
+
+    by_link: Mapping[str, Array]
+    by_link_below: Mapping[str, Array]
+    covariance: Array
+    linear: Array
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +77,7 @@ class Linearised:
     Attributes:
         reference_points: `Rows.points`, with measured types in place of their relatives.
         by_mode: derivatives of the log step by the model's `Posterior.mode`.
+        parameters: what follows from that for its variance.
         foreign: derivatives by what was not measured at all, in its standard deviations: the computation and the links
             of each type that is only a relative, and each new compressor.
     """
@@ -58,6 +86,7 @@ class Linearised:
     steps: Steps
     reference_points: tuple[Point, ...]
     by_mode: Array
+    parameters: FromParameters
     foreign: Array
     sources: Sources
 
@@ -111,15 +140,19 @@ def predict(model: Posterior, configurations: Sequence[Configuration], kin: Sequ
         axis=1,
     )
     foreign = _foreign(rows, here, len(own.types), kin)
+    none = np.zeros(len(rows))
     compressed = derivatives[:, parameters:] * model.compression_prior.sd
+    known = _from_parameters(model, by_mode, lambda mode: at(mode)[0].log_step)
     return Linearised(
         rows=rows,
         steps=here,
         reference_points=tuple(points),
         by_mode=by_mode,
+        parameters=known,
         foreign=np.concatenate([foreign, compressed], axis=1),
         sources=Sources(
-            parameters=_from_parameters(model, by_mode, lambda mode: at(mode)[0].log_step),
+            parameters=known.linear + sum(known.by_link.values(), none),
+            parameters_below=known.linear + sum(known.by_link_below.values(), none),
             batch=here.compute_share**2 * compute_left[point],
             layout=here.exchange_share**2 * exchange_left[rows.layout],
             kinship=(foreign**2).sum(axis=1),
@@ -129,28 +162,31 @@ def predict(model: Posterior, configurations: Sequence[Configuration], kin: Sequ
     )
 
 
-FAR = ("network", "host_ratio")
-"""Parameters that samples of one node or one worker leave wide open."""
+FAR = ("network", "host_ratio", "host_latency", "host_sharing", "network_latency")
+"""Parameters of links, which samples of one node, of few workers or of much computing leave wide open."""
 
 KNOWN = 0.5
 """Share of the prior variance that must be gone for a linear approximation to do."""
 
 
-def _from_parameters(model: Posterior, by_mode: Array, log_step: Callable[[Array], Array]) -> Array:
+def _from_parameters(model: Posterior, by_mode: Array, log_step: Callable[[Array], Array]) -> FromParameters:
     """Variance of what was learned: linear around the mode, but for links that nothing was learned about.
 
     An exchange that hides behind computing has next to no derivative, and yet a network ten times slower would show.
     Along such a parameter (others following as they are correlated with it) the 90 % range is evaluated as it is.
     """
-    covariance, variance, here = model.covariance.copy(), np.zeros(len(by_mode)), log_step(model.mode)
+    covariance, here = model.covariance.copy(), log_step(model.mode)
+    above, below = dict[str, Array](), dict[str, Array]()
     for name in FAR:
         if model.learned(name) < KNOWN:
             index = SHARED.index(name)
             stride = covariance[:, index] / np.sqrt(covariance[index, index])
-            ends = [np.abs(log_step(model.mode + sign * Z90 * stride) - here) / Z90 for sign in (-1, 1)]
-            variance += np.maximum(*ends) ** 2
+            ends = [(log_step(model.mode + sign * Z90 * stride) - here) / Z90 for sign in (-1, 1)]
+            above[name] = np.maximum(np.maximum(*ends), 0.0) ** 2
+            below[name] = np.minimum(np.minimum(*ends), 0.0) ** 2
             covariance -= np.outer(stride, stride)
-    return np.asarray(variance + ((by_mode @ covariance) * by_mode).sum(axis=1), dtype=np.float64)
+    linear = ((by_mode @ covariance) * by_mode).sum(axis=1)
+    return FromParameters(by_link=above, by_link_below=below, covariance=covariance, linear=linear)
 
 
 def _foreign(rows: Rows, here: Steps, own: int, kin: Sequence[Kinship]) -> Array:

@@ -1,7 +1,8 @@
 """What is believed of a step before anything is measured: a normal prior for each parameter, and how reality strays.
 
 The shapes (overlap, contention, growth) were read off fits to six public sets of step times (two clusters of GPUs,
-three jobs; Pollux, OSDI 2021, and Sia, SOSP 2023), rounded, and widened to about twice their spread over the sets.
+three jobs; Pollux, OSDI 2021, and Sia, SOSP 2023), rounded, and widened to about twice their spread over the sets;
+links inside a node (``host_latency``, ``host_sharing``) off eight, those of a third cluster among them.
 `benchmarks.prediction` scores each set with priors taken from the others alone. Once one layout of three or more nodes
 is measured, moving any mean by its own deviation, or halving or doubling any `Spread`, changes the mean of the medians
 by less than half a point. Before that, four priors stand for what nobody measured: ``relief`` (at most 4.5 points when
@@ -46,9 +47,9 @@ PRIORS: Mapping[str, Normal] = MappingProxyType(
         "host_ratio": Normal(mean=-0.8, sd=1.0, about="bandwidth inside a node against between two"),
         "relief": Normal(mean=0.25, sd=0.1, about="what a third node does for the network of two"),
         "rest": Normal(mean=0.0, sd=0.08, about="bandwidth between three or more nodes"),
-        "host_latency": Normal(mean=math.log(30e-6), sd=1.0, about="latency inside a node"),
+        "host_latency": Normal(mean=math.log(300e-6), sd=1.5, about="latency inside a node"),
         "network_latency": Normal(mean=math.log(120e-6), sd=0.8, about="latency between nodes"),
-        "host_growth": Normal(mean=-3.2, sd=1.0, about="what each doubling of workers adds inside a node"),
+        "host_sharing": Normal(mean=0.2, sd=0.3, about="how far workers of one node share the links inside it"),
         "network_growth": Normal(mean=-2.8, sd=0.6, about="what each doubling of workers adds between nodes"),
         "fixed": Normal(mean=None, sd=2.5, about="time a step that no sample takes"),
         "per_sample": Normal(mean=None, sd=2.5, about="time a sample"),
@@ -98,12 +99,15 @@ class Spread:
             noise_exchange=math.hypot(self.noise_exchange, self.exchange, self.layout),
         )
 
-    def scaled(self, *, compute: float, exchange: float) -> Spread:
-        """The same where computing or exchanging is noisier; how computation strays from a line is the job's."""
+    def scaled(self, *, compute: float, exchange: float, layouts: float) -> Spread:
+        """The same where computing or exchanging is noisier, or layouts differ more than the equations say.
+
+        How computation strays from a line is the job's.
+        """
         return replace(
             self,
-            exchange=self.exchange * math.sqrt(exchange),
-            layout=self.layout * math.sqrt(exchange),
+            exchange=self.exchange * layouts,
+            layout=self.layout * layouts,
             noise_compute=self.noise_compute * compute,
             noise_exchange=self.noise_exchange * exchange,
         )
@@ -112,7 +116,7 @@ class Spread:
 SPREAD = Spread()
 
 SCALE_ROWS = 20.0
-"""The prior of a cluster's noise, in rows that it is worth."""
+"""The prior of a cluster's noise, in rows that it is worth; and of how far its layouts differ, in layouts."""
 
 TAIL = 4.0
 """Degrees of freedom of the noise (Student's t): a disturbed run must not bend the model."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -28,6 +28,7 @@ def observe_profile(profile: Profile) -> Observed:
     Workers of a sweep compute at the same time without talking, so a step time is the computation of as many workers on
     one node. A link's line is read at the gradient's size: inside a host as it is, between hosts with one worker each.
     """
+    profile = profile.computing_in(profile.precisions[0])
     configurations: list[Configuration] = []
     computing: list[float] = []
     exchanging: list[float] = []
@@ -73,18 +74,22 @@ FORWARD_LOGIT_SD = 0.3
 """How far the scatter of steps, and the part of them before backward, may be another elsewhere."""
 
 
-def observe_samples(profile: Profile) -> Observed | None:
-    """The steps of the same job on machines that can be rented; absent where there are none.
+def observe_samples(profile: Profile, own: Collection[str] = ()) -> Observed | None:
+    """The steps of the same job on machines that can be rented, or are these of its owner; absent where there are none.
 
     Rehearsed hosts and this machine tell how such clusters behave, and nothing about a cloud's links.
     """
-    rented = [sample for sample in profile.samples if all(RENTED.fullmatch(node.type) for node in sample.nodes)]
-    return observe(rented) if rented else None
+    kept = [
+        sample
+        for sample in profile.samples
+        if all(node.type in own or RENTED.fullmatch(node.type) for node in sample.nodes)
+    ]
+    return observe(kept) if kept else None
 
 
 def sampled_machines(profile: Profile, catalog: Mapping[str, InstanceType]) -> SampledMachines | None:
     """Machine types as the profile's step samples know them; absent where it has none."""
-    observed = observe_samples(profile)
+    observed = observe_samples(profile, [name for name, one in catalog.items() if one.owned])
     if observed is None:
         return None
     return SampledMachines(posterior=fit(observed), gradient_bytes=profile.job.gradient_bytes, catalog=catalog)

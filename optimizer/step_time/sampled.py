@@ -10,12 +10,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import get_args
 
 from hetopt.core.errors import BadInput
+from hetopt.core.precision import Precision
+from hetopt.core.step_samples import IN_PRECISION
 from hetopt.optimizer.fit import LinkModel
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.plan import Evidence
 from hetopt.optimizer.step_time.design_matrix import Array
+from hetopt.optimizer.step_time.gpu_transfer import PRECISIONS
 from hetopt.optimizer.step_time.physics import SHARED
 from hetopt.optimizer.step_time.posterior import Posterior
 from hetopt.optimizer.step_time.tiers import Seen, kinship, measured_steps
@@ -57,9 +61,22 @@ class SampledMachines:
     gradient_bytes: float
     catalog: Mapping[str, InstanceType]
 
-    def machine(self, name: str) -> SampledMachine | None:
-        """A machine type; absent where nothing relates it to what was sampled."""
+    @cached_property
+    def precisions(self) -> Mapping[Precision, str]:
+        """That samples say they computed in, beside fp32, and the names that these have in them."""
+        named = {name.partition(IN_PRECISION)[2] for name in self.posterior.observed.rows.types}
+        found: dict[Precision, str] = {}
+        for precision in get_args(Precision):
+            own = sorted(name for name in named if PRECISIONS.get(name) == precision != "fp32")
+            if own:
+                found[precision] = own[-1]
+        return found
+
+    def machine(self, name: str, precision: Precision = "fp32") -> SampledMachine | None:
+        """A machine type in a precision; absent where nothing relates it to what was sampled."""
         types = self.posterior.observed.rows.types
+        if precision in self.precisions:
+            name = f"{name}{IN_PRECISION}{self.precisions[precision]}"
         try:
             kin = kinship(name, types, self.catalog, self._seen)
         except BadInput:

@@ -18,7 +18,7 @@ from hetopt.optimizer.step_time.step_time import NO_OVERLAP, Overlap
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """A positive number (or a share) and how well it is known: standard deviation of its log (or logit)."""
+    """A number and how well it is known: standard deviation of its log, or logit of a share, unless said otherwise."""
 
     value: float
     sd: float
@@ -39,7 +39,8 @@ class Shape:
         forward: share of the computation that is over before an exchange can begin.
         power: how well the rest hides the exchange; its ``sd`` is that of ln (power - 1).
         network_growth: what each doubling of workers adds to the bytes' time between machines.
-        host_growth: the same inside one.
+        host_sharing: how far the workers of a machine share what is between them: a power of their number, whose ``sd``
+            is its own.
         relief: bandwidth between three or more machines over that between two.
         gradient_bytes: of a dense exchange.
     """
@@ -49,7 +50,7 @@ class Shape:
     forward: Known
     power: Known
     network_growth: Known
-    host_growth: Known
+    host_sharing: Known
     relief: Known
     gradient_bytes: float
 
@@ -72,7 +73,7 @@ class Shape:
             forward=Known(value=1 / (1 + math.exp(-mode["forward"])), sd=sd("forward")),
             power=Known(value=1 + math.exp(mode["overlap"]), sd=sd("overlap")),
             network_growth=positive("network_growth"),
-            host_growth=positive("host_growth"),
+            host_sharing=Known(value=mode["host_sharing"], sd=sd("host_sharing")),
             relief=Known(
                 value=math.exp(-mode["rest"] - mode["relief"] * ratio),
                 sd=math.hypot(sd("rest"), ratio * sd("relief")),

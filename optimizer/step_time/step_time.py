@@ -1,7 +1,8 @@
 """The equations of one synchronous training step, for one cluster or for columns of many.
 
     C   = max_i t_i (1 + jitter E_n)                               the slowest of n workers, whose steps scatter
-    T   = messages alpha + traffic / bw (1 + growth log2(n / 2))   the exchange (Hockney 1994; growth: more hosts share)
+    T   = messages alpha + traffic / bw (1 + growth log2(n / 2))   the exchange over its slowest hop (Hockney 1994;
+                                                                   growth: more hosts share)
     tau = f C + (((1-f) C)^p + ((1-g) T)^p)^(1/p) + g T + compression
 
 ``f`` is the part of the computation that is over before an exchange can begin, ``g`` the part of the exchange that
@@ -187,6 +188,19 @@ def growth(workers: ArrayLike, per_doubling: ArrayLike) -> Array:
     """Factor on an exchange's bytes: more than two workers share switches, and the slowest of their links decides."""
     doublings = np.log2(np.maximum(np.asarray(workers, dtype=np.float64), 2.0) / 2)
     return np.asarray(1 + np.asarray(per_doubling) * doublings)
+
+
+def sharing(crowd: ArrayLike, power: float) -> Array:
+    """Factor on a hop inside a machine: how much longer it takes beside all workers of the machine than between two."""
+    return np.asarray((np.maximum(np.asarray(crowd, dtype=np.float64), 2.0) / 2) ** power)
+
+
+def slower(one: ArrayLike, other: ArrayLike) -> Array:
+    """Time of a ring with two kinds of hops, which work at the same time: the longer, and a fifth more of equal ones.
+
+    Stragglers of one kind are not always those of the other, so that neither is quite hidden: a norm of order four.
+    """
+    return np.asarray((np.asarray(one, dtype=np.float64) ** 4 + np.asarray(other, dtype=np.float64) ** 4) ** 0.25)
 
 
 _GRID = 1801

@@ -20,8 +20,8 @@ from hetopt.optimizer.step_time.gpu_transfer import (
     PRECISIONS,
     Measured,
     Place,
-    gpu_model,
     gpu_of,
+    steps_elsewhere,
     transferred,
 )
 from hetopt.optimizer.step_time.posterior import Posterior
@@ -71,7 +71,7 @@ class Seen:
 
 def measured_steps(model: Posterior, catalog: Mapping[str, InstanceType]) -> tuple[Seen, ...]:
     """A usual step of each measured type whose GPU the catalogue knows."""
-    rows, where = model.observed.rows, model.where
+    rows, where, job = model.observed.rows, model.where, model.observed
     found = []
     for index, name in enumerate(rows.types):
         batch = float(np.exp(np.log(rows.group_batch[rows.group_type == index]).mean()))
@@ -79,7 +79,8 @@ def measured_steps(model: Posterior, catalog: Mapping[str, InstanceType]) -> tup
         if place is not None:
             fixed, per_sample = model.mode[where.fixed][index], model.mode[where.per_sample][index]
             step_s = math.exp(fixed) + batch * math.exp(per_sample)
-            found.append(Seen(reference=index, name=name, step=Measured(place=place, step_time_s=step_s)))
+            step = Measured(place=place, step_time_s=step_s, kind=job.model_kind, flops_per_sample=job.flops_per_sample)
+            found.append(Seen(reference=index, name=name, step=step))
     return tuple(found)
 
 
@@ -105,7 +106,7 @@ def relatives(
         if index >= first and seen and (place := _place(name, catalog, seen[0].step.place.batch_size)) is not None
     }
     if len(places) > 1:
-        _, covariance = gpu_model().steps([one.step for one in seen], list(places.values()))
+        _, covariance = steps_elsewhere([one.step for one in seen], list(places.values()))
         triangle = np.linalg.cholesky(covariance)
         for row, index in enumerate(places):
             parts = np.zeros(len(names) - first)
@@ -194,7 +195,8 @@ def _relate(reference: int, known: str, instance: InstanceType, name: str, wante
             _same_gpu(instance, wanted) if known.partition(IN_PRECISION)[2] == name.partition(IN_PRECISION)[2] else None
         )
     else:
-        scaling = _by_processor(instance, wanted)
+        alike = (known.partition(IN_PRECISION)[2] or "fp32") == (name.partition(IN_PRECISION)[2] or "fp32")
+        scaling = _by_processor(instance, wanted) if alike else None
     if scaling is None:
         return None
     fixed, per_sample, log_sd, evidence, basis = scaling

@@ -1,8 +1,8 @@
 """Step time on machine types that were never profiled: CPUs by CoreMark, GPUs by public measurements.
 
 Tiers: *measured* (this type was profiled), *interpolated* (same family, or the same accelerator), *extrapolated*
-(another family). From a CPU to a GPU there is a roofline only. Every constant is a prior of ours with its interval;
-measuring the type replaces it.
+(another family), *counted* (nothing was profiled: a step by its operations, see `utilisation`). From a CPU to a GPU
+there is a roofline only. Every constant is a prior of ours with its interval; measuring the type replaces it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from hetopt.core.batch_partition import WorkerTime
-from hetopt.core.comm.exchange_memory import exchange_memory
+from hetopt.core.memory import ALONE, ExchangeMemory
 from hetopt.core.profile import Device
-from hetopt.core.run_spec import Compression
 from hetopt.optimizer.fit import FittedDevice, FittedModel, times_as_long
+from hetopt.optimizer.market.gpus import FIRST_CAPABILITY_WITH_BF16
 from hetopt.optimizer.market.instance_type import Accelerator, InstanceType
 from hetopt.optimizer.market.software import pinned
 from hetopt.optimizer.plan import Evidence
+from hetopt.optimizer.step_time.device_memory import Room, room, usable_bytes
 from hetopt.optimizer.step_time.gpu_transfer import (
     Gpu,
     Measured,
@@ -55,14 +56,6 @@ BANDWIDTH_EFFICIENCY = 0.7
 LAUNCH_S = 8e-6
 """One operator called from Python without graph capture: 5-10 microseconds on current hosts."""
 
-ACCELERATOR_CONTEXT_BYTES = 750 * 2**20
-"""Taken by the CUDA context and the libraries' workspaces before the first tensor."""
-
-HOST_MEMORY_BYTES = 3 * 2**29
-"""Main memory that the operating system, Python and torch take before training: 1.5 GiB."""
-
-MEMORY_FRACTION = 0.9
-
 TOO_LITTLE_MEMORY = "too little memory for one sample"
 
 
@@ -70,6 +63,7 @@ ONLY_GPUS_PROFILED = "a CPU machine, while only GPUs were profiled"
 NO_PUBLISHED_RATES = "no published rates of its GPU"
 NO_RATES_OF_OWN_GPU = "the profile does not say how fast its own GPU is"
 NO_RATES_FOR_GPUS = "a GPU, while the profile lacks the rates to predict one"
+NO_BF16_UNITS = "its GPU has no units for bf16"
 MENDED_BY_PROFILING = frozenset({ONLY_GPUS_PROFILED, NO_RATES_OF_OWN_GPU, NO_RATES_FOR_GPUS})
 """Reasons that another profile takes away; the others are the machines' own."""
 
@@ -80,11 +74,12 @@ class WorkerModel:
 
     Attributes:
         workers: workers on one machine, one for each CUDA device, or one on a CPU machine.
-        time: compute time of a step, optimizer included, bounded by memory.
+        time: compute time of a step, optimizer included, with the samples that its memory holds.
         log_sd: standard deviation of the log of (true / predicted) step time.
         evidence: where the figure comes from.
         evaluation_factor: time of an evaluation relative to the reference device.
         compress_factor: time of compression relative to the reference device.
+        room: what it has of its device's memory.
     """
 
     kind: Literal["cpu", "cuda"]
@@ -94,6 +89,7 @@ class WorkerModel:
     evidence: Evidence
     evaluation_factor: float
     compress_factor: float
+    room: Room | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +161,8 @@ def _profiled_gpus(model: FittedModel, types: Sequence[InstanceType]) -> tuple[M
                     place=Place(gpu=gpu, precision=precision, batch_size=batch),
                     step_time_s=fitted.step_time.time_s(batch),
                     log_sd=0.0 if fitted is reference else fitted.step_time.log_sd,
+                    kind=model.profile.job.model_kind,
+                    flops_per_sample=model.profile.job.flops_per_sample,
                 )
                 found.setdefault((device.type, precision), step)
     return tuple(found.values()) if reference.device.kind == "cuda" else ()
@@ -188,19 +186,32 @@ def _profiled_gpu(model: FittedModel, device: Device, types: Sequence[InstanceTy
     )
 
 
-def worker_model(model: FittedModel, host: ReferenceHost, instance: InstanceType) -> WorkerModel | Unusable:
-    """Predict one worker of a machine type, or say why that cannot be done."""
-    unusable = _unusable(instance)
-    if unusable is not None:
-        return Unusable(reason=unusable)
+def worker_model(
+    model: FittedModel, host: ReferenceHost, instance: InstanceType, exchange: ExchangeMemory = ALONE
+) -> WorkerModel | Unusable:
+    """Predict one worker of a machine type, or say why that cannot be done.
+
+    Args:
+        model: what the profile says.
+        host: the profiled machine in the catalogue's terms.
+        instance: the machine type.
+        exchange: the most that one keeps in its memory.
+    """
+    objection = unusable(instance) or lacks_precision(model, host, instance)
+    if objection is not None:
+        return Unusable(reason=objection)
     workers = max(1, instance.cuda_devices)
     for fitted in model.devices:
         if fitted.device.type == instance.name and fitted.device.workers_per_host == workers:
-            return _measured(model, fitted, workers)
-    return _on_gpus(model, host, instance) if instance.cuda_devices else _on_cpus(model, host, instance)
+            return _with_memory(_measured(model, fitted, workers), model, instance, exchange, fitted)
+    found = _on_gpus(model, host, instance) if instance.cuda_devices else _on_cpus(model, host, instance)
+    if isinstance(found, WorkerModel) and model.profile.is_counted:
+        found = replace(found, evidence="counted")
+    return _with_memory(found, model, instance, exchange)
 
 
-def _unusable(instance: InstanceType) -> str | None:
+def unusable(instance: InstanceType) -> str | None:
+    """Why a machine type is not considered, whatever the job; None: it is."""
     if instance.name.startswith("mac"):
         return "Mac hardware"
     if instance.bare_metal:
@@ -212,13 +223,44 @@ def _unusable(instance: InstanceType) -> str | None:
     return pinned().objection(instance)
 
 
-def _measured(model: FittedModel, fitted: FittedDevice, workers: int) -> WorkerModel | Unusable:
-    line = fitted.step_time
-    if fitted.largest_batch == 0:
-        return Unusable(reason=TOO_LITTLE_MEMORY)
-    time = WorkerTime(
-        fixed_s=line.fixed_s, per_sample_s=line.per_sample_s, floor_s=line.floor_s, max_samples=fitted.largest_batch
+def lacks_precision(model: FittedModel, host: ReferenceHost, instance: InstanceType) -> str | None:
+    """Why nothing is planned on a machine type in the model's precision; None: it is.
+
+    GPUs have units for bf16 from a generation on, and for the others compute as fast as they can. Some processors do,
+    which no fact of the catalogue says: those alone that were measured are trusted.
+    """
+    precision, device = model.precision, model.reference.device
+    if precision == "fp32" or instance.name == device.type:
+        return None
+    if instance.cuda_devices:
+        return (
+            f"a GPU, while {precision} was measured on a CPU" if device.kind == "cpu" else no_units(instance, precision)
+        )
+    if device.kind == "cpu" and instance.family != host.family and not _same_cpu(model, instance):
+        return f"another CPU than the one that was measured in {precision}"
+    return None
+
+
+def no_units(instance: InstanceType, precision: Precision) -> str | None:
+    """Why a machine type's GPUs do not compute in a precision; None: they do, or it has none."""
+    facts = None if instance.accelerator is None else gpu_of(instance.accelerator)
+    lacks = precision == "bf16" and facts is not None and facts.capability < FIRST_CAPABILITY_WITH_BF16
+    return NO_BF16_UNITS if lacks else None
+
+
+def _same_cpu(model: FittedModel, instance: InstanceType) -> bool:
+    """By a name that says which one: "AMD EPYC" is said of processors with such units, and of others without."""
+    words = _cpu_words(model.profile.host.cpu_model)
+    return (
+        any(map(str.isdecimal, "".join(words)))
+        and instance.cpu_model is not None
+        and words <= _cpu_words(instance.cpu_model)
     )
+
+
+def _measured(model: FittedModel, fitted: FittedDevice, workers: int) -> WorkerModel:
+    line = fitted.step_time
+    time = WorkerTime(fixed_s=line.fixed_s, per_sample_s=line.per_sample_s, floor_s=line.floor_s)
     return WorkerModel(
         kind=fitted.device.kind,
         workers=workers,
@@ -257,7 +299,6 @@ def _on_cpus(model: FittedModel, host: ReferenceHost, instance: InstanceType) ->
         workers=1,
         fixed_factor=one_thread,
         sample_factor=factor,
-        memory_bytes=MEMORY_FRACTION * instance.memory_bytes - HOST_MEMORY_BYTES,
         log_sd=log_sd,
         evidence="interpolated" if same_family else "extrapolated",
         compress_factor=factor,
@@ -299,7 +340,6 @@ def _from_gpu(model: FittedModel, host: ReferenceHost, accelerator: Accelerator)
         workers=accelerator.count,
         fixed_factor=factor,
         sample_factor=factor,
-        memory_bytes=MEMORY_FRACTION * accelerator.memory_bytes,
         log_sd=math.hypot(log_sd, reference.step_time.log_sd),
         evidence=evidence,
         compress_factor=factor,
@@ -342,11 +382,7 @@ def _by_roofline(
         job.flops_per_sample / (flops * FP32_EFFICIENCY) + traffic / (bandwidth * BANDWIDTH_EFFICIENCY) + load_s
     )
     fixed_s = job.operators_per_step * LAUNCH_S * per_core
-    limit = MEMORY_FRACTION * accelerator.memory_bytes - ACCELERATOR_CONTEXT_BYTES
-    most = _most_samples(model, limit)
-    if most == 0 or limit <= 0:
-        return Unusable(reason=TOO_LITTLE_MEMORY)
-    time = WorkerTime(fixed_s=fixed_s, per_sample_s=per_sample_s, max_samples=most)
+    time = WorkerTime(fixed_s=fixed_s, per_sample_s=per_sample_s)
     return WorkerModel(
         kind="cuda",
         workers=accelerator.count,
@@ -358,17 +394,36 @@ def _by_roofline(
     )
 
 
-def _most_samples(model: FittedModel, limit_bytes: float) -> int | None:
-    """What a GPU holds at once by the tensors that were counted, any exchange of a plan included; else by the process.
-
-    Two gradients of residual and what a selection works in are as much as the exchanges that plans choose among take.
-    """
-    counted = next((fitted.device.memory for fitted in model.devices if fitted.device.memory is not None), None)
-    if counted is None:
-        memory = model.reference.memory
-        return memory.largest_batch(limit_bytes) if memory is not None else None
-    exchange = exchange_memory(Compression(name="topk", ratio=0.1), gradient_bytes=counted.gradient_bytes, workers=2)
-    return counted.largest_micro_batch(limit_bytes, exchange)
+def _with_memory(
+    worker: WorkerModel | Unusable,
+    model: FittedModel,
+    instance: InstanceType,
+    exchange: ExchangeMemory,
+    measured: FittedDevice | None = None,
+) -> WorkerModel | Unusable:
+    """The worker with what its device holds; the update of its fixed part it takes once, however many micro-batches."""
+    if isinstance(worker, Unusable):
+        return worker
+    device_bytes, usable = usable_bytes(instance)
+    found = room(
+        model,
+        on_gpu=worker.kind == "cuda",
+        device_bytes=device_bytes,
+        usable=usable if measured is None else measured.device.memory_limit_bytes,
+        exchange=exchange,
+        measured=measured,
+    )
+    if found is None:
+        return Unusable(reason=TOO_LITTLE_MEMORY)
+    line = model.reference.step_time
+    update = min(1.0, model.reference.optimizer_s / line.fixed_s) if line.fixed_s > 0 else 0.0
+    time = replace(
+        worker.time,
+        max_samples=found.most_samples,
+        micro_batch=found.part,
+        once_s=update * worker.time.fixed_s,
+    )
+    return replace(worker, time=time, room=found)
 
 
 def _scaled(
@@ -378,21 +433,16 @@ def _scaled(
     workers: int,
     fixed_factor: float,
     sample_factor: float,
-    memory_bytes: float,
     log_sd: float,
     evidence: Evidence,
     compress_factor: float,
-) -> WorkerModel | Unusable:
+) -> WorkerModel:
     reference = model.reference
     line = reference.step_time
-    most = reference.memory.largest_batch(memory_bytes) if reference.memory is not None else None
-    if most == 0 or memory_bytes <= 0:
-        return Unusable(reason=TOO_LITTLE_MEMORY)
     time = WorkerTime(
         fixed_s=line.fixed_s * fixed_factor,
         per_sample_s=line.per_sample_s * sample_factor,
         floor_s=line.floor_s * fixed_factor,
-        max_samples=most,
     )
     return WorkerModel(
         kind=kind,

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from hetopt.core.profile import Host, Job
+from hetopt.profiler.probe.model_kind import model_kind
 from hetopt.profiler.probe.replica import Replica
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.normalisation import least_samples
@@ -64,6 +65,7 @@ def job_facts(task: Task, reference: str, replica: Replica, reader: BatchReader,
         usual_epochs=task.usual_epochs,
         operators_per_step=_operators(lambda: _whole_step(replica, reader, part)),
         flops_per_sample=_flops(lambda: _whole_step(replica, reader, part)) / len(part) or None,
+        model_kind=model_kind(replica.loss.model.modules()),
     )
 
 

@@ -33,7 +33,7 @@ from hetopt.trainer.making import make_optimizer
 from hetopt.trainer.steps.fused_step import FusedStep
 from hetopt.trainer.steps.learning_rate import LearningRate
 from hetopt.trainer.steps.local_batch import BatchReader
-from hetopt.trainer.steps.precision import Autocast
+from hetopt.trainer.steps.precision import Autocast, initial_loss_scale, matrices_in
 from hetopt.trainer.steps.slowdown import NoSlowdown
 from hetopt.trainer.steps.step import LossModule, trainable_parameters
 from hetopt.trainer.steps.stopwatch import make_stopwatch
@@ -98,7 +98,8 @@ class PilotRun:
         self._learning_rate = LearningRate.of(task, self._optimizer, 1.0 if sync is None else sync.stretch)
         elements = sum(parameter.numel() for parameter in trainable_parameters(self._model))
         self._held = HeldExchange(Exchange(Compression(), elements, device=context.device), elements, context.device)
-        autocast = Autocast(device_type=context.device.type, precision=context.spec.precision)
+        autocast = Autocast(device_type=context.device.type, precision=pilot.precision)
+        self._loss_scale = initial_loss_scale(pilot.precision)
         loss = LossModule(self._model, task.loss, autocast)
         self._step = FusedStep(
             module=loss,
@@ -145,8 +146,14 @@ class PilotRun:
                 seed=self._seed,
                 sync=pilot.sync,
                 workers=crew.context.world_size,
+                precision=pilot.precision,
             )
         )
+        with matrices_in(pilot.precision):
+            self._train(time_limit_s, evaluated=evaluated)
+
+    def _train(self, time_limit_s: float, *, evaluated: bool) -> None:
+        crew, pilot, index = self._ground.crew, self._pilot, self._index
         fewest_steps = FEWEST_STEPS if index == 0 else 1
         rhythm = SamplingRhythm(every_steps=pilot.sample_every_steps)
         begun_s = now_s = evaluated_s = crew.elapsed_s()
@@ -182,8 +189,11 @@ class PilotRun:
         context = self._ground.crew.context
         if self._local is not None:
             return self._local.step(self._ground.reader.cut(batch, context.rank))
-        trace = self._step.run(self._ground.reader.cut(batch, context.rank), len(batch), None)
-        return self._apply(float(trace.loss_sum))
+        scale, parts = self._loss_scale, self._ground.reader.cut(batch, context.rank)
+        trace = self._step.run(parts, len(batch), None if scale is None else scale.value)
+        if scale is not None:
+            self._loss_scale = scale.after(finite=trace.finite)
+        return self._apply(float(trace.loss_sum), learns=trace.finite)
 
     def _sampled_step(self, batch: GlobalBatch, step: int) -> bool:
         """The same step computed in groups, whose gradients also tell signal from noise."""
@@ -216,10 +226,17 @@ class PilotRun:
             crew.record(GainMeasured(pilot=self._index, step=step, gains=measured))
         return finite
 
-    def _apply(self, loss_sum: float) -> bool:
-        """Let the residuals follow, exchange and learn, unless the loss of some worker says that it is over."""
+    def _apply(self, loss_sum: float, *, learns: bool = True) -> bool:
+        """Let the residuals follow, exchange and learn, unless the loss of some worker says that it is over.
+
+        Args:
+            loss_sum: of this worker.
+            learns: False where gradients overflowed in fp16: the step is passed over, as in training.
+        """
         if not math.isfinite(self._ground.crew.total([loss_sum])[0]):
             return False
+        if not learns:
+            return True
         if self._gains is not None:
             self._gains.follow(self._held.local)
         self._held.release()

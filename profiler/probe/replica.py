@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from hetopt.core.precision import Precision
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.assembly import build_model
 from hetopt.trainer.making import make_optimizer
@@ -23,10 +24,12 @@ class Replica:
     loss: LossModule
     optimizer: Optimizer
     gradient: Tensor
+    task: Task
+    device: torch.device
 
     @classmethod
     def build(cls, task: Task, spec: RunSpec, device: torch.device) -> Replica:
-        """Build one on every rank at the same time.
+        """Build one on every rank at the same time, computing in fp32.
 
         The optimizer does all its work with a learning rate of zero, so the weights stay where they began, and however
         many steps are timed, activations and gradients stay those of a sane model.
@@ -40,5 +43,10 @@ class Replica:
         optimizer = make_optimizer(task, model)
         for group in optimizer.param_groups:
             group["lr"] = 0.0
-        autocast = Autocast(device_type=device.type, precision=spec.precision)
-        return cls(loss=LossModule(model, task.loss, autocast), optimizer=optimizer, gradient=gradient)
+        loss = LossModule(model, task.loss, Autocast(device_type=device.type, precision="fp32"))
+        return cls(loss=loss, optimizer=optimizer, gradient=gradient, task=task, device=device)
+
+    def computing_in(self, precision: Precision) -> Replica:
+        """The same model, computing in another precision."""
+        autocast = Autocast(device_type=self.device.type, precision=precision)
+        return replace(self, loss=LossModule(self.loss.model, self.task.loss, autocast))

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
 from hetopt.core.errors import BadInput
-from hetopt.core.events.probe_records import FINISHED, HOST_FACTS, JOB_FACTS, STARTED, EvaluationCost
+from hetopt.core.events.probe_records import (
+    FINISHED,
+    HOST_FACTS,
+    JOB_FACTS,
+    STARTED,
+    EvaluationCost,
+    PrecisionRefused,
+)
+from hetopt.core.precision import Precision
 from hetopt.core.probe_schedule import LATER_PASS_SHARE, NETWORK_SHARE, ProbeSchedule
 from hetopt.profiler.probe.crew import ProbeGroup, ProbeStopped
 from hetopt.profiler.probe.facts import host_facts, job_facts
@@ -17,8 +26,11 @@ from hetopt.profiler.probe.sweep import come_back, run_sweep
 from hetopt.profiler.probe.tensor_bytes import count_on
 from hetopt.profiler.probe.threads import threads
 from hetopt.trainer.context import WorkerContext
+from hetopt.trainer.data.fetch import Batch
 from hetopt.trainer.data.micro_batch import MicroBatch
+from hetopt.trainer.failure import is_out_of_memory
 from hetopt.trainer.steps.local_batch import BatchReader
+from hetopt.trainer.steps.precision import lacks_units, matrices_in
 from hetopt.trainer.task import Task, TaskData, evaluation_sums
 from hetopt.trainer.tasks.load import load_task
 
@@ -46,8 +58,6 @@ def run_probe(context: WorkerContext) -> None:
     schedule = context.spec.probe
     if schedule is None:
         raise BadInput("this run has nothing to measure.", hint="profile with `hetopt profile TASK`")
-    if context.spec.precision == "fp16":
-        raise BadInput("the precision of a profile must be fp32 or bf16, got fp16.", hint="profile in bf16")
     task = load_task(context.spec.task)
     data = task.data(Path(context.spec.data_dir) if context.spec.data_dir is not None else None)
     replica = Replica.build(task, context.spec, context.device)
@@ -68,25 +78,33 @@ def _measure(crew: ProbeGroup, schedule: ProbeSchedule, task: Task, data: TaskDa
         crew.note(HOST_FACTS, host_facts(context.device))
         part = MicroBatch(epoch=0, indices=range(min(COUNTED_SAMPLES, len(data.train))))
         crew.note(JOB_FACTS, job_facts(task, context.spec.task, replica, reader, part))
-    measured = [
-        run_sweep(
-            crew,
-            replica,
-            reader,
-            index,
-            sweep,
-            memory_fraction=schedule.memory_fraction,
-            compressors=schedule.compressors,
+    refused = _refused(crew, schedule, reader, replica)
+    measured: list[tuple[int, ...]] = []
+    counted: set[Precision] = set()
+    for index, sweep in enumerate(schedule.sweeps):
+        measured.append(
+            ()
+            if sweep.precision in refused
+            else run_sweep(
+                crew,
+                replica,
+                reader,
+                index,
+                sweep,
+                memory_fraction=schedule.memory_fraction,
+                counts_memory=sweep.precision not in counted,  # the same in every division
+                compressors=schedule.compressors if sweep.precision == schedule.sweeps[0].precision else None,
+            )
         )
-        for index, sweep in enumerate(schedule.sweeps)
-    ]
+        counted.add(sweep.precision)
 
     def come_back_to_sweeps() -> None:
         for index, (sweep, sizes) in enumerate(zip(schedule.sweeps, measured, strict=True)):
             come_back(crew, replica, reader, index, sweep, sizes, share=LATER_PASS_SHARE)
 
-    # The last sweep is that of all workers together, as pilots are.
-    largest = max((sizes[-1] for sizes in measured[-1:] if sizes), default=0)
+    # In every precision, the last sweep is that of all workers together, as pilots are.
+    together = {sweep.precision: sizes for sweep, sizes in zip(schedule.sweeps, measured, strict=True)}
+    largest = min((sizes[-1] for sizes in together.values() if sizes), default=0)
     evaluation_s = _evaluation_cost(crew, schedule, task, data, replica, EVALUATION_SHARE * budget_s)
     if schedule.network is not None and context.world_size > 1:
         with threads(schedule.sweeps[-1].threads_per_worker if schedule.sweeps else 1):
@@ -106,6 +124,8 @@ def _measure(crew: ProbeGroup, schedule: ProbeSchedule, task: Task, data: TaskDa
         schedule=schedule,
     )
     for index, pilot in enumerate(schedule.pilots):
+        if pilot.precision in refused:
+            continue
         left_s = budget_s - crew.elapsed_s()
         time_limit_s = max(0.0, min(pilot.time_limit_s, left_s))
         evaluated = evaluation_s / context.world_size <= COSTLY_EVALUATION * time_limit_s
@@ -114,6 +134,47 @@ def _measure(crew: ProbeGroup, schedule: ProbeSchedule, task: Task, data: TaskDa
     come_back_to_sweeps()
     crew.gather([])
     crew.note(FINISHED)
+
+
+def _refused(crew: ProbeGroup, schedule: ProbeSchedule, reader: BatchReader, replica: Replica) -> frozenset[Precision]:
+    """What the task cannot be computed in, by a gradient of few samples; the same on every rank.
+
+    Raises:
+        BadInput: the run's own precision is among them.
+    """
+    part = MicroBatch(epoch=0, indices=range(min(COUNTED_SAMPLES, len(reader.dataset))))
+    refused: set[Precision] = set()
+    for precision in dict.fromkeys(sweep.precision for sweep in schedule.sweeps):
+        if precision == "fp32":
+            continue
+        reason = "there are no units for it here" if lacks_units(replica.device, precision) else ""
+        if not reason:
+            with matrices_in(precision):
+                reason = _objection(replica.computing_in(precision), reader.read(part))
+        replica.gradient.zero_()
+        if any(row[0] for row in crew.gather([float(bool(reason))])):
+            reason = reason or "another worker could not"
+            if precision == crew.context.spec.precision:
+                raise BadInput(
+                    f"{crew.context.spec.task} cannot be computed in {precision}: {reason}.",
+                    hint="leave `precision` out, or choose another",
+                )
+            crew.record(PrecisionRefused(precision=precision, reason=reason))
+            refused.add(precision)
+    return frozenset(refused)
+
+
+def _objection(replica: Replica, batch: Batch) -> str:
+    """Why a gradient cannot be computed so; empty: it can."""
+    try:
+        loss = replica.loss(batch)
+        loss.backward()
+        return "" if math.isfinite(loss.item()) else f"the task's loss is {loss.item():g} in it"
+    except (RuntimeError, TypeError) as error:  # an operator that has no such form
+        if is_out_of_memory(error):
+            raise
+        said = str(error).strip().splitlines() or [type(error).__name__]
+        return f"the task fails in it: {said[0].rstrip('.')}"
 
 
 def _short_computation(

@@ -37,13 +37,14 @@ class Kept:
         """All but the gradient."""
         return [*self.parameters, *self.buffers, *states_of(self.optimizers)]
 
-    def with_step(self, step: StepMemory) -> TrainingMemory:
-        """The parts, and what a step takes beside them."""
+    def with_step(self, step: StepMemory, fresh_bytes: int) -> TrainingMemory:
+        """The parts, and what a step takes beside them; gradients that backward made anew in it."""
         return TrainingMemory(
             parameter_bytes=bytes_of(self.parameters),
             buffer_bytes=bytes_of(self.buffers),
             gradient_bytes=self.gradient_bytes,
             optimizer_bytes=bytes_of(states_of(self.optimizers)),
+            fresh_bytes=fresh_bytes,
             steps=(step,),
         )
 
@@ -102,7 +103,7 @@ class StepCount:
     def told(self, samples: int) -> TrainingMemory:
         """What a step of so many samples took."""
         step = StepMemory(samples=samples, computing_bytes=max(1, self._computing), updating_bytes=self._updating)
-        return self._kept.with_step(step)
+        return self._kept.with_step(step, self._fresh)
 
 
 def count_step(replica: Replica, batch: Batch, samples: int) -> TrainingMemory:

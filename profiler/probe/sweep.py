@@ -30,6 +30,7 @@ from hetopt.trainer.data.cursor import Indices
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.failure import is_out_of_memory
 from hetopt.trainer.steps.local_batch import BatchReader
+from hetopt.trainer.steps.precision import matrices_in
 from hetopt.trainer.steps.stopwatch import Stopwatch, make_stopwatch
 
 FEWEST_TIMED = 3
@@ -116,6 +117,7 @@ def run_sweep(
     sweep: Sweep,
     *,
     memory_fraction: float,
+    counts_memory: bool,
     compressors: CompressorProbe | None,
 ) -> tuple[int, ...]:
     """Run one sweep of the schedule; called by every rank. Returns the batch sizes that were measured."""
@@ -124,7 +126,8 @@ def run_sweep(
     active = context.rank < sweep.concurrent_workers
     begun_s = crew.elapsed_s()
     points: list[SweepPoint] = []
-    with threads(sweep.threads_per_worker):
+    replica = replica.computing_in(sweep.precision)
+    with threads(sweep.threads_per_worker), matrices_in(sweep.precision):
         stepper = _stepper(replica, reader, context) if active else None
         limit_bytes = record_facts(crew, index, sweep, group, active, memory_fraction)
         for position, size in enumerate(sweep.local_batch_sizes):
@@ -139,7 +142,7 @@ def run_sweep(
                 break
             points.append(point_of(index, size, workers))
             crew.record(points[-1])
-            if stepper is not None and context.is_leader and index == 0:  # it is the same in every division
+            if stepper is not None and context.is_leader and counts_memory:
                 crew.record(MemoryCounted(sweep=index, memory=stepper.count(size)))
         if compressors is not None and points:
             # The gradient of the last step is still there: real values to compress.
@@ -162,7 +165,8 @@ def come_back(
     group = crew.first(sweep.concurrent_workers)
     active = context.rank < sweep.concurrent_workers
     time_limit_s, begun_s = share * sweep.time_limit_s, crew.elapsed_s()
-    with threads(sweep.threads_per_worker):
+    replica = replica.computing_in(sweep.precision)
+    with threads(sweep.threads_per_worker), matrices_in(sweep.precision):
         stepper = _stepper(replica, reader, context) if active else None
         for position, size in enumerate(sizes):
             left_s = time_limit_s - (crew.elapsed_s() - begun_s)
@@ -287,7 +291,7 @@ def record_facts(
         DeviceFacts(
             sweep=index,
             kind="cuda" if device.type == "cuda" else "cpu",
-            precision=crew.context.spec.precision,
+            precision=sweep.precision,
             memory_limit_bytes=limit_bytes,
             matmul_flops_per_s=statistics.median(row[0] for row in rows),
             copy_bytes_per_s=statistics.median(row[1] for row in rows),

@@ -34,6 +34,7 @@ from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.profiler.probe.compressors import time_compressors
 from hetopt.profiler.probe.crew import ProbeGroup
 from hetopt.profiler.probe.facts import host_facts
+from hetopt.profiler.probe.model_kind import model_kind
 from hetopt.profiler.probe.network import time_collectives
 from hetopt.profiler.probe.sweep import Taken, point_of, record_facts
 from hetopt.profiler.script.course import Measured, ScriptCourse, Sized
@@ -262,6 +263,7 @@ class ScriptProbe:
             target_higher_is_better=NO_TARGET.higher_is_better,
             operators_per_step=max(1, measured.operators),
             flops_per_sample=flops,
+            model_kind=model_kind(observer.modules),
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -170,6 +170,11 @@ class Observer:
     def _see(self, deed: str) -> None:
         if deed not in self.seen_at:
             self.seen_at[deed] = self._lines.now() or ""
+
+    @property
+    def modules(self) -> Collection[nn.Module]:
+        """The modules that were called in the first step."""
+        return self._modules.values()
 
     @property
     def kept(self) -> Kept:

@@ -57,6 +57,14 @@ class Stories:
             assert time.monotonic() < deadline
             time.sleep(0.1)
 
+    def workers(self, run: hetopt.Run) -> list[psutil.Process]:
+        """The processes of a run's workers."""
+        return [
+            process
+            for process in psutil.process_iter(["cmdline"])
+            if "hetopt.trainer.worker" in (process.info["cmdline"] or []) and str(run.folder) in process.info["cmdline"]
+        ]
+
     def test_preparing_starts_nothing(self, plan: Plan, home: Path) -> None:
         prepared = backend(self.place).prepare(plan, plan, LaunchOptions(**self.here))  # type: ignore[arg-type]
         assert prepared.launch.on == self.place
@@ -88,12 +96,7 @@ class Stories:
     def test_a_run_whose_worker_dies_has_failed_and_says_why(self, plan: Plan) -> None:
         run = self.launched(plan, steps=4_000)
         self.until(run, 10)
-        workers = [
-            process
-            for process in psutil.process_iter(["cmdline"])
-            if "hetopt.trainer.worker" in (process.info["cmdline"] or []) and str(run.folder) in process.info["cmdline"]
-        ]
-        workers[-1].kill()
+        self.workers(run)[-1].kill()
         status = run.wait()
         assert status.state is RunState.FAILED
         assert "was killed" in (status.reason or "")

@@ -61,6 +61,60 @@ def test_what_is_no_feed_is_refused_by_each_reader(content: bytes) -> None:
             read(iter([content]), "it")
 
 
+INDEX = {
+    "regions": {"eu-west-1": {"currentVersionUrl": PRICE_LIST.format(version="20261125174521", region="eu-west-1")}}
+}
+READERS = {
+    "price list": (on_demand_prices, few),
+    "index": (
+        region_versions,
+        lambda: (
+            json.dumps(INDEX)
+            .replace("https://pricing.us-east-1.amazonaws.com", "")
+            .replace("index.csv", "index.json")
+            .encode()
+        ),
+    ),
+    "spot prices": (spot_prices, lambda: spot_feed({"eu-west-1": {"c7i.xlarge": "0.07"}})),
+    "advice": (spot_advice, lambda: advisor({"eu-west-1": {"c7i.xlarge": (62, 1)}})),
+}
+"""By feed: who reads it, and a small one."""
+
+
+@pytest.mark.parametrize("feed", READERS)
+@pytest.mark.parametrize(
+    "page", [b"<!DOCTYPE html><title>Sign in</title>", b"\xef\xbb\xbf\n <html>", b"<?xml version='1.0'?>"]
+)
+def test_a_login_page_is_called_one_by_each_reader(feed: str, page: bytes) -> None:
+    read, _ = READERS[feed]
+    with pytest.raises(BadInput, match="login page") as refused:
+        read(iter([page]), "it")
+    assert "sign in" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize("feed", READERS)
+@given(data=st.data())
+def test_a_feed_that_is_cut_off_is_refused_by_each_reader(feed: str, data: st.DataObject) -> None:
+    read, make = READERS[feed]
+    content = make().rstrip()
+    assert read(iter([content]), "it")
+    end = data.draw(st.integers(0, len(content) - 1))
+    last, whole = (one.rsplit(b"\n", 1)[-1] for one in (content[:end], content))
+    has_all_columns = last.count(b'",') == whole.count(b'",')
+    if feed == "price list" and (has_all_columns or content[:end].endswith((b'"', b'"\n'))):
+        return  # after a whole row: who compares it with the prices of before finds out
+    with pytest.raises(BadInput) as refused:
+        read(iter([content[:end]]), "it")
+    assert refused.value.hint
+
+
+def test_a_price_of_zero_is_none_on_spot() -> None:
+    feed = spot_feed({"eu-west-1": {"c7i.xlarge": "0.0000", "g5.xlarge": "0.4", "c7g.xlarge": "-0.1"}})
+    assert spot_prices(iter([feed]), "it") == {"eu-west-1": {"g5.xlarge": 0.4}}
+    with pytest.raises(BadInput, match="has no prices"):
+        spot_prices(iter([spot_feed({"eu-west-1": {"c7i.xlarge": "0"}})]), "it")
+
+
 KEYS = ("config", "currencies", "regions", "region", "instanceTypes", "sizes", "valueColumns", "ranges", "spot_advisor")
 JSON = st.recursive(
     st.none() | st.integers() | st.text(max_size=8),

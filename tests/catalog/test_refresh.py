@@ -17,6 +17,7 @@ import boto3
 import pytest
 from botocore.stub import ANY, Stubber
 
+from benchmarks._ports import own_port
 from hetopt.core.errors import CloudRefused
 from hetopt.optimizer.market import pricing
 from hetopt.optimizer.market.answer_store import AnswerStore
@@ -45,26 +46,24 @@ def feeds() -> Iterator[Feeds]:
 def moto_server() -> Iterator[str]:
     """A real moto server, in a process of its own."""
     pytest.importorskip("moto.server", reason="needs moto[server]")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    address, port = own_port()
     process = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        [sys.executable, "-m", "moto.server", "-H", address, "-p", str(port)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env={**os.environ, "MOTO_EC2_LOAD_DEFAULT_AMIS": "false"},
     )
     try:
-        until = time.monotonic() + 60
+        until = time.monotonic() + PATIENCE_S
         while True:
             try:
-                socket.create_connection(("127.0.0.1", port), timeout=0.5).close()
+                socket.create_connection((address, port), timeout=0.5).close()
                 break
             except OSError:
                 assert process.poll() is None, "the moto server has ended"
                 assert time.monotonic() < until, "the moto server does not answer"
                 time.sleep(0.1)
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://{address}:{port}"
     finally:
         process.terminate()
         process.wait(timeout=PATIENCE_S)

@@ -92,9 +92,9 @@ def test_the_bundled_catalogue_is_in_use_until_there_is_another(tmp_path: Path) 
     today = datetime.date(2026, 11, 20)
     first = catalog_in_use("us-east-1", None, today=today, home=tmp_path)
     assert first.bundled
-    assert "on demand 123 days old (2026-07-20), spot 111 days old (2026-08-01)" in str(first.note)
-    assert "estimates of spot 510 days old (2025-06-28)" in str(first.note)
-    assert "`hetopt catalog refresh --region us-east-1`" in str(first.note)
+    assert "on demand 123 days old (2026-07-20), spot 111 days old (2026-08-01)" in first.ages
+    assert "estimates of spot 510 days old (2025-06-28)" in first.ages
+    assert str(first.note).startswith("Prices are 111 to 510 days old: `hetopt catalog refresh --region us-east-1`")
     files = {
         str(path.relative_to(BUNDLED)): path.read_text(encoding="utf-8")
         for path in BUNDLED.rglob("*")

@@ -26,11 +26,14 @@ from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal
 from hetopt.optimizer.recommendation.recommend import Options, recommend
 from tests.docs.test_readme import DOCUMENTS, REPOSITORY, commands
-from tests.face.conftest import RECORDED, hetopt
+from tests.face.conftest import RECORDED, hetopt, small_catalogue
+from tests.face.test_help import examples
 from tests.face.test_report import _disturbed, launch, plan, rehearsed
 from tests.face.test_task_check import SMALLEST
 
-__all__ = ["hetopt", "launch", "plan", "rehearsed"]
+pytestmark = pytest.mark.usefixtures("small_catalogue")
+
+__all__ = ["hetopt", "launch", "plan", "rehearsed", "small_catalogue"]
 
 FILE = re.compile(r"^```text\n(# (\w+\.txt).*?)^```", re.MULTILINE | re.DOTALL)
 """A file that a page shows, by the name in its first line."""
@@ -45,9 +48,21 @@ DONE_ELSEWHERE = {
     r"profile \S+ --explore .*--on ec2": "tests/ec2/test_probing.py::test_a_probe_is_rented",
     r"profile \S+ --explore": "tests/profiler/test_command.py::test_exploring",
     r"metrics --listen": "tests/face/test_metrics.py::test_the_endpoint_answers",
+    r"serve": "tests/face/test_dashboard.py::test_the_command_serves_until_it_is_interrupted",
     r"launch \S+ --on ec2 --dry-run": "tests/ec2/test_command.py::test_a_dry_run_prints_every_call",
+    r"launch \S+ --on ec2 --canary": "tests/ec2/test_box.py::test_a_canary_boots_exchanges",
+    r"profile \S+ --explore .*--on ssh": "tests/ssh/test_backend.py::test_hosts_are_measured",
+    r"launch .*--on ssh": "tests/ssh/test_backend.py::test_a_run_ends_and_nothing",
+    r"hosts check": "tests/ssh/test_checking.py::test_the_command_says_a_line_for_each",
     r"doctor": "tests/ec2/test_setup.py::test_the_commands",
     r"setup": "tests/ec2/test_setup.py::test_the_commands",
+    r"fetch": "tests/ec2/test_fetch.py::test_a_model_that_a_machine_sent_is_fetched",
+    r"attach": "tests/ec2/test_box.py::test_the_meeting_host_is_lost",
+    r"stop": "tests/face/test_bad_input.py",
+    r"catalog refresh": "tests/catalog/test_public_refresh.py",
+    r"gc --on ec2": "tests/ec2/test_command.py",
+    r"estimate --config": "tests/api/test_estimate.py::test_a_configuration_is_counted",
+    r"predict": "tests/face/test_predict.py",
     r"inject": "tests/face/test_rehearsal.py::test_a_rehearsal_is_disturbed",
 }
 """What measures for long, waits for Ctrl-C, or needs a cloud or a run that goes on."""
@@ -88,7 +103,8 @@ def here(written: Path, tmp_path: Path, rehearsed: Launch, monkeypatch: pytest.M
 
 def typed() -> list[str]:
     """Commands of hetopt that can be typed here."""
-    own = [command.removeprefix("hetopt ") for command in commands() if command.startswith("hetopt ")]
+    told = [*commands(), *examples()]
+    own = [command.removeprefix("hetopt ") for command in dict.fromkeys(told) if command.startswith("hetopt ")]
     return [one for one in own if "--check" in one or not any(re.match(pattern, one) for pattern in DONE_ELSEWHERE)]
 
 
@@ -134,7 +150,8 @@ def test_the_first_ten_minutes_go_from_nothing_to_a_report() -> None:
 
 
 def test_what_is_not_typed_here_is_done_by_the_test_that_is_named() -> None:
-    own = [command.removeprefix("hetopt ") for command in commands() if command.startswith("hetopt ")]
+    told = [*commands(), *examples()]
+    own = [command.removeprefix("hetopt ") for command in dict.fromkeys(told) if command.startswith("hetopt ")]
     for pattern, test in DONE_ELSEWHERE.items():
         assert any(re.match(pattern, one) for one in own), f"nobody is told to type {pattern}"
         file, _, name = test.partition("::")

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ import psutil
 import pytest
 
 import hetopt
+from benchmarks._ports import own_port
 from hetopt.api.backends import register as register_backend
 from hetopt.backends.backend import LaunchOptions, check_options
 from hetopt.backends.on_this_machine import LocalBackend
@@ -29,6 +29,7 @@ from hetopt.trainer.policies.choose import register as register_policy
 from hetopt.trainer.policies.keep import KeepShares
 from tests.api.test_backends import Stories, plan  # noqa: F401  # a fixture
 from tests.disturbance import PATIENCE_S
+from tests.forks import Forked
 from tests.sources import REPOSITORY
 
 PAGES = REPOSITORY / "docs" / "extending"
@@ -124,11 +125,10 @@ def test_the_compressor_of_the_page_obeys_the_laws(tmp_path: Path) -> None:
 def test_two_workers_of_a_session_train_with_it(tmp_path: Path) -> None:
     program = tmp_path / "script.py"
     program.write_text(page("compressor") + SCRIPT, encoding="utf-8")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
-    running = [start(program, RANK=str(rank), LOCAL_RANK=str(rank), **meeting) for rank in range(2)]
+    address, port = own_port()
+    meeting = {"MASTER_ADDR": address, "MASTER_PORT": str(port), "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
+    places = [{**os.environ, **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
+    running = [Forked([str(program)], place, tmp_path) for place in places]
     told = [process.communicate(timeout=PATIENCE_S) for process in running]
     assert [process.returncode for process in running] == [0, 0], [err for _, err in told]
     (one, _), (other, _) = told

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks._ports import own_port
 from hetopt.trainer.check import check
 from hetopt.trainer.data.cursor import SampleCursor
 from hetopt.trainer.data.fetch import fetch, set_epoch
@@ -81,10 +81,8 @@ def start(name: str, **environment: str) -> subprocess.Popen[str]:
 @pytest.mark.slow
 def test_the_converted_script_computes_what_it_did() -> None:
     """Alone to the last digit; and two workers end where one machine did."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
+    address, port = own_port()
+    meeting = {"MASTER_ADDR": address, "MASTER_PORT": str(port), "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
     running = [
         start("train.py"),
         start("train_hetopt.py"),

@@ -55,9 +55,9 @@ def parse(arguments: list[str]) -> None:
         context = command.make_context(name, rest, parent=context)
 
 
-def test_the_rehearsal_of_the_readme_can_be_read() -> None:
+def test_the_rehearsal_of_the_guide_can_be_read() -> None:
     """What its options hold is a language of its own, which parsing the command does not look at."""
-    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    text = (REPOSITORY / "docs" / "guide.md").read_text(encoding="utf-8")
     described = [
         argument for command in commands() for argument in shlex.split(command) if argument.startswith("speed=")
     ]
@@ -77,7 +77,7 @@ def test_compressions_in_the_documents_can_be_read() -> None:
 
 
 def test_the_readme_opens_with_the_two_commands() -> None:
-    first_screen = (REPOSITORY / "README.md").read_text(encoding="utf-8").splitlines()[:25]
+    first_screen = (REPOSITORY / "README.md").read_text(encoding="utf-8").splitlines()[:30]
     assert any(line.startswith("$ make demo") for line in first_screen)
     assert any(line.startswith("$ make test") for line in first_screen)
 

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
+import threading
+import time
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType
 from typing import get_args
@@ -17,6 +22,7 @@ from hetopt.core.comm.ratio_controllers import CONTROLLERS
 from hetopt.core.errors import HetoptError
 from hetopt.core.run_spec import BATCH_POLICIES
 from hetopt.core.synchronization import PartitionName, SyncName
+from tests.browser import SILENCE_S, WIDTHS, Page, browser
 from tests.face.conftest import hetopt
 from tests.face.test_report import launch, plan, rehearsed
 from tests.sources import modules
@@ -28,23 +34,44 @@ DOCS = REPOSITORY / "docs"
 CONSOLE = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-def generated() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("docs_generated", DOCS / "generated.py")
+def page_maker(name: str) -> ModuleType:
+    """A program of the documentation's folder, which is no package."""
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for it
     spec.loader.exec_module(module)
     return module
 
 
-@pytest.mark.parametrize("name", ["commands.md", "measured.md", "your-own-code.md", "../README.md"])
+@pytest.mark.parametrize("name", ["commands.md", "evidence.md", "measured.md", "your-own-code.md", "../README.md"])
 def test_a_made_page_is_as_the_code_makes_it(name: str, recording: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     page = (DOCS / name).resolve()
-    text = generated().pages()[page]
+    text = page_maker("generated").pages()[page]
     if recording:
         page.write_text(text, encoding="utf-8")
     assert page.read_text(encoding="utf-8") == text, "write it again with `make docs` or --record"
+
+
+def test_the_plots_show_what_was_measured() -> None:
+    """Made anew by `python docs/plots.py`."""
+    for path, drawn in page_maker("plots").pictures().items():
+        assert path.read_text(encoding="utf-8") == drawn
+
+
+def test_the_picture_shows_what_was_printed() -> None:
+    """On the terminal that it is for; made anew by `python docs/recording.py`."""
+    recording = page_maker("recording")
+    said = recording.SAID.read_text(encoding="utf-8")
+    assert recording.PICTURE.read_text(encoding="utf-8") == recording.draw(said)
+    screens = [screen.strip("\n").splitlines() for screen in said.split(recording.SCREEN) if screen.strip()]
+    assert len(screens) == len(recording.COMMANDS)
+    for rows, command in zip(screens, recording.COMMANDS, strict=True):
+        assert "".join(rows[:2]).startswith(f"$ {command}"[: 2 * recording.COLUMNS])
+        assert len(rows) <= recording.ROWS
+        assert max(map(len, rows)) <= recording.COLUMNS
 
 
 def classes(root: type[HetoptError]) -> set[type[HetoptError]]:
@@ -74,18 +101,74 @@ def test_every_method_is_in_the_tables() -> None:
     assert missing == set()
 
 
-def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
-    if importlib.util.find_spec("mkdocs") is None:
-        pytest.skip("no mkdocs: pip install -e '.[docs]'")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    front = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The documentation, built where its caches do not stay."""
+    if importlib.util.find_spec("zensical") is None:
+        pytest.skip("no zensical: pip install -e '.[docs]'")
+    folder = tmp_path_factory.mktemp("documentation")
+    shutil.copytree(DOCS, folder / "docs", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(REPOSITORY / "mkdocs.yml", folder)
+    command = [sys.executable, "-m", "zensical", "build", "--strict"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "site"
+
+
+def test_the_site_is_built_without_a_warning_and_fetches_nothing(site: Path) -> None:
+    front = (site / "index.html").read_text(encoding="utf-8")
     assert "quickstart.html" in front
-    fetched = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(https?:[^"]+)"', front)
-    assert [address for address in fetched if "canonical" not in address] == []
-    assert not (tmp_path / "site" / "generated.py").exists()
-    assert (tmp_path / "site" / "schemas" / "plan.schema.json").exists()
+    for page in site.rglob("*.html"):
+        fetched = re.findall(
+            r'<(?:script|link|img)[^>]+(?:src|href)="(https?:[^"]+)"', page.read_text(encoding="utf-8")
+        )
+        assert [address for address in fetched if "canonical" not in address] == []
+    assert not (site / "generated.py").exists()
+    assert (site / "schemas" / "plan.schema.json").exists()
+
+
+def test_the_site_is_searched_and_read_on_a_phone(site: Path, tmp_path: Path) -> None:
+    handler = partial(Quiet, directory=site)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, browser(tmp_path) as page:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        here = f"http://127.0.0.1:{server.server_port}"
+        for width in WIDTHS:
+            page.open(f"{here}/models.html", width=width)
+            assert page.value("document.documentElement.scrollWidth") <= width
+        for word in ("preemption", "bf16", "SLURM", "GraVAC"):
+            page.open(f"{here}/index.html")
+            assert found(page, word), word
+            assert [address for address in page.fetched if not address.startswith((here, "data:", "blob:"))] == []
+            assert page.complaints == []
+        server.shutdown()
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Files, and no line for each on the terminal."""
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+SEARCH = (
+    "[...document.querySelectorAll('*')].map(e => e.shadowRoot?.querySelector('dialog')?.textContent ?? '').join('')"
+)
+
+
+def found(page: Page, word: str) -> bool:
+    """Whether the search of the site, opened and typed into, lists pages for a word."""
+    page.value("document.querySelector('.md-search__button').click()")
+    typed = re.compile(rf"[1-9]\d* results?.*{word}", re.IGNORECASE | re.DOTALL)
+    deadline = time.monotonic() + SILENCE_S
+    while not page.value(SEARCH):
+        assert time.monotonic() < deadline, "no search"
+        time.sleep(0.1)
+    page.send("Input.insertText", text=word)
+    while typed.search(page.value(SEARCH)) is None:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
 
 
 def test_the_front_page_links_to_every_other() -> None:

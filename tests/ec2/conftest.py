@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -12,12 +11,14 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 
+from benchmarks._ports import own_port
 from hetopt.backends.ec2.renter.bundle import Bundle, make_bundle
 from hetopt.backends.ec2.renter.edge import BotoEdge, Retrying
 from hetopt.backends.ec2.renter.ledger import LEDGER_FILE, Ledger, LedgerEdge
@@ -57,13 +58,26 @@ def only_what_was_read() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def read_once() -> Iterator[None]:
+    """What calls of AWS look like, and the archive of the same files, once for all tests: seconds of each command."""
+    import botocore.loaders
+    import botocore.session
+
+    from hetopt.backends.ec2.renter import bundle
+
+    packed = lru_cache(maxsize=8)(bundle._archive)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(botocore.session, "create_loader", lru_cache(botocore.loaders.create_loader))
+        patch.setattr(bundle, "_archive", lambda files: packed(tuple(files)))
+        yield
+
+
 @pytest.fixture(scope="session")
 def moto_url() -> Iterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    address, port = own_port()
     server = subprocess.Popen(
-        [sys.executable, "-m", "tests.ec2.unkind_cloud", str(port)],
+        [sys.executable, "-m", "tests.ec2.unkind_cloud", address, str(port)],
         cwd=Path(__file__).resolve().parents[2],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -74,9 +88,9 @@ def moto_url() -> Iterator[str]:
             "MOTO_EC2_LOAD_DEFAULT_AMIS": "false",
         },
     )
-    url = f"http://127.0.0.1:{port}"
+    url = f"http://{address}:{port}"
     try:
-        for _ in range(300):
+        for _ in range(1200):  # it takes seconds of processor time, of which a busy machine has few
             try:
                 urllib.request.urlopen(f"{url}/moto-api/data.json").close()
                 break
@@ -96,9 +110,10 @@ def door() -> BotoEdge:
 
 
 @pytest.fixture
-def cloud(moto_url: str, door: BotoEdge, monkeypatch: pytest.MonkeyPatch) -> BotoEdge:
-    """The edge to an empty account that has a bucket."""
+def cloud(moto_url: str, door: BotoEdge, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> BotoEdge:
+    """The edge to an empty account that has a bucket; what is kept of it goes to a home of the test's own."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", moto_url)
+    monkeypatch.setenv("HETOPT_HOME", str(tmp_path / "home"))
     door.clock_offset_s = None
     start_over(door)
     return door

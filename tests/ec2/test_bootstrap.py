@@ -14,10 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.backends.ec2.bootstrap import USER_DATA_LIMIT_BYTES, NodeConfig, user_data
+from hetopt.backends.ec2.bootstrap import NodeConfig, user_data
+from hetopt.backends.ec2.facts import USER_DATA_BYTES
 from hetopt.backends.ec2.lifetime import Timer
 from hetopt.backends.ec2.renter.bundle import Bundle, make_bundle
 from hetopt.core.errors import BadInput
+from tests.disturbance import PATIENCE_S
 from tests.sources import modules
 from tests.test_reachable import reached
 
@@ -40,7 +42,7 @@ CONFIG = NodeConfig(
 def test_the_text(gpu: bool, golden: Callable[[str, str], None]) -> None:
     text = user_data(replace(CONFIG, has_gpu=gpu))
     golden(f"user-data-{'gpu' if gpu else 'cpu'}.sh", text)
-    assert len(text.encode()) < USER_DATA_LIMIT_BYTES / 2
+    assert len(text.encode()) < USER_DATA_BYTES.value / 2
 
 
 def test_the_end_comes_before_anything_that_can_fail() -> None:
@@ -126,7 +128,7 @@ def boot(folder: Path, config: NodeConfig, bundle: bytes, **environment: str) ->
         input=user_data(config),
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE_S,
         env={
             **os.environ,
             "PATH": f"{shims}:{os.environ['PATH']}",

@@ -67,6 +67,7 @@ def begun(events: list[dict[str, Any]]) -> list[int]:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.slow
 def test_the_meeting_host_is_lost_another_joins_and_the_run_is_stopped_from_elsewhere(
     stage: Stage, profile: Profile, catalog: Catalog
 ) -> None:
@@ -198,3 +199,25 @@ def until(stage: Stage, reached: Callable[[Stage], bool], within_s: float = 400.
         stage.box.check()
         assert time.monotonic() < deadline, [one.what for one in stage.box.happenings]
         time.sleep(0.2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_canary_boots_exchanges_and_ends_before_the_rest_is_rented(
+    stage: Stage, profile: Profile, catalog: Catalog
+) -> None:
+    """By its own user data, on one machine of each type; the run's plan then holds what it measured."""
+    plan, box = stage.home / "plan.json", stage.box
+    plan_of(profile, catalog, (("c7i.large", 2, "spot"), ("c7i.xlarge", 1, "spot"))).save(plan)
+    launch = ("launch", "--on", "ec2", plan, "--canary", "--steps", 40, "--yes", "--unprobed")
+    told = stage.hetopt(*launch)
+    first, *others = [one.type for one in box.instances()]
+    assert sorted([first, others[0]]) == ["c7i.large", "c7i.xlarge"], "one of each, before the others"
+    assert len(others) == 4, "and then the plan's three"
+    assert "canary: step-30 is in the bucket" in told.stderr
+    folder = stage.folder()
+    assert folder is not None
+    (sample,) = json.loads((folder / "launch.json").read_text())["plan"]["profile"]["samples"]
+    assert {node["type"] for node in sample["nodes"]} == {"c7i.large", "c7i.xlarge"}
+    assert sample["step_time_s"] > 0
+    nothing_is_left(stage)

@@ -66,7 +66,14 @@ def test_a_move_that_nobody_sees_through_is_paid_by_what_was_kept_for_it(
 ) -> None:
     """Both clusters at their worst price: until those end that wait in vain, and until the lease ends."""
     budget = worst * (hours + MOVE_S / 3600)
-    job = Job(roles=(SPOT,), budget_usd=budget, gradient_bytes=1, deadline_s=7e9, may_cost_usd=worst * hours * 0.999)
+    job = Job(
+        roles=(SPOT,),
+        budget_usd=budget,
+        gradient_bytes=1,
+        deadline_s=7e9,
+        may_cost_usd=worst * hours * 0.999,
+        disk_gb=14,
+    )
     kept = job.move_usd(worst)
     assert kept == pytest.approx(worst * MOVE_S / 3600)
     guard = Guard(budget_usd=budget, fixed_usd=kept, worst_usd_per_hour=worst, checkpoint_s=30, heartbeat_s=60)
@@ -77,7 +84,7 @@ def test_a_move_that_nobody_sees_through_is_paid_by_what_was_kept_for_it(
 
 
 def test_nothing_is_kept_for_a_move_that_will_not_be() -> None:
-    job = Job(roles=(SPOT,), budget_usd=10.0, gradient_bytes=1, deadline_s=3600.0, may_cost_usd=8.0)
+    job = Job(roles=(SPOT,), budget_usd=10.0, gradient_bytes=1, deadline_s=3600.0, may_cost_usd=8.0, disk_gb=14)
     assert job.move_usd(2.4) == pytest.approx(1.0)
     assert replace(job, spent_usd=1.5).move_usd(2.4) == 0.0, "the budget pays for no more than what was planned"
     assert replace(job, deadline_s=None).move_usd(2.4) == 0.0

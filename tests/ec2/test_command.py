@@ -8,8 +8,11 @@ import re
 import signal
 import time
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
+from typing import Any
 
+import botocore.client
 import pytest
 
 from hetopt.backends.ec2.renter import calls
@@ -105,12 +108,20 @@ def test_a_run_is_rented_looked_at_and_stopped_from_other_terminals(
     assert order.roles[0].instance_types == ("c7i.large", "c6i.large")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number",
+    [  # tests/face/test_signals.py sends each to a launch on this machine
+        signal.SIGINT,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, marks=pytest.mark.slow),
+    ],
+    ids=lambda number: number.name,
+)
 def test_a_launch_that_is_interrupted_gives_everything_back(
     cloud: BotoEdge, plan_file: Path, home: Path, number: signal.Signals
 ) -> None:
     process = start("launch", "--on", "ec2", plan_file, "--yes")
-    deadline = time.monotonic() + 250
+    deadline = time.monotonic() + PATIENCE_S
     while not list(home.glob(f"*/{SEEN_FILE}")) and time.monotonic() < deadline:
         time.sleep(0.2)
     (folder,) = home.iterdir()
@@ -128,6 +139,18 @@ def test_a_launch_that_is_interrupted_gives_everything_back(
     process.stderr.close()
     assert leftovers(cloud) == []
     assert ClusterState.load(folder / SEEN_FILE).cleared
+
+
+def test_whoever_detaches_is_told_where_the_machines_end_before_the_run_is_done(
+    cloud: BotoEdge, hetopt: Hetopt, plan_file: Path
+) -> None:
+    launch = ("launch", "--on", "ec2", plan_file, "--yes", "--detach")
+    answer = hetopt(*launch, "--budget", "0.15")
+    assert answer.code == 0, answer.err
+    told = " ".join(answer.err.split())
+    assert re.search(r"where nobody follows, the machines end after 1\d min .* and the run may take 25 min", told)
+    assert "`hetopt status` before that" in told
+    assert "where nobody follows" not in hetopt(*launch).err, "five dollars last longer"
 
 
 def test_leftovers_of_a_run_that_nobody_knows_are_found_and_removed(
@@ -236,26 +259,47 @@ def test_no_boto3(monkeypatch: pytest.MonkeyPatch, hetopt: Hetopt, plan_file: Pa
 
 
 def test_sixty_four_machines_take_little_more_of_our_time_than_four(
-    cloud: BotoEdge, hetopt: Hetopt, home: Path, plan_file: Path, profile: Profile, catalog: Catalog, tmp_path: Path
+    cloud: BotoEdge,
+    hetopt: Hetopt,
+    home: Path,
+    plan_file: Path,
+    profile: Profile,
+    catalog: Catalog,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     groups = (("c7i.large", 48, "spot"), ("c7g.xlarge", 16, "on-demand"))
     plan_of(profile, catalog, groups, budget_usd=200.0).save(tmp_path / "many.json")
 
-    def ours_s(*command: object) -> float:
+    asked, plain = [0], botocore.client.BaseClient._make_api_call
+
+    def counted(*request: Any) -> Any:
+        asked[0] += 1
+        return plain(*request)
+
+    monkeypatch.setattr(botocore.client.BaseClient, "_make_api_call", counted)
+
+    def ours(times: int, *command: object) -> tuple[int, float]:
+        """Requests made, and the least processor time of `times` calls: whatever else runs here can only add to it."""
+        least_s = inf
         # To collect what other tests of this process left takes seconds, and may fall into any command.
         gc.disable()
         try:
-            began_s = time.process_time()
-            assert hetopt(*command).code == 0
-            return time.process_time() - began_s
+            for _ in range(times):
+                asked[0], began_s = 0, time.process_time()
+                assert hetopt(*command).code == 0
+                least_s = min(least_s, time.process_time() - began_s)
+            return asked[0], least_s
         finally:
             gc.enable()
 
-    few = [ours_s("launch", "--on", "ec2", plan_file, "--yes", "--detach"), ours_s("status")]
+    few = [ours(1, "launch", "--on", "ec2", plan_file, "--yes", "--detach"), ours(5, "status")]
     assert hetopt("stop").code == 0
-    many = [ours_s("launch", "--on", "ec2", tmp_path / "many.json", "--yes", "--detach"), ours_s("status")]
+    many = [ours(1, "launch", "--on", "ec2", tmp_path / "many.json", "--yes", "--detach"), ours(5, "status")]
     assert len([one for one in leftovers(cloud) if one.kind == "instance"]) == 64
-    assert all(of_many < 3 * of_few for of_few, of_many in zip(few, many, strict=True)), (few, many)
+    for (few_requests, few_s), (many_requests, many_s) in zip(few, many, strict=True):
+        assert many_requests <= 2 * few_requests, "a request a machine"
+        assert many_s < 8 * few_s, "sixteen times the machines, and their answers are read"
     cloud(Request(step="x", service="sts", operation="get_caller_identity", parameters={}, purpose=REGION))
 
 
@@ -283,7 +327,7 @@ def test_a_launch_is_followed_to_its_end(
     """What machines of a real run wrote, put there as they put it; then they end, as shutting down ends them."""
     plan_of(profile, catalog, (("c7i.large", 1, "spot"),)).save(tmp_path / "one.json")
     process = start("launch", "--on", "ec2", tmp_path / "one.json", "--yes")
-    deadline = time.monotonic() + 250
+    deadline = time.monotonic() + PATIENCE_S
     while not list(home.glob(f"*/{SEEN_FILE}")) and time.monotonic() < deadline:
         time.sleep(0.2)
     (folder,) = home.iterdir()

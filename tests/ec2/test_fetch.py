@@ -16,6 +16,7 @@ from hetopt.backends.ec2.renter.fetching import fetch_model
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.permissions import bucket_calls
 from hetopt.backends.ec2.uploads import Uploads
+from hetopt.core import outputs
 from hetopt.core.errors import BadInput, CloudRefused
 from tests.ec2.conftest import ACCOUNT, BUCKET, REGION
 from tests.face.conftest import Answer
@@ -61,13 +62,50 @@ def test_a_model_that_a_machine_sent_is_fetched(
     assert (run_dir / "model.safetensors").read_bytes() == b"weights" * 1000
     out = tmp_path / "mine.pt"
     told = json.loads(hetopt("fetch", RUN, "-o", out, "--json").out)
-    assert told == {"run": RUN, "model": str(out), "bytes": 7000}
+    assert told == {"run": RUN, "model": str(out), "bytes": 7000, "outputs": [], "left_out": []}
     assert out.read_bytes() == b"weights" * 1000
     assert not [path for path in (*tmp_path.iterdir(), *run_dir.iterdir()) if "partial" in path.name]
     # One that was trained longer takes its place.
     send(run_dir, tmp_path, b"better" * 2000)
     assert hetopt("fetch", RUN).code == 0
     assert (run_dir / "model.safetensors").read_bytes() == b"better" * 2000
+
+
+def test_files_that_a_script_wrote_come_back_and_hostile_names_do_not(
+    cloud: BotoEdge, run_dir: Path, tmp_path: Path, hetopt: Callable[..., Answer]
+) -> None:
+    send(run_dir, tmp_path, b"weights")
+    there = tmp_path / "machine"
+    (there / "outputs" / "pictures").mkdir(parents=True)
+    (there / "outputs" / "pictures" / "loss 1.png").write_bytes(b"a picture")
+    (there / "outputs" / "table.csv").write_bytes(b"1,2")
+    (there / "outputs" / "link").symlink_to("/etc/passwd")
+    own = replace(machine(Order.load(run_dir / ORDER_FILE)), run_dir=there)
+    assert own.outputs() == []
+    assert replace(own, leads=False, run_dir=tmp_path).outputs() == [], "worker 0 writes them"
+    for name in ("../../launch.json", "a/../../b", ".."):
+        own.models.put(f"outputs/{name}", b"not ours")
+    before = sorted(path.name for path in run_dir.iterdir())
+    answer = hetopt("fetch", RUN, "--json")
+    assert answer.code == 0, answer.err
+    told = json.loads(answer.out)
+    assert told["outputs"] == ["pictures/loss 1.png", "table.csv"]
+    assert len(told["left_out"]) == 3
+    assert (run_dir / "outputs" / "pictures" / "loss 1.png").read_bytes() == b"a picture"
+    assert sorted(path.name for path in run_dir.iterdir()) == sorted([*before, "model.safetensors", "outputs"])
+    assert "2 outputs are in" in hetopt("fetch", RUN).out
+
+
+def test_no_more_outputs_are_carried_than_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(4):
+        (tmp_path / f"{number}.txt").write_bytes(b"x" * 10)
+    monkeypatch.setattr(outputs, "MOST_FILES", 3)
+    assert len(outputs.written_in(tmp_path).sizes) == 3
+    monkeypatch.setattr(outputs, "MOST_BYTES", 25)
+    found = outputs.written_in(tmp_path)
+    assert list(found.sizes) == ["0.txt", "1.txt"]
+    (sentence,) = found.left_out
+    assert "'2.txt' would make it more than 25 B" in sentence
 
 
 def test_a_model_of_a_run_on_this_machine_is_told_and_copied(

@@ -28,6 +28,7 @@ from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, Patience, Recording, lef
 from tests.ec2.followed import event, put
 from tests.face.conftest import Answer as Answered
 from tests.profiler.test_paths import HOSTILE
+from tests.thinned import few
 
 Make = Callable[..., Order]
 
@@ -212,7 +213,7 @@ class Unreadable:
 GARBAGE = [b"", b"{}", b"[" * 100_000, b"9" * 5000, b"\xff\xfe", b'{"end_s": 1e400, "stop_training_s": 0}']
 
 
-@pytest.mark.parametrize("answer", [*GARBAGE, "AccessDenied", "SlowDown"], ids=lambda answer: repr(answer[:8]))
+@pytest.mark.parametrize("answer", few(5, ["AccessDenied", *GARBAGE, "SlowDown"]), ids=lambda answer: repr(answer[:8]))
 def test_stopping_waits_for_nothing_that_is_read(
     cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, plan: Plan, patience: Patience, answer: bytes | str
 ) -> None:
@@ -252,7 +253,7 @@ def test_a_bucket_that_cannot_be_written_keeps_no_machine(
 
 
 @pytest.mark.parametrize(
-    "body", [*GARBAGE, b'{"hosts": {}, "spec": {}}', b"null", b'"x"'], ids=lambda body: repr(body[:8])
+    "body", few(4, [b'{"hosts": {}, "spec": {}}', *GARBAGE, b"null", b'"x"']), ids=lambda body: repr(body[:8])
 )
 @pytest.mark.parametrize("name", ["placement.json", "order.json", "plan.json"])
 def test_a_run_whose_objects_are_nonsense_is_not_adopted_in_one_sentence(

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.box.manners import PARAMETERS, UBUNTU
+from benchmarks.box.images import PARAMETERS, UBUNTU
 from hetopt.backends.ec2.renter import account, calls
-from hetopt.backends.ec2.renter.account import IMAGES, architecture_of
+from hetopt.backends.ec2.renter.account import IMAGES
 from hetopt.backends.ec2.renter.doctor import role_checks
 from hetopt.backends.ec2.renter.edge import BotoEdge
 from hetopt.backends.ec2.renter.errors import ApiRefused
@@ -21,7 +21,6 @@ from hetopt.backends.ec2.renter.request import Answer, Edge, Request
 from hetopt.core.errors import BadInput, CloudRefused
 from hetopt.core.profile import Profile
 from hetopt.optimizer.market.catalog import Catalog
-from hetopt.optimizer.market.quota import QUOTAS_SEEN
 from tests.ec2.conftest import plan_of
 
 KINDS = sorted(IMAGES)
@@ -88,20 +87,12 @@ def test_an_image_that_does_not_fit_is_refused_before_anything_is_rented(cloud: 
 def test_the_doctor_looks_each_image_of_a_plan_up(cloud: BotoEdge, profile: Profile, catalog: Catalog) -> None:
     plan = plan_of(profile, catalog, (("g5.xlarge", 2, "spot"), ("c7g.xlarge", 1, "on-demand")))
     roles = roles_of(plan, catalog)
-    checks = {check.name: check for check in role_checks(cloud, catalog, roles)}
+    checks = {check.name: check for check in role_checks(cloud, catalog, roles, plan.chosen.disk_gb)}
     assert checks["image for x86_64-gpu"].verdict == checks["image for arm64-cpu"].verdict == "good"
     region = Without(inner=cloud, parameters=frozenset(PARAMETERS), images=False)
-    checks = {check.name: check for check in role_checks(region, catalog, roles)}
+    checks = {check.name: check for check in role_checks(region, catalog, roles, plan.chosen.disk_gb)}
     assert checks["image for x86_64-gpu"].verdict == "bad"
     assert "`images={'x86_64-gpu': 'AMI'}`" in str(checks["image for x86_64-gpu"].hint)
-
-
-def test_every_name_of_the_outside_world_says_where_it_was_seen_and_when() -> None:
-    for kind, image in IMAGES.items():
-        assert re.search(r"\b20\d\d-\d\d-\d\d$", image.seen), kind
-        assert image.parameter.startswith("/aws/service/")
-        assert architecture_of(kind) in image.parameter
-    assert re.search(r"\b20\d\d-\d\d-\d\d$", QUOTAS_SEEN)
 
 
 def test_a_plan_for_gpus_is_rented(

@@ -8,7 +8,8 @@ import time
 import pytest
 
 from benchmarks.box.metadata import metadata_service
-from hetopt.backends.ec2.node.imds import ENDPOINT_VARIABLE, TOKEN_TTL_S, Imds, Notice, over_http
+from hetopt.backends.ec2.facts import METADATA_ENDPOINT_VARIABLE, METADATA_TOKEN_S
+from hetopt.backends.ec2.node.imds import Imds, Notice, over_http
 from tests.ec2.conftest import Patience
 
 ID = "/latest/meta-data/instance-id"
@@ -18,7 +19,7 @@ REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
 
 def test_notices_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
     with metadata_service({ID: "i-0123"}) as service:
-        monkeypatch.setenv(ENDPOINT_VARIABLE, service.url)
+        monkeypatch.setenv(METADATA_ENDPOINT_VARIABLE.value, service.url)
         imds = Imds(transport=over_http, clock=time.time)
         assert imds.instance_id() == "i-0123"
         assert imds.notice() is None, "404 is the normal answer"
@@ -34,10 +35,10 @@ def test_notices_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_token_is_renewed_before_it_ends(monkeypatch: pytest.MonkeyPatch, patience: Patience) -> None:
     with metadata_service({ID: "i-0123"}) as service:
-        monkeypatch.setenv(ENDPOINT_VARIABLE, service.url)
+        monkeypatch.setenv(METADATA_ENDPOINT_VARIABLE.value, service.url)
         imds = Imds(transport=over_http, clock=patience.clock)
         imds.instance_id()
-        patience.now_s += TOKEN_TTL_S - 30
+        patience.now_s += METADATA_TOKEN_S.value - 30
         imds.instance_id()
         assert len(service.tokens) == 2
         assert service.refused == 0
@@ -63,7 +64,7 @@ def test_a_notice_without_a_time_is_now(patience: Patience) -> None:
 
 
 def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ENDPOINT_VARIABLE, "http://127.0.0.1:9")
+    monkeypatch.setenv(METADATA_ENDPOINT_VARIABLE.value, "http://127.0.0.1:9")
     imds = Imds(transport=over_http, clock=time.time)
     assert imds.instance_id() is None
     assert imds.notice() is None

@@ -447,7 +447,7 @@ def test_survivors_that_cannot_hold_the_batch_wait_for_what_was_lost(
     cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, plan: Plan, patience: Patience, capacity: bool
 ) -> None:
     full = [worker.model_copy(update={"max_local_batch_size": worker.local_batch_size}) for worker in plan.run.workers]
-    spec = plan.run.model_copy(update={"workers": tuple(full)})
+    spec = plan.run.model_copy(update={"workers": tuple(full), "script": ("train.py",)})
     run = Lossy(cloud, launcher if capacity else replace(launcher, inner=NoMore(cloud)), run_dir, spec, patience)
     told = placement_now(cloud, run.order)
     assert told["generation"] == run.seen.generation == (1 if capacity else 0)

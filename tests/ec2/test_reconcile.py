@@ -92,7 +92,7 @@ class World:
             WorkerSpec(host=host, type="t", local_batch_size=BATCH // len(HOSTS), max_local_batch_size=self.most)
             for host in HOSTS
         )
-        self.spec = RunSpec(task="digits", workers=workers, stop=StopRule(max_steps=1))
+        self.spec = RunSpec(task="digits", script=("train.py",), workers=workers, stop=StopRule(max_steps=1))
         self.state = ClusterState(time_s=self.now_s, zone="a", placed_s=self.now_s)
         machines = self.grant(self.order.roles, "a", duty="serves", heartbeat_s=self.now_s)
         self.state = self.state.model_copy(update={"machines": machines})

@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetopt.api import account
+from hetopt.api.account import checks
 from hetopt.backends.ec2.renter import calls, permissions
 from hetopt.backends.ec2.renter.bundle import Bundle
 from hetopt.backends.ec2.renter.doctor import Check, account_checks, role_checks, worst
@@ -20,10 +22,13 @@ from hetopt.backends.ec2.renter.order import Order
 from hetopt.backends.ec2.renter.permissions import bucket_calls
 from hetopt.backends.ec2.renter.removal import Remover
 from hetopt.backends.ec2.renter.request import Answer, Request
+from hetopt.optimizer.market.account_quotas import AccountQuotas
 from hetopt.optimizer.market.catalog import Catalog
+from hetopt.optimizer.market.quota import NEW_ACCOUNT, Bucket
 from hetopt.optimizer.plan import Plan
-from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, Patience, Recording
+from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, Patience, Recording, be_unkind
 from tests.ec2.test_renting import rent
+from tests.face.conftest import RECORDED
 from tests.face.conftest import Answer as Said
 
 ROLE = "hetopt-node"
@@ -185,22 +190,58 @@ def test_quotas_are_those_of_family_and_market(
 ) -> None:
     order = order_for()
     edge = Answering(cloud, {"get_service_quota": {"Quota": {"Value": granted}}})
-    *_, spot, on_demand = role_checks(edge, catalog, order.roles)
+    *_, spot, on_demand = role_checks(edge, catalog, order.roles, 100)
     assert spot.name == "quota L-34B43A08"
     assert spot.verdict == verdict, "three machines of two vCPUs"
     assert on_demand.name == "quota L-1216C47A"
     unread = Answering(cloud, {"get_service_quota": "AccessDeniedException"})
-    *_, spot, on_demand = role_checks(unread, catalog, order.roles)
+    *_, spot, on_demand = role_checks(unread, catalog, order.roles, 100)
     assert spot.verdict == on_demand.verdict == "unknown"
     default = Answering(
         cloud,
         {"get_service_quota": "NoSuchResourceException", "get_aws_default_service_quota": {"Quota": {"Value": 5.0}}},
     )
-    *_, spot, _ = role_checks(default, catalog, order.roles)
+    *_, spot, _ = role_checks(default, catalog, order.roles, 100)
     assert spot.verdict == "bad"
 
 
 Hetopt = Callable[..., Said]
+
+
+def test_what_the_account_may_run_is_read_over_the_wire_and_plans_keep_to_it(
+    cloud: BotoEdge, hetopt: Hetopt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
+    be_unkind(quotas={"L-3819A6DF": 8.0, "L-34B43A08": 64.0})
+    try:
+        told = {check.name: check for check in checks(region=REGION)}["quotas"]
+    finally:
+        be_unkind(quotas={})
+    assert told.verdict == "good"
+    assert "spot:g=8" in told.said
+    assert "spot:standard=64" in told.said
+    assert "on-demand:standard=5" in told.said, "never asked for: AWS's default"
+    kept = AccountQuotas.load(tmp_path / "account-quotas.json")
+    assert kept.account_id == ACCOUNT
+    quotas = kept.of(REGION)
+    assert quotas is not None
+    assert quotas.keys() == NEW_ACCOUNT.keys(), "also those of which there is nothing"
+    assert quotas[Bucket(market="spot", family="p5")] == 0
+    asked = ("recommend", RECORDED / "digits.json", "--epochs", 2000, "--budget", 5, "--types", "c7a.large,p5.48xlarge")
+    answer = hetopt(*asked, "--json")
+    assert answer.code == 0, answer.err
+    assert f"quotas of account {ACCOUNT} in {REGION}, read " in answer.err
+    assert {group["instance_type"] for group in json.loads(answer.out)["chosen"]["groups"]} == {"c7a.large"}
+
+
+def test_quotas_that_may_not_be_read_are_unknown_and_stop_nothing(
+    cloud: BotoEdge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
+    told = account._quotas(Answering(cloud, {"get_service_quota": "AccessDeniedException"}), REGION)
+    assert (told.name, told.verdict) == ("quotas", "unknown")
+    assert "may not do service-quotas:GetServiceQuota" in told.said
+    assert not (tmp_path / "account-quotas.json").exists()
 
 
 def test_the_commands(cloud: BotoEdge, hetopt: Hetopt, plan: Plan, tmp_path: Path) -> None:
@@ -240,7 +281,7 @@ def test_machines_write_what_they_tell_and_steer_nobody(run: str) -> None:
         assert not machine_may("s3:PutObject", key)
         assert not machine_may("s3:DeleteObject", key)
     assert machine_may("s3:DeleteObject", f"runs/{run}/ckpt/step-1/rank-0.safetensors")
-    for name in ("model.safetensors", "model-unfinished.safetensors", "model-2.safetensors"):
+    for name in ("model.safetensors", "model-unfinished.safetensors", "model-2.safetensors", "outputs/a/b.png"):
         assert machine_may("s3:PutObject", f"models/{run}/{name}")
     assert not machine_may("s3:PutObject", f"models/{run}/x.pt")
     assert not machine_may("s3:PutObject", f"runs/{run}/log/../lease.json")

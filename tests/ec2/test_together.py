@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,23 +17,19 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks._ports import own_port
 from benchmarks.box.metadata import metadata_service
 from hetopt.backends.ec2.bootstrap import CONFIG_FILE, NodeConfig
 from hetopt.backends.ec2.objects import S3Objects
 from hetopt.backends.ec2.protocol import Latest, spec_digest
 from hetopt.core.events.log import parse_events
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
+from tests.disturbance import PATIENCE_S
 from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, BotoEdge
 
 STEPS = 500
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "resumable.py"
-ADDRESSES = {"h0": "127.0.0.1", "h1": "127.0.0.2"}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+ADDRESSES = {"h0": own_port()[0], "h1": "127.0.0.2"}
 
 
 def spec_of(
@@ -63,14 +58,14 @@ def placement(
             "generation": generation,
             "resume_from": resume_from,
             "pauses": pauses,
-            "meeting": f"127.0.0.1:{free_port()}",
+            "meeting": "{}:{}".format(*own_port()),
             "hosts": {id_: {"host": host, "address": ADDRESSES[host]} for id_, host in hosts.items()},
             "spec": json.loads(spec.model_dump_json()),
         }
     ).encode()
 
 
-def until(reached: Callable[[], object], within_s: float = 200.0) -> None:
+def until(reached: Callable[[], object], within_s: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + within_s
     while not reached():
         assert time.monotonic() < deadline, "it took too long"
@@ -87,11 +82,11 @@ class Machines:
     agents: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     services: ExitStack = field(default_factory=ExitStack)
 
-    def boot(self, id_: str) -> None:
+    def boot(self, id_: str, script: Path = SCRIPT) -> None:
         root = self.folder / id_
         (root / "run").mkdir(parents=True)
         (root / "code" / "task").mkdir(parents=True)
-        shutil.copy(SCRIPT, root / "code" / "task")
+        shutil.copy(script, root / "code" / "task")
         config = NodeConfig(
             run_id="r",
             region=REGION,
@@ -199,4 +194,34 @@ def test_a_script_goes_on_without_a_machine_and_then_with_another(machines: Call
     begun = [event for event in events if event["event"] == "training_started"]
     assert [event["step"] for event in begun] == [0, alone, paused]
     assert (events[-1]["event"], events[-1]["reason"], events[-1]["step"]) == ("training_finished", "script", 300)
+    assert replace(run.objects, prefix="models/r").get("model.safetensors")
+
+
+FRAMEWORKS = Path(__file__).resolve().parents[2] / "examples" / "frameworks"
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("framework", "hosts", "arguments"),
+    [
+        ("accelerate", ("h0",), ("--epochs", "1")),
+        pytest.param("accelerate", ("h0", "h1"), ("--epochs", "1"), marks=pytest.mark.slow),
+        pytest.param("transformers", ("h0", "h1"), ("--samples", "128", "--epochs", "1"), marks=pytest.mark.slow),
+        pytest.param("lightning", ("h0", "h1"), ("--epochs", "1"), marks=pytest.mark.slow),
+    ],
+)
+def test_scripts_of_frameworks_train_on_rented_machines(
+    framework: str, hosts: tuple[str, ...], arguments: tuple[str, ...], machines: Callable[[RunSpec], Machines]
+) -> None:
+    pytest.importorskip(framework)
+    name = f"with_{framework}.py"
+    spec = spec_of(STEPS, hosts=hosts, script=(f"task/{name}", *arguments))
+    run = machines(spec)
+    ids = {f"i-{number}": host for number, host in enumerate(hosts)}
+    run.place(ids, spec, 0)
+    for id_ in ids:
+        run.boot(id_, FRAMEWORKS / name)
+    run.end_within(tuple(ids))
+    last = run.events()[-1]
+    assert (last["event"], last["reason"]) == ("training_finished", "script")
     assert replace(run.objects, prefix="models/r").get("model.safetensors")

@@ -298,16 +298,16 @@ def test_a_fresh_home_asks_every_region_of_the_account(
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
     plain = BotoEdge.__call__
 
-    def three(self: BotoEdge, request: Request) -> Answer:
+    def two(self: BotoEdge, request: Request) -> Answer:
         """Seventeen regions take a minute."""
         answer = plain(self, request)
         if request.operation != "describe_regions":
             return answer
-        some = ("eu-west-1", "us-east-1", "us-west-2")
+        some = ("eu-west-1", "us-east-1")
         return {"Regions": [one for one in answer["Regions"] if one["RegionName"] in some]}
 
     with monkeypatch.context() as patch:
-        patch.setattr(BotoEdge, "__call__", three)
+        patch.setattr(BotoEdge, "__call__", two)
         answer = hetopt("gc", "--on", "ec2")
         assert answer.code == 0, answer.err
         assert re.search(r"us-east-1 +\S+: left alone", answer.out), answer.out

@@ -8,7 +8,16 @@ Beside it there is ``POST /unkind``, which is part of no API: a test says there 
     {"advance_s": 60}               the account's clock, for tests that do not really wait
     {"shut_down": ["i-1"]}          these end as machines do that shut themselves down, such as after a boot that failed
     {"forget_fleets": true}         what EC2 does with instant fleets after about two days
+    {"quotas": {"L-3819A6DF": 8}}   what the account was granted of EC2's quotas; moto itself knows those of VPC alone
     {"user_id": "AROA:one"}         who calls, as GetCallerIdentity tells it, with {"arn": ...}
+    {"refuses": {"RunInstances": ["UnauthorizedOperation", "text"]}}    what EC2 answers to such calls, tried or made
+    {"subnets": "none"}             the default network was deleted; "private": its machines get no public address
+    {"routes": false}               no subnet has a way out
+    {"gateways": "block-ingress"}   what the account blocks
+    {"disk_key": "arn:aws:kms:..."} the default key of disks; {"grants": [...]}: who may use it
+    {"no_roles": ["AWSServiceRoleForEC2Spot"]}  of EC2's own roles
+    {"profile": "hetopt-node"}      there is an instance profile of that name
+    {"denied": ["s3:PutObject"]}    what IAM says of such calls where it is to simulate them
 
 Seconds of lag: the user guide, "eventual consistency in the EC2 API", gives no number; others report up to a minute.
 Machines beside a refusal: osbuild/osbuild-composer#4507. Two days: runs-on/runs-on#217. (Read 2026-11-26.)
@@ -33,7 +42,15 @@ from moto.ec2.models.fleets import Fleet
 from moto.ec2.models.instances import StateReason
 from moto.ec2.models.spot_requests import SpotFleetLaunchSpec
 from moto.ec2.responses.fleets import Fleets
+from moto.ec2.responses.route_tables import RouteTables
+from moto.ec2.responses.settings import Settings
+from moto.ec2.responses.subnets import Subnets
+from moto.iam.models import iam_backends
+from moto.iam.responses import IamResponse
+from moto.kms.responses import KmsResponse
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+from moto.servicequotas.exceptions import NoSuchResource
+from moto.servicequotas.responses import ServiceQuotasResponse
 from moto.sts.responses import TokenResponse
 from werkzeug.serving import run_simple
 
@@ -41,6 +58,9 @@ from benchmarks.box import manners
 
 Environment = dict[str, Any]
 Start = Callable[..., Any]
+
+FIVE_AT_FIRST = ("L-34B43A08", "L-1216C47A")
+"""Quotas of five vCPUs on a new account; of the others it has none."""
 
 SHORT = "InsufficientInstanceCapacity"
 _IDS = re.compile(rb"\b((?:i|fleet|lt|sg)-[0-9a-f][0-9a-f-]{7,})\b")
@@ -69,6 +89,15 @@ class Temper:
         self.short: dict[str, int] = {}
         self.exhausted: set[str] = set()
         self.caller: dict[str, str] = {}
+        self.quotas: dict[str, float] = {}
+        self.refuses: dict[str, list[str]] = {}
+        self.subnets = "public"
+        self.routes = True
+        self.gateways = "off"
+        self.disk_key = "alias/aws/ebs"
+        self.grants: list[str] = []
+        self.no_roles: list[str] = []
+        self.denied: list[str] = []
 
     def now_s(self) -> float:
         return time.time() + self.ahead_s
@@ -77,9 +106,14 @@ class Temper:
         self.lag_s = told.get("lag_s", self.lag_s)
         self.short = told.get("short", self.short)
         self.exhausted = set(told.get("exhausted", self.exhausted))
+        self.quotas = told.get("quotas", self.quotas)
         self.ahead_s += told.get("advance_s", 0.0)
+        for name in ("refuses", "subnets", "routes", "gateways", "disk_key", "grants", "no_roles", "denied"):
+            setattr(self, name, told.get(name, getattr(self, name)))
         self.caller |= {key: told[key] for key in ("user_id", "arn") if key in told}
         self.shut_down(told.get("shut_down", []))
+        if "profile" in told:
+            iam_backends[DEFAULT_ACCOUNT_ID]["aws"].create_instance_profile(told["profile"], "/", [], [])
         if told.get("forget_fleets"):
             for backend in ec2_backends[DEFAULT_ACCOUNT_ID].values():
                 self.forgotten |= set(backend.fleets)
@@ -119,6 +153,18 @@ def teach(temper: Temper) -> None:
             ]
         return ActionResult(told)
 
+    def get_service_quota(self: ServiceQuotasResponse) -> str:
+        code = json.loads(self.body)["QuotaCode"]
+        if code not in temper.quotas:
+            raise NoSuchResource
+        return json.dumps({"Quota": {"ServiceCode": "ec2", "QuotaCode": code, "Value": temper.quotas[code]}})
+
+    def get_aws_default_service_quota(self: ServiceQuotasResponse) -> str:
+        code = json.loads(self.body)["QuotaCode"]
+        return json.dumps({"Quota": {"QuotaCode": code, "Value": 5.0 if code in FIVE_AT_FIRST else 0.0}})
+
+    ServiceQuotasResponse.get_service_quota = get_service_quota  # type: ignore[method-assign]
+    ServiceQuotasResponse.get_aws_default_service_quota = get_aws_default_service_quota  # type: ignore[attr-defined]
     plain_caller = TokenResponse.get_caller_identity
 
     def get_caller_identity(self: TokenResponse) -> Any:
@@ -151,6 +197,59 @@ def teach(temper: Temper) -> None:
     TokenResponse.get_caller_identity = get_caller_identity  # type: ignore[method-assign]
 
 
+def teach_the_account(temper: Temper) -> None:
+    """Networks, keys and rights of the account, as the test says; moto has neither keys' defaults nor simulations."""
+    plain_subnets, plain_routes = Subnets.describe_subnets, RouteTables.describe_route_tables
+    plain_role = IamResponse.get_role
+
+    def describe_subnets(self: Subnets) -> ActionResult:
+        found = dict(plain_subnets(self).result)  # type: ignore[call-overload]
+        for one in found["Subnets"]:
+            one.map_public_ip_on_launch = temper.subnets == "public"
+        return ActionResult({"Subnets": [] if temper.subnets == "none" else found["Subnets"]})
+
+    def describe_route_tables(self: RouteTables) -> ActionResult:
+        """A default network has a gateway, which moto's has not."""
+        out = [{"DestinationCidrBlock": "0.0.0.0/0", "GatewayId": "igw-0123456789abcdef0", "State": "active"}]
+        tables = dict(plain_routes(self).result)["RouteTables"]  # type: ignore[call-overload]
+        told = [{"VpcId": one.vpc_id, "Associations": [{"Main": True}]} for one in tables]
+        return ActionResult({"RouteTables": [{**one, "Routes": out if temper.routes else []} for one in told]})
+
+    def get_ebs_default_kms_key_id(self: Settings) -> ActionResult:
+        return ActionResult({"KmsKeyId": temper.disk_key})
+
+    def describe_vpc_block_public_access_options(self: Settings) -> ActionResult:
+        return ActionResult({"VpcBlockPublicAccessOptions": {"InternetGatewayBlockMode": temper.gateways}})
+
+    def list_grants(self: KmsResponse) -> str:
+        return json.dumps({"Grants": [{"GranteePrincipal": one} for one in temper.grants], "Truncated": False})
+
+    def get_role(self: IamResponse) -> Any:
+        name = self._get_param("RoleName")
+        if not name.startswith("AWSServiceRoleFor") or name in temper.no_roles:
+            return plain_role(self)
+        arn = f"arn:aws:iam::{DEFAULT_ACCOUNT_ID}:role/aws-service-role/x/{name}"
+        told = {"Path": "/", "RoleName": name, "RoleId": "AROA0123456789EXAMPLE", "Arn": arn}
+        return ActionResult({"Role": {**told, "CreateDate": "2026-01-01T00:00:00Z"}})
+
+    def simulate_principal_policy(self: IamResponse) -> Any:
+        decided = [
+            {"EvalActionName": one, "EvalDecision": "implicitDeny" if one in temper.denied else "allowed"}
+            for one in self._get_param("ActionNames", [])
+        ]
+        return ActionResult({"EvaluationResults": decided, "IsTruncated": False})
+
+    Subnets.describe_subnets = describe_subnets  # type: ignore[method-assign]
+    RouteTables.describe_route_tables = describe_route_tables  # type: ignore[method-assign]
+    Settings.get_ebs_default_kms_key_id = get_ebs_default_kms_key_id  # type: ignore[attr-defined]
+    Settings.describe_vpc_block_public_access_options = (  # type: ignore[attr-defined]
+        describe_vpc_block_public_access_options
+    )
+    KmsResponse.list_grants = list_grants  # type: ignore[method-assign]
+    IamResponse.get_role = get_role  # type: ignore[method-assign]
+    IamResponse.simulate_principal_policy = simulate_principal_policy  # type: ignore[attr-defined]
+
+
 class Unkind:
     """A WSGI application: moto's, in which what is new is not seen for a while."""
 
@@ -177,6 +276,8 @@ class Unkind:
         environment["wsgi.input"] = io.BytesIO(body)
         asked = urllib.parse.parse_qs(body.decode("latin-1"))
         action = asked.get("Action", [""])[0]
+        if action in self._temper.refuses:
+            return _refused(start, *self._temper.refuses[action])
         named = [
             value[0] for key, value in asked.items() if re.match(r"(InstanceId|FleetId|GroupId|LaunchTemplateId)", key)
         ]
@@ -220,14 +321,15 @@ def _refused(start: Start, code: str, message: str) -> list[bytes]:
     return [text.encode()]
 
 
-def main(port: str) -> None:
+def main(address: str, port: str) -> None:
     """Serve until killed."""
     temper = Temper()
     manners.teach()
     teach(temper)
+    teach_the_account(temper)
     moto = DomainDispatcherApplication(create_backend_app)
-    run_simple("127.0.0.1", int(port), Unkind(moto, temper), threaded=True, request_handler=MotoRequestHandler)
+    run_simple(address, int(port), Unkind(moto, temper), threaded=True, request_handler=MotoRequestHandler)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

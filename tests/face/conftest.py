@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from hetopt.cli.main import main
+from tests.disturbance import PATIENCE_S
+from tests.few_types import few_types
+from tests.forks import Forked
 
 RECORDED = Path(__file__).resolve().parents[1] / "recorded"
 
@@ -20,6 +25,13 @@ class Answer:
     code: int
     out: str
     err: str
+
+
+@pytest.fixture(scope="module")
+def small_catalogue() -> Iterator[None]:
+    """For a file whose laws hold whatever can be rented."""
+    with few_types():
+        yield
 
 
 @pytest.fixture
@@ -49,6 +61,36 @@ def start(*arguments: object) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def on_a_terminal(*arguments: object, environment: Mapping[str, str]) -> bytes:
+    """What the command writes to a terminal, until it has ended well."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hetopt.cli.main", *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment,
+    )
+    os.close(theirs)
+    said = b""
+    while True:
+        try:
+            part = os.read(ours, 65536)
+        except OSError:  # what Linux says when the other end is closed
+            break
+        if not part:
+            break
+        said += part
+    assert process.wait(timeout=PATIENCE_S) == 0
+    os.close(ours)
+    return said
+
+
+def forked(*arguments: object) -> Forked:
+    """The command as `start` has it, with torch imported, and so have the hosts that it starts."""
+    return Forked(["-m", "hetopt.cli.main", *map(str, arguments)], os.environ)
 
 
 @pytest.fixture

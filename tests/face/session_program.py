@@ -225,7 +225,7 @@ def two_means(found: Tensor, targets: Tensor) -> Tensor:
 
 REFUSED = {
     "coupled": (Script(loss=coupled), "depends on the other samples of its batch"),
-    "root": (Script(loss=root), "ends in Sqrt"),
+    "root": (Script(loss=root), "depends on the other samples"),
     "two means": (Script(loss=two_means), "adds terms of different denominators"),
     "not seen": (Script(own_backward=True), "a loss that the session has not seen"),
 }

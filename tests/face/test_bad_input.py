@@ -21,6 +21,8 @@ from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.recommend import Options, recommend
 from tests.face.conftest import RECORDED, Answer
 
+pytestmark = pytest.mark.usefixtures("small_catalogue")
+
 Hetopt = Callable[..., Answer]
 
 
@@ -101,7 +103,7 @@ def test_a_folder_instead_of_a_profile(hetopt: Hetopt, tmp_path: Path) -> None:
         (["--budget", "5", "--epochs", "3", "--steps", "9"], "exclude each other"),
         (["--budget", "5", "--steps", "0"], "--steps must be at least 1"),
         (["--budget", "5", "--batch-size", "0"], "--batch-size must be at least 1"),
-        (["--budget", "5", "--max-machines", "0"], "--max-machines must be 1 to 256, got 0"),
+        (["--budget", "5", "--max-machines", "0"], "--max-machines must be 1 to 4096, got 0"),
         (["--budget", "5", "--market", "black"], "There is no market called 'black'"),
         (["--budget", "5", "--region", "mars-1"], "mars-1"),
         (["--budget", "5", "--types", "g5.xlagre"], "g5.xlagre"),

@@ -12,7 +12,7 @@ import pytest
 
 from hetopt.core.events.log import Event, read_events
 from tests.disturbance import PATIENCE_S
-from tests.face.conftest import RECORDED, Answer, start
+from tests.face.conftest import RECORDED, Answer, forked
 
 Hetopt = Callable[..., Answer]
 
@@ -38,7 +38,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def plan(home: Path) -> Path:
     path = home / "plan.json"
-    process = start("recommend", RECORDED / "digits.json", "--budget", 2, "--epochs", 100, "-o", path)
+    asked = ("--budget", 2, "--epochs", 100, "--types", "m6g.*")
+    process = forked("recommend", RECORDED / "digits.json", *asked, "-o", path)
     _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
     return path
@@ -47,7 +48,7 @@ def plan(home: Path) -> Path:
 def launched(home: Path, plan: Path, *options: str) -> tuple[str, list[Event]]:
     """The run of two unequal workers with these options, and its log."""
     known = set((home / "runs").glob("*"))
-    process = start("launch", plan, "--on", "local", "--slowdown", "1,2", "--steps", STEPS, "--yes", *options)
+    process = forked("launch", plan, "--on", "local", "--slowdown", "1,2", "--steps", STEPS, "--yes", *options)
     _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
     [run] = set((home / "runs").glob("*")) - known

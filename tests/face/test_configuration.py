@@ -22,6 +22,8 @@ from hetopt.core.errors import BadInput
 from tests.face.conftest import RECORDED
 from tests.face.test_task_check import SMALLEST
 
+pytestmark = pytest.mark.usefixtures("small_catalogue")
+
 ROOT = typer.main.get_command(app)
 PROFILE = RECORDED / "digits.json"
 
@@ -165,7 +167,7 @@ def test_the_environment_spends_and_overwrites_nothing(home: Path) -> None:
         "HETOPT_X": "",
     }
     found = settings(ROOT, variables, Path.cwd())
-    assert {(one.command, one.option) for one in found} == {("recommend", "--budget")}
+    assert {(one.command, one.option) for one in found} == {("estimate", "--budget"), ("recommend", "--budget")}
 
 
 @given(st.dictionaries(st.text(max_size=8), st.integers() | st.text(max_size=8) | st.booleans(), max_size=3))
@@ -233,6 +235,7 @@ def test_the_shell_completes(words: str, offered: str, home: Path) -> None:
 OWN = ("trainer.py", "optimizer.py", "profiler.py", "catalogs.py", "grammar.py", "torchrun.py", "config.py")
 
 
+@pytest.mark.slow
 def test_files_of_ones_own_break_nothing(home: Path) -> None:
     """A task beside files with the names of hetopt's parts imports its own, and hetopt never does."""
     folder = home / "project"

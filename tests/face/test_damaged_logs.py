@@ -20,7 +20,7 @@ from hetopt.backends.probe_runs import local_probes, read_sample
 from hetopt.backends.processes import PROCESS_FILE, run_status
 from hetopt.backends.supervisor.progress import RunProgress
 from hetopt.cli import report as report_command
-from hetopt.cli.watch import Watched, picture
+from hetopt.cli.watch import picture
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.events.decisions import read_with_decisions
 from hetopt.core.events.fold import RunFold
@@ -28,10 +28,11 @@ from hetopt.core.events.log import EVENTS_FILE
 from hetopt.core.events.records import LogEvent
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.reports.learn import learn
+from hetopt.reports.live_run import LiveRun
 from hetopt.reports.page.page import page
 from hetopt.reports.page.series import series
 from hetopt.reports.report import Report, make_report
-from hetopt.reports.scalars import exposition, scalars
+from hetopt.reports.scalars import Exposed, exposition, scalars
 from hetopt.reports.tensorboard import event_file
 
 from .test_report import launch, plan
@@ -111,12 +112,12 @@ def damaged_log(lines: list[str], seed: int) -> bytes:
 
 def everything(folder: Path, started: Launch, record: RunRecord, events: list[LogEvent]) -> None:
     """All that is ever made of a run's log."""
-    watched = Watched.of(folder, started)
-    watched.read(time_factor=1.0)
+    watched = LiveRun.of(folder, started)
+    watched.read()
     assert watched.progress.step == record.progress.step
     shown = picture(folder.name, "running", watched, started, now_s=events[-1].time_s if events else 0.0)
     assert shown.title
-    exposition(record.progress, name=folder.name, unread=record.unread.lines)
+    exposition([Exposed(name=folder.name, run=record.progress, unread=record.unread.lines)])
     event_file(scalars(events))
     standing = RunProgress.of(events)
     assert all(speed > 0 for speed in standing.speeds)

@@ -158,6 +158,7 @@ def test_the_commands_are_torchruns(number: int, workers: int, mixed: Plan, tmp_
     assert arguments.training_script_args == [str(tmp_path)]
 
 
+@pytest.mark.slow
 def test_a_script_gets_the_plans_shares(mixed: Plan, tmp_path: Path, hetopt: Callable[..., Any]) -> None:
     """Two machines, both of them this one: three workers, whose shares of the script's batch are the plan's."""
     mixed.save(tmp_path / "plan.json")
@@ -217,6 +218,15 @@ def test_every_artifact_has_a_schema() -> None:
 
     known = {json.loads(text)["properties"].get("kind", {}).get("const") for text in schemas().values()}
     # What only hetopt's own parts on one machine or in one bucket exchange is no file for others.
-    internal = {"seen", "order", "observed-losses", "manifest", "checkpoint"}
+    internal = {
+        "seen",
+        "order",
+        "observed-losses",
+        "earlier-runs",
+        "account-quotas",
+        "manifest",
+        "checkpoint",
+        "inventory",
+    }
     kinds = {one.KIND for one in Artifact.__subclasses__() if one.__module__.startswith("hetopt")}
     assert {kind for kind in kinds if kind not in internal} <= known

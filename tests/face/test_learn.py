@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import EVENTS_FILE, Event
@@ -21,6 +23,7 @@ from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.recommend import Options, recommend
+from hetopt.optimizer.step_time.earlier_runs import EarlierRuns, RunOnType
 from hetopt.reports.learn import learn
 from tests.logs import history_of
 
@@ -30,9 +33,9 @@ SLOWER = 2.2
 """Than was predicted: about the spread of GPU types around a roofline."""
 
 
-def plan_from(profile: Profile, types: tuple[str, ...]) -> Plan:
+def plan_from(profile: Profile, types: tuple[str, ...], earlier: EarlierRuns | None = None) -> Plan:
     goal = Goal(budget_usd=5.0, ends="epochs", amount=20.0)
-    options = Options(batch_size=256, max_workers=4, trials=20, only_types=types)
+    options = Options(batch_size=256, max_workers=4, trials=20, only_types=types, earlier=earlier)
     return recommend(profile, load_catalog(), goal, options, seed=0, now=datetime(2026, 11, 20, tzinfo=UTC))
 
 
@@ -100,6 +103,67 @@ def test_the_next_recommendation_is_nearer_to_the_truth(first: Plan) -> None:
     assert told.high / told.low < before.chosen.prediction.step_time_s.high / before.chosen.prediction.step_time_s.low
 
 
+def test_other_jobs_expect_of_a_machine_type_what_a_run_found_there(first: Plan) -> None:
+    """Half of it after one job; the plan says so, and a run of that plan tells the same, not the rest of it."""
+    launch, kind = launched(first), first.chosen.groups[0].instance_type
+    truth_s = SLOWER * first.chosen.prediction.step_time_s.value
+    (found,) = learn(first.profile, launch, history_of(log_of(launch, truth_s))).types
+    assert (found.instance_type, found.log_factor) == (kind, pytest.approx(math.log(SLOWER), abs=0.05))
+    before, after = plan_from(first.profile, (kind,)), plan_from(first.profile, (kind,), EarlierRuns(runs=(found,)))
+    one, other = before.chosen.groups[0], after.chosen.groups[0]
+    assert one.assumed is not None
+    assert other.assumed is not None
+    assert other.assumed.time_s(64) / one.assumed.time_s(64) == pytest.approx(math.sqrt(SLOWER), rel=0.03)
+    assert one.earlier is None
+    assert other.earlier is not None
+    assert f"Counted in for {kind}: 1 run of 1 job until 2026-11-20: 48 % slower than foreseen." in after.explanation
+    again = launched(after)
+    step_s = after.chosen.prediction.step_time_s.value * SLOWER / math.exp(other.earlier.log_factor)
+    (same,) = learn(after.profile, again, history_of(log_of(again, step_s))).types
+    assert same.log_factor == pytest.approx(math.log(SLOWER), abs=0.1)
+
+
+factors = st.floats(-1.5, 1.5)
+
+
+def on_type(job: str, factor: float, run: str = "") -> RunOnType:
+    return RunOnType(run=run or job, job=job, instance_type="g5.xlarge", log_factor=factor, day="2026-11-20")
+
+
+@given(found=st.lists(factors, min_size=1, max_size=6), log_sd=st.floats(0.05, 1.0))
+def test_what_jobs_agree_on_is_believed_more_and_never_beyond_them(found: list[float], log_sd: float) -> None:
+    told = EarlierRuns(runs=tuple(on_type(str(n), factor) for n, factor in enumerate(found))).told("g5.xlarge", log_sd)
+    assert told is not None
+    assert told.jobs == told.runs == len(found)
+    mean = sum(found) / len(found)
+    assert abs(told.log_factor) <= abs(mean) + 1e-12
+    assert told.log_factor * mean >= 0
+    alike = EarlierRuns(runs=tuple(on_type(str(n), mean) for n in range(len(found)))).told("g5.xlarge", log_sd)
+    assert alike is not None
+    assert alike.log_sd <= log_sd
+    assert alike.log_sd <= told.log_sd + 1e-12
+
+
+@given(first=factors, second=factors)
+def test_files_of_two_machines_are_merged_in_any_order_and_a_run_counts_once(first: float, second: float) -> None:
+    one, other = on_type("a", first), on_type("b", second)
+    left, right = EarlierRuns(runs=(one, other)).adding((one,)), EarlierRuns(runs=(other,)).adding((one,))
+    assert left == right
+    several = EarlierRuns(runs=(one, on_type("a", first, run="again"))).told("g5.xlarge", 0.3)
+    alone = EarlierRuns(runs=(one,)).told("g5.xlarge", 0.3)
+    assert several is not None
+    assert alone is not None
+    assert several.log_factor == pytest.approx(alone.log_factor)
+
+
+def test_runs_that_contradict_each_other_widen_what_they_say() -> None:
+    torn = EarlierRuns(runs=(on_type("a", 1.0), on_type("b", -1.0))).told("g5.xlarge", 0.2)
+    assert torn is not None
+    assert torn.log_factor == pytest.approx(0)
+    assert torn.log_sd > 1
+    assert EarlierRuns(runs=(on_type("a", 1.0),)).told("c7i.large", 0.2) is None
+
+
 def test_the_way_to_the_target_is_one_more_pilot(first: Plan) -> None:
     launch = launched(first)
     learned = learn(first.profile, launch, history_of(log_of(launch, 0.01)))
@@ -107,6 +171,20 @@ def test_the_way_to_the_target_is_one_more_pilot(first: Plan) -> None:
     assert len(learned.profile.pilots) == len(first.profile.pilots) + 1
     assert (pilot.global_batch_size, pilot.steps_to_target) == (256, 800)
     assert "the target after 800 steps of 256 samples" in learned.news
+
+
+def test_provisioning_is_learned_of_rented_machines_alone(first: Plan) -> None:
+    """Machines that took twice as long as foretold: the next plan expects more, though not yet twice."""
+    launch = launched(first)
+    foretold_s = first.chosen.prediction.startup_s
+    history = history_of(log_of(launch, 0.01))
+    history.run.startup_s = 2 * foretold_s
+    learned = learn(first.profile, launch, history).profile
+    assert [one.took_s for one in learned.provisioned] == [pytest.approx(2 * foretold_s, abs=0.1)]
+    kind = first.chosen.groups[0].instance_type
+    assert 1.2 < plan_from(learned, (kind,)).chosen.prediction.startup_s / foretold_s < 1.9
+    here = launch.model_copy(update={"on": "local"})
+    assert learn(first.profile, here, history).profile.provisioned == ()
 
 
 def test_the_same_run_teaches_once(first: Plan) -> None:
@@ -168,5 +246,8 @@ def test_the_command_begins_a_profile_and_goes_on_with_it(
     assert answer.code == 0
     assert "has learned 5 step times" in answer.err
     assert len(Profile.load(path).samples) == 5
+    kind = first.chosen.groups[0].instance_type
+    assert f"earlier-runs.json has learned how fast {kind} computes" in " ".join(answer.err.split())
+    assert [one.instance_type for one in EarlierRuns.load(tmp_path / "earlier-runs.json").runs] == [kind]
     again = hetopt("report", "--learn", path)
     assert (again.code, "measured nothing that the profile lacks" in again.err) == (2, True)

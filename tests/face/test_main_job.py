@@ -144,7 +144,7 @@ def test_stop_and_resume_from_another_terminal(hetopt: Hetopt, home: Path) -> No
 
     again = start("launch", "--on", "local", "--resume", run.name, "--yes")
     try:
-        deadline = time.monotonic() + 250
+        deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             steps = [event["step"] for event in read_events(run / "events.jsonl") if event["event"] == "step"]
             if steps[-1] > first["step"]:
@@ -172,7 +172,7 @@ def test_interrupted_profile_leaves_nothing(tmp_path: Path, monkeypatch: pytest.
     output.mkdir()
     monkeypatch.setenv("TMPDIR", str(scratch))
     process = start("profile", "digits", "-o", output / "p.json")
-    deadline = time.monotonic() + 250
+    deadline = time.monotonic() + PATIENCE_S
     while not _processes_of(scratch) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert _processes_of(scratch), "the probe never started"

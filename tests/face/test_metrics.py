@@ -17,13 +17,15 @@ from typing import Any
 
 import pytest
 
-from hetopt.cli.metrics import MOST_CLIENTS, Figures, serve
+from hetopt.api.dashboard import MOST_CLIENTS, serve
+from hetopt.api.known_runs import KnownRuns
 from hetopt.core.errors import BadInput
 from hetopt.core.events.fold import RunFold
 from hetopt.core.events.log import EVENTS_FILE
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
-from hetopt.reports.scalars import HELP, exposition, scalars
+from hetopt.reports.scalars import HELP, Exposed, exposition, scalars
 from hetopt.reports.tensorboard import _crc32c, _masked, event_file, tag
+from tests.disturbance import PATIENCE_S
 from tests.logs import events_of
 
 from .test_report import _compressed, launch, plan, rehearsed
@@ -43,7 +45,9 @@ def recorded(rehearsed: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_prometheus_gets_the_newest_of_each(rehearsed: Launch) -> None:
-    text = exposition(RunFold.of(events_of(_compressed(rehearsed))), name='odd "name"')
+    run = RunFold.of(events_of(_compressed(rehearsed)))
+    text = exposition([Exposed(name='odd "name"', run=run), Exposed(name="other", run=run)])
+    assert 'hetopt_steps_total{run="other"} 200.0' in text
     lines = text.splitlines()
     assert 'hetopt_steps_total{run="odd \\"name\\""} 200.0' in lines
     assert any(line.startswith("hetopt_local_batch_size{") and 'worker="1"' in line for line in lines)
@@ -98,7 +102,7 @@ def test_the_command_writes_the_folder_and_prints(recorded: Path, tmp_path: Path
 
 
 def test_the_endpoint_answers_with_what_is_logged_by_then(recorded: Path) -> None:
-    with serve(recorded, "127.0.0.1:0") as server:
+    with serve("127.0.0.1:0", run=recorded.name, pages=False) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_address[1]}"
         with urllib.request.urlopen(f"{address}/metrics") as answer:
@@ -114,24 +118,25 @@ def test_the_endpoint_answers_with_what_is_logged_by_then(recorded: Path) -> Non
 
 
 def test_a_scrape_reads_what_is_new_and_none_reads_twice(recorded: Path) -> None:
-    figures = Figures(recorded)
-    figures.text()
-    read = figures._reader._offset
+    runs = KnownRuns(home=recorded.parent, only=recorded.name)
+    runs.metrics()
+    live = runs._live[recorded.name]
+    read = live.log._offset
     assert read == (recorded / EVENTS_FILE).stat().st_size
     with ThreadPoolExecutor(4) as many:
-        texts = set(many.map(lambda _: figures.text(), range(8)))
+        texts = set(many.map(lambda _: runs.metrics(), range(8)))
     assert len(texts) == 1
-    assert figures._reader._offset == read
+    assert (runs._live[recorded.name] is live, live.log._offset) == (True, read)
 
 
 def test_a_client_that_goes_away_is_no_news_and_few_are_answered_at_once(
     recorded: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with serve(recorded, "127.0.0.1:0") as server:
+    with serve("127.0.0.1:0", run=recorded.name, pages=False) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = server.server_address[:2]
         silent = [socket.create_connection(address) for _ in range(MOST_CLIENTS + 5)]
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_S
         while sum(select([one], [], [], 0)[0] != [] for one in silent) < 5 and time.monotonic() < deadline:
             time.sleep(0.05)
         turned_away = [one for one in silent if select([one], [], [], 0)[0]]
@@ -157,5 +162,5 @@ def test_a_client_that_goes_away_is_no_news_and_few_are_answered_at_once(
 
 @pytest.mark.parametrize("listen", ["nowhere", "127.0.0.1:99999999", "127.0.0.1:port"])
 def test_a_bad_address_is_refused(listen: str, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="--listen"):
-        serve(tmp_path, listen)
+    with pytest.raises(BadInput, match="`listen`"):
+        serve(listen, pages=False, home=tmp_path)

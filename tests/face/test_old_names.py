@@ -11,6 +11,8 @@ from hetopt.cli.main import app
 from hetopt.cli.old_names import COMMANDS, OPTIONS, renewed
 from tests.face.conftest import RECORDED
 
+pytestmark = pytest.mark.usefixtures("small_catalogue")
+
 GROUP = typer.main.get_command(app)
 
 

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-import shutil
-import subprocess
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hetopt.core import formatting
 from hetopt.core.profile import Profile
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.recommend import Options, recommend
-from hetopt.reports.front_plot import front_lines
+from hetopt.reports.document import STYLE
+from hetopt.reports.dot_plot import dot_plot
+from hetopt.reports.front_plot import LogAxis, front_lines
 from hetopt.reports.plan_page import page
-from tests.disturbance import PATIENCE_S
+from tests.browser import WIDTHS, browser
 
 RECORDED = Path(__file__).parent.parent / "recorded" / "resnet20-cifar10.json"
 FIGURE = re.compile(r'<span data-figure="(\w+)" data-value="([^"]+)">([^<]*)</span>')
@@ -78,26 +81,14 @@ def _figures(text: str) -> dict[str, list[tuple[float, str]]]:
 
 
 def test_a_browser_shows_the_numbers_of_the_json(plan: Plan, tmp_path: Path) -> None:
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("no chromium")
     (tmp_path / "plan.html").write_text(page(plan), encoding="utf-8")
-    shown = subprocess.run(
-        [
-            chromium,
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-background-networking",
-            f"--user-data-dir={tmp_path / 'profile'}",
-            "--dump-dom",
-            (tmp_path / "plan.html").as_uri(),
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=PATIENCE_S,
-    ).stdout
+    with browser(tmp_path / "profile") as tab:
+        for width in WIDTHS:
+            tab.open((tmp_path / "plan.html").as_uri(), width=width)
+            assert tab.value("document.documentElement.scrollWidth") <= width
+            assert tab.complaints == []
+            assert len(tab.fetched) == 1
+        shown = str(tab.value("document.documentElement.outerHTML"))
     told = json.loads(plan.to_json())
     found = _figures(shown)
     chosen = told["chosen"]["prediction"]
@@ -112,7 +103,7 @@ def test_a_browser_shows_the_numbers_of_the_json(plan: Plan, tmp_path: Path) -> 
         assert [value for value, _ in found.get(f"rejected_{name}", [])] == [
             one["plan"][name] for one in told["insight"]["rejected"]
         ]
-    assert [value for value, _ in found["term_usd"]] == [term["usd"] for term in chosen["cost_terms"]]
+    assert [value for value, _ in found["term_usd"]] == [term.usd for term in plan.chosen.prediction.bill]
     assert sum(value for value, _ in found["term_usd"]) == pytest.approx(chosen["cost_usd"]["value"])
     assert [value for value, _ in found["chance"]] == [told["insight"]["chance"]]
     assert [value for value, _ in found["gap"]] == [told["insight"]["gap"]]
@@ -130,3 +121,101 @@ def test_the_front_in_characters_has_every_plan(plan: Plan) -> None:
     assert all(len(line) <= 80 for line in lines)
     assert sum(line.count("●") for line in lines) == 1
     assert 1 <= sum(line.count("·") for line in lines) <= len(plan.pareto)
+
+
+def test_what_changes_nothing_is_one_sentence(plan: Plan) -> None:
+    assert plan.insight is not None
+    text = page(plan)
+    table = text.partition(">What would change it<")[2].partition("</table>")[0] if "then</th>" in text else ""
+    for world in plan.insight.scenarios:
+        assert (f">{world.change}<" in table) is not world.same, "a row is something that changes"
+
+
+def test_chances_are_runs_that_can_be_counted(plan: Plan) -> None:
+    budget = plan.goal.budget_usd
+    assert budget is not None
+    rented = [way for way in plan.choices if way.costs_usd]
+    assert rented
+    found = re.findall(r"cost: (\d+) of 20 runs within", page(plan))
+    assert [int(one) for one in found] == [sum(usd <= budget for usd in way.costs_usd) for way in rented]
+    for way in rented:
+        assert list(way.times_s) == sorted(way.times_s)
+        assert way.chance is not None
+        kept = sum(usd <= budget for usd in way.costs_usd) / len(way.costs_usd)
+        assert abs(kept - way.chance) <= 1 / len(way.costs_usd), "the dots say what the chance says"
+
+
+@given(
+    st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=20).map(sorted),
+    st.floats(1e-3, 1e6),
+)
+def test_the_limit_parts_the_dots_that_keep_it_from_the_others(values: list[float], limit: float) -> None:
+    drawn = dot_plot(values, limit, LogAxis.around([*values, limit]), what="time", limit_name="deadline", say=str)
+    at = float(re.findall(r'class="limit" d="M([\d.]+)', drawn)[0])
+    dots = [(kind, float(x)) for kind, x in re.findall(r'<circle class="(\w+)" cx="([\d.]+)"', drawn)]
+    assert len(dots) == len(values)
+    assert sum(kind == "kept" for kind, _ in dots) == sum(value <= limit for value in values)
+    assert all(x < at for kind, x in dots if kind == "kept")
+    assert all(x > at for kind, x in dots if kind == "broken")
+
+
+def test_text_on_a_page_has_the_contrast_that_wcag_asks_for() -> None:
+    """Level AA: 4.5 for text, 3 for marks, in both colour schemes."""
+    for scheme in re.findall(r":root \{(.*?)\}", STYLE, re.S):
+        colours = dict(re.findall(r"--(\w+): (#[0-9a-f]{3,6})", scheme))
+        for text in ("ink", "soft", "accent", "warn"):
+            for ground in ("paper", "card"):
+                assert _contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
+        for ground in ("tint", "line"):
+            assert _contrast(colours["ink"], colours[ground]) >= 4.5, ground
+        for mark in ("a", "c", "d"):
+            assert _contrast(colours[mark], colours["paper"]) >= 3, mark
+
+
+def _contrast(first: str, second: str) -> float:
+    """Of two colours, by WCAG 2."""
+    low, high = sorted(map(_luminance, (first, second)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+    parts = [int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+class _Outline(HTMLParser):
+    """Landmarks, tables and pictures of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.faults: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.tags.append(tag)
+        if tag == "th" and given.get("scope") not in ("row", "col"):
+            self.faults.append("a table header without scope")
+        if tag == "td" and not given.get("data-label"):
+            self.faults.append("a cell without the name of its column")
+        if tag == "svg" and not given.get("aria-label") and "sample" not in (given.get("class") or ""):
+            self.faults.append("a drawing without words")
+
+
+def outlined(text: str) -> list[str]:
+    """The tags of a page that has landmarks, headings in order, tables with headers, and drawings with words."""
+    seen = _Outline()
+    seen.feed(text)
+    assert seen.faults == []
+    assert [seen.tags.count(one) for one in ("header", "main", "footer", "h1")] == [1, 1, 1, 1]
+    assert seen.tags.count("table") == seen.tags.count("caption") == seen.tags.count("thead")
+    levels = [int(tag[1]) for tag in seen.tags if re.fullmatch("h[1-6]", tag)]
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels)), "no level is left out"
+    return seen.tags
+
+
+def test_a_screen_reader_finds_its_way(plan: Plan) -> None:
+    tags = outlined(page(plan))
+    assert tags.count("section") > 5

@@ -82,7 +82,8 @@ def test_from_a_profile_of_a_task(hetopt: Hetopt, digits_profile: Path, tmp_path
         if device["workers_per_host"] == 1 and point["local_batch_size"] == 64
     )
     assert alone["step_time_s"] == pytest.approx(measured_s, rel=0.1)
-    assert together["step_time_high_s"] / together["step_time_low_s"] > 3, "no network was measured"
+    # A step cannot be shorter than its computation, which was measured: what is open lies above.
+    assert together["step_time_high_s"] / together["step_time_low_s"] > 2, "no network was measured"
 
 
 def test_probes_are_marked_in_order_with_reasons(hetopt: Hetopt, profile: Path, tmp_path: Path) -> None:

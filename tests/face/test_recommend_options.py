@@ -17,6 +17,9 @@ from hetopt.optimizer.cost.observed_preemptions import ObservedPool, keep
 from hetopt.optimizer.market.catalog import BUNDLED
 from tests.disturbance import PATIENCE_S
 from tests.face.conftest import RECORDED, Answer, start
+from tests.few_types import all_types
+
+pytestmark = pytest.mark.usefixtures("small_catalogue")
 
 Hetopt = Callable[..., Answer]
 PROFILE = RECORDED / "resnet20-cifar10.json"
@@ -54,8 +57,8 @@ def _groups(plan: dict[str, Any]) -> list[dict[str, Any]]:
         (["--arch", "sparc"], "There is no architecture called 'sparc'"),
         (["--quota", "g"], "--quota must be FAMILY=VCPUS"),
         (["--confidence", "1.5"], "--confidence must be above 0 and below 1, got 1.5"),
-        (["--max-workers", "0"], "--max-workers must be 1 to 256, got 0"),
-        (["--max-workers", "1000"], "--max-workers must be 1 to 256, got 1000"),
+        (["--max-workers", "0"], "--max-workers must be 1 to 4096, got 0"),
+        (["--max-workers", "4097"], "--max-workers must be 1 to 4096, got 4097"),
         (["--mixed-types", "4"], "--mixed-types must be 1 to 3, got 4"),
         (["--trials", "-1"], "--trials must be at least 0, got -1"),
         (["--region", "us-esat-1"], "no region called 'us-esat-1'"),
@@ -149,8 +152,9 @@ def test_a_plan_that_is_less_sure_than_asked_is_no_success(hetopt: Hetopt, tmp_p
     assert json.loads(taken.out)["insight"]["risk_accepted"] is True
 
 
-def test_nothing_fits_names_the_nearest_on_each_axis(hetopt: Hetopt) -> None:
-    answer = hetopt("recommend", PROFILE, *QUICK, "--budget", 0.06, "--deadline", "290s")
+def test_nothing_fits_names_the_nearest_on_each_axis(hetopt: Hetopt, monkeypatch: pytest.MonkeyPatch) -> None:
+    all_types(monkeypatch)
+    answer = hetopt("recommend", PROFILE, *QUICK, "--budget", 0.06, "--deadline", "190s")
     error = " ".join(answer.err.split())
     assert answer.code == 3
     assert "the cheapest plan that meets the deadline is" in error
@@ -198,7 +202,9 @@ def test_what_launches_have_seen_is_believed_unless_told_otherwise(
     assert hetopt("recommend", PROFILE, *asked, "--observed", tmp_path / "nothing.json").code == 2
 
 
-def test_an_interrupted_search_keeps_its_best_and_goes_on(hetopt: Hetopt, tmp_path: Path) -> None:
+def test_an_interrupted_search_keeps_its_best_and_goes_on(
+    hetopt: Hetopt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ctrl-C in a terminal: the plan so far is written, and what was tried is in the journal."""
     journal, plan = tmp_path / "search.journal", tmp_path / "plan.json"
     asked = (PROFILE, "--budget", 2, "--epochs", 100, "--resume", journal)
@@ -207,7 +213,7 @@ def test_an_interrupted_search_keeps_its_best_and_goes_on(hetopt: Hetopt, tmp_pa
     for line in process.stderr:
         if "a study of mixes of three types" in line:
             break
-    deadline = time.monotonic() + 250
+    deadline = time.monotonic() + PATIENCE_S
     while not (journal.exists() and journal.read_text().count("\n") > 500) and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
@@ -217,6 +223,7 @@ def test_an_interrupted_search_keeps_its_best_and_goes_on(hetopt: Hetopt, tmp_pa
     assert "stopped early" in kept["searched"]
     tried = int(re.findall(r"(\d+) trials", kept["searched"])[0])
     assert tried >= 10
+    all_types(monkeypatch)  # as in the process
     # As many trials as were done: nothing is tried again, and the answer is as good.
     answer = hetopt("recommend", *asked, "--trials", tried // 2, "--json")
     assert answer.code == 0, answer.err

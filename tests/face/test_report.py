@@ -215,14 +215,15 @@ def test_a_run_as_predicted_is_within_the_promise(launch: Launch) -> None:
     assert errors.pop("steps") == pytest.approx(0, abs=0.01)
     assert all(error == pytest.approx(0, abs=1e-9) for error in errors.values())
     assert report.within_tolerance is True
-    assert "within the 10 %" in report.verdict[0]
+    assert "within 10 %, which is the goal" in report.verdict[0]
+    assert "not within" not in report.verdict[0]
     assert "lies in the predicted" in report.verdict[-1]
 
 
 def test_a_slow_run_is_called_slow_and_the_cause_is_named(launch: Launch) -> None:
     report = _report(launch, _events(launch, slowdown=1.5))
     assert report.within_tolerance is False
-    assert "outside the 10 %" in report.verdict[0]
+    assert "not within 10 %" in report.verdict[0]
     assert "step time (+11.0 s of +12.0 s)" in report.verdict[1]
     assert "does not lie" in report.verdict[-1]
 

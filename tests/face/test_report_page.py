@@ -6,8 +6,6 @@ import json
 import math
 import random
 import re
-import shutil
-import subprocess
 import time
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -24,15 +22,15 @@ from hetopt.core.events.fold import RunHistory
 from hetopt.core.events.log import EVENTS_FILE, Event
 from hetopt.core.events.reader import read_log
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
-from hetopt.optimizer.plan import Plan
 from hetopt.reports.page.envelope import envelope, stretches
 from hetopt.reports.page.page import page
 from hetopt.reports.page.series import series
 from hetopt.reports.report import make_report
 from hetopt.reports.timeline import timeline
-from tests.disturbance import PATIENCE_S
+from tests.browser import WIDTHS, browser
 from tests.logs import history_of
 
+from .test_plan_page import outlined
 from .test_report import _compressed, _events, launch, plan, rehearsed
 
 __all__ = ["launch", "plan", "rehearsed"]
@@ -150,7 +148,7 @@ def test_the_page_says_what_the_report_says(rehearsed: Launch, text: str) -> Non
         assert found[f"{name}_measured"] == {one.measured}
         assert found[f"{name}_predicted"] == {one.predicted}
     assert all(sentence in text for sentence in report.verdict)
-    terms = rehearsed.plan.chosen.prediction.cost_terms
+    terms = rehearsed.plan.chosen.prediction.bill
     assert found["term_usd"] == {term.usd for term in terms}
     assert all(f'id="event{number}"' in text for number in range(1, 1 + len(timeline(history).happenings)))
 
@@ -234,30 +232,31 @@ def test_a_log_without_a_step_has_no_page() -> None:
         series(RunHistory())
 
 
-def browse(chromium: str, path: Path, folder: Path, *arguments: str) -> str:
-    return subprocess.run(
-        [
-            *(chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"),
-            *(f"--user-data-dir={folder}", "--virtual-time-budget=2000", *arguments, f"file://{path}#at=0.5"),
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=PATIENCE_S,
-    ).stdout
-
-
-def test_a_browser_draws_it_and_its_cursor_reads(text: str, tmp_path: Path, plan: Plan) -> None:
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("no chromium")
+def test_a_browser_draws_it_and_its_cursor_reads(text: str, tmp_path: Path) -> None:
     path = tmp_path / "run.html"
-    # A page that is wider than a telephone says so itself.
-    measure = "<script>document.body.dataset.wide=document.documentElement.scrollWidth>window.innerWidth;</script>"
-    path.write_text(text.replace("</body>", f"{measure}</body>"), encoding="utf-8")
-    shown = browse(chromium, path, tmp_path / "profile", "--window-size=500,900", "--dump-dom")
-    assert 'data-ready="yes"' in shown
-    assert 'data-wide="false"' in shown
-    assert "after the first step, step" in shown
-    outputs = re.findall(r'<output data-series="(\w+)">([^<]*)</output>', shown)
-    assert {"loss", "step_time", "compute0", "ratio", "sent"} <= {name for name, said in outputs if said}
+    path.write_text(text, encoding="utf-8")
+    with browser(tmp_path / "profile") as tab:
+        for width in WIDTHS:
+            tab.open(f"{path.as_uri()}#at=0.5", width=width)
+            assert tab.value("document.documentElement.scrollWidth") <= width
+            assert tab.value("document.documentElement.dataset.ready") == "yes"
+            assert "after the first step, step" in tab.value("document.getElementById('said').textContent")
+            outputs = tab.value("[...document.querySelectorAll('output')].map(o => [o.dataset.series, o.textContent])")
+            assert {"loss", "step_time", "compute0", "ratio", "sent"} <= {name for name, said in outputs if said}
+            assert tab.value("[...document.querySelectorAll('td')].every(d => !d.innerHTML || d.offsetWidth > 0)")
+        tab.value("document.getElementById('moment').focus()")
+        tab.press("ArrowRight")
+        assert "after the first step, step" in tab.value("document.getElementById('said').textContent")
+        assert tab.complaints == []
+        assert all(address.startswith("file:") for address in tab.fetched)
+        # Nothing is missing where scripts are refused.
+        tab.send("Emulation.setScriptExecutionDisabled", value=True)
+        tab.open(path.as_uri())
+        tab.send("Emulation.setScriptExecutionDisabled", value=False)
+        assert "of training" in tab.value("document.getElementById('said').textContent")
+        assert tab.value("document.getElementById('moment').offsetWidth") == 0
+
+
+def test_a_screen_reader_finds_its_way(text: str) -> None:
+    tags = outlined(text)
+    assert tags.count("table") == 3

@@ -18,10 +18,12 @@ import pytest
 
 from hetopt.backends.emulation.namespaces import find_networks, why_not
 from hetopt.core.events.log import EVENTS_FILE, Event, read_events
+from hetopt.core.forks import ForkedProcess
 from hetopt.core.run_folder import MODEL_FILE, UNFINISHED_MODEL_FILE
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.plan import Plan
 from tests.disturbance import PATIENCE_S
+from tests.forks import server
 
 from .test_report import plan
 
@@ -56,17 +58,21 @@ def launched(plan_file: Path) -> Iterator[Callable[..., Launched]]:
 
 
 class Launched:
-    """`hetopt launch` as a process of its own."""
+    """`hetopt launch` as a process of its own: a fork, unless it is to have streams or a beginning of its own."""
 
     def __init__(self, plan_file: Path, *options: str, **streams: Any) -> None:
         self.home = plan_file.parent / "home"
         self.told_file = plan_file.parent / "told.txt"
-        with self.told_file.open("wb") as told:
-            self.process = subprocess.Popen(
-                [*COMMAND, "launch", str(plan_file), "--yes", *options],
-                env={**os.environ, "HETOPT_HOME": str(self.home), "OMP_NUM_THREADS": "1"},
-                **({"stdin": subprocess.DEVNULL, "stderr": told} | streams),
-            )
+        command = [*COMMAND, "launch", str(plan_file), "--yes", *options]
+        environment = {**os.environ, "HETOPT_HOME": str(self.home), "OMP_NUM_THREADS": "1"}
+        self.process: subprocess.Popen[bytes] | ForkedProcess
+        with self.told_file.open("wb") as told, open(os.devnull, "wb") as nowhere:
+            if streams:
+                self.process = subprocess.Popen(
+                    command, env=environment, **({"stdin": subprocess.DEVNULL, "stderr": told} | streams)
+                )
+            else:
+                self.process = server().start(command[1:], environment=environment, stdout=nowhere, stderr=told)
 
     @property
     def folder(self) -> Path:
@@ -158,6 +164,7 @@ def test_nohup_is_heeded(launched: Callable[..., Launched]) -> None:
     assert run.ended()[0] == 143
 
 
+@pytest.mark.slow
 def test_a_run_that_somebody_else_ends_is_no_success(
     launched: Callable[..., Launched], hetopt: Callable[..., Any]
 ) -> None:

@@ -10,6 +10,8 @@ import pytest
 
 from tests.face.conftest import Answer
 
+pytestmark = pytest.mark.usefixtures("small_catalogue")
+
 Hetopt = Callable[..., Answer]
 
 

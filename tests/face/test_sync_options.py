@@ -16,6 +16,8 @@ from hetopt.optimizer.plan import Plan
 from hetopt.optimizer.step_time.local_steps import communication, exposed_s
 from tests.face.conftest import RECORDED
 
+pytestmark = pytest.mark.usefixtures("small_catalogue")
+
 WORKER = WorkerSpec(host="a", type="local", local_batch_size=32)
 RUN = RunSpec(task="digits", workers=(WORKER,) * 4, stop=StopRule(max_steps=10))
 

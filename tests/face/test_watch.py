@@ -5,9 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import pty
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,12 +14,14 @@ import pytest
 from rich.console import Console
 
 from hetopt.cli import render
-from hetopt.cli.watch import EVERY_S, Watched, picture
+from hetopt.cli.watch import EVERY_S, picture
 from hetopt.core.events.decisions import write_decision
 from hetopt.core.events.log import EVENTS_FILE
+from hetopt.core.reporter import PIECES
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
-from tests.disturbance import PATIENCE_S
+from hetopt.reports.live_run import LiveRun
 
+from .conftest import on_a_terminal
 from .test_report import _compressed, launch, plan, rehearsed
 from .test_report_page import long_run
 
@@ -43,40 +42,73 @@ def recorded(rehearsed: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     return written(tmp_path / "runs" / rehearsed.run_id, rehearsed, lines)
 
 
-def test_a_picture_of_a_run(rehearsed: Launch, tmp_path: Path, golden: Callable[[str, str], None]) -> None:
+@pytest.mark.parametrize("columns", [80, 40])
+def test_a_picture_of_a_run(
+    columns: int,
+    rehearsed: Launch,
+    tmp_path: Path,
+    golden: Callable[[str, str], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
     events = _compressed(rehearsed)
     folder = written(tmp_path / "run", rehearsed, [json.dumps(event) for event in events[:-4]])
-    watched = Watched.of(folder, rehearsed)
-    watched.read(time_factor=rehearsed.time_factor)
+    watched = LiveRun.of(folder, rehearsed)
+    watched.read()
     out = io.StringIO()
     shown = picture("run", "running", watched, rehearsed, now_s=events[-5]["time_s"])
-    Console(file=out, width=110).print(render.drawn(shown))
-    golden("watch.txt", "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n")
+    Console(file=out, width=columns).print(render.drawn(shown))
+    assert "…" not in out.getvalue(), "nothing is cut"
+    golden(f"watch-{columns}.txt", "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n")
+
+
+@pytest.mark.parametrize("columns", [120, 80, 40])
+def test_a_line_of_progress_says_all_at_any_width(columns: int) -> None:
+    told = (
+        "step 1,234 of 4,741",
+        "loss 0.009039",
+        "58,101 samples/s",
+        "straggler wait 12 %",
+        "$0.0021",
+        "ends in 1 min 20 s, at 19:12",
+        "accuracy 0.9861  loss 0.03723  top5_accuracy 1",
+    )
+    lines = render.progress_lines("training", PIECES.join(told), 0.26, elapsed_s=3725.6, columns=columns)
+    assert max(map(len, lines)) < columns
+    assert "26%" in lines[0]
+    assert "1:02:05" in lines[0]
+    assert "█" in lines[0]
+    for piece in told[:6] if columns == 40 else told:  # the last is longer than such a line
+        assert any(piece in line for line in lines), piece
+    waits = render.progress_lines("searching", "mixes of two types", None, elapsed_s=2.0, columns=columns)
+    assert " ".join(" ".join(waits).split()) == "searching 0:00:02 mixes of two types"
 
 
 def test_only_what_is_new_is_read(rehearsed: Launch, tmp_path: Path) -> None:
     lines = [json.dumps(event) for event in _compressed(rehearsed)]
     folder = written(tmp_path / "run", rehearsed, lines[:5])
-    watched = Watched.of(folder, None)
-    watched.read(time_factor=1.0)
+    watched = LiveRun.of(folder, None)
+    watched.read()
     before = watched.log._offset
     with (folder / EVENTS_FILE).open("a", encoding="utf-8") as stream:
         stream.write("\n".join([*lines[5:], ""]))
-    watched.read(time_factor=1.0)
+    watched.read()
     assert 0 < before < watched.log._offset
-    whole = Watched.of(folder, None)
-    whole.read(time_factor=1.0)
+    whole = LiveRun.of(folder, None)
+    whole.read()
     assert watched.progress == whole.progress
 
 
 def test_what_the_supervisor_did_is_seen_once(rehearsed: Launch, tmp_path: Path) -> None:
     folder = written(tmp_path / "run", rehearsed, [json.dumps(event) for event in _compressed(rehearsed)])
-    watched = Watched.of(folder, None)
-    watched.read(time_factor=1.0)
+    watched = LiveRun.of(folder, None)
+    watched.read()
     before = list(watched.happenings)
     write_decision(folder, "supervisor_acted", {"step": 5, "action": "replace", "host": "h1", "reason": "it is slow"})
     for _ in range(2):
-        watched.read(time_factor=1.0)
+        watched.read()
     assert list(watched.happenings)[len(before) :] == [watched.happenings[-1]]
     assert watched.happenings[-1].sentence == "h1: another machine takes its place: it is slow"
 
@@ -85,14 +117,14 @@ def test_it_takes_less_than_a_hundredth_of_a_core(launch: Launch, tmp_path: Path
     """Sixteen workers, with as many events a second as a run writes at most."""
     lines = long_run(120, 16)
     folder = written(tmp_path / "run", launch, lines[:22])
-    watched = Watched.of(folder, launch)
+    watched = LiveRun.of(folder, launch)
     console = Console(file=io.StringIO(), width=120, force_terminal=True)
     costs_s = []
     for start in range(22, 122, 5):
         with (folder / EVENTS_FILE).open("a", encoding="utf-8") as stream:
             stream.write("\n".join([*lines[start : start + 5], ""]))
         begun_s = time.process_time()
-        watched.read(time_factor=1.0)
+        watched.read()
         console.print(render.drawn(picture("run", "running", watched, launch, now_s=2000.0)))
         costs_s.append(time.process_time() - begun_s)
     # The least: this machine may have other things to do.
@@ -107,25 +139,8 @@ def test_without_a_terminal_it_is_a_line(recorded: Path, hetopt: Callable[..., A
 
 
 def test_in_a_terminal_it_ends_with_the_run(recorded: Path, tmp_path: Path) -> None:
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "hetopt.cli.main", "status", "--watch"],
-        stdout=theirs,
-        stderr=theirs,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"},
-    )
-    os.close(theirs)
-    said = b""
-    while True:
-        try:
-            part = os.read(ours, 65536)
-        except OSError:  # what Linux says when the other end is closed
-            break
-        if not part:
-            break
-        said += part
-    assert process.wait(timeout=PATIENCE_S) == 0
-    os.close(ours)
+    wide = {"TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
+    said = on_a_terminal("status", "--watch", environment={**os.environ, **wide})
     text = said.decode()
     assert "finished" in text
     assert "h2" in text

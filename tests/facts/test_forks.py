@@ -38,6 +38,7 @@ print("an error", file=sys.stderr)
 ENDS = {
     "pass": 0,
     "import sys; sys.exit(3)": 3,
+    "import sys; sys.stdout.reconfigure(errors='replace'); print('said')": 0,
     "import sys; sys.exit('a sentence')": 1,
     "raise ValueError('wrong')": 1,
     "import os; os._exit(7)": 7,

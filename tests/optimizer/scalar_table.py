@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 
 from hetopt.core.batch_partition import GroupShares
 from hetopt.core.errors import BadInput
+from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.cost.preemption_rate import SHOCKS
-from hetopt.optimizer.search.forecast import ClusterTable, shares_of
+from hetopt.optimizer.search.forecast import ClusterTable, JobModel, shares_of, steps_of
+from hetopt.optimizer.search.objective import NEAR
 from hetopt.optimizer.search.search_space import Cluster, MachineOption, SearchSpace
+from hetopt.optimizer.step_time.step_time import slower
 
 
 def tabulate(space: SearchSpace, clusters: Sequence[Cluster]) -> tuple[tuple[Cluster, ...], ClusterTable]:
@@ -31,6 +34,45 @@ def tabulate(space: SearchSpace, clusters: Sequence[Cluster]) -> tuple[tuple[Clu
     return tuple(possible), ClusterTable(**{f.name: c for f, c in zip(fields(ClusterTable), columns, strict=True)})
 
 
+def suited(space: SearchSpace, job: JobModel, clusters: Sequence[Cluster]) -> tuple[Cluster, ...]:
+    """Each cluster once, with the exchange that it ends soonest with at the upper end of what is not known of that.
+
+    Whole sums (the first of the space) stay where nothing beats them by what makes plans differ; inside one machine
+    nothing is compressed.
+    """
+    once = list(dict.fromkeys(replace(cluster, exchange=0) for cluster in clusters))
+    every = [replace(cluster, exchange=e) for cluster in once for e in range(len(space.exchanges))]
+    possible, table = tabulate(space, every)
+    seldom = np.exp(Z90 * table.share_log_sd)
+    slow = replace(
+        table,
+        compress_s=table.compress_s * np.exp(Z90 * table.compress_log_sd),
+        latency_s=table.latency_s * seldom,
+        traffic_s=table.traffic_s * seldom,
+    )
+    whole = np.ones_like(table.gain)
+    held_sd = np.sqrt(job.steps.log_sd(table.batch, table.gain) ** 2 - job.steps.log_sd(table.batch, whole) ** 2)
+    steps = job.steps.steps(table.batch, table.gain) * table.stretch
+    work_s = steps_of(slow, job).time_s * steps * np.exp(Z90 * np.hypot(held_sd, table.stretch_log_sd))
+    best: dict[Cluster, tuple[float, Cluster]] = {}
+    for cluster, takes_s in zip(possible, work_s.tolist(), strict=True):
+        exchange = space.exchanges[cluster.exchange]
+        takes_s = cluster_startup_s(space, cluster) + takes_s * exchange.late
+        if not exchange.is_plain:
+            takes_s *= NEAR
+            if cluster.machine_count == 1 and not exchange.sync.is_local:
+                continue
+        key = replace(cluster, exchange=0)
+        if key not in best or takes_s < best[key][0]:
+            best[key] = takes_s, cluster
+    return tuple(cluster for _, cluster in best.values())
+
+
+def cluster_startup_s(space: SearchSpace, cluster: Cluster) -> float:
+    """Until the last of its machines is there."""
+    return max(space.options[option].startup_s for option, _ in cluster.machines)
+
+
 def _row(space: SearchSpace, cluster: Cluster, shares: GroupShares) -> tuple[float, ...]:
     exchange = space.exchanges[cluster.exchange]
     machines = cluster.machine_count
@@ -48,14 +90,17 @@ def _row(space: SearchSpace, cluster: Cluster, shares: GroupShares) -> tuple[flo
         # Each worker evaluates in proportion to its share of the batch; the slowest part decides.
         evaluation_s = max(evaluation_s, option.evaluation_s * (base + (raised > 0)) / batch)
         groups.append((option, count))
-    if machines == 1:
-        latency, bandwidth = groups[0][0].bus.latency_s, groups[0][0].bus.bytes_per_s
-    else:
+    latency = s_per_byte = 0.0
+    if machines > 1:
         # A ring over machines in order: one flow leaves each machine, whatever its number of workers.
         links = [option.links[exchange.collective] for option, _ in groups]
-        latency, bandwidth = max(link.latency_s for link in links), min(link.bytes_per_s for link in links)
+        latency, s_per_byte = max(link.latency_s for link in links), max(1 / link.bytes_per_s for link in links)
         if machines > 2:
-            bandwidth *= min(option.relief for option, _ in groups)
+            s_per_byte /= min(option.relief for option, _ in groups)
+    full = [option.bus for option, _ in groups if option.worker.workers > 1]
+    if full:
+        latency = float(slower(latency, max(bus.latency_s for bus in full)))
+        s_per_byte = float(slower(s_per_byte, max(1 / bus.bytes_per_s for bus in full)))
     calm_chance, scarce = 1.0, 0.0
     calm = 0.0
     for option, count in groups:
@@ -77,10 +122,12 @@ def _row(space: SearchSpace, cluster: Cluster, shares: GroupShares) -> tuple[flo
         shares.compute_s,
         computed / workers,
         exchange.compress_s[workers] * max(option.worker.compress_factor for option, _ in groups),
+        exchange.compress_log_sd,
         exchange.messages[workers] * latency,
-        exchange.traffic_bytes[workers] / bandwidth,
+        exchange.traffic_bytes[workers] * s_per_byte,
         exchange.traffic_bytes[workers],
-        float(exchange.under_backward),
+        # Buckets are rounded beside the backward pass by a thread of the CPU; whole ones travel so from a GPU too.
+        float(exchange.under_backward and (exchange.is_plain or all(o.worker.kind == "cpu" for o, _ in groups))),
         evaluation_s,
         max(option.worker.log_sd for option, _ in groups),
         sum(option.usd_per_hour * count for option, count in groups),
@@ -89,4 +136,6 @@ def _row(space: SearchSpace, cluster: Cluster, shares: GroupShares) -> tuple[flo
         calm,
         calm + (scarce / scarce_chance if scarce_chance > 0 else 0.0),
         scarce_chance,
+        max(option.startup_s for option, _ in groups),
+        max(option.disk_gb for option, _ in groups),
     )

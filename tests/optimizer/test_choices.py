@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hetopt.core.errors import BadInput, NoFeasiblePlan
 from hetopt.core.formatting import duration_span, usd_span
 from hetopt.optimizer.market.catalog import Catalog
-from hetopt.optimizer.market.quota import NEW_ACCOUNT, Bucket, named_quota, read_quotas
+from hetopt.optimizer.market.quota import FAMILIES, NEW_ACCOUNT, Bucket, QuotasExclude, named_quota, read_quotas
 from hetopt.optimizer.plan import Choice, Goal, Plan
 from hetopt.optimizer.recommendation.recommend import Options, recommend
 from hetopt.optimizer.search.objective import BALANCED, Limits
@@ -119,6 +119,19 @@ def test_quotas_that_exclude_everything_name_the_least_increase_that_helps(catal
     assert f"'{named_quota(Bucket(market='spot', family='g')).name}' (L-3819A6DF) to 4 vCPUs" in refused.value.hint
     larger = replace(only_gpus, quotas={**NEW_ACCOUNT, Bucket(market="spot", family="g"): 4})
     assert _plan(catalog, larger, budget_usd=50.0, deadline_s=6 * 3600.0).risk is None
+
+
+def test_quotas_of_nothing_name_the_increase_that_keeps_the_limits(catalog: Catalog) -> None:
+    """One vCPU would be the least that rents something, and does not help."""
+    nothing = read_quotas([f"{family}=0" for family in FAMILIES])
+    options = replace(FEW, only_types=("g4dn.xlarge", "c7a.medium"), quotas=nothing)
+
+    with pytest.raises(QuotasExclude) as refused:
+        _plan(catalog, options, budget_usd=50.0)
+    assert len(refused.value.message) < 200, "not all of them again"
+    assert refused.value.hint == "ask AWS to raise 'All G and VT Spot Instance Requests' (L-3819A6DF) to 4 vCPUs"
+    with pytest.raises(NoFeasiblePlan, match="Nothing fits a budget"):  # whatever the quotas
+        _plan(catalog, options, budget_usd=0.001)
 
 
 def test_a_number_of_gpus_is_that_number(catalog: Catalog) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from hetopt.core.errors import BadInput
 from hetopt.core.profile import Evaluation, NoiseSample, Pilot, PilotCompression
 from hetopt.optimizer.convergence.averaged_law import KAPPA, AveragedLaw
 from hetopt.optimizer.convergence.convergence import (
+    FEWEST_UPDATES,
     EpochSteps,
     FixedSteps,
     batch_range,
@@ -112,11 +112,14 @@ def test_one_pilot_and_the_noise_scale() -> None:
     assert steps.log_sd(64, 1.0) < steps.log_sd(256, 1.0) < steps.log_sd(4096, 1.0)
 
 
-def test_without_a_mean_gradient_the_noise_scale_is_unbounded_and_harmless() -> None:
+def test_without_a_mean_gradient_the_noise_scale_is_what_it_is_at_least() -> None:
     samples = [
         NoiseSample(step=k, samples_seen=k, gradient_square=s, gradient_variance=1.0) for k, s in ((0, -2.0), (1, 1.0))
     ]
-    assert noise_scale(samples) == math.inf
+    # |G|^2 / V is -0.5 in the mean, and at most -0.5 + 1.645 x 2.12 / sqrt(2).
+    assert noise_scale(samples) == pytest.approx(1 / (-0.5 + 1.645 * 3 / 2), rel=1e-3)
+    assert noise_scale(samples[:1]) is None
+    assert noise_scale([samples[0]] * 3) is None
     profile = make_profile(pilots=(64,)).model_copy(update={"noise": tuple(samples)})
     assert np.isfinite(target_steps(fit_convergence(profile)).steps(256, 1.0))
 
@@ -183,6 +186,27 @@ def test_batches_of_a_run_of_fixed_length_keep_most_of_their_worth() -> None:
     assert statistical_efficiency(high, 64, 1000.0) >= 0.8 > statistical_efficiency(high + 1, 64, 1000.0)
     assert batch_range(convergence, 64, to_target=True) == (64, 512)
     assert batch_range(fit_convergence(make_profile(noise_scale=None, pilots=())), 64, to_target=False) == (64, 256)
+
+
+def test_public_logs_keep_the_fewest_updates_and_what_unmeasured_batches_risk(shared_data: Path) -> None:
+    """How often a sample keeps 80 % of its worth with two, four and eight times the batch: what the factor rests on."""
+    kept: dict[int, list[float]] = {2: [], 4: [], 8: []}
+    for app in ("cifar10", "bert", "ncf"):
+        log = json.loads((shared_data / "convergence" / f"{app}.json").read_text())
+        runs = {run["global_batch_size"]: run["steps_to_target"] for run in log["runs"]}
+        assert min(min(steps.values()) for steps in runs.values()) >= FEWEST_UPDATES
+        for factor, worths in kept.items():
+            worths += [
+                runs[size][level] / (factor * runs[size * factor][level])
+                for size in runs
+                if size * factor in runs
+                for level in runs[size]
+            ]
+    shares = {factor: float(np.mean(np.array(worths) >= 0.8)) for factor, worths in kept.items()}
+    assert shares[2] > 0.75
+    assert shares[4] == pytest.approx(0.71, abs=0.02)
+    assert min(kept[4]) == pytest.approx(0.44, abs=0.01)
+    assert shares[8] < 0.65
 
 
 @pytest.mark.parametrize("app", ["cifar10", "bert", "ncf"])

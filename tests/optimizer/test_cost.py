@@ -131,7 +131,7 @@ def test_repeated_rows_have_the_interval_of_each_alone() -> None:
 
 
 def test_machines_are_billed_by_the_second_after_a_minute() -> None:
-    rates = Rates.of(load_billing())
+    rates = Rates(billing=load_billing())
     assert float(rates.billed_hours(1)) == pytest.approx(60 / HOUR)
     assert float(rates.billed_hours(61)) == pytest.approx(61 / HOUR)
-    assert rates.per_machine_hour == pytest.approx(0.011 + 0.005, rel=0.01)
+    assert rates.per_machine_hour(100) == pytest.approx(0.011 + 0.005, rel=0.01)

@@ -38,11 +38,9 @@ JOB = JobModel(
     evaluate_every_samples=1e9,
     shape=SHAPE,
     network_log_sd=0.35,
-    startup_s=180.0,
     startup_log_sd=0.5,
     checkpoint_s=1.0,
-    restart_s=210.0,
-    rates=Rates.of(load_billing()),
+    rates=Rates(billing=load_billing()),
 )
 seconds = st.floats(1e-6, 1e3)
 
@@ -59,6 +57,7 @@ def _table(**columns: float) -> ClusterTable:
         "compute_s": 0.5,
         "mean_compute_s": 0.5,
         "compress_s": 0.0,
+        "compress_log_sd": 0.0,
         "latency_s": 0.001,
         "traffic_s": 0.2,
         "traffic_bytes": 0.0,
@@ -71,6 +70,8 @@ def _table(**columns: float) -> ClusterTable:
         "calm_per_hour": 0.0,
         "scarce_per_hour": 0.0,
         "scarce_chance": 0.0,
+        "startup_s": 180.0,
+        "disk_gb": 100.0,
         **columns,
     }
     return ClusterTable(**{name: np.array([value]) for name, value in one.items()})
@@ -106,7 +107,7 @@ def test_what_is_unknown_of_the_shape_widens_the_interval() -> None:
         SHAPE,
         **{
             name: replace(getattr(SHAPE, name), sd=0.0)
-            for name in ("straggling", "forward", "power", "network_growth", "host_growth")
+            for name in ("straggling", "forward", "power", "network_growth", "host_sharing")
         },
     )
     table = _table(workers=16.0, machines=16.0)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.backends.prediction.local_plan import predict_on_local
+from hetopt.core.comm.options import ROUNDED
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import Evaluation, Pilot, PilotSync, Profile
 from hetopt.core.step_samples import Compression
@@ -185,7 +186,9 @@ def test_a_measured_policy_is_chosen_where_links_are_slow(measured: Plan, unmeas
     assert measured.run.is_local
     assert (measured.run.compression.name, measured.run.ratio_policy) == ("identity", "fixed")
     assert len(measured.run.workers) <= 4 * MOST_TIMES_WORKERS
-    assert measured.chosen.prediction.total_s.value < 0.8 * unmeasured.chosen.prediction.total_s.value
+    # Fewer bits save most of what averaging does, and cost no steps to speak of.
+    assert unmeasured.chosen.compression.name in ROUNDED
+    assert measured.chosen.prediction.total_s.value < 0.95 * unmeasured.chosen.prediction.total_s.value
     assert Plan.from_json(measured.to_json(), origin="here") == measured
     said = " ".join(measured.explanation)
     assert "as 2 pilots measured" in said

@@ -9,9 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetopt.core.errors import BadInput
+from hetopt.optimizer.market import offer_filter
 from hetopt.optimizer.market.catalog import Catalog, load_catalog, offers
 from hetopt.optimizer.market.offer_filter import Wishes, narrow
 from hetopt.optimizer.market.quota import Bucket, bucket_of, most_machines, read_quotas, within
+from hetopt.optimizer.market.zone_prices import ZonePrice
 
 CATALOG = load_catalog()
 EVERYTHING = offers(CATALOG)
@@ -134,6 +136,17 @@ def test_a_quota_that_means_nothing_is_refused(text: str) -> None:
 def test_a_quota_given_twice_is_refused() -> None:
     with pytest.raises(BadInput, match="twice"):
         read_quotas(["g=8", "spot:g=4"])
+
+
+def test_spot_that_is_dearer_in_a_zone_is_not_taken_there(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    demand = catalog.price("c7i.xlarge", "on-demand")
+    assert demand is not None
+    here = {"use1-az1": ZonePrice(usd_per_hour=1.1 * demand.usd_per_hour, log_sd=0.1)}
+    here |= {"use1-az2": ZonePrice(usd_per_hour=0.5 * demand.usd_per_hour, log_sd=0.1)}
+    monkeypatch.setattr(offer_filter, "read_zone_prices", lambda folder, region: {"c7i.xlarge": here})
+    for zone, markets in (("use1-az1", {"on-demand"}), ("use1-az2", {"spot", "on-demand"})):
+        left = narrow(catalog, Wishes(types=("c7i.xlarge",), market="any", zone=zone))
+        assert {offer.price.market for offer in left} == markets
 
 
 def test_a_zone_is_a_name_or_an_id(catalog: Catalog) -> None:

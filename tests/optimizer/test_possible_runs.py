@@ -43,9 +43,12 @@ def test_a_dozen_finalists_take_under_half_a_second() -> None:
         finalist(n, PreemptionRatePosterior.prior(None), step_time_log_sd=0.1, steps_log_sd=0.2) for n in range(1, 13)
     ]
     possible_runs(many, TERMS, seed=0, draws=10)
-    began = time.process_time()
-    possible_runs(many, TERMS, seed=0)
-    assert time.process_time() - began < 0.5
+    took_s = []
+    for _ in range(3):
+        began_s = time.process_time()
+        possible_runs(many, TERMS, seed=0)
+        took_s.append(time.process_time() - began_s)
+    assert min(took_s) < 0.5
 
 
 def test_the_same_seed_gives_the_same_draws_and_another_others() -> None:

@@ -15,13 +15,14 @@ from hetopt.core.synchronization import Synchronization
 from hetopt.optimizer.convergence.local_penalty import LocalPenalty
 from hetopt.optimizer.cost.billing import load_billing
 from hetopt.optimizer.cost.cost import Rates
-from hetopt.optimizer.fit import FittedModel, fit
+from hetopt.optimizer.fit import FittedModel, LinkModel, fit
 from hetopt.optimizer.market.catalog import Catalog, offers
 from hetopt.optimizer.market.quota import read_quotas
 from hetopt.optimizer.plan import Goal
 from hetopt.optimizer.recommendation.recommend import steps_model
 from hetopt.optimizer.search.bounds import Bar, could_beat
 from hetopt.optimizer.search.cluster_rows import Boxes, ClusterRows, Columns, tabulate_rows, uniform_rows
+from hetopt.optimizer.search.exchange_menu import ExchangeOption, exchange_menu, local_exchange
 from hetopt.optimizer.search.forecast import ClusterTable, Forecast, JobModel, forecast
 from hetopt.optimizer.search.mixes import GAP, search_mixes
 from hetopt.optimizer.search.objective import best_rows, order
@@ -30,13 +31,10 @@ from hetopt.optimizer.search.pool import Pool
 from hetopt.optimizer.search.search import NEAR, Effort, Limits, choose, search
 from hetopt.optimizer.search.search_space import (
     Cluster,
-    ExchangeOption,
     MachineOption,
     SearchSpace,
     batch_ladder,
     drop_dominated,
-    exchange_options,
-    local_exchange,
     machine_options,
 )
 from hetopt.optimizer.search.study import study_mixes
@@ -46,7 +44,7 @@ from hetopt.optimizer.step_time.profiled import learned_shape
 from hetopt.optimizer.step_time.transfer import reference_host
 
 from .profiles import make_profile
-from .scalar_table import tabulate
+from .scalar_table import suited, tabulate
 
 TYPES = ("c7a.xlarge", "c7a.4xlarge", "g5.xlarge")
 MACHINES = 4
@@ -70,11 +68,9 @@ def job(model: FittedModel) -> JobModel:
         evaluate_every_samples=50_000,
         shape=learned_shape(model),
         network_log_sd=0.35,
-        startup_s=180.0,
         startup_log_sd=0.5,
         checkpoint_s=1.0,
-        restart_s=210.0,
-        rates=Rates.of(load_billing()),
+        rates=Rates(billing=load_billing()),
     )
 
 
@@ -82,15 +78,22 @@ def _space(model: FittedModel, options: tuple[MachineOption, ...], machines: int
     return SearchSpace(
         options=options,
         batch_sizes=batch_ladder(64, 512, 64),
-        exchanges=exchange_options(model, minimum_gain=0.5, max_workers=8 * machines),
+        exchanges=_some(model, 8 * machines),
         max_machines=machines,
         offered=len(options),
         usable=len(options),
     )
 
 
+def _some(model: FittedModel, max_workers: int) -> tuple[ExchangeOption, ...]:
+    """Whole sums, sums in bf16 beside the backward pass, and a part of the gradient gathered."""
+    options = exchange_menu(model, minimum_gain=0.5, max_workers=max_workers).options
+    bf16 = next(option for option in options if option.compression.name == "bf16")
+    return options[0], bf16, next(option for option in options if option.collective == "all_gather")
+
+
 def _with_local(model: FittedModel, space: SearchSpace) -> tuple[ExchangeOption, ...]:
-    """Two that compress, and averages of parameters in an eighth of the steps, for at most 24 workers."""
+    """Whole sums, a part gathered, and averages of parameters in an eighth of the steps, for at most 24 workers."""
     local = LocalOption(
         sync=Synchronization(name="selsync", delta=0.3),
         told=Communication(share=1 / 8, log_sd=0.3, note=""),
@@ -98,8 +101,8 @@ def _with_local(model: FittedModel, space: SearchSpace) -> tuple[ExchangeOption,
         most_workers=24,
         counts_steps=True,
     )
-    numel, most = model.profile.job.parameters, len(space.exchanges[0].messages) - 1
-    return (*space.exchanges[:2], local_exchange(local, numel, most))
+    most = len(space.exchanges[0].messages) - 1
+    return space.exchanges[0], space.exchanges[2], local_exchange(model, local, most)
 
 
 @pytest.fixture(scope="module")
@@ -125,8 +128,8 @@ def everything(space: SearchSpace, job: JobModel) -> Forecast:
         for batch in range(len(space.batch_sizes))
         for exchange in range(len(space.exchanges))
     ]
-    possible, table = tabulate(space, clusters)
-    assert len(possible) > 500
+    possible, table = tabulate(space, suited(space, job, clusters))
+    assert len(possible) > 200
     return forecast(table, job)
 
 
@@ -143,8 +146,30 @@ def test_columns_equal_one_cluster_at_a_time(model: FittedModel, space: SearchSp
         np.testing.assert_allclose(getattr(quick, name), getattr(exact, name), rtol=1e-9, err_msg=name)
 
 
-def test_every_cluster_of_one_type_is_enumerated(space: SearchSpace) -> None:
-    rows, _ = tabulate_rows(Columns.of(space), uniform_rows(Columns.of(space)))
+@pytest.mark.parametrize("bandwidth", [None, 2e8, 2e7])
+def test_each_cluster_gets_the_exchange_that_suits_it(
+    model: FittedModel, wide: SearchSpace, options: tuple[MachineOption, ...], job: JobModel, bandwidth: float | None
+) -> None:
+    """As weighed one by one, over links of every speed; on slow ones something is rounded, and something averaged."""
+    few = tuple(option for option in options if option.name in (*TYPES, "g5.12xlarge"))
+    if bandwidth is not None:
+        slow = LinkModel(latency_s=1e-4, bytes_per_s=bandwidth)
+        few = tuple(replace(option, links={"all_reduce": slow, "all_gather": slow}) for option in few)
+    space = replace(_space(model, few), max_workers=64)
+    space = replace(space, exchanges=(*space.exchanges, _with_local(model, space)[2]))
+    counts = [count for count in itertools.product(range(3), repeat=len(few)) if 0 < sum(count) <= MACHINES]
+    clusters = [Cluster.of(enumerate(count), b, 0) for count in counts if count.count(0) for b in (0, 3)]
+    rows, _ = tabulate_rows(Columns.of(space), ClusterRows.of(clusters), job)
+    found = [rows.cluster(row) for row in range(len(rows))]
+    assert found == list(suited(space, job, clusters))
+    used = {cluster.exchange for cluster in found}
+    assert {cluster.exchange for cluster in found if cluster.machine_count == 1} <= {0, 3}
+    if bandwidth == 2e7:
+        assert len(used) > 2
+
+
+def test_every_cluster_of_one_type_is_enumerated(space: SearchSpace, job: JobModel) -> None:
+    rows, _ = tabulate_rows(Columns.of(space), uniform_rows(Columns.of(space)), job)
     clusters = {rows.cluster(row) for row in range(len(rows))}
     every = [
         Cluster(machines=((option, count),), batch=batch, exchange=exchange)
@@ -153,7 +178,7 @@ def test_every_cluster_of_one_type_is_enumerated(space: SearchSpace) -> None:
         for batch in range(len(space.batch_sizes))
         for exchange in range(len(space.exchanges))
     ]
-    assert clusters == set(tabulate(space, every)[0])
+    assert clusters == set(suited(space, job, every))
 
 
 @given(
@@ -233,7 +258,7 @@ def test_mixes_are_searched_exactly(space: SearchSpace, job: JobModel, limits: L
         for batch in range(len(space.batch_sizes))
         for exchange in range(len(space.exchanges))
     ]
-    every = forecast(tabulate(space, clusters)[1], job)
+    every = forecast(tabulate(space, suited(space, job, clusters))[1], job)
     safe = limits.risk(every) <= 1
     best = limits.score(every.total_s, every.cost_usd)[safe].min()
     assert best * (1 - 1e-9) <= pool.safe_score <= best / (1 - GAP)
@@ -350,7 +375,7 @@ def test_the_study_alone_finds_nearly_the_best(space: SearchSpace, job: JobModel
     start = Cluster(machines=((0, 1),), batch=0, exchange=0)
     columns = Columns.of(space)
     asked = study_mixes(columns, job, limits, [start], range(len(space.options)), seed=0, trials=600)
-    found = forecast(tabulate_rows(columns, ClusterRows.of(asked))[1], job)
+    found = forecast(tabulate_rows(columns, ClusterRows.of(asked), job)[1], job)
     best = everything.total_s[limits.risk(everything) <= 1].min()
     assert found.total_s[limits.risk(found) <= 1].min() <= 1.01 * best
 
@@ -391,7 +416,7 @@ def test_the_front_is_not_dominated_and_holds_both_optima(space: SearchSpace, jo
 
 
 def _uniform(space: SearchSpace, job: JobModel) -> Forecast:
-    return forecast(tabulate_rows(Columns.of(space), uniform_rows(Columns.of(space)))[1], job)
+    return forecast(tabulate_rows(Columns.of(space), uniform_rows(Columns.of(space)), job)[1], job)
 
 
 def test_pruning_loses_no_point_of_the_front(
@@ -463,7 +488,7 @@ def test_large_clusters_are_enumerated_in_steps_and_refined(
     assert len(space.machine_counts) < 50
     found = search(space, job, Limits(budget_usd=1.0, time_weight=1.0), seed=0, effort=Effort(trials=20))
     every = [Cluster(machines=((0, n),), batch=b, exchange=e) for n in range(1, 65) for b in range(7) for e in range(3)]
-    _, table = tabulate(space, every)
+    _, table = tabulate(space, suited(space, job, every))
     best, _ = choose(forecast(table, job), Limits(budget_usd=1.0, time_weight=1.0))
     assert best is not None
     assert found.chosen is not None

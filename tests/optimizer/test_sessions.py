@@ -16,7 +16,7 @@ from hetopt.core.events.fold import RunClock, RunFold, RunHistory
 from hetopt.core.events.reader import EventReader, read_log
 from hetopt.core.events.records import LogEvent, RunStarted, StepsLogged, TrainingFinished
 from hetopt.reports.page.series import series
-from hetopt.reports.scalars import exposition, scalars
+from hetopt.reports.scalars import Exposed, exposition, scalars
 from hetopt.reports.timeline import timeline
 from tests.logs import an_event
 
@@ -93,7 +93,7 @@ def test_each_worker_keeps_its_place_whoever_else_is_there(crews: list[set[str]]
         assert worker.is_present == (worker.host in crews[-1])
         assert sum(moment.compute_s[place] is not None for moment in drawn.moments) == 2 * there
         assert sum(columns.compute_s[:, place] > 0) == 2 * there
-    told = re.findall(r'hetopt_compute_seconds{.*host="(\w+)"', exposition(progress, name="run"))
+    told = re.findall(r'hetopt_compute_seconds{.*host="(\w+)"', exposition([Exposed(name="run", run=progress)]))
     assert set(told) == crews[-1], "who is gone computes nothing"
     assert progress.restarts == len(crews) - 1
 
@@ -196,7 +196,7 @@ def test_however_a_log_grows_and_whatever_else_is_in_it_the_fold_is_the_same(
         for event in reader.read():
             history.take(event)
         assert len(history.run.workers) == len(history.run.roster.workers)
-        assert exposition(history.run, name=name)
+        assert exposition([Exposed(name=name, run=history.run)])
     assert history == whole
     assert history.run.workers == whole.run.workers
     assert reader.unread.lines == len(strange)
@@ -219,7 +219,7 @@ def test_the_newest_of_all_figures_is_what_is_asked_for(name: str) -> None:
     """TensorBoard gets each figure as it came, Prometheus the last of each."""
     events = read_log(RUNS / f"{name}.jsonl").events
     last = {(one.name, one.labels): one.value for one in scalars(events)}
-    told = exposition(RunFold.of(events), name="run")
+    told = exposition([Exposed(name="run", run=RunFold.of(events))])
     for (figure, labels), value in last.items():
         named = "".join(f',{label}="{text}"' for label, text in labels)
         assert f'hetopt_{figure}{{run="run"{named}}} {value!r}' in told

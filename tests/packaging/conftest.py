@@ -17,6 +17,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.once import once
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -49,17 +51,20 @@ def sources(tmp_path_factory: pytest.TempPathFactory, tracked: list[Path]) -> Pa
 
 
 @pytest.fixture(scope="session")
-def distributions(tmp_path_factory: pytest.TempPathFactory, sources: Path) -> Path:
-    """A folder with the source distribution and the wheel that was built from it."""
-    built = tmp_path_factory.mktemp("dist")
-    result = subprocess.run(
-        [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(built), str(sources)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    return built
+def distributions(tmp_path_factory: pytest.TempPathFactory, worker_id: str, request: pytest.FixtureRequest) -> Path:
+    """A folder with the source distribution and the wheel that was built from it; once, for all processes of tests."""
+
+    def build(folder: Path) -> None:
+        sources = request.getfixturevalue("sources")
+        result = subprocess.run(
+            [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(sources)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert result.returncode == 0, result.stdout + result.stderr
+
+    return once("dist", build, tmp_path_factory, worker_id)
 
 
 @pytest.fixture(scope="session")

@@ -54,7 +54,10 @@ def test_there_is_a_recorded_profile_to_plan_from() -> None:
     assert RECORDED
 
 
-@pytest.mark.parametrize("profile", RECORDED, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "profile",
+    [pytest.param(path, marks=[pytest.mark.slow] * (path != RECORDED[0]), id=path.stem) for path in RECORDED],
+)
 def test_a_recorded_profile_becomes_a_plan(planning_bin: Path, tmp_path: Path, profile: Path) -> None:
     result = hetopt(planning_bin, tmp_path, "recommend", str(profile), "--budget", "5", "--json")
     assert result.returncode == 0, result.stderr

@@ -16,7 +16,7 @@ from hetopt.core.errors import RunFailed
 from hetopt.core.gradient_noise import SmoothedNoise, pooled_noise
 from hetopt.core.probe_schedule import ProbeSchedule, make_schedule
 from hetopt.core.profile import Evaluation, Profile
-from hetopt.profiler.collect import collect
+from hetopt.profiler.collect import collect, refusals
 from hetopt.profiler.pilot import steps_to_target
 from hetopt.profiler.progress import progress
 
@@ -277,3 +277,62 @@ class TestSchedule:
     def test_the_impossible_is_refused(self) -> None:
         with pytest.raises(ValueError, match="a schedule needs"):
             make_schedule(seed=0, workers=0, logical_cpus=2, batch_size=1, dataset_size=1, time_budget_s=1.0)
+
+
+def with_pilot_in_bf16(
+    events: list[Event], schedule: ProbeSchedule, evaluations: list[Event], reason: str
+) -> tuple[list[Event], ProbeSchedule]:
+    """The recorded log with one more pilot, like the first but in bf16, and a sweep in it."""
+    first = next(of_kind(events, "pilot_started"))
+    number, time_s = len(schedule.pilots), events[-1]["time_s"]
+    more = [
+        {**first, "pilot": number, "precision": "bf16"},
+        *({"event": "pilot_evaluation", "pilot": number, "epoch": 1.0, **one} for one in evaluations),
+        {"event": "pilot_finished", "pilot": number, "step": 99, "reason": reason},
+    ]
+    sweeps = len(schedule.sweeps)
+    for name in ("device_facts", "sweep_point"):
+        more += [{**one, "sweep": sweeps, "precision": "bf16"} for one in of_kind(events, name) if one["sweep"] == 0]
+    for one in more:
+        one["time_s"] = time_s
+        if one["event"] == "sweep_point":
+            del one["precision"]
+    grown = schedule.model_copy(
+        update={
+            "sweeps": (*schedule.sweeps, schedule.sweeps[0].model_copy(update={"precision": "bf16"})),
+            "pilots": (*schedule.pilots, schedule.pilots[0].model_copy(update={"precision": "bf16"})),
+        }
+    )
+    return [*events[:-1], *more, events[-1]], grown
+
+
+def test_a_pilot_in_another_precision_is_held_against_its_twin(events: list[Event], schedule: ProbeSchedule) -> None:
+    usual = profile_of(events, schedule)
+    own = next(of_kind(events, "pilot_started"))["pilot"]
+    twin = [one for one in of_kind(events, "pilot_evaluation") if one["pilot"] == own]
+    twice = [{"step": 2 * int(str(one["step"])), "metric": one["metric"]} for one in twin]
+    profile = profile_of(*with_pilot_in_bf16(events, schedule, twice, "target"))
+    (trial,) = profile.precision_trials
+    assert trial.steps == pytest.approx(2 * trial.usual_steps)
+    assert trial.usual_steps == usual.pilots[0].steps_to_target
+    assert profile.pilots == usual.pilots
+    assert profile.precisions == ("fp32", "bf16")
+    assert Profile.from_json(profile.to_json(), origin="memory") == profile
+
+
+def test_where_the_target_was_not_reached_the_best_of_the_worse_is_compared(
+    events: list[Event], schedule: ProbeSchedule
+) -> None:
+    twin = [one for one in of_kind(events, "pilot_evaluation") if one["pilot"] == 0]
+    early = [{"step": 10 * int(str(one["step"])), "metric": one["metric"]} for one in twin[:2]]
+    (trial,) = profile_of(*with_pilot_in_bf16(events, schedule, early, "time")).precision_trials
+    assert trial.steps == pytest.approx(10 * trial.usual_steps)
+    assert profile_of(*with_pilot_in_bf16(events, schedule, [], "time")).precision_trials == ()
+
+
+def test_a_precision_in_which_a_pilot_diverges_is_left_out(events: list[Event], schedule: ProbeSchedule) -> None:
+    lost, grown = with_pilot_in_bf16(events, schedule, [], "diverged")
+    profile = profile_of(lost, grown)
+    assert profile.precisions == ("fp32",)
+    assert profile.precision_trials == ()
+    assert refusals(lost) == ("bf16 is left out: a pilot diverged in it, and did not in fp32",)

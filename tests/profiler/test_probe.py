@@ -18,8 +18,9 @@ from hetopt.core.probe_schedule import CompressorProbe, NetworkProbe, PilotProbe
 from hetopt.core.profile import Profile
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.core.run_status import RunState
-from hetopt.profiler.collect import collect
+from hetopt.profiler.collect import collect, refusals
 from hetopt.profiler.progress import progress
+from tests.disturbance import PATIENCE_S
 
 HERE = Path(__file__).parent
 TASK = f"{HERE / 'tiny_task.py'}:task"
@@ -35,8 +36,9 @@ SCHEDULE = ProbeSchedule(
             warmup_steps=2,
             timed_steps=6,
             time_limit_s=20.0,
+            precision=precision,
         )
-        for workers in (1, 2)
+        for precision, workers in (("fp32", 1), ("fp32", 2), ("bf16", 1), ("tf32", 1))
     ),
     network=NetworkProbe(payload_bytes=(4_096, 262_144), warmup=1, most_rounds=2),
     compressors=CompressorProbe(ratios=(0.1, 0.01), repeats=2),
@@ -44,6 +46,8 @@ SCHEDULE = ProbeSchedule(
         PilotProbe(global_batch_size=16, time_limit_s=20.0, max_epochs=30, sample_every_steps=10),
         PilotProbe(global_batch_size=64, time_limit_s=20.0, max_epochs=30, repeat=1),
         PilotProbe(global_batch_size=16, time_limit_s=20.0, max_epochs=30, sync="local-sgd(4)"),
+        PilotProbe(global_batch_size=16, time_limit_s=20.0, max_epochs=30, precision="bf16"),
+        PilotProbe(global_batch_size=16, time_limit_s=20.0, max_epochs=30, precision="tf32"),
     ),
     gain_ratios=(0.01, 0.1, 0.5, 1.0),
     time_limit_s=60.0,
@@ -58,7 +62,7 @@ def spec_of(schedule: ProbeSchedule) -> RunSpec:
 def finish(launcher: LocalLauncher, spec: RunSpec, folder: Path, until: Callable[[list[Event]], bool]) -> list[Event]:
     """Start a run and wait until it is over, or until its events are what is waited for."""
     handle = launcher.start(spec, folder, {})
-    deadline = time.monotonic() + 250
+    deadline = time.monotonic() + PATIENCE_S
     try:
         while time.monotonic() < deadline:
             over = launcher.poll(handle).state.is_over
@@ -88,8 +92,9 @@ def probed(tmp_path_factory: pytest.TempPathFactory, recording: bool) -> tuple[l
 
 def test_everything_on_the_schedule_was_measured(probed: tuple[list[Event], Profile]) -> None:
     profile = probed[1]
-    assert [device.workers_per_host for device in profile.devices] == [1, 2]
-    for device in profile.devices:
+    usual = profile.computing_in("fp32")
+    assert [device.workers_per_host for device in usual.devices] == [1, 2]
+    for device in usual.devices:
         assert tuple(point.local_batch_size for point in device.step_times) == SIZES
         timed = {(cost.name, cost.ratio): cost for cost in device.compressors}
         assert set(timed) == {("topk", 0.1), ("topk", 0.01), ("bf16", 1.0), ("int8", 1.0), ("int4", 1.0)}
@@ -111,6 +116,7 @@ def test_job_facts_are_counted(probed: tuple[list[Event], Profile]) -> None:
     # Two matrix products forward, the gradient of each weight, and that of the hidden layer.
     assert job.flops_per_sample == 2 * (16 * 32 + 32 * 10) * 2 + 2 * 32 * 10
     assert 10 < job.operators_per_step < 200
+    assert job.model_kind is None
 
 
 def test_step_times_hold_their_parts(probed: tuple[list[Event], Profile]) -> None:
@@ -126,7 +132,7 @@ def test_step_times_hold_their_parts(probed: tuple[list[Event], Profile]) -> Non
 
 
 def test_tensors_are_counted_at_every_batch_size(probed: tuple[list[Event], Profile]) -> None:
-    alone, *others = probed[1].devices
+    alone, *others = probed[1].computing_in("fp32").devices
     memory = alone.memory
     assert memory is not None
     assert [one.memory for one in others] == [None] * len(others)
@@ -150,7 +156,7 @@ def test_every_worker_says_how_fast_its_processor_was_meanwhile(probed: tuple[li
 
 
 def test_shared_memory_is_divided(probed: tuple[list[Event], Profile]) -> None:
-    alone, together = probed[1].devices
+    alone, together = probed[1].computing_in("fp32").devices
     assert 2 * together.memory_limit_bytes == pytest.approx(alone.memory_limit_bytes, rel=1e-3)
 
 
@@ -187,10 +193,27 @@ def test_pilots_learn_and_reach_the_target(probed: tuple[list[Event], Profile]) 
     assert large.steps_to_target < small.steps_to_target
 
 
+def test_another_precision_is_measured_beside_and_one_that_is_not_there_is_left_out(
+    probed: tuple[list[Event], Profile],
+) -> None:
+    events, profile = probed
+    assert profile.precisions == ("fp32", "bf16")
+    (half,) = profile.computing_in("bf16").devices
+    assert tuple(point.local_batch_size for point in half.step_times) == SIZES
+    usual = profile.devices[0].memory
+    assert half.memory is not None
+    assert usual is not None
+    assert half.memory.kept_bytes == usual.kept_bytes  # parameters, gradients and the optimizer's state stay in fp32
+    (trial,) = profile.precision_trials
+    assert (trial.precision, trial.global_batch_size, trial.seed) == ("bf16", 16, 3)
+    assert trial.usual_steps == profile.pilots[0].steps_to_target
+    assert refusals(events) == ("tf32 is left out: there are no units for it here",)
+
+
 def test_times_of_the_whole_are_plausible(probed: tuple[list[Event], Profile]) -> None:
     profile = probed[1]
     assert profile.startup_s is not None
-    assert 0.5 < profile.startup_s < profile.profiling_s < 120
+    assert 0.05 < profile.startup_s < profile.profiling_s < 120
     assert profile.evaluation_s is not None
     assert 0 < profile.evaluation_s < 10
 

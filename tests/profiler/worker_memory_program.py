@@ -2,7 +2,8 @@
 
 Rank 0 writes, for every job, compression and local batch size, the peak that its profile's law predicts, from counts at
 other sizes, and the peak that the worker came to between its first update and its last. What is done once, before and
-after, is tried with what memory there is, or is the host's.
+after, is tried with what memory there is, or is the host's. A job is a task; or a script, which is profiled as it is
+and then trained as `hetopt convert` makes it, with a session.
 """
 
 from __future__ import annotations
@@ -10,16 +11,24 @@ from __future__ import annotations
 import gc
 import json
 import os
+import runpy
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from hetopt.core.comm.exchange_memory import exchange_memory
-from hetopt.core.events.log import EventLog
+from hetopt.core.events.log import EVENTS_FILE, EventLog, read_events
+from hetopt.core.events.probe_records import MemoryCounted
 from hetopt.core.memory import TrainingMemory, joined
+from hetopt.core.run_folder import SPEC_VARIABLE
 from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
 from hetopt.core.synchronization import Synchronization
 from hetopt.profiler.probe.replica import Replica
@@ -28,6 +37,7 @@ from hetopt.profiler.probe.tensor_bytes import TensorBytes
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.loop import Material, train
+from hetopt.trainer.session.run import Session
 from hetopt.trainer.steps.local_batch import BatchReader
 
 CPU = torch.device("cpu")
@@ -60,8 +70,13 @@ def counted(material: Material, spec: RunSpec, sizes: list[int]) -> TrainingMemo
     return joined(counts)
 
 
-def measured(material: Material, spec: RunSpec, rank: int, folder: Path) -> int:
-    """Peak of this worker's tensors from its first update to its last."""
+class Enough(BaseException):
+    """A script has trained for long enough."""
+
+
+@contextmanager
+def counting() -> Iterator[tuple[TensorBytes, list[int]]]:
+    """A count, and the peaks of this worker's tensors before each of its updates but the first, whose is 0."""
     count, peaks = TensorBytes(CPU), [0]
 
     def update(*optimizer: object) -> None:
@@ -70,6 +85,13 @@ def measured(material: Material, spec: RunSpec, rank: int, folder: Path) -> int:
             count.begin_phase()
 
     hook = register_optimizer_step_pre_hook(update)
+    yield count, peaks
+    hook.remove()
+    gc.collect()
+
+
+def trained(material: Material, spec: RunSpec, rank: int, folder: Path) -> int:
+    """Peak of a task's worker from its first update to its last."""
     context = WorkerContext(
         spec=spec,
         rank=rank,
@@ -79,29 +101,66 @@ def measured(material: Material, spec: RunSpec, rank: int, folder: Path) -> int:
         events=EventLog(None),
         stop_requested=lambda: False,
     )
-    with count:
+    with counting() as (count, peaks), count:
         train(context, None, material)
-    hook.remove()
-    gc.collect()
     return max(peaks[2:])
+
+
+def trained_script(session: str, spec: RunSpec, folder: Path) -> int:
+    """The same of a session's worker. Counted from where the session begins: what a script reads is the host's."""
+    (folder / "spec.json").write_text(spec.model_dump_json())
+    os.environ[SPEC_VARIABLE] = str(folder / "spec.json")
+    sys.argv = [session, "--batch-size", str(spec.global_batch_size)]
+    begin = Session.__init__
+
+    def enough(*optimizer: object) -> None:
+        if len(peaks) > STEPS:
+            raise Enough
+
+    with counting() as (count, peaks), ExitStack() as until_the_end:
+
+        def begun(one: Session, model: nn.Module, *arguments: Any, **options: Any) -> None:
+            count.hold([*model.parameters(), *model.buffers()])
+            until_the_end.enter_context(count)
+            begin(one, model, *arguments, **options)
+
+        until_the_end.callback(register_optimizer_step_post_hook(enough).remove)
+        with patch.object(Session, "__init__", begun), suppress(Enough):
+            runpy.run_path(session, run_name="__main__")
+    return max(peaks[2:])
+
+
+def profiled(folder: Path) -> TrainingMemory:
+    """Of a script as it is, as `hetopt profile` has it."""
+    events = [event for event in read_events(folder / EVENTS_FILE) if event["event"] == MemoryCounted.EVENT]
+    return joined([TrainingMemory.model_validate(event["memory"]) for event in events])
 
 
 def main(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": "0"}
+    cases: list[dict[str, Any]] = json.loads((folder / "cases.json").read_text())
     dist.init_process_group(
         "gloo", store=dist.FileStore(str(folder / "store"), WORLD_SIZE), rank=rank, world_size=WORLD_SIZE
     )
     told = []
-    for number, case in enumerate(json.loads((folder / "cases.json").read_text())):
+    for number, case in enumerate(cases):
         compression, sync = Compression(**case["compression"]), Synchronization(**case["sync"])
-        spec = spec_of(case["task"], case["counted"][0], compression)
-        material = Material.load(spec)
-        memory = counted(material, spec, case["counted"])  # by both, as models are built together
+        material = None
+        if "task" in case:
+            spec = spec_of(case["task"], case["counted"][0], compression)
+            material = Material.load(spec)
+            memory = counted(material, spec, case["counted"])  # by both, as models are built together
+        else:
+            memory = profiled(Path(case["profile"]))
         for samples in case["trained"]:
-            place = folder / f"{number}-{samples}"
+            place = folder / f"{number}-{samples}-{rank}"
             place.mkdir(exist_ok=True)
-            spec = spec_of(case["task"], samples, compression, sync=sync)
-            peak = measured(material, spec, rank, place)
+            spec = spec_of(case.get("task", "session"), samples, compression, sync=sync)
+            if material is None:
+                peak = trained_script(case["session"], spec, place)
+            else:
+                peak = trained(material, spec, rank, place)
             if rank == 0:
                 gradient = memory.gradient_bytes
                 exchange = exchange_memory(compression, gradient_bytes=gradient, workers=WORLD_SIZE, sync=sync)

@@ -190,6 +190,7 @@ def test_leaving_kills_what_runs_and_removes_everything_once_or_twice(box: None)
     assert network.id not in names
 
 
+@pytest.mark.usefixtures("own_leftovers")
 def test_what_a_killed_process_left_is_found_and_removed_and_the_living_stay(box: None) -> None:
     def own() -> tuple[subprocess.Popen[str], str, int]:
         owner = subprocess.Popen([sys.executable, "-c", OWN, "/runs/x y"], stdout=subprocess.PIPE, text=True)
@@ -220,6 +221,7 @@ def test_what_a_killed_process_left_is_found_and_removed_and_the_living_stay(box
         remove(living_id)
 
 
+@pytest.mark.usefixtures("own_leftovers")
 def test_a_network_that_was_never_signed_is_a_leftover(box: None) -> None:
     iproute.run("ip", ["netns", "add", "hetopt-0000"])
     try:

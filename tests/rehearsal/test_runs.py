@@ -99,7 +99,7 @@ def wait_for(what: Callable[[], object], run_dir: Path) -> None:
     while not what():
         if time.monotonic() > deadline:
             logs = "\n".join(f"{path}:\n{path.read_text()}" for path in run_dir.rglob("*.log"))
-            pytest.fail(f"waited in vain\n{events(run_dir)}\n{logs}")
+            pytest.fail(f"waited in vain\n{find_networks()}\n{processes_of(run_dir)}\n{events(run_dir)}\n{logs}")
         time.sleep(0.05)
 
 
@@ -210,10 +210,12 @@ def test_what_does_not_fit_slows_the_whole_miniature_and_the_run_finishes(box: N
     assert nothing_is_left(tmp_path)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)], ids=lambda number: number.name
+)
 def test_a_conductor_that_is_asked_to_end_leaves_nothing(box: None, tmp_path: Path, number: int) -> None:
     launcher = RehearsalLauncher()
-    handle = launcher.start(rehearsed("speed=1 x2", steps=10), tmp_path, {})
+    handle = launcher.start(rehearsed("speed=1 x2", steps=100_000), tmp_path, {})
     wait_for(lambda: has_hosts(tmp_path, 2), tmp_path)
     assert network_of(tmp_path)
     os.kill(conductor_of(tmp_path).pid, number)
@@ -244,15 +246,18 @@ def test_a_launching_process_that_is_killed_takes_its_rehearsal_along(box: None,
         RehearsalLauncher().stop(RunHandle(run_dir=tmp_path))
 
 
+@pytest.mark.usefixtures("own_leftovers")
 def test_a_conductor_that_is_killed_takes_its_hosts_along_and_its_network_is_found(box: None, tmp_path: Path) -> None:
     launcher = RehearsalLauncher()
     handle = launcher.start(rehearsed("speed=1 x2"), tmp_path, {})
     wait_for(lambda: has_hosts(tmp_path, 2), tmp_path)
     left = network_of(tmp_path)
+    assert left
     conductor_of(tmp_path).kill()
+    # A killed process has no command line any more some time before it is a zombie: on a busy machine both are seen.
     wait_for(lambda: not processes_of(tmp_path), tmp_path)
-    assert launcher.poll(handle).state == RunState.FAILED
-    assert left == [network.id for network in find_leftovers() if network.id in left]
+    wait_for(lambda: launcher.poll(handle).state == RunState.FAILED, tmp_path)
+    wait_for(lambda: left == [network.id for network in find_leftovers() if network.id in left], tmp_path)
     launcher.stop(handle)
     assert nothing_is_left(tmp_path)
 

@@ -57,6 +57,7 @@ def only(events: list[Event], name: str) -> list[Event]:
     return [event for event in events if event["event"] == name]
 
 
+@pytest.mark.slow
 def test_over_slow_links_parameters_are_averaged_and_the_run_takes_longer(box: None, tmp_path: Path) -> None:
     events = trained(settling("rate=40mbit x3"), tmp_path)
     (settled,) = only(events, "sync_settled")
@@ -87,6 +88,7 @@ def test_over_quick_links_every_gradient_is_summed_to_the_end(box: None, tmp_pat
 
 
 @pytest.mark.parametrize("workers", [pytest.param(3, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
 def test_a_run_that_has_settled_goes_on_with_averages_when_it_is_resumed(
     box: None, settled_before: Path, tmp_path: Path, workers: int
 ) -> None:

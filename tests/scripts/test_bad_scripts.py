@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.api.script_text import SourceFile, has_session, own_sharding, read_script, shared_files
+from hetopt.api.script_text import SourceFile, has_session, lost_files, own_sharding, read_script, shared_files
 from hetopt.core.artifact import read_record
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.profiler.script.order import FAILED_FILE, ORDER_FILE, Failure, ScriptOrder
@@ -157,7 +157,7 @@ def test_a_script_that_fails_by_itself_has_failed_and_its_own_file_is_named(tmp_
     ("schedule", "said"),
     [
         ("OneCycleLR(opt, 0.1, total_steps=4)", None),
-        ("LambdaLR(opt, lambda epoch: int(epoch < 4 or 'many'))", "line 7: the script fails: ValueError: .*'many'"),
+        ("LambdaLR(opt, lambda epoch: int(epoch < 1 or 'many'))", "line 7: the script fails: ValueError: .*'many'"),
     ],
 )
 def test_only_the_end_of_a_schedule_is_passed_over(schedule: str, said: str | None, tmp_path: Path) -> None:
@@ -224,3 +224,34 @@ def test_a_session_is_found_in_a_module_beside_the_script_and_not_in_its_words(t
     ):
         (package / "loop.py").write_text(text)
         assert has_session(read_script(script))
+
+
+WRITERS = """
+import os, torch
+from pathlib import Path
+OUT = Path(os.environ.get("HETOPT_OUTPUT", "."))
+def save(model, path):
+    torch.save(model, path)
+class Trainer:
+    def __init__(self, run, folder):
+        self.pictures = run.outputs / "pictures"
+        self.folder = folder
+    def draw(self, figure):
+        figure.savefig(self.pictures / "a.png")
+        figure.savefig(self.folder / "b.png")
+def main(run, model, outputs):
+    save(model, OUT / "model.pt")
+    with open(os.path.join(OUT, "log.txt"), "w") as log:
+        log.write("kept")
+    with open("lost.txt", "w") as log:
+        log.write("lost")
+    torch.save(outputs, "lost.pt")
+    torch.save(outputs, run.outputs / "kept.pt")
+"""
+
+
+def test_files_that_go_with_a_rented_machine_are_named() -> None:
+    told = lost_files((SourceFile.of(WRITERS, "train.py"),))
+    lines = [int(one.split("line ")[1].split()[0]) for one in told]
+    assert sorted(lines) == [13, 18, 20]
+    assert all("run.outputs" in one for one in told)

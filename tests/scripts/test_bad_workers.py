@@ -8,7 +8,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
-import socket
 import sys
 import time
 from multiprocessing.context import ForkServerProcess
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks._ports import own_port
 from hetopt.core.events.log import EVENTS_FILE, read_events
 from hetopt.core.run_folder import write_spec
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
@@ -42,7 +42,7 @@ LOOP = "with session(model, opt) as run:\n    for number, (x,) in enumerate(run.
 BARE = "run = session(model, opt)\nif True:\n    for number, (x,) in enumerate(run.loader(loader)):\n"
 
 
-def _worker(run_dir: str, rank: int, port: int) -> None:
+def _worker(run_dir: str, rank: int, address: str, port: int) -> None:
     """What torchrun starts, in a process that has torch already."""
     from hetopt.trainer.script_worker import main
 
@@ -52,7 +52,7 @@ def _worker(run_dir: str, rank: int, port: int) -> None:
         os.dup2(of, to)
     sys.stdin = os.fdopen(0)
     place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    os.environ.update(place, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), DISPLAY=":0")
+    os.environ.update(place, MASTER_ADDR=address, MASTER_PORT=str(port), DISPLAY=":0")
     os._exit(main([run_dir]))
 
 
@@ -65,11 +65,9 @@ def ran(folder: Path, text: str) -> tuple[list[int | None], list[str]]:
     script.write_text(text)
     workers = tuple(WorkerSpec(host=f"h{n}", type="local", local_batch_size=4, threads=1) for n in range(2))
     write_spec(folder, RunSpec(task="train.py", script=(str(script),), workers=workers, stop=StopRule(max_steps=12)))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    address, port = own_port()
     processes: list[ForkServerProcess] = [
-        FORKS.Process(target=_worker, args=(str(folder), rank, port)) for rank in range(2)
+        FORKS.Process(target=_worker, args=(str(folder), rank, address, port)) for rank in range(2)
     ]
     for one in processes:
         one.start()

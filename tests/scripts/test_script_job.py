@@ -16,15 +16,18 @@ from hetopt.api.backends import backend
 from hetopt.api.exactness import compare
 from hetopt.api.launching import Changes, LaunchOptions, prepare
 from hetopt.api.profiling_script import Script, profile_script
+from hetopt.cli import follow, profile_view
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import Profile
 from hetopt.core.reporter import Reporter
 from hetopt.core.run_status import RunState
+from hetopt.optimizer.plan import Plan
 from hetopt.profiler.script.gradients import FILE, differences
+from hetopt.reports.plan_page import next_commands
 from tests.disturbance import PATIENCE_S
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "script"
-EPOCHS = 40
+EPOCHS = 16
 EPOCH_STEPS = math.ceil(1500 / 64)
 """At the batch size that the script has by itself."""
 
@@ -36,11 +39,17 @@ def profile() -> Profile:
     return hetopt.profile(BEFORE, arguments=["--batch-size", "32"], time_budget_s=6)
 
 
+@pytest.fixture(scope="module")
+def plan(profile: Profile) -> Plan:
+    return hetopt.recommend(profile, budget_usd=2, epochs=EPOCHS)
+
+
 def test_what_a_plan_needs_is_measured(profile: Profile) -> None:
     job = profile.job
     assert (job.task, job.script) == ("train.py", (BEFORE, "--batch-size", "32"))
     assert (job.parameters, job.gradient_bytes, job.dataset_size, job.batch_size) == (38_282, 153_128, 1500, 32)
     assert job.operators_per_step > 10
+    assert job.model_kind == "convolution"
     # Two for each product and sum, three passes; nobody asks for the gradient of the images.
     products = {"conv1": 64 * 9 * 16, "conv2": 64 * 9 * 16 * 32, "fc1": 512 * 64, "fc2": 64 * 10}
     assert job.flops_per_sample == 6 * sum(products.values()) - 2 * products["conv1"]
@@ -63,25 +72,48 @@ def test_what_a_plan_needs_is_measured(profile: Profile) -> None:
     assert {cost.name for cost in alone.compressors} == {"topk", "bf16", "int8", "int4"}
 
 
-def test_a_plan_is_of_the_scripts_own_batch_and_says_when_it_ends(profile: Profile) -> None:
+def test_a_plan_is_of_the_scripts_own_batch_and_says_when_it_ends(profile: Profile, plan: Plan) -> None:
     with pytest.raises(BadInput, match="says itself when training ends"):
         hetopt.recommend(profile, budget_usd=2)
-    plan = hetopt.recommend(profile, budget_usd=2, epochs=2)
     assert plan.run.global_batch_size == 32
     assert plan.run.script == profile.job.script
 
 
-def test_it_is_launched_stopped_resumed_and_reported(profile: Profile, tmp_path: Path) -> None:
+def test_what_is_typed_next_is_what_can_be_typed(profile: Profile, plan: Plan) -> None:
+    assert not profile.job.has_session
+    convert, launch = next_commands(plan, "plan.json")
+    assert convert == f"hetopt convert {BEFORE} -- --batch-size 32"
+    assert launch.endswith(f" -- {EXAMPLES / 'train_hetopt.py'} --batch-size 32")
+    job = profile.job.model_copy(update={"script": ("train_hetopt.py",), "has_session": True})
+    converted = plan.model_copy(update={"profile": profile.model_copy(update={"job": job})})
+    (only,) = next_commands(converted, "plan.json")
+    assert only.startswith("hetopt launch plan.json --on ")
+    assert only.endswith(" -- train_hetopt.py")
+
+
+def test_what_the_profile_says_is_of_a_script(profile: Profile, capsys: pytest.CaptureFixture[str]) -> None:
+    profile_view.show(profile)
+    told = capsys.readouterr().out
+    assert "says when it is done" in told
+    assert "pilot" not in told
+
+
+def test_it_is_launched_stopped_resumed_and_reported(
+    plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = (EXAMPLES / "train_hetopt.py").read_text(encoding="utf-8")
     for before, after in (
         ("range(args.epochs)", 'range(run.resume({"schedule": scheduler}), args.epochs)'),
-        ("scheduler.step()", 'scheduler.step()\n            run.checkpoint({"schedule": scheduler})'),
+        (
+            "scheduler.step()",
+            'scheduler.step()\n            run.checkpoint({"schedule": scheduler})\n'
+            '            if run.is_leader:\n                (run.outputs / f"{epoch}.txt").write_text("of the script")',
+        ),
     ):
         assert text.count(before) == 1
         text = text.replace(before, after)
     script = tmp_path / "resumable.py"
     script.write_text(text, encoding="utf-8")
-    plan = hetopt.recommend(profile, budget_usd=2, epochs=EPOCHS)
     with pytest.raises(BadInput, match="no session in it"):
         hetopt.launch(plan, on="local", slowdowns=(1, 3))
     run = hetopt.launch(plan, on="local", script=[str(script), "--epochs", str(EPOCHS)], slowdowns=(1, 3))
@@ -100,16 +132,21 @@ def test_it_is_launched_stopped_resumed_and_reported(profile: Profile, tmp_path:
     accuracies = [line for line in told if line.startswith("accuracy ")]
     assert 0 < len(accuracies) < EPOCHS, "what the leader prints, of this session and once"
     progress = resumed.record().progress
+    assert set(resumed.fetch_outputs().sizes) == {f"{epoch}.txt" for epoch in range(EPOCHS)}
     assert progress.sessions == 2
     assert progress.step == EPOCHS * EPOCH_STEPS
     assert progress.lost_steps == 0
     assert resumed.model == run.folder / "model.safetensors"
+    assert progress.epoch == EPOCHS
+    follow.finish(resumed, rented=False, as_json=False)
+    assert re.search(
+        rf"^finished after {EPOCHS * EPOCH_STEPS} steps in .*: training loss [\d.]+$", capsys.readouterr().out
+    )
     quick, slow = hetopt.report(resumed).workers
     assert quick.local_batch_size > slow.local_batch_size
 
 
-def test_what_begins_again_and_what_does_not_do_on_several_workers_is_said(profile: Profile, tmp_path: Path) -> None:
-    plan = hetopt.recommend(profile, budget_usd=2, epochs=2)
+def test_what_begins_again_and_what_does_not_do_on_several_workers_is_said(plan: Plan, tmp_path: Path) -> None:
     assert any("train.py saves no checkpoint" in text for text in plan.explanation)
     local = backend("local", Reporter())
 
@@ -159,7 +196,10 @@ def test_gradients_that_differ_are_found(tmp_path: Path) -> None:
     assert found.largest == (0.0, pytest.approx(0.01), math.inf, math.inf)
 
 
-def test_what_cannot_be_measured_is_named_and_files_that_all_would_write_are_as_well(tmp_path: Path) -> None:
+def test_what_cannot_be_measured_is_named_and_files_that_all_would_write_are_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the script writes to where it runs
     script = tmp_path / "train.py"
     script.write_text("import torch\ntorch.save(1, 'model.pt')\nprint('nothing to train')\n")
     options = {"workers": 1, "accelerators": 0, "time_budget_s": 5.0, "seed": 0, "machine_type": "local"}
@@ -169,7 +209,9 @@ def test_what_cannot_be_measured_is_named_and_files_that_all_would_write_are_as_
     assert raised.value.hint
     assert notes == [
         "train.py, line 2 writes the same file on every worker (torch.save(1, 'model.pt')): put it under "
-        "`if run.is_leader:`."
+        "`if run.is_leader:`.",
+        "train.py, line 2 writes a file that a rented machine loses (torch.save(1, 'model.pt')): write it into "
+        "run.outputs, or the folder that HETOPT_OUTPUT names.",
     ]
     script.write_text("import os\nrank = int(os.environ['RANK'])\nprint([1, 2, 3][rank::2])\n")
     with pytest.raises(BadInput, match=r"train\.py, line 3: the script takes a part of its data"):

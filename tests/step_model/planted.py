@@ -23,7 +23,7 @@ TRUTH = {
     "rest": 0.0,
     "host_latency": np.log(3e-5),
     "network_latency": np.log(1.5e-4),
-    "host_growth": -3.0,
+    "host_sharing": 0.2,
     "network_growth": -2.7,
 }
 FIXED_S, PER_SAMPLE_S = 0.02, 0.0011

@@ -13,6 +13,7 @@ from hetopt.core.errors import BadInput
 from hetopt.core.step_samples import Compression, Configuration, Node
 from hetopt.optimizer.step_time.design_matrix import exchange_of, make_rows
 from hetopt.optimizer.step_time.physics import SHARED, Coordinates, Kinds, Steps, steps
+from hetopt.optimizer.step_time.step_time import slower
 from tests.step_model.planted import FIXED_S, PER_SAMPLE_S, configuration, truth_vector
 
 LAYOUTS = st.lists(st.integers(1, 8), min_size=1, max_size=6).map(tuple)
@@ -94,6 +95,30 @@ def test_a_third_node_relieves_links_that_are_slower_than_the_hosts_alone() -> N
     assert per_traffic((1, 1, 1), -1.0) == pytest.approx(per_traffic((1, 1), -1.0) - 0.2)
     assert per_traffic((1, 1, 1), 0.5) == pytest.approx(per_traffic((1, 1), 0.5))
     assert per_traffic((1, 1, 1), -9.0) == pytest.approx(per_traffic((1, 1), -9.0) - 0.4), "bounded"
+
+
+@given(crowd=st.integers(2, 8), nodes=st.integers(1, 6), power=st.floats(0, 1))
+def test_workers_that_share_a_hop_inside_their_node_wait_for_each_other(crowd: int, nodes: int, power: float) -> None:
+    """Where the host is the bottleneck, an exchange takes (m / 2)^power times as long per byte and per message."""
+    slow = {"host_ratio": 3.0, "host_latency": -3.0, "network_growth": -30.0}
+    asked = configuration((crowd,) * nodes)
+    apart, shared = (float(one(asked, **slow, host_sharing=p).log_exchange[0]) for p in (0.0, power))
+    assert shared - apart == pytest.approx(power * math.log(crowd / 2), abs=1e-3)
+
+
+@given(nodes=st.integers(2, 8), power=st.floats(0, 1))
+def test_nodes_of_one_worker_have_nothing_inside_to_wait_for(nodes: int, power: float) -> None:
+    asked = configuration((1,) * nodes)
+    slow = one(asked, host_latency=-2.0, host_sharing=power)
+    assert slow.log_exchange == pytest.approx(one(asked).log_exchange)
+
+
+@given(one=st.floats(1e-9, 1e3), other=st.floats(1e-9, 1e3))
+def test_the_slowest_hop_decides_and_equal_ones_take_a_fifth_more(one: float, other: float) -> None:
+    largest = max(one, other)
+    assert largest * (1 - 1e-9) <= float(slower(one, other)) <= 2**0.25 * largest * (1 + 1e-9)
+    assert float(slower(one, one)) == pytest.approx(2**0.25 * one)
+    assert float(slower(one, 0.0)) == pytest.approx(one)
 
 
 def test_sending_less_exchanges_faster_and_waits_for_the_whole_gradient() -> None:

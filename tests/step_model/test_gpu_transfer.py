@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,16 @@ from benchmarks.transfer import half_each
 from hetopt.core.errors import BadInput
 from hetopt.core.step_samples import Configuration, Node, StepSample
 from hetopt.optimizer.market.catalog import load_catalog
-from hetopt.optimizer.step_time.gpu_transfer import Gpu, Measured, Place, gpu_model
+from hetopt.optimizer.step_time.gpu_transfer import (
+    KINDS,
+    Gpu,
+    GpuModel,
+    Measured,
+    Place,
+    gpu_model,
+    steps_elsewhere,
+    told_of,
+)
 from hetopt.optimizer.step_time.model import StepTimeModel
 from hetopt.optimizer.step_time.observed import observe
 
@@ -34,7 +44,7 @@ def _step(gpu: Gpu, step_time_s: float, batch_size: int = 64) -> Measured:
 def test_the_measured_gpu_is_itself_and_another_is_less_sure(step_time_s: float, batch_size: int) -> None:
     known = _step(T4, step_time_s, batch_size)
     other = Place(gpu=A100, precision="fp16", batch_size=batch_size)
-    told, covariance = gpu_model().steps([known], [known.place, other])
+    told, covariance = steps_elsewhere([known], [known.place, other])
     assert told[0] == pytest.approx(math.log(step_time_s), abs=0.05)
     assert covariance[0, 0] < covariance[1, 1]
     assert 1 < step_time_s / math.exp(told[1]) < 10
@@ -46,9 +56,49 @@ def test_a_second_measurement_never_makes_less_sure() -> None:
         key="X7 8 PCIe", capability=8.9, fp32_tflops=30, tf32_tflops=60, fp16_tflops=120, bandwidth_gb_per_s=300
     )
     asked = [Place(gpu=strange, precision="fp16", batch_size=64)]
-    one = gpu_model().steps([_step(T4, 1.0)], asked)[1]
-    two = gpu_model().steps([_step(T4, 1.0), _step(A100, 0.3)], asked)[1]
+    one = steps_elsewhere([_step(T4, 1.0)], asked)[1]
+    two = steps_elsewhere([_step(T4, 1.0), _step(A100, 0.3)], asked)[1]
     assert two[0, 0] < one[0, 0]
+
+
+@pytest.mark.parametrize("gpu", [None, A100.key])
+def test_a_job_left_out_is_as_if_it_was_never_measured(gpu: str | None) -> None:
+    whole = gpu_model("nothing")
+    jobs = np.unique(whole.cells.job)[:3].tolist()
+    less = whole.without(jobs=jobs, gpu=gpu)
+    again = GpuModel.of(less.cells, less.throughput, less.spread)
+    assert len(again.cells) < len(whole.cells)
+    known, asked = _step(T4, 0.2), [Place(gpu=A100, precision="fp16", batch_size=64)]
+    for one, other in zip(less.steps([known], asked), again.steps([known], asked), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+def test_what_is_told_of_a_job_counts() -> None:
+    known, asked = _step(T4, 0.2), [Place(gpu=A100, precision="fp16", batch_size=64)]
+    kind = replace(known, kind="convolution")
+    counted = replace(kind, flops_per_sample=2e10)
+    assert [told_of([one]) for one in (known, kind, counted)] == ["nothing", "kind", "operations"]
+    assert told_of([replace(known, flops_per_sample=2e10)]) == "nothing"
+    steps = [steps_elsewhere([one], asked)[0][0] for one in (known, kind, counted)]
+    assert len({round(step, 9) for step in steps}) == 3
+
+
+def test_samples_say_what_is_trained() -> None:
+    def sample(**told: object) -> StepSample:
+        node = Node(type="g4dn.xlarge", workers=1)
+        return StepSample.model_validate({"nodes": [node], "local_batch_size": 64, "step_time_s": 0.2, **told})
+
+    asked = [Configuration(nodes=(Node(type="g5.xlarge", workers=1),), local_batch_size=64)]
+
+    def told(*samples: StepSample) -> float:
+        return StepTimeModel.fit(observe(samples), TYPES).predict(asked)[0].step_time_s
+
+    kinds = {kind: told(sample(model_kind=kind)) for kind in (*KINDS[:-1], None)}
+    assert len({round(step, 6) for step in kinds.values()}) == len(kinds)
+    busy, idle = (told(sample(model_kind="convolution", flops_per_sample=flops)) for flops in (2e10, 2e7))
+    assert busy != pytest.approx(idle, rel=1e-3)
+    with pytest.raises(BadInput, match="model_kind is convolution and transformer"):
+        observe([sample(model_kind="convolution"), sample(model_kind="transformer")])
 
 
 def test_samples_and_queries_say_their_precision() -> None:
@@ -92,7 +142,7 @@ def test_public_throughputs_are_met_better_than_by_peak_rates() -> None:
     ours, before, inside = [], [], []
     for column in read_columns(data)[::5]:
         for known in column.cells:
-            told, covariance = gpu_model().steps([known], [cell.place for cell in column.cells])
+            told, covariance = steps_elsewhere([known], [cell.place for cell in column.cells])
             for cell, log_s, variance in zip(column.cells, told, covariance.diagonal(), strict=True):
                 if cell is not known:
                     error = log_s - math.log(cell.step_time_s)

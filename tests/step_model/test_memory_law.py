@@ -73,3 +73,15 @@ def test_joined_counts_hold_what_each_counted(one: TrainingMemory, other: Traini
         for step in part.steps:
             (same,) = [each for each in both.steps if each.samples == step.samples]
             assert same.computing_bytes >= step.computing_bytes
+
+
+@given(memories(), st.integers(1, 10**9), st.integers(0, 10**9))
+def test_what_backward_made_anew_is_there_while_a_copy_is_exchanged(
+    memory: TrainingMemory, fresh: int, taken: int
+) -> None:
+    """It is part of what computing takes: only an exchange that takes something, too, can make the peak."""
+    session = memory.model_copy(update={"fresh_bytes": fresh})
+    exchange = ExchangeMemory(taken_bytes=taken)
+    alone, together = memory.peak_bytes(1), session.peak_bytes(1, exchange)
+    assert session.peak_bytes(1) == alone
+    assert together == (max(alone, memory.kept_bytes + fresh + taken) if taken else alone)

@@ -64,4 +64,4 @@ def test_two_thousand_rows_are_fitted_in_seconds(shared_data: Path) -> None:
     rows = (read(shared_data, "ncf-aws", "answers") + read(shared_data, "ncf-aws", "profile"))[:2000]
     started = time.process_time()
     StepTimeModel.fit(observe(rows), {})
-    assert time.process_time() - started < 4, "2 s on a quiet machine"
+    assert time.process_time() - started < 10, "1 s on a quiet machine; threads that wait for a busy one count as well"

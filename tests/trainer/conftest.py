@@ -1,10 +1,11 @@
 from __future__ import annotations
 
-import fcntl
 import signal
 from collections.abc import Iterator
 
 import pytest
+
+from tests.once import once
 
 from .scenarios import Crew, run_crew
 
@@ -12,17 +13,7 @@ from .scenarios import Crew, run_crew
 @pytest.fixture(scope="session")
 def crew(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Crew:
     """What three workers left behind that trained all scenarios one after another; once, for all processes of tests."""
-    if worker_id == "master":
-        return run_crew(tmp_path_factory.mktemp("crew"))
-    folder = tmp_path_factory.getbasetemp().parent / "crew"
-    with folder.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.exists():
-            folder.mkdir()
-            run_crew(folder)
-            (folder / "done").touch()
-    assert (folder / "done").exists(), "the crew failed in another process"
-    return Crew(folder)
+    return Crew(once("crew", run_crew, tmp_path_factory, worker_id))
 
 
 @pytest.fixture

@@ -20,13 +20,13 @@ from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.loop import train
 from hetopt.trainer.session import session
 
-COLLECTIVES = ("all_reduce", "all_to_all_single")
+COLLECTIVES = ((dist, "all_reduce"), (dist, "all_to_all_single"), (dist.ProcessGroup, "alltoall_base"))
 STEPS, WIDE = 4, 1000
 
 
-def note(found: list[dict[str, Any]], name: str) -> None:
+def note(found: list[dict[str, Any]], owner: Any, name: str) -> None:
     """Have a collective of torch note which functions of ours are on the stack when it is called."""
-    real = getattr(dist, name)
+    real = getattr(owner, name)
 
     def noting(*args: Any, **keywords: Any) -> Any:
         frames = [frame for frame in traceback.extract_stack()[:-1] if "site-packages" not in frame.filename]
@@ -35,7 +35,7 @@ def note(found: list[dict[str, Any]], name: str) -> None:
         found.append({"collective": name, "elements": elements, "stack": stack})
         return real(*args, **keywords)
 
-    setattr(dist, name, noting)
+    setattr(owner, name, noting)
 
 
 def task(rank: int, world_size: int, folder: Path) -> None:
@@ -73,8 +73,8 @@ WAYS: dict[str, Callable[[int, int, Path], None]] = {"task": task, "session": sc
 def main(way: str, rank: int, world_size: int, folder: Path) -> None:
     torch.set_num_threads(1)
     found: list[dict[str, Any]] = []
-    for name in COLLECTIVES:
-        note(found, name)
+    for owner, name in COLLECTIVES:
+        note(found, owner, name)
     dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=world_size)
     WAYS[way](rank, world_size, folder)
     (folder / f"stacks-{rank}.json").write_text(json.dumps(found))

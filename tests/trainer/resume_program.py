@@ -11,10 +11,10 @@ import random
 import shutil
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hetopt.core.errors import HetoptError
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
-from hetopt.trainer.session import session
+from hetopt.trainer.session import Session, session
 
 SAMPLES, BATCH, EPOCHS = 46, 6, 3
 STEPS = 8
@@ -61,6 +61,7 @@ class Case:
     killed_at: int = 14
     scaled: bool = False
     several: bool = False
+    reads: Callable[..., Iterator[tuple[Tensor, Tensor]]] = field(default=lambda *given: one_loader(*given))
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -73,7 +74,63 @@ CASES = {
     "alone": Case(workers=1, scaled=True),
     "alone with a stream": Case(workers=1, data=Stream),
     "stream": Case(data=Stream),
+    "two loaders side by side": Case(reads=lambda *given: two_loaders(*given)),
+    "two loaders saved with their last batches": Case(
+        save_every=STEPS, killed_at=2 * STEPS + 2, reads=lambda *given: two_loaders(*given)
+    ),
+    "two streams": Case(data=Stream, reads=lambda *given: two_loaders(*given)),
+    "two loaders one after the other": Case(reads=lambda *given: two_phases(*given)),
+    "rows that the script draws": Case(reads=lambda *given: drawn_rows(*given)),
+    "rows that it draws alone": Case(workers=1, reads=lambda *given: drawn_rows(*given)),
 }
+
+
+Extra: TypeAlias = dict[str, Any]
+
+
+def loader_of(case: Case, run: Session) -> DataLoader[tuple[Tensor, Tensor]]:
+    data = case.data()
+    return run.loader(DataLoader(data, batch_size=BATCH, shuffle=not isinstance(data, IterableDataset)))
+
+
+def one_loader(case: Case, run: Session, extra: Extra) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of every epoch that is left, as scripts read them."""
+    loader = loader_of(case, run)
+    for _ in range(run.resume(extra), EPOCHS):
+        yield from loader
+        extra["epochs"].step()
+
+
+def two_loaders(case: Case, run: Session, extra: Extra) -> Iterator[tuple[Tensor, Tensor]]:
+    """Labelled and unlabelled ones, for example."""
+    first, second = loader_of(case, run), loader_of(case, run)
+    for _ in range(run.resume(extra), EPOCHS):
+        for (x, y), (other, its) in zip(first, second, strict=False):
+            yield torch.cat([x, other]), torch.cat([y, its])
+        extra["epochs"].step()
+
+
+def two_phases(case: Case, run: Session, extra: Extra) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pretraining, for example, and what comes behind it; its loader is made only then."""
+    loader = loader_of(case, run)
+    for _ in range(run.resume(extra), 1):
+        yield from loader
+        extra["epochs"].step()
+    loader = loader_of(case, run)
+    for _ in range(loader.first_epoch, EPOCHS - 1):  # type: ignore[attr-defined]  # a session's
+        yield from loader
+        extra["epochs"].step()
+
+
+def drawn_rows(case: Case, run: Session, extra: Extra) -> Iterator[tuple[Tensor, Tensor]]:
+    """As `get_batch` of small language models; what a worker computes depends on its own random numbers as well."""
+    data = torch.linspace(0, 1, SAMPLES)
+    for step in range(run.resume(extra), EPOCHS * STEPS):
+        rows = run.split(torch.randint(SAMPLES, (BATCH,)))
+        x = data[rows][:, None] + torch.randn(len(rows), 4)
+        yield x, x.sum(1, keepdim=True)
+        if step % STEPS == STEPS - 1:
+            extra["epochs"].step()
 
 
 def spec(workers: int) -> RunSpec:
@@ -105,28 +162,22 @@ def train(case: Case, folder: Path, *, dies: bool) -> dict[str, Any]:
         )
     given = optimizers if others else optimizer
     with session(model, given, spec=plan, folder=folder, accept_inexact=("batch_statistics",)) as run:
-        data = case.data()
-        loader = run.loader(DataLoader(data, batch_size=BATCH, shuffle=not isinstance(data, IterableDataset)))
-        first = run.resume(extra)
-        step = average.n_averaged.item()
-        for _ in range(first, EPOCHS):
-            for x, y in loader:
-                for one in optimizers:
-                    one.zero_grad()
-                loss = nn.functional.mse_loss(model(x), y)
-                run.backward(scaler.scale(loss))
-                for one in optimizers:
-                    scaler.step(one)
-                scaler.update()
-                average.update_parameters(model)
-                cycle.step()
-                losses.append(float(loss.detach()))
-                step += 1
-                if step % case.save_every == 0:
-                    run.checkpoint(extra)
-                if dies and step == case.killed_at:
-                    os._exit(9)
-            epochs.step()
+        for x, y in case.reads(case, run, extra):
+            for one in optimizers:
+                one.zero_grad()
+            loss = nn.functional.mse_loss(model(x), y)
+            run.backward(scaler.scale(loss))
+            for one in optimizers:
+                scaler.step(one)
+            scaler.update()
+            average.update_parameters(model)
+            cycle.step()
+            losses.append(float(loss.detach()))
+            step = int(average.n_averaged.item())
+            if step % case.save_every == 0:
+                run.checkpoint(extra)
+            if dies and step == case.killed_at:
+                os._exit(9)
     kept = [*model.state_dict().values(), *average.state_dict().values()]
     return {
         "state": torch.cat([one.detach().double().flatten() for one in kept]),

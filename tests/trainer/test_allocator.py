@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+from tests.disturbance import PATIENCE_S
+
 STEPS, PAGE_BYTES = 20, 4096
 PROGRAM = """
 import json, resource, sys
@@ -43,7 +45,7 @@ def faults(how):
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     return json.loads(done.stdout)
 

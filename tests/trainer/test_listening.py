@@ -15,10 +15,13 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
+import hetopt
+from benchmarks._ports import own_port
 from hetopt.backends.local import LocalLauncher
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.listening import LOOPBACK, collectives_on
@@ -64,30 +67,29 @@ def test_a_local_run_listens_on_loopback_alone(tmp_path: Path, killed: str | Non
     """Also once a worker was replaced while the other went on, and once all have started again."""
     launcher = LocalLauncher()
     # Whatever network a person has chosen for other runs.
-    environment = {"TOY_SAMPLE_S": "0.001", "GLOO_SOCKET_IFNAME": "eth0"}
+    environment = {"TOY_WAIT_S": "0.001", "GLOO_SOCKET_IFNAME": "eth0"}
     wish = spec(max_restarts=1 if killed else 0, stop={"max_steps": 1_000_000}, loader_processes=1)
     with watched(os.getpid()) as listeners:
         handle = launcher.start(wish, tmp_path, environment)
         try:
             wait_for(lambda: has(tmp_path, "step"), tmp_path)
             if killed:
+                loaders = worker_processes(tmp_path, 1)[-1].children(recursive=True)
                 worker_processes(tmp_path, 1)[0 if killed == "warden" else -1].kill()
                 wait_for(lambda: len(has(tmp_path, "training_started")) == 2, tmp_path)
         finally:
             launcher.stop(handle)
     assert has(tmp_path, "training_finished", reason="stopped")
     assert_all_on_loopback(listeners)
+    if killed:
+        assert len(loaders) > 1, "what reads samples is a process of the worker's"
+        assert psutil.wait_procs(loaders, PATIENCE_S)[1] == [], "what the killed worker started ends with it"
 
 
-def test_a_profile_listens_on_loopback_alone(tmp_path: Path) -> None:
-    task = f"{REPOSITORY / 'tests' / 'profiler' / 'tiny_task.py'}:task"
-    command = [*(sys.executable, "-m", "hetopt.cli.main", "profile", task)]
-    options = ["-o", str(tmp_path / "profile.json"), "--time-budget", "10", "--workers", "2"]
-    environment = {**os.environ, "HETOPT_HOME": str(tmp_path / "home")}
-    process = subprocess.Popen([*command, *options], env=environment, stderr=subprocess.PIPE, text=True)
-    with watched(process.pid) as listeners:
-        _, told = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0, told
+def test_a_profile_listens_on_loopback_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HETOPT_HOME", str(tmp_path / "home"))
+    with watched(os.getpid()) as listeners:
+        hetopt.profile(f"{REPOSITORY / 'tests' / 'profiler' / 'tiny_task.py'}:task", time_budget_s=5, workers=2)
     assert_all_on_loopback(listeners)
 
 
@@ -99,9 +101,8 @@ def test_a_session_listens_on_loopback_alone(tmp_path: Path, by: str) -> None:
     commands = [[*(sys.executable, "-m", "hetopt.trainer.torchrun", "--nproc-per-node=2", str(script))]]
     places: list[dict[str, str]] = [{}]
     if by == "hand":
-        with socket.create_server((LOOPBACK, 0)) as free:
-            port = str(free.getsockname()[1])
-        meeting = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": port, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        address, port = own_port()
+        meeting = {"MASTER_ADDR": address, "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
         commands = 2 * [[sys.executable, str(script)]]
         places = [{**meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
     with watched(os.getpid()) as listeners:
@@ -143,7 +144,7 @@ def test_pickles_in_the_stores_of_a_run_are_never_run(tmp_path: Path, restarts: 
     written: list[int] = []
     silent: set[int] = set()  # what is no store (gloo) need not answer, and a client of a store waits for ever
     wish = spec(max_restarts=restarts, stop={"max_steps": 1_000_000})
-    handle = launcher.start(wish, run_dir, {"TOY_SAMPLE_S": "0.002"})
+    handle = launcher.start(wish, run_dir, {"TOY_WAIT_S": "0.002"})
     try:
         deadline_s = time.monotonic() + PATIENCE_S
         while not launcher.poll(handle).state.is_over and len(written) < 30 and time.monotonic() < deadline_s:
@@ -163,9 +164,8 @@ def test_pickles_in_the_stores_of_a_run_are_never_run(tmp_path: Path, restarts: 
 
 
 def test_a_store_of_rank_0_is_where_its_address_says() -> None:
-    with socket.create_server((LOOPBACK, 0)) as free:
-        port = free.getsockname()[1]
-    environment = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(port)}
+    address, port = own_port()
+    environment = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
     with watched(os.getpid()) as listeners:
         first = group_store(environment, 0, SHORTLY)
         group_store(environment, 1, SHORTLY).set("key", "value")
@@ -173,7 +173,7 @@ def test_a_store_of_rank_0_is_where_its_address_says() -> None:
         again = group_store({**environment, "TORCHELASTIC_RESTART_COUNT": "1"}, 1, SHORTLY)
         assert not again.check(["key"]), "workers that start again see nothing of the last ones"
         time.sleep(0.1)
-    assert (LOOPBACK, port) in listeners.seen
+    assert (address, port) in listeners.seen
     assert_all_on_loopback(listeners)
 
 
@@ -264,7 +264,7 @@ def test_a_secret_that_is_none_is_refused(secret: str | None) -> None:
 
 def test_workers_do_not_get_the_secret(tmp_path: Path) -> None:
     launcher = LocalLauncher()
-    handle = launcher.start(spec(), tmp_path, {"TOY_SAMPLE_S": "0.01", SECRET_VARIABLE: new_secret()})
+    handle = launcher.start(spec(), tmp_path, {"TOY_WAIT_S": "0.01", SECRET_VARIABLE: new_secret()})
     wait_for(lambda: has(tmp_path, "step"), tmp_path)
     environments = [process.environ() for rank in range(2) for process in worker_processes(tmp_path, rank)]
     launcher.stop(handle)

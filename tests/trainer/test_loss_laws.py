@@ -246,6 +246,19 @@ def test_workers_that_count_as_many_tokens_are_no_sum_by_a_constant() -> None:
         together(model, masked, parts, Denominators(accumulate=counts[0]))
 
 
+def test_one_over_a_count_that_is_the_same_on_all_workers_is_no_coefficient() -> None:
+    """Sequences without padding, in equal parts, are as many tokens everywhere: taken for a coefficient, their sums
+    would be added up to as many times the gradient as there are workers."""
+    model, parts = Net(), make_parts(8, 0)
+    whole = (parts[0], parts[1], 1 + parts[2] % (CLASSES - 1))
+    loss = REFUSED["reciprocal of a count"]
+    with pytest.raises(BadInput, match=f"divided by {4 * (TOKENS - 1)} on every worker"):
+        together(model, loss, split(whole, [4, 4]), Denominators())
+    found = together(model, lambda m, b: of_tokens(m, b, reduction="sum") * 0.05, split(whole, [4, 4]), Denominators())
+    expected = gradient(model, of_tokens(model, whole, reduction="sum") * 0.05)
+    assert (found - expected).norm() <= 1e-6 * expected.norm()
+
+
 @pytest.mark.parametrize("name", REFUSED)
 @settings(max_examples=8)
 @given(sizes=st.sampled_from([[3, 9], [5, 2], [12, 5, 3]]), seed=st.integers(0, 99))

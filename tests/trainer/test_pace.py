@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from pathlib import Path
@@ -142,16 +141,12 @@ def test_what_a_worker_has_decides_its_pace(tmp_path: Path) -> None:
     assert pace_of(pace=2).waits
 
 
-@pytest.mark.timed
 def test_a_precise_wait_is_never_short_and_hardly_long() -> None:
-    medians = []
-    # Whoever else wants the cores makes waits late: other tests do, for a while.
-    while len(medians) < 20 and min(medians, default=math.inf) >= 0.002:
-        late = []
-        for _ in range(30):
-            begun_s = time.perf_counter()
-            precisely(0.003)
-            late.append(time.perf_counter() - begun_s - 0.003)
-        assert min(late) >= 0
-        medians.append(statistics.median(late))
-    assert min(medians) < 0.002
+    late: list[float] = []
+    # Whoever else wants the cores makes most waits late, and some of a few hundred are left alone.
+    while len(late) < 600 and sum(one < 0.002 for one in late) < 20:
+        begun_s = time.perf_counter()
+        precisely(0.003)
+        late.append(time.perf_counter() - begun_s - 0.003)
+    assert min(late) >= 0
+    assert sum(one < 0.002 for one in late) >= 20

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.forks import all_end_well
 
-from .cases import hub, scripts
+from .cases import hub, scripts, strangers
 
 Case = Callable[[str, str], dict[str, Any]]
 
@@ -104,6 +104,35 @@ def test_what_layers_know_of_the_data_is_what_one_machine_knows(name: str, case:
 @pytest.mark.parametrize("name", [one.__name__ for one in hub.EXACT])
 def test_gradients_of_other_libraries_loops_are_too(name: str, hub_case: Case) -> None:
     check_exact(name, hub_case)
+
+
+@pytest.mark.parametrize("name", [one.__name__ for one in strangers.EXACT])
+def test_what_a_refusal_says_is_exact_when_it_is_done(name: str, case: Case) -> None:
+    check_exact(name, case)
+
+
+@pytest.mark.parametrize(("name", "words"), [(one.__name__, words) for one, (words, _) in strangers.REMEDIES.items()])
+def test_what_is_of_the_whole_batch_is_refused_with_what_to_do(name: str, words: tuple[str, ...], case: Case) -> None:
+    assert case(name, "alone")["said"] == ""
+    for label in ("two-0", "two-1"):
+        told = case(name, label)
+        assert not any(told["steps"]), "before the first step"
+        assert all(word in told["said"] for word in words)
+
+
+@pytest.fixture(scope="module")
+def more_case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    """Scripts of tutorials."""
+    return served(tmp_path_factory.mktemp("more"), "more")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [one.__name__ for one in strangers.MORE])
+def test_scripts_of_tutorials_train_as_on_one_machine(name: str, more_case: Case) -> None:
+    check_exact(name, more_case)
+    plain, *others = (more_case(name, label)["steps"] for label in ("plain-other", "three-0", "three-1", "three-2"))
+    for one in others:
+        assert distance(plain, one) < 1e-5
 
 
 def check_exact(name: str, case: Case) -> None:

@@ -103,6 +103,43 @@ def test_whatever_is_put_aside_summed_dropped_or_kept_ends_as_in_the_script(acti
     assert ours.rows.weight.grad is None or ours.rows.weight.grad.is_sparse == plain.rows.weight.grad.is_sparse
 
 
+@settings(deadline=None, max_examples=40)
+@given(
+    counts=st.lists(st.integers(0, 9), min_size=2, max_size=4).filter(any),
+    leaves_out=st.lists(st.booleans(), min_size=4, max_size=4),
+    rounds=st.integers(1, 2),
+)
+def test_gradients_in_messages_add_up_by_their_weights(counts: list[int], leaves_out: list[bool], rounds: int) -> None:
+    """Whatever a worker without samples has computed, and whichever parameters each of them has used."""
+    weights = [count / sum(counts) for count in counts]
+    models = [nn.ModuleList([nn.Linear(3, 2), nn.Linear(3, 1)]) for _ in counts]
+    sums = [GradientSum(list(one.named_parameters()), exchange, world_size=len(counts)) for one in models]
+    room = sums[0].room
+    assert room
+    loads, received = [torch.zeros(room, dtype=torch.float64) for _ in counts], torch.empty(len(counts), room).double()
+    for number in range(rounds):
+        local: list[list[Tensor | None]] = []
+        for worker, (model, own) in enumerate(zip(models, sums, strict=True)):
+            model.zero_grad()
+            own.begin()
+            parts = [model[0](torch.randn(4, 3)).sum()]
+            if not leaves_out[worker] or number:
+                parts.append(model[1](torch.randn(4, 3)).square().sum())
+            (sum(parts) * (1.0 if counts[worker] else math.nan)).backward()
+            local.append(gradients(model))
+        whole = [own.pack(load) for own, load in zip(sums, loads, strict=True)]
+        assert whole == [not left or bool(number) for left in leaves_out[: len(counts)]]
+        for model, own in zip(models, sums, strict=True):
+            own.merge(received.copy_(torch.stack(loads)), weights, is_whole=all(whole), sync_s=0.0)
+            for at, parameter in enumerate(model.parameters()):
+                used = [(w, one[at]) for w, one in zip(weights, local, strict=True) if w and one[at] is not None]
+                if used:
+                    assert parameter.grad is not None
+                    assert torch.allclose(parameter.grad, sum(w * one for w, one in used), rtol=1e-6)
+                else:
+                    assert parameter.grad is None
+
+
 @settings(deadline=None, max_examples=80)
 @given(
     weights=st.lists(st.integers(1, 9), min_size=1, max_size=5),
@@ -147,6 +184,7 @@ turns = st.builds(
     place=st.tuples(st.integers(0, 1), st.integers(0, 2)),
     samples=st.integers(0, 1),
     structure=st.integers(0, 1),
+    told=st.integers(0, 1),
     options=st.floats(0, 1),
 )
 
@@ -197,3 +235,32 @@ def test_a_part_of_a_gradient_is_sent_when_a_slowed_worker_would_have_made_it(mo
     assert made[-1] == 1
     assert [sent for _, sent in reached] == list(range(len(made)))
     assert torch.equal(flat.single, torch.cat([one.grad.flatten() for one in parameters if one.grad is not None]))
+
+
+def test_a_worker_waits_for_the_others_when_a_part_is_made_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weight of its gradient is known once the others are at the same point: until then it computes on."""
+    monkeypatch.setattr(overlap, "FIRST_BUCKET_BYTES", 4 * (8 + 1 + 64 + 8))
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+    parameters = list(model.parameters())
+    made: list[int] = []
+    asked_when: list[int] = []
+    for index, parameter in enumerate(parameters):
+        parameter.register_post_accumulate_grad_hook(lambda _, index=index: made.append(index))
+    flat = FlatGradients(parameters)
+
+    def weigh() -> float:
+        asked_when.append(len(made))
+        return 0.25
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        buckets = Buckets(parameters)
+        buckets.begin(flat, weigh, lambda _: None)
+        model(torch.randn(4, 8)).sum().backward()
+        buckets.wait()
+        buckets.close()
+    finally:
+        dist.destroy_process_group()
+    assert asked_when == [4, 6]
+    gradient = torch.cat([one.grad.flatten() for one in parameters if one.grad is not None])
+    assert torch.equal(flat.single, gradient * 0.25)

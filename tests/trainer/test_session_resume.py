@@ -70,8 +70,8 @@ def test_what_cannot_be_saved_or_resumed_is_said(tmp_path: Path) -> None:
     with session(model, optimizer) as run, pytest.raises(BadInput, match="folder"):
         run.checkpoint()
     with session(model, optimizer, folder=tmp_path) as run:
-        with pytest.raises(BadInput, match="one loader"):
-            run.resume()
+        with pytest.raises(BadInput, match="before there was a loader"):
+            run.checkpoint()
         batches = run.loader(loader())
         assert run.resume() == 0
         for x, y in batches:
@@ -86,6 +86,10 @@ def test_what_cannot_be_saved_or_resumed_is_said(tmp_path: Path) -> None:
         run.loader(loader())
         with pytest.raises(BadInput, match="has schedule as `extra`"):
             run.resume()
+    with session(model, optimizer, folder=tmp_path) as run:
+        assert run.resume({"schedule": schedule}) == 0
+        with pytest.raises(BadInput, match="got its batches in another way"):
+            run.split(4)
     wider = nn.Linear(3, 1)
     with session(wider, torch.optim.SGD(wider.parameters(), lr=0.1), folder=tmp_path) as run:
         run.loader(loader())

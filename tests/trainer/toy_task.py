@@ -78,13 +78,14 @@ class Unused(nn.Module):
 
 
 def _loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-    """Appends the samples as a line to $TOY_RECORD; each of them costs $TOY_SAMPLE_S of this thread."""
+    """Appends the samples as a line to $TOY_RECORD; each costs $TOY_SAMPLE_S of this thread and sleeps $TOY_WAIT_S."""
     inputs, targets, indices = batch
     _run_out_of_memory(len(indices))
     record = os.environ.get("TOY_RECORD")
     if record:
         with open(record, "a", encoding="utf-8") as stream:
             stream.write(" ".join(str(index) for index in indices.tolist()) + "\n")
+    time.sleep(float(os.environ.get("TOY_WAIT_S", "0")) * len(indices))
     until_s = time.thread_time() + float(os.environ.get("TOY_SAMPLE_S", "0")) * len(indices)
     while time.thread_time() < until_s:
         pass

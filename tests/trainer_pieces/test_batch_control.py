@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from hetopt.core.batch_partition import WorkerTime, solve_shares
 from hetopt.core.errors import BadInput
 from hetopt.core.learning_rate import adascale_gain, learning_rate_scale
-from hetopt.core.local_batch_sizes import first_shares, micro_batch_size, whole_micro_batches
+from hetopt.core.local_batch_sizes import first_shares, micro_batch_size, whole_micro_batches, within_memory
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.trainer.policies.allocation import AllocateMicroBatches
 from hetopt.trainer.policies.choose import choose_policy
@@ -597,3 +597,29 @@ def test_the_virtual_cluster_agrees_with_the_solver():
         best = solve_shares([WorkerTime(fixed_s=0.0, per_sample_s=0.01 / x) for x in speeds], SHARE * len(speeds))
         assert cluster.efficiency(best.local_batch_sizes) == pytest.approx(1.0)
         assert 1 / cluster.efficiency(equal(speeds)) == pytest.approx(ideal, rel=0.05)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40) | st.none()), min_size=1, max_size=6),
+    st.booleans(),
+)
+def test_a_script_is_given_no_more_than_memory_holds_at_once(workers, is_script):
+    """A task cuts what does not fit into micro-batches; where all together cannot hold it, nothing is changed."""
+    spec = RunSpec(
+        task="t",
+        script=("train.py",) if is_script else (),
+        workers=tuple(
+            WorkerSpec(host=f"h{rank}", type="t", local_batch_size=1, max_local_batch_size=limit)
+            for rank, (_, limit) in enumerate(workers)
+        ),
+        stop=StopRule(max_steps=1),
+    )
+    shares = tuple(share for share, _ in workers)
+    limits = [math.inf if limit is None else limit for _, limit in workers]
+    told = within_memory(spec, shares)
+    assert sum(told) == sum(shares)
+    fits = all(share <= limit for share, limit in zip(shares, limits, strict=True))
+    if not is_script or fits or sum(limits) < sum(shares):
+        assert told == shares
+    else:
+        assert all(1 <= share <= limit for share, limit in zip(told, limits, strict=True))

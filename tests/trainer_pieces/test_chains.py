@@ -33,6 +33,7 @@ from hetopt.trainer.comm.low_precision import LowPrecisionFloats, ScaledCodes
 from hetopt.trainer.comm.methods import make_chain, make_residual
 from hetopt.trainer.comm.quantisation import MaxNorm, MultiScale, Quantised, TernGrad
 from hetopt.trainer.comm.vectors import BLOCK_ELEMENTS
+from tests.thinned import few
 
 from . import exchange_program as program
 from .thread_group import Crew
@@ -143,7 +144,14 @@ def test_ar_topk_of_one_worker_is_top_k(collective):
         assert torch.equal(one.exchange(gradients(1, step))[0], other.exchange(gradients(1, step))[0])
 
 
-@every
+# One of each method, and each way to send and to remember once; all of them hold the sums above.
+TELLING = {one.name: one for one in reversed(EVERY)} | {(one.collective, one.memory): one for one in reversed(EVERY)}
+
+
+@pytest.mark.parametrize(
+    "combination",
+    [pytest.param(one, marks=[pytest.mark.slow] * (one not in TELLING.values()), id=name_of(one)) for one in EVERY],
+)
 def test_every_combination_trains(combination):
     """Softmax regression with momentum, two workers, forty steps; momentum correction has the momentum itself."""
     samples, targets = program.data()
@@ -330,7 +338,7 @@ def test_resuming_goes_on_as_if_nothing_had_happened(combination):
 
 
 @pytest.mark.parametrize("combination", [c for c in EVERY if c.memory == NONE and c.name in UNBIASED], ids=name_of)
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", few(1, [1, 3]))
 def test_unbiased_ones_are(combination, workers):
     """The mean over many draws comes as close to the sum as the spread of the draws allows."""
     group = crew(compression_of(combination, ratio=0.25), workers)

@@ -166,7 +166,7 @@ def test_a_leader_that_hangs_is_named_as_the_worker_that_it_is(tmp_path):
     for rank in WORKERS:
         if rank != program.LOST:
             assert said[rank]["kind"] == "HungPeer"
-            assert said[rank]["loss"] == f"worker {program.LOST} did not come to the exchange of gradients in time."
+            assert said[rank]["loss"] == f"worker {program.LOST} did not come to an exchange in time."
 
 
 def test_a_worker_alone_is_its_own_host():

@@ -6,12 +6,11 @@ import math
 import random
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetopt.core.comm.cost import TRAINER, LinkSpeed, Operation, dense, gathered, hierarchical, shared_index
-from hetopt.core.comm.network_state import NetworkState
-from hetopt.trainer.comm.network_tracker import Timed, measured, measured_again, observe
+from hetopt.trainer.comm.network_tracker import Timed, measured, measured_again
 
 WORKERS = 4
 PRIMITIVES = ("all_reduce", "all_gather", "broadcast")
@@ -41,6 +40,12 @@ class Truth:
     def seen_s(self, operations, exchanges=1):
         return self.time_s(operations) * math.exp(self.random.gauss(0, self.noise / math.sqrt(exchanges)))
 
+    def sums(self):
+        """As timed anew: the smallest, and one that is felt."""
+        sizes = (256, 4 << 20)
+        found = [Operation(primitive="all_reduce", payload_bytes=size, members=WORKERS) for size in sizes]
+        return [Timed(operation=o, time_s=self.seen_s([o])) for o in found]
+
     def measured(self, scopes=("network",), sizes=SIZES):
         return measured(
             [
@@ -51,11 +56,6 @@ class Truth:
                 for o in [Operation(primitive=primitive, payload_bytes=size, members=WORKERS, scope=scope)]
             ]
         )
-
-    def watch(self, state, operations, periods, exchanges=20):
-        for _ in range(periods):
-            state = observe(state, operations, self.seen_s(operations, exchanges), exchanges=exchanges)
-        return state
 
 
 DENSE, GATHERED, SHARED = dense(4e6, WORKERS), gathered(3.2e5, WORKERS), shared_index(4e4, 4e4, WORKERS)
@@ -80,22 +80,7 @@ def test_scattered_timings_are_priced_about_as_well_as_the_state_says(link, seed
     truth = Truth(link, factors={"all_gather": 1.2, "broadcast": 0.8}, noise=0.05, seed=seed)
     state = truth.measured()
     for operations in (DENSE, GATHERED, SHARED):
-        assert error(state, truth, operations) < max(0.12, 5 * state.relative_sd(operations))
-
-
-@given(links, st.integers(0, 1000))
-@settings(max_examples=10)
-def test_what_is_used_is_soon_known_closely(link, seed):
-    """By chance one of thousands scatters so that it is sure of itself to 2.6 % only; two of five never do."""
-    errors, deviations = [], []
-    for each in range(5):
-        truth = Truth(link, factors={"all_gather": 1.2}, noise=0.05, seed=5 * seed + each)
-        state = truth.watch(truth.measured(), GATHERED, 30)
-        errors.append(error(state, truth, GATHERED))
-        deviations.append(state.relative_sd(GATHERED))
-        assert state.jumps == 0
-    assert sorted(errors)[3] < 0.025
-    assert sorted(deviations)[3] < 0.025
+        assert error(state, truth, operations) < max(0.2, 5 * state.relative_sd(operations))
 
 
 SPREAD = (256, 4096, 65_536, 1 << 20)
@@ -116,18 +101,6 @@ def test_what_passes_before_a_link_holds_back_is_found(exponent, grace_s, seed):
     ):
         assert error(state, truth, operations) < 0.25
     assert sum(error(state, truth, gathered(10**size, WORKERS)) for size in (3, 3.5, 4, 5, 6)) / 5 < 0.08
-
-
-@pytest.mark.parametrize("factor", [1 / 4, 4])
-def test_a_link_with_grace_is_followed_like_any_other(factor):
-    truth = Truth(LinkSpeed(latency_s=3e-4, bytes_per_s=1.25e7), noise=0.03, grace_s=0.002)
-    state = truth.watch(truth.measured(sizes=SPREAD), GATHERED, 10)
-    assert state.jumps == 0
-    truth.link = LinkSpeed(latency_s=3e-4, bytes_per_s=1.25e7 * factor)
-    state = truth.watch(state, GATHERED, 3)
-    assert state.jumps == 1
-    assert error(state, truth, GATHERED) < 0.05
-    assert error(state, truth, DENSE) < 0.1
 
 
 def test_no_timing_is_lost_to_what_others_said_before_it():
@@ -156,79 +129,6 @@ def test_no_timing_is_lost_to_what_others_said_before_it():
             assert expected_s == pytest.approx(once.expected_s([sample.operation]))
 
 
-def test_a_steady_network_never_jumps():
-    truth = Truth(LinkSpeed(latency_s=1e-3, bytes_per_s=1e8), noise=0.1)
-    for seed in range(10):
-        truth.random.seed(seed)
-        assert truth.watch(truth.measured(), GATHERED, 200, exchanges=1).jumps == 0
-
-
-@pytest.mark.parametrize("factor", [1 / 40, 1 / 4, 1 / 2, 2, 4, 40])
-def test_a_new_rate_is_noticed_in_two_periods_and_moves_every_collective(factor):
-    """The dense sum is priced on the new link although only gathers were seen."""
-    truth = Truth(LinkSpeed(latency_s=2e-4, bytes_per_s=1e7), noise=0.05)
-    state = truth.watch(truth.measured(), GATHERED, 10)
-    truth.link = LinkSpeed(latency_s=2e-4, bytes_per_s=1e7 * factor)
-    state = truth.watch(state, GATHERED, 2)
-    assert state.jumps >= 1
-    assert error(state, truth, GATHERED) < 0.05
-    assert error(state, truth, DENSE) < 0.25
-    state = truth.watch(state, DENSE, 3)
-    assert error(state, truth, DENSE) < 0.05
-
-
-def test_one_payload_cannot_tell_latency_from_bandwidth_and_two_can():
-    truth = Truth(LinkSpeed(latency_s=1e-3, bytes_per_s=1e8), noise=0.02)
-    state = truth.watch(truth.measured(), GATHERED, 10)
-    truth.link = LinkSpeed(latency_s=5e-2, bytes_per_s=1e8)
-    state = truth.watch(state, GATHERED, 2)
-    assert error(state, truth, GATHERED) < 0.05
-    assert state.relative_sd(DENSE) > 0.3
-    state = truth.watch(state, gathered(1e4, WORKERS), 3)
-    assert error(state, truth, DENSE) < 0.3
-    assert state.links["network"].speed.latency_s == pytest.approx(5e-2, rel=0.25)
-
-
-def test_a_misjudged_collective_does_not_slander_the_link():
-    """Gathers take five times what the timings said; the dense sum, in use until then, is priced as before."""
-    truth = Truth(LinkSpeed(latency_s=1e-3, bytes_per_s=1e8), noise=0.03)
-    state = truth.watch(truth.measured(), DENSE, 10)
-    before_s = state.estimate((1.0, DENSE)).time_s
-    truth.factors = {"all_gather": 5.0}
-    state = truth.watch(state, GATHERED, 3)
-    assert error(state, truth, GATHERED) < 0.1
-    assert state.estimate((1.0, DENSE)).time_s == pytest.approx(before_s, rel=0.05)
-    assert state.jumps == 0
-
-
-def test_one_hiccup_moves_little():
-    truth = Truth(LinkSpeed(latency_s=1e-3, bytes_per_s=1e8), noise=0.05)
-    state = truth.watch(truth.measured(), GATHERED, 20)
-    before_s = state.estimate((1.0, GATHERED)).time_s
-    state = observe(state, GATHERED, 100 * before_s)
-    assert state.jumps == 0
-    assert state.estimate((1.0, GATHERED)).time_s == pytest.approx(before_s, rel=0.05)
-
-
-def test_slow_drift_is_followed():
-    truth = Truth(LinkSpeed(latency_s=1e-3, bytes_per_s=1e8), noise=0.05)
-    state = truth.watch(truth.measured(), GATHERED, 20)
-    for _ in range(100):
-        truth.link = LinkSpeed(latency_s=1e-3, bytes_per_s=truth.link.bytes_per_s * 0.993)
-        state = truth.watch(state, GATHERED, 1)
-    assert truth.link.bytes_per_s < 0.5e8
-    assert error(state, truth, GATHERED) < 0.05
-    assert error(state, truth, DENSE) < 0.15
-
-
-def test_repetition_teaches_nothing_about_other_payloads():
-    truth = Truth(LinkSpeed(latency_s=1e-3, bytes_per_s=1e8), noise=0.05)
-    state = truth.measured()
-    before = state.relative_sd(dense(4e8, WORKERS))
-    state = truth.watch(state, gathered(10.0, WORKERS), 300)
-    assert state.relative_sd(dense(4e8, WORKERS)) > 0.9 * before
-
-
 def test_differences_of_exchanges_are_surer_than_the_exchanges():
     state = Truth(LinkSpeed(latency_s=1e-3, bytes_per_s=1e8), noise=0.05).measured()
     nearly = dense(3.9e6, WORKERS)
@@ -244,44 +144,27 @@ def test_links_inside_and_between_machines_are_told_apart():
     nested = hierarchical(4e6, gathered(4e4, WORKERS), workers_per_host=WORKERS, result_bytes=1.6e5)
     assert error(state, truth, nested) < 0.05
     truth.link = LinkSpeed(latency_s=1e-3, bytes_per_s=1e6)
-    inside_s = state.links["host"].speed.bytes_per_s
-    state = truth.watch(state, nested, 5)
-    assert error(state, truth, nested) < 0.05
-    assert error(state, truth, GATHERED) < 0.4
-    assert state.links["host"].speed.bytes_per_s == pytest.approx(inside_s, rel=0.3)
+    inside = state.links["host"]
+    state = measured_again(state, truth.sums())
+    assert error(state, truth, nested) < 0.1
+    assert error(state, truth, GATHERED) < 0.1
+    assert state.links["host"] == inside
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from([DENSE, GATHERED, SHARED]), st.floats(-5, 3), st.integers(1, 50)), max_size=25)
-)
-@settings(max_examples=50)
-# A jump to less than the messages alone had taken: bytes cannot become quick enough.
-@example([(DENSE, 0.0, 1), (DENSE, 1.0, 1), (DENSE, -3.0, 1), (GATHERED, 0.0, 1), (DENSE, 0.0, 1), (DENSE, 0.0, 1)])
-def test_nothing_that_is_seen_breaks_it_and_a_restart_changes_nothing(seen):
-    state = Truth(LinkSpeed(latency_s=1e-3, bytes_per_s=1e8)).measured()
-    for operations, exponent, exchanges in seen:
-        restored = NetworkState.model_validate_json(state.model_dump_json())
-        assert restored == state
-        state = observe(state, operations, 10**exponent, exchanges=exchanges)
-        assert observe(restored, operations, 10**exponent, exchanges=exchanges) == state
-        for other in (DENSE, GATHERED, SHARED):
-            estimate = state.estimate((1.0, other))
-            assert 0 < estimate.time_s < math.inf
-            assert 0 <= estimate.sd_s < math.inf
+@pytest.mark.parametrize("factor", [1 / 40, 1 / 4, 1 / 2, 2, 4, 40])
+@pytest.mark.parametrize("latency_s", [2e-4, 2e-2])
+def test_a_few_sums_tell_what_every_exchange_takes_on_another_link(factor, latency_s):
+    truth = Truth(LinkSpeed(latency_s=2e-4, bytes_per_s=1e7), factors={"all_gather": 1.2}, noise=0.02)
+    state = truth.measured()
+    truth.link = LinkSpeed(latency_s=latency_s, bytes_per_s=1e7 * factor)
+    state = measured_again(state, truth.sums())
+    for operations in (DENSE, GATHERED, SHARED):
+        assert error(state, truth, operations) < 0.15
 
 
 def test_a_group_of_one_has_no_network():
     with pytest.raises(ValueError, match="at least two members"):
         measured([Timed(operation=Operation(primitive="all_reduce", payload_bytes=8, members=1), time_s=1e-5)])
-    state = Truth(LinkSpeed(latency_s=1e-3, bytes_per_s=1e8)).measured()
-    assert observe(state, dense(1e6, 1), 1e-6).estimate((1.0, DENSE)).time_s > 0
-
-
-@pytest.mark.parametrize("wrong", [0.0, -1.0, math.inf, math.nan])
-def test_impossible_observations_are_refused(wrong):
-    state = Truth(LinkSpeed(latency_s=1e-3, bytes_per_s=1e8)).measured()
-    with pytest.raises(ValueError, match="an observation is"):
-        observe(state, DENSE, wrong)
 
 
 @pytest.mark.parametrize("rate", [4e5, 1.8e6, 1e7])

@@ -1,112 +1,135 @@
-"""What the watch of a network tells of waits that are not the network's."""
+"""When the watch of a network says that something has changed, and when it has the network measured again."""
 
 from __future__ import annotations
 
+import itertools
+import math
+import random
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hetopt.core.comm.cost import TRAINER, LinkSpeed, Operation, dense, gathered
-from hetopt.trainer.comm.network_tracker import LEAST_EXPOSED, NetworkWatch, Timed, measured
+from hetopt.trainer.comm.network_tracker import (
+    ANOTHER,
+    MEASURED_AFTER,
+    MEASURED_ANYWAY_AFTER,
+    NetworkWatch,
+    Timed,
+    measured,
+)
 
 WORKERS = 4
 LINK = LinkSpeed(latency_s=0.0005, bytes_per_s=5e6)
-SUM, GATHER = dense(400_000, WORKERS), gathered(1_000, WORKERS)
+STEP_S, SYNC_S = 0.2, 0.1
 
 
-def timed(primitive, size):
+def timed(primitive, size, link=LINK):
     operation = Operation(primitive=primitive, payload_bytes=size, members=WORKERS)
-    return Timed(operation=operation, time_s=LINK.time_s(operation.terms(TRAINER)))
+    return Timed(operation=operation, time_s=link.time_s(operation.terms(TRAINER)))
 
 
 def fresh():
-    network = measured([timed(p, size) for p in ("all_reduce", "all_gather") for size in (256, 65_536, 1 << 20)])
-    return NetworkWatch(network=network, workers=WORKERS, gradient_bytes=1 << 20)
-
-
-def after(watch, operations, time_s, *, period_s=10.0):
-    return watch.after(
-        operations, time_s, exchanges=5, probe_bytes=0, probe_s=None, period_s=period_s, exposed_s=period_s
+    return NetworkWatch(
+        network=measured([timed(p, size) for p in ("all_reduce", "all_gather") for size in (256, 65_536, 1 << 20)])
     )
 
 
-def measured_again(watch):
-    return watch.measured([timed("all_reduce", size) for size in (256, 65_536)])
+def after(watch, times, *, way="dense", sends_all=True, steps=10):
+    for factor in times:
+        watch = watch.after(way, factor * STEP_S, factor * SYNC_S, steps=steps, sends_all=sends_all)
+    return watch
 
 
-def alone_s(operations):
-    return sum(LINK.time_s(operation.terms(TRAINER)) for operation in operations)
+def measured_again(watch, link=LINK):
+    return watch.measured([timed("all_reduce", size, link) for size in (256, 2048, 65_536)])
 
 
-def crowded(watch, wait_s):
-    """Sums take so much longer, until the network is measured and found to be as it was."""
-    for _ in range(3):
-        watch = after(watch, SUM, alone_s(SUM) + wait_s)
-    return measured_again(watch)
+@pytest.mark.parametrize("seed", range(5))
+def test_a_steady_run_shows_no_change_however_long(seed):
+    draw = random.Random(seed)
+    watch = after(fresh(), [math.exp(draw.gauss(0, 0.07)) for _ in range(300)])
+    assert watch.changes == 0
 
 
-def test_what_sums_wait_for_is_expected_of_all():
-    watch = crowded(fresh(), 0.3)
-    assert watch.beside_s == pytest.approx(0.3, rel=0.1)
+@given(factor=st.one_of(st.floats(0.02, 0.75), st.floats(1.35, 50)), before=st.integers(1, 50))
+@settings(max_examples=40)
+def test_a_change_shows_in_two_periods(factor, before):
+    watch = after(fresh(), [1.0] * before)
+    watch = after(watch, [factor])
+    assert watch.is_suspect
+    assert watch.changes == 0
+    watch = after(watch, [factor])
+    assert watch.changes == 1
+    assert not watch.is_suspect
+    assert after(watch, [factor] * 10).changes == 1, "that is how it is now"
 
 
-def test_an_exchange_that_is_over_sooner_refutes_it():
-    """Sums alone are slow beside training: no wait of all, which only they would have told of."""
-    watch = after(crowded(fresh(), 0.3), GATHER, alone_s(GATHER))
-    assert watch.beside_s == pytest.approx(0, abs=0.01)
+def test_one_disturbed_period_changes_nothing():
+    watch = after(fresh(), [1.0] * 5 + [3.0, 1.0] * 5)
+    assert watch.changes == 0
 
 
-def test_one_that_was_over_sooner_before_does_so_too():
-    watch = crowded(after(fresh(), GATHER, alone_s(GATHER) + 0.01), 0.3)
-    assert watch.beside_s <= alone_s(GATHER) + 0.01
-
-
-def test_a_network_that_has_become_quicker_is_measured_as_soon_as_that_is_cheap():
-    """The last measurement took long on slow links; of the next one sums take a fortieth of that, and pauses what they
-    took."""
-    watch = measured_again(fresh())
-    sooner = 0
-    while watch.network.jumps == watch.measured_jumps or not watch.wants_measurement:
-        watch = after(watch, SUM, alone_s(SUM) / 40, period_s=watch.cost_s / 2)
-        sooner += 1
-        assert sooner <= 30, "thirty times what it took would be sixty periods"
-    slower = measured_again(fresh())
-    for _ in range(10):
-        slower = after(slower, SUM, 40 * alone_s(SUM), period_s=slower.cost_s / 2)
-    assert slower.network.jumps > slower.measured_jumps
-    assert not slower.wants_measurement
-
-
-@pytest.mark.parametrize(("factor", "jumps"), [(10, 0), (1, 0), (1 / 10, 1)])
-def test_what_is_not_a_sum_tells_that_the_network_is_quicker_and_never_that_it_is_slower(factor, jumps):
-    """What takes longer may be the collective's own affair."""
+def test_a_change_shows_whichever_ways_are_in_use():
     watch = fresh()
-    for _ in range(5):
-        watch = after(watch, GATHER, alone_s(GATHER))
-    for _ in range(2):
-        watch = after(watch, GATHER, factor * alone_s(GATHER))
-    assert watch.network.jumps == jumps
+    for factor in (1.0, 1.0, 1.0, 2.0, 2.0):
+        for way, times in (("dense", 1.0), ("thin", 0.3)):
+            watch = after(watch, [factor * times], way=way)
+    assert watch.changes == 1
 
 
-def test_hidden_exchanges_are_looked_after_for_a_part_of_what_steps_wait_for():
-    """Neither probed nor measured by the clock: were the network slower, the steps would wait for it."""
+def test_what_ways_were_like_is_forgotten_once_something_has_changed():
+    watch = after(after(fresh(), [1.0] * 3, way="thin"), [1.0, 1.0, 3.0, 3.0])
+    assert watch.changes == 1
+    assert after(watch, [5.0, 5.0], way="thin").changes == 1
 
-    def looks(hidden):
-        watch, probes, count = measured_again(fresh()), 0, 0
-        while not watch.wants_measurement:
-            size = watch.probe_bytes(SUM)
-            probes, count = probes + (size > 0), count + 1
-            probe_s = alone_s(dense(size, WORKERS)) if size else None
-            watch = watch.after(
-                SUM,
-                None,
-                exchanges=5,
-                probe_bytes=size,
-                probe_s=probe_s,
-                period_s=watch.cost_s,
-                exposed_s=0.0,
-                hidden=hidden,
-            )
-        return count, probes / count
 
-    (often, probed), (rarely, seldom_probed) = looks(False), looks(True)
-    assert rarely == pytest.approx(often / LEAST_EXPOSED, rel=0.02)
-    assert seldom_probed < probed / 2
+def test_the_network_is_measured_once_something_has_changed_and_seldom_otherwise():
+    watch = after(fresh(), [1.0] * 5)
+    assert not watch.wants_measurement
+    watch = after(watch, [2.0, 2.0])
+    assert watch.wants_measurement
+    watch = measured_again(watch)
+    assert not watch.wants_measurement
+    for factor in itertools.islice(itertools.cycle((1.0, 1.0, 2.0, 2.0)), 40):
+        watch = after(watch, [factor], steps=1)
+        if watch.wants_measurement:
+            assert watch.since_s >= MEASURED_AFTER * watch.cost_s
+            watch = measured_again(watch)
+
+
+def test_whoever_sends_everything_is_left_alone_and_others_pay_a_hundredth():
+    """A quicker network shows in the steps of the first; of few bytes it does not."""
+    watch = measured_again(fresh())
+    for sends_all in (True, False):
+        trained_s = count = 0.0
+        for _ in range(300):
+            watch = after(watch, [1.0], sends_all=sends_all)
+            trained_s += 10 * STEP_S
+            if watch.wants_measurement:
+                count += 1
+                watch = measured_again(watch)
+        cost_s = count * watch.cost_s
+        assert cost_s <= trained_s / MEASURED_ANYWAY_AFTER
+        assert (count > 0) is not sends_all
+
+
+@pytest.mark.parametrize(("factor", "changes"), [(1.0, 0), (1.2, 0), (0.1, 1), (8.0, 1)])
+def test_a_network_that_is_measured_to_be_another_is_a_change(factor, changes):
+    watch = after(fresh(), [1.0] * 5, way="thin", sends_all=False)
+    link = LinkSpeed(latency_s=LINK.latency_s, bytes_per_s=LINK.bytes_per_s * factor)
+    watch = measured_again(watch, link)
+    assert watch.changes == changes
+    for operations in (dense(400_000, WORKERS), gathered(400_000, WORKERS)):
+        true_s = sum(link.time_s(operation.terms(TRAINER)) for operation in operations)
+        assert watch.network.expected_s(operations) == pytest.approx(true_s, rel=0.1)
+
+
+def test_an_alarm_is_above_what_is_usual_of_the_way_and_of_no_other():
+    watch = after(fresh(), [1.0, 1.1, 0.9])
+    alarm_s = watch.alarm_s("dense")
+    assert alarm_s is not None
+    assert alarm_s > SYNC_S
+    assert STEP_S + alarm_s - SYNC_S > ANOTHER * STEP_S, "what rings is looked at as a change"
+    assert watch.alarm_s("thin") is None

@@ -23,6 +23,7 @@ from hetopt.trainer.data.fetch import MapDataset
 from hetopt.trainer.data.micro_batch import Cutting, MicroBatch, upcoming
 from hetopt.trainer.data.prefetch import Flag, ProcessReadAhead, ReadAhead, ReadingWatch, ThreadReadAhead
 from hetopt.trainer.steps.local_batch import BatchReader, SampleFeed
+from tests.disturbance import PATIENCE_S
 
 from . import reading_task
 from .reading_task import SIZE
@@ -151,9 +152,9 @@ def test_loader_processes_outlive_signals_and_are_missed_when_they_are_gone() ->
 
 
 def test_who_is_killed_while_looking_at_a_flag_keeps_nobody_waiting() -> None:
-    """Of eight that do nothing else, most would hold a lock if there were one."""
+    """Of four that do nothing else, most would hold a lock if there were one."""
     context = multiprocessing.get_context("forkserver")
-    flags, at_it = [[Flag() for _ in range(8)] for _ in range(2)]
+    flags, at_it = [[Flag() for _ in range(4)] for _ in range(2)]
     code = "while True: flag.is_set(); at_it.set()"
     looking = [
         context.Process(target=exec, args=(code, {"flag": flag, "at_it": begun}), daemon=True)
@@ -169,7 +170,7 @@ def test_who_is_killed_while_looking_at_a_flag_keeps_nobody_waiting() -> None:
         process.join()
     raising = threading.Thread(target=lambda: [flag.set() for flag in flags], daemon=True)
     raising.start()
-    raising.join(timeout=10)
+    raising.join(timeout=PATIENCE_S)
     assert not raising.is_alive()
     assert all(flag.is_set() for flag in flags)
 

@@ -28,7 +28,7 @@ def run_group(world_size: int, folder: Path, devices: list[str]) -> Results:
     return [torch.load(folder / f"rank-{rank}.pt", weights_only=True) for rank in range(world_size)]
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[3, pytest.param(2, marks=pytest.mark.slow)])
 def group(request, tmp_path_factory):
     size = request.param
     return run_group(size, tmp_path_factory.mktemp(f"group-of-{size}"), ["cpu"] * size)

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetopt.core.comm.cost import LinkSpeed
 from hetopt.core.comm.ratio_controllers import CONTROLLERS
 from hetopt.core.compression_slowdown import step_inflation
 from hetopt.core.errors import BadInput
@@ -18,15 +17,13 @@ from hetopt.trainer.policies.ratio.auto import AutoRatio
 from hetopt.trainer.policies.ratio.choose import choose_ratio_policy
 from hetopt.trainer.policies.ratio.fixed import FixedRatio
 from hetopt.trainer.policies.ratio.gain_curve import GainCurve
-from hetopt.trainer.policies.ratio.gain_estimate import GainEstimate
 from hetopt.trainer.policies.ratio.gravac import Gravac
 from hetopt.trainer.policies.ratio.policy import percent
 from hetopt.trainer.policies.ratio.scan import ScanRatio
 from hetopt.trainer.policies.ratio.threshold import ThresholdRatio
 from hetopt.trainer.policies.ratio.warm_up import WarmUp
 
-from .ratio_periods import NETWORK, OPTIONS, WORKERS, curve, observe
-from .virtual_exchange import VirtualRun
+from .ratio_periods import NETWORK, OPTIONS, curve, observe
 
 POLICIES = {
     "fixed": FixedRatio(ratio=0.01),
@@ -215,47 +212,6 @@ def test_accordion_is_blind_to_norms_that_stay_zero():
     assert accordion_ratios(Accordion(), [0.0, 0.0, 0.0]) == [0.01, 0.001, 0.001]
 
 
-# --- beliefs about gains ---
-
-
-def test_gains_elsewhere_are_learned_from_what_they_settled_to():
-    """The residual of 0.1 makes 0.001 look better than it turns out; afterwards the belief knows by how much."""
-    true = VirtualRun(workers=WORKERS, links=[LinkSpeed(latency_s=1, bytes_per_s=1)], compute_s=1, settling=0.2)
-    gathered = {option.ratio: option for option in OPTIONS if option.collective == "all_gather"}
-    belief = GainEstimate()
-    for ratio in (0.1, 0.1, *(0.001,) * 8, *(0.1,) * 8):
-        settled = curve(lambda at, ratio=ratio: true.gain(at, ratio))
-        belief = belief.seen(gathered[ratio], true.settled(gathered[ratio]), settled)
-    assert belief.exponent == pytest.approx(0.2, abs=0.05)
-    for ratio, option in gathered.items():
-        assert belief.gain(option) == pytest.approx(true.settled(option), rel=0.05), ratio
-        assert belief.relative_sd(option) < 0.3
-
-
-def test_a_family_that_keeps_less_than_top_k_has_a_factor_of_its_own():
-    by_key = {(option.collective, option.ratio): option for option in OPTIONS}
-    star, gather = by_key["ar_topk_star", 0.1], by_key["all_gather", 0.1]
-    belief = GainEstimate()
-    for _ in range(5):
-        belief = belief.seen(star, 0.6, curve(lambda ratio: ratio**0.1))
-    assert belief.gain(star) == pytest.approx(0.6)
-    assert belief.gain(gather) == pytest.approx(0.1**0.1)
-    lower = by_key["ar_topk_star", 0.01]
-    assert belief.gain(lower) < belief.gain(by_key["all_gather", 0.01])
-
-
-@given(st.lists(st.tuples(st.sampled_from(OPTIONS), st.floats(0, 1), st.floats(0, 1), st.booleans()), max_size=20))
-@settings(max_examples=50)
-def test_believed_gains_are_possible_whatever_is_seen(seen):
-    belief = GainEstimate()
-    for option, gain, exponent, looks in seen:
-        belief = belief.seen(option, gain, curve(lambda ratio, e=exponent: ratio**e) if looks else None)
-        for other in OPTIONS:
-            believed = belief.gain(other)
-            assert believed is None or 0 < believed <= 1
-            assert belief.relative_sd(other) >= 0
-
-
 @pytest.mark.parametrize(
     "impossible",
     [
@@ -271,7 +227,7 @@ def test_believed_gains_are_possible_whatever_is_seen(seen):
         lambda: ScanRatio(options=OPTIONS, time_weight=-1),
         lambda: AutoRatio(options=OPTIONS[1:]),
         lambda: AutoRatio(options=(*OPTIONS, OPTIONS[0])),
-        lambda: AutoRatio(options=OPTIONS, trial_steps=0),
+        lambda: AutoRatio(options=OPTIONS, most_lost=0),
         lambda: AutoRatio(options=OPTIONS, least_gain=0),
         lambda: step_inflation(0),
     ],

@@ -63,6 +63,21 @@ def test_factors_rise_as_published(policy, largest, factors):
     assert found[-1] == largest
 
 
+def test_a_search_in_every_step_reaches_its_end_in_a_short_run():
+    """Five windows of 25 steps; and what keeps too little is sent for as long as the smoothed gain says otherwise."""
+    gravac = Gravac(window_steps=25, tolerance=0.0, every=1)
+    found, _ = gravac_factors(gravac, lambda ratio: ratio**0.01, 130, step_time_of=lambda ratio: ratio, steps=1)
+    assert found.index(1000) <= 125
+    keeping, state, decision = 1.0, gravac.initial(), gravac.first(None)
+    thin = 0
+    for step in range(1, 60):
+        keeping = 1.0 if step < 30 else 0.3
+        seen = observe(decision.ratio, gain_of=lambda ratio, k=keeping: k * ratio**0.01, step=step, steps=1)
+        state, decision = gravac.decide(state, seen)
+        thin += step >= 30 and decision.ratio < DENSE
+    assert thin <= 2, "0.7 * 1 + 0.3 * 0.3 is still enough, the next is not"
+
+
 def test_the_search_ends_where_more_compression_is_worth_nothing():
     """Throughput times gain is 6.65, 7.14, 7.30 and 7.26 at 40x, 80x, 160x and 320x."""
     gravac = Gravac(policy="geometric", largest=2000, window_steps=20, least_gain=0.1, tolerance=0.02)

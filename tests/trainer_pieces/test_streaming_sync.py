@@ -85,7 +85,7 @@ def mean(workers):
     return sum(flats) / sum(SHARES)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None)
 @given(
     fragments=st.integers(1, 6),
     every=st.integers(1, 3),

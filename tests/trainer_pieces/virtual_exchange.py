@@ -15,6 +15,7 @@ from hetopt.core.comm.cost import TRAINER, LinkSpeed, Operation
 from hetopt.core.comm.planner import make_option
 from hetopt.core.compression_slowdown import MOST_LOST, distance
 from hetopt.trainer.comm.network_tracker import NetworkWatch, Timed, measured
+from hetopt.trainer.policies.ratio.auto import is_dense
 from hetopt.trainer.policies.ratio.gain_curve import GainCurve
 from hetopt.trainer.policies.ratio.paired_trial import PART, Verdict
 from hetopt.trainer.policies.ratio.policy import RatioObservation
@@ -114,7 +115,7 @@ class VirtualRun:
 
     def measure(self):
         """The network as timed between the workers before training, watched from then on."""
-        return NetworkWatch(network=self.fresh(), workers=self.workers, gradient_bytes=1 << 20)
+        return NetworkWatch(network=self.fresh())
 
     def fresh(self):
         """The network as timed now."""
@@ -165,28 +166,16 @@ class VirtualRun:
         """A control period: what was observed, the network as tracked after it."""
         steps = decision.look_after_steps or steps
         verdict = None if decision.try_ratio is None else self.tried(decision.try_ratio)
-        probe_s = None
-        if probe_bytes := tracked.probe_bytes(option.operations):
-            probe_s = self.timed("all_reduce", probe_bytes).time_s
-            self.elapsed_s += probe_s
-        begun_s = self.elapsed_s
-        rows, alarmed = [], 0
+        rows, alarmed, alarm_s = [], 0, tracked.alarm_s(option.key)
         while len(rows) < steps and alarmed < 2 and self.progress < progress and self.step < until_step:
             rows.append(self.take(option))
-            slow = decision.alarm_s is not None and rows[-1][2] > decision.alarm_s
+            slow = alarm_s is not None and rows[-1][2] > alarm_s
             alarmed = alarmed + 1 if slow else 0
         # An alarm ends the period, and what went before it does not speak for the network as it is now.
         seen = rows[-2:] if alarmed >= 2 else rows
         medians = [sorted(column)[(len(column) - 1) // 2] for column in zip(*seen, strict=True)]
-        tracked = tracked.after(
-            option.operations,
-            medians[2],
-            exchanges=len(seen),
-            probe_bytes=probe_bytes,
-            probe_s=probe_s,
-            period_s=self.elapsed_s - begun_s,
-            exposed_s=len(seen) * (medians[1] + medians[2]),
-        )
+        step_s = sum(medians[:3]) + self.between_s.get(option.key, 0.0)
+        tracked = tracked.after(option.key, step_s, medians[2], steps=len(seen), sends_all=is_dense(option))
         if tracked.wants_measurement:
             tracked = self.measured_again(tracked)
         curve = None
@@ -212,8 +201,9 @@ class VirtualRun:
             gradient_norm=1.0,
             gain_curve=curve,
             network=tracked.network,
-            beside_s=tracked.beside_s,
-            whole_s=sum(medians[:3]) + self.between_s.get(option.key, 0.0),
+            changes=tracked.changes,
+            is_suspect=tracked.is_suspect,
+            whole_s=step_s,
             option=option.key,
             steps_left=None if self.last_step is None else max(1, self.last_step - self.step),
             verdict=verdict,

@@ -1,11 +1,11 @@
 """What the network and the compressors are like before the first step, measured on the group that will train.
 
 All workers hold the same figures: what compressing takes the worker that takes longest, and what an operation takes the
-one that waits least, which is how exchanges are looked at later. Training is not a timing: the first looks at real
-exchanges correct what is measured here (`hetopt.trainer.comm.network_tracker`).
+one that waits least, which is how exchanges are looked at later. Training is not a timing: what whole steps
+take is what counts once there were some (`hetopt.trainer.policies.ratio.auto`).
 
 Whether workers that share a host exchange as one is priced like any exchange, on the network as it was measured.
-Between periods the real network is probed: by a small sum, or some larger ones once it has jumped.
+Where something has changed the network is measured again between periods, by a few sums.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from hetopt.core.comm.cost import TRAINER, Operation, Primitive, Scope
 from hetopt.core.comm.network_state import NetworkState
-from hetopt.core.comm.options import ROUNDED, Candidates, CompressTime, Family
+from hetopt.core.comm.options import ROUNDED, Candidates, CompressTime, Family, operations_of
 from hetopt.core.comm.payload_bytes import Shapes, hierarchical_operations, kept_elements, operations
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.channel import Channel
@@ -398,18 +398,7 @@ def exchange_as_one(
     """Whether the exchange is expected to be over sooner when each host's workers sum first and one of them sends."""
 
     def between(workers: int) -> tuple[Operation, ...]:
-        return operations(
-            compression.name,
-            numel,
-            compression.ratio,
-            workers=workers,
-            collective=compression.collective,
-            bits=compression.bits,
-            levels=compression.levels,
-            rank=compression.rank or 1,
-            coding=compression.coding or "plain",
-            shapes=shapes,
-        )
+        return operations_of(compression, numel, workers=workers, shapes=shapes)
 
     flat_s = network.expected_s(between(len(hosts.names)), algorithms=TRAINER)
     levels = hierarchical_operations(between(hosts.count), numel, workers_per_host=hosts.workers_per_host)
@@ -431,14 +420,6 @@ class NetworkProbe:
         self._by_hosts = groups is not None
         self._group = None if groups is None else groups.between
         self._takes_part = groups is None or groups.between is not None
-
-    def sum_s(self, payload_bytes: int) -> float:
-        """Seconds that a sum of so many bytes takes here; 0 where this worker has no part in it."""
-        if not self._takes_part:
-            return 0.0
-        channel = Channel(self._group, on=self._device)
-        channel.all_reduce(torch.zeros(max(1, payload_bytes // 4), device=self._device))
-        return max(1e-9, channel.messages[-1].time_s)
 
     def measure(self) -> tuple[Timed, ...]:
         """Sums as they are now; all workers of the default group must ask at the same time."""

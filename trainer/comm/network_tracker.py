@@ -1,32 +1,15 @@
-"""Follows the network between the workers: measured once on the real group, then corrected by every exchange.
+"""The network between the workers: measured on the real group before the first step, and anew when it has changed.
 
-What *moves* is the link, which all collectives share: an exchange that shows a congested link also tells what the dense
-all-reduce would cost on it now, though nobody has run one. Each exchange says one thing about several unknowns
-(`hetopt.core.comm.network_state`), so they are followed with a Kalman filter.
+**Fit.** All collectives share a link, so all timings together say what its latency and its time for a byte are; each
+primitive by itself, how it differs from the table of algorithms (`hetopt.core.comm.network_state`).
 
-**Alarm.** The filter follows slow drift. Two one-sided cumulative sums (Page 1954) of the standardised errors notice
-jumps: two disturbed observations, or a single one that speaks for several exchanges. Then alpha and beta move to what
-explains the observation exactly with the least change, a byte's time (`BETA_JUMP`) being likelier to have changed than
-a message's (`ALPHA_JUMP`); what this one payload could not tell is left wide open: `NetworkState.relative_sd` says so.
-When the link has been steady and a collective is hardly proven, however, it is the collective that was misjudged, and
-only its own factors move: otherwise one bad choice would make all others look as bad.
+**Watch.** What has changed shows in the time of whole steps: one way to exchange takes as long as it did, or something
+else has happened. So a step that leaves its interval twice in a row calls for a few sums (`measured_again`), which give
+the link anew. Few bytes do not feel a link that has become quicker, so where less is sent than there is, the link is
+also measured now and then, for one part in a hundred of the time.
 
-**Watch.** While training goes on the network is watched by what is exchanged, by small sums, and anew once it has
-jumped. What is exchanged tells little of what is not: few bytes do not feel a link that has become quicker. So the
-workers sum a vector now and then that nobody needs, as large as costs next to nothing. And what one exchange says of a
-network that has jumped fits many networks: it is measured again then, by a few sums.
-
-It is sums that say whether the network has jumped. What takes longer than thought beside a sum that does not is the
-collective's own affair, or that of the cores that workers share. Nothing but a quicker network, however, makes any
-exchange much shorter than it was thought to be.
-
-A measurement that finds the network as it was says that nothing has jumped: exchanges wait for something else beside
-training, cores that workers share before all, and do so in whichever way they travel. That wait is told apart from then
-on (`NetworkWatch.beside_s`). Taken for the network's, it would be found and forgotten with every measurement. An
-exchange that is over sooner than all are said to wait refutes it.
-
-The bisection and the steps of Gauss and Newton below are of our own: they are made of the filter's updates, and every
-worker would import `scipy.optimize` for them, which takes a bare python's start 14 times.
+The steps of Gauss and Newton below are of our own: they are made of the updates of a Kalman filter, and every worker
+would import `scipy.optimize` for them, which takes a bare python's start 14 times.
 """
 
 from __future__ import annotations
@@ -34,32 +17,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from hetopt.core.comm.cost import TRAINER, Algorithms, Operation, Primitive, Scope, Terms
 from hetopt.core.comm.network_fit import fit_alpha_beta
-from hetopt.core.comm.network_state import ALPHA, BETA, LinkState, NetworkState, Part, Parts
-
-LINK_DRIFT = 0.01
-"""Relative standard deviation of how far latency, and apart from it a byte's time, move between observations."""
-
-FACTOR_DRIFT = 0.0005
-"""The same of a primitive's factors: libraries hardly change while they run."""
-
-ALPHA_JUMP, BETA_JUMP = 0.7, 1.5
-"""How far, relatively, latency and a byte's time may have moved when the network has jumped."""
+from hetopt.core.comm.network_state import ALPHA, BETA, LinkState, NetworkState, Part
 
 ANYWHERE_SD = 100.0
-"""The same where that is about to be measured."""
-
-MISJUDGED_SD = 0.1
-"""Relative standard deviation of a primitive's factors after they had to move."""
-
-DOUBTED_SD = 0.7
-"""The same where it cannot be told whether they moved, or the link."""
-
-LEAST_ERROR = 0.01
-"""Relative error of a median of exchanges that no number of them undercuts."""
+"""Relative standard deviation of what is about to be measured."""
 
 _ALIKE = 1e-6  # of the product of both
 _LEAST_FACTOR = 0.01
@@ -67,17 +32,12 @@ _LEAST_FACTOR = 0.01
 TIMING_ERROR = 0.05
 """Relative error of one timing at the start that no agreement between them undercuts: training is not a timing."""
 
-CLIP, SLACK, ALARM = 2.5, 1.0, 6.0
-_LOUD_ALONE, _LOUD_TOGETHER = 5.0, 8.0  # below SLACK + ALARM, and above it
-_MANY_EXCHANGES = 2  # so many in one observation have a lower median that one hiccup cannot move
-_STEADY = 3  # observations that make a link steady, or prove a collective
-_NOISE_WEIGHT = 0.1
+CLIP = 2.5  # standard errors, beyond which a time counts for less
 _LEAST_SHARE = 0.002  # that latency, or bytes, have in the quickest, or slowest, timing; nothing could never grow
 _GRACES_S = (0.0, 0.0003, 0.0005, 0.0007, 0.001, 0.0014, 0.002, 0.003)
 _GRACE_COSTS = 0.5  # of relative errors, all timings together; less is what noise of a twentieth may explain
 _LOST = 1.0  # a timing so far from everything says no more by being farther
 _PASSES, _SETTLED = 20, 1e-3  # steps of the fit at most, and relative changes that are none
-_FARTHEST = 30.0  # a part becomes no more than e^30 times slower or faster in a jump
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,14 +79,15 @@ def measured_again(state: NetworkState, samples: Sequence[Timed], *, algorithms:
     rows = [state.parts([(1.0, [sample.operation])], algorithms).rows["network"] for sample in samples]
     alpha, beta = _scales([(row[ALPHA] * link.values[ALPHA], row[BETA] * link.values[BETA]) for row in rows], samples)
     link = link.moved({ALPHA: (alpha, ANYWHERE_SD), BETA: (beta, ANYWHERE_SD)})
-    state = state.model_copy(
-        update={"links": {**state.links, "network": link}, "slower": 0.0, "faster": 0.0, "since_jump": 0}
-    )
     # How sure that is. The largest come first: what surprises later counts for less.
     for sample in sorted(samples, key=lambda sample: sample.operation.payload_bytes, reverse=True):
-        parts = state.parts([(1.0, [sample.operation])], algorithms)
-        state = state.model_copy(update={"links": {**state.links, **_updated(parts, sample.time_s, TIMING_ERROR**2)}})
-    return state
+        parts = state.model_copy(update={"links": {**state.links, "network": link}}).parts(
+            [(1.0, [sample.operation])], algorithms
+        )
+        sd_s = TIMING_ERROR * max(sample.time_s, parts.time_s)
+        error_s = min(max(sample.time_s - parts.time_s, -CLIP * sd_s), CLIP * sd_s)
+        link = parts.links["network"].conditioned(parts.rows["network"], error_s, sd_s**2)
+    return state.model_copy(update={"links": {**state.links, "network": link}})
 
 
 def _scales(parts_s: Sequence[tuple[float, float]], samples: Sequence[Timed]) -> tuple[float, float]:
@@ -145,168 +106,6 @@ def _scales(parts_s: Sequence[tuple[float, float]], samples: Sequence[Timed]) ->
     if x <= 0:
         return _LEAST_FACTOR, b / bb
     return (x, y) if y > 0 else (a / aa, _LEAST_FACTOR)
-
-
-def observe(
-    state: NetworkState,
-    operations: Sequence[Operation],
-    time_s: float,
-    *,
-    exchanges: int = 1,
-    may_jump: bool = True,
-    algorithms: Algorithms = TRAINER,
-) -> NetworkState:
-    """The network after one more observation.
-
-    Args:
-        state: before.
-        operations: what each of the exchanges was made of.
-        time_s: median time of the exchanges (of two, the shorter) on the worker that waited least, so that only the
-            network is in it.
-        exchanges: how many the median is over.
-        may_jump: whether it can be the network that has jumped; False where others say so.
-        algorithms: behind the collectives.
-
-    Raises:
-        ValueError: a time that is not positive and finite, or no exchange.
-    """
-    if not 0 < time_s < math.inf or exchanges < 1:
-        raise ValueError(f"an observation is a positive time of at least one exchange, not {time_s} of {exchanges}")
-    drifted = {scope: link.drifted(LINK_DRIFT, FACTOR_DRIFT) for scope, link in state.links.items()}
-    state = state.model_copy(update={"links": drifted})
-    parts = state.parts([(1.0, operations)], algorithms)
-    if parts.time_s <= 0:
-        return state  # a group of one exchanges nothing
-    known = parts.variance / parts.time_s**2
-    noise = state.noise / exchanges + LEAST_ERROR**2
-    error = math.log(time_s / parts.time_s)
-    standardised = error / math.sqrt(known + noise)
-    loudest = _LOUD_TOGETHER if exchanges >= _MANY_EXCHANGES else _LOUD_ALONE
-    # A hiccup makes an exchange longer. Nothing but a quicker network makes it shorter.
-    said = min(max(standardised, -_LOUD_TOGETHER), loudest)
-    slower, faster = state.slower, state.faster
-    if may_jump:
-        slower, faster = max(0.0, slower + said - SLACK), max(0.0, faster - said - SLACK)
-    if may_jump and max(slower, faster) > ALARM:
-        calm = {"slower": 0.0, "faster": 0.0}
-        unproven = _unproven(parts)
-        if unproven and state.since_jump >= _STEADY:
-            links = {**state.links, **_misjudged(parts, time_s, unproven)}
-            return state.model_copy(update={**calm, "links": links, "since_jump": state.since_jump + 1})
-        links = {**state.links, **_jumped(parts, time_s, noise, unproven)}
-        return state.model_copy(update={**calm, "links": links, "jumps": state.jumps + 1, "since_jump": 0})
-    links = {**state.links, **_proven(_updated(parts, time_s, noise), parts)}
-    if not may_jump:
-        return state.model_copy(update={"links": links})
-    # What errors leave over that the uncertainty of the network does not explain is the noise of single exchanges.
-    seen = min(max(0.0, error * error - known) * exchanges, 4 * state.noise)
-    changes = {"links": links, "slower": slower, "faster": faster, "since_jump": state.since_jump + 1}
-    return state.model_copy(update={**changes, "noise": state.noise + _NOISE_WEIGHT * (seen - state.noise)})
-
-
-def _unproven(parts: Parts) -> dict[Scope, list[int]]:
-    """Where the factors of the exchange's primitives are that hardly ever took as long as was thought."""
-    found: dict[Scope, list[int]] = {
-        scope: [
-            link.place(primitive)
-            for primitive, proven in zip(link.primitives, link.proven, strict=True)
-            if proven < _STEADY and primitive in parts.primitives[scope]
-        ]
-        for scope, link in parts.links.items()
-    }
-    return {scope: places for scope, places in found.items() if places}
-
-
-def _proven(links: dict[Scope, LinkState], parts: Parts) -> dict[Scope, LinkState]:
-    """The links after one more exchange that took about as long as was thought."""
-    return {
-        scope: link.model_copy(
-            update={
-                "proven": tuple(
-                    count + (primitive in parts.primitives[scope])
-                    for primitive, count in zip(link.primitives, link.proven, strict=True)
-                )
-            }
-        )
-        for scope, link in links.items()
-    }
-
-
-def _updated(parts: Parts, time_s: float, noise: float) -> dict[Scope, LinkState]:
-    """Every link after a time with this relative variance; to each, the others' variance is noise.
-
-    No observation counts for more than `CLIP` standard errors (Huber 1964).
-    """
-    # Noise is relative to the true time, which is nearer to what was seen where too little was expected.
-    variance = parts.variance + noise * max(time_s, parts.time_s) ** 2
-    limit_s = CLIP * math.sqrt(variance)
-    error_s = min(max(time_s - parts.time_s, -limit_s), limit_s)
-    return {
-        scope: link.conditioned(parts.rows[scope], error_s, max(0.0, variance - link.variance(parts.rows[scope])))
-        for scope, link in parts.links.items()
-    }
-
-
-def _misjudged(parts: Parts, time_s: float, unproven: Mapping[Scope, Sequence[int]]) -> dict[Scope, LinkState]:
-    """The links once the unproven primitives explain the time, which leaves them no less than a tenth of their part."""
-    unproven_s = sum(
-        parts.rows[scope][i] * parts.links[scope].values[i]
-        for scope, places in unproven.items()
-        for p in places
-        for i in (p, p + 1)
-    )
-    scale = max(time_s - (parts.time_s - unproven_s), 0.1 * time_s * unproven_s / parts.time_s) / unproven_s
-    return {
-        scope: link.moved({i: (scale, MISJUDGED_SD) for place in unproven.get(scope, ()) for i in (place, place + 1)})
-        for scope, link in parts.links.items()
-    }
-
-
-def _jumped(
-    parts: Parts, time_s: float, noise: float, unproven: Mapping[Scope, Sequence[int]]
-) -> dict[Scope, LinkState]:
-    """The links after a jump: the one that the exchange spends most time on has moved.
-
-    If collectives are unproven as well, it may be them: the link is thought to have moved, and both are in doubt.
-    """
-    scope = max(parts.seconds, key=lambda s: (parts.seconds[s], s))
-    link, row, before_s = parts.links[scope], parts.rows[scope], parts.seconds[scope]
-    # What the exchange spends elsewhere stays, but leaves this link no less than a tenth of its part.
-    target_s = max(time_s - (parts.time_s - before_s), 0.1 * time_s * before_s / parts.time_s)
-    latency_s, bytes_s = row[ALPHA] * link.values[ALPHA], row[BETA] * link.values[BETA]
-    # The grace has not moved.
-    up = _least_change(latency_s, bytes_s, target_s + latency_s + bytes_s - before_s)
-    # Either of the two may have moved alone, so each must be able to explain all that has changed.
-    changed_s = abs(target_s - before_s)
-    moved = link.moved(
-        {
-            ALPHA: (up[ALPHA], max(ALPHA_JUMP, changed_s / (row[ALPHA] * link.values[ALPHA] * up[ALPHA]))),
-            BETA: (up[BETA], max(BETA_JUMP, changed_s / (row[BETA] * link.values[BETA] * up[BETA]))),
-            **{i: (1.0, DOUBTED_SD) for place in unproven.get(scope, ()) for i in (place, place + 1)},
-        }
-    )
-    # The row of the factors is made of alpha and beta, which have moved.
-    known = {i: slope if i in (ALPHA, BETA) else slope * up[i % 2] for i, slope in row.items()}
-    return {**parts.links, scope: moved.conditioned(known, 0.0, noise * target_s**2)}
-
-
-def _least_change(latency_s: float, byte_s: float, target_s: float) -> tuple[float, float]:
-    """Factors of both parts that make them sum to the target, along the direction that is likeliest to first order."""
-    whole_s = latency_s + byte_s
-    direction = (ALPHA_JUMP**2 * latency_s / whole_s, BETA_JUMP**2 * byte_s / whole_s)
-
-    def factors(way: float) -> tuple[float, float]:
-        """So far along that direction; what has gone as far as may be leaves the rest to the other."""
-        latency, byte = (min(max(way * one, -_FARTHEST), _FARTHEST) for one in direction)
-        return math.exp(latency), math.exp(byte)
-
-    high = min(_FARTHEST / min(filter(None, direction)), 1e9)
-    low = -high
-    for _ in range(80):
-        middle = (low + high) / 2
-        latency, byte = factors(middle)
-        low, high = (middle, high) if latency_s * latency + byte_s * byte < target_s else (low, middle)
-    return factors(low)
 
 
 def _fitted(samples: Sequence[Timed], scope: Scope, algorithms: Algorithms) -> LinkState:
@@ -386,30 +185,20 @@ def _line(terms: Sequence[Terms], times_s: Sequence[float]) -> tuple[float, floa
     return latency_s, max(1 / line.bytes_per_s, _LEAST_SHARE * max(each_s) / max(1.0, *traffic))
 
 
-PROBE_SHARE = 0.01
-"""Part of the time trained that probes may take."""
+ANOTHER = 1.25
+"""Times that a step takes as long as it did, or as short, when something has changed."""
 
-SHORTEST_PROBE_S, LONGEST_PROBE_S = 0.01, 0.05
-"""That a probe takes: what is over sooner says more of processors than of the link. Messages alone may take longer."""
+IN_A_ROW = 2
+"""Periods that show so: one may have been disturbed."""
 
-LEAST_PROBE_BYTES = 1024
+ANOTHER_NETWORK = 1.5
+"""Times that the largest sum takes as long as was thought, or as short, on a network that has changed unseen."""
 
-MEASURED_AFTER = 30.0
-"""Times of a measurement that must have passed since the last: a network that keeps jumping is only followed."""
+MEASURED_AFTER, MEASURED_ANYWAY_AFTER = 10.0, 100.0
+"""Times of what a measurement took that must have passed since the last: where something has changed, and without."""
 
-LEAST_EXPOSED = 0.2
-"""Where backward hides exchanges, what they add to the steps counts as time trained, and no less than this part of it:
-little is to be had from knowing the network better, and were it slower, the steps would wait for it."""
-
-MEASURED_ANYWAY_AFTER = 150.0
-"""Times after which it is measured again though nothing has shown, where exchanges do not do it: probes are small."""
-
-ANOTHER = 1.5
-"""Times that the largest sum takes as long as was thought, or as short, in a network that has jumped unseen; and that
-an exchange was thought to take longer than it does, where that tells of a quicker network."""
-
-_LEAST_ALONE = 0.1
-"""Part of the time of an exchange that is the network's, however long it may have waited for something else."""
+SLOW = 0.5
+"""Part of its step that an exchange takes longer where the period ends at once, so that the change is looked at."""
 
 FIRST_COST_S = 0.1
 """What a measurement takes, before there was one."""
@@ -422,177 +211,103 @@ PAUSE_S = 0.004
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Usual:
+    """What a way to exchange is like: means over its steps, of a step and of what it waits for the exchange."""
+
+    step_s: float
+    sync_s: float
+    steps: int
+
+    def after(self, step_s: float, sync_s: float, steps: int) -> Usual:
+        """With a period more."""
+        weight = steps / (self.steps + steps)
+        return Usual(
+            step_s=self.step_s + weight * (step_s - self.step_s),
+            sync_s=self.sync_s + weight * (sync_s - self.sync_s),
+            steps=self.steps + steps,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class NetworkWatch:
-    """What is known, and what is to be looked at next; the same on every rank if it is fed the same.
+    """What is known of the network, and whether it should be measured again; the same on every rank if fed the same.
 
     Attributes:
-        network: as tracked.
-        workers: that sum.
-        gradient_bytes: that no probe exceeds.
-        unprobed_s: time trained since the last probe; where exchanges were hidden, what of it they added.
-        is_silent: whether the exchanges of the last period tell nothing of how quick the network is.
-        measured_jumps: of the network when it was last measured.
-        since_s, cost_s: the same since the last measurement after a jump, or since the start, and what one took.
-        timed: what was summed in it.
-        beside_s: how much longer than alone an exchange takes beside training, whatever it sends.
-        soonest_s: that an exchange was over on the network as it is now, waits and all.
-        quiet: the network as it was last measured; None: before the first period.
-        seen: the newest exchange that was nothing but sums, and what it took; None: there was none.
-        jumps_before: of the network, before the last period.
+        network: as measured last.
+        changes: how often something has changed: the time of a step, or the network that was measured.
+        usual: what ways were like since then, by name.
+        strikes: periods in a row whose steps took another time than is usual of their way.
+        sends_all: everything was sent, at full length: no quicker network would change that.
+        since_s: time trained since the last measurement.
+        cost_s: of that.
     """
 
     network: NetworkState
-    workers: int
-    gradient_bytes: int
-    unprobed_s: float = LONGEST_PROBE_S / PROBE_SHARE
-    is_silent: bool = True
-    measured_jumps: int = 0
+    changes: int = 0
+    usual: Mapping[str, Usual] = field(default_factory=dict)
+    strikes: int = 0
+    sends_all: bool = True
     since_s: float = 0.0
     cost_s: float = FIRST_COST_S
-    timed: tuple[Operation, ...] = ()
-    beside_s: float = 0.0
-    soonest_s: float = math.inf
-    quiet: NetworkState | None = None
-    seen: tuple[tuple[Operation, ...], float] | None = None
-    jumps_before: int = 0
 
-    def after(
-        self,
-        operations: Sequence[Operation],
-        time_s: float | None,
-        *,
-        exchanges: int,
-        probe_bytes: int,
-        probe_s: float | None,
-        period_s: float,
-        exposed_s: float,
-        hidden: bool = False,
-    ) -> NetworkWatch:
+    def after(self, way: str, step_s: float, sync_s: float, *, steps: int, sends_all: bool) -> NetworkWatch:
         """After a period.
 
         Args:
-            operations: of each of its exchanges.
-            time_s: that the median exchange took; None: it was hidden, or there was none.
-            exchanges: how many.
-            probe_bytes: that were summed before it.
-            probe_s: what that took; None: nothing was.
-            period_s: all of it.
-            exposed_s: of it, what the steps took for exchanging.
-            hidden: the exchanges travelled under the backward pass, which hides what else they may have waited for.
+            way: in which gradients were exchanged.
+            step_s: of its median step.
+            sync_s: that it waited for the exchange.
+            steps: of it.
+            sends_all: see the attribute.
         """
-        network, unprobed_s = self.network, self.unprobed_s
-        counted_s = max(exposed_s, LEAST_EXPOSED * period_s) if hidden else period_s
-        quiet, jumps_before = self.quiet or network, network.jumps
-        if probe_s is not None:
-            unprobed_s = 0.0
-            network = observe(network, [self._probe(probe_bytes)], probe_s)
-        beside_s, soonest_s = self.beside_s, self.soonest_s
-        if time_s is not None and not hidden:
-            soonest_s = min(soonest_s, time_s)
-            if time_s < beside_s:
-                beside_s = max(0.0, time_s - network.expected_s(operations))
-        if time_s is not None:
-            alone_s = time_s if hidden else max(time_s - beside_s, _LEAST_ALONE * time_s)
-            is_short = ANOTHER * time_s < network.expected_s(operations)  # waits and all
-            may_jump = is_short or are_sums(operations)
-            network = observe(network, operations, alone_s, exchanges=exchanges, may_jump=may_jump)
+        fresh = Usual(step_s=step_s, sync_s=sync_s, steps=steps)
+        before = self.usual.get(way)
+        # The first step of a way is slower than those that follow, and tells nothing alone.
+        is_other = before is not None and before.steps > 1 and abs(math.log(step_s / before.step_s)) > math.log(ANOTHER)
+        strikes = self.strikes + 1 if is_other else 0
+        changed = strikes >= IN_A_ROW
+        usual = fresh
+        if before is not None and not changed:
+            usual = before if is_other else before.after(step_s, sync_s, steps)
         return replace(
             self,
-            network=network,
-            quiet=quiet,
-            beside_s=beside_s,
-            soonest_s=soonest_s,
-            seen=self.seen if time_s is None or hidden or not are_sums(operations) else (tuple(operations), time_s),
-            jumps_before=jumps_before,
-            unprobed_s=unprobed_s + counted_s,
-            is_silent=time_s is None or not are_sums(operations),
-            since_s=self.since_s + counted_s,
+            changes=self.changes + changed,
+            usual={**({} if changed else self.usual), way: usual},
+            strikes=strikes,
+            sends_all=sends_all,
+            since_s=self.since_s + steps * step_s,
         )
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether the last period was another than usual, and only the next will tell whether something has changed."""
+        return 0 < self.strikes < IN_A_ROW
 
     @property
     def wants_measurement(self) -> bool:
         """Whether the network should be measured again, now."""
-        if self.network.jumps > self.measured_jumps:
-            return self.since_s >= MEASURED_AFTER * self._next_cost_s
-        return self.is_silent and self.since_s >= MEASURED_ANYWAY_AFTER * self.cost_s
+        if self.strikes >= IN_A_ROW:
+            return self.since_s >= MEASURED_AFTER * self.cost_s
+        return not self.sends_all and self.since_s >= MEASURED_ANYWAY_AFTER * self.cost_s
 
-    @property
-    def _next_cost_s(self) -> float:
-        """Of a measurement now: less than the last one took, if the network has become quicker since."""
-        if not self.timed:
-            return self.cost_s
-        return min(self.cost_s, _cost_s([self.network.expected_s([operation]) for operation in self.timed]))
+    def alarm_s(self, way: str) -> float | None:
+        """A time of exchange that ends a period at once; None: nothing is known of the way."""
+        usual = self.usual.get(way)
+        return None if usual is None else usual.sync_s + SLOW * usual.step_s
 
     def measured(self, timings: Sequence[Timed]) -> NetworkWatch:
         """After it was; the same timings on all ranks."""
         largest = max(timings, key=lambda timing: timing.operation.payload_bytes)
-        quiet = self.quiet or self.network
-        alarmed = self.network.jumps > self.measured_jumps
-        still = measured_again(quiet, timings)
-        if _is_alike(quiet, largest) and (waited_s := self._waited_s(still, alarmed=alarmed)) is not None:
-            network = still.model_copy(update={"noise": self.network.noise, "jumps": self.jumps_before})
-            beside_s, soonest_s = min(waited_s, self.soonest_s), self.soonest_s
-        else:
-            network = measured_again(self.network, timings)
-            unseen = not alarmed and not _is_alike(self.network, largest)
-            network = network.model_copy(update={"jumps": network.jumps + unseen})
-            beside_s, soonest_s = (0.0, math.inf) if alarmed or unseen else (self.beside_s, self.soonest_s)
+        off = abs(math.log(largest.time_s / self.network.expected_s([largest.operation])))
+        unseen = self.strikes < IN_A_ROW and off > math.log(ANOTHER_NETWORK)
+        times_s = [timing.time_s for timing in timings]
+        before_s = PAUSE_S + min(times_s)
         return replace(
             self,
-            network=network,
-            quiet=network,
-            beside_s=beside_s,
-            soonest_s=soonest_s,
-            seen=None,
-            measured_jumps=network.jumps,
+            network=measured_again(self.network, timings),
+            changes=self.changes + unseen,
+            usual={} if unseen else self.usual,
+            strikes=0,
             since_s=0.0,
-            cost_s=_cost_s([timing.time_s for timing in timings]),
-            timed=tuple(timing.operation for timing in timings),
+            cost_s=sum((before_s + time_s) * (1 if time_s >= REPEATED_BELOW_S else TIMED_EACH) for time_s in times_s),
         )
-
-    def _waited_s(self, still: NetworkState, *, alarmed: bool) -> float | None:
-        """`beside_s` in a network that has not jumped; None: what was seen may be its bytes, of which sums tell less.
-
-        What is timed is smaller than what is exchanged. Where bytes are most of that, it tells itself what they take.
-        """
-        if self.seen is None:
-            return None if alarmed or self.beside_s == 0 else self.beside_s
-        operations, time_s = self.seen
-        alone_s = still.expected_s(operations)
-        bytes_s = alone_s - still.expected_s([replace(operation, payload_bytes=1) for operation in operations])
-        if bytes_s > time_s / 2:
-            return None
-        waited_s = max(0.0, time_s - alone_s)
-        return waited_s if self.beside_s == 0 else (self.beside_s + waited_s) / 2
-
-    def probe_bytes(self, operations: Sequence[Operation]) -> int:
-        """Of the sum before a period of such exchanges; 0: they tell as much themselves, or it is too soon for one."""
-        affordable_s, size = min(LONGEST_PROBE_S, PROBE_SHARE * self.unprobed_s), LEAST_PROBE_BYTES
-        messages_s = self.network.expected_s([self._probe(size)])
-        if PROBE_SHARE * self.unprobed_s < max(SHORTEST_PROBE_S, messages_s):
-            return 0
-        while 2 * size <= self.gradient_bytes and self.network.expected_s([self._probe(2 * size)]) <= affordable_s:
-            size *= 2
-        if self.is_silent or not are_sums(operations):
-            return size
-        told = sum(operation.terms(TRAINER).traffic_bytes for operation in operations)
-        return size if told < self._probe(size).terms(TRAINER).traffic_bytes else 0
-
-    def _probe(self, payload_bytes: int) -> Operation:
-        return Operation(primitive="all_reduce", payload_bytes=payload_bytes, members=self.workers)
-
-
-def are_sums(operations: Sequence[Operation]) -> bool:
-    """Whether an exchange is nothing but what probes are, whose time is the link's affair alone."""
-    return all(operation.primitive == "all_reduce" and not operation.sliced for operation in operations)
-
-
-def _cost_s(times_s: Sequence[float]) -> float:
-    """Of timing sums that take so long each: before each comes a pause, and a smallest sum to begin it together."""
-    before_s = PAUSE_S + min(times_s)
-    return sum((before_s + time_s) * (1 if time_s >= REPEATED_BELOW_S else TIMED_EACH) for time_s in times_s)
-
-
-def _is_alike(network: NetworkState, timing: Timed) -> bool:
-    """Whether a sum took about as long as this network would have it."""
-    return abs(math.log(timing.time_s / network.expected_s([timing.operation]))) <= math.log(ANOTHER)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import re
+import threading
 import time
+import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from types import TracebackType
 
 import psutil
 import torch
@@ -24,7 +27,9 @@ _ADDRESSES = 12
 _ADDRESS_BYTES = 4
 _PEER = re.compile(r"\[([0-9.]+)\]:\d+")  # gloo's way of naming the other end
 _TIMED_OUT = ("Timed out waiting", "timeout caused pair closure", "Timed out after")
-_ROLL_CALL_S = 5.0
+_ROLL_CALL_S = 10.0
+_SAYS_EVERY_S = 1.0
+_LOOKS_EVERY_S = 0.05
 
 
 class HungPeer(RunFailed):
@@ -72,7 +77,7 @@ def explain_loss(error: RuntimeError, peers: Peers, store: Store | None, world_s
     """What a failed collective says about the other workers, with those it is about named; None if it says nothing.
 
     gloo names the address of a connection that broke. A worker that hangs breaks none: then everyone else times out,
-    and answers a roll call in the store, and who does not answer is the one.
+    each when it has waited for so long itself, and a roll call in the store tells who hangs from who waits.
 
     Args:
         error: what the collective raised.
@@ -82,14 +87,13 @@ def explain_loss(error: RuntimeError, peers: Peers, store: Store | None, world_s
     """
     said = str(error)
     if has_timed_out(error):
-        missing = roll_call(store, peers.rank, world_size) if store is not None else ()
-        who = f"{workers(missing)} did not come" if missing else "the workers did not all come"
-        return HungPeer(
-            f"{who} to the exchange of gradients in time.", hint="see that worker's log, and whether its machine is up"
-        )
+        return hung(store, peers.rank, world_size)
     found = _PEER.search(said)
     if found is None:
         return None
+    if store is not None:
+        with suppress(RuntimeError):  # the store is gone, and whoever calls the roll with it
+            _answer(store, peers.rank)
     there = peers.at(found[1])
     who = workers(there) if len(there) == 1 else f"one of {workers(there)}" if there else "a worker"
     return LostPeer(f"{who} at {found[1]} left in the middle of an exchange: {said}")
@@ -100,6 +104,19 @@ def has_timed_out(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _TIMED_OUT)
 
 
+def hung(store: Store | None, rank: int, world_size: int) -> HungPeer:
+    """Who did not come to an exchange in which this worker has waited for so long as it may.
+
+    Args:
+        store: that all workers can reach; absent: nobody can be asked.
+        rank: of this worker.
+        world_size: workers in the group.
+    """
+    missing = roll_call(store, rank, world_size) if store is not None else ()
+    who = f"{workers(missing)} did not come" if missing else "the workers did not all come"
+    return HungPeer(f"{who} to an exchange in time.", hint="see that worker's log, and whether its machine is up")
+
+
 def roll_call(
     store: Store,
     rank: int,
@@ -108,14 +125,58 @@ def roll_call(
     patience_s: float = _ROLL_CALL_S,
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[int, ...]:
-    """The ranks that do not answer within ``patience_s``; all that lost the exchange call at about the same time."""
-    store.set(_answer(rank), "here")
+    """The ranks that neither lost the exchange too, nor say from now on that they wait in it.
+
+    Who has waited in vain for itself comes no sooner than a hung worker does where it came to the exchange late. It
+    says every second that it waits (`Waiting`), so a word that is older than the call is worth nothing and is removed:
+    who hangs now may have waited before.
+    """
+    _answer(store, rank)
+    others = [other for other in range(world_size) if other != rank]
+    for other in others:
+        store.delete_key(_waits(other))
     deadline = clock() + patience_s
-    missing = [other for other in range(world_size) if other != rank]
+    missing = others
     while missing and clock() < deadline:
-        missing = [other for other in missing if not store.check([_answer(other)])]
-        time.sleep(0.05)
+        missing = [other for other in missing if not (store.check([_lost(other)]) or store.check([_waits(other)]))]
+        time.sleep(_LOOKS_EVERY_S)
     return tuple(missing)
+
+
+class Waiting:
+    """Says in the store, again and again, that this worker waits in an exchange: a thread, of which those that wait for
+    less than a second notice nothing.
+
+    Args:
+        store: that all workers can reach.
+        rank: of this worker.
+        every_s: until it says so, and between two times.
+    """
+
+    def __init__(self, store: Store, rank: int, *, every_s: float = _SAYS_EVERY_S) -> None:
+        self._exchange: list[int] = [0, 0]  # that was begun, and that was ended
+        over = threading.Event()
+        arguments = (store, rank, every_s, self._exchange, over)
+        threading.Thread(target=_say, args=arguments, name="says-that-it-waits", daemon=True).start()
+        self.close = weakref.finalize(self, over.set)
+
+    def __enter__(self) -> None:
+        self._exchange[0] += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._exchange[1] = self._exchange[0]
+
+
+def _say(store: Store, rank: int, every_s: float, exchange: Sequence[int], over: threading.Event) -> None:
+    seen = 0
+    while not over.wait(every_s):
+        begun, ended = exchange
+        if begun != ended and begun == seen:
+            try:
+                store.set(_waits(rank), str(begun))
+            except RuntimeError:
+                return  # the store is gone, and whoever calls the roll with it
+        seen = begun
 
 
 def workers(ranks: Sequence[int]) -> str:
@@ -125,8 +186,16 @@ def workers(ranks: Sequence[int]) -> str:
     return f"workers {', '.join(str(rank) for rank in ranks[:-1])} and {ranks[-1]}"
 
 
-def _answer(rank: int) -> str:
-    return f"hetopt/roll-call/{rank}"
+def _answer(store: Store, rank: int) -> None:
+    store.set(_lost(rank), "here")
+
+
+def _lost(rank: int) -> str:
+    return f"hetopt/roll-call/{rank}/lost-it"
+
+
+def _waits(rank: int) -> str:
+    return f"hetopt/roll-call/{rank}/waits"
 
 
 def _agree(digests: Sequence[bytes], texts: Sequence[str]) -> None:
@@ -168,9 +237,9 @@ class Guard:
         self._group = group
         self._store = store
         self._peers: Peers | None = None
+        self._waiting: Waiting | None = None
 
-    @contextmanager
-    def watch(self) -> Iterator[None]:
+    def watch(self) -> Watch:
         """Exchange inside.
 
         Raises:
@@ -178,16 +247,42 @@ class Guard:
             RunFailed: a worker did not come in time.
             LostPeer: a worker left in the middle.
         """
-        size = group_size(self._group)
-        if size == 1:
-            yield
-            return
-        if self._peers is None:
+        return Watch(self)
+
+    def enter(self) -> None:
+        """An exchange begins; compare notes before the first."""
+        if self._peers is None and group_size(self._group) > 1:
             self._peers = meet(self._description, Channel(self._group))
-        try:
-            yield
-        except RuntimeError as error:
-            named = explain_loss(error, self._peers, self._store, size)
-            if named is None:
-                raise
-            raise named from error
+            self._waiting = Waiting(self._store, self._peers.rank) if self._store is not None else None
+        if self._waiting is not None:
+            self._waiting.__enter__()
+
+    def leave(self) -> None:
+        """It is over."""
+        if self._waiting is not None:
+            self._waiting.__exit__()
+
+    def explain(self, error: RuntimeError) -> Exception | None:
+        """See `explain_loss`."""
+        if self._peers is None:
+            return None
+        return explain_loss(error, self._peers, self._store, group_size(self._group))
+
+
+class Watch:
+    """What `Guard.watch` gives; a class, as steps enter several."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+
+    def __enter__(self) -> None:
+        self._guard.enter()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._guard.leave()
+        if isinstance(error, RuntimeError):
+            named = self._guard.explain(error)
+            if named is not None:
+                raise named from error

@@ -7,13 +7,18 @@ dropped: only reading is wasted, for the cursor moves when samples are taken, no
 from __future__ import annotations
 
 import ctypes
+import os
 import pickle
+import select
 import signal
 import statistics
+import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.context import ForkServerContext
 from multiprocessing.sharedctypes import RawValue
 from typing import Any, Protocol
@@ -191,7 +196,7 @@ class ProcessReadAhead:
             prefetch_factor=AHEAD,
             collate_fn=_as_it_is,
             pin_memory=pin,
-            worker_init_fn=_outlive_signals,
+            worker_init_fn=partial(_outlive_signals, os.getpid()),
             multiprocessing_context=_LoaderContext(),
             # Its own: a loader draws a seed, and the global generator is part of the training.
             generator=torch.Generator(),
@@ -269,13 +274,29 @@ class ReadingWatch:
         return read_s >= max(self.least_s, self.least_part * statistics.median(step for _, step in self.seen))
 
 
-def _outlive_signals(worker: int) -> None:
+def _outlive_signals(trainer: int, worker: int) -> None:
     """Leave Ctrl-C and SIGTERM to the training process, which still needs samples for the step it is in.
 
     A loader process ends when that process says so, or is gone.
+
+    Args:
+        trainer: number of the training process. It is no loader's parent: that is the fork server of multiprocessing,
+            which lives as long as any loader does.
+        worker: number among the loader processes.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    if sys.platform == "linux":
+        try:
+            lives = os.pidfd_open(trainer)
+        except ProcessLookupError:
+            os._exit(1)
+        threading.Thread(target=_end_with, args=(lives,), name="ends-with-training", daemon=True).start()
+
+
+def _end_with(process: int) -> None:
+    select.select([process], [], [])  # readable when it has ended
+    os._exit(1)
 
 
 def _as_it_is(answer: Any) -> Any:

@@ -58,8 +58,10 @@ def fork_from(server: ForkServer) -> None:
 
         def _popen(self, args: tuple[Any, ...], env: dict[str, str]) -> Popen[bytes]:
             try:
+                words = args[1:]
+                program = next(n for n, word in enumerate(words) if word == "-m" or not word.startswith("-"))
                 forked = server.start(
-                    args[args.index("-m") :],  # after Python and its options
+                    words[program:],  # after Python and its options
                     environment=env,
                     stdin=0,
                     stdout=self._stdout or 1,

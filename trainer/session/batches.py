@@ -10,9 +10,8 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from itertools import islice
+from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -108,10 +107,12 @@ class ShareTable:
         return largest_remainder(wanted, samples, minimum=[least] * len(wanted), maximum=[None] * len(wanted))
 
 
-def own_slice(items: Sequence[Any], shares: Shares, rank: int) -> tuple[Part, Sequence[Any]]:
+def own_slice(
+    items: Sequence[Any], shares: Shares, rank: int, place: Place = (0, 0), *, is_last: bool = False, mark: int = 0
+) -> tuple[Part, Sequence[Any]]:
     """This worker's part of a batch, and the items to compute for it: never none, and for BatchNorm not one alone."""
     first = sum(shares[:rank])
-    part = Part(samples=shares[rank], batch=len(items), shares=shares)
+    part = Part(samples=shares[rank], batch=len(items), shares=shares, place=place, is_last=is_last, mark=mark)
     return part, items[first : first + part.samples] or items[:ROWS_WITHOUT_SHARE]
 
 
@@ -122,7 +123,7 @@ class Slices(Sampler[list[int]]):
         batches: the script's.
         table: of shares.
         rank: whose slices.
-        together: around what all workers do to agree on batches.
+        first: gives all workers the numbers that it is given on rank 0.
         passes: whether a batch of the epoch is passed over.
     """
 
@@ -131,14 +132,14 @@ class Slices(Sampler[list[int]]):
         batches: Iterable[Sequence[int]],
         table: ShareTable,
         rank: int,
-        together: Callable[[], AbstractContextManager[None]],
+        first: Callable[[Sequence[int]], list[int]],
         passes: Callable[[int], bool] = lambda number: False,
     ) -> None:
         self._batches = batches
         self._passes = passes
         self._table = table
         self._rank = rank
-        self._together = together
+        self._first = first
         self.parts: deque[Part] = deque()
         self.drawn: Place = (-1, 0)
 
@@ -149,8 +150,9 @@ class Slices(Sampler[list[int]]):
             self.drawn = (epoch, number + 1)
             if self._passes(number):
                 continue
-            part, indices = own_slice(batch, self._table.of((epoch, number), len(batch)), self._rank)
-            self.parts.append(replace(part, place=(epoch, number), is_last=is_last))
+            place = (epoch, number)
+            part, indices = own_slice(batch, self._table.of(place, len(batch)), self._rank, place, is_last=is_last)
+            self.parts.append(part)
             yield list(indices)
 
     def __len__(self) -> int:
@@ -162,37 +164,34 @@ class Slices(Sampler[list[int]]):
         ahead: list[list[int]] = []
         more = True
         while more:
-            with self._together():
-                if self._rank == 0:
-                    ahead.extend(list(batch) for batch in islice(source, MOST_DRAWN + 1 - len(ahead)))
-                drawn, more = _told(ahead[:MOST_DRAWN], len(ahead) > MOST_DRAWN)
-                ahead = ahead[MOST_DRAWN:]
+            if self._rank == 0:
+                ahead.extend(list(batch) for batch in islice(source, MOST_DRAWN + 1 - len(ahead)))
+            drawn, more = self._told(ahead[:MOST_DRAWN], len(ahead) > MOST_DRAWN)
+            ahead = ahead[MOST_DRAWN:]
             for number, batch in enumerate(drawn):
                 yield batch, not more and number + 1 == len(drawn)
 
+    def _told(self, drawn: list[list[int]], more: bool) -> tuple[list[list[int]], bool]:
+        """What rank 0 has drawn, and whether there is more.
 
-def _told(drawn: list[list[int]], more: bool) -> tuple[list[list[int]], bool]:
-    """What rank 0 has drawn, and whether there is more.
+        Raises:
+            BadInput: indices are no whole numbers.
+        """
+        indices = list(chain.from_iterable(drawn))
+        are_whole = all(issubclass(kind, int) for kind in set(map(type, indices)))
+        own = [more, len(drawn), *map(len, drawn), *indices] if are_whole else [_NOT_WHOLE]
+        goes_on, *numbers = self._first(own if self._rank == 0 else [])
+        if goes_on == _NOT_WHOLE:
+            raise BadInput(
+                "The loader's sampler gives indices that are no whole numbers, which workers cannot agree on.",
+                hint="give the loader a sampler of positions in the dataset",
+            )
+        count, *numbers = numbers
+        coming = iter(numbers[count:])
+        return [list(islice(coming, size)) for size in numbers[:count]], bool(goes_on)
 
-    Raises:
-        BadInput: indices are no whole numbers.
-    """
-    problem = int(not all(isinstance(index, int) for batch in drawn for index in batch))
-    head = torch.tensor([problem, len(drawn), sum(map(len, drawn)), int(more)])
-    dist.broadcast(head, src=0)
-    problem, count, samples, goes_on = head.tolist()
-    if problem:
-        raise BadInput(
-            "The loader's sampler gives indices that are no whole numbers, which workers cannot agree on.",
-            hint="give the loader a sampler of positions in the dataset",
-        )
-    sizes, flat = torch.empty(count, dtype=torch.int64), torch.empty(samples, dtype=torch.int64)
-    if drawn:
-        sizes = torch.tensor([len(batch) for batch in drawn], dtype=torch.int64)
-        flat = torch.tensor([index for batch in drawn for index in batch], dtype=torch.int64)
-    dist.broadcast(sizes, src=0)
-    dist.broadcast(flat, src=0)
-    return [part.tolist() for part in torch.split(flat, sizes.tolist())] if count else [], bool(goes_on)
+
+_NOT_WHOLE = -1
 
 
 class Splits:
@@ -213,12 +212,20 @@ class Splits:
         self.source = source
         self.drawn: Place = (0, 0)
 
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps: the script draws the batches, by its own random numbers."""
+        return {"drawn": self.drawn[1]}
+
+    def resume(self, state: Mapping[str, Any], resumed: object) -> None:
+        """Go on from what `state` gave."""
+        self.drawn = (0, state["drawn"])
+
     def take(self, size: int) -> tuple[Part, slice]:
         """This worker's part of the next batch, and its place in it."""
         place, self.drawn = self.drawn, (0, self.drawn[1] + 1)
         shares = self._table.of(place, size)
-        part, rows = own_slice(range(size), shares, self._rank)
-        return replace(part, place=place), slice(rows[0], rows[-1] + 1)
+        part, rows = own_slice(range(size), shares, self._rank, place)
+        return part, slice(rows[0], rows[-1] + 1)
 
 
 _MOST_DIMENSIONS = 16
@@ -298,8 +305,10 @@ class SlicedStream(IterableDataset[Any]):
             if len(batch) < self._batch_size and self._drop_last:
                 return
             self.drawn = (epoch, number + 1)
-            part, own = own_slice(batch, self._table.of((epoch, number), len(batch)), self._rank)
-            yield replace(part, place=(epoch, number), mark=mark_of(batch[0])), self._collate(list(own))
+            place = (epoch, number)
+            shares = self._table.of(place, len(batch))
+            part, own = own_slice(batch, shares, self._rank, place, mark=mark_of(batch[0]))
+            yield part, self._collate(list(own))
             number += stride
 
 

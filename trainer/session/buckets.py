@@ -32,14 +32,18 @@ class Buckets:
         elements = [parameter.numel() * (1 + parameter.is_complex()) for parameter in parameters]
         self._bucket_of = [0] * len(elements)
         self._spans: list[tuple[int, int]] = []
+        self._members: list[range] = []
+        self._parameters = parameters
         stop = start = sum(elements)
+        last = len(elements)
         for index in reversed(range(len(elements))):
             self._bucket_of[index] = len(self._spans)
             start -= elements[index]
             full = overlap.BUCKET_BYTES if self._spans else overlap.FIRST_BUCKET_BYTES
             if VALUE_BYTES * (stop - start) >= full or index == 0:
                 self._spans.append((start, stop))
-                stop = start
+                self._members.append(range(index, last))
+                stop, last = start, index
         self._hooks: list[RemovableHandle] = [
             one.register_post_accumulate_grad_hook(partial(self._ready, index))  # type: ignore[no-untyped-call]  # torch's gap
             for index, one in enumerate(parameters)
@@ -47,7 +51,8 @@ class Buckets:
         self._flat: FlatGradients | None = None
         self._weigh: Callable[[], float] = float
         self._reach: Callable[[float], None] = _nowhere
-        self._made: dict[int, tuple[Tensor, int]] = {}
+        self._made: set[int] = set()
+        self._put: dict[int, tuple[Tensor, int]] = {}
         self._missing: list[int] = []
         self._sent: list[dist.Work] = []
         self.is_spoilt = False
@@ -57,12 +62,12 @@ class Buckets:
 
         Args:
             flat: where it is put.
-            weigh: tells the weight of this worker's gradient; called once the first is made.
+            weigh: tells the weight of this worker's gradient; called once a part is made, as it may have to wait.
             reach: waits until a worker that is slowed down would have made this part of the gradient.
         """
         self._flat, self._weigh, self._reach = flat, weigh, reach
-        self._made, self._sent, self.is_spoilt = {}, [], False
-        self._missing = [self._bucket_of.count(bucket) for bucket in range(len(self._spans))]
+        self._made, self._put, self._sent, self.is_spoilt = set(), {}, [], False
+        self._missing = [len(members) for members in self._members]
 
     def end(self) -> None:
         """Backward passes that come are not looked at."""
@@ -70,8 +75,8 @@ class Buckets:
 
     def has(self, index: int, parameter: nn.Parameter) -> bool:
         """Whether the gradient of a parameter was put to its place, or is on its way from there."""
-        made, gradient = self._made.get(index), parameter.grad
-        if made and gradient is not None and made[0] is gradient and made[1] == gradient._version:
+        put, gradient = self._put.get(index), parameter.grad
+        if put and gradient is not None and put[0] is gradient and put[1] == gradient._version:
             return True
         self.is_spoilt |= self._is_sent(index)
         return self._is_sent(index)
@@ -100,12 +105,18 @@ class Buckets:
         """Backward has made the gradient of a parameter, or more of it."""
         if self._flat is None or parameter.grad is None or self._is_sent(index):
             return
-        self._flat.put(index, parameter.grad, self._weigh())
         self._missing[self._bucket_of[index]] -= index not in self._made
-        self._made[index] = parameter.grad, parameter.grad._version
+        self._made.add(index)
         while len(self._sent) < len(self._spans) and not self._missing[len(self._sent)]:
             self._reach(1 - self._spans[len(self._sent)][0] / self._spans[0][1])
+            self._put_part(self._members[len(self._sent)])
             self._send()
+
+    def _put_part(self, members: range) -> None:
+        assert self._flat is not None
+        gradients = [parameter.grad for parameter in self._parameters[members.start : members.stop]]
+        self._flat.put_all(gradients, self._weigh(), first=members.start)
+        self._put |= {at: (one, one._version) for at, one in zip(members, gradients, strict=True) if one is not None}
 
     def _is_sent(self, index: int) -> bool:
         return self._bucket_of[index] < len(self._sent)

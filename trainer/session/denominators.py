@@ -128,8 +128,8 @@ class Row:
 
     @classmethod
     def read(cls, numbers: Sequence[float]) -> Row:
-        """The row that `numbers` wrote."""
-        samples, rows, said, denominator, factor, mixture, counted, constant, gathered, value = numbers
+        """The row that `numbers` wrote, whatever comes behind it."""
+        samples, rows, said, denominator, factor, mixture, counted, constant, gathered, value, *_ = numbers
         return cls(
             samples=int(samples),
             rows=int(rows),
@@ -156,13 +156,28 @@ class Denominators:
         self._divides_by_counts = False  # whether sums were seen to be divided by what each worker counts
         self._leaves_out = False  # whether a loss was seen to leave elements out
         self._totals: deque[float] = deque(maxlen=_MOST_TOTALS)
+        self._newest: tuple[list[list[float]], list[float]] | None = None  # what the workers said, and their weights
 
     def note_total(self, total: float) -> None:
         """All workers have added up what they count: a sum that is divided by it is one of all of them."""
         self._totals.append(total)
+        self._newest = None
+
+    def weigh(self, told: list[list[float]]) -> list[float]:
+        """What each worker's gradient is multiplied with before all are summed; most steps are as the one before.
+
+        Args:
+            told: the rows as numbers, of all workers.
+
+        Raises:
+            BadInput: no weights give the gradient of the whole batch, or nobody can tell which.
+        """
+        if self._newest is None or self._newest[0] != told:
+            self._newest = told, self.weights([Row.read(numbers) for numbers in told])
+        return self._newest[1]
 
     def weights(self, rows: Sequence[Row]) -> list[float]:
-        """What each worker's gradient is multiplied with before all are summed.
+        """The same of rows.
 
         Raises:
             BadInput: no weights give the gradient of the whole batch, or nobody can tell which.

@@ -33,18 +33,22 @@ class Place:
 class FlatGradients:
     """Buffers with room for one gradient of every parameter.
 
+    Args:
+        parameters: whose gradients.
+        single: where the float32 ones are to lie; None: anywhere.
+
     Attributes:
         single: [elements] float32.
         double: [elements] float64.
         places: of the parameters, in their order.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], single: Tensor | None = None) -> None:
         reals = [torch.view_as_real(one) if one.is_complex() else one for one in parameters]
         device = parameters[0].device if parameters else torch.device("cpu")
         wide = [one.dtype in _DOUBLE for one in parameters]
         sizes = [real.numel() for real in reals]
-        self.single = torch.zeros(_total(sizes, wide, False), device=device)
+        self.single = torch.zeros(_total(sizes, wide, False), device=device) if single is None else single
         self.double = torch.zeros(_total(sizes, wide, True), device=device, dtype=torch.float64)
         narrow_parts = iter(
             torch.split(self.single, [n for n, is_wide in zip(sizes, wide, strict=True) if not is_wide])
@@ -54,6 +58,7 @@ class FlatGradients:
         for parameter, real, is_wide in zip(parameters, reals, wide, strict=True):
             own = next(wide_parts if is_wide else narrow_parts).view(real.shape)
             self.places.append(Place(real=own, view=torch.view_as_complex(own) if parameter.is_complex() else own))
+        self._views = [place.view for place in self.places]
         self._version = self._versions()
 
     def put(self, index: int, gradient: Tensor, weight: float) -> None:
@@ -75,6 +80,41 @@ class FlatGradients:
             place.view.mul_(weight)
         else:
             torch.mul(gradient, weight, out=place.view)
+
+    def put_all(self, gradients: Sequence[Tensor | None], weight: float, *, first: int = 0) -> bool:
+        """Write gradients times ``weight`` to places that follow each other; None leaves zeros.
+
+        Args:
+            gradients: of the parameters from the ``first`` on.
+            weight: of this worker.
+            first: parameter's number.
+
+        Returns:
+            Whether each has one, and a dense one.
+        """
+        dense = [one.detach() for one in gradients if one is not None and one.layout == torch.strided]
+        if weight and len(dense) == len(gradients):
+            views = self._views[first : first + len(dense)]
+            torch._foreach_copy_(views, dense)
+            if weight != 1:
+                torch._foreach_mul_(views, weight)
+            self._all_used(self.places[first : first + len(dense)])
+            return True
+        for index, gradient in enumerate(gradients, start=first):
+            if gradient is None:
+                self.clear(index)
+            else:
+                self.put(index, gradient, weight)
+        return False
+
+    def all_used(self) -> None:
+        """Every place has a gradient, and a dense one."""
+        self._all_used(self.places)
+
+    @staticmethod
+    def _all_used(places: Sequence[Place]) -> None:
+        for place in places:
+            place.used, place.rows = True, None
 
     def clear(self, index: int) -> None:
         """Leave zeros at a place, and no gradient."""

@@ -6,11 +6,13 @@ What a task's loop does (`hetopt.trainer.loop`), a session does where the script
 from __future__ import annotations
 
 import math
+import operator
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, TypeAlias, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +29,7 @@ from hetopt.trainer.checkpoints.saver import CheckpointSaver
 from hetopt.trainer.comm.exchange import ExchangeStats, summed
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.engine import Engine
-from hetopt.trainer.evaluation import average_buffers
+from hetopt.trainer.evaluation import average_buffers, has_averages
 from hetopt.trainer.normalisation import least_share
 from hetopt.trainer.policies.choose import choose_policy
 from hetopt.trainer.session.alike import take_optimizer, take_parameters
@@ -40,14 +42,14 @@ from hetopt.trainer.session.loaders import OwnLoader, SlicedLoader
 from hetopt.trainer.session.local import Between, synchroniser_of
 from hetopt.trainer.session.loss import LossWatch
 from hetopt.trainer.session.plan import SessionPlan
-from hetopt.trainer.session.random_state import RandomState
+from hetopt.trainer.session.random_state import RandomState, States
 from hetopt.trainer.session.record import add_sample, open_log
 from hetopt.trainer.session.registry import REGISTRY, Member
-from hetopt.trainer.session.resuming import Extra
+from hetopt.trainer.session.resuming import Extra, Restored
 from hetopt.trainer.session.several import Optimizers
 from hetopt.trainer.session.turns import Deed
 from hetopt.trainer.session.whole_batch import WholeBatch
-from hetopt.trainer.statistics import Period
+from hetopt.trainer.statistics import DRAWN, Period
 from hetopt.trainer.steps.exchange_assembly import ExchangeMaker, can_overlap
 from hetopt.trainer.steps.slowdown import NoSlowdown, Slowdown
 from hetopt.trainer.steps.step import StepTrace
@@ -56,6 +58,8 @@ from hetopt.trainer.steps.stopwatch import Mark, make_stopwatch
 from hetopt.trainer.sync.synchroniser import Synchronizer
 
 LoaderT = TypeVar("LoaderT", bound=Iterable[Any])
+Source: TypeAlias = SlicedLoader | OwnLoader | Splits
+"""Of batches."""
 
 
 class Stopped(BaseException):
@@ -144,14 +148,15 @@ class BatchFlow:
         self._engine: Engine | None = None  # from the loader on
         self._pace: Slowdown = NoSlowdown()
         self._table = ShareTable((1,) * world_size)
-        self._reads: SlicedLoader | OwnLoader | None = None
+        self._sources: list[Source] = []  # of batches, in the order in which the script made them
+        self._tables: list[ShareTable] = []  # of each
         self._splits: Splits | None = None  # of batches that the script draws itself
         self._seen = 0  # samples of all workers, in all steps
         self._handed = HandedOut(weigh=world_size > 1)
-        self._loaders = 0
         self._part: Part | None = None  # of the batch that was computed last
         self._taken = (0,) * world_size  # samples of the step under way, of each worker
         self._begun = self._stopwatch.mark()
+        self._asked_s: float | None = None  # when the script began to wait for a batch, on the host's clock
         self._computed: Mark | None = None
         self._computed_s: float | None = None  # the same on the host's clock
         self._waited_s = 0.0  # for others, in backward passes of the step that were not its last
@@ -161,11 +166,22 @@ class BatchFlow:
         self._is_within = False  # whether gradients were made since the last step of an optimizer
         self._stepped: set[int] = set()  # optimizers, since the last step was told
         self._stats: list[ExchangeStats] = []  # since then
+        self._row: list[float] = []  # of this worker, for the last gradient of a period to take along
+        self._rows: list[list[float]] = []  # of all workers, that came so
         self._is_open = True
+        self._restored: Restored | None = None  # a checkpoint, until all that gives batches is there again
         self._extra: Extra | None = None  # what the script goes on with besides, from when it has said so
+        self._random: States | None = None  # as the step ended after which the script is to stop
         self._is_asked_to_stop = False  # once the next batch is asked for: the script has done then what ends a step
         self._epoch_over: Sequence[int] | None = None  # its shares, while its last batch is not computed
-        self._gate = Gate(model, optimizer, number=REGISTRY.next_number(), world_size=world_size, store=store)
+        self._gate = Gate(
+            model,
+            optimizer,
+            number=REGISTRY.next_number(),
+            world_size=world_size,
+            store=store,
+            room=0 if REGISTRY.open else self._room,
+        )
         self._chance: RandomState | None = None
         if world_size > 1:
             take_parameters(model, optimizer)
@@ -186,6 +202,16 @@ class BatchFlow:
         )
 
     @property
+    def _room(self) -> int:
+        """Float64 numbers of a message that carries all of a step's gradient, where one message can."""
+        only = self._sides[0].sum if len(self._sides) == 1 else None
+        return 0 if only is None else only.room
+
+    def meet_another(self) -> None:
+        """Another session begins: the messages of both have to be of one size."""
+        self._gate.make_room(0)
+
+    @property
     def shares(self) -> tuple[int, ...]:
         """Samples of a full batch that each worker takes now, in rank order."""
         return () if self._engine is None else self._engine.balance.shares
@@ -203,31 +229,33 @@ class BatchFlow:
         """
         inspect_loader(loader, self.world_size)
         assert isinstance(loader, DataLoader)
-        self._loaders += 1
-        begun = partial(self._begin_part, self._loaders)
+        begun = partial(self._begin_part, len(self._sources) + 1)
         if self.world_size == 1:
             self._share_alone(loader)
-            self._reads = OwnLoader(loader, self._ask, self._begin_batch, run=self)
-            return self._reads  # type: ignore[return-value]  # as a loader
+            alone = OwnLoader(loader, self._ask, self._begin_batch, run=self)
+            self._add(alone, self._table)
+            self._go_on()
+            return alone  # type: ignore[return-value]  # as a loader
         self._gate.take(Deed.DRAW, self._handed.newest)
         self._check_lengths(loader)
         size = full_batch(loader)
         minimum = least_share(self._model, size, self.world_size)
         balance = self._balance(self._plan.shares(size, minimum=minimum), minimum)
-        self._table = ShareTable(balance.shares, minimum=minimum)
+        table = ShareTable(balance.shares, minimum=minimum)
         assert self._chance is not None
-        self._reads = sliced = SlicedLoader(
+        sliced = SlicedLoader(
             loader,
             self.rank,
-            self._table,
+            table,
             chance=self._chance,
             asked=self._ask,
             begun=begun,
             ended=self._end_data,
-            together=lambda: self._gate.drawing(self._handed.newest),
+            first=lambda numbers: self._gate.drawn_by_first(self._handed.newest, numbers),
             looks_ahead=self._accumulate > 1,
             run=self,
         )
+        self._add(sliced, table)
         synchroniser = None if self._engine is None else self._engine.synchroniser
         if self._trains_alone and synchroniser is None:
             synchroniser = synchroniser_of(
@@ -241,6 +269,7 @@ class BatchFlow:
             )
             self._between = Between(synchroniser, self._model)
         self._begin(balance, synchroniser)
+        self._go_on()
         return sliced  # type: ignore[return-value]  # as a loader
 
     @overload
@@ -278,14 +307,21 @@ class BatchFlow:
         if self._splits is None:
             minimum = least_share(self._model, size, self.world_size)
             balance = self._balance(self._plan.shares(size, minimum=minimum), minimum)
-            self._loaders += 1
-            self._table = ShareTable(balance.shares, minimum=minimum)
-            self._splits = Splits(self._table, self.rank, self._loaders)
+            table = ShareTable(balance.shares, minimum=minimum)
+            self._splits = Splits(table, self.rank, len(self._sources) + 1)
+            self._add(self._splits, table)
             self._begin(balance, None)
+            self._go_on()
         self._ask(is_first)
         part, rows = self._splits.take(size)
         self._begin_part(self._splits.source, part, None)
         return rows if isinstance(batch, int) else batch[rows]
+
+    def _add(self, source: Source, table: ShareTable) -> None:
+        """Batches come from there as well; local batch sizes are decided for the newest."""
+        self._sources.append(source)
+        self._tables.append(table)
+        self._table = table
 
     @property
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
@@ -314,8 +350,9 @@ class BatchFlow:
 
     def _share_alone(self, loader: DataLoader[Any]) -> None:
         """A worker that is alone takes all of every batch."""
-        if self._engine is None and loader.batch_size is not None:
-            self._begin(self._balance((loader.batch_size,), 1), None)
+        size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+        if self._engine is None and size is not None:
+            self._begin(self._balance((size,), 1), None)
 
     def _balance(self, shares: tuple[int, ...], minimum: int) -> Balance:
         spec = self._plan.run_spec(shares)
@@ -342,7 +379,7 @@ class BatchFlow:
             synchroniser=synchroniser,
             step=0 if before is None else before.step,
         )
-        self._engine.begin(self._engine.period_steps(context.spec.control_period_steps))
+        self._begin_period(self._engine)
         self._pace = make_worker_pace(context)
 
     def _announce(self, engine: Engine) -> None:
@@ -370,6 +407,8 @@ class BatchFlow:
             self._engine.log.resume()  # what the script did since the last batch is no part of a step
         if not any(self._taken):
             self._begun = self._stopwatch.mark()
+        # Before the first batch of an epoch workers agree on all of them: that is no reading.
+        self._asked_s = None if is_first else time.perf_counter()
 
     def _begin_batch(self, samples: int, batch: Any) -> None:
         part = Part(samples=samples, batch=samples, shares=(samples,))
@@ -387,7 +426,7 @@ class BatchFlow:
     @property
     def follows(self) -> bool:
         """Whether its batches are those of another session of this process."""
-        return self._loaders == 0
+        return not self._sources
 
     @property
     def has_batches(self) -> bool:
@@ -403,10 +442,13 @@ class BatchFlow:
         """The script was given a batch."""
         self._handed.give(handed)
         self._whole.counts = handed.part.samples > 0
-        self._loss.begin_batch()
+        self._loss.begin_batch(handed)
         self._batches += 1
-        self._taken = tuple(before + now for before, now in zip(self._taken, handed.part.shares, strict=True))
-        self._pace.begin(handed.part.samples)
+        shares = handed.part.shares
+        is_first = not any(self._taken)
+        self._taken = shares if is_first else tuple(map(operator.add, self._taken, shares))
+        asked_s, self._asked_s = self._asked_s, None
+        self._pace.begin(handed.part.samples, read_s=0.0 if asked_s is None else time.perf_counter() - asked_s)
 
     def _end_data(self) -> None:
         """There are no more batches in this epoch; the last may be still to be computed."""
@@ -424,6 +466,8 @@ class BatchFlow:
         if self._epoch_over is None:
             return
         shares, self._epoch_over = self._epoch_over, None
+        if self._between is None and not has_averages(self._model):
+            return
         self._gate.take(Deed.END_EPOCH, self._handed.newest)
         if self._between is not None:
             self._end_local_step()
@@ -445,7 +489,7 @@ class BatchFlow:
     def _trace(self) -> StepTrace:
         """Of the step that was computed."""
         now = self._stopwatch.mark()
-        stats = None if not self._stats else summed(self._stats)
+        stats = self._stats[0] if len(self._stats) == 1 else summed(self._stats) if self._stats else None
         was_hidden = self._sides[0].sum is not None and self._sides[0].sum.was_hidden
         return StepTrace(
             loss_sum=self._loss_sum,
@@ -477,23 +521,20 @@ class BatchFlow:
             engine.after(trace, taken, counts=part.shares == engine.balance.shares)
             if engine.is_over:
                 self._conclude(engine)
+            elif engine.gathers_now and engine.log.unread:
+                self._row = engine.row(**self._own_state)
 
     def _conclude(self, engine: Engine) -> None:
         """A period is over: what it was like, shares and exchange from now on, and the next period."""
-        if engine.log.unread:
+        rows = self._take_rows()
+        if rows or engine.log.unread:
             saver = self._saver
-            told = engine.gather(
-                stop_wished=engine.context.stop_requested(),
-                pace_use=self._pace.use(),
-                drawn=self._drawn,
-                checkpoint_part=0.0 if saver is None else saver.progress,
-            )
-            period = engine.read(told)
+            period = engine.period_of(rows) if rows else engine.read(engine.gather(**self._own_state))
             if saver is not None:
                 saver.conclude([row.checkpoint_part for row in period.rows])
             place = max((int(row.drawn_epoch), int(row.drawn_batch)) for row in period.rows)
             epoch = max(0, place[0])
-            self._write(engine, period, epoch)
+            self._write(engine, period)
             engine.steer(
                 period,
                 epoch=epoch + place[1] / self._epoch_batches,
@@ -505,7 +546,33 @@ class BatchFlow:
             if engine.share(period, epoch):
                 # No worker may have drawn a batch that it is to share in another way than the others.
                 self._table.change(engine.balance.shares, since=place)
-        engine.begin(engine.period_steps(engine.context.spec.control_period_steps))
+        self._begin_period(engine)
+
+    def _take_rows(self) -> list[list[float]]:
+        """Of all workers, for the steps before the period's last: as they came with its gradient, or else asked for."""
+        if self._row:  # that gradient was not one that travels with the word
+            self._row[DRAWN] = self._drawn
+            self._rows = gather_numbers(self._row, self.world_size)
+        rows, self._row, self._rows = self._rows, [], []
+        return rows
+
+    @property
+    def _own_state(self) -> dict[str, Any]:
+        """What this worker's row tells besides its steps."""
+        assert self._engine is not None
+        return {
+            "stop_wished": self._engine.context.stop_requested(),
+            "pace_use": self._pace.use(),
+            "drawn": self._drawn,
+            "checkpoint_part": 0.0 if self._saver is None else self._saver.progress,
+        }
+
+    def _begin_period(self, engine: Engine) -> None:
+        """Where gradients travel with the workers' words, so does the row: with that of one more step."""
+        self._row, self._rows = [], []
+        travels = len(self._gate.load) > 0
+        steps = engine.period_steps(engine.context.spec.control_period_steps)
+        engine.begin(steps + (travels and not engine.log.unread), all_meet=not travels)
 
     def _stop(self, engine: Engine) -> None:
         """End here, or where the script can be resumed from: all workers have heard the wish.
@@ -516,9 +583,14 @@ class BatchFlow:
         if self._extra is None:
             raise Stopped
         self._is_asked_to_stop = True
+        self._random = States.now()
 
     def close(self) -> None:
         """Leave the other workers."""
+        raise NotImplementedError
+
+    def _go_on(self) -> None:
+        """There is one more of what gives batches: where a checkpoint had it, it goes on from there."""
         raise NotImplementedError
 
     def _save_before_end(self) -> None:
@@ -528,28 +600,37 @@ class BatchFlow:
     def _tell_rest(self) -> None:
         """Steps since the last period are told of, too; all workers are here."""
         engine = self._engine
-        if engine is None or not engine.log.unread:
-            return
-        self._write(engine, engine.read(engine.gather(drawn=self._drawn)), max(0, self._drawn[0]))
+        if engine is not None and (rows := self._take_rows()):
+            self._write(engine, engine.period_of(rows))
+        if engine is not None and engine.log.unread:
+            self._write(engine, engine.read(engine.gather(drawn=self._drawn)))
 
-    def _write(self, engine: Engine, period: Period, epoch: int) -> None:
+    def _write(self, engine: Engine, period: Period) -> None:
         if period.diverged:
             return
-        engine.tell(period, epoch=epoch, samples_seen=self._seen)
+        engine.tell(period, epoch=self._passes, samples_seen=self._seen)
         if self._folder is not None and self.rank == 0 and engine.synchroniser is None:
             add_sample(self._folder, period, types=self._plan.types, compression=self._exchange.in_use)
 
     @property
     def _drawn(self) -> tuple[int, int]:
         """The next batch that this worker has not drawn."""
-        if isinstance(self._reads, SlicedLoader):
-            return self._reads.drawn
-        return (0, 0) if self._splits is None else self._splits.drawn
+        return self._sources[-1].drawn if self._sources else (0, 0)
+
+    @property
+    def _passes(self) -> float:
+        """Over the loader's data, as far as the script was given batches."""
+        newest = self._sources[-1] if self._sources else None
+        if newest is None or isinstance(newest, Splits) or newest.progress.epoch < 0:
+            return 0.0
+        progress = newest.progress
+        return progress.epoch + (progress.batches / self._epoch_batches if progress.is_within else 1.0)
 
     @property
     def _epoch_batches(self) -> float:
         """Batches of an epoch; a stream's are not known."""
+        newest = self._sources[-1] if self._sources else None
         try:
-            return math.inf if self._reads is None else len(self._reads) or math.inf
+            return math.inf if newest is None or isinstance(newest, Splits) else len(newest) or math.inf
         except TypeError:
             return math.inf

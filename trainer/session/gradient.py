@@ -6,18 +6,23 @@ shares, the dense result is the mean gradient of one machine with the whole batc
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Protocol, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hetopt.core.comm import overlap
+from hetopt.core.comm.cost import DIRECT_BYTES
 from hetopt.core.comm.options import way_name
+from hetopt.core.comm.payload_bytes import VALUE_BYTES
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.exchange import ExchangeStats, summed
@@ -43,6 +48,37 @@ class Scaler(Protocol):
         ...
 
 
+class _Packed:
+    """A worker's gradient in the load of a message, and those of all workers as they arrive.
+
+    Args:
+        parameters: whose gradients.
+        load: [room] of the message.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], load: Tensor) -> None:
+        self.load = load
+        self._numbers = sum(one.numel() * (1 + one.is_complex()) for one in parameters)
+        self._bytes = slice(VALUE_BYTES * self._numbers, VALUE_BYTES * self._numbers + 2 * len(parameters))
+        self.own = FlatGradients(parameters, load.view(torch.float32)[: self._numbers])
+        self.flags: npt.NDArray[np.uint8] = load.view(torch.uint8)[self._bytes].numpy()
+        self._received: tuple[Tensor, Tensor, Tensor] | None = None
+        self._factors: tuple[Sequence[float], Tensor] | None = None
+
+    def received(self, loads: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradients and flags of all workers, where these arrive."""
+        if self._received is None or self._received[0] is not loads:
+            rows, flags = loads.view(torch.float32)[:, : self._numbers], loads.view(torch.uint8)[:, self._bytes]
+            self._received = loads, rows, flags
+        return self._received[1:]
+
+    def factors(self, weights: Sequence[float]) -> Tensor:
+        """[workers, 1] the weights; mostly those of the step before."""
+        if self._factors is None or self._factors[0] is not weights:
+            self._factors = weights, torch.tensor(weights)[:, None]
+        return self._factors[1]
+
+
 class GradientSum:
     """Replaces ``parameter.grad`` by the sum over all workers.
 
@@ -57,6 +93,8 @@ class GradientSum:
 
     Attributes:
         exchange: how gradients travel.
+        room: float64 numbers that all of a gradient takes in a message (see `pack`); 0: it is not so small, or on a
+            GPU, or compressed.
         stats: what the last exchange took; None: there was none, as the gradient was not finite.
         was_hidden: whether it was under backward.
     """
@@ -76,6 +114,7 @@ class GradientSum:
         self._names = [name for name, _ in named]
         self._parameters = [parameter for _, parameter in named]
         self._flat = FlatGradients(self._parameters)
+        self._packed: _Packed | None = None
         narrow = [one for one in self._parameters if one.dtype in (torch.float32, torch.complex64)]
         shapes = [(*one.shape, 2) if one.is_complex() else tuple(one.shape) for one in narrow]
         exchange = self._make_exchange(shapes)
@@ -90,6 +129,10 @@ class GradientSum:
         if narrow_alone and exchange.dense_bytes > overlap.FIRST_BUCKET_BYTES:
             self._buckets = Buckets(self._parameters)
         self.exchange = replace(exchange, dense_bytes=exchange.dense_bytes + self._flat.double.nbytes)
+        single = self._flat.single
+        is_small = (self._world_size - 1) * single.nbytes <= DIRECT_BYTES
+        fits = is_small and exchange.is_dense and not self._flat.double.numel() and single.device.type == "cpu"
+        self.room = -(-(single.nbytes + 2 * len(self._parameters)) // 8) if fits and self._world_size > 1 else 0
 
     @property
     def is_waiting(self) -> bool:
@@ -102,6 +145,10 @@ class GradientSum:
             self._buckets.close()
         self._buckets = None
 
+    def is_of(self, parameters: Sequence[nn.Parameter]) -> bool:
+        """Whether these are what it sums the gradients of."""
+        return len(parameters) == len(self._parameters) and all(map(operator.is_, parameters, self._parameters))
+
     def follow(self, named: Named) -> bool:
         """The optimizer trains these parameters from here on; what there is of their gradients is kept.
 
@@ -111,9 +158,7 @@ class GradientSum:
         Raises:
             RunFailed: they are others than before, and compression keeps a memory of those.
         """
-        if len(named) == len(self._parameters) and all(
-            one is other for (_, one), other in zip(named, self._parameters, strict=True)
-        ):
+        if self.is_of([one for _, one in named]):
             return False
         if not self.exchange.is_dense:
             before = {id(one) for one in self._parameters}
@@ -149,6 +194,10 @@ class GradientSum:
         self._is_hidden = False
         if self._buckets is not None:
             self._buckets.end()
+        if all(parameter.grad is None for parameter in self._parameters):
+            for place in self._flat.places:
+                place.given = None
+            return
         for index, parameter in enumerate(self._parameters):
             if self._shows(index, parameter):
                 parameter.grad = None
@@ -203,7 +252,7 @@ class GradientSum:
 
         ``.grad`` then shows what was put aside so far, until the workers' sum takes its place.
         """
-        self._gather(weight)
+        self._gather(weight, self._flat)
         if self._aside is None:
             self._aside, self._flat = self._flat, FlatGradients(self._parameters)
         else:
@@ -255,7 +304,7 @@ class GradientSum:
         """
         hidden = self._buckets if self._is_hidden else None
         self._is_hidden, self.was_hidden = False, hidden is not None
-        self._gather(weight, hidden)
+        self._gather(weight, self._flat, hidden)
         if self._aside is not None:
             self._flat.add(self._aside)
             self._aside = None
@@ -280,9 +329,62 @@ class GradientSum:
         if any(spoilt):  # on some worker: all of them sum anew, and from now on after backward
             self._overlaps = False
             self.close()
-            self._gather(weight)
+            self._gather(weight, self._flat)
             self.stats = exchange.run(self._flat.single)
         self._set_used(used, dense)
+        self._give()
+
+    def pack(self, load: Tensor) -> bool:
+        """Write what backward left in ``.grad`` where it travels from, and of which parameters it is.
+
+        Args:
+            load: [room] where to; until it is merged.
+
+        Returns:
+            Whether every parameter has a gradient, and a dense one.
+        """
+        if self._packed is None or self._packed.load is not load:
+            self._packed = _Packed(self._parameters, load)
+        own = self._packed.own
+        is_whole = self._gather(1.0, own)
+        used = (one.used for one in own.places)
+        dense = (one.used and one.rows is None for one in own.places)
+        self._packed.flags[:] = 1 if is_whole else [*used, *dense]
+        return is_whole
+
+    def merge(self, loads: Tensor, weights: Sequence[float], *, is_whole: bool, sync_s: float) -> None:
+        """Sum what all workers have packed.
+
+        Args:
+            loads: [workers, room] in rank order; overwritten.
+            weights: of the workers' gradients.
+            is_whole: whether each said so of its own.
+            sync_s: that it was on its way.
+        """
+        assert self._packed is not None
+        rows, flags = self._packed.received(loads)
+        single = self._flat.single
+        is_whole = is_whole and all(weights)
+        if not is_whole:  # leave out what was computed for nothing, whatever it is
+            for row, flag, weight in zip(rows, flags, weights, strict=True):
+                if not weight:
+                    row.zero_()
+                    flag.zero_()
+        torch.sum(rows.mul_(self._packed.factors(weights)), 0, out=single)
+        self.was_hidden = False
+        self.stats = ExchangeStats(sent_bytes=single.nbytes, compress_s=0.0, sync_s=sync_s)
+        if is_whole:
+            self._flat.all_used()
+            self._give()
+            return
+        for place, own in zip(self._flat.places, self._packed.own.places, strict=True):
+            place.rows = own.rows
+        used, dense = flags.amax(0).view(2, -1).tolist()
+        self._set_used(used, dense)
+        self._give()
+
+    def _give(self) -> None:
+        """Leave the sum in ``.grad``, with what is kept of another."""
         if self._kept is not None:
             self._flat.add(self._kept)
             self._kept = None
@@ -311,20 +413,30 @@ class GradientSum:
             )
             self.stats = summed([self.stats, sent])
 
-    def _gather(self, weight: float, hidden: Buckets | None = None) -> None:
-        """Put ``.grad`` times ``weight`` into the buffers; what was put aside and is shown there is no part of it.
+    def _gather(self, weight: float, into: FlatGradients, hidden: Buckets | None = None) -> bool:
+        """Put ``.grad`` times ``weight`` into buffers; what was put aside and is shown there is no part of it.
 
         Args:
             weight: of this worker.
+            into: the buffers.
             hidden: has put some there already, under backward.
+
+        Returns:
+            Whether every parameter is known to have a gradient, and a dense one.
         """
+        if hidden is None:
+            gradients = [one.grad for one in self._parameters]
+            if self._aside is not None or self._kept is not None:
+                gradients = [None if self._shows(*one) else one[1].grad for one in enumerate(self._parameters)]
+            return into.put_all(gradients, weight)
         for index, parameter in enumerate(self._parameters):
-            if hidden is not None and hidden.has(index, parameter):
+            if hidden.has(index, parameter):
                 continue
             if parameter.grad is None or self._shows(index, parameter):
-                self._flat.clear(index)
+                into.clear(index)
             else:
-                self._flat.put(index, parameter.grad, weight)
+                into.put(index, parameter.grad, weight)
+        return False
 
     def _begin_flags(self, *, is_spoilt: bool) -> tuple[Tensor, dist.Work | None]:
         """Which parameters have a gradient, and which a dense one, on any worker, and whether what was sent under

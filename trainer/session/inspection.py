@@ -98,15 +98,20 @@ def inspect_wrappers(model: nn.Module) -> None:
         BadInput: there is one.
     """
     inside = {id(module) for module in model.modules()}
-    for thing in gc.get_objects():
+    things = gc.get_objects()
+    wrap = {one for one in set(map(type, things)) if _wraps(one)}
+    for thing in things if wrap else ():
         kind = type(thing)
-        wraps = issubclass(kind, _WRAPPERS) or kind.__name__ == "FullyShardedDataParallel"
-        if wraps and id(getattr(thing, "module", None)) in inside:
+        if kind in wrap and id(getattr(thing, "module", None)) in inside:
             raise BadInput(
                 f"The model was wrapped in {kind.__name__} since the session began, which {_DOES} (Trainer "
                 "of transformers and Accelerate do it where torchrun's variables are set).",
                 hint=f"leave the wrapper out, or {_before('transformers')}",
             )
+
+
+def _wraps(kind: type) -> bool:
+    return issubclass(kind, _WRAPPERS) or kind.__name__ == "FullyShardedDataParallel"
 
 
 def _is_lightning_module(module: nn.Module) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
@@ -14,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from hetopt.core.errors import BadInput
 from hetopt.trainer.data.fetch import samples_in
 from hetopt.trainer.session.batches import Part, Place, ShareTable, SlicedStream, Slices
-from hetopt.trainer.session.progress import Progress, Remaining
+from hetopt.trainer.session.progress import Progress, Remaining, Resumed
 from hetopt.trainer.session.random_state import RandomState
 
 PartT = TypeVar("PartT")
@@ -96,7 +95,7 @@ class SlicedLoader:
         asked: called before a batch is waited for; whether it is the first of an epoch.
         begun: told the part of a batch, and the batch, just before the script gets it.
         ended: called when an epoch is over.
-        together: around what all workers do to agree on batches.
+        first: gives all workers the numbers that it is given on rank 0.
         looks_ahead: whether a batch of a stream has to tell whether it is the last.
         run: the session, which functions that are only given the loader find here.
 
@@ -114,7 +113,7 @@ class SlicedLoader:
         asked: Callable[[bool], None],
         begun: Callable[[Part, Any], None],
         ended: Callable[[], None],
-        together: Callable[[], AbstractContextManager[None]],
+        first: Callable[[Sequence[int]], list[int]],
         looks_ahead: bool = False,
         run: object,
     ) -> None:
@@ -144,9 +143,7 @@ class SlicedLoader:
         else:
             if loader.batch_sampler is None:
                 raise _no_batches()
-            self._slices = Slices(
-                loader.batch_sampler, table, rank, together, lambda number: self.progress.passes(number)
-            )
+            self._slices = Slices(loader.batch_sampler, table, rank, first, lambda number: self.progress.passes(number))
             self._own = DataLoader(
                 loader.dataset,
                 batch_sampler=self._slices,
@@ -156,9 +153,18 @@ class SlicedLoader:
             )
         self.progress = Progress(loader, self._own, chance=chance)
 
-    def resume(self, state: Mapping[str, Any]) -> None:
-        """Go on from what ``progress.state`` gave."""
-        self.progress.resume(state)
+    @property
+    def first_epoch(self) -> int:
+        """The epoch to go on with, from 0: behind ``run.resume`` that of the checkpoint."""
+        return self.progress.first_epoch
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps; of this worker alone."""
+        return self.progress.state()
+
+    def resume(self, state: Mapping[str, Any], resumed: Resumed) -> None:
+        """Go on from what `state` gave, with the random numbers of the checkpoint."""
+        self.progress.resume(state, resumed)
         source = self._slices or self._stream
         assert source is not None
         source.drawn = (self.progress.epoch - self.progress.is_within, self.progress.batches)
@@ -177,16 +183,16 @@ class SlicedLoader:
         return Begun(self._begin_slices if self._stream is None else self._begin_stream)
 
     def _begin_slices(self) -> Iterator[Any]:
-        start = self.progress.start()
-        return self._from_slices(iter(self._own), start)
+        return self._from_slices(*self.progress.begin(lambda: iter(self._own)))
 
     def _begin_stream(self) -> Iterator[Any]:
         assert self._stream is not None
         self._stream.begin()
-        start = self.progress.start()
+        return self._from_stream(*self.progress.begin(self._begun_stream))
+
+    def _begun_stream(self) -> Iterator[tuple[Part, Any]]:
         with self._chance.common():
-            batches = iter(self._own)
-        return self._from_stream(batches, start)
+            return iter(self._own)
 
     def _from_slices(self, batches: Iterator[Any], start: dict[str, Any]) -> Iterator[Any]:
         assert self._slices is not None
@@ -199,9 +205,12 @@ class SlicedLoader:
 
     def _from_stream(self, batches: Iterator[tuple[Part, Any]], start: dict[str, Any]) -> Iterator[Any]:
         self._enter(start)
-        for number in range(self.progress.done + 1):  # a stream is read to be passed over
+        coming = None
+        for _ in range(self.progress.done + self._looks_ahead):  # a stream is read to be passed over
             coming = self._read(batches)
-            self.progress.passes(number)
+        self.progress.passes(self.progress.done)
+        if not self._looks_ahead:
+            coming = self._read(batches)
         while coming is not None:
             part, batch = coming
             if self._looks_ahead:
@@ -296,15 +305,29 @@ class OwnLoader:
         self.progress = Progress(loader)
         self.handing = Handing(begin, lambda: None, self.progress.give)
 
-    def resume(self, state: Mapping[str, Any]) -> None:
-        """Go on from what ``progress.state`` gave."""
-        self.progress.resume(state)
+    @property
+    def first_epoch(self) -> int:
+        """As of `SlicedLoader`."""
+        return self.progress.first_epoch
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return self.progress.state()
+
+    def resume(self, state: Mapping[str, Any], resumed: Resumed) -> None:
+        """Go on from what `state` gave, with the random numbers of the checkpoint."""
+        self.progress.resume(state, resumed)
+
+    @property
+    def drawn(self) -> Place:
+        """The next batch that this worker has not drawn: nobody shares them out."""
+        return 0, 0
 
     def __iter__(self) -> Iterator[Any]:
         return Begun(self._begin_epoch)  # at once, as without a session
 
     def _begin_epoch(self) -> Iterator[Any]:
-        start, loader, read = self.progress.start(), self._loader, self.progress.done
+        loader, read = self._loader, self.progress.done
         is_indexed = type(loader) is DataLoader and not isinstance(loader.dataset, IterableDataset)
         if read and is_indexed and loader.batch_sampler is not None:
             read = 0
@@ -315,7 +338,7 @@ class OwnLoader:
                 generator=loader.generator,
                 **_kept(loader),
             )
-        return self._counted(iter(loader), start, read)
+        return self._counted(*self.progress.begin(lambda: iter(loader)), read)
 
     def _counted(self, batches: Iterator[Any], start: dict[str, Any], read: int) -> Iterator[Any]:
         size = self._loader.batch_size

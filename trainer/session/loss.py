@@ -3,36 +3,35 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
-from types import MappingProxyType
-from typing import Any
 
 from torch import Tensor, nn
 
 from hetopt.core.errors import BadInput
-from hetopt.trainer.agreement import Gathering
+from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.inexact import BATCH_STATISTICS, WHOLE_BATCH
-from hetopt.trainer.loss_reading import LossReading, read_loss
+from hetopt.trainer.loss_reading import DIFFERENT_TERMS, LossReading, read_loss
 from hetopt.trainer.session.batch_norm import BatchNormNote
 from hetopt.trainer.session.batches import Part
 from hetopt.trainer.session.denominators import WEIGHT_HINT, Denominators, Row, Said, Weight
+from hetopt.trainer.session.handed import Handed
 from hetopt.trainer.session.mixing import Outputs
+from hetopt.trainer.session.row_statistics import RowStatistics
 from hetopt.trainer.session.whole_batch import WholeBatch, depends_on_rows
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Pending:
-    """One worker's word on its loss, on its way to the others."""
+class Word:
+    """What a worker tells the others of its loss, and what is wrong with it as far as this worker knows."""
 
     own: Row
-    problem: BadInput | None
-    gathering: Gathering
+    problem: BadInput | None = None
 
 
 class LossWatch:
-    """One worker's end. The losses of all workers are looked at in every backward pass, which hides what that takes.
+    """One worker's end. The losses of all workers are looked at in every backward pass.
 
     Args:
         model: of the script.
@@ -66,11 +65,13 @@ class LossWatch:
         self._asks_coupling = shares and WHOLE_BATCH not in accepted
         self._asks_statistics = shares and rank == 0 and BATCH_STATISTICS not in accepted and not whole.normalises
         self._outputs: Outputs | None = None
+        self._statistics: RowStatistics | None = None  # for as long as the losses of a batch are asked
+        self._ended: list[RowStatistics] = []  # not out of torch's way yet
         self._number = 0  # losses of the present batch that were looked at
         self._met, self._asked = {0}, set[int]()  # numbers of losses in their batch: there are, asked of coupling
         self._batch_norm: BatchNormNote | None = None
 
-    def begin_batch(self) -> None:
+    def begin_batch(self, handed: Handed) -> None:
         """The script gets a batch: from here on modules' outputs are kept, while there are losses to look at."""
         if self._number == 0 and (self._outputs is not None or self._batch_norm is not None):
             return  # this one is asked for ahead: the loss of the one before is still to come
@@ -78,85 +79,22 @@ class LossWatch:
         self._number = 0
         if self._asks_coupling and self._met - self._asked:
             self._outputs = Outputs(self._model)
+            if handed.part.rows > 1 and RowStatistics.can_listen(self._model):
+                self._statistics = RowStatistics(handed.part.rows, handed.storages)
+                self._statistics.begin()
         if self._asks_statistics:
             self._batch_norm = BatchNormNote(self._model)
 
-    def backward(
-        self,
-        loss: Tensor,
-        weight: Weight | Tensor | None,
-        part: Part | None,
-        *,
-        options: Mapping[str, Any] = MappingProxyType({}),
-        met: Callable[[], None] = lambda: None,
-        expect: Callable[[Callable[[], float]], None] = lambda weigh: None,
-        computed: Callable[[], None] = lambda: None,
-    ) -> float:
-        """Backward, while the workers tell each other what their losses are; how much this worker's gradient counts.
-
-        Args:
-            loss: of this worker's part.
-            weight: what the script says of it; None: nothing.
-            part: of the batch.
-            options: of ``Tensor.backward``.
-            met: called before the others' word is waited for: they are at the same point.
-            expect: called before backward with what tells, to who asks already while it runs.
-            computed: called after backward.
+    def factor(self, loss: Tensor, weight: Weight | Tensor | None, part: Part | None) -> float:
+        """On a loss that nobody but this worker steps by; all such workers ask.
 
         Raises:
-            BadInput: nobody can tell; on all workers.
+            BadInput: nobody can tell whether it is a sum; on all workers.
         """
-        if part is None or self._world_size == 1:
-            _backward(loss, options)
-            return 1.0
-        if self._is_local:
-            factor = self.own_factor(loss, weight, part)
-            _backward(loss if factor == 1 else factor * loss, options)
-            return part.weight
-        pending = self.begin(loss, weight, part)
-        note, self._batch_norm, self._asks_statistics = self._batch_norm, None, False
-        if note is not None and not pending.own.is_gathered:
-            note.look(loss)
+        return 1.0 if part is None or self._world_size == 1 else self._own_factor(loss, weight, part)
 
-        @cache
-        def weigh() -> float:
-            met()
-            return self.weights(pending)[self._rank]
-
-        expect(weigh)
-        with self._whole.backward(weigh):
-            _backward(loss, options)
-        computed()
-        if note is not None and (text := note.text(part)):
-            print(f"hetopt: {text}", file=sys.stderr, flush=True)
-        return weigh()
-
-    def weight_of(self, own: float | None, weight: Weight | Tensor | None, part: Part | None) -> float:
-        """How much a gradient counts that is in ``.grad`` already.
-
-        Args:
-            own: what `backward` said; None: it was not called.
-            weight: what the script says; None: nothing.
-            part: of the batch.
-
-        Raises:
-            BadInput: nobody says.
-        """
-        if part is None or self._world_size == 1 or self._is_local:
-            return 1.0
-        if weight is not None:
-            return self.weights(self.state(weight, part))[self._rank]
-        if own is None:
-            raise BadInput(
-                "The gradients come from a loss that the session has not seen, so how much each worker's counts cannot "
-                "be told.",
-                hint="call run.backward(loss) instead of loss.backward(), or run.sync(weight=n) after it, n being what "
-                "the loss is a mean over (samples, tokens)",
-            )
-        return own
-
-    def begin(self, loss: Tensor, weight: Weight | Tensor | None, part: Part) -> Pending:
-        """Look at a loss before its backward pass, and tell the others.
+    def look(self, loss: Tensor, weight: Weight | Tensor | None, part: Part) -> Word:
+        """Look at a loss before its backward pass: what the others have to know of it.
 
         Args:
             loss: of this worker's part.
@@ -173,52 +111,86 @@ class LossWatch:
             own = replace(own, is_gathered=True, value=float(loss.detach()))
         number, self._number = self._number, self._number + 1
         self._met.add(number)
-        if problem is None and self._outputs is not None and not own.is_gathered and number not in self._asked:
+        if self._outputs is not None and not own.is_gathered and number not in self._asked:
             found = self._outputs.look(loss, rows)
             self._asked.add(number)
-            if found == "coupled" and own.said != Said.STATED_SUM:
+            place = None if self._statistics is None else self._statistics.problem(loss)
+            if place is not None and own.said != Said.STATED_SUM:
+                problem = _by_statistic(part, place)
+                own = replace(own, said=Said.WHOLE_BATCH)
+            elif found == "coupled" and own.said != Said.STATED_SUM:
                 problem = _coupled(part)
                 own = replace(own, said=Said.WHOLE_BATCH)
-            elif found == "unclear" and weight is None:
-                problem = _unknown("comes of operators of which nobody can tell whether they couple samples")
+            elif found == "unclear" and weight is None and problem is None:
+                problem = _unclear()
                 own = replace(own, said=Said.UNKNOWN)
-        return Pending(own=own, problem=problem, gathering=Gathering(own.numbers(), self._world_size))
+        if self._batch_norm is not None and not own.is_gathered:
+            self._batch_norm.look(loss)
+        return Word(own=own, problem=problem)
 
-    def weights(self, pending: Pending) -> list[float]:
-        """What the workers' gradients are multiplied with before they are summed, in rank order.
+    def tell(self, part: Part) -> None:
+        """The first backward pass is over: say what BatchNorm takes from exactness, once."""
+        note, self._batch_norm, self._asks_statistics = self._batch_norm, None, False
+        if note is not None and (text := note.text(part)):
+            print(f"hetopt: {text}", file=sys.stderr, flush=True)
 
-        Raises:
-            BadInput: no weights make the sum the gradient of the batch, or nobody can tell; on all workers.
-        """
-        rows = [Row.read(numbers) for numbers in pending.gathering.wait()]
-        try:
-            return self._denominators.weights(rows)
-        except BadInput:
-            if pending.problem is not None and pending.own.samples:
-                raise pending.problem from None
-            raise
-
-    def state(self, weight: Weight | Tensor, part: Part) -> Pending:
-        """Tell the others what a loss was a mean over that was not looked at.
+    def state(self, weight: Weight | Tensor, part: Part) -> Word:
+        """What the others have to know of a loss that was not looked at.
 
         Raises:
             BadInput: it is no weight.
         """
-        own = Row.stated(_number(weight), samples=part.samples, rows=part.rows)
-        return Pending(own=own, problem=None, gathering=Gathering(own.numbers(), self._world_size))
+        return Word(own=Row.stated(_number(weight), samples=part.samples, rows=part.rows))
 
-    def own_factor(self, loss: Tensor, weight: Weight | Tensor | None, part: Part) -> float:
-        """On the loss of a worker that steps by its own gradient: 0, if its samples are another worker's; a sum over
-        some of the samples is multiplied up to one over the whole batch, as parameters are averaged by samples.
+    def weights(self, word: Word, told: list[list[float]]) -> list[float]:
+        """What the workers' gradients are multiplied with before they are summed, in rank order.
+
+        Args:
+            word: of this worker.
+            told: by all of them.
 
         Raises:
-            BadInput: nobody can tell whether the loss is a sum; on all workers.
+            BadInput: no weights make the sum the gradient of the batch, or nobody can tell; on all workers.
         """
+        try:
+            return self._denominators.weigh(told)
+        except BadInput:
+            if word.problem is not None and word.own.samples:
+                raise word.problem from None
+            raise
+
+    def own_weight(self, known: float | None, word: Word | None, told: list[list[float]]) -> float:
+        """How much a gradient counts that is in ``.grad`` already.
+
+        Args:
+            known: what the loss told as `backward` was called; None: it was not.
+            word: what the script says of it; None: nothing.
+            told: by all workers, where it says something.
+
+        Raises:
+            BadInput: nobody says.
+        """
+        if self._world_size == 1 or self._is_local:
+            return 1.0
+        if word is not None:
+            return self.weights(word, told)[self._rank]
+        if known is None:
+            raise BadInput(
+                "The gradients come from a loss that the session has not seen, so how much each worker's counts cannot "
+                "be told.",
+                hint="call run.backward(loss) instead of loss.backward(), or run.sync(weight=n) after it, n being what "
+                "the loss is a mean over (samples, tokens)",
+            )
+        return known
+
+    def _own_factor(self, loss: Tensor, weight: Weight | Tensor | None, part: Part) -> float:
+        """0, if a worker's samples are another's; a sum over some of the samples is multiplied up to one over the whole
+        batch, as parameters are averaged by samples."""
         if self._is_sum is None:
-            pending = self.begin(loss, weight, part)
-            rows = [Row.read(numbers) for numbers in pending.gathering.wait()]
-            if pending.problem is not None and pending.own.samples:
-                raise pending.problem
+            word = self.look(loss, weight, part)
+            rows = [Row.read(numbers) for numbers in gather_numbers(word.own.numbers(), self._world_size)]
+            if word.problem is not None and word.own.samples:
+                raise word.problem
             said = {row.said for row in rows if row.samples}
             if said <= {Said.SUM, Said.STATED_SUM} or Said.UNKNOWN in said:
                 self._is_sum = self._denominators.weights(rows) == [float(row.samples > 0) for row in rows]
@@ -237,7 +209,23 @@ class LossWatch:
         for one in (self._outputs, self._batch_norm):
             if one is not None:
                 one.close()
-        self._outputs = self._batch_norm = None
+        if self._statistics is not None:
+            self._ended.append(self._statistics)
+        self._ended = [one for one in reversed(self._ended) if not one.end()][::-1]
+        self._outputs = self._batch_norm = self._statistics = None
+
+    @contextmanager
+    def unheard(self) -> Iterator[None]:
+        """What torch is called with inside is not the script's doing."""
+        statistics = self._statistics
+        if statistics is None:
+            yield
+            return
+        statistics.is_listening = False
+        try:
+            yield
+        finally:
+            statistics.is_listening = statistics is self._statistics
 
     def _row(self, loss: Tensor, weight: Weight | Tensor | None, part: Part, rows: int) -> Row:
         if weight is not None:
@@ -248,16 +236,38 @@ class LossWatch:
         return Row.of(reading, samples=part.samples, rows=rows)
 
 
-def _backward(loss: Tensor, options: Mapping[str, Any]) -> None:
-    loss.backward(**options)  # type: ignore[no-untyped-call]  # torch's gap
-
-
 def _number(weight: Weight | Tensor) -> Weight:
     return float(weight) if isinstance(weight, Tensor) else weight
 
 
 def _unknown(problem: str) -> BadInput:
-    return BadInput(f"How much each worker's gradient counts cannot be told: the loss {problem}.", hint=WEIGHT_HINT)
+    hint = TERMS_HINT if DIFFERENT_TERMS in problem else WEIGHT_HINT
+    return BadInput(f"How much each worker's gradient counts cannot be told: the loss {problem}.", hint=hint)
+
+
+TERMS_HINT = (
+    "call run.backward for each term, with weight=n where it is a mean over n chosen ones, and retain_graph=True but "
+    "for the last; or run.backward(loss, weight=n) if all of them are means over the same n"
+)
+"""What works where terms have denominators of their own."""
+
+
+def _unclear() -> BadInput:
+    return BadInput(
+        "The loss comes of operators of which nobody can tell whether they compare the samples of a batch with each "
+        "other.",
+        hint="if it does (the hardest of the batch, distances between samples), compute it of the features of all "
+        f"workers, features = run.gather(features); if it does not, {WEIGHT_HINT}",
+    )
+
+
+def _by_statistic(part: Part, place: str) -> BadInput:
+    return BadInput(
+        f"A statistic over the samples comes back to each of them, or some are chosen among them, at {place}, and this "
+        f"worker has {part.samples} of {part.batch}: the gradients of parts are not the gradient of the batch.",
+        hint="compute that of the samples of all workers, whole = run.gather(rows), or before the batch is shared out; "
+        f'or accept the difference: session(..., accept_inexact=("{WHOLE_BATCH}",))',
+    )
 
 
 def _coupled(part: Part) -> BadInput:

@@ -127,8 +127,11 @@ def _halves(head: Tensor, derivative: Tensor, rows: int) -> tuple[Tensor, Tensor
 
 
 def _samples_in(output: Tensor, rows: int) -> int | None:
-    """The dimension of an output in which the samples are; the second one if sequences come first."""
-    return next((dim for dim in range(min(2, output.dim())) if output.shape[dim] % rows == 0), None)
+    """The dimension of an output in which the samples are, or, in the first, their tokens; the second one if sequences
+    come first."""
+    sizes = output.shape[:2]
+    exact = next((dim for dim, size in enumerate(sizes) if size == rows), None)
+    return exact if exact is not None or not sizes or sizes[0] % rows else 0
 
 
 def _pairs(tail: Sequence[Any]) -> bool:

@@ -13,6 +13,7 @@ from hetopt.core.comm.composition import AUTO
 from hetopt.core.comm.compression_text import parse_compression
 from hetopt.core.comm.options import way_name
 from hetopt.core.errors import BadInput
+from hetopt.core.local_batch_sizes import within_memory
 from hetopt.core.paths import host_name
 from hetopt.core.run_spec import BatchPolicy, Compression, RunSpec, StopRule, WorkerSpec
 from hetopt.core.synchronization import Synchronization
@@ -63,7 +64,8 @@ class SessionPlan:
             )
         least = min(minimum, batch_size // workers)
         weights = [worker.local_batch_size for worker in self.spec.workers]
-        return largest_remainder(weights, batch_size, minimum=[least] * workers, maximum=[None] * workers)
+        shares = largest_remainder(weights, batch_size, minimum=[least] * workers, maximum=[None] * workers)
+        return within_memory(self.spec, shares)
 
     def run_spec(self, shares: tuple[int, ...]) -> RunSpec:
         """The session as a run: what policies are chosen by and logs begin with."""

@@ -45,6 +45,10 @@ class Member(Protocol):
         """Whether these are its parameters."""
         ...
 
+    def meet_another(self) -> None:
+        """Another session begins."""
+        ...
+
     def meet_own(self, optimizer: Optimizer) -> None:
         """An optimizer of its parameters is about to step."""
         ...
@@ -73,6 +77,8 @@ class Registry:
             member: the session.
             sums: whether optimizers in no session would do harm.
         """
+        for one in self._members:
+            one.meet_another()
         self._members.append(member)
         if sums and self._hook is None:
             self._hook = register_optimizer_step_pre_hook(self._before_any_step)
@@ -105,6 +111,8 @@ class Registry:
 
     def listeners(self, member: Member) -> list[Member]:
         """The session that has a batch, and those that follow."""
+        if len(self._members) == 1 and self._members[0] is member:
+            return self._members
         return [member, *(one for one in self._members if one is not member and one.follows)]
 
     def _before_any_step(self, optimizer: Optimizer, arguments: Any, options: Any) -> None:

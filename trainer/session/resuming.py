@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -13,6 +13,7 @@ from hetopt.core.errors import BadInput
 from hetopt.trainer.checkpoints.state import RankState, SharedState
 from hetopt.trainer.comm.compressor import State
 from hetopt.trainer.likeness import Groups, parameters_of
+from hetopt.trainer.session.progress import Resumed
 from hetopt.trainer.session.random_state import States
 from hetopt.trainer.session.several import Optimizers
 
@@ -31,6 +32,50 @@ class Stateful(Protocol):
 
 Extra = Mapping[str, Stateful]
 """By name; the same on all workers."""
+
+
+class Source(Protocol):
+    """What gives batches."""
+
+    def state(self) -> dict[str, Any]:
+        """How far it is."""
+        ...
+
+    def resume(self, state: Mapping[str, Any], resumed: Resumed, /) -> None:
+        """Go on from there."""
+        ...
+
+
+@dataclass(kw_only=True)
+class Restored:
+    """A checkpoint that a script goes on from, for what the script makes only later: its loaders, in their order.
+
+    Attributes:
+        shared: of all workers.
+        sources: what each loader, or `split`, kept.
+        resumed: random numbers as they stood.
+        done: how many of them go on.
+    """
+
+    shared: SharedState
+    sources: Sequence[Mapping[str, Any]]
+    resumed: Resumed
+    done: int = 0
+
+    def give(self, source: Source) -> None:
+        """The next loader is there.
+
+        Raises:
+            BadInput: it is another kind of thing than was saved.
+        """
+        kept = self.sources[self.done]
+        if set(kept) != set(source.state()):
+            raise BadInput(
+                f"The script of the checkpoint of step {self.shared.step} got its batches in another way.",
+                hint="make its loaders in the order in which they were made, or begin anew in another folder",
+            )
+        source.resume(kept, self.resumed)
+        self.done += 1
 
 
 def script_state(model: nn.Module, optimizer: Groups, extra: Extra) -> dict[str, Any]:

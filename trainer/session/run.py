@@ -27,8 +27,9 @@ from typing import Self
 from torch import Tensor
 
 from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.outputs import OUTPUT_FOLDER, OUTPUT_VARIABLE
 from hetopt.core.run_folder import RUN_VARIABLE
-from hetopt.trainer.agreement import gather_numbers, sum_numbers
+from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.checkpoints.fingerprint import parameters_sha256
 from hetopt.trainer.checkpoints.folder import CheckpointFolder, Found, leave_model
 from hetopt.trainer.checkpoints.saver import CheckpointSaver
@@ -38,14 +39,15 @@ from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.comm.hierarchical import HierarchicalExchange
 from hetopt.trainer.engine import Engine
 from hetopt.trainer.session.alike import check_parameters_alike
+from hetopt.trainer.session.batches import Splits
 from hetopt.trainer.session.flow import Stopped
 from hetopt.trainer.session.inspection import explain_script_error
-from hetopt.trainer.session.loaders import OwnLoader, SlicedLoader
+from hetopt.trainer.session.progress import Resumed
 from hetopt.trainer.session.registry import REGISTRY
-from hetopt.trainer.session.resuming import Extra, own_state, restore, script_state
+from hetopt.trainer.session.resuming import Extra, Restored, own_state, restore, script_state
 from hetopt.trainer.session.summing import GradientFlow
 from hetopt.trainer.session.trackers import Tracker, give
-from hetopt.trainer.session.turns import Deed, Disagreement
+from hetopt.trainer.session.turns import MOST_TOLD, Deed, Disagreement
 
 
 class Session(GradientFlow):
@@ -61,6 +63,17 @@ class Session(GradientFlow):
     def is_leader(self) -> bool:
         """Whether this is rank 0, which prints and saves."""
         return self.rank == 0
+
+    @property
+    def outputs(self) -> Path:
+        """Folder for the script's own files (pictures, tables, a tokenizer), which the leader writes.
+
+        They come back from wherever the script is launched: it is that of the run, also named by ``HETOPT_OUTPUT``.
+        Without a launch it is ``outputs`` in the session's folder, or in the present one.
+        """
+        folder = Path(os.environ.get(OUTPUT_VARIABLE) or self._run_dir / OUTPUT_FOLDER)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -96,7 +109,7 @@ class Session(GradientFlow):
             value: of this worker's samples.
             samples: how many those are; None: its part of the present batch.
         """
-        return self._means([float(value)], samples)[0]
+        return self._means([_figure(value)], samples)[0]
 
     def log(
         self,
@@ -121,27 +134,31 @@ class Session(GradientFlow):
         Raises:
             BadInput: the tracker takes no figures, or the workers' figures have other names.
         """
-        names = ", ".join(figures)
-        self._gate.take(Deed.MEAN, self._handed.newest)
-        marks = gather_numbers([zlib.crc32(names.encode())], self.world_size)
-        if any(mark != marks[0] for mark in marks):
-            raise BadInput(
-                f"The workers log other figures than each other; this one has {names or 'none'}.",
-                hint="log the same names on all workers, in the same order",
-            )
-        told = dict(zip(figures, self._means([float(one) for one in figures.values()], samples), strict=True))
+        told = dict(
+            zip(figures, self._means([_figure(one) for one in figures.values()], samples, list(figures)), strict=True)
+        )
         if to is not None and self.is_leader:
             done = 0 if self._engine is None else self._engine.step
             give(to, told, done if step is None else step)
         return told
 
-    def _means(self, values: Sequence[float], samples: int | None) -> list[float]:
+    def _means(self, values: Sequence[float], samples: int | None, names: Sequence[str] = ()) -> list[float]:
         part = self._handed.present
         weight = float(samples if samples is not None else 0 if part is None else part.samples)
-        self._gate.take(Deed.MEAN, self._handed.newest)
         # A worker without samples may have computed anything of none.
-        *totals, weights = sum_numbers([*(one * weight if weight else 0.0 for one in values), weight], self.world_size)
-        return [total / weights if weights else float("nan") for total in totals]
+        own = [one * weight if weight else 0.0 for one in values]
+        mark, most, means = float(zlib.crc32(", ".join(names).encode())), MOST_TOLD - 2, list[float]()
+        for first in range(0, max(1, len(own)), most):
+            some = own[first : first + most]
+            rows = self._gate.take(Deed.MEAN, self._handed.newest, [mark, weight, *some, *[0.0] * (most - len(some))])
+            if any(row[0] != mark for row in rows):
+                raise BadInput(
+                    f"The workers log other figures than each other; this one has {', '.join(names) or 'none'}.",
+                    hint="log the same names on all workers, in the same order",
+                )
+            _, weights, *totals = (sum(column) for column in zip(*rows, strict=True))
+            means += [total / weights if weights else float("nan") for total in totals[: len(some)]]
+        return means
 
     def total(self, value: Tensor | float) -> float:
         """The sum of a count over all workers, to divide a sum by: of tokens, boxes or whatever a batch has many of.
@@ -154,11 +171,10 @@ class Session(GradientFlow):
             value: of this worker's part; where it has none of the batch at hand, nothing is added.
         """
         part = self._handed.newest
-        own = 0.0 if part is not None and part.samples == 0 else float(value)
+        own = 0.0 if part is not None and part.samples == 0 else _figure(value)
         if self.world_size == 1:
             return own
-        self._gate.take(Deed.TOTAL, part)
-        (total,) = sum_numbers([own], self.world_size)
+        total = sum(row[0] for row in self._gate.take(Deed.TOTAL, part, [own]))
         self._loss.note_total(total)
         return total
 
@@ -201,7 +217,13 @@ class Session(GradientFlow):
             BadInput: the session has no folder or no loader, or its workers train for themselves.
             RunFailed: a step is under way, or the checkpoint before could not be written.
         """
-        engine, reads = self._recoverable("run.checkpoint")
+        self._check_recoverable("run.checkpoint")
+        engine = self._engine
+        if engine is None:
+            raise BadInput(
+                "run.checkpoint was called before there was a loader of the session.",
+                hint="call it after `loader = run.loader(loader)`",
+            )
         self._extra = extra
         if not self._is_between_steps:
             raise RunFailed(
@@ -229,19 +251,26 @@ class Session(GradientFlow):
             learning_rate=None,
             memory_bounds=(),
             target_reached=False,
-            script={**script_state(self._model, self._optimizer, extra), "table": self._table.state()},
+            script={
+                **script_state(self._model, self._optimizer, extra),
+                "tables": [one.state() for one in self._tables],
+            },
         )
         own = own_state(self._model, self._memory(), self.device)
-        own = replace(own, script={**(own.script or {}), "progress": reads.progress.state()})
+        own = replace(own, script={**(own.script or {}), "sources": [one.state() for one in self._sources]})
         saver.begin(shared, own, digest=shared.digest, begun_s=begun_s)
 
     def resume(self, extra: Extra = MappingProxyType({})) -> int:
-        """Go on from the newest checkpoint in the session's folder, if there is one; after `loader`, on all workers.
+        """Go on from the newest checkpoint in the session's folder, if there is one; just before the loop, by all.
 
             for epoch in range(run.resume({"schedule": schedule}), epochs):
                 for inputs, targets in loader:
 
-        In the middle of an epoch the loader gives the batches that are left of it. With the same number of workers and
+            for step in range(run.resume(), steps):
+                rows = run.split(torch.randint(len(data), (batch_size,)))
+
+        In the middle of an epoch a loader gives the batches that are left of it; of several, each knows the epoch that
+        it goes on with: ``range(loader.first_epoch, epochs)``. With the same number of workers and
         local batch sizes, training goes on bit by bit as if nothing had happened, but for random numbers that reader
         processes of the loader draw. Other workers than before share what was held back.
 
@@ -249,17 +278,17 @@ class Session(GradientFlow):
             extra: as of `checkpoint`, under the same names.
 
         Returns:
-            The epoch to go on with, from 0.
+            The epoch of the first loader to go on with, from 0; of a script without loaders the step.
 
         Raises:
-            BadInput: the session has no folder or no loader, its workers train for themselves, or the checkpoint is
-                damaged or of another script.
+            BadInput: the session has no folder, its workers train for themselves, or the checkpoint is damaged or of
+                another script.
         """
-        engine, reads = self._recoverable("run.resume")
+        self._check_recoverable("run.resume")
         self._extra = extra
         self._gate.take(Deed.RESUME, self._handed.newest)
-        spec, folder = engine.context.spec, CheckpointFolder(engine.context.run_dir)
-        found = folder.newest(run_digest(spec)) if self.is_leader else Found(step=None)
+        folder = CheckpointFolder(self._run_dir)
+        found = folder.newest(run_digest(self._plan.spec)) if self.is_leader else Found(step=None)
         for torn in found.torn:
             self._events.write("checkpoint_skipped", step=torn.step, reason=torn.reason)
         step = int(gather_numbers([-1 if found.step is None else found.step], self.world_size)[0][0])
@@ -270,16 +299,32 @@ class Session(GradientFlow):
         own = folder.load_own(step, self.rank, workers_then=then, workers_now=self.world_size)
         restore(self._model, self._optimizer, extra, shared, own, self.device)
         self._remember(own.memory)
-        engine.exchange.resume(shared.steering)
-        engine.balance.resume(policy=shared.policy, shares=shared.shares, state=shared.controller)
-        kept, mine = shared.script or {}, own.script or {}
-        if engine.balance.shares == shared.shares:
-            self._table.resume(kept["table"])
-        engine.step, self._seen = step, shared.cursor["samples_seen"]
+        self._seen = shared.cursor["samples_seen"]
         self._gate.go_on(shared.cursor["steps"])
-        reads.resume(mine["progress"])
-        engine.begin(engine.period_steps(spec.control_period_steps))
-        return reads.progress.epoch + (not reads.progress.is_within)
+        sources = (own.script or {})["sources"]
+        self._restored = Restored(shared=shared, sources=sources, resumed=Resumed(sources[0].get("now")))
+        self._go_on()
+        first = sources[0]
+        return int(first["epoch"] + (not first["is_within"]) if "epoch" in first else step)
+
+    def _go_on(self) -> None:
+        """See `BatchFlow`; what decides on batches goes on once all that gave some is there again."""
+        restored, engine = self._restored, self._engine
+        if restored is None or not self._sources:
+            return
+        for source in self._sources[restored.done : len(restored.sources)]:
+            restored.give(source)
+        if engine is None:
+            return
+        shared, engine.step = restored.shared, restored.shared.step
+        if restored.done == len(restored.sources):
+            self._restored = None
+            engine.exchange.resume(shared.steering)
+            engine.balance.resume(policy=shared.policy, shares=shared.shares, state=shared.controller)
+            if engine.balance.shares == shared.shares:
+                for table, entries in zip(self._tables, (shared.script or {})["tables"], strict=False):
+                    table.resume(entries)
+        self._begin_period(engine)
 
     @property
     def _is_between_steps(self) -> bool:
@@ -290,6 +335,8 @@ class Session(GradientFlow):
     def _save_before_end(self) -> None:
         """See `BatchFlow`; a script that asks for batches ahead ends without."""
         if self._extra is not None and self._is_between_steps:
+            if self._random is not None and isinstance(self._sources[-1], Splits):
+                self._random.use()  # the script has drawn a batch that it will not compute
             self.checkpoint(self._extra)
 
     def _memory(self) -> State:
@@ -312,20 +359,18 @@ class Session(GradientFlow):
         made = [side.sum.exchange.exchange for side in self._sides if side.sum is not None]
         return [one for one in made if one is not None]
 
-    def _recoverable(self, what: str) -> tuple[Engine, SlicedLoader | OwnLoader]:
-        """The engine and the loader, where there is all that checkpoints need."""
+    def _check_recoverable(self, what: str) -> None:
+        """Refuse what cannot be saved.
+
+        Raises:
+            BadInput: there is no folder, or workers train for themselves.
+        """
         if self._folder is None:
             raise BadInput(f"{what} needs a folder to save to.", hint="begin with session(..., folder='run')")
         if self._trains_alone:
             raise BadInput(
                 f"{what} cannot save workers that train for themselves.", hint="leave out sync, or run it as a task"
             )
-        if self._engine is None or self._reads is None or self._loaders != 1:
-            raise BadInput(
-                f"{what} needs one loader of the session, and there are {self._loaders}.",
-                hint="call it after `loader = run.loader(loader)`",
-            )
-        return self._engine, self._reads
 
     def _save_by(self, engine: Engine) -> CheckpointSaver:
         if self._saver is None:
@@ -410,3 +455,8 @@ class Session(GradientFlow):
                 self._gate.fail(self._handed.newest)
         finally:
             self._part_from_others()
+
+
+def _figure(value: Tensor | float) -> float:
+    """As a number; a loss may be given with its graph."""
+    return float(value.detach() if isinstance(value, Tensor) else value)

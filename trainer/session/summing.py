@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,9 +20,11 @@ from hetopt.trainer.session.flow import BatchFlow, Side
 from hetopt.trainer.session.gradient import named_parameters
 from hetopt.trainer.session.inspection import inspect_wrappers
 from hetopt.trainer.session.local import gradient_energy
+from hetopt.trainer.session.loss import Word
 from hetopt.trainer.session.registry import REGISTRY, Member
 from hetopt.trainer.session.several import Optimizers
 from hetopt.trainer.session.turns import Deed
+from hetopt.trainer.statistics import DRAWN
 from hetopt.trainer.steps.slowdown import FORWARD
 
 
@@ -89,24 +93,91 @@ class GradientFlow(BatchFlow):
             self._is_inspected = True
         self._part = self._handed.of(loss)
         part = self._present_part()
-        turn = None
         if self._sums:
             for side in self._sides:
                 self._follow(side)
-            turn = self._gate.begin(Deed.SUM, self._handed.newest)
-        only = self._sides[0] if len(self._sides) == 1 else None
-        own = self._own_weight = self._loss.backward(
-            loss,
-            weight,
-            part,
-            options={"retain_graph": retain_graph, "create_graph": create_graph, "inputs": inputs},
-            met=lambda: self._gate.finish(turn),
-            expect=self._expect if only is not None and self._completes(only, part) else lambda weigh: None,
-            computed=self._note_computed,
-        )
-        self._is_within = True
-        self._weight = own
+        options = {"retain_graph": retain_graph, "create_graph": create_graph, "inputs": inputs}
+        with self._loss.unheard():
+            self._compute(loss, weight, part, options)
+
+    def _compute(
+        self, loss: Tensor, weight: Weight | Tensor | None, part: Part | None, options: Mapping[str, Any]
+    ) -> None:
+        """See `backward`; what torch is called with from here on is not the script's doing."""
+        if part is None or self.world_size == 1 or self._trains_alone:
+            factor = self._loss.factor(loss, weight, part)
+            _backward(loss if factor == 1 else factor * loss, options)
+            self._note_computed()
+            own = 1.0 if part is None or self.world_size == 1 else part.weight
+            self._complete(loss, own, part)
+            return
+        word = self._loss.look(loss, weight, part)
+        if self._rides(part):
+            _backward(loss, options)
+            self._note_computed()
+            self._loss.tell(part)
+            self._ride(loss, word)
+            return
+        weigh = self._say(word)
+        if len(self._sides) == 1 and self._completes(self._sides[0], part):
+            self._expect(weigh)
+        with self._whole.backward(weigh):
+            _backward(loss, options)
+        self._note_computed()
+        self._loss.tell(part)
+        self._complete(loss, weigh(), part)
+
+    def _say(self, word: Word) -> Callable[[], float]:
+        """Tell the others of a loss; how to learn, once, how much it counts, when they are at the same point."""
+        pending = self._gate.begin(Deed.SUM, self._handed.newest, [*word.own.numbers(), 0.0])
+
+        @cache
+        def weigh() -> float:
+            weight = self._loss.weights(word, self._gate.finish(pending).told)[self.rank]
+            if len(REGISTRY.open) == 1:  # on all workers, as they are at the same point
+                self._gate.make_room(self._room)
+            return weight
+
+        return weigh
+
+    def _rides(self, part: Part) -> bool:
+        """Whether a gradient that comes can travel with this worker's word, as nobody asks for weights before."""
+        side = self._sides[0]
+        is_small = side.sum is not None and 0 < side.sum.room == len(self._gate.load) and not side.sum.is_waiting
+        return is_small and self._completes(side, part) and not self._whole.is_open
+
+    def _ride(self, loss: Tensor, word: Word) -> None:
+        """A small gradient travels with this worker's word: one message to each of the others is all of the step's."""
+        side = self._sides[0]
+        assert side.sum is not None
+        begun_s = time.perf_counter()
+        is_whole = side.sum.pack(self._gate.load)
+        told = [*word.own.numbers(), float(is_whole)]
+        of_loss = len(told)
+        if self._row:
+            self._row[DRAWN] = self._drawn
+            told += self._row
+            self._row = []
+        heard = self._gate.finish(self._gate.begin(Deed.SUM, self._handed.newest, told, loaded=True))
+        if len(told) > of_loss:
+            self._rows = [row[of_loss:] for row in heard.told]
+            heard = replace(heard, told=[row[:of_loss] for row in heard.told])
+        is_whole = all(row[-1] for row in heard.told)
+        weights = self._loss.weights(word, heard.told)
+        own = weights[self.rank]
+        if heard.loads is None:
+            self._complete(loss, own, self._part)
+            return
         self._note_loss(loss, own)
+        side.backwards += 1
+        side.sum.merge(heard.loads, weights, is_whole=is_whole, sync_s=time.perf_counter() - begun_s)
+        self._note_sum(side)
+        self._end_sum(own)
+
+    def _complete(self, loss: Tensor, own: float, part: Part | None) -> None:
+        """A backward pass is over, of a loss that counts so much: sum gradients that are complete, keep the others."""
+        self._note_loss(loss, own)
+        self._weight = self._own_weight = own
         reached = self._reached()
         ready = [side for side in reached if self._completes(side, part)]
         for side in self._sides:
@@ -156,11 +227,11 @@ class GradientFlow(BatchFlow):
         """The optimizer's parameters may be others than in the step before."""
         if side.sum is None:
             return
-        named = named_parameters(side.optimizer, self._names)
-        side.is_trained = bool(named) or len(self._sides) == 1
+        trained = [one for group in side.optimizer.param_groups for one in group["params"] if one.requires_grad]
+        side.is_trained = bool(trained) or len(self._sides) == 1
         if not side.is_trained:  # frozen, as a discriminator while its generator learns
             return
-        if side.sum.follow(named):
+        if not side.sum.is_of(trained) and side.sum.follow(named_parameters(side.optimizer, self._names)):
             self._exchange = self._exchange_of_all()
             if self._engine is not None:
                 self._engine.exchange = self._exchange
@@ -206,16 +277,24 @@ class GradientFlow(BatchFlow):
         self._sync(self._sides, weight)
 
     def _sync(self, sides: Sequence[Side], weight: Weight | Tensor | None = None) -> None:
+        word: Word | None = None
+        if weight is not None and not all(_waits(side) for side in sides):
+            self._part = self._handed.of_all()
+            part = self._present_part()
+            word = None if part is None else self._loss.state(weight, part)
+        told: list[list[float]] = []
         if self._sums:
-            self._gate.take(Deed.SUM, self._handed.newest)
+            told = self._gate.take(Deed.SUM, self._handed.newest, () if word is None else word.own.numbers())
         if len(sides) > 1:
-            waiting = [side for side in sides if side.sum is not None and side.sum.is_waiting]
+            waiting = [side for side in sides if _waits(side)]
             sides = [*waiting, *(side for side in self._reached() if side not in waiting)]
-        waits = [side.sum is not None and side.sum.is_waiting for side in sides]
+        waits = [_waits(side) for side in sides]
         own = 0.0  # where all of it was weighed as it was put aside
         if not all(waits):
-            self._part = self._handed.of_all()
-            own = self._loss.weight_of(self._own_weight, weight, self._present_part())
+            if word is None:
+                self._part = self._handed.of_all()
+                self._present_part()
+            own = self._loss.own_weight(self._own_weight, word, told)
         with self._summing(own) as look_at:
             for side, wait in zip(sides, waits, strict=True):
                 if side.sum is not None:
@@ -229,11 +308,15 @@ class GradientFlow(BatchFlow):
         Args:
             weight: of this worker's gradient.
         """
-        self._own_weight, self._weight = None, weight
         if self._computed is None:
             self._computed = self._stopwatch.mark()
         with self._gate.watched():
             yield () if self._engine is None else self._engine.look_at
+        self._end_sum(weight)
+
+    def _end_sum(self, weight: float) -> None:
+        """Gradients are summed, of which this worker's counts so much: with the last of a step that is done."""
+        self._own_weight, self._weight = None, weight
         if self._trains_alone:
             self._sides[0].backwards = 0
             if self._plan.spec.sync.name == "selsync":
@@ -249,6 +332,8 @@ class GradientFlow(BatchFlow):
 
     def trains(self, optimizer: Optimizer) -> bool:
         """Whether these are its parameters: the optimizer's own, or those of one that steps in its place."""
+        if any(side.optimizer is optimizer for side in self._sides):
+            return True
         own = {id(one) for group in self._optimizer.param_groups for one in group["params"]}
         return all(id(one) in own for group in optimizer.param_groups for one in group["params"])
 
@@ -286,9 +371,10 @@ class GradientFlow(BatchFlow):
 
     def _note_loss(self, loss: Tensor, weight: float) -> None:
         """As a sum over samples: over those of all workers it is the batch's loss times its samples."""
+        self._is_within = True
         if weight and self._part is not None:
             scale = 1.0 if self._scaler is None else self._scaler.get_scale()
-            self._loss_sum = self._loss_sum + loss.detach().double() * (weight * self._part.batch / scale)
+            self._loss_sum.add_(loss.detach(), alpha=weight * self._part.batch / scale)
 
     def _before_step(self, optimizer: Optimizer, arguments: Any, options: Any) -> Any:
         """Whatever the script did not exchange by now would be lost to the others."""
@@ -336,3 +422,12 @@ class GradientFlow(BatchFlow):
         self._stepped.add(id(optimizer))
         if self._epoch_over is not None and self._handed.are_computed:
             self._end_epoch()
+
+
+def _waits(side: Side) -> bool:
+    """Whether gradients were put aside that are in no sum yet."""
+    return side.sum is not None and side.sum.is_waiting
+
+
+def _backward(loss: Tensor, options: Mapping[str, Any]) -> None:
+    loss.backward(**options)  # type: ignore[no-untyped-call]  # torch's gap

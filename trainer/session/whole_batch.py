@@ -137,7 +137,8 @@ class WholeBatch:
             )
         self.was_asked = True
         place = slice(first := sum(part.shares[: self._rank]), first + part.samples)
-        gathered: Tensor = _Rows.apply(own, self, place, part.batch)  # type: ignore[no-untyped-call]  # torch's gap
+        with torch._C.DisableTorchFunction():  # what listens to the script (`RowStatistics`) does not hear this
+            gathered: Tensor = _Rows.apply(own, self, place, part.batch)  # type: ignore[no-untyped-call]  # torch's gap
         return gathered
 
     def synchronize(self, modules: Iterable[nn.Module]) -> None:
@@ -203,6 +204,10 @@ class _Normalised:
             return type(norm).forward(norm, x)
         if norm.num_features != x.shape[1]:
             raise BadInput(f"A BatchNorm of {norm.num_features} features got {x.shape[1]}.", hint="see the model")
+        with torch._C.DisableTorchFunction():  # what listens to the script (`RowStatistics`) does not hear this
+            return self._normalised(norm, x)
+
+    def _normalised(self, norm: _BatchNorm, x: Tensor) -> Tensor:
         mean, variance, count = self._statistics(x)
         if norm.track_running_stats and norm.running_mean is not None and norm.running_var is not None:
             with torch.no_grad():

@@ -12,15 +12,13 @@ from hetopt.core.artifact import Record
 from hetopt.core.comm.composition import why_not_controlled
 from hetopt.core.comm.network_state import NetworkState
 from hetopt.core.comm.options import LOOK_AT, Candidate, Candidates
-from hetopt.core.comm.payload_bytes import VALUE_BYTES
 from hetopt.core.comm.planner import Option, Planner, PlanState
 from hetopt.core.compression_slowdown import MOST_LOST
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import Event
 from hetopt.core.run_spec import WEIGHS_WAYS, RunSpec
 from hetopt.trainer.comm.network_tracker import NetworkWatch, Timed
-from hetopt.trainer.policies.ratio.auto import AutoRatio
-from hetopt.trainer.policies.ratio.auto_state import AutoState
+from hetopt.trainer.policies.ratio.auto import AutoRatio, AutoState, Outlook, is_dense
 from hetopt.trainer.policies.ratio.averaging import Promise, promised
 from hetopt.trainer.policies.ratio.choose import choose_ratio_policy
 from hetopt.trainer.policies.ratio.paired_trial import Verdict
@@ -75,13 +73,7 @@ class AdaptiveController:
     ) -> None:
         self._name = spec.ratio_policy
         self.candidates = candidates
-        self._watch = (
-            None
-            if network is None
-            else NetworkWatch(
-                network=network, workers=candidates.workers, gradient_bytes=VALUE_BYTES * candidates.numel
-            )
-        )
+        self._watch = None if network is None else NetworkWatch(network=network)
         reason = why_not_controlled(candidates.asked.name, self._name)
         if reason is not None and not spec.weighs_ways:
             raise BadInput(reason, hint="steer topk, or leave the ratio policy at 'fixed'")
@@ -91,6 +83,7 @@ class AdaptiveController:
         self._policy: RatioPolicy[Any] = choose_ratio_policy(
             self._name,
             ratio=spec.compression.ratio,
+            settings=spec.ratio_settings,
             options=weighed,
             coefficient=spec.slowdown_coefficient,
             most_lost=MOST_LOST,
@@ -129,14 +122,9 @@ class AdaptiveController:
         return tuple(sorted({*LOOK_AT, *((asked,) if asked < 1 else ())}))
 
     @property
-    def probe_bytes(self) -> int:
-        """Of the sum that should be timed before the next period; 0: none."""
-        return 0 if self._watch is None else self._watch.probe_bytes(self.candidate.option.operations)
-
-    @property
     def alarm_s(self) -> float | None:
         """A time of exchange that calls for a look before the period is over."""
-        return self._decision.alarm_s
+        return None if self._watch is None else self._watch.alarm_s(self.candidate.option.key)
 
     @property
     def try_ratio(self) -> float | None:
@@ -157,25 +145,16 @@ class AdaptiveController:
         return max(1, min(steps, max(least, wished)))
 
     def watch(self, traffic: GroupTraffic) -> bool:
-        """Let the network's state follow what a period's exchanges took; whether it should be measured again."""
+        """Compare what a period's steps took with what they did; whether the network should be measured again."""
         if self._watch is None or not _tells(traffic):
             return False
-        sync_s: float | None = traffic.sync_s if traffic.sync_s > 0 else None
-        if sync_s is not None and self.candidate.in_buckets:
-            buckets = self.candidate.option.buckets
-            compress_s = self.candidate.option.compress_s
-            whole_s = whole_exchange_s(sync_s, BACKWARD * traffic.compute_s, buckets, compress_s=compress_s)
-            sync_s = None if whole_s is None else whole_s / buckets
-        exposed_s = traffic.exchanges * (traffic.compress_s + traffic.sync_s)
+        option = self.candidate.option
         self._watch = self._watch.after(
-            self.candidate.option.operations,
-            sync_s,
-            exchanges=traffic.exchanges,
-            probe_bytes=self.probe_bytes,
-            probe_s=traffic.probe_s,
-            hidden=self.candidate.in_buckets,
-            period_s=traffic.exchanges * traffic.compute_s + exposed_s,
-            exposed_s=exposed_s,
+            option.key,
+            traffic.whole_s,
+            traffic.sync_s,
+            steps=traffic.exchanges,
+            sends_all=is_dense(option),
         )
         return self._watch.wants_measurement
 
@@ -187,12 +166,15 @@ class AdaptiveController:
     @property
     def slowdown_coefficient(self) -> float | None:
         """What late gradients are thought to cost (`hetopt.core.compression_slowdown`); None: nobody asks."""
-        policy, state = self._policy, self._state
-        return (
-            policy.slowdown_coefficient(state)
-            if isinstance(policy, AutoRatio) and isinstance(state, AutoState)
-            else None
-        )
+        outlook = self._outlook
+        return None if outlook is None else outlook.coefficient
+
+    @property
+    def _outlook(self) -> Outlook | None:
+        policy, state, network = self._policy, self._state, self.network
+        if network is None or not (isinstance(policy, AutoRatio) and isinstance(state, AutoState)):
+            return None
+        return Outlook(policy, state, network)
 
     @property
     def network(self) -> NetworkState | None:
@@ -245,7 +227,8 @@ class AdaptiveController:
             gain_curve=traffic.gain_curve(self.looks),
             backward_s=backward_s,
             network=self.network,
-            beside_s=self.beside_s,
+            changes=0 if self._watch is None else self._watch.changes,
+            is_suspect=self._watch is not None and self._watch.is_suspect,
             whole_s=traffic.step_s,
             option=before.option.key,
             learning_rate=learning_rate,
@@ -271,12 +254,10 @@ class AdaptiveController:
         That is rounded as averages will be, which may leave a part in thousands of it behind: over slow links a whole
         gradient takes as long as many steps.
         """
-        policy, state = self._policy, self._state
-        if not (self._may_settle and isinstance(policy, AutoRatio) and isinstance(state, AutoState)):
+        outlook = self._outlook
+        if not self._may_settle or outlook is None or self._decision.try_ratio is not None:
             return
-        if self.network is None or self._decision.try_ratio is not None:
-            return
-        promise = promised(policy, state, self.network)
+        promise = promised(outlook)
         if promise is None:
             return
         if used.gain is not None and used.gain >= (promise.rounding.gain or 1.0):
@@ -306,11 +287,6 @@ class AdaptiveController:
         )
         self._reason = plan.reason
         return next(each for each in found if each.option.key == plan.option.key)
-
-    @property
-    def beside_s(self) -> float:
-        """How much longer than alone an exchange takes beside training (`NetworkWatch.beside_s`)."""
-        return 0.0 if self._watch is None else self._watch.beside_s
 
     def state(self) -> Mapping[str, object]:
         """What a checkpoint keeps, as plain JSON."""
@@ -352,14 +328,3 @@ class AdaptiveController:
 def _tells(traffic: GroupTraffic) -> bool:
     """Whether anything was seen of the candidate in use."""
     return traffic.exchanges > 0 and traffic.is_finite
-
-
-def whole_exchange_s(exposed_s: float, backward_s: float, buckets: int, *, compress_s: float = 0.0) -> float | None:
-    """How long an exchange in buckets took that was hidden but for ``exposed_s``; None where it was all but hidden.
-
-    The inverse of `hetopt.core.comm.cost.pipelined_s` for a network that is slower than backward. One that is
-    faster shows nothing but its last bucket, which is too little to tell.
-    """
-    produce_s = backward_s + compress_s
-    exchange_s = exposed_s + backward_s - produce_s / buckets
-    return exchange_s if exchange_s > produce_s else None

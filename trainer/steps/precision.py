@@ -1,16 +1,16 @@
-"""Number formats of the forward and backward pass, and the loss scale that half precision needs."""
+"""Number formats of the forward and backward pass, and the loss scale that fp16 needs."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
-PrecisionName = Literal["fp32", "bf16", "fp16"]
+from hetopt.core.precision import Precision
+
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -19,13 +19,39 @@ class Autocast:
     """Chooses the number format of each operator (parameters and gradients stay fp32)."""
 
     device_type: str
-    precision: PrecisionName
+    precision: Precision
 
     def __call__(self) -> AbstractContextManager[object]:
         """A context for one forward pass."""
-        if self.precision == "fp32":
-            return contextlib.nullcontext()
-        return torch.autocast(self.device_type, dtype=_DTYPES[self.precision])
+        dtype = _DTYPES.get(self.precision)
+        return contextlib.nullcontext() if dtype is None else torch.autocast(self.device_type, dtype=dtype)
+
+
+AMPERE = (8, 0)
+"""Compute capability from which NVIDIA's matrix units do TF32 and bf16; before, torch does bf16 in software."""
+
+
+def lacks_units(device: torch.device, precision: Precision) -> bool:
+    """Whether a device would compute in a precision without any gain."""
+    if device.type != "cuda":
+        return precision == "tf32"
+    return precision in ("tf32", "bf16") and torch.cuda.get_device_capability(device) < AMPERE
+
+
+@contextlib.contextmanager
+def matrices_in(precision: Precision) -> Iterator[None]:
+    """Products of fp32 matrices are TF32's meanwhile, backward too, if that is the precision; else as usual.
+
+    GPUs before Ampere have no such units, and compute in fp32.
+    """
+    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = products.allow_tf32, convolutions.allow_tf32
+    if precision == "tf32":
+        products.allow_tf32 = convolutions.allow_tf32 = True
+    try:
+        yield
+    finally:
+        products.allow_tf32, convolutions.allow_tf32 = before
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +89,6 @@ class LossScale:
         )
 
 
-def initial_loss_scale(precision: PrecisionName) -> LossScale | None:
+def initial_loss_scale(precision: Precision) -> LossScale | None:
     """The scale to start from; only fp16 needs one."""
     return LossScale() if precision == "fp16" else None

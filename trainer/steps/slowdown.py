@@ -41,8 +41,8 @@ class Slowdown(Protocol):
         """Whether `reach` ever takes time; where it does not, it need not be called but at the end."""
         ...
 
-    def begin(self, samples: int) -> None:
-        """The computation of so many samples starts."""
+    def begin(self, samples: int, *, read_s: float = 0.0) -> None:
+        """The computation of so many samples starts, or did so long ago as reading them took."""
         ...
 
     def reach(self, done: float) -> None:
@@ -62,7 +62,7 @@ class NoSlowdown:
         """False: this worker never waits."""
         return False
 
-    def begin(self, samples: int) -> None:
+    def begin(self, samples: int, *, read_s: float = 0.0) -> None:
         """Do nothing."""
 
     def reach(self, done: float) -> None:
@@ -95,7 +95,7 @@ class Stretched:
         """True: this worker waits in every step."""
         return True
 
-    def begin(self, samples: int) -> None:
+    def begin(self, samples: int, *, read_s: float = 0.0) -> None:
         """Remember how much time was used so far."""
         self._begun_s = self._used_s()
 
@@ -151,14 +151,14 @@ class Declared:
         """True: this worker waits in every step."""
         return True
 
-    def begin(self, samples: int) -> None:
+    def begin(self, samples: int, *, read_s: float = 0.0) -> None:
         """Decide how long this step takes."""
         now = self._conditions.now()
         noise = max(_LEAST_NOISE_FACTOR, 1 + self._declared.noise * self._random.gauss(0, 1))
         plain_s = self._declared.fixed_s + self._declared.per_sample_s * samples
         self._declared_s = plain_s * noise * now.slowdown / now.speed_factors.get(self._host, 1.0)
         self._waited_s = 0.0
-        self._begun_s = self._clock()
+        self._begun_s = self._clock() - read_s
 
     def reach(self, done: float) -> None:
         """Wait until this part of the declared time is over."""

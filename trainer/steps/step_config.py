@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from hetopt.core.comm.options import IDENTITY, Candidate, settled_collective, way_name
 from hetopt.core.events.log import Event
@@ -55,7 +56,11 @@ class ExchangeConfig:
     @property
     def way(self) -> str:
         """Name of the present way to exchange."""
-        return way_name(self.compression) if self.steering is None else self.steering.candidate.option.key
+        return self._settled_way if self.steering is None else self.steering.candidate.option.key
+
+    @cached_property
+    def _settled_way(self) -> str:
+        return way_name(self.compression)
 
     def follow(self) -> None:
         """Exchange as the steering says from the next step on."""

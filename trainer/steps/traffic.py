@@ -27,7 +27,6 @@ class Traffic:
         sent_bytes: mean of what the worker contributed.
         energy, kept_energy: means, of gradient and residual; 0 where nothing is held back.
         gradient_energy: mean, of the gradient alone; 0 where nobody asks.
-        probe_s: of the sum before the period that tells of the network; 0: there was none, or this worker had no part.
         look_energy: of gradient and residual when gains were looked at; 0: they were not.
         look_energies: what the largest elements would have kept, one for each ratio that runs look at.
     """
@@ -41,7 +40,6 @@ class Traffic:
     energy: float = 0.0
     kept_energy: float = 0.0
     gradient_energy: float = 0.0
-    probe_s: float = 0.0
     look_energy: float = 0.0
     look_energies: tuple[float, ...] = ()
 
@@ -66,7 +64,6 @@ def traffic_of(
     dense_bytes: int,
     looks: int = 0,
     newest: int | None = None,
-    probe_s: float = 0.0,
     spans: Sequence[tuple[Mark, Mark]] = (),
 ) -> Traffic:
     """The traffic of some steps.
@@ -78,14 +75,13 @@ def traffic_of(
         dense_bytes: what a worker contributed where everything was summed under backward.
         looks: ratios at which runs look at gains.
         newest: count only so many steps, the newest.
-        probe_s: see `Traffic`.
         spans: beginning and end of each step.
     """
     places = [place for place, trace in enumerate(traces) if trace.way == way]
     places = places if newest is None else places[-newest:]
     own = [traces[place] for place in places]
     looked = next((t.exchange for t in reversed(traces) if t.exchange is not None and t.exchange.look_energies), None)
-    found = Traffic(probe_s=probe_s, look_energies=(0.0,) * looks)
+    found = Traffic(look_energies=(0.0,) * looks)
     if looked is not None and looked.energy is not None:
         found = replace(found, look_energy=looked.energy, look_energies=looked.look_energies)
     if not own:
@@ -132,6 +128,11 @@ class GroupTraffic:
         return statistics.median(row.step_s for row in self.rows) or None
 
     @property
+    def whole_s(self) -> float:
+        """The same; where nobody timed it, all of its parts together."""
+        return self.step_s or self.compute_s + self.compress_s + self.sync_s
+
+    @property
     def compute_s(self) -> float:
         """Compute time of the slowest worker, in seconds."""
         return max(row.compute_s for row in self.rows)
@@ -145,11 +146,6 @@ class GroupTraffic:
     def sync_s(self) -> float:
         """Seconds in the collective of the worker that waited least, so that only the network is in it."""
         return min(row.sync_s for row in self._senders)
-
-    @property
-    def probe_s(self) -> float | None:
-        """Seconds of the network probe on the worker that waited least; None: there was none."""
-        return min((row.probe_s for row in self.rows if row.probe_s > 0), default=None)
 
     @property
     def sent_bytes(self) -> int:

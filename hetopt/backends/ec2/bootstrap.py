@@ -14,6 +14,7 @@ import json
 import math
 from dataclasses import asdict, dataclass
 
+from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.lifetime import (
     AGAIN_SERVICE,
     BOOT_ID,
@@ -29,9 +30,6 @@ from hetopt.core.errors import BadInput
 from hetopt.core.paths import REGION_PATTERN, RUN_PATTERN, is_name
 from hetopt.core.reading import parse_json
 from hetopt.core.secret import SECRET_PATTERN
-
-USER_DATA_LIMIT_BYTES = 16_384
-"""Of the raw text, by EC2's reference."""
 
 CONFIG_FILE = "node.json"
 
@@ -120,6 +118,7 @@ def user_data(config: NodeConfig) -> str:
     # torch for CPUs has an index of its own, which is asked for nothing else; PyPI's needs gigabytes of CUDA, which a
     # CPU machine would only download.
     torch = f'install --index-url {CPU_TORCH_INDEX} --requirement "$locks-torch.txt"' if not config.has_gpu else ""
+    python = facts.PYTHON.value
     text = f"""#!/bin/bash
 # hetopt {config.version}: a machine of run {config.run_id}
 
@@ -168,8 +167,8 @@ aws s3api get-object --bucket {config.bucket} --key code/{config.bundle_sha256}.
 echo "{config.bundle_sha256}  $root/code.tar.gz" | sha256sum --check --quiet
 tar --extract --gzip --no-same-owner --directory "$root/code" --file "$root/code.tar.gz"
 
-command -v python3.12 >/dev/null || dnf --quiet --assumeyes install python3.12
-python3.12 -m venv "$root/venv"
+command -v {python} >/dev/null || dnf --quiet --assumeyes install {python}
+{python} -m venv "$root/venv"
 install() {{
     "$root/venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-cache-dir --no-deps \\
         --only-binary :all: --require-hashes "$@"
@@ -187,6 +186,6 @@ PYTHONPATH="$root/code" "$root/venv/bin/python" -m hetopt.backends.ec2.node.agen
 echo "the agent ended with $status"
 shutdown -h now
 """
-    if len(text.encode()) > USER_DATA_LIMIT_BYTES:
+    if len(text.encode()) > facts.USER_DATA_BYTES.value:
         raise ValueError(f"user data of {len(text.encode())} bytes is more than EC2 takes")
     return text

@@ -8,6 +8,7 @@ runs/RUN/events/OFFSET.jsonl the run's events from that byte on                 
 runs/RUN/log/HOST/...        the end of what its processes printed                        written by each host
 runs/RUN/ckpt/...            checkpoints; LATEST names the newest that is complete,       written by each host
                              and the generation of machines that says so
+models/RUN/outputs/...       what a script wrote for its user, likewise                written by the first host
 models/RUN/model.safetensors the trained model, beside the runs, which the bucket     written by the first host
                              forgets after a while
 """

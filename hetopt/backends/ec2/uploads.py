@@ -1,4 +1,4 @@
-"""What a machine copies into the bucket while it trains: events, the end of its logs, the model."""
+"""What a machine copies into the bucket while it trains: events, the end of its logs, the model, a script's outputs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 
 from hetopt.backends.ec2.objects import Objects
 from hetopt.core.events.log import EVENTS_FILE
+from hetopt.core.outputs import OUTPUT_FOLDER, written_in
+from hetopt.core.paths import inside
 from hetopt.core.run_folder import MODEL_NAMES
 from hetopt.core.worker_logs import LOG_FOLDER
 
@@ -63,6 +65,19 @@ class Uploads:
                 stream.seek(max(0, status.st_size - LOG_TAIL_BYTES))
                 if self.objects.put(f"{LOG_FOLDER}/{name}", stream.read()):
                     self._logs_sent[name] = state
+
+    def outputs(self) -> list[str]:
+        """Send what the script wrote into its folder for that, where worker 0 is; sentences on what is left out."""
+        if not self.leads:
+            return []
+        folder = self.run_dir / OUTPUT_FOLDER
+        found = written_in(folder)
+        lost = [
+            name
+            for name in found.sizes
+            if not self.models.send(f"{OUTPUT_FOLDER}/{name}", inside(folder, name, what="output", any_text=True))
+        ]
+        return [*found.left_out, *([f"{len(lost)} outputs could not be sent, {lost[0]!r} first."] if lost else [])]
 
     def model(self) -> None:
         """Send the model, whether trained to the end or not, where it is; of a script all that its sessions left."""

@@ -71,11 +71,7 @@ def planned_hosts(plan: Plan) -> tuple[WantedHost, ...]:
                 rate_bits_per_s=8 * assumed.link_bytes_per_s if several else None,
             ),
             type=group.instance_type,
-            time=WorkerTime(
-                fixed_s=assumed.fixed_s,
-                per_sample_s=assumed.per_sample_s,
-                floor_s=assumed.floor_s,
-            ),
+            time=assumed.time,
         )
         for number, (group, assumed) in enumerate(machines)
     )

@@ -92,14 +92,14 @@ class Scale:
     def declare(self, host: WantedHost, samples: int) -> DeclaredTime | None:
         """What a worker of the host declares.
 
-        Declared times know no floor. Where a share of ``samples`` lies under one, the fixed part is raised so that this
-        share takes as long as it should.
+        Declared times know no floor and no micro-batches. The fixed part is raised so that ``samples`` take as long as
+        they should.
         """
         if not host.is_paced:
             return None
         time = host.time
         return DeclaredTime(
-            fixed_s=self.time * max(time.fixed_s, time.floor_s - time.per_sample_s * samples),
+            fixed_s=self.time * max(time.fixed_s, time.time_s(samples) - time.per_sample_s * samples),
             per_sample_s=self.time * time.per_sample_s,
             noise=host.noise,
         )
@@ -131,7 +131,7 @@ def rehearse(
         BadInput: fewer samples than workers, a share below one sample, hosts that this machine cannot hold, or a
             compression that cannot serve so many workers.
     """
-    model, batch = fit(plan.profile), plan.chosen.global_batch_size
+    model, batch = fit(plan.profile, plan.run.precision), plan.chosen.global_batch_size
     if described is None:
         hosts = planned_hosts(plan)
         here = SmallWorkers.of(model, machine, sum(host.host.workers for host in hosts))

@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from hetopt.core import formatting
-from hetopt.core.comm.composition import METHODS, PLAIN
+from hetopt.core.comm.composition import METHODS
 from hetopt.core.comm.cost import Operation, Primitive, Terms
-from hetopt.core.comm.options import IDENTITY, ROUNDED, Candidates, settled_collective
-from hetopt.core.comm.payload_bytes import operations
+from hetopt.core.comm.options import IDENTITY, ROUNDED, Candidates, operations_of, settled_collective
 from hetopt.core.comm.planner import KEPT
 from hetopt.core.comm.ratio_controllers import CONTROLLERS
 from hetopt.core.compression_slowdown import LEAST_GAIN, MOST_LOST, step_inflation
@@ -22,6 +21,7 @@ from hetopt.core.run_spec import Compression, RunSpec
 from hetopt.optimizer.convergence.local_penalty import steps_in_words
 from hetopt.optimizer.fit import MEASURED_LINK_LOG_SD, CompressorLine, FittedModel, LinkModel
 from hetopt.optimizer.step_time.local_steps import communication, exposed_s, spread
+from hetopt.optimizer.step_time.own_work import ENCODED_GB_PER_S, FORETOLD_LOG_SD, own_work
 from hetopt.optimizer.step_time.step_time import NO_OVERLAP, Overlap, step_time
 
 LOSSLESS = frozenset(name for name, kept in KEPT.items() if kept > 0.999)
@@ -33,7 +33,7 @@ RANDOM = ("randomk", "global_randomk_maxnorm", "global_randomk_two_scale")
 TIMED = "topk"
 """The compressor that profiles time, and whose gain they tell."""
 
-ASSUMED_LOG_SD = 0.5
+ASSUMED_LOG_SD = FORETOLD_LOG_SD
 """How well the time of an exchange is known where it changes on the way, or where compressing was not timed."""
 
 
@@ -78,17 +78,7 @@ class Meeting:
         Raises:
             BadInput: so many workers cannot be served like that.
         """
-        return operations(
-            compression.name,
-            self.numel,
-            compression.ratio,
-            workers=self.workers,
-            collective=compression.collective,
-            bits=compression.bits,
-            levels=compression.levels,
-            rank=compression.rank or 1,
-            coding=compression.coding or PLAIN,
-        )
+        return operations_of(compression, self.numel, workers=self.workers)
 
     def exchange_s(self, compression: Compression) -> float:
         """Seconds of the operations, when nobody has to be waited for."""
@@ -106,14 +96,15 @@ class Meeting:
         return ((self.link(operation.primitive), operation.terms()) for operation in self.operations(compression))
 
     def compress_s(self, compression: Compression) -> float:
-        """Seconds of a worker's own work, as timed, or as long as Top-k's where this compressor was not."""
-        line = self.compressors.get(compression.name) or self.compressors.get(TIMED)
-        if line is None or compression.name == IDENTITY:
-            return 0.0
+        """Seconds of a worker's own work, as plans price it; else as long as Top-k's, or nothing."""
+        copied, name = self.model.reference.device.copy_bytes_per_s, compression.name
+        work = own_work(compression, self.compressors, numel=self.numel, copy_bytes_per_s=copied)
+        crowding = self.together if name in ROUNDED else self.crowding
+        if work is not None:
+            return crowding * work.time_s(self.workers)
+        line = self.compressors.get(TIMED)
         gathers = any(operation.primitive == "all_gather" for operation in self.operations(compression))
-        by_slice = compression.name in ROUNDED
-        crowding = self.together if by_slice else self.crowding
-        return crowding * line.time_s(compression.ratio, self.workers if gathers or by_slice else 1)
+        return 0.0 if line is None else crowding * line.time_s(compression.ratio, self.workers if gathers else 1)
 
     def gain(self, compression: Compression) -> float:
         """Retained gradient energy: measured for Top-k, which stands for all that send the largest elements.
@@ -292,7 +283,10 @@ def _notes(run: RunSpec, chosen: Compression, meeting: Meeting, *, to_target: bo
 def _notes_on_cost(chosen: Compression, meeting: Meeting) -> Iterable[str]:
     """What a worker's own work is taken to be."""
     if _is_assumed(chosen, meeting):
-        if TIMED in meeting.compressors:
+        if chosen.name in ENCODED_GB_PER_S and meeting.compress_s(chosen) > 0:
+            by = "what Top-k costs" if TIMED in meeting.compressors else "how fast it copies memory"
+            yield f"What {chosen.name} costs a worker was not profiled: it is foretold from {by}."
+        elif TIMED in meeting.compressors:
             yield f"What {chosen.name} costs a worker was not profiled: it is taken to be what Top-k costs."
         else:
             yield f"What {chosen.name} costs a worker was not profiled: it counts as nothing."

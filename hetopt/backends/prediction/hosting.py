@@ -16,6 +16,7 @@ from hetopt.core.local_batch_sizes import first_shares
 from hetopt.core.memory import memory_limit_bytes
 from hetopt.core.profile import LOCAL
 from hetopt.core.run_spec import RunSpec, WorkerSpec
+from hetopt.optimizer.convergence.precision_loss import precision_loss
 from hetopt.optimizer.fit import FittedDevice, FittedModel, LinkModel
 from hetopt.optimizer.plan import Plan, Prediction, Range
 from hetopt.optimizer.recommendation.candidates import spread
@@ -192,6 +193,9 @@ def predict_run(
     """
     every, batch = plan.run.evaluate_every_epochs, plan.chosen.global_batch_size
     goal = steps_model(model, plan.goal, every)
+    if plan.goal.ends == "target":
+        loss = precision_loss(plan.profile, plan.run.precision)
+        stretch, stretch_log_sd = stretch * loss.stretch, math.hypot(stretch_log_sd, loss.log_sd)
     steps, steps_log_sd = stretch * float(goal.steps(batch, gain)), float(goal.log_sd(batch, gain))
     steps_log_sd = math.hypot(steps_log_sd, stretch_log_sd)
     count = float(evaluations(steps, batch, every * plan.profile.job.dataset_size))

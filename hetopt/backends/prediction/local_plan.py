@@ -48,7 +48,7 @@ def predict_on_local(plan: Plan, slowdowns: Sequence[float] | None) -> LocalRun:
         BadInput: no worker, an impossible factor, more workers than samples in a batch, or a compression that cannot
             serve so many workers.
     """
-    model = fit(plan.profile)
+    model = fit(plan.profile, plan.run.precision)
     cpus = plan.profile.host.logical_cpus
     if slowdowns is None:
         slowdowns = (1.0,) * min(len(plan.run.workers), cpus)

@@ -1,7 +1,9 @@
 """What a worker's exchange takes of its device's memory: residuals that it keeps, and what it works in for a moment.
 
     kept  = 2 gradients with error feedback, 4 with momentum correction (the residual, and what it swaps places with)
-    taken = 1 or 2 gradients for a method to work in + 16 bytes for each element that a worker sends
+    taken = 0 to 2 gradients for a method to work in + 16 bytes for each element that a worker sends
+
+A selection works in the magnitudes and a mask: 5/4 of a gradient.
 
 An average of parameters keeps the parameters of the last one, and takes two more copies of them.
 """
@@ -17,7 +19,10 @@ from hetopt.core.synchronization import Synchronization
 RESIDUAL_VECTORS = {FEEDBACK: 2, CORRECTION: 4}
 
 WORKING_VECTORS = {"identity": 0, "int8": 2, "int4": 2, "dgc": 2}
-"""Of the size of the gradient; one where nothing is said."""
+"""Of the size of the gradient; `SELECTION` where nothing is said."""
+
+SELECTION = 1.25
+"""A copy of the gradient in four bytes an element, and a mask in one."""
 
 SENT_ELEMENT_BYTES = 16
 """Of an element that is sent: its value and its index, once as they are selected and once as they arrive."""
@@ -47,5 +52,5 @@ def exchange_memory(
         sent = compression.ratio * gradient_bytes / VALUE_BYTES * SENT_ELEMENT_BYTES * workers
     return ExchangeMemory(
         kept_bytes=RESIDUAL_VECTORS.get(chosen.memory, 0) * gradient_bytes,
-        taken_bytes=int(WORKING_VECTORS.get(chosen.name, 1) * gradient_bytes + sent),
+        taken_bytes=int(WORKING_VECTORS.get(chosen.name, SELECTION) * gradient_bytes + sent),
     )

@@ -12,8 +12,8 @@ The grace is what bytes take that nobody has to wait for: a link that was idle l
 its rate (clouds and rehearsals limit rates by a bucket of tokens), and latency hides others. It belongs to an exchange,
 whose operations follow each other, and is measured once.
 
-The filter is of our own: a handful of unknowns, which grow with the primitives in use and stay above zero, as a plain
-record that goes into checkpoints. No dependency has one, and for so few numbers plain Python is quicker than arrays.
+The updates are of our own: a handful of unknowns, which grow with the primitives in use and stay above zero. No
+dependency has that, and for so few numbers plain Python is quicker than arrays.
 """
 
 from __future__ import annotations
@@ -22,16 +22,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from hetopt.core.artifact import Record
 from hetopt.core.comm.cost import TRAINER, Algorithms, LinkSpeed, Operation, Primitive, Scope, Terms
 
 FACTOR_SD = 0.3
 """Standard deviation of a primitive's factors where the table of algorithms is all there is."""
-
-FIRST_NOISE = 0.1
-"""Relative standard deviation of one exchange before any was seen."""
 
 ALPHA, BETA = 0, 1  # where they are among a link's unknowns
 
@@ -55,14 +52,12 @@ class LinkState(Record):
         values: alpha in seconds, beta in seconds a byte, then the factors l and b of each primitive.
         covariance: of the values.
         primitives: that were measured or used.
-        proven: for each of them, exchanges with it that took about as long as was thought.
         grace_s: how much less bytes take than their number says.
     """
 
     values: tuple[PositiveFloat, ...]
     covariance: tuple[tuple[float, ...], ...]
     primitives: tuple[Primitive, ...] = ()
-    proven: tuple[NonNegativeInt, ...] = ()
     grace_s: NonNegativeFloat = 0.0
 
     @classmethod
@@ -93,7 +88,6 @@ class LinkState(Record):
                 "values": (*self.values, *(1.0,) * count),
                 "covariance": tuple(rows),
                 "primitives": (*self.primitives, *new),
-                "proven": (*self.proven, *(0 for _ in new)),
             }
         )
 
@@ -131,10 +125,6 @@ class LinkState(Record):
     def variance(self, row: Row) -> float:
         """Variance of the time that ``row`` stands for, in s^2."""
         return max(0.0, sum(a * b * self.covariance[i][j] for i, a in row.items() for j, b in row.items()))
-
-    def drifted(self, hop: float, factors: float) -> LinkState:
-        """The link when alpha and beta, and less so the factors, may have moved by so much, relatively."""
-        return self._widened([(hop if index < 2 else factors) * value for index, value in enumerate(self.values)])
 
     def conditioned(self, row: Row, error_s: float, variance: float) -> LinkState:
         """The link once a time was seen to be ``error_s`` longer than thought, with that variance (Kalman 1960).
@@ -198,12 +188,6 @@ class LinkState(Record):
         place = self.place(primitive)
         return self.values[place], self.values[place + 1]
 
-    def _widened(self, sds: Sequence[float]) -> LinkState:
-        covariance = tuple(
-            tuple(cell + sds[i] ** 2 * (i == j) for j, cell in enumerate(row)) for i, row in enumerate(self.covariance)
-        )
-        return self.model_copy(update={"covariance": covariance})
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
@@ -220,7 +204,6 @@ class Parts:
     links: Mapping[Scope, LinkState]
     seconds: Mapping[Scope, float]
     rows: Mapping[Scope, Row]
-    primitives: Mapping[Scope, frozenset[Primitive]]
 
     @property
     def time_s(self) -> float:
@@ -234,22 +217,13 @@ class Parts:
 
 
 class NetworkState(Record):
-    """All of it; the same on every rank if it is fed the same, and part of a checkpoint.
+    """All of it; the same on every rank if it is fed the same.
 
     Attributes:
         links: hops by scope.
-        noise: relative variance of a single exchange.
-        slower, faster: evidence that the network has jumped.
-        jumps: how often it has.
-        since_jump: observations since then, or since the start.
     """
 
     links: dict[Scope, LinkState] = Field(min_length=1)
-    noise: NonNegativeFloat = FIRST_NOISE**2
-    slower: NonNegativeFloat = 0.0
-    faster: NonNegativeFloat = 0.0
-    jumps: NonNegativeInt = 0
-    since_jump: NonNegativeInt = 0
 
     def parts(self, terms: Sequence[tuple[float, Sequence[Operation]]], algorithms: Algorithms) -> Parts:
         """A weighted sum of exchanges, taken apart."""
@@ -268,8 +242,7 @@ class NetworkState(Record):
                 seconds[scope] += weight * links[scope].time_s(own)
                 for index, slope in links[scope].row(own).items():
                     rows[scope][index] = rows[scope].get(index, 0.0) + weight * slope
-        primitives: dict[Scope, frozenset[Primitive]] = {scope: frozenset(own) for scope, own in used.items()}
-        return Parts(links=links, seconds=seconds, rows=rows, primitives=primitives)
+        return Parts(links=links, seconds=seconds, rows=rows)
 
     def estimate(self, *terms: tuple[float, Sequence[Operation]], algorithms: Algorithms = TRAINER) -> Estimate:
         """The weighted sum of exchanges' times, each term a weight and the exchange's operations.

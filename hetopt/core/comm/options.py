@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from hetopt.core.comm.composition import AR_TOPK, AUTO, DENSE, GATHER, METHODS, NONE, PACKED_BF16, PLAIN, combine
-from hetopt.core.comm.cost import dense
-from hetopt.core.comm.payload_bytes import VALUE_BYTES, Shapes, kept_elements
+from hetopt.core.comm.cost import Operation, dense
+from hetopt.core.comm.payload_bytes import VALUE_BYTES, Shapes, kept_elements, operations
 from hetopt.core.comm.planner import Option, make_option
 from hetopt.core.run_spec import Compression
 
@@ -149,10 +149,15 @@ class Candidates:
         return next((candidate for candidate in self.all if candidate.option.key == key), None)
 
     def nearest(self, ratio: float) -> Candidate:
-        """Of `all`, the first candidate of the ratio that is nearest to this one; dense at 1."""
+        """Of `all`, a candidate of the ratio nearest to this one, by the collective asked for if any; dense at 1."""
         if ratio >= 1:
             return self.dense
-        return min(self.all, key=lambda candidate: abs(math.log(candidate.option.ratio / ratio)))
+        asked = self._collective
+
+        def distance(candidate: Candidate) -> tuple[float, bool]:
+            return abs(math.log(candidate.option.ratio / ratio)), candidate.option.collective != asked
+
+        return min(self.all, key=distance)
 
     @property
     def _collective(self) -> str:
@@ -216,6 +221,34 @@ class Candidates:
         if coding != PLAIN:
             options["coding"] = coding
         return Candidate(option=option, compression=Compression.model_validate({**options, **kind}))
+
+
+def operations_of(
+    compression: Compression, numel: int, *, workers: int, shapes: Shapes | None = None
+) -> tuple[Operation, ...]:
+    """The collective operations of one exchange in this way, as `hetopt.core.comm.payload_bytes.operations` has them.
+
+    Args:
+        compression: the way.
+        numel: elements of the gradient.
+        workers: that take part.
+        shapes: of the parameters, for compressors that work by layer; absent: one vector.
+
+    Raises:
+        BadInput: what is asked of the compressor does not go together, or so many workers cannot be served like that.
+    """
+    return operations(
+        compression.name,
+        numel,
+        compression.ratio,
+        workers=workers,
+        collective=compression.collective,
+        bits=compression.bits,
+        levels=compression.levels,
+        rank=compression.rank or 1,
+        coding=compression.coding or PLAIN,
+        shapes=shapes,
+    )
 
 
 def settled_collective(compression: Compression) -> str:

@@ -9,13 +9,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from hetopt.core.comm import composition, cost
 from hetopt.core.comm.composition import AR_TOPK, AUTO, GATHER, METHODS, PACKED_BF16, PLAIN, STAR, VAR, combine
 from hetopt.core.comm.cost import Operation
 from hetopt.core.comm.levels import gathered_bits, gathered_code_bytes, summed_bits, summed_code_bytes
 from hetopt.core.names import known
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 Collective = Literal["all_reduce", "all_gather"]
 Shapes = Sequence[Sequence[int]]
@@ -35,14 +39,33 @@ MANY_WORKERS = 32
 """With more, taking turns leaves a worker's own choice waiting too long: automatic AR-Topk always elects."""
 
 
-def slice_elements(numel: int, workers: int, *, group: int = 1) -> int:
+Whole = TypeVar("Whole", int, "NDArray[np.int64]")
+"""A whole number, or many."""
+
+
+def slice_elements(numel: int, workers: Whole, *, group: int = 1) -> Whole:
     """Elements of the part of a gradient that each worker sums, in whole groups; the last parts may be shorter."""
-    return math.ceil(math.ceil(numel / workers) / group) * group
+    own = -(-numel // workers)
+    return -(-own // group) * group
 
 
-def scaled_code_bytes(numel: int, bits: int) -> int:
+def scaled_code_bytes(numel: Whole, bits: int) -> Whole:
     """Bytes of ``numel`` codes with their scales in bf16, in whole groups of `SCALED_ELEMENTS`."""
-    return math.ceil(numel / SCALED_ELEMENTS) * (2 + SCALED_ELEMENTS * bits // 8)
+    return -(-numel // SCALED_ELEMENTS) * (2 + SCALED_ELEMENTS * bits // 8)
+
+
+def sliced_bytes(name: str, numel: int, workers: Whole) -> Whole:
+    """Of what is summed in a slice by each worker: all to all, and the sums back, as a ring moves them.
+
+    Args:
+        name: the compressor; one that selects sends values in bf16.
+        numel: elements that are summed.
+        workers: that take part.
+    """
+    own = slice_elements(numel, workers)
+    if name in SCALED_BITS:
+        return workers * scaled_code_bytes(own, SCALED_BITS[name])
+    return workers * LOW_PRECISION_BYTES * (own + (name == "fp16"))  # in fp16 with its exponent
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,11 +194,8 @@ def operations(
     match name:
         case "identity":
             parts: list[_Part] = [("all_reduce", VALUE_BYTES * numel)]
-        case "fp16" | "bf16":
-            # A slice for each worker, in fp16 with its exponent: all to all, and the sums back, as a ring moves them.
-            parts = [("sliced", workers * LOW_PRECISION_BYTES * (slice_elements(numel, workers) + (name == "fp16")))]
-        case "int8" | "int4":
-            parts = [("sliced", workers * scaled_code_bytes(slice_elements(numel, workers), SCALED_BITS[name]))]
+        case "fp16" | "bf16" | "int8" | "int4":
+            parts = [("sliced", sliced_bytes(name, numel, workers))]
         case "randomk":
             parts = [("all_reduce", VALUE_BYTES * kept_elements(numel, ratio))]
         case "qsgd_maxnorm" | "terngrad" if chosen == GATHER:
@@ -282,7 +302,7 @@ def _selected(collective: str, numel: int, kept: int, workers: int, same_size: b
     indices = kept * INDEX_BYTES if coding == PLAIN else packed_index_bytes(numel, kept)
     values: _Part = ("all_reduce", kept * VALUE_BYTES)
     if coding == PACKED_BF16:
-        values = ("sliced", workers * LOW_PRECISION_BYTES * math.ceil(kept / workers))
+        values = ("sliced", sliced_bytes(PACKED_BF16, kept, workers))
     return [*election, ("broadcast", indices), values]
 
 

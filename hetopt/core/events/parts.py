@@ -57,6 +57,7 @@ ProbeKind = Literal[
     "gain_sample",
     "pilot_evaluation",
     "pilot_finished",
+    "precision_refused",
 ]
 """What a probe writes, as `hetopt.core.events.probe_records` describes it."""
 

@@ -11,8 +11,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from hetopt.core.artifact import Record
+from hetopt.core.artifact import Record, Told
 from hetopt.core.memory import TrainingMemory
+from hetopt.core.precision import Precision
 from hetopt.core.profile import Collective
 
 STARTED = "probe_started"
@@ -34,10 +35,19 @@ class DeviceFacts(Measurement):
 
     sweep: NonNegativeInt
     kind: Literal["cpu", "cuda"]
-    precision: Literal["fp32", "bf16", "fp16"]
+    precision: Precision
     memory_limit_bytes: PositiveInt
     matmul_flops_per_s: PositiveFloat
     copy_bytes_per_s: PositiveFloat
+
+
+class PrecisionRefused(Measurement):
+    """What the task cannot be computed in, and why."""
+
+    EVENT: ClassVar[str] = "precision_refused"
+
+    precision: Precision
+    reason: Told
 
 
 class SweepPoint(Measurement):
@@ -124,6 +134,7 @@ class PilotStarted(Measurement):
     seed: int
     sync: str | None = Field(default=None, description="as written; absent: gradients are summed in every step")
     workers: PositiveInt = 1
+    precision: Precision = "fp32"
 
 
 class NoiseMeasured(Measurement):

@@ -206,7 +206,6 @@ class NetworkMeasured(Happened):
     bytes_per_s: Bytes
     timings: tuple[TimedCollective, ...] = ()
     measured_s: Seconds = 0.0
-    beside_s: Seconds = 0.0
     by_hosts: bool = False
 
 

@@ -1,8 +1,7 @@
 """Charts over the run's time: the plot is an SVG that stretches, its words are HTML that does not.
 
 So a page is as readable on a telephone as on a wide screen. All charts share one axis of time, from the first step to
-the last. Colours are those of Okabe and Ito (2008), which stay apart for every kind of colour vision; what lies side by
-side also differs in lightness or dash.
+the last. What lies side by side differs in lightness or dash, and each says in words where it begins and ends.
 """
 
 from __future__ import annotations
@@ -139,7 +138,14 @@ def line_chart(
     return figure(
         title,
         legend + told,
-        plot("".join(parts), axes, height=height, top=say(scale.high), bottom=say(scale.low), name=title),
+        plot(
+            "".join(parts),
+            axes,
+            height=height,
+            top=say(scale.high),
+            bottom=say(scale.low),
+            name=f"{title}: {'; '.join(_in_words(line, say) for line in lines)}",
+        ),
         note=note,
     )
 
@@ -173,7 +179,7 @@ def plot(inside: str, axes: Axes, *, height: int, top: str, bottom: str, name: s
     marks = "".join(f"M{axes.x(time_s):.1f} 0V{height}" for time_s in axes.marks_s)
     return (
         f'<div class="plot" style="height:{height}px"><svg viewBox="0 0 {WIDTH} {height}" preserveAspectRatio="none" '
-        f'role="img" aria-label="{escape(name)} over time">{inside}'
+        f'role="img" aria-label="{escape(name)}">{inside}'
         f'<path class="happened" d="{marks}"/></svg>'
         f'<span class="top">{escape(top)}</span><span class="bottom">{escape(bottom)}</span>'
         '<i class="cursor" hidden></i></div>'
@@ -191,7 +197,7 @@ def figure(title: str, legend: str, body: str, *, note: str = "", rows: bool = F
         rows: whether it is rows.
     """
     said = f'<span class="soft small">{escape(note)}</span>' if note else ""
-    kind = ' class="rows"' if rows else ""
+    kind = ' class="whole"' if rows else ""
     return f"<figure{kind}><figcaption><b>{escape(title)}</b> {legend}{said}</figcaption>{body}</figure>"
 
 
@@ -200,6 +206,16 @@ def ticks(axes: Axes, count: int = 5) -> str:
     said = ["0", *(formatting.duration(axes.duration_s * k / (count - 1)) for k in range(1, count))]
     inside = "".join(f"<span>{one}</span>" for one in said)
     return f'<div class="ticks">{inside}</div>'
+
+
+def _in_words(line: Line, say: formatting.Say) -> str:
+    """Where a line begins, ends and lies."""
+    middle = line.envelope.middle[np.isfinite(line.envelope.middle)]
+    if not len(middle):
+        return f"{line.label} unknown"
+    low, high = float(np.nanmin(line.envelope.low)), float(np.nanmax(line.envelope.high))
+    first, last = say(float(middle[0])), say(float(middle[-1]))
+    return f"{line.label} {first} at first, {last} at the end, {say(low)} to {say(high)} on the way"
 
 
 def _legend(line: Line, dash: str) -> str:

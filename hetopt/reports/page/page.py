@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -12,13 +11,13 @@ import numpy as np
 
 from hetopt.core import formatting
 from hetopt.optimizer.launch_record import Launch
-from hetopt.reports import plan_page
+from hetopt.reports.document import document, figure, interval_bar, section, sentences, share_bar, table, tile, tiles
 from hetopt.reports.page.chart import Axes, ticks
+from hetopt.reports.page.cursor import SCRIPT
 from hetopt.reports.page.envelope import Stretches, stretches
 from hetopt.reports.page.run_charts import Known, anatomy, averages, evaluations, exchange, loss, step_time, way_words
 from hetopt.reports.page.series import RunSeries
-from hetopt.reports.page.style import SCRIPT, STYLE
-from hetopt.reports.plan_page import cost_terms, table
+from hetopt.reports.plan_page import cost_terms
 from hetopt.reports.report import Compared, Report
 from hetopt.reports.timeline import Happening
 
@@ -54,66 +53,77 @@ def page(report: Report, launch: Launch, run: RunSeries) -> str:
         *averages(run, over, axes, known),
         ticks(axes),
     ]
-    body = [
-        f"<h1>{escape(report.task)}: {escape(report.state)}{escape(formatting.ending(report.finish_reason))}</h1>",
-        f'<p class="soft">{escape(report.run_id)}, {len(report.workers)} workers on {escape(report.on)}, '
-        f"planned by hetopt {escape(launch.plan.hetopt_version)}, {escape(launch.created[:10])}.</p>",
-        *_summary(report),
-        "<h2>Predicted and measured</h2>",
-        _compared(report.compared),
-        "<ul>",
-        *(f"<li>{escape(sentence)}</li>" for sentence in report.verdict),
-        "</ul>",
-        "<h2>Over the run</h2>",
-        f'<div id="now" class="soft">{formatting.duration(run.duration_s)} of training, '
-        f"{formatting.count(run.step[-1])} steps. "
-        "Point at a chart to read it.</div>",
-        *charts,
-        *_told(marks, report.happenings),
-        "<h2>Where the money goes</h2>",
-        _money(report, launch),
-    ]
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(report.run_id)}</title>\n<style>{plan_page.STYLE}{STYLE}</style>\n</head>\n<body>\n"
-        + "\n".join(body)
-        + f'\n<script type="application/json" id="data">{_data(run, over, known)}</script>\n'
-        f"<script>{SCRIPT}</script>\n</body>\n</html>\n"
+    first, *rest = report.verdict
+    workers = "1 worker" if len(report.workers) == 1 else f"{len(report.workers)} workers"
+    return document(
+        kind="hetopt run",
+        title=f"{report.task}: {report.state}{formatting.ending(report.finish_reason)}",
+        about=[
+            f'<p class="lead">{escape(first)}</p>',
+            f'<p class="soft">{escape(report.run_id)}, {workers} on {escape(report.on)}, begun '
+            f"{escape(launch.created[:10])}.</p>",
+        ],
+        main=[
+            tiles(_summary(report, launch, run)),
+            section("Predicted and measured", _compared(report.compared), sentences(rest)),
+            section(
+                "Over the run",
+                f'<div id="now"><span id="said" class="soft" aria-live="polite">'
+                f"{formatting.duration(run.duration_s)} of training, {formatting.count(run.step[-1])} steps.</span>"
+                '<input type="range" id="moment" min="0" max="1000" value="0" aria-label="moment of the run" hidden>'
+                "</div>",
+                *charts,
+            ),
+            section("What happened", *_told(marks, report.happenings)),
+            section("Workers", _workers(report)),
+            section("Where the money goes", _money(report, launch)),
+        ],
+        below=f"Planned by hetopt {escape(launch.plan.hetopt_version)}.",
+        script=f'\n<script type="application/json" id="data">{_data(run, over, known)}</script>\n'
+        f"<script>{SCRIPT}</script>",
     )
 
 
-def _summary(report: Report) -> Iterable[str]:
+def _summary(report: Report, launch: Launch, run: RunSeries) -> Iterable[str]:
+    """What it took and cost, each beside what was predicted, and what it has reached."""
     figures = {one.name: one for one in report.compared}
-    yield '<div class="key">'
+    widest = _widest(report.compared)
+    if "run time" not in figures:
+        expected = launch.prediction.steps.value
+        yield tile(
+            "steps",
+            formatting.count(run.step[-1]),
+            f"of about {formatting.count(expected)}",
+            share_bar("steps done", run.step[-1] / max(expected, 1.0)),
+        )
     for name in ("run time", "cost at the plan's rate", "step time"):
-        if name in figures:
-            one = figures[name]
-            said = f" ({formatting.percent(one.error)} of its prediction)" if one.error is not None else ""
-            yield f"<div><span>{escape(name)}</span><b>{_figure(one, 'measured')}</b><span>{said}</span></div>"
+        if name not in figures:
+            continue
+        one = figures[name]
+        said = f"predicted {_figure(one, 'predicted')}"
+        said += f" ({_figure(one, 'low')} to {_figure(one, 'high')})" if one.low < one.high else ""
+        error = f"{formatting.percent(one.error)} from its prediction" if one.error is not None else ""
+        yield tile(name, _figure(one, "measured"), said, _drawn(one, widest), error, *_of_budget(one, launch))
     for name, value in report.metrics.items():
-        yield f"<div><span>{escape(name)}</span><b>{value:.4g}</b></div>"
-    yield "</div>"
+        yield tile(name, f"{value:.4g}")
+
+
+def _of_budget(one: Compared, launch: Launch) -> Iterable[str]:
+    """How much of the budget the cost is."""
+    budget = launch.plan.goal.budget_usd
+    if one.unit == "USD" and budget is not None:
+        yield f"{formatting.share(one.measured / budget)} of the budget of {formatting.usd(budget)}"
+
+
+def _drawn(one: Compared, widest: float) -> str:
+    return interval_bar(one.predicted, one.low, one.high, one.measured, widest=widest)
 
 
 def _compared(figures: Sequence[Compared]) -> str:
     """Each with its interval: 1 is the prediction, on a logarithmic scale."""
     widest = _widest(figures)
-
-    def place(ratio: float) -> float:
-        clipped = min(max(ratio, 1 / widest), widest)
-        return 50 + 50 * math.log(clipped) / math.log(widest)
-
     rows = []
     for one in figures:
-        drawn = ""
-        if one.predicted > 0 and one.measured > 0:
-            low, high = (place(max(value, 1e-12) / one.predicted) for value in (one.low, one.high))
-            at = place(one.measured / one.predicted)
-            drawn = (
-                f'<div class="interval"><i style="left:{low:.1f}%;width:{max(high - low, 0.4):.1f}%"></i>'
-                f'<b style="left:{at:.1f}%"></b></div>'
-            )
         interval = f"{_figure(one, 'low')} to {_figure(one, 'high')}" if one.low < one.high else ""
         rows.append(
             [
@@ -122,14 +132,29 @@ def _compared(figures: Sequence[Compared]) -> str:
                 interval,
                 _figure(one, "measured"),
                 formatting.percent(one.error) if one.error is not None else "",
-                drawn,
+                _drawn(one, widest),
             ]
         )
-    columns = [
-        *("", "predicted", "90 % interval", "measured", "difference"),
-        f'<span class="small scale">{1 / widest:.2g} … as predicted … {widest:g} times</span>',
+    scale = f"{1 / widest:.2g} to {widest:g} times"
+    columns = ["figure", "predicted", "90 % interval", "measured", "difference", scale]
+    return table("what was predicted and what was measured", columns, rows, numbers=frozenset({1, 2, 3, 4}))
+
+
+def _workers(report: Report) -> str:
+    """Means of a step of each worker."""
+    rows = [
+        [
+            escape(worker.host),
+            escape(worker.type),
+            formatting.count(worker.local_batch_size) if worker.is_present else "gone",
+            formatting.duration(worker.compute_s),
+            formatting.duration(worker.wait_s),
+            formatting.count(worker.steps),
+        ]
+        for worker in report.workers
     ]
-    return table(columns, rows, numbers=frozenset({1, 2, 3, 4}))
+    columns = ["worker", "planned as", "local batch size", "computing", "straggler wait", "steps"]
+    return table("means of a step of each worker", columns, rows, numbers=frozenset({2, 3, 4, 5}))
 
 
 def _widest(figures: Sequence[Compared]) -> float:
@@ -142,7 +167,7 @@ def _widest(figures: Sequence[Compared]) -> float:
 
 def _figure(one: Compared, which: str) -> str:
     say = {"s": formatting.duration, "USD": formatting.usd}.get(one.unit, formatting.count)
-    return plan_page.figure(f"{re.sub(r'[^a-z]+', '_', one.name)}_{which}", getattr(one, which), say)
+    return figure(f"{re.sub(r'[^a-z]+', '_', one.name)}_{which}", getattr(one, which), say)
 
 
 def _marks(happenings: Sequence[Happening]) -> list[Happening]:
@@ -163,15 +188,15 @@ def _strip(marks: Sequence[Happening], axes: Axes) -> str:
         last = at if has_room else last
         kind, said = ("", str(number)) if has_room else (' class="dot"', "")
         drawn.append(
-            f'<a href="#event{number}"{kind} style="left:{100 * at:.2f}%" title="{escape(one.sentence)}">{said}</a>'
+            f'<a href="#event{number}"{kind} style="left:{100 * at:.2f}%" title="{escape(one.sentence)}" '
+            f'aria-label="event {number}">{said}</a>'
         )
-    return f'<div class="marks">{"".join(drawn)}</div>' if drawn else ""
+    return f'<nav class="marks" aria-label="what happened when">{"".join(drawn)}</nav>' if drawn else ""
 
 
 def _told(marks: Sequence[Happening], happenings: Sequence[Happening]) -> Iterable[str]:
     if not marks:
         return
-    yield "<h3>What happened</h3>"
     yield '<ol class="told">'
     for number, one in enumerate(marks, start=1):
         step = f", step {formatting.count(one.step)}" if one.step is not None else ""
@@ -197,7 +222,9 @@ def _money(report: Report, launch: Launch) -> str:
             f"predicted were {_figure(here, 'low')} to {_figure(here, 'high')}{limit}.</p>"
         )
     rented = formatting.usd(report.rented_cost_usd)
-    return f"{said}<p class=soft>Predicted for the rented cluster, {rented} in all:</p>{cost_terms(launch.plan.chosen)}"
+    return (
+        f"{said}<p class='soft'>Predicted for the rented cluster, {rented} in all:</p>{cost_terms(launch.plan.chosen)}"
+    )
 
 
 def _data(run: RunSeries, over: Stretches, known: Known) -> str:

@@ -10,7 +10,7 @@ from itertools import groupby
 import numpy as np
 
 from hetopt.core import formatting
-from hetopt.reports import plan_page
+from hetopt.reports.document import swatch
 from hetopt.reports.page.chart import Axes, Line, figure, line_chart, plot, stack, steps_line
 from hetopt.reports.page.envelope import Envelope, Stretches, envelope
 from hetopt.reports.page.series import Column, RunSeries
@@ -61,7 +61,8 @@ def evaluations(run: RunSeries, axes: Axes) -> Iterable[str]:
 
         path = "M" + "L".join(f"{axes.x(time_s):.1f} {y(value):.1f}" for time_s, value in points)
         told = f"<b>{escape(name)}</b><br><span class=soft>{low:.4g} to {high:.4g}, last {values[-1]:.4g}</span>"
-        drawn = plot(f'<path class="line c" d="{path}"/>', axes, height=height, top="", bottom="", name=name)
+        said = f"{name} of {len(values)} evaluations: {low:.4g} to {high:.4g}, last {values[-1]:.4g}"
+        drawn = plot(f'<path class="line a" d="{path}"/>', axes, height=height, top="", bottom="", name=said)
         rows.append(f'<div class="worker"><div>{told}</div>{drawn}</div>')
     yield figure("Evaluations", "", "".join(rows), rows=True)
 
@@ -105,14 +106,19 @@ def anatomy(run: RunSeries, over: Stretches, axes: Axes, known: Known, report: R
             axes,
             high=high,
             height=46,
-            name=f"step of {host}",
+            name=f"step of {host} over time; the table of workers has its means",
             top=formatting.duration(high) if worker == 0 else "",
-        )
-        share = steps_line(
-            shares[:, worker], axes, high=most, height=26, colour="c", name=f"local batch size of {host}"
         )
         last = shares[-1, worker]
         told = f"{last:.0f} samples" if math.isfinite(last) else "gone"
+        share = steps_line(
+            shares[:, worker],
+            axes,
+            high=most,
+            height=26,
+            colour="d",
+            name=f"local batch size of {host}, {told} at the end",
+        )
         label = (
             f"<b>{escape(host)}</b> <span class=soft>{escape(kind)}, {told}</span><br>"
             f'<output data-series="share{worker}"></output> <output data-series="compute{worker}"></output> '
@@ -121,11 +127,11 @@ def anatomy(run: RunSeries, over: Stretches, axes: Axes, known: Known, report: R
         rows.append(f'<div class="worker"><div>{label}</div><div>{drawn}{share}</div></div>')
     _know(known, "sync", "s", sync)
     legend = (
-        f'<span class="key1">{plan_page.swatch("a")} computing</span> '
-        f'<span class="key1">{plan_page.swatch("b")} communication not overlapped '
+        f'<span class="key1">{swatch("a")} computing</span> '
+        f'<span class="key1">{swatch("b")} communication not overlapped '
         '<output data-series="sync"></output></span> '
-        f'<span class="key1">{plan_page.swatch("wait")} waiting for the slowest</span> '
-        f'<span class="key1">{plan_page.swatch("c")} line below: share of the batch</span>'
+        f'<span class="key1">{swatch("e")} waiting for the slowest</span> '
+        f'<span class="key1">{swatch("d")} line below: local batch size</span>'
     )
     return figure("A step of each worker", legend, "".join(rows), note="medians", rows=True)
 
@@ -190,7 +196,7 @@ def _bytes_sent(
     """What one worker has sent so far, from bytes of a step, and what it would have if all were sent in fp32."""
     last = np.append(over.first[1:], len(run.steps)) - 1
     lines = []
-    for key, label, bytes_, colour in (("sent", "sent", sent, "a"), ("dense", "everything in fp32", dense, "b")):
+    for key, label, bytes_, colour in (("sent", "sent", sent, "a"), ("dense", "everything in fp32", dense, "d")):
         if bytes_ is not None:
             so_far = np.cumsum(np.nan_to_num(bytes_) * run.steps)[last]
             _know(known, key, "bytes", so_far)
@@ -224,7 +230,8 @@ def _ways(run: RunSeries) -> str:
         f"{escape(way_words(way))}</i>"
         for way, length in pieces
     )
-    return f'<div class="ways">{drawn}</div>'
+    used = ", then ".join(dict.fromkeys(way_words(way) for way, _ in pieces if way))
+    return f'<div class="pieces" role="img" aria-label="{escape(used)}">{drawn}</div>'
 
 
 def way_words(way: str) -> str:

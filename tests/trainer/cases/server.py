@@ -27,7 +27,7 @@ from hetopt.core.errors import HetoptError
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.trainer.session import session
 
-from . import hub, scripts
+from . import hub, scripts, strangers
 
 LIMIT_S = 120.0
 
@@ -55,7 +55,7 @@ class Plain:
     def loader(self, loader: Any) -> Any:
         return loader
 
-    def backward(self, loss: Tensor, **options: Any) -> None:
+    def backward(self, loss: Tensor, *, weight: Any = None, **options: Any) -> None:
         loss.backward(**options)
 
     def sync(self, **options: Any) -> None:
@@ -113,6 +113,7 @@ def child(run: Callable[[Any], Any], out: Path, rank: int, workers: int, store: 
             os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(workers))
             os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
             dist.init_process_group("gloo", store=dist.FileStore(str(store), workers), rank=rank, world_size=workers)
+            dist.barrier()  # a script that is refused at once would be gone before the others are connected
         alone = Plain if out.name.startswith("plain") else session
         result = run(partial(session, spec=shares(workers)) if workers > 1 else alone)
     except HetoptError as error:
@@ -143,7 +144,8 @@ def main() -> None:
     # What a first optimizer makes torch import would take each child seconds.
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1).step()
     cases: dict[str, Callable[[Any], Any]] = {
-        one.__name__: one for one in (*scripts.EXACT, *scripts.NARROW, *scripts.REFUSED)
+        one.__name__: one
+        for one in (*scripts.EXACT, *scripts.NARROW, *scripts.REFUSED, *strangers.EXACT, *strangers.REMEDIES)
     }
     cases["lbfgs_rounded"] = scripts.lbfgs_rounded
     cases["drawn"] = scripts.drawn
@@ -159,11 +161,14 @@ def main() -> None:
 
         cases = {one.__name__: one for one in (*hub.EXACT, *hub.REFUSED)}
         wanted = list(cases)
+    if wanted == ["more"]:
+        cases = {one.__name__: one for one in strangers.MORE}
+        wanted = list(cases)
     for name in wanted:
         living = {}
         place = folder / name
         place.mkdir(exist_ok=True)
-        for label, rank, workers in (*RUNS, *(MORE_RUNS if cases[name] in scripts.THREE else ())):
+        for label, rank, workers in (*RUNS, *(MORE_RUNS if cases[name] in (*scripts.THREE, *strangers.MORE) else ())):
             pid = os.fork()
             if pid == 0:
                 child(cases[name], place / f"{label}.pt", rank, workers, place / f"store-{workers}")

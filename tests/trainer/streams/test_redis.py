@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks._ports import own_port
 from benchmarks._redis_server import DURABLE, RedisServer
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.stream import Stream
@@ -274,7 +274,7 @@ def test_a_broker_that_is_away_is_waited_for_and_told_about(
     server.kill()
     with pytest.raises(RunFailed, match="has not answered for 1 s"):
         reader.take(200)
-    assert any("waits for the Redis at 127.0.0.1" in told for told in reader.told)
+    assert any(f"waits for the Redis at {server.address}" in told for told in reader.told)
 
 
 def test_a_broker_that_forgets_is_named(
@@ -304,11 +304,9 @@ def test_a_stream_that_stops_ends_the_run_with_its_name(
 
 
 def test_an_absent_broker_is_named_at_once(key: str, readers: Callable[..., Reader]) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with pytest.raises(BadInput, match=f"no Redis answers at 127.0.0.1:{port}"):
-        readers(f"redis://127.0.0.1:{port}/0", key).go_on()
+    address, port = own_port()
+    with pytest.raises(BadInput, match=f"no Redis answers at {address}:{port}"):
+        readers(f"redis://{address}:{port}/0", key).go_on()
 
 
 def test_passwords_are_asked_for_and_refused_in_words(

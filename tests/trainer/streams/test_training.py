@@ -62,6 +62,7 @@ def test_a_resumed_replay_goes_on_with_other_samples(tmp_path: Path) -> None:
     assert [event["resumed_step"] for event in again if event["event"] == "run_started"] == [0, 5]
 
 
+@pytest.mark.slow  # test_redis.py kills a broker, and a run, each by itself
 @pytest.mark.skipif(PROGRAM is None, reason=MISSING)
 def test_kills_of_workers_and_broker_lose_nothing_and_train_nothing_twice(tmp_path: Path) -> None:
     pytest.importorskip("redis", reason="needs redis-py: pip install -e '.[streams]'")

@@ -19,13 +19,10 @@ averaged holds a schedule that is stretched.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from hetopt.core.comm.network_state import NetworkState
 from hetopt.core.comm.planner import Option
-from hetopt.trainer.policies.ratio.auto import AutoRatio
-from hetopt.trainer.policies.ratio.auto_state import AutoState
-from hetopt.trainer.policies.ratio.time_to_target import Judged
+from hetopt.trainer.policies.ratio.auto import AutoRatio, AutoState, Judged, Outlook
 
 EVERY_STEPS, MOST_EVERY_STEPS = 5, 8
 """From one average to the next, at least and at most, until the learning rate falls; the less it is, the rarer they
@@ -89,30 +86,30 @@ class Promise:
         )
 
 
-def promised(policy: AutoRatio, state: AutoState, network: NetworkState) -> Promise | None:
+def promised(outlook: Outlook) -> Promise | None:
     """What averages promise to a run; None: less than `LEAST_SAVING`, or it is too early to tell.
 
     Args:
-        policy: that steers the exchange.
-        state: after its newest decision.
-        network: as tracked.
+        outlook: of the policy that steers the exchange, after its newest decision.
     """
+    policy, state = outlook.policy, outlook.state
     if state.periods < LEAST_PERIODS or _waits_for_twins(policy, state):
         return None
-    certain = state if math.isinf(state.harmless_from) else state.model_copy(update={"verdict": None})
-    outlook = policy.outlook(certain, network)
-    best = min(policy.usable(certain, outlook), key=lambda judged: judged.per_progress_s)
+    is_harmless = not math.isinf(state.harmless_from)
+    certain = replace(outlook, state=state.model_copy(update={"verdict": None})) if is_harmless else outlook
+    best = min(certain.usable(), key=lambda judged: judged.per_progress_s)
     rounded = [option for option in policy.options if option.compressor in ROUNDED and option.buckets == 1]
     if not rounded:
         return None
-    chosen = min(rounded, key=outlook.predicted_s)
-    average_s = outlook.predicted_s(chosen) - outlook.compute_s
-    most = MOST_EVERY_STEPS if certain is state else HARMLESS_EVERY_STEPS
-    every_steps = steps_between(average_s, outlook.compute_s, most=most)
+    chosen = min(rounded, key=certain.step_s)
+    average_s = max(0.0, certain.step_s(chosen) - state.compute_s)
+    every_steps = steps_between(
+        average_s, state.compute_s, most=HARMLESS_EVERY_STEPS if is_harmless else MOST_EVERY_STEPS
+    )
     stretch = more = 1 + MORE_STEPS * every_steps
-    if certain is not state:
+    if is_harmless:
         stretch, more = HARMLESS_STRETCH, HARMLESS_STEPS
-    step_s = max(outlook.compute_s, average_s / every_steps)
+    step_s = max(state.compute_s, average_s / every_steps)
     saving = 1 - more * step_s / best.per_progress_s
     if saving < LEAST_SAVING:
         return None

@@ -16,8 +16,9 @@ of the second largest. (T of 1029.9 at 1280x and of 1035.4 at 2000x, omega 1 %: 
 largest factor ends with the best T seen, about which the paper says nothing.
 
 Departures: payloads are chosen at the end of a control period from gathered gains, where the paper (and its released
-code, rank by rank) chooses in every step; the gains of floor and candidate come from one curve, which is what
-compressing the compressed amounts to for Top-k; a dense step's time does not contain a compression that nobody used.
+code, rank by rank) chooses in every step; with `every` of 1 so does this, for the step that follows. The gains of floor
+and candidate come from one curve, which is what compressing the compressed amounts to for Top-k; a dense step's time
+does not contain a compression that nobody used.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ class Gravac:
         tolerance: omega.
         policy: how the candidate is raised.
         smoothing: weight of the newest gain and throughput, in (0, 1].
+        every: steps between decisions; absent: the control period.
     """
 
     floor: float = 10.0
@@ -80,6 +82,7 @@ class Gravac:
     tolerance: float = 0.01
     policy: Raise = "exponential"
     smoothing: float = 0.3
+    every: int | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.floor <= self.largest < math.inf:
@@ -96,7 +99,7 @@ class Gravac:
     def first(self, network: NetworkState | None) -> RatioDecision:
         """The floor, which is where gains of all candidates can be read."""
         ratio = DENSE if self.least_gain > 1 else 1 / self.floor
-        return RatioDecision(ratio=ratio, measure_gain=True)
+        return RatioDecision(ratio=ratio, measure_gain=True, look_after_steps=self.every)
 
     def decide(self, state: GravacState, observation: RatioObservation) -> tuple[GravacState, RatioDecision]:
         """The state after this period, and the payload of the next."""
@@ -108,13 +111,13 @@ class Gravac:
             state = state.model_copy(update={"candidate_gain": fresh})
         ratio = self._payload(state)
         if ratio == observation.ratio:
-            return state, RatioDecision(ratio=ratio, measure_gain=True)
+            return state, RatioDecision(ratio=ratio, measure_gain=True, look_after_steps=self.every)
         gain = state.floor_gain if state.candidate_gain is None else state.candidate_gain
         kept = "" if gain is None else f", which keeps {gain:.1%} of the gradient's energy"
         search = f"{'found' if state.done else 'tries'} {state.candidate:.4g}x{kept}"
         moved = "" if before == state.candidate else f" instead of {before:.4g}x"
         reason = f"search {search}{moved}; sends {percent(ratio)}"
-        return state, RatioDecision(ratio=ratio, reason=reason, measure_gain=True)
+        return state, RatioDecision(ratio=ratio, reason=reason, measure_gain=True, look_after_steps=self.every)
 
     def _measured(self, state: GravacState, observation: RatioObservation) -> GravacState:
         worth = dict(state.worth)

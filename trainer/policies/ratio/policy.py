@@ -42,7 +42,8 @@ class RatioObservation:
         gradient_norm: of the gradient without residuals, root of the mean square over workers and steps.
         gain_curve: absent in periods in which no step looked.
         network: as tracked, this period included; absent where nothing tracks it.
-        beside_s: how much longer than on that network alone an exchange takes beside training, whatever it sends.
+        changes: how often something has changed, the time of a step or the network (`NetworkWatch.changes`).
+        is_suspect: the period may be a first sign of that, or was disturbed.
         whole_s: median time of a step from begin to end; absent where only its parts were timed.
         option: `Option.key` of the exchange that was in use; absent where nothing plans.
         learning_rate: of the first parameter group; absent where nobody asks.
@@ -69,7 +70,8 @@ class RatioObservation:
     gain_curve: GainCurve | None = None
     backward_s: float = 0.0
     network: NetworkState | None = None
-    beside_s: float = 0.0
+    changes: int = 0
+    is_suspect: bool = False
     whole_s: float | None = None
     option: str | None = None
     learning_rate: float | None = None
@@ -84,7 +86,7 @@ class RatioObservation:
             raise ValueError("kept_energy and energy have an entry for each worker")
         if not 0 < self.ratio <= 1 or self.sent_bytes < 0:
             raise ValueError(f"impossible exchange: ratio {self.ratio}, {self.sent_bytes} bytes")
-        times = (self.compute_s, self.backward_s, self.compress_s, self.sync_s, self.beside_s)
+        times = (self.compute_s, self.backward_s, self.compress_s, self.sync_s)
         numbers = (*times, self.gradient_norm, *self.energy)
         if any(not 0 <= number < math.inf for number in (*numbers, self.whole_s or 0.0)):
             raise ValueError(f"times, norms and energies must be finite and not negative, not {numbers}")
@@ -140,7 +142,6 @@ class RatioDecision:
         option: `Option.key` of the exchange to use; absent: the planner chooses among those of this ratio.
         measure_gain: the last step of the next period yields a gain curve, even a dense one.
         look_after_steps: end the next period after so many steps; absent: the run's control period.
-        alarm_s: end it as soon as two exchanges in a row take longer, and let its times be theirs; absent: never.
         try_ratio: before anything else is exchanged, twins are to tell whether this ratio holds training back.
     """
 
@@ -149,7 +150,6 @@ class RatioDecision:
     option: str | None = None
     measure_gain: bool = False
     look_after_steps: int | None = None
-    alarm_s: float | None = None
     try_ratio: float | None = None
 
     @property

@@ -16,11 +16,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
+from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.bootstrap import CONFIG_FILE, NodeConfig
 from hetopt.backends.ec2.lifetime import UNITS_FOLDER, UNITS_VARIABLE, Timer
 from hetopt.backends.ec2.node.checkpoints import Checkpoints
-from hetopt.backends.ec2.node.imds import Imds, over_http
+from hetopt.backends.ec2.node.imds import Imds, Notice, over_http
 from hetopt.backends.ec2.objects import Objects, S3Objects
 from hetopt.backends.ec2.protocol import (
     MODELS_FOLDER,
@@ -42,11 +44,12 @@ from hetopt.core.listening import collectives_on
 from hetopt.core.paths import inside
 from hetopt.core.reading import read_text
 from hetopt.core.run_folder import STOP_FILE, write_spec
+from hetopt.core.run_status import failure_reason
 from hetopt.core.secret import SECRET_VARIABLE
 from hetopt.core.worker_logs import host_log_folder
 
 TURN_S = 1.0
-NOTICE_EVERY_S = 5.0
+NOTICE_EVERY_S = facts.NOTICE_EVERY_S.value
 """EC2 asks to look at least so often."""
 STUCK_S = 1800.0
 """A run whose log has not grown for so long will not end by itself."""
@@ -57,26 +60,69 @@ REPLACED_WITHIN_S = 600.0
 _LAST_UPLOADS_S = 60.0
 
 
+class Terms(Protocol):
+    """What a machine is told when it begins; see `NodeConfig` for each."""
+
+    @property
+    def spec_sha256(self) -> str: ...
+
+    @property
+    def group_secret(self) -> str: ...
+
+    @property
+    def end_s(self) -> float: ...
+
+    @property
+    def latest_end_s(self) -> float: ...
+
+
+class Surroundings(Protocol):
+    """What a machine knows of itself."""
+
+    def instance_id(self) -> str | None:
+        """Which of the run's machines it is; None: none."""
+        ...
+
+    def notice(self) -> Notice | None:
+        """That it will be taken away."""
+        ...
+
+
+class OwnEnd(Protocol):
+    """What ends the machine, whatever its agent does."""
+
+    def set(self, end_s: float) -> None:
+        """End it at a time, and not when it was said before."""
+        ...
+
+
 @dataclass(kw_only=True)
 class Agent:
     """One machine's part in a run.
 
     Attributes:
+        config: what it was told.
+        imds: what it knows of itself.
+        timer: what ends it.
+        read_every_s: between looks for news.
+        heartbeat_s: between words that it lives, with which goes what the run has written.
         root: where the boot script installed everything.
         objects: of the run.
         models: where what it trained goes.
         clock: seconds since the epoch.
     """
 
-    config: NodeConfig
+    config: Terms
     root: Path
     objects: Objects
     models: Objects
-    imds: Imds
-    timer: Timer
+    imds: Surroundings
+    timer: OwnEnd
     clock: Callable[[], float] = time.time
     sleep: Callable[[float], None] = time.sleep
     turn_s: float = TURN_S
+    read_every_s: float = READ_EVERY_S
+    heartbeat_s: float = HEARTBEAT_S
     _lease: Lease | None = None
     _armed_s: float = 0.0
     _said: str = ""
@@ -115,8 +161,6 @@ class Agent:
 
     def _next_place(self, instance_id: str, last: Placement) -> Placement | None:
         """The machine's place after a loss; None where there is nothing left to do for it."""
-        if last.leads and self._is_over(last):
-            self.objects.put(OUTCOME_OBJECT, outcome_json(last.generation))
         deadline_s = self.clock() + REPLACED_WITHIN_S
         while self.clock() < deadline_s and not self._time_is_up():
             self._read_lease()
@@ -175,9 +219,17 @@ class Agent:
                 host.kill()
                 host.wait()
         self._say(instance_id, "uploading")
+        for sentence in uploads.outputs():
+            with (host_log_folder(run_dir, placement.node.host) / "host.log").open("a", encoding="utf-8") as log:
+                log.write(f"hetopt: {sentence}\n")
         self._last_uploads(uploads, checkpoints)
-        self._say(instance_id, f"ended with {code}")
         self._code = code
+        # Whoever hears that the first host has ended must know by then whether anything follows.
+        if placement.leads and self._is_over(placement):
+            self.objects.put(OUTCOME_OBJECT, outcome_json(placement.generation))
+        told = failure_reason(read_log(run_dir / EVENTS_FILE).events) if code and not placement.leads else None
+        why = {} if told is None else {"reason": told}  # the first host's events say it themselves
+        self._say(instance_id, f"ended with {code}", generation=placement.generation, **why)
         return code
 
     def _start_host(self, run_dir: Path, placement: Placement, folder: Path | None) -> subprocess.Popen[bytes]:
@@ -217,7 +269,7 @@ class Agent:
             now_s = self.clock()
             if _is_due(due, "notice", now_s, NOTICE_EVERY_S):
                 self._heed_notice(run_dir, instance_id)
-            if _is_due(due, "lease", now_s, READ_EVERY_S):
+            if _is_due(due, "lease", now_s, self.read_every_s):
                 self._read_lease()
                 if self._must_end():
                     (run_dir / STOP_FILE).touch()
@@ -228,7 +280,7 @@ class Agent:
                     host.kill()
                 elif placement is not None and placement.pauses:
                     (run_dir / STOP_FILE).touch()  # others join: all save a checkpoint at the same step
-            if _is_due(due, "heartbeat", now_s, HEARTBEAT_S):
+            if _is_due(due, "heartbeat", now_s, self.heartbeat_s):
                 self._said = ""
                 self._say(instance_id, "training")
                 if uploads.events():
@@ -281,7 +333,7 @@ class Agent:
         uploads.logs()
         uploads.events()
 
-    def _say(self, instance_id: str, what: str, **more: float) -> None:
+    def _say(self, instance_id: str, what: str, **more: float | str) -> None:
         """Write what this machine does, when that is news or the last word is old."""
         if what == self._said:
             return

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-ENDPOINT = "http://169.254.169.254"
-ENDPOINT_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
-TOKEN_TTL_S = 21_600
+from hetopt.backends.ec2 import facts
+
+_PATHS = facts.METADATA_PATHS.value
 _RENEWED_EARLY_S = 60
 _TIMEOUT_S = 2.0
 
@@ -49,16 +49,16 @@ class Imds:
 
     def instance_id(self) -> str | None:
         """The id of this machine; None where there is no metadata service."""
-        return self._text("/latest/meta-data/instance-id")
+        return self._text(_PATHS["id"])
 
     def notice(self) -> Notice | None:
         """The worst that is announced."""
-        taken = self._text("/latest/meta-data/spot/instance-action")
+        taken = self._text(_PATHS["interruption"])
         if taken is not None:
             found = _object(taken)
-            if found.get("action") in ("terminate", "stop", "hibernate"):
+            if found.get("action") in facts.TAKING_ACTIONS.value:
                 return Notice(kind="interruption", time_s=_moment(found.get("time")) or self.clock())
-        advised = self._text("/latest/meta-data/events/recommendations/rebalance")
+        advised = self._text(_PATHS["rebalance"])
         if advised is not None:
             return Notice(kind="rebalance", time_s=_moment(_object(advised).get("noticeTime")) or self.clock())
         return None
@@ -69,7 +69,7 @@ class Imds:
             token = self._current_token()
             if token is None:
                 return None
-            status, body = self.transport("GET", path, {"X-aws-ec2-metadata-token": token})
+            status, body = self.transport("GET", path, {facts.METADATA_HEADERS.value["token"]: token})
             if status == 200:
                 return body.decode("utf-8", errors="replace").strip()
             if status != 401:
@@ -79,18 +79,18 @@ class Imds:
 
     def _current_token(self) -> str | None:
         if self._token is None or self.clock() >= self._token_until_s - _RENEWED_EARLY_S:
-            headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_TTL_S)}
-            status, body = self.transport("PUT", "/latest/api/token", headers)
+            headers = {facts.METADATA_HEADERS.value["lifetime"]: str(facts.METADATA_TOKEN_S.value)}
+            status, body = self.transport("PUT", _PATHS["token"], headers)
             if status != 200:
                 return None
             self._token = body.decode("ascii", errors="replace").strip()
-            self._token_until_s = self.clock() + TOKEN_TTL_S
+            self._token_until_s = self.clock() + facts.METADATA_TOKEN_S.value
         return self._token
 
 
 def over_http(method: str, path: str, headers: Mapping[str, str]) -> Response:
     """The real transport. Proxies are passed by: the address means this machine."""
-    base = os.environ.get(ENDPOINT_VARIABLE, ENDPOINT).rstrip("/")
+    base = os.environ.get(facts.METADATA_ENDPOINT_VARIABLE.value, facts.METADATA_ENDPOINT.value).rstrip("/")
     request = urllib.request.Request(f"{base}{path}", method=method, headers=dict(headers))
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:

@@ -2,8 +2,7 @@
 
 Machines boot Amazon Linux 2023 everywhere, with NVIDIA's driver where there is a GPU. The ids of images are looked up
 by public parameters that Amazon keeps: the newest image, in any region. A region without the parameter is asked for the
-newest image of that name. Both have Python 3.12 and the AWS command line, which booting relies on. Names cannot be
-checked without an account, so each says where it was seen, and when.
+newest image of that name. Both have Python 3.12 and the AWS command line, which booting relies on.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter.errors import ApiRefused
 from hetopt.backends.ec2.renter.order import BootImage, Rate, Role, Zone, usd_per_hour
 from hetopt.backends.ec2.renter.request import Answer, Edge, read
@@ -25,17 +25,6 @@ from hetopt.optimizer.market.software import pinned
 ImageKind = str
 """Architecture and accelerator, such as 'x86_64-cpu' or 'arm64-gpu'."""
 
-OWNER = "amazon"
-"""Whose images are taken: the account alias that EC2 gives Amazon's own."""
-
-_AL2023_SEEN = (
-    "Amazon Linux 2023 user guide, 'AL2023 on EC2', and image names in public Terraform and Packer files, 2026-11-26"
-)
-_DLAMI_SEEN = (
-    "DLAMI developer guide, 'find-dlami-id': the image's title without deep, learning and ami; a public Terraform file "
-    "that resolved the x86_64 one on 2026-09-27; titles in the release notes of 2026-10-01; read 2026-11-26"
-)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
@@ -44,39 +33,28 @@ class Image:
     Attributes:
         parameter: of the Systems Manager, which holds the id of the newest.
         name: what their names look like, where there is no such parameter.
-        seen: where both names were seen, and when.
     """
 
     parameter: str
     name: str
-    seen: str
 
 
-def _gpu_parameter(architecture: str) -> str:
-    return f"/aws/service/deeplearning/ami/{architecture}/base-oss-nvidia-driver-gpu-amazon-linux-2023/latest/ami-id"
+def _image_of(architecture: str, *, gpu: bool) -> Image:
+    if gpu:
+        return Image(
+            parameter=facts.GPU_PARAMETER.value.format(architecture=architecture),
+            name=facts.GPU_NAMES.value[architecture],
+        )
+    return Image(
+        parameter=facts.CPU_PARAMETER.value.format(architecture=architecture),
+        name=facts.CPU_NAME.value.format(architecture=architecture),
+    )
 
 
 IMAGES: dict[ImageKind, Image] = {
-    "x86_64-cpu": Image(
-        parameter="/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-x86_64",
-        name="al2023-ami-2023.*-kernel-*-x86_64",
-        seen=_AL2023_SEEN,
-    ),
-    "arm64-cpu": Image(
-        parameter="/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-arm64",
-        name="al2023-ami-2023.*-kernel-*-arm64",
-        seen=_AL2023_SEEN,
-    ),
-    "x86_64-gpu": Image(
-        parameter=_gpu_parameter("x86_64"),
-        name="Deep Learning Base OSS Nvidia Driver GPU AMI (Amazon Linux 2023) *",
-        seen=_DLAMI_SEEN,
-    ),
-    "arm64-gpu": Image(
-        parameter=_gpu_parameter("arm64"),
-        name="Deep Learning ARM64 Base OSS Nvidia Driver GPU AMI (Amazon Linux 2023) *",
-        seen=_DLAMI_SEEN,
-    ),
+    f"{architecture}-{'gpu' if gpu else 'cpu'}": _image_of(architecture, gpu=gpu)
+    for gpu in (False, True)
+    for architecture in facts.GPU_NAMES.value
 }
 
 
@@ -136,13 +114,15 @@ def regions(edge: Edge) -> list[str]:
     return sorted(str(one["RegionName"]) for one in answer["Regions"])
 
 
-def check_bucket(edge: Edge, bucket: str, account_id: str) -> None:
-    """Make sure that the bucket exists and belongs to this account.
+def check_bucket(edge: Edge, bucket: str, account_id: str, region: str) -> None:
+    """Make sure that the bucket exists, belongs to this account and is where its machines are.
+
+    botocore goes wherever a bucket is; machines would, too, and pay for each gigabyte between regions.
 
     Raises:
         CloudRefused: it does not.
     """
-    edge(
+    told = edge(
         read(
             "s3",
             "head_bucket",
@@ -151,6 +131,12 @@ def check_bucket(edge: Edge, bucket: str, account_id: str) -> None:
             ExpectedBucketOwner=account_id,
         )
     )
+    where = told.get("BucketRegion") or region
+    if where != region:
+        raise CloudRefused(
+            f"the bucket {bucket} is in {where}, and the machines are in {region}.",
+            hint=f"make one there: `hetopt setup --create-bucket --region {region}`, or name another `bucket`",
+        )
 
 
 def default_bucket(account_id: str, region: str) -> str:
@@ -196,12 +182,13 @@ def boot_image(edge: Edge, kind: str, chosen: str | None, volume_gb: int) -> Boo
             f"the image {id_} is for {architecture}, and {kind} machines need one for {architecture_of(kind)}.",
             hint=f"name another: {setting('images', {kind: 'AMI'})}, or leave `images` out to take Amazon's newest",
         )
-    root = str(image.get("RootDeviceName") or "/dev/xvda")
+    root = str(image.get("RootDeviceName") or facts.ROOT_DEVICE.value)
     sizes = [disk.get("Ebs", {}).get("VolumeSize", 0) for disk in image.get("BlockDeviceMappings", ())]
     if max(sizes, default=0) > volume_gb:
         raise BadInput(
             f"the image {id_} needs a disk of {max(sizes)} GB, and machines get one of {volume_gb} GB.",
-            hint=f"name a smaller one: {setting('images', {kind: 'AMI'})}",
+            hint=f"plan with a larger one: `hetopt recommend PROFILE --disk {max(sizes)}`, or name a smaller image: "
+            f"{setting('images', {kind: 'AMI'})}",
         )
     return BootImage(ami=id_, root_device=root)
 
@@ -213,14 +200,14 @@ def _newest(edge: Edge, kind: str) -> Answer:
     try:
         return _described(edge, kind, str(edge(parameter)["Parameter"]["Value"]))
     except ApiRefused as refused:
-        if refused.code != "ParameterNotFound":
+        if refused.code != facts.NO_PARAMETER.value:
             raise
     filters = {"name": image.name, "state": "available", "architecture": architecture_of(kind)}
     named = read(
         "ec2",
         "describe_images",
         f"the newest image for {kind} machines, by its name",
-        Owners=[OWNER],
+        Owners=[facts.IMAGE_OWNER.value],
         Filters=[{"Name": name, "Values": [value]} for name, value in filters.items()],
     )
     found = sorted(edge(named)["Images"], key=lambda one: str(one.get("CreationDate", "")))
@@ -250,14 +237,24 @@ def _described(edge: Edge, kind: str, ami: str) -> Answer:
     return found[0]
 
 
-def zones_for(edge: Edge, roles: Sequence[Role], catalog: Catalog, extras_usd: float, now_s: float) -> tuple[Zone, ...]:
-    """The zones that have every type and a default subnet, the cheapest first at the prices of this moment.
+def zones_for(
+    edge: Edge, roles: Sequence[Role], catalog: Catalog, extras_usd: float, now_s: float, named: Sequence[str] = ()
+) -> tuple[Zone, ...]:
+    """The zones that have every type and a subnet, the cheapest first at the prices of this moment.
 
     All machines go into one zone: what workers send each other costs $0.02 a GB between zones, and takes longer.
 
+    Args:
+        edge: carries out calls.
+        roles: the machines.
+        catalog: of the region.
+        extras_usd: an hour of what comes with a machine.
+        now_s: seconds since the epoch.
+        named: subnets that machines may be in; none: the default ones.
+
     Raises:
         CloudRefused: there is no such zone.
-        BadInput: a type has no on-demand price, so that its worst case is not known.
+        BadInput: a type has no on-demand price, so that its worst case is not known; or subnets of several networks.
     """
     names = list(dict.fromkeys(name for role in roles for name in role.instance_types))
     offerings = read(
@@ -268,7 +265,7 @@ def zones_for(edge: Edge, roles: Sequence[Role], catalog: Catalog, extras_usd: f
         Filters=[{"Name": "instance-type", "Values": names}],
     )
     offered = _offered(edge(offerings)["InstanceTypeOfferings"])
-    subnets = {one["AvailabilityZone"]: one for one in default_subnets(edge) if one.get("State") == "available"}
+    subnets = {one["AvailabilityZone"]: one for one in subnets_of(edge, named) if one.get("State") == "available"}
     spot = newest_prices(edge(price_request(names, now_s)))
     zones = []
     for zone in sorted(set.intersection(*(offered.get(name, set()) for name in names)) & set(subnets)):
@@ -290,7 +287,8 @@ def zones_for(edge: Edge, roles: Sequence[Role], catalog: Catalog, extras_usd: f
         )
     if not zones:
         raise CloudRefused(
-            _why_no_zone(names, offered, subnets), hint="plan again with `hetopt recommend PROFILE --exclude TYPE`"
+            _why_no_zone(names, offered, subnets, named),
+            hint="plan again with `hetopt recommend PROFILE --exclude TYPE`",
         )
     return tuple(sorted(zones, key=partial(usd_per_hour, roles)))
 
@@ -309,18 +307,67 @@ def _rate(catalog: Catalog, name: str, spot: float | None, extras_usd: float) ->
     )
 
 
-def _why_no_zone(names: Sequence[str], offered: Mapping[str, set[str]], subnets: Mapping[str, Any]) -> str:
+def _why_no_zone(
+    names: Sequence[str], offered: Mapping[str, set[str]], subnets: Mapping[str, Any], named: Sequence[str]
+) -> str:
     if not subnets:
         return "the region has no default subnet to put machines in."
     absent = [name for name in names if not offered.get(name)]
     if absent:
         return f"{', '.join(absent)} cannot be rented in this region."
-    return f"no zone of the region has all of {', '.join(names)} and a default subnet."
+    where = "one of the subnets" if named else "a default subnet"
+    return f"no zone of the region has all of {', '.join(names)} and {where}."
+
+
+def subnets_of(edge: Edge, named: Sequence[str]) -> list[Answer]:
+    """The subnets that were named, or else the region's default ones.
+
+    Raises:
+        CloudRefused: one of them is not there.
+        BadInput: they are in several networks, and a security group is in one.
+    """
+    if not named:
+        return default_subnets(edge)
+    found = list(edge(read("ec2", "describe_subnets", "the subnets that were named", SubnetIds=list(named)))["Subnets"])
+    networks = sorted({str(one["VpcId"]) for one in found})
+    if len(networks) > 1:
+        raise BadInput(
+            f"the subnets are in several networks: {', '.join(networks)}.", hint="name `subnets` of one network"
+        )
+    return found
+
+
+def check_group(edge: Edge, group: str, vpc_id: str) -> None:
+    """Make sure that a security group is in the machines' network, and lets them reach each other.
+
+    Raises:
+        CloudRefused: it does not.
+    """
+    [found] = edge(read("ec2", "describe_security_groups", "the group of the machines", GroupIds=[group]))[
+        "SecurityGroups"
+    ]
+    if found["VpcId"] != vpc_id:
+        raise CloudRefused(
+            f"the security group {group} is in the network {found['VpcId']}, and the machines are in {vpc_id}.",
+            hint="name a `security_group` of that network, or `subnets` of the group's",
+        )
+    opens = [
+        pair["GroupId"]
+        for rule in found.get("IpPermissions", ())
+        if rule.get("IpProtocol") == facts.ALL_PROTOCOLS.value
+        for pair in rule.get("UserIdGroupPairs", ())
+    ]
+    if group not in opens:
+        raise CloudRefused(
+            f"the security group {group} does not let its machines reach each other on every port.",
+            hint=f"`aws ec2 authorize-security-group-ingress --group-id {group} --protocol {facts.ALL_PROTOCOLS.value} "
+            f"--source-group {group}`",
+        )
 
 
 def default_subnets(edge: Edge) -> list[Answer]:
     """The region's default subnets, one in each zone that has one."""
-    filters = [{"Name": "default-for-az", "Values": ["true"]}]
+    filters = [{"Name": facts.DEFAULT_SUBNETS.value, "Values": ["true"]}]
     return list(edge(read("ec2", "describe_subnets", "the default subnet of each zone", Filters=filters))["Subnets"])
 
 

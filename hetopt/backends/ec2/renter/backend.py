@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -12,13 +13,15 @@ from hetopt.backends.backend import LaunchOptions, Prepared, RunHandle
 from hetopt.backends.ec2.renter import calls, ordering
 from hetopt.backends.ec2.renter.account import IMAGES
 from hetopt.backends.ec2.renter.bundle import Bundle, make_bundle
+from hetopt.backends.ec2.renter.canary import CANARY_USD, canary_probe, folded, told
 from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.backends.ec2.renter.edge import connect
 from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
-from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
+from hetopt.backends.ec2.renter.order import ORDER_FILE, Network, Order
 from hetopt.backends.ec2.renter.ordering import PROFILE_NAME, Moved, Wishes
+from hetopt.backends.ec2.renter.probing import Prober
 from hetopt.backends.ec2.renter.request import Request
-from hetopt.core.errors import BadInput, NoFeasiblePlan
+from hetopt.core.errors import BadInput, BudgetStop, NoFeasiblePlan
 from hetopt.core.run_folder import read_spec
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.runs import RunFolders
@@ -40,6 +43,7 @@ class Rental(Prepared):
         risk: half a sentence on how likely the limits are broken, where nobody has accepted that; None: nothing.
         accept_fewer: asked whether the run may begin on fewer machines; absent: all or none.
         spent_usd: what the run has cost before.
+        canary: what probes the plan's types before the rest is rented; absent: nothing does.
     """
 
     wanted: Plan
@@ -48,6 +52,7 @@ class Rental(Prepared):
     risk: str | None = None
     accept_fewer: Callable[[RunSpec], bool] | None = None
     spent_usd: float = 0.0
+    canary: Prober | None = None
 
     def moved_prices(self) -> list[Moved]:
         """What machines cost now beside what was planned, a row a type."""
@@ -103,6 +108,8 @@ class Ec2Backend(Ec2Launcher):
             prediction=wanted.chosen.prediction,
         )
         risk = None if options.accept_risk else wanted.risk_with(order.budget_usd)
+        if options.canary:
+            canary_probe(wanted)
         return Rental(
             launch=launch,
             wanted=wanted,
@@ -110,10 +117,31 @@ class Ec2Backend(Ec2Launcher):
             bundle=bundle,
             risk=risk,
             accept_fewer=options.accept_fewer,
+            canary=self._prober(wanted, bundle, options) if options.canary else None,
+        )
+
+    def _prober(self, plan: Plan, bundle: Bundle, options: LaunchOptions) -> Prober:
+        """What runs a canary: as the plan's own launch, with a run and a hard stop of its own."""
+        region = ordering.region_of(plan)
+        assert plan.profile is not None
+        return Prober(
+            edge=connect(region),
+            launcher=self,
+            catalog=load_catalog(region),
+            billing=load_billing(),
+            wishes=_wishes(options),
+            bundle=bundle,
+            data=options.data,
+            version=version("hetopt"),
+            gradient_bytes=plan.profile.job.gradient_bytes,
+            clock=self.clock,
+            sleep=self.sleep,
         )
 
     def prepare_resumed(self, folder: Path, options: LaunchOptions) -> Rental:
         """See `hetopt.backends.backend.Backend`. What the run has cost so far counts towards its budget."""
+        if options.canary:
+            raise BadInput("a run that goes on has had its canary: it ran.", hint="leave `canary` out")
         launch = Launch.load(folder / LAUNCH_FILE)
         seen = _ended(folder, launch)
         before = Order.load(folder / ORDER_FILE)
@@ -124,7 +152,11 @@ class Ec2Backend(Ec2Launcher):
             connect(before.region),
             load_catalog(before.region),
             load_billing(),
-            replace(wishes, bucket=wishes.bucket or before.bucket),
+            replace(
+                wishes,
+                bucket=wishes.bucket or before.bucket,
+                network=before.network if wishes.network == Network() else wishes.network,
+            ),
             run_id=folder.name,
             version=version("hetopt"),
             bundle_sha256=before.bundle_sha256,
@@ -142,6 +174,28 @@ class Ec2Backend(Ec2Launcher):
             accept_fewer=options.accept_fewer,
             spent_usd=seen.spent_usd(now_s),
         )
+
+    def _after_canary(self, prepared: Rental, prober: Prober, folders: RunFolders) -> Rental:
+        """Rent the canary, and put what it measured into the plan, which must still keep its budget.
+
+        Raises:
+            CloudRefused, BudgetStop, RunFailed: the canary failed, or the plan costs too much by what it measured.
+        """
+        now = datetime.datetime.now(datetime.UTC)
+        folder = folders.create("canary", now, secret=True)
+        self.tell(f"canary {folder.name}: one machine of each type, for at most ${CANARY_USD:.2f}")
+        canary = prober.canary(prepared.wanted, folder)
+        plan = folded(prepared.wanted, canary, prober.catalog)
+        self.tell(told(prepared.wanted, plan, canary))
+        high = plan.chosen.prediction.cost_usd.high
+        if high > prepared.order.budget_usd and high > prepared.wanted.chosen.prediction.cost_usd.high * 1.001:
+            raise BudgetStop(
+                f"by what the canary measured the plan may cost up to ${high:.2f}, and the budget is "
+                f"${prepared.order.budget_usd:.2f}.",
+                hint="plan again with what it measured, or raise `budget_usd`",
+            )
+        launch = prepared.launch.model_copy(update={"plan": plan, "prediction": plan.chosen.prediction})
+        return replace(prepared, wanted=plan, launch=launch)
 
     def check_ready(self, prepared: Prepared) -> None:
         """See `hetopt.backends.backend.Backend`.
@@ -167,6 +221,8 @@ class Ec2Backend(Ec2Launcher):
                 hint="plan again with other limits, raise `budget_usd`, or take the risk with `accept_risk=True`",
             )
         self.check_ready(prepared)
+        if prepared.canary is not None:
+            prepared = self._after_canary(prepared, prepared.canary, folders)
         folder, launch = prepared.begun(folders, secret=True)
         prepared.save_order(folder)
         launch.save(folder / LAUNCH_FILE)
@@ -196,7 +252,26 @@ def _wishes(options: LaunchOptions) -> Wishes:
         images=dict(options.images),
         zone=options.zone,
         substitutes=dict(options.substitutes),
+        network=_network(options),
     )
+
+
+def _network(options: LaunchOptions) -> Network:
+    """Where machines are to be.
+
+    Raises:
+        BadInput: a name is none of a subnet, or of a security group.
+    """
+    group = options.security_group
+    for name, value, kind in (
+        *(("subnets", one, "subnet-") for one in options.subnets),
+        *((("security_group", group, "sg-"),) if group is not None else ()),
+    ):
+        if not re.fullmatch(rf"{kind}[0-9a-z]{{1,32}}", value):
+            raise BadInput(
+                f"`{name}` must be an id that begins with {kind}, got {value}.", hint=f"{kind}0123456789abcdef0"
+            )
+    return Network(subnets=options.subnets, security_group=group, public_address=options.public_address)
 
 
 def _ended(folder: Path, launch: Launch) -> ClusterState:

@@ -16,10 +16,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from hetopt.backends.ec2 import facts
 from hetopt.core.errors import BadInput, BudgetStop
+from hetopt.optimizer.cost.bill import SECONDS_PER_HOUR
 from hetopt.optimizer.cost.least_budget import LEAST_LIFETIME_S, least_budget_usd
-
-SECONDS_PER_HOUR = 3600.0
 
 SHUTDOWN_S = 120.0
 """From the order to end until EC2 has stopped the clock, of a machine that writes its last files."""
@@ -45,7 +45,7 @@ class Stay:
     since_s: float
     until_s: float | None
     usd_per_hour: float
-    minimum_s: float = 60.0
+    minimum_s: float = facts.MINIMUM_BILLED_S.value
     paid_usd: float = 0.0
     priced_s: float | None = None
 

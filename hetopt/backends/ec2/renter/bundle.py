@@ -23,11 +23,17 @@ NEEDED = ("numpy", "psutil", "pydantic", "torch", "safetensors", "scikit-learn",
 PARTS = ("__init__.py", "core", "backends", "integrations", "profiler", "trainer")
 """What of hetopt machines run, and..."""
 
-LEFT_OUT = ("ec2/renter", "emulation", "on_this_machine.py", "prediction", "probe_runs.py", "supervisor")
+_LAUNCHING = tuple(
+    f"ssh/{name}.py"
+    for name in ("backend", "checking", "conductor", "conversation", "edge", "inventory", "link", "look", "receive")
+)
+LEFT_OUT = ("ec2/renter", "emulation", "on_this_machine.py", "prediction", "probe_runs.py", "supervisor", *_LAUNCHING)
 """...what of `hetopt.backends` they do not: they plan nothing and rent nothing."""
 
 TASK_FOLDER = "task"
 
+_LEVEL = 6
+"""Of gzip: its usual 9 takes twice as long for half a percent of the size."""
 _HERE = Path(next(iter(hetopt.core.__path__))).parent
 
 
@@ -45,13 +51,14 @@ class Bundle:
         return hashlib.sha256(self.data).hexdigest()
 
 
-def make_bundle(task: str, script: Sequence[str] = ()) -> Bundle:
+def make_bundle(task: str, script: Sequence[str] = (), *, rented: bool = True) -> Bundle:
     """Pack what the machines of a run need.
 
     Args:
         task: as the plan names it: a bundled one, or ``file.py:attribute``. A file travels with what it imports of its
             folder.
         script: a training script and its arguments, in place of a task; likewise. Small files among these travel.
+        rented: the machines install what their lock names; otherwise they have what their owners installed.
 
     Raises:
         BadInput: the task is in a module of this machine's, its file is not there, imports what machines lack, or is
@@ -63,26 +70,26 @@ def make_bundle(task: str, script: Sequence[str] = ()) -> Bundle:
         files += _sources(name)
     where, colon, attribute = task.rpartition(":")
     if script:
-        files += _own(Path(script[0]), locks)
-        given = carried(Path(script[0]), script[1:])
+        files += _own(Path(script[0]), locks, rented=rented)
+        given = carried(Path(script[0]), script[1:], rented=rented)
         files += [one for one in _in_folder(given.files) if one not in files]
         inside = (f"{TASK_FOLDER}/{Path(script[0]).name}", *given.arguments)
         return Bundle(data=_archive(files), task=task, script=inside)
     if colon and where.endswith(".py"):
-        files += _own(Path(where), locks)
+        files += _own(Path(where), locks, rented=rented)
         return Bundle(data=_archive(files), task=f"{TASK_FOLDER}/{Path(where).name}:{attribute}")
     if colon:
         raise BadInput(
-            f"the task {task} is in a module, which rented machines do not have.",
+            f"the task {task} is in a module, which other machines do not have.",
             hint="name its file instead when you profile, such as `hetopt profile my_task.py:task`",
         )
     return Bundle(data=_archive(files), task=task)
 
 
-def _own(file: Path, locks: Sequence[tuple[str, bytes]]) -> Iterable[tuple[str, bytes]]:
+def _own(file: Path, locks: Sequence[tuple[str, bytes]], *, rented: bool) -> Iterable[tuple[str, bytes]]:
     """A person's file and what it needs, in the folder of such code. All kinds of machines install alike."""
     provided = frozenset.intersection(*(distributions(text.decode()) for name, text in locks if "torch" not in name))
-    code = user_code(file, provided=provided | {"torch"})
+    code = user_code(file, provided=provided | {"torch"} if rented else None)
     return _in_folder(code.files)
 
 
@@ -111,7 +118,7 @@ def _archive(files: Iterable[tuple[str, bytes]]) -> bytes:
     """A tar.gz without dates, owners or order of its own."""
     packed = io.BytesIO()
     with (
-        gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as zipped,
+        gzip.GzipFile(fileobj=packed, mode="wb", compresslevel=_LEVEL, mtime=0) as zipped,
         tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
     ):
         for name, content in sorted(files):

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.bootstrap import NodeConfig, user_data
 from hetopt.backends.ec2.renter import tags
 from hetopt.backends.ec2.renter.budget import SHUTDOWN_S
@@ -28,9 +29,6 @@ MEETING_STEP = "placement"
 _RUN_NAMESPACE = uuid.UUID("b1c1a5d8-0c1e-5a0b-9a86-6a3c9d1a7e55")
 LIVES = 1_000_000
 """Attempts of one life of a run; the next must be no repetition of them."""
-
-_NEW_THINGS_APPEAR = frozenset({"InvalidGroup.NotFound", "InvalidGroupId.NotFound", "InvalidSecurityGroupID.NotFound"})
-"""EC2 may not know for seconds what it has just made."""
 
 
 def client_token(run_id: str, step: str, attempt: int = 0) -> str:
@@ -107,7 +105,9 @@ def get_object(order: Order, key: str) -> Request:
 
 
 def group_calls(order: Order, zone: Zone) -> tuple[Request, ...]:
-    """A security group that lets the run's machines reach each other, and nobody reach them."""
+    """A security group that lets the run's machines reach each other, and nobody else; none where one is named."""
+    if order.network.security_group is not None:
+        return ()
     name = f"hetopt-{order.run_id}"
     itself = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": Reference(step=GROUP_STEP, key="GroupId")}]}
     anywhere = {"CidrIp": "0.0.0.0/0"}
@@ -147,8 +147,8 @@ def group_calls(order: Order, zone: Zone) -> tuple[Request, ...]:
             operation="authorize_security_group_ingress",
             parameters={"GroupId": group, "IpPermissions": [itself]},
             purpose="the run's machines reach each other",
-            tolerates=frozenset({"InvalidPermission.Duplicate"}),
-            passing=_NEW_THINGS_APPEAR,
+            tolerates=frozenset({facts.RULE_THERE.value}),
+            passing=facts.NOT_KNOWN_YET.value,
         ),
         Request(
             step="group-egress",
@@ -162,8 +162,8 @@ def group_calls(order: Order, zone: Zone) -> tuple[Request, ...]:
                 ],
             },
             purpose="out: to each other, and HTTPS for packages and S3",
-            tolerates=frozenset({"InvalidPermission.Duplicate"}),
-            passing=_NEW_THINGS_APPEAR,
+            tolerates=frozenset({facts.RULE_THERE.value}),
+            passing=facts.NOT_KNOWN_YET.value,
         ),
         Request(
             step="group-no-other-egress",
@@ -171,8 +171,8 @@ def group_calls(order: Order, zone: Zone) -> tuple[Request, ...]:
             operation="revoke_security_group_egress",
             parameters={"GroupId": group, "IpPermissions": [{"IpProtocol": "-1", "IpRanges": [anywhere]}]},
             purpose="nothing else goes out",
-            tolerates=frozenset({"InvalidPermission.NotFound"}),
-            passing=_NEW_THINGS_APPEAR,
+            tolerates=frozenset({facts.RULE_NOT_THERE.value}),
+            passing=facts.NOT_KNOWN_YET.value,
         ),
     )
 
@@ -195,32 +195,21 @@ def template_calls(order: Order, *, generation: int = 0, end_s: float | None = N
     return tuple(_template_call(order, kind, generation, end) for kind in kinds)
 
 
-def _template_call(order: Order, kind: str, generation: int, end_s: float) -> Request:
-    if order.spec_sha256 is None:
-        raise BadInput("the order names no run for its machines.", hint="it is of an older version: launch again")
-    image, step = order.images[kind], template_step(kind)
-    name = f"hetopt-{order.run_id}-{kind}" + (f"-g{generation}" if generation else "")
-    script = user_data(
-        NodeConfig(
-            run_id=order.run_id,
-            region=order.region,
-            bucket=order.bucket,
-            account_id=order.account_id,
-            bundle_sha256=order.bundle_sha256,
-            spec_sha256=order.spec_sha256,
-            end_s=min(end_s, order.latest_end_s),
-            latest_end_s=order.latest_end_s,
-            has_gpu=kind.endswith("-gpu"),
-            version=order.hetopt_version,
-            group_secret=order.group_secret,
-        )
-    )
-    data: dict[str, Any] = {
+def _interface(order: Order) -> dict[str, Any]:
+    """The machines' group; with an interface of its own where they are to have no public address."""
+    group = order.network.security_group or Reference(step=GROUP_STEP, key="GroupId")
+    if order.network.public_address:
+        return {"SecurityGroupIds": [group]}
+    interface = {"DeviceIndex": 0, "AssociatePublicIpAddress": False, "DeleteOnTermination": True, "Groups": [group]}
+    return {"NetworkInterfaces": [interface]}
+
+
+def machine_settings(order: Order, kind: str) -> dict[str, Any]:
+    """What machines of a kind are, whoever starts them: image, role, disk, and what becomes of them."""
+    image = order.images[kind]
+    return {
         "ImageId": image.ami,
         "IamInstanceProfile": {"Name": order.instance_profile},
-        "SecurityGroupIds": [Reference(step=GROUP_STEP, key="GroupId")],
-        # botocore encodes user data of run_instances, but not of launch templates.
-        "UserData": base64.b64encode(script.encode()).decode(),
         "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1, "InstanceMetadataTags": "enabled"},
         # A machine that starts again has nothing to do (`bootstrap`), and is paid until it has ended.
         "MaintenanceOptions": {"AutoRecovery": "disabled"},
@@ -238,6 +227,34 @@ def _template_call(order: Order, kind: str, generation: int, end_s: float) -> Re
             }
         ],
         "TagSpecifications": order.tags.specification("instance", "network-interface", "volume"),
+    }
+
+
+def _template_call(order: Order, kind: str, generation: int, end_s: float) -> Request:
+    if order.spec_sha256 is None:
+        raise BadInput("the order names no run for its machines.", hint="it is of an older version: launch again")
+    step = template_step(kind)
+    name = f"hetopt-{order.run_id}-{kind}" + (f"-g{generation}" if generation else "")
+    script = user_data(
+        NodeConfig(
+            run_id=order.run_id,
+            region=order.region,
+            bucket=order.bucket,
+            account_id=order.account_id,
+            bundle_sha256=order.bundle_sha256,
+            spec_sha256=order.spec_sha256,
+            end_s=min(end_s, order.latest_end_s),
+            latest_end_s=order.latest_end_s,
+            has_gpu=kind.endswith("-gpu"),
+            version=order.hetopt_version,
+            group_secret=order.group_secret,
+        )
+    )
+    data: dict[str, Any] = {
+        **machine_settings(order, kind),
+        **_interface(order),
+        # botocore encodes user data of run_instances, but not of launch templates.
+        "UserData": base64.b64encode(script.encode()).decode(),
     }
     return Request(
         step=step,
@@ -262,7 +279,7 @@ def _template_call(order: Order, kind: str, generation: int, end_s: float) -> Re
             purpose="the template that an earlier attempt made",
             result=("LaunchTemplates", 0),
         ),
-        passing=_NEW_THINGS_APPEAR,
+        passing=facts.NOT_KNOWN_YET.value,
     )
 
 
@@ -311,7 +328,7 @@ def fleet_call(order: Order, role: Role, zone: Zone, *, attempt: int) -> Request
         },
         purpose=f"{role.machines} × {' or '.join(role.instance_types)}, {role.market}, in {zone.name}; all or none",
         makes="fleet",
-        passing=frozenset({"InvalidLaunchTemplateId.NotFound"}),
+        passing=frozenset({facts.TEMPLATE_NOT_KNOWN_YET.value}),
         usd_per_hour=role.machines * zone.usd_per_hour(role.instance_types[0], role.market),
         worst_usd_per_hour=role.machines * max(rate.worst_usd_per_hour for rate in rates),
     )
@@ -325,7 +342,7 @@ def addresses_call(order: Order) -> Request:
         operation="describe_instances",
         parameters={"Filters": tags.filters(order.run_id)},
         purpose="the machines' addresses, by which they meet",
-        passing=frozenset({"InvalidInstanceID.NotFound"}),
+        passing=frozenset({facts.MACHINES_NOT_KNOWN_YET.value}),
     )
 
 

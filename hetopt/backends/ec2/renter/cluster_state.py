@@ -8,6 +8,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
+from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter.budget import Stay, spent_usd
 from hetopt.backends.ec2.renter.order import Zone
 from hetopt.core.artifact import Artifact, HostName, Record, Told
@@ -130,8 +131,8 @@ class ClusterState(Artifact):
         default=(), description="the first of the bucket's objects that are no files of a run, and were not fetched"
     )
     cleared: bool = Field(default=False, description="groups and templates are gone too")
-    minimum_billed_s: NonNegativeFloat = 60.0
-    free_within_s: NonNegativeFloat = 3600.0
+    minimum_billed_s: NonNegativeFloat = facts.MINIMUM_BILLED_S.value
+    free_within_s: NonNegativeFloat = facts.FREE_IF_TAKEN_WITHIN_S.value
 
     @property
     def alive(self) -> list[MachineState]:
@@ -182,10 +183,10 @@ class ClusterState(Artifact):
 
 def ending_of(code: str) -> Ending:
     """Why a machine ended, by EC2's StateReason."""
-    if code == "Client.InstanceInitiatedShutdown":
+    if code == facts.ENDED_BY_ITSELF.value:
         return "finished"
-    if code == "Client.UserInitiatedShutdown":
+    if code == facts.ENDED_BY_US.value:
         return "stopped by us"
-    if code.startswith("Server.Spot"):
+    if code.startswith(facts.TAKEN_BACK.value):
         return "interrupted"
     return "unknown"

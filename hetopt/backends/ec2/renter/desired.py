@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from hetopt.backends.ec2.renter.budget import MOVE_S, SECONDS_PER_HOUR, Guard
+from hetopt.backends.ec2.renter.budget import MOVE_S, Guard
 from hetopt.backends.ec2.renter.cluster_state import ClusterState, MachineState
 from hetopt.backends.ec2.renter.order import Order
 from hetopt.backends.ec2.renter.spot_pools import may_leave, pair, rests
@@ -23,6 +23,7 @@ from hetopt.core.bucket_traffic import HEARTBEAT_S
 from hetopt.core.errors import BadInput, BudgetStop
 from hetopt.core.nodes import host_names
 from hetopt.core.run_spec import RunSpec
+from hetopt.optimizer.cost.bill import SECONDS_PER_HOUR
 
 
 @dataclass(frozen=True, kw_only=True)

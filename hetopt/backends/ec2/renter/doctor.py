@@ -6,21 +6,21 @@ quota; quotas are read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter import account
 from hetopt.backends.ec2.renter.errors import ApiRefused
 from hetopt.backends.ec2.renter.order import Role
 from hetopt.backends.ec2.renter.request import Edge, Request, read
 from hetopt.core.errors import BadInput, CloudRefused, HetoptError
-from hetopt.optimizer.cost.bill import Volume
 from hetopt.optimizer.market.catalog import Catalog
-from hetopt.optimizer.market.quota import Quota, named_quota, needed
+from hetopt.optimizer.market.quota import NEW_ACCOUNT, Bucket, Quota, named_quota, needed, quota_of
 
-LARGEST_SKEW_S = 240.0
-"""AWS refuses signatures that are five minutes off."""
+LARGEST_SKEW_S = 0.8 * facts.LARGEST_SKEW_S.value
 
 Verdict = Literal["good", "bad", "unknown"]
 
@@ -36,7 +36,12 @@ class Check:
 
 
 def account_checks(
-    edge: Edge, region: str, bucket: str | None, instance_profile: str, offset_s: Callable[[], float | None]
+    edge: Edge,
+    region: str,
+    bucket: str | None,
+    instance_profile: str,
+    offset_s: Callable[[], float | None],
+    subnets: Sequence[str] = (),
 ) -> Iterator[Check]:
     """Credentials, clock, region, bucket, role and permissions; ends where nothing more can be asked.
 
@@ -46,70 +51,120 @@ def account_checks(
         bucket: absent: the account's usual one.
         instance_profile: of the machines.
         offset_s: how far this machine's clock is ahead, once AWS has answered.
+        subnets: that machines are to be in; none: the default ones.
     """
     try:
         who = account.identity(edge)
     except CloudRefused as refused:
-        yield _bad("credentials", refused)
+        yield bad("credentials", refused)
         return
     yield Check(name="credentials", verdict="good", said=f"{who.arn} in account {who.account_id}")
     yield _clock(offset_s())
     try:
-        found = account.default_subnets(edge)
-    except CloudRefused as refused:
-        yield _bad("region", refused)
+        found = account.subnets_of(edge, subnets)
+    except (CloudRefused, BadInput) as refused:
+        yield bad("region", refused)
         return
     if found:
-        yield Check(name="region", verdict="good", said=f"{region} has default subnets in {len(found)} zones")
+        yield Check(
+            name="region",
+            verdict="good",
+            said=f"{region} has {'these' if subnets else 'default'} subnets in {len(found)} zones",
+        )
     else:
         yield Check(
             name="region",
             verdict="bad",
             said=f"{region} has no default subnet",
-            hint="make the default network: `aws ec2 create-default-vpc`",
+            hint="make the default network, `aws ec2 create-default-vpc`, or name `subnets`",
         )
     name = bucket or account.default_bucket(who.account_id, region)
     yield _try(
-        "bucket", lambda: account.check_bucket(edge, name, who.account_id), f"{name} is there, and this account's"
+        "bucket",
+        lambda: account.check_bucket(edge, name, who.account_id, region),
+        f"{name} is there, and this account's",
     )
     yield _profile(edge, instance_profile)
     yield from _permissions(edge, found[0] if found else None)
 
 
-def role_checks(edge: Edge, catalog: Catalog, roles: Sequence[Role]) -> Iterator[Check]:
+def role_checks(
+    edge: Edge,
+    catalog: Catalog,
+    roles: Sequence[Role],
+    disk_gb: int,
+    images: Mapping[str, str] | None = None,
+) -> Iterator[Check]:
     """The images that a plan's machines boot, and the quotas that it needs, one for each family and market."""
     for kind in dict.fromkeys(role.image_kind for role in roles):
-        yield _image(edge, kind)
+        yield _image(edge, kind, (images or {}).get(kind), disk_gb)
     wanted = needed((catalog.instance_type(role.instance_types[0]), role.market, role.machines) for role in roles)
+    try:
+        running = _running(edge, catalog)
+    except CloudRefused:
+        running = {}
     for bucket, vcpus in wanted.items():
-        yield _quota(edge, named_quota(bucket), vcpus)
+        quota = named_quota(bucket)
+        yield _quota(edge, quota, vcpus, running.get(quota.code, 0))
 
 
-def _image(edge: Edge, kind: str) -> Check:
+def _running(edge: Edge, catalog: Catalog) -> dict[str, int]:
+    """VCPUs of the region's machines by the code of the quota that they count against."""
+    states = [{"Name": "instance-state-name", "Values": list(facts.COUNTED_STATES.value)}]
+    answer = edge(read("ec2", "describe_instances", "what counts against the quotas", Filters=states))
+    found: dict[str, int] = {}
+    for one in (one for each in answer["Reservations"] for one in each["Instances"]):
+        known = catalog.instance_types.get(one["InstanceType"])
+        code = quota_of(one["InstanceType"], "spot" if one.get("InstanceLifecycle") == "spot" else "on-demand").code
+        found[code] = found.get(code, 0) + (0 if known is None else known.vcpus)
+    return found
+
+
+def account_quotas(edge: Edge) -> dict[Bucket, int]:
+    """The vCPUs of every quota that machines with torch count against, as the account has them in the edge's region.
+
+    Raises:
+        CloudRefused: they cannot be read.
+    """
+    named: dict[str, float] = {}
+    found: dict[Bucket, int] = {}
+    for bucket in NEW_ACCOUNT:
+        code = named_quota(bucket).code
+        if code not in named:
+            named[code] = _granted(edge, code)
+        found[bucket] = math.floor(named[code])
+    return found
+
+
+def _granted(edge: Edge, code: str) -> float:
+    """VCPUs of a quota: what was granted, or what every account has that never asked for more."""
+    request = read("service-quotas", "get_service_quota", "", ServiceCode="ec2", QuotaCode=code)
+    try:
+        return float(edge(request)["Quota"]["Value"])
+    except ApiRefused as refused:
+        if not refused.code.startswith(facts.NO_QUOTA.value):
+            raise
+    return float(edge(replace(request, operation="get_aws_default_service_quota"))["Quota"]["Value"])
+
+
+def _image(edge: Edge, kind: str, chosen: str | None, disk_gb: int) -> Check:
     name = f"image for {kind}"
     try:
-        image = account.boot_image(edge, kind, None, round(Volume().gb))
+        image = account.boot_image(edge, kind, chosen, disk_gb)
     except (CloudRefused, BadInput) as refused:
-        return _bad(name, refused)
+        return bad(name, refused)
     return Check(name=name, verdict="good", said=f"{image.ami}, whose root device is {image.root_device}")
 
 
-def _quota(edge: Edge, quota: Quota, vcpus: int) -> Check:
-    request = read("service-quotas", "get_service_quota", "", ServiceCode="ec2", QuotaCode=quota.code)
+def _quota(edge: Edge, quota: Quota, vcpus: int, running: int) -> Check:
     raise_it = (
         f"`aws service-quotas request-service-quota-increase --service-code ec2 --quota-code {quota.code} "
-        f"--desired-value {vcpus}`"
+        f"--desired-value {vcpus + running}`"
     )
+    beside = f", of which machines that run have {running}" if running else ""
     name = f"quota {quota.code}"
     try:
-        try:
-            granted = float(edge(request)["Quota"]["Value"])
-        except ApiRefused as refused:
-            if not refused.code.startswith("NoSuchResource"):
-                raise
-            # An account that never asked for more has no applied value of its own.
-            default = replace(request, operation="get_aws_default_service_quota")
-            granted = float(edge(default)["Quota"]["Value"])
+        granted = _granted(edge, quota.code)
     except CloudRefused as refused:
         return Check(
             name=name,
@@ -118,14 +173,12 @@ def _quota(edge: Edge, quota: Quota, vcpus: int) -> Check:
             f"({refused.message.rstrip('.')}); new accounts have {quota.default}",
             hint=f"look it up in the Service Quotas console, or ask for enough: {raise_it}",
         )
-    if granted < vcpus:
-        return Check(
-            name=name,
-            verdict="bad",
-            said=f"{vcpus} vCPUs are needed of '{quota.name}', and {granted:.0f} are granted",
-            hint=raise_it,
-        )
-    return Check(name=name, verdict="good", said=f"{vcpus} of {granted:.0f} vCPUs of '{quota.name}' are needed")
+    if granted - running < vcpus:
+        said = f"{vcpus} vCPUs are needed of '{quota.name}', and {granted:.0f} are granted{beside}"
+        hint = f"`hetopt gc --on ec2` shows what runs, or ask for more: {raise_it}" if running else raise_it
+        return Check(name=name, verdict="bad", said=said, hint=hint)
+    said = f"{vcpus} of {granted:.0f} vCPUs of '{quota.name}' are needed{beside}"
+    return Check(name=name, verdict="good", said=said)
 
 
 def _permissions(edge: Edge, subnet: object) -> Iterator[Check]:
@@ -148,32 +201,46 @@ def _permissions(edge: Edge, subnet: object) -> Iterator[Check]:
             "create_launch_template",
             {
                 "LaunchTemplateName": "hetopt-doctor",
-                "LaunchTemplateData": {"InstanceInitiatedShutdownBehavior": "terminate"},
+                "LaunchTemplateData": {
+                    "InstanceInitiatedShutdownBehavior": "terminate",
+                    # What organisations make a condition: a dry run is asked with what stands in it alone.
+                    "MetadataOptions": {"HttpTokens": "required"},
+                },
                 "TagSpecifications": specification("launch-template"),
             },
         ),
     ]
     for operation, parameters in attempts:
-        yield _dry_run(edge, operation, parameters)
+        yield try_only(edge, operation, parameters)
 
 
-def _dry_run(edge: Edge, operation: str, parameters: dict[str, object]) -> Check:
+def try_only(edge: Edge, operation: str, parameters: Mapping[str, object], *, of: str = "") -> Check:
+    """Make a call that EC2 only checks.
+
+    Args:
+        edge: carries out calls.
+        operation: of EC2, which must know `DryRun`.
+        parameters: of the call.
+        of: what it is about, where there are several.
+    """
     request = Request(
         step=f"try {operation}",
         service="ec2",
         operation=operation,
         parameters={**parameters, "DryRun": True},
-        purpose="",
+        purpose="whether it would be allowed",
     )
-    name = f"permission {request.api_name}"
+    name = f"permission {request.api_name}" + (f" ({of})" if of else "")
     try:
         edge(request)
     except ApiRefused as refused:
-        if refused.code == "DryRunOperation":
+        if refused.code == facts.ONLY_TRIED.value:
             return Check(name=name, verdict="good", said="allowed")
-        if refused.code == "UnauthorizedOperation" or refused.code.startswith("AccessDenied"):
-            return _bad(name, refused)
-        return Check(name=name, verdict="unknown", said=refused.message, hint=refused.hint)
+        if refused.code == facts.NOT_ALLOWED.value or refused.code.startswith(facts.DENIED.value):
+            return bad(name, refused)
+        if refused.code == facts.TEMPLATE_NOT_KNOWN_YET.value:
+            return Check(name=name, verdict="unknown", said="EC2 tries it only with a template that is there")
+        return Check(name=name, verdict="unknown", said=refused.message.rstrip("."), hint=refused.hint)
     return Check(
         name=name, verdict="unknown", said="the call was carried out instead of tried", hint="look with `hetopt gc`"
     )
@@ -185,7 +252,7 @@ def _profile(edge: Edge, instance_profile: str) -> Check:
     try:
         roles = edge(request)["InstanceProfile"]["Roles"]
     except ApiRefused as refused:
-        if refused.code.startswith("NoSuchEntity"):
+        if refused.code.startswith(facts.NO_ROLE.value):
             return Check(
                 name="machines' role", verdict="bad", said=f"there is no instance profile {instance_profile}", hint=make
             )
@@ -214,11 +281,12 @@ def _try(name: str, step: Callable[[], None], said: str) -> Check:
     try:
         step()
     except CloudRefused as refused:
-        return _bad(name, refused)
+        return bad(name, refused)
     return Check(name=name, verdict="good", said=said)
 
 
-def _bad(name: str, refused: HetoptError) -> Check:
+def bad(name: str, refused: HetoptError) -> Check:
+    """What was refused, as a check."""
     return Check(name=name, verdict="bad", said=refused.message.rstrip("."), hint=refused.hint)
 
 

@@ -17,14 +17,35 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter.errors import ApiRefused
 from hetopt.backends.ec2.renter.ledger import LEDGER_FILE, Ledger, LedgerEdge, remember_region
 from hetopt.backends.ec2.renter.request import Answer, Edge, Request
 from hetopt.core.errors import BadInput
 from hetopt.core.extras import install_command
 
+_RENEWED = frozenset(
+    {"assume-role", "assume-role-with-web-identity", "container-role", "custom-process", "iam-role", "login", "sso"}
+)
+"""Sources of credentials that botocore asks again before they end, as long as whoever logged in may."""
+
 _CONNECT_TIMEOUT_S = 10
 _READ_TIMEOUT_S = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class Login:
+    """Where credentials came from, and until when they hold.
+
+    Attributes:
+        source: as botocore calls it, such as 'env' or 'sso'.
+        end_s: seconds since the epoch; None: they say nothing.
+        is_temporary: whether they end at all.
+    """
+
+    source: str
+    end_s: float | None
+    is_temporary: bool
 
 
 class BotoEdge:
@@ -70,7 +91,7 @@ class BotoEdge:
         except (BotoCoreError, HTTPClientError) as error:
             raise ApiRefused(request, type(error).__name__, str(error), endpoint=endpoint) from None
         except ResponseParserError as error:
-            raise ApiRefused(request, "ResponseParserError", str(error), endpoint=endpoint) from None
+            raise ApiRefused(request, type(error).__name__, str(error), endpoint=endpoint) from None
         self._see_clock(answer.pop("ResponseMetadata", {}))
         return answer
 
@@ -103,6 +124,21 @@ class BotoEdge:
                 self._session = self._session_class(region_name=self.region)
             self._clients[name] = self._session.client(service, config=config)
         return self._clients[name]
+
+    def login(self) -> Login:
+        """The credentials of the calls. Those that botocore renews by itself end when their source does."""
+        if self._session is None:
+            self._session = self._session_class(region_name=self.region)
+        found = self._session.get_credentials()
+        if found is None:
+            return Login(source="none", end_s=None, is_temporary=False)
+        renews = found.method in _RENEWED
+        ends = None if renews else getattr(found, "_expiry_time", None)
+        return Login(
+            source=str(found.method),
+            end_s=None if ends is None else ends.timestamp(),
+            is_temporary=not renews and found.token is not None,
+        )
 
     def _see_clock(self, metadata: Mapping[str, Any]) -> None:
         import email.utils
@@ -204,7 +240,7 @@ def wait_before(attempt: int, random: Random) -> float:
 
 
 def _name_is_taken(code: str) -> bool:
-    return code in ("InvalidGroup.Duplicate", "InvalidLaunchTemplateName.AlreadyExistsException")
+    return code in facts.NAME_TAKEN.value
 
 
 def connect(region: str) -> Edge:

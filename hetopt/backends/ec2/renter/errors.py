@@ -1,7 +1,7 @@
 """What each refusal of the cloud means: one line of cause, the next command to try, and whether trying again can help.
 
-Codes are those of the EC2, S3, STS and SSM references (2026-11), and the names of botocore's own exceptions, which
-stand for what goes wrong before a call leaves this machine.
+Each row says where its codes were read. The names of botocore's own exceptions stand for what goes wrong before a call
+leaves this machine.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
+from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter.request import Answer, Edge, Request
 from hetopt.core.errors import CloudRefused
 from hetopt.optimizer.market.quota import quota_of
@@ -28,7 +29,13 @@ class Meaning:
     reaction: Reaction
     cause: str
     hint: str
+    source: str
 
+
+_EC2 = f"EC2 API reference, 'Error codes for the Amazon EC2 API', {facts.READ}"
+_S3 = f"S3 API reference, 'Error responses', {facts.READ}"
+_COMMON = f"common errors of the AWS query APIs (STS and IAM API references), {facts.READ}"
+_BOTOCORE = "exceptions of botocore 1.44.5"
 
 TABLE = (
     Meaning(
@@ -42,12 +49,15 @@ TABLE = (
         reaction="elsewhere",
         cause="EC2 has no {types} to give in this zone right now",
         hint="wait some minutes, or plan with other types: `hetopt recommend PROFILE --exclude {types}`",
+        source=_EC2
+        + "; UnfulfillableCapacity in answers of fleets: aws-parallelcluster-node pull request 673, Karpenter",
     ),
     Meaning(
         codes=("SpotMaxPriceTooLow",),
         reaction="elsewhere",
         cause="the spot price of {types} is above what EC2 accepts",
         hint="plan again at today's prices, or on demand: `hetopt recommend PROFILE --market on-demand`",
+        source=_EC2,
     ),
     Meaning(
         codes=("MaxSpotInstanceCountExceeded", "VcpuLimitExceeded", "InstanceLimitExceeded"),
@@ -55,17 +65,20 @@ TABLE = (
         cause="the quota for vCPUs is used up ({quota})",
         hint="ask for more: `aws service-quotas request-service-quota-increase --service-code ec2 --quota-code "
         "{quota_code} --desired-value N`; `hetopt doctor PLAN` says how many are needed",
+        source=_EC2,
     ),
     Meaning(
         codes=(
             "SecurityGroupLimitExceeded",
             "VolumeLimitExceeded",
+            "MaxFleetCountExceeded",
             "MaxSpotFleetRequestCountExceeded",
             "RulesPerSecurityGroupLimitExceeded",
         ),
         reaction="stop",
         cause="a limit of the account is reached ({code})",
         hint="remove what is left over with `hetopt gc --on ec2`, or ask for a higher limit at Service Quotas",
+        source=_EC2 + "; MaxFleetCountExceeded: pkg/errors of aws/karpenter-provider-aws, 'fleet request quota'",
     ),
     Meaning(
         codes=(
@@ -75,17 +88,18 @@ TABLE = (
             "RequestThrottled",
             "SlowDown",
             "EC2ThrottledException",
-            "MaxFleetCountExceeded",
         ),
         reaction="again",
         cause="the account sends more requests than EC2 takes",
         hint="try again in a minute",
+        source=_EC2 + "; the others: codes that botocore's standard mode takes for throttling",
     ),
     Meaning(
         codes=("InternalError", "InternalFailure", "InternalServerError", "ServiceUnavailable", "Unavailable", "50?"),
         reaction="again",
         cause="the service has a fault of its own",
         hint="try again in some minutes; https://health.aws.amazon.com says more",
+        source=_EC2,
     ),
     Meaning(
         codes=(
@@ -103,36 +117,42 @@ TABLE = (
         reaction="again",
         cause="{endpoint} cannot be reached",
         hint="look at the network and at AWS_ENDPOINT_URL and HTTPS_PROXY, then try again",
+        source=_BOTOCORE,
     ),
     Meaning(
         codes=("SSLError", "ProxyConnectionError"),
         reaction="stop",
         cause="no secure connection to {endpoint} can be made",
         hint="look at HTTPS_PROXY and AWS_CA_BUNDLE, then try again",
+        source=_BOTOCORE,
     ),
     Meaning(
         codes=("UnauthorizedOperation", "AccessDenied*"),
         reaction="stop",
         cause="these credentials may not do {action}: {text}",
         hint="an administrator allows it with the policy of `hetopt setup --print-policy`",
+        source=_EC2,
     ),
     Meaning(
         codes=("403", "Forbidden"),
         reaction="stop",
         cause="the bucket {bucket} belongs to somebody else, or these credentials may not use it",
         hint="name another `bucket`, or have it allowed by the policy of `hetopt setup --print-policy`",
+        source=_S3,
     ),
     Meaning(
         codes=("AuthFailure.ServiceLinkedRoleCreationNotPermitted",),
         reaction="stop",
         cause="the account has never used {linked_name}, and these credentials may not create its service-linked role",
         hint="an administrator runs once: `aws iam create-service-linked-role --aws-service-name {linked_role}`",
+        source="Karpenter's documentation, troubleshooting; EC2 user guide, 'Service-linked role for Spot Instances'",
     ),
     Meaning(
         codes=("OptInRequired",),
         reaction="stop",
         cause="the account cannot use this region",
         hint="enable the region in the account's settings, or plan again for another `region`",
+        source=_EC2,
     ),
     Meaning(
         codes=("AuthFailure",),
@@ -140,18 +160,21 @@ TABLE = (
         cause="EC2 does not accept these credentials in this region: {text}",
         hint="check them with `aws sts get-caller-identity` and the clock with `hetopt doctor`; a region that is not "
         "enabled for the account answers the same",
+        source=_EC2,
     ),
     Meaning(
         codes=("PendingVerification",),
         reaction="stop",
         cause="AWS is still verifying this account for the region",
         hint="wait for its e-mail, usually within minutes and at most four hours, then launch again",
+        source=_EC2,
     ),
     Meaning(
         codes=("Blocked",),
         reaction="stop",
         cause="AWS has blocked this account: {text}",
         hint="ask at https://aws.amazon.com/support, or use another account",
+        source=_EC2,
     ),
     Meaning(
         codes=(
@@ -163,12 +186,14 @@ TABLE = (
         reaction="stop",
         cause="there are no AWS credentials here",
         hint="run `aws configure` or `aws sso login --profile NAME`, and check with `aws sts get-caller-identity`",
+        source=_BOTOCORE,
     ),
     Meaning(
         codes=("ProfileNotFound",),
         reaction="stop",
         cause="{text}",
         hint="`aws configure list-profiles` tells which there are; choose one with AWS_PROFILE",
+        source=_BOTOCORE,
     ),
     Meaning(
         codes=(
@@ -182,6 +207,7 @@ TABLE = (
         reaction="stop",
         cause="the AWS session has expired",
         hint="run `aws sso login --profile NAME`, and check with `aws sts get-caller-identity`",
+        source=_COMMON + "; " + _BOTOCORE,
     ),
     Meaning(
         codes=(
@@ -193,96 +219,112 @@ TABLE = (
         reaction="stop",
         cause="AWS does not know these credentials",
         hint="check them with `aws sts get-caller-identity`; regions that must be enabled first refuse all",
+        source=_COMMON,
     ),
     Meaning(
         codes=("SignatureDoesNotMatch", "RequestTimeTooSkewed", "RequestInTheFuture"),
         reaction="stop",
         cause="the signature of the call was refused: the clock of this machine is wrong, or the secret key",
         hint="set the clock (`timedatectl set-ntp true`); `hetopt doctor` says how far it is off",
+        source=_COMMON + "; RequestInTheFuture: clock skew codes of the AWS SDKs for Java and JavaScript",
     ),
     Meaning(
         codes=("NoRegionError", "InvalidRegionError", "UnknownEndpoint"),
         reaction="stop",
         cause="no such region is known",
         hint="plan for a region that exists: `hetopt recommend PROFILE --region us-east-1`",
+        source=_BOTOCORE,
     ),
     Meaning(
         codes=("Unsupported", "InvalidFleetConfig", "InvalidFleetConfiguration", "UnsupportedOperation"),
         reaction="elsewhere",
         cause="{types} cannot be started so in this zone: the type is not there, or does not fit the image",
         hint="plan with other types: `hetopt recommend PROFILE --exclude {types}`",
+        source=_EC2 + "; InvalidFleetConfig: hashicorp/terraform-provider-aws issue 41272",
     ),
     Meaning(
         codes=("InsufficientFreeAddressesInSubnet",),
         reaction="elsewhere",
         cause="the subnet has no free addresses left",
         hint="remove what is left over with `hetopt gc --on ec2`, or make a larger default subnet",
+        source=_EC2,
     ),
     Meaning(
         codes=("InvalidInstanceID.NotFound", "InvalidInstanceId"),
         reaction="passing",
         cause="EC2 does not know an instance: it is seconds old, or gone for an hour",
         hint="look again with `hetopt status` in a minute",
+        source=_EC2,
     ),
     Meaning(
         codes=("DependencyViolation", "VolumeInUse", "InvalidGroup.InUse"),
         reaction="passing",
         cause="something that is still in use cannot be removed",
         hint="try again in a minute: `hetopt gc --on ec2 --remove`",
+        source=_EC2,
     ),
     Meaning(
         codes=("InvalidGroup.Duplicate", "InvalidLaunchTemplateName.AlreadyExistsException"),
         reaction="stop",
         cause="the name is taken by something that does not belong to this run",
         hint="look at it with `hetopt gc --on ec2`, then launch again: every launch has a name of its own",
+        source=_EC2,
     ),
     Meaning(
         codes=("IdempotentParameterMismatch",),
         reaction="stop",
         cause="the same call was made before with other parameters, so the state of this run is not what it seems",
         hint="remove the run with `hetopt gc --on ec2 --remove`, then launch the plan anew",
+        source=_EC2,
     ),
     Meaning(
         codes=("ConditionalRequestConflict", "OperationAborted", "409"),
         reaction="again",
         cause="somebody else wrote the same object at the same moment",
         hint="try again",
+        source=_S3 + "; PutObject",
     ),
     Meaning(
         codes=("PreconditionFailed", "412"),
         reaction="stop",
         cause="somebody else holds this run",
         hint="look who follows it: `hetopt status`",
+        source=_S3 + "; PutObject",
     ),
     Meaning(
         codes=("NoSuchBucket", "404"),
         reaction="stop",
         cause="the bucket {bucket} does not exist",
         hint="make it with `hetopt setup --create-bucket`, or name another `bucket`",
+        source=_S3,
     ),
     Meaning(
         codes=("NoSuchKey",),
         reaction="stop",
         cause="the bucket {bucket} has no {key}",
         hint="look with `hetopt status`",
+        source=_S3,
     ),
     Meaning(
         codes=("BucketAlreadyExists",),
         reaction="stop",
         cause="the bucket {bucket} belongs to somebody else",
         hint="choose another name for the `bucket`",
+        source=_S3,
     ),
     Meaning(
         codes=("PermanentRedirect", "301", "IllegalLocationConstraintException", "AuthorizationHeaderMalformed"),
         reaction="stop",
         cause="the bucket {bucket} is in another region",
         hint="make one there with `hetopt setup --create-bucket --region REGION`, or name another `bucket`",
+        source=_S3,
     ),
     Meaning(
         codes=("ParameterNotFound", "InvalidAMIID.*", "InvalidAMIName.*"),
         reaction="stop",
         cause="the region has no such machine image: {text}",
         hint="name one in `images`, or plan for another region; `hetopt doctor PLAN` looks each of them up",
+        source=_EC2 + "; Systems Manager API reference, GetParameter",
     ),
     Meaning(
         codes=(
@@ -295,19 +337,27 @@ TABLE = (
         cause="EC2 does not accept a parameter: {text}",
         hint="check that the instance profile exists (`hetopt doctor`); "
         "`hetopt launch PLAN --on ec2 --dry-run` shows each call",
+        source=_EC2 + f"; InvalidIamInstanceProfileArn: {facts.NONE_FOUND}",
     ),
     Meaning(
         codes=("Invalid*.NotFound*", "NoSuch*", "InvalidFleetId*"),
         reaction="stop",
         cause="what was asked for is not there: {text}",
         hint="look with `hetopt gc --on ec2`",
+        source=_EC2 + "; " + _S3,
     ),
     Meaning(
         codes=("DryRunOperation",),
         reaction="stop",
         cause="the call was only tried, and would have been allowed",
         hint="nothing needs to be done",
+        source=_EC2,
     ),
+)
+
+_ORGANISATION = (
+    "the organisation forbids it, whatever the account allows: ask its administrators, or plan for another region, "
+    "`hetopt recommend PROFILE --region REGION`"
 )
 
 UNKNOWN = Meaning(
@@ -315,6 +365,7 @@ UNKNOWN = Meaning(
     reaction="stop",
     cause="{service} refused {action}: {text} ({code})",
     hint="`hetopt doctor` may know why",
+    source="none: what has no row",
 )
 
 
@@ -338,14 +389,15 @@ class ApiRefused(CloudRefused):
     def __init__(self, request: Request, code: str, text: str, *, endpoint: str = "AWS") -> None:
         row = meaning_of(code)
         words = _words(request, code, text, endpoint)
-        super().__init__(f"{row.cause.format_map(words)}.", hint=row.hint.format_map(words))
+        hint = _ORGANISATION if facts.ORGANISATION_DENIES.value in text else row.hint
+        super().__init__(f"{row.cause.format_map(words)}.", hint=hint.format_map(words))
         self.code = code
         self.text = text
         self.request = request
         self.reaction = row.reaction
 
 
-def if_there(edge: Edge, request: Request, absent: Collection[str] = ("NoSuchKey", "404")) -> Answer | None:
+def if_there(edge: Edge, request: Request, absent: Collection[str] = facts.NO_OBJECT.value) -> Answer | None:
     """What the cloud answers about a thing; None where it is not there, by these codes.
 
     Raises:
@@ -375,7 +427,7 @@ def _words(request: Request, code: str, text: str, endpoint: str) -> dict[str, s
         "types": ", ".join(types) or "machines",
         "quota": f"{quota.name}, {quota.code}" if quota else code,
         "quota_code": quota.code if quota else "CODE",
-        "linked_role": "ec2fleet.amazonaws.com" if fleet else "spot.amazonaws.com",
+        "linked_role": (facts.FLEET_SERVICE if fleet else facts.SPOT_SERVICE).value,
         "linked_name": "fleets" if fleet else "spot machines",
         "bucket": str(request.parameters.get("Bucket", "")),
         "key": str(request.parameters.get("Key", "")),

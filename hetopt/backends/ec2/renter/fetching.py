@@ -1,4 +1,4 @@
-"""Brings here what a run has in its bucket: a run that was launched from another machine, and the model of any run.
+"""Brings here what a run has in its bucket: a run that was launched from another machine, the model and outputs of any.
 
 Of a run from elsewhere the bucket holds the order, and EC2 its machines. A model arrives whole or not at all, and is
 checked by its size.
@@ -22,6 +22,8 @@ from hetopt.backends.ec2.renter.request import Edge, read
 from hetopt.backends.ec2.renter.watch import Watcher, read_lease
 from hetopt.core.bucket_traffic import PLACEMENT_OBJECT
 from hetopt.core.errors import BadInput, CloudRefused
+from hetopt.core.outputs import OUTPUT_FOLDER, Outputs
+from hetopt.core.paths import shown
 from hetopt.core.run_folder import MODEL_FILES, write_spec
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.plan import Plan
@@ -149,9 +151,8 @@ def fetch_model(order: Order, run_dir: Path) -> Fetched:
         BadInput: the run has no model, or there is no room for it.
         CloudRefused: it cannot be read.
     """
-    prefix = f"{MODELS_FOLDER}/{order.run_id}"
-    objects = S3Objects.connect(region=order.region, bucket=order.bucket, prefix=prefix, account_id=order.account_id)
-    folder, again = f"s3://{order.bucket}/{prefix}", f"`hetopt fetch {order.run_id}`"
+    objects = _models(order)
+    folder, again = f"s3://{order.bucket}/{objects.prefix}", f"`hetopt fetch {order.run_id}`"
     for name in MODEL_FILES:
         size = objects.size_bytes(name)
         if size is not None:
@@ -173,3 +174,35 @@ def fetch_model(order: Order, run_dir: Path) -> Fetched:
         fetched.path.unlink(missing_ok=True)
         raise CloudRefused(f"{fetched.url} could not be read to its end.", hint=f"try again: {again}")
     return fetched
+
+
+def fetch_outputs(order: Order, run_dir: Path) -> Outputs:
+    """Bring what the script wrote for its user into the run's folder; what is there already, as large, is left.
+
+    Raises:
+        BadInput: there is no room for it.
+        CloudRefused: something cannot be read.
+    """
+    objects, found, folder = _models(order), Outputs(), run_dir / OUTPUT_FOLDER
+    for name in objects.names(f"{OUTPUT_FOLDER}/"):
+        size = objects.size_bytes(name)
+        path = None if size is None else found.add(folder, name.removeprefix(f"{OUTPUT_FOLDER}/"), size)
+        if path is None or (path.is_file() and path.stat().st_size == size):
+            continue
+        if shutil.disk_usage(run_dir).free < (size or 0):
+            raise BadInput(
+                f"{run_dir} has no room for the run's output of {size:,} bytes.",
+                hint=f"make room, then `hetopt fetch {order.run_id}`",
+            )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not objects.fetch(name, path):
+            raise CloudRefused(
+                f"the output {shown(name)} could not be read to its end.",
+                hint=f"try again: `hetopt fetch {order.run_id}`",
+            )
+    return found
+
+
+def _models(order: Order) -> S3Objects:
+    prefix = f"{MODELS_FOLDER}/{order.run_id}"
+    return S3Objects.connect(region=order.region, bucket=order.bucket, prefix=prefix, account_id=order.account_id)

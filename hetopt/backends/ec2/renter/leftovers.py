@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.protocol import Lease
 from hetopt.backends.ec2.renter.account import Identity, default_bucket
 from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
@@ -114,7 +115,7 @@ SILENT_S = 5 * HEARTBEAT_S
 
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,79}")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-_ABSENT = frozenset({"NoSuchKey", "NoSuchBucket", "404"})
+_ABSENT = frozenset({*facts.NO_OBJECT.value, facts.NO_BUCKET.value})
 
 
 def is_of(found: Found, who: Identity) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.protocol import LATEST_OBJECT, Latest
 from hetopt.backends.ec2.renter import calls
 from hetopt.backends.ec2.renter.cluster_state import ClusterState
@@ -152,7 +153,7 @@ class Loop:
         try:
             answer = self.edge(calls.lease_call(self.order, end_s, stop_training_s, over=state.lease_tag))
         except ApiRefused as refused:
-            if refused.code == "PreconditionFailed":
+            if refused.code == facts.WRITTEN_MEANWHILE.value:
                 return state  # the next look reads what it was
             raise
         granted = state.model_copy(update={"lease_end_s": end_s, "lease_tag": answer["ETag"]})

@@ -9,12 +9,12 @@ from typing import ClassVar, Self
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from hetopt.backends.ec2.protocol import spec_digest
-from hetopt.backends.ec2.renter.budget import SECONDS_PER_HOUR
 from hetopt.backends.ec2.renter.tags import RunTags
 from hetopt.core.artifact import Artifact, HostName, Record, RunName
 from hetopt.core.paths import REGION_PATTERN
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.secret import SECRET_PATTERN
+from hetopt.optimizer.cost.bill import SECONDS_PER_HOUR
 from hetopt.optimizer.plan import Market
 
 ORDER_FILE = "order.json"
@@ -66,6 +66,16 @@ class BootImage(Record):
     root_device: str
 
 
+class Network(Record):
+    """Where an organisation wants the machines; what is not said is as hetopt makes it."""
+
+    subnets: tuple[str, ...] = Field(default=(), description="that machines may be in; empty: the default ones")
+    security_group: str | None = Field(
+        default=None, pattern=r"^sg-[0-9a-z]{1,32}$", description="instead of one that is made for the run"
+    )
+    public_address: bool = Field(default=True, description="as the subnet gives it; else none, whatever it gives")
+
+
 class Order(Artifact):
     """What to rent, where, for how long, and under which names."""
 
@@ -89,6 +99,7 @@ class Order(Artifact):
     zones: tuple[Zone, ...] = Field(min_length=1, description="to be tried in this order")
     roles: tuple[Role, ...] = Field(min_length=1)
     images: dict[str, BootImage]
+    network: Network = Field(default=Network(), description="as it was chosen at launch")
     bundle_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     group_secret: str = Field(
         default="", pattern=rf"^({SECRET_PATTERN})?$", description="by which the machines of the run know each other"

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hetopt.backends.ec2.renter import account
 from hetopt.backends.ec2.renter.account import image_kind
 from hetopt.backends.ec2.renter.budget import MOVE_S, lifetime_s
-from hetopt.backends.ec2.renter.order import Order, Role, worst_usd_per_hour
+from hetopt.backends.ec2.renter.order import Network, Order, Role, worst_usd_per_hour
 from hetopt.backends.ec2.renter.request import Edge
 from hetopt.core.errors import BadInput, BudgetStop
 from hetopt.core.secret import new_secret
-from hetopt.optimizer.cost.bill import Volume
 from hetopt.optimizer.cost.billing import Billing
 from hetopt.optimizer.cost.cost import checkpoint_bytes, checkpoint_time_s
 from hetopt.optimizer.cost.least_budget import extras_usd_per_hour, fixed_usd, least_budget_usd
 from hetopt.optimizer.market.catalog import Catalog
+from hetopt.optimizer.market.owned import OWN
 from hetopt.optimizer.plan import Plan
 
 PROFILE_NAME = "hetopt-node"
@@ -35,6 +35,7 @@ class Wishes:
         images: by kind, such as {'x86_64-cpu': 'ami-…'}.
         zone: only this one.
         substitutes: types to take in place of a group's own, by its type.
+        network: where machines are to be.
     """
 
     budget_usd: float | None = None
@@ -43,6 +44,7 @@ class Wishes:
     images: Mapping[str, str] | None = None
     zone: str | None = None
     substitutes: Mapping[str, Sequence[str]] | None = None
+    network: Network = field(default_factory=Network)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +69,11 @@ def region_of(plan: Plan) -> str:
         BadInput: it names several.
     """
     regions = {group.region for group in plan.chosen.groups}
+    if OWN in regions:
+        raise BadInput(
+            "the plan is for machines of your own, of which nothing is rented.",
+            hint="choose `on=ssh` with their `inventory`, or plan without it",
+        )
     if len(regions) > 1:
         raise BadInput(
             f"the plan has machines in {' and '.join(sorted(regions))}, and a cluster lives in one region.",
@@ -167,13 +174,16 @@ def make_order(
         BudgetStop: the budget does not last until the cluster has booted.
         BadInput: the plan cannot be rented as it is.
     """
+    # Who brings the data set to the region has paid for that out of the same budget.
+    before_usd = plan.chosen.prediction.data_transfer_usd
     job = Job(
         roles=roles_of(plan, catalog, wishes.substitutes),
         budget_usd=budget_of(plan, wishes.budget_usd),
         gradient_bytes=plan.profile.job.gradient_bytes,
         deadline_s=plan.goal.deadline_s,
-        spent_usd=spent_usd,
-        may_cost_usd=plan.chosen.prediction.cost_usd.high,
+        spent_usd=spent_usd + before_usd,
+        disk_gb=plan.chosen.disk_gb,
+        may_cost_usd=plan.chosen.prediction.cost_usd.high - before_usd,
     )
     return order_of(
         job,
@@ -196,6 +206,7 @@ class Job:
     Attributes:
         budget_usd: for everything, earlier lives included.
         gradient_bytes: of the model, which checkpoints are a multiple of.
+        disk_gb: of each machine.
         deadline_s: from the order on; absent: as long as the budget lasts.
         spent_usd: what earlier lives have cost.
         may_cost_usd: by the prediction, at most; absent: nothing was predicted.
@@ -204,6 +215,7 @@ class Job:
     roles: tuple[Role, ...]
     budget_usd: float
     gradient_bytes: int
+    disk_gb: int
     deadline_s: float | None = None
     spent_usd: float = 0.0
     may_cost_usd: float | None = None
@@ -239,9 +251,13 @@ def order_of(
     roles, budget = job.roles, job.budget_usd
     who = account.identity(edge)
     bucket = wishes.bucket or account.default_bucket(who.account_id, catalog.region)
-    account.check_bucket(edge, bucket, who.account_id)
-    extras = extras_usd_per_hour(billing)
-    zones = account.zones_for(edge, roles, catalog, extras, now_s)
+    account.check_bucket(edge, bucket, who.account_id, catalog.region)
+    extras = extras_usd_per_hour(billing, job.disk_gb)
+    if not wishes.network.public_address:
+        extras -= billing.public_ipv4_usd_per_hour.value
+    zones = account.zones_for(edge, roles, catalog, extras, now_s, wishes.network.subnets)
+    if wishes.network.security_group is not None:
+        account.check_group(edge, wishes.network.security_group, zones[0].vpc_id)
     if wishes.zone is not None:
         zones = tuple(zone for zone in zones if wishes.zone in (zone.name, zone.zone_id))
         if not zones:
@@ -263,13 +279,12 @@ def order_of(
         launched_by=who.arn,
         bucket=bucket,
         instance_profile=wishes.instance_profile,
-        volume_gb=round(Volume().gb),
+        volume_gb=job.disk_gb,
         extras_usd_per_hour=extras,
         zones=zones,
         roles=roles,
-        images=account.boot_images(
-            edge, (role.image_kind for role in roles), wishes.images, volume_gb=round(Volume().gb)
-        ),
+        images=account.boot_images(edge, (role.image_kind for role in roles), wishes.images, volume_gb=job.disk_gb),
+        network=wishes.network,
         bundle_sha256=bundle_sha256,
         group_secret=new_secret(),
         created_s=now_s,

@@ -17,13 +17,14 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.protocol import MODELS_FOLDER
 from hetopt.backends.ec2.renter.request import Request
 from hetopt.backends.ec2.renter.tags import OWNER, RUN_ID
+from hetopt.core.outputs import OUTPUT_FOLDER
 from hetopt.core.run_folder import MODEL_NAMES
 
 Policy = dict[str, Any]
-_VERSION = "2012-10-17"
 
 READS = (
     "ec2:DescribeAvailabilityZones",
@@ -34,12 +35,16 @@ READS = (
     "ec2:DescribeInstances",
     "ec2:DescribeLaunchTemplates",
     "ec2:DescribeRegions",
+    "ec2:DescribeRouteTables",
     "ec2:DescribeSecurityGroups",
     "ec2:DescribeSpotPriceHistory",
     "ec2:DescribeSubnets",
     "ec2:DescribeTags",
     "ec2:DescribeVolumes",
+    "ec2:DescribeVpcBlockPublicAccessOptions",
+    "ec2:GetEbsDefaultKmsKeyId",
     "iam:GetInstanceProfile",
+    "iam:GetRole",
     "servicequotas:GetAWSDefaultServiceQuota",
     "servicequotas:GetServiceQuota",
     "sts:GetCallerIdentity",
@@ -84,7 +89,9 @@ def operator_policy(*, account_id: str, region: str, bucket: str, role: str, typ
     mine = {"StringLike": {"aws:userid": [owner, f"{owner}:*"]}}
     return _policy(
         _statement("Look", READS, ["*"]),
-        _statement("LookUpImages", ["ssm:GetParameter"], [f"arn:aws:ssm:{region}::parameter/aws/service/*"]),
+        _statement(
+            "LookUpImages", ["ssm:GetParameter"], [f"arn:aws:ssm:{region}::parameter{facts.PUBLIC_PARAMETERS.value}"]
+        ),
         _statement(
             "MakeWhatIsTagged",
             MAKES,
@@ -118,7 +125,7 @@ def operator_policy(*, account_id: str, region: str, bucket: str, role: str, typ
             "GiveMachinesTheirRole",
             ["iam:PassRole"],
             [f"arn:aws:iam::{account_id}:role/{role}"],
-            {"StringEquals": {"iam:PassedToService": "ec2.amazonaws.com"}},
+            {"StringEquals": {"iam:PassedToService": facts.MACHINES_SERVICE.value}},
         ),
         _statement("ListTheBucket", ["s3:ListBucket"], [f"arn:aws:s3:::{bucket}"]),
         _statement("UseTheBucket", ["s3:DeleteObject", "s3:GetObject", "s3:PutObject"], [f"arn:aws:s3:::{bucket}/*"]),
@@ -146,6 +153,7 @@ def node_policy(*, bucket: str) -> Policy:
             [
                 *(f"{here}/runs/*/{part}" for part in MACHINES_WRITE),
                 f"{here}/{MODELS_FOLDER}/*/{MODEL_NAMES}",
+                f"{here}/{MODELS_FOLDER}/*/{OUTPUT_FOLDER}/*",
             ],
         ),
         _statement("ForgetOldCheckpoints", ["s3:DeleteObject"], [f"{here}/runs/*/ckpt/*"]),
@@ -164,9 +172,9 @@ def node_policy(*, bucket: str) -> Policy:
 def trust_policy() -> Policy:
     """Who may take the machines' role: machines."""
     return {
-        "Version": _VERSION,
+        "Version": facts.POLICY_VERSION.value,
         "Statement": [
-            {"Effect": "Allow", "Principal": {"Service": "ec2.amazonaws.com"}, "Action": "sts:AssumeRole"},
+            {"Effect": "Allow", "Principal": {"Service": facts.MACHINES_SERVICE.value}, "Action": "sts:AssumeRole"},
         ],
     }
 
@@ -174,7 +182,7 @@ def trust_policy() -> Policy:
 def bucket_policy(bucket: str) -> Policy:
     """The bucket is spoken to over TLS only."""
     return {
-        "Version": _VERSION,
+        "Version": facts.POLICY_VERSION.value,
         "Statement": [
             {
                 "Sid": "OnlyOverTls",
@@ -196,13 +204,13 @@ def commands(role: str) -> list[str]:
         f"aws iam create-instance-profile --instance-profile-name {role}",
         f"aws iam add-role-to-instance-profile --instance-profile-name {role} --role-name {role}",
         "aws iam create-policy --policy-name hetopt-operator --policy-document file://operator_policy.json",
-        "aws iam create-service-linked-role --aws-service-name spot.amazonaws.com",
-        "aws iam create-service-linked-role --aws-service-name ec2fleet.amazonaws.com",
+        f"aws iam create-service-linked-role --aws-service-name {facts.SPOT_SERVICE.value}",
+        f"aws iam create-service-linked-role --aws-service-name {facts.FLEET_SERVICE.value}",
     ]
 
 
 def _policy(*statements: Policy) -> Policy:
-    return {"Version": _VERSION, "Statement": list(statements)}
+    return {"Version": facts.POLICY_VERSION.value, "Statement": list(statements)}
 
 
 def _statement(name: str, actions: Sequence[str], resources: Sequence[str], condition: Policy | None = None) -> Policy:
@@ -217,8 +225,8 @@ KEPT_DAYS = 30
 def bucket_calls(bucket: str, region: str, account_id: str) -> tuple[Request, ...]:
     """Make the bucket as it should be. Done twice, it is the same."""
     own = {"Bucket": bucket, "ExpectedBucketOwner": account_id}
-    # us-east-1 is where buckets are when nothing is said, and must not be said.
-    place = {} if region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": region}}
+    # Where buckets are when nothing is said must not be said.
+    place = {} if region == facts.FIRST_REGION.value else {"CreateBucketConfiguration": {"LocationConstraint": region}}
 
     def call(
         operation: str, parameters: dict[str, object], purpose: str, *, tolerates: frozenset[str] = frozenset()
@@ -247,7 +255,7 @@ def bucket_calls(bucket: str, region: str, account_id: str) -> tuple[Request, ..
             "create_bucket",
             {"Bucket": bucket, **place},
             "where code, checkpoints and states of runs go",
-            tolerates=frozenset({"BucketAlreadyOwnedByYou"}),
+            tolerates=frozenset({facts.BUCKET_IS_OURS.value}),
         ),
         call(
             "put_public_access_block",

@@ -87,7 +87,8 @@ def shared(spec: RunSpec, workers: Sequence[WorkerSpec], batch: int) -> RunSpec:
     while sum(shares) > batch and max(shares) > 1:
         shares[shares.index(max(shares))] -= 1
     for worker, share in zip(workers, shares, strict=True):
-        if worker.max_local_batch_size is not None and share > worker.max_local_batch_size:
+        # A task computes what does not fit at once in micro-batches.
+        if spec.script and worker.max_local_batch_size is not None and share > worker.max_local_batch_size:
             raise CloudRefused(
                 f"{worker.host} cannot hold {share} samples, and the others that would are lost.",
                 hint="launch the plan again",

@@ -6,19 +6,27 @@ other: it has a ledger, a lease and a hard stop, which is what is left of the bu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hetopt.backends.ec2.renter import ordering
 from hetopt.backends.ec2.renter.account import image_kind
 from hetopt.backends.ec2.renter.bundle import Bundle
+from hetopt.backends.ec2.renter.canary import (
+    CANARY_USD,
+    TRAINS_S,
+    Canary,
+    canary_probe,
+    first_step_s,
+    left_checkpoint,
+)
 from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, Ec2Launcher
-from hetopt.backends.ec2.renter.order import ORDER_FILE, Role
+from hetopt.backends.ec2.renter.order import ORDER_FILE, Order, Role
 from hetopt.backends.ec2.renter.request import Edge
 from hetopt.backends.probe_runs import PROBE_STEPS, ProbeRun, probe_spec, read_sample
-from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.errors import BadInput, BudgetStop, RunFailed
 from hetopt.core.events.log import EVENTS_FILE
 from hetopt.core.events.reader import read_log
 from hetopt.core.interruption import stopping
@@ -27,7 +35,10 @@ from hetopt.core.run_spec import WorkerSpec
 from hetopt.core.run_status import RunState
 from hetopt.core.step_samples import Configuration, Node, StepSample
 from hetopt.optimizer.cost.billing import Billing
+from hetopt.optimizer.cost.cost import checkpoint_bytes
+from hetopt.optimizer.cost.provisioning import Payload, disk_gb
 from hetopt.optimizer.market.catalog import Catalog
+from hetopt.optimizer.plan import Plan
 
 BOOT_S = 180.0
 """From the request of a machine to its first step, where nothing was measured yet."""
@@ -139,9 +150,50 @@ class Prober:
             BudgetStop: the budget does not last until they have booted.
             RunFailed: it brought no step.
         """
+        return self._rented(probe, folder, roles_for(probe, self.catalog), budget_usd, None)[1:]
+
+    def canary(self, plan: Plan, folder: Path) -> Canary:
+        """The same with one machine of each type of a plan, rented as the plan rents it.
+
+        Args:
+            plan: that one.
+            folder: the run's, empty.
+
+        Raises:
+            CloudRefused, BudgetStop, RunFailed: as in `measure`; or it has left no checkpoint.
+        """
+        probe = canary_probe(plan)
+        markets = {group.instance_type: group.market for group in plan.chosen.groups}
+        roles = [
+            role.model_copy(update={"market": markets[role.instance_types[0]]})
+            for role in roles_for(probe, self.catalog)
+        ]
+        lives_s = plan.chosen.prediction.startup_s + TRAINS_S
+        try:
+            order, sample, usd = self._rented(probe, folder, roles, CANARY_USD, lives_s)
+        except BudgetStop as refused:
+            raise BudgetStop(
+                f"a canary has ${CANARY_USD:.2f}: {refused.message}",
+                hint="leave `canary` out, or measure a step of one of the types by a budget of your own: `hetopt "
+                "profile TASK --explore --on ec2 --types TYPE --probe-budget USD`",
+            ) from None
+        return Canary(
+            sample=sample,
+            startup_s=first_step_s(order, read_log(folder / EVENTS_FILE).events),
+            checkpoint=left_checkpoint(self.edge, order),
+            usd=usd,
+        )
+
+    def _rented(
+        self, probe: ProbeRun, folder: Path, roles: Sequence[Role], budget_usd: float, lives_s: float | None
+    ) -> tuple[Order, StepSample, float]:
         order = ordering.order_of(
             ordering.Job(
-                roles=roles_for(probe, self.catalog), budget_usd=budget_usd, gradient_bytes=self.gradient_bytes
+                roles=tuple(roles),
+                budget_usd=budget_usd,
+                gradient_bytes=self.gradient_bytes,
+                disk_gb=self._disk_gb(probe),
+                deadline_s=lives_s,
             ),
             self.edge,
             self.catalog,
@@ -169,4 +221,11 @@ class Prober:
                 hint=f"what its machines printed is in {folder}",
             )
         seen = ClusterState.load(folder / SEEN_FILE)
-        return read_sample(probe, read_log(folder / EVENTS_FILE).events), order.fixed_usd + seen.spent_usd(seen.time_s)
+        sample = read_sample(probe, read_log(folder / EVENTS_FILE).events)
+        return order, sample, order.fixed_usd + seen.spent_usd(seen.time_s)
+
+    def _disk_gb(self, probe: ProbeRun) -> int:
+        """Of each machine: the largest need of any, as in a plan."""
+        payload = Payload(checkpoint_bytes=checkpoint_bytes(self.gradient_bytes))
+        types = {node.type for node in probe.configuration.nodes}
+        return max(disk_gb(self.catalog.instance_type(name), payload) for name in types)

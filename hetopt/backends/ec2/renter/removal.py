@@ -16,17 +16,15 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
+from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter import tags
 from hetopt.backends.ec2.renter.errors import ApiRefused
 from hetopt.backends.ec2.renter.ledger import Made
 from hetopt.backends.ec2.renter.request import Answer, Edge, Kind, Request, read
 from hetopt.core.errors import CloudRefused
 
-FLEETS_A_CALL = 25
-"""More in one call, and EC2 deletes none (DeleteFleets reference)."""
-
-DEAD = ("terminated",)
-_LIVE_FLEETS = ("submitted", "active", "modifying")
+FLEETS_A_CALL = facts.FLEETS_A_CALL.value
+DEAD = facts.DEAD_STATES.value
 
 _LISTED: tuple[tuple[Kind, str, str, str], ...] = (
     ("launch-template", "describe_launch_templates", "LaunchTemplates", "LaunchTemplateId"),
@@ -124,7 +122,7 @@ def _fleets(edge: Edge, run_id: str | None, made: Made) -> list[Found]:
     named = [tag["ResourceId"] for tag in listed if run_id in (None, tag["Value"])]
     ids = list(dict.fromkeys([*named, *made.of_kind("fleet-")]))
     fleets = [fleet for batch in batches(ids, FLEETS_A_CALL) for fleet in _fleets_of(edge, batch)]
-    alive = [one for one in fleets if str(one.get("FleetState", "active")).startswith(_LIVE_FLEETS)]
+    alive = [one for one in fleets if str(one.get("FleetState", "active")).startswith(facts.LIVE_FLEETS.value)]
     return [_found("fleet", one["FleetId"], one) for one in alive]
 
 
@@ -133,7 +131,7 @@ def _fleets_of(edge: Edge, ids: Sequence[str]) -> list[Answer]:
     try:
         return list(ask(edge, "describe_fleets", {"FleetIds": list(ids)}, "whether the fleets still stand")["Fleets"])
     except ApiRefused as refused:
-        if not refused.code.startswith("InvalidFleetId"):
+        if not refused.code.startswith(facts.FLEET_GONE.value):
             raise
         if len(ids) == 1:
             return []
@@ -173,19 +171,6 @@ def batches(items: Iterable[str], size: int) -> Iterator[list[str]]:
 
 INSTANCES_A_CALL = 200
 
-_GONE = frozenset(
-    {
-        "InvalidGroup.NotFound",
-        "InvalidGroupId.NotFound",
-        "InvalidLaunchTemplateId.NotFound",
-        "InvalidLaunchTemplateName.NotFoundException",
-        "InvalidLaunchTemplateId.NotFoundException",
-        "InvalidVolume.NotFound",
-        "InvalidFleetId.NotFound",
-    }
-)
-_IN_USE = frozenset({"DependencyViolation", "VolumeInUse", "InvalidGroup.InUse"})
-_DYING = ("terminated", "shutting-down")
 _ENDING_S = 5.0
 _ENDED_WITHIN_S = 600.0
 _ROUNDS = 4
@@ -341,14 +326,14 @@ class Remover:
         try:
             failures = self.edge(request).get("UnsuccessfulFleetDeletions", ())
         except ApiRefused as refused:
-            if not refused.code.startswith("InvalidFleetId"):
+            if not refused.code.startswith(facts.FLEET_GONE.value):
                 raise
             for one in ids if len(ids) > 1 else ():
                 self._delete_fleets([one])
             return
         for failed in failures:
             code = failed.get("Error", {}).get("Code", "")
-            if code not in ("fleetIdDoesNotExist", "fleetNotInDeletableState"):
+            if code not in facts.FLEET_NOT_THERE.value:
                 raise CloudRefused(
                     f"the fleet {failed.get('FleetId')} was not deleted: "
                     f"{str(failed.get('Error', {}).get('Message', code)).rstrip('.')}.",
@@ -367,7 +352,7 @@ class Remover:
         try:
             self.edge(request)
         except ApiRefused as refused:
-            if not refused.code.startswith("InvalidInstanceID"):
+            if not refused.code.startswith(facts.MACHINES_NOT_KNOWN_YET.value.partition(".")[0]):
                 raise
             return list(ids) if len(ids) == 1 else [unknown for one in ids for unknown in self._terminate([one])]
         return []
@@ -414,12 +399,12 @@ class Remover:
             operation=operation,
             parameters={key: ids[0]},
             purpose=f"what the run made: {ids[0]}",
-            passing=_IN_USE,
+            passing=facts.IN_USE.value,
         )
         try:
             self.edge(request)
         except ApiRefused as refused:
-            if refused.code not in _GONE:
+            if refused.code not in facts.GONE.value:
                 raise
             return list(ids)
         return []
@@ -427,4 +412,4 @@ class Remover:
 
 def is_dying(instance: Answer) -> bool:
     """Whether a machine has ended, or is about to."""
-    return instance["State"]["Name"] in _DYING
+    return instance["State"]["Name"] in facts.DYING_STATES.value

@@ -225,15 +225,16 @@ class Renter:
 
     def _templates(self, order: Order, zone: Zone, ask: int, end_s: float | None) -> dict[str, Answer]:
         """Launch templates by their steps, for machines that end when the others do."""
-        lookup = calls.group_calls(order, zone)[0].if_exists
-        assert lookup is not None
-        try:
-            results = {calls.GROUP_STEP: lookup.entity(self.edge(lookup))}
-        except IndexError:
-            raise CloudRefused(
-                f"the security group of {order.run_id} is not listed, so nothing can be rented into it.",
-                hint="look again with `hetopt status` in a minute; if it was removed, stop the run and resume it",
-            ) from None
+        results: dict[str, Answer] = {}
+        for made in calls.group_calls(order, zone)[:1]:
+            assert made.if_exists is not None
+            try:
+                results[calls.GROUP_STEP] = made.if_exists.entity(self.edge(made.if_exists))
+            except IndexError:
+                raise CloudRefused(
+                    f"the security group of {order.run_id} is not listed, so nothing can be rented into it.",
+                    hint="look again with `hetopt status` in a minute; if it was removed, stop the run and resume it",
+                ) from None
         for request in calls.template_calls(order, generation=ask, end_s=end_s):
             self._do(request, results)
         return results

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from hetopt.backends.backend import Pools
+from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter.cluster_state import ClusterState, MachineState, SpotPrices
 from hetopt.backends.ec2.renter.order import Order, Zone
 from hetopt.backends.ec2.renter.request import Answer, Request, read
@@ -19,8 +20,6 @@ from hetopt.optimizer.cost.observed_preemptions import ObservedPool, keep, obser
 
 PRICES_EVERY_S = 600.0
 """Prices move over hours, and a machine is billed by the second: a look costs nothing, and tells little more often."""
-
-_PRODUCT = "Linux/UNIX"
 
 
 def price_request(names: Sequence[str], now_s: float) -> Request:
@@ -35,7 +34,7 @@ def price_request(names: Sequence[str], now_s: float) -> Request:
         "describe_spot_price_history",
         "what the types cost now, zone by zone",
         InstanceTypes=list(names),
-        ProductDescriptions=[_PRODUCT],
+        ProductDescriptions=[facts.SPOT_PRODUCT.value],
         StartTime=datetime.datetime.fromtimestamp(now_s, datetime.UTC),
     )
 

@@ -35,8 +35,8 @@ class RunTags:
     expires_at_s: float
     version: str
 
-    def to_aws(self) -> AwsTags:
-        """The tags as AWS takes them: a list of ``Key`` and ``Value``."""
+    def by_key(self) -> dict[str, str]:
+        """The tags that are set, by their keys."""
         values = {
             RUN_ID: self.run_id,
             OWNER: self.owner,
@@ -46,7 +46,11 @@ class RunTags:
             EXPIRES_AT: iso(self.expires_at_s),
             VERSION: self.version,
         }
-        return [{"Key": key, "Value": value} for key, value in values.items() if value]
+        return {key: value for key, value in values.items() if value}
+
+    def to_aws(self) -> AwsTags:
+        """The tags as AWS takes them: a list of ``Key`` and ``Value``."""
+        return [{"Key": key, "Value": value} for key, value in self.by_key().items()]
 
     def specification(self, *kinds: str) -> list[dict[str, object]]:
         """TagSpecifications of a call that makes things of these kinds."""

@@ -42,7 +42,7 @@ class UserCode:
     files: tuple[tuple[str, bytes], ...]
 
 
-def user_code(file: Path, *, provided: frozenset[str]) -> UserCode:
+def user_code(file: Path, *, provided: frozenset[str] | None) -> UserCode:
     """Everything that a file needs of its folder.
 
     A module is looked for beside the file, as Python does for a script. A package travels whole. A ``requirements.txt``
@@ -50,7 +50,8 @@ def user_code(file: Path, *, provided: frozenset[str]) -> UserCode:
 
     Args:
         file: a task's, or a script.
-        provided: distributions that machines install anyway, in normal form (``scikit-learn``).
+        provided: distributions that machines install anyway, in normal form (``scikit-learn``); None: nobody
+            knows what they have.
 
     Raises:
         BadInput: the file cannot be read, or imports what machines do not have.
@@ -72,9 +73,9 @@ def user_code(file: Path, *, provided: frozenset[str]) -> UserCode:
         for module, line in _imports(found[name], path):
             own = _beside(folder, module)
             waiting += own
-            if not own:
+            if not own and provided is not None:
                 _check_provided(module, path, line, provided | listed)
-    if listed - provided:
+    if provided is not None and listed - provided:
         found[REQUIREMENTS] = (folder / REQUIREMENTS).read_bytes()
     return UserCode(files=tuple(sorted(found.items())))
 
@@ -87,12 +88,13 @@ class Carried:
     files: tuple[tuple[str, bytes], ...]
 
 
-def carried(script: Path, arguments: Sequence[str]) -> Carried:
+def carried(script: Path, arguments: Sequence[str], *, rented: bool = True) -> Carried:
     """What becomes of the paths that a script is given: small files travel, and have the same name beside the script.
 
     Args:
         script: that they are given to.
         arguments: as they are typed here.
+        rented: they run on machines that are rented, else on hosts of one's own.
 
     Raises:
         BadInput: one is a folder, or a large file, which no machine has.
@@ -109,6 +111,12 @@ def carried(script: Path, arguments: Sequence[str]) -> Carried:
         size = None if path.is_dir() else path.stat().st_size
         if size is None or size > MOST_BYTES:
             what = f"the folder {value}" if size is None else f"the file {value} of {size:,} bytes"
+            if not rented:
+                raise BadInput(
+                    f"the script is given {what}, which the other hosts may not have.",
+                    hint=f"copy it to the same place on each, give that as `data`, and write {DATA_PLACE} instead; "
+                    "where the script only writes there, name a place that does not exist yet",
+                )
             raise BadInput(
                 f"the script is given {what}, which rented machines do not have.",
                 hint=f"copy it once, `aws s3 sync {path if size is None else path.parent} s3://BUCKET/data/NAME`, give "
@@ -187,8 +195,11 @@ def _beside(folder: Path, module: str) -> list[Path]:
     return []
 
 
+_INTEGRATIONS = "hetopt.integrations."
+
+
 def _check_provided(module: str, path: Path, line: int, provided: frozenset[str]) -> None:
-    first = module.partition(".")[0]
+    first = module.removeprefix(_INTEGRATIONS).partition(".")[0]  # each is called as the library that it needs
     if first in sys.stdlib_module_names or first == "hetopt":
         return
     names = {_normal(one) for one in _distributions_here().get(first, [first])}

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.protocol import Lease
 from hetopt.backends.ec2.renter import calls
 from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState, Duty, MachineState, ending_of
@@ -32,7 +33,7 @@ from hetopt.core.paths import inside, shown
 from hetopt.core.worker_logs import LOG_FOLDER
 
 _EVENTS_NAME = re.compile(r"([0-9]{1,15})\.jsonl")
-_ENDED_AT = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
+_ENDED_AT = re.compile(facts.ENDED_AT.value)
 
 _STRANGE_SHOWN = 8
 LARGEST_EVENTS_BYTES = 256 * 2**20
@@ -268,7 +269,7 @@ def _updated(machine: MachineState, now: Answer | None, beats: Mapping[str, floa
         return machine.model_copy(update={"state": "gone", "until_s": now_s, "ending": "unknown", **beat})
     state, reason = now["State"]["Name"], now.get("StateReason", {})
     started = {"since_s": now["LaunchTime"].timestamp()} if "LaunchTime" in now else {}
-    if state not in ("shutting-down", "terminated", "stopping", "stopped"):
+    if state not in facts.STOPPED_STATES.value:
         return machine.model_copy(update={"state": state, **started, **beat})
     return machine.model_copy(
         update={

@@ -1,0 +1,176 @@
+"""A choice among configurations of which the true times are known, and what it cost beside the best that could be made.
+
+Totals are of one sample: its seconds, and their price. A throughput or a deadline is then the most seconds, a budget
+the most dollars, as `hetopt.optimizer.search.objective` has limits; the rule that chooses is `recommend`'s own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetopt.optimizer.convergence.steps_law import Z90
+from hetopt.optimizer.recommendation.confidence import first_likely
+from hetopt.optimizer.search.forecast import Forecast
+from hetopt.optimizer.search.objective import Limits, choose, order
+
+Array = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+TARGETS = 22
+"""Limits a table, in equal ratios strictly between its least and its greatest measured value."""
+
+LEAST_CHANCE = 1e-12
+
+ASKED = (0.5, 0.8, 0.9, 0.95)
+"""Confidences that are asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Menu:
+    """What there is to choose from.
+
+    Attributes:
+        seconds: of a sample, as measured.
+        usd_per_s: price of a second, in any currency.
+    """
+
+    seconds: Array
+    usd_per_s: Array
+
+    @property
+    def usd(self) -> Array:
+        """Price of a sample, as measured."""
+        return np.asarray(self.seconds * self.usd_per_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Belief:
+    """Seconds of a sample as somebody predicts them: medians, and the standard deviations of their logs."""
+
+    seconds: Array
+    log_sd: Array
+
+    def forecast(self, menu: Menu) -> Forecast:
+        """The same as the planner has it; what only whole runs have is nothing."""
+        nothing = np.zeros(len(self.seconds))
+        reach = np.exp(Z90 * self.log_sd)
+        of_time = {"total_s": self.seconds, "total_low_s": self.seconds / reach, "total_high_s": self.seconds * reach}
+        of_cost = {
+            name.replace("total", "cost").replace("_s", "_usd"): t * menu.usd_per_s for name, t in of_time.items()
+        }
+        return Forecast(**{field.name: nothing for field in fields(Forecast)} | of_time | of_cost)
+
+    def chances(self, menu: Menu, limits: Limits) -> Array:
+        """Probability of each configuration to keep the limits."""
+        most_s = np.minimum(
+            math.inf if limits.deadline_s is None else limits.deadline_s,
+            math.inf if limits.budget_usd is None else limits.budget_usd / menu.usd_per_s,
+        )
+        away = np.log(most_s / self.seconds)
+        sure = np.where(away >= 0, math.inf, -math.inf)
+        with np.errstate(over="ignore"):  # as sure as can be
+            z = np.divide(away, self.log_sd, out=sure, where=self.log_sd > 0)
+        return np.array([NormalDist().cdf(one) for one in z.tolist()])
+
+
+Chooser = Callable[[Limits], int]
+"""Row of the configuration that is taken for these limits."""
+
+
+def by_interval(menu: Menu, belief: Belief) -> Chooser:
+    """As `recommend` chooses where no confidence is asked for: the best whose interval's upper end keeps the limits."""
+    told = belief.forecast(menu)
+
+    def chosen(limits: Limits) -> int:
+        row, _ = choose(told, limits)
+        return int(order(told, limits)[0]) if row is None else row
+
+    return chosen
+
+
+def by_chance(menu: Menu, belief: Belief, asked: float) -> Chooser:
+    """As `recommend` chooses where this confidence is asked for: the best of those that keep the limits so probably."""
+    told = belief.forecast(menu)
+
+    def chosen(limits: Limits) -> int:
+        overrun = limits.overrun(told)
+        fits = np.flatnonzero(overrun <= 1)
+        if not len(fits):
+            return int(overrun.argmin())
+        best_first = fits[np.argsort(limits.score(told.total_s, told.cost_usd)[fits], kind="stable")]
+        return int(best_first[first_likely(belief.chances(menu, limits)[best_first], asked)])
+
+    return chosen
+
+
+def by_expected_cost(menu: Menu, belief: Belief) -> Chooser:
+    """The least expected cost where one that misses its limits is bought again, as often as it takes: cost / chance."""
+    told = belief.forecast(menu)
+
+    def chosen(limits: Limits) -> int:
+        score = limits.score(told.total_s, told.cost_usd)
+        return int((score / np.maximum(belief.chances(menu, limits), LEAST_CHANCE)).argmin())
+
+    return chosen
+
+
+def as_believed(menu: Menu, belief: Belief) -> Chooser:
+    """The best of those that keep the limits as they are predicted, however uncertain that is."""
+    return by_chance(menu, belief, 0.5)
+
+
+def throughputs(menu: Menu) -> list[Limits]:
+    """Limits of time within which the cheapest is wanted."""
+    return [Limits(deadline_s=most, time_weight=0.0) for most in _between(menu.seconds)]
+
+
+def budgets(menu: Menu) -> list[Limits]:
+    """Limits of cost within which the fastest is wanted."""
+    return [Limits(budget_usd=most, time_weight=1.0) for most in _between(menu.usd)]
+
+
+def _between(values: Array) -> list[float]:
+    limits: list[float] = np.geomspace(values.min(), values.max(), TARGETS + 2)[1:-1].tolist()
+    return limits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """One choice, judged by what was measured.
+
+    Attributes:
+        extra: cost of the choice (time, under a budget) over that of the best that keeps the limits, less 1; nothing
+            where it is less because the limits are not kept.
+        kept: whether the limits are.
+    """
+
+    extra: float
+    kept: bool
+
+
+def judged(menu: Menu, limits: Limits, row: int) -> Decision:
+    """The choice beside the best by the measured times."""
+    total = menu.seconds if limits.time_weight else menu.usd
+    keeps = limits.ratio(menu.usd, menu.seconds) <= 1 + 1e-9
+    return Decision(extra=max(0.0, float(total[row] / total[keeps].min()) - 1), kept=bool(keeps[row]))
+
+
+def decide(menu: Menu, wanted: Sequence[Limits], chooser: Chooser) -> list[Decision]:
+    """A decision for each of the limits."""
+    return [judged(menu, limits, chooser(limits)) for limits in wanted]
+
+
+def mean_extra(decisions: Sequence[Decision]) -> float:
+    """Mean extra cost."""
+    return float(np.mean([one.extra for one in decisions]))
+
+
+def missed(decisions: Sequence[Decision]) -> float:
+    """Share of decisions whose limits are not kept."""
+    return float(np.mean([not one.kept for one in decisions]))

@@ -1,0 +1,22 @@
+"""Ports for servers that must be told theirs before they listen: nobody else takes them meanwhile.
+
+All of 127.0.0.0/8 is this machine on Linux, and clients connect from 127.0.0.1. So a process that has an address there
+by its own number shares its ports with nobody.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+
+
+def own_port() -> tuple[str, int]:
+    """An address of this process alone, and a port there that is free."""
+    number = os.getpid()
+    address = "127.0.0.1"
+    if sys.platform == "linux":
+        address = f"127.{64 + (number >> 16) % 64}.{number >> 8 & 255}.{number & 255}"
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        return address, int(probe.getsockname()[1])

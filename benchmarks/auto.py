@@ -1,0 +1,235 @@
+"""Time to a target under `--compression auto`, simulated, beside every fixed choice, and without each of its rules.
+
+Three recorded jobs over seven networks (`benchmarks._simulated_exchange`): fast and slow ones, rates that change or
+wander, timings that are wrong by a factor of 6.8, workers that share cores. The controller is the one that training
+uses; what is simulated are the times of steps, the gains, and the steps that are really needed for a step's worth of
+dense progress, by a coefficient that it is not told. Settling, trials and measurements count, and no fixed choice is
+left out, whatever it keeps.
+
+Each ablation takes one rule or constant away, on the same runs. `BEFORE` is what the controller did that this one took
+the place of.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import hetopt.trainer.comm.network_tracker as watch
+import hetopt.trainer.policies.ratio.auto as auto
+from benchmarks._outcome import Results, options, publish, run_benchmark
+from benchmarks._simulated_exchange import (
+    SimulatedJob,
+    SimulatedNetwork,
+    SimulatedRun,
+    candidates_of,
+    fixed_s,
+    trained,
+)
+from hetopt.core.comm.cost import LinkSpeed
+from hetopt.core.profile import Profile
+
+RECORDED = Path(__file__).parent.parent / "tests" / "recorded"
+GBIT = 1.25e8
+TARGET = 400.0
+"""Steps of dense training."""
+
+SEEDS = 3
+
+BEFORE = {
+    "before_over_best_mean": 1.1805,
+    "before_over_best_median": 1.0832,
+    "before_over_best_worst": 2.538,
+    "before_over_dense_worst": 1.049,
+}
+"""Of the controller at commit 76cb9e5, of 3,700 lines and 103 constants, on the same runs."""
+
+
+@functools.cache
+def jobs() -> tuple[SimulatedJob, ...]:
+    """Three kinds of task: one that loses what it holds back (nobody measured digits), one that minds as a small ResNet
+    does in a long run, and one that hardly minds (`hetopt.core.compression_slowdown` has both)."""
+    return tuple(
+        SimulatedJob.recorded(
+            Profile.load(RECORDED / f"{name}.json"), name=name, share=share, turning=turning, bent=bent
+        )
+        for name, share, turning, bent in (
+            ("digits", 64, 0.12, 2.0),
+            ("resnet20-cifar10", 32, 0.7, 1.0),
+            ("lstm-small", 5, 0.03, 1.0),
+        )
+    )
+
+
+def steady(latency_s: float, gbit: float) -> Callable[[float, random.Random], LinkSpeed]:
+    """A link that stays as it is."""
+    return phases(latency_s, (gbit,))
+
+
+def phases(latency_s: float, gbits: Sequence[float]) -> Callable[[float, random.Random], LinkSpeed]:
+    """One rate after the other, each for as much progress."""
+
+    def at(part: float, _: random.Random) -> LinkSpeed:
+        return LinkSpeed(latency_s=latency_s, bytes_per_s=GBIT * gbits[min(len(gbits) - 1, int(part * len(gbits)))])
+
+    return at
+
+
+def wandering(latency_s: float, gbit: float) -> Callable[[float, random.Random], LinkSpeed]:
+    """Ten rates, each the one before times whatever chance says, from a twelfth to three times the first."""
+
+    def at(part: float, draw: random.Random) -> LinkSpeed:
+        log = 0.0
+        for _ in range(int(part * 10) + 1):
+            log = max(-2.5, min(1.2, log + draw.gauss(0, 0.8)))
+        return LinkSpeed(latency_s=latency_s, bytes_per_s=GBIT * gbit * math.exp(log))
+
+    return at
+
+
+NETWORKS = (
+    SimulatedNetwork(name="10_gbit", workers=8, link=steady(1e-4, 10)),
+    SimulatedNetwork(name="100_mbit", workers=4, link=steady(5e-4, 0.1)),
+    SimulatedNetwork(name="25_mbit_far", workers=4, link=steady(5e-3, 0.025)),
+    SimulatedNetwork(name="rates_change", workers=4, link=phases(5e-4, (1, 0.1, 0.025, 1))),
+    SimulatedNetwork(name="rates_wander", workers=4, link=wandering(1e-3, 0.2)),
+    SimulatedNetwork(name="wrong_timings", workers=2, link=steady(5e-4, 0.3), slower=(("all_reduce", 6.8),)),
+    SimulatedNetwork(name="shared_cores", workers=8, link=steady(5e-4, 0.4), wait_s=0.03, compress=3.0),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ablation:
+    """What is taken away: an attribute of a module or class, and what stands there instead."""
+
+    name: str
+    place: object
+    attribute: str
+    instead: object
+
+    @contextmanager
+    def made(self) -> Iterator[None]:
+        """While it is gone."""
+        kept = getattr(self.place, self.attribute)
+        setattr(self.place, self.attribute, self.instead)
+        try:
+            yield
+        finally:
+            setattr(self.place, self.attribute, kept)
+
+
+ABLATIONS = (
+    Ablation(name="no_optimism_about_the_untried", place=auto, attribute="UNTRIED", instead=0.0),
+    Ablation(name="more_optimism", place=auto, attribute="UNTRIED", instead=0.5),
+    Ablation(name="trials_of_2_steps", place=auto, attribute="TRIAL_STEPS", instead=2),
+    Ablation(name="trials_of_8_steps", place=auto, attribute="TRIAL_STEPS", instead=8),
+    Ablation(name="trials_cost_nothing", place=auto, attribute="EXPLORATION", instead=1.0),
+    Ablation(name="no_exploration_after_the_first", place=auto, attribute="EXPLORATION", instead=0.0),
+    Ablation(name="nothing_forgotten", place=auto, attribute="FORGOTTEN", instead=math.inf),
+    Ablation(name="any_saving_is_worth_a_change", place=auto, attribute="LEAST_SAVING", instead=0.0),
+    Ablation(name="one_look_at_gains", place=auto, attribute="LOOK_EVERY_STEPS", instead=10**6),
+    Ablation(name="looks_four_times_as_often", place=auto, attribute="LOOK_EVERY_STEPS", instead=12),
+    Ablation(
+        name="predictions_not_corrected", place=auto.Outlook, attribute="_longer", instead=lambda self, option: 1.0
+    ),
+    Ablation(name="no_twins", place=auto.Outlook, attribute="worth_trying", instead=lambda self, best: None),
+    Ablation(name="lateness_free_where_harmless", place=auto, attribute="HARMLESS_COEFFICIENT", instead=0.0),
+    Ablation(name="no_change_is_seen", place=watch, attribute="ANOTHER", instead=math.inf),
+    Ablation(name="one_period_shows_a_change", place=watch, attribute="IN_A_ROW", instead=1),
+    Ablation(name="no_alarm", place=watch, attribute="SLOW", instead=math.inf),
+    Ablation(name="not_measured_unasked", place=watch, attribute="MEASURED_ANYWAY_AFTER", instead=math.inf),
+    Ablation(name="never_measured_again", place=watch.NetworkWatch, attribute="wants_measurement", instead=False),
+)
+
+
+@functools.cache
+def references_s(job: SimulatedJob, network: SimulatedNetwork, seed: int) -> tuple[float, float]:
+    """Seconds to the target with dense exchanges, and with the best fixed choice of all in hindsight, without noise."""
+    candidates = candidates_of(job, network)
+
+    def alone() -> SimulatedRun:
+        return SimulatedRun(job=job, network=network, target=TARGET, seed=seed, noise=0.0)
+
+    best_s = dense_s = fixed_s(alone(), candidates.dense)
+    for candidate in candidates.all:
+        best_s = min(best_s, fixed_s(alone(), candidate, patience=best_s))
+    return dense_s, best_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """One run beside the others: its time over that of the best fixed choice, and over that of dense training."""
+
+    job: str
+    network: str
+    over_best: float
+    over_dense: float
+
+
+def compared(networks: Sequence[SimulatedNetwork], seeds: range) -> list[Compared]:
+    """`auto` on every job, network and seed."""
+    found = []
+    for job in jobs():
+        for network in networks:
+            for seed in seeds:
+                dense_s, best_s = references_s(job, network, seed if network.name == "rates_wander" else 0)
+                run = trained(SimulatedRun(job=job, network=network, target=TARGET, seed=seed))
+                found.append(
+                    Compared(
+                        job=job.name,
+                        network=network.name,
+                        over_best=run.elapsed_s / best_s,
+                        over_dense=run.elapsed_s / dense_s,
+                    )
+                )
+    return found
+
+
+def mean(values: Sequence[float]) -> float:
+    """The geometric mean."""
+    return math.exp(statistics.fmean(map(math.log, values)))
+
+
+def main() -> None:
+    """Print the table; the last line is JSON."""
+    asked = options(__doc__)
+    seeds = range(1 if asked.quick else SEEDS)
+    networks = NETWORKS[1:4:2] if asked.smoke else NETWORKS
+    results = Results()
+    whole = compared(networks, seeds)
+    print(f"{'job':18s} {'network':14s} over the best fixed choice (each seed), over dense")
+    for job in jobs():
+        for network in networks:
+            own = [one for one in whole if (one.job, one.network) == (job.name, network.name)]
+            told = " ".join(f"{one.over_best:.3f}" for one in own), " ".join(f"{one.over_dense:.3f}" for one in own)
+            print(f"{job.name:18s} {network.name:14s} {told[0]:20s} {told[1]}")
+            results.figures[f"{job.name.replace('-', '_')}_{network.name}_over_best"] = round(
+                mean([one.over_best for one in own]), 4
+            )
+    results.figures["over_best_mean"] = round(mean([one.over_best for one in whole]), 4)
+    results.figures["over_best_median"] = round(statistics.median(one.over_best for one in whole), 4)
+    results.figures["over_best_worst"] = round(max(one.over_best for one in whole), 4)
+    results.goal("over_dense_worst", max(one.over_dense for one in whole), at_most=1.03)
+    results.baselines.update(BEFORE)
+    if not asked.quick:
+        once = compared(networks, range(1))
+        full = mean([one.over_best for one in once])
+        for ablation in ABLATIONS:
+            with ablation.made():
+                rows = compared(networks, range(1))
+            lost = mean([one.over_best for one in rows]) / full
+            worst = max(b.over_best / a.over_best for a, b in zip(once, rows, strict=True))
+            results.figures[f"ablation_{ablation.name}"] = round(lost, 4)
+            results.figures[f"ablation_{ablation.name}_worst"] = round(worst, 4)
+            print(f"{ablation.name:36s} {lost:.3f} of the time in the mean, {worst:.3f} at worst")
+    publish(results.outcome("auto", quick=asked.quick), asked.json_file)
+
+
+if __name__ == "__main__":
+    run_benchmark(main)

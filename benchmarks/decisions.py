@@ -1,0 +1,231 @@
+"""What a choice by predicted times costs beside the best by measured ones: clusters and GPUs, on public measurements.
+
+Clusters: of each folder of the step traces the cheapest configuration in worker-seconds a sample that meets a
+throughput, 22 of them in equal ratios between the slowest and the fastest that was measured. Who chooses has seen one
+and two nodes (and one more layout, which hetopt names); what is chosen is judged by its measured median. GPUs: the
+cheapest that meets a throughput or a deadline, or the fastest within a budget, from one GPU that was measured. The rule
+is that of `hetopt recommend`; published models, which state no interval, choose the cheapest that they believe to do,
+and once more with the interval that their own held-out errors give them. A choice that misses its target costs nothing
+extra where it is cheaper than the best: it is counted as missed.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from benchmarks._decided import (
+    ASKED,
+    Belief,
+    Chooser,
+    Decision,
+    as_believed,
+    by_chance,
+    by_expected_cost,
+    by_interval,
+    decide,
+    mean_extra,
+    missed,
+    throughputs,
+)
+from benchmarks._gpu_decisions import gpu_decisions
+from benchmarks._gpu_throughput import folder as gpu_folder
+from benchmarks._outcome import Results, parser, publish, run_benchmark
+from benchmarks._step_traces import AZURE, FOLDERS, traces
+from benchmarks._trace_decisions import ADAPTDL, PEERS, Table, adaptdl, fitted_whole, priors_of_others, table
+from hetopt.optimizer.plan import SURE
+
+PROTOCOLS = ("no probe", "one probe")
+OURS, SEEN_ALL = "hetopt", "hetopt that has seen all rows"
+QUICK_FOLDERS = ("bert-rtx", "cifar10-azure")
+HELD_OUT: Mapping[str, Callable[[str, str], bool]] = {
+    "folder": lambda folder, other: folder == other,
+    "job": lambda folder, other: folder.split("-")[0] == other.split("-")[0],
+    "cluster": lambda folder, other: folder.split("-")[1] == other.split("-")[1],
+}
+
+ABOVE_NOISE = {"no probe": 0.02, "one probe": 0.01}
+"""Extra cost, beyond that of a model that has seen all rows, that is still good."""
+
+MOST_MISSED = {"no probe": 0.08, "one probe": 0.05}
+CONFIDENCE_ERROR = 0.03
+
+Choosers = Sequence[Chooser]
+"""One for each table."""
+
+
+def decided(tables: Sequence[Table], choosers: Choosers) -> list[Decision]:
+    """All decisions of all tables."""
+    return [
+        one for t, chooser in zip(tables, choosers, strict=True) for one in decide(t.menu, throughputs(t.menu), chooser)
+    ]
+
+
+def as_recommended(tables: Sequence[Table], beliefs: Sequence[Belief]) -> list[Decision]:
+    return decided(tables, [by_interval(t.menu, one) for t, one in zip(tables, beliefs, strict=True)])
+
+
+def contenders(tables: Sequence[Table], protocol: str, ours: Sequence[Belief]) -> dict[str, list[Decision]]:
+    """Decisions by who decides."""
+    found = {OURS: as_recommended(tables, ours)}
+    for name, peer in PEERS.items():
+        told = [t.peer(peer, t.shown[protocol]) for t in tables]
+        found[name] = decided(tables, [as_believed(t.menu, one) for t, one in zip(tables, told, strict=True)])
+        likely = [by_chance(t.menu, one, SURE) for t, one in zip(tables, told, strict=True)]
+        found[f"{name}, with its interval"] = decided(tables, likely)
+    authors = adaptdl(tables, protocol)
+    for name, beliefs in ((ADAPTDL, authors), ("linear scaling", [t.linear() for t in tables])):
+        if beliefs is not None:
+            found[name] = decided(tables, [as_believed(t.menu, one) for t, one in zip(tables, beliefs, strict=True)])
+    found["the biggest that fits"] = decided(tables, [t.biggest for t in tables])
+    found["the cheapest per hour"] = decided(tables, [t.cheapest_per_hour for t in tables])
+    return found
+
+
+def key(*words: str) -> str:
+    """Words as a figure's name."""
+    return "_".join(words).lower().replace(",", "").replace("'s", "").replace(" ", "_")
+
+
+def said(decisions: Sequence[Decision]) -> str:
+    return f"{mean_extra(decisions):.1%} / {missed(decisions):.1%}".replace("%", "")
+
+
+def clusters(results: Results, root: Path, *, folders: Sequence[str], with_others: bool) -> None:
+    """The part of the step traces."""
+    tables = [table(root, folder) for folder in folders]
+    print("tables are read", file=sys.stderr)
+    ours = {protocol: [t.hetopt(t.shown[protocol]) for t in tables] for protocol in PROTOCOLS}
+    decisions = {protocol: contenders(tables, protocol, ours[protocol]) for protocol in PROTOCOLS}
+    print("contenders have chosen", file=sys.stderr)
+    noise = as_recommended(tables, [t.hetopt(t.rows) for t in tables])
+
+    count = len(decisions["no probe"][OURS])
+    print(f"Cheapest cluster that meets a throughput, {count} choices: extra cost in % (mean) / targets missed in %")
+    print(f"{'':44}" + "".join(f"{protocol:>16}" for protocol in PROTOCOLS))
+    for name in decisions["no probe"]:
+        print(f"{name:44}" + "".join(f"{said(decisions[protocol][name]):>16}" for protocol in PROTOCOLS))
+        put = results.figures if name == OURS else results.baselines
+        for protocol in PROTOCOLS:
+            if name in decisions[protocol]:
+                put[key(protocol, "extra cost", name)] = round(mean_extra(decisions[protocol][name]), 4)
+                put[key(protocol, "missed", name)] = round(missed(decisions[protocol][name]), 4)
+    print(f"{SEEN_ALL:44}{said(noise):>16}{said(noise):>16}")
+    results.baselines |= {
+        "extra_cost_seen_all_rows": round(mean_extra(noise), 4),
+        "missed_seen_all_rows": round(missed(noise), 4),
+    }
+    of_folder = partial(_of_folder, folders)
+    print("\nhetopt by folder, and where it has seen all rows")
+    for place, folder in enumerate(folders):
+        parts = [of_folder(decisions[protocol][OURS], place) for protocol in PROTOCOLS] + [of_folder(noise, place)]
+        print(f"{folder:28}" + "".join(f"{said(part):>16}" for part in parts))
+
+    for protocol in PROTOCOLS:
+        found = decisions[protocol]
+        above = mean_extra(found[OURS]) - mean_extra(noise)
+        results.goal(key(protocol, "extra cost above noise"), above, at_most=ABOVE_NOISE[protocol])
+        results.goal(key(protocol, "missed", OURS), missed(found[OURS]), at_most=MOST_MISSED[protocol])
+        unbeaten = [name for name, one in found.items() if name != OURS and not _beats(found[OURS], one)]
+        better = [name for name in unbeaten if _beats(found[name], found[OURS])]
+        results.goal(key(protocol, "others not beaten on both"), len(unbeaten), at_most=0)
+        results.figures[key(protocol, "others better on both")] = len(better)
+        print(f"{protocol}: better on both than every other{' but ' + ', '.join(unbeaten) if unbeaten else ''}")
+    confidences(results, tables, ours)
+    if with_others:
+        held_out(results, tables)
+
+
+def _of_folder(folders: Sequence[str], decisions: Sequence[Decision], place: int) -> Sequence[Decision]:
+    each = len(decisions) // len(folders)
+    return decisions[place * each : (place + 1) * each]
+
+
+def _beats(ours: Sequence[Decision], theirs: Sequence[Decision]) -> bool:
+    return mean_extra(ours) < mean_extra(theirs) and missed(ours) < missed(theirs)
+
+
+def confidences(results: Results, tables: Sequence[Table], ours: Mapping[str, Sequence[Belief]]) -> None:
+    """How often limits are kept where a confidence is asked for, beside the chance that is stated with the choice."""
+    print("\nConfidence asked for: stated with the choice, limits kept, extra cost (%)")
+    for protocol in PROTOCOLS:
+        errors, cells = [], []
+        for asked in ASKED:
+            stated, found = [], []
+            for t, belief in zip(tables, ours[protocol], strict=True):
+                chooser = by_chance(t.menu, belief, asked)
+                for limits in throughputs(t.menu):
+                    row = chooser(limits)
+                    stated.append(float(belief.chances(t.menu, limits)[row]))
+                found += decide(t.menu, throughputs(t.menu), chooser)
+            kept = 1 - missed(found)
+            errors.append(kept - statistics.fmean(stated))
+            cells.append(f"{asked:.0%}: {statistics.fmean(stated):.1%}, {kept:.1%}, {mean_extra(found):.1%}")
+            results.figures[key(protocol, f"stated at {asked:g}")] = round(statistics.fmean(stated), 4)
+            results.figures[key(protocol, f"kept at {asked:g}")] = round(kept, 4)
+            results.figures[key(protocol, f"extra cost at {asked:g}")] = round(mean_extra(found), 4)
+        print(f"{protocol:12}" + "   ".join(cells).replace("%", ""))
+        repeated = [by_expected_cost(t.menu, one) for t, one in zip(tables, ours[protocol], strict=True)]
+        found = decided(tables, repeated)
+        print(f"{'':12}least expected cost until a target is met, instead of a confidence: {said(found)}")
+        results.figures[key(protocol, "extra cost by expected cost")] = round(mean_extra(found), 4)
+        results.figures[key(protocol, "missed by expected cost")] = round(missed(found), 4)
+        worst = max(abs(error) for error in errors)
+        results.goal(key(protocol, "confidence error"), worst, at_most=CONFIDENCE_ERROR)
+
+
+def held_out(results: Results, tables: Sequence[Table]) -> None:
+    """The same with priors taken from other folders alone."""
+    print("\nhetopt with priors from other folders alone: extra cost / missed (%)")
+    fits = fitted_whole(tables)
+    for what, same in HELD_OUT.items():
+        priors = priors_of_others(fits, same)
+        cells = []
+        for protocol in PROTOCOLS:
+            beliefs = [t.hetopt(t.shown[protocol], prior) for t, prior in zip(tables, priors, strict=True)]
+            found = as_recommended(tables, beliefs)
+            results.figures[key(protocol, "extra cost", what, "held out")] = round(mean_extra(found), 4)
+            results.figures[key(protocol, "missed", what, "held out")] = round(missed(found), 4)
+            cells.append(said(found))
+        print(f"{what + ' held out':44}" + "".join(f"{cell:>16}" for cell in cells))
+
+
+def gpus(results: Results, data: Path, *, every: int) -> None:
+    """The part of the GPU throughputs."""
+    found = gpu_decisions(data, every=every)
+    count = len(found[OURS][0])
+    print(f"\nGPU from one that was measured, {count} choices a column: extra in % (mean) / limits missed in %")
+    print(f"{'':44}{'throughput':>16}{'budget':>16}")
+    for name, both in found.items():
+        print(f"{name:44}" + "".join(f"{said(decisions):>16}" for decisions in both))
+        put = results.figures if name.startswith(OURS) else results.baselines
+        for kind, decisions in zip(("gpu throughput", "gpu budget"), both, strict=True):
+            extra = "extra cost" if kind == "gpu throughput" else "extra time"
+            put[key(kind, extra, name)] = round(mean_extra(decisions), 4)
+            put[key(kind, "missed", name)] = round(missed(decisions), 4)
+
+
+def main() -> None:
+    shared = parser(__doc__)
+    shared.add_argument("--part", choices=("all", "clusters", "gpus"), default="all", help="only one of the parts")
+    asked = shared.parse_args()
+    quick = asked.quick or asked.smoke
+    results = Results()
+    root, data = traces(), gpu_folder()
+    if root is None or data is None:
+        print("The public measurements are not there (HETOPT_SHARED_DATA names the data folder).")
+        return
+    if asked.part in ("all", "clusters"):
+        folders = QUICK_FOLDERS[:1] if asked.smoke else QUICK_FOLDERS if quick else (*FOLDERS, *AZURE)
+        clusters(results, root, folders=folders, with_others=not quick)
+    if asked.part in ("all", "gpus"):
+        gpus(results, data, every=12 if asked.smoke else 4 if quick else 1)
+    part = None if asked.part == "all" else asked.part
+    publish(results.outcome("decisions", quick=quick), asked.json, part=part)
+
+
+if __name__ == "__main__":
+    run_benchmark(main)

@@ -1,0 +1,153 @@
+"""Machines of one's own over real ssh: three unequal hosts train, one is lost and returns, and nothing is left on them.
+
+Every host is an `sshd` in a network namespace of its own with a link at its rate (100, 100, 25 Mbit/s) and a quota of
+processor time (1, 0.5, 0.25 of one). ``own_s`` is from the command to the first step, ``balance`` the mean computation
+of a step over the longest, once the batch has followed the hosts; ``redone_steps`` what a loss has cost, with
+checkpoints every five seconds; ``left`` counts files and processes on the hosts afterwards. It needs root. With
+``--quick`` one host is lost once, else 20 times; 32 hosts are checked in both.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import hetopt
+from benchmarks._outcome import Results, options, publish, run_benchmark
+from benchmarks._ssh_servers import Servers
+from hetopt.api import hosts as owned
+from hetopt.backends.emulation.cgroups import find_quotas
+from hetopt.backends.emulation.namespaces import EmulatedNetwork
+from hetopt.core.scaled_emulation import EmulatedHost
+
+RECORDED = Path(__file__).resolve().parent.parent / "tests" / "recorded" / "digits.json"
+SPEEDS, MBITS = (1.0, 0.5, 0.25), (100, 100, 25)
+PATIENCE_S = 900.0
+SETTLED_STEPS = 100
+
+
+def inventory_of(servers: Servers, network: EmulatedNetwork) -> Path:
+    """The three hosts as a file."""
+    text = f'python = "{sys.executable}"\nfolder = "{servers.folder / "remote"}"\nusd_per_hour = 0.1\n'
+    for place in range(len(SPEEDS)):
+        name = network.namespace(place)
+        (quota,) = find_quotas(name)
+        servers.host(f"box{place}", network=name, group=quota.members)
+        text += f'[box{place}]\nprivate = "{network.address(place)}"\n'
+    path = servers.folder / "hosts.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def events_of(run: hetopt.Run) -> list[dict[str, Any]]:
+    """What the run has told so far."""
+    path = run.folder / "events.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def until(run: hetopt.Run, what: Any) -> list[dict[str, Any]]:
+    """Wait for something in the events.
+
+    Raises:
+        SystemExit: the run is over, or nothing happens.
+    """
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not what(events := events_of(run)):
+        if run.status().state.is_over or time.monotonic() > deadline_s:
+            raise SystemExit(f"the run did not get there: {run.status()}")
+        time.sleep(0.2)
+    return events
+
+
+def steps_in(events: list[dict[str, Any]]) -> list[int]:
+    """Steps as they were logged, in order of time."""
+    return [event["step"] for event in events if event["event"] == "step"]
+
+
+def starts_in(events: list[dict[str, Any]]) -> int:
+    """How often workers were started."""
+    return sum(event["event"] == "run_started" for event in events)
+
+
+def checked_s(servers: Servers, count: int) -> float:
+    """Seconds to check so many hosts."""
+    tables = [f'python = "{sys.executable}"\n']
+    for number in range(1, count + 1):
+        servers.host(f"h{number}")
+        tables.append(f'[h{number}]\nprivate = "127.0.1.{number}"\n')
+    path = servers.folder / "many.toml"
+    path.write_text("".join(tables), encoding="utf-8")
+    begun_s = time.perf_counter()
+    found = owned.check(path)
+    assert sum(one.seen is not None for one in found) == count
+    return time.perf_counter() - begun_s
+
+
+def trained(inventory: Path, network: EmulatedNetwork, losses: int, results: Results) -> None:
+    """One run from its beginning to its end."""
+    plan = hetopt.recommend(RECORDED, budget_usd=2, epochs=20, types="c7i.large", max_workers=2, trials=0)
+    run = plan.run.model_copy(update={"checkpoint_every_s": 5.0})
+    begun_s = time.perf_counter()
+    going = hetopt.launch(plan.model_copy(update={"run": run}), on="ssh", inventory=inventory, steps=10**6)
+    until(going, steps_in)
+    results.goal("own_s", time.perf_counter() - begun_s, at_most=180)
+    settled = until(going, lambda events: max(steps_in(events), default=0) > SETTLED_STEPS)
+    last = [event["compute_s"] for event in settled if event["event"] == "step"][-3:]
+    balance = statistics.mean(statistics.mean(one) / max(one) for one in last)
+    results.goal("balance", balance, at_least=0.95)
+    redone, chance = [0], random.Random(0)
+    for _ in range(losses):
+        before = until(going, steps_in)
+        network.kill(chance.randrange(1, len(SPEEDS)))
+        start = starts_in(before)
+        after = until(going, lambda events, start=start: starts_in(events) >= start + 2)
+        reached = max(steps_in(before), default=0)
+        follows = steps_in(after[len(before) :]) or [reached]
+        redone.append(max(0, reached - min(follows) + 1))
+        furthest = max(steps_in(after), default=0)
+        until(going, lambda events, furthest=furthest: max(steps_in(events), default=0) > furthest)
+    results.figures["redone_steps_most"] = max(redone)
+    assert going.stop().state.value == "stopped"
+
+
+def main() -> None:
+    """Check, train, lose, return, and look what is left."""
+    asked = options(__doc__)
+    results = Results()
+    described = [
+        EmulatedHost(name=f"h{place}", cpu_cores=speed, rate_bits_per_s=mbit * 1e6)
+        for place, (speed, mbit) in enumerate(zip(SPEEDS, MBITS, strict=True))
+    ]
+    with (
+        tempfile.TemporaryDirectory(prefix="hetopt-ssh-") as made,
+        EmulatedNetwork.create(described, owner="benchmarks.ssh_hosts") as network,
+    ):
+        servers = Servers.made(Path(made))
+        os.environ |= {"HETOPT_SSH": servers.command, "HETOPT_HOME": f"{made}/home"}
+        results.goal("check_32_hosts_s", checked_s(servers, 4 if asked.smoke else 32), at_most=10)
+        trained(inventory_of(servers, network), network, 0 if asked.smoke else 1 if asked.quick else 20, results)
+        deadline_s = time.monotonic() + 30
+        while (left := left_on(servers, network)) and time.monotonic() < deadline_s:
+            time.sleep(0.2)
+        results.goal("left", left, at_most=0)
+    for name, value in results.figures.items():
+        print(f"{name:24}{value:10.2f}")
+    publish(results.outcome("ssh_hosts", quick=asked.quick), asked.json_file)
+
+
+def left_on(servers: Servers, network: EmulatedNetwork) -> int:
+    """Files and processes of runs on the hosts."""
+    processes = sum(len(network.pids(place)) for place in range(len(SPEEDS)))
+    return processes + sum(1 for _ in os.walk(servers.folder / "remote"))
+
+
+if __name__ == "__main__":
+    run_benchmark(main)

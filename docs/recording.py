@@ -1,0 +1,118 @@
+"""Draws the README's picture from what commands printed: ``python docs/recording.py``; ``--record`` runs them first.
+
+What was printed is kept in ``images/demo.txt``, as a terminal of 80 columns and 24 lines shows it. The picture shows it
+line by line, a screen a command, again and again; where somebody asks for less motion, the plan stands still.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+IMAGES = Path(__file__).resolve().parent / "images"
+SAID = IMAGES / "demo.txt"
+PICTURE = IMAGES / "demo.svg"
+COMMANDS = (
+    "hetopt profile digits -o profile.json",
+    "hetopt recommend profile.json --budget 2 --epochs 100 --batch-size 256 -o plan.json",
+    "hetopt launch plan.json --on local --slowdown 1,2 --yes",
+    "hetopt report",
+)
+COLUMNS = 80
+ROWS = 24
+SCREEN = "\f"
+"""Ends what one command printed."""
+
+STILL = 1
+"""The command that is shown where nothing moves."""
+
+LINE_S = 0.12
+PROMPT_S = 1.2
+READ_S = 4.0
+_ADVANCE, _HEIGHT, _MARGIN = 7.8, 18, 16  # of a letter and a line, in pixels
+
+
+def record() -> str:
+    """Run the commands in an empty folder; what each printed, after its prompt."""
+    said = []
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "HETOPT_HOME": folder, "COLUMNS": str(COLUMNS), "NO_COLOR": "1"}
+        environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+        for command in COMMANDS:
+            done = subprocess.run(
+                command.split(), cwd=folder, env=environment, capture_output=True, text=True, check=True
+            )
+            rows = [row.rstrip() for row in done.stdout.strip("\n").splitlines()]
+            prompt = f"$ {command}"
+            typed = [prompt] if len(prompt) <= COLUMNS else [prompt[:COLUMNS], prompt[COLUMNS:]]
+            room = ROWS - len(typed)
+            said += [*typed, *(rows if len(rows) <= room else [*rows[: room - 1], "..."]), SCREEN]
+    return "\n".join(said)
+
+
+def draw(said: str) -> str:
+    """The picture of what was printed: an SVG file that needs nothing else."""
+    screens = [part.strip("\n").splitlines() for part in said.split(SCREEN) if part.strip()]
+    whole_s = sum(PROMPT_S + LINE_S * len(rows) + READ_S for rows in screens)
+    width, height = 2 * _MARGIN + _ADVANCE * COLUMNS, 2 * _MARGIN + _HEIGHT * ROWS
+    frames, shapes, begin_s = [], [], 0.0
+    for screen, rows in enumerate(screens):
+        end_s = begin_s + PROMPT_S + LINE_S * len(rows) + READ_S
+        frames.append(_shown(f"s{screen}", begin_s / whole_s, end_s / whole_s))
+        kind = ' class="still"' if screen == STILL else ""
+        shapes.append(f'<g{kind} style="animation-name:s{screen}">')
+        for place, row in enumerate(rows):
+            typed = place == 0 or (place == 1 and len(rows[0]) == COLUMNS)
+            at_s = begin_s if typed else begin_s + PROMPT_S + LINE_S * place
+            frames.append(_shown(f"l{screen}-{place}", at_s / whole_s, 1.0))
+            kind = ' class="typed"' if typed else ""
+            shapes.append(
+                f'<text{kind} style="animation-name:l{screen}-{place}" x="{_MARGIN}" '
+                f'y="{_MARGIN + _HEIGHT * (place + 0.75):.1f}">{escape(row)}</text>'
+            )
+        shapes.append("</g>")
+        begin_s = end_s
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" width="{width:.0f}" '
+            f'height="{height}" role="img" aria-labelledby="title">',
+            '<title id="title">What hetopt printed: a profile, a plan, a run, and its report</title>',
+            "<style>",
+            "text{font:13px ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace;fill:#d6dde6;"
+            "white-space:pre}",
+            ".typed{fill:#7ee0a8;font-weight:600}",
+            "g{opacity:0}.still{opacity:1}",
+            f"@media (prefers-reduced-motion:no-preference){{g,text{{animation-duration:{whole_s:.1f}s;"
+            "animation-iteration-count:infinite}}",
+            *frames,
+            "</style>",
+            '<rect width="100%" height="100%" rx="8" fill="#161b22"/>',
+            *shapes,
+            "</svg>",
+            "",
+        ]
+    )
+
+
+def _shown(name: str, begin: float, end: float) -> str:
+    """Between these parts of the whole, and not before or after."""
+    first, last = 100 * begin, 100 * end
+    after = "" if end >= 1 else f"{last:.2f}%,100%{{opacity:0}}"
+    before = "" if begin <= 0 else f"0%,{first:.2f}%{{opacity:0}}"
+    return f"@keyframes {name}{{{before}{first + 0.01:.2f}%,{min(last, 100) - 0.01:.2f}%{{opacity:1}}{after}}}"
+
+
+def main() -> None:
+    """Write the picture, of commands that are run now or of those that were."""
+    IMAGES.mkdir(exist_ok=True)
+    if "--record" in sys.argv[1:]:
+        SAID.write_text(record(), encoding="utf-8")
+    PICTURE.write_text(draw(SAID.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""Machines that one owns: their inventory, and whether they could train together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hetopt.backends.ssh.checking import HostFound, Trouble, check_hosts, in_words
+from hetopt.core.errors import BadInput
+from hetopt.core.hosts import Host, parse_hosts, read_hosts
+
+__all__ = ["Host", "HostFound", "Trouble", "check", "in_words", "inventory"]
+
+USUAL_FILE = "hosts.toml"
+
+
+def inventory(path: Path | str | None = None, hosts: str | None = None) -> tuple[Host, ...]:
+    """The hosts of a file, or of a text such as ``alice@box1,bob@box2``.
+
+    Args:
+        path: of the file; absent, where no text is given: ``hosts.toml`` here.
+        hosts: the text.
+
+    Raises:
+        BadInput: both are given, or one of them cannot be read.
+    """
+    if path is not None and hosts is not None:
+        raise BadInput("`inventory` and `hosts` both name hosts.", hint="give one of them")
+    return parse_hosts(hosts) if hosts is not None else read_hosts(Path(path if path is not None else USUAL_FILE))
+
+
+def check(path: Path | str | None = None, hosts: str | None = None) -> tuple[HostFound, ...]:
+    """What would keep the hosts of an inventory from training together. Nothing is written or changed on them.
+
+    Args:
+        path: as of `inventory`.
+        hosts: likewise.
+
+    Raises:
+        BadInput: the inventory cannot be read.
+    """
+    return check_hosts(inventory(path, hosts))

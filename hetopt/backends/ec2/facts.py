@@ -1,0 +1,658 @@
+"""What is believed of AWS: each constant that is AWS's and not ours, where it was read, when, and what asks for it.
+
+Nothing of it can be proven without an account, so each belief says what it stands on, and which check of
+`hetopt doctor` asks AWS itself before money is spent. A belief without a source says so. Members of calls stand with
+what their documentation asks in ``tests/ec2/reviewed_members.py``, codes of refusals in `renter.errors`, codes of
+quotas in `hetopt.optimizer.market.quota`, and prices in ``catalogs/aws/billing.json``; the page *Evidence* has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Generic, Literal, TypeVar
+
+READ = "2026-11-26"
+"""When the sources were last read, where a belief does not name another day."""
+
+NONE_FOUND = "no source was found"
+"""How a belief begins that stands on nothing but experience elsewhere."""
+
+About = Literal["images", "boot", "machines", "calls", "storage", "money", "rights"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fact(Generic[T]):
+    """One belief.
+
+    Attributes:
+        value: what the code uses.
+        about: which part of AWS.
+        means: what is believed, in a sentence.
+        source: where that was read.
+        read: when.
+        doctor: the check of `hetopt doctor` that asks AWS for it; empty: only a run can show it.
+    """
+
+    value: T
+    about: About
+    means: str
+    source: str
+    read: str = READ
+    doctor: str = ""
+
+
+# Images
+
+_AL2023 = "Amazon Linux 2023 user guide, 'AL2023 on EC2'; a dozen public Terraform and CDK files that resolve the name"
+_DLAMI = (
+    "DLAMI developer guide, 'find-dlami-id': the image's title without deep, learning and ami; ten public repositories "
+    "that resolve the name, one of them on 2026-09-27; titles in the release notes of 2026-10-01"
+)
+_IMAGE = "image for KIND"
+
+IMAGE_OWNER = Fact(
+    value="amazon",
+    about="images",
+    means="Amazon's own images are those of the owner 'amazon'.",
+    source="EC2 API reference, DescribeImages: Owner.N takes account ids, self, amazon, aws-backup-vault, "
+    "aws-marketplace",
+    doctor=_IMAGE,
+)
+CPU_PARAMETER = Fact(
+    value="/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-{architecture}",
+    about="images",
+    means="This public parameter of the Systems Manager holds the id of the newest Amazon Linux 2023.",
+    source=_AL2023,
+    doctor=_IMAGE,
+)
+GPU_PARAMETER = Fact(
+    value="/aws/service/deeplearning/ami/{architecture}/base-oss-nvidia-driver-gpu-amazon-linux-2023/latest/ami-id",
+    about="images",
+    means="This one holds that of the newest with NVIDIA's driver.",
+    source=_DLAMI,
+    doctor=_IMAGE,
+)
+CPU_NAME = Fact(
+    value="al2023-ami-2023.*-kernel-*-{architecture}",
+    about="images",
+    means="So are images of Amazon Linux 2023 called.",
+    source=_AL2023,
+    doctor=_IMAGE,
+)
+GPU_NAMES: Fact[Mapping[str, str]] = Fact(
+    value=MappingProxyType(
+        {
+            "x86_64": "Deep Learning Base OSS Nvidia Driver GPU AMI (Amazon Linux 2023) *",
+            "arm64": "Deep Learning ARM64 Base OSS Nvidia Driver GPU AMI (Amazon Linux 2023) *",
+        }
+    ),
+    about="images",
+    means="So are those with NVIDIA's driver called.",
+    source=_DLAMI,
+    doctor=_IMAGE,
+)
+ROOT_DEVICE = Fact(
+    value="/dev/xvda",
+    about="images",
+    means="The root device of Amazon Linux, where an image does not name its own.",
+    source="EC2 user guide, 'Device names for volumes': /dev/sda1 or /dev/xvda for root, by the image; "
+    "karpenter-provider-aws, its default mappings for AL2023",
+    doctor=_IMAGE,
+)
+
+# What happens on a machine that boots
+
+PYTHON = Fact(
+    value="python3.12",
+    about="boot",
+    means="Both images have this interpreter, or dnf has it; the system's own python3 stays at 3.9.",
+    source="Amazon Linux 2023 user guide, 'Python in AL2023': 3.11 to 3.14 beside 3.9; DLAMI release notes of 2026-09",
+)
+USER_DATA_BYTES = Fact(
+    value=16_384,
+    about="boot",
+    means="User data is at most so long, before it is encoded.",
+    source="EC2 user guide, 'Work with instance user data': 16 KB, in raw form",
+)
+USER_DATA_RUNS_ONCE = Fact(
+    value=True,
+    about="boot",
+    means="User data runs at the first boot only, so a machine that boots again has neither agent nor timer of it.",
+    source="EC2 user guide, 'Run commands when you launch an EC2 instance with user data input'; cloud-init, "
+    "scripts-user: once per instance",
+)
+TMP_IS_MEMORY = Fact(
+    value=True,
+    about="boot",
+    means="/tmp is in memory, of half its size: too small to unpack torch in.",
+    source="pullpreview/action pull request 54; swiftlang/swiftly issue 96, whose df shows it on 2024-03-07",
+)
+SYSTEMD_VERSION = Fact(
+    value=252,
+    about="boot",
+    means="Timers take absolute times as @SECONDS, and with Persistent= elapse after a boot that came too late.",
+    source="systemd.time(7) and systemd.timer(5) of systemd 252, which AL2023's package list has",
+)
+METADATA_ENDPOINT = Fact(
+    value="http://169.254.169.254",
+    about="boot",
+    means="Where a machine asks about itself.",
+    source="EC2 user guide, 'Use the Instance Metadata Service to access instance metadata'",
+)
+METADATA_ENDPOINT_VARIABLE = Fact(
+    value="AWS_EC2_METADATA_SERVICE_ENDPOINT",
+    about="boot",
+    means="What SDKs read instead of that address.",
+    source="AWS SDKs and tools reference guide, 'IMDS credential provider'",
+)
+METADATA_PATHS: Fact[Mapping[str, str]] = Fact(
+    value=MappingProxyType(
+        {
+            "token": "/latest/api/token",
+            "id": "/latest/meta-data/instance-id",
+            "interruption": "/latest/meta-data/spot/instance-action",
+            "rebalance": "/latest/meta-data/events/recommendations/rebalance",
+        }
+    ),
+    about="boot",
+    means="What it asks for; 404 is the normal answer where nothing is announced.",
+    source="EC2 user guide, 'Spot Instance interruption notices' and 'EC2 instance rebalance recommendations'; "
+    "aws/amazon-ec2-metadata-mock pull request 122",
+)
+METADATA_HEADERS: Fact[Mapping[str, str]] = Fact(
+    value=MappingProxyType({"token": "X-aws-ec2-metadata-token", "lifetime": "X-aws-ec2-metadata-token-ttl-seconds"}),
+    about="boot",
+    means="The token of version 2, and how long it is to last, travel in these headers.",
+    source="EC2 user guide, 'How Instance Metadata Service Version 2 works'",
+)
+METADATA_TOKEN_S = Fact(
+    value=21_600,
+    about="boot",
+    means="A token lasts six hours at most.",
+    source="EC2 user guide, 'How Instance Metadata Service Version 2 works'",
+)
+NOTICE_S = Fact(
+    value=120.0,
+    about="boot",
+    means="EC2 announces so long before that it takes a machine back, as well as it can.",
+    source="EC2 user guide, 'Spot Instance interruption notices': two minutes, on a best effort basis",
+)
+NOTICE_EVERY_S = Fact(
+    value=5.0,
+    about="boot",
+    means="How often to look for that.",
+    source="EC2 user guide, 'Spot Instance interruption notices': check every 5 seconds",
+)
+TAKING_ACTIONS: Fact[tuple[str, ...]] = Fact(
+    value=("terminate", "stop", "hibernate"),
+    about="boot",
+    means="What a notice can announce; each takes the machine out of the run.",
+    source="EC2 user guide, 'Spot Instance interruption notices'",
+)
+
+# Machines, as EC2 tells of them
+
+DEAD_STATES: Fact[tuple[str, ...]] = Fact(
+    value=("terminated",),
+    about="machines",
+    means="The state of a machine that has ended; it is listed for about an hour more.",
+    source="EC2 API reference, InstanceState and DescribeInstances",
+)
+STOPPED_STATES: Fact[tuple[str, ...]] = Fact(
+    value=("shutting-down", "terminated", "stopping", "stopped"),
+    about="machines",
+    means="States in which a machine is no more on the bill, its disk aside.",
+    source="EC2 user guide, 'Amazon EC2 instance state changes'",
+)
+ENDED_AT = Fact(
+    value=r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)",
+    about="machines",
+    means="What tells when a machine ended, at the end of its StateTransitionReason.",
+    source="recorded answers in ten public repositories, 2009 to 2026: 'User initiated (2024-01-15 10:00:00 GMT)'",
+)
+COUNTED_STATES: Fact[tuple[str, ...]] = Fact(
+    value=("pending", "running"),
+    about="machines",
+    means="States of machines whose vCPUs count against a quota.",
+    source="EC2 user guide, 'Amazon EC2 instance type quotas': running instances; a pending one is about to",
+    doctor="quota CODE",
+)
+DYING_STATES: Fact[tuple[str, ...]] = Fact(
+    value=("terminated", "shutting-down"),
+    about="machines",
+    means="States of a machine that trains no more.",
+    source="EC2 API reference, InstanceState",
+)
+ENDED_BY_ITSELF = Fact(
+    value="Client.InstanceInitiatedShutdown",
+    about="machines",
+    means="The reason of a machine that has shut itself down.",
+    source="EC2 API reference, StateReason",
+)
+ENDED_BY_US = Fact(
+    value="Client.UserInitiatedShutdown",
+    about="machines",
+    means="The reason of a machine that was ended by a call.",
+    source="EC2 API reference, StateReason",
+)
+TAKEN_BACK = Fact(
+    value="Server.Spot",
+    about="machines",
+    means="So begin the reasons of machines that EC2 took back: SpotInstanceTermination, SpotInstanceShutdown.",
+    source="EC2 API reference, StateReason",
+)
+LIVE_FLEETS: Fact[tuple[str, ...]] = Fact(
+    value=("submitted", "active", "modifying"),
+    about="machines",
+    means="States of a fleet that is not deleted.",
+    source="EC2 user guide, 'EC2 Fleet request states'",
+)
+FLEETS_FORGOTTEN_DAYS = Fact(
+    value=2,
+    about="machines",
+    means="Instant fleets are forgotten after about so many days; to ask for one by its id is an error from then on.",
+    source="runs-on/runs-on issue 217; terraform-provider-aws, which drops a fleet on InvalidFleetId.NotFound",
+)
+
+# Calls
+
+FLEETS_A_CALL = Fact(
+    value=25,
+    about="calls",
+    means="More instant fleets in one call, and none is deleted.",
+    source="EC2 API reference, DeleteFleets: up to 25 of type instant",
+)
+MOST_INSTANCES_A_FLEET = Fact(
+    value=1000,
+    about="calls",
+    means="MinTargetCapacity, which makes a fleet all or nothing, is at most this.",
+    source="EC2 API reference, CreateFleet, SpotOptionsRequest",
+)
+LISTS_LAG = Fact(
+    value=True,
+    about="calls",
+    means="What was just made may be in no list, and not be known by its id.",
+    source="EC2 developer guide, 'Eventual consistency in the Amazon EC2 API': wait from seconds up to five minutes",
+)
+ONE_BAD_ID_SPARES_ALL = Fact(
+    value=True,
+    about="calls",
+    means="Where one id is unknown, no machine of the call is ended.",
+    source="EC2 API reference, TerminateInstances",
+)
+MACHINES_BESIDE_A_REFUSAL = Fact(
+    value=True,
+    about="calls",
+    means="An answer that tells of missing capacity may name machines all the same, and they are paid for.",
+    source="osbuild/osbuild-composer issue 4507",
+)
+DEFAULT_SUBNETS = Fact(
+    value="default-for-az",
+    about="calls",
+    means="This filter finds the default subnet of each zone.",
+    source="EC2 API reference, DescribeSubnets",
+    doctor="region",
+)
+SPOT_PRODUCT = Fact(
+    value="Linux/UNIX",
+    about="calls",
+    means="What spot prices of Linux are listed under.",
+    source="EC2 API reference, DescribeSpotPriceHistory; its answers in skypilot-catalog and orf/spot-prices",
+    doctor="prices",
+)
+LARGEST_SKEW_S = Fact(
+    value=300.0,
+    about="calls",
+    means="A signature is refused that is further off than this; S3 takes 15 minutes.",
+    source="answers with '(… - 5 min.)': aws/aws-sdk-php issue 537, mhart/aws4fetch issue 73; S3's in "
+    "aws/aws-sdk-php issue 612",
+    doctor="clock",
+)
+NOT_KNOWN_YET: Fact[frozenset[str]] = Fact(
+    value=frozenset({"InvalidGroup.NotFound", "InvalidGroupId.NotFound", "InvalidSecurityGroupID.NotFound"}),
+    about="calls",
+    means="What EC2 answers about a security group that it does not know yet, or no more.",
+    source="EC2 API reference, error codes; hashicorp/terraform-provider-aws, error codes of security groups",
+)
+MACHINES_NOT_KNOWN_YET = Fact(
+    value="InvalidInstanceID.NotFound",
+    about="calls",
+    means="What EC2 answers about machines that it does not know yet, or no more.",
+    source="EC2 developer guide, 'Eventual consistency in the Amazon EC2 API'",
+)
+TEMPLATE_NOT_KNOWN_YET = Fact(
+    value="InvalidLaunchTemplateId.NotFound",
+    about="calls",
+    means="What EC2 answers about a launch template that it does not know yet, or no more.",
+    source="EC2 API reference, error codes",
+)
+GONE: Fact[frozenset[str]] = Fact(
+    value=frozenset(
+        {
+            "InvalidGroup.NotFound",
+            "InvalidGroupId.NotFound",
+            "InvalidLaunchTemplateId.NotFound",
+            "InvalidLaunchTemplateName.NotFoundException",
+            "InvalidLaunchTemplateId.NotFoundException",
+            "InvalidVolume.NotFound",
+            "InvalidFleetId.NotFound",
+        }
+    ),
+    about="calls",
+    means="What EC2 answers where a thing that is to be removed is gone.",
+    source="EC2 API reference, error codes; hashicorp/terraform-provider-aws and cloud-custodian, which ignore them",
+)
+FLEET_GONE = Fact(
+    value="InvalidFleetId",
+    about="calls",
+    means="So begin the codes about fleets that EC2 does not know.",
+    source="hashicorp/terraform-provider-aws, error codes of fleets; EC2's own list has no such code",
+)
+FLEET_NOT_THERE: Fact[tuple[str, ...]] = Fact(
+    value=("fleetIdDoesNotExist", "fleetNotInDeletableState"),
+    about="calls",
+    means="Inside an answer: a fleet that needs no deleting.",
+    source="EC2 API reference, DeleteFleetError",
+)
+IN_USE: Fact[frozenset[str]] = Fact(
+    value=frozenset({"DependencyViolation", "VolumeInUse", "InvalidGroup.InUse"}),
+    about="calls",
+    means="What EC2 answers while machines that have ended still hold what is to be removed.",
+    source="EC2 API reference, error codes",
+)
+NAME_TAKEN: Fact[tuple[str, ...]] = Fact(
+    value=("InvalidGroup.Duplicate", "InvalidLaunchTemplateName.AlreadyExistsException"),
+    about="calls",
+    means="What EC2 answers where a thing of that name is there.",
+    source="EC2 API reference, error codes",
+)
+RULE_THERE = Fact(
+    value="InvalidPermission.Duplicate",
+    about="calls",
+    means="What EC2 answers where a security group has that rule already.",
+    source="EC2 API reference, error codes",
+)
+RULE_NOT_THERE = Fact(
+    value="InvalidPermission.NotFound",
+    about="calls",
+    means="What EC2 answers where a security group has no such rule.",
+    source="EC2 API reference, error codes",
+)
+NOT_ALLOWED = Fact(
+    value="UnauthorizedOperation",
+    about="calls",
+    means="What EC2 answers to whoever may not make a call; its text names action, resource and what denies it.",
+    source="EC2 API reference, common client error codes; IAM user guide, 'Troubleshoot access denied error messages'",
+    doctor="permission",
+)
+DENIED = Fact(
+    value="AccessDenied",
+    about="calls",
+    means="So begin the answers of other services to them.",
+    source="common errors of the AWS query APIs",
+    doctor="permission",
+)
+ORGANISATION_DENIES = Fact(
+    value="service control policy",
+    about="calls",
+    means="Stands in that text where the organisation forbids what the account allows: no policy of the account helps.",
+    source="IAM user guide, 'Troubleshoot access denied error messages': with an explicit deny in a service control "
+    "policy",
+    doctor="permission",
+)
+NO_TEMPLATE = Fact(
+    value="lt-00000000000000000",
+    about="calls",
+    means="An id that no launch template has: a dry run of a fleet asks who may rent before it asks by what.",
+    source="aws/karpenter-provider-aws pull request 7624, which tried fleets by one; 8408 makes a real one",
+    doctor="permission ec2:CreateFleet",
+)
+ONLY_TRIED = Fact(
+    value="DryRunOperation",
+    about="calls",
+    means="The answer to a call that was only to be tried, and would have been allowed. Capacity and quotas are not "
+    "looked at.",
+    source="EC2 API reference, common client error codes",
+)
+NO_PARAMETER = Fact(
+    value="ParameterNotFound",
+    about="calls",
+    means="What the Systems Manager answers where a region has no such parameter.",
+    source="Systems Manager API reference, GetParameter",
+    doctor=_IMAGE,
+)
+NO_QUOTA = Fact(
+    value="NoSuchResource",
+    about="calls",
+    means="So begins the answer about a quota that was never raised: the default holds.",
+    source="Service Quotas API reference, GetServiceQuota and GetAWSDefaultServiceQuota",
+    doctor="quotas",
+)
+NO_ROLE = Fact(
+    value="NoSuchEntity",
+    about="calls",
+    means="What IAM answers where there is no such role or instance profile.",
+    source="IAM API reference, GetInstanceProfile",
+    doctor="machines' role",
+)
+
+ALL_PROTOCOLS = Fact(
+    value="-1",
+    about="calls",
+    means="A rule of a security group with this protocol is for all of them, whatever the ports.",
+    source="EC2 API reference, IpPermission",
+)
+ANYWHERE = Fact(
+    value="0.0.0.0/0",
+    about="calls",
+    means="A route to here leads out.",
+    source="VPC user guide, 'Route tables'",
+    doctor="network in ZONE",
+)
+DEAD_ROUTE = Fact(
+    value="blackhole",
+    about="calls",
+    means="The state of a route whose gateway is gone.",
+    source="EC2 API reference, Route",
+    doctor="network in ZONE",
+)
+GATEWAY_IDS = Fact(
+    value="igw-",
+    about="calls",
+    means="So begin the ids of internet gateways, which serve machines with a public address alone.",
+    source="VPC user guide, 'Enable internet access for a VPC using an internet gateway'",
+    doctor="network in ZONE",
+)
+GATEWAYS_OPEN = Fact(
+    value="off",
+    about="calls",
+    means="The mode in which an account blocks no internet gateway.",
+    source="EC2 API reference, VpcBlockPublicAccessOptions; VPC user guide, 'Block public access to VPCs and subnets'",
+    doctor="internet",
+)
+
+# Storage
+
+NO_OBJECT: Fact[tuple[str, ...]] = Fact(
+    value=("NoSuchKey", "404"),
+    about="storage",
+    means="What S3 answers where there is no such object; to HEAD it answers a number alone.",
+    source="S3 API reference, error responses, GetObject and HeadObject",
+)
+WRITTEN_MEANWHILE = Fact(
+    value="PreconditionFailed",
+    about="storage",
+    means="What S3 answers to a write over an object that somebody else has written meanwhile.",
+    source="S3 API reference, PutObject: If-Match, 412",
+)
+NO_BUCKET = Fact(
+    value="NoSuchBucket",
+    about="storage",
+    means="What S3 answers where there is no such bucket.",
+    source="S3 API reference, error responses",
+    doctor="bucket",
+)
+BUCKET_IS_OURS = Fact(
+    value="BucketAlreadyOwnedByYou",
+    about="storage",
+    means="What S3 answers where the bucket was made before, by the same account.",
+    source="S3 API reference, CreateBucket",
+)
+FIRST_REGION = Fact(
+    value="us-east-1",
+    about="storage",
+    means="Buckets are here where none is named, and it must not be named.",
+    source="S3 API reference, CreateBucket: LocationConstraint",
+    doctor="bucket",
+)
+REDIRECTS_ARE_FOLLOWED = Fact(
+    value=True,
+    about="storage",
+    means="botocore follows S3 to the bucket's own region, so a bucket elsewhere answers as if it was here.",
+    source="botocore, S3RegionRedirectorv2; S3 user guide, 'Making requests using the REST API'",
+    doctor="bucket",
+)
+PART_LIMIT_GB = Fact(
+    value=5,
+    about="storage",
+    means="One PUT carries so much; larger files travel in parts.",
+    source="S3 user guide, 'Uploading objects'",
+)
+
+# Money
+
+MINIMUM_BILLED_S = Fact(
+    value=60.0,
+    about="money",
+    means="A machine is paid for so long at least.",
+    source="EC2 on-demand pricing page: billed by the second, 60 seconds at least",
+)
+FREE_IF_TAKEN_WITHIN_S = Fact(
+    value=3600.0,
+    about="money",
+    means="Of a Linux machine that EC2 itself takes back within this time, only disk and address are paid.",
+    source="EC2 user guide, 'Billing for interrupted Spot Instances'; not planned with",
+)
+SPOT_NEVER_ABOVE_ON_DEMAND = Fact(
+    value=True,
+    about="money",
+    means="Where no highest price is named, it is the on-demand price: what bounds the budget's worst case.",
+    source="AWS whitepaper 'Leveraging Amazon EC2 Spot Instances at Scale'; EC2 API reference, SpotOptionsRequest",
+    doctor="prices",
+)
+
+# Rights
+
+POLICY_VERSION = Fact(
+    value="2012-10-17",
+    about="rights",
+    means="The version of the policy language that has variables.",
+    source="IAM user guide, 'IAM JSON policy elements: Version'",
+)
+PUBLIC_PARAMETERS = Fact(
+    value="/aws/service/*",
+    about="rights",
+    means="Parameters that AWS itself publishes; they belong to no account.",
+    source="Systems Manager user guide, 'Working with public parameters'",
+    doctor=_IMAGE,
+)
+POLICY_CHARACTERS = Fact(
+    value=6144,
+    about="rights",
+    means="A managed policy is at most so long, spaces aside.",
+    source="IAM user guide, 'IAM and AWS STS quotas'",
+)
+MACHINES_SERVICE = Fact(
+    value="ec2.amazonaws.com",
+    about="rights",
+    means="The service that takes the machines' role.",
+    source="IAM user guide, 'Using an IAM role to grant permissions to applications running on EC2 instances'",
+    doctor="machines' role",
+)
+SPOT_SERVICE = Fact(
+    value="spot.amazonaws.com",
+    about="rights",
+    means="The service whose role must be there before the first spot machine is asked for by a call.",
+    source="EC2 user guide, 'Service-linked role for Spot Instance requests'",
+)
+FLEET_SERVICE = Fact(
+    value="ec2fleet.amazonaws.com",
+    about="rights",
+    means="The service whose role fleets need.",
+    source="AWS managed policy reference, AWSEC2FleetServiceRolePolicy; EC2 user guide, 'EC2 Fleet prerequisites'",
+)
+SPOT_ROLE = Fact(
+    value="AWSServiceRoleForEC2Spot",
+    about="rights",
+    means="The role of that name, which a call does not make by itself.",
+    source="EC2 user guide, 'Service-linked role for Spot Instance requests'",
+    doctor="role AWSServiceRoleForEC2Spot",
+)
+FLEET_ROLE = Fact(
+    value="AWSServiceRoleForEC2Fleet",
+    about="rights",
+    means="The role of that name, for fleets.",
+    source="EC2 user guide, 'EC2 Fleet prerequisites'",
+    doctor="role AWSServiceRoleForEC2Fleet",
+)
+SIMULATED_AS_ALLOWED = Fact(
+    value="allowed",
+    about="rights",
+    means="What IAM says of a simulated call that would be allowed; else explicitDeny or implicitDeny.",
+    source="IAM API reference, EvaluationResult",
+    doctor="permissions, simulated",
+)
+SESSION_NAMES_CHANGE = Fact(
+    value=True,
+    about="rights",
+    means="Profiles with a role have a new session name in each process, so the caller's id changes behind the colon.",
+    source="botocore, credentials.py: botocore-session-TIME",
+)
+TEMPLATES_HIDE_TOKENS = Fact(
+    value=True,
+    about="rights",
+    means="A dry run of RunInstances that names a template has no ec2:MetadataHttpTokens unless it says so itself, and "
+    "organisations deny what has none.",
+    source="aws/karpenter-provider-aws issue 9018 and pull request 9256",
+    doctor="permission ec2:RunInstances",
+)
+DISK_KEY_NEEDS_A_GRANT = Fact(
+    value=True,
+    about="rights",
+    means="A default key of disks that is the customer's own must be granted to whoever launches, or machines end as "
+    "they begin, with Client.InternalError.",
+    source="aws/karpenter-provider-aws issue 1407; aws/aws-parallelcluster issue 3667; runs-on/runs-on issue 151",
+    doctor="disk encryption",
+)
+DISK_KEY_OPERATIONS: Fact[tuple[str, ...]] = Fact(
+    value=(
+        "Decrypt",
+        "DescribeKey",
+        "Encrypt",
+        "GenerateDataKey",
+        "GenerateDataKeyWithoutPlaintext",
+        "ReEncryptFrom",
+        "ReEncryptTo",
+        "CreateGrant",
+    ),
+    about="rights",
+    means="What that grant must hold.",
+    source="EC2 user guide, 'Service-linked role for Spot Instance requests': customer managed keys",
+    doctor="disk encryption",
+)
+OWN_DISK_KEY = Fact(
+    value="alias/aws/ebs",
+    about="rights",
+    means="The key that disks are encrypted with where the account names none; it needs no grant.",
+    source="EBS user guide, 'Amazon EBS encryption'; EC2 API reference, GetEbsDefaultKmsKeyId",
+    doctor="disk encryption",
+)
+
+
+def all_facts() -> dict[str, Fact[object]]:
+    """Every belief by its name, in the order of this file."""
+    return {name: found for name, found in globals().items() if isinstance(found, Fact)}

@@ -1,0 +1,157 @@
+"""What AWS asks its policies about a call: which actions, on which resources, with which keys to condition upon.
+
+One call may ask for several: to create a fleet is to run instances, to tag what is made, and to hand the machines their
+role. Written by the EC2, IAM and S3 pages of AWS's Service Authorization Reference (read 2026-11-26); that a fleet asks
+for RunInstances and CreateTags by the policy that Karpenter's documentation gives its controller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from hetopt.backends.ec2 import facts
+from hetopt.backends.ec2.renter.account import Identity
+from hetopt.backends.ec2.renter.errors import instance_types_of
+from hetopt.backends.ec2.renter.request import Request
+
+_OF_OBJECTS = {
+    "put_object": "s3:PutObject",
+    "get_object": "s3:GetObject",
+    "head_object": "s3:GetObject",
+    "delete_object": "s3:DeleteObject",
+}
+_OF_BUCKETS = {"head_bucket": "s3:ListBucket", "list_objects_v2": "s3:ListBucket"}
+
+_MADE = {
+    "create_security_group": ("security-group",),
+    "create_launch_template": ("launch-template",),
+    "create_fleet": ("fleet",),
+}
+_COME_WITH_MACHINES = ("instance", "network-interface", "volume")
+_MACHINES_NEED = ("security-group", "subnet")
+
+_CHANGED = {
+    "terminate_instances": ("instance", "InstanceIds"),
+    "delete_fleets": ("fleet", "FleetIds"),
+    "delete_launch_template": ("launch-template", "LaunchTemplateId"),
+    "delete_security_group": ("security-group", "GroupId"),
+    "delete_volume": ("volume", "VolumeId"),
+    "authorize_security_group_ingress": ("security-group", "GroupId"),
+    "authorize_security_group_egress": ("security-group", "GroupId"),
+    "revoke_security_group_egress": ("security-group", "GroupId"),
+}
+"""What a call changes, and which of its parameters names it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """One question to the policies.
+
+    Attributes:
+        action: such as 'ec2:RunInstances'.
+        resource: its ARN; ``*`` where the action knows none.
+        context: values of the keys that policies may condition upon.
+    """
+
+    action: str
+    resource: str
+    context: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Whose calls, where, and what the machines are given.
+
+    Attributes:
+        tags: of everything of the run, by key.
+        role: of the machines.
+    """
+
+    who: Identity
+    region: str
+    tags: Mapping[str, str]
+    role: str
+
+    def ec2(self, thing: str, name: str = "*") -> str:
+        """The ARN of a thing of EC2's; images belong to no account."""
+        account = "" if thing == "image" else self.who.account_id
+        return f"arn:aws:ec2:{self.region}:{account}:{thing}/{name}"
+
+    @property
+    def caller(self) -> dict[str, str]:
+        """What is known of every call."""
+        return {
+            "aws:RequestedRegion": self.region,
+            "aws:userid": self.who.user_id,
+            "aws:PrincipalArn": self.who.arn,
+        }
+
+
+def authorizations(request: Request, place: Place) -> Iterator[Asked]:
+    """Everything that a call asks for.
+
+    Args:
+        request: that call.
+        place: who makes it, and where.
+    """
+    operation, parameters, caller = request.operation, request.parameters, place.caller
+    if operation in _OF_OBJECTS:
+        resource = f"arn:aws:s3:::{parameters['Bucket']}/{parameters['Key']}"
+        yield Asked(action=_OF_OBJECTS[operation], resource=resource, context=caller)
+    elif operation in _OF_BUCKETS:
+        context = {**caller, "s3:prefix": str(parameters["Prefix"])} if "Prefix" in parameters else caller
+        yield Asked(action=_OF_BUCKETS[operation], resource=f"arn:aws:s3:::{parameters['Bucket']}", context=context)
+    elif request.service == "ssm":
+        resource = f"arn:aws:ssm:{place.region}::parameter{parameters['Name']}"
+        yield Asked(action=request.api_name, resource=resource, context=caller)
+    elif operation in _CHANGED:
+        thing, key = _CHANGED[operation]
+        named = parameters[key]
+        for name in [named] if isinstance(named, str) else named:
+            owned = {f"aws:ResourceTag/{key}": value for key, value in place.tags.items()}
+            yield Asked(action=request.api_name, resource=place.ec2(thing, str(name)), context={**caller, **owned})
+    elif operation in _MADE or operation == "run_instances":
+        yield from _making(request, place)
+    else:
+        service, _, name = request.api_name.partition(":")
+        yield Asked(action=f"{service.replace('-', '')}:{name}", resource="*", context=caller)
+
+
+def _making(request: Request, place: Place) -> Iterator[Asked]:
+    """What is made, and tagged as it is; for machines, also what they are made from."""
+    tagged = {**place.caller, **{f"aws:RequestTag/{key}": value for key, value in place.tags.items()}}
+    for thing in _MADE.get(request.operation, ()):
+        yield Asked(action=request.api_name, resource=place.ec2(thing), context=tagged)
+        yield _tagging(request.api_name, thing, place)
+    if request.operation == "create_security_group":
+        resource = place.ec2("vpc", str(request.parameters["VpcId"]))
+        yield Asked(action=request.api_name, resource=resource, context=place.caller)
+    if request.operation in ("create_fleet", "run_instances"):
+        yield from _renting(request, place, tagged)
+
+
+def _renting(request: Request, place: Place, tagged: Mapping[str, str]) -> Iterator[Asked]:
+    types = instance_types_of(request) or [str(request.parameters["InstanceType"])]
+    needed = [*_MACHINES_NEED, "image"]
+    if request.operation == "create_fleet":
+        needed.append("launch-template")
+    for action in dict.fromkeys((request.api_name, "ec2:RunInstances")):
+        for thing in _COME_WITH_MACHINES:
+            for name in types if thing == "instance" else types[:1]:
+                context = {**tagged, "ec2:InstanceType": name} if thing == "instance" else tagged
+                yield Asked(action=action, resource=place.ec2(thing), context=context)
+        for thing in needed:
+            yield Asked(action=action, resource=place.ec2(thing), context=place.caller)
+    for thing in _COME_WITH_MACHINES:
+        yield _tagging("ec2:RunInstances", thing, place)
+    yield Asked(
+        action="iam:PassRole",
+        resource=f"arn:aws:iam::{place.who.account_id}:role/{place.role}",
+        context={**place.caller, "iam:PassedToService": facts.MACHINES_SERVICE.value},
+    )
+
+
+def _tagging(by: str, thing: str, place: Place) -> Asked:
+    context = {**place.caller, "ec2:CreateAction": by.partition(":")[2]}
+    return Asked(action="ec2:CreateTags", resource=place.ec2(thing), context=context)

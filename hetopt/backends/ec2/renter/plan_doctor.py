@@ -1,0 +1,363 @@
+"""Whether a plan can be launched, asked of AWS before anything is rented: each check is a sentence and a way out.
+
+Calls that EC2 can only check (``DryRun``) are tried with the caller's own credentials; what cannot be tried, because it
+needs a thing that is there or because S3 and IAM know no such thing, is simulated where the caller may do that. Nothing
+is made or changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from hetopt.backends.ec2 import facts
+from hetopt.backends.ec2.renter import account
+from hetopt.backends.ec2.renter.authorizations import Asked, Place, authorizations
+from hetopt.backends.ec2.renter.calls import fleet_call, machine_settings, template_step
+from hetopt.backends.ec2.renter.doctor import Check, Verdict, bad, role_checks, try_only
+from hetopt.backends.ec2.renter.edge import Login
+from hetopt.backends.ec2.renter.errors import ApiRefused
+from hetopt.backends.ec2.renter.order import Order, Role
+from hetopt.backends.ec2.renter.ordering import Wishes, check_prices, expected_usd, make_order, moved_prices, roles_of
+from hetopt.backends.ec2.renter.request import Answer, Edge, Request, read
+from hetopt.core.errors import BadInput, BudgetStop, CloudRefused, HetoptError
+from hetopt.core.formatting import duration
+from hetopt.optimizer.cost.billing import Billing
+from hetopt.optimizer.market.catalog import Catalog
+from hetopt.optimizer.plan import Plan
+
+LEAST_LOGIN_S = 1200.0
+"""Renting, booting and the first looks: credentials that end before cannot see a run begin."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanDoctor:
+    """Asks what a plan needs.
+
+    Attributes:
+        edge: carries out calls.
+        wishes: what would be chosen at launch.
+        login: where the credentials came from, and until when they hold.
+        version: of hetopt.
+        now_s: seconds since the epoch.
+    """
+
+    edge: Edge
+    catalog: Catalog
+    billing: Billing
+    wishes: Wishes
+    login: Callable[[], Login]
+    version: str
+    now_s: float
+
+    def checks(self, plan: Plan) -> Iterator[Check]:
+        """One after another, from what needs no call to what needs an order."""
+        yield self._age(plan)
+        yield self._login(plan)
+        try:
+            roles = roles_of(plan, self.catalog, self.wishes.substitutes)
+        except BadInput as refused:
+            yield bad("types", refused)
+            return
+        yield from role_checks(self.edge, self.catalog, roles, plan.chosen.disk_gb, self.wishes.images)
+        yield from self._service_roles(roles)
+        yield self._disk_key(roles)
+        yield self._internet()
+        try:
+            order = self._order(plan)
+        except HetoptError as refused:
+            yield bad("budget" if isinstance(refused, BudgetStop) else "zones", refused)
+            return
+        yield self._zones(order)
+        yield from self._ways_out(order)
+        yield self._prices(plan, order)
+        yield self._budget(plan, order)
+        yield from self._renting(order)
+        yield from self._simulated(order)
+
+    def _age(self, plan: Plan) -> Check:
+        """Whether the catalogue has newer prices than the plan was made with."""
+        older = []
+        for group in plan.chosen.groups:
+            try:
+                known = self.catalog.price(group.instance_type, group.market)
+            except BadInput:
+                continue  # told by the types' own check
+            if known is not None and str(known.date) > group.price_date:
+                older.append(f"{group.instance_type} of {group.price_date}, now {known.date}")
+        if older:
+            said = f"it is older than the catalogue (prices: {'; '.join(older)}), so it may not be the best any more"
+            return Check(name="plan", verdict="unknown", said=said, hint=f"make it again with `{Plan.MADE_BY}`")
+        return Check(name="plan", verdict="good", said="made with the newest prices that the catalogue has")
+
+    def _login(self, plan: Plan) -> Check:
+        """Whether the credentials last: who follows a run grants it time."""
+        login, name = self.login(), "login"
+        renew = "log in again first: `aws sso login --profile NAME`, or what gave you these credentials"
+        if login.end_s is None:
+            verdict: Verdict = "unknown" if login.is_temporary else "good"
+            said = f"{login.source}: " + ("they end, and do not say when" if login.is_temporary else "they do not end")
+            return Check(name=name, verdict=verdict, said=said, hint=renew if login.is_temporary else None)
+        left_s, longest_s = login.end_s - self.now_s, plan.chosen.prediction.total_s.high
+        said = f"the credentials end in {duration(max(0.0, left_s))}"
+        if left_s < LEAST_LOGIN_S:
+            return Check(name=name, verdict="bad", said=f"{said}, before a run has begun", hint=renew)
+        if left_s < longest_s:
+            said += f", and the run may take {duration(longest_s)}: nobody grants it more time after that"
+            return Check(name=name, verdict="unknown", said=said, hint=renew)
+        return Check(name=name, verdict="good", said=said)
+
+    def _service_roles(self, roles: Sequence[Role]) -> Iterator[Check]:
+        """EC2's own roles, which its first spot machine and its first fleet need."""
+        services = {facts.FLEET_ROLE.value: facts.FLEET_SERVICE.value}
+        if any(role.market == "spot" for role in roles):
+            services[facts.SPOT_ROLE.value] = facts.SPOT_SERVICE.value
+        for role, service in services.items():
+            name, command = f"role {role}", f"aws iam create-service-linked-role --aws-service-name {service}"
+            make = f"an administrator runs once: `{command}`"
+            try:
+                self.edge(read("iam", "get_role", "EC2's own role", RoleName=role))
+            except ApiRefused as refused:
+                absent = refused.code.startswith(facts.NO_ROLE.value)
+                said = "the account has none" if absent else refused.message.rstrip(".")
+                yield Check(name=name, verdict="bad" if absent else "unknown", said=said, hint=make)
+            else:
+                yield Check(name=name, verdict="good", said="is there")
+
+    def _disk_key(self, roles: Sequence[Role]) -> Check:
+        """Which key encrypts the disks, and whether spot machines may use it."""
+        name = "disk encryption"
+        try:
+            key = str(self.edge(read("ec2", "get_ebs_default_kms_key_id", "the key of encrypted disks"))["KmsKeyId"])
+        except CloudRefused as refused:
+            return Check(name=name, verdict="unknown", said=refused.message.rstrip("."), hint=refused.hint)
+        if key.endswith(facts.OWN_DISK_KEY.value):
+            return Check(name=name, verdict="good", said="by AWS's own key, which everybody may use")
+        if all(role.market == "on-demand" for role in roles):
+            said = f"by {key}, which the caller must be allowed to use"
+            return Check(name=name, verdict="unknown", said=said, hint=f"`aws kms describe-key --key-id {key}`")
+        path = f"aws-service-role/{facts.SPOT_SERVICE.value}/{facts.SPOT_ROLE.value}"
+        role = f"arn:aws:iam::{key.split(':')[4]}:role/{path}"
+        grant = (
+            f"`aws kms create-grant --key-id {key} --grantee-principal {role} --operations "
+            f"{' '.join(facts.DISK_KEY_OPERATIONS.value)}`, or put EC2 into the key's policy"
+        )
+        try:
+            grants = self.edge(read("kms", "list_grants", "who may use the key of disks", KeyId=key))["Grants"]
+        except CloudRefused as refused:
+            said = f"by {key}, and who may use it cannot be read ({refused.message.rstrip('.')})"
+            return Check(name=name, verdict="unknown", said=said, hint=f"if spot machines may not: {grant}")
+        if any(str(one.get("GranteePrincipal", "")).endswith(facts.SPOT_ROLE.value) for one in grants):
+            return Check(name=name, verdict="good", said=f"by {key}, which spot machines may use")
+        said = f"by {key}, of which spot machines have no grant: they would end as they begin"
+        return Check(name=name, verdict="bad", said=said, hint=grant)
+
+    def _internet(self) -> Check:
+        """Whether the account blocks internet gateways in the region."""
+        name, operation = "internet", "describe_vpc_block_public_access_options"
+        try:
+            told = self.edge(read("ec2", operation, "whether gateways are blocked"))["VpcBlockPublicAccessOptions"]
+        except CloudRefused as refused:
+            return Check(name=name, verdict="unknown", said=refused.message.rstrip("."), hint=refused.hint)
+        mode = str(told.get("InternetGatewayBlockMode", facts.GATEWAYS_OPEN.value))
+        if mode == facts.GATEWAYS_OPEN.value:
+            return Check(name=name, verdict="good", said="the account does not block internet gateways")
+        said = f"the account blocks internet gateways ({mode}): machines reach neither S3 nor packages by them"
+        hint = "an administrator excludes the network: `aws ec2 create-vpc-block-public-access-exclusion`"
+        return Check(name=name, verdict="bad", said=said, hint=hint)
+
+    def _order(self, plan: Plan) -> Order:
+        return make_order(
+            plan,
+            self.edge,
+            self.catalog,
+            self.billing,
+            self.wishes,
+            run_id="doctor",
+            version=self.version,
+            bundle_sha256="0" * 64,
+            now_s=self.now_s,
+        )
+
+    def _zones(self, order: Order) -> Check:
+        names = ", ".join(zone.name for zone in order.zones)
+        return Check(name="zones", verdict="good", said=f"every type is offered in {names}, the cheapest first")
+
+    def _ways_out(self, order: Order) -> Iterator[Check]:
+        """Whether a machine in each zone's subnet reaches S3 and packages."""
+        ids = [zone.subnet_id for zone in order.zones]
+        try:
+            subnets = self.edge(read("ec2", "describe_subnets", "whether machines get an address", SubnetIds=ids))
+            filters = [{"Name": "vpc-id", "Values": list(dict.fromkeys(zone.vpc_id for zone in order.zones))}]
+            tables = self.edge(read("ec2", "describe_route_tables", "ways out of the subnets", Filters=filters))
+        except CloudRefused as refused:
+            yield Check(name="network", verdict="unknown", said=refused.message.rstrip("."), hint=refused.hint)
+            return
+        for subnet in subnets["Subnets"]:
+            yield _way_out(subnet, tables["RouteTables"], addressed=order.network.public_address)
+
+    def _prices(self, plan: Plan, order: Order) -> Check:
+        """What machines cost now beside what was planned."""
+        try:
+            check_prices(plan, order)
+        except BudgetStop as refused:
+            return bad("prices", refused)
+        moved = "; ".join(
+            f"{one.instance_type} ${one.usd_per_hour:.4g} an hour now, ${one.planned_usd_per_hour:.4g} planned"
+            for one in moved_prices(plan, order)
+        )
+        return Check(name="prices", verdict="good", said=moved)
+
+    def _budget(self, plan: Plan, order: Order) -> Check:
+        expected, high = expected_usd(plan, order)
+        said = (
+            f"${expected:.2f} expected and ${high:.2f} at most of 90 %, of ${order.budget_usd:.2f}, which pays for "
+            f"{duration(order.lifetime_s)} at on-demand prices"
+        )
+        return Check(name="budget", verdict="good", said=said)
+
+    def _renting(self, order: Order) -> Iterator[Check]:
+        """Run each role's machines, only to be checked: with their image, disk, network and role."""
+        zone = order.zones[0]
+        for role in order.roles:
+            market = {"MarketType": "spot", "SpotOptions": {"SpotInstanceType": "one-time"}}
+            parameters = {
+                **machine_settings(order, role.image_kind),
+                "InstanceType": role.instance_types[0],
+                "MinCount": role.machines,
+                "MaxCount": role.machines,
+                "SubnetId": zone.subnet_id,
+                **({"InstanceMarketOptions": market} if role.market == "spot" else {}),
+            }
+            for operation, told in (("run_instances", parameters), ("create_fleet", _fleet(order, role))):
+                yield try_only(self.edge, operation, told, of=role.instance_types[0])
+
+    def _simulated(self, order: Order) -> Iterator[Check]:
+        """What IAM says of calls that nothing can be tried of: removing, handing over the role, objects."""
+        who = account.identity(self.edge)
+        place = Place(who=who, region=order.region, tags=order.tags.by_key(), role=order.instance_profile)
+        asked = [one for request in _untried(order) for one in authorizations(request, place)]
+        source = _policies_of(who.arn)
+        name = "permissions, simulated"
+        if source is None:
+            said = f"IAM simulates no policies of {who.arn}"
+            yield Check(name=name, verdict="unknown", said=said, hint="a launch tells which are missing")
+            return
+        denied: list[str] = []
+        try:
+            for resource, context, actions in _grouped(asked):
+                denied += [*self._denied(source, actions, resource, context)]
+        except ApiRefused as refused:
+            hint = "nothing needs to be done: whoever may not ask IAM is told at launch"
+            yield Check(name=name, verdict="unknown", said=refused.message.rstrip("."), hint=hint)
+            return
+        if denied:
+            hint = "an administrator allows it with the policy of `hetopt setup --print-policy`"
+            yield Check(name=name, verdict="bad", said=f"denied: {', '.join(dict.fromkeys(denied))}", hint=hint)
+        else:
+            yield Check(name=name, verdict="good", said=f"{len({one.action for one in asked})} actions are allowed")
+
+    def _denied(self, source: str, actions: Sequence[str], resource: str, context: Mapping[str, str]) -> Iterator[str]:
+        entries = [
+            {"ContextKeyName": key, "ContextKeyValues": [value], "ContextKeyType": "string"}
+            for key, value in context.items()
+        ]
+        request = Request(
+            step="simulate",
+            service="iam",
+            operation="simulate_principal_policy",
+            parameters={
+                "PolicySourceArn": source,
+                "ActionNames": list(actions),
+                "ResourceArns": [resource],
+                "ContextEntries": entries,
+            },
+            purpose="whether the caller's policies allow it",
+        )
+        for result in self.edge(request)["EvaluationResults"]:
+            if result["EvalDecision"] != facts.SIMULATED_AS_ALLOWED.value:
+                organisation = result.get("OrganizationsDecisionDetail", {}).get("AllowedByOrganizations") is False
+                yield f"{result['EvalActionName']}{' (by the organisation)' if organisation else ''}"
+
+
+def _fleet(order: Order, role: Role) -> Mapping[str, object]:
+    """The call for a role's fleet, by a template that is not there yet."""
+    no_template = {template_step(role.image_kind): {"LaunchTemplateId": facts.NO_TEMPLATE.value}}
+    return fleet_call(order, role, order.zones[0], attempt=0).resolved(no_template).parameters
+
+
+def _untried(order: Order) -> Iterator[Request]:
+    """Calls of every run that cannot be tried, about a thing of its own."""
+    things = (
+        ("terminate_instances", "InstanceIds", ["i-0"]),
+        ("delete_fleets", "FleetIds", ["fleet-0"]),
+        ("delete_launch_template", "LaunchTemplateId", "lt-0"),
+        ("delete_security_group", "GroupId", "sg-0"),
+        ("authorize_security_group_ingress", "GroupId", "sg-0"),
+        ("authorize_security_group_egress", "GroupId", "sg-0"),
+        ("revoke_security_group_egress", "GroupId", "sg-0"),
+    )
+    for operation, key, named in things:
+        yield Request(step=operation, service="ec2", operation=operation, parameters={key: named}, purpose="")
+    for operation in ("put_object", "get_object"):
+        parameters = {"Bucket": order.bucket, "Key": f"{order.prefix}/order.json"}
+        yield Request(step=operation, service="s3", operation=operation, parameters=parameters, purpose="")
+
+
+def _grouped(asked: Sequence[Asked]) -> Iterator[tuple[str, Mapping[str, str], list[str]]]:
+    """Questions about the same thing in one call."""
+    groups: dict[tuple[str, tuple[tuple[str, str], ...]], list[str]] = {}
+    for one in asked:
+        groups.setdefault((one.resource, tuple(sorted(one.context.items()))), []).append(one.action)
+    for (resource, context), actions in groups.items():
+        yield resource, dict(context), actions
+
+
+def _policies_of(arn: str) -> str | None:
+    """Whose policies IAM can simulate: a user, or the role of a session; none of the account's root.
+
+    The path of a role is not in the ARN of its sessions: roles with one are not found, which is told as unknown.
+    """
+    parts = arn.split(":")
+    kind, _, name = parts[-1].partition("/")
+    if kind == "assumed-role":
+        return f"arn:aws:iam::{parts[4]}:role/{name.partition('/')[0]}"
+    return arn if kind == "user" else None
+
+
+def _way_out(subnet: Answer, tables: Sequence[Answer], *, addressed: bool) -> Check:
+    """Whether what is in a subnet reaches the internet: by a gateway and an address, or by translation."""
+    id_, zone = subnet["SubnetId"], subnet["AvailabilityZone"]
+    name = f"network in {zone}"
+    routes = [one for one in _table_of(subnet, tables).get("Routes", ()) if _leads_out(one)]
+    if not routes:
+        hint = (
+            f"`aws ec2 create-route --destination-cidr-block {facts.ANYWHERE.value} --gateway-id GATEWAY "
+            "--route-table-id TABLE`"
+        )
+        return Check(name=name, verdict="bad", said=f"{id_} has no route to the internet", hint=hint)
+    gateways_only = all(str(one.get("GatewayId", "")).startswith(facts.GATEWAY_IDS.value) for one in routes)
+    if gateways_only and not addressed:
+        said = f"the only way out of {id_} is an internet gateway, which serves machines with a public address alone"
+        return Check(name=name, verdict="bad", said=said, hint="let them have one, or name other `subnets`")
+    if gateways_only and not subnet.get("MapPublicIpOnLaunch"):
+        hint = f"`aws ec2 modify-subnet-attribute --subnet-id {id_} --map-public-ip-on-launch`"
+        said = f"machines in {id_} get no public address, and its only way out is an internet gateway"
+        return Check(name=name, verdict="bad", said=said, hint=hint)
+    return Check(name=name, verdict="good", said=f"{id_} has a way out to S3 and packages")
+
+
+def _table_of(subnet: Answer, tables: Sequence[Answer]) -> Answer:
+    """The subnet's own table of routes, or its network's main one."""
+    main: Answer = {}
+    for table in tables:
+        for link in table.get("Associations", ()):
+            if link.get("SubnetId") == subnet["SubnetId"]:
+                return table
+            if link.get("Main") and table.get("VpcId") == subnet["VpcId"]:
+                main = table
+    return main
+
+
+def _leads_out(route: Answer) -> bool:
+    return route.get("DestinationCidrBlock") == facts.ANYWHERE.value and route.get("State") != facts.DEAD_ROUTE.value

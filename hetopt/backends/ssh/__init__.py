@@ -1,0 +1,1 @@
+"""Machines that a person owns, reached by OpenSSH as the system has it."""

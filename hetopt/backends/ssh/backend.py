@@ -1,0 +1,226 @@
+"""Machines of one's own as a backend: each machine of a plan is a host of the inventory, reached by ssh."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from hetopt.backends.backend import LaunchOptions, Prepared, RunHandle
+from hetopt.backends.ec2.protocol import LATEST_OBJECT
+from hetopt.backends.ec2.renter.bundle import Bundle, make_bundle
+from hetopt.backends.ec2.renter.placement import Assignment, Machine, ranked_spec
+from hetopt.backends.prediction.local_plan import predict_on_local
+from hetopt.backends.processes import ProcessLauncher, Program
+from hetopt.backends.resuming import resumable
+from hetopt.backends.ssh.checking import HostFound, check_hosts
+from hetopt.backends.ssh.conductor import BUNDLE_FILE, OBJECTS_FOLDER
+from hetopt.backends.ssh.inventory import INVENTORY_FILE, Inventory
+from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.hosts import CPU, Host, parse_hosts, read_hosts
+from hetopt.core.nodes import host_names
+from hetopt.core.run_spec import RunSpec
+from hetopt.core.runs import RunFolders
+from hetopt.optimizer.cost.bill import SECONDS_PER_HOUR
+from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
+from hetopt.optimizer.plan import CostTerm, Plan, Prediction, Range
+
+PLACE = "ssh"
+_CHECK = "`hetopt hosts check` says what else there is to mend"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnHosts(Prepared):
+    """A plan on hosts that were asked and can begin.
+
+    Attributes:
+        inventory: those.
+        bundle: the code that they run; None: a run that goes on has it in its folder.
+    """
+
+    inventory: Inventory
+    bundle: Bundle | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SshBackend(ProcessLauncher):
+    """Runs on hosts of an inventory. The run's process here is their conductor, and ends with this one's."""
+
+    name: str = field(default=PLACE)
+
+    def program(self, spec: RunSpec, run_dir: Path) -> Program:
+        """See `ProcessLauncher.program`."""
+        return Program(module="hetopt.backends.ssh.conductor", log_name="conductor.log", defaults={})
+
+    def prepare(self, made: Plan, wanted: Plan, options: LaunchOptions) -> OnHosts:
+        """See `hetopt.backends.backend.Backend`. The hosts are asked what must be known, and nothing is changed."""
+        run, prediction, hosts, notes = _mapped(wanted, _hosts(options))
+        bundle = make_bundle(run.task, run.script, rented=False)
+        inventory = Inventory(hosts=ready_hosts(hosts), bundle_sha256=bundle.sha256)
+        spec = spec_on(run, inventory, bundle, options.data)
+        prediction, costs = _priced(prediction, inventory.hosts)
+        launch = Launch(
+            created="",
+            started_s=0.0,
+            run_id="",
+            on=PLACE,
+            plan=made,
+            spec=spec,
+            prediction=prediction,
+            notes=(*notes, *costs),
+        )
+        return OnHosts(launch=launch, inventory=inventory, bundle=bundle)
+
+    def prepare_resumed(self, folder: Path, options: LaunchOptions) -> OnHosts:
+        """See `hetopt.backends.backend.Backend`."""
+        launch = resumable(self, folder, PLACE, folder / OBJECTS_FOLDER / LATEST_OBJECT)
+        return OnHosts(launch=launch, folder=folder, inventory=Inventory.load(folder / INVENTORY_FILE))
+
+    def check_ready(self, prepared: Prepared) -> None:
+        """See `hetopt.backends.backend.Backend`; a new run's hosts were asked just now.
+
+        Raises:
+            RunFailed: a host cannot take part.
+        """
+        assert isinstance(prepared, OnHosts)
+        if prepared.bundle is None:
+            ready_hosts(prepared.inventory.hosts)
+
+    def submit(self, prepared: Prepared, folders: RunFolders) -> tuple[RunHandle, Launch]:
+        """See `hetopt.backends.backend.Backend`."""
+        assert isinstance(prepared, OnHosts)
+        self.check_ready(prepared)
+        folder, launch = prepared.begun(folders)
+        if prepared.bundle is not None:
+            prepared.inventory.save(folder / INVENTORY_FILE)
+            (folder / BUNDLE_FILE).write_bytes(prepared.bundle.data)
+        launch.save(folder / LAUNCH_FILE)
+        return self.start(launch.spec, folder, {}), launch
+
+
+@dataclass(frozen=True, kw_only=True)
+class SshProbes(SshBackend):
+    """Short runs on hosts that were asked already: whatever is started takes their inventory and code along.
+
+    Attributes:
+        inventory: those hosts.
+        bundle: the code.
+    """
+
+    inventory: Inventory
+    bundle: Bundle
+
+    def start(self, spec: RunSpec, run_dir: Path, environment: Mapping[str, str]) -> RunHandle:
+        """See `ProcessLauncher.start`; the spec names some of the hosts."""
+        names = set(host_names(spec))
+        hosts = tuple(host for host in self.inventory.hosts if host.name in names)
+        some = Inventory(hosts=hosts, bundle_sha256=self.bundle.sha256)
+        some.save(run_dir / INVENTORY_FILE)
+        (run_dir / BUNDLE_FILE).write_bytes(self.bundle.data)
+        return super().start(spec_on(spec, some, self.bundle, None), run_dir, environment)
+
+
+def _hosts(options: LaunchOptions) -> tuple[Host, ...]:
+    """The inventory of this launch.
+
+    Raises:
+        BadInput: there is none, or two.
+    """
+    if (options.hosts is None) == (options.inventory is None):
+        raise BadInput(
+            "a launch on machines of your own needs to know which: `inventory` or `hosts`, and not both.",
+            hint='give `inventory="hosts.toml"`, or `hosts="alice@box1,bob@box2"`',
+        )
+    return parse_hosts(options.hosts) if options.hosts is not None else read_hosts(Path(options.inventory or ""))
+
+
+def _mapped(plan: Plan, hosts: Sequence[Host]) -> tuple[RunSpec, Prediction, tuple[Host, ...], tuple[str, ...]]:
+    """The run on these hosts, what it should take there, the hosts that take part, and what to know of that.
+
+    A plan that was made for an inventory names its hosts, and is run as it was planned. Any other is shared by all
+    hosts alike, until the run has seen how fast each is.
+
+    Raises:
+        BadInput: a planned host has other devices now, or there are more workers than samples in a batch.
+    """
+    by_name = {host.name: host for host in hosts}
+    groups = plan.chosen.groups
+    if not {group.instance_type for group in groups} <= set(by_name):
+        return _shared_alike(plan, hosts)
+    planned = tuple(by_name[group.instance_type] for group in groups)
+    for host, group in zip(planned, groups, strict=True):
+        if len(host.devices) != group.workers_per_machine:
+            raise BadInput(
+                f"{host.name} has {len(host.devices)} devices, and was planned with {group.workers_per_machine}.",
+                hint="plan again: `hetopt recommend PROFILE --inventory hosts.toml`",
+            )
+    names = dict(zip(host_names(plan.run), (host.name for host in planned), strict=True))
+    workers = tuple(worker.model_copy(update={"host": names[worker.host]}) for worker in plan.run.workers)
+    return plan.run.model_copy(update={"workers": workers}), plan.chosen.prediction, planned, ()
+
+
+def _shared_alike(plan: Plan, hosts: Sequence[Host]) -> tuple[RunSpec, Prediction, tuple[Host, ...], tuple[str, ...]]:
+    places = [host.name for host in hosts for _ in host.devices]
+    here = predict_on_local(plan, [1.0] * len(places))
+    workers = tuple(
+        worker.model_copy(update={"host": name, "threads": None})
+        for worker, name in zip(here.run.workers, places, strict=True)
+    )
+    note = (
+        "the plan is for other machines: times are those of as many workers on the machine that was profiled, and how "
+        "fast each host is, the run sees; `hetopt recommend PROFILE --inventory hosts.toml` plans for these"
+    )
+    return here.run.model_copy(update={"workers": workers}), here.prediction, tuple(hosts), (note,)
+
+
+def ready_hosts(hosts: Sequence[Host]) -> tuple[Host, ...]:
+    """The hosts, each with the address by which the others reach it.
+
+    Raises:
+        RunFailed: one cannot take part.
+    """
+    found = check_hosts(hosts)
+    bad: list[HostFound] = [one for one in found if one.verdict == "bad"]
+    if bad:
+        trouble = bad[0].troubles[0]
+        others = f" {len(bad) - 1} more cannot either." if len(bad) > 1 else ""
+        raise RunFailed(
+            f"{bad[0].name} cannot take part: {trouble.said}.{others}", hint=f"{trouble.hint.rstrip('.')}; {_CHECK}"
+        )
+    return tuple(
+        replace(host, private=one.seen.address) if one.seen is not None else host
+        for host, one in zip(hosts, found, strict=True)
+    )
+
+
+def spec_on(spec: RunSpec, inventory: Inventory, bundle: Bundle, data: str | None) -> RunSpec:
+    """The run as the hosts read it, its workers in the order of their addresses."""
+    workers = tuple(
+        worker.model_copy(update={"device": "cpu" if CPU in inventory.host(worker.host).devices else "cuda"})
+        for worker in spec.workers
+    )
+    there = {"task": bundle.task, "script": bundle.script, "data_dir": data if data is not None else spec.data_dir}
+    machines = [
+        Assignment(
+            host=host.name,
+            machine=Machine(id=host.name, instance_type="", address=inventory.address(host.name), zone=""),
+        )
+        for host in inventory.hosts
+    ]
+    return ranked_spec(spec.model_copy(update={"workers": workers, **there}), machines)
+
+
+def _priced(prediction: Prediction, hosts: Sequence[Host]) -> tuple[Prediction, tuple[str, ...]]:
+    """The prediction with what the hosts themselves cost, and whose cost nobody knows."""
+    costs = {host.name: host.cost_usd_per_hour for host in hosts}
+    unknown = [name for name, cost in costs.items() if cost is None]
+    hourly, took = sum(filter(None, costs.values())), prediction.total_s
+    cost = Range(
+        value=hourly * took.value / SECONDS_PER_HOUR,
+        low=hourly * took.low / SECONDS_PER_HOUR,
+        high=hourly * took.high / SECONDS_PER_HOUR,
+    )
+    terms = (CostTerm(name="own machines", usd=cost.value, basis=f"${hourly:.3g} an hour, by the inventory"),)
+    update = {"cost_usd": cost, "cost_terms": terms, "data_transfer_usd": 0.0}
+    notes = (f"nobody said what {', '.join(unknown)} costs, which counts as nothing",) if unknown else ()
+    return prediction.model_copy(update=update), notes

@@ -1,0 +1,337 @@
+"""`hetopt hosts check`: what would keep owned machines from training together, in one sentence each, all asked at once.
+
+Nothing is written on any of them. What they say is judged by pure functions (`alone`, `together`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import secrets
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from hetopt.backends.ssh import look
+from hetopt.backends.ssh.conversation import Conversation
+from hetopt.core.artifact import Record, Told
+from hetopt.core.errors import HetoptError
+from hetopt.core.formatting import bit_rate, bytes_, duration
+from hetopt.core.hosts import CPU, Host
+
+FACTS_WITHIN_S = 40.0
+WAYS_WITHIN_S = 60.0
+LARGEST_SKEW_S = 60.0
+"""Times of a run come from several clocks; checkpoints are found by their steps, so that seconds do not matter."""
+LEAST_FREE_BYTES = 2e9
+"""What a run keeps on a host: the code, a few megabytes, and two checkpoints of a model of a hundred megabytes."""
+
+
+class Seen(Record):
+    """What a host says of itself (`look`)."""
+
+    python: tuple[int, int]
+    executable: Told
+    system: Told
+    machine: Told
+    hostname: Told
+    identity: Told
+    time_s: float
+    cpus: int = Field(ge=1)
+    load: float
+    memory_bytes: int | None
+    folder: Told
+    writable: bool
+    there: Told
+    free_bytes: int
+    file_system: tuple[Told, Told]
+    packages: dict[Told, Told | None]
+    gpus: tuple[tuple[Told, ...], ...] | Told
+    cuda: Told | None
+    left: tuple[Told, ...] = ()
+    address: Told | None
+    port: int | None
+    listen_trouble: Told | None
+
+
+class Ways(Record):
+    """How a host reaches the others: `yes` or why not, and bits a second to and from those that were measured."""
+
+    reached: dict[Told, Told]
+    rates: dict[Told, tuple[float, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trouble:
+    """One thing about a host: ``bad`` keeps it from training, ``unknown`` is to be known."""
+
+    verdict: Literal["bad", "unknown"]
+    said: str
+    hint: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostFound:
+    """What was found about a host.
+
+    Attributes:
+        name: of the host.
+        seen: what it says of itself; None: it could not be asked.
+        troubles: the worst first.
+        rates: bits a second to another host, and back.
+    """
+
+    name: str
+    seen: Seen | None = None
+    troubles: tuple[Trouble, ...] = ()
+    rates: Mapping[str, tuple[float, float]]
+
+    @property
+    def verdict(self) -> Literal["good", "bad", "unknown"]:
+        """Of all together."""
+        return self.troubles[0].verdict if self.troubles else "good"
+
+
+def check_hosts(hosts: Sequence[Host]) -> tuple[HostFound, ...]:
+    """Ask all hosts at once, and let each try the ways to all others."""
+    with ThreadPoolExecutor(max_workers=len(hosts)) as pool:
+        source = inspect.getsource(look)
+        talks = [Conversation(host=host, source=source) for host in hosts]
+        try:
+            token = secrets.token_hex(32)
+            answers = list(pool.map(lambda talk: _facts(talk, token), talks))
+            seen = {talk.host.name: one for talk, one in zip(talks, answers, strict=True) if isinstance(one, Seen)}
+            wishes = _wishes(seen)
+            told = list(pool.map(lambda talk: _ways(talk, wishes.get(talk.host.name)), talks))
+        finally:
+            list(pool.map(Conversation.end, talks))
+    ways = {talk.host.name: one for talk, one in zip(talks, told, strict=True) if isinstance(one, Ways)}
+    between = together(hosts, seen, ways)
+    found = []
+    for talk, answer in zip(talks, answers, strict=True):
+        host = talk.host
+        if isinstance(answer, Seen):
+            own = alone(host, answer, asked_s=talk.asked_s, banner=talk.banner)
+        else:
+            own = [Trouble(verdict="bad", said=_clause(answer, host), hint=answer.hint or "")]
+        troubles = sorted([*own, *between.get(host.name, ())], key=lambda one: one.verdict)
+        rates = ways[host.name].rates if host.name in ways else {}
+        seen_ = seen.get(host.name)
+        found.append(HostFound(name=host.name, seen=seen_, troubles=tuple(troubles), rates=rates))
+    return tuple(found)
+
+
+def _clause(error: HetoptError, host: Host) -> str:
+    return error.message.rstrip(".").removeprefix(f"{host.name} ")
+
+
+def _facts(talk: Conversation, token: str) -> Seen | HetoptError:
+    question = {"address": talk.host.private, "folder": talk.host.folder, "token": token}
+    try:
+        return Seen.model_validate(talk.begin(question, FACTS_WITHIN_S))
+    except ValidationError as error:
+        return HetoptError(f"{talk.host.name} says of itself what cannot be ({error.errors()[0]['msg']}).")
+    except HetoptError as error:
+        return error
+
+
+def _wishes(seen: Mapping[str, Seen]) -> dict[str, dict[str, Any]]:
+    """Whom each host is to try: all others, and the rates to its neighbour in the ring."""
+    open_ = {name: one for name, one in seen.items() if one.port is not None}
+    names = list(open_)
+    wishes = {}
+    for name in seen:
+        others = [(other, one.address, one.port) for other, one in open_.items() if other != name]
+        after = names[(names.index(name) + 1) % len(names)] if name in open_ and len(names) > 1 else None
+        wishes[name] = {"others": others, "measure": [after] if after else []}
+    return wishes
+
+
+def _ways(talk: Conversation, wish: dict[str, Any] | None) -> Ways | None:
+    if wish is None or not wish["others"]:
+        return None
+    try:
+        return Ways.model_validate(talk.ask(wish, WAYS_WITHIN_S))
+    except (HetoptError, ValidationError):
+        return None
+
+
+def alone(host: Host, seen: Seen, *, asked_s: float, banner: str = "") -> list[Trouble]:
+    """What of one host would keep it from training, or is to be known.
+
+    Args:
+        host: as its owner describes it.
+        seen: as it is.
+        asked_s: when it was asked, by this machine's clock.
+        banner: what its shell printed.
+    """
+    found: list[Trouble] = []
+
+    def bad(said: str, hint: str) -> None:
+        found.append(Trouble(verdict="bad", said=said, hint=hint))
+
+    def known(said: str, hint: str) -> None:
+        found.append(Trouble(verdict="unknown", said=said, hint=hint))
+
+    missing = [name for name in look.PACKAGES if seen.packages.get(name) is None]
+    if missing:
+        bad(
+            f"{seen.executable} has no {', '.join(missing)}",
+            f"`{seen.executable} -m pip install {' '.join(missing)}`, or name an interpreter that has: "
+            'python = "~/venv/bin/python"',
+        )
+    if not seen.writable:
+        bad(f"nothing can be written to {seen.there}", 'name a folder of yours: folder = "/data/alice/hetopt"')
+    if seen.free_bytes < LEAST_FREE_BYTES:
+        bad(
+            f"{seen.there} has {bytes_(seen.free_bytes)} free, and a run needs {bytes_(LEAST_FREE_BYTES)}",
+            'make room, or name another folder: folder = "/data/alice/hetopt"',
+        )
+    off_s = seen.time_s - asked_s
+    if abs(off_s) > LARGEST_SKEW_S + FACTS_WITHIN_S * (off_s > 0):
+        known(
+            f"its clock is {duration(abs(off_s))} {'ahead of' if off_s > 0 else 'behind'} this machine's",
+            "set it: `timedatectl set-ntp true` there",
+        )
+    if banner:
+        known(f"its shell prints {banner[:60]!r} where no terminal is", "print that in interactive shells only")
+    if seen.left:
+        known(f"{len(seen.left)} run{'s' * (len(seen.left) > 1)} left files there", f"`rm -r {' '.join(seen.left)}`")
+    found += _devices(host, seen)
+    return found
+
+
+def _devices(host: Host, seen: Seen) -> list[Trouble]:
+    wanted = [one for one in host.devices if one != CPU]
+    if isinstance(seen.gpus, str):
+        driver = f"the NVIDIA driver does not answer ({seen.gpus})"
+        hint = "see `nvidia-smi` there; after an update it wants a reboot"
+        return [Trouble(verdict="bad" if wanted else "unknown", said=driver, hint=hint)]
+    names = [gpu[0] for gpu in seen.gpus]
+    if len(wanted) > len(names):
+        there = ", ".join(names) if names else "none"
+        return [
+            Trouble(
+                verdict="bad",
+                said=f"{len(wanted)} GPUs are wanted, and there {'is' if len(names) == 1 else 'are'} {there}",
+                hint="correct `devices`, or see `nvidia-smi` there",
+            )
+        ]
+    if not wanted:
+        unused = f"it has {', '.join(names)}, which nobody uses"
+        hint = f"devices = {list(names)}".replace("'", '"')
+        return [Trouble(verdict="unknown", said=unused, hint=hint)] if names else []
+    built = cuda_of(seen.packages.get("torch") or "")
+    if built is None:
+        said = f"its torch {seen.packages.get('torch')} is built without CUDA"
+        return [Trouble(verdict="bad", said=said, hint="install torch with CUDA there, https://pytorch.org")]
+    driver_runs = _version(seen.cuda or "")
+    # Within a major version of CUDA a driver runs what is newer than itself (NVIDIA, CUDA compatibility).
+    if driver_runs and driver_runs[0] < built[0]:
+        said = f"its driver runs CUDA {seen.cuda} and its torch needs {built[0]}"
+        hint = "install a newer NVIDIA driver, or a torch that was built for it"
+        return [Trouble(verdict="bad", said=said, hint=hint)]
+    return []
+
+
+def cuda_of(torch: str) -> tuple[int, int] | None:
+    """The CUDA that a torch was built for, by its version: 12.6 of ``2.7.0+cu126``.
+
+    None: it says that it was built for none. A version from PyPI says nothing: CUDA 12 before torch 2.11, and 13 then.
+    """
+    plain, _, local = torch.partition("+")
+    if local.startswith("cu") and local[2:].isdigit():
+        return int(local[2:-1]), int(local[-1])
+    if local:
+        return None
+    version = _version(plain)
+    return (13, 0) if version >= (2, 11) else (12, 0)
+
+
+def _version(text: str) -> tuple[int, ...]:
+    parts = text.split(".")[:2]
+    return tuple(int(part) for part in parts) if all(part.isdigit() for part in parts) else ()
+
+
+def together(
+    hosts: Sequence[Host], seen: Mapping[str, Seen], ways: Mapping[str, Ways], here: str | None = None
+) -> dict[str, list[Trouble]]:
+    """What of several hosts would keep them from training together, by host.
+
+    Args:
+        hosts: in order.
+        seen: what they say of themselves.
+        ways: how they reach each other.
+        here: what this machine is, as `look.identity` has it; absent: as it is.
+    """
+    found: dict[str, list[Trouble]] = {host.name: [] for host in hosts}
+    this = look.identity() if here is None else here
+    first: dict[str, str] = {}
+    shared: dict[str, list[str]] = {}
+    torches = {name: one.packages.get("torch") or "" for name, one in seen.items()}
+    for name, one in seen.items():
+        if one.identity in first:
+            said, hint = f"it is the same machine as {first[one.identity]}", "leave one of them out"
+            found[name].append(Trouble(verdict="bad", said=said, hint=hint))
+        first.setdefault(one.identity, name)
+        if one.identity == this:
+            said = "it is this machine: it trains beside whatever you do here"
+            found[name].append(Trouble(verdict="unknown", said=said, hint="leave it out, or give it `hours`"))
+        if one.file_system[0].startswith(("nfs", "cifs", "smb", "fuse.sshfs", "lustre", "ceph")):
+            shared.setdefault(one.file_system[1], []).append(name)
+    for source, names in shared.items():
+        for name in names if len(names) > 1 else ():
+            said = f"its {seen[name].there} is on {source}, as that of {_some([o for o in names if o != name])}"
+            hint = 'name a folder on a disk of its own: folder = "/tmp/hetopt"; checkpoints are faster there'
+            found[name].append(Trouble(verdict="unknown", said=said, hint=hint))
+    if len({_version(version) for version in torches.values()}) > 1:
+        newest = max(torches, key=lambda name: _version(torches[name]))
+        for name, version in torches.items():
+            if version and _version(version) != _version(torches[newest]):
+                said = f"it has torch {version}, and {newest} {torches[newest]}"
+                hint = "install the same there: results of two versions differ in their last digits"
+                found[name].append(Trouble(verdict="unknown", said=said, hint=hint))
+    if len(hosts) > 1:
+        _unreached(seen, ways, found)
+    return found
+
+
+def _unreached(seen: Mapping[str, Seen], ways: Mapping[str, Ways], found: dict[str, list[Trouble]]) -> None:
+    for name, one in seen.items():
+        if one.port is None:
+            at = one.address or "any address"
+            said = f"its workers cannot listen on {at} ({one.listen_trouble})"
+            hint = 'say by which address the others reach it: private = "192.168.1.20"'
+            found[name].append(Trouble(verdict="bad", said=said, hint=hint))
+        failed: dict[str, list[str]] = {}
+        for other, how in (ways[name].reached if name in ways else {}).items():
+            if how != "yes":
+                failed.setdefault(how, []).append(other)
+        for how, others in failed.items():
+            at = f" at {seen[others[0]].address}" if len(others) == 1 else ""
+            hint = f"let {name} reach all ports of {_some(others)} (firewall), or correct `private`"
+            said = f"it cannot reach {_some(others)}{at} ({how.lower()})"
+            found[name].append(Trouble(verdict="bad", said=said, hint=hint))
+
+
+def _some(names: Sequence[str]) -> str:
+    if len(names) <= 3:
+        return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+    return f"{', '.join(names[:2])} and {len(names) - 2} others"
+
+
+def in_words(found: HostFound) -> str:
+    """What a host is, on one line: '16 CPUs, 62 GiB, 2 × RTX 3090, torch 2.13.0; 940 Mbit/s to box2 and 930 back'."""
+    seen = found.seen
+    if seen is None:
+        return ""
+    parts = [f"{seen.cpus} CPU{'s' * (seen.cpus != 1)}"]
+    if seen.memory_bytes:
+        parts.append(bytes_(seen.memory_bytes))
+    names = [] if isinstance(seen.gpus, str) else [gpu[0] for gpu in seen.gpus]
+    parts += [f"{names.count(name)} × {name}" for name in dict.fromkeys(names)]
+    parts.append(f"torch {seen.packages.get('torch') or 'none'}")
+    rates = [f"{bit_rate(to)} to {name}, {bit_rate(back)} back" for name, (to, back) in found.rates.items()]
+    return "; ".join([", ".join(parts), *rates])

@@ -1,0 +1,165 @@
+"""One connection to a host: OpenSSH as the system has it, a program there, and what goes wrong in one sentence.
+
+The user's own configuration, agent, known hosts and jump hosts hold. Nothing is ever asked (BatchMode), an unknown key
+is never accepted, no port, agent or display is forwarded. The program is Python, sent over the connection itself: on
+the host nothing needs to be there but a shell and an interpreter, and all that is said in either direction goes through
+that one connection.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.hosts import Host
+from hetopt.core.plain_text import one_line
+
+SSH_VARIABLE = "HETOPT_SSH"
+"""Another command than ``ssh``, as git has GIT_SSH_COMMAND: ``ssh -F other_config``."""
+
+CONNECT_S = 6
+MARK = "HETOPT-SAYS "
+"""What a program says begins so; whatever a shell prints before is passed over."""
+NO_PYTHON = "no-python"
+
+_UNREACHED = 255
+"""ssh's own exit code where it never came to run the command (ssh(1), exit status)."""
+
+_OPTIONS = {
+    "BatchMode": "yes",
+    "StrictHostKeyChecking": "yes",
+    "ConnectTimeout": str(CONNECT_S),
+    "ServerAliveInterval": "5",
+    "ServerAliveCountMax": "4",
+    "ClearAllForwardings": "yes",
+    "ForwardAgent": "no",
+    "ForwardX11": "no",
+    "RequestTTY": "no",
+    "RemoteCommand": "none",
+    "LogLevel": "ERROR",
+}
+
+
+def ssh_argv(host: Host, command: str, environment: Mapping[str, str] = os.environ) -> list[str]:
+    """The ssh command line that runs a command on a host.
+
+    Args:
+        host: whose record has been checked: no field of it can be an option.
+        command: for the user's shell there.
+        environment: of this process.
+    """
+    words = shlex.split(environment.get(SSH_VARIABLE) or "ssh")
+    for name, value in _OPTIONS.items():
+        words += ["-o", f"{name}={value}"]
+    if host.port is not None:
+        words += ["-p", str(host.port)]
+    if host.user is not None:
+        words += ["-l", host.user]
+    if host.key is not None:
+        words += ["-i", str(Path(host.key).expanduser())]
+    if host.jump is not None:
+        words += ["-J", host.jump]
+    return [*words, "--", host.address.strip("[]"), command]
+
+
+def python_command(python: str, source_bytes: int) -> str:
+    """The command that runs so many bytes of Python from its standard input; what follows them is the program's own.
+
+    It first says which Python it is, so that one that is too old to read the program says that.
+
+    Args:
+        python: interpreter; a ``~/`` is the user's home there.
+        source_bytes: of the program.
+    """
+    path = f'"$HOME"/{shlex.quote(python[2:])}' if python.startswith("~/") else shlex.quote(python)
+    first = (
+        "import sys;"
+        f"sys.stdout.write('{MARK}%d.%d\\n' % tuple(sys.version_info[:2]));sys.stdout.flush();"
+        f"exec(compile(sys.stdin.buffer.read({source_bytes}), 'hetopt', 'exec'), {{'__name__': 'hetopt_host'}})"
+    )
+    script = (
+        f"command -v {path} >/dev/null 2>&1 || {{ echo {shlex.quote(MARK + NO_PYTHON)}; exit 0; }}; "
+        f"exec {path} -u -c {shlex.quote(first)}"
+    )
+    return f"exec sh -c {shlex.quote(script)}"
+
+
+def start(host: Host, source: str, *, errors: IO[bytes] | int = subprocess.PIPE) -> subprocess.Popen[bytes]:
+    """Run a program on a host; its standard input and output are the process's.
+
+    Args:
+        host: which.
+        source: of the program. It must not wait for more input before it has said something.
+        errors: where ssh and the program complain.
+
+    Raises:
+        BadInput: there is no ssh here.
+    """
+    code = source.encode()
+    argv = ssh_argv(host, python_command(host.python, len(code)))
+    try:
+        process = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
+        )
+    except FileNotFoundError:
+        raise BadInput(
+            f"{argv[0]} is not installed here.", hint="install OpenSSH's client, such as `apt install openssh-client`"
+        ) from None
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):  # why, its exit code and its complaints say
+        process.stdin.write(code)
+        process.stdin.flush()
+    return process
+
+
+def why_unreached(host: Host, complaint: str) -> RunFailed:
+    """What ssh complains of, in one sentence, and what to do."""
+    who = f"{host.user}@{host.address}" if host.user else host.address
+    typed = shlex.join(["ssh", *(["-p", str(host.port)] if host.port else []), who])
+    lines = [line for line in complaint.splitlines() if line.strip()]
+    for pattern, said, hint in _REASONS:
+        if found := re.search(pattern, complaint, re.IGNORECASE):
+            first = found[1] if found.groups() else ""
+            return RunFailed(f"{host.name} {said.format(first)}.", hint=hint.format(typed=typed, who=who))
+    last = one_line(lines[-1])[:200].rstrip(".") if lines else "ssh ended without saying why"
+    return RunFailed(f"{host.name} is not reached: {last}.", hint=f"see what `{typed}` says")
+
+
+_REASONS = (
+    (
+        r"REMOTE HOST IDENTIFICATION HAS CHANGED",
+        "shows another key than the one that is known",
+        "it was installed anew, or is somebody else's; ask its owner, then `ssh-keygen -R` its name",
+    ),
+    (
+        r"(?:Host key verification failed|No \S+ host key is known)",
+        "shows a key that is not known here",
+        "log in once yourself, `{typed}`, and compare the fingerprint; hetopt accepts none by itself",
+    ),
+    (
+        r"Permission denied \(((?:password|keyboard-interactive|,)+)\)",
+        "lets nobody in without a password ({})",
+        "copy a key once, `ssh-copy-id {who}`; hetopt types no password",
+    ),
+    (
+        r"Permission denied(?: \(([^)]*)\))?",
+        "does not let this user in with the keys that are here",
+        "see that `{typed}` logs in by itself: the user's name, the key, and `ssh-add -l`",
+    ),
+    (r"Could not resolve hostname", "has an address that no name server knows", "correct its address"),
+    (r"Connection refused", "has no ssh server at this address and port", "see that sshd runs there, and its port"),
+    (r"(?:timed out|timeout)", f"does not answer within {CONNECT_S} s", "see that it is on, and on the network"),
+    (r"(?:No route to host|Network is unreachable)", "is not on any network that this machine is on", "join it (VPN?)"),
+    (
+        r"(?:Identity file \S+ not accessible|Bad configuration|Bad owner or permissions)",
+        "is not asked: ssh refuses its own configuration",
+        "see what `{typed}` says",
+    ),
+)

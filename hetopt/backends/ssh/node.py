@@ -1,0 +1,97 @@
+"""A host's part in a run: the agent of a rented machine, with the connection in the place of a bucket.
+
+``python -m hetopt.backends.ssh.node ROOT``, which `receive` becomes. It ends when the connection does, and takes with
+it its workers and its folder: nothing of the run is left on the host.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetopt.backends.ec2.node.agent import Agent
+from hetopt.backends.ec2.node.imds import Notice
+from hetopt.backends.ssh.objects import MODELS, OBJECTS, Connection, RemoteObjects
+from hetopt.core.errors import HetoptError
+
+CONFIG = "host.json"
+TURN_S = 0.1
+READ_EVERY_S = 0.3
+HEARTBEAT_S = 0.5
+END_S = 1e11
+"""In the year 5138: an own machine has no budget, and its part ends with the connection."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What a host is told when it begins; see `hetopt.backends.ec2.node.agent.Terms`."""
+
+    host: str
+    spec_sha256: str
+    group_secret: str
+    end_s: float = END_S
+    latest_end_s: float = END_S
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own:
+    """The surroundings of a machine that nobody takes back: whoever launched the run says when it has to leave."""
+
+    id: str
+
+    def instance_id(self) -> str:
+        """What the run calls it."""
+        return self.id
+
+    def notice(self) -> Notice | None:
+        """There is none."""
+        return None
+
+    def set(self, end_s: float) -> None:
+        """It does not end itself."""
+
+
+def main(arguments: list[str]) -> int:
+    """Be the node of this host until the connection ends, or the run."""
+    root = Path(arguments[0])
+    # What is printed here must not be taken for a frame.
+    outgoing = os.dup(1)
+    os.dup2(2, 1)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    made = False
+    try:
+        given = json.loads((root / CONFIG).read_text(encoding="utf-8"))
+        (root / CONFIG).unlink()  # the secret stays in memory
+        made = bool(given.pop("made"))
+        own = Own(id=str(given.pop("id")))
+        connection = Connection(incoming=0, outgoing=outgoing)
+        return Agent(
+            config=Terms(**given),
+            root=root,
+            objects=RemoteObjects(connection=connection, place=OBJECTS),
+            models=RemoteObjects(connection=connection, place=MODELS),
+            imds=own,
+            timer=own,
+            turn_s=TURN_S,
+            read_every_s=READ_EVERY_S,
+            heartbeat_s=HEARTBEAT_S,
+        ).live()
+    except HetoptError as error:
+        print(error.message, file=sys.stderr)
+        return error.exit_code
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+        with suppress(OSError):  # others may have something there
+            for folder in root.parents[: 3 if made else 2]:
+                folder.rmdir()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,328 @@
+"""The objects of a run in its folder on the launching machine, and how a host reaches them through its connection.
+
+What machines in a cloud tell each other through a bucket (`hetopt.backends.ec2.protocol`), hosts of one's own tell each
+other through a folder: the launching machine answers their requests, one at a time for each host. A request and its
+answer are a frame each: two lengths, a line of JSON, and bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import select
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import IO, Any
+
+from hetopt.backends.ec2.objects import Versioned
+from hetopt.backends.ec2.protocol import OUTCOME_OBJECT
+from hetopt.core.artifact import write_atomically
+from hetopt.core.errors import BadInput
+from hetopt.core.outputs import OUTPUT_FOLDER
+from hetopt.core.paths import inside, shown
+from hetopt.core.run_folder import MODEL_NAMES
+from hetopt.core.worker_logs import LOG_FOLDER
+
+OBJECTS, MODELS = "objects", "models"
+"""The two places: what steers the run, and what it leaves."""
+
+SILENCE_S = 60.0
+"""A host that is not answered for so long is cut off: the launching machine answers at once, or is gone."""
+
+PART_BYTES = 4 * 2**20
+MOST_HEADER = 2**16
+MOST_BODY = 2**30
+_LENGTHS = struct.Struct("!IQ")
+_PARTIAL = ".partial"
+
+
+class Cut(SystemExit):
+    """Nobody answers any more: whoever asked has nothing left to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderObjects:
+    """Named bytes in a folder; see `hetopt.backends.ec2.objects.Objects`."""
+
+    folder: Path
+
+    def path(self, name: str) -> Path:
+        """Where a name is.
+
+        Raises:
+            BadInput: it is no name of a file in the folder.
+        """
+        return inside(self.folder, name, what="object", any_text=True)
+
+    def get(self, name: str) -> bytes | None:
+        """See `Objects`."""
+        try:
+            return self.path(name).read_bytes()
+        except OSError:
+            return None
+
+    def put(self, name: str, data: bytes) -> bool:
+        """See `Objects`."""
+        path = self.path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = _partial(path)
+        partial.write_bytes(data)
+        os.replace(partial, path)
+        return True
+
+    def versioned(self, name: str) -> Versioned | None:
+        """See `Objects`."""
+        data = self.get(name)
+        return None if data is None else Versioned(data=data, version=hashlib.sha256(data).hexdigest())
+
+    def put_over(self, name: str, data: bytes, version: str | None) -> bool:
+        """See `Objects`; the caller sees to it that nobody writes meanwhile."""
+        there = self.versioned(name)
+        return (None if there is None else there.version) == version and self.put(name, data)
+
+    def names(self, prefix: str) -> Sequence[str]:
+        """See `Objects`."""
+        every = (path.relative_to(self.folder).as_posix() for path in self.folder.rglob("*") if path.is_file())
+        return sorted(name for name in every if name.startswith(prefix) and not name.endswith(_PARTIAL))
+
+    def delete(self, name: str) -> None:
+        """See `Objects`."""
+        self.path(name).unlink(missing_ok=True)
+
+    def put_part(self, name: str, offset: int, data: bytes, *, last: bool) -> bool:
+        """Write one part of a file, which has its name once it is whole."""
+        path = self.path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = _partial(path)
+        with partial.open("r+b" if offset else "wb") as stream:
+            stream.seek(offset)
+            stream.write(data)
+        if last:
+            os.replace(partial, path)
+        return True
+
+    def part(self, name: str, offset: int) -> tuple[bytes, int] | None:
+        """One part of a file, and how large it is; None where there is none."""
+        try:
+            with self.path(name).open("rb") as stream:
+                size = stream.seek(0, os.SEEK_END)
+                stream.seek(offset)
+                return stream.read(PART_BYTES), size
+        except OSError:
+            return None
+
+
+def _partial(path: Path) -> Path:
+    """What a file is called until it is whole."""
+    return Path(f"{path}{_PARTIAL}")
+
+
+_STEERED_BY_HOSTS = ("ckpt/*", "events/*", f"{LOG_FOLDER}/*", OUTCOME_OBJECT, "state/*")
+_WRITES = ("put", "put_over", "put_part", "delete")
+
+
+def check_allowed(what: str, place: str, name: str) -> None:
+    """Refuse what no host has to do: to steer the run, to read what is not the run's, or to write beside its results.
+
+    Raises:
+        BadInput: so it is.
+    """
+    if place == MODELS:
+        fine = what in _WRITES and any(fnmatchcase(name, one) for one in (MODEL_NAMES, f"{OUTPUT_FOLDER}/*"))
+    else:
+        fine = what not in _WRITES or any(fnmatchcase(name, one) for one in _STEERED_BY_HOSTS)
+    if not fine:
+        raise BadInput(f"a host must not {what} {shown(name)}.", hint="update hetopt there")
+
+
+def answer(objects: FolderObjects, asked: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+    """What a request is answered with.
+
+    Raises:
+        BadInput: a name is none.
+    """
+    name = str(asked.get("name", ""))
+    match asked.get("what"):
+        case "get":
+            found = objects.versioned(name)
+            return {"version": None if found is None else found.version}, b"" if found is None else found.data
+        case "put":
+            return {"done": objects.put(name, body)}, b""
+        case "put_over":
+            return {"done": objects.put_over(name, body, asked.get("version"))}, b""
+        case "names":
+            return {"names": list(objects.names(name))}, b""
+        case "delete":
+            objects.delete(name)
+            return {"done": True}, b""
+        case "put_part":
+            return {"done": objects.put_part(name, int(asked["offset"]), body, last=bool(asked["last"]))}, b""
+        case "part":
+            part = objects.part(name, int(asked["offset"]))
+            return {"size": None if part is None else part[1]}, b"" if part is None else part[0]
+    raise BadInput(f"there is no request {asked.get('what')!r}.", hint="update hetopt")
+
+
+def read_frame(read: Callable[[int], bytes]) -> tuple[dict[str, Any], bytes] | None:
+    """The next frame; None at the end.
+
+    Raises:
+        ValueError: it is none.
+    """
+    head = read(_LENGTHS.size)
+    if len(head) < _LENGTHS.size:
+        return None
+    header, body = _LENGTHS.unpack(head)
+    if header > MOST_HEADER or body > MOST_BODY:
+        raise ValueError(f"a frame of {header} and {body} bytes")
+    told = read(header)
+    data = read(body)
+    if len(told) < header or len(data) < body:
+        return None
+    found = json.loads(told)
+    if not isinstance(found, dict):
+        raise ValueError("a frame's header is an object")
+    return found, data
+
+
+def frame(header: dict[str, Any], body: bytes = b"") -> bytes:
+    """A request or an answer as bytes."""
+    told = json.dumps(header).encode()
+    return _LENGTHS.pack(len(told), len(body)) + told + body
+
+
+@dataclass(kw_only=True)
+class Connection:
+    """A host's end: one request at a time.
+
+    Attributes:
+        incoming, outgoing: open files, as their numbers.
+        silence_s: after so long without an answer nobody is there.
+    """
+
+    incoming: int
+    outgoing: int
+    silence_s: float = SILENCE_S
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def ask(self, asked: dict[str, Any], body: bytes = b"") -> tuple[dict[str, Any], bytes]:
+        """Send a request and wait for its answer.
+
+        Raises:
+            Cut: there is none.
+        """
+        with self._lock:
+            try:
+                data = memoryview(frame(asked, body))
+                while data:
+                    data = data[os.write(self.outgoing, data[:PART_BYTES]) :]
+                found = read_frame(self._read)
+            except (OSError, ValueError):
+                found = None
+        if found is None:
+            raise Cut("the machine that launched the run is gone")
+        return found
+
+    def _read(self, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            ready, _, _ = select.select([self.incoming], [], [], self.silence_s)
+            part = os.read(self.incoming, count - len(data)) if ready else b""
+            if not part:
+                return data
+            data += part
+        return data
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteObjects:
+    """The objects as a host sees them; see `hetopt.backends.ec2.objects.Objects`.
+
+    Attributes:
+        place: `OBJECTS` or `MODELS`.
+    """
+
+    connection: Connection
+    place: str
+
+    def _ask(self, what: str, name: str, body: bytes = b"", **more: Any) -> tuple[dict[str, Any], bytes]:
+        return self.connection.ask({"what": what, "place": self.place, "name": name, **more}, body)
+
+    def get(self, name: str) -> bytes | None:
+        """See `Objects`."""
+        found = self.versioned(name)
+        return None if found is None else found.data
+
+    def versioned(self, name: str) -> Versioned | None:
+        """See `Objects`."""
+        told, data = self._ask("get", name)
+        return None if told.get("version") is None else Versioned(data=data, version=str(told["version"]))
+
+    def put(self, name: str, data: bytes) -> bool:
+        """See `Objects`."""
+        return bool(self._ask("put", name, data)[0].get("done"))
+
+    def put_over(self, name: str, data: bytes, version: str | None) -> bool:
+        """See `Objects`."""
+        return bool(self._ask("put_over", name, data, version=version)[0].get("done"))
+
+    def names(self, prefix: str) -> Sequence[str]:
+        """See `Objects`."""
+        return [str(name) for name in self._ask("names", prefix)[0].get("names", ())]
+
+    def delete(self, name: str) -> None:
+        """See `Objects`."""
+        self._ask("delete", name)
+
+    def send(self, name: str, path: Path) -> bool:
+        """See `Objects`."""
+        with path.open("rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            return self._send(name, stream, size)
+
+    def _send(self, name: str, stream: IO[bytes], size: int) -> bool:
+        offset = 0
+        while True:
+            data = stream.read(PART_BYTES)
+            last = offset + len(data) >= size or not data
+            if not self._ask("put_part", name, data, offset=offset, last=last)[0].get("done"):
+                return False
+            if last:
+                return True
+            offset += len(data)
+
+    def fetch(self, name: str, path: Path) -> bool:
+        """See `Objects`."""
+        partial = _partial(path)
+        with partial.open("wb") as stream:
+            while True:
+                told, data = self._ask("part", name, offset=stream.tell())
+                if told.get("size") is None:
+                    partial.unlink()
+                    return False
+                stream.write(data)
+                if not data or stream.tell() >= int(told["size"]):
+                    break
+        os.replace(partial, path)
+        return True
+
+    def download(self, url: str, folder: Path) -> None:
+        """There is no bucket.
+
+        Raises:
+            BadInput: always.
+        """
+        raise BadInput(
+            f"{url} is in a bucket, which hosts of your own do not read.", hint="give a folder that they have"
+        )
+
+
+def write_text(path: Path, data: bytes) -> None:
+    """Put what a host printed beside the run; a reader sees the old text or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, data.decode("utf-8", errors="replace"))

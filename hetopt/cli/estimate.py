@@ -1,0 +1,157 @@
+"""`hetopt estimate`: a first table of clusters, times and dollars from what a model counts to; nothing is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hetopt.cli.completion import one_of
+from hetopt.cli.options import FIRST_REGION, CatalogFolder, Region, given, options
+
+if TYPE_CHECKING:
+    from hetopt.api.estimating import Estimate, Fit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Described:
+    """What `hetopt estimate` is told; fields as of `hetopt.estimate`, as they are typed."""
+
+    params: Annotated[
+        str | None, typer.Option("--params", metavar="N", help="Parameters of a transformer, such as 1.1e8.")
+    ] = None
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="FILE", help="A Hugging Face config.json instead.")
+    ] = None
+    flops: Annotated[
+        str | None, typer.Option("--flops", metavar="N", help="FLOPs of the whole training, instead of --samples.")
+    ] = None
+    samples: Annotated[
+        str | None, typer.Option("--samples", metavar="N", help="Samples trained on, epochs included.")
+    ] = None
+    tokens: Annotated[int | None, typer.Option("--tokens", metavar="N", help="Tokens of a sample.")] = None
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", metavar="N", help="Samples of a step. Default: 256.")
+    ] = None
+    precision: Annotated[
+        str,
+        typer.Option(
+            "--precision", autocompletion=one_of("hetopt.api.estimating:Computing"), help="bf16, fp16, tf32 or fp32."
+        ),
+    ] = "bf16"
+    budget_usd: Annotated[str | None, typer.Option("--budget", help="Total USD, a hard cap on the whole bill.")] = None
+    deadline: Annotated[str | None, typer.Option("--deadline", help="Longest total time, such as 6h.")] = None
+    objective: Annotated[
+        str,
+        typer.Option(
+            "--objective",
+            autocompletion=one_of("hetopt.optimizer.plan:Objective"),
+            help="balanced, fastest or cheapest.",
+        ),
+    ] = "balanced"
+    market: Annotated[
+        str,
+        typer.Option(
+            "--market",
+            autocompletion=one_of("hetopt.optimizer.market.catalog_filter:AnyMarket"),
+            help="spot, on-demand or any.",
+        ),
+    ] = "any"
+    region: Region = FIRST_REGION
+    types: Annotated[str | None, typer.Option("--types", help="Only these instance types or patterns.")] = None
+    exclude: Annotated[str | None, typer.Option("--exclude", help="Leave these out.")] = None
+    gpus: Annotated[str | None, typer.Option("--gpus", help="Only machines with these: A10G, L4:4, L4:4+.")] = None
+    quotas: Annotated[
+        list[str] | None,
+        typer.Option("--quota", metavar="FAMILY=VCPUS", help="vCPUs that may run at once; default: a new account's."),
+    ] = None
+    max_workers: Annotated[int, typer.Option("--max-workers", help="Most GPUs in a cluster.")] = 64
+    catalog: CatalogFolder = None
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+
+
+@options(Described)
+def estimate(asked: Described) -> None:
+    """Say what training would take and cost before anything is measured.
+
+    \b
+      hetopt estimate --params 1.1e8 --samples 3e6 --tokens 128 --budget 200
+      hetopt estimate --config config.json --samples 1e6 --deadline 2d
+      hetopt estimate --flops 1e18
+    """
+    import hetopt
+    from hetopt.cli import render
+
+    told = hetopt.estimate(**given(asked, hetopt.estimate, reporter=_notes()))
+    if asked.as_json:
+        render.print_json(_facts(told))
+    else:
+        _show(told)
+
+
+def _notes() -> Any:
+    from hetopt.cli import render
+    from hetopt.core.reporter import Reporter
+
+    return Reporter(note=render.note)
+
+
+def _facts(told: Estimate) -> dict[str, Any]:
+    return {
+        "model": {
+            "name": told.model.name,
+            "parameters": told.model.parameters,
+            "forward_flops_per_sample": told.model.forward_flops,
+            "sample": told.model.sample,
+        },
+        "samples": told.samples,
+        "batch_size": told.batch_size,
+        "flops": told.flops,
+        "state_bytes": told.state_bytes,
+        "sample_bytes": told.sample_bytes,
+        "fits": [asdict(fit) for fit in told.fits],
+        "assumed": list(told.assumed),
+        "evidence": "counted FLOPs, not measured",
+        "plan": told.plan.model_dump(mode="json"),
+    }
+
+
+def _show(told: Estimate) -> None:
+    """At most 22 lines of 80 columns: what was counted, the ways to go, what it rests on, and the next command."""
+    from hetopt.cli import plan_view, render
+    from hetopt.core import formatting
+
+    model = told.model
+    counted = f"{model.name}, {formatting.count(told.samples)} x {model.sample}, {told.flops:.2g} FLOPs"
+    render.line(", ".join([counted, *plan_view.limits_of(told.plan.goal)]), style="bold")
+    plan_view.show_choices(told.plan)
+    render.line()
+    for sentence in _sentences(told):
+        render.bullet(sentence)
+    render.line("next: hetopt profile -- train.py", style="bold")
+
+
+def _sentences(told: Estimate) -> Iterator[str]:
+    from hetopt.cli import plan_view
+    from hetopt.core import formatting
+
+    step = told.plan.chosen.prediction.step_time_s
+    yield (
+        f"Counted FLOPs, not measured: a step may take {step.high / step.value:.1f} times as long, or as short; "
+        "profiling narrows that."
+    )
+    yield (
+        f"Memory: {formatting.bytes_(told.state_bytes)} for weights, gradients and Adam, "
+        f"{formatting.bytes_(told.sample_bytes)} a sample; at once fit {', '.join(map(_fit, told.fits))}."
+    )
+    if told.assumed:
+        yield f"Assumed: {', '.join(told.assumed)}."
+    yield from plan_view.quota_notes(told.plan)
+
+
+def _fit(fit: Fit) -> str:
+    samples = "any number" if fit.samples is None else f"{fit.samples:,}"
+    return f"{samples} on {fit.gpu} ({fit.memory_gib:.0f} GiB)"

@@ -1,0 +1,187 @@
+"""`--help` on one screen of 80 by 24: what a command is for, examples, and what is mostly asked for.
+
+Which options come first is said here, a line a command; one that is not named shows all it has. `--help-all` has all of
+them, and what a docstring says behind a form feed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from typer.core import TyperCommand, TyperGroup
+
+if TYPE_CHECKING:
+    from typer._click import Context, HelpFormatter, Parameter
+
+ALL = "--help-all"
+MARGIN = 2
+"""Columns that click leaves free beside its help, which it never makes narrower than 50 columns by itself."""
+_WANTS_ALL = "hetopt.cli.help_screen.all"
+
+FIRST: Mapping[str, Sequence[str]] = MappingProxyType(
+    {
+        "catalog list": (
+            "--gpu",
+            "--gpus-min",
+            "--vcpus-min",
+            "--price-max",
+            "--market",
+            "--region",
+            "--sort",
+            "--json",
+        ),
+        "convert": ("--output", "--force", "--compare"),
+        "estimate": ("--params", "--config", "--flops", "--samples", "--tokens", "--budget", "--deadline", "--region"),
+        "gc": ("--on", "--dry-run", "--remove", "--json"),
+        "gpus": ("--region", "--market", "--memory-min", "--price-max", "--sort", "--reverse", "--json"),
+        "launch": ("--on", "--budget", "--slowdown", "--hosts", "--steps", "--dry-run", "--detach", "--yes"),
+        "predict": ("--suggest-probes", "--explain"),
+        "profile": ("--output", "--data", "--time-budget", "--check", "--from-samples", "--explore", "--json"),
+        "recommend": (
+            "--budget",
+            "--deadline",
+            "--epochs",
+            "--objective",
+            "--gpus",
+            "--quota",
+            "--explain",
+            "--output",
+        ),
+    }
+)
+"""By command, its options in the order of the screen."""
+
+MAIN: Mapping[str, str] = MappingProxyType(
+    {
+        "estimate": "Say what training would take and cost before it is measured.",
+        "gpus": "List the GPUs that can be rented: memory, rates, prices.",
+        "profile": "Measure a training job on this machine.",
+        "recommend": "Find the best cluster for a profiled job.",
+        "launch": "Run a plan: here, in a rehearsal, or on other machines.",
+        "status": "Show how a run is: state, steps, metric, workers, cost.",
+        "logs": "Print what the workers of a run wrote.",
+        "stop": "Stop a run.",
+        "report": "Hold a run against its prediction.",
+    }
+)
+"""Commands that are explained, in a few words that fit beside their names; the others are named."""
+
+
+def wants_all(context: Context) -> bool:
+    """Whether everything is to be shown."""
+    return bool(context.meta.get(_WANTS_ALL))
+
+
+def show_all(context: Any) -> None:
+    """Show everything in this context."""
+    context.meta[_WANTS_ALL] = True
+
+
+class _Screen:
+    """What commands and groups share."""
+
+    help: str | None
+
+    def _read(self, context: Context, arguments: Sequence[str]) -> None:
+        if ALL in arguments:
+            show_all(context)
+
+    def get_help_option_names(self, ctx: Context) -> list[str]:
+        """See click, which has them in no order."""
+        return list(ctx.help_option_names)
+
+    def format_help_text(self, ctx: Context, formatter: HelpFormatter) -> None:
+        """See click."""
+        first, _, rest = inspect.cleandoc(self.help or "").partition("\f")
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(f"{first.rstrip()}\n\n{rest.strip()}" if rest and wants_all(ctx) else first.rstrip())
+
+
+class OneScreen(_Screen, TyperCommand):
+    """A command whose help fits on a screen."""
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        """See click."""
+        self._read(ctx, args)
+        _narrow(ctx)
+        return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:
+        """See click."""
+        first = FIRST.get(_path(ctx))
+        if wants_all(ctx) or first is None:
+            super().format_options(ctx, formatter)
+            return
+        parameters = self.get_params(ctx)
+        by_name = {name: one for one in parameters for name in one.opts}
+        rows = [row for one in parameters if one.param_type_name == "argument" for row in _row(ctx, one)]
+        rows += [row for name in first for row in _row(ctx, by_name[name])]
+        left = (
+            sum(one.param_type_name == "option" and not getattr(one, "hidden", False) for one in parameters)
+            - len(first)
+            - 1
+        )
+        rows.append((ALL, f"{left} more options, and all there is to say."))
+        width = formatter.width - max(len(name) for name, _ in rows) - 4
+        with formatter.section("Options"):
+            formatter.write_dl([(name, _in_a_line(text, width)) for name, text in rows])
+
+
+class OneScreenGroup(_Screen, TyperGroup):
+    """A group of commands whose help fits on a screen."""
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        """See click."""
+        if args and args[0].startswith("-"):
+            self._read(ctx, args)
+        _narrow(ctx)
+        return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:
+        """See click."""
+        if wants_all(ctx) or ctx.parent is not None:
+            super().format_options(ctx, formatter)
+            return
+        with formatter.section("Commands"):
+            formatter.write_dl([*MAIN.items()])
+            others = [name for name in self.commands if name not in MAIN]
+            formatter.write_text(f"also: {', '.join(others)}")
+        formatter.write_text(f"hetopt COMMAND --help has examples; {ALL} has everything.")
+
+    def format_epilog(self, ctx: Context, formatter: HelpFormatter) -> None:
+        """See click."""
+        if wants_all(ctx):
+            super().format_epilog(ctx, formatter)
+
+
+def _narrow(context: Context) -> None:
+    """Keep to a terminal that is narrower than click's help ever is."""
+    columns = shutil.get_terminal_size().columns
+    if context.terminal_width is None and columns < 50 + MARGIN:
+        context.terminal_width = columns - MARGIN
+
+
+def _path(context: Context) -> str:
+    """Such as 'catalog list'."""
+    return context.command_path.partition(" ")[2]
+
+
+def _row(context: Context, parameter: Parameter) -> Iterator[tuple[str, str]]:
+    """How a parameter is written, and what is first said about it."""
+    record = parameter.get_help_record(context)
+    if record is not None:
+        yield record
+
+
+def _in_a_line(text: str, width: int) -> str:
+    """As much of a text as a line holds, up to where a thought ends; a first thought that is longer stays whole."""
+    ends = [end.start() for end in re.finditer(r"[.;,] | \(|$", text)]
+    ends = [end for end in ends if text[:end].count("(") == text[:end].count(")")]
+    fitting = [end for end in ends if end < width]
+    return text[: max(fitting, default=ends[0])].rstrip(".") + "."

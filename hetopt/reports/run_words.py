@@ -1,0 +1,138 @@
+"""A run in words: what matters of it now, in a line, and what its log says, a line for each thing that happened."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from hetopt.core import formatting
+from hetopt.core.events.fold import RunFold
+from hetopt.core.events.records import Evaluated, LogEvent, RunFailure, RunStarted, StepsLogged, TrainingFinished
+from hetopt.optimizer.launch_record import Launch
+from hetopt.reports.timeline import happening
+
+RECENT_S = 60.0
+"""Of steps, whose mean time tells when the run will be over."""
+
+DAY_S = 86_400.0
+SECONDS_PER_HOUR = 3600.0
+
+LEAST_BETWEEN_S = 5.0
+BETWEEN_SHARE = 0.03
+"""Steps are told this long after they were told last, or, of a long run, when so much of its time has gone by."""
+
+
+@dataclass(kw_only=True)
+class RecentSteps:
+    """The steps of the last minute: when, how many, and seconds a step."""
+
+    rows: deque[tuple[float, int, float]] = field(default_factory=deque)
+
+    def take(self, event: StepsLogged) -> None:
+        """Go on with these steps."""
+        self.rows.append((event.time_s, event.steps, event.step_time_s))
+        while event.time_s - self.rows[0][0] > RECENT_S:
+            self.rows.popleft()
+
+    @property
+    def step_time_s(self) -> float | None:
+        """Their mean time, in seconds; None: there was none."""
+        steps = sum(count for _, count, _ in self.rows)
+        return sum(count * time_s for _, count, time_s in self.rows) / steps if steps else None
+
+
+def wait_share(progress: RunFold) -> float | None:
+    """What the workers spend waiting for the slowest, as a part of the newest steps; None: no step yet."""
+    latest = progress.latest
+    if latest is None or not latest.wait_s or latest.step_time_s <= 0:
+        return None
+    return sum(latest.wait_s) / len(latest.wait_s) / latest.step_time_s
+
+
+def left_s(progress: RunFold, expected_steps: float | None, step_time_s: float | None) -> float | None:
+    """Seconds of stepping that are left at this pace; None: not known, or over."""
+    if expected_steps is None or step_time_s is None or progress.finish_reason is not None:
+        return None
+    return max(0.0, expected_steps - progress.step) * step_time_s
+
+
+def figures(
+    progress: RunFold, launch: Launch | None, *, step_time_s: float | None, now_s: float, money: bool = True
+) -> list[str]:
+    """The figures that a person watches, as phrases, the most important first; what is not known is left out.
+
+    Args:
+        progress: of the run.
+        launch: what was predicted; None: nothing was.
+        step_time_s: mean time of recent steps.
+        now_s: seconds since the epoch.
+        money: whether to say what it has cost.
+    """
+    expected = launch.prediction.steps.value if launch is not None else None
+    waiting, left, latest = wait_share(progress), left_s(progress, expected, step_time_s), progress.latest
+    told = [f"step {formatting.count(progress.step)}" + (f" of {formatting.count(expected)}" if expected else "")]
+    if progress.loss is not None:
+        told.append(f"loss {progress.loss:.4g}")
+    if latest is not None and step_time_s:
+        told.append(f"{formatting.count(round(sum(latest.local_batch_sizes) / step_time_s))} samples/s")
+    if waiting is not None and latest is not None and len(latest.wait_s) > 1:
+        told.append(f"straggler wait {formatting.share(waiting)}")
+    if launch is not None and money and progress.elapsed_s is not None:
+        told.append(
+            formatting.usd(launch.hourly_usd * progress.elapsed_s / SECONDS_PER_HOUR) if rents(launch) else "$0"
+        )
+    if left is not None:
+        form = "%H:%M" if left < DAY_S else "%a %H:%M"
+        told.append(f"ends in {formatting.duration(left)}, at {time.strftime(form, time.localtime(now_s + left))}")
+    metrics = formatting.reached(progress.metrics, None)
+    return told + ([f"evaluated: {metrics}"] if metrics else [])
+
+
+def rents(launch: Launch) -> bool:
+    """Whether time costs money, or would at the plan's prices: on one's own machine it costs nothing."""
+    return launch.on != "local"
+
+
+class RunLog:
+    """What the log of a run says, a line at a time."""
+
+    def __init__(self, launch: Launch | None) -> None:
+        self._launch = launch
+        self._progress = RunFold.launched(launch.starts if launch is not None else ())
+        self._recent = RecentSteps()
+        self._told_s = 0.0
+
+    def lines(self, event: LogEvent) -> Iterator[str]:
+        """What is to be said of the next event: nothing of most, a line of what happened, steps now and then."""
+        progress = self._progress
+        progress.take(event)
+        at_s = progress.trained_for_s or 0.0
+        said = self._sentence(event, at_s)
+        if said is not None:
+            yield f"{formatting.duration(at_s)}: {said}"
+
+    def _sentence(self, event: LogEvent, at_s: float) -> str | None:
+        progress, launch = self._progress, self._launch
+        match event:
+            case RunStarted():
+                batches = ", ".join(formatting.count(worker.local_batch_size) for worker in event.workers)
+                return f"{event.task} starts on {len(event.workers)} workers, local batch sizes {batches}"
+            case StepsLogged():
+                self._recent.take(event)
+                if progress.step > event.steps and at_s - self._told_s < max(LEAST_BETWEEN_S, BETWEEN_SHARE * at_s):
+                    return None
+                self._told_s = at_s
+                now = self._recent.step_time_s
+                return ", ".join(figures(progress, launch, step_time_s=now, now_s=event.time_s, money=False)[:4])
+            case Evaluated():
+                return f"step {formatting.count(event.step)}: {formatting.reached(event.metrics, None)}"
+            case TrainingFinished():
+                return f"over after {formatting.count(progress.step)} steps{formatting.ending(event.reason)}"
+            case RunFailure():
+                return f"failed: {progress.failure}"
+            case _:
+                factor = launch.time_factor if launch is not None else 1.0
+                found = happening(event, progress.roster.host, at_s=at_s, time_factor=factor)
+                return found.sentence if found is not None else None

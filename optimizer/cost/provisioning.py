@@ -1,0 +1,143 @@
+"""What a rented machine needs before its first step: seconds from the request on, and the size of its disk.
+
+    startup = boot (+ GPU image) (+ bare metal) + packages + data + job + joining
+    packages = downloaded / min(download, network) + installed / unpacking          one after the other, as pip does
+    data     = bytes / min(volume, network)
+    disk     = image + downloaded + installed + checkpoints + data, a tenth more beside the image, and a reserve
+
+The figures are dated facts with their sources (`catalogs/aws/provisioning.json`). Planner and launcher take the disk
+from here alone, so that what is planned and paid for is what machines get.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+
+from hetopt.optimizer.cost.bill import BYTES_PER_GB, CHECKPOINTS_KEPT, Volume
+from hetopt.optimizer.cost.billing import Term, read_terms
+from hetopt.optimizer.market.instance_type import InstanceType
+
+FACTS = Path(__file__).resolve().parents[2] / "catalogs" / "aws" / "provisioning.json"
+
+MORE = 1.1
+"""Beside the image, a tenth more than is counted."""
+
+KIND_LOG_SD, LAUNCH_LOG_SD = 0.4, 0.3
+"""Of the log of what launches take over what is foretold: what all launches of a kind of image share, and the rest.
+Together they are `cost.STARTUP_LOG_SD`."""
+
+USUAL_JOB_S = 10.0
+"""Of a job whose profile does not say how long its processes take to their first step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProvisioningFacts:
+    """Dated figures, each with its source: see the file."""
+
+    boot_s: Term
+    gpu_boot_s: Term
+    bare_metal_boot_s: Term
+    cpu_packages_gb: Term
+    gpu_packages_gb: Term
+    cpu_installed_gb: Term
+    gpu_installed_gb: Term
+    download_mb_per_s: Term
+    unpack_mb_per_s: Term
+    join_s: Term
+    cpu_image_gb: Term
+    gpu_image_gb: Term
+    reserve_gb: Term
+
+
+@cache
+def provisioning_facts() -> ProvisioningFacts:
+    """The figures of the catalogue's file."""
+    names = [one.name for one in fields(ProvisioningFacts)]
+    return ProvisioningFacts(**read_terms(FACTS, json.loads(FACTS.read_text(encoding="utf-8"))["terms"], names))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Payload:
+    """What a run brings to each of its machines.
+
+    Attributes:
+        data_bytes: of the data set that each reads before it trains; 0: none, or it brings its own.
+        checkpoint_bytes: of one checkpoint.
+        job_s: from starting the job's processes to the first step, once everything is there.
+        startup_s: from the request to the first step, instead of all that is known of it.
+        disk_gb: of the disk, instead of what is needed.
+        measured: by kind of image (`image_kind`), how many times as long as foretold launches took.
+    """
+
+    data_bytes: float = 0.0
+    checkpoint_bytes: float = 0.0
+    job_s: float = USUAL_JOB_S
+    startup_s: float | None = None
+    disk_gb: int | None = None
+    measured: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+
+
+def image_kind(instance: InstanceType) -> str:
+    """What a machine boots: 'cpu' or 'gpu', the one with NVIDIA's driver."""
+    return "gpu" if instance.cuda_devices else "cpu"
+
+
+def startup_s(instance: InstanceType, payload: Payload) -> float:
+    """Seconds from the request for a machine to its first step."""
+    if payload.startup_s is not None:
+        return payload.startup_s
+    facts, kind = provisioning_facts(), image_kind(instance)
+    gpu = kind == "gpu"
+    packages = facts.gpu_packages_gb if gpu else facts.cpu_packages_gb
+    installed = facts.gpu_installed_gb if gpu else facts.cpu_installed_gb
+    network = instance.network_bytes_per_s
+    boot = facts.boot_s.value + gpu * facts.gpu_boot_s.value + bool(instance.bare_metal) * facts.bare_metal_boot_s.value
+    download = packages.value * BYTES_PER_GB / min(facts.download_mb_per_s.value * 1e6, network)
+    unpack = installed.value * BYTES_PER_GB / (facts.unpack_mb_per_s.value * 1e6)
+    data = payload.data_bytes / min(Volume().mb_per_s * 1e6, network)
+    foretold = boot + download + unpack + data + facts.join_s.value + payload.job_s
+    return foretold * payload.measured.get(kind, 1.0)
+
+
+def disk_gb(instance: InstanceType, payload: Payload) -> int:
+    """Whole gigabytes of the disk that a machine boots from."""
+    return disk_of_kind_gb(image_kind(instance), payload)
+
+
+def disk_of_kind_gb(kind: str, payload: Payload) -> int:
+    """Whole gigabytes of the disk of machines that boot an image of a kind: 'cpu' or 'gpu'."""
+    if payload.disk_gb is not None:
+        return payload.disk_gb
+    facts = provisioning_facts()
+    gpu = kind == "gpu"
+    image = facts.gpu_image_gb if gpu else facts.cpu_image_gb
+    packages = facts.gpu_packages_gb if gpu else facts.cpu_packages_gb
+    installed = facts.gpu_installed_gb if gpu else facts.cpu_installed_gb
+    # The one that is being written is beside those that are kept.
+    job = (payload.data_bytes + (CHECKPOINTS_KEPT + 1) * payload.checkpoint_bytes) / BYTES_PER_GB
+    return math.ceil(image.value + MORE * (packages.value + installed.value + job) + facts.reserve_gb.value)
+
+
+def measured_factors(launches: Iterable[tuple[Sequence[InstanceType], float]], payload: Payload) -> dict[str, float]:
+    """By kind of image, how many times as long as foretold launches took; few launches are believed in part.
+
+    The log of the factor is normal: of a kind around 0 with `KIND_LOG_SD`, of a launch around its kind's with
+    `LAUNCH_LOG_SD`.
+
+    Args:
+        launches: the types of each one's machines, and its seconds from the request to the first step.
+        payload: what they brought.
+    """
+    logs: dict[str, list[float]] = {}
+    plain = replace(payload, startup_s=None, measured={})
+    for types, took_s in launches:
+        last = max(types, key=lambda one: startup_s(one, plain))
+        logs.setdefault(image_kind(last), []).append(math.log(took_s / startup_s(last, plain)))
+    shrunk = (LAUNCH_LOG_SD / KIND_LOG_SD) ** 2
+    return {kind: math.exp(math.fsum(some) / (len(some) + shrunk)) for kind, some in logs.items()}

@@ -1,0 +1,124 @@
+"""Machines of one's own as a catalogue: each host is a type of which there is one, at the price of its electricity.
+
+Nothing else is paid for them: no volume, no address, no traffic. How fast a host is, is known as of a rented type: by
+its GPU's published rates, by step samples that name it, or as so many CPUs of which nothing is known but their number.
+"""
+
+from __future__ import annotations
+
+import datetime
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from hetopt.core.errors import BadInput
+from hetopt.core.hosts import CPU, Host
+from hetopt.optimizer.market.catalog import Catalog, Listing, Price
+from hetopt.optimizer.market.catalog_filter import has_accelerator
+from hetopt.optimizer.market.instance_type import Accelerator, InstanceType
+from hetopt.optimizer.market.quota import Quotas, own_bucket
+
+OWN = "own"
+"""What stands in the place of a region."""
+
+SOURCE = "the inventory"
+_GIB_OF_A_CPU = 4.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Owned:
+    """What a search needs to know of one's own machines.
+
+    Attributes:
+        catalog: them alone, beside the types of the catalogue that machines are compared by.
+        quotas: one machine of each.
+    """
+
+    catalog: Catalog
+    quotas: Quotas
+
+
+def owned(catalog: Catalog, hosts: Sequence[Host], today: datetime.date) -> Owned:
+    """An inventory as a catalogue.
+
+    Args:
+        catalog: of what can be rented, which knows GPUs and CPUs.
+        hosts: of the inventory.
+        today: the date of their prices.
+
+    Raises:
+        BadInput: of a host something is not said that a plan needs, or it is called as a type of the catalogue is.
+    """
+    listings: dict[str, Listing] = {}
+    for host in hosts:
+        if host.name in catalog.instance_types:
+            raise BadInput(f"a host is called {host.name}, as a type that can be rented.", hint="rename it")
+        machine = _machine(catalog, host)
+        price = Price(usd_per_hour=_usd_per_hour(host), market="on-demand", region=OWN, date=today, source=SOURCE)
+        listings[host.name] = Listing(instance_type=machine, on_demand=price)
+    types = {**catalog.instance_types, **{name: one.instance_type for name, one in listings.items()}}
+    quotas = {own_bucket(name): one.instance_type.vcpus for name, one in listings.items()}
+    own = replace(catalog, region=OWN, instance_types=types, listings=listings)
+    return Owned(catalog=own, quotas=MappingProxyType(quotas))
+
+
+def _usd_per_hour(host: Host) -> float:
+    found = host.cost_usd_per_hour
+    if found is None:
+        raise BadInput(
+            f"nobody said what {host.name} costs, so no plan can weigh it.",
+            hint="add kw = 0.35 and usd_per_kwh = 0.30 to it, or usd_per_hour = 0.10",
+        )
+    return found
+
+
+def _machine(catalog: Catalog, host: Host) -> InstanceType:
+    if host.cpus is None or host.network_mbit is None:
+        raise BadInput(
+            f"a plan needs to know the CPUs of {host.name}, and its network.",
+            hint="`hetopt hosts check` shows both: add cpus = 16 and network_mbit = 940",
+        )
+    return InstanceType(
+        name=host.name,
+        vcpus=host.cpus,
+        memory_gib=host.memory_gib or _GIB_OF_A_CPU * host.cpus,
+        network_baseline_gbps=host.network_mbit / 1000,
+        accelerator=None if CPU in host.devices else _accelerator(catalog, host),
+        coremark_iterations_per_s=_coremark(catalog, host.cpus),
+        owned=True,
+        source=SOURCE,
+    )
+
+
+def _accelerator(catalog: Catalog, host: Host) -> Accelerator:
+    """The host's GPUs, by the rates that the catalogue knows.
+
+    Raises:
+        BadInput: they are unlike, or the catalogue knows none of that name.
+    """
+    name = host.devices[0]
+    if len(set(host.devices)) > 1:
+        raise BadInput(
+            f"{host.name} has unlike GPUs, {' and '.join(dict.fromkeys(host.devices))}, which a plan does not weigh.",
+            hint="name those of one kind in `devices`",
+        )
+    like = [one for one in catalog.instance_types.values() if has_accelerator(one, name)]
+    whole = [one.accelerator for one in like if one.accelerator is not None and one.accelerator.fraction == 1]
+    if not whole:
+        known = sorted({one.accelerator.name for one in catalog.instance_types.values() if one.accelerator})
+        raise BadInput(
+            f"the catalogue has no rates of the {name} of {host.name}.",
+            hint=f"it knows {', '.join(known)}; leave the host out of this plan",
+        )
+    return replace(whole[0], count=len(host.devices))
+
+
+def _coremark(catalog: Catalog, cpus: int) -> float | None:
+    """So many CPUs of the catalogue's median: what is not known of them is in the interval of another family."""
+    rated = [
+        one.coremark_iterations_per_s / one.vcpus
+        for one in catalog.instance_types.values()
+        if one.coremark_iterations_per_s is not None and not one.burstable
+    ]
+    return cpus * statistics.median(rated) if rated else None

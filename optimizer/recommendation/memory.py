@@ -1,0 +1,141 @@
+"""What a plan's machines hold of the job, part by part; and, where no machine holds it, what would make it fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from hetopt.core.comm.exchange_memory import exchange_memory
+from hetopt.core.errors import NoFeasiblePlan
+from hetopt.core.formatting import bytes_
+from hetopt.core.memory import TrainingMemory
+from hetopt.optimizer.fit import FittedModel
+from hetopt.optimizer.market.catalog import Catalog, Offer, offers
+from hetopt.optimizer.market.instance_type import InstanceType
+from hetopt.optimizer.plan import Candidate, MachineMemory
+from hetopt.optimizer.search.search_space import MachineOption
+from hetopt.optimizer.step_time.device_memory import counted, room, usable_bytes
+from hetopt.optimizer.step_time.transfer import unusable
+
+NOT_COUNTED = (
+    "What training takes of memory was not counted in this profile: micro-batches are not planned, and machines are "
+    "left out by the memory of the profiled process alone; profile again to have it."
+)
+
+
+def memory_table(
+    model: FittedModel, candidates: Iterable[Candidate], options: Sequence[MachineOption]
+) -> tuple[MachineMemory, ...]:
+    """Of each machine type, in the candidate that it is first in; nothing where the profile did not count memory.
+
+    Args:
+        model: what the profile says.
+        candidates: the chosen one first.
+        options: that the candidates were chosen from.
+    """
+    if counted(model) is None:
+        return ()
+    known = {(option.name, option.precision): option for option in reversed(options)}
+    found: dict[str, MachineMemory] = {}
+    for candidate in candidates:
+        memory = counted(model.computing_in(candidate.precision)) or counted(model)
+        assert memory is not None
+        workers = sum(len(group.local_batch_sizes) for group in candidate.groups)
+        exchange = exchange_memory(
+            candidate.compression, gradient_bytes=memory.gradient_bytes, workers=workers, sync=candidate.sync
+        )
+        for group in candidate.groups:
+            option, share = known[group.instance_type, candidate.precision], max(group.local_batch_sizes)
+            has = option.worker.room
+            if group.instance_type in found or has is None:
+                continue
+            instance = option.offer.instance_type
+            part = min(share, has.micro_batch or share)
+            peak, kept = memory.peak_bytes(part, exchange), memory.kept_bytes + exchange.kept_bytes
+            line = model.reference.memory if option.worker.kind == "cpu" else None
+            found[group.instance_type] = MachineMemory(
+                instance_type=group.instance_type,
+                device=_device(instance),
+                device_bytes=has.device_bytes,
+                usable_bytes=has.usable_bytes,
+                local_batch_size=share,
+                micro_batch=part,
+                largest_micro_batch=has.micro_batch,
+                parameter_bytes=memory.parameter_bytes + memory.buffer_bytes,
+                gradient_bytes=memory.gradient_bytes,
+                optimizer_bytes=memory.optimizer_bytes,
+                residual_bytes=exchange.kept_bytes,
+                activation_bytes=round(peak - kept),
+                peak_bytes=round(peak if line is None else max(peak, line.peak_bytes(part))),
+            )
+    return tuple(found.values())
+
+
+def _device(instance: InstanceType) -> str:
+    gpu = instance.accelerator
+    return gpu.name if instance.cuda_devices and gpu is not None else "main memory"
+
+
+def fits_nowhere(model: FittedModel, catalog: Catalog, offered: Sequence[Offer]) -> NoFeasiblePlan:
+    """The error where no machine holds the fewest samples: the least need, the largest device, and what would help."""
+    instances = {offer.instance_type.name: offer.instance_type for offer in offered}
+    possible = [one for one in instances.values() if unusable(one) is None]
+    largest = max(possible, key=lambda one: (one.cuda_devices > 0, usable_bytes(one)[1]))
+    on_gpu = largest.cuda_devices > 0
+    least, memory = model.profile.job.least_local_batch_size, counted(model) if on_gpu else None
+    device_bytes, usable = usable_bytes(largest)
+    line = model.reference.memory
+    need = memory.peak_bytes(least) if memory is not None else line.peak_bytes(least) if line is not None else 0.0
+    samples = "one sample" if least == 1 else f"{least} samples, the fewest that BatchNorm can normalise,"
+    parts = "" if memory is None else f" ({_parts(memory, need)})"
+    return NoFeasiblePlan(
+        f"No machine offered in {catalog.region} holds a training step of {samples}: it needs {bytes_(need)} of "
+        f"{'a GPU' if on_gpu else 'main memory'}{parts}, and the largest, {largest.name}, has {bytes_(device_bytes)} "
+        f"({_device(largest)}), of which training may use {bytes_(max(0, usable))}.",
+        hint=", or ".join([*_remedies(memory, least, usable), *_cheapest(model, catalog, on_gpu=on_gpu)]),
+    )
+
+
+def _parts(memory: TrainingMemory, need: float) -> str:
+    return (
+        f"parameters {bytes_(memory.parameter_bytes + memory.buffer_bytes)}, gradients "
+        f"{bytes_(memory.gradient_bytes)}, optimizer state {bytes_(memory.optimizer_bytes)}, activations "
+        f"{bytes_(need - memory.kept_bytes)}"
+    )
+
+
+def _remedies(memory: TrainingMemory | None, least: int, usable: int) -> list[str]:
+    """What could make the job fit the largest device, as far as the profile tells.
+
+    In bf16 activations take half. Recomputing them in the backward pass (Chen et al. 2016, Training deep nets with
+    sublinear memory cost) leaves about the square root of their number, for one more forward pass.
+    """
+    if memory is None:
+        return ["train a smaller model"]
+    step = memory.peak_bytes(least) - memory.kept_bytes
+    halves = ["compute in bf16 (half of the activations)"] if memory.kept_bytes + step / 2 <= usable else []
+    if memory.kept_bytes < usable:
+        return [*halves, "recompute activations in the backward pass (gradient checkpointing, torch.utils.checkpoint)"]
+    return ["train a smaller model, or with an optimizer that keeps less: activations are not what does not fit"]
+
+
+def _cheapest(model: FittedModel, catalog: Catalog, *, on_gpu: bool) -> list[str]:
+    """The machine of this kind in the region's catalogue that holds the job for the least money, whatever was asked."""
+    least: Offer | None = None
+    held: dict[str, bool] = {}
+    for offer in offers(catalog):
+        instance = offer.instance_type
+        if instance.name not in held:
+            device_bytes, usable = usable_bytes(instance)
+            possible = unusable(instance) is None and (instance.cuda_devices > 0) == on_gpu
+            held[instance.name] = (
+                possible and room(model, on_gpu=on_gpu, device_bytes=device_bytes, usable=usable) is not None
+            )
+        if held[instance.name] and (least is None or offer.price.usd_per_hour < least.price.usd_per_hour):
+            least = offer
+    if least is None:
+        return [f"split the model over several devices (sharded training), as no machine in {catalog.region} holds it"]
+    instance = least.instance_type
+    return [
+        f"allow {instance.name} ({_device(instance)}, {bytes_(usable_bytes(instance)[0])}), the cheapest that holds "
+        f"it, from ${least.price.usd_per_hour:.2f} an hour"
+    ]

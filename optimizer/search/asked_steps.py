@@ -1,0 +1,145 @@
+"""Steps of configurations that somebody asks about, by the numbers that plans are made with.
+
+A plan chooses its own local batches; here they are given. Machines, links, exchange and intervals are those of the
+search, so that the step of a plan's cluster is the plan's.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hetopt.core.errors import BadInput
+from hetopt.core.profile import Profile
+from hetopt.core.run_spec import Compression
+from hetopt.core.step_samples import Configuration
+from hetopt.optimizer.convergence.steps_law import Z90
+from hetopt.optimizer.fit import FittedModel, fit
+from hetopt.optimizer.market.catalog import Catalog, Offer, Price
+from hetopt.optimizer.plan import Evidence
+from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, given_table
+from hetopt.optimizer.search.exchange_menu import ExchangeOption, exchange_of
+from hetopt.optimizer.search.forecast import steps_of
+from hetopt.optimizer.search.search_space import (
+    MachineOption,
+    SearchSpace,
+    machine_options,
+)
+from hetopt.optimizer.step_time.earlier_runs import EarlierRuns
+from hetopt.optimizer.step_time.links import network_log_sd
+from hetopt.optimizer.step_time.model import TIERS, StepTime
+from hetopt.optimizer.step_time.profiled import learned_shape, sampled_machines
+from hetopt.optimizer.step_time.sampled import SampledMachines
+from hetopt.optimizer.step_time.shape import Shape
+from hetopt.optimizer.step_time.transfer import ReferenceHost, reference_host
+
+NO_MATTER = Price(usd_per_hour=1.0, market="on-demand", region="any", date=datetime.date.min, source="none")
+"""What a machine costs, on which its steps do not depend."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedSteps:
+    """What plans know of a profile's steps.
+
+    Attributes:
+        catalog: with the machines.
+        shape, network_log_sd: of every step, as `forecast.steps_of` needs them.
+    """
+
+    model: FittedModel
+    catalog: Catalog
+    host: ReferenceHost
+    shape: Shape
+    sampled: SampledMachines | None
+    network_log_sd: float
+    earlier: EarlierRuns | None = None
+    _machines: dict[str, MachineOption | str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, profile: Profile, catalog: Catalog, earlier: EarlierRuns | None = None) -> AskedSteps:
+        """As `recommend` reads a profile and a catalogue."""
+        model = fit(profile)
+        sampled = sampled_machines(profile, catalog.instance_types)
+        return cls(
+            model=model,
+            catalog=catalog,
+            host=reference_host(model, catalog.instance_types.values()),
+            shape=learned_shape(model),
+            sampled=sampled,
+            network_log_sd=(sampled.network_log_sd if sampled is not None else None) or network_log_sd(model),
+            earlier=earlier,
+        )
+
+    def answers(self, asked: Configuration) -> bool:
+        """Whether a plan could have it: types of the catalogue with a worker a GPU, no precision but the profile's."""
+        types = self.catalog.instance_types
+        profiled = self.model.reference.device.precision
+        return (
+            asked.precision in (None, profiled)
+            and asked.sync is None
+            and all(
+                node.type in types and node.workers == max(1, types[node.type].cuda_devices) for node in asked.nodes
+            )
+        )
+
+    def step(self, asked: Configuration) -> StepTime:
+        """The step of one configuration.
+
+        Raises:
+            BadInput: a type whose speed cannot be predicted; says why.
+        """
+        counts = Counter(node.type for node in asked.nodes)
+        options = [self._machine(name) for name in counts]
+        exchange = self._exchange(asked)
+        space = SearchSpace(
+            options=tuple(options),
+            batch_sizes=(sum(asked.batch_sizes),),
+            exchanges=(exchange,),
+            max_machines=len(asked.nodes),
+            max_workers=asked.workers,
+            offered=len(options),
+            usable=len(options),
+        )
+        rows = ClusterRows(
+            option=np.arange(len(options), dtype=np.intp)[None],
+            count=np.array([list(counts.values())], dtype=np.intp),
+            batch=np.zeros(1, dtype=np.intp),
+            exchange=np.zeros(1, dtype=np.intp),
+        )
+        by_name = dict(zip(counts, options, strict=True))
+        workers = (option for node in asked.nodes for option in node.workers * [by_name[node.type]])
+        slowest = max(
+            option.worker.time.time_s(batch) for option, batch in zip(workers, asked.batch_sizes, strict=True)
+        )
+        found = steps_of(given_table(Columns.of(space), rows, np.array([slowest])), self)
+        step_s, reach = float(found.time_s[0]), float(np.exp(Z90 * found.log_sd[0]))
+        worst: Evidence = max((option.worker.evidence for option in options), key=TIERS.index)
+        return StepTime(
+            step_time_s=step_s, step_time_low_s=step_s / reach, step_time_high_s=step_s * reach, evidence=worst
+        )
+
+    def _exchange(self, asked: Configuration) -> ExchangeOption:
+        wanted = asked.compression
+        compression = Compression() if wanted is None else Compression(name=wanted.name, ratio=wanted.ratio)
+        return exchange_of(self.model, compression, asked.workers)
+
+    def _machine(self, name: str) -> MachineOption:
+        if name not in self._machines:
+            self._machines[name] = self._found(name)
+        found = self._machines[name]
+        if isinstance(found, str):
+            raise BadInput(
+                f"{name} cannot be planned with: {found}.", hint="measure a step on it, or name another type"
+            )
+        return found
+
+    def _found(self, name: str) -> MachineOption | str:
+        instance = self.catalog.instance_types[name]
+        offer = Offer(instance_type=instance, price=NO_MATTER, band=None)
+        options, excluded = machine_options(
+            self.model, [offer], self.host, self.shape, self.sampled, earlier=self.earlier
+        )
+        return options[0] if options else next(iter(excluded))

@@ -1,0 +1,306 @@
+"""The ways to exchange gradients that a plan may choose: the trainer's registry, each priced for every cluster size.
+
+The registry is `hetopt.core.comm.composition.METHODS`; bytes and messages are those of `payload_bytes.operations`, what
+a worker does itself is `step_time.own_work`, and what a way costs in steps follows from the gradient energy that it
+keeps (`hetopt.core.compression_slowdown`). A way of which one of the three is unknown is left out, and `Menu.left_out`
+says why.
+
+What is rounded runs as it was planned. A selection of the largest elements runs under ``auto``, which begins with it,
+measures what it costs and sends more where that is too much; the trials take a hundredth of the time at most, less than
+what makes one plan better than another (`objective.NEAR`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetopt.core.comm.composition import AUTO, GATHER, MAJORITY, METHODS, PACKED_BF16, PLAIN
+from hetopt.core.comm.compression_text import USUAL_RATIO
+from hetopt.core.comm.cost import Operation, Primitive
+from hetopt.core.comm.options import CODINGS, COLLECTIVES, IDENTITY, SELECTOR, operations_of, settled_collective
+from hetopt.core.comm.overlap import UNDER_BACKWARD
+from hetopt.core.comm.payload_bytes import MANY_WORKERS, Collective, kept_elements, sliced_bytes
+from hetopt.core.comm.planner import KEPT
+from hetopt.core.errors import BadInput
+from hetopt.core.run_spec import Compression
+from hetopt.core.synchronization import Synchronization
+from hetopt.optimizer.convergence.steps_law import Z90
+from hetopt.optimizer.fit import FittedModel
+from hetopt.optimizer.step_time.device_memory import ExchangeLine, counted
+from hetopt.optimizer.step_time.local_options import LocalOption
+from hetopt.optimizer.step_time.own_work import OwnWork, own_work
+
+Array = NDArray[np.float64]
+
+LIKE_TOPK = (SELECTOR, "mstopk")
+"""They send the largest elements, of which pilots tell what they keep; the second up to how finely it bisects."""
+
+FIRST_LOOK = 64
+"""Figures by which ways to exchange are compared before all of them."""
+
+NEVER_BYTES = 1e21
+"""Over one link in one step: more than anyone would wait for; finite, so that arithmetic stays so."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeOption:
+    """One way to bring together what workers learn, priced for every number of them.
+
+    Attributes:
+        compression: what is sent.
+        collective: whose links it is priced with.
+        gain: retained gradient energy, 1 when nothing is held back.
+        sync: whether gradients are summed in every step, or parameters averaged after some; what is sent is then the
+            mean over all steps.
+        stretch, stretch_log_sd: steps over those of summing gradients in every step, and the spread of its log, indexed
+            by the number of workers.
+        share_log_sd: spread of the log of how often workers communicate.
+        messages, traffic_bytes: of the collectives, indexed by the number of workers.
+        compress_s: compression and decompression on the reference device, indexed by the number of workers.
+        compress_log_sd: spread of its log.
+        memory: what it takes of a worker's; None: not known.
+        late: of a run of fixed length, which has no steps to make up for what is held back: steps that would, at the
+            upper end, over its own. They count where ways are compared, and are not taken.
+    """
+
+    compression: Compression
+    collective: Collective
+    gain: float
+    messages: Array
+    traffic_bytes: Array
+    compress_s: Array
+    stretch: Array
+    stretch_log_sd: Array
+    compress_log_sd: float = 0.0
+    share_log_sd: float = 0.0
+    sync: Synchronization = field(default_factory=Synchronization)
+    memory: ExchangeLine | None = None
+    late: float = 1.0
+
+    @property
+    def under_backward(self) -> bool:
+        """Whether it runs beside the backward pass; averages of parameters are made after the step."""
+        return self.compression.name in UNDER_BACKWARD and not self.sync.is_local
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether whole gradients are summed in every step."""
+        return self.compression.name == IDENTITY and not self.sync.is_local
+
+
+@dataclass(frozen=True, kw_only=True)
+class Menu:
+    """What a search may choose from, and why it may not choose the rest.
+
+    Attributes:
+        options: plain sums first, where they are among them.
+        left_out: methods by name, with a few words on why.
+    """
+
+    options: tuple[ExchangeOption, ...]
+    left_out: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+
+def exchange_menu(
+    model: FittedModel,
+    *,
+    minimum_gain: float,
+    max_workers: int,
+    local: Sequence[LocalOption] = (),
+    compresses: bool = True,
+    to_target: bool = True,
+) -> Menu:
+    """Whole sums, each way to send less whose price is known, and given ways to average parameters now and then.
+
+    Args:
+        model: what the profile says.
+        minimum_gain: gradient energy that must be retained.
+        max_workers: of a cluster.
+        local: averages of parameters.
+        compresses: whether the run may send less than whole gradients.
+        to_target: whether more steps can make up for what is held back.
+    """
+    found, left_out = [exchange_of(model, Compression(), max_workers)], dict[str, str]()
+    for way in _ways(model) if compresses else ():
+        gain = _gain(model, way)
+        refused = gain if isinstance(gain, str) else _why_not(model, way, gain, minimum_gain)
+        if refused is not None or isinstance(gain, str):
+            left_out[way.name] = str(refused)
+            continue
+        penalty = model.convergence.penalty
+        late = 1.0 if to_target else float(penalty.inflation(gain) * np.exp(Z90 * penalty.log_sd(gain)))
+        found.append(replace(exchange_of(model, way, max_workers), gain=gain, late=late))
+    named = {option.compression.name for option in found}
+    return Menu(
+        options=(*drop_beaten(found), *(local_exchange(model, option, max_workers) for option in local)),
+        left_out=MappingProxyType({name: why for name, why in left_out.items() if name not in named}),
+    )
+
+
+def exchange_of(model: FittedModel, compression: Compression, max_workers: int) -> ExchangeOption:
+    """One way to exchange gradients, whatever it does to convergence.
+
+    Raises:
+        BadInput: what it takes a worker is not known.
+    """
+    job, work = model.profile.job, _work(model, compression)
+    if work is None:
+        raise BadInput(
+            f"the profile does not say how long {compression.name} takes.",
+            hint="profile it with `compression`, or leave it out",
+        )
+    messages, traffic_bytes = _terms(compression, job.parameters, max_workers)
+    memory = counted(model)
+    return ExchangeOption(
+        compression=compression,
+        collective="all_gather" if settled_collective(compression) in (GATHER, MAJORITY) else "all_reduce",
+        gain=1.0,
+        messages=messages,
+        traffic_bytes=traffic_bytes,
+        compress_s=work.times_s(max_workers),
+        compress_log_sd=work.log_sd,
+        stretch=np.ones(max_workers + 1),
+        stretch_log_sd=np.zeros(max_workers + 1),
+        memory=None if memory is None else ExchangeLine.of(compression, Synchronization(), memory.gradient_bytes),
+    )
+
+
+def local_exchange(model: FittedModel, option: LocalOption, max_workers: int) -> ExchangeOption:
+    """What averaging all parameters comes to in the mean over steps; nothing for which no pilot speaks."""
+    whole, memory = exchange_of(model, Compression(), max_workers), counted(model)
+    workers = np.arange(max_workers + 1)
+    among = np.maximum(workers, 1).astype(np.float64)
+    share = option.told.share
+    return replace(
+        whole,
+        sync=option.sync,
+        messages=share * whole.messages,
+        traffic_bytes=np.where(workers > option.most_workers, NEVER_BYTES, share * whole.traffic_bytes),
+        stretch=option.stretch(among),
+        stretch_log_sd=option.stretch_log_sd(among),
+        share_log_sd=option.told.log_sd,
+        memory=None if memory is None else ExchangeLine.of(Compression(), option.sync, memory.gradient_bytes),
+    )
+
+
+def drop_beaten(options: Sequence[ExchangeOption]) -> tuple[ExchangeOption, ...]:
+    """Without those that another over the same links beats or equals in everything, for every number of workers.
+
+    Whatever the cluster, the other one is then no slower and no less sure; the first of equals stays.
+    """
+    figures = np.array([_figures(option) for option in options])
+    collectives = np.array([option.collective for option in options])
+    some = figures[:, :: max(1, figures.shape[1] // FIRST_LOOK)]  # rules most out, whatever the number of workers
+    kept = []
+    for place, option in enumerate(options):
+        rows = np.flatnonzero((some <= some[place]).all(axis=1) & (collectives == option.collective))
+        better = (figures[rows] <= figures[place]).all(axis=1)
+        better &= (figures[rows] < figures[place]).any(axis=1) | (rows < place)
+        if not better.any():
+            kept.append(option)
+    return tuple(kept)
+
+
+def _figures(option: ExchangeOption) -> Array:
+    """Everything that the price of a step, or the number of steps, grows with."""
+    by_workers = (option.messages, option.traffic_bytes, option.compress_s, option.stretch, option.stretch_log_sd)
+    memory = option.memory or ExchangeLine(kept_bytes=0, fixed_bytes=0, each_bytes=0)
+    return np.concatenate(
+        [
+            *by_workers,
+            [-option.gain, option.share_log_sd, option.compress_log_sd, -float(option.under_backward)],
+            [memory.kept_bytes, memory.fixed_bytes, memory.each_bytes],
+        ]
+    )
+
+
+def _ways(model: FittedModel) -> Iterator[Compression]:
+    """Every method of the registry as a run would be told of it, with the ratios that pilots looked at."""
+    looked_at = sorted({point.ratio for point in model.profile.gain if point.ratio < 1}, reverse=True)
+    for name, method in METHODS.items():
+        if name == IDENTITY:
+            continue
+        carried = [collective for collective in COLLECTIVES if collective in method.collectives] or [AUTO]
+        codings = CODINGS if "coding" in method.options else (PLAIN,)
+        for ratio, collective, coding in itertools.product(
+            (looked_at or (USUAL_RATIO,)) if method.by_ratio else (1.0,), carried, codings
+        ):
+            yield Compression(
+                name=name,
+                ratio=ratio,
+                collective=AUTO if collective == method.collectives[0] else collective,
+                coding=None if coding == PLAIN else coding,
+            )
+
+
+def _gain(model: FittedModel, way: Compression) -> float | str:
+    """Gradient energy that it keeps, or a few words on why nobody knows."""
+    if way.name in KEPT:
+        return KEPT[way.name]
+    if way.name in LIKE_TOPK and model.gain.log_ratios:
+        return model.gain.gain(way.ratio)
+    return "what it keeps of this job's gradient was not measured"
+
+
+def _work(model: FittedModel, way: Compression) -> OwnWork | None:
+    """What it takes a worker of the profiled machine beside the network; None: not known."""
+    device, numel = model.reference, model.profile.job.parameters
+    return own_work(way, device.compressors, numel=numel, copy_bytes_per_s=device.device.copy_bytes_per_s)
+
+
+def _why_not(model: FittedModel, way: Compression, gain: float, minimum_gain: float) -> str | None:
+    """A few words on why a way of this gain is left out; None: it is not."""
+    if _work(model, way) is None:
+        return "how long it takes a worker was not measured"
+    if gain < minimum_gain:
+        return f"it keeps {gain:.0%} of the gradient's energy, and at least {minimum_gain:.0%} is asked for"
+    return model.convergence.gate.objection(scheme=way.name, ratio=way.ratio, gain=gain)
+
+
+def _terms(way: Compression, numel: int, max_workers: int) -> tuple[Array, Array]:
+    """Messages in a row and bytes over the slowest link of one exchange, by the number of workers.
+
+    Which operations there are changes where AR-Topk begins to elect. Up to there and from there on, a payload is the
+    same for any number of workers, or a slice for each; a quantiser's codes grow wider with them, and are looked at one
+    by one.
+    """
+    messages, traffic_bytes = np.zeros(max_workers + 1), np.zeros(max_workers + 1)
+    for first, last in ((2, min(MANY_WORKERS, max_workers)), (MANY_WORKERS + 1, max_workers)):
+        if last < first:
+            continue
+        workers = np.arange(first, last + 1)
+        few, many = (operations_of(way, numel, workers=count) for count in (first, last))
+        for place, (one, other) in enumerate(zip(few, many, strict=True)):
+            payload: Array | float = one.payload_bytes
+            if one.sliced:
+                payload = _sliced_bytes(way, numel, workers).astype(np.float64)
+            elif one.payload_bytes != other.payload_bytes:
+                each = (operations_of(way, numel, workers=count)[place].payload_bytes for count in workers.tolist())
+                payload = np.fromiter(each, dtype=np.float64, count=len(workers))
+            of_messages, of_traffic = _factors(one.primitive, max_workers)
+            messages[first : last + 1] += of_messages[first : last + 1]
+            traffic_bytes[first : last + 1] += of_traffic[first : last + 1] * payload
+    return messages, traffic_bytes
+
+
+def _sliced_bytes(way: Compression, numel: int, workers: NDArray[np.int64]) -> NDArray[np.int64]:
+    if METHODS[way.name].by_ratio:
+        return sliced_bytes(PACKED_BF16, kept_elements(numel, way.ratio), workers)
+    return sliced_bytes(way.name, numel, workers)
+
+
+@cache
+def _factors(primitive: Primitive, most: int) -> tuple[Array, Array]:
+    """Messages of a collective, and what it carries of each byte of payload, by the number of workers."""
+    found = [
+        Operation(primitive=primitive, payload_bytes=1.0, members=workers).terms() for workers in range(1, most + 1)
+    ]
+    messages, traffic = ([0.0, *(getattr(terms, name) for terms in found)] for name in ("messages", "traffic_bytes"))
+    return np.array(messages), np.array(traffic)

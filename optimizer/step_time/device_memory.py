@@ -1,0 +1,161 @@
+"""How many samples a worker of a machine computes together: what its device holds, less a reserve.
+
+    usable(GPU)   = 0.9 memory - 750 MiB       its own; the context of CUDA and the libraries' workspaces
+    usable(CPU)   = 0.9 memory - 1.5 GiB       main memory; the operating system, Python and torch
+    micro-batch   = largest b with peak(b) <= usable      (`hetopt.core.memory`, with what the exchange keeps)
+
+A task computes a larger local batch in several micro-batches, so that one sample has to fit and no more. A script
+computes what its loader gives it at once: there the local batch itself has to fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hetopt.core.comm.exchange_memory import exchange_memory
+from hetopt.core.memory import ALONE, ExchangeMemory, TrainingMemory
+from hetopt.core.run_spec import Compression
+from hetopt.core.synchronization import Synchronization
+from hetopt.optimizer.fit import FittedDevice, FittedModel
+from hetopt.optimizer.market.instance_type import InstanceType
+
+MEMORY_FRACTION = 0.9
+"""Of a device's memory, for training: the rest is what allocators lose between blocks of unequal size. The part that
+vLLM takes of a GPU by default, too (`gpu_memory_utilization`)."""
+
+ACCELERATOR_CONTEXT_BYTES = 750 * 2**20
+"""Taken by the CUDA context and the libraries' workspaces before the first tensor."""
+
+HOST_MEMORY_BYTES = 3 * 2**29
+"""Main memory that the operating system, Python and torch take before training: 1.5 GiB."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """What one worker has of a device's memory.
+
+    Attributes:
+        device_bytes: of the whole device.
+        usable_bytes: less the reserve.
+        micro_batch: samples that are computed together at most; None: any number, as far as is known.
+        splits: whether larger local batches are computed in micro-batches.
+        free_bytes: beside what is kept from step to step and the exchange; None: not known.
+        step_bytes: that a step of a micro-batch takes of that.
+        fresh_bytes: of gradients that are there while a copy is exchanged.
+    """
+
+    device_bytes: int
+    usable_bytes: int
+    micro_batch: int | None
+    splits: bool
+    free_bytes: float | None = None
+    step_bytes: float = 0.0
+    fresh_bytes: int = 0
+
+    @property
+    def most_samples(self) -> int | None:
+        """Of a local batch."""
+        return None if self.splits else self.micro_batch
+
+    @property
+    def part(self) -> int | None:
+        """Of a micro-batch, where local batches are split."""
+        return self.micro_batch if self.splits else None
+
+
+def counted(model: FittedModel) -> TrainingMemory | None:
+    """The tensors of a worker, as the profile counted them; they are the same on every device."""
+    return next((fitted.device.memory for fitted in model.devices if fitted.device.memory is not None), None)
+
+
+def usable_on_gpu(memory_bytes: float) -> int:
+    """What training may use of a GPU's memory, bytes."""
+    return int(MEMORY_FRACTION * memory_bytes - ACCELERATOR_CONTEXT_BYTES)
+
+
+def usable_bytes(instance: InstanceType) -> tuple[int, int]:
+    """Memory of the device that one worker of a machine has, and how much of that it may use."""
+    gpu = instance.accelerator
+    if instance.cuda_devices and gpu is not None:
+        return gpu.memory_bytes, usable_on_gpu(gpu.memory_bytes)
+    return instance.memory_bytes, int(MEMORY_FRACTION * instance.memory_bytes - HOST_MEMORY_BYTES)
+
+
+def room(
+    model: FittedModel,
+    *,
+    on_gpu: bool,
+    device_bytes: int,
+    usable: int,
+    exchange: ExchangeMemory = ALONE,
+    measured: FittedDevice | None = None,
+) -> Room | None:
+    """What a worker has of a device's memory; None: not even the fewest samples fit that it can compute.
+
+    Args:
+        model: what the profile says of the job.
+        on_gpu: whether its tensors are on a GPU; else the memory is the process's, which holds more than they.
+        device_bytes: of the whole device.
+        usable: bytes of it that it may use.
+        exchange: the most that any that is chosen from keeps; an exchange that keeps less will do where only that fits.
+        measured: the very device, where it was profiled.
+    """
+    job, memory = model.profile.job, counted(model)
+    line = None if on_gpu and memory is not None else (measured or model.reference).memory
+    least = job.least_local_batch_size
+
+    def largest(kept: ExchangeMemory) -> int | None:
+        by_tensors = None if memory is None else memory.largest_micro_batch(usable, kept)
+        by_process = None if line is None else line.largest_batch(usable)
+        return min((one for one in (by_tensors, by_process) if one is not None), default=None)
+
+    if usable <= 0:
+        return None
+    most = largest(exchange)
+    if most is not None and most < least:
+        most = largest(ALONE)
+    if most is not None and most < least:
+        return None
+    # Micro-batches are as equal as can be: one more sample than fits makes two of about half as many.
+    splits = not job.script and (most is None or most >= 2 * least - 1)
+    if memory is None:
+        return Room(device_bytes=device_bytes, usable_bytes=usable, micro_batch=most, splits=splits)
+    step = memory.peak_bytes(most) - memory.kept_bytes if most is not None else 0.0
+    return Room(
+        device_bytes=device_bytes,
+        usable_bytes=usable,
+        micro_batch=most,
+        splits=splits,
+        free_bytes=usable - memory.kept_bytes,
+        step_bytes=step,
+        fresh_bytes=memory.fresh_bytes,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeLine:
+    """What an exchange of ``n > 1`` workers takes of a GPU's memory: ``kept``, and ``fixed + each n`` for a moment."""
+
+    kept_bytes: float
+    fixed_bytes: float
+    each_bytes: float
+
+    @classmethod
+    def of(cls, compression: Compression, sync: Synchronization, gradient_bytes: int) -> ExchangeLine:
+        """Of an exchange that is summed in a stated way."""
+        two, three = (
+            exchange_memory(compression, gradient_bytes=gradient_bytes, workers=workers, sync=sync)
+            for workers in (2, 3)
+        )
+        each = three.taken_bytes - two.taken_bytes
+        return cls(kept_bytes=two.kept_bytes, fixed_bytes=two.taken_bytes - 2 * each, each_bytes=each)
+
+    def taken_bytes(self, workers: int) -> float:
+        """For a moment; one worker exchanges nothing."""
+        return self.fixed_bytes + self.each_bytes * workers if workers > 1 else 0.0
+
+
+def most_kept(exchanges: Iterable[ExchangeLine]) -> ExchangeMemory:
+    """By any of them, from step to step."""
+    return ExchangeMemory(kept_bytes=int(max((one.kept_bytes for one in exchanges), default=0)))

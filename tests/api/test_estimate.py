@@ -1,0 +1,231 @@
+"""`hetopt estimate` and `hetopt.estimate`: the planner's answer for a job that was counted, and how sure it is."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import hetopt
+from benchmarks._gpu_throughput import folder
+from benchmarks._utilisation_fit import counted, coverage, estimated, left_out
+from hetopt.cli.estimate import Described
+from hetopt.cli.main import app
+from hetopt.core.errors import BadInput, NoFeasiblePlan
+from hetopt.optimizer.step_time.utilisation import REFERENCE, utilisation_prior
+
+COMMAND = "estimate --params 1.1e8 --samples 3e6 --tokens 128 --budget 200"
+BERT = {
+    "model_type": "bert",
+    "vocab_size": 30522,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "intermediate_size": 3072,
+}
+
+
+@pytest.fixture(autouse=True)
+def _plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+
+def run(command: str) -> str:
+    result = CliRunner().invoke(app, command.split(), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def small(**more: Any) -> hetopt.Estimate:
+    """Of few machines, so that many are made in a moment."""
+    return hetopt.estimate(
+        **{"params": 1e8, "samples": 1e5, "tokens": 128, "types": "g5.*,g6.*", "max_workers": 8, **more}
+    )
+
+
+def test_the_answer_is_one_screen() -> None:
+    told = run(COMMAND).splitlines()
+    assert len(told) <= 22
+    assert max(map(len, told)) <= 80
+    assert "3,000,000 x 128 tokens, 2.5e+17 FLOPs, budget $200.00" in told[0]
+    assert sum(line.rstrip().endswith("; counted") for line in told) >= 2, "each way says what it rests on"
+    assert any("Counted FLOPs, not measured" in line for line in told)
+    assert any("1.76 GB for weights, gradients and Adam" in line for line in told), "16 bytes a parameter"
+    assert told[-1] == "next: hetopt profile -- train.py"
+
+
+def test_a_narrow_terminal_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    told = run("estimate --flops 1e15 --types g5.xlarge --max-workers 2")
+    assert max(map(len, told.splitlines())) <= 40
+    assert "--tokens" in told, "parameters are written as options"
+    assert "`tokens`" not in told
+
+
+def test_json_tells_the_same() -> None:
+    command = "estimate --params 1e8 --samples 1e5 --tokens 128 --types g5.xlarge --max-workers 2"
+    told = json.loads(run(f"{command} --json"))
+    assert told["flops"] == pytest.approx(6 * 1e8 * 128 * 1e5)
+    assert told["state_bytes"] == 16 * 10**8
+    assert told["evidence"] == "counted FLOPs, not measured"
+    chosen = told["plan"]["chosen"]
+    assert {group["evidence"] for group in chosen["groups"]} == {"counted"}
+    shown = run(command)
+    assert f"${chosen['prediction']['cost_usd']['value']:.2f}"[:4] in shown
+
+
+def test_what_is_typed_is_what_the_library_takes() -> None:
+    parameters = set(inspect.signature(hetopt.estimate).parameters)
+    assert {one.name for one in fields(Described)} - {"as_json"} == parameters - {"reporter"}
+
+
+@pytest.mark.parametrize(
+    ("params", "samples", "tokens"), [(1e6, 1e4, 64), (1e8, 1e6, 512), (1e9, 1e7, 64), (9e8, 1e5, 2048)]
+)
+def test_more_work_takes_longer(params: float, samples: float, tokens: int) -> None:
+    one = small(params=params, samples=samples, tokens=tokens, types="g5.xlarge", max_workers=1)
+    more = small(params=params, samples=2 * samples, tokens=tokens, types="g5.xlarge", max_workers=1)
+    assert more.flops == pytest.approx(2 * one.flops, rel=1e-3)
+    assert more.plan.chosen.prediction.training_s.value > 1.9 * one.plan.chosen.prediction.training_s.value
+    for told in (one, more):
+        step = told.plan.chosen.prediction.step_time_s
+        assert step.high / step.value > 3, "nobody knows a step from its FLOPs within a factor of three"
+        ideal = told.flops / told.samples * told.batch_size / 70e12
+        assert step.value > ideal, "no GPU is faster than its peak"
+
+
+def test_a_configuration_is_counted(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(BERT), encoding="utf-8")
+    told = small(params=None, config=path)
+    assert told.model.parameters == 109_482_240
+    assert told.plan.run.task == "bert"
+
+
+def test_flops_alone_are_of_the_model_that_uses_them_best() -> None:
+    told = small(params=None, samples=None, flops="1e15")
+    assert told.flops == pytest.approx(1e15, rel=0.01)
+    assert any("best use of so many FLOPs" in one for one in told.assumed)
+
+
+@pytest.mark.parametrize(
+    ("wish", "said"),
+    [
+        ({"params": None}, "give `params` or `config`"),
+        ({"samples": None}, "give `samples` or `flops`"),
+        ({"flops": 1e18}, "`samples` and `flops` exclude each other"),
+        ({"config": "config.json"}, "`params` and `config` exclude each other"),
+        ({"params": "many"}, "`params` must be a number"),
+        ({"params": -1}, "`params` must be a positive number"),
+        ({"params": math.inf}, "`params` must be a positive number"),
+        ({"params": 1e18}, "no more than 1e\\+15"),
+        ({"samples": 1e300}, "no more than 1e\\+15"),
+        ({"tokens": 0}, "`tokens` must be a whole number"),
+        ({"batch_size": 0}, "`batch_size` must be a whole number"),
+        ({"precision": "int8"}, "no precision called 'int8'"),
+        ({"deadline": "3"}, "`deadline` needs a unit"),
+        ({"gpus": "A11"}, "A11"),
+        ({"region": "moon"}, "moon"),
+    ],
+)
+def test_bad_wishes(wish: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        small(**wish)
+
+
+def test_hostile_configurations_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    for content, said in (
+        ("[" * 100_000, "nested too deeply"),
+        ("[1, 2]", "holds no fields"),
+        ('{"model_type": "bert", "hidden_size": ' + "9" * 400 + "}", "too large"),
+        ('{"model_type": "\u202ebert"}', "model_type is"),
+        ("<html>Sign in</html>", "not complete JSON"),
+        (json.dumps({"model_type": "bert", "auto_map": {"AutoModel": "evil.Model"}}), "vocab_size is missing"),
+        (" " * 2_000_000, "larger than 1 MB"),
+    ):
+        path.write_text(content, encoding="utf-8")
+        with pytest.raises(BadInput, match=said):
+            small(params=None, config=path)
+    with pytest.raises(BadInput, match="a device"):
+        small(params=None, config="/dev/zero")
+    with pytest.raises(BadInput, match="does not exist"):
+        small(params=None, config=tmp_path / "none.json")
+
+
+def test_a_model_that_no_gpu_holds_is_refused_with_the_reason() -> None:
+    with pytest.raises(
+        NoFeasiblePlan, match=r"70 B parameters with Adam takes 1.29 TB on every GPU, and B200, the largest"
+    ):
+        hetopt.estimate(params=70e9, samples=1e6, tokens=1024, budget_usd=1e6)
+
+
+def test_an_estimate_is_not_launched() -> None:
+    with pytest.raises(BadInput, match="This plan is an estimate"):
+        hetopt.launch(small().plan, on="local")
+
+
+def test_limits_are_kept_or_refused() -> None:
+    told = small(deadline="2d", budget_usd="$50")
+    assert told.plan.goal.deadline_s == 2 * 86400
+    assert all(way.chance is not None for way in told.plan.choices)
+    with pytest.raises(NoFeasiblePlan):
+        small(params=1e9, samples=1e9, budget_usd=1)
+
+
+def test_it_needs_no_torch_and_about_a_second() -> None:
+    """The peak of memory is the program's own: `ru_maxrss` counts the process that started it, too."""
+    program = (
+        f"import resource, sys; sys.argv = ['hetopt', *{COMMAND.split()!r}]\n"
+        "from hetopt.cli.main import app; app(standalone_mode=False)\n"
+        "assert 'torch' not in sys.modules\n"
+        "peak = open('/proc/self/status').read().split('VmHWM:')[1].split()[0]\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_utime, peak)"
+    )
+    taken = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=os.environ)
+    processor_s, memory_kib = taken.stdout.splitlines()[-1].split()
+    assert float(processor_s) < 4, "one where the machine is quiet"
+    assert int(memory_kib) < 400_000
+
+
+def test_the_prior_is_of_what_gpus_can_do() -> None:
+    prior = utilisation_prior()
+    for name, one in prior.by_kind.items():
+        assert 0.1 < one.share < 0.6, name
+        assert math.exp(1.645 * one.log_sd) > 2, "wide: a job was counted, not measured"
+    assert prior.step_time_s("transformer", "bf16", 0.0) == prior.fixed_s
+    long = prior.step_time_s("transformer", "bf16", 1e18)
+    assert long == pytest.approx(1e18 / (prior.of("transformer", "bf16").share * 312e12), rel=0.01)
+    assert REFERENCE.tflops("bf16") == 312
+
+
+@pytest.fixture(scope="module")
+def rows() -> Any:
+    data = folder()
+    if data is None:
+        pytest.skip("the public throughputs are not at hand")
+    return counted(data)
+
+
+def test_intervals_hold_for_public_jobs(rows: Any) -> None:
+    found = [one for row in rows for one in estimated(row, utilisation_prior())]
+    for kind in ("transformer", "convolution"):
+        own = [one for one in found if one.row.kind == kind]
+        assert len({one.row.column.job for one in own}) >= 6
+        assert coverage(own) >= 0.9, kind
+
+
+@pytest.mark.slow
+def test_intervals_hold_for_jobs_that_were_left_out(rows: Any) -> None:
+    found = list(left_out(rows))
+    for kind, widened in (("transformer", 2.0), ("convolution", 1.0)):
+        assert coverage([one for one in found if one.row.kind == kind], widened) >= 0.9

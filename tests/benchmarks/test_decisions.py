@@ -1,0 +1,82 @@
+"""What a choice by predicted times costs is judged by the measured ones, by the rule that plans are chosen with."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks._decided import (
+    TARGETS,
+    Belief,
+    Menu,
+    as_believed,
+    budgets,
+    by_chance,
+    by_expected_cost,
+    by_interval,
+    decide,
+    judged,
+    mean_extra,
+    missed,
+    throughputs,
+)
+from hetopt.optimizer.search.objective import Limits
+
+positive = st.floats(0.01, 100.0)
+menus = st.lists(st.tuples(positive, positive), min_size=2, max_size=12).map(
+    lambda rows: Menu(seconds=np.array([row[0] for row in rows]), usd_per_s=np.array([row[1] for row in rows]))
+)
+
+
+@given(menus)
+def test_who_knows_all_times_pays_nothing_extra_and_misses_nothing(menu: Menu) -> None:
+    oracle = Belief(seconds=menu.seconds, log_sd=np.zeros(len(menu.seconds)))
+    for wanted in (throughputs(menu), budgets(menu)):
+        decisions = decide(menu, wanted, as_believed(menu, oracle))
+        assert len(decisions) == TARGETS
+        assert mean_extra(decisions) == pytest.approx(0.0, abs=1e-9)
+        assert missed(decisions) == 0
+
+
+@given(menus, st.floats(0.0, 1.0), st.integers(0, 2**32 - 1))
+def test_a_higher_confidence_never_chooses_what_is_less_likely_to_keep_the_limit(
+    menu: Menu, spread: float, seed: int
+) -> None:
+    size = len(menu.seconds)
+    error = np.random.default_rng(seed).normal(size=size)
+    belief = Belief(seconds=menu.seconds * np.exp(spread * error), log_sd=np.full(size, spread))
+    for limits in throughputs(menu)[::5]:
+        chances = belief.chances(menu, limits)
+        taken = [chances[by_chance(menu, belief, asked)(limits)] for asked in (0.5, 0.8, 0.95)]
+        fits = chances.max() >= 0.95
+        assert not fits or (taken[0] >= 0.5 and taken[1] >= 0.8 and taken[2] >= 0.95)
+
+
+def test_a_choice_is_judged_by_what_was_measured() -> None:
+    menu = Menu(seconds=np.array([4.0, 2.0, 1.0]), usd_per_s=np.array([1.0, 2.5, 6.0]))
+    limits = Limits(deadline_s=2.0, time_weight=0.0)
+    assert judged(menu, limits, 1).extra == 0
+    assert judged(menu, limits, 1).kept
+    assert judged(menu, limits, 2).extra == pytest.approx(6 / 5 - 1)
+    assert judged(menu, limits, 2).kept
+    assert judged(menu, limits, 0).extra == 0
+    assert not judged(menu, limits, 0).kept
+
+
+def test_an_uncertain_step_is_left_for_one_that_keeps_the_limit_at_its_upper_end() -> None:
+    menu = Menu(seconds=np.array([0.9, 0.8]), usd_per_s=np.array([1.0, 1.5]))
+    belief = Belief(seconds=menu.seconds, log_sd=np.array([0.3, 0.01]))
+    limits = Limits(deadline_s=1.0, time_weight=0.0)
+    assert as_believed(menu, belief)(limits) == 0
+    assert by_interval(menu, belief)(limits) == by_chance(menu, belief, 0.9)(limits) == 1
+
+
+def test_a_gamble_is_taken_for_its_expected_cost_where_it_is_cheap_enough() -> None:
+    menu = Menu(seconds=np.array([1.0, 0.5]), usd_per_s=np.array([1.0, 3.0]))
+    belief = Belief(seconds=menu.seconds, log_sd=np.array([0.2, 0.01]))
+    limits = Limits(deadline_s=1.0, time_weight=0.0)  # Met with a chance of 0.5, or surely for 1.5 times the cost.
+    assert by_expected_cost(menu, belief)(limits) == 1
+    dearer = Menu(seconds=menu.seconds, usd_per_s=np.array([1.0, 4.5]))
+    assert by_expected_cost(dearer, belief)(limits) == 0

@@ -1,0 +1,143 @@
+"""`hetopt gpus` and `hetopt.gpus`: each GPU of a region once, with its facts and the cheapest machine that has it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import fields
+from typing import get_args
+
+import pytest
+from typer.testing import CliRunner
+
+import hetopt
+from hetopt.cli.gpus import Gpus
+from hetopt.cli.main import app
+from hetopt.core.errors import BadInput
+from hetopt.optimizer.market.catalog import Catalog, Listing, load_catalog
+from hetopt.optimizer.market.catalog_filter import AnyMarket, price_in
+from hetopt.optimizer.market.gpus import GpuSort, RentableGpu, rentable_gpus
+
+CATALOG = load_catalog()
+REGIONS = ("us-east-1", "eu-west-3", "mx-central-1", "sa-east-1")
+"""Both prices, on demand alone, none, and few GPUs."""
+
+
+def carriers(catalog: Catalog, gpu: RentableGpu) -> list[Listing]:
+    """Every machine of a region with whole GPUs of that kind."""
+    return [
+        listing
+        for listing in catalog.listings.values()
+        if (has := listing.instance_type.accelerator) is not None
+        and (has.name, has.memory_gib, has.fraction) == (gpu.name, gpu.memory_gib, 1)
+        and listing.zones != 0
+    ]
+
+
+@pytest.mark.parametrize("region", REGIONS)
+@pytest.mark.parametrize("market", get_args(AnyMarket))
+def test_each_gpu_comes_once_with_the_cheapest_machine(region: str, market: AnyMarket) -> None:
+    catalog = CATALOG.in_region(region)
+    found = rentable_gpus(catalog, market=market)
+    assert len({(gpu.name, gpu.memory_gib) for gpu in found}) == len(found)
+    for gpu in found:
+        prices = [price.usd_per_hour for one in carriers(catalog, gpu) if (price := price_in(one, market))]
+        assert gpu.usd_per_hour(market) == min(prices, default=None)
+        assert gpu.machine in carriers(catalog, gpu)
+    if market == "any":
+        names = {gpu.name for gpu in found}
+        for listing in catalog.listings.values():
+            has = listing.instance_type.accelerator
+            if has is not None and has.is_cuda and has.whole and listing.zones != 0:
+                assert has.name in names
+
+
+@pytest.mark.parametrize("sort", get_args(GpuSort))
+@pytest.mark.parametrize("reverse", [False, True])
+def test_order_is_that_of_what_it_is_called_after(sort: GpuSort, reverse: bool) -> None:
+    found = rentable_gpus(CATALOG, sort=sort, reverse=reverse)
+    assert {gpu.name for gpu in found} == {gpu.name for gpu in rentable_gpus(CATALOG)}
+    if sort in ("fp32", "tf32", "bf16", "fp16"):
+        rates = [getattr(gpu, f"{sort}_tflops") for gpu in found]
+        known = [rate for rate in rates if rate is not None]
+        assert known == sorted(known, reverse=reverse)
+        assert rates[: len(known)] == known, "the unknown is last either way"
+
+
+def test_bf16_is_there_from_ampere_on() -> None:
+    by_name = {gpu.name: gpu for gpu in rentable_gpus(CATALOG)}
+    assert by_name["T4"].bf16_tflops is None
+    assert by_name["V100"].bf16_tflops is None
+    assert by_name["A100"].bf16_tflops == by_name["A100"].fp16_tflops == 312
+    assert (by_name["RTX PRO 4500"].fp32_tflops, by_name["RTX PRO 4500"].bf16_tflops) == (None, None)
+
+
+def test_what_is_typed_is_what_the_library_takes() -> None:
+    import inspect
+
+    parameters = set(inspect.signature(hetopt.gpus).parameters)
+    assert {one.name for one in fields(Gpus)} - {"as_json"} == parameters
+
+
+@pytest.mark.parametrize(
+    ("wish", "names"),
+    [
+        ({"only": "l4,A10g"}, {"L4", "A10G"}),
+        ({"only": ("A100-80GB",)}, {"A100"}),
+        ({"memory_min_gib": 100}, {"H200", "B200"}),
+        ({"price_max_usd_per_hour": "$0.6"}, {"T4", "T4G", "A10G", "L4"}),
+    ],
+)
+def test_wishes(wish: dict[str, object], names: set[str]) -> None:
+    assert {gpu.name for gpu in hetopt.gpus(**wish)} == names  # type: ignore[arg-type]  # from a table
+
+
+@pytest.mark.parametrize(
+    ("wish", "said"),
+    [
+        ({"only": "A11"}, "no accelerator called 'A11'"),
+        ({"region": "us-eat-1"}, "us-eat-1"),
+        ({"sort": "speed"}, "no order called 'speed'"),
+        ({"memory_min_gib": -1}, "must be a positive number of GiB"),
+    ],
+)
+def test_bad_wishes(wish: dict[str, object], said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        hetopt.gpus(**wish)  # type: ignore[arg-type]  # from a table
+
+
+@pytest.mark.parametrize("columns", ["40", "80", "200"])
+def test_the_table_fits_the_terminal(columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("NO_COLOR", "1")
+    told = CliRunner().invoke(app, ["gpus"], catch_exceptions=False).stdout.splitlines()
+    assert max(map(len, told)) <= int(columns)
+    if columns != "40":
+        assert any(line.startswith("RTX PRO 6000") and line.rstrip().endswith("1.482") for line in told)
+        assert len(told) <= 22
+    assert any(line.startswith("A100") and line.rstrip().endswith("14.23") for line in told)
+    assert any("2026-07-20" in line for line in told), "prices are dated"
+
+
+def test_json_has_units_and_nulls() -> None:
+    told = json.loads(CliRunner().invoke(app, ["gpus", "T4", "--json"], catch_exceptions=False).stdout)
+    [t4] = told
+    assert t4["bf16_tflops"] is None
+    assert t4["fp16_tflops"] == 65
+    assert {price["market"] for price in t4["cheapest_type"]["prices"]} == {"spot", "on-demand"}
+    assert all(price["date"] for price in t4["cheapest_type"]["prices"])
+
+
+def test_it_needs_no_torch_and_under_a_second_of_processor_time() -> None:
+    program = (
+        "import resource, sys; sys.argv = ['hetopt', 'gpus']\n"
+        "from hetopt.cli.main import app; app(standalone_mode=False)\n"
+        "assert 'torch' not in sys.modules\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_utime)"
+    )
+    taken = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env={**os.environ, "NO_COLOR": "1"}
+    )
+    assert float(taken.stdout.splitlines()[-1]) < 3, "a whole second where the machine is quiet"

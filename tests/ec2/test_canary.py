@@ -1,0 +1,165 @@
+"""The canary: what it rents of a plan, that it is measured and leaves nothing, and what it changes in the plan."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from hetopt.backends.backend import LaunchOptions
+from hetopt.backends.ec2.protocol import LATEST_OBJECT, Latest
+from hetopt.backends.ec2.renter import calls
+from hetopt.backends.ec2.renter.backend import Ec2Backend
+from hetopt.backends.ec2.renter.canary import CANARY_USD, Canary, canary_probe, folded, told
+from hetopt.backends.ec2.renter.edge import BotoEdge
+from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
+from hetopt.backends.probe_runs import PROBE_STEPS
+from hetopt.core.errors import BadInput, BudgetStop, RunFailed
+from hetopt.core.profile import Profile
+from hetopt.core.runs import RunFolders
+from hetopt.core.step_samples import StepSample
+from hetopt.optimizer.market.catalog import Catalog
+from hetopt.optimizer.plan import Plan
+from tests.ec2.conftest import leftovers, plan_of
+from tests.ec2.test_command import refused
+from tests.ec2.test_probing import Make, a_machine_that, prober
+from tests.face.conftest import Answer
+from tests.logs import fields
+
+__all__ = ["prober"]
+
+STEP_S = 0.02
+
+
+def measured(plan: Plan, step_s: float, startup_s: float = 100.0) -> Canary:
+    asked = canary_probe(plan).configuration
+    sample = StepSample(nodes=asked.nodes, local_batch_size=asked.local_batch_size, step_time_s=step_s, sync_time_s=0.0)
+    return Canary(sample=sample, startup_s=startup_s, checkpoint="step-30", usd=0.01)
+
+
+def test_it_is_one_machine_of_each_type(plan: Plan, profile: Profile, catalog: Catalog) -> None:
+    probe = canary_probe(plan)
+    assert [node.type for node in probe.configuration.nodes] == ["c7i.large", "c7g.xlarge"]
+    assert probe.spec.stop.max_steps == PROBE_STEPS
+    assert [worker.local_batch_size for worker in probe.spec.workers] == [16, 16]
+    several = canary_probe(plan_of(profile, catalog, (("c7i.large", 2, "spot"), ("c7i.large", 1, "on-demand"))))
+    assert [node.type for node in several.configuration.nodes] == ["c7i.large"] * 2, "two exchange; one would not"
+    assert len(canary_probe(plan_of(profile, catalog, (("c7i.large", 1, "spot"),))).configuration.nodes) == 1
+    script = plan.model_copy(update={"run": plan.run.model_copy(update={"script": ("train.py",)})})
+    with pytest.raises(BadInput, match="a script says itself when it ends"):
+        canary_probe(script)
+
+
+def machines_of_a_canary(cloud: BotoEdge, folder: Path, *, checkpoint: bool = True) -> Callable[[], None]:
+    """They log steps, leave a checkpoint and end."""
+
+    def work() -> None:
+        order = Order.load(folder / ORDER_FILE)
+        if checkpoint:
+            name = f"{order.prefix}/{LATEST_OBJECT}"
+            cloud(calls.put_object(order, "node", name, Latest(checkpoint="step-30").data, "by a machine"))
+        ranks = {"compute_s": [0.015, 0.016], "step_time_s": STEP_S}
+        steps = [fields("step", step=step, **ranks) for step in range(5, PROBE_STEPS + 1, 5)]
+        events = [fields("training_started"), *steps, fields("training_finished", reason="steps")]
+        late = [{**event, "time_s": order.created_s + 90.0} for event in events]
+        a_machine_that(late, cloud, folder)()
+
+    return work
+
+
+def test_it_is_rented_as_the_plan_is_and_leaves_nothing(
+    cloud: BotoEdge, prober: Make, plan: Plan, catalog: Catalog, tmp_path: Path
+) -> None:
+    folder = tmp_path / "runs" / "20261120-000000-canary-0001"
+    folder.mkdir(parents=True)
+    found = prober(machines_of_a_canary(cloud, folder)).canary(plan, folder)
+    order = Order.load(folder / ORDER_FILE)
+    assert order.budget_usd == CANARY_USD
+    assert [(role.instance_types, role.machines, role.market) for role in order.roles] == [
+        (("c7i.large",), 1, "spot"),
+        (("c7g.xlarge",), 1, "on-demand"),
+    ]
+    assert order.lifetime_s == plan.chosen.prediction.startup_s + 300.0, "five minutes beside what booting takes"
+    assert found.sample.step_time_s == STEP_S
+    assert found.checkpoint == "step-30"
+    assert found.startup_s == pytest.approx(90.0)
+    assert 0 < found.usd < CANARY_USD
+    assert leftovers(cloud) == []
+
+
+def test_machines_that_a_dollar_does_not_boot_have_no_canary(
+    prober: Make, profile: Profile, catalog: Catalog, tmp_path: Path
+) -> None:
+    folder = tmp_path / "runs" / "20261120-000000-canary-0003"
+    folder.mkdir(parents=True)
+    dear = plan_of(profile, catalog, (("p4d.24xlarge", 2, "on-demand"),))
+    with pytest.raises(BudgetStop, match=r"a canary has \$1.00: .* pays for only") as told:
+        prober(lambda: None).canary(dear, folder)
+    assert "--probe-budget" in str(told.value.hint)
+
+
+def test_a_canary_without_a_checkpoint_has_failed(cloud: BotoEdge, prober: Make, plan: Plan, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "20261120-000000-canary-0002"
+    folder.mkdir(parents=True)
+    with pytest.raises(RunFailed, match="no checkpoint in the bucket"):
+        prober(machines_of_a_canary(cloud, folder, checkpoint=False)).canary(plan, folder)
+    assert leftovers(cloud) == []
+
+
+def test_what_it_measured_is_in_the_plan(plan: Plan, catalog: Catalog) -> None:
+    slow = folded(plan, measured(plan, 1.0, startup_s=400.0), catalog)
+    assert slow.profile is not None
+    assert slow.profile.samples[-1].step_time_s == 1.0
+    before, after = plan.chosen.prediction, slow.chosen.prediction
+    stretch = after.step_time_s.value / before.step_time_s.value
+    assert stretch > 1.5, "the model has learned that these machines are slow"
+    assert after.training_s.value == pytest.approx(before.training_s.value * stretch)
+    assert after.startup_s == 400.0
+    more_s = (stretch - 1) * before.training_s.value + 220.0
+    assert after.total_s.value == pytest.approx(before.total_s.value + more_s)
+    hourly = sum(group.machines * group.price_usd_per_hour for group in plan.chosen.groups)
+    assert after.cost_usd.value == pytest.approx(before.cost_usd.value + hourly * more_s / 3600)
+    assert "step-30 is in the bucket" in told(plan, slow, measured(plan, 1.0))
+
+
+def test_slower_steps_never_make_a_plan_cheaper(plan: Plan, catalog: Catalog) -> None:
+    found_each = [folded(plan, measured(plan, step_s), catalog).chosen.prediction for step_s in (0.05, 0.5, 5.0)]
+    for one, other in pairwise(found_each):
+        assert other.step_time_s.value >= one.step_time_s.value
+        assert other.cost_usd.value >= one.cost_usd.value
+    for found in found_each:
+        assert found.cost_usd.low <= found.cost_usd.value <= found.cost_usd.high
+        assert found.startup_s == plan.chosen.prediction.startup_s, "a faster start is no promise"
+
+
+def test_the_rest_is_not_rented_where_the_budget_no_longer_holds(
+    cloud: BotoEdge, plan: Plan, catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    where = Ec2Backend(home=tmp_path, inner=cloud, tell=said.append)
+    prepared = where.prepare(plan, plan, LaunchOptions(canary=True, unprobed=True))
+    assert prepared.canary is not None
+    monkeypatch.setattr(type(prepared.canary), "canary", lambda *_: measured(plan, 5000.0))
+    folders = RunFolders(home=tmp_path / "runs")
+    with pytest.raises(BudgetStop, match="by what the canary measured the plan may cost"):
+        where.submit(prepared, folders)
+    assert leftovers(cloud) == []
+    monkeypatch.setattr(type(prepared.canary), "canary", lambda *_: measured(plan, 0.01))
+    handle, launch = where.submit(prepared, folders)
+    assert launch.plan.profile is not None
+    assert launch.plan.profile.samples, "the run's own plan has it"
+    assert launch.prediction == launch.plan.chosen.prediction
+    where.stop(handle)
+    assert leftovers(cloud) == []
+    assert any("canary" in one for one in said)
+
+
+def test_what_has_no_canary(hetopt: Callable[..., Answer], cloud: BotoEdge, plan: Plan, tmp_path: Path) -> None:
+    plan.save(tmp_path / "plan.json")
+    refused(hetopt("launch", tmp_path / "plan.json", "--on", "local", "--canary"), 2, "--canary is for")
+    answer = hetopt("launch", tmp_path / "plan.json", "--on", "ec2", "--canary", "--dry-run", "--json")
+    assert answer.code == 0, answer.err
+    assert json.loads(answer.out)

@@ -1,0 +1,144 @@
+"""The networks that an organisation has: named subnets, its own security group, machines without a public address."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hetopt.backends.ec2.renter import calls
+from hetopt.backends.ec2.renter.account import subnets_of
+from hetopt.backends.ec2.renter.bundle import Bundle
+from hetopt.backends.ec2.renter.edge import BotoEdge
+from hetopt.backends.ec2.renter.order import Network, Order
+from hetopt.backends.ec2.renter.removal import Remover
+from hetopt.backends.ec2.renter.request import Request, read
+from hetopt.core.errors import BadInput, CloudRefused
+from hetopt.optimizer.cost.billing import Billing
+from hetopt.optimizer.plan import Plan
+from tests.ec2.conftest import Patience, Recording, be_unkind, leftovers
+from tests.ec2.test_command import refused
+from tests.ec2.test_plan_doctor import Doctor, account, examined, found
+from tests.ec2.test_renting import rent
+from tests.face.conftest import Answer
+
+__all__ = ["account", "examined"]
+
+NOWHERE = "subnet-0123456789abcdef0"
+
+
+@pytest.fixture
+def subnet(cloud: BotoEdge) -> dict[str, Any]:
+    """One of the account's, in a zone that a plan would not choose by itself."""
+    found = cloud(read("ec2", "describe_subnets", ""))["Subnets"]
+    return dict(next(one for one in found if one["AvailabilityZone"] == "us-east-1b"))
+
+
+@pytest.fixture
+def group(cloud: BotoEdge, subnet: dict[str, Any]) -> str:
+    """A security group of the account's own, which nothing is open in yet."""
+    told = {"GroupName": "trainers", "Description": "of the organisation", "VpcId": subnet["VpcId"]}
+    made = cloud(Request(step="g", service="ec2", operation="create_security_group", parameters=told, purpose=""))
+    return str(made["GroupId"])
+
+
+def open_within(cloud: BotoEdge, group: str) -> None:
+    rule = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}
+    told = {"GroupId": group, "IpPermissions": [rule]}
+    operation = "authorize_security_group_ingress"
+    cloud(Request(step="i", service="ec2", operation=operation, parameters=told, purpose=""))
+
+
+def test_machines_go_where_they_are_to_be_and_nothing_is_made_beside_them(
+    cloud: BotoEdge,
+    order_for: Callable[..., Order],
+    plan: Plan,
+    bundle: Bundle,
+    billing: Billing,
+    patience: Patience,
+    tmp_path: Path,
+    subnet: dict[str, Any],
+    group: str,
+) -> None:
+    open_within(cloud, group)
+    usual = order_for()
+    order = order_for(network=Network(subnets=(subnet["SubnetId"],), security_group=group, public_address=False))
+    assert [zone.subnet_id for zone in order.zones] == [subnet["SubnetId"]]
+    saved = usual.extras_usd_per_hour - order.extras_usd_per_hour
+    assert saved == pytest.approx(billing.public_ipv4_usd_per_hour.value), "an address that is not had is not paid"
+    seen = Recording(inner=cloud)
+    rented = rent(seen, order, plan, bundle, tmp_path, patience)
+    assert rented.zone.name == "us-east-1b"
+    assert "create_security_group" not in seen.operations
+    for one in seen.seen:
+        if one.operation == "create_launch_template":
+            data = one.parameters["LaunchTemplateData"]
+            [interface] = data["NetworkInterfaces"]
+            assert interface["AssociatePublicIpAddress"] is False
+            assert interface["Groups"] == [group]
+            assert "SecurityGroupIds" not in data, "EC2 takes either"
+        if one.operation == "create_fleet":
+            overrides = one.parameters["LaunchTemplateConfigs"][0]["Overrides"]
+            assert {override["SubnetId"] for override in overrides} == {subnet["SubnetId"]}
+    Remover(edge=cloud, sleep=patience.sleep).remove_run(order.run_id)
+    assert leftovers(cloud) == []
+    groups = cloud(read("ec2", "describe_security_groups", "", GroupIds=[group]))["SecurityGroups"]
+    assert len(groups) == 1, "what the organisation made stays"
+
+
+def test_machines_that_are_rented_later_are_in_the_same_group(
+    order_for: Callable[..., Order], cloud: BotoEdge, plan: Plan, group: str
+) -> None:
+    open_within(cloud, group)
+    order = order_for(network=Network(security_group=group))
+    assert calls.group_calls(order, order.zones[0]) == ()
+    for request in calls.template_calls(order.of_run(plan.run), generation=3):
+        assert request.parameters["LaunchTemplateData"]["SecurityGroupIds"] == [group]
+
+
+def test_a_group_that_keeps_its_machines_apart_is_refused(
+    order_for: Callable[..., Order], group: str, cloud: BotoEdge
+) -> None:
+    with pytest.raises(CloudRefused, match="does not let its machines reach each other") as told:
+        order_for(network=Network(security_group=group))
+    assert f"authorize-security-group-ingress --group-id {group}" in str(told.value.hint)
+    with pytest.raises(CloudRefused, match="is not there"):
+        order_for(network=Network(security_group="sg-0123456789abcdef0"))
+    with pytest.raises(CloudRefused, match="is not there"):
+        order_for(network=Network(subnets=(NOWHERE,)))
+
+
+def test_the_doctor_looks_at_the_networks_that_are_named(examined: Doctor, subnet: dict[str, Any]) -> None:
+    named = Network(subnets=(subnet["SubnetId"],))
+    assert examined(network=named)["network in us-east-1b"].verdict == "good"
+    without = examined(network=Network(subnets=(subnet["SubnetId"],), public_address=False))
+    found(without["network in us-east-1b"], "a public address alone", "`subnets`")
+    be_unkind(subnets="private")
+    found(examined(network=named)["network in us-east-1b"], "no public address", "modify-subnet-attribute")
+
+
+def test_what_cannot_be_named(
+    cloud: BotoEdge, hetopt: Callable[..., Answer], plan: Plan, subnet: dict[str, Any], tmp_path: Path
+) -> None:
+    plan.save(tmp_path / "plan.json")
+    launch = ("launch", tmp_path / "plan.json", "--on", "ec2", "--dry-run", "--json")
+    refused(hetopt(*launch, "--subnet", "vpc-1"), 2, "--subnet must be an id that begins with subnet-")
+    refused(hetopt(*launch, "--security-group", "default"), 2, "--security-group must be an id that begins with sg-")
+    refused(hetopt("launch", tmp_path / "plan.json", "--on", "local", "--no-public-ip"), 2, "--public-ip is for")
+    answer = hetopt(*launch, "--subnet", subnet["SubnetId"], "--no-public-ip")
+    assert answer.code == 0, answer.err
+    assert subnet["SubnetId"] in answer.out
+    assert "AssociatePublicIpAddress" in answer.out
+    assert json.loads(answer.out)
+
+
+def test_subnets_of_two_networks_are_refused() -> None:
+    class Two:
+        def __call__(self, request: Request) -> Any:
+            return {"Subnets": [{"VpcId": "vpc-1"}, {"VpcId": "vpc-2"}]}
+
+    with pytest.raises(BadInput, match="in several networks: vpc-1, vpc-2"):
+        subnets_of(Two(), ["subnet-1", "subnet-2"])

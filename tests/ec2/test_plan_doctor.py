@@ -1,0 +1,286 @@
+"""The doctor finds what would stop a plan's launch before anything is rented: a sentence, and the way out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hetopt.backends.ec2 import facts
+from hetopt.backends.ec2.renter.account import identity
+from hetopt.backends.ec2.renter.authorizations import Place, authorizations
+from hetopt.backends.ec2.renter.doctor import Check, account_checks
+from hetopt.backends.ec2.renter.edge import BotoEdge, Login
+from hetopt.backends.ec2.renter.errors import ApiRefused
+from hetopt.backends.ec2.renter.ordering import Wishes
+from hetopt.backends.ec2.renter.permissions import operator_policy
+from hetopt.backends.ec2.renter.plan_doctor import PlanDoctor, _policies_of
+from hetopt.backends.ec2.renter.request import Answer, Request
+from hetopt.backends.ec2.renter.tags import OWNER, RUN_ID
+from hetopt.core.profile import Profile
+from hetopt.optimizer.cost.billing import Billing
+from hetopt.optimizer.market.catalog import Catalog
+from hetopt.optimizer.plan import Plan
+from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, Patience, Recording, be_unkind, make_bucket, plan_of
+from tests.ec2.iam import allows
+from tests.face.conftest import Answer as Said
+
+KEY = f"arn:aws:kms:{REGION}:{ACCOUNT}:key/1234"
+SCP = (
+    "You are not authorized to perform this operation. User: arn:aws:iam::123456789012:user/ann is not authorized to "
+    "perform: ec2:RunInstances on resource: arn:aws:ec2:us-east-1:123456789012:instance/* with an explicit deny in a "
+    "service control policy. Encoded authorization failure message: 8sJ2k"
+)
+STATIC = Login(source="shared-credentials-file", end_s=None, is_temporary=False)
+
+
+class WithPrices:
+    """The real cloud, whose spot prices are those of the plan: moto's are of 2006, and of a thousandth of a cent."""
+
+    def __init__(self, inner: BotoEdge, usd_per_hour: float = 0.04) -> None:
+        self.inner, self.usd_per_hour = inner, usd_per_hour
+
+    def __call__(self, request: Request) -> Answer:
+        answer = self.inner(request)
+        if request.operation != "describe_spot_price_history":
+            return answer
+        return {
+            "SpotPriceHistory": [{**one, "SpotPrice": str(self.usd_per_hour)} for one in answer["SpotPriceHistory"]]
+        }
+
+
+@pytest.fixture
+def account(cloud: BotoEdge) -> BotoEdge:
+    """An account in which all is well."""
+    be_unkind(quotas={"L-34B43A08": 64.0, "L-1216C47A": 64.0}, profile="hetopt-node")
+    return cloud
+
+
+Doctor = Callable[..., dict[str, Check]]
+
+
+@pytest.fixture
+def examined(account: BotoEdge, catalog: Catalog, billing: Billing, plan: Plan, patience: Patience) -> Doctor:
+    def examine(made: Plan = plan, edge: Any = None, login: Login = STATIC, **how: Any) -> dict[str, Check]:
+        doctor = PlanDoctor(
+            edge=edge or WithPrices(account),
+            catalog=how.pop("catalog", catalog),
+            billing=billing,
+            wishes=Wishes(**how),
+            login=lambda: login,
+            version="0.1.0",
+            now_s=patience.now_s,
+        )
+        return {check.name: check for check in doctor.checks(made)}
+
+    return examine
+
+
+def found(check: Check, said: str, hint: str, verdict: str = "bad") -> None:
+    assert check.verdict == verdict, check
+    assert said in check.said
+    assert "\n" not in check.said
+    assert hint in str(check.hint)
+
+
+def test_where_all_is_well_nothing_is_said_against_it(examined: Doctor, account: BotoEdge) -> None:
+    seen = Recording(inner=account)
+    checks = examined(edge=WithPrices(seen))  # type: ignore[arg-type]
+    assert {check.verdict for check in checks.values()} == {"good"}, [
+        one for one in checks.values() if one.verdict != "good"
+    ]
+    tried = [one.operation for one in seen.seen if one.parameters.get("DryRun")]
+    assert tried == ["run_instances", "create_fleet"] * 2, "for each of the plan's groups"
+    changing = [one.operation for one in seen.seen if not one.reads_only and not one.parameters.get("DryRun")]
+    assert set(changing) == {"simulate_principal_policy"}
+    place = Place(who=identity(account), region=REGION, tags={RUN_ID: "r", OWNER: "o"}, role="hetopt-node")
+    policy = operator_policy(account_id=ACCOUNT, region=REGION, bucket=BUCKET, role="hetopt-node")
+    asked = [one for request in seen.seen if request.reads_only for one in authorizations(request, place)]
+    assert not [one for one in asked if not allows([policy], one)], "all but the simulation is in the printed policy"
+    assert not account(Request(step="d", service="ec2", operation="describe_instances", parameters={}, purpose=""))[
+        "Reservations"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("unkind", "name", "said", "hint"),
+    [
+        ({"subnets": "none"}, "zones", "no default subnet", "--exclude"),
+        ({"subnets": "private"}, "network in us-east-1a", "no public address", "aws ec2 modify-subnet-attribute"),
+        ({"routes": False}, "network in us-east-1a", "no route to the internet", "aws ec2 create-route"),
+        (
+            {"gateways": "block-ingress"},
+            "internet",
+            "blocks internet gateways",
+            "create-vpc-block-public-access-exclusion",
+        ),
+        ({"quotas": {}}, "quota L-34B43A08", "6 vCPUs are needed", "request-service-quota-increase"),
+        ({"quotas": {"L-34B43A08": 0.0}}, "quota L-34B43A08", "0 are granted", "--desired-value 6"),
+        ({"disk_key": KEY}, "disk encryption", "no grant", f"aws kms create-grant --key-id {KEY}"),
+        ({"no_roles": ["AWSServiceRoleForEC2Spot"]}, "role AWSServiceRoleForEC2Spot", "has none", "spot.amazonaws.com"),
+        ({"no_roles": ["AWSServiceRoleForEC2Fleet"]}, "role AWSServiceRoleForEC2Fleet", "has none", "ec2fleet."),
+        ({"denied": ["ec2:TerminateInstances"]}, "permissions, simulated", "ec2:TerminateInstances", "--print-policy"),
+        (
+            {"refuses": {"RunInstances": ["UnauthorizedOperation", SCP]}},
+            "permission ec2:RunInstances (c7i.large)",
+            "service control policy",
+            "the organisation forbids it",
+        ),
+        (
+            {"refuses": {"RunInstances": ["UnauthorizedOperation", "not authorized to perform: iam:PassRole"]}},
+            "permission ec2:RunInstances (c7i.large)",
+            "iam:PassRole",
+            "--print-policy",
+        ),
+        (
+            {"refuses": {"CreateFleet": ["UnauthorizedOperation", "not authorized to perform: ec2:CreateTags"]}},
+            "permission ec2:CreateFleet (c7g.xlarge)",
+            "ec2:CreateTags",
+            "--print-policy",
+        ),
+    ],
+)
+def test_what_the_account_lacks_is_found(
+    examined: Doctor, unkind: dict[str, object], name: str, said: str, hint: str
+) -> None:
+    be_unkind(**unkind)
+    found(examined()[name], said, hint)
+
+
+def test_machines_that_run_count_against_the_quota(examined: Doctor, account: BotoEdge) -> None:
+    class Running(WithPrices):
+        def __call__(self, request: Request) -> Answer:
+            if request.operation == "describe_instances":
+                one = {"InstanceType": "c7i.16xlarge", "InstanceLifecycle": "spot"}
+                return {"Reservations": [{"Instances": [one]}]}
+            return super().__call__(request)
+
+    check = examined(edge=Running(account))["quota L-34B43A08"]
+    found(check, "64 are granted, of which machines that run have 64", "hetopt gc --on ec2")
+
+
+def test_a_key_that_spot_machines_may_use_is_no_fault(examined: Doctor) -> None:
+    be_unkind(disk_key=KEY, grants=[f"arn:aws:iam::{ACCOUNT}:role/aws-service-role/x/AWSServiceRoleForEC2Spot"])
+    assert examined()["disk encryption"].verdict == "good"
+
+
+def test_a_type_that_left_the_region_is_found(examined: Doctor, account: BotoEdge) -> None:
+    class Without(WithPrices):
+        def __call__(self, request: Request) -> Answer:
+            answer = super().__call__(request)
+            if request.operation != "describe_instance_type_offerings":
+                return answer
+            left = [one for one in answer["InstanceTypeOfferings"] if one["InstanceType"] != "c7g.xlarge"]
+            return {"InstanceTypeOfferings": left}
+
+    found(examined(edge=Without(account))["zones"], "c7g.xlarge cannot be rented in this region", "--exclude")
+
+
+def test_prices_beyond_the_plans_are_found(examined: Doctor, account: BotoEdge) -> None:
+    check = examined(edge=WithPrices(account, usd_per_hour=3.0), budget_usd=2.0)["prices"]
+    found(check, "at the prices of now the plan may cost", "plan again")
+
+
+def test_a_budget_that_pays_for_less_than_a_boot_is_found(examined: Doctor) -> None:
+    found(examined(budget_usd=0.05)["budget"], "the budget is $0.05", "budget")
+
+
+def test_a_cluster_that_outspends_its_budget_before_it_boots_is_found(
+    examined: Doctor, profile: Profile, catalog: Catalog
+) -> None:
+    made = plan_of(profile, catalog, (("c7i.large", 40, "spot"),), budget_usd=0.3)
+    usd = made.chosen.prediction.cost_usd.model_copy(update={"value": 0.1, "low": 0.1, "high": 0.2})
+    prediction = made.chosen.prediction.model_copy(update={"cost_usd": usd})
+    made = made.model_copy(update={"chosen": made.chosen.model_copy(update={"prediction": prediction})})
+    be_unkind(quotas={"L-34B43A08": 640.0})
+    found(examined(made)["budget"], "pays for only", "budget")
+
+
+@pytest.mark.parametrize(
+    ("left_s", "verdict", "said"),
+    [
+        (600.0, "bad", "end in 10 min, before a run has begun"),
+        (-5.0, "bad", "before a run has begun"),
+        (1300.0, "unknown", "nobody grants it more time"),
+        (40_000.0, "good", "end in 11 h"),
+    ],
+)
+def test_credentials_that_end_are_found(
+    examined: Doctor, patience: Patience, left_s: float, verdict: str, said: str
+) -> None:
+    login = Login(source="env", end_s=patience.now_s + left_s, is_temporary=True)
+    check = examined(login=login)["login"]
+    assert check.verdict == verdict
+    assert said in check.said
+    assert verdict == "good" or "aws sso login" in str(check.hint)
+
+
+def test_credentials_tell_when_they_end(cloud: BotoEdge, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "ASIA")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    monkeypatch.delenv("AWS_SESSION_TOKEN", raising=False)
+    assert BotoEdge(REGION).login() == Login(source="env", end_s=None, is_temporary=False)
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "t")
+    assert BotoEdge(REGION).login() == Login(source="env", end_s=None, is_temporary=True)
+    monkeypatch.setenv("AWS_CREDENTIAL_EXPIRATION", "2099-01-01T00:00:00Z")
+    assert BotoEdge(REGION).login() == Login(source="env", end_s=4_070_908_800.0, is_temporary=True)
+
+
+def test_a_plan_older_than_the_catalogue_is_told(examined: Doctor, plan: Plan) -> None:
+    groups = tuple(group.model_copy(update={"price_date": "2025-01-01"}) for group in plan.chosen.groups)
+    old = plan.model_copy(update={"chosen": plan.chosen.model_copy(update={"groups": groups})})
+    found(examined(old)["plan"], "c7i.large of 2025-01-01, now 20", "hetopt recommend", verdict="unknown")
+
+
+def test_a_bucket_in_another_region_is_found(account: BotoEdge) -> None:
+    abroad = make_bucket("hetopt-abroad")
+    place = {"CreateBucketConfiguration": {"LocationConstraint": "eu-west-1"}}
+    account(replace(abroad, parameters={**abroad.parameters, **place}))
+    checks = {one.name: one for one in account_checks(account, REGION, "hetopt-abroad", "hetopt-node", lambda: 0.0)}
+    found(checks["bucket"], "is in eu-west-1, and the machines are in us-east-1", "--create-bucket --region us-east-1")
+
+
+def test_who_may_not_ask_iam_is_told_so(examined: Doctor, account: BotoEdge) -> None:
+    class Mute(WithPrices):
+        def __call__(self, request: Request) -> Answer:
+            if request.operation in ("simulate_principal_policy", "get_role"):
+                raise ApiRefused(request, "AccessDenied", "not authorized")
+            return super().__call__(request)
+
+    checks = examined(edge=Mute(account))
+    assert checks["permissions, simulated"].verdict == checks["role AWSServiceRoleForEC2Spot"].verdict == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("arn", "source"),
+    [
+        ("arn:aws:iam::123456789012:user/a/ann", "arn:aws:iam::123456789012:user/a/ann"),
+        ("arn:aws:sts::123456789012:assumed-role/trainer/s", "arn:aws:iam::123456789012:role/trainer"),
+        ("arn:aws:iam::123456789012:root", None),
+        ("arn:aws:sts::123456789012:federated-user/x", None),
+    ],
+)
+def test_whose_policies_are_simulated(arn: str, source: str | None) -> None:
+    assert _policies_of(arn) == source
+
+
+def test_every_check_that_a_belief_names_is_made(examined: Doctor, account: BotoEdge) -> None:
+    made = set(examined()) | {one.name for one in account_checks(account, REGION, None, "hetopt-node", lambda: 0.0)}
+    for name, belief in facts.all_facts().items():
+        stem = belief.doctor.split(" KIND")[0].split(" CODE")[0].split(" ZONE")[0]
+        assert any(one.startswith(stem) for one in (*made, "quotas")), name
+
+
+def test_the_command_proves_a_plan(account: BotoEdge, hetopt: Callable[..., Said], plan: Plan, tmp_path: Path) -> None:
+    plan.save(tmp_path / "plan.json")
+    be_unkind(subnets="private")
+    answer = hetopt("doctor", "--plan", tmp_path / "plan.json", "--json")
+    assert answer.code == 4
+    told = {one["name"]: one for one in json.loads(answer.out)}
+    assert told["network in us-east-1a"]["verdict"] == "bad"
+    assert told["permission ec2:RunInstances (c7i.large)"]["verdict"] == "good"
+    assert BUCKET in told["bucket"]["said"]

@@ -1,0 +1,213 @@
+"""The printed policy allows the calls that hetopt makes, as IAM decides, and nothing that is not one of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import botocore.session
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hetopt
+from hetopt import optimizer, trainer
+from hetopt.backends.ec2 import facts
+from hetopt.backends.ec2.renter import permissions
+from hetopt.backends.ec2.renter.account import Identity
+from hetopt.backends.ec2.renter.authorizations import Asked, Place, authorizations
+from hetopt.backends.ec2.renter.bundle import Bundle
+from hetopt.backends.ec2.renter.edge import BotoEdge
+from hetopt.backends.ec2.renter.order import Order
+from hetopt.backends.ec2.renter.removal import Remover
+from hetopt.backends.ec2.renter.request import Request
+from hetopt.backends.ec2.renter.tags import OWNER, RUN_ID
+from hetopt.optimizer.plan import Plan
+from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, Patience, Recording
+from tests.ec2.iam import allows
+from tests.ec2.test_renting import rent
+
+ROLE = "hetopt-node"
+SESSION = Identity(
+    account_id=ACCOUNT,
+    arn=f"arn:aws:sts::{ACCOUNT}:assumed-role/trainer/botocore-session-1",
+    user_id="AROA0123456789EXAMPLE:botocore-session-1",
+)
+USER = Identity(account_id=ACCOUNT, arn=f"arn:aws:iam::{ACCOUNT}:user/ann", user_id="AIDA0123456789EXAMPLE")
+
+
+def operator(*types: str) -> permissions.Policy:
+    return permissions.operator_policy(account_id=ACCOUNT, region=REGION, bucket=BUCKET, role=ROLE, types=types)
+
+
+def place(who: Identity, run_id: str = "r") -> Place:
+    return Place(who=who, region=REGION, tags={RUN_ID: run_id, OWNER: who.owner}, role=ROLE)
+
+
+def call(service: str, operation: str, **parameters: object) -> Request:
+    return Request(step=operation, service=service, operation=operation, parameters=parameters, purpose="")
+
+
+OVERRIDES = [{"InstanceType": "c7i.large"}, {"InstanceType": "c7a.large"}]
+FLEET = call("ec2", "create_fleet", LaunchTemplateConfigs=[{"Overrides": OVERRIDES}])
+CALLS = (
+    call("ec2", "create_security_group", VpcId="vpc-1"),
+    call("ec2", "create_launch_template"),
+    FLEET,
+    call("ec2", "run_instances", InstanceType="c7i.large"),
+    call("ec2", "terminate_instances", InstanceIds=["i-1", "i-2"]),
+    call("ec2", "delete_fleets", FleetIds=["fleet-1"]),
+    call("ec2", "delete_launch_template", LaunchTemplateId="lt-1"),
+    call("ec2", "delete_security_group", GroupId="sg-1"),
+    call("ec2", "delete_volume", VolumeId="vol-1"),
+    call("ec2", "authorize_security_group_ingress", GroupId="sg-1"),
+    call("s3", "put_object", Bucket=BUCKET, Key="runs/r/lease.json"),
+    call("s3", "get_object", Bucket=BUCKET, Key="runs/r/state/i-1.json"),
+    call("s3", "delete_object", Bucket=BUCKET, Key="runs/r/ckpt/LATEST"),
+    call("s3", "list_objects_v2", Bucket=BUCKET, Prefix="runs/r/"),
+    call("s3", "head_bucket", Bucket=BUCKET),
+)
+"""One of each kind that makes, changes or removes something, and of each that names what it reads."""
+
+ASKED = [one for request in CALLS for one in authorizations(request, place(USER))]
+
+
+@pytest.mark.parametrize("who", [USER, SESSION], ids=["a user", "a session of a role"])
+def test_every_call_of_a_run_is_allowed(
+    who: Identity,
+    cloud: BotoEdge,
+    order_for: Callable[..., Order],
+    plan: Plan,
+    bundle: Bundle,
+    tmp_path: Path,
+    patience: Patience,
+) -> None:
+    """From the first look to the last removal, each with the keys that it is asked with."""
+    seen = Recording(inner=cloud)
+    order = order_for()
+    rent(seen, order, plan, bundle, tmp_path, patience)
+    Remover(edge=seen, sleep=patience.sleep).remove_run(order.run_id)
+    asked = [one for request in (*seen.seen, *CALLS) for one in authorizations(request, place(who, order.run_id))]
+    assert {"ec2:CreateFleet", "ec2:CreateTags", "iam:PassRole", "ec2:TerminateInstances"} <= {
+        one.action for one in asked
+    }
+    assert not [one for one in asked if not allows([operator()], one)]
+
+
+def test_nothing_is_granted_that_hetopt_never_calls() -> None:
+    """Each action that is granted is an operation that stands in the code, or is asked for by one that does."""
+    folders = [Path(found) for package in (hetopt, optimizer, trainer) for found in package.__path__]
+    text = "\n".join(path.read_text(encoding="utf-8") for folder in folders for path in folder.rglob("*.py"))
+    called = {name.replace("_", "") for name in re.findall(r'"([a-z]+(?:_[a-z0-9]+)+)"', text)}
+    granted = {name.partition(":")[2].lower() for one in operator()["Statement"] for name in one["Action"]}
+    assert granted - {"createtags", "runinstances", "passrole", "listbucket"} <= called
+
+
+def owned(one: Asked, by: str) -> Asked:
+    """The same about a thing of somebody else's."""
+    context = {key: by if key.startswith("aws:ResourceTag") else value for key, value in one.context.items()}
+    return replace(one, context=context)
+
+
+def without_tags(one: Asked) -> Asked:
+    return replace(one, context={key: value for key, value in one.context.items() if "Tag/" not in key})
+
+
+def for_lambda(one: Asked) -> Asked:
+    return replace(one, context={**one.context, "iam:PassedToService": "lambda.amazonaws.com"})
+
+
+def elsewhere(one: Asked) -> Asked:
+    region = "eu-west-1"
+    context = {**one.context, "aws:RequestedRegion": region}
+    return replace(one, resource=one.resource.replace(REGION, region), context=context)
+
+
+CHANGES: dict[str, Callable[[Asked], Asked]] = {
+    "another account": lambda one: replace(one, resource=one.resource.replace(ACCOUNT, "210987654321")),
+    "another region": elsewhere,
+    "another bucket": lambda one: replace(one, resource=one.resource.replace(BUCKET, "payroll")),
+    "another owner": lambda one: owned(one, "AIDA9"),
+    "an owner whose id begins alike": lambda one: owned(one, f"{USER.user_id}9"),
+    "no tags": without_tags,
+    "another role": lambda one: replace(one, resource=one.resource.replace(f"role/{ROLE}", "role/admin")),
+    "a role for another service": lambda one: replace(
+        one,
+        context={
+            **one.context,
+            **({"iam:PassedToService": "lambda.amazonaws.com"} if "PassRole" in one.action else {}),
+        },
+    ),
+}
+"""What turns a call into one that hetopt never makes."""
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_call_that_was_changed_is_refused(name: str) -> None:
+    """As soon as one of its questions is denied."""
+    changed = 0
+    for request in CALLS:
+        asked = list(authorizations(request, place(USER)))
+        others = [CHANGES[name](one) for one in asked]
+        if others != asked and not (name == "another region" and request.service == "s3"):  # buckets know no region
+            assert not all(allows([operator()], one) for one in others), request.operation
+            changed += 1
+    assert changed
+
+
+GRANTED = {action.lower() for statement in operator()["Statement"] for action in statement["Action"]}
+
+
+def other_actions() -> list[str]:
+    """What EC2, IAM, S3, KMS and others can be asked to do, and the policy does not name."""
+    session = botocore.session.get_session()
+    services = ("ec2", "iam", "kms", "lambda", "organizations", "s3", "secretsmanager", "ssm", "sts")
+    every = (f"{name}:{one}" for name in services for one in session.get_service_model(name).operation_names)
+    return [one for one in every if one.lower() not in GRANTED]
+
+
+OTHERS = st.deferred(lambda: st.sampled_from(other_actions()))
+
+
+@settings(max_examples=200, deadline=None)
+@given(action=OTHERS, like=st.sampled_from(ASKED))
+def test_two_hundred_other_actions_are_denied(action: str, like: Asked) -> None:
+    """On whatever resource, and with whatever keys, a call of hetopt's has."""
+    assert allows([operator()], like)
+    assert not allows([operator()], replace(like, action=action))
+    assert not allows([operator()], replace(like, action=action, resource="*"))
+
+
+def test_the_policy_fits_and_denies_types_that_were_not_named() -> None:
+    assert len(json.dumps(operator(), separators=(",", ":"))) < facts.POLICY_CHARACTERS.value
+    asked = [one for one in authorizations(FLEET, place(USER)) if "ec2:InstanceType" in one.context]
+    told = {one.context["ec2:InstanceType"]: allows([operator("c7i.large")], one) for one in asked}
+    assert told == {"c7i.large": True, "c7a.large": False}
+
+
+def test_machines_may_not_do_what_renters_do() -> None:
+    node = permissions.node_policy(bucket=BUCKET)
+    for request in CALLS:
+        for one in authorizations(request, place(SESSION)):
+            reads = one.action == "s3:GetObject" or "s3:prefix" in one.context or one.resource.endswith("ckpt/LATEST")
+            assert allows([node], one) is reads, one
+
+
+def test_what_decides_is_iams_order() -> None:
+    """A denial counts before whatever allows; an absent key, or an unknown variable, holds nothing."""
+    one = Asked(action="s3:GetObject", resource="arn:aws:s3:::b/k", context={"a": "x"})
+    allow = {"Effect": "Allow", "Action": "s3:Get*", "Resource": "arn:aws:s3:::b/?"}
+
+    def under(condition: dict[str, dict[str, str]], effect: str = "Allow") -> bool:
+        return allows([{"Statement": [{**allow, "Effect": effect, "Condition": condition}]}], one)
+
+    assert allows([{"Statement": [allow]}], one)
+    assert not allows([{"Statement": [allow, {**allow, "Effect": "Deny"}]}], one)
+    assert allows([{"Statement": [allow, {**allow, "Effect": "Deny", "Condition": {"StringEquals": {"a": "y"}}}]}], one)
+    assert under({"StringEquals": {"a": "${a}"}, "Null": {"b": "true"}})
+    assert not under({"StringEquals": {"a": "x", "b": "x"}})
+    assert not under({"StringLike": {"a": "${c}*"}})
+    assert not allows([], one)

@@ -1,0 +1,81 @@
+"""Answers in narrow, colourless, unlettered terminals and in pipes: nothing runs over, and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hetopt.cli import render, terminal
+
+from .conftest import RECORDED, Answer, on_a_terminal
+
+JOB = RECORDED / "resnet20-cifar10.json"
+COMMANDS = (
+    "--help",
+    "recommend --help",
+    "gpus",
+    "catalog list",
+    "catalog show g5.xlarge",
+    "estimate --params 1.1e8 --samples 3e6 --tokens 128 --budget 200",
+    f"recommend {JOB} --epochs 2000 --budget 5 --explain -o PLAN",
+    f"recommend {JOB} --epochs 2000 --budget 5 --rank",
+    "launch PLAN --on local --dry-run",
+    "status --all",
+)
+COPIED = re.compile(r"(next: |then: | +)?(add -o plan\.json, then )?hetopt ")
+"""How a line begins that is for the clipboard: it is never broken."""
+
+pytestmark = pytest.mark.usefixtures("small_catalogue")
+
+
+def test_nothing_runs_over_forty_columns_and_every_sign_has_a_plain_one(
+    hetopt: Callable[..., Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HETOPT_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLUMNS", "40")
+    terminal.prepare()
+    for command in COMMANDS:
+        told = hetopt(*command.replace("PLAN", str(tmp_path / "plan.json")).split())
+        assert told.code == 0, (command, told.err)
+        lines = [line.rstrip() for line in told.out.splitlines()]
+        wide = [line for line in lines if len(line) > 40 and not COPIED.match(line)]
+        assert wide == [], command
+        assert told.out.encode("ascii", errors="hetopt").count(b"?") == told.out.count("?"), command
+        assert "\x1b" not in told.out + told.err, "a pipe has no colours"
+
+
+def test_a_table_that_does_not_fit_becomes_facts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    columns = [render.Column(name="machines"), render.Column(name="USD/h", justify="right"), render.Column(name="how")]
+    rows = [["2 × g5.xlarge", "$1.02", "spot"], ["1 × c7i.large", "$0.09", ""]]
+    monkeypatch.setenv("COLUMNS", "40")
+    render.table(columns, rows)
+    whole = capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", "20")
+    render.table(columns, rows)
+    narrow = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert whole.splitlines()[0].split() == ["machines", "USD/h", "how"]
+    assert narrow == ["2 × g5.xlarge", "  USD/h  $1.02", "  how    spot", "1 × c7i.large", "  USD/h  $0.09"]
+
+
+def test_a_number_stays_with_its_unit_and_what_follows_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    assert render.wrapped("it takes an hour, 10 % more", hang=2) == ["it takes an hour,", "  10 % more"]
+    assert render.wrapped("    this is on 2 × g5.xlarge", hang=4) == ["    this is on", "    2 × g5.xlarge"]
+    assert render.wrapped("give --max-hourly 5\n") == ["give --max-hourly 5", ""]
+
+
+def test_a_terminal_of_forty_columns_without_colours_and_letters() -> None:
+    without = {name: text for name, text in os.environ.items() if name not in ("COLUMNS", "FORCE_COLOR")}
+    poor = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "NO_COLOR": "1", "TERM": "xterm", "COLUMNS": "40"}
+    said = on_a_terminal("catalog", "show", "g5.xlarge", environment={**without, **poor})
+    text = said.decode("ascii")
+    assert "Traceback" not in text
+    assert re.search(r"\x1b\[[0-9;]*[34]\d", text) is None, "bold and dim may be"
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    assert max(len(line.rstrip()) for line in plain.splitlines()) <= 40

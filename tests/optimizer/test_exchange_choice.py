@@ -1,0 +1,133 @@
+"""What the rules of choosing an exchange bring: who wins by how much, and what is lost without each rule."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hetopt.core.profile import Profile
+from hetopt.optimizer.market.catalog import Catalog
+from hetopt.optimizer.plan import Goal
+from hetopt.optimizer.recommendation.options import Options
+from hetopt.optimizer.recommendation.recommend import SearchProblem, search_problem
+from hetopt.optimizer.search import cluster_rows
+from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, tabulate_rows, uniform_rows
+from hetopt.optimizer.search.forecast import ClusterTable, Forecast, forecast, steps_of
+from hetopt.optimizer.search.objective import NEAR
+from hetopt.optimizer.search.search_space import SearchSpace
+
+from .profiles import make_profile
+
+RECORDED = Path(__file__).parents[1] / "recorded"
+JOBS = ("resnet20-cifar10", "lstm-small", "5 M", "25 M")
+GBIT_PER_S = (1, 25)
+WORLDS = 30
+
+
+def at(space: SearchSpace, gbit_per_s: float) -> SearchSpace:
+    """With no more bandwidth between machines than this."""
+    most = gbit_per_s * 1e9 / 8
+    capped = (
+        replace(
+            option,
+            links={name: replace(link, bytes_per_s=min(link.bytes_per_s, most)) for name, link in option.links.items()},
+        )
+        for option in space.options
+    )
+    return replace(space, options=tuple(capped))
+
+
+@pytest.fixture(scope="module", params=JOBS)
+def problem(request: pytest.FixtureRequest, catalog: Catalog) -> SearchProblem:
+    """Two recorded jobs and two larger ones, for fifty epochs on clusters of up to 16 workers."""
+    job = request.param
+    path = RECORDED / f"{job}.json"
+    profile = (
+        Profile.load(path)
+        if path.is_file()
+        else make_profile(parameters=int(job.split()[0]) * 1_000_000, per_sample_s=0.01)
+    )
+    return search_problem(profile, catalog, Goal(ends="epochs", amount=50.0), Options(max_workers=16, batch_size=64))
+
+
+def priced(problem: SearchProblem, space: SearchSpace | None = None) -> tuple[ClusterRows, ClusterTable, Forecast]:
+    """Every cluster of one type."""
+    columns = Columns.of(space or problem.space)
+    rows, table = tabulate_rows(columns, uniform_rows(columns), problem.job)
+    return rows, table, forecast(table, problem.job)
+
+
+def whole_sums(problem: SearchProblem) -> Forecast:
+    """The same clusters without the menu."""
+    return priced(problem, replace(problem.space, exchanges=problem.space.exchanges[:1]))[2]
+
+
+def test_what_is_sent_instead_of_whole_gradients_pays(problem: SearchProblem) -> None:
+    """By 2 % of the whole run at least, and never inside one machine: the saving of microseconds is none."""
+    rows, table, found = priced(problem)
+    plain = whole_sums(problem)
+    compressed = rows.exchange > 0
+    assert not compressed[table.machines == 1].any()
+    assert (found.total_s[compressed] * NEAR <= plain.total_s[compressed]).all()
+    np.testing.assert_array_equal(found.total_s[~compressed], plain.total_s[~compressed])
+
+
+def test_the_slower_the_links_the_more_it_saves(problem: SearchProblem) -> None:
+    """At a gigabit some cluster of each job ends in less than two thirds of the time that whole sums take it."""
+    slow, quick = (
+        1 - priced(other)[2].total_s / whole_sums(other).total_s
+        for other in (replace(problem, space=at(problem.space, gbit)) for gbit in GBIT_PER_S)
+    )
+    assert (slow >= quick - (NEAR - 1)).all()
+    assert slow.max() > 1 / 3
+
+
+def test_without_the_upper_end_more_guesses_lose(problem: SearchProblem, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of clusters that compress, how many worlds (own work drawn from its spread) whole sums would win."""
+
+    def lost() -> float:
+        rows, table, _ = priced(problem)
+        some = np.flatnonzero(rows.exchange > 0)
+        if not len(some):
+            return 0.0
+        columns = Columns.of(problem.space)
+        plain = replace(rows.take(some), exchange=np.zeros(len(some), dtype=np.intp))
+        _, whole = tabulate_rows(columns, plain)
+        way, random = table.take(some), np.random.default_rng(0)
+        whole_s = steps_of(whole, problem.job).time_s
+        losses = [
+            steps_of(
+                replace(
+                    way,
+                    compress_s=way.compress_s * np.exp(way.compress_log_sd * random.standard_normal(len(some))),
+                ),
+                problem.job,
+            ).time_s
+            > whole_s
+            for _ in range(WORLDS)
+        ]
+        return float(np.mean(losses))
+
+    careful = lost()
+    assert careful <= 0.05
+    monkeypatch.setattr(cluster_rows, "Z90", 0.0)
+    assert lost() > careful or careful == 0
+
+
+def test_without_the_least_saving_some_would_compress_for_nothing(
+    problem: SearchProblem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `NEAR` leaves out are savings of less than it."""
+    monkeypatch.setattr(cluster_rows, "Z90", 0.0)
+    sure = tuple(replace(option, late=1.0) for option in problem.space.exchanges)
+    problem = replace(problem, space=replace(problem.space, exchanges=sure))
+    rows, _, _ = priced(problem)
+    monkeypatch.setattr(cluster_rows, "NEAR", 1.0)
+    more, _, found = priced(problem)
+    added = (more.exchange > 0) & (rows.exchange == 0)
+    saved = whole_sums(problem).total_s[added] / found.total_s[added]
+    assert ((saved > 1) & (saved <= NEAR)).all()
+    assert added.any() or problem.model.profile.job.task != "resnet20-cifar10"

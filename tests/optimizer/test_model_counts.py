@@ -1,0 +1,233 @@
+"""Parameters and operations counted from configurations are those that are published, and hostile files are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetopt.core.errors import BadInput
+from hetopt.optimizer.model_counts import FAMILIES, of_config, of_flops, of_parameters
+
+LABELS = {"id2label": {str(place): "" for place in range(1000)}}
+
+
+def bert(vocabulary: int, width: int, layers: int, **more: int) -> dict[str, Any]:
+    return {
+        "vocab_size": vocabulary,
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "intermediate_size": 4 * width,
+        **more,
+    }
+
+
+def llama(vocabulary: int, width: int, layers: int, inner: int, heads: int, keys: int, **more: Any) -> dict[str, Any]:
+    return {
+        "vocab_size": vocabulary,
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "intermediate_size": inner,
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys,
+        **more,
+    }
+
+
+def t5(vocabulary: int, width: int, layers: int, inner: int, heads: int, **more: Any) -> dict[str, Any]:
+    return {
+        "vocab_size": vocabulary,
+        "d_model": width,
+        "num_layers": layers,
+        "d_ff": inner,
+        "num_heads": heads,
+        **more,
+    }
+
+
+def falcon(vocabulary: int, width: int, layers: int, heads: int, **more: Any) -> dict[str, Any]:
+    return {
+        "vocab_size": vocabulary,
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        **more,
+    }
+
+
+GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+ROBERTA = {"max_position_embeddings": 514, "type_vocab_size": 1}
+PUBLISHED: list[tuple[str, dict[str, Any], int]] = [
+    ("gpt2", {"vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_positions": 1024}, 124_439_808),
+    ("gpt2", {"vocab_size": 50257, "n_embd": 1024, "n_layer": 24, "n_positions": 1024}, 354_823_168),
+    ("gpt2", {"vocab_size": 50257, "n_embd": 1600, "n_layer": 48, "n_positions": 1024}, 1_557_611_200),
+    ("gpt_neox", bert(50304, 768, 12), 162_322_944),
+    ("gpt_neox", bert(50432, 6144, 44), 20_554_567_680),
+    ("opt", {"vocab_size": 50272, "hidden_size": 768, "num_hidden_layers": 12, "ffn_dim": 3072}, 125_239_296),
+    ("opt", {"vocab_size": 50272, "hidden_size": 2048, "num_hidden_layers": 24, "ffn_dim": 8192}, 1_315_758_080),
+    ("bloom", {"vocab_size": 250880, "hidden_size": 1024, "n_layer": 24}, 559_214_592),
+    (
+        "phi",
+        {"vocab_size": 51200, "hidden_size": 2560, "num_hidden_layers": 32, "intermediate_size": 10240},
+        2_779_683_840,
+    ),
+    ("llama", llama(32000, 4096, 32, 11008, 32, 32), 6_738_415_616),
+    ("llama", llama(32000, 5120, 40, 13824, 40, 40), 13_015_864_320),
+    ("llama", llama(32000, 8192, 80, 28672, 64, 8), 68_976_648_192),
+    ("llama", llama(128256, 4096, 32, 14336, 32, 8), 8_030_261_248),
+    ("llama", llama(128256, 8192, 80, 28672, 64, 8), 70_553_706_496),
+    ("mistral", llama(32000, 4096, 32, 14336, 32, 8), 7_241_732_096),
+    ("mixtral", llama(32000, 4096, 32, 14336, 32, 8, num_local_experts=8, num_experts_per_tok=2), 46_702_792_704),
+    ("qwen2", llama(152064, 3584, 28, 18944, 28, 4), 7_615_616_512),
+    ("qwen2", llama(151936, 896, 24, 4864, 14, 2, tie_word_embeddings=True), 494_032_768),
+    ("gemma", llama(256000, 2048, 18, 16384, 8, 1, head_dim=256), 2_506_172_416),
+    ("gemma", llama(256000, 3072, 28, 24576, 16, 16, head_dim=256), 8_537_680_896),
+    ("gemma2", llama(256000, 2304, 26, 9216, 8, 4, head_dim=256), 2_614_341_888),
+    ("phi3", llama(32064, 3072, 32, 8192, 32, 32), 3_821_079_552),
+    ("bert", bert(30522, 768, 12), 109_482_240),
+    ("bert", bert(30522, 1024, 24), 335_141_888),
+    ("roberta", bert(50265, 768, 12, **ROBERTA), 124_645_632),
+    ("roberta", bert(50265, 1024, 24, **ROBERTA), 355_359_744),
+    ("xlm-roberta", bert(250002, 768, 12, **ROBERTA), 278_043_648),
+    ("distilbert", {"vocab_size": 30522, "dim": 768, "n_layers": 6, "hidden_dim": 3072}, 66_362_880),
+    ("electra", bert(30522, 768, 12, embedding_size=768), 108_891_648),
+    ("albert", bert(30000, 768, 12, embedding_size=128), 11_683_584),
+    ("vit", {**bert(0, 768, 12), **LABELS}, 86_567_656),
+    ("vit", {**bert(0, 1024, 24), **LABELS}, 304_326_632),
+    ("resnet", {"depths": [3, 4, 6, 3], **LABELS}, 25_557_032),
+    ("resnet", {"depths": [3, 4, 23, 3], **LABELS}, 44_549_160),
+    (
+        "resnet",
+        {"depths": [2, 2, 2, 2], "hidden_sizes": [64, 128, 256, 512], "layer_type": "basic", **LABELS},
+        11_689_512,
+    ),
+    ("convnext", {**LABELS}, 28_589_128),
+    ("t5", t5(32128, 512, 6, 2048, 8), 60_506_624),
+    ("t5", t5(32128, 768, 12, 3072, 12), 222_903_552),
+    ("t5", t5(32128, 1024, 24, 4096, 16), 737_668_096),
+    ("t5", t5(32128, 1024, 24, 16384, 32, d_kv=128), 2_851_598_336),
+    ("t5", t5(32128, 768, 12, 2048, 12, **GATED), 247_577_856),
+    ("mt5", t5(250112, 512, 8, 1024, 6, **GATED), 300_176_768),
+    ("falcon", falcon(65024, 4544, 32, 71), 6_921_720_704),
+    ("falcon", falcon(65024, 8192, 60, 128, new_decoder_architecture=True, num_kv_heads=8), 41_303_293_952),
+    ("falcon", falcon(50304, 2048, 24, 32, bias=True, multi_query=False, parallel_attn=False), 1_311_625_216),
+    ("swin", {**LABELS}, 28_288_354),
+    ("swin", {"depths": [2, 2, 18, 2], **LABELS}, 49_606_258),
+    ("swin", {"embed_dim": 128, "depths": [2, 2, 18, 2], "num_heads": [4, 8, 16, 32], **LABELS}, 87_768_224),
+]
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "published"), PUBLISHED, ids=lambda one: one if isinstance(one, str) else ""
+)
+def test_parameters_are_those_that_are_published(family: str, fields: dict[str, Any], published: int) -> None:
+    assert of_config({"model_type": family, **fields}, 128).parameters == published
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "gigaflops"),
+    [
+        # Twice the multiply-adds of torchvision's and timm's tables: 4.09, 1.81, 4.46 and 17.6 (both of ViT's products
+        # of attention are counted there too).
+        ("resnet", {"depths": [3, 4, 6, 3], **LABELS}, 8.18),
+        (
+            "resnet",
+            {"depths": [2, 2, 2, 2], "hidden_sizes": [64, 128, 256, 512], "layer_type": "basic", **LABELS},
+            3.63,
+        ),
+        ("convnext", {**LABELS}, 8.92),
+        ("vit", {**bert(0, 768, 12), **LABELS}, 35.1),
+        # 4.5 and 15.4 multiply-adds in the paper.
+        ("swin", {**LABELS}, 8.98),
+        ("swin", {"embed_dim": 128, "depths": [2, 2, 18, 2], "num_heads": [4, 8, 16, 32], **LABELS}, 30.9),
+    ],
+)
+def test_operations_are_those_that_are_published(family: str, fields: dict[str, Any], gigaflops: float) -> None:
+    counted = of_config({"model_type": family, **fields}, None)
+    assert counted.forward_flops / 1e9 == pytest.approx(gigaflops, rel=0.02)
+
+
+def test_a_token_of_a_decoder_takes_two_operations_a_weight() -> None:
+    """6 N a token in training: N without positions, which are looked up."""
+    small = of_config({"model_type": "gpt2", "vocab_size": 50257, "n_embd": 768, "n_layer": 12}, 128)
+    weights = 85_000_000 + 50257 * 768
+    assert small.forward_flops / 128 == pytest.approx(2 * weights + 4 * 128 * 768 * 12, rel=0.01)
+    experts = of_config({"model_type": "mixtral", **PUBLISHED[15][1]}, 128)
+    assert experts.forward_flops / 128 == pytest.approx(2 * 12.9e9, rel=0.03), "two experts of eight are used"
+
+
+@given(st.floats(1e6, 1e12), st.integers(1, 8192))
+def test_parameters_alone_make_a_transformer(parameters: float, tokens: int) -> None:
+    counted = of_parameters(parameters, tokens)
+    assert 3 * counted.forward_flops == pytest.approx(6 * parameters * tokens)
+    assert counted.activation_bytes > 0
+
+
+def test_the_shape_that_is_assumed_is_that_of_gpt2() -> None:
+    assert of_parameters(85_000_000, 1).layers == 12
+
+
+@given(st.floats(1e12, 1e26))
+def test_operations_alone_make_the_model_that_uses_them_best(flops: float) -> None:
+    parameters = of_flops(flops)
+    assert 6 * parameters * 20 * parameters == pytest.approx(flops)
+
+
+WILD = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=True) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+NAMES = [
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "n_embd",
+    "n_layer",
+    "dim",
+    "n_layers",
+    "hidden_dim",
+    "embedding_size",
+    "depths",
+    "hidden_sizes",
+    "image_size",
+    "patch_size",
+    "id2label",
+    "num_labels",
+    "ffn_dim",
+    "d_model",
+    "d_ff",
+    "d_kv",
+    "num_heads",
+    "num_layers",
+    "feed_forward_proj",
+    "embed_dim",
+    "window_size",
+    "mlp_ratio",
+    "num_ln_in_parallel_attn",
+]
+
+
+@given(st.sampled_from(sorted(FAMILIES)), st.dictionaries(st.sampled_from(NAMES), WILD | st.integers(1, 64)))
+def test_whatever_a_file_says_is_counted_or_refused(family: str, fields: dict[str, Any]) -> None:
+    try:
+        counted = of_config({"model_type": family, **fields}, None)
+    except BadInput:
+        return
+    assert counted.parameters > 0
+    assert 0 < counted.forward_flops < float("inf")
+
+
+def test_all_that_is_missing_is_said_at_once() -> None:
+    with pytest.raises(BadInput, match=r"hidden_size is missing; num_hidden_layers is missing; vocab_size is missing"):
+        of_config({"model_type": "llama"}, None)
+    with pytest.raises(BadInput, match="model_type is 'whisper'; parameters are counted for albert, bert"):
+        of_config({"model_type": "whisper"}, None)
+    with pytest.raises(BadInput, match="hidden_size must be a whole number from 1 to 10,000,000"):
+        of_config({"model_type": "bert", **bert(30522, 10**30, 2)}, None)

@@ -1,0 +1,284 @@
+"""What workers compute in, as a dimension of a plan: what was measured decides; where nothing was, nothing changes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from hetopt.backends.prediction.local_plan import predict_on_local
+from hetopt.core.errors import BadInput
+from hetopt.core.precision import Precision
+from hetopt.core.profile import PrecisionTrial, Profile
+from hetopt.core.step_samples import Node, StepSample
+from hetopt.core.synchronization import Synchronization
+from hetopt.optimizer.convergence.precision_loss import precision_loss
+from hetopt.optimizer.fit import fit
+from hetopt.optimizer.market.catalog import Catalog, load_catalog
+from hetopt.optimizer.plan import Goal, Plan
+from hetopt.optimizer.recommendation.options import Options
+from hetopt.optimizer.recommendation.recommend import SearchProblem, recommend, search_problem
+from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns
+from hetopt.optimizer.search.search import search
+from hetopt.optimizer.step_time.transfer import NO_BF16_UNITS, reference_host, worker_model
+
+from .conftest import NOW
+from .profiles import make_device, make_profile
+
+OWN = ("g5.xlarge", "g5.2xlarge", "g5.12xlarge")
+"""With the GPU that was profiled: no other's speed has to be inferred, which takes most of a search's time here."""
+
+GPUS = (*OWN, "g4dn.xlarge", "g6.xlarge")
+TO_TARGET = Goal(ends="target", budget_usd=50.0)
+FEW = Options(trials=0, only_types=OWN, max_workers=8, mixed_types=2, worlds=False)
+
+
+SLOWER = st.just(1.0) | st.floats(1.01, 4)
+"""Not by less than what fitting a line may round away."""
+
+
+def gpu_profile(fixed: float = 0.7, per_sample: float = 0.4, *, steps: float | None = 1.0, **also: float) -> Profile:
+    """A job on an A10G in fp32; bf16 (and others) take these parts of its times, and so many times its steps."""
+    factors = {"bf16": (fixed, per_sample), **{name: (part, part) for name, part in also.items()}}
+    usual = make_device(kind="cuda", type="g5.xlarge", per_sample_s=0.004)
+    others = (
+        make_device(kind="cuda", type="g5.xlarge", fixed_s=0.004 * a, per_sample_s=0.004 * c).model_copy(
+            update={"precision": name, "compressors": ()}
+        )
+        for name, (a, c) in factors.items()
+    )
+    profile = make_profile(devices=[usual, *others])
+    trials = [] if steps is None else [(steps, seed) for seed in range(3)]
+    return profile.model_copy(
+        update={
+            "host": profile.host.model_copy(update={"accelerator": "NVIDIA A10G", "accelerator_count": 1}),
+            "precision_trials": tuple(
+                PrecisionTrial(precision="bf16", global_batch_size=64, seed=seed, steps=1000 * part, usual_steps=1000)
+                for part, seed in trials
+            ),
+        }
+    )
+
+
+@cache
+def known() -> Catalog:
+    return load_catalog()
+
+
+def problem(profile: Profile, goal: Goal = TO_TARGET, options: Options = FEW) -> SearchProblem:
+    return search_problem(profile, known(), goal, options)
+
+
+def planned(profile: Profile, goal: Goal = TO_TARGET, options: Options = FEW) -> Plan:
+    return recommend(profile, known(), goal, options, seed=0, now=NOW)
+
+
+def test_without_measurements_nothing_changes() -> None:
+    """The profile is read as it was written, and neither it nor its plan has a word more."""
+    profile = make_profile()
+    assert profile.computing_in("bf16") is profile
+    assert "precision_trials" not in profile.to_json()
+    model = fit(profile)
+    assert model.profile is profile
+    assert model.computing_in("bf16") is model
+    assert problem(profile, options=replace(FEW, only_types=("c7a.*",))).space.precisions == ("fp32",)
+    told = planned(profile, options=replace(FEW, only_types=("c7a.large",), batch_size=64))
+    assert "precision" not in told.chosen.model_dump()
+    assert told.run.precision == "fp32"
+    assert not any("fp32" in sentence for sentence in told.explanation)
+
+
+@settings(deadline=None, max_examples=5)
+@given(SLOWER, SLOWER, st.floats(1, 3), st.booleans())
+@example(1.0, 2.0, 1.0, False)
+def test_what_is_slower_and_no_better_is_never_chosen(
+    fixed: float, per_sample: float, steps: float, to_target: bool
+) -> None:
+    goal = TO_TARGET if to_target else Goal(ends="epochs", amount=3, budget_usd=50.0)
+    slower = gpu_profile(fixed, per_sample, steps=steps)
+    alone = slower.model_copy(update={"devices": slower.devices[:1], "precision_trials": ()})
+    space, usual = problem(slower, goal).space, problem(alone, goal).space
+    assert space.precisions == ("fp32",)
+    assert space.options == usual.options
+    assert space.exchanges[0].compress_s.tolist() == usual.exchanges[0].compress_s.tolist()
+
+
+def test_what_is_faster_is_chosen_said_and_started() -> None:
+    profile = gpu_profile()
+    plan, usual = planned(profile), planned(profile, options=replace(FEW, precision="fp32"))
+    assert (plan.chosen.precision, plan.run.precision) == ("bf16", "bf16")
+    assert (usual.chosen.precision, usual.run.precision) == ("fp32", "fp32")
+    assert plan.chosen.prediction.total_s.value < usual.chosen.prediction.total_s.value
+    assert any(
+        "compute in bf16" in text and "0.4" in text and "not seen to differ" in text for text in plan.explanation
+    )
+    assert any("compute in fp32" in text and "bf16 was measured" in text for text in usual.explanation)
+    again = Plan.from_json(plan.to_json(), origin="memory")
+    assert again == plan
+    assert predict_on_local(again, (1.0,)).run.precision == "bf16"
+
+
+def test_a_launch_is_predicted_in_the_precision_that_it_starts_in() -> None:
+    plan = planned(gpu_profile())
+    half = predict_on_local(plan, (1.0,)).prediction
+    run = plan.run.model_copy(update={"precision": "fp32"})
+    full = predict_on_local(plan.model_copy(update={"run": run}), (1.0,)).prediction
+    assert half.compute_s < 0.6 * full.compute_s
+    assert half.steps.value == full.steps.value
+
+
+@settings(deadline=None, max_examples=4)
+@given(
+    bf16=st.floats(0.4, 1.5),
+    fp16=st.floats(0.4, 1.5),
+    weight=st.sampled_from([0.0, 0.5, 1.0]),
+    budget=st.sampled_from([2.0, 50.0]),
+)
+def test_free_choice_is_the_best_of_the_pinned_ones(bf16: float, fp16: float, weight: float, budget: float) -> None:
+    """The joint search loses nothing against a search of each precision alone."""
+    profile = gpu_profile(bf16, bf16, fp16=fp16)
+    goal = Goal(ends="epochs", amount=30, budget_usd=budget)
+    options = replace(FEW, time_weight=weight)
+
+    def score(asked: Options) -> tuple[float, Precision, bool]:
+        found = problem(profile, goal, asked)
+        seen = search(found.space, found.job, asked.limits(goal), seed=0, effort=asked.effort)
+        assert seen.chosen is not None
+        time_s, cost_usd = seen.forecast.total_s[seen.chosen], seen.forecast.cost_usd[seen.chosen]
+        chosen = seen.cluster(seen.chosen).machines
+        assert len({found.space.options[option].precision for option, _ in chosen}) == 1
+        precision = found.space.options[chosen[0][0]].precision
+        return float(time_s**weight * cost_usd ** (1 - weight)), precision, seen.safe
+
+    free, _, safe = score(options)
+    pinned = [score(replace(options, precision=one)) for one in profile.precisions]
+    assert safe == any(one_safe for *_, one_safe in pinned)
+    assert free <= 1.021 * min(one for one, _, one_safe in pinned if one_safe == safe)  # within 2 % is equal
+
+
+def test_machines_of_one_cluster_compute_alike() -> None:
+    found = problem(gpu_profile(0.9, 1.1, fp16=1.05))
+    columns = Columns.of(found.space)
+    assert len(found.space.precisions) > 1
+    count = len(found.space.options)
+    first, second = (side.reshape(-1) for side in np.meshgrid(range(count), range(count)))
+    option = np.stack([first, second], axis=1)
+    alike = columns.computes_alike(option, np.ones_like(option))
+    names = [one.precision for one in found.space.options]
+    assert alike.tolist() == [names[a] == names[b] for a, b in option.tolist()]
+    assert columns.computes_alike(option, np.array([[1, 0]] * len(option))).all()
+    rows = ClusterRows(
+        option=option, count=np.ones_like(option), batch=np.zeros(len(option), int), exchange=np.zeros(len(option), int)
+    )
+    assert (columns.allowed(rows.option, rows.count) <= alike).all()
+
+
+def test_old_gpus_have_no_bf16() -> None:
+    catalog, model = known(), fit(gpu_profile())
+    names = {
+        precision: {option.name for option in problem(gpu_profile(fp16=0.5), options=pinned).space.options}
+        for precision, pinned in (
+            (one, replace(FEW, only_types=GPUS, precision=one)) for one in ("fp32", "bf16", "fp16")
+        )
+    }
+    assert "g4dn.xlarge" in names["fp16"]
+    assert "g4dn.xlarge" not in names["bf16"]
+    half = model.computing_in("bf16")
+    host = reference_host(half, catalog.instance_types.values())
+    refused = worker_model(half, host, catalog.instance_type("g4dn.xlarge"))
+    assert getattr(refused, "reason", None) == NO_BF16_UNITS
+
+
+def test_a_cpu_speaks_for_its_like_alone() -> None:
+    """Which processors have units for bf16, no fact of the catalogue says."""
+    usual, half = (
+        make_device(type="c7i.large", per_sample_s=per_sample).model_copy(update={"precision": precision})
+        for per_sample, precision in ((0.004, "fp32"), (0.001, "bf16"))
+    )
+    found = problem(
+        make_profile(devices=[usual, half]), options=replace(FEW, only_types=("c7i.*", "c7a.*", "g5.xlarge"))
+    )
+    families = {option.name.split(".")[0] for option in found.space.options if option.precision == "bf16"}
+    assert families == {"c7i"}
+    here, there = (make_device(per_sample_s=0.004), half.model_copy(update={"type": "local"}))
+    for cpu, alike in (("AMD EPYC 9R14 Processor", {"c7a"}), ("AMD EPYC", set[str]())):
+        local = make_profile(devices=[here, there], cpu_model=cpu)
+        found = problem(local, options=replace(FEW, only_types=("c7i.*", "c7a.*", "c5a.*")))
+        assert {option.name.split(".")[0] for option in found.space.options if option.precision == "bf16"} == alike
+
+
+def trials(*ratios: float) -> Profile:
+    profile = gpu_profile()
+    return profile.model_copy(
+        update={
+            "precision_trials": tuple(
+                PrecisionTrial(precision="bf16", global_batch_size=64, seed=seed, steps=100 * ratio, usual_steps=100)
+                for seed, ratio in enumerate(ratios)
+            )
+        }
+    )
+
+
+@given(st.lists(st.floats(0.5, 3), max_size=6))
+def test_a_loss_is_stated_where_it_shows(ratios: list[float]) -> None:
+    loss = precision_loss(trials(*ratios), "bf16")
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else 1.0
+    assert loss.stretch in (1.0, pytest.approx(mean))
+    assert (loss.stretch > 1) == bool(ratios and mean > 1 + loss.unseen and not loss.unseen)
+    assert precision_loss(trials(*ratios), "fp32") == precision_loss(make_profile(), "fp32")
+    assert loss.log_sd > 0
+
+
+def test_a_loss_takes_steps_to_a_target_and_rules_out_runs_of_fixed_length() -> None:
+    slower, same = gpu_profile(0.5, 0.5, steps=1.5), gpu_profile(0.5, 0.5)
+    pinned = replace(FEW, precision="bf16", batch_size=64, mixed_types=1)
+    lost, kept = (planned(one, options=pinned).chosen.prediction.steps for one in (slower, same))
+    assert lost.value == pytest.approx(1.5 * kept.value, rel=0.1)
+    assert "50 % more" in precision_loss(slower, "bf16").in_words
+    assert "not compared" in precision_loss(gpu_profile(steps=None), "bf16").in_words
+    fixed = Goal(ends="epochs", amount=3, budget_usd=50.0)
+    assert problem(slower, fixed).space.precisions == ("fp32",)
+    assert problem(same, fixed).space.precisions[-1] == "bf16"
+
+
+def test_imported_steps_say_what_a_described_job_may_compute_in() -> None:
+    """A job profiled in fp32, with steps in bf16 on the same GPU measured elsewhere."""
+    profile = gpu_profile()
+    samples = tuple(
+        StepSample(
+            nodes=(Node(type="g5.xlarge", workers=1),), local_batch_size=size, precision=precision, step_time_s=part
+        )
+        for precision, whole in (("fp32", 1.0), ("bf16", 0.4))
+        for size in (32, 64, 128)
+        for part in [whole * (0.004 + 0.004 * size)]
+    )
+    alone = profile.model_copy(update={"devices": profile.devices[:1], "precision_trials": (), "samples": samples})
+    found = problem(alone, options=replace(FEW, only_types=GPUS))
+    assert "bf16" in found.space.precisions
+    assert {option.name for option in found.space.options if option.precision == "bf16"}.isdisjoint({"g4dn.xlarge"})
+    plan = planned(alone)
+    assert plan.run.precision == "bf16"
+    assert any("not compared" in sentence for sentence in plan.explanation)
+
+
+def test_bad_pins_are_one_sentence() -> None:
+    with pytest.raises(BadInput, match=r"`precision=\"fp16\"` was not measured: the profile has steps in fp32, bf16"):
+        problem(gpu_profile(), options=replace(FEW, precision="fp16"))
+    averages = Synchronization(name="local-sgd", every_steps=8)
+    with pytest.raises(BadInput, match="fp16 needs gradients to be summed"):
+        problem(gpu_profile(fp16=0.5), options=replace(FEW, precision="fp16", sync=averages))
+    assert "fp16" not in problem(gpu_profile(fp16=0.1), options=replace(FEW, sync=averages)).space.precisions
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_view_of_a_profile_is_all_of_one_precision(precision: Precision) -> None:
+    profile = gpu_profile()
+    view = profile.computing_in(precision)
+    assert view.precisions == (precision,)
+    assert view.devices[0].compressors == profile.devices[0].compressors
+    assert fit(profile, precision).precision == precision

@@ -1,0 +1,75 @@
+"""Regions side by side: the best one wins, a far data set pays its way, and a budget holds that too."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from hetopt.core.errors import NoFeasiblePlan
+from hetopt.core.profile import Profile
+from hetopt.optimizer.cost.data_transfer import data_transfer
+from hetopt.optimizer.market.catalog import load_catalog
+from hetopt.optimizer.plan import Goal
+from hetopt.optimizer.recommendation.options import Options
+from hetopt.optimizer.recommendation.recommend import recommend
+from hetopt.optimizer.recommendation.regions import Compared, Market, compare_regions
+from tests.face.conftest import RECORDED
+
+HERE = load_catalog("us-west-2")
+MARKETS = [Market(catalog=HERE.in_region(name), quotas={}) for name in ("us-west-2", "eu-west-1", "sa-east-1")]
+PROFILE = Profile.load(RECORDED / "resnet20-cifar10.json")
+GOAL = Goal(ends="epochs", amount=200, budget_usd=20)
+
+
+def compared(options: Options, goal: Goal = GOAL) -> Compared:
+    return compare_regions(PROFILE, MARKETS, goal, options, seed=0)
+
+
+def test_the_best_is_that_of_each_alone() -> None:
+    found = compared(Options(objective="cheapest", trials=0))
+    assert found.regions == len(found.offers) == 3
+    costs = [offer.cost_usd for offer in found.offers]
+    assert costs == sorted(costs)
+    assert found.best.catalog.region == found.offers[0].region
+
+
+def test_far_data_pays_its_way() -> None:
+    """90 GB from Ireland cost more than the training anywhere."""
+    options = Options(objective="cheapest", trials=0, data_bytes=90e9, data_region="eu-west-1")
+    found = compared(options)
+    assert found.offers[0].region == "eu-west-1"
+    assert found.offers[0].data_transfer_usd == 0
+    assert [offer.data_transfer_usd for offer in found.offers[1:]] == pytest.approx([1.8, 1.8])
+
+
+def test_what_is_paid_before_is_in_the_bill_and_in_the_budget() -> None:
+    options = Options(trials=0, mixed_types=1, data_bytes=90e9, data_region="eu-west-1")
+    made = recommend(PROFILE, HERE, GOAL, options, seed=0, now=datetime(2026, 11, 26, tzinfo=UTC)).chosen.prediction
+    line = next(term for term in made.cost_terms if term.name.startswith("data set"))
+    assert line.usd == made.data_transfer_usd == pytest.approx(1.8)
+    assert "eu-west-1 to us-west-2" in line.basis
+    assert sum(term.usd for term in made.cost_terms) == pytest.approx(made.cost_usd.value)
+    with pytest.raises(NoFeasiblePlan):
+        recommend(
+            PROFILE,
+            HERE,
+            GOAL.model_copy(update={"budget_usd": 1.7}),
+            options,
+            seed=0,
+            now=datetime(2026, 11, 26, tzinfo=UTC),
+        )
+
+
+def test_nothing_anywhere_is_said() -> None:
+    with pytest.raises(NoFeasiblePlan, match="3 regions"):
+        compared(Options(trials=0), GOAL.model_copy(update={"budget_usd": 1e-6}))
+
+
+def test_what_leaves_a_region_is_priced_by_it() -> None:
+    assert data_transfer(1e9, "us-east-1", "us-east-1") is None
+    assert data_transfer(0, "us-east-1", "eu-west-1") is None
+    there, back = data_transfer(1e9, "us-east-1", "sa-east-1"), data_transfer(1e9, "sa-east-1", "us-east-1")
+    assert there is not None
+    assert back is not None
+    assert back.usd > 5 * there.usd

@@ -1,0 +1,223 @@
+"""Runs on hosts that real ssh servers reach, each in a network of its own: the contract, loss and return, clean-up."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hetopt
+from benchmarks._ssh_servers import Servers
+from hetopt.api.exploring import place_on_hosts
+from hetopt.backends.emulation.namespaces import EmulatedNetwork
+from hetopt.backends.probe_runs import own_probes
+from hetopt.backends.ssh.conductor import Situation, next_move
+from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.hosts import Host, read_hosts
+from hetopt.core.profile import Profile
+from hetopt.core.reporter import Reporter
+from hetopt.core.run_status import RunState
+from hetopt.core.worker_logs import log_files
+from hetopt.optimizer.market.catalog import load_catalog
+from hetopt.optimizer.market.owned import owned
+from hetopt.optimizer.plan import Plan
+from hetopt.optimizer.step_time.profiled import sampled_machines
+from tests.api.test_backends import RECORDED, Stories
+from tests.disturbance import PATIENCE_S
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return hetopt.recommend(RECORDED, budget_usd=2, epochs=20, types="c7i.large", max_workers=2, trials=0)
+
+
+@pytest.fixture
+def inventory(servers: Servers, two_machines: EmulatedNetwork) -> Iterator[Path]:
+    """Two hosts; when the test ends nothing of a run is left on them."""
+    tables = [f'python = "{sys.executable}"\nusd_per_hour = 0.1\n']
+    for place in range(2):
+        servers.host(f"box{place}", network=two_machines.namespace(place))
+        # Each host has its own disk: of hosts that share one, the first to end cannot know that the folder is to go.
+        folder = servers.folder / f"remote{place}"
+        tables.append(f'[box{place}]\nprivate = "{two_machines.address(place)}"\nfolder = "{folder}"\n')
+    path = servers.folder / "hosts.toml"
+    path.write_text("".join(tables))
+    yield path
+    deadline = time.monotonic() + PATIENCE_S
+    while (left := what_is_left(servers, two_machines)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert left == []
+
+
+def what_is_left(servers: Servers, network: EmulatedNetwork) -> list[object]:
+    """Files and processes of runs on the hosts."""
+    processes = [pid for place in range(2) for pid in network.pids(place)]
+    return [*(found for place in range(2) for found in os.walk(servers.folder / f"remote{place}")), *processes]
+
+
+def until(run: hetopt.Run, step: int) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while run.record().progress.step < step:
+        assert not run.status().state.is_over, run.status()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def started_with(run: hetopt.Run) -> list[int]:
+    """How many workers each start had."""
+    path = run.folder / "events.jsonl"
+    events = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [len(event["workers"]) for event in events if event["event"] == "run_started"]
+
+
+@pytest.mark.slow  # the test below tells most of each story in one
+class TestSsh(Stories):
+    place = "ssh"
+
+    @pytest.fixture(autouse=True)
+    def on_these(self, inventory: Path) -> None:
+        self.here = {"inventory": str(inventory)}
+
+    def workers(self, run: hetopt.Run) -> list[psutil.Process]:
+        return [
+            process
+            for process in psutil.process_iter(["cmdline"])
+            if "hetopt.trainer.worker" in (process.info["cmdline"] or [])
+            and any(f"/runs/{run.name}/box" in word for word in process.info["cmdline"])
+        ]
+
+
+def test_a_run_ends_and_nothing_of_it_is_left_on_the_hosts(
+    plan: Plan, inventory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
+    run = hetopt.launch(plan, on="ssh", inventory=inventory, steps=12)
+    assert run.wait().state is RunState.FINISHED
+    assert run.model is not None
+    assert {worker.host for worker in run.report().workers} == {"box0", "box1"}
+    assert run.launch is not None
+    assert run.launch.prediction.cost_usd.value == pytest.approx(0.2 * run.launch.prediction.total_s.value / 3600)
+    assert log_files(run.folder, 1)
+
+
+@pytest.mark.slow
+def test_a_host_is_lost_and_returns(
+    plan: Plan, inventory: Path, two_machines: EmulatedNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
+    run = hetopt.launch(plan, on="ssh", inventory=inventory, steps=100_000)
+    until(run, 20)
+    two_machines.kill(1)  # as one that loses power
+    deadline = time.monotonic() + PATIENCE_S
+    while started_with(run) != [2, 1, 2]:
+        assert not run.status().state.is_over, run.status()
+        assert time.monotonic() < deadline, started_with(run)
+        time.sleep(0.2)
+    before = run.record().progress.step
+    until(run, before + 10)
+    assert run.stop().state is RunState.STOPPED
+
+
+@pytest.mark.slow
+def test_hosts_are_measured(inventory: Path) -> None:
+    """Two probes, of one host and of both; the samples name them, and a plan for the inventory knows their speed."""
+    profile = Profile.load(RECORDED)
+    place = place_on_hosts(profile, inventory=inventory, tell=Reporter())
+    layouts = [[node.type for node in probe.configuration.nodes] for probe in place.probes]
+    assert layouts[0] == ["box0"]
+    assert ["box0", "box1"] in layouts
+    both = next(probe for probe in place.probes if len(probe.configuration.nodes) == 2)
+    found = [place.measure([probe], 1.0) for probe in (place.probes[0], both)]
+    assert [[node.type for node in one.samples[0].nodes] for one in found] == [["box0"], ["box0", "box1"]]
+    assert all(0 < one.samples[0].step_time_s < 60 for one in found)
+    assert all(0 < one.usd < 0.1 for one in found)
+    known = profile.model_copy(update={"samples": tuple(one.samples[0] for one in found)})
+    mine = owned(load_catalog(), planned(inventory), datetime.date.today())
+    machines = sampled_machines(known, mine.catalog.instance_types)
+    assert machines is not None
+    assert machines.machine("box0").evidence == "measured"
+
+
+def planned(inventory: Path) -> list[Host]:
+    """The hosts with what a plan needs to know."""
+    return [replace(host, cpus=2, network_mbit=100.0) for host in read_hosts(inventory)]
+
+
+def test_each_host_is_probed_alone_and_more_and_more_together() -> None:
+    hosts = [Host(name=f"box{place}", address="x", devices=("T4",) * (1 + place)) for place in range(4)]
+    probes = own_probes(Profile.load(RECORDED), hosts)
+    layouts = {tuple(node.type for node in probe.configuration.nodes) for probe in probes}
+    alone = {(host.name,) for host in hosts}
+    assert layouts == alone | {tuple(host.name for host in hosts[:count]) for count in (2, 3, 4)}
+    for probe in probes:
+        assert len(probe.spec.workers) == sum(node.workers for node in probe.configuration.nodes)
+
+
+def test_a_host_that_cannot_take_part_is_refused_before_anything_begins(
+    plan: Plan, servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
+    servers.host("stranger", known=False)
+    with pytest.raises(RunFailed, match="stranger cannot take part: shows a key that is not known"):
+        hetopt.launch(plan, on="ssh", hosts="stranger")
+    with pytest.raises(BadInput, match="needs to know which"):
+        hetopt.launch(plan, on="ssh")
+    assert not list(tmp_path.iterdir())
+
+
+NAMES = st.sets(st.sampled_from("abcd"))
+
+
+@given(
+    members=NAMES.filter(bool),
+    there=NAMES,
+    allowed=NAMES,
+    fresh=NAMES,
+    ended=st.dictionaries(st.sampled_from("abcd"), st.sampled_from([0, 6, 137])),
+    pauses=st.booleans(),
+    stopping=st.booleans(),
+    resumes=st.booleans(),
+)
+def test_moves_are_lawful(
+    members: set[str],
+    there: set[str],
+    allowed: set[str],
+    fresh: set[str],
+    ended: dict[str, int],
+    pauses: bool,
+    stopping: bool,
+    resumes: bool,
+) -> None:
+    now = Situation(
+        members=members,
+        there=there,
+        allowed=allowed,
+        fresh=fresh & there,
+        ended={name: code for name, code in ended.items() if name in members},
+        pauses=pauses,
+        stopping=stopping,
+        resumes=resumes,
+    )
+    move = next_move(now)
+    assert next_move(replace(now, over=True)) == "end"
+    if move == "place":
+        assert there & allowed, "somebody can be placed"
+    if move == "pause":
+        assert resumes, "what saves nothing is not interrupted"
+        assert not pauses, "once is enough"
+    if stopping:
+        assert move in ("end", "go on"), "nobody is placed in a run that is to end"
+    if members <= there - fresh and members == there & allowed and not now.ended and not stopping:
+        assert move == "go on", "nothing has happened"
+    if not members <= there - fresh and not stopping:
+        assert move in ("place", "wait"), "a loss is answered at once"

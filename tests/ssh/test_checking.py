@@ -1,0 +1,193 @@
+"""`hetopt hosts check` on real ssh servers, and the judgements that need machines which are not here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks._ssh_servers import Servers
+from hetopt.backends.emulation.namespaces import EmulatedNetwork
+from hetopt.backends.ssh import look
+from hetopt.backends.ssh.checking import HostFound, Seen, Ways, alone, check_hosts, cuda_of, together
+from hetopt.core.hosts import Host
+
+PACKAGES = dict.fromkeys(look.PACKAGES, "1.0") | {"torch": "2.13.0+cu130"}
+HEALTHY: dict[str, Any] = {
+    "python": (3, 12), "executable": "/usr/bin/python3", "system": "Linux", "machine": "x86_64", "hostname": "box1",
+    "identity": "one", "time_s": 1000.0, "cpus": 16, "load": 0.1, "memory_bytes": 64 * 2**30,
+    "folder": "/srv/alice/.cache/hetopt", "writable": True, "there": "/srv/alice", "free_bytes": 10**12,
+    "file_system": ("ext4", "/dev/sda1"), "packages": PACKAGES, "gpus": [["RTX 3090", "24576", "570.1", "8.6"]],
+    "cuda": "13.0", "address": "10.0.0.1", "port": 4000, "listen_trouble": None,
+}  # fmt: skip
+GPU = Host(name="box1", address="box1", devices=("RTX 3090",))
+
+
+def seen(**more: object) -> Seen:
+    return Seen.model_validate(HEALTHY | more)
+
+
+def said(found: HostFound) -> str:
+    return "; ".join(one.said for one in found.troubles)
+
+
+def test_every_bad_host_is_found_and_told(servers: Servers) -> None:
+    """One round over real servers: who cannot be used is told why, and the others are not held up."""
+    here = {"python": sys.executable}
+    hosts = [
+        servers.host("box1", private="127.0.0.2", shell_prints="echo Welcome to box1", **here),
+        servers.host("box2", private="127.0.0.3", **here),
+        servers.host("elsewhere", private="10.255.255.1", **here),
+        servers.host("nowhere-to-write", folder="/proc/hetopt", private="127.0.0.4", **here),
+        servers.host("stranger", known=False, **here),
+        servers.host("changed", host_key="other_host_key", **here),
+        servers.host("wrong-key", key="strangers_key", **here),
+        servers.host("wrong-user", user="nobody-is-called-so", **here),
+        servers.host("passwords", passwords_only=True, **here),
+        servers.host("no-python", python="python9"),
+        servers.host("old-python", python=str(old_python(servers.folder))),
+    ]
+    found = {one.name: one for one in check_hosts(hosts)}
+    assert "prints 'Welcome to box1'" in said(found["box1"])
+    assert "is this machine" in said(found["box1"])
+    assert found["box1"].verdict == "unknown"
+    assert found["box1"].rates["box2"][0] > 1e6
+    assert "the same machine as box1" in said(found["box2"])
+    assert "cannot listen on 10.255.255.1" in said(found["elsewhere"])
+    assert "/proc has 0 B free" in said(found["nowhere-to-write"])
+    assert "a key that is not known" in said(found["stranger"])
+    assert "another key than" in said(found["changed"])
+    assert "keys that are here" in said(found["wrong-key"])
+    assert "keys that are here" in said(found["wrong-user"])
+    assert "without a password" in said(found["passwords"])
+    assert said(found["no-python"]) == "has no python9"
+    assert "has Python 2.7" in said(found["old-python"])
+    assert (servers.folder / "known_hosts").read_text().count("stranger") == 0
+    assert not (Path("~/.cache/hetopt").expanduser() / "box1").exists()
+    assert all(trouble.hint for one in found.values() for trouble in one.troubles)
+
+
+def old_python(folder: Path) -> Path:
+    """An interpreter that calls itself 2.7."""
+    path = folder / "python2"
+    path.write_text('#!/bin/sh\necho "HETOPT-SAYS 2.7"\ncat >/dev/null\n')
+    path.chmod(0o755)
+    return path
+
+
+def test_two_machines_and_their_links(servers: Servers, two_machines: EmulatedNetwork) -> None:
+    network, names = two_machines, [two_machines.namespace(place) for place in range(2)]
+    hosts = [
+        servers.host(f"box{place}", network=name, private=network.address(place), python=sys.executable)
+        for place, name in enumerate(names)
+    ]
+    found = check_hosts(hosts)
+    assert [one.verdict for one in found] == ["good", "good"], [one.troubles for one in found]
+    to, back = found[0].rates["box1"]
+    # 25 Mbit/s, but for what a bucket lets pass at once.
+    assert 10e6 < to < 60e6
+    assert 10e6 < back < 60e6
+    closed = ["iptables", "-A", "INPUT", "-p", "tcp", "--syn", "-j", "DROP"]
+    if subprocess.run(["ip", "netns", "exec", names[1], *closed], capture_output=True, check=False).returncode != 0:
+        network.take_down(1)  # no packet filter here: nothing passes at all
+    walled = check_hosts(hosts)
+    assert "cannot reach box1" in said(walled[0])
+    assert walled[0].verdict == "bad"
+
+
+@pytest.mark.slow  # thirty-two servers on one machine
+def test_thirty_two_hosts_are_asked_at_once(servers: Servers) -> None:
+    hosts = [servers.host(f"h{n}", python=sys.executable, private=f"127.0.1.{n}") for n in range(1, 33)]
+    begun = time.monotonic()
+    found = check_hosts(hosts)
+    took_s = time.monotonic() - begun
+    assert sum(one.seen is not None for one in found) == 32
+    assert all(len(one.rates) == 1 for one in found)
+    assert took_s < 100  # ten at leisure (`benchmarks.ssh_hosts`); these servers are all on this machine
+
+
+@pytest.mark.parametrize(
+    ("more", "verdict", "says"),
+    [
+        ({"packages": PACKAGES | {"torch": None}}, "bad", "has no torch"),
+        ({"writable": False}, "bad", "nothing can be written to /srv/alice"),
+        ({"free_bytes": 10**6}, "bad", "1 MB free, and a run needs 2 GB"),
+        ({"time_s": 4600.0}, "unknown", "1 h ahead of"),
+        ({"time_s": -2600.0}, "unknown", "1 h behind"),
+        ({"cuda": "12.4"}, "bad", "driver runs CUDA 12.4 and its torch needs 13"),
+        ({"gpus": []}, "bad", "1 GPUs are wanted"),
+        ({"gpus": "NVIDIA-SMI has failed"}, "bad", "driver does not answer"),
+        ({"packages": PACKAGES | {"torch": "2.13.0+cpu"}}, "bad", "without CUDA"),
+        ({"left": ["/srv/alice/.cache/hetopt/runs/r/box1"]}, "unknown", "1 run left files there"),
+    ],
+)
+def test_what_one_host_says_is_judged(more: dict[str, Any], verdict: str, says: str) -> None:
+    (trouble,) = alone(GPU, seen(**more), asked_s=1000.0)
+    assert trouble.verdict == verdict
+    assert says in trouble.said
+    assert trouble.hint
+
+
+def test_a_healthy_host_is_none_of_them() -> None:
+    assert alone(GPU, seen(), asked_s=1000.0) == []
+    assert "RTX 3090, which nobody uses" in alone(Host(name="b", address="b"), seen(), asked_s=1000.0)[0].said
+
+
+def test_files_of_a_run_that_is_over_are_found(tmp_path: Path) -> None:
+    for name, pid in (("over", 2**22 + 1), ("another", os.getpid())):
+        folder = tmp_path / "runs" / name / "box1"
+        folder.mkdir(parents=True)
+        (folder / "pid").write_text(str(pid))
+    assert look._left(str(tmp_path)) == [str(tmp_path / "runs" / name / "box1") for name in ("another", "over")]
+    assert look._left(str(tmp_path / "none")) == []
+
+
+def test_hosts_are_judged_together() -> None:
+    hosts = [Host(name=name, address=name) for name in ("a", "b", "c")]
+    nfs = ("nfs4", "server:/home")
+    three = {
+        "a": seen(identity="1", file_system=nfs),
+        "b": seen(identity="2", file_system=nfs, packages=PACKAGES | {"torch": "2.7.0"}),
+        "c": seen(identity="1"),
+    }
+    reached = {name: dict.fromkeys({"a", "b", "c"} - {name}, "yes") for name in three}
+    ways = {name: Ways.model_validate({"reached": one, "rates": {}}) for name, one in reached.items()}
+    found = together(hosts, three, ways, here="2")
+    assert [one.said for one in found["c"]] == ["it is the same machine as a"]
+    assert "is on server:/home, as that of b" in found["a"][0].said
+    assert {one.said for one in found["b"]} == {
+        "it is this machine: it trains beside whatever you do here",
+        "its /srv/alice is on server:/home, as that of a",
+        "it has torch 2.7.0, and a 2.13.0+cu130",
+    }
+    ways["b"] = Ways.model_validate({"reached": {"a": "timed out", "c": "timed out"}, "rates": {}})
+    assert "it cannot reach a and c (timed out)" in {one.said for one in together(hosts, three, ways, here="")["b"]}
+
+
+@pytest.mark.parametrize(
+    ("version", "cuda"), [("2.7.0+cu126", (12, 6)), ("2.13.0+cpu", None), ("2.13.0", (13, 0)), ("2.6.0", (12, 0))]
+)
+def test_what_cuda_a_torch_was_built_for(version: str, cuda: tuple[int, int] | None) -> None:
+    assert cuda_of(version) == cuda
+
+
+def test_the_command_says_a_line_for_each(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    from hetopt.cli.hosts import app
+
+    servers.host("box1")
+    servers.host("stranger", known=False)
+    inventory = servers.folder / "hosts.toml"
+    inventory.write_text(f'python = "{sys.executable}"\n[box1]\nprivate = "127.0.0.2"\n[stranger]\n')
+    told = CliRunner().invoke(app, ["check", str(inventory), "--json"])
+    assert told.exit_code == 6
+    facts = json.loads(told.stdout)
+    assert [one["verdict"] for one in facts] == ["unknown", "bad"]
+    assert facts[0]["seen"]["packages"]["torch"]

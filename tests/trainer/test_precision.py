@@ -1,0 +1,132 @@
+"""Steps in lower precision: any split gives one machine's gradient to rounding; what a task cannot bear is found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from hetopt.core.precision import Precision
+from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
+from hetopt.profiler.probe.replica import Replica
+from hetopt.profiler.probe.run import _objection
+from hetopt.trainer.comm.exchange import ExchangeStats
+from hetopt.trainer.data.cursor import SampleCursor
+from hetopt.trainer.data.micro_batch import MicroBatch
+from hetopt.trainer.steps.fused_step import FusedStep
+from hetopt.trainer.steps.local_batch import BatchReader
+from hetopt.trainer.steps.precision import Autocast, LossScale, lacks_units, matrices_in
+from hetopt.trainer.steps.slowdown import NoSlowdown
+from hetopt.trainer.steps.step import LossModule
+from hetopt.trainer.steps.stopwatch import make_stopwatch
+from hetopt.trainer.task import Task
+
+from . import toy_task
+
+CPU = torch.device("cpu")
+ROUNDING: Mapping[Precision, float] = {"fp32": 2**-23, "bf16": 2**-8, "fp16": 2**-11}
+"""Of one number: half a unit in the last place, relative."""
+
+
+class Kept:
+    """An exchange of one worker: what it is given, it keeps."""
+
+    def __init__(self) -> None:
+        self.gradient = torch.empty(0)
+
+    def state(self) -> dict[str, Tensor]:
+        return {}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        assert not state
+
+    def run(self, flat: Tensor, look_at: Sequence[float] = ()) -> ExchangeStats:
+        self.gradient = flat.clone()
+        return ExchangeStats(sent_bytes=0, compress_s=0.0, sync_s=0.0)
+
+
+def gradient(parts: Sequence[MicroBatch], samples: int, precision: Precision) -> Tensor:
+    """What one worker adds to the sum over all, of a step of so many samples."""
+    torch.manual_seed(0)
+    task = toy_task.wide()
+    kept, reader = Kept(), BatchReader(dataset=task.data(None).train, device=CPU, seed=0)
+    step = FusedStep(
+        module=LossModule(task.model(), task.loss, Autocast(device_type="cpu", precision=precision)),
+        reader=reader,
+        exchange=kept,
+        stopwatch=make_stopwatch(CPU),
+        pace=NoSlowdown(),
+    )
+    scale = LossScale(value=2.0**10).value if precision == "fp16" else None
+    assert step.run(parts, samples, scale).finite
+    return kept.gradient
+
+
+@settings(deadline=None, max_examples=8)
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=3), st.sampled_from(["fp32", "bf16", "fp16"]))
+def test_an_unequal_split_is_one_machine_to_rounding(shares: list[int], precision: Precision) -> None:
+    samples = sum(shares)
+    slices = SampleCursor(toy_task.TRAINING_SAMPLES, 0).take(shares).slices
+    parts = [MicroBatch(epoch=0, indices=indices) for indices in slices]
+    summed = torch.stack([gradient([part], samples, precision) for part in parts]).sum(dim=0)
+    whole = gradient([MicroBatch(epoch=0, indices=[i for part in parts for i in part.indices])], samples, precision)
+    alone = [MicroBatch(epoch=0, indices=[i]) for part in parts for i in part.indices]
+    exact = [gradient([one], samples, "fp32") for one in alone]
+    # Products are rounded wherever the batch is cut; gradients of samples that cancel leave their errors behind.
+    size = sum(float(one.norm()) for one in exact)
+    assert (summed - whole).norm() <= 4 * ROUNDING[precision] * size
+    assert (summed - torch.stack(exact).sum(dim=0)).norm() <= 8 * ROUNDING[precision] * size
+
+
+def test_tf32_is_a_switch_that_is_put_back() -> None:
+    products = torch.backends.cuda.matmul
+    before = products.allow_tf32
+    with matrices_in("tf32"), matrices_in("bf16"):
+        assert products.allow_tf32
+    assert products.allow_tf32 == before
+    with pytest.raises(ZeroDivisionError), matrices_in("tf32"):
+        raise ZeroDivisionError
+    assert products.allow_tf32 == before
+    assert lacks_units(CPU, "tf32")
+    assert not lacks_units(CPU, "bf16")
+
+
+class Strict(nn.Linear):
+    """Takes what it makes for fp32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = super().forward(x)
+        if made.dtype != torch.float32:
+            raise RuntimeError(f"expected Float but found {made.dtype}.\nmore of this")
+        return made
+
+
+def replica_of(task: Task) -> Replica:
+    worker = WorkerSpec(host="a", type="local", local_batch_size=1)
+    return Replica.build(task, RunSpec(task="toy", workers=(worker,), stop=StopRule(max_steps=1)), CPU)
+
+
+def test_what_a_task_cannot_be_computed_in_is_said_in_a_few_words() -> None:
+    usual = toy_task.wide()
+    strict = Task(
+        name="strict",
+        model=lambda: Strict(6, 1),
+        data=usual.data,
+        loss=lambda model, batch: model(batch[0]).square().mean(),
+        optimizer=usual.optimizer,
+        batch_size=usual.batch_size,
+    )
+    reader = BatchReader(dataset=usual.data(None).train, device=CPU, seed=0)
+    batch = reader.read(MicroBatch(epoch=0, indices=range(2)))
+    replica = replica_of(strict)
+    assert _objection(replica, batch) == ""
+    said = _objection(replica.computing_in("bf16"), batch)
+    assert said == "the task fails in it: expected Float but found torch.bfloat16"
+    assert _objection(replica_of(usual).computing_in("bf16"), batch) == ""
+    with torch.no_grad():
+        next(replica.loss.model.parameters()).fill_(1e30)
+    assert _objection(replica, batch) == "the task's loss is inf in it"

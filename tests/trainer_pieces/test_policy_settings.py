@@ -1,0 +1,146 @@
+"""What published policies are told beyond their name: read, spelled again, checked, and what policies are made of."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from hetopt.api.compression_options import decide, parse_wish
+from hetopt.api.launching import batch_wish
+from hetopt.core.comm.ratio_controllers import CONTROLLERS
+from hetopt.core.errors import BadInput
+from hetopt.core.policy_settings import BATCH_SETTINGS, RATIO_SETTINGS, parse_policy, spell_policy
+from hetopt.core.run_spec import BATCH_POLICIES, Compression, RunSpec, StopRule, WorkerSpec
+from hetopt.trainer.policies.allocation import AllocateMicroBatches
+from hetopt.trainer.policies.choose import choose_policy
+from hetopt.trainer.policies.dynamic import DynamicShares
+from hetopt.trainer.policies.proportional import ProportionalShares
+from hetopt.trainer.policies.ratio.accordion import Accordion
+from hetopt.trainer.policies.ratio.choose import choose_ratio_policy
+from hetopt.trainer.policies.ratio.gravac import Gravac
+from hetopt.trainer.policies.ratio.scan import ScanRatio
+from hetopt.trainer.policies.ratio.threshold import ThresholdRatio
+
+from .ratio_periods import OPTIONS, observe
+
+SAID = {
+    "gravac": "gravac(window=50, eps=0.8, omega=0.05, floor=5, raises=geometric, smoothing=0.5, every=1)",
+    "accordion": "accordion(gentle=0.1, threshold=0.5, smoothing=1, epochs=10, decay=true)",
+    "threshold": "threshold(delta=0.1, combine=mean)",
+    "scan": "scan(time=1, gain=0.5, sensitivity=0.2, least_gain=0)",
+    "proportional": "proportional(every=period)",
+    "dynamic": "dynamic(smoothing=0.2, dead_band=0.1, least=0.5, most=3, every=epoch)",
+    "allocation": "allocation(micro=4, tolerance=0.1, every=period)",
+}
+
+
+def read(text):
+    name = text.partition("(")[0]
+    names, kinds = (CONTROLLERS, RATIO_SETTINGS) if name in CONTROLLERS else (BATCH_POLICIES, BATCH_SETTINGS)
+    return parse_policy(text, names, kinds, "`policy`", "policy")
+
+
+def spec(**changes):
+    workers = tuple(WorkerSpec(host=f"h{rank}", type="t", local_batch_size=32) for rank in range(2))
+    return RunSpec(task="digits", workers=workers, stop=StopRule(max_steps=10), **changes)
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_what_is_said_is_spelled_again(name):
+    found, settings = read(SAID[name])
+    assert found == name
+    kinds = {**RATIO_SETTINGS, **BATCH_SETTINGS}
+    assert set(settings) == set(kinds[name].model_fields), "all of them can be said"
+    assert read(spell_policy(name, settings)) == (name, settings)
+
+
+@pytest.mark.parametrize("name", [*CONTROLLERS, *BATCH_POLICIES])
+def test_a_name_alone_says_nothing_else(name):
+    assert read(name) == (name, {})
+
+
+def test_the_usual_is_not_kept():
+    assert read("gravac(window=500, eps=0.5)") == ("gravac", {"eps": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("gravac(windw=50)", "There is no option of gravac called 'windw'"),
+        ("gravac(window=0)", "window must be greater than 0, got '0'"),
+        ("scan(time=much)", "time must be a valid number, got 'much'"),
+        ("fixed(eps=1)", "There is no option of fixed called 'eps'"),
+        ("gravvac(eps=1)", "There is no policy called 'gravvac'"),
+        ("gravac(eps=0.7", "must be a name with its values in parentheses"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(text, told):
+    with pytest.raises(BadInput, match="^.*" + told.replace("(", r"\(")):
+        parse_policy(text, CONTROLLERS, RATIO_SETTINGS, "`ratio_policy`", "policy")
+
+
+def test_a_run_refuses_settings_of_another_policy():
+    with pytest.raises(ValidationError, match="fixed cannot have eps"):
+        spec(ratio_settings={"eps": 0.5})
+    with pytest.raises(ValidationError, match="allocation cannot have micro"):
+        spec(batch_policy="allocation", batch_settings={"micro": -1})
+
+
+def test_a_run_without_any_is_written_as_before():
+    assert not {"ratio_settings", "batch_settings"} & set(spec().model_dump())
+    said = spec(ratio_policy="gravac", ratio_settings={"eps": 0.5, "raises": "geometric"})
+    assert RunSpec.model_validate_json(said.model_dump_json()) == said
+
+
+def test_policies_are_what_was_said():
+    def ratio(name):
+        return choose_ratio_policy(name, ratio=0.01, options=OPTIONS, settings=read(SAID[name])[1])
+
+    assert ratio("gravac") == Gravac(
+        floor=5,
+        largest=100,
+        window_steps=50,
+        least_gain=0.8,
+        tolerance=0.05,
+        policy="geometric",
+        smoothing=0.5,
+        every=1,
+    )
+    assert ratio("accordion") == Accordion.original(gentle=0.1, strong=0.01)
+    assert ratio("threshold") == ThresholdRatio(ratio=0.01, delta=0.1, combine="mean")
+    assert ratio("scan") == ScanRatio(options=OPTIONS, time_weight=1, gain_weight=0.5, sensitivity=0.2)
+
+    def batch(name):
+        return choose_policy(spec(batch_policy=name, batch_settings=read(SAID[name])[1]), minimum=1)
+
+    assert batch("proportional") == ProportionalShares(every="period")
+    assert batch("dynamic") == DynamicShares(smoothing=0.2, dead_band=0.1, least_part=0.5, most_part=3, every="epoch")
+    assert batch("allocation") == AllocateMicroBatches(micro_batch_size=4, tolerance=0.1, every="period")
+
+
+def test_launch_understands_them():
+    wish = parse_wish("topk(0.01)", "gravac(window=50)", None)
+    told = decide(wish, spec(compression=Compression(name="topk", ratio=0.1)))
+    assert (told.ratio_policy, told.ratio_settings) == ("gravac", {"window": 50})
+    before = spec(ratio_policy="gravac", ratio_settings={"window": 50}, compression=Compression(name="topk", ratio=0.1))
+    assert decide(parse_wish(None, None, "ar_topk"), before).ratio_settings == {"window": 50}
+    assert decide(parse_wish(None, "gravac", None), before).ratio_settings == {}
+    assert batch_wish("allocation(micro=4)") == ("allocation", {"micro": 4})
+    assert batch_wish(None) == (None, None)
+
+
+def test_gravac_in_every_step_asks_for_a_look_after_each():
+    policy = Gravac(every=1)
+    assert policy.first(None).look_after_steps == 1
+    _, decision = policy.decide(policy.initial(), observe(0.1, gain_of=lambda ratio: ratio**0.1, steps=1))
+    assert decision.look_after_steps == 1
+
+
+def test_scan_has_a_floor():
+    """Over quick links time hardly differs, and the least is the best of both only in name."""
+    options = [option for option in OPTIONS if option.gain is None]
+    seen = observe(0.1, gain_of=lambda ratio: ratio**0.6, option=options[-1].key)
+    for least_gain in (0.0, 0.05, 0.2):
+        policy = ScanRatio(options=tuple(options), least_gain=least_gain)
+        _, decision = policy.decide(policy.initial(), seen)
+        assert decision.ratio**0.6 >= least_gain
