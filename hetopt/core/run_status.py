@@ -65,7 +65,7 @@ def judge(events: Sequence[LogEvent], *, alive: bool, stop_wished: bool, last_li
         events: the end of its log, oldest first.
         alive: whether its host process lives.
         stop_wished: whether somebody asked it to stop.
-        last_line: the last thing its processes printed, told when a run ended without an event that says how.
+        last_line: what its processes' output says of the end, told where no event says how the run ended.
     """
     # What others write between the workers' events says nothing about how the run itself is.
     last = next((one for one in reversed(events) if not isinstance(one, ConditionChanged | EmulationSlowed)), None)
@@ -139,16 +139,16 @@ def last_words(run_dir: Path) -> str | None:
 
 
 def last_log_line(run_dir: Path) -> str | None:
-    """The last line of output that means something to a person, newest file first."""
+    """What the newest output says of the end: an error's line, else that there is none and what was printed last."""
     folder = run_dir / LOG_FOLDER
     files = sorted(folder.rglob("*.log"), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in files:
         for line in reversed(read_tail(path).splitlines()):
             # An exception's last line names its type and says what went wrong; banners and frames do not.
-            if re.match(r"[A-Za-z_.]+(Error|Exception|Interrupt|Exit)\b.*", line):
+            if re.match(r"([A-Za-z_.]+(Error|Exception|Interrupt|Exit)\b|error: ).*", line):
                 return line.strip()
     for path in files:
         lines = [line.strip() for line in read_tail(path).splitlines() if re.search(r"[A-Za-z]{3}", line)]
         if lines:
-            return lines[-1]
+            return f"its processes are gone and gave no reason; the last that they printed is `{lines[-1]}`"
     return None

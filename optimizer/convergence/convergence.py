@@ -183,10 +183,17 @@ class RelativeSteps:
 
 @dataclass(frozen=True, kw_only=True)
 class EpochSteps:
-    """Steps of a run of a given number of passes over the data."""
+    """Steps of a run of a given number of passes over the data.
+
+    Attributes:
+        epochs: passes.
+        dataset_size: samples of one.
+        restarts: each pass begins with a batch of its own, as loops over a loader do; else batches reach across passes.
+    """
 
     epochs: float
     dataset_size: int
+    restarts: bool = False
 
     @property
     def source(self) -> str:
@@ -194,8 +201,10 @@ class EpochSteps:
         return f"{self.epochs:g} epochs of {self.dataset_size} samples, as asked for"
 
     def steps(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
-        """``ceil(epochs * dataset_size / B)``, whatever the compression."""
+        """``ceil(epochs * dataset_size / B)``, or ``ceil(epochs * ceil(dataset_size / B))``; compression adds none."""
         batch, _ = np.broadcast_arrays(np.asarray(global_batch_size, dtype=np.float64), gain)
+        if self.restarts:
+            return np.maximum(1.0, np.ceil(self.epochs * np.ceil(self.dataset_size / batch) - 1e-9))
         # 1e-9: 3.0000000001 from floating-point division is 3 steps, not 4.
         return np.maximum(1.0, np.ceil(self.epochs * self.dataset_size / batch - 1e-9))
 

@@ -255,13 +255,14 @@ def steps_model(model: FittedModel, goal: Goal, evaluate_every_epochs: float) ->
     Raises:
         BadInput: the goal is the target, and no pilot of the profile reached it.
     """
-    dataset_size = model.profile.job.dataset_size
+    job = model.profile.job
+    dataset_size = job.dataset_size
     if goal.ends == "target":
         return target_steps(model.convergence, check_every_samples=evaluate_every_epochs * dataset_size)
     if goal.amount is None:
         raise BadInput(f"The goal does not say how many {goal.ends}.", hint=f"give `{goal.ends}`")
     if goal.ends == "epochs":
-        return EpochSteps(epochs=goal.amount, dataset_size=dataset_size)
+        return EpochSteps(epochs=goal.amount, dataset_size=dataset_size, restarts=bool(job.script))
     return FixedSteps(count=math.ceil(goal.amount))
 
 

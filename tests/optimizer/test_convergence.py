@@ -165,6 +165,12 @@ def test_epochs_are_rounded_up_to_steps(epochs: float, dataset: int, batch: int)
     assert (steps - 1) * batch < epochs * dataset or steps == 1
 
 
+@given(st.integers(1, 100), st.integers(1, 10**6), batches)
+def test_a_loop_over_a_loader_counts_the_last_batch_of_each_epoch(epochs: int, dataset: int, batch: int) -> None:
+    steps = float(EpochSteps(epochs=epochs, dataset_size=dataset, restarts=True).steps(batch, 1.0))
+    assert steps == epochs * len(range(0, dataset, batch))
+
+
 def test_fixed_steps_are_fixed() -> None:
     model = FixedSteps(count=7)
     assert model.steps([1, 2], [1.0, 0.5]).tolist() == [7, 7]
