@@ -15,6 +15,10 @@ SMOKED := auto balance chance chaos command_line decisions exchange report_page 
 JOBS ?= 3
 
 DEMO ?= demo-run
+# Of a transformer with 110 million parameters, as large as BERT: five spot machines, of which one is slowed down and one
+# is taken.
+LARGE ?= --params 1.1e8 --samples 3e6 --tokens 128 --budget 20 --market spot --gpus A10G --quota spot:g=40 \
+    --objective fastest
 BUDGET ?= 2
 PACE ?= 1,2
 EPOCHS ?= 100
@@ -70,7 +74,12 @@ demo: $(READY)
 	run hetopt recommend $(DEMO)/profile.json --budget $(BUDGET) --epochs $(EPOCHS) \
 	    --batch-size $(BATCH) -o $(DEMO)/plan.json; \
 	run hetopt launch $(DEMO)/plan.json --on local --slowdown $(PACE) --yes; \
-	run hetopt report
+	run hetopt report; \
+	if [ "$$(id -u)" = 0 ]; then \
+	run hetopt estimate $(LARGE) -o $(DEMO)/large.json; \
+	run hetopt launch $(DEMO)/large.json --on rehearsal --steps 100 --max-restarts 1 --schedule examples/preemption.txt --yes; \
+	run hetopt report; \
+	else echo; echo "As root, make demo also rehearses a cluster of five machines with GPUs."; fi
 	@echo; echo "The profile, the plan and the run are in $(DEMO)/. Look again with:" \
 	    "HETOPT_HOME=$(DEMO) $(BIN)/hetopt report"
 

@@ -57,7 +57,7 @@ class Estimate:
     """What came out.
 
     Attributes:
-        plan: the planner's answer. It cannot be launched: nothing was measured.
+        plan: the planner's answer. It can be rehearsed, with something that stands in for the job, and not be run.
         model: as it was counted.
         samples: that are trained on; ``batch_size``: in a step.
         flops: of the whole training.

@@ -37,6 +37,7 @@ def launch(
     hosts: str | None = None,
     inventory: Path | str | None = None,
     schedule: str | None = None,
+    stand_in: bool = False,
     batch_policy: BatchPolicy | None = None,
     compression: str | None = None,
     ratio_policy: str | None = None,
@@ -91,6 +92,7 @@ def launch(
         inject: samples that workers hand on.
         stream: train on samples as they arrive: ``"replay(40/80)"``, ``"redis(redis://HOST:6379/0)"``.
         steps: stop after so many instead of at the plan's end.
+        stand_in: rehearsal: the job is not trained; a gradient that weighs as much against the links is exchanged.
         data: folder of the task's data, where it is not where the profile found it; ec2: ``s3://BUCKET/PREFIX``. A
             script is told it where its arguments say ``{data}``.
         restarts: how often a worker that is killed is replaced (local, rehearsal).
@@ -122,6 +124,7 @@ def launch(
         hosts=hosts,
         inventory=None if inventory is None else str(inventory),
         schedule=schedule,
+        stand_in=stand_in,
         budget_usd=positive(budget_usd, "budget_usd", "USD"),
         bucket=bucket,
         zone=zone,
@@ -200,15 +203,21 @@ def prepare(
     if steps is not None and steps < 1:
         raise BadInput(f"`steps` must be at least 1, got {steps}.", hint="for example `steps=500`")
     made = plan if isinstance(plan, Plan) else Plan.load(Path(plan))
-    if made.profile is not None and made.profile.is_counted:
+    described = made.profile is not None and made.profile.is_counted
+    stands_in = options.stand_in or described
+    if described and on != "rehearsal":
         raise BadInput(
             "This plan is an estimate: its job was described, and nothing of it can be run.",
-            hint="measure the job with `hetopt profile -- train.py`, then `hetopt recommend profile.json`",
+            hint="measure the job with `hetopt profile -- train.py`, then `hetopt recommend profile.json`; "
+            "`on=rehearsal` runs the plan with something that stands in for the job",
         )
     chosen(made.run.batch_policy, list(BATCH_POLICIES), "batch policy")
-    wanted, remarks = _scripted(
-        made.adjusted(steps=steps, policy=policy, batch_settings=batch_settings), changes, options, rents=on == "ec2"
-    )
+    wanted = made.adjusted(steps=steps, policy=policy, batch_settings=batch_settings)
+    remarks: tuple[str, ...] = ()
+    if stands_in:
+        _refuse_what_would_train(changes)
+    else:
+        wanted, remarks = _scripted(wanted, changes, options, rents=on == "ec2")
     if not wish.is_empty:
         told = compression_options.decide(wish, made.run)
         wanted = wanted.adjusted(
@@ -244,12 +253,25 @@ def prepare_resumed(run: Run, where: Backend, on: Place, options: LaunchOptions)
         HetoptError: it is not over, ran elsewhere, has no checkpoint, or an option would make another run of it.
     """
     check_options(on, options)
-    for name in ("data", "slowdowns", "hosts", "inventory", "schedule"):
-        if getattr(options, name) is not None:
+    for name in ("data", "slowdowns", "hosts", "inventory", "schedule", "stand_in"):
+        if getattr(options, name) not in (None, False):
             raise BadInput(
                 f"`{name}` cannot change in a run that goes on.", hint="leave it out, or start the plan anew"
             )
     return where.prepare_resumed(run.folder, options)
+
+
+def _refuse_what_would_train(changes: Changes) -> None:
+    """A stand-in has neither code nor samples of its own.
+
+    Raises:
+        BadInput: something was asked for that needs them.
+    """
+    for name in ("script", "partition", "inject", "stream"):
+        if getattr(changes, name):
+            raise BadInput(
+                f"`{name}` is for what is trained, and a stand-in trains nothing.", hint=f"leave `{name}` out"
+            )
 
 
 def batch_wish(text: str | None) -> tuple[str | None, Settings | None]:

@@ -59,6 +59,7 @@ class LaunchOptions:
             to run on, such as ``"alice@box1,bob@box2"``.
         inventory: ssh: the file that describes them.
         schedule: rehearsal: the text that says what happens on the way, a change a line.
+        stand_in: rehearsal: a gradient of the same weight is exchanged, and the job is not trained.
         budget_usd: ec2: a hard cap on the whole bill; absent: the plan's.
         bucket: ec2: where code, checkpoints and state go; absent: ``hetopt-ACCOUNT-REGION``.
         zone: ec2: only this availability zone, by name or id.
@@ -80,6 +81,7 @@ class LaunchOptions:
     hosts: str | None = None
     inventory: str | None = None
     schedule: str | None = None
+    stand_in: bool = False
     budget_usd: float | None = None
     bucket: str | None = None
     zone: str | None = None
@@ -97,7 +99,7 @@ class LaunchOptions:
 
 TAKES: dict[str, frozenset[str]] = {
     "local": frozenset({"data", "restarts", "slowdowns"}),
-    "rehearsal": frozenset({"data", "restarts", "hosts", "schedule"}),
+    "rehearsal": frozenset({"data", "restarts", "hosts", "schedule", "stand_in"}),
     "ssh": frozenset({"data", "hosts", "inventory"}),
     "ec2": frozenset(
         {

@@ -111,7 +111,8 @@ class RehearsalBackend(_OnThisMachine, RehearsalLauncher):
         count = sum(group.machines for group in plan.chosen.groups) if described is None else len(described)
         names = [f"h{number}" for number in range(count)]
         changes = () if options.schedule is None else parse_changes(options.schedule, names)
-        rehearsal = rehearse(plan, ThisMachine.seen(), described, changes)
+        stands_in = options.stand_in or plan.profile.is_counted
+        rehearsal = rehearse(plan, ThisMachine.seen(), described, changes, stands_in=stands_in)
         return rehearsal.run, rehearsal.prediction, rehearsal.notes
 
     def check_ready(self, prepared: Prepared) -> None:

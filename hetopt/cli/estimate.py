@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -70,6 +71,10 @@ class Described:
     ] = None
     max_workers: Annotated[int, typer.Option("--max-workers", help="Most GPUs in a cluster.")] = 64
     catalog: CatalogFolder = None
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the plan to this file: it can be rehearsed.")
+    ] = None
+    force: Annotated[bool, typer.Option("--force", help="Replace an output file that is no plan.")] = False
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
 
 
@@ -83,13 +88,17 @@ def estimate(asked: Described) -> None:
       hetopt estimate --flops 1e18
     """
     import hetopt
-    from hetopt.cli import render
+    from hetopt.cli import parse, render
 
+    parse.ready_to_write(asked.output, force=asked.force, replaces="plan")
     told = hetopt.estimate(**given(asked, hetopt.estimate, reporter=_notes()))
+    if asked.output is not None:
+        told.plan.save(asked.output)
+        render.note(f"wrote {asked.output}")
     if asked.as_json:
         render.print_json(_facts(told))
     else:
-        _show(told)
+        _show(told, asked.output)
 
 
 def _notes() -> Any:
@@ -119,7 +128,7 @@ def _facts(told: Estimate) -> dict[str, Any]:
     }
 
 
-def _show(told: Estimate) -> None:
+def _show(told: Estimate, plan_file: Path | None) -> None:
     """At most 22 lines of 80 columns: what was counted, the ways to go, what it rests on, and the next command."""
     from hetopt.cli import plan_view, render
     from hetopt.core import formatting
@@ -132,6 +141,8 @@ def _show(told: Estimate) -> None:
     for sentence in _sentences(told):
         render.bullet(sentence)
     render.line("next: hetopt profile -- train.py", style="bold")
+    if plan_file is not None:
+        render.line(f"or:   hetopt launch {shlex.quote(str(plan_file))} --on rehearsal --steps 200", style="bold")
 
 
 def _sentences(told: Estimate) -> Iterator[str]:

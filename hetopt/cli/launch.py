@@ -69,6 +69,14 @@ class Launch:
             "dies'; with --max-restarts also '26s h3 notice', '90s h3 returns', '20s h1 cut' and '25s h1 heals'.",
         ),
     ] = None
+    stand_in: Annotated[
+        bool,
+        typer.Option(
+            "--stand-in",
+            help="rehearsal: do not train the job, only compute as long and exchange as much: for jobs that this "
+            "machine cannot train. Estimates are always rehearsed so.",
+        ),
+    ] = False
     batch_policy: Annotated[
         str | None,
         typer.Option(

@@ -69,8 +69,8 @@ class Change(Record):
 class ScaledEmulation(Record):
     """A cluster in a box, in host order; workers are ranked host by host.
 
-    ``time_factor`` says how many seconds of the miniature stand for one of the cluster that is rehearsed: computation
-    takes so many times as long there, and links are so many times slower.
+    ``time_factor`` says how many times slower links are than in the cluster that is rehearsed. Computation takes as
+    many times as long, unless something with a smaller gradient stands in for the job.
     """
 
     hosts: tuple[EmulatedHost, ...] = Field(min_length=1)

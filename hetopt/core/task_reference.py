@@ -26,6 +26,7 @@ BUNDLED: Mapping[str, str] = MappingProxyType(
         "vgg16-cifar100": "hetopt.trainer.tasks.vision:vgg16_cifar100",
         "lstm-small": "hetopt.trainer.tasks.language:lstm_small",
         "lstm-ptb": "hetopt.trainer.tasks.language:lstm_ptb",
+        "stand-in": "hetopt.trainer.tasks.stand_in:stand_in",
     }
 )
 """Name of a bundled task -> where it is defined, as ``module:attribute``."""

@@ -85,7 +85,7 @@ def test_json_tells_the_same() -> None:
 
 def test_what_is_typed_is_what_the_library_takes() -> None:
     parameters = set(inspect.signature(hetopt.estimate).parameters)
-    assert {one.name for one in fields(Described)} - {"as_json"} == parameters - {"reporter"}
+    assert {one.name for one in fields(Described)} - {"as_json", "output", "force"} == parameters - {"reporter"}
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+import hetopt as hetopt_library
 from benchmarks import newcomer
 from hetopt.backends.emulation.namespaces import why_not
 from hetopt.core.events.log import EVENTS_FILE
@@ -78,6 +79,10 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = Options(batch_size=1024, only_types=("c7i.large",), max_machines=4, market="spot", objective="fastest")
     profile, moment = Profile.load(folder / "profile.json"), datetime.now(UTC)
     recommend(profile, load_catalog(), goal, options, seed=0, now=moment).save(folder / "plan.json")
+    told = hetopt_library.estimate(
+        params=1.1e8, samples=3e6, tokens=128, gpus="A10G", quotas=("spot:g=40",), market="spot", objective="fastest"
+    )
+    told.plan.save(folder / "large.json")
     (folder / "mine.py").write_text(SMALLEST, encoding="utf-8")
     for page in DOCUMENTS:
         for text, name in FILE.findall(page.read_text(encoding="utf-8")):

@@ -84,6 +84,7 @@ def test_the_large_language_model_has_the_252_mib_of_the_compression_papers() ->
         ("vgg16-cifar100", 15_291_300),
         ("lstm-small", 4_653_200),
         ("lstm-ptb", 66_034_000),
+        ("stand-in", 250_000),
     ],
 )
 def test_a_bundled_task_builds_the_network_it_names(name: str, count: int) -> None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from hetopt.backends.emulation.description import DescribedHost
 from hetopt.backends.emulation.hosts import WantedHost, best_shares, check_batch, described_hosts, planned_hosts
 from hetopt.backends.emulation.links import BOX_BITS_PER_S, IN_TRAINING, STEERED, STEERED_LOG_SD, box_link
+from hetopt.backends.emulation.stand_in import in_its_place, links_slower, remark
 from hetopt.backends.prediction.communication import ASSUMED_LOG_SD, Foreseen, Meeting, foresee, no_overlap
 from hetopt.backends.prediction.cpu_quotas import under_quotas
 from hetopt.backends.prediction.hosting import (
@@ -32,6 +33,7 @@ from hetopt.backends.prediction.hosting import (
 from hetopt.backends.prediction.processor_sharing import least_factor, rounded_up
 from hetopt.core import formatting
 from hetopt.core.comm.cost import Primitive
+from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import RunSpec, WorkerSpec
 from hetopt.core.scaled_emulation import EVERY_HOST, Change, DeclaredTime, EmulatedHost, ScaledEmulation
 from hetopt.optimizer.fit import LinkModel, fit, times_as_long
@@ -120,20 +122,31 @@ def rehearse(
     machine: ThisMachine,
     described: Sequence[DescribedHost] | None = None,
     changes: Sequence[Change] = (),
+    *,
+    stands_in: bool = False,
 ) -> Rehearsal:
     """The plan's run on a miniature of its cluster, or on the hosts that are described instead.
 
     Global batch, compression, goal, policy and seed are kept. Without a description the shares are the plan's own, and
     the rates of ``changes`` are those of the cluster, scaled like its links. Described hosts compute at their speed
-    relative to one worker of this machine; their rates, and those of the changes, are taken as they are.
+    relative to one worker of this machine; their rates, and those of the changes, are taken as they are. Where
+    something ``stands_in`` for the job, so that it need not be trained here, only the plan's machines can be rehearsed.
 
     Raises:
-        BadInput: fewer samples than workers, a share below one sample, hosts that this machine cannot hold, or a
-            compression that cannot serve so many workers.
+        BadInput: fewer samples than workers, a share below one sample, hosts that this machine cannot hold, a
+            compression that cannot serve so many workers, or hosts described for a stand-in.
     """
+    if stands_in and described is not None:
+        raise BadInput(
+            "described hosts are as fast as this machine trains the job, and a stand-in trains in its place.",
+            hint="leave `hosts` out: the plan's machines are rehearsed",
+        )
+    wanted, slower = plan, links_slower(plan) if stands_in else 1.0
+    if stands_in:
+        plan = in_its_place(plan, machine)
     model, batch = fit(plan.profile, plan.run.precision), plan.chosen.global_batch_size
     if described is None:
-        hosts = planned_hosts(plan)
+        hosts = planned_hosts(wanted)
         here = SmallWorkers.of(model, machine, sum(host.host.workers for host in hosts))
         check_batch(batch, here.workers)
         best = tuple(samples for group in plan.chosen.groups for samples in group.local_batch_sizes)
@@ -147,7 +160,8 @@ def rehearse(
     shares = begun_shares(plan.run, best, least=plan.profile.job.least_local_batch_size)
     factor = fitting_factor(hosts, shares, changes, here)
     if described is None:
-        scale, notes = _scale_plan(hosts, factor)
+        scale, notes = _scale_plan(hosts, factor, slower)
+        notes = [*([remark(wanted)] if stands_in else []), *notes]
     else:
         scale = Scale(time=factor, links=1.0)
         notes = _describe(hosts, scale, here)
@@ -191,26 +205,25 @@ def fitting_factor(
     return rounded_up(least_factor(wanted_s, work_s, here.processors, HEADROOM))
 
 
-def _scale_plan(hosts: Sequence[WantedHost], factor: float) -> tuple[Scale, list[str]]:
-    """One factor for computation and links, and in words what it means."""
+def _scale_plan(hosts: Sequence[WantedHost], factor: float, slower: float) -> tuple[Scale, list[str]]:
+    """One factor for computation and links, and in words what it means; links are ``slower`` by another one."""
     rates = sorted({host.host.rate_bits_per_s for host in hosts if host.host.rate_bits_per_s is not None})
-    fastest = max(rates, default=0.0)
+    fastest = max(rates, default=0.0) / slower
     if factor < fastest / BOX_BITS_PER_S <= MOST_FOR_LINKS * factor:
         factor = rounded_up(fastest / BOX_BITS_PER_S)
-    scale = Scale(time=factor, links=factor, fastest_bits_per_s=BOX_BITS_PER_S)
+    scale = Scale(time=factor, links=factor * slower, fastest_bits_per_s=BOX_BITS_PER_S)
     said = f"1 s of the cluster takes {factor:g} s here"
     if rates:
         become = ", ".join(
             f"{formatting.bit_rate(rate)} become {formatting.bit_rate(scale.rate(rate))}" for rate in rates
         )
-        said += f"; links are {factor:g} times slower: {become}"
+        said += f"; links are {scale.links:,.3g} times slower: {become}"
     notes = [said + "."]
     if fastest / factor > BOX_BITS_PER_S:
         notes.append(
-            f"Links of {formatting.bit_rate(fastest)} would need {formatting.bit_rate(fastest / factor)} here, more "
-            "than this "
-            f"machine carries; they get {formatting.bit_rate(BOX_BITS_PER_S)}, so communication weighs more than it "
-            "would."
+            f"Links of {formatting.bit_rate(fastest * slower)} would need {formatting.bit_rate(fastest / factor)} "
+            f"here, more than this machine carries; they get {formatting.bit_rate(BOX_BITS_PER_S)}, so communication "
+            "weighs more than it would."
         )
     return scale, notes
 

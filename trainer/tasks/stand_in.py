@@ -1,0 +1,68 @@
+"""`stand-in`: a gradient of 1 MB that costs nothing to compute, in the place of a job that cannot be trained here.
+
+A rehearsal of such a job's plan waits as long as the plan's machines would compute, and exchanges this gradient over
+links that are as much slower as it is smaller (`hetopt.core.stand_in`). Nothing is learned: its loss means nothing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from hetopt.core.stand_in import PARAMETERS, STAND_IN
+from hetopt.trainer.data.fetch import Batch, TensorPairs
+from hetopt.trainer.task import Task, TaskData
+from hetopt.trainer.tasks.recipes import sgd
+
+LAYERS = 10
+"""Tensors of the gradient: a real one does not come at once either."""
+
+SAMPLES = 65_536
+_EVALUATED = 64
+
+
+class _Sheets(nn.Module):
+    """One number a sample, times the sum of the parameters: gradients are dense, and the mean of the numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sheets = nn.ParameterList(torch.zeros(PARAMETERS // LAYERS) for _ in range(LAYERS))
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        """Return [n] for numbers of shape [n, 1]."""
+        total = torch.stack([sheet.sum() for sheet in self.sheets]).sum()
+        return numbers[:, 0] * total
+
+
+def _data(folder: Path | None) -> TaskData:
+    numbers = torch.linspace(-1, 1, SAMPLES).unsqueeze(1)
+    nothing = torch.zeros(SAMPLES)
+    return TaskData(
+        train=TensorPairs(numbers, nothing),
+        evaluation=TensorPairs(numbers[:_EVALUATED], nothing[:_EVALUATED]),
+        description="nothing: a stand-in for a job that is not trained here",
+    )
+
+
+def _loss(model: nn.Module, batch: Batch) -> Tensor:
+    assert isinstance(batch, tuple)
+    numbers = batch[0]
+    assert isinstance(numbers, Tensor)
+    output: Tensor = model(numbers)
+    return output.mean()
+
+
+def stand_in() -> Task:
+    """Return the task, which is never done: it has no target."""
+    return Task(
+        name=STAND_IN,
+        model=_Sheets,
+        data=_data,
+        loss=_loss,
+        optimizer=sgd(1e-6),
+        batch_size=64,
+        learning_rate_rule="none",
+        usual_epochs=1,
+    )
