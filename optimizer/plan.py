@@ -18,6 +18,9 @@ from hetopt.core.run_spec import BatchPolicy, Compression, RatioPolicyName, RunS
 from hetopt.core.synchronization import Synchronization
 
 Market = Literal["spot", "on-demand"]
+
+OWN = "own"
+"""What stands in the place of a region where machines are not rented."""
 Evidence = Literal["measured", "interpolated", "extrapolated", "counted"]
 
 
@@ -178,6 +181,16 @@ class Group(Record):
         return self
 
     @property
+    def is_own(self) -> bool:
+        """Whether its machines are one's own, of which nothing is rented."""
+        return self.region == OWN
+
+    @property
+    def terms(self) -> str:
+        """On what terms its machines are there: 'spot', 'on-demand' or 'your own'."""
+        return "your own" if self.is_own else self.market
+
+    @property
     def micro_batch_in_words(self) -> str | None:
         """'takes micro-batches of 32 samples, to fit 16 GiB', where memory does not hold a whole local batch at once.
 
@@ -274,10 +287,10 @@ class Candidate(RecordLeavingOut):
     @property
     def in_words(self) -> str:
         """'2 × g5.xlarge + 1 × g4dn.xlarge (spot)'."""
-        markets = sorted({group.market for group in self.groups})
-        one = len(markets) == 1
-        names = ((g.machines, g.instance_type if one else f"{g.instance_type} {g.market}") for g in self.groups)
-        return cluster(names) + (f" ({markets[0]})" if one else "")
+        terms = sorted({group.terms for group in self.groups})
+        one = len(terms) == 1
+        names = ((g.machines, g.instance_type if one else f"{g.instance_type} {g.terms}") for g in self.groups)
+        return cluster(names) + (f" ({terms[0]})" if one else "")
 
     @property
     def hardware_in_words(self) -> str:

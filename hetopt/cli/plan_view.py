@@ -51,7 +51,9 @@ def _show_answer(plan: Plan, plan_file: Path | None) -> None:
     """At most 22 lines of 80 columns: what was asked, the answer, the ways to go, reasons, and the next command."""
     said = plan.chosen.prediction
     regions = "+".join(dict.fromkeys(group.region for group in plan.chosen.groups))
-    heads = [(f"{plan.run.task}, {asked(plan.goal)}, in {regions}", "bold")]
+    own = all(group.is_own for group in plan.chosen.groups)
+    where = "on your own machines" if own else f"in {regions}"
+    heads = [(f"{plan.run.task}, {asked(plan.goal)}, {where}", "bold")]
     if plan.risk is not None:
         heads.append((f"RISK: {plan.risk}; else it is stopped unfinished", "bold red"))
     if plan.advice is not None:
@@ -62,7 +64,8 @@ def _show_answer(plan: Plan, plan_file: Path | None) -> None:
         batch = _batch(plan.chosen, plan.profile.job.batch_size)
         told = (
             f"{plan.chosen.in_words}{', ' if batch else ''}{batch}: {formatting.duration(said.total_s.value)} with "
-            f"{formatting.duration(said.startup_s)} of provisioning, {formatting.usd(said.cost_usd.value)}{kept}."
+            f"{formatting.duration(said.startup_s)} of {'start-up' if own else 'provisioning'}, "
+            f"{formatting.usd(said.cost_usd.value)}{kept}."
         )
         heads.append((told, ""))
     for text, style in heads:
@@ -361,7 +364,7 @@ def _machine_row(group: Group) -> list[str]:
     low, high = min(group.local_batch_sizes), max(group.local_batch_sizes)
     return [
         f"{group.machines} × {group.instance_type}",
-        group.market + band + seen,
+        group.terms + band + seen,
         formatting.usd(group.price_usd_per_hour),
         str(low) if low == high else f"{low}–{high}",
         group.evidence,
@@ -371,6 +374,8 @@ def _machine_row(group: Group) -> list[str]:
 def _price_of(group: Group) -> str:
     """Whose price it is, and of when."""
     day = "" if group.price_date in group.price_source else f", {group.price_date}"
+    if group.is_own:
+        return group.price_source
     return f"{group.market} price{' (estimate)' if group.price_is_estimate else ''}: {group.price_source}{day}"
 
 

@@ -16,7 +16,7 @@ import ipaddress
 import math
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -100,6 +100,7 @@ class Host:
         memory_gib: of the machine, for plans.
         cpus: likewise.
         network_mbit: of its link, likewise.
+        internet_mbit: of its way to the internet, the slower direction; absent: nothing is planned over it.
     """
 
     name: str
@@ -119,6 +120,7 @@ class Host:
     memory_gib: float | None = None
     cpus: int | None = None
     network_mbit: float | None = None
+    internet_mbit: float | None = None
 
     @property
     def cost_usd_per_hour(self) -> float | None:
@@ -126,6 +128,13 @@ class Host:
         if self.usd_per_hour is not None:
             return self.usd_per_hour
         return None if self.kw is None or self.usd_per_kwh is None else self.kw * self.usd_per_kwh
+
+    @property
+    def cost_in_words(self) -> str:
+        """What that rests on: '0.45 kW at $0.3 a kWh'; 'as the inventory says' where that is all."""
+        if self.usd_per_hour is not None or self.kw is None:
+            return "as the inventory says"
+        return f"{self.kw:g} kW at ${self.usd_per_kwh:g} a kWh"
 
     def may_be_used(self, moment: datetime.datetime) -> bool:
         """Whether its owner leaves it to us at a moment, in this machine's time."""
@@ -179,6 +188,31 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
     return _checked(found, "`hosts`")
 
 
+_SEEN_BY_PLANS = (
+    "devices",
+    "cost_usd_per_hour",
+    "hours",
+    "memory_gib",
+    "cpus",
+    "network_mbit",
+    "internet_mbit",
+)
+
+
+def alike(hosts: Sequence[Host], measured: Collection[str] = ()) -> dict[str, tuple[Host, ...]]:
+    """Hosts in which a plan sees no difference, by the name of the first.
+
+    Args:
+        hosts: of an inventory.
+        measured: names of those that were measured, each of which is like no other.
+    """
+    found: dict[tuple[object, ...], list[Host]] = {}
+    for host in hosts:
+        own = (host.name,) if host.name in measured else tuple(getattr(host, field) for field in _SEEN_BY_PLANS)
+        found.setdefault(own, []).append(host)
+    return {group[0].name: tuple(group) for group in found.values()}
+
+
 def _checked(hosts: Sequence[Host], where: str) -> tuple[Host, ...]:
     """All of an inventory together."""
     if not 0 < len(hosts) <= MOST_HOSTS:
@@ -211,6 +245,7 @@ _AMOUNTS = {
     "usd_per_kwh": "dollars a kilowatt-hour",
     "memory_gib": "GiB",
     "network_mbit": "megabits a second",
+    "internet_mbit": "megabits a second",
 }
 _COUNTS = {"port": 65535, "cpus": 4096}
 

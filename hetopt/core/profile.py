@@ -281,6 +281,11 @@ class Profile(Artifact, RecordLeavingOut):
         """That its devices computed in, fp32 first if it is there. Pilots, noise and gains are of the first."""
         return tuple(sorted(dict.fromkeys(device.precision for device in self.devices), key=lambda one: one != "fp32"))
 
+    @property
+    def measured_machines(self) -> frozenset[str]:
+        """Types, or names of one's own machines, that its step samples are of."""
+        return frozenset(node.type for sample in self.samples for node in sample.nodes)
+
     def computing_in(self, precision: Precision) -> Self:
         """The same profile, had nothing else been measured than this precision; as it is where it has nothing of it.
 

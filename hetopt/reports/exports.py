@@ -137,6 +137,6 @@ def _comment(text: str) -> str:
 
 def _title(plan: Plan) -> str:
     cluster = formatting.cluster(
-        (group.machines, f"{group.instance_type} {group.market}") for group in plan.chosen.groups
+        (group.machines, f"{group.instance_type} {group.terms}") for group in plan.chosen.groups
     )
     return f"{shlex.quote(plan.run.task)} on {cluster}, as hetopt {plan.hetopt_version} planned it."

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from hetopt.core import formatting
 from hetopt.core.names import converted_script
-from hetopt.optimizer.market.owned import OWN
 from hetopt.optimizer.plan import Candidate, Choice, Plan, Range, Sensitivity
 from hetopt.optimizer.step_time.device_memory import ACCELERATOR_CONTEXT_BYTES, HOST_MEMORY_BYTES, MEMORY_FRACTION
 from hetopt.reports.document import COLOURS, document, figure, parts_bar, section, sentences, swatch, table, tile, tiles
@@ -59,7 +58,7 @@ def page(plan: Plan) -> str:
 
 def next_commands(plan: Plan, plan_file: str) -> tuple[str, ...]:
     """What starts a plan: here, where nothing should be rented. A session is written into a script that has none."""
-    own = {group.region for group in plan.chosen.groups} == {OWN}
+    own = all(group.is_own for group in plan.chosen.groups)
     where = "local" if plan.advice is not None else "ssh --inventory hosts.toml" if own else "ec2 --dry-run"
     launch = f"hetopt launch {plan_file} --on {where}"
     job = plan.profile.job

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hetopt.optimizer.cost.billing import Billing, is_free
 from hetopt.optimizer.market.catalog import Price
-from hetopt.optimizer.plan import CostTerm
+from hetopt.optimizer.plan import OWN, CostTerm
 
 Array = NDArray[np.float64]
 Numbers = float | Array
@@ -241,7 +241,7 @@ def itemise(
                 basis=f"{start:.0f} s from the request to the first step, at the same prices",
             )
         )
-    terms += [
+    beside = [
         CostTerm(name="volumes", usd=machines * volume_usd * hours, basis=volume.basis(billing)),
         CostTerm(
             name="public addresses",
@@ -249,6 +249,7 @@ def itemise(
             basis=f"${address.value:g} an hour each ({address.source}, {address.date})",
         ),
     ]
+    terms += [] if all(rental.price.region == OWN for rental in rentals) else beside
     if whole > hours:
         terms.append(
             CostTerm(
@@ -288,6 +289,12 @@ def _checkpoints(usage: Usage, billing: Billing, usd: float) -> CostTerm:
 
 def _machines(rental: Rental, hours: float) -> CostTerm:
     price = rental.price
+    if price.region == OWN:
+        return CostTerm(
+            name=f"{rental.machines} × {rental.instance_type} (your own)",
+            usd=rental.machines * price.usd_per_hour * hours,
+            basis=f"${price.usd_per_hour:.4g} an hour each for {hours:.2f} h: {price.source}",
+        )
     kind = "estimated " if price.is_estimate else ""
     return CostTerm(
         name=f"{rental.machines} × {rental.instance_type} ({price.market})",

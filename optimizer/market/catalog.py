@@ -151,6 +151,12 @@ class Offer:
     on_demand: Price | None = None
 
     @property
+    def in_words(self) -> str:
+        """'g5.xlarge spot', and the name alone of a machine of one's own."""
+        own = self.instance_type.owned
+        return self.instance_type.name if own else f"{self.instance_type.name} {self.price.market}"
+
+    @property
     def worst_usd_per_hour(self) -> float:
         """What spot prices can rise to, as far as that is known."""
         return max(self.price.usd_per_hour, 0.0 if self.on_demand is None else self.on_demand.usd_per_hour)

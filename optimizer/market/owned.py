@@ -1,4 +1,4 @@
-"""Machines of one's own as a catalogue: each host is a type of which there is one, at the price of its electricity.
+"""Machines of one's own as a catalogue: hosts that are alike are a type, at the price of their electricity.
 
 Nothing else is paid for them: no volume, no address, no traffic. How fast a host is, is known as of a rented type: by
 its GPU's published rates, by step samples that name it, or as so many CPUs of which nothing is known but their number.
@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import datetime
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from hetopt.core.errors import BadInput
-from hetopt.core.hosts import CPU, Host
+from hetopt.core.hosts import CPU, Host, alike
 from hetopt.optimizer.market.catalog import Catalog, Listing, Price
 from hetopt.optimizer.market.catalog_filter import has_accelerator
 from hetopt.optimizer.market.instance_type import Accelerator, InstanceType
 from hetopt.optimizer.market.quota import Quotas, own_bucket
-
-OWN = "own"
-"""What stands in the place of a region."""
+from hetopt.optimizer.plan import OWN
 
 SOURCE = "the inventory"
 _GIB_OF_A_CPU = 4.0
@@ -32,33 +30,37 @@ class Owned:
 
     Attributes:
         catalog: them alone, beside the types of the catalogue that machines are compared by.
-        quotas: one machine of each.
+        quotas: as many machines of each type as there are.
     """
 
     catalog: Catalog
     quotas: Quotas
 
 
-def owned(catalog: Catalog, hosts: Sequence[Host], today: datetime.date) -> Owned:
-    """An inventory as a catalogue.
+def owned(catalog: Catalog, hosts: Sequence[Host], today: datetime.date, *, measured: Collection[str] = ()) -> Owned:
+    """An inventory as a catalogue, where a type is called as the first of its hosts (`alike`).
 
     Args:
         catalog: of what can be rented, which knows GPUs and CPUs.
         hosts: of the inventory.
         today: the date of their prices.
+        measured: names of hosts that the profile has steps of.
 
     Raises:
         BadInput: of a host something is not said that a plan needs, or it is called as a type of the catalogue is.
     """
     listings: dict[str, Listing] = {}
-    for host in hosts:
+    kinds = alike(hosts, measured)
+    for host in (group[0] for group in kinds.values()):
         if host.name in catalog.instance_types:
             raise BadInput(f"a host is called {host.name}, as a type that can be rented.", hint="rename it")
         machine = _machine(catalog, host)
-        price = Price(usd_per_hour=_usd_per_hour(host), market="on-demand", region=OWN, date=today, source=SOURCE)
+        price = Price(
+            usd_per_hour=_usd_per_hour(host), market="on-demand", region=OWN, date=today, source=host.cost_in_words
+        )
         listings[host.name] = Listing(instance_type=machine, on_demand=price)
     types = {**catalog.instance_types, **{name: one.instance_type for name, one in listings.items()}}
-    quotas = {own_bucket(name): one.instance_type.vcpus for name, one in listings.items()}
+    quotas = {own_bucket(name): len(kinds[name]) * one.instance_type.vcpus for name, one in listings.items()}
     own = replace(catalog, region=OWN, instance_types=types, listings=listings)
     return Owned(catalog=own, quotas=MappingProxyType(quotas))
 

@@ -14,6 +14,7 @@ from hetopt.optimizer.cost.monte_carlo import Finalist, PossibleRuns, RentedPool
 from hetopt.optimizer.plan import SURE
 from hetopt.optimizer.search.forecast import JobModel
 from hetopt.optimizer.search.objective import Limits
+from hetopt.optimizer.search.open_hours import elapsed_s
 from hetopt.optimizer.search.pareto import pareto_front
 from hetopt.optimizer.search.search import Found
 from hetopt.optimizer.search.search_space import MachineOption, SearchSpace
@@ -44,9 +45,14 @@ class Confident:
 
 def simulate(space: SearchSpace, job: JobModel, found: Found, rows: Sequence[int], *, seed: int) -> PossibleRuns:
     """Possible runs of the plans of some rows."""
-    return PossibleRuns.together(
-        [possible_runs([_finalist(space, found, row)], _terms(job, found, row), seed=seed) for row in rows]
-    )
+    parts = []
+    for row in rows:
+        runs = possible_runs([_finalist(space, found, row)], _terms(job, found, row), seed=seed)
+        if len(job.slots_s) > 1:
+            there = np.array(space.open_parts(found.cluster(row)))
+            runs = replace(runs, total_s=elapsed_s(runs.total_s, there, job.slots_s))
+        parts.append(runs)
+    return PossibleRuns.together(parts)
 
 
 def _finalist(space: SearchSpace, found: Found, row: int) -> Finalist:

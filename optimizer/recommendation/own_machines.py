@@ -1,19 +1,20 @@
-"""One's own machines or rented ones: a plan is made for each, and the better is returned with a word on the other.
+"""One's own machines or rented ones: a plan is made for each, and the better is returned with a word on the others.
 
-Clusters of both together are not planned: no backend runs one, as rented machines do not reach a private network. So
-the plan is never worse than the better of either alone, and names both.
+Clusters of both are priced beside them (`rented_beside`) and told where one is better than either; the plan itself is
+one that can be launched.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from functools import partial
 
 import numpy as np
 
-from hetopt.core.errors import HetoptError, NoFeasiblePlan
+from hetopt.core.errors import BadInput, HetoptError, NoFeasiblePlan
 from hetopt.core.formatting import duration, usd
 from hetopt.core.hosts import Host
 from hetopt.core.profile import Profile
@@ -22,7 +23,14 @@ from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.owned import owned
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.options import Options
-from hetopt.optimizer.recommendation.recommend import recommend
+from hetopt.optimizer.recommendation.recommend import recommend, search_problem
+from hetopt.optimizer.recommendation.rented_beside import Mixed, best_mixed
+from hetopt.optimizer.search.open_hours import OpenHours
+
+NOT_LAUNCHED = "a what-if, see docs/ssh.md, as what hetopt rents is not in your network"
+_NO_WAY = (
+    "Clusters of your own and rented machines were not compared: `internet_mbit` of a host says how fast the way is."
+)
 
 STARTUP_S = 20.0
 """Connecting, sending the code and starting processes that import torch, where the profile does not say."""
@@ -56,7 +64,36 @@ def on_own_machines(
         BadInput: of a host something is not said that a plan needs.
         NoFeasiblePlan: they do not keep the limits.
     """
-    own = owned(catalog, hosts, now.date())
+    problem = own_problem(profile, catalog, hosts, options, now)
+    plan = recommend(
+        profile,
+        problem.catalog,
+        goal,
+        problem.options,
+        seed=seed,
+        now=now,
+        billing=problem.billing,
+        open_hours=problem.open_hours,
+    )
+    waits = _waits(plan, hosts)
+    return plan if waits is None else plan.model_copy(update={"reasons": (waits, *plan.reasons)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnProblem:
+    """What a search for one's own machines is given, see `recommend`."""
+
+    catalog: Catalog
+    options: Options
+    billing: Billing
+    open_hours: OpenHours | None
+
+
+def own_problem(
+    profile: Profile, catalog: Catalog, hosts: Sequence[Host], options: Options, now: datetime
+) -> OwnProblem:
+    """The search for one's own machines, with arguments and errors as of `on_own_machines`."""
+    own = owned(catalog, hosts, now.date(), measured=profile.measured_machines)
     wanted = replace(
         options,
         market="any",
@@ -72,8 +109,23 @@ def on_own_machines(
         observed=None,
         journal=None,
     )
-    billing = nothing_beside(load_billing(catalog.directory))
-    return recommend(profile, own.catalog, goal, wanted, seed=seed, now=now, billing=billing)
+    return OwnProblem(
+        catalog=own.catalog,
+        options=wanted,
+        billing=nothing_beside(load_billing(catalog.directory)),
+        open_hours=OpenHours.of(hosts, now.astimezone()),
+    )
+
+
+def _waits(plan: Plan, hosts: Sequence[Host]) -> str | None:
+    """How much of the time is outside the hours of which hosts; None: nothing."""
+    told = plan.chosen.prediction
+    waits_s = told.total_s.value - told.startup_s - told.training_s.value
+    taking = {group.instance_type for group in plan.chosen.groups}
+    kept = [host.name for host in hosts if host.name in taking and host.hours is not None]
+    if not kept or waits_s < 1:
+        return None
+    return f"{duration(waits_s)} of it are added by the hours of {' and '.join(kept)}."
 
 
 def better_of(
@@ -113,11 +165,50 @@ def better_of(
             made[name] = make()
         except NoFeasiblePlan as none:
             refused[name] = none
+    mixed = _mixed(profile, catalog, hosts, goal, options, now)
     if not made:
-        raise refused["rented"]
+        raise _with_mixed(refused["rented"], mixed)
     best = min(made, key=lambda name: (made[name].risk is not None, _score(made[name], goal, options)))
     other = next((name for name in made if name != best), None)
-    return made[best].model_copy(update={"reasons": (_beside(best, made, refused, other), *made[best].reasons[:2])})
+    said, explained = [_beside(best, made, refused, other)], list(made[best].explanation)
+    if mixed is None:
+        explained += [] if any(host.internet_mbit for host in hosts) else [_NO_WAY]
+    elif mixed.safe and mixed.score < _score(made[best], goal, options):
+        said.insert(0, f"{_alone(made.get('own'))}{mixed.in_words}: {NOT_LAUNCHED}.")
+    else:
+        explained.append(f"Of clusters of both, the best is no better: {mixed.in_words}.")
+    return made[best].model_copy(update={"reasons": (*said, *made[best].reasons[:2]), "explanation": tuple(explained)})
+
+
+def _mixed(
+    profile: Profile, catalog: Catalog, hosts: Sequence[Host], goal: Goal, options: Options, now: datetime
+) -> Mixed | None:
+    """The best cluster of both; None: there is none, or nobody said how fast the way between is."""
+    reached = [host for host in hosts if host.internet_mbit is not None]
+    if not reached or options.mixed_types < 2:
+        return None
+    mine = own_problem(profile, catalog, reached, options, now)
+    try:
+        own = search_problem(profile, mine.catalog, goal, mine.options, mine.billing, mine.open_hours)
+        rented = search_problem(profile, catalog, goal, options)
+    except (BadInput, NoFeasiblePlan):
+        return None  # of one of them there is nothing, which its own plan has said
+    way = min(host.internet_mbit or math.inf for host in reached) * 1e6 / 8
+    return best_mixed(own, rented, options.limits(goal), way)
+
+
+def _with_mixed(refused: HetoptError, mixed: Mixed | None) -> HetoptError:
+    """The refusal, with the cluster of both that would keep the limits."""
+    if mixed is not None and mixed.safe:
+        refused.hint = f"{(refused.hint or '').rstrip('.')}; {mixed.in_words}: {NOT_LAUNCHED}".removeprefix("; ")
+    return refused
+
+
+def _alone(own: Plan | None) -> str:
+    if own is None:
+        return ""
+    told = own.chosen.prediction
+    return f"Your own machines do it in {duration(told.total_s.value)} for {usd(told.cost_usd.value)}; "
 
 
 def _score(plan: Plan, goal: Goal, options: Options) -> float:

@@ -32,7 +32,7 @@ def run_spec(
     job = profile.job
     workers = [
         WorkerSpec(
-            host=f"{group.instance_type}-{group.market}-{machine}",
+            host=f"{group.instance_type}-{'own' if group.is_own else group.market}-{machine}",
             type=group.instance_type,
             local_batch_size=group.local_batch_sizes[machine * group.workers_per_machine + place],
             max_local_batch_size=None if group.assumed is None else group.assumed.together,

@@ -29,9 +29,8 @@ from hetopt.optimizer.fit import FittedModel, fit
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.market.offer_filter import narrow, unpriced
-from hetopt.optimizer.market.owned import OWN
 from hetopt.optimizer.market.quota import QuotasExclude, increases
-from hetopt.optimizer.plan import Candidate, Goal, Plan
+from hetopt.optimizer.plan import OWN, Candidate, Goal, Plan
 from hetopt.optimizer.recommendation.candidates import make_candidate
 from hetopt.optimizer.recommendation.choices import MOST_REASONS, choices, not_worth_renting, reasons
 from hetopt.optimizer.recommendation.confidence import confident
@@ -44,6 +43,7 @@ from hetopt.optimizer.recommendation.remedies import Question, remedies
 from hetopt.optimizer.recommendation.sensitivity import insight
 from hetopt.optimizer.search.exchange_menu import Menu, exchange_menu, local_exchange
 from hetopt.optimizer.search.forecast import JobModel
+from hetopt.optimizer.search.open_hours import OpenHours
 from hetopt.optimizer.search.search import Effort, Found, search
 from hetopt.optimizer.search.search_space import (
     Computing,
@@ -95,6 +95,7 @@ def recommend(
     seed: int,
     now: datetime,
     billing: Billing | None = None,
+    open_hours: OpenHours | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Plan:
     """The best plan for the goal within its budget and deadline. The same arguments give the same plan.
@@ -109,6 +110,7 @@ def recommend(
         seed: of the search.
         now: the plan's date.
         billing: the prices beside the machines' own; absent: those of the catalogue's folder.
+        open_hours: when machines may be used; absent: always.
         tell: is called with what is going on.
 
     Raises:
@@ -118,7 +120,7 @@ def recommend(
             `Plan.risk`.
     """
     try:
-        problem = search_problem(profile, catalog, goal, options, billing)
+        problem = search_problem(profile, catalog, goal, options, billing, open_hours)
     except QuotasExclude as refused:
         tell("what quotas would have to be raised")
         more = _larger_quotas(profile, catalog, goal, options, billing, seed)
@@ -231,7 +233,12 @@ class SearchProblem:
 
 
 def search_problem(
-    profile: Profile, catalog: Catalog, goal: Goal, options: Options, billing: Billing | None = None
+    profile: Profile,
+    catalog: Catalog,
+    goal: Goal,
+    options: Options,
+    billing: Billing | None = None,
+    open_hours: OpenHours | None = None,
 ) -> SearchProblem:
     """What `recommend` searches; arguments and errors as there."""
     goal = _completed(goal, profile).model_copy(update={"zone": options.zone, "zones": options.zones})
@@ -246,6 +253,8 @@ def search_problem(
         own = profile.job.batch_size
         enough = [size for size in space.batch_sizes if size <= own or job.steps.steps(size, 1.0) >= FEWEST_UPDATES]
         space = replace(space, batch_sizes=tuple(enough) or space.batch_sizes[:1])
+    if open_hours is not None:
+        space, job = replace(space, open_hours=open_hours), replace(job, slots_s=open_hours.slots_s)
     return SearchProblem(goal=goal, model=model, space=space, job=job, host=host, evaluate_every_epochs=every)
 
 

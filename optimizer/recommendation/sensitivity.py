@@ -65,10 +65,7 @@ def insight(
 
 def point(space: SearchSpace, cluster: Cluster, figures: Forecast, row: int) -> Point:
     """A plan in a few words."""
-    names = (
-        (count, f"{space.options[option].name} {space.options[option].offer.price.market}")
-        for option, count in cluster.machines
-    )
+    names = ((count, space.options[option].offer.in_words) for option, count in cluster.machines)
     return Point(
         machines=cluster_words(names),
         total_s=float(figures.total_s[row]),

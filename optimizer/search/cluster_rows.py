@@ -145,6 +145,7 @@ class Columns:
     step_bytes: Array
     fresh_bytes: Array
     exchange_bytes: Array
+    open: Array
 
     @classmethod
     def of(cls, space: SearchSpace) -> Self:
@@ -221,6 +222,10 @@ class Columns:
             step_bytes=column([0.0 if r is None else r.step_bytes for r in rooms]),
             fresh_bytes=column([0.0 if r is None else r.fresh_bytes for r in rooms]),
             exchange_bytes=np.array([[one.kept_bytes, one.fixed_bytes, one.each_bytes] for one in taken]),
+            open=np.array(
+                [(1.0,) if space.open_hours is None else space.open_hours.of_host(one.name) for one in options],
+                dtype=np.float64,
+            ),
         )
 
     def most_machines(self) -> Integers:
@@ -410,7 +415,17 @@ def _table(
         # A cluster begins with the last of its machines, and all of them get the disk of the largest need.
         startup_s=worst(columns.startup_s[option]),
         disk_gb=worst(columns.disk_gb[option]),
+        open_parts=_open_parts(columns, rows) if most is None else np.ones((len(rows), columns.open.shape[1])),
     )
+
+
+def _open_parts(columns: Columns, rows: ClusterRows) -> Array:
+    """`SearchSpace.open_parts` of each row."""
+    if columns.open.shape[1] == 1:
+        return np.ones((len(rows), 1))
+    adds = rows.count * columns.workers[rows.option] / columns.lines.per_sample_s[rows.option]
+    there = (adds[:, :, None] * columns.open[rows.option]).sum(axis=1)
+    return np.asarray(there / adds.sum(axis=1, keepdims=True))
 
 
 def _link(

@@ -16,6 +16,7 @@ from hetopt.optimizer.cost.bill import crossing_bytes
 from hetopt.optimizer.cost.cost import DETECTION_S, Rates, interruptions, planned_usage
 from hetopt.optimizer.cost.data_transfer import DataTransfer
 from hetopt.optimizer.cost.least_budget import extras_usd_per_hour, fixed_usd, least_budget_usd
+from hetopt.optimizer.search.open_hours import DAY_S, elapsed_s
 from hetopt.optimizer.search.search_space import Cluster, SearchSpace
 from hetopt.optimizer.step_time.shape import Shape
 from hetopt.optimizer.step_time.step_time import NO_OVERLAP, expected_maximum, growth, together
@@ -39,6 +40,7 @@ class JobModel:
         zones: that the machines are spread over; what crosses is paid for.
         transfer: of the data set to the region, before the launch; absent where it is there.
         resumes: whether it goes on from checkpoints; else a loss costs all that was done.
+        slots_s: of the day, in which machines may be used or not (see `open_hours`).
     """
 
     steps: StepsModel
@@ -53,6 +55,7 @@ class JobModel:
     zones: int = 1
     transfer: DataTransfer | None = None
     resumes: bool = True
+    slots_s: tuple[float, ...] = (DAY_S,)
 
     @property
     def before_usd(self) -> float:
@@ -68,7 +71,8 @@ class ClusterTable:
     ``stretch`` is steps over those of summing gradients in every step, ``share_log_sd`` how well it is known how often
     workers communicate, ``compress_log_sd`` how well ``compress_s`` is; ``under_backward`` is 1 where the exchange runs
     beside the backward pass, as far as it can, and 0 where it waits for the whole gradient; ``startup_s`` is from the
-    request to the first step, and ``disk_gb`` of each machine.
+    request to the first step, and ``disk_gb`` of each machine. ``open_parts`` is the part of its speed that may be used
+    in each slot of the day, (rows, slots).
     """
 
     machines: Array
@@ -96,6 +100,7 @@ class ClusterTable:
     scarce_chance: Array
     startup_s: Array
     disk_gb: Array
+    open_parts: Array
 
     def __len__(self) -> int:
         return len(self.machines)
@@ -198,6 +203,8 @@ def forecast(table: ClusterTable, job: JobModel) -> Forecast:
     for sign, bound in ((-1, cost_low), (1, cost_high)):
         reach = np.hypot(np.abs(bound - cost), distance(cost, table.price_log_sd, sign))
         bound[:] = cost + sign * reach
+    if len(job.slots_s) > 1:  # who may not be used meanwhile draws nothing: the bill is for the time at work
+        total, low, high = (elapsed_s(worked, table.open_parts, job.slots_s) for worked in (total, low, high))
     return Forecast(
         compute_s=step.compute_s,
         waiting_s=np.maximum(0.0, step.compute_s - table.mean_compute_s),

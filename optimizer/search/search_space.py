@@ -22,6 +22,7 @@ from hetopt.optimizer.market.catalog import Offer
 from hetopt.optimizer.market.quota import Quotas
 from hetopt.optimizer.plan import Earlier, Watched
 from hetopt.optimizer.search.exchange_menu import ExchangeOption
+from hetopt.optimizer.search.open_hours import OpenHours
 from hetopt.optimizer.step_time.earlier_runs import EarlierRuns
 from hetopt.optimizer.step_time.links import between_machines, in_company, inside_machine
 from hetopt.optimizer.step_time.sampled import SampledMachine, SampledMachines
@@ -144,6 +145,7 @@ class SearchSpace:
         max_machines, max_workers: of one cluster.
         max_hourly_usd: of the machines of one cluster together; absent: no limit.
         quotas: vCPUs that may run at once.
+        open_hours: when machines may be used; absent: always.
     """
 
     options: tuple[MachineOption, ...]
@@ -157,11 +159,22 @@ class SearchSpace:
     max_hourly_usd: float | None = None
     quotas: Quotas = field(default_factory=lambda: MappingProxyType({}))
     left_out: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    open_hours: OpenHours | None = None
 
     @property
     def precisions(self) -> tuple[Precision, ...]:
         """That clusters may compute in."""
         return tuple(dict.fromkeys(option.precision for option in self.options))
+
+    def open_parts(self, cluster: Cluster) -> tuple[float, ...]:
+        """The part of a cluster's speed that may be used in each slot of `open_hours`."""
+        if self.open_hours is None:
+            return (1.0,)
+        adds = [(self.options[option], count) for option, count in cluster.machines]
+        each = [count * one.worker.workers / one.worker.time.per_sample_s for one, count in adds]
+        slots = zip(*(self.open_hours.of_host(one.name) for one, _ in adds), strict=True)
+        there = (math.fsum(add for add, may in zip(each, slot, strict=True) if may) for slot in slots)
+        return tuple(part / math.fsum(each) for part in there)
 
     @property
     def machine_counts(self) -> tuple[int, ...]:

@@ -30,8 +30,10 @@ def tabulate(space: SearchSpace, clusters: Sequence[Cluster]) -> tuple[tuple[Clu
             continue
         possible.append(cluster)
         rows.append(_row(space, cluster, shares))
-    columns = np.array(rows, dtype=np.float64).reshape(len(rows), len(fields(ClusterTable))).T
-    return tuple(possible), ClusterTable(**{f.name: c for f, c in zip(fields(ClusterTable), columns, strict=True)})
+    names = [field.name for field in fields(ClusterTable) if field.name != "open_parts"]
+    columns = np.array(rows, dtype=np.float64).reshape(len(rows), len(names)).T
+    always = np.ones((len(rows), 1))
+    return tuple(possible), ClusterTable(**dict(zip(names, columns, strict=True)), open_parts=always)
 
 
 def suited(space: SearchSpace, job: JobModel, clusters: Sequence[Cluster]) -> tuple[Cluster, ...]:

@@ -74,7 +74,7 @@ def _table(**columns: float) -> ClusterTable:
         "disk_gb": 100.0,
         **columns,
     }
-    return ClusterTable(**{name: np.array([value]) for name, value in one.items()})
+    return ClusterTable(**{name: np.array([value]) for name, value in one.items()}, open_parts=np.ones((1, 1)))
 
 
 def _step_s(**columns: float) -> float:

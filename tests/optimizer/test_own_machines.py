@@ -1,8 +1,9 @@
-"""Plans for one's own machines: each is there once, its electricity is the bill, and the better of both ways wins."""
+"""Plans for one's own machines: each is there once, its electricity is the bill, and the better of all ways wins."""
 
 from __future__ import annotations
 
 import datetime
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -11,15 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.core.errors import BadInput, NoFeasiblePlan
-from hetopt.core.hosts import Host, read_hosts
+from hetopt.core.hosts import Host, Hours, alike, read_hosts
 from hetopt.core.profile import Profile
 from hetopt.core.step_samples import Node, StepSample
 from hetopt.optimizer.market.catalog import load_catalog
-from hetopt.optimizer.market.owned import OWN
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.options import Options
-from hetopt.optimizer.recommendation.own_machines import better_of, on_own_machines
-from hetopt.optimizer.recommendation.recommend import recommend
+from hetopt.optimizer.recommendation.own_machines import NOT_LAUNCHED, better_of, on_own_machines, own_problem
+from hetopt.optimizer.recommendation.recommend import recommend, search_problem
+from hetopt.optimizer.recommendation.rented_beside import Mixed, best_mixed
+from hetopt.optimizer.search.objective import NEAR
 from hetopt.optimizer.step_time.profiled import sampled_machines
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -60,16 +62,27 @@ HOSTS = st.builds(
     network_mbit=st.sampled_from([25.0, 100.0, 940.0, 1e4]),
     usd_per_hour=st.floats(0.005, 1.0),
     devices=st.sampled_from([("cpu",), ("T4",), ("L4", "L4")]),
+    internet_mbit=st.sampled_from([None, 20.0, 1e3]),
+    hours=st.sampled_from([None, Hours.of("18:00-08:00", "hours")]),
 )
 
 
 def named(hosts: list[Host]) -> list[Host]:
-    from dataclasses import replace
-
     return [replace(host, name=f"box{place}", address=f"box{place}") for place, host in enumerate(hosts)]
 
 
-@given(st.lists(HOSTS, min_size=1, max_size=3).map(named))
+INVENTORIES = st.lists(HOSTS, min_size=1, max_size=3).map(named)
+
+
+def mixed(hosts: list[Host], options: Options = OPTIONS) -> Mixed | None:
+    mine = own_problem(profile(), load_catalog(), hosts, options, NOW)
+    own = search_problem(profile(), mine.catalog, GOAL, mine.options, mine.billing, mine.open_hours)
+    rent = search_problem(profile(), load_catalog(), GOAL, options)
+    way = min(host.internet_mbit or 100.0 for host in hosts)
+    return best_mixed(own, rent, options.limits(GOAL), way * 1e6 / 8)
+
+
+@given(INVENTORIES)
 def test_the_plan_is_never_worse_than_the_better_of_either_alone(hosts: list[Host]) -> None:
     plan = better_of(profile(), load_catalog(), hosts, GOAL, OPTIONS, rented, seed=0, now=NOW)
     alone = [score(rented())]
@@ -77,22 +90,101 @@ def test_the_plan_is_never_worse_than_the_better_of_either_alone(hosts: list[Hos
         mine = own(*hosts)
         alone.append(score(mine))
         groups = mine.chosen.groups
-        assert all(group.machines == 1 and group.region == OWN for group in groups), "each is there once"
-        assert len({group.instance_type for group in groups}) == len(groups)
+        kinds = alike(hosts)
+        assert all(group.is_own and group.machines <= len(kinds[group.instance_type]) for group in groups)
         costs = {host.name: host.cost_usd_per_hour or 0.0 for host in hosts}
-        hourly = sum(costs[group.instance_type] for group in groups)
+        hourly = sum(group.machines * costs[group.instance_type] for group in groups)
         took = mine.chosen.prediction
-        assert took.cost_usd.value == pytest.approx(hourly * took.total_s.value / 3600, rel=1e-6), "and nothing beside"
+        worked_s = took.startup_s + took.training_s.value
+        assert took.total_s.value >= (took.startup_s + took.training_s.value) * (1 - 1e-9)
+        if all(host.hours is None for host in hosts):
+            assert took.total_s.value == pytest.approx(took.startup_s + took.training_s.value)
+        assert took.cost_usd.value == pytest.approx(hourly * worked_s / 3600, rel=1e-6), "and nothing beside"
     except NoFeasiblePlan:
         pass
     assert score(plan) <= min(alone) * (1 + 1e-9)
-    assert "Rented machines" in plan.reasons[0] or "our own machines" in plan.reasons[0]
+    assert any("Rented machines" in reason or "our own machines" in reason for reason in plan.reasons)
+    told = [reason for reason in plan.reasons if NOT_LAUNCHED in reason]
+    if told and len({host.internet_mbit for host in hosts}) == 1:
+        both = mixed(hosts)
+        assert both is not None
+        assert both.in_words in told[0]
+        assert both.score < score(plan)
 
 
 def test_a_slow_host_is_left_out_where_it_costs_more_than_it_brings() -> None:
     quick, slow = box("quick", cpus=32), box("slow", cpus=2, usd_per_hour=2.0)
     assert [group.instance_type for group in own(quick, slow).chosen.groups] == ["quick"]
     assert score(own(quick, slow)) <= score(own(quick)) * (1 + 1e-9)
+
+
+def test_a_rented_machine_beside_a_slow_host_is_told() -> None:
+    hosts = [box("slow", cpus=4, internet_mbit=1e4, usd_per_hour=0.01)]
+    options = replace(OPTIONS, max_machines=2, objective="fastest", only_types=("c7i.xlarge",))
+    goal = GOAL.model_copy(update={"budget_usd": 50})
+
+    def rent() -> Plan:
+        return recommend(profile(), load_catalog(), goal, replace(options, max_machines=1), seed=0, now=NOW)
+
+    plan = better_of(profile(), load_catalog(), hosts, goal, options, rent, seed=0, now=NOW)
+    assert plan.reasons[0].startswith("Your own machines do it in ")
+    assert "1 × c7i.xlarge" in plan.reasons[0]
+    assert "beside 1 × slow makes it" in plan.reasons[0]
+    assert "docs/ssh.md" in plan.reasons[0]
+
+
+@given(st.lists(HOSTS, min_size=1, max_size=2).map(named), st.floats(0.01, 5))
+def test_dearer_power_is_paid_by_the_hour_of_each_machine(hosts: list[Host], more_usd: float) -> None:
+    """The fastest cluster of both stays, whatever an hour costs, and every one of its own machines is dearer."""
+    options = replace(OPTIONS, objective="fastest")
+    hosts = [replace(host, hours=None) for host in hosts]
+    dearer = [replace(host, usd_per_hour=(host.usd_per_hour or 0) + more_usd) for host in hosts]
+    found, other = mixed(hosts, options), mixed(dearer, options)
+    assert found is not None
+    assert other is not None
+    if (found.own, found.rented) == (other.own, other.rented):
+        machines = sum(int(part.split()[0]) for part in found.own.split(" + " if " + " in found.own else ", "))
+        added = machines * more_usd * found.total_s / 3600
+        assert other.cost_usd - found.cost_usd == pytest.approx(added, rel=1e-6)
+    assert other.total_s <= found.total_s * NEAR**2
+
+
+@given(st.lists(HOSTS, min_size=1, max_size=2).map(named), st.floats(1.5, 50))
+def test_a_faster_way_never_takes_longer(hosts: list[Host], factor: float) -> None:
+    options = replace(OPTIONS, objective="fastest")
+    slow = [replace(host, internet_mbit=20.0) for host in hosts]
+    fast = [replace(host, internet_mbit=20.0 * factor) for host in hosts]
+    found, other = mixed(slow, options), mixed(fast, options)
+    assert found is not None
+    assert other is not None
+    assert other.total_s <= found.total_s * NEAR**2  # plans and exchanges so near are equals
+
+
+def test_more_than_three_machines_train_together_where_they_are_alike() -> None:
+    boxes = [box(f"box{place}", cpus=2, network_mbit=1e4, usd_per_hour=0.01) for place in range(5)]
+    options = replace(OPTIONS, objective="fastest", max_workers=8)
+    plan = on_own_machines(profile(), load_catalog(), boxes, GOAL, options, seed=0, now=NOW)
+    assert [(group.instance_type, group.machines) for group in plan.chosen.groups] == [("box0", 5)]
+
+
+def test_hours_count_where_the_run_does_not_end_in_them() -> None:
+    here = NOW.astimezone()
+    opens, closes = here + datetime.timedelta(hours=3), here + datetime.timedelta(hours=17)
+    later = Hours.of(f"{opens:%H:%M}-{closes:%H:%M}", "hours")
+    now_open = Hours.of(f"{here:%H:%M}-{closes:%H:%M}", "hours")
+    free, open_, waits = (own(box("box", hours=hours)).chosen.prediction for hours in (None, now_open, later))
+    assert open_.total_s.value == pytest.approx(free.total_s.value), "it ends before they do"
+    assert waits.total_s.value == pytest.approx(free.total_s.value + 3 * 3600), "it begins with them"
+    assert waits.cost_usd.value == pytest.approx(free.cost_usd.value), "nothing is drawn before"
+    plan = own(box("box", hours=later))
+    assert plan.reasons[0] == "3 h of it are added by the hours of box."
+
+
+def test_a_host_that_may_always_be_used_is_better_than_one_that_waits() -> None:
+    here = NOW.astimezone()
+    later = Hours.of(f"{here + datetime.timedelta(hours=3):%H:%M}-{here + datetime.timedelta(hours=5):%H:%M}", "hours")
+    plan = own(box("quick", cpus=16, hours=later), box("free", cpus=8))
+    assert [group.instance_type for group in plan.chosen.groups] == ["free"]
 
 
 def test_two_equal_hosts_are_both_used_where_that_is_worth_it() -> None:
@@ -119,7 +211,10 @@ def test_what_a_plan_needs_to_know_is_asked_for(host: Host, says: str) -> None:
 
 def test_the_example_can_be_planned_for() -> None:
     plan = own(*read_hosts(REPOSITORY / "examples" / "hosts.toml"))
-    assert plan.chosen.groups[0].price_source == "the inventory"
+    assert plan.chosen.groups[0].price_source == "0.45 kW at $0.3 a kWh"
+    assert plan.chosen.in_words.endswith("(your own)")
+    bill = plan.chosen.prediction.cost_terms
+    assert {term.name.split(" (")[0] for term in bill} <= {"1 × tower", "start-up of the machines"}
     assert not any(way.quotas for way in plan.choices), "AWS has no say in them"
 
 

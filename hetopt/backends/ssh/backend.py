@@ -17,7 +17,7 @@ from hetopt.backends.ssh.checking import HostFound, check_hosts
 from hetopt.backends.ssh.conductor import BUNDLE_FILE, OBJECTS_FOLDER
 from hetopt.backends.ssh.inventory import INVENTORY_FILE, Inventory
 from hetopt.core.errors import BadInput, RunFailed
-from hetopt.core.hosts import CPU, Host, parse_hosts, read_hosts
+from hetopt.core.hosts import CPU, Host, alike, parse_hosts, read_hosts
 from hetopt.core.nodes import host_names
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.runs import RunFolders
@@ -143,12 +143,13 @@ def _mapped(plan: Plan, hosts: Sequence[Host]) -> tuple[RunSpec, Prediction, tup
     Raises:
         BadInput: a planned host has other devices now, or there are more workers than samples in a batch.
     """
-    by_name = {host.name: host for host in hosts}
+    kinds = alike(hosts, plan.profile.measured_machines)
     groups = plan.chosen.groups
-    if not {group.instance_type for group in groups} <= set(by_name):
+    if not all(group.machines <= len(kinds.get(group.instance_type, ())) for group in groups):
         return _shared_alike(plan, hosts)
-    planned = tuple(by_name[group.instance_type] for group in groups)
-    for host, group in zip(planned, groups, strict=True):
+    placed = [(host, group) for group in groups for host in kinds[group.instance_type][: group.machines]]
+    planned = tuple(host for host, _ in placed)
+    for host, group in placed:
         if len(host.devices) != group.workers_per_machine:
             raise BadInput(
                 f"{host.name} has {len(host.devices)} devices, and was planned with {group.workers_per_machine}.",
@@ -215,11 +216,10 @@ def _priced(prediction: Prediction, hosts: Sequence[Host]) -> tuple[Prediction, 
     costs = {host.name: host.cost_usd_per_hour for host in hosts}
     unknown = [name for name, cost in costs.items() if cost is None]
     hourly, took = sum(filter(None, costs.values())), prediction.total_s
-    cost = Range(
-        value=hourly * took.value / SECONDS_PER_HOUR,
-        low=hourly * took.low / SECONDS_PER_HOUR,
-        high=hourly * took.high / SECONDS_PER_HOUR,
-    )
+    # Who waits for the hours of its owner draws nothing.
+    at_work = min(1.0, (prediction.startup_s + prediction.training_s.value) / took.value)
+    hourly_s = at_work * hourly / SECONDS_PER_HOUR
+    cost = Range(value=hourly_s * took.value, low=hourly_s * took.low, high=hourly_s * took.high)
     terms = (CostTerm(name="own machines", usd=cost.value, basis=f"${hourly:.3g} an hour, by the inventory"),)
     update = {"cost_usd": cost, "cost_terms": terms, "data_transfer_usd": 0.0}
     notes = (f"nobody said what {', '.join(unknown)} costs, which counts as nothing",) if unknown else ()

@@ -17,7 +17,6 @@ from hetopt.optimizer.cost.billing import Billing
 from hetopt.optimizer.cost.cost import checkpoint_bytes, checkpoint_time_s
 from hetopt.optimizer.cost.least_budget import extras_usd_per_hour, fixed_usd, least_budget_usd
 from hetopt.optimizer.market.catalog import Catalog
-from hetopt.optimizer.market.owned import OWN
 from hetopt.optimizer.plan import Plan
 
 PROFILE_NAME = "hetopt-node"
@@ -69,7 +68,7 @@ def region_of(plan: Plan) -> str:
         BadInput: it names several.
     """
     regions = {group.region for group in plan.chosen.groups}
-    if OWN in regions:
+    if any(group.is_own for group in plan.chosen.groups):
         raise BadInput(
             "the plan is for machines of your own, of which nothing is rented.",
             hint="choose `on=ssh` with their `inventory`, or plan without it",

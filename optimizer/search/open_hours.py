@@ -1,0 +1,85 @@
+"""When machines of one's own may be used, and how much longer a run takes for that.
+
+    w_i    what host i adds to the speed of its cluster: its workers over the seconds that a sample takes each of them
+    v_k    part of the cluster's speed that is there in slot k of the day:  sum of w_i over hosts that may be used / sum
+    E(W)   time from now until work W is done: the least t with  integral from 0 to t of v(s) ds = W
+
+A slot ends where hours of some host begin or end. Hosts that stay go on meanwhile with the whole batch, as fast as they
+compute: what they save of communication then is left out.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hetopt.core.hosts import Host
+
+Array = NDArray[np.float64]
+
+DAY_S = 86_400.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenHours:
+    """The day from a moment on, in slots.
+
+    Attributes:
+        slots_s: length of each, seconds; together a day.
+        hosts: whether each host may be used in each slot; one that is not there may always.
+    """
+
+    slots_s: tuple[float, ...] = (DAY_S,)
+    hosts: Mapping[str, tuple[bool, ...]]
+
+    @classmethod
+    def of(cls, hosts: Sequence[Host], now: datetime.datetime) -> OpenHours | None:
+        """Those of an inventory; None where all may always be used.
+
+        Args:
+            hosts: of the inventory.
+            now: with which the first slot begins, in the time of this machine.
+        """
+        kept = {host.name: host.hours for host in hosts if host.hours is not None}
+        since_s = 3600 * now.hour + 60 * now.minute + now.second
+        edges = {60.0 * minute for hours in kept.values() for span in hours.spans for minute in span}
+        begins = sorted({0.0, *((edge - since_s) % DAY_S for edge in edges)})
+        if len(begins) == 1:
+            return None
+        slots = tuple(np.diff([*begins, DAY_S]).tolist())
+        middles = [
+            now + datetime.timedelta(seconds=begin + slot / 2) for begin, slot in zip(begins, slots, strict=True)
+        ]
+        return cls(slots_s=slots, hosts={name: tuple(map(hours.has, middles)) for name, hours in kept.items()})
+
+    def of_host(self, name: str) -> tuple[bool, ...]:
+        """Whether a machine may be used in each slot; a rented one always."""
+        return self.hosts.get(name, (True,) * len(self.slots_s))
+
+
+def elapsed_s(work_s: ArrayLike, speed: Array, slots_s: Sequence[float]) -> Array:
+    """``E(W)``: seconds until work is done that takes ``work_s`` at full speed.
+
+    Args:
+        work_s: any shape.
+        speed: part of it that is there in each slot, the shape of ``work_s`` and one axis more, or what broadcasts.
+        slots_s: length of each slot; the day begins anew after the last.
+    """
+    work = np.asarray(work_s, dtype=np.float64)
+    slots = np.asarray(slots_s, dtype=np.float64)
+    speed = np.broadcast_to(speed, (*work.shape, len(slots)))
+    done = np.cumsum(speed * slots, axis=-1)
+    day = done[..., -1]
+    days = np.maximum(np.ceil(work / day) - 1, 0.0)
+    rest = work - days * day
+    # The first slot in which the rest is done, up to rounding.
+    slot = np.minimum((done < rest[..., None] * (1 - 1e-12)).sum(axis=-1), len(slots) - 1)[..., None]
+    here = np.take_along_axis(speed, slot, axis=-1)[..., 0]
+    before = np.take_along_axis(done - speed * slots, slot, axis=-1)[..., 0]
+    begins = (np.cumsum(slots) - slots)[slot[..., 0]]
+    within = np.divide(rest - before, here, out=np.zeros_like(rest), where=here > 0)
+    return np.asarray(days * DAY_S + begins + np.maximum(within, 0.0))
