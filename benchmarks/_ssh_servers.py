@@ -52,12 +52,13 @@ class Servers:
         host_key: str = "host_key",
         network: str | None = None,
         group: Path | None = None,
+        own_processes: bool = False,
         shell_prints: str = "",
         passwords_only: bool = False,
         user: str | None = None,
         **more: object,
     ) -> Host:
-        """A host that `ssh NAME` reaches; its record."""
+        """A host that `ssh NAME` reaches; its record. With its own processes, it sees no others of this machine."""
         server = self.folder / f"{name}.sshd"
         force = self.folder / f"{name}.shell"
         # What a login shell does: prints whatever its owner's files print, and runs the command.
@@ -69,6 +70,8 @@ class Servers:
             f"PubkeyAuthentication {'no' if passwords_only else 'yes'}\nKbdInteractiveAuthentication no\n"
         )
         inside = "" if network is None else f"ip netns exec {network} "
+        if own_processes:
+            inside += "unshare --pid --fork --kill-child --mount-proc "
         if group is not None:  # whatever runs on the host has its part of the processors
             inside = f"sh -c 'echo $$ >{group}; exec \"$@\"' sh {inside}"
         if known:

@@ -99,6 +99,7 @@ WRITES_COMMAND_LINES = {
     "hetopt/catalogs/build.py": "its own command line",
     "hetopt/api/exactness.py": "the command line of torchrun",
     "hetopt/core/nodes.py": "the command line of a host's agent",
+    "hetopt/backends/ssh/gpus.py": "the command line of nvidia-smi",
     "hetopt/backends/ssh/look.py": "the command line of nvidia-smi",
     "hetopt/backends/ec2/bootstrap.py": "the script that a rented machine boots with",
     "hetopt/reports/exports.py": "scripts for torchrun and SkyPilot",

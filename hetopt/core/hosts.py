@@ -7,6 +7,7 @@ address = "box1.lan"               # as `ssh` takes it: a name, a number, or a H
 devices = ["RTX 3090", "RTX 3090"] # a worker each; absent: the CPU, one worker
 kw = 0.7                           # drawn while training
 hours = "18:00-08:00"              # when it may be used, in this machine's time; absent: always
+busy_cpus = 2                      # it is left to others while their programs keep more CPUs than that busy
 """
 
 from __future__ import annotations
@@ -95,6 +96,7 @@ class Host:
         kw: what it draws while training, with...
         usd_per_kwh: ...the price of that.
         hours: when it may be used; absent: always.
+        busy_cpus: it is left to others while they keep more than so many of its CPUs busy; absent: it is not looked at.
         python: an interpreter there that has torch.
         folder: where a run has its files while it lasts; nothing else is written.
         memory_gib: of the machine, for plans.
@@ -115,6 +117,7 @@ class Host:
     kw: float | None = None
     usd_per_kwh: float | None = None
     hours: Hours | None = None
+    busy_cpus: float | None = None
     python: str = DEFAULT_PYTHON
     folder: str = DEFAULT_FOLDER
     memory_gib: float | None = None
@@ -243,6 +246,7 @@ _AMOUNTS = {
     "usd_per_hour": "dollars an hour",
     "kw": "kilowatts",
     "usd_per_kwh": "dollars a kilowatt-hour",
+    "busy_cpus": "CPUs",
     "memory_gib": "GiB",
     "network_mbit": "megabits a second",
     "internet_mbit": "megabits a second",

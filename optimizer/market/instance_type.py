@@ -171,6 +171,7 @@ class InstanceType:
         ebs_baseline_mbps: megabits a second to network volumes.
         coremark_iterations_per_s: CoreMark over all vCPUs, a prior for CPU speed.
         owned: one machine of its owner, not a type that can be rented.
+        unlike: each of its accelerators, where they are not alike: ``accelerator`` is then the least of them.
         source: where the specification comes from.
     """
 
@@ -197,6 +198,7 @@ class InstanceType:
     ebs_baseline_mbps: float | None = None
     coremark_iterations_per_s: float | None = None
     owned: bool = False
+    unlike: tuple[Accelerator, ...] = ()
     source: str
 
     def __post_init__(self) -> None:

@@ -81,39 +81,47 @@ def _machine(catalog: Catalog, host: Host) -> InstanceType:
             f"a plan needs to know the CPUs of {host.name}, and its network.",
             hint="`hetopt hosts check` shows both: add cpus = 16 and network_mbit = 940",
         )
+    gpus = _accelerators(catalog, host)
     return InstanceType(
         name=host.name,
         vcpus=host.cpus,
         memory_gib=host.memory_gib or _GIB_OF_A_CPU * host.cpus,
         network_baseline_gbps=host.network_mbit / 1000,
-        accelerator=None if CPU in host.devices else _accelerator(catalog, host),
+        accelerator=_least(gpus),
+        unlike=gpus if len(set(gpus)) > 1 else (),
         coremark_iterations_per_s=_coremark(catalog, host.cpus),
         owned=True,
         source=SOURCE,
     )
 
 
-def _accelerator(catalog: Catalog, host: Host) -> Accelerator:
-    """The host's GPUs, by the rates that the catalogue knows.
+def _accelerators(catalog: Catalog, host: Host) -> tuple[Accelerator, ...]:
+    """The host's GPUs, one for each worker, by the rates that the catalogue knows.
 
     Raises:
-        BadInput: they are unlike, or the catalogue knows none of that name.
+        BadInput: the catalogue knows none of that name.
     """
-    name = host.devices[0]
-    if len(set(host.devices)) > 1:
-        raise BadInput(
-            f"{host.name} has unlike GPUs, {' and '.join(dict.fromkeys(host.devices))}, which a plan does not weigh.",
-            hint="name those of one kind in `devices`",
-        )
-    like = [one for one in catalog.instance_types.values() if has_accelerator(one, name)]
-    whole = [one.accelerator for one in like if one.accelerator is not None and one.accelerator.fraction == 1]
-    if not whole:
-        known = sorted({one.accelerator.name for one in catalog.instance_types.values() if one.accelerator})
-        raise BadInput(
-            f"the catalogue has no rates of the {name} of {host.name}.",
-            hint=f"it knows {', '.join(known)}; leave the host out of this plan",
-        )
-    return replace(whole[0], count=len(host.devices))
+    found = []
+    for name in () if CPU in host.devices else host.devices:
+        like = [one for one in catalog.instance_types.values() if has_accelerator(one, name)]
+        whole = [one.accelerator for one in like if one.accelerator is not None and one.accelerator.fraction == 1]
+        if not whole:
+            known = sorted({one.accelerator.name for one in catalog.instance_types.values() if one.accelerator})
+            raise BadInput(
+                f"the catalogue has no rates of the {name} of {host.name}.",
+                hint=f"it knows {', '.join(known)}; leave the host out of this plan",
+            )
+        found.append(replace(whole[0], count=1))
+    return tuple(found)
+
+
+def _least(gpus: Sequence[Accelerator]) -> Accelerator | None:
+    """What all of a machine's GPUs are at least, under the names of all."""
+    if not gpus:
+        return None
+    least = min(gpus, key=lambda one: (one.fp32_flops_per_s or 0.0, one.memory_gib))
+    names = " + ".join(dict.fromkeys(one.name for one in gpus))
+    return replace(least, name=names, count=len(gpus), memory_gib=min(one.memory_gib for one in gpus))
 
 
 def _coremark(catalog: Catalog, cpus: int) -> float | None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hetopt.core.batch_partition import solve_shares
 from hetopt.core.comm.options import settled_collective
 from hetopt.core.comm.payload_bytes import Collective
 from hetopt.optimizer.convergence.steps_law import Z90
@@ -25,6 +26,7 @@ def make_candidate(space: SearchSpace, job: JobModel, cluster: Cluster, found: F
     for index, machines in cluster.machines:
         option = space.options[index]
         own, sizes = sizes[: machines * option.worker.workers], sizes[machines * option.worker.workers :]
+        own = _by_device(option, own)
         groups.append(_group(option, machines, own, exchange.collective))
     return Candidate(
         groups=tuple(groups),
@@ -36,6 +38,15 @@ def make_candidate(space: SearchSpace, job: JobModel, cluster: Cluster, found: F
         disk_gb=int(found.disk_gb[row]),
         prediction=_prediction(space, job, cluster, found, row),
     )
+
+
+def _by_device(option: MachineOption, local_batch_sizes: list[int]) -> list[int]:
+    """Where the workers of a machine are unlike, its samples divided among them."""
+    times, each = option.worker.unlike, option.worker.workers
+    if not times:
+        return local_batch_sizes
+    totals = [sum(local_batch_sizes[first : first + each]) for first in range(0, len(local_batch_sizes), each)]
+    return [size for total in totals for size in solve_shares(times, total).local_batch_sizes]
 
 
 def spread(value: float, log_sd: float) -> Range:

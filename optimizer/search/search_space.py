@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 
 import numpy as np
@@ -34,6 +35,7 @@ from hetopt.optimizer.step_time.transfer import (
     no_units,
     worker_model,
 )
+from hetopt.optimizer.step_time.unlike_gpus import worker_of
 
 MAX_TYPES = 3
 """Instance types in one cluster. More are allowed by the trainer, but hardly ever pay and are hard to get together."""
@@ -226,7 +228,8 @@ def machine_options(
         if instance.name not in workers:
             only_sampled = computing.precision != model.precision
             known[instance.name] = None if sampled is None else sampled.machine(instance.name, computing.precision)
-            alone = _in_company(worker_model(model, host, instance, exchange), model, shape)
+            like = partial(worker_model, model, host, exchange=exchange)
+            alone = _in_company(worker_of(instance, like), model, shape)
             found_so, told[instance.name] = _as_earlier(alone, instance.name, earlier)
             workers[instance.name] = _as_sampled(
                 found_so,

@@ -80,6 +80,7 @@ class WorkerModel:
         evaluation_factor: time of an evaluation relative to the reference device.
         compress_factor: time of compression relative to the reference device.
         room: what it has of its device's memory.
+        unlike: the time of each worker of the machine, where they are unlike and ``time`` stands for all of them.
     """
 
     kind: Literal["cpu", "cuda"]
@@ -90,6 +91,7 @@ class WorkerModel:
     evaluation_factor: float
     compress_factor: float
     room: Room | None = None
+    unlike: tuple[WorkerTime, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,8 +245,9 @@ def lacks_precision(model: FittedModel, host: ReferenceHost, instance: InstanceT
 
 def no_units(instance: InstanceType, precision: Precision) -> str | None:
     """Why a machine type's GPUs do not compute in a precision; None: they do, or it has none."""
-    facts = None if instance.accelerator is None else gpu_of(instance.accelerator)
-    lacks = precision == "bf16" and facts is not None and facts.capability < FIRST_CAPABILITY_WITH_BF16
+    gpus = instance.unlike or (() if instance.accelerator is None else (instance.accelerator,))
+    facts = [found for found in map(gpu_of, gpus) if found is not None]
+    lacks = precision == "bf16" and any(one.capability < FIRST_CAPABILITY_WITH_BF16 for one in facts)
     return NO_BF16_UNITS if lacks else None
 
 

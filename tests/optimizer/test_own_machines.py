@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetopt.core.batch_partition import WorkerTime, solve_shares
 from hetopt.core.errors import BadInput, NoFeasiblePlan
 from hetopt.core.hosts import Host, Hours, alike, read_hosts
 from hetopt.core.profile import Profile
 from hetopt.core.step_samples import Node, StepSample
 from hetopt.optimizer.market.catalog import load_catalog
+from hetopt.optimizer.market.owned import owned
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.options import Options
 from hetopt.optimizer.recommendation.own_machines import NOT_LAUNCHED, better_of, on_own_machines, own_problem
@@ -23,6 +25,8 @@ from hetopt.optimizer.recommendation.recommend import recommend, search_problem
 from hetopt.optimizer.recommendation.rented_beside import Mixed, best_mixed
 from hetopt.optimizer.search.objective import NEAR
 from hetopt.optimizer.step_time.profiled import sampled_machines
+from hetopt.optimizer.step_time.transfer import no_units
+from hetopt.optimizer.step_time.unlike_gpus import standing_for
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GOAL = Goal(ends="epochs", amount=50, budget_usd=5)
@@ -193,12 +197,53 @@ def test_two_equal_hosts_are_both_used_where_that_is_worth_it() -> None:
     assert score(both) <= score(own(fast[0])) * (1 + 1e-9)
 
 
+def test_a_box_with_unlike_gpus_has_a_worker_for_each() -> None:
+    """The plan, and the run that it starts, give each as much as it computes in the same time."""
+    both = own(box("both", devices=("T4", "L4", "T4")))
+    (group,) = both.chosen.groups
+    assert group.workers_per_machine == 3
+    slow, quick, other = group.local_batch_sizes
+    assert quick / slow > 1.2
+    assert abs(slow - other) <= 1
+    assert [worker.local_batch_size for worker in both.run.workers] == [slow, quick, other]
+    assert group.hardware is not None
+    assert group.hardware.gpu == "T4 + L4"
+    slowest, quickest = (own(box("same", devices=(name,) * 3)).chosen.prediction for name in ("T4", "L4"))
+    assert quickest.compute_s < both.chosen.prediction.compute_s < slowest.compute_s
+
+
+def test_unlike_gpus_compute_in_what_all_of_them_have_units_for() -> None:
+    catalog = owned(load_catalog(), [box("both", devices=("T4", "L4"))], NOW.date()).catalog
+    both, alone = (catalog.instance_types[name] for name in ("both", "g6.xlarge"))
+    assert no_units(both, "bf16") is not None
+    assert no_units(both, "fp16") is None
+    assert no_units(alone, "bf16") is None
+
+
+TIMES = st.builds(
+    WorkerTime,
+    fixed_s=st.floats(0, 0.01),
+    per_sample_s=st.floats(1e-4, 1e-2),
+    micro_batch=st.none() | st.integers(1, 64),
+)
+
+
+@given(st.lists(TIMES, min_size=1, max_size=5), st.integers(50, 400))
+def test_one_that_stands_for_unlike_workers_ends_when_they_do(times: list[WorkerTime], samples: int) -> None:
+    free = [replace(time, micro_batch=None) for time in times]
+    exact = solve_shares(free, samples * len(free)).compute_s
+    most_s = max(time.per_sample_s for time in free)  # by what no sample can be divided, and nobody has nothing
+    assert standing_for(free).time_s(samples) <= exact * (1 + 1e-9)
+    assert exact <= max(standing_for(free).time_s(samples) + most_s, max(time.time_s(1) for time in free)) * (1 + 1e-9)
+    one = standing_for([times[0]] * 3)
+    assert one.time_s(samples) == pytest.approx(times[0].time_s(samples)), "with its micro-batches"
+
+
 @pytest.mark.parametrize(
     ("host", "says"),
     [
         (box("box", usd_per_hour=None), "nobody said what box costs"),
         (box("box", cpus=None), "needs to know the CPUs of box"),
-        (box("box", devices=("T4", "L4")), "unlike GPUs"),
         (box("box", devices=("GTX 9",)), "no rates of the GTX 9"),
         (box("c7i.large"), "as a type that can be rented"),
     ],

@@ -5,9 +5,11 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import signal
+import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -126,6 +128,74 @@ def test_a_host_is_lost_and_returns(
     before = run.record().progress.step
     until(run, before + 10)
     assert run.stop().state is RunState.STOPPED
+
+
+@pytest.mark.slow
+def test_a_host_leaves_when_its_hours_end_and_comes_back_with_them(
+    plan: Plan, inventory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One minute of the day is its owner's: it leaves at a step, with notice, and nothing is done twice."""
+    monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
+    begins = datetime.datetime.now() + datetime.timedelta(seconds=100)
+    ends = begins + datetime.timedelta(minutes=1)
+    table = "[box1]\n"
+    inventory.write_text(inventory.read_text().replace(table, f'{table}hours = "{ends:%H:%M}-{begins:%H:%M}"\n'))
+    run = hetopt.launch(plan, on="ssh", inventory=inventory, steps=1_000_000)
+    until(run, 5)
+    assert started_with(run) == [2]
+    left_and_came_back(run)
+
+
+@pytest.mark.slow
+def test_a_host_is_left_to_others_while_they_use_it(
+    plan: Plan,
+    inventory: Path,
+    servers: Servers,
+    two_machines: EmulatedNetwork,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A program of its owner's runs there until the host has left; then it ends, and the host comes back."""
+    monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
+    servers.host("desk", network=two_machines.namespace(1), own_processes=True)
+    text = inventory.read_text().replace("[box1]\n", "[desk]\nbusy_cpus = 0.1\n")
+    inventory.write_text(text)
+    run = hetopt.launch(plan, on="ssh", inventory=inventory, steps=1_000_000)
+    until(run, 5)
+    node = next(
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if "hetopt.backends.ssh.node" in (process.info["cmdline"] or [])
+        and any(word.endswith(f"/runs/{run.name}/desk") for word in process.info["cmdline"])
+    )
+    enter = ["nsenter", "--target", str(node.pid), "--pid", "--mount"]
+    with subprocess.Popen([*enter, "sh", "-c", "while :; do :; done"], start_new_session=True) as owners:
+        try:
+            left_and_came_back(run, once_left=lambda: os.killpg(owners.pid, signal.SIGKILL))
+        finally:
+            if owners.poll() is None:
+                os.killpg(owners.pid, signal.SIGKILL)
+
+
+def left_and_came_back(run: hetopt.Run, once_left: Callable[[], None] = lambda: None) -> None:
+    """Wait for both; every step was logged once, and the host had notice."""
+    for starts in ([2, 1], [2, 1, 2]):
+        deadline = time.monotonic() + PATIENCE_S
+        while started_with(run) != starts:
+            assert not run.status().state.is_over, run.status()
+            assert time.monotonic() < deadline, started_with(run)
+            time.sleep(0.2)
+        once_left()
+        once_left = lambda: None  # noqa: E731  # it has left once
+    until(run, run.record().progress.step + 3)
+    assert run.stop().state is RunState.STOPPED
+    events = [json.loads(line) for line in (run.folder / "events.jsonl").read_text().splitlines()]
+    steps = [event["step"] for event in events if event["event"] == "step"]
+    assert len(steps) == len(set(steps)), "nothing was done twice"
+    assert steps == sorted(steps)
+    changes = [event for event in events if event["event"] == "condition_changed"]
+    assert any(event.get("notice") for event in changes)
+    assert not any(event.get("dies") for event in changes)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,14 +125,62 @@ def test_thirty_two_hosts_are_asked_at_once(servers: Servers) -> None:
         ({"gpus": []}, "bad", "1 GPUs are wanted"),
         ({"gpus": "NVIDIA-SMI has failed"}, "bad", "driver does not answer"),
         ({"packages": PACKAGES | {"torch": "2.13.0+cpu"}}, "bad", "without CUDA"),
+        ({"gpus": [["NVIDIA GeForce RTX 3090 Ti", "24576", "570.1", "8.6"]]}, "bad", "and not RTX 3080"),
         ({"left": ["/srv/alice/.cache/hetopt/runs/r/box1"]}, "unknown", "1 run left files there"),
     ],
 )
 def test_what_one_host_says_is_judged(more: dict[str, Any], verdict: str, says: str) -> None:
-    (trouble,) = alone(GPU, seen(**more), asked_s=1000.0)
+    host = replace(GPU, devices=("RTX 3080",)) if "3080" in says else GPU
+    (trouble,) = alone(host, seen(**more), asked_s=1000.0)
     assert trouble.verdict == verdict
     assert says in trouble.said
     assert trouble.hint
+
+
+def test_what_is_wrong_with_a_real_host_is_found(servers: Servers, tmp_path: Path) -> None:
+    """A full disk, a clock that is an hour ahead, a driver that is too old, a GPU that is another, and no rights."""
+    driver = tmp_path / "nvidia-smi"
+    driver.write_text(
+        '#!/bin/sh\ncase "$1" in\n--query*) echo "NVIDIA GeForce GTX 1080 Ti, 11264, 470.1, 6.1";;\n'
+        '*) echo "| Driver Version: 470.1   CUDA Version: 11.4 |";;\nesac\n'
+    )
+    driver.chmod(0o755)
+    (tmp_path / "sitecustomize.py").write_text("import time\nnow = time.time\ntime.time = lambda: now() + 3600\n")
+    (tmp_path / "small").mkdir()
+    here = {"python": sys.executable}
+    hosts = [
+        servers.host(
+            "full",
+            own_processes=True,
+            shell_prints=f"mount -t tmpfs -o size=1m tmpfs {tmp_path}/small",
+            folder=f"{tmp_path}/small/hetopt",
+            private="127.0.0.2",
+            **here,
+        ),
+        servers.host("ahead", shell_prints=f"export PYTHONPATH={tmp_path}", private="127.0.0.3", **here),
+        servers.host(
+            "old", shell_prints=f"PATH={tmp_path}:$PATH", private="127.0.0.4", devices=("GTX 1080 Ti",), **here
+        ),
+        servers.host("other", shell_prints=f"PATH={tmp_path}:$PATH", private="127.0.0.5", devices=("L4",), **here),
+        servers.host(
+            "no-rights",
+            shell_prints='exec setpriv --reuid=65534 --clear-groups sh -c "$SSH_ORIGINAL_COMMAND"',
+            private="127.0.0.6",
+            folder="/var/hetopt",
+            python="/usr/bin/python3",
+        ),
+        servers.host("busy", private="127.0.0.7", busy_cpus=1e-6, **here),
+    ]
+    found = {one.name: one for one in check_hosts(hosts, "bf16")}
+    assert f"{tmp_path}/small has 1" in said(found["full"])
+    assert "free, and a run needs 2 GB" in said(found["full"])
+    assert "its clock is 1 h" in said(found["ahead"])
+    assert "its driver runs CUDA 11.4" in said(found["old"]) or "without CUDA" in said(found["old"])
+    assert "its NVIDIA GeForce GTX 1080 Ti has no units for bf16" in said(found["old"])
+    assert "its GPUs are NVIDIA GeForce GTX 1080 Ti, and not L4" in said(found["other"])
+    assert "nothing can be written to /var" in said(found["no-rights"])
+    assert "above busy_cpus" in said(found["busy"])
+    assert all(trouble.hint for one in found.values() for trouble in one.troubles)
 
 
 def test_a_healthy_host_is_none_of_them() -> None:

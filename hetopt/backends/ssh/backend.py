@@ -19,6 +19,7 @@ from hetopt.backends.ssh.inventory import INVENTORY_FILE, Inventory
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.hosts import CPU, Host, alike, parse_hosts, read_hosts
 from hetopt.core.nodes import host_names
+from hetopt.core.precision import Precision
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.runs import RunFolders
 from hetopt.optimizer.cost.bill import SECONDS_PER_HOUR
@@ -56,7 +57,7 @@ class SshBackend(ProcessLauncher):
         """See `hetopt.backends.backend.Backend`. The hosts are asked what must be known, and nothing is changed."""
         run, prediction, hosts, notes = _mapped(wanted, _hosts(options))
         bundle = make_bundle(run.task, run.script, rented=False)
-        inventory = Inventory(hosts=ready_hosts(hosts), bundle_sha256=bundle.sha256)
+        inventory = Inventory(hosts=ready_hosts(hosts, run.precision), bundle_sha256=bundle.sha256)
         spec = spec_on(run, inventory, bundle, options.data)
         prediction, costs = _priced(prediction, inventory.hosts)
         launch = Launch(
@@ -84,7 +85,7 @@ class SshBackend(ProcessLauncher):
         """
         assert isinstance(prepared, OnHosts)
         if prepared.bundle is None:
-            ready_hosts(prepared.inventory.hosts)
+            ready_hosts(prepared.inventory.hosts, prepared.launch.spec.precision)
 
     def submit(self, prepared: Prepared, folders: RunFolders) -> tuple[RunHandle, Launch]:
         """See `hetopt.backends.backend.Backend`."""
@@ -174,13 +175,17 @@ def _shared_alike(plan: Plan, hosts: Sequence[Host]) -> tuple[RunSpec, Predictio
     return here.run.model_copy(update={"workers": workers}), here.prediction, tuple(hosts), (note,)
 
 
-def ready_hosts(hosts: Sequence[Host]) -> tuple[Host, ...]:
+def ready_hosts(hosts: Sequence[Host], precision: Precision = "fp32") -> tuple[Host, ...]:
     """The hosts, each with the address by which the others reach it.
+
+    Args:
+        hosts: to ask.
+        precision: that their workers are to compute in.
 
     Raises:
         RunFailed: one cannot take part.
     """
-    found = check_hosts(hosts)
+    found = check_hosts(hosts, precision)
     bad: list[HostFound] = [one for one in found if one.verdict == "bad"]
     if bad:
         trouble = bad[0].troubles[0]

@@ -16,15 +16,19 @@ from pydantic import Field, ValidationError
 
 from hetopt.backends.ssh import look
 from hetopt.backends.ssh.conversation import Conversation
+from hetopt.backends.ssh.gpus import places
 from hetopt.core.artifact import Record, Told
 from hetopt.core.errors import HetoptError
 from hetopt.core.formatting import bit_rate, bytes_, duration
 from hetopt.core.hosts import CPU, Host
+from hetopt.core.precision import Precision
 
 FACTS_WITHIN_S = 40.0
 WAYS_WITHIN_S = 60.0
 LARGEST_SKEW_S = 60.0
 """Times of a run come from several clocks; checkpoints are found by their steps, so that seconds do not matter."""
+AMPERE = (8, 0)
+"""Compute capability of the first GPUs with units for bf16 and TF32 (CUDA programming guide, compute capabilities)."""
 LEAST_FREE_BYTES = 2e9
 """What a run keeps on a host: the code, a few megabytes, and two checkpoints of a model of a hundred megabytes."""
 
@@ -94,8 +98,13 @@ class HostFound:
         return self.troubles[0].verdict if self.troubles else "good"
 
 
-def check_hosts(hosts: Sequence[Host]) -> tuple[HostFound, ...]:
-    """Ask all hosts at once, and let each try the ways to all others."""
+def check_hosts(hosts: Sequence[Host], precision: Precision = "fp32") -> tuple[HostFound, ...]:
+    """Ask all hosts at once, and let each try the ways to all others.
+
+    Args:
+        hosts: to ask.
+        precision: that their workers are to compute in.
+    """
     with ThreadPoolExecutor(max_workers=len(hosts)) as pool:
         source = inspect.getsource(look)
         talks = [Conversation(host=host, source=source) for host in hosts]
@@ -113,7 +122,7 @@ def check_hosts(hosts: Sequence[Host]) -> tuple[HostFound, ...]:
     for talk, answer in zip(talks, answers, strict=True):
         host = talk.host
         if isinstance(answer, Seen):
-            own = alone(host, answer, asked_s=talk.asked_s, banner=talk.banner)
+            own = [*alone(host, answer, asked_s=talk.asked_s, banner=talk.banner), *_units(host, answer, precision)]
         else:
             own = [Trouble(verdict="bad", said=_clause(answer, host), hint=answer.hint or "")]
         troubles = sorted([*own, *between.get(host.name, ())], key=lambda one: one.verdict)
@@ -197,6 +206,11 @@ def alone(host: Host, seen: Seen, *, asked_s: float, banner: str = "") -> list[T
         )
     if banner:
         known(f"its shell prints {banner[:60]!r} where no terminal is", "print that in interactive shells only")
+    if host.busy_cpus is not None and seen.load > host.busy_cpus:
+        known(
+            f"its load is {seen.load:.1f}, above busy_cpus = {host.busy_cpus:g}",
+            "it takes part once those programs have ended, or with a higher limit",
+        )
     if seen.left:
         known(f"{len(seen.left)} run{'s' * (len(seen.left) > 1)} left files there", f"`rm -r {' '.join(seen.left)}`")
     found += _devices(host, seen)
@@ -219,6 +233,10 @@ def _devices(host: Host, seen: Seen) -> list[Trouble]:
                 hint="correct `devices`, or see `nvidia-smi` there",
             )
         ]
+    if places(wanted, names) is None:
+        listed = f"devices = {list(names)}".replace("'", '"')
+        said = f"its GPUs are {', '.join(names)}, and not {', '.join(wanted)}"
+        return [Trouble(verdict="bad", said=said, hint=f"correct it: {listed}")]
     if not wanted:
         unused = f"it has {', '.join(names)}, which nobody uses"
         hint = f"devices = {list(names)}".replace("'", '"')
@@ -234,6 +252,19 @@ def _devices(host: Host, seen: Seen) -> list[Trouble]:
         hint = "install a newer NVIDIA driver, or a torch that was built for it"
         return [Trouble(verdict="bad", said=said, hint=hint)]
     return []
+
+
+def _units(host: Host, seen: Seen, precision: Precision) -> list[Trouble]:
+    """GPUs that would compute in a precision without units for it, as much slower as that is."""
+    rows = [] if isinstance(seen.gpus, str) else seen.gpus
+    taken = None if CPU in host.devices else places(host.devices, [row[0] for row in rows])
+    if precision not in ("bf16", "tf32") or not taken:
+        return []
+    lacking = [rows[at][0] for at in taken if len(rows[at]) > 3 and (_version(rows[at][3]) or AMPERE) < AMPERE]
+    if not lacking:
+        return []
+    hint = 'plan without it: `precision="fp16"`, or `precision="fp32"`'
+    return [Trouble(verdict="bad", said=f"its {lacking[0]} has no units for {precision}", hint=hint)]
 
 
 def cuda_of(torch: str) -> tuple[int, int] | None:

@@ -2,8 +2,8 @@
 
 ``python -m hetopt.backends.ssh.conductor RUN_DIR [PARENT_PID]``. Every host's part lives as long as its connection, so
 when this process ends, by whatever signal, all of it ends. A host that is lost leaves the others to go on from the last
-checkpoint; one whose hours end, or that comes back, is a reason to save a checkpoint at one step and to go on with
-those that are there then (`next_move`).
+checkpoint; one whose hours end, that others use, or that comes back, is a reason to save a checkpoint at one step and
+to go on with those that are there then (`next_move`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from hetopt.backends.ec2.protocol import (
 from hetopt.backends.ec2.renter.placement import Assignment, Machine, placement_json, without
 from hetopt.backends.ssh.inventory import INVENTORY_FILE, Inventory
 from hetopt.backends.ssh.link import Link, Part
-from hetopt.backends.ssh.objects import FolderObjects, write_text
+from hetopt.backends.ssh.objects import LOAD_FOLDER, FolderObjects, write_text
+from hetopt.backends.ssh.others import is_taken
 from hetopt.core.bucket_traffic import LEASE_OBJECT, PLACEMENT_OBJECT
 from hetopt.core.errors import BadInput, HetoptError, RunFailed
 from hetopt.core.events.log import EVENTS_FILE, EventLog, tell_failure
@@ -143,6 +144,7 @@ class Conductor:
     _stopping: bool = False
     _alone_s: float | None = None
     _fresh: set[str] = field(default_factory=set)
+    _taken: set[str] = field(default_factory=set)
     _reasons: list[str] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -189,7 +191,9 @@ class Conductor:
             self._pause()
         elif move == "wait":
             self._alone_s = self._alone_s or now_s
-            if now_s - self._alone_s > RETURN_WITHIN_S:
+            if not self._allowed():
+                self._alone_s = None  # whoever has them for himself gives them back
+            elif now_s - self._alone_s > RETURN_WITHIN_S:
                 raise RunFailed("all hosts are gone, and none has come back.", hint="go on with `hetopt launch`")
         if move != "wait":
             self._alone_s = None
@@ -207,7 +211,8 @@ class Conductor:
                     # Whoever comes back must not take the place that is lost.
                     with self._lock:
                         self._objects.delete(PLACEMENT_OBJECT)
-                    self._log.write("condition_changed", host=name, dies=True)
+                    if name in self._allowed():
+                        self._log.write("condition_changed", host=name, dies=True)
         for name, coming in list(self._coming.items()):
             if coming.done():
                 self._arrived(name, coming)
@@ -216,7 +221,7 @@ class Conductor:
             with self._lock:
                 self._objects.put(LEASE_OBJECT, _NOW.model_dump_json().encode())
         if not self._stopping:
-            self._reach([name for name in self._allowed() if now_s >= self._again_s.get(name, 0.0)])
+            self._reach([name for name in self._open() if now_s >= self._again_s.get(name, 0.0)])
 
     def _arrived(self, name: str, coming: Future[Link]) -> None:
         """Take a host in that was connected to.
@@ -236,9 +241,14 @@ class Conductor:
         if self._members:
             self._log.write("condition_changed", host=name, returns=True)
 
-    def _allowed(self) -> list[str]:
+    def _open(self) -> list[str]:
+        """Hosts within their hours."""
         moment = datetime.datetime.now()
         return [name for name in self._names if self.inventory.host(name).may_be_used(moment)]
+
+    def _allowed(self) -> list[str]:
+        """Those of them that others leave to us."""
+        return [name for name in self._open() if name not in self._taken]
 
     def _situation(self) -> Situation:
         with self._lock:
@@ -263,6 +273,8 @@ class Conductor:
         """Say who takes part from now on, and from which checkpoint."""
         allowed = self._allowed()
         members = [name for name in self._names if name in self._links and name in allowed]
+        if not members and self._members:
+            return  # they were taken back just now
         if not members:
             raise RunFailed(
                 "none of the hosts may be used now.", hint="see `hours` in the inventory, or launch when they begin"
@@ -317,12 +329,18 @@ class Conductor:
             wrote=lambda object_, data: self._keep(name, object_, data),
             errors=host_log_folder(self.run_dir, name) / "ssh.log",
         )
+        told = self.inventory.host(name)
         config = {"id": self._id(name), "host": name, "spec_sha256": spec_digest(self.spec)}
         part = Part(
             run=self.run_dir.name,
             code=self._code,
             sha256=self.inventory.bundle_sha256,
-            config={**config, "group_secret": self._secret},
+            config={
+                **config,
+                "group_secret": self._secret,
+                "devices": list(told.devices),
+                "tells_load": told.busy_cpus is not None,
+            },
         )
         try:
             link.begin(part)
@@ -342,6 +360,8 @@ class Conductor:
             self._objects.delete(name)  # it is there now
         elif first == "state":
             self._heard(host, data)
+        elif first == LOAD_FOLDER:
+            self._heard_load(host, data)
 
     def _heard(self, host: str, data: bytes) -> None:
         try:
@@ -354,6 +374,17 @@ class Conductor:
             self._ended[host] = int(code) if code.lstrip("-").isdigit() else RunFailed.exit_code
             if told.get("reason"):
                 self._reasons.append(one_line(str(told["reason"]))[:500])
+
+    def _heard_load(self, host: str, data: bytes) -> None:
+        limit = self.inventory.host(host).busy_cpus
+        try:
+            busy = float(json.loads(data)["busy_cpus"])
+        except (ValueError, KeyError, TypeError):
+            return
+        if limit is not None and is_taken(host in self._taken, busy, limit):
+            self._taken.add(host)
+        else:
+            self._taken.discard(host)
 
     def _conclude(self, *, failed: bool) -> int:
         """Let the hosts bring what they have, and say how it ended."""

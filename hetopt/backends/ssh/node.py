@@ -11,13 +11,17 @@ import os
 import shutil
 import signal
 import sys
+import threading
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from hetopt.backends.ec2.node.agent import Agent
 from hetopt.backends.ec2.node.imds import Notice
-from hetopt.backends.ssh.objects import MODELS, OBJECTS, Connection, RemoteObjects
+from hetopt.backends.ssh import gpus
+from hetopt.backends.ssh.objects import LOAD_FOLDER, MODELS, OBJECTS, Connection, Cut, RemoteObjects
+from hetopt.backends.ssh.others import LOOK_EVERY_S, Others
 from hetopt.core.errors import HetoptError
 
 CONFIG = "host.json"
@@ -57,6 +61,17 @@ class Own:
         """It does not end itself."""
 
 
+def tell_load(objects: RemoteObjects, own: str) -> None:
+    """Say again and again how many CPUs others keep busy, as long as somebody listens."""
+    others = Others(own=os.getpid())
+    with suppress(Cut):
+        while True:
+            busy = others.busy_cpus()
+            if busy is not None:
+                objects.put(f"{LOAD_FOLDER}/{own}.json", json.dumps({"busy_cpus": busy}).encode())
+            time.sleep(LOOK_EVERY_S)
+
+
 def main(arguments: list[str]) -> int:
     """Be the node of this host until the connection ends, or the run."""
     root = Path(arguments[0])
@@ -72,6 +87,10 @@ def main(arguments: list[str]) -> int:
         made = bool(given.pop("made"))
         own = Own(id=str(given.pop("id")))
         connection = Connection(incoming=0, outgoing=outgoing)
+        os.environ |= gpus.environment(given.pop("devices"))
+        if given.pop("tells_load"):
+            told = RemoteObjects(connection=connection, place=OBJECTS)
+            threading.Thread(target=tell_load, args=(told, own.id), daemon=True).start()
         return Agent(
             config=Terms(**given),
             root=root,

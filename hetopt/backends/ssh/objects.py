@@ -122,7 +122,10 @@ def _partial(path: Path) -> Path:
     return Path(f"{path}{_PARTIAL}")
 
 
-_STEERED_BY_HOSTS = ("ckpt/*", "events/*", f"{LOG_FOLDER}/*", OUTCOME_OBJECT, "state/*")
+LOAD_FOLDER = "load"
+"""Where hosts say how many of their CPUs others use."""
+
+_STEERED_BY_HOSTS = ("ckpt/*", "events/*", f"{LOG_FOLDER}/*", OUTCOME_OBJECT, "state/*", f"{LOAD_FOLDER}/*")
 _WRITES = ("put", "put_over", "put_part", "delete")
 
 

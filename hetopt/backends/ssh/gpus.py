@@ -1,0 +1,60 @@
+"""Which of a host's GPUs are the ones that its inventory names, in that order: a worker takes each.
+
+CUDA numbers GPUs from the fastest on unless it is told to go by their slots, as `nvidia-smi` does.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Sequence
+
+from hetopt.core.hosts import CPU
+
+_ASK = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+_WITHIN_S = 20
+
+
+def places(wanted: Sequence[str], names: Sequence[str]) -> list[int] | None:
+    """The place of each wanted GPU among those that are there; None where one is not.
+
+    Args:
+        wanted: as an inventory names them: ``RTX 3090`` is a ``NVIDIA GeForce RTX 3090`` sooner than one with ``Ti``.
+        names: as the driver does, in the order of their slots.
+    """
+    found: dict[int, int] = {}
+    for place in sorted(range(len(wanted)), key=lambda place: -len(_words(wanted[place]))):
+        fits = [
+            (len(_words(name)), other)
+            for other, name in enumerate(names)
+            if other not in found.values() and _is(_words(wanted[place]), _words(name))
+        ]
+        if not fits:
+            return None
+        found[place] = min(fits)[1]
+    return [found[place] for place in range(len(wanted))]
+
+
+def _words(name: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", name.casefold())
+
+
+def _is(wanted: Sequence[str], name: Sequence[str]) -> bool:
+    """Whether the wanted words stand in the name, one after the other."""
+    return any(list(name[at : at + len(wanted)]) == list(wanted) for at in range(len(name)))
+
+
+def environment(devices: Sequence[str]) -> dict[str, str]:
+    """What workers are told so that the first of them has the first device; nothing where they train on the CPU."""
+    if CPU in devices:
+        return {}
+    try:
+        done = subprocess.run(
+            _ASK, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_WITHIN_S, check=False
+        )
+    except (OSError, subprocess.SubprocessError):
+        return {}  # without the driver's word, CUDA's own order is all there is
+    found = places(devices, done.stdout.strip().splitlines()) if done.returncode == 0 else None
+    if found is None:
+        return {}
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, found))}
