@@ -51,6 +51,7 @@ def demo(rounds: int) -> Demo:
     """Profile anew every round: a prediction must survive what the machine does between measuring and running."""
     errors: dict[str, list[float]] = {pace: [] for pace in PACES}
     naive: list[float] = []
+    runs: dict[str, float] = {}
     inside = 0
     for round_ in range(rounds):
         with tempfile.TemporaryDirectory(prefix="hetopt-benchmark-") as folder:
@@ -65,6 +66,8 @@ def demo(rounds: int) -> Demo:
                 errors[pace].append(time.measured / time.predicted - 1)
                 naive.append(time.measured / by_hand_s(launch) - 1)
                 inside += time.low <= time.measured <= time.high
+                for kind, value in (("low", time.low), ("measured", time.measured), ("high", time.high)):
+                    runs[f"demo_run_{len(naive) - 1}_{kind}_over_predicted"] = round(value / time.predicted, 4)
                 print(f"round {round_ + 1}, pace {pace}: {errors[pace][-1]:+.1%}", file=sys.stderr)
     print(f"\nRun time of the demo\n{'pace':8}{'median error':>14}{'worst':>9}{'quartiles':>20}")
     for pace, values in errors.items():
@@ -81,6 +84,7 @@ def demo(rounds: int) -> Demo:
             "demo_worst_absolute_error": round(max(map(abs, every)), 4),
             "demo_share_within_10_percent": round(sum(abs(error) <= TOLERANCE for error in every) / len(every), 4),
             "demo_share_in_90_percent_interval": round(inside / len(every), 4),
+            **runs,
         },
         baselines={"demo_median_absolute_error_by_hand": round(statistics.median(map(abs, naive)), 4)},
     )

@@ -35,6 +35,7 @@ class Age:
         commits: since then.
         lines: added or taken away since then, of what it runs.
         of_lines: that this has now.
+        at_least: the commit that was measured is not in this history: counted from the one that brought the result.
     """
 
     benchmark: str
@@ -42,15 +43,19 @@ class Age:
     commits: int
     lines: int
     of_lines: int
+    at_least: bool = False
 
 
 def ages() -> list[Age]:
-    """Of every committed result whose commit this repository knows."""
+    """Of every committed result; none outside a repository."""
     found = []
     for path in sorted(RESULTS.glob("*.json")):
         told = json.loads(path.read_text(encoding="utf-8"))
         commit = told["commit"].removesuffix("-dirty")
-        commits = _git("rev-list", "--count", f"{commit}..HEAD")
+        known = _git("rev-list", "--count", f"{commit}..HEAD") is not None
+        if not known:
+            commit = (_git("log", "-1", "--format=%H", "--", str(path)) or "").strip()
+        commits = _git("rev-list", "--count", f"{commit}..HEAD") if commit else None
         if commits is None:
             continue
         files = runs(told["benchmark"])
@@ -62,6 +67,7 @@ def ages() -> list[Age]:
                 commits=int(commits),
                 lines=sum(int(part) for row in changed.splitlines() for part in row.split("\t")[:2] if part.isdigit()),
                 of_lines=sum(len((REPOSITORY / file).read_text(encoding="utf-8").splitlines()) for file in files),
+                at_least=not known,
             )
         )
     return found

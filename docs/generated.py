@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 import json
 import os
+import re
 import string
 import sys
 import textwrap
@@ -116,24 +118,23 @@ HEADLINES = {
 """A sentence of each benchmark, in this order; without committed figures, nothing."""
 
 FRONT = {
-    "decisions": "The cheapest cluster for a throughput, chosen by predicted steps and judged by measured ones on "
-    "eight public jobs: {no_probe_extra_cost_hetopt:.0%} over the best ({extra_cost_seen_all_rows:.0%} is noise), "
-    "with {no_probe_missed_hetopt:.0%} of the throughputs missed (Ernest {no_probe_extra_cost_ernest:.0%} and "
+    "decisions": "The cheapest cluster for a throughput, chosen by predicted steps of eight public jobs, costs "
+    "{no_probe_extra_cost_hetopt:.0%} over the best ({extra_cost_seen_all_rows:.0%} is noise) and misses "
+    "{no_probe_missed_hetopt:.0%} of the throughputs (Ernest {no_probe_extra_cost_ernest:.0%} and "
     "{no_probe_missed_ernest:.0%}, AdaptDL {no_probe_extra_cost_pollux_adaptdl_own_code:.0%} and "
     "{no_probe_missed_pollux_adaptdl_own_code:.0%})",
-    "prediction": "Step times on a GPU cluster that took no part in the fit are {no_probe_median_cluster_held_out:.0%} "
-    "off in the median without a measurement there, and {one_probe_median_cluster_held_out:.1%} after one (Ernest "
+    "prediction": "Step times on an unknown GPU cluster are {no_probe_median_cluster_held_out:.0%} off in the median, "
+    "and {one_probe_median_cluster_held_out:.1%} after one measurement there (Ernest "
     "{one_probe_median_ernest_every:.1%}, AdaptDL {one_probe_median_adaptdl_every:.1%})",
-    "transfer": "Throughput on a GPU where the job never ran, from one other GPU, is {one_measured_median:.0%} off in "
-    "the median and {one_measured_p90:.0%} in one of ten cases (by memory bandwidth {median_by_bandwidth:.0%} and "
+    "transfer": "Throughput on a GPU where the job never ran is {one_measured_median:.0%} off in the median and "
+    "{one_measured_p90:.0%} in one of ten cases (by memory bandwidth {median_by_bandwidth:.0%} and "
     "{p90_by_bandwidth:.0%})",
-    "balance": "Emulated workers of 2, 17 and 20 cores train {speed_up_2_17_20:.1f} times as fast as with equal "
-    "batches, {share_of_ideal_2_17_20:.0%} of the ideal. Equal workers need "
-    "{equal_workers_over_ddp_small_network:.2f}, {equal_workers_over_ddp_resnet20:.2f} and "
-    "{equal_workers_over_ddp_4_m_parameters:.2f} of the time of DistributedDataParallel on three networks",
-    "spot_rehearsal": "On a recorded spot cluster whose machines die and return, training comes to "
-    "{notice_of_oracle_0:.0%} of what one could who knew the recording, under torchrun with snapshots to "
-    "{torchrun_of_oracle_0:.0%}",
+    "balance": "Workers of 2, 17 and 20 cores train {speed_up_2_17_20:.1f} times as fast as with equal batches, "
+    "{share_of_ideal_2_17_20:.0%} of the ideal; equal ones take {equal_workers_over_ddp_small_network:.2f}, "
+    "{equal_workers_over_ddp_resnet20:.2f} and {equal_workers_over_ddp_4_m_parameters:.2f} of the time of "
+    "DistributedDataParallel on three networks",
+    "spot_rehearsal": "On a recorded spot cluster training comes to {notice_of_oracle_0:.0%} of what one could who "
+    "knew the recording, under torchrun with snapshots to {torchrun_of_oracle_0:.0%}",
 }
 """What the README tells: of each promise (the number is right, the plan is the best, the run keeps it), shortly."""
 
@@ -218,8 +219,8 @@ def measured() -> str:
     return "\n".join(parts)
 
 
-def headlines(templates: Mapping[str, str] = HEADLINES) -> str:
-    """A sentence of each of these benchmarks that has a committed result."""
+def headlines(templates: Mapping[str, str] = HEADLINES, *, shortly: bool = False) -> str:
+    """A sentence of each of these benchmarks that has a committed result; ``shortly``, with the day alone."""
     lines = []
     ages = _ages()
     for name, template in templates.items():
@@ -230,9 +231,131 @@ def headlines(templates: Mapping[str, str] = HEADLINES) -> str:
         if wanted <= set(figures):
             missed = "" if told["met"] else "; not all of its goals are met"
             claim = template.format(**figures).replace("%", " %")
-            words = f"{claim} (`{_command(told)}`, {_when(told, ages)}{missed})."
+            source = _when(told, ages, shortly=True) if shortly else f"`{_command(told)}`, {_when(told, ages)}{missed}"
+            words = f"{claim} ({source})."
             lines.append(textwrap.fill(words, 119, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False))
     return "\n".join(lines)
+
+
+ABOUT_REPRODUCTION = (
+    "Made from `benchmarks/_claims.py` and the committed results. Of each published figure: what the published method "
+    "came to here, by its own rule, what hetopt's default came to in the same run, and the best rival there. "
+    "*Emulated*: real processes train and wait until the machine they stand for would be done. *Composed*: steps are "
+    "counted in real training and their times added up. `python -m benchmarks.reproduction` prints the same, and with "
+    "`--quick` measures it again."
+)
+
+
+def reproduction() -> str:
+    """The page of what others have published, beside what was measured here."""
+    sys.path.insert(0, str(DOCS.parent))
+    from benchmarks._claims import CLAIMS
+    from benchmarks.reproduction import figures_in
+    from benchmarks.reproduction import measured as told
+
+    ages, figures = _ages(), figures_in(RESULTS)
+    answered = sum(claim.benchmark is not None for claim in CLAIMS)
+    parts = ["# Reproduction", "", textwrap.fill(ABOUT_REPRODUCTION, 119), ""]
+    parts += [f"{answered} of {len(CLAIMS)} published figures are answered by a committed result.", ""]
+    for system in dict.fromkeys(claim.system for claim in CLAIMS):
+        parts += [
+            f"## {system[0].upper()}{system[1:]}",
+            "",
+            "| claim | published | its method here | hetopt | beside it | how |",
+        ]
+        parts += ["|---|---|---|---|---|---|"]
+        for claim in (one for one in CLAIMS if one.system == system):
+            source = claim.how
+            if claim.benchmark is not None:
+                result = json.loads((RESULTS / f"{claim.benchmark}.json").read_text(encoding="utf-8"))
+                source = f"{claim.how}: `{_command(result)}`, {_when(result, ages, shortly=True)}"
+            note = f"; {claim.note}" if claim.note else ""
+            cells = (claim.claim, claim.published, *told(claim, figures), source + note)
+            parts.append(f"| {' | '.join(map(_cell, cells))} |")
+        parts.append("")
+    return "\n".join(parts)
+
+
+ABOUT_LIBRARY = (
+    "Made from the docstrings of `hetopt`. [The library](library.md) shows how its parts go together; "
+    "[Errors](errors.md) has what may be raised."
+)
+
+SECTION = re.compile(r"^(Args|Attributes|Returns|Raises|Yields):$")
+
+
+def library() -> str:
+    """The page of every public name, by its own docstring."""
+    import hetopt
+
+    parts = ["# Library reference", "", textwrap.fill(ABOUT_LIBRARY, 119), ""]
+    for name in sorted(set(hetopt.__all__) - {"__version__"}, key=lambda one: (one.lower(), one)):
+        parts += _described(f"hetopt.{name}", getattr(hetopt, name), level=2)
+    return "\n".join(parts)
+
+
+def _described(name: str, thing: Any, level: int) -> list[str]:
+    """A class with its public methods, or a function. Records are read from files, and made by nobody's hand."""
+    is_record = hasattr(thing, "model_fields")
+    shown = [] if is_record or inspect.isabstract(thing) else ["```python", *_signature(name, thing), "```", ""]
+    parts = [f"{'#' * level} {name}", "", *shown, *_paragraphs(thing), ""]
+    if is_record:
+        fields = ", ".join(f"`{field}`" for field in thing.model_fields)
+        parts += [textwrap.fill(f"Fields ([schemas](files.md)): {fields}.", 119, break_on_hyphens=False), ""]
+    if inspect.isclass(thing) and not issubclass(thing, Exception):
+        for own, method in inspect.getmembers(thing, inspect.isroutine):
+            called = getattr(method, "__func__", method)
+            if (
+                not own.startswith(("_", "model_"))
+                and own not in inspect.signature(thing).parameters
+                and called.__module__.startswith("hetopt")
+                and called.__doc__
+            ):
+                parts += _described(f"{name}.{own}", method, level + 1)
+    return parts
+
+
+def _signature(name: str, thing: Any) -> list[str]:
+    """As it is called, a parameter a line where they do not fit into one."""
+    taken = inspect.signature(thing)
+    parameters = [one for one in taken.parameters.values() if one.name != "self"]
+    shown = [str(one.replace(annotation=_Plain(one.annotation), default=_named(one.default))) for one in parameters]
+    if keywords := [place for place, one in enumerate(parameters) if one.kind is one.KEYWORD_ONLY]:
+        shown.insert(keywords[0], "*")
+    back = "" if inspect.isclass(thing) or taken.return_annotation is taken.empty else f" -> {taken.return_annotation}"
+    whole = f"{name}({', '.join(shown)}){back}"
+    return [whole] if len(whole) <= WIDTH else [f"{name}(", *(f"    {one}," for one in shown), f"){back}"]
+
+
+def _named(default: Any) -> Any:
+    """A function by its name alone."""
+    return _Plain(default.__name__) if inspect.isfunction(default) else default
+
+
+class _Plain(str):
+    """Words of the code, which are shown without quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _paragraphs(thing: Any) -> list[str]:
+    """A docstring as Markdown: its sections become lists."""
+    lines: list[str] = []
+    inside = False
+    for line in inspect.getdoc(thing).splitlines():
+        if SECTION.match(line):
+            lines += [f"**{line.removesuffix(':')}**", ""]
+            inside = True
+        elif inside and line.startswith("    ") and not line.startswith("     "):
+            words, colon, rest = line.strip().partition(": ")
+            lines.append(f"- `{words}`: {rest}" if colon and "``" not in words else f"- {line.strip()}")
+        else:
+            lines.append(f"  {line.strip()}" if inside and line.strip() else line)
+            inside = inside and bool(line.strip())
+    return [line.replace("``", "`") for line in lines]
 
 
 def conversion(prefix: str = "") -> str:
@@ -358,10 +481,12 @@ def pages() -> dict[Path, str]:
     return {
         DOCS / "commands.md": commands(),
         DOCS / "evidence.md": evidence(),
+        DOCS / "reference.md": library(),
+        DOCS / "reproduction.md": reproduction(),
         DOCS / "measured.md": measured(),
         own: _filled(own, "conversion", conversion()),
         DOCS / "from-ddp.md": _filled(DOCS / "from-ddp.md", "ddp", conversion("ddp_")),
-        README: _filled(README, "measured", headlines(FRONT)),
+        README: _filled(README, "measured", headlines(FRONT, shortly=True)),
     }
 
 
@@ -376,11 +501,10 @@ def _results() -> list[Path]:
     return sorted(RESULTS.glob("*.json"))
 
 
-def _when(told: dict[str, Any], ages: dict[str, int]) -> str:
+def _when(told: dict[str, Any], ages: dict[str, str], *, shortly: bool = False) -> str:
     """Day and commit of a result, and how many commits came after it."""
-    since = ages.get(told["benchmark"], 0)
-    behind = f", {since} commit{'s' * (since != 1)} ago" if since else ""
-    return f"{told['date']}, commit {told['commit']}{behind}"
+    behind = ages.get(told["benchmark"], "")
+    return f"{told['date']}{behind}" if shortly else f"{told['date']}, commit {told['commit']}{behind}"
 
 
 def _changed(told: dict[str, Any]) -> str:
@@ -391,8 +515,14 @@ def _changed(told: dict[str, Any]) -> str:
     )
 
 
-def _ages() -> dict[str, int]:
-    return dict(json.loads(AGES.read_text(encoding="utf-8"))["commits_since"])
+def _ages() -> dict[str, str]:
+    """How long ago each result was measured, in words; those of the last commit are left out."""
+    counted = json.loads(AGES.read_text(encoding="utf-8"))
+    return {
+        name: f", {'at least ' * (name in counted['at_least'])}{since} commit{'s' * (since != 1)} ago"
+        for name, since in counted["commits_since"].items()
+        if since
+    }
 
 
 def count_ages() -> None:
@@ -405,8 +535,10 @@ def count_ages() -> None:
     if len(found) < len(_results()):
         return
     since = {age.benchmark: age.commits for age in found}
+    at_least = [age.benchmark for age in found if age.at_least]
     lines = {age.benchmark: [age.lines, age.of_lines] for age in found}
-    AGES.write_text(json.dumps({"commits_since": since, "lines_changed": lines}, indent=2) + "\n", encoding="utf-8")
+    counted = {"commits_since": since, "lines_changed": lines, "at_least": at_least}
+    AGES.write_text(json.dumps(counted, indent=2) + "\n", encoding="utf-8")
 
 
 def _command(told: dict[str, Any]) -> str:

@@ -60,7 +60,12 @@ def test_only_changes_of_what_it_runs_count(tmp_path: Path, monkeypatch: pytest.
         assert [(age.commits, age.lines) for age in ages()] == [(1, 0)]
         (tmp_path / "hetopt" / "used.py").write_text("it = 2\n")
         git("commit", "-qam", "what it runs")
-        assert [(age.commits, age.lines) for age in ages()] == [(2, 2)]
+        assert [(age.commits, age.lines, age.at_least) for age in ages()] == [(2, 2, False)]
+        (tmp_path / "results" / "one.json").write_text(json.dumps(told | {"commit": "0" * 40}))
+        git("add", "results"), git("commit", "-qm", "measured at a commit that is not kept")
+        (tmp_path / "hetopt" / "used.py").write_text("it = 3\n")
+        git("commit", "-qam", "what it runs")
+        assert [(age.commits, age.lines, age.at_least) for age in ages()] == [(1, 2, True)]
     finally:
         for cached in (_freshness.imported, _freshness._file):
             cached.cache_clear()
@@ -69,4 +74,4 @@ def test_only_changes_of_what_it_runs_count(tmp_path: Path, monkeypatch: pytest.
 def test_a_commit_that_nobody_knows_has_no_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "one.json").write_text(json.dumps({"benchmark": "auto", "commit": "0" * 40}))
     monkeypatch.setattr(_freshness, "RESULTS", tmp_path)
-    assert ages() == []
+    assert ages() == [], "the file is in no commit either"

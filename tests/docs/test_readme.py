@@ -82,6 +82,10 @@ def test_the_readme_opens_with_the_two_commands() -> None:
     assert any(line.startswith("$ make test") for line in first_screen)
 
 
+def test_the_readme_is_read_in_minutes() -> None:
+    assert len((REPOSITORY / "README.md").read_text(encoding="utf-8").split()) < 900
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name)
 def test_links_lead_somewhere(path: Path) -> None:
     for target in LINK.findall(path.read_text(encoding="utf-8")):
