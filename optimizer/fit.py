@@ -18,6 +18,7 @@ from hetopt.core.memory import MemoryLine, fit_memory
 from hetopt.core.precision import Precision
 from hetopt.core.profile import CompressorCost, Device, GainPoint, Link, Profile
 from hetopt.optimizer.convergence.convergence import Convergence, fit_convergence
+from hetopt.optimizer.convergence.exchange_losses import ExchangeLosses, exchange_losses
 
 HUBER_RELATIVE = 0.03
 """Residuals up to this relative size count fully (about the repeat noise of a quiet machine); beyond, linearly."""
@@ -218,6 +219,15 @@ class FittedModel:
     def whole_host(self) -> FittedDevice:
         """The device with the host to itself, or the least divided one."""
         return min(self.devices, key=lambda fitted: fitted.device.workers_per_host)
+
+    @cached_property
+    def losses(self) -> ExchangeLosses:
+        """What sending whole gradients in fewer bytes costs in steps."""
+        return exchange_losses(
+            self.whole.exchange_trials,
+            noise_scale=self.convergence.noise_scale,
+            batch_size=self.whole.job.batch_size,
+        )
 
     @property
     def precision(self) -> Precision:

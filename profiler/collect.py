@@ -22,6 +22,7 @@ from hetopt.core.events.probe_records import (
     CompressorPoint,
     DeviceFacts,
     EvaluationCost,
+    ExchangeTried,
     GainMeasured,
     LinkPoint,
     Measurement,
@@ -43,6 +44,7 @@ from hetopt.core.profile import (
     CompressorCost,
     Device,
     Evaluation,
+    ExchangeTrial,
     GainPoint,
     Host,
     Job,
@@ -114,6 +116,7 @@ def collect(
         links=_links(_all(events, LinkPoint)),
         noise=_noise(_all(events, NoiseMeasured)),
         gain=_gain(_all(events, GainMeasured), schedule.gain_ratios),
+        exchange_trials=_exchange_trials(_all(events, ExchangeTried)),
         pilots=(pilots := _pilots([one for one in started if one.precision == USUAL], _evaluations(events), ends, job)),
         precision_trials=_trials(
             [one for one in started if one.precision not in (USUAL, *broken)], pilots, _evaluations(events), job
@@ -274,6 +277,32 @@ def _gain(measured: Sequence[GainMeasured], ratios: Sequence[float]) -> tuple[Ga
         GainPoint(ratio=ratio, gain=float(mean), gain_low=float(min(low, mean)))
         for ratio, mean, low in sorted(zip(ratios, means, lows, strict=True))
     )
+
+
+def _exchange_trials(tried: Sequence[ExchangeTried]) -> tuple[ExchangeTrial, ...]:
+    """Means over the trials of each way, those of the whole pilot."""
+
+    def mean(values: Sequence[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return statistics.fmean(known) if known else None
+
+    found = []
+    for way in dict.fromkeys(one.compression for one in tried):
+        own = [one for one in tried if one.compression == way]
+        gain, variance, signal = (
+            mean([getattr(one, name) for one in own]) for name in ("gain", "variance", "signal")
+        )
+        if all(value is None or value > 0 for value in (gain, signal)):  # else nothing of the gradient is left
+            found.append(
+                ExchangeTrial(
+                    compression=way,
+                    workers=own[0].workers,
+                    gain=gain,
+                    variance=variance,
+                    signal=1.0 if signal is None else min(1.0, signal),
+                )
+            )
+    return tuple(found)
 
 
 def _evaluations(events: Iterable[Event]) -> Mapping[int, tuple[Evaluation, ...]]:

@@ -14,6 +14,8 @@ from hetopt.api.measuring import measured
 from hetopt.api.profiling_script import Script, profile_script, short_spin
 from hetopt.api.values import chosen, names, positive
 from hetopt.backends.local import LocalLauncher
+from hetopt.core.comm.compression_text import spell
+from hetopt.core.comm.options import timed_as, tried_ways, whole_ways
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.events.log import EVENTS_FILE, read_events
 from hetopt.core.extras import install_command
@@ -298,6 +300,8 @@ def _prepare(
         accelerators=accelerators,
         syncs=syncs,
         precisions=(precisions := _precisions(precision, on_gpu=accelerators > 0)),
+        exchanges=[spell(way) for way in tried_ways()],
+        timed=[timed_as(way) for way in whole_ways()],
     )
     spec = RunSpec(
         task=reference,

@@ -15,6 +15,16 @@ the pilots.
 Before gains have settled a step delivers less than is new, until ``1 / gain - 1`` gradients are held back
 (`backlog_steps`). So many steps are missing at the end, however long the run was: of a short one that is most.
 
+What is rounded at random and forgotten holds nothing back, and adds noise instead:
+
+    S = S(B) (1 + c e) / s        e = q (Bn + B / n) / (Bn + B)
+
+``q`` is the energy that rounding adds to the sum over that of the n workers' gradients, ``E|Q(g) - g|^2 / |g|^2``.
+With ``E|g|^2 = |G|^2 + V / b`` of a worker's gradient and ``Bn = V / |G|^2``, ``e`` is that energy over the summed
+gradient's own. Where the learning rate is as high as the noise allows, ``c`` is 1 (McCandlish et al. 2018: the best
+step is shorter by as much); where it is far below, noise costs next to nothing. ``s`` is what is left of the sum in its
+own direction, below 1 where elements are clipped before they are rounded (TernGrad).
+
 Standard library only.
 """
 
@@ -38,6 +48,13 @@ what was not learned in them."""
 
 LEAST_GAIN = 0.05
 """Below which nothing is planned or used, whatever it promises: the law was never seen to hold there."""
+
+
+NOISE_COEFFICIENT = 0.05
+"""Prior of ``c``: the upper of what was measured on four tasks at their own learning rates (docs/decisions/0061)."""
+
+NOISE_COEFFICIENT_SD = 0.15
+"""Its standard deviation: the next task may be trained closer to the highest learning rate that it bears."""
 
 
 def distance(gain: float) -> float:
@@ -85,3 +102,32 @@ def least_gain(inflation: float, coefficient: float) -> float:
     if coefficient == 0:
         return LEAST_GAIN
     return max(LEAST_GAIN, 1 / (1 + ((inflation - 1) / coefficient) ** 2))
+
+
+def added_noise(variance: float, *, noise_scale: float | None, batch_size: float, workers: int) -> float:
+    """``e``: energy that rounding adds to the summed gradient, over the energy of that. No more than ``variance``.
+
+    Args:
+        variance: ``q`` of one worker's gradient, at least 0.
+        noise_scale: ``Bn`` in samples; None: not known, and then the gradient counts as all noise.
+        batch_size: ``B``, samples of all workers.
+        workers: ``n``, with equal parts of the batch.
+    """
+    if not (0 <= variance < math.inf and batch_size > 0 and workers >= 1):
+        raise ValueError(f"variance, batch size and workers cannot be {variance}, {batch_size}, {workers}")
+    if noise_scale is None:
+        return variance
+    return variance * (noise_scale + batch_size / workers) / (noise_scale + batch_size)
+
+
+def noise_inflation(noise: float, signal: float = 1.0, coefficient: float = NOISE_COEFFICIENT) -> float:
+    """Steps with gradients that were rounded and forgotten over steps of dense training, at least 1.
+
+    Args:
+        noise: ``e`` of `added_noise`.
+        signal: ``s``, in (0, 1].
+        coefficient: ``c``.
+    """
+    if not (0 <= noise < math.inf and 0 < signal <= 1 and 0 <= coefficient < math.inf):
+        raise ValueError(f"noise, signal and coefficient cannot be {noise}, {signal}, {coefficient}")
+    return (1 + coefficient * noise) / signal

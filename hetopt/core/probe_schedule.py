@@ -95,6 +95,9 @@ class ProbeSchedule(Record):
         default=(0.1, 0.01, 0.001),
         description="ratios at which error feedback is followed; a gain is measured on the residual of the nearest one",
     )
+    exchanges: tuple[str, ...] = Field(
+        default=(), description="ways to exchange that are tried on gradients of pilots, as people write them"
+    )
     time_limit_s: PositiveFloat | None = Field(
         default=None, description="pilots are cut short, and later ones left out, once the probe took so long"
     )
@@ -111,6 +114,8 @@ def make_schedule(
     accelerators: int = 0,
     syncs: Sequence[str] = (),
     precisions: Sequence[Precision] = ("fp32",),
+    exchanges: Sequence[str] = (),
+    timed: Sequence[str] = (),
 ) -> ProbeSchedule:
     """What to measure on one host in about ``time_budget_s`` seconds, start-up not included.
 
@@ -130,6 +135,8 @@ def make_schedule(
         accelerators: GPUs of the host; with any, a worker alone has one GPU and its part of the processors.
         syncs: ways to synchronise whose cost in steps is to be measured, as `PilotProbe.sync`.
         precisions: to compute in; all else is measured in the first.
+        exchanges: ways to exchange whose loss is to be measured on the pilots' gradients.
+        timed: ways whose own work is to be timed, beside the usual ones.
     """
     if min(workers, logical_cpus, batch_size, dataset_size, len(precisions)) < 1 or accelerators < 0:
         raise ValueError("a schedule needs workers, processors, samples and a precision")
@@ -181,7 +188,8 @@ def make_schedule(
         seed=seed,
         sweeps=sweeps,
         network=NetworkProbe() if workers > 1 else None,
-        compressors=CompressorProbe(),
+        compressors=CompressorProbe(names=tuple(dict.fromkeys((*CompressorProbe().names, *timed)))),
         pilots=pilots,
+        exchanges=tuple(exchanges),
         time_limit_s=time_budget_s,
     )

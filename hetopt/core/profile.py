@@ -5,6 +5,7 @@ Seconds, bytes and samples throughout. Unmeasured is absent (`None` or an empty 
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar, Literal, Self
 
 from pydantic import (
@@ -46,7 +47,7 @@ class Host(Record):
 class Job(RecordLeavingOut):
     """What is trained. One sample is one item of the task's data set (an image, a window of tokens)."""
 
-    LEFT_OUT = ("has_session", "resumes", "model_kind")
+    LEFT_OUT = ("has_session", "resumes", "model_kind", "parameter_shapes")
 
     task: str
     script: tuple[str, ...] = Field(
@@ -79,6 +80,9 @@ class Job(RecordLeavingOut):
     model_kind: ModelKind | None = Field(
         default=None, description="what most of the model is made of; absent: its modules do not tell"
     )
+    parameter_shapes: tuple[tuple[PositiveInt, ...], ...] = Field(
+        default=(), description="of all parameters, in the order of the gradient; empty: not known"
+    )
 
     @model_validator(mode="after")
     def _one_gradient_of_the_parameters(self) -> Self:
@@ -87,6 +91,13 @@ class Job(RecordLeavingOut):
                 f"gradient_bytes is {self.gradient_bytes:,} for {self.parameters:,} parameters, but a parameter's "
                 f"gradient has 1 to {MOST_BYTES_A_PARAMETER} bytes"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _shapes_of_the_parameters(self) -> Self:
+        told = sum(math.prod(shape) for shape in self.parameter_shapes)
+        if self.parameter_shapes and told != self.parameters:
+            raise ValueError(f"parameter_shapes hold {told:,} elements, but there are {self.parameters:,} parameters")
         return self
 
 
@@ -177,6 +188,20 @@ class GainPoint(Record):
     gain_low: float = Field(ge=0, le=1 + 1e-6, description="10th percentile over the sampled steps")
 
 
+class ExchangeTrial(Record):
+    """What one way to exchange whole gradients in fewer bytes loses of them; means over pilots at the task's batch."""
+
+    compression: Told = Field(description="as `parse_compression` reads it")
+    workers: PositiveInt = Field(description="whose gradients were summed")
+    gain: float | None = Field(
+        default=None, gt=0, le=1 + 1e-6, description="retained energy of gradient and residual; absent without one"
+    )
+    variance: NonNegativeFloat | None = Field(
+        default=None, description="energy of the error of the sum over that of all gradients; absent with a residual"
+    )
+    signal: float = Field(default=1.0, gt=0, le=1, description="part of the sum that is left in its own direction")
+
+
 class Evaluation(Record):
     """The task's metric after ``step`` optimizer steps."""
 
@@ -236,7 +261,7 @@ class Profile(Artifact, RecordLeavingOut):
     KIND: ClassVar[str] = "profile"
     VERSION: ClassVar[int] = 1
     MADE_BY: ClassVar[str] = "hetopt profile TASK -o FILE"
-    LEFT_OUT = ("precision_trials",)
+    LEFT_OUT = ("precision_trials", "exchange_trials")
 
     created: str = Field(description="ISO 8601, UTC")
     hetopt_version: str
@@ -251,6 +276,9 @@ class Profile(Artifact, RecordLeavingOut):
     pilots: tuple[Pilot, ...] = ()
     precision_trials: tuple[PrecisionTrial, ...] = Field(
         default=(), description="what other precisions cost in steps; empty: nobody looked"
+    )
+    exchange_trials: tuple[ExchangeTrial, ...] = Field(
+        default=(), description="what rounding and factoring gradients loses of them; empty: nobody looked"
     )
     samples: tuple[StepSample, ...] = Field(default=(), description="steps of the same job, measured elsewhere")
     provisioned: tuple[Provisioned, ...] = Field(default=(), description="launches of the same job")

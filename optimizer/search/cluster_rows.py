@@ -139,6 +139,7 @@ class Columns:
     scales_loss: Mask
     on_cpu: Mask
     fewest: tuple[Array, Array, Array]
+    fewest_steps: tuple[Array, Array]
     largest: tuple[Array, Array, Array]
     batches: Integers
     free_bytes: Array
@@ -165,8 +166,9 @@ class Columns:
         rooms = [option.worker.room for option in options]
         taken = [exchange.memory or ExchangeLine(kept_bytes=0, fixed_bytes=0, each_bytes=0) for exchange in exchanges]
         wire = tuple(per_workers(name) for name in ("messages", "traffic_bytes", "compress_s"))
+        steps = (per_workers("stretch"), per_workers("stretch_log_sd"))
         # What the least of so many workers or more would bring: some collectives of few workers cost more than of many.
-        fewest = tuple(np.minimum.accumulate(values[:, ::-1], axis=1)[:, ::-1] for values in wire)
+        fewest = tuple(np.minimum.accumulate(values[:, ::-1], axis=1)[:, ::-1] for values in (*wire, *steps))
         largest = tuple(np.maximum.accumulate(values, axis=1) for values in wire)
         return cls(
             space=space,
@@ -206,16 +208,17 @@ class Columns:
             messages=wire[0],
             traffic_bytes=wire[1],
             compress_s=wire[2],
-            stretch=per_workers("stretch"),
-            stretch_log_sd=per_workers("stretch_log_sd"),
+            stretch=steps[0],
+            stretch_log_sd=steps[1],
             share_log_sd=column([exchange.share_log_sd for exchange in exchanges]),
             compress_log_sd=column([exchange.compress_log_sd for exchange in exchanges]),
-            late=column([exchange.late for exchange in exchanges]),
+            late=per_workers("late"),
             is_plain=np.array([exchange.is_plain for exchange in exchanges], dtype=np.bool_),
             is_local=np.array([exchange.sync.is_local for exchange in exchanges], dtype=np.bool_),
             scales_loss=np.array([option.precision == "fp16" for option in options], dtype=np.bool_),
             on_cpu=np.array([option.worker.kind == "cpu" for option in options], dtype=np.bool_),
             fewest=(fewest[0], fewest[1], fewest[2]),
+            fewest_steps=(fewest[3], fewest[4]),
             largest=(largest[0], largest[1], largest[2]),
             batches=np.array(space.batch_sizes, dtype=np.intp),
             free_bytes=column([np.inf if r is None or r.free_bytes is None else r.free_bytes for r in rooms]),
@@ -374,6 +377,9 @@ def _table(
     option, count, exchange = rows.option, rows.count, rows.exchange
     present = count > 0
     messages, traffic, compress = (values[exchange, workers] for values in wire)
+    # Of a box, `most` of its machines: what the least of so many workers or more would take.
+    steps = (columns.stretch, columns.stretch_log_sd) if most is None else columns.fewest_steps
+    stretch, stretch_log_sd = (values[exchange, workers] for values in steps)
     latency, s_per_byte = _link(columns, rows, columns.collective[exchange][:, None], most=most)
 
     def worst(values: Array) -> Array:
@@ -391,10 +397,8 @@ def _table(
         workers=workers.astype(np.float64),
         batch=columns.batches[rows.batch].astype(np.float64),
         gain=columns.gain[exchange],
-        stretch=columns.stretch[exchange, workers] * worst(columns.precision_stretch[option]),
-        stretch_log_sd=np.hypot(
-            columns.stretch_log_sd[exchange, workers], worst(columns.precision_stretch_log_sd[option])
-        ),
+        stretch=stretch * worst(columns.precision_stretch[option]),
+        stretch_log_sd=np.hypot(stretch_log_sd, worst(columns.precision_stretch_log_sd[option])),
         share_log_sd=columns.share_log_sd[exchange],
         compute_s=compute_s,
         mean_compute_s=compute_s,
@@ -499,7 +503,7 @@ def best_exchange(columns: Columns, job: JobModel, rows: ClusterRows, compute_s:
         step_s += slow * factor * columns.compress_s[exchange, workers]
         unsure = np.hypot(more_sd[which, exchange], columns.stretch_log_sd[exchange, workers])
         took = steps[which, exchange] * columns.stretch[exchange, workers] * np.exp(Z90 * unsure)
-        time_s = startup_s + took * step_s * columns.late[exchange]
+        time_s = startup_s + took * step_s * columns.late[exchange, workers]
         if not columns.is_plain[exchange] and columns.is_plain.any():
             time_s = np.where(alone & ~columns.is_local[exchange], np.inf, NEAR * time_s)
         if columns.is_local[exchange] and scaled.any():

@@ -24,13 +24,21 @@ from numpy.typing import NDArray
 from hetopt.core.comm.composition import AUTO, GATHER, MAJORITY, METHODS, PACKED_BF16, PLAIN
 from hetopt.core.comm.compression_text import USUAL_RATIO
 from hetopt.core.comm.cost import Operation, Primitive
-from hetopt.core.comm.options import CODINGS, COLLECTIVES, IDENTITY, SELECTOR, operations_of, settled_collective
+from hetopt.core.comm.options import (
+    CODINGS,
+    COLLECTIVES,
+    IDENTITY,
+    SELECTOR,
+    operations_of,
+    settled_collective,
+    whole_ways,
+)
 from hetopt.core.comm.overlap import UNDER_BACKWARD
-from hetopt.core.comm.payload_bytes import MANY_WORKERS, Collective, kept_elements, sliced_bytes
-from hetopt.core.comm.planner import KEPT
+from hetopt.core.comm.payload_bytes import MANY_WORKERS, Collective, Shapes, kept_elements, sliced_bytes
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression
 from hetopt.core.synchronization import Synchronization
+from hetopt.optimizer.convergence.compression_penalty import CompressionPenalty
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.fit import FittedModel
 from hetopt.optimizer.step_time.device_memory import ExchangeLine, counted
@@ -64,10 +72,10 @@ class ExchangeOption:
         share_log_sd: spread of the log of how often workers communicate.
         messages, traffic_bytes: of the collectives, indexed by the number of workers.
         compress_s: compression and decompression on the reference device, indexed by the number of workers.
-        compress_log_sd: spread of its log.
-        memory: what it takes of a worker's; None: not known.
         late: of a run of fixed length, which has no steps to make up for what is held back: steps that would, at the
-            upper end, over its own. They count where ways are compared, and are not taken.
+            upper end, over its own, indexed likewise. They count where ways are compared, and are not taken.
+        compress_log_sd: spread of the log of ``compress_s``.
+        memory: what it takes of a worker's; None: not known.
     """
 
     compression: Compression
@@ -78,11 +86,11 @@ class ExchangeOption:
     compress_s: Array
     stretch: Array
     stretch_log_sd: Array
+    late: Array
     compress_log_sd: float = 0.0
     share_log_sd: float = 0.0
     sync: Synchronization = field(default_factory=Synchronization)
     memory: ExchangeLine | None = None
-    late: float = 1.0
 
     @property
     def under_backward(self) -> bool:
@@ -134,13 +142,21 @@ def exchange_menu(
         if refused is not None or isinstance(gain, str):
             left_out[way.name] = str(refused)
             continue
-        penalty = model.convergence.penalty
-        late = 1.0 if to_target else float(penalty.inflation(gain) * np.exp(Z90 * penalty.log_sd(gain)))
-        found.append(replace(exchange_of(model, way, max_workers), gain=gain, late=late))
+        option = replace(exchange_of(model, way, max_workers), gain=gain)
+        found.append(option if to_target else _of_fixed_length(option, model.convergence.penalty))
     named = {option.compression.name for option in found}
     return Menu(
         options=(*drop_beaten(found), *(local_exchange(model, option, max_workers) for option in local)),
         left_out=MappingProxyType({name: why for name, why in left_out.items() if name not in named}),
+    )
+
+
+def _of_fixed_length(option: ExchangeOption, penalty: CompressionPenalty) -> ExchangeOption:
+    """The same where steps are given: those that it would take more, at the upper end, are progress that is lost."""
+    held_back = float(penalty.inflation(option.gain) * np.exp(Z90 * penalty.log_sd(option.gain)))
+    late = held_back * option.stretch * np.exp(Z90 * option.stretch_log_sd)
+    return replace(
+        option, late=late, stretch=np.ones_like(option.stretch), stretch_log_sd=np.zeros_like(option.stretch)
     )
 
 
@@ -156,8 +172,11 @@ def exchange_of(model: FittedModel, compression: Compression, max_workers: int) 
             f"the profile does not say how long {compression.name} takes.",
             hint="profile it with `compression`, or leave it out",
         )
-    messages, traffic_bytes = _terms(compression, job.parameters, max_workers)
+    messages, traffic_bytes = _terms(compression, job.parameters, max_workers, job.parameter_shapes or None)
     memory = counted(model)
+    stretch, stretch_log_sd = np.transpose(
+        [(1.0, 0.0), *(model.losses.stretch(compression, workers) for workers in range(1, max_workers + 1))]
+    )
     return ExchangeOption(
         compression=compression,
         collective="all_gather" if settled_collective(compression) in (GATHER, MAJORITY) else "all_reduce",
@@ -166,8 +185,9 @@ def exchange_of(model: FittedModel, compression: Compression, max_workers: int) 
         traffic_bytes=traffic_bytes,
         compress_s=work.times_s(max_workers),
         compress_log_sd=work.log_sd,
-        stretch=np.ones(max_workers + 1),
-        stretch_log_sd=np.zeros(max_workers + 1),
+        stretch=stretch,
+        stretch_log_sd=stretch_log_sd,
+        late=np.ones(max_workers + 1),
         memory=None if memory is None else ExchangeLine.of(compression, Synchronization(), memory.gradient_bytes),
     )
 
@@ -210,7 +230,14 @@ def drop_beaten(options: Sequence[ExchangeOption]) -> tuple[ExchangeOption, ...]
 
 def _figures(option: ExchangeOption) -> Array:
     """Everything that the price of a step, or the number of steps, grows with."""
-    by_workers = (option.messages, option.traffic_bytes, option.compress_s, option.stretch, option.stretch_log_sd)
+    by_workers = (
+        option.messages,
+        option.traffic_bytes,
+        option.compress_s,
+        option.stretch,
+        option.stretch_log_sd,
+        option.late,
+    )
     memory = option.memory or ExchangeLine(kept_bytes=0, fixed_bytes=0, each_bytes=0)
     return np.concatenate(
         [
@@ -223,15 +250,14 @@ def _figures(option: ExchangeOption) -> Array:
 
 def _ways(model: FittedModel) -> Iterator[Compression]:
     """Every method of the registry as a run would be told of it, with the ratios that pilots looked at."""
+    yield from whole_ways()
     looked_at = sorted({point.ratio for point in model.profile.gain if point.ratio < 1}, reverse=True)
     for name, method in METHODS.items():
-        if name == IDENTITY:
+        if not method.by_ratio:
             continue
         carried = [collective for collective in COLLECTIVES if collective in method.collectives] or [AUTO]
         codings = CODINGS if "coding" in method.options else (PLAIN,)
-        for ratio, collective, coding in itertools.product(
-            (looked_at or (USUAL_RATIO,)) if method.by_ratio else (1.0,), carried, codings
-        ):
+        for ratio, collective, coding in itertools.product(looked_at or (USUAL_RATIO,), carried, codings):
             yield Compression(
                 name=name,
                 ratio=ratio,
@@ -242,8 +268,8 @@ def _ways(model: FittedModel) -> Iterator[Compression]:
 
 def _gain(model: FittedModel, way: Compression) -> float | str:
     """Gradient energy that it keeps, or a few words on why nobody knows."""
-    if way.name in KEPT:
-        return KEPT[way.name]
+    if not METHODS[way.name].by_ratio and (known := model.losses.gain(way)) is not None:
+        return known
     if way.name in LIKE_TOPK and model.gain.log_ratios:
         return model.gain.gain(way.ratio)
     return "what it keeps of this job's gradient was not measured"
@@ -259,12 +285,14 @@ def _why_not(model: FittedModel, way: Compression, gain: float, minimum_gain: fl
     """A few words on why a way of this gain is left out; None: it is not."""
     if _work(model, way) is None:
         return "how long it takes a worker was not measured"
+    if METHODS[way.name].by_shape and not model.profile.job.parameter_shapes:
+        return "the profile does not say what shapes the parameters have"
     if gain < minimum_gain:
         return f"it keeps {gain:.0%} of the gradient's energy, and at least {minimum_gain:.0%} is asked for"
     return model.convergence.gate.objection(scheme=way.name, ratio=way.ratio, gain=gain)
 
 
-def _terms(way: Compression, numel: int, max_workers: int) -> tuple[Array, Array]:
+def _terms(way: Compression, numel: int, max_workers: int, shapes: Shapes | None) -> tuple[Array, Array]:
     """Messages in a row and bytes over the slowest link of one exchange, by the number of workers.
 
     Which operations there are changes where AR-Topk begins to elect. Up to there and from there on, a payload is the
@@ -276,13 +304,13 @@ def _terms(way: Compression, numel: int, max_workers: int) -> tuple[Array, Array
         if last < first:
             continue
         workers = np.arange(first, last + 1)
-        few, many = (operations_of(way, numel, workers=count) for count in (first, last))
+        few, many = (operations_of(way, numel, workers=count, shapes=shapes) for count in (first, last))
         for place, (one, other) in enumerate(zip(few, many, strict=True)):
             payload: Array | float = one.payload_bytes
             if one.sliced:
                 payload = _sliced_bytes(way, numel, workers).astype(np.float64)
             elif one.payload_bytes != other.payload_bytes:
-                each = (operations_of(way, numel, workers=count)[place].payload_bytes for count in workers.tolist())
+                each = (operations_of(way, numel, workers=count, shapes=shapes)[place].payload_bytes for count in workers.tolist())
                 payload = np.fromiter(each, dtype=np.float64, count=len(workers))
             of_messages, of_traffic = _factors(one.primitive, max_workers)
             messages[first : last + 1] += of_messages[first : last + 1]

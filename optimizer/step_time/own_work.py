@@ -19,9 +19,9 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from hetopt.core.comm.composition import AUTO, GATHER, PLAIN
+from hetopt.core.comm.composition import AUTO, GATHER, METHODS, PLAIN
 from hetopt.core.comm.compression_text import USUAL_RATIO
-from hetopt.core.comm.options import IDENTITY, ROUNDED, SELECTOR, settled_collective
+from hetopt.core.comm.options import IDENTITY, ROUNDED, SELECTOR, settled_collective, timed_as
 from hetopt.core.comm.payload_bytes import VALUE_BYTES
 from hetopt.core.comm.planner import COMPRESS_SD
 from hetopt.core.run_spec import Compression
@@ -76,11 +76,13 @@ def own_work(
     name = compression.name
     if name == IDENTITY:
         return OwnWork()
-    line = lines.get(name)
+    line = lines.get(timed_as(compression))
     # Gathered payloads are unpacked one by one, and slices come from every worker; a sum arrives once.
     by_worker = settled_collective(compression) == GATHER or name in ROUNDED
     if line is not None:
-        timed = compression.collective in (AUTO, GATHER) and compression.coding in (None, PLAIN)
+        timed = not METHODS[name].by_ratio or (
+            compression.collective in (AUTO, GATHER) and compression.coding in (None, PLAIN)
+        )
         fixed_s, each_s = line.parts_s(compression.ratio)
         log_sd = COMPRESS_SD if timed else RELATED_LOG_SD
         return OwnWork(fixed_s=fixed_s, each_s=each_s, by_worker=by_worker, log_sd=log_sd)

@@ -10,16 +10,19 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hetopt.core.comm.options import ROUNDED
+from hetopt.core.comm.composition import GATHER, METHODS
+from hetopt.core.comm.compression_text import parse_compression
+from hetopt.core.comm.options import ROUNDED, settled_collective
+from hetopt.core.comm.payload_bytes import Shapes
 from hetopt.core.errors import BadInput
 from hetopt.core.events.probe_records import CompressorPoint
 from hetopt.core.probe_schedule import CompressorProbe
 from hetopt.core.run_spec import Compression
 from hetopt.profiler.probe.crew import Alignment, ProbeGroup, align
-from hetopt.trainer.comm.channel import Channel
+from hetopt.trainer.comm.channel import Channel, Reduction
 from hetopt.trainer.comm.compressor import Turn
 from hetopt.trainer.comm.error_feedback import ErrorFeedback
-from hetopt.trainer.comm.methods import make_chain
+from hetopt.trainer.comm.methods import make_chain, make_residual
 from hetopt.trainer.comm.topk import TopK
 
 COMPRESSORS = {TopK.name: TopK}
@@ -32,13 +35,26 @@ Times = tuple[float, float]
 
 
 def time_compressors(
-    crew: ProbeGroup, sweep: int, probe: CompressorProbe, gradient: Tensor | None, group: Alignment
+    crew: ProbeGroup,
+    sweep: int,
+    probe: CompressorProbe,
+    gradient: Tensor | None,
+    group: Alignment,
+    shapes: Shapes | None = None,
 ) -> None:
     """Time every compressor at every ratio on ``gradient`` (None: this rank only listens) and record the medians.
 
     As in training: ``compress_s`` holds adding the residual, selecting, and keeping what was not sent; ``decompress_s``
     turning one payload back into a dense gradient. Of what is rounded and summed by slices, ``decompress_s`` is what
-    each further worker adds.
+    each further worker adds; likewise of what is gathered.
+
+    Args:
+        crew: of the workers.
+        sweep: whose division of the host it is.
+        probe: what to time.
+        gradient: as it was computed last.
+        group: those who compute at the same time.
+        shapes: of the parameters; None: not known, and what needs them is left out.
     """
 
     def record(name: str, ratio: float, measure: Callable[[Tensor], Times]) -> None:
@@ -53,11 +69,14 @@ def time_compressors(
         if name in COMPRESSORS:
             for ratio in probe.ratios:
                 record(name, ratio, partial(_selected, name, ratio, probe.repeats, group))
-        elif name in ROUNDED:
-            record(name, 1.0, partial(_rounded, name, probe.repeats, group))
-        else:
-            known = ", ".join((*COMPRESSORS, *ROUNDED))
-            raise BadInput(f"there is no compressor '{name}' to time.", hint=f"choose from {known}")
+            continue
+        way = parse_compression(name)
+        if METHODS[way.name].by_ratio:
+            raise BadInput(
+                f"there is no compressor '{name}' to time.", hint=f"choose from {', '.join((*COMPRESSORS, *ROUNDED))}"
+            )
+        if shapes is not None or not METHODS[way.name].by_shape:
+            record(name, 1.0, partial(_whole, way, shapes, probe.repeats, group))
 
 
 def _selected(name: str, ratio: float, repeats: int, group: Alignment, gradient: Tensor) -> Times:
@@ -76,16 +95,20 @@ def _selected(name: str, ratio: float, repeats: int, group: Alignment, gradient:
     return statistics.median(compress_s[1:]), statistics.median(decompress_s[1:])
 
 
-def _rounded(name: str, repeats: int, group: Alignment, gradient: Tensor) -> Times:
-    few_s, many_s = (_in_slices(name, workers, repeats, group, gradient) for workers in (FEW, MANY))
+def _whole(way: Compression, shapes: Shapes | None, repeats: int, group: Alignment, gradient: Tensor) -> Times:
+    if way.name not in ROUNDED and settled_collective(way) != GATHER:
+        return _own_work(way, FEW, shapes, repeats, group, gradient), 0.0  # one sum arrives, whatever the workers
+    few_s, many_s = (_own_work(way, workers, shapes, repeats, group, gradient) for workers in (FEW, MANY))
     further_s = max(0.0, (many_s - few_s) / (MANY - FEW))
     return max(0.0, few_s - FEW * further_s), further_s
 
 
-def _in_slices(name: str, workers: int, repeats: int, group: Alignment, gradient: Tensor) -> float:
+def _own_work(
+    way: Compression, workers: int, shapes: Shapes | None, repeats: int, group: Alignment, gradient: Tensor
+) -> float:
     """Own work of an exchange among so many workers, in the median."""
-    residual = ErrorFeedback(gradient.numel(), device=gradient.device)
-    links = make_chain(Compression(name=name), gradient.numel(), device=gradient.device)
+    residual = make_residual(way, gradient.numel(), device=gradient.device)
+    links = make_chain(way, gradient.numel(), shapes=shapes, device=gradient.device)
     times_s = []
     for step in range(1 + repeats):
         align(group)
@@ -103,6 +126,13 @@ class _Alike(Channel):
     def __init__(self, workers: int, device: torch.device) -> None:
         super().__init__(on=device)
         self.workers, self.rank = workers, 0
+
+    def all_reduce(self, tensor: Tensor, reduction: Reduction = "sum") -> None:
+        if reduction == "sum":
+            tensor.mul_(self.workers)  # codes that were packed into words are spoilt, which takes no other time
+
+    def all_gather(self, tensor: Tensor, out: Tensor | None = None) -> Tensor:
+        return tensor.view(1, -1).expand(self.workers, -1)
 
     def all_to_all(self, rows: Tensor, out: Tensor) -> None:
         out.copy_(rows)

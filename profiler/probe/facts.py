@@ -66,6 +66,7 @@ def job_facts(task: Task, reference: str, replica: Replica, reader: BatchReader,
         operators_per_step=_operators(lambda: _whole_step(replica, reader, part)),
         flops_per_sample=_flops(lambda: _whole_step(replica, reader, part)) / len(part) or None,
         model_kind=model_kind(replica.loss.model.modules()),
+        parameter_shapes=replica.shapes,
     )
 
 

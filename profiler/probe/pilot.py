@@ -21,6 +21,7 @@ from hetopt.core.probe_schedule import ProbeSchedule
 from hetopt.core.run_spec import Compression
 from hetopt.core.synchronization_text import parse_sync
 from hetopt.profiler.probe.crew import ProbeGroup
+from hetopt.profiler.probe.exchange_trials import ExchangeTrials
 from hetopt.profiler.probe.gradient import HeldExchange, ResidualGains
 from hetopt.profiler.probe.local_pilot import LocalPilot
 from hetopt.trainer.assembly import build_model
@@ -44,6 +45,9 @@ FEWEST_STEPS = 4
 
 SAMPLING_SHARE = 0.3
 """Part of a pilot's time that its samples may take; they become rarer where they are costly."""
+
+TRIALS_SHARE = 0.15
+"""Part of its time limit that trying other ways to exchange may take: half of what samples may."""
 
 EVALUATIONS_IN_LIMIT = 6
 """An epoch that is longer than this part of the time limit is evaluated in between."""
@@ -74,13 +78,14 @@ class SamplingRhythm:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PilotGround:
-    """What all pilots of a probe share."""
+    """What all pilots of a probe share; ``trials`` go on in each that trains as the first does."""
 
     crew: ProbeGroup
     task: Task
     reader: BatchReader
     evaluation: MapDataset
     schedule: ProbeSchedule
+    trials: ExchangeTrials | None = None
 
 
 class PilotRun:
@@ -125,6 +130,10 @@ class PilotRun:
                 shares=self._shares,
             )
         self._gains: ResidualGains | None = None
+        first = ground.schedule.pilots[0]
+        usual = (pilot.global_batch_size, pilot.precision) == (first.global_batch_size, first.precision)
+        self._trials = ground.trials if usual and sync is None else None
+        self._tried_s = 0.0
         if index == 0:
             self._gains = ResidualGains(
                 ground.schedule.gain_ratios, ground.schedule.gain_residual_ratios, elements, context.device
@@ -163,9 +172,11 @@ class PilotRun:
             batch = self._cursor.take(self._shares)
             self._learning_rate.apply(self._optimizer, batch.position / self._cursor.dataset_size, self._scale)
             sampled = self._gains is not None and rhythm.is_due(step)
-            finite = self._sampled_step(batch, step) if sampled else self._plain_step(batch)
+            tries = self._trials is not None and self._tried_s <= TRIALS_SHARE * time_limit_s
+            finite = self._sampled_step(batch, step) if sampled else self._plain_step(batch, tries=step if tries else None)
             before_s, now_s = now_s, crew.elapsed_s()
-            rhythm = rhythm.after(step, now_s - before_s, sampled=sampled)
+            if sampled or not tries:  # what is tried beside a step is none of its time
+                rhythm = rhythm.after(step, now_s - before_s, sampled=sampled)
             step += 1
             epoch = self._cursor.position / self._cursor.dataset_size
             late = now_s - begun_s >= time_limit_s and step >= fewest_steps
@@ -184,8 +195,13 @@ class PilotRun:
         synchronised = None if self._local is None else self._local.synchronised()
         crew.record(PilotFinished(pilot=index, step=step, reason=ending, synchronised=synchronised))
 
-    def _plain_step(self, batch: GlobalBatch) -> bool:
-        """One step; False when the loss of any worker is not finite (then nothing is learnt)."""
+    def _plain_step(self, batch: GlobalBatch, *, tries: int | None) -> bool:
+        """One step; False when the loss of any worker is not finite (then nothing is learnt).
+
+        Args:
+            batch: to learn from.
+            tries: number of a step whose gradient a way to exchange is tried on; None: of none.
+        """
         context = self._ground.crew.context
         if self._local is not None:
             return self._local.step(self._ground.reader.cut(batch, context.rank))
@@ -193,7 +209,7 @@ class PilotRun:
         trace = self._step.run(parts, len(batch), None if scale is None else scale.value)
         if scale is not None:
             self._loss_scale = scale.after(finite=trace.finite)
-        return self._apply(float(trace.loss_sum), learns=trace.finite)
+        return self._apply(float(trace.loss_sum), learns=trace.finite, tries=tries)
 
     def _sampled_step(self, batch: GlobalBatch, step: int) -> bool:
         """The same step computed in groups, whose gradients also tell signal from noise."""
@@ -226,12 +242,13 @@ class PilotRun:
             crew.record(GainMeasured(pilot=self._index, step=step, gains=measured))
         return finite
 
-    def _apply(self, loss_sum: float, *, learns: bool = True) -> bool:
+    def _apply(self, loss_sum: float, *, learns: bool = True, tries: int | None = None) -> bool:
         """Let the residuals follow, exchange and learn, unless the loss of some worker says that it is over.
 
         Args:
             loss_sum: of this worker.
             learns: False where gradients overflowed in fp16: the step is passed over, as in training.
+            tries: see `_plain_step`.
         """
         if not math.isfinite(self._ground.crew.total([loss_sum])[0]):
             return False
@@ -239,9 +256,20 @@ class PilotRun:
             return True
         if self._gains is not None:
             self._gains.follow(self._held.local)
+        if self._trials is not None and tries is not None:
+            self._try_exchange(self._trials, tries)
         self._held.release()
         self._optimizer.step()
         return True
+
+    def _try_exchange(self, trials: ExchangeTrials, step: int) -> None:
+        """Beside the step, on the time that trials may take."""
+        crew = self._ground.crew
+        begun_s = crew.elapsed_s()
+        tried = trials.follow(self._held.local, crew, pilot=self._index, step=step)
+        if tried is not None:
+            crew.record(tried)
+        self._tried_s += crew.elapsed_s() - begun_s
 
     def _groups(self, batch: GlobalBatch) -> list[MicroBatch]:
         """Return this worker's micro-batches, cut further so that all workers together have about ``noise_groups``.

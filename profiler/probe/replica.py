@@ -46,6 +46,11 @@ class Replica:
         loss = LossModule(model, task.loss, Autocast(device_type=device.type, precision="fp32"))
         return cls(loss=loss, optimizer=optimizer, gradient=gradient, task=task, device=device)
 
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of the parameters, in the order of the gradient; a number counts as a vector of one."""
+        return tuple(tuple(one.shape) or (1,) for one in trainable_parameters(self.loss.model))
+
     def computing_in(self, precision: Precision) -> Replica:
         """The same model, computing in another precision."""
         autocast = Autocast(device_type=self.device.type, precision=precision)

@@ -18,6 +18,7 @@ from hetopt.core.events.probe_records import (
 from hetopt.core.precision import Precision
 from hetopt.core.probe_schedule import LATER_PASS_SHARE, NETWORK_SHARE, ProbeSchedule
 from hetopt.profiler.probe.crew import ProbeGroup, ProbeStopped
+from hetopt.profiler.probe.exchange_trials import ExchangeTrials
 from hetopt.profiler.probe.facts import host_facts, job_facts
 from hetopt.profiler.probe.network import time_collectives
 from hetopt.profiler.probe.pilot import PilotGround, PilotRun
@@ -122,6 +123,9 @@ def _measure(crew: ProbeGroup, schedule: ProbeSchedule, task: Task, data: TaskDa
         reader=BatchReader(dataset=data.train, device=context.device, seed=schedule.seed, max_samples=largest or None),
         evaluation=data.evaluation,
         schedule=schedule,
+        trials=ExchangeTrials(schedule.exchanges, replica.shapes, context.device, schedule.seed)
+        if schedule.exchanges
+        else None,
     )
     for index, pilot in enumerate(schedule.pilots):
         if pilot.precision in refused:

@@ -146,7 +146,8 @@ def run_sweep(
                 crew.record(MemoryCounted(sweep=index, memory=stepper.count(size)))
         if compressors is not None and points:
             # The gradient of the last step is still there: real values to compress.
-            time_compressors(crew, index, compressors, replica.gradient if active else None, group)
+            gradient = replica.gradient if active else None
+            time_compressors(crew, index, compressors, gradient, group, replica.shapes)
     return tuple(point.local_batch_size for point in points)
 
 

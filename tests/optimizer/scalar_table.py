@@ -57,9 +57,9 @@ def suited(space: SearchSpace, job: JobModel, clusters: Sequence[Cluster]) -> tu
     steps = job.steps.steps(table.batch, table.gain) * table.stretch
     work_s = steps_of(slow, job).time_s * steps * np.exp(Z90 * np.hypot(held_sd, table.stretch_log_sd))
     best: dict[Cluster, tuple[float, Cluster]] = {}
-    for cluster, takes_s in zip(possible, work_s.tolist(), strict=True):
+    for cluster, takes_s, workers in zip(possible, work_s.tolist(), table.workers.astype(int), strict=True):
         exchange = space.exchanges[cluster.exchange]
-        takes_s = cluster_startup_s(space, cluster) + takes_s * exchange.late
+        takes_s = cluster_startup_s(space, cluster) + takes_s * exchange.late[workers]
         if not exchange.is_plain:
             takes_s *= NEAR
             if cluster.machine_count == 1 and not exchange.sync.is_local:

@@ -122,7 +122,7 @@ def test_without_the_least_saving_some_would_compress_for_nothing(
 ) -> None:
     """What `NEAR` leaves out are savings of less than it."""
     monkeypatch.setattr(cluster_rows, "Z90", 0.0)
-    sure = tuple(replace(option, late=1.0) for option in problem.space.exchanges)
+    sure = tuple(replace(option, late=np.ones_like(option.late)) for option in problem.space.exchanges)
     problem = replace(problem, space=replace(problem.space, exchanges=sure))
     rows, _, _ = priced(problem)
     monkeypatch.setattr(cluster_rows, "NEAR", 1.0)

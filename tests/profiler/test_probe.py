@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 
 from hetopt.backends.backend import RunHandle
 from hetopt.backends.local import LocalLauncher
+from hetopt.core.comm.compression_text import spell
+from hetopt.core.comm.options import timed_as, tried_ways, whole_ways
 from hetopt.core.events.log import EVENTS_FILE, Event, read_events
 from hetopt.core.events.probe_records import FINISHED, STARTED
 from hetopt.core.probe_schedule import CompressorProbe, NetworkProbe, PilotProbe, ProbeSchedule, Sweep
@@ -41,7 +44,12 @@ SCHEDULE = ProbeSchedule(
         for precision, workers in (("fp32", 1), ("fp32", 2), ("bf16", 1), ("tf32", 1))
     ),
     network=NetworkProbe(payload_bytes=(4_096, 262_144), warmup=1, most_rounds=2),
-    compressors=CompressorProbe(ratios=(0.1, 0.01), repeats=2),
+    compressors=CompressorProbe(
+        names=tuple(dict.fromkeys((*CompressorProbe().names, *(timed_as(way) for way in whole_ways())))),
+        ratios=(0.1, 0.01),
+        repeats=2,
+    ),
+    exchanges=tuple(spell(way) for way in tried_ways()),
     pilots=(
         PilotProbe(global_batch_size=16, time_limit_s=20.0, max_epochs=30, sample_every_steps=10),
         PilotProbe(global_batch_size=64, time_limit_s=20.0, max_epochs=30, repeat=1),
@@ -97,7 +105,7 @@ def test_everything_on_the_schedule_was_measured(probed: tuple[list[Event], Prof
     for device in usual.devices:
         assert tuple(point.local_batch_size for point in device.step_times) == SIZES
         timed = {(cost.name, cost.ratio): cost for cost in device.compressors}
-        assert set(timed) == {("topk", 0.1), ("topk", 0.01), ("bf16", 1.0), ("int8", 1.0), ("int4", 1.0)}
+        assert set(timed) == {("topk", 0.1), ("topk", 0.01), *((timed_as(way), 1.0) for way in whole_ways())}
         assert all(cost.compress_s + 8 * cost.decompress_s > 0 for cost in timed.values())
         assert device.matmul_flops_per_s is not None
         assert device.copy_bytes_per_s is not None
@@ -105,6 +113,24 @@ def test_everything_on_the_schedule_was_measured(probed: tuple[list[Event], Prof
     assert len(profile.pilots) == 3
     assert profile.noise
     assert [point.ratio for point in profile.gain] == [0.01, 0.1, 0.5, 1.0]
+
+
+def test_what_ways_to_exchange_lose_is_measured_beside_the_pilots(probed: tuple[list[Event], Profile]) -> None:
+    """The more that is sent, the more is kept; what is rounded without bias still points where the sum does."""
+    profile = probed[1]
+    trials = {trial.compression: trial for trial in profile.exchange_trials}
+    assert set(trials) == set(SCHEDULE.exchanges)
+    gains = [trials[f"powersgd(rank={rank})"].gain or 0.0 for rank in (1, 2, 4)]
+    assert gains == sorted(gains)
+    assert 0 < gains[0] < gains[-1] <= 1
+    assert (trials["int8"].gain or 0) > (trials["int4"].gain or 0) > 0.9
+    for name in ("qsgd_maxnorm", "qsgd_two_scale", "qsgd_multi_scale"):
+        coarse, fine, finest = (trials[f"{name}(levels={levels})"] for levels in (1, 7, 63))
+        assert (coarse.variance or 0) > (fine.variance or 0) > (finest.variance or 0) > 0
+        assert coarse.gain is None
+        assert finest.signal == pytest.approx(1, abs=0.02)
+    assert trials["terngrad"].signal < 0.98  # clipped elements are lost
+    assert sum(math.prod(shape) for shape in profile.job.parameter_shapes) == profile.job.parameters
 
 
 def test_job_facts_are_counted(probed: tuple[list[Event], Profile]) -> None:

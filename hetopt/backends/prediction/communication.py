@@ -13,8 +13,15 @@ from dataclasses import dataclass, replace
 from hetopt.core import formatting
 from hetopt.core.comm.composition import METHODS
 from hetopt.core.comm.cost import Operation, Primitive, Terms
-from hetopt.core.comm.options import IDENTITY, ROUNDED, Candidates, operations_of, settled_collective
-from hetopt.core.comm.planner import KEPT
+from hetopt.core.comm.options import (
+    IDENTITY,
+    LOSSLESS,
+    ROUNDED,
+    Candidates,
+    operations_of,
+    settled_collective,
+    timed_as,
+)
 from hetopt.core.comm.ratio_controllers import CONTROLLERS
 from hetopt.core.compression_slowdown import LEAST_GAIN, MOST_LOST, step_inflation
 from hetopt.core.run_spec import Compression, RunSpec
@@ -23,9 +30,6 @@ from hetopt.optimizer.fit import MEASURED_LINK_LOG_SD, CompressorLine, FittedMod
 from hetopt.optimizer.step_time.local_steps import communication, exposed_s, spread
 from hetopt.optimizer.step_time.own_work import ENCODED_GB_PER_S, FORETOLD_LOG_SD, own_work
 from hetopt.optimizer.step_time.step_time import NO_OVERLAP, Overlap, step_time
-
-LOSSLESS = frozenset(name for name, kept in KEPT.items() if kept > 0.999)
-"""As far as convergence can tell."""
 
 RANDOM = ("randomk", "global_randomk_maxnorm", "global_randomk_two_scale")
 """They choose without looking: of the gradient's energy they keep the ratio."""
@@ -78,7 +82,8 @@ class Meeting:
         Raises:
             BadInput: so many workers cannot be served like that.
         """
-        return operations_of(compression, self.numel, workers=self.workers)
+        shapes = self.model.profile.job.parameter_shapes or None
+        return operations_of(compression, self.numel, workers=self.workers, shapes=shapes)
 
     def exchange_s(self, compression: Compression) -> float:
         """Seconds of the operations, when nobody has to be waited for."""
@@ -109,14 +114,17 @@ class Meeting:
     def gain(self, compression: Compression) -> float:
         """Retained gradient energy: measured for Top-k, which stands for all that send the largest elements.
 
-        What rounds instead of selecting keeps what is known of it, or 1; so does all where nothing was measured. The
-        smallest gain that was measured counts for ratios below.
+        What rounds or factors instead of selecting keeps what trials say, or 1; so does all where nothing was measured.
+        The smallest gain that was measured counts for ratios below.
         """
         if compression.name in RANDOM:
             return compression.ratio
         curve = self.model.gain
-        if not METHODS[compression.name].by_ratio or not curve.log_ratios:
-            return KEPT.get(compression.name, 1.0)
+        if not METHODS[compression.name].by_ratio:
+            known = self.model.losses.gain(compression)
+            return 1.0 if known is None else known
+        if not curve.log_ratios:
+            return 1.0
         return curve.gain(max(compression.ratio, math.exp(curve.log_ratios[0])))
 
 
@@ -176,6 +184,7 @@ def foresee(run: RunSpec, meeting: Meeting, *, compute_s: float, to_target: bool
         return step.step_time_s * _slowdown(run, meeting, compression)
 
     chosen = min(_candidates(run, meeting), key=time_per_progress_s)
+    stretch, stretch_log_sd = meeting.model.losses.stretch(chosen, meeting.workers) if to_target else (1.0, 0.0)
     changes = meeting.workers > 1 and (run.ratio_policy != "fixed" or run.collective_policy != "fixed")
     return Foreseen(
         compression=chosen,
@@ -185,6 +194,8 @@ def foresee(run: RunSpec, meeting: Meeting, *, compute_s: float, to_target: bool
         gain=meeting.gain(chosen),
         log_sd=_log_sd(chosen, meeting, changes=changes),
         notes=tuple(_notes(run, chosen, meeting, to_target=to_target)),
+        stretch=stretch,
+        stretch_log_sd=stretch_log_sd,
     )
 
 
@@ -242,7 +253,8 @@ def _candidates(run: RunSpec, meeting: Meeting) -> Iterable[Compression]:
 
 def _slowdown(run: RunSpec, meeting: Meeting, compression: Compression) -> float:
     """Steps over those of dense training, as the run itself takes them to be before it has seen anything."""
-    return step_inflation(max(meeting.gain(compression), 1e-9), run.slowdown_coefficient)
+    more = step_inflation(max(meeting.gain(compression), 1e-9), run.slowdown_coefficient)
+    return more * meeting.model.losses.stretch(compression, meeting.workers)[0]
 
 
 def _log_sd(chosen: Compression, meeting: Meeting, *, changes: bool) -> float:
@@ -254,7 +266,7 @@ def _log_sd(chosen: Compression, meeting: Meeting, *, changes: bool) -> float:
 
 
 def _is_assumed(chosen: Compression, meeting: Meeting) -> bool:
-    return chosen.name != IDENTITY and chosen.name not in meeting.compressors
+    return chosen.name != IDENTITY and timed_as(chosen) not in meeting.compressors
 
 
 def _notes(run: RunSpec, chosen: Compression, meeting: Meeting, *, to_target: bool) -> Iterable[str]:
@@ -274,7 +286,7 @@ def _notes(run: RunSpec, chosen: Compression, meeting: Meeting, *, to_target: bo
         by = settled_collective(chosen)
         yield f"The collective follows the network; the prediction is for {by} in every step."
     yield from _notes_on_cost(chosen, meeting)
-    if chosen.name == "powersgd":
+    if chosen.name == "powersgd" and not meeting.model.profile.job.parameter_shapes:
         yield "The profile does not know the layers that powersgd works on: the prediction is for sending everything."
     if to_target and chosen.name not in LOSSLESS:
         yield from _notes_on_gain(chosen, by_ratio=method.by_ratio, meeting=meeting)
@@ -295,7 +307,7 @@ def _notes_on_cost(chosen: Compression, meeting: Meeting) -> Iterable[str]:
 def _notes_on_gain(chosen: Compression, *, by_ratio: bool, meeting: Meeting) -> Iterable[str]:
     """What the number of steps to a target rests on."""
     measured = meeting.model.gain.log_ratios
-    if chosen.name in RANDOM:
+    if chosen.name in RANDOM or (not by_ratio and meeting.model.losses.gain(chosen) is not None):
         return
     if not by_ratio or not measured:
         yield f"What {chosen.name} loses was not profiled: the steps to the target are those of dense training."

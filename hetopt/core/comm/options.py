@@ -7,7 +7,19 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from hetopt.core.comm.composition import AR_TOPK, AUTO, DENSE, GATHER, METHODS, NONE, PACKED_BF16, PLAIN, combine
+from hetopt.core.comm.composition import (
+    AR_TOPK,
+    AUTO,
+    DENSE,
+    GATHER,
+    MAJORITY,
+    METHODS,
+    NONE,
+    PACKED_BF16,
+    PLAIN,
+    combine,
+)
+from hetopt.core.comm.compression_text import spell
 from hetopt.core.comm.cost import Operation, dense
 from hetopt.core.comm.payload_bytes import VALUE_BYTES, Shapes, kept_elements, operations
 from hetopt.core.comm.planner import Option, make_option
@@ -28,6 +40,15 @@ IDENTITY = "identity"
 BF16 = "bf16"
 ROUNDED = (BF16, "int8", "int4")
 """Everything, in fewer bits; the first may travel under backward."""
+
+LOSSLESS = (IDENTITY, "fp16", BF16)
+"""As far as convergence can tell."""
+
+RANKS = (1, 2, 4)
+"""Of PowerSGD's factors, that are priced: those of its paper."""
+
+LEVELS = (1, 7, 63)
+"""Of codes that are summed, at which a profile tries them: from as many workers as fit to two."""
 
 SELECTOR = "topk"
 """The compressor of a run that leaves the choice to hetopt: exact, same size everywhere, and the fastest here."""
@@ -248,6 +269,55 @@ def operations_of(
         rank=compression.rank or 1,
         coding=compression.coding or PLAIN,
         shapes=shapes,
+    )
+
+
+def whole_ways() -> tuple[Compression, ...]:
+    """Every way of the registry to send something of all elements in fewer bytes, as a run would be told of it.
+
+    Once by each collective, and of factors at each rank of `RANKS`. Not a majority of signs: it is the sum of nothing
+    that anybody sent, and no law tells what it costs.
+    """
+    return tuple(
+        Compression(name=name, rank=rank, collective=AUTO if collective == method.collectives[0] else collective)
+        for name, method in METHODS.items()
+        if name != IDENTITY and not method.by_ratio
+        for collective in method.collectives
+        if collective != MAJORITY
+        for rank in (RANKS if "rank" in method.options else (None,))
+    )
+
+
+def tried_ways() -> tuple[Compression, ...]:
+    """`whole_ways` as a profile tries them: codes that are summed have fewer levels the more workers there are.
+
+    The last first: a pilot may be too short for all of them, and of `KEPT` something is known.
+    """
+    return tuple(
+        way.model_copy(update={"levels": levels})
+        for way in reversed(whole_ways())
+        if way.name not in LOSSLESS
+        for levels in (LEVELS if has_levels(way) else (None,))
+    )
+
+
+def has_levels(way: Compression) -> bool:
+    """Whether its codes are summed on the way, so that their levels follow the number of workers."""
+    return "levels" in METHODS[way.name].options and settled_collective(way) == DENSE
+
+
+def timed_as(way: Compression) -> str:
+    """What a profile calls the own work of a way: whatever changes it."""
+    method = METHODS[way.name]
+    if method.by_ratio:
+        return way.name
+    collective = settled_collective(way)
+    return spell(
+        Compression(
+            name=way.name,
+            rank=(way.rank or 1) if "rank" in method.options else None,
+            collective=AUTO if collective == method.collectives[0] else collective,
+        )
     )
 
 

@@ -161,6 +161,22 @@ class GainMeasured(Measurement):
     gains: tuple[float, ...]
 
 
+class ExchangeTried(Measurement):
+    """What one way to exchange made of gradients of some steps, beside a pilot that summed them whole."""
+
+    EVENT: ClassVar[str] = "exchange_tried"
+
+    pilot: NonNegativeInt
+    step: NonNegativeInt
+    compression: Told = Field(description="as `parse_compression` reads it")
+    workers: PositiveInt
+    gain: float | None = Field(default=None, description="retained energy of gradient and residual; absent without one")
+    variance: NonNegativeFloat | None = Field(
+        default=None, description="energy of the error of the sum over that of all gradients; absent with a residual"
+    )
+    signal: float | None = Field(default=None, description="part of the sum that is left in its own direction")
+
+
 class PilotEvaluation(Measurement):
     """The task's target metric after ``step`` steps of a pilot."""
 
