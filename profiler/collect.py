@@ -289,9 +289,7 @@ def _exchange_trials(tried: Sequence[ExchangeTried]) -> tuple[ExchangeTrial, ...
     found = []
     for way in dict.fromkeys(one.compression for one in tried):
         own = [one for one in tried if one.compression == way]
-        gain, variance, signal = (
-            mean([getattr(one, name) for one in own]) for name in ("gain", "variance", "signal")
-        )
+        gain, variance, signal = (mean([getattr(one, name) for one in own]) for name in ("gain", "variance", "signal"))
         if all(value is None or value > 0 for value in (gain, signal)):  # else nothing of the gradient is left
             found.append(
                 ExchangeTrial(

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hetopt.api import compression_options, stream_options, sync_options
+from hetopt.api import compression_options, precision_options, stream_options, sync_options
 from hetopt.api.backends import backend
 from hetopt.api.run import Run
 from hetopt.api.script_text import has_session, lost_files, on_several_workers, read_script, resumes
 from hetopt.api.values import chosen, positive
 from hetopt.backends.backend import LaunchOptions, Prepared, check_options
+from hetopt.core.comm.composition import METHODS
 from hetopt.core.errors import BadInput
 from hetopt.core.names import converted_script
 from hetopt.core.policy_settings import BATCH_SETTINGS, Settings, parse_policy
@@ -46,6 +47,7 @@ def launch(
     partition: str | None = None,
     inject: str | None = None,
     stream: str | None = None,
+    precision: str | None = None,
     steps: int | None = None,
     data: Path | str | None = None,
     restarts: int | None = None,
@@ -91,6 +93,8 @@ def launch(
         partition: which samples a worker sees.
         inject: samples that workers hand on.
         stream: train on samples as they arrive: ``"replay(40/80)"``, ``"redis(redis://HOST:6379/0)"``.
+        precision: that workers compute in: ``"fp32"``, ``"tf32"``, ``"bf16"`` or ``"fp16"``; another than the plan's is
+            for local and rehearsal, where its steps were measured. Absent: the plan's.
         steps: stop after so many instead of at the plan's end.
         stand_in: rehearsal: the job is not trained; a gradient that weighs as much against the links is exchanged.
         data: folder of the task's data, where it is not where the profile found it; ec2: ``s3://BUCKET/PREFIX``. A
@@ -151,6 +155,7 @@ def launch(
         partition=partition,
         inject=inject,
         stream=stream,
+        precision=precision,
         steps=steps,
     )
     prepared = prepare(plan, where, on, options, changes)
@@ -170,6 +175,7 @@ class Changes:
     partition: str | None = None
     inject: str | None = None
     stream: str | None = None
+    precision: str | None = None
     steps: int | None = None
 
 
@@ -212,6 +218,11 @@ def prepare(
             "`on=rehearsal` runs the plan with something that stands in for the job",
         )
     chosen(made.run.batch_policy, list(BATCH_POLICIES), "batch policy")
+    if made.run.compression.name not in METHODS:
+        raise BadInput(
+            f"the plan sends gradients by {made.run.compression.name!r}, which this version of hetopt does not have.",
+            hint="plan again, or name another with `compression`" if wish.compression is None else "plan again",
+        )
     wanted = made.adjusted(steps=steps, policy=policy, batch_settings=batch_settings)
     remarks: tuple[str, ...] = ()
     if stands_in:
@@ -229,6 +240,8 @@ def prepare(
     if not sync_wish.is_empty or wanted.run.is_local:
         run = sync_options.decide(sync_wish, wanted.run, exchange_was_asked=not wish.is_empty)
         wanted = wanted.model_copy(update={"run": run})
+    wanted, computing = precision_options.in_precision(wanted, changes.precision, on)
+    remarks = (*remarks, *computing)
     prepared = where.prepare(made, wanted, options)
     record = prepared.launch
     if remarks:
@@ -267,7 +280,7 @@ def _refuse_what_would_train(changes: Changes) -> None:
     Raises:
         BadInput: something was asked for that needs them.
     """
-    for name in ("script", "partition", "inject", "stream"):
+    for name in ("script", "partition", "inject", "stream", "precision"):
         if getattr(changes, name):
             raise BadInput(
                 f"`{name}` is for what is trained, and a stand-in trains nothing.", hint=f"leave `{name}` out"

@@ -148,6 +148,15 @@ class Launch:
             "'replay(uniform=38/24)', 'replay(40/80, buffer=truncation)' or 'redis(redis://HOST:6379/0, key=cam)'.",
         ),
     ] = None
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            "--precision",
+            autocompletion=one_of("hetopt.api.precision_options:PRECISIONS"),
+            help="local, rehearsal: compute in fp32, tf32, bf16 or fp16, where the profile has steps in it. "
+            "Default: the plan's.",
+        ),
+    ] = None
     steps: Annotated[
         int | None, typer.Option("--steps", help="Stop after so many steps instead of at the plan's end.")
     ] = None

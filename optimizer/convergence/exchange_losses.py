@@ -99,9 +99,7 @@ class ExchangeLosses:
         return found, NOISE_COEFFICIENT_SD * noise / (1 + NOISE_COEFFICIENT * noise)
 
 
-def exchange_losses(
-    trials: Sequence[ExchangeTrial], *, noise_scale: float | None, batch_size: int
-) -> ExchangeLosses:
+def exchange_losses(trials: Sequence[ExchangeTrial], *, noise_scale: float | None, batch_size: int) -> ExchangeLosses:
     """What trials say; of ways that this version does not have, nothing."""
     gains: dict[str, float] = {}
     found: dict[str, list[tuple[int, float, float]]] = {}

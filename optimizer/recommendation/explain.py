@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from hetopt.core import formatting
 from hetopt.core.comm.composition import METHODS
+from hetopt.core.comm.compression_text import spell
 from hetopt.core.comm.options import IDENTITY
-from hetopt.core.comm.planner import KEPT
 from hetopt.core.errors import setting
 from hetopt.core.formatting import duration, usd
 from hetopt.core.precision import Precision
@@ -343,9 +343,19 @@ def _compressed(model: FittedModel, chosen: Candidate) -> Iterator[str]:
     if way.name == IDENTITY:
         return
     if not METHODS[way.name].by_ratio:
-        more = float(model.convergence.penalty.inflation(KEPT[way.name])) - 1
+        workers = sum(len(group.local_batch_sizes) for group in chosen.groups)
+        gain = model.losses.gain(way) or 1.0
+        stretch, log_sd = model.losses.stretch(way, workers)
+        if stretch > 1:
+            yield (
+                f"Gradients travel as {spell(way)}: rounding makes their sum over {workers} workers noisier, for which "
+                f"a target should take about {stretch - 1:.1%} more steps, {stretch * math.exp(Z90 * log_sd) - 1:.0%} "
+                "at the upper end."
+            )
+            return
+        more = float(model.convergence.penalty.inflation(gain)) - 1
         yield (
-            f"Gradients travel in {way.name}: {KEPT[way.name]:.2%} of their energy arrives at once and the rest later, "
+            f"Gradients travel as {spell(way)}: {gain:.2%} of their energy arrives at once and the rest later, "
             f"for which a target should take about {more:.1%} more steps."
         )
         return

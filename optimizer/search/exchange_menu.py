@@ -35,6 +35,7 @@ from hetopt.core.comm.options import (
 )
 from hetopt.core.comm.overlap import UNDER_BACKWARD
 from hetopt.core.comm.payload_bytes import MANY_WORKERS, Collective, Shapes, kept_elements, sliced_bytes
+from hetopt.core.compression_slowdown import MOST_LOST
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression
 from hetopt.core.synchronization import Synchronization
@@ -152,9 +153,13 @@ def exchange_menu(
 
 
 def _of_fixed_length(option: ExchangeOption, penalty: CompressionPenalty) -> ExchangeOption:
-    """The same where steps are given: those that it would take more, at the upper end, are progress that is lost."""
+    """The same where steps are given: those that it would take more, at the upper end, are progress that is lost.
+
+    Not more than `MOST_LOST`, as `minimum_gain` has it of what is held back.
+    """
     held_back = float(penalty.inflation(option.gain) * np.exp(Z90 * penalty.log_sd(option.gain)))
-    late = held_back * option.stretch * np.exp(Z90 * option.stretch_log_sd)
+    rounded = option.stretch * np.exp(Z90 * option.stretch_log_sd)
+    late = held_back * np.where(rounded > 1 + MOST_LOST, np.inf, rounded)
     return replace(
         option, late=late, stretch=np.ones_like(option.stretch), stretch_log_sd=np.zeros_like(option.stretch)
     )
@@ -310,7 +315,10 @@ def _terms(way: Compression, numel: int, max_workers: int, shapes: Shapes | None
             if one.sliced:
                 payload = _sliced_bytes(way, numel, workers).astype(np.float64)
             elif one.payload_bytes != other.payload_bytes:
-                each = (operations_of(way, numel, workers=count, shapes=shapes)[place].payload_bytes for count in workers.tolist())
+                each = (
+                    operations_of(way, numel, workers=count, shapes=shapes)[place].payload_bytes
+                    for count in workers.tolist()
+                )
                 payload = np.fromiter(each, dtype=np.float64, count=len(workers))
             of_messages, of_traffic = _factors(one.primitive, max_workers)
             messages[first : last + 1] += of_messages[first : last + 1]

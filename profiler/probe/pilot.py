@@ -173,7 +173,9 @@ class PilotRun:
             self._learning_rate.apply(self._optimizer, batch.position / self._cursor.dataset_size, self._scale)
             sampled = self._gains is not None and rhythm.is_due(step)
             tries = self._trials is not None and self._tried_s <= TRIALS_SHARE * time_limit_s
-            finite = self._sampled_step(batch, step) if sampled else self._plain_step(batch, tries=step if tries else None)
+            finite = (
+                self._sampled_step(batch, step) if sampled else self._plain_step(batch, tries=step if tries else None)
+            )
             before_s, now_s = now_s, crew.elapsed_s()
             if sampled or not tries:  # what is tried beside a step is none of its time
                 rhythm = rhythm.after(step, now_s - before_s, sampled=sampled)
