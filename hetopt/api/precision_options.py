@@ -44,7 +44,7 @@ def in_precision(plan: Plan, asked: str | None, on: Place) -> tuple[Plan, tuple[
     if on not in PREDICTED_ANEW:
         raise BadInput(
             f"{told} contradicts the plan, whose machines, batch sizes and costs are for {planned}.",
-            hint=f"leave it out, or plan with it: hetopt recommend PROFILE --precision {precision}",
+            hint=f"leave it out, or plan again with {told}",
         )
     if precision not in plan.profile.precisions:
         raise BadInput(
