@@ -258,21 +258,18 @@ def reproduction() -> str:
     parts = ["# Reproduction", "", textwrap.fill(ABOUT_REPRODUCTION, 119), ""]
     parts += [f"{answered} of {len(CLAIMS)} published figures are answered by a committed result.", ""]
     for system in dict.fromkeys(claim.system for claim in CLAIMS):
-        parts += [
-            f"## {system[0].upper()}{system[1:]}",
-            "",
-            "| claim | published | its method here | hetopt | beside it | how |",
-        ]
-        parts += ["|---|---|---|---|---|---|"]
+        parts += [f"## {system[0].upper()}{system[1:]}", ""]
         for claim in (one for one in CLAIMS if one.system == system):
-            source = claim.how
+            source = f"not measured: {claim.note}"
             if claim.benchmark is not None:
                 result = json.loads((RESULTS / f"{claim.benchmark}.json").read_text(encoding="utf-8"))
-                source = f"{claim.how}: `{_command(result)}`, {_when(result, ages, shortly=True)}"
-            note = f"; {claim.note}" if claim.note else ""
-            cells = (claim.claim, claim.published, *told(claim, figures), source + note)
-            parts.append(f"| {' | '.join(map(_cell, cells))} |")
-        parts.append("")
+                source = f"{claim.how}, `{_command(result)}`, {_when(result, ages, shortly=True)}"
+                source += f"; {claim.note}" if claim.note else ""
+            theirs, ours, beside = told(claim, figures)
+            named = (("published", claim.published), ("its method here", theirs), ("hetopt", ours), ("beside", beside))
+            parts += [f"**{claim.claim[0].upper()}{claim.claim[1:]}**", ""]
+            parts += [f"- {name}: {words}" for name, words in named if words]
+            parts += [f"- {source}", ""]
     return "\n".join(parts)
 
 
