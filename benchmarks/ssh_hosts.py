@@ -30,10 +30,12 @@ from hetopt.backends.emulation.cgroups import find_quotas
 from hetopt.backends.emulation.namespaces import EmulatedNetwork
 from hetopt.core.scaled_emulation import EmulatedHost
 
-RECORDED = Path(__file__).resolve().parent.parent / "tests" / "recorded" / "digits.json"
+RECORDED = Path(__file__).resolve().parent.parent / "tests" / "recorded" / "resnet20-cifar10.json"
+BATCH = 256
+"""A step then computes for longer than the 0.1 s in which a quota is given out: less would not be slowed at all."""
 SPEEDS, MBITS = (1.0, 0.5, 0.25), (100, 100, 25)
 PATIENCE_S = 900.0
-SETTLED_STEPS = 100
+SETTLED_STEPS = 40
 CHECKPOINT_EVERY_S = 5.0
 CUT_S = 4.0
 
@@ -121,8 +123,11 @@ def cut_once(going: hetopt.Run, network: EmulatedNetwork, place: int) -> int:
 
 def trained(inventory: Path, network: EmulatedNetwork, losses: int, cuts: int, results: Results) -> None:
     """One run from its beginning to its end."""
-    plan = hetopt.recommend(RECORDED, budget_usd=2, epochs=20, types="c7i.large", max_workers=2, trials=0)
-    run = plan.run.model_copy(update={"checkpoint_every_s": CHECKPOINT_EVERY_S})
+    plan = hetopt.recommend(
+        RECORDED, budget_usd=2, epochs=20, types="c7i.large", max_workers=2, trials=0, batch_size=BATCH
+    )
+    task = f"{Path(__file__).with_name('_generated_images.py')}:task"
+    run = plan.run.model_copy(update={"checkpoint_every_s": CHECKPOINT_EVERY_S, "task": task})
     begun_s = time.perf_counter()
     going = hetopt.launch(plan.model_copy(update={"run": run}), on="ssh", inventory=inventory, steps=10**6)
     until(going, steps_in)
