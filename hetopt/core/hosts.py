@@ -98,6 +98,7 @@ class Host:
         hours: when it may be used; absent: always.
         busy_cpus: it is left to others while they keep more than so many of its CPUs busy; absent: it is not looked at.
         python: an interpreter there that has torch.
+        install: whether each run makes an environment of its own there, from the locked packages; it goes with the run.
         folder: where a run has its files while it lasts; nothing else is written.
         memory_gib: of the machine, for plans.
         cpus: likewise.
@@ -119,6 +120,7 @@ class Host:
     hours: Hours | None = None
     busy_cpus: float | None = None
     python: str = DEFAULT_PYTHON
+    install: bool = False
     folder: str = DEFAULT_FOLDER
     memory_gib: float | None = None
     cpus: int | None = None
@@ -297,6 +299,10 @@ def _value(key: str, value: Any, where: str) -> Any:
         return value
     if key == "private":
         return _private(value, where)
+    if key == "install":
+        if not isinstance(value, bool):
+            raise BadInput(f"{where}: install must be true or false, got {shown(str(value))}.", hint=_FILE_HINT)
+        return value
     if key == "hours":
         return Hours.of(str(value), f"{where}: hours")
     return _devices(value, where)

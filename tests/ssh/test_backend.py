@@ -102,8 +102,11 @@ class TestSsh(Stories):
 def test_a_run_ends_and_nothing_of_it_is_left_on_the_hosts(
     plan: Plan, inventory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of a task in a file, which travels with the code."""
     monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
-    run = hetopt.launch(plan, on="ssh", inventory=inventory, steps=12)
+    (tmp_path / "mine.py").write_text("from hetopt.trainer.tasks.digits import digits as task\n")
+    mine = plan.run.model_copy(update={"task": f"{tmp_path / 'mine.py'}:task"})
+    run = hetopt.launch(plan.model_copy(update={"run": mine}), on="ssh", inventory=inventory, steps=12)
     assert run.wait().state is RunState.FINISHED
     assert run.model is not None
     assert {worker.host for worker in run.report().workers} == {"box0", "box1"}

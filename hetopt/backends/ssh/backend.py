@@ -56,7 +56,7 @@ class SshBackend(ProcessLauncher):
     def prepare(self, made: Plan, wanted: Plan, options: LaunchOptions) -> OnHosts:
         """See `hetopt.backends.backend.Backend`. The hosts are asked what must be known, and nothing is changed."""
         run, prediction, hosts, notes = _mapped(wanted, _hosts(options))
-        bundle = make_bundle(run.task, run.script, rented=False)
+        bundle = make_bundle(run.task, run.script, rented=all(host.install for host in hosts))
         inventory = Inventory(hosts=ready_hosts(hosts, run.precision), bundle_sha256=bundle.sha256)
         spec = spec_on(run, inventory, bundle, options.data)
         prediction, costs = _priced(prediction, inventory.hosts)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
+from hetopt.backends.ec2.facts import PYTHON
 from hetopt.backends.ssh import look
 from hetopt.backends.ssh.conversation import Conversation
 from hetopt.backends.ssh.gpus import places
@@ -29,6 +30,8 @@ LARGEST_SKEW_S = 60.0
 """Times of a run come from several clocks; checkpoints are found by their steps, so that seconds do not matter."""
 AMPERE = (8, 0)
 """Compute capability of the first GPUs with units for bf16 and TF32 (CUDA programming guide, compute capabilities)."""
+CPU_PACKAGES_BYTES, GPU_PACKAGES_BYTES = 1.5e9, 8e9
+"""Of the locked packages once they are installed; `catalogs/aws/provisioning.json` has what was measured of each."""
 LEAST_FREE_BYTES = 2e9
 """What a run keeps on a host: the code, a few megabytes, and two checkpoints of a model of a hundred megabytes."""
 
@@ -52,6 +55,7 @@ class Seen(Record):
     free_bytes: int
     file_system: tuple[Told, Told]
     packages: dict[Told, Told | None]
+    installs: Told | None = None
     gpus: tuple[tuple[Told, ...], ...] | Told
     cuda: Told | None
     left: tuple[Told, ...] = ()
@@ -137,7 +141,8 @@ def _clause(error: HetoptError, host: Host) -> str:
 
 
 def _facts(talk: Conversation, token: str) -> Seen | HetoptError:
-    question = {"address": talk.host.private, "folder": talk.host.folder, "token": token}
+    host = talk.host
+    question = {"address": host.private, "folder": host.folder, "token": token, "install": host.install}
     try:
         return Seen.model_validate(talk.begin(question, FACTS_WITHIN_S))
     except ValidationError as error:
@@ -185,17 +190,28 @@ def alone(host: Host, seen: Seen, *, asked_s: float, banner: str = "") -> list[T
         found.append(Trouble(verdict="unknown", said=said, hint=hint))
 
     missing = [name for name in look.PACKAGES if seen.packages.get(name) is None]
-    if missing:
+    if seen.installs is not None:
+        bad(f"nothing can be installed there: {seen.installs}", "name an interpreter that has torch, without `install`")
+    locked = PYTHON.value.removeprefix("python")
+    if host.install and CPU in host.devices and ".".join(map(str, seen.python)) != locked:
+        bad(
+            f"it has Python {'.'.join(map(str, seen.python))}, and the locked torch for CPUs is for {locked}",
+            f'name another interpreter there: python = "{PYTHON.value}"',
+        )
+    if missing and not host.install:
         bad(
             f"{seen.executable} has no {', '.join(missing)}",
             f"`{seen.executable} -m pip install {' '.join(missing)}`, or name an interpreter that has: "
-            'python = "~/venv/bin/python"',
+            'python = "~/venv/bin/python"; or have each run install its own: install = true',
         )
     if not seen.writable:
         bad(f"nothing can be written to {seen.there}", 'name a folder of yours: folder = "/data/alice/hetopt"')
-    if seen.free_bytes < LEAST_FREE_BYTES:
+    needed = LEAST_FREE_BYTES + (
+        0.0 if not host.install else CPU_PACKAGES_BYTES if CPU in host.devices else GPU_PACKAGES_BYTES
+    )
+    if seen.free_bytes < needed:
         bad(
-            f"{seen.there} has {bytes_(seen.free_bytes)} free, and a run needs {bytes_(LEAST_FREE_BYTES)}",
+            f"{seen.there} has {bytes_(seen.free_bytes)} free, and a run needs {bytes_(needed)}",
             'make room, or name another folder: folder = "/data/alice/hetopt"',
         )
     off_s = seen.time_s - asked_s
@@ -241,6 +257,8 @@ def _devices(host: Host, seen: Seen) -> list[Trouble]:
         unused = f"it has {', '.join(names)}, which nobody uses"
         hint = f"devices = {list(names)}".replace("'", '"')
         return [Trouble(verdict="unknown", said=unused, hint=hint)] if names else []
+    if host.install:
+        return []  # its torch will be that of the lock
     built = cuda_of(seen.packages.get("torch") or "")
     if built is None:
         said = f"its torch {seen.packages.get('torch')} is built without CUDA"
@@ -301,7 +319,8 @@ def together(
     this = look.identity() if here is None else here
     first: dict[str, str] = {}
     shared: dict[str, list[str]] = {}
-    torches = {name: one.packages.get("torch") or "" for name, one in seen.items()}
+    own = {host.name for host in hosts if not host.install}
+    torches = {name: one.packages.get("torch") or "" for name, one in seen.items() if name in own}
     for name, one in seen.items():
         if one.identity in first:
             said, hint = f"it is the same machine as {first[one.identity]}", "leave one of them out"

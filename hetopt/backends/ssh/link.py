@@ -18,11 +18,13 @@ from hetopt.backends.ssh.conversation import checked_python
 from hetopt.backends.ssh.edge import MARK, start, why_unreached
 from hetopt.backends.ssh.objects import MODELS, FolderObjects, answer, check_allowed, frame, read_frame
 from hetopt.core.errors import BadInput, HetoptError, RunFailed
-from hetopt.core.hosts import Host
+from hetopt.core.hosts import CPU, Host
 from hetopt.core.plain_text import one_line
 from hetopt.core.reading import decoded, read_bytes
 
 BEGIN_WITHIN_S = 120.0
+INSTALL_WITHIN_S = 1800.0
+"""Some gigabytes over a slow line, and their files."""
 """Connecting, and sending the code."""
 _END_S = 20.0
 _MOST_LINE = 1_000_000
@@ -78,7 +80,7 @@ class Link:
         self.errors.parent.mkdir(parents=True, exist_ok=True)
         with self.errors.open("ab") as errors:
             process = self._process = start(self.host, inspect.getsource(receive), errors=errors)
-        late = threading.Timer(BEGIN_WITHIN_S, process.kill)
+        late = threading.Timer(INSTALL_WITHIN_S if self.host.install else BEGIN_WITHIN_S, process.kill)
         late.start()
         try:
             checked_python(self.host, self._line())
@@ -105,6 +107,8 @@ class Link:
             "host": self.host.name,
             "bytes": len(part.code),
             "sha256": part.sha256,
+            "install": self.host.install,
+            "gpu": CPU not in self.host.devices,
             "config": part.config,
         }
         with suppress(OSError):  # why, it says

@@ -33,7 +33,7 @@ def main() -> None:
     asked = json.loads(sys.stdin.buffer.readline().decode())
     address = asked["address"] or _reached_as()
     listener, trouble = _listen(address)
-    found = _facts(os.path.expanduser(asked["folder"]))
+    found = _facts(asked)
     found.update(address=address, port=listener.getsockname()[1] if listener else None, listen_trouble=trouble)
     if listener is not None:
         threading.Thread(target=_serve, args=(listener, asked["token"].encode()), daemon=True).start()
@@ -156,7 +156,8 @@ def _try_way(said: dict[str, Any], name: str, address: str, port: int, token: by
         )
 
 
-def _facts(folder: str) -> dict[str, Any]:
+def _facts(asked: dict[str, Any]) -> dict[str, Any]:
+    folder = os.path.expanduser(asked["folder"])
     there = folder
     while not os.path.exists(there) and there != os.path.dirname(there):
         there = os.path.dirname(there)
@@ -178,6 +179,7 @@ def _facts(folder: str) -> dict[str, Any]:
         "free_bytes": disk.f_bavail * disk.f_frsize,
         "file_system": _file_system(there),
         "packages": _packages(),
+        "installs": _installs(asked["install"]),
         "gpus": _gpus(),
         "cuda": _cuda(),
         "left": _left(folder),
@@ -248,6 +250,24 @@ def _packages() -> dict[str, str | None]:
         except metadata.PackageNotFoundError:
             found[name] = None
     return found
+
+
+def _installs(wanted: bool) -> str | None:
+    """What keeps packages from being installed here; None: nothing, or nobody asked."""
+    if not wanted:
+        return None
+    try:
+        import ensurepip  # noqa: F401  # Debian has it in a package of its own
+        import venv  # noqa: F401
+    except ImportError as error:
+        return f"its Python has no {error.name}"
+    if any(name.lower() in ("pip_index_url", "pip_no_index", "https_proxy", "http_proxy") for name in os.environ):
+        return None  # another index than the usual one, or another way to it
+    try:
+        with socket.create_connection(("pypi.org", 443), timeout=CONNECT_S):
+            return None
+    except OSError as error:
+        return f"it does not reach pypi.org ({error.strerror or error})"
 
 
 def _nvidia(*arguments: str) -> tuple[int | None, str]:

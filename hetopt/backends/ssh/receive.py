@@ -1,7 +1,7 @@
 """The program that begins a host's part in a run: it takes the code, checks it, and becomes the node.
 
 Standard library alone, sent like `look`. Everything it writes is in one folder, which it makes anew and which the node
-removes when it ends.
+removes when it ends; so is the environment that it installs where that is wanted.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import hashlib
 import io
 import json
 import os
+import platform
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tarfile
 import time
@@ -20,13 +22,14 @@ import time
 MARK = "HETOPT-SAYS "
 CONFIG = "host.json"
 PID = "pid"
+CPU_TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 _GONE_S = 15.0
 
 
 def main() -> None:
     """Take the code, say so, and become the node."""
     asked = json.loads(sys.stdin.buffer.readline().decode())
-    folder = os.path.expanduser(asked["folder"])
+    folder = os.path.abspath(os.path.expanduser(asked["folder"]))
     names = (asked["run"], asked["host"])
     if not all(re.fullmatch("[A-Za-z0-9][A-Za-z0-9._-]*", name) for name in names):
         _say({"refused": "the run or the host is called as no folder is"})
@@ -52,14 +55,53 @@ def main() -> None:
             json.dump(asked["config"], file)
         with open(f"{root}/{PID}", "w") as file:
             file.write(str(os.getpid()))
+        python = _installed(root, gpu=asked["gpu"]) if asked["install"] else sys.executable
     except (OSError, tarfile.TarError) as error:
         shutil.rmtree(root, ignore_errors=True)
         _say({"refused": f"{root} cannot be written ({getattr(error, 'strerror', None) or error})"})
         return
-    os.chdir(root)
+    except subprocess.CalledProcessError as error:
+        shutil.rmtree(root, ignore_errors=True)
+        last = (error.stdout or b"").decode(errors="replace").strip().splitlines()[-1:]
+        _say({"refused": f"its packages cannot be installed ({''.join(last)[:200]})"})
+        return
+    os.chdir(f"{root}/code")  # where a task's file is found by the name that the run has for it
     os.environ["PYTHONPATH"] = f"{root}/code"
     _say({"ready": root})
-    os.execv(sys.executable, [sys.executable, "-u", "-m", "hetopt.backends.ssh.node", root])
+    os.execv(python, [python, "-u", "-m", "hetopt.backends.ssh.node", root])
+
+
+def _installed(root: str, *, gpu: bool) -> str:
+    """Make an environment with the packages whose hashes the code names; its interpreter.
+
+    torch for CPUs has an index of its own. What pip keeps for another time would stay behind, so it keeps nothing.
+
+    Raises:
+        CalledProcessError: that cannot be done; what was said last says why.
+    """
+    python = f"{root}/venv/bin/python"
+    temporary = f"{root}/tmp"
+    os.mkdir(temporary)
+    locks = f"{root}/code/locks/{platform.machine()}"
+    wanted = [["--requirement", f"{locks}-{'gpu' if gpu else 'cpu'}.txt"]]
+    if not gpu:
+        wanted.append(["--index-url", CPU_TORCH_INDEX, "--requirement", f"{locks}-cpu-torch.txt"])
+    own = f"{root}/code/task/requirements.txt"
+    if os.path.exists(own):
+        wanted.append(["--requirement", own])
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-cache-dir", "--no-deps"]
+    safe = ["--only-binary", ":all:", "--require-hashes"]
+    for command in ([sys.executable, "-m", "venv", f"{root}/venv"], *([*pip, *safe, *one] for one in wanted)):
+        subprocess.run(
+            command,
+            check=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "TMPDIR": temporary},
+        )
+    shutil.rmtree(temporary)
+    return python
 
 
 def _say(what: dict[str, str]) -> None:
