@@ -133,8 +133,8 @@ def trained(inventory: Path, network: EmulatedNetwork, losses: int, cuts: int, r
     until(going, steps_in)
     results.goal("own_s", time.perf_counter() - begun_s, at_most=180)
     settled = until(going, lambda events: max(steps_in(events), default=0) > SETTLED_STEPS)
-    last = [event["compute_s"] for event in settled if event["event"] == "step"][-3:]
-    balance = statistics.mean(statistics.mean(one) / max(one) for one in last)
+    last = [event["compute_s"] for event in settled if event["event"] == "step"][-10:]
+    balance = statistics.median(statistics.mean(one) / max(one) for one in last)
     results.goal("balance", balance, at_least=0.95)
     chance = random.Random(0)
     broken = sum(cut_once(going, network, chance.randrange(len(SPEEDS))) for _ in range(cuts))
