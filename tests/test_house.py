@@ -101,6 +101,7 @@ WRITES_COMMAND_LINES = {
     "hetopt/core/nodes.py": "the command line of a host's agent",
     "hetopt/backends/ssh/gpus.py": "the command line of nvidia-smi",
     "hetopt/backends/ssh/look.py": "the command line of nvidia-smi",
+    "hetopt/backends/ssh/receive.py": "the command line of pip",
     "hetopt/backends/ec2/bootstrap.py": "the script that a rented machine boots with",
     "hetopt/reports/exports.py": "scripts for torchrun and SkyPilot",
     "hetopt/reports/document.py": "variables of a style sheet",
