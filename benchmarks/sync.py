@@ -46,27 +46,30 @@ ALLOWED = 0.5
 WINDOW = 10
 """First steps that all synchronise where delta is fixed; 25 are published, for runs of ten thousand steps and more."""
 
-BSP, OWN, LATE = "bsp", "selsync(auto), int8", "ssp(3)"
+BSP, BSP_IN_8_BITS, OWN, LATE = "bsp", "bsp, int8", "selsync(auto), int8", "ssp(3)"
 Policy = tuple[Synchronization, Compression]
 WHOLE, ROUNDED = Compression(), Compression(name="int8")
 POLICIES: Mapping[str, Policy] = {
     BSP: (Synchronization(), WHOLE),
+    BSP_IN_8_BITS: (Synchronization(), ROUNDED),
     OWN: (Synchronization(name="selsync", delta="auto", synchronised_share=0.2, stretch=1.5), ROUNDED),
     "selsync(auto)": (Synchronization(name="selsync", delta="auto"), WHOLE),
     "selsync(0.3)": (Synchronization(name="selsync", delta=0.3, window=WINDOW), WHOLE),
     "local-sgd(8)": (Synchronization(name="local-sgd", every_steps=8), WHOLE),
+    "diloco(8)": (Synchronization(name="local-sgd", every_steps=8, outer_rate=0.7, outer_momentum=0.9), WHOLE),
     "fedavg(1,0.25)": (Synchronization(name="fedavg", participants=1.0, every_epochs=0.25), WHOLE),
     "fedavg(0.5,0.125)": (Synchronization(name="fedavg", participants=0.5, every_epochs=0.125), WHOLE),
     LATE: (Synchronization(name="ssp", staleness=3), WHOLE),
 }
-QUICK = (BSP, OWN, "local-sgd(8)")
-COMPARED = (BSP, OWN)
+QUICK = (BSP, BSP_IN_8_BITS, OWN, "local-sgd(8)")
+COMPARED = (BSP, BSP_IN_8_BITS, OWN)
 SEEDS = 3
-"""Of these two; the others are trained once."""
+"""Of these; the others are trained once."""
 
 LOCAL, SYNCHRONISED, IN_8_BITS = "a local step", "a step that synchronises", "the same in 8 bits"
 TIMED: Mapping[str, Policy] = {
     BSP: (Synchronization(), WHOLE),
+    BSP_IN_8_BITS: (Synchronization(), ROUNDED),
     LOCAL: (Synchronization(name="selsync", delta="never"), WHOLE),
     SYNCHRONISED: (Synchronization(name="selsync", delta=0.0), WHOLE),
     IN_8_BITS: (Synchronization(name="selsync", delta=0.0), ROUNDED),
@@ -227,7 +230,7 @@ def side(
 
 def learned(log: Log, model: Model, policy: Policy) -> Learned:
     """What a run's log says of it."""
-    together = IN_8_BITS if policy[1] == ROUNDED else SYNCHRONISED
+    together, summed = (IN_8_BITS, BSP_IN_8_BITS) if policy[1] == ROUNDED else (SYNCHRONISED, BSP)
     sign = 1 if model.job.higher_is_better else -1
     stretches: list[Mapping[str, int]] = []
     evaluations, sent = [], 0.0
@@ -236,7 +239,7 @@ def learned(log: Log, model: Model, policy: Policy) -> Learned:
             told = event.get("sync")
             steps = int(event["steps"])
             if told is None or told["policy"] == "ssp":
-                stretches.append({BSP if told is None else LATE: steps})
+                stretches.append({summed if told is None else LATE: steps})
             else:
                 stretches.append({together: int(told["synchronised"]), LOCAL: int(told["local"])})
             sent += told["sent_bytes"] if told else event["steps"] * event.get("exchange", {}).get("sent_bytes", 0.0)

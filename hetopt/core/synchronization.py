@@ -62,6 +62,8 @@ class Synchronization(_Named):
         vote_lag: steps between a vote and the synchronisation that it asks for. 1: votes travel while the next step is
             computed; 0: every step waits for them, as published.
         momentum: what becomes of each worker's momentum at a synchronisation.
+        outer_rate: what part of the way to the average is gone at a synchronisation (r); 1: all of it.
+        outer_momentum: Nesterov's, of those steps (m): DiLoCo has 0.7 and 0.9.
         buffers: whether running statistics (of BatchNorm) are averaged with the parameters.
         stretch: epochs that the task's schedule of the learning rate takes for one of its own. Workers that average now
             and then need more steps than those that sum every gradient, and a rate that falls as early ends training
@@ -84,6 +86,8 @@ class Synchronization(_Named):
     smoothing: float = Field(default=0.16, gt=0, le=1)
     vote_lag: int = Field(default=1, ge=0, le=1)
     momentum: Literal["keep", "average", "reset"] = "keep"
+    outer_rate: PositiveFloat = 1.0
+    outer_momentum: float = Field(default=0.0, ge=0, lt=1)
     buffers: Literal["average", "keep"] = "average"
     stretch: PositiveFloat = 1.0
 

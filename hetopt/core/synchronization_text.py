@@ -2,6 +2,7 @@
 
 selsync(0.3)               local-sgd(8, momentum=average)    labels(1)
 selsync(auto, share=0.2)   fedavg(0.5, 2, stretch=1.5)       dirichlet(0.5)
+diloco(50)                 local-sgd(50, outer_rate=0.7, outer_momentum=0.9), in a word
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from hetopt.core.quantities import FRACTION, Unit
 from hetopt.core.synchronization import Injection, Partition, Synchronization
 from hetopt.core.synchronization_rules import POLICIES
 
+DILOCO = "diloco"
+"""Local SGD with the outer step of arXiv 2311.08105, whose paper found rate and momentum."""
+
 PARTITIONS = ("global", "shards", "seldp", "labels", "dirichlet")
 
 _FIRST: Mapping[str, tuple[str, ...]] = {
@@ -28,7 +32,7 @@ _FIRST: Mapping[str, tuple[str, ...]] = {
 }
 """What may be said without its key."""
 
-_AVERAGED = ("momentum", "buffers", "stretch")
+_AVERAGED = ("momentum", "outer_rate", "outer_momentum", "buffers", "stretch")
 _KEYS: Mapping[str, tuple[str, ...]] = {
     "local-sgd": ("every", "rate_power", "fragments", *_AVERAGED),
     "fedavg": ("participants", "epochs", *_AVERAGED),
@@ -59,9 +63,13 @@ def parse_sync(text: str, *, option: str = "`sync`") -> Synchronization:
         BadInput: a name that is unknown, or a value that cannot be.
     """
     item = call(text, option)
-    name = known(item.name, POLICIES, "synchronisation")
+    name = known(item.name, (*POLICIES, DILOCO), "synchronisation")
+    defaults: dict[str, object] = {"name": name}
+    if name == DILOCO:
+        name = "local-sgd"
+        defaults = {"name": name, "outer_rate": 0.7, "outer_momentum": 0.9}
     first = _FIRST.get(name, ())
-    return record(Synchronization, item, _fields(name), first=first, units=_UNITS, defaults={"name": name})
+    return record(Synchronization, item, _fields(name), first=first, units=_UNITS, defaults=defaults)
 
 
 def parse_partition(text: str, *, option: str = "`partition`") -> Partition:

@@ -66,6 +66,7 @@ UNEVEN = {
 # Workers that train for themselves and average parameters now and then, on parts of the data, with samples handed on.
 SELSYNC = {"name": "selsync", "delta": 0.15, "window": 5, "max_local_steps": 20}
 ROUNDED = {"sync": {"name": "local-sgd", "every_steps": 7}, "compression": {"name": "int4"}}
+OUTER = {"name": "local-sgd", "every_steps": 6, "outer_rate": 0.7, "outer_momentum": 0.5}
 FRAGMENTS = {"sync": {"name": "local-sgd", "every_steps": 6, "fragments": 3}, "compression": {"name": "int8"}}
 SYNC_SCENARIOS: list[dict[str, Any]] = [
     {"name": "selsync-0", "spec": toy_spec(sync={"name": "selsync", "delta": 0})},
@@ -87,6 +88,12 @@ SYNC_SCENARIOS: list[dict[str, Any]] = [
     {"name": "rounded", "spec": toy_spec("with_buffers", **ROUNDED)},
     {"name": "rounded-resumed", "spec": toy_spec("with_buffers", **ROUNDED, **HALF)},
     {"name": "rounded-resumed", "spec": toy_spec("with_buffers", **ROUNDED)},
+    {"name": "outer", "spec": toy_spec("with_buffers", sync=OUTER)},
+    {"name": "outer-resumed", "spec": toy_spec("with_buffers", sync=OUTER, **HALF)},
+    {"name": "outer-resumed", "spec": toy_spec("with_buffers", sync=OUTER)},
+    {"name": "outer-fragments", "spec": toy_spec("with_buffers", sync={**OUTER, "fragments": 3})},
+    {"name": "outer-fragments-resumed", "spec": toy_spec("with_buffers", sync={**OUTER, "fragments": 3}, **HALF)},
+    {"name": "outer-fragments-resumed", "spec": toy_spec("with_buffers", sync={**OUTER, "fragments": 3})},
     {"name": "fragments", "spec": toy_spec("with_buffers", **FRAGMENTS)},
     {"name": "fragments-resumed", "spec": toy_spec("with_buffers", **FRAGMENTS, **HALF)},
     {"name": "fragments-resumed", "spec": toy_spec("with_buffers", **FRAGMENTS)},

@@ -33,6 +33,8 @@ LOCAL_RUNS = [
     "momentum",
     "rounded",
     "fragments",
+    "outer",
+    "outer-fragments",
     "ssp",
     "local-uneven",
     "injection-local",
@@ -91,7 +93,7 @@ def test_the_log_tells_how_far_workers_came_apart(crew: Crew) -> None:
     assert all("divergence" not in event for event in events if not event["synchronised"])
 
 
-@pytest.mark.parametrize("name", ["selsync", "local-buffers", "rounded", "fragments"])
+@pytest.mark.parametrize("name", ["selsync", "local-buffers", "rounded", "fragments", "outer", "outer-fragments"])
 def test_a_resumed_run_of_local_steps_ends_where_an_uninterrupted_one_does_to_the_bit(crew: Crew, name: str) -> None:
     whole, resumed = crew.finished(name), crew.finished(f"{name}-resumed")
     assert [event["resumed_step"] for event in crew.events(f"{name}-resumed", "run_started")] == [0, 43]

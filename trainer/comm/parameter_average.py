@@ -9,7 +9,7 @@ what rounding leaves goes with the next average.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -73,8 +73,11 @@ def average_parameters(
     rounded: RoundedSum | None = None,
     *,
     exactly: bool = False,
+    step: Callable[[Tensor], None] | None = None,
 ) -> float:
     """Replace every worker's parameters by ``base + sum_i weight_i (x_i - base)``, in place, the same bits on each.
+
+    Or by what an outer step makes of that sum (`hetopt.trainer.sync.outer_step`).
 
     A worker of weight 0 changes nothing, whatever it holds, even what is not finite.
 
@@ -85,6 +88,7 @@ def average_parameters(
         channel: to the other workers.
         rounded: sums in fewer bytes; None: in fp32.
         exactly: send in fp32 whatever is said, with what rounding has left so far; no residual is kept of it.
+        step: changes the sum, in place, before it is added; None: it stays.
 
     Returns:
         How far the workers had come apart, the same on each: the root of ``sum_i weight_i |x_i - mean|^2`` over the
@@ -105,6 +109,8 @@ def average_parameters(
         rounded.run(message, channel)
     update, spread = message[:-1], float(message[-1])
     spread = max(0.0, spread - energy(update))
+    if step is not None:
+        step(update)
     base.add_(update)
     own.copy_(base)
     norm = math.sqrt(energy(base))

@@ -31,6 +31,7 @@ from hetopt.trainer.policies.sync.selsync import SelSync
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Stopwatch
 from hetopt.trainer.sync.model_vector import ModelVector
+from hetopt.trainer.sync.outer_step import OuterStep
 from hetopt.trainer.sync.synchroniser import own_state
 
 VOTE_BYTES = 8
@@ -79,6 +80,9 @@ class ParameterSync:
             None
             if compression.name == "identity"
             else RoundedSum(compression, self._vector.parameters, device=self._base.device)
+        )
+        self._outer = OuterStep(
+            self._vector.parameters, rate=sync.outer_rate, momentum=sync.outer_momentum, like=self._base
         )
         self._channel = channel
         self._stopwatch = stopwatch
@@ -136,7 +140,9 @@ class ParameterSync:
         own, keeps = self._vector.read(), self._sync.buffers == "keep"
         weight = weights_by_samples(self._samples, decision.participants)[channel.rank]
         count = self._vector.parameters if keeps else own.numel()
-        divergence = average_parameters(own[:count], self._base[:count], weight, channel, self._rounded)
+        divergence = average_parameters(
+            own[:count], self._base[:count], weight, channel, self._rounded, step=self._outer.take
+        )
         self._vector.write(own)
         if self._sync.momentum != "keep":
             self._settle_momentum(weight, channel)
@@ -207,6 +213,7 @@ class ParameterSync:
             "own": self._vector.own(),
             "base": self._base,
             "held_back": {} if self._rounded is None else self._rounded.residual.state(),
+            "outer": self._outer.state(),
             "optimizer": self._optimizer.state_dict(),
             "samples": list(self._samples),
             "local_steps": self._local_steps,
@@ -226,6 +233,7 @@ class ParameterSync:
             self._base = state["base"].to(self._base)
             if self._rounded is not None:
                 self._rounded.residual.load_state(state["held_back"])
+            self._outer.load_state(state["outer"])
             self._optimizer.load_state_dict(state["optimizer"])
             self._samples = tuple(int(count) for count in state["samples"])
             self._local_steps = int(state["local_steps"])

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -34,6 +35,7 @@ from hetopt.trainer.policies.sync.policy import SyncObservation
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Stopwatch
 from hetopt.trainer.sync.model_vector import ModelVector
+from hetopt.trainer.sync.outer_step import OuterStep
 from hetopt.trainer.sync.synchroniser import own_state
 
 Samples = tuple[int, ...]
@@ -114,6 +116,9 @@ class StreamingSync:
         self._vector = ModelVector(model)
         self._base = self._vector.read()
         self._fragments = _cut(self._vector, self._base, sync, compression)
+        self._outer = OuterStep(
+            self._vector.parameters, rate=sync.outer_rate, momentum=sync.outer_momentum, like=self._base
+        )
         self._channel, self._beside = channel, beside
         self._clock = clock
         self._stopwatch = stopwatch
@@ -154,7 +159,8 @@ class StreamingSync:
         """In the thread: nobody else touches the fragment's base meanwhile."""
         channel = self._beside()
         base = self._base[fragment.begin : fragment.end]
-        divergence = average_parameters(mean, base, weight, channel, fragment.rounded)
+        step = partial(self._outer.take, begin=fragment.begin)
+        divergence = average_parameters(mean, base, weight, channel, fragment.rounded, step=step)
         sent_bytes = sum(message.payload_bytes for message in channel.messages)
         return Arrival(mean=mean, divergence=divergence, sent_bytes=sent_bytes)
 
@@ -240,6 +246,7 @@ class StreamingSync:
             "own": self._vector.own(),
             "base": self._base,
             "held_back": held_back,
+            "outer": self._outer.state(),
             "optimizer": self._optimizer.state_dict(),
             "samples": list(self._samples),
             "counted": [list(samples) for samples in self._counted],
@@ -261,6 +268,7 @@ class StreamingSync:
             for fragment, held_back in zip(self._fragments, state["held_back"], strict=True):
                 if fragment.rounded is not None:
                     fragment.rounded.residual.load_state(held_back)
+            self._outer.load_state(state["outer"])
             self._optimizer.load_state_dict(state["optimizer"])
             self._samples = tuple(int(count) for count in state["samples"])
             self._counted = [tuple(int(count) for count in counts) for counts in state["counted"]]
