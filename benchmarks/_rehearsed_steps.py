@@ -161,7 +161,7 @@ def _case(plan: Plan, cluster: str, described: str, rate: str, way: str) -> Case
     before = _told(plan, described, changes, before_s)
     with SpeedMeanwhile() as speed:
         log = launch(before.run)
-    measured = step_time_s(_in_planned_time(log), from_step=settled)
+    measured = step_time_s(in_planned_time(log), from_step=settled)
     meanwhile_s = speed.yardstick_s(since_s=_reached_s(log, settled), until_s=_reached_s(log, steps))
     then_s = plan.profile.yardstick_s
     assert then_s is not None
@@ -195,7 +195,7 @@ def _reached_s(log: Log, step: int) -> float:
     return max(float(event["time_s"]) for event in log if event["event"] == "step" and event["step"] <= step)
 
 
-def _in_planned_time(log: Log) -> Log:
+def in_planned_time(log: Log) -> Log:
     """The log with steps as long as they would be, had the miniature not been slowed down on the way."""
     factor, found = 1.0, []
     for event in log:
