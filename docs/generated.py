@@ -92,6 +92,12 @@ HEADLINES = {
     "{over_best_worst:.2f}, where the best choice loses more steps than `auto` risks), and at worst "
     "{over_dense_worst:.3f} times as long as dense training; its predecessor took {before_over_best_mean:.2f} "
     "({before_over_best_median:.2f}, {before_over_best_worst:.2f}) and {before_over_dense_worst:.3f} times",
+    "planned": "On three rehearsed clusters (equal machines, unequal ones, slow links) the planned workers, batch and "
+    "exchange take {equal_planned_over_best:.2f}, {unequal_planned_over_best:.2f} and "
+    "{slow_links_planned_over_best:.2f} times as long to the target as the best of {equal_configurations:.0f} other "
+    "configurations, by measured steps and predicted numbers of them (all machines with whole gradients "
+    "{equal_all_machines_dense_over_best:.2f}, {unequal_all_machines_dense_over_best:.2f} and "
+    "{slow_links_all_machines_dense_over_best:.2f}); precision is not among what was tried",
     "sync": "SelSync with a threshold that hetopt chooses (`auto`, a share of 0.2), averages in 8 bits and half as "
     "many steps more reaches the quality of BSP (32 bits, no more steps) {resnet_speed_up_at_5x:.1f} times as fast "
     "where communication takes five times as long as computing, {resnet_speed_up_at_20x:.1f} times where it takes "

@@ -131,7 +131,7 @@ def compression(name: str, ratio: float) -> str:
 def exchange(way: Compression, sync: Synchronization) -> str:
     """What brings together what workers learn: a compression of gradients, or how else."""
     if not sync.is_local:
-        return compression(way.name, way.ratio)
+        return compression(way.name, way.ratio) + ("" if way.rank is None else f" rank {way.rank}")
     return spell_sync(sync) if way.name == "identity" else f"{spell_sync(sync)}, averages in {way.name}"
 
 
