@@ -176,8 +176,8 @@ def measure(shape: Shape, profile: Profile, results: Results, *, rounds: int, st
     medians = {name: statistics.median(found) for name, found in times.items()}
     best = min(medians, key=medians.__getitem__)
     for name, median in sorted(medians.items(), key=lambda pair: pair[1]):
-        spread = f"{min(times[name]):.1f} to {max(times[name]):.1f}"
-        print(f"  {name:52} {median:8.1f} s  ({spread})  {median / medians[best]:5.2f}")
+        spread = f"{min(times[name]):.3f} to {max(times[name]):.3f}"
+        print(f"  {name:52} {median:8.3f} s  ({spread})  {median / medians[best]:5.2f}")
     others = {name: median for name, median in medians.items() if name != "planned"}
     dense = next(median for name, median in others.items() if name.endswith(", dense"))
     results.figures[f"{shape.name}_configurations"] = len(others)
