@@ -21,6 +21,7 @@ from hetopt.core.profile import Profile
 from hetopt.optimizer.cost.billing import Billing, load_billing
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.owned import owned
+from hetopt.optimizer.market.quota import QuotasExclude
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.options import Options
 from hetopt.optimizer.recommendation.recommend import recommend, search_problem
@@ -163,7 +164,7 @@ def better_of(
     for name, make in makers.items():
         try:
             made[name] = make()
-        except NoFeasiblePlan as none:
+        except (NoFeasiblePlan, QuotasExclude) as none:
             refused[name] = none
     mixed = _mixed(profile, catalog, hosts, goal, options, now)
     if not made:
@@ -219,6 +220,8 @@ def _score(plan: Plan, goal: Goal, options: Options) -> float:
 def _beside(best: str, made: dict[str, Plan], refused: dict[str, HetoptError], other: str | None) -> str:
     """'Your own machines: 6 h for $0.90. Rented: 2 × g6.xlarge, 2 h for $1.40.'"""
     if other is None:
+        if isinstance(refused.get("rented"), QuotasExclude):
+            return "Rented machines are out of reach of your quotas."
         missing = "Rented machines" if best == "own" else "Your own machines"
         return f"{missing} do not keep these limits."
     found = made[other]

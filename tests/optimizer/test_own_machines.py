@@ -18,6 +18,7 @@ from hetopt.core.profile import Profile
 from hetopt.core.step_samples import Node, StepSample
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.market.owned import owned
+from hetopt.optimizer.market.quota import QuotasExclude, read_quotas
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.options import Options
 from hetopt.optimizer.recommendation.own_machines import NOT_LAUNCHED, better_of, on_own_machines, own_problem
@@ -169,6 +170,18 @@ def test_more_than_three_machines_train_together_where_they_are_alike() -> None:
     options = replace(OPTIONS, objective="fastest", max_workers=8)
     plan = on_own_machines(profile(), load_catalog(), boxes, GOAL, options, seed=0, now=NOW)
     assert [(group.instance_type, group.machines) for group in plan.chosen.groups] == [("box0", 5)]
+
+
+def test_quotas_of_a_new_account_do_not_keep_one_from_ones_own_machines() -> None:
+    def rent() -> Plan:
+        gpus = replace(OPTIONS, only_types=("g6.xlarge",), quotas=read_quotas(("g=0",)))
+        return recommend(profile(), load_catalog(), GOAL, gpus, seed=0, now=NOW)
+
+    with pytest.raises(QuotasExclude):
+        rent()
+    plan = better_of(profile(), load_catalog(), [box("box")], GOAL, OPTIONS, rent, seed=0, now=NOW)
+    assert plan.chosen.groups[0].is_own
+    assert plan.reasons[0] == "Rented machines are out of reach of your quotas."
 
 
 def test_hours_count_where_the_run_does_not_end_in_them() -> None:

@@ -115,6 +115,30 @@ def test_a_run_ends_and_nothing_of_it_is_left_on_the_hosts(
     assert log_files(run.folder, 1)
 
 
+def test_a_plan_for_hosts_that_are_alike_runs_on_as_many_of_them(
+    inventory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the inventory to the plan and the run: one kind, of which there are two."""
+    monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
+    inventory.write_text("cpus = 2\nnetwork_mbit = 100000\n" + inventory.read_text())
+    plan = hetopt.recommend(
+        RECORDED,
+        budget_usd=5,
+        epochs=200,
+        objective="fastest",
+        inventory=inventory,
+        types="c7i.large",
+        batch_size=1024,
+        trials=0,
+    )
+    assert [(group.instance_type, group.machines, group.terms) for group in plan.chosen.groups] == [
+        ("box0", 2, "your own")
+    ]
+    run = hetopt.launch(plan, on="ssh", inventory=inventory, steps=4)
+    assert run.wait().state is RunState.FINISHED
+    assert {worker.host for worker in run.report().workers} == {"box0", "box1"}
+
+
 @pytest.mark.slow
 def test_a_host_is_lost_and_returns(
     plan: Plan, inventory: Path, two_machines: EmulatedNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -361,7 +361,10 @@ def _unreached(seen: Mapping[str, Seen], ways: Mapping[str, Ways], found: dict[s
                 failed.setdefault(how, []).append(other)
         for how, others in failed.items():
             at = f" at {seen[others[0]].address}" if len(others) == 1 else ""
-            hint = f"let {name} reach all ports of {_some(others)} (firewall), or correct `private`"
+            hint = (
+                f"let {name} reach all ports of {_some(others)} (firewall), or have all of them in one VPN and "
+                "say their addresses there: `private`"
+            )
             said = f"it cannot reach {_some(others)}{at} ({how.lower()})"
             found[name].append(Trouble(verdict="bad", said=said, hint=hint))
 

@@ -38,6 +38,7 @@ from hetopt.core.bucket_traffic import LEASE_OBJECT, PLACEMENT_OBJECT
 from hetopt.core.errors import BadInput, HetoptError, RunFailed
 from hetopt.core.events.log import EVENTS_FILE, EventLog, tell_failure
 from hetopt.core.events.reader import read_log
+from hetopt.core.hosts import CPU
 from hetopt.core.nodes import host_names
 from hetopt.core.paths import inside
 from hetopt.core.plain_text import one_line
@@ -331,16 +332,14 @@ class Conductor:
         )
         told = self.inventory.host(name)
         config = {"id": self._id(name), "host": name, "spec_sha256": spec_digest(self.spec)}
+        # What is not asked for is not said: a run that goes on has the code that it began with.
+        more: dict[str, object] = {} if CPU in told.devices else {"devices": list(told.devices)}
+        more |= {} if told.busy_cpus is None else {"tells_load": True}
         part = Part(
             run=self.run_dir.name,
             code=self._code,
             sha256=self.inventory.bundle_sha256,
-            config={
-                **config,
-                "group_secret": self._secret,
-                "devices": list(told.devices),
-                "tells_load": told.busy_cpus is not None,
-            },
+            config={**config, "group_secret": self._secret, **more},
         )
         try:
             link.begin(part)

@@ -23,6 +23,7 @@ from hetopt.backends.ssh import gpus
 from hetopt.backends.ssh.objects import LOAD_FOLDER, MODELS, OBJECTS, Connection, Cut, RemoteObjects
 from hetopt.backends.ssh.others import LOOK_EVERY_S, Others
 from hetopt.core.errors import HetoptError
+from hetopt.core.hosts import CPU
 
 CONFIG = "host.json"
 TURN_S = 0.1
@@ -87,8 +88,8 @@ def main(arguments: list[str]) -> int:
         made = bool(given.pop("made"))
         own = Own(id=str(given.pop("id")))
         connection = Connection(incoming=0, outgoing=outgoing)
-        os.environ |= gpus.environment(given.pop("devices"))
-        if given.pop("tells_load"):
+        os.environ |= gpus.environment(given.pop("devices", [CPU]))
+        if given.pop("tells_load", False):
             told = RemoteObjects(connection=connection, place=OBJECTS)
             threading.Thread(target=tell_load, args=(told, own.id), daemon=True).start()
         return Agent(
