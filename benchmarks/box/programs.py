@@ -2,7 +2,7 @@
 
 ``shutdown`` ends the instance, timers of ``systemctl`` are processes that sleep, ``aws`` speaks to S3 as the command
 line of AWS does, and ``python3.12 -m venv`` makes a real environment that finds the packages which are installed here,
-so that ``pip install`` checks every requirement and needs no network.
+so that ``pip install`` checks every requirement and needs no network, nor anything to be downloaded.
 """
 
 from __future__ import annotations
@@ -56,7 +56,14 @@ else:
 _PYTHON = """#!/bin/sh
 # python3.12 -m venv FOLDER
 [ "$1 $2" = "-m venv" ] || exec "{python}" "$@"
-"{python}" -m venv --without-pip "$3" && echo "{packages}" >"$(echo "$3"/lib/python*/site-packages)/here.pth"
+"{python}" -m venv --without-pip "$3" && echo "{packages}" >"$(echo "$3"/lib/python*/site-packages)/here.pth" || exit
+mv "$3/bin/python" "$3/bin/plain"
+cat >"$3/bin/python" <<'END' && chmod +x "$3/bin/python"
+#!/bin/sh
+here="$(dirname "$0")"
+[ "$2 $3" != "pip download" ] || exec mkdir -p "$here/../../wheels"
+exec "$here/plain" "$@"
+END
 """
 
 

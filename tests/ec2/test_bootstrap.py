@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import tarfile
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -56,13 +58,11 @@ def test_the_end_comes_before_anything_that_can_fail() -> None:
 def test_every_package_is_known_by_its_hash_and_has_one_index() -> None:
     for gpu in (False, True):
         text = user_data(replace(CONFIG, has_gpu=gpu))
-        installs = [line for line in text.splitlines() if "install --" in line or "pip install" in line]
         assert "--extra-index-url" not in text
-        assert text.count("--require-hashes") == text.count("pip install") == 1, "one function installs"
+        assert text.count("--require-hashes") == text.count("-m pip") == 1, "one function installs and downloads"
         assert text.count("--index-url") == (0 if gpu else 1), "torch alone comes from elsewhere"
-        assert text.index("export TMPDIR=") < text.index("pip install"), "what is unpacked is not unpacked in memory"
+        assert text.index("export TMPDIR=") < text.index("-m pip"), "what is unpacked is not unpacked in memory"
         assert "--no-cache-dir" in text
-        assert installs
 
 
 def test_a_shell_can_read_it(tmp_path: Path) -> None:
@@ -107,11 +107,15 @@ SHIMS = {
     "systemctl": 'echo "systemctl $*" >> "$CALLS"; exit "${SYSTEMCTL_CODE:-0}"',
     "shutdown": 'echo "shutdown $*" >> "$CALLS"',
     "dnf": 'echo "dnf $*" >> "$CALLS"',
-    "aws": 'echo "aws $*" >> "$CALLS"; if [ "$2" = get-object ]; then cp "$BUNDLE" "${!#}"; fi',
+    # What a machine before has left is `$LEFT`, where it is there.
+    "aws": 'echo "aws $*" >> "$CALLS"; [ "$2" = get-object ] || exit 0; '
+    'case "$*" in *" wheels/"*) cp "$LEFT" "${!#}";; *) cp "$BUNDLE" "${!#}";; esac',
     # A virtual environment whose python notes what it was asked.
-    "python3.12": 'mkdir -p "$3/bin"; echo "#!/bin/bash" > "$3/bin/python"; '
-    'echo \'echo "python $*" >> "$CALLS"; exit "${AGENT_CODE:-0}"\' >> "$3/bin/python"; '
-    'chmod +x "$3/bin/python"',
+    "python3.12": 'mkdir -p "$3/bin"; cp "$(dirname "$0")/noting" "$3/bin/python"',
+    # Wheels that somebody has left are refused where `$REFUSED`.
+    "noting": 'echo "python $*" >> "$CALLS"; wheels="$(dirname "$0")/../../wheels"; case "$*" in '
+    '*--dest*) mkdir -p "$wheels"; touch "$wheels/index.whl";; '
+    '*--no-index*) [ -f "$wheels/index.whl" ] || exit "${REFUSED:-0}";; esac; exit "${AGENT_CODE:-0}"',
 }
 
 
@@ -136,6 +140,7 @@ def boot(folder: Path, config: NodeConfig, bundle: bytes, **environment: str) ->
             "HETOPT_UNITS": str(folder / "units"),
             "CALLS": str(folder / "calls"),
             "BUNDLE": str(folder / "bundle"),
+            "LEFT": str(folder / "left"),
             **environment,
         },
     )
@@ -150,16 +155,70 @@ def test_a_machine_boots_and_ends(tmp_path: Path, bundle: Bundle) -> None:
         "systemctl enable hetopt-again.service hetopt-end.timer",
         "systemctl restart hetopt-end.timer",
     ]
-    assert called[-1] == "shutdown -h now"
-    assert called[-2] == f"python -m hetopt.backends.ec2.node.agent {tmp_path / 'root'}"
-    asked = [line for line in called if "pip install" in line]
-    assert [line.rpartition("/")[2] for line in asked] == ["x86_64-cpu.txt", "x86_64-cpu-torch.txt"]
+    own = [line for line in called if "put-object" not in line]
+    assert own[-2:] == [f"python -m hetopt.backends.ec2.node.agent {tmp_path / 'root'}", "shutdown -h now"]
+    asked = [line for line in called if "-m pip" in line]
+    assert [line.rpartition("/")[2] for line in asked] == 2 * ["x86_64-cpu.txt", "x86_64-cpu-torch.txt"]
+    assert [" download " in line for line in asked] == [True, True, False, False], "nobody has left anything yet"
     assert all("--require-hashes" in line for line in asked)
     for line in asked:
         assert Path(line.rpartition(" ")[2]).is_file()
     assert NodeConfig.from_json((tmp_path / "root" / "node.json").read_text()) == config
     assert (tmp_path / "root" / "code" / "hetopt" / "trainer" / "host" / "agent.py").is_file()
     assert "the agent ended with 0" in log
+
+
+def has_left(folder: Path) -> list[str]:
+    """The objects that a machine has left for others, once it has: that goes on beside its work."""
+    deadline = time.monotonic() + 30
+    while True:
+        calls = (folder / "calls").read_text().splitlines()
+        found = [line.partition("--key ")[2] for line in calls if "put-object" in line]
+        if found or time.monotonic() > deadline:
+            return found
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def left(tmp_path: Path) -> Path:
+    """Wheels in the bucket."""
+    with tarfile.open(tmp_path / "left.tar", "w") as archive:
+        archive.addfile(tarfile.TarInfo("x.whl"))
+    return tmp_path / "left.tar"
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_the_first_machine_leaves_its_packages_and_the_next_needs_no_index(
+    tmp_path: Path, bundle: Bundle, left: Path, gpu: bool
+) -> None:
+    config = replace(CONFIG, bundle_sha256=bundle.sha256, has_gpu=gpu)
+    boot(tmp_path / "first", config, bundle.data)
+    (key,) = has_left(tmp_path / "first")
+    assert re.fullmatch(r"wheels/[0-9a-f]{64}\.tar --body \S+", key)
+    called, log = boot(tmp_path / "second", config, bundle.data, LEFT=str(left))
+    asked = [line for line in called if "-m pip" in line]
+    assert len(asked) == (1 if gpu else 2)
+    assert all("install" in line and "--no-index" in line and "--require-hashes" in line for line in asked)
+    assert [line.partition(" ")[0] for line in called if "wheels/" in line and "-m pip" not in line] == ["aws"]
+    assert "no wheels" not in log
+    assert not (tmp_path / "second" / "root" / "wheels").exists()
+    keys = {line.split("--key ")[1].split()[0] for line in called if "get-object" in line and "wheels/" in line}
+    assert keys == {key.split()[0]}
+
+
+def test_packages_that_are_not_those_of_the_lock_come_from_their_index(
+    tmp_path: Path, bundle: Bundle, left: Path
+) -> None:
+    """What pip refuses, and what is no archive at all: whoever may write there keeps nobody from booting."""
+    config = replace(CONFIG, bundle_sha256=bundle.sha256)
+    noise = tmp_path / "noise.tar"
+    noise.write_bytes(b"noise")
+    for name, how in (("refused", {"LEFT": str(left), "REFUSED": "1"}), ("noise", {"LEFT": str(noise)})):
+        called, log = boot(tmp_path / name, config, bundle.data, **how)
+        asked = [line for line in called if "pip download" in line]
+        assert [line.rpartition("/")[2] for line in asked] == ["x86_64-cpu.txt", "x86_64-cpu-torch.txt"]
+        assert "the agent ended with 0" in log
+        assert has_left(tmp_path / name), "and the next finds the right ones"
 
 
 def test_a_bundle_that_is_not_the_right_one_is_not_run(tmp_path: Path, bundle: Bundle) -> None:
@@ -274,16 +333,12 @@ def test_the_end_survives_a_reboot(tmp_path: Path, bundle: Bundle) -> None:
 
 
 def test_without_its_timer_a_machine_ends_all_the_same(tmp_path: Path, bundle: Bundle) -> None:
-    import time
-
     config = replace(CONFIG, bundle_sha256=bundle.sha256, end_s=time.time() + 3600)
     called, _ = boot(tmp_path, config, bundle.data, SYSTEMCTL_CODE="1")
     assert called[3] in ("shutdown -h +59", "shutdown -h +60")
 
 
 def test_a_machine_that_comes_too_late_ends_in_a_minute(tmp_path: Path, bundle: Bundle) -> None:
-    import time
-
     boot(tmp_path, replace(CONFIG, bundle_sha256=bundle.sha256, end_s=1e9), bundle.data)
     (line,) = [one for one in (tmp_path / "units" / "hetopt-end.timer").read_text().splitlines() if "OnCalendar" in one]
     assert abs(int(line.partition("@")[2]) - time.time() - 60) < 50, "a timer whose time has passed never elapses"

@@ -34,6 +34,8 @@ from hetopt.core.secret import SECRET_PATTERN
 CONFIG_FILE = "node.json"
 
 CPU_TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+WHEELS_FOLDER = "wheels"
+"""Where machines leave what they have installed, for those that boot later."""
 
 _SAFE = {
     "run_id": RUN_PATTERN,
@@ -117,7 +119,7 @@ def user_data(config: NodeConfig) -> str:
     """
     # torch for CPUs has an index of its own, which is asked for nothing else; PyPI's needs gigabytes of CUDA, which a
     # CPU machine would only download.
-    torch = f'install --index-url {CPU_TORCH_INDEX} --requirement "$locks-torch.txt"' if not config.has_gpu else ""
+    torch = f'\n        "${{pip[@]}}" --index-url {CPU_TORCH_INDEX} --requirement "$locks-torch.txt" &&'
     python = facts.PYTHON.value
     text = f"""#!/bin/bash
 # hetopt {config.version}: a machine of run {config.run_id}
@@ -147,12 +149,16 @@ exec >>"$log" 2>&1
 set -Eeuo pipefail
 export AWS_DEFAULT_REGION={config.region}
 
+object() {{ # get KEY FILE, or put KEY --body FILE
+    aws s3api "$1-object" --bucket {config.bucket} --expected-bucket-owner {config.account_id} \\
+        --key "${{@:2}}" >/dev/null
+}}
+
 # A machine that cannot join is of no use: it leaves its log and ends, and the others are told by its absence.
 failed() {{
     trap - ERR
     echo "boot failed in line $1"
-    aws s3api put-object --bucket {config.bucket} --key "{config.prefix}/boot/$(hostname).log" \\
-        --expected-bucket-owner {config.account_id} --body "$log" || true
+    object put "{config.prefix}/boot/$(hostname).log" --body "$log" || true
     shutdown -h now
     exit 1
 }}
@@ -162,22 +168,43 @@ cat >"$root/{CONFIG_FILE}" <<'HETOPT'
 {config.to_json()}
 HETOPT
 
-aws s3api get-object --bucket {config.bucket} --key code/{config.bundle_sha256}.tar.gz \\
-    --expected-bucket-owner {config.account_id} "$root/code.tar.gz" >/dev/null
+object get code/{config.bundle_sha256}.tar.gz "$root/code.tar.gz"
 echo "{config.bundle_sha256}  $root/code.tar.gz" | sha256sum --check --quiet
 tar --extract --gzip --no-same-owner --directory "$root/code" --file "$root/code.tar.gz"
 
 command -v {python} >/dev/null || dnf --quiet --assumeyes install {python}
 {python} -m venv "$root/venv"
-install() {{
-    "$root/venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-cache-dir --no-deps \\
-        --only-binary :all: --require-hashes "$@"
-}}
 locks="$root/code/locks/$(uname -m)-{"gpu" if config.has_gpu else "cpu"}"
-install --requirement "$locks.txt"
-{torch}
 own="$root/code/task/requirements.txt"
-[ ! -f "$own" ] || install --requirement "$own"
+[ -f "$own" ] || own=/dev/null
+packages() {{ # install, or download, and where from or where to
+    local pip=("$root/venv/bin/python" -m pip "$1" --quiet --disable-pip-version-check --no-cache-dir
+        --no-deps --only-binary :all: --require-hashes "${{@:2}}")
+    "${{pip[@]}}" --requirement "$locks.txt" &&{"" if config.has_gpu else torch}
+        {{ [ ! -s "$own" ] || "${{pip[@]}}" --requirement "$own"; }}
+}}
+
+# What a machine before this one has left in the bucket, under the hash of what is wanted: then no index is needed. It
+# is not trusted; pip takes nothing whose hash is not in the lock.
+wheels="$root/wheels"
+left="{WHEELS_FOLDER}/$(cat "$locks"*.txt "$own" | sha256sum | cut -c-64).tar"
+mkdir -p "$wheels"
+if object get "$left" "$wheels.tar" 2>/dev/null &&
+    tar --extract --no-same-owner --directory "$wheels" --file "$wheels.tar" &&
+    packages install --no-index --find-links "$wheels"; then
+    rm -r "$wheels" "$wheels.tar"
+else
+    echo "no wheels in the bucket: they come from their index"
+    rm -rf "$wheels" "$wheels.tar"
+    packages download --dest "$wheels"
+    packages install --no-index --find-links "$wheels"
+    leave() {{
+        tar --create --directory "$wheels" --file "$wheels.tar" . && object put "$left" --body "$wheels.tar" ||
+            echo "the next machine finds no wheels in the bucket"
+        rm -rf "$wheels" "$wheels.tar"
+    }}
+    leave </dev/null & # while the machine waits for its place
+fi
 
 trap - ERR
 cd "$root/code"

@@ -51,12 +51,16 @@ exec >>"$log" 2>&1
 set -Eeuo pipefail
 export AWS_DEFAULT_REGION=us-east-1
 
+object() { # get KEY FILE, or put KEY --body FILE
+    aws s3api "$1-object" --bucket hetopt-123456789012-us-east-1 --expected-bucket-owner 123456789012 \
+        --key "${@:2}" >/dev/null
+}
+
 # A machine that cannot join is of no use: it leaves its log and ends, and the others are told by its absence.
 failed() {
     trap - ERR
     echo "boot failed in line $1"
-    aws s3api put-object --bucket hetopt-123456789012-us-east-1 --key "runs/20261120-120000-digits-ab12/boot/$(hostname).log" \
-        --expected-bucket-owner 123456789012 --body "$log" || true
+    object put "runs/20261120-120000-digits-ab12/boot/$(hostname).log" --body "$log" || true
     shutdown -h now
     exit 1
 }
@@ -78,22 +82,43 @@ cat >"$root/node.json" <<'HETOPT'
 }
 HETOPT
 
-aws s3api get-object --bucket hetopt-123456789012-us-east-1 --key code/0000000000000000000000000000000000000000000000000000000000000000.tar.gz \
-    --expected-bucket-owner 123456789012 "$root/code.tar.gz" >/dev/null
+object get code/0000000000000000000000000000000000000000000000000000000000000000.tar.gz "$root/code.tar.gz"
 echo "0000000000000000000000000000000000000000000000000000000000000000  $root/code.tar.gz" | sha256sum --check --quiet
 tar --extract --gzip --no-same-owner --directory "$root/code" --file "$root/code.tar.gz"
 
 command -v python3.12 >/dev/null || dnf --quiet --assumeyes install python3.12
 python3.12 -m venv "$root/venv"
-install() {
-    "$root/venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-cache-dir --no-deps \
-        --only-binary :all: --require-hashes "$@"
-}
 locks="$root/code/locks/$(uname -m)-gpu"
-install --requirement "$locks.txt"
-
 own="$root/code/task/requirements.txt"
-[ ! -f "$own" ] || install --requirement "$own"
+[ -f "$own" ] || own=/dev/null
+packages() { # install, or download, and where from or where to
+    local pip=("$root/venv/bin/python" -m pip "$1" --quiet --disable-pip-version-check --no-cache-dir
+        --no-deps --only-binary :all: --require-hashes "${@:2}")
+    "${pip[@]}" --requirement "$locks.txt" &&
+        { [ ! -s "$own" ] || "${pip[@]}" --requirement "$own"; }
+}
+
+# What a machine before this one has left in the bucket, under the hash of what is wanted: then no index is needed. It
+# is not trusted; pip takes nothing whose hash is not in the lock.
+wheels="$root/wheels"
+left="wheels/$(cat "$locks"*.txt "$own" | sha256sum | cut -c-64).tar"
+mkdir -p "$wheels"
+if object get "$left" "$wheels.tar" 2>/dev/null &&
+    tar --extract --no-same-owner --directory "$wheels" --file "$wheels.tar" &&
+    packages install --no-index --find-links "$wheels"; then
+    rm -r "$wheels" "$wheels.tar"
+else
+    echo "no wheels in the bucket: they come from their index"
+    rm -rf "$wheels" "$wheels.tar"
+    packages download --dest "$wheels"
+    packages install --no-index --find-links "$wheels"
+    leave() {
+        tar --create --directory "$wheels" --file "$wheels.tar" . && object put "$left" --body "$wheels.tar" ||
+            echo "the next machine finds no wheels in the bucket"
+        rm -rf "$wheels" "$wheels.tar"
+    }
+    leave </dev/null & # while the machine waits for its place
+fi
 
 trap - ERR
 cd "$root/code"

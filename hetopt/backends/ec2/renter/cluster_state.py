@@ -73,10 +73,12 @@ class MachineState(Record):
         return replace(stay, usd_per_hour=self.usd_per_hour, paid_usd=self.paid_usd, priced_s=self.priced_s)
 
     def repriced(self, usd_per_hour: float, now_s: float, *, minimum_s: float) -> Self:
-        """From now on at another price; who is on demand, has ended, or was never seen stays as it is."""
-        if self.on_demand or not self.alive or self.state == "unseen" or usd_per_hour == self.usd_per_hour:
+        """From then on at another price; who is on demand, had ended, or was never seen stays as it is."""
+        had_ended = self.until_s is not None and self.until_s <= now_s
+        if self.on_demand or had_ended or self.state == "unseen" or usd_per_hour == self.usd_per_hour:
             return self
-        then = self.stay(minimum_s=minimum_s, free_within_s=0.0).repriced(usd_per_hour, now_s)
+        lived = self.model_copy(update={"until_s": None})
+        then = lived.stay(minimum_s=minimum_s, free_within_s=0.0).repriced(usd_per_hour, now_s)
         return self.model_copy(
             update={"usd_per_hour": then.usd_per_hour, "paid_usd": then.paid_usd, "priced_s": then.priced_s}
         )

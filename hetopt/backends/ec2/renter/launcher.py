@@ -23,10 +23,10 @@ from hetopt.backends.ec2.renter.request import Edge
 from hetopt.backends.ec2.renter.run_status import judged, known
 from hetopt.backends.ec2.renter.spot_pools import (
     are_due,
-    newest_prices,
+    billed_from_s,
     pools_of,
     price_request,
-    repriced,
+    rebilled,
     spot_types,
 )
 from hetopt.backends.ec2.renter.watch import Watcher
@@ -261,8 +261,8 @@ class Ec2Launcher:
         if not are_due(order, state, now_s):
             return state
         try:
-            newest = newest_prices(watcher.edge(price_request(spot_types(order), now_s)))
-            state = repriced(order, state, newest, now_s)
+            history = watcher.edge(price_request(spot_types(order), billed_from_s(order, state)))
+            state = rebilled(order, state, history, now_s)
         except CloudRefused as refused:
             state = state.model_copy(update={"prices_asked_s": now_s})
             if refused.message != polling.said_of_prices:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hetopt.backends.ec2 import facts
+from hetopt.backends.ec2.bootstrap import WHEELS_FOLDER
 from hetopt.backends.ec2.protocol import MODELS_FOLDER
 from hetopt.backends.ec2.renter.request import Request
 from hetopt.backends.ec2.renter.tags import OWNER, RUN_ID
@@ -146,7 +147,7 @@ def node_policy(*, bucket: str) -> Policy:
     here = f"arn:aws:s3:::{bucket}"
     return _policy(
         _statement("ListOneRun", ["s3:ListBucket"], [here], {"StringLike": {"s3:prefix": ["runs/*/*", "data/*"]}}),
-        _statement("Read", ["s3:GetObject"], [f"{here}/{part}/*" for part in ("code", "data", "runs")]),
+        _statement("Read", ["s3:GetObject"], [f"{here}/{part}/*" for part in ("code", "data", "runs", WHEELS_FOLDER)]),
         _statement(
             "TellOfOneRun",
             ["s3:AbortMultipartUpload", "s3:PutObject"],
@@ -154,6 +155,7 @@ def node_policy(*, bucket: str) -> Policy:
                 *(f"{here}/runs/*/{part}" for part in MACHINES_WRITE),
                 f"{here}/{MODELS_FOLDER}/*/{MODEL_NAMES}",
                 f"{here}/{MODELS_FOLDER}/*/{OUTPUT_FOLDER}/*",
+                f"{here}/{WHEELS_FOLDER}/*",  # which are believed by their hashes alone
             ],
         ),
         _statement("ForgetOldCheckpoints", ["s3:DeleteObject"], [f"{here}/runs/*/ckpt/*"]),
@@ -219,7 +221,7 @@ def _statement(name: str, actions: Sequence[str], resources: Sequence[str], cond
 
 
 KEPT_DAYS = 30
-"""Checkpoints and states of runs; code is packed again when it is gone. Models and data stay."""
+"""Checkpoints and states of runs; code is packed and wheels are left again when they are gone. Models, data stay."""
 
 
 def bucket_calls(bucket: str, region: str, account_id: str) -> tuple[Request, ...]:
@@ -248,7 +250,9 @@ def bucket_calls(bucket: str, region: str, account_id: str) -> tuple[Request, ..
         "Expiration": {"Days": KEPT_DAYS},
         "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 1},
     }
-    runs = [{**rule, "ID": f"hetopt-{part}", "Filter": {"Prefix": f"{part}/"}} for part in ("runs", "code")]
+    runs = [
+        {**rule, "ID": f"hetopt-{part}", "Filter": {"Prefix": f"{part}/"}} for part in ("runs", "code", WHEELS_FOLDER)
+    ]
     encrypted = {"Rules": [{"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "AES256"}}]}
     return (
         call(
@@ -267,6 +271,6 @@ def bucket_calls(bucket: str, region: str, account_id: str) -> tuple[Request, ..
         call(
             "put_bucket_lifecycle_configuration",
             {**own, "LifecycleConfiguration": {"Rules": runs}},
-            f"runs and code go after {KEPT_DAYS} days; models and data stay",
+            f"runs, code and wheels go after {KEPT_DAYS} days; models and data stay",
         ),
     )

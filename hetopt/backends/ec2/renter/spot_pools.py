@@ -22,12 +22,13 @@ PRICES_EVERY_S = 600.0
 """Prices move over hours, and a machine is billed by the second: a look costs nothing, and tells little more often."""
 
 
-def price_request(names: Sequence[str], now_s: float) -> Request:
+def price_request(names: Sequence[str], from_s: float) -> Request:
     """Ask what types cost on spot in every zone.
 
     Args:
         names: of the types.
-        now_s: seconds since the epoch; a history that begins now is the price of now.
+        from_s: seconds since the epoch; the history begins with what they cost then, so that one from now on is the
+            price of now.
     """
     return read(
         "ec2",
@@ -35,7 +36,7 @@ def price_request(names: Sequence[str], now_s: float) -> Request:
         "what the types cost now, zone by zone",
         InstanceTypes=list(names),
         ProductDescriptions=[facts.SPOT_PRODUCT.value],
-        StartTime=datetime.datetime.fromtimestamp(now_s, datetime.UTC),
+        StartTime=datetime.datetime.fromtimestamp(from_s, datetime.UTC),
     )
 
 
@@ -55,10 +56,56 @@ def spot_types(order: Order) -> list[str]:
 
 
 def are_due(order: Order, seen: ClusterState, now_s: float) -> bool:
-    """Whether prices are to be asked for: some machine is billed at them, and the last ones are old."""
+    """Whether prices are to be asked for: some machine is billed at them, and the last ones are old.
+
+    Of machines that have all ended they are asked for once more, for their bill.
+    """
     asked_s = order.created_s if seen.prices_asked_s is None else seen.prices_asked_s
-    on_spot = any(not machine.on_demand for machine in seen.alive)
-    return on_spot and seen.stop_wished_s is None and now_s >= asked_s + PRICES_EVERY_S
+    if seen.alive:
+        on_spot = any(not machine.on_demand for machine in seen.alive)
+        return on_spot and seen.stop_wished_s is None and now_s >= asked_s + PRICES_EVERY_S
+    return any(not machine.on_demand and (machine.until_s or 0.0) > asked_s for machine in seen.machines)
+
+
+def billed_from_s(order: Order, seen: ClusterState) -> float:
+    """From when on nobody has seen prices: machines are billed at those of then."""
+    return order.created_s if seen.prices is None else seen.prices.seen_s
+
+
+def rebilled(order: Order, seen: ClusterState, history: Answer, now_s: float) -> ClusterState:
+    """The run at the prices that were just seen, its machines billed at what their pools have cost since the last time.
+
+    Where nobody has looked for hours, prices have moved meanwhile, and EC2 has billed each second at its own; so also
+    of machines that have ended since.
+
+    Args:
+        order: of the run.
+        seen: its last look.
+        history: of prices, from `billed_from_s` on.
+        now_s: seconds since the epoch.
+    """
+    machines, from_s = list(seen.machines), billed_from_s(order, seen)
+    for one in sorted(history.get("SpotPriceHistory", ()), key=lambda one: float(one["Timestamp"].timestamp())):
+        then_s, pool = one["Timestamp"].timestamp(), (one["AvailabilityZone"], one["InstanceType"])
+        usd = _usd_of(order, *pool, float(one["SpotPrice"]))
+        if usd is None or not from_s < then_s < now_s:
+            continue
+        for place, machine in enumerate(machines):
+            if (machine.zone or seen.zone, machine.instance_type) == pool and machine.since_s < then_s:
+                machines[place] = machine.repriced(usd, then_s, minimum_s=seen.minimum_billed_s)
+    billed = seen.model_copy(update={"machines": tuple(machines)})
+    return repriced(order, billed, newest_prices(history), now_s)
+
+
+def _usd_of(order: Order, zone: str, name: str, price: float) -> float | None:
+    """What a machine costs an hour at a pool's price, at most the worst; None of a pool that the order does not know.
+
+    Prices that are none are not believed.
+    """
+    rates = next((one.rates for one in order.zones if one.name == zone), {})
+    if name not in rates or not price > 0:
+        return None
+    return min(price + order.extras_usd_per_hour, rates[name].worst_usd_per_hour)
 
 
 def repriced(order: Order, seen: ClusterState, newest: Mapping[tuple[str, str], float], now_s: float) -> ClusterState:
@@ -73,9 +120,8 @@ def repriced(order: Order, seen: ClusterState, newest: Mapping[tuple[str, str], 
     known = {} if seen.prices is None else {zone: dict(its) for zone, its in seen.prices.usd_per_hour.items()}
     for zone in order.zones:
         for name in spot_types(order):
-            price = newest.get((zone.name, name))
-            if price is not None and price > 0:
-                usd = min(price + order.extras_usd_per_hour, zone.rates[name].worst_usd_per_hour)
+            usd = _usd_of(order, zone.name, name, newest.get((zone.name, name), 0.0))
+            if usd is not None:
                 known.setdefault(zone.name, {})[name] = usd
     prices = SpotPrices(seen_s=now_s, usd_per_hour=known)
 

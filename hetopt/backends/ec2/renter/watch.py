@@ -26,7 +26,7 @@ from hetopt.backends.ec2.renter.request import Answer, Edge, read
 from hetopt.backends.ec2.renter.run_status import BOOT_FOLDER
 from hetopt.backends.ec2.uploads import LOG_TAIL_BYTES
 from hetopt.core.artifact import write_atomically
-from hetopt.core.bucket_traffic import LEASE_OBJECT
+from hetopt.core.bucket_traffic import HEARTBEAT_S, LEASE_OBJECT
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import EVENTS_FILE
 from hetopt.core.paths import inside, shown
@@ -34,6 +34,9 @@ from hetopt.core.worker_logs import LOG_FOLDER
 
 _EVENTS_NAME = re.compile(r"([0-9]{1,15})\.jsonl")
 _ENDED_AT = re.compile(facts.ENDED_AT.value)
+
+UNLISTED_S = 900.0
+"""A machine that no list has so long after it was granted has ended: lists lag by minutes (`facts.LISTS_LAG`)."""
 
 _STRANGE_SHOWN = 8
 LARGEST_EVENTS_BYTES = 256 * 2**20
@@ -161,7 +164,8 @@ class Watcher:
         answer = self.edge(calls.addresses_call(self.order))
         found = {one["InstanceId"]: one for group in answer["Reservations"] for one in group["Instances"]}
         now_s = self.clock()
-        return tuple(_updated(machine, found.get(machine.id), beats, now_s) for machine in before.machines)
+        lease_s = now_s if before.lease_end_s is None else min(now_s, before.lease_end_s)
+        return tuple(_updated(machine, found.get(machine.id), beats, now_s, lease_s) for machine in before.machines)
 
     def _hear(self, before: ClusterState) -> ClusterState:
         """What the lease in the bucket says: a terminal on another machine may have wished that the run ends."""
@@ -258,17 +262,24 @@ def read_lease(edge: Edge, order: Order) -> tuple[Lease, str] | None:
     return None if answer is None or lease is None else (lease, str(answer["ETag"]))
 
 
-def _updated(machine: MachineState, now: Answer | None, beats: Mapping[str, float], now_s: float) -> MachineState:
+def _updated(
+    machine: MachineState, now: Answer | None, beats: Mapping[str, float], now_s: float, lease_s: float
+) -> MachineState:
     """A machine after a look. EC2 forgets machines an hour after their end, and knows new ones after seconds."""
     if not machine.alive:
         return machine
-    beat = {"heartbeat_s": beats.get(machine.id, machine.heartbeat_s)}
+    said_s = beats.get(machine.id, machine.heartbeat_s)
+    beat = {"heartbeat_s": said_s}
     if now is None:
-        if machine.state in ("pending", "unseen"):
+        if machine.state in ("pending", "unseen") and now_s < machine.since_s + UNLISTED_S:
             return machine.model_copy(update={"state": "unseen", **beat})
-        return machine.model_copy(update={"state": "gone", "until_s": now_s, "ending": "unknown", **beat})
+        # It ended an hour ago at least: after it last said that it lives, and before its lease did.
+        until_s = max(machine.since_s, lease_s if said_s is None else min(now_s, said_s + HEARTBEAT_S))
+        return machine.model_copy(update={"state": "gone", "until_s": until_s, "ending": "unknown", **beat})
     state, reason = now["State"]["Name"], now.get("StateReason", {})
-    started = {"since_s": now["LaunchTime"].timestamp()} if "LaunchTime" in now else {}
+    # A machine that somebody has stopped and started again has a new LaunchTime, and was paid for before.
+    is_new = machine.state in ("pending", "unseen") and "LaunchTime" in now
+    started = {"since_s": now["LaunchTime"].timestamp()} if is_new else {}
     if state not in facts.STOPPED_STATES.value:
         return machine.model_copy(update={"state": state, **started, **beat})
     return machine.model_copy(
