@@ -27,8 +27,9 @@ def price_request(names: Sequence[str], from_s: float) -> Request:
 
     Args:
         names: of the types.
-        from_s: seconds since the epoch; the history begins with what they cost then, so that one from now on is the
-            price of now.
+        from_s: seconds since the epoch. 'It also returns the last price change before the start time, which is the
+            effective price as of the start time' (EC2 API reference, DescribeSpotPriceHistory): from now on, that is
+            the price of now.
     """
     return read(
         "ec2",
