@@ -301,7 +301,7 @@ def _prepare(
         syncs=syncs,
         precisions=(precisions := _precisions(precision, on_gpu=accelerators > 0)),
         exchanges=[spell(way) for way in tried_ways()],
-        timed=[timed_as(way) for way in whole_ways()],
+        timed=[timed_as(way) for way in reversed(whole_ways())],
     )
     spec = RunSpec(
         task=reference,

@@ -18,6 +18,9 @@ PILOT_SHARE = 0.5
 NETWORK_SHARE = 0.15
 """Of a probe's time, that timing the collectives may take at most."""
 
+COMPRESSING_SHARE = 0.05
+"""Likewise, that timing what ways to exchange take a worker may; a way that has begun is timed to its end."""
+
 MAX_PILOT_EPOCHS = 50
 
 PILOT_REPEATS = 3
@@ -62,6 +65,9 @@ class CompressorProbe(Record):
     names: tuple[str, ...] = ("topk", "bf16", "int8", "int4")
     ratios: tuple[float, ...] = (0.1, 0.01, 0.001)
     repeats: PositiveInt = 5
+    time_limit_s: PositiveFloat | None = Field(
+        default=None, description="of each division of the host, after which other ways than the usual are left out"
+    )
 
 
 class PilotProbe(Record):
@@ -188,7 +194,10 @@ def make_schedule(
         seed=seed,
         sweeps=sweeps,
         network=NetworkProbe() if workers > 1 else None,
-        compressors=CompressorProbe(names=tuple(dict.fromkeys((*CompressorProbe().names, *timed)))),
+        compressors=CompressorProbe(
+            names=tuple(dict.fromkeys((*CompressorProbe().names, *timed))),
+            time_limit_s=COMPRESSING_SHARE * time_budget_s / len(divisions),
+        ),
         pilots=pilots,
         exchanges=tuple(exchanges),
         time_limit_s=time_budget_s,

@@ -65,6 +65,7 @@ def time_compressors(
             CompressorPoint(sweep=sweep, name=name, ratio=ratio, compress_s=compress_s, decompress_s=decompress_s)
         )
 
+    begun_s = crew.elapsed_s()
     for name in probe.names:
         if name in COMPRESSORS:
             for ratio in probe.ratios:
@@ -75,7 +76,9 @@ def time_compressors(
             raise BadInput(
                 f"there is no compressor '{name}' to time.", hint=f"choose from {', '.join((*COMPRESSORS, *ROUNDED))}"
             )
-        if shapes is not None or not METHODS[way.name].by_shape:
+        spent_s = crew.elapsed_s() - begun_s
+        late = probe.time_limit_s is not None and spent_s > probe.time_limit_s and name not in ROUNDED
+        if not late and (shapes is not None or not METHODS[way.name].by_shape):
             record(name, 1.0, partial(_whole, way, shapes, probe.repeats, group))
 
 
