@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from statistics import NormalDist
 
 import numpy as np
@@ -103,7 +103,7 @@ def by_chance(menu: Menu, belief: Belief, asked: float) -> Chooser:
         fits = np.flatnonzero(overrun <= 1)
         if not len(fits):
             return int(overrun.argmin())
-        best_first = fits[np.argsort(limits.score(told.total_s, told.cost_usd)[fits], kind="stable")]
+        best_first = fits[np.argsort(limits.expected_score(told)[fits], kind="stable")]
         return int(best_first[first_likely(belief.chances(menu, limits)[best_first], asked)])
 
     return chosen
@@ -114,7 +114,7 @@ def by_expected_cost(menu: Menu, belief: Belief) -> Chooser:
     told = belief.forecast(menu)
 
     def chosen(limits: Limits) -> int:
-        score = limits.score(told.total_s, told.cost_usd)
+        score = limits.expected_score(told)
         return int((score / np.maximum(belief.chances(menu, limits), LEAST_CHANCE)).argmin())
 
     return chosen
@@ -122,7 +122,7 @@ def by_expected_cost(menu: Menu, belief: Belief) -> Chooser:
 
 def as_believed(menu: Menu, belief: Belief) -> Chooser:
     """The best of those that keep the limits as they are predicted, however uncertain that is."""
-    return by_chance(menu, belief, 0.5)
+    return by_chance(menu, replace(belief, log_sd=np.zeros_like(belief.log_sd)), 0.5)
 
 
 def throughputs(menu: Menu) -> list[Limits]:

@@ -53,7 +53,7 @@ class Trials:
         if not len(possible):
             return None
         found, limits = forecast(table, self.question.job), self.question.limits
-        score = float(limits.score(found.total_s, found.cost_usd)[0])
+        score = float(limits.expected_score(found)[0])
         risk = float(limits.risk(found)[0])
         if risk <= 1:
             self.best = min(self.best, score)

@@ -99,4 +99,4 @@ def everything(space: SearchSpace, job: JobModel, types: int) -> tuple[ClusterRo
 def best_score(found: Forecast, limits: Limits) -> float:
     """The least score that keeps the limits at the upper end; infinite where nothing does."""
     safe = limits.risk(found) <= 1
-    return float(np.min(limits.score(found.total_s, found.cost_usd)[safe], initial=math.inf))
+    return float(np.min(limits.expected_score(found)[safe], initial=math.inf))

@@ -13,7 +13,7 @@ from hetopt.optimizer.cost.bill import Volume
 from hetopt.optimizer.cost.monte_carlo import Finalist, PossibleRuns, RentedPool, RunTerms, possible_runs
 from hetopt.optimizer.plan import SURE
 from hetopt.optimizer.search.forecast import JobModel
-from hetopt.optimizer.search.objective import Limits
+from hetopt.optimizer.search.objective import Limits, expected_totals
 from hetopt.optimizer.search.open_hours import elapsed_s
 from hetopt.optimizer.search.pareto import pareto_front
 from hetopt.optimizer.search.search import Found
@@ -142,7 +142,7 @@ def _finalists(found: Found, limits: Limits) -> list[int]:
     spare is among them; and so are the surest of all, whatever the limits.
     """
     overrun = limits.overrun(found.forecast)
-    score = limits.score(found.forecast.total_s, found.forecast.cost_usd)
+    score = limits.expected_score(found.forecast)
     fits = np.flatnonzero(overrun <= 1)
     best = fits[np.argsort(score[fits], kind="stable")]
     chosen = best[: FINALISTS // 2].tolist()
@@ -159,7 +159,8 @@ def _finalists(found: Found, limits: Limits) -> list[int]:
 def _with(found: Found, row: int) -> NDArray[np.intp]:
     """The front with a row in its place by time."""
     rows = {*found.front.tolist(), row}
-    return np.array(sorted(rows, key=found.forecast.total_s.__getitem__), dtype=np.intp)
+    time, _ = expected_totals(found.forecast)
+    return np.array(sorted(rows, key=time.__getitem__), dtype=np.intp)
 
 
 def _pool(option: MachineOption, machines: int) -> RentedPool:

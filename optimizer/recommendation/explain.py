@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
+import numpy as np
+
 from hetopt.core import formatting
 from hetopt.core.comm.composition import METHODS
 from hetopt.core.comm.compression_text import spell
@@ -73,6 +75,7 @@ def explain(
         *_chance(seen),
         *_against_extremes(found, chosen, candidate),
         *_against_uniform(found, chosen, candidate, limits, seen),
+        *_against_guesses(found, chosen, candidate, limits),
         *_on_demand(chosen, catalog),
         _time(chosen),
         *_precision(model, chosen, to_target=to_target),
@@ -173,6 +176,26 @@ def _against_uniform(
         yield "No cluster of a single machine type fits."
     else:
         yield _compared("The best cluster of a single machine type", candidate(best), chosen)
+
+
+def _against_guesses(
+    found: Found, chosen: Candidate, candidate: Callable[[int], Candidate], limits: Limits
+) -> Iterator[str]:
+    """The best plan by its median, where doubt about it is why another is chosen."""
+    told = found.forecast
+    score = limits.score(told.total_s, told.cost_usd)
+    safe = np.flatnonzero(limits.risk(told) <= 1)
+    if found.chosen is None or not safe.size:
+        return
+    best = int(safe[score[safe].argmin()])
+    if score[best] >= (1 - WORTH_SAYING) * score[found.chosen]:
+        return
+    other = candidate(best).prediction
+    yield (
+        f"{_compared('The best plan by its medians', candidate(best), chosen)} It may take up to "
+        f"{duration(other.total_s.high)}, though, and this one {duration(chosen.prediction.total_s.high)}: plans are "
+        "ranked by expected time and cost, in which doubt counts."
+    )
 
 
 def _no_better_mix(found: Found, seen: Sensitivity) -> str:

@@ -117,7 +117,7 @@ def larger_quotas(space: SearchSpace, found: Found, quotas: Quotas, limits: Limi
         for bucket in quotas
     }
     over = sum(np.maximum(0, used - quotas[bucket]) for bucket, used in taken.items())
-    best = int(np.lexsort((limits.score(told.total_s[rows], told.cost_usd[rows]), over))[0])
+    best = int(np.lexsort((limits.expected_score(told)[rows], over))[0])
     asked = [raised(bucket, int(used[best])) for bucket, used in taken.items() if used[best] > quotas[bucket]]
     return f"ask AWS to raise {' and '.join(asked)}" if asked else None
 

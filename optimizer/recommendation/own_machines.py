@@ -26,6 +26,7 @@ from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.options import Options
 from hetopt.optimizer.recommendation.recommend import recommend, search_problem
 from hetopt.optimizer.recommendation.rented_beside import Mixed, best_mixed
+from hetopt.optimizer.search.objective import expected
 from hetopt.optimizer.search.open_hours import OpenHours
 
 NOT_LAUNCHED = "a what-if, see docs/ssh.md, as what hetopt rents is not in your network"
@@ -213,8 +214,9 @@ def _alone(own: Plan | None) -> str:
 
 
 def _score(plan: Plan, goal: Goal, options: Options) -> float:
-    took, cost = plan.chosen.prediction.total_s.value, plan.chosen.prediction.cost_usd.value
-    return float(options.limits(goal).score(np.array(took), np.array(cost)))
+    totals = (plan.chosen.prediction.total_s, plan.chosen.prediction.cost_usd)
+    time, cost = (expected(np.array(one.value), np.array(one.high)) for one in totals)
+    return float(options.limits(goal).score(time, cost))
 
 
 def _beside(best: str, made: dict[str, Plan], refused: dict[str, HetoptError], other: str | None) -> str:

@@ -23,6 +23,7 @@ from hetopt.optimizer.recommendation.options import Options
 from hetopt.optimizer.recommendation.recommend import space_of
 from hetopt.optimizer.search.cluster_rows import Columns, tabulate_rows, uniform_rows
 from hetopt.optimizer.search.forecast import JobModel, forecast
+from hetopt.optimizer.search.objective import expected
 from hetopt.optimizer.search.pareto import pareto_front, thin
 from hetopt.optimizer.search.search_space import SearchSpace
 from hetopt.optimizer.step_time.links import network_log_sd
@@ -35,7 +36,7 @@ class Ranked:
     """One cluster of a single machine type.
 
     Attributes:
-        time: of the same progress, relative to the quickest cluster of the list.
+        time: expected for the same progress, relative to the quickest cluster of the list.
         cost: relative to the cheapest of the list, rent of its machines alone.
         spread: factor that ``time`` may be off by, with 90 % probability.
     """
@@ -95,9 +96,10 @@ def rank(space: SearchSpace, job: JobModel, steps: RelativeSteps, count: int) ->
     if not len(rows):
         return ()
     told = forecast(table, job)
-    relative = steps.steps(table.batch, table.gain) * told.step_time_s
-    cost = relative * table.usd_per_hour
     spread = np.hypot(told.step_time_log_sd, steps.log_sd(table.batch, table.gain))
+    median = steps.steps(table.batch, table.gain) * told.step_time_s
+    relative = expected(median, median * np.exp(Z90 * spread))
+    cost = relative * table.usd_per_hour
     kept: Sequence[int] = thin(pareto_front(relative, cost), relative, count).tolist()
     least_time, least_cost = float(relative.min()), float(cost.min())
     found = []

@@ -93,4 +93,4 @@ def _offers(
             cost_usd=float(told.cost_usd[row]),
             data_transfer_usd=problem.job.before_usd,
         )
-        yield float(limits.score(told.total_s, told.cost_usd)[row]), found.safe, offer, market
+        yield float(limits.expected_score(told)[row]), found.safe, offer, market

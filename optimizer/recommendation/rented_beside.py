@@ -47,7 +47,7 @@ class Mixed:
 
     Attributes:
         own, rented: its machines, in words.
-        score: as of `Limits.score`.
+        score: as of `Limits.expected_score`.
         leaving_usd: part of the cost that is paid for what leaves the provider.
         safe: whether it keeps the limits at the upper ends of its intervals.
     """
@@ -114,7 +114,7 @@ def best_mixed(own: SearchProblem, rented: SearchProblem, limits: Limits, way_by
         total_s=float(found.total_s[row]),
         cost_usd=float(found.cost_usd[row]),
         leaving_usd=float(np.concatenate([one for _, _, one in parts])[row]),
-        score=float(limits.score(found.total_s, found.cost_usd)[row]),
+        score=float(limits.expected_score(found)[row]),
         safe=safe,
     )
 

@@ -49,7 +49,7 @@ def insight(
     gap = None
     if found.safe and found.proof is not None and found.proof.complete:
         # Of the choice, which may be dearer to the score than the best by what counts as equal.
-        score = float(limits.score(found.forecast.total_s, found.forecast.cost_usd)[found.chosen])
+        score = float(limits.expected_score(found.forecast)[found.chosen])
         gap = max(0.0, 1 - found.proof.bound / score)
     return Sensitivity(
         gap=gap,
@@ -146,7 +146,7 @@ def _rejected(space: SearchSpace, found: Found, limits: Limits) -> Iterator[Reje
     """Plans with a better score that break a limit at the upper end, those first that break it least."""
     assert found.chosen is not None
     told = found.forecast
-    score = limits.score(told.total_s, told.cost_usd)
+    score = limits.expected_score(told)
     risk = limits.risk(told)
     better = np.flatnonzero((risk > max(1.0, risk[found.chosen])) & (score < 0.98 * score[found.chosen]))
     seen: set[tuple[int, ...]] = set()

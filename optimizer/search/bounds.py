@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from hetopt.optimizer.cost.bill import SECONDS_PER_HOUR
 from hetopt.optimizer.search.cluster_rows import Boxes, Columns, least_table, most_compute_s
 from hetopt.optimizer.search.forecast import ClusterTable, JobModel, distance, forecast, steps_of
-from hetopt.optimizer.search.objective import Limits
+from hetopt.optimizer.search.objective import Limits, least_expected
 from hetopt.optimizer.search.rental_bound import NEVER_USD, RentalBound
 
 Array = NDArray[np.float64]
@@ -39,7 +39,8 @@ def could_beat(boxes: Boxes, bar: Bar) -> tuple[Mask, Array]:
 
     Time and cost grow with every column of a table, so the forecast of the least columns is a bound. Their spread does
     not: it is that of a mixture of computing and exchanging, and its least over all mixtures that a box allows is
-    taken, where the expected figures leave a box in.
+    taken, where the medians leave a box in. With the upper ends that follow, what doubt adds to the score is bounded
+    as well.
     """
     columns, job, limits, score = bar.columns, bar.job, bar.limits, bar.score
     bound = np.full(len(boxes), np.inf)
@@ -63,7 +64,10 @@ def could_beat(boxes: Boxes, bar: Bar) -> tuple[Mask, Array]:
     dearer = np.hypot(hourly * late_s / SECONDS_PER_HOUR, distance(least.cost_usd, table.price_log_sd, 1))
     high_usd = least.cost_usd + dearer + more_high_usd[some]
     possible = np.zeros(len(bound), dtype=np.bool_)
-    possible[rows] = limits.ratio(high_usd, least.total_s + late_s) <= 1
+    bound[rows] = limits.score(
+        least_expected(least.total_s, least.total_s + late_s), least_expected(cost_usd[some], high_usd)
+    )
+    possible[rows] = (limits.ratio(high_usd, least.total_s + late_s) <= 1) & (bound[rows] < score)
     return possible, bound
 
 

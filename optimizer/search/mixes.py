@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from hetopt.optimizer.search.bounds import Bar, could_beat
 from hetopt.optimizer.search.cluster_rows import Boxes, ClusterRows, Columns
+from hetopt.optimizer.search.objective import expected_totals
 from hetopt.optimizer.search.pareto import pareto_front
 from hetopt.optimizer.search.pool import CHUNK, Pool
 
@@ -104,8 +105,7 @@ def search_mixes(pool: Pool, *, types: int, most_boxes: int = BOXES) -> Proof | 
 
 def _exchanges(pool: Pool) -> Mask:
     """Which exchanges mixes are looked for with: whole sums, and those that the best clusters so far have."""
-    found = pool.forecast
-    front = pareto_front(found.total_s, found.cost_usd)
+    front = pareto_front(*expected_totals(pool.forecast))
     used = pool.columns.is_plain.copy()
     used[pool.rows.exchange[front]] = True
     if pool.best is not None:

@@ -1,4 +1,14 @@
-"""What is wanted of a plan: limits that it must keep, and which of two plans that keep them is the better one."""
+"""What is wanted of a plan: limits that it must keep, and which of two plans that keep them is the better one.
+
+Plans are ranked by the expectation of what is minimised, not by its median, so that a guess has to be better than a
+measurement by what its doubt costs. Time and cost are log-normal:
+
+    m    median: what is shown as the figure                      s, USD
+    s    standard deviation of the logarithm                      ln(high / m) / z, with z of the 90 % interval
+    E    expectation                                              m exp(s^2 / 2)   (Aitchison and Brown 1957)
+
+Two plans that share an error, such as that of the number of steps, are both as much dearer for it and keep their order.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.search.forecast import Forecast
 
 Array = NDArray[np.float64]
@@ -19,6 +30,9 @@ money, and no more than that, since ``0.9^w 1.2^(1-w) = 1``."""
 
 NEAR = 1.02
 """Plans this close to the best are equals; the better in the other respect wins. Predictions are not that fine."""
+
+MOST_DOUBT = 300.0
+"""The logarithm of what doubt may multiply a figure by: an ending that nobody will see stays a number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +61,10 @@ class Limits:
             return total_s if weight else cost_usd
         return np.asarray(total_s**weight * cost_usd ** (1 - weight))
 
+    def expected_score(self, forecast: Forecast) -> Array:
+        """The score of expected time and cost, by which plans are ranked."""
+        return self.score(*expected_totals(forecast))
+
     def overrun(self, forecast: Forecast) -> Array:
         """The expected total over its limit, the worse of cost and time; at most 1 when it fits and can be rented."""
         return np.maximum(self.ratio(forecast.cost_usd, forecast.total_s), self._rent(forecast))
@@ -69,14 +87,34 @@ class Limits:
         return ratio
 
 
+def expected(median: Array, high: Array) -> Array:
+    """Expectation of what is log-normal, given its median and the upper end of its 90 % interval."""
+    log_sd = np.log(np.divide(high, median, out=np.ones_like(median), where=median > 0)) / Z90
+    return np.asarray(median * np.exp(np.minimum(np.square(log_sd) / 2, MOST_DOUBT)))
+
+
+def least_expected(median: Array, high: Array) -> Array:
+    """The least expectation of whatever has at least this median, and at least this upper end.
+
+    At one upper end ``h`` it falls with the median up to ``h exp(-z^2)``, as the interval narrows by more, and grows
+    from there.
+    """
+    return expected(np.maximum(median, high * np.exp(-(Z90**2))), high)
+
+
+def expected_totals(found: Forecast) -> tuple[Array, Array]:
+    """Expected time and cost of the rows of a forecast, s and USD."""
+    return expected(found.total_s, found.total_high_s), expected(found.cost_usd, found.cost_high_usd)
+
+
 def choose(found: Forecast, limits: Limits) -> tuple[int | None, bool]:
     """The best row, and whether it is safe.
 
-    A limit is a promise, so a plan should keep it even at the upper end of its interval. Among those the least score
-    wins; where time or cost alone is minimised, the better in the other respect of those within 2 %. Where no plan is
+    A limit is a promise, so a plan should keep it even at the upper end of its interval. Among those the least
+    expected score wins; where time or cost alone is minimised, the better in the other respect of those within 2 %. Where no plan is
     that safe, the one least likely to exceed the limits wins, whatever its score: see docs/decisions.
     """
-    first = limits.score(found.total_s, found.cost_usd)
+    first = limits.expected_score(found)
     safe = np.flatnonzero(limits.risk(found) <= 1)
     if safe.size:
         return _best_of(found, safe, first, limits), True
@@ -92,7 +130,7 @@ class Keys(NamedTuple):
     Attributes:
         level: 0 where a row is safe, 1 where it fits on expectation, 2 otherwise.
         main: of safe rows the score, of those that fit the risk, of the others the overrun.
-        second: cost, or time where cost alone is minimised.
+        second: expected cost, or time where cost alone is minimised.
     """
 
     level: NDArray[np.int_]
@@ -102,7 +140,7 @@ class Keys(NamedTuple):
     @classmethod
     def of(cls, found: Forecast, limits: Limits) -> Keys:
         """Those of a forecast's rows."""
-        first = limits.score(found.total_s, found.cost_usd)
+        first = limits.expected_score(found)
         risk, overrun = limits.risk(found), limits.overrun(found)
         level = np.where(risk <= 1, 0, np.where(overrun <= 1, 1, 2))
         return cls(level, np.select([level == 0, level == 1], [first, risk], overrun), _second(found, limits))
@@ -161,4 +199,5 @@ def _least(rows: NDArray[np.intp], first: Array, second: Array) -> int:
 
 
 def _second(found: Forecast, limits: Limits) -> Array:
-    return found.total_s if limits.wants_cheapest else found.cost_usd
+    time, cost = expected_totals(found)
+    return time if limits.wants_cheapest else cost

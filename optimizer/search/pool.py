@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, tabulate_rows
 from hetopt.optimizer.search.forecast import Forecast, JobModel, forecast
-from hetopt.optimizer.search.objective import Keys, Limits
+from hetopt.optimizer.search.objective import Keys, Limits, expected_totals
 from hetopt.optimizer.search.pareto import pareto_front
 from hetopt.optimizer.search.search_space import Cluster
 
@@ -100,7 +100,7 @@ class Pool:
             ranked = keys.best(keep or 1)
             self._look_at(some, keys, int(ranked[0]))
             if keep is not None:
-                kept = self._new(some, np.union1d(ranked, pareto_front(found.total_s, found.cost_usd)))
+                kept = self._new(some, np.union1d(ranked, pareto_front(*expected_totals(found))))
                 some, found, keys = some.take(kept), found.take(kept), keys.take(kept)
             self._append(_Part(rows=some.widened(), forecast=found, keys=keys))
         self.priced += priced

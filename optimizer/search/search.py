@@ -22,7 +22,7 @@ from hetopt.core.interruption import goes_on
 from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, uniform_rows
 from hetopt.optimizer.search.forecast import Forecast, JobModel
 from hetopt.optimizer.search.mixes import BOXES, BOXES_OF_THREE, Proof, search_mixes
-from hetopt.optimizer.search.objective import NEAR, Limits, choose
+from hetopt.optimizer.search.objective import NEAR, Limits, choose, expected_totals
 from hetopt.optimizer.search.pareto import pareto_front, thin
 from hetopt.optimizer.search.pool import Pool
 from hetopt.optimizer.search.search_space import MAX_TYPES, Cluster, SearchSpace
@@ -203,10 +203,11 @@ def _in_words(pool: Pool) -> str:
 def _found(pool: Pool, proof: Proof | None, *, trials: int, stopped: bool) -> Found:
     found = pool.forecast
     chosen, safe = choose(found, pool.limits)
-    whole_front = pareto_front(found.total_s, found.cost_usd)
-    front = thin(whole_front, found.total_s, FRONT)
+    time, cost = expected_totals(found)
+    whole_front = pareto_front(time, cost)
+    front = thin(whole_front, time, FRONT)
     if chosen is not None and chosen in whole_front:
-        front = np.array(sorted({*front.tolist(), chosen}, key=found.total_s.__getitem__), dtype=np.intp)
+        front = np.array(sorted({*front.tolist(), chosen}, key=time.__getitem__), dtype=np.intp)
     return Found(
         rows=pool.rows,
         uniform=pool.uniform,
@@ -235,7 +236,8 @@ def _between(pool: Pool) -> ClusterRows:
 
 
 def _front(pool: Pool) -> NDArray[np.intp]:
-    return thin(pareto_front(pool.forecast.total_s, pool.forecast.cost_usd), pool.forecast.total_s, FRONT)
+    time, cost = expected_totals(pool.forecast)
+    return thin(pareto_front(time, cost), time, FRONT)
 
 
 def _worth_mixing(pool: Pool) -> tuple[list[int], tuple[int, ...]]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +25,7 @@ from hetopt.optimizer.recommendation.options import Options
 from hetopt.optimizer.recommendation.own_machines import NOT_LAUNCHED, better_of, on_own_machines, own_problem
 from hetopt.optimizer.recommendation.recommend import recommend, search_problem
 from hetopt.optimizer.recommendation.rented_beside import Mixed, best_mixed
-from hetopt.optimizer.search.objective import NEAR
+from hetopt.optimizer.search.objective import NEAR, expected
 from hetopt.optimizer.step_time.profiled import sampled_machines
 from hetopt.optimizer.step_time.transfer import no_units
 from hetopt.optimizer.step_time.unlike_gpus import standing_for
@@ -50,9 +51,12 @@ def own(*hosts: Host) -> Plan:
 
 
 def score(plan: Plan) -> float:
-    took = plan.chosen.prediction
+    time, cost = (
+        expected(np.array(one.value), np.array(one.high))
+        for one in (plan.chosen.prediction.total_s, plan.chosen.prediction.cost_usd)
+    )
     weight = OPTIONS.limits(GOAL).time_weight
-    return float(took.total_s.value**weight * took.cost_usd.value ** (1 - weight))
+    return float(time**weight * cost ** (1 - weight))
 
 
 def box(name: str, **more: object) -> Host:

@@ -8,6 +8,7 @@ import json
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,7 +21,7 @@ from hetopt.optimizer.market.catalog import Catalog, load_catalog
 from hetopt.optimizer.plan import Candidate, Goal, Plan
 from hetopt.optimizer.recommendation.options import TIME_WEIGHTS, Options
 from hetopt.optimizer.recommendation.recommend import recommend
-from hetopt.optimizer.search.objective import NEAR
+from hetopt.optimizer.search.objective import NEAR, expected
 
 from .conftest import NOW
 from .profiles import make_profile
@@ -68,7 +69,12 @@ def answer(goal: Goal, options: Options) -> Plan | None:
 
 
 def figures(candidate: Candidate) -> tuple[float, float]:
-    return candidate.prediction.total_s.value, candidate.prediction.cost_usd.value
+    """Expected time and cost, by which plans are ranked."""
+    told = candidate.prediction
+    time_s, cost_usd = (
+        float(expected(np.array(one.value), np.array(one.high))) for one in (told.total_s, told.cost_usd)
+    )
+    return time_s, cost_usd
 
 
 def score(plan: Plan, options: Options) -> float:

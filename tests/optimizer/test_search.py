@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from hetopt.core.synchronization import Synchronization
 from hetopt.optimizer.convergence.local_penalty import LocalPenalty
+from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.cost.billing import load_billing
 from hetopt.optimizer.cost.cost import Rates
 from hetopt.optimizer.fit import FittedModel, LinkModel, fit
@@ -25,7 +27,7 @@ from hetopt.optimizer.search.cluster_rows import Boxes, ClusterRows, Columns, ta
 from hetopt.optimizer.search.exchange_menu import ExchangeOption, exchange_menu, local_exchange
 from hetopt.optimizer.search.forecast import ClusterTable, Forecast, JobModel, forecast
 from hetopt.optimizer.search.mixes import GAP, search_mixes
-from hetopt.optimizer.search.objective import best_rows, order
+from hetopt.optimizer.search.objective import best_rows, expected, expected_totals, least_expected, order
 from hetopt.optimizer.search.pareto import MANY, pareto_front, thin
 from hetopt.optimizer.search.pool import Pool
 from hetopt.optimizer.search.search import NEAR, Effort, Limits, choose, search
@@ -219,7 +221,7 @@ def test_no_box_is_dropped_that_holds_something_better(
         if quickest
         else Limits(deadline_s=float(np.median(found.total_high_s)) * looser, time_weight=0.0)
     )
-    score = limits.score(found.total_s, found.cost_usd)
+    score = limits.expected_score(found)
     aim = float(np.median(score)) * looser
     pair = np.array([[first, second]], dtype=np.intp)
     box = Boxes(
@@ -260,7 +262,7 @@ def test_mixes_are_searched_exactly(space: SearchSpace, job: JobModel, limits: L
     ]
     every = forecast(tabulate(space, suited(space, job, clusters))[1], job)
     safe = limits.risk(every) <= 1
-    best = limits.score(every.total_s, every.cost_usd)[safe].min()
+    best = limits.expected_score(every)[safe].min()
     assert best * (1 - 1e-9) <= pool.safe_score <= best / (1 - GAP)
     for proof in proofs:
         assert proof is not None
@@ -290,11 +292,12 @@ def test_full_memory_does_not_hide_what_is_better(space: SearchSpace, job: JobMo
         if not len(rows):
             continue
         found = forecast(table, job)
-        better = (found.cost_usd < bar.score) & (limits.risk(found) <= 1)
+        score = limits.expected_score(found)
+        better = (score < bar.score) & (limits.risk(found) <= 1)
         each = ClusterRows(option=rows.option[:, :2], count=rows.count[:, :2], batch=rows.batch, exchange=rows.exchange)
         kept, bound = could_beat(Boxes(least=each, most=each.count), bar)
         assert kept[better].all()
-        assert (bound[better] <= found.cost_usd[better] * (1 + 1e-9)).all()
+        assert (bound[better] <= score[better] * (1 + 1e-9)).all()
         more, _ = bar.rental.more_usd(Boxes(least=each.counting(np.ones_like(each.count)), most=each.count))
         alone = bar.rental.alone_usd()[0][:, 0, 0]
         assert (np.minimum(alone[one], alone[other]) <= found.cost_usd[better].min(initial=np.inf)).all()
@@ -321,6 +324,39 @@ def test_the_best_rows_are_the_first_of_the_order(figures: list[tuple[int, int]]
         Limits(budget_usd=2.0, time_weight=0.5),
     ):
         np.testing.assert_array_equal(best_rows(found, limits, count), order(found, limits)[:count])
+
+
+positive = st.floats(0.01, 1e6)
+
+
+@given(positive, st.floats(0, 4), st.integers(0, 2**32 - 1))
+def test_the_expectation_is_that_of_draws(median: float, log_sd: float, seed: int) -> None:
+    spread = min(log_sd, 1.2)  # beyond, a mean of draws says little
+    draws = median * np.exp(spread * np.random.default_rng(seed).standard_normal(200_000))
+    high = np.array([median * math.exp(Z90 * spread)])
+    assert expected(np.array([median]), high)[0] == pytest.approx(draws.mean(), rel=0.05)
+
+
+@given(positive, st.floats(1, 1e4), st.floats(1, 100), st.floats(1, 100))
+def test_nothing_above_a_median_and_an_upper_end_is_expected_to_be_less(
+    median: float, reach: float, larger: float, higher: float
+) -> None:
+    least = least_expected(np.array([median]), np.array([median * reach]))
+    own = median * larger
+    assert least[0] <= expected(np.array([own]), np.array([max(own, median * reach * higher)]))[0] * (1 + 1e-9)
+
+
+def test_a_guess_has_to_be_better_than_a_measurement_by_what_its_doubt_costs() -> None:
+    measured, guess = (100.0, 110.0), (90.0, 270.0)  # the second is three times as long at its upper end
+    for value, wins in ((90.0, 0), (75.0, 1)):
+        time = np.array([measured[0], value])
+        found = replace(
+            _forecast_of(time, time),
+            total_high_s=np.array([measured[1], value * guess[1] / guess[0]]),
+            cost_high_usd=np.array([measured[1], value * guess[1] / guess[0]]),
+        )
+        for weight in (0.0, 0.5, 1.0):
+            assert choose(found, Limits(time_weight=weight))[0] == wins
 
 
 def _forecast_of(time: np.ndarray, cost: np.ndarray) -> Forecast:
@@ -363,8 +399,8 @@ def test_regret_against_brute_force(
         return
     assert found.chosen is not None
     if safe:
-        fastest = everything.total_s[limits.risk(everything) <= 1].min()
-        assert found.forecast.total_s[found.chosen] <= fastest * NEAR * 1.01
+        fastest = limits.expected_score(everything)[limits.risk(everything) <= 1].min()
+        assert limits.expected_score(found.forecast)[found.chosen] <= fastest * NEAR * 1.01
     else:
         least = limits.risk(everything)[limits.overrun(everything) <= 1].min()
         assert limits.risk(found.forecast)[found.chosen] <= least * 1.01
@@ -408,7 +444,7 @@ def test_the_same_seed_finds_the_same(space: SearchSpace, job: JobModel) -> None
 
 def test_the_front_is_not_dominated_and_holds_both_optima(space: SearchSpace, job: JobModel) -> None:
     found = search(space, job, Limits(budget_usd=1.0, time_weight=1.0), seed=0, effort=Effort(trials=100))
-    time, cost = found.forecast.total_s, found.forecast.cost_usd
+    time, cost = expected_totals(found.forecast)
     for row in found.front:
         assert not ((time < time[row]) & (cost < cost[row])).any()
     assert time[found.front[0]] == time.min()
@@ -454,14 +490,15 @@ def test_intervals_hold_their_figure(everything: Forecast) -> None:
 @given(st.lists(st.floats(0.2, 20), min_size=2, max_size=5))
 def test_a_looser_budget_is_never_riskier_nor_slower(everything: Forecast, budgets: list[float]) -> None:
     before: tuple[int, float] | None = None
+    time_s, _ = expected_totals(everything)
     for budget in sorted(budgets):
         limits = Limits(budget_usd=budget, time_weight=1.0)
         row, safe = choose(everything, limits)
         if row is None:
             assert before is None
             continue
-        # worst first: no plan, an unsafe plan (by its dollars at risk), a safe plan (by its time)
-        now = (1, float(everything.total_s[row])) if safe else (0, float(everything.cost_high_usd[row]))
+        # worst first: no plan, an unsafe plan (by its dollars at risk), a safe plan (by its expected time)
+        now = (1, float(time_s[row])) if safe else (0, float(everything.cost_high_usd[row]))
         if before is not None:
             assert now[0] >= before[0]
             if now[0] == before[0]:
@@ -476,7 +513,8 @@ def test_deadline_takes_the_cheapest_in_time(everything: Forecast) -> None:
     assert row is not None
     in_time = everything.total_high_s <= deadline
     assert in_time[row]
-    assert everything.cost_usd[row] <= NEAR * everything.cost_usd[in_time].min()
+    _, cost_usd = expected_totals(everything)
+    assert cost_usd[row] <= NEAR * cost_usd[in_time].min()
 
 
 def test_large_clusters_are_enumerated_in_steps_and_refined(
@@ -492,7 +530,9 @@ def test_large_clusters_are_enumerated_in_steps_and_refined(
     best, _ = choose(forecast(table, job), Limits(budget_usd=1.0, time_weight=1.0))
     assert best is not None
     assert found.chosen is not None
-    assert found.forecast.total_s[found.chosen] <= 1.001 * forecast(table, job).total_s[best]
+    limits = Limits(budget_usd=1.0, time_weight=1.0)
+    every_s, found_s = (limits.expected_score(one) for one in (forecast(table, job), found.forecast))
+    assert found_s[found.chosen] <= 1.001 * every_s[best]
 
 
 def test_impossible_clusters_are_left_out(space: SearchSpace) -> None:
@@ -515,11 +555,12 @@ def test_weights_trade_time_for_money(everything: Forecast, weight: float) -> No
     assert row is not None
     limits = Limits(budget_usd=5.0, time_weight=weight)
     kept = limits.risk(everything) <= 1
-    score = limits.score(everything.total_s, everything.cost_usd)
+    score = limits.expected_score(everything)
     assert score[row] <= NEAR * score[kept].min()
     heavier, _ = choose(everything, Limits(budget_usd=5.0, time_weight=min(1.0, weight + 0.3)))
     assert heavier is not None
-    assert everything.total_s[heavier] <= NEAR * everything.total_s[row]
+    time_s, _ = expected_totals(everything)
+    assert time_s[heavier] <= NEAR * time_s[row]
 
 
 def test_a_search_that_is_stopped_keeps_the_best_so_far(space: SearchSpace, job: JobModel) -> None:
@@ -536,7 +577,8 @@ def test_a_search_that_is_stopped_keeps_the_best_so_far(space: SearchSpace, job:
     whole = search(space, job, limits, seed=0)
     assert not whole.stopped
     assert whole.chosen is not None
-    assert whole.forecast.total_s[whole.chosen] <= NEAR * stopped.forecast.total_s[stopped.chosen]
+    whole_s, stopped_s = (limits.expected_score(one.forecast)[one.chosen] for one in (whole, stopped))
+    assert whole_s <= NEAR * stopped_s
 
 
 points = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=30)
