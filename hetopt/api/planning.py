@@ -70,7 +70,7 @@ def recommend(
     catalog: Path | str | None = None,
     observed: Path | str | Literal["none"] | None = None,
     inventory: Path | str | None = None,
-    trials: int = 400,
+    trials: int | None = None,
     journal: Path | str | None = None,
     seed: int = 0,
     reporter: Reporter | None = None,
@@ -123,8 +123,9 @@ def recommend(
         observed: file of what was seen of spot pools; absent: what your launches have seen; ``"none"``: nothing.
         inventory: file of machines of your own, such as ``"hosts.toml"``: a plan for some of them is made as well, and
             the better of the two is returned.
-        trials: of the Optuna study of mixes of three types.
-        journal: file that keeps the study's trials; it goes on from those in it.
+        trials: of an Optuna study of the whole space, which starts from the best that exact search found. Absent: 400
+            where that left mixes of three types, or with a ``journal``, and else none.
+        journal: file that keeps the study's trials; it goes on from those in it, and optuna-dashboard shows them.
         seed: the same seed gives the same plan.
         reporter: told what goes on.
 
@@ -247,7 +248,7 @@ def search_options(
     time_weight: float | None = None,
     confidence: float | None = None,
     accept_risk: bool = False,
-    trials: int = 400,
+    trials: int | None = None,
     journal: Path | str | None = None,
     observed: ObservedPreemptions | None = None,
     learning_rate_rule: ScalingRule | None = None,

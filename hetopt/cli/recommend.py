@@ -160,12 +160,13 @@ class Recommend:
         ),
     ] = False
     trials: Annotated[
-        int,
+        int | None,
         typer.Option(
             "--trials",
-            help="Trials of the study of mixes of three types, where they are too many to rule out; 0: none.",
+            help="Also look through the whole space with so many trials of an Optuna study. Default: 400 where exact "
+            "search leaves mixes of three types, else none; 0: never.",
         ),
-    ] = 400
+    ] = None
     observed: Annotated[
         str | None,
         typer.Option(
@@ -186,7 +187,9 @@ class Recommend:
     journal: Annotated[
         Path | None,
         typer.Option(
-            "--resume", metavar="FILE", help="Keep the study's trials in this file, and go on from those in it."
+            "--resume",
+            metavar="FILE",
+            help="Keep the study's trials in this file, and go on from those in it; optuna-dashboard FILE shows them.",
         ),
     ] = None
     report: Annotated[

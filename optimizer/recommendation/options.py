@@ -20,7 +20,7 @@ from hetopt.optimizer.market.offer_filter import Wishes
 from hetopt.optimizer.market.quota import Bucket
 from hetopt.optimizer.plan import Goal, Objective, ScalingRule
 from hetopt.optimizer.search.objective import BALANCED
-from hetopt.optimizer.search.search import STUDY_TRIALS, Effort, Limits
+from hetopt.optimizer.search.search import Effort, Limits
 from hetopt.optimizer.search.search_space import MAX_TYPES
 from hetopt.optimizer.step_time.earlier_runs import EarlierRuns
 
@@ -48,7 +48,7 @@ class Options:
         disk_gb: of each machine; absent: what is needed.
         data_bytes: of the data set, which each machine reads before it trains; 0: not counted.
         data_region: where it is; absent: where the machines are.
-        trials: of the Optuna study of mixes of three types.
+        trials: of the Optuna study; absent: see `Effort`.
         mixed_types: instance types in one cluster at most.
         only_types: names or patterns of instance types to choose from; empty for all.
         exclude_types: names or patterns of those to leave out.
@@ -78,7 +78,7 @@ class Options:
     disk_gb: int | None = None
     data_bytes: float = 0.0
     data_region: str | None = None
-    trials: int = STUDY_TRIALS
+    trials: int | None = None
     mixed_types: int = MAX_TYPES
     only_types: tuple[str, ...] = ()
     exclude_types: tuple[str, ...] = ()

@@ -131,7 +131,7 @@ def recommend(
     limits = options.limits(goal)
     found = search(space, job, limits, seed=seed, effort=options.effort, tell=tell)
     # Hints are found by searching again: quietly, and without the trials of the journal.
-    again = replace(options.effort, journal=None)
+    again = options.effort.again
     question = Question(
         space=space,
         job=job,
@@ -507,7 +507,7 @@ def _searched(space: SearchSpace, found: Found) -> str:
     if proof is not None and proof.complete:
         types = "two" if proof.types == 2 else "up to three"
         shown = f"; mixes of {types} types by branch and bound over {proof.boxes:,} boxes"
-    study = f" ({found.trials} trials of a study)" if found.trials else ""
+    study = _study(found)
     stopped = "; stopped early" if found.stopped else ""
     return (
         f"{space.offered} offers, {space.usable} usable{left_out}, {len(space.options)} not beaten by another in every "
@@ -515,6 +515,14 @@ def _searched(space: SearchSpace, found: Found) -> str:
         f"{len(space.batch_sizes)} batch sizes and {len(space.exchanges)} exchanges, and {found.mixes:,} mixes priced "
         f"one by one{study}{shown}{stopped}"
     )
+
+
+def _study(found: Found) -> str:
+    told = found.studied
+    if told is None:
+        return ""
+    better = "" if told.gain is None else f", whose best is {told.gain:.2%} better" if told.gain > 0 else ", none better"
+    return f" ({told.trials} trials of a study{better})"
 
 
 def _counted(excluded: Mapping[str, int]) -> str:

@@ -1,5 +1,8 @@
 """Finds the best cluster: every cluster of one type, mixes by branch and bound, and by an Optuna study where too many.
 
+A study may also be asked for where nothing is left to find: an independent search of the whole space, told of the best
+that the others found, and a record that can be looked at.
+
 Enumeration covers the clusters of one machine type, and says what is worth mixing. Mixes of two types are searched
 exactly (`mixes`), and so are those of three where what is known leaves few of them. Where it leaves too many, NSGA-II
 looks for them, for time and cost at once, starting from the best that is known. Shares of the batch and the exchange
@@ -33,7 +36,8 @@ Array = NDArray[np.float64]
 
 STUDY_TRIALS = 400
 SHORTLIST = 24
-"""Options that are mixed by the study and the descent; more than the starts, so that each start is among them."""
+"""Options that are mixed by the descent, and by a study that nobody asked for; more than the starts, so that each start
+is among them."""
 
 NEAR_BEST = 400
 """Of the best clusters of one type so many are looked at with every count, where the enumeration goes in steps."""
@@ -48,15 +52,15 @@ class Effort:
 
     Attributes:
         types: instance types in one cluster at most.
-        trials: of the study of three types.
+        trials: of the study; absent: `STUDY_TRIALS` where mixes of three types are too many to rule out or a journal is
+            kept, and none where there is nothing left to find.
         boxes: of mixes of two types that are bounded at most.
         boxes_of_three: of mixes of three types.
-        journal: where the study is kept, so that a search that was stopped goes on; absent: in memory. With a journal
-            there is a study even where branch and bound leaves it nothing to find.
+        journal: where the study is kept, so that a search that was stopped goes on; absent: in memory.
     """
 
     types: int = MAX_TYPES
-    trials: int = STUDY_TRIALS
+    trials: int | None = None
     boxes: int = BOXES
     boxes_of_three: int = BOXES_OF_THREE
     journal: Path | None = None
@@ -68,8 +72,34 @@ class Effort:
                 f"`mixed_types` must be 1 to {MAX_TYPES}, got {self.types}.",
                 hint="a cluster has so many instance types at most",
             )
-        if self.trials < 0:
+        if self.trials is not None and self.trials < 0:
             raise BadInput(f"`trials` must be at least 0, got {self.trials}.", hint="0 searches without a study")
+
+    @property
+    def asks_for_a_study(self) -> bool:
+        """Whether there is one wherever the search of mixes ends."""
+        return self.trials != 0 and (self.trials is not None or self.journal is not None)
+
+    @property
+    def again(self) -> Effort:
+        """For the same question with other limits, as hints ask it: without a study that is only for the record."""
+        return replace(self, journal=None, trials=0 if self.trials == 0 else None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Studied:
+    """What a study found that the exact parts of the search had not.
+
+    Attributes:
+        trials: that were priced.
+        gain: by how much its best plan, and what a descent from there leads to, beats theirs, as a part of the score;
+            absent where no plan keeps the limits without it.
+        front: points of the Pareto front that are its own.
+    """
+
+    trials: int
+    gain: float | None = None
+    front: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +115,7 @@ class Found:
         front: rows of the Pareto front of expected time and cost, thinned.
         mixes: clusters of several types that were priced, whether kept or not.
         proof: what branch and bound has shown of mixes; absent where none was asked for.
-        trials: of the study that were priced.
+        studied: what a study found; absent where there was none.
         stopped: whether somebody stopped the search before it was done.
     """
 
@@ -97,7 +127,7 @@ class Found:
     front: NDArray[np.intp]
     mixes: int
     proof: Proof | None
-    trials: int = 0
+    studied: Studied | None = None
     stopped: bool = False
 
     def cluster(self, row: int) -> Cluster:
@@ -136,6 +166,7 @@ def search(
     proof: Proof | None = None
     stopped = False
     asked: list[Cluster] = []
+    before: tuple[float, int] | None = None
     if pool.best is not None and effort.types > 1:
         tell(f"the best of one type is {_in_words(pool)}")
         try:
@@ -147,24 +178,27 @@ def search(
             if effort.types > 2:
                 tell("mixes of three types")
                 proof = _proof_of_three(pool, proof, effort)
-                promising, shortlist = _worth_mixing(pool)
-                if effort.trials and (effort.journal is not None or proof is None or proof.types < effort.types):
-                    tell("a study of mixes of three types")
-                    from hetopt.optimizer.search.study import study_mixes  # Optuna's import takes most of a second.
+                _descend(pool, _worth_mixing(pool)[1], types=effort.types)
+            left = effort.types > 2 and (proof is None or proof.types < effort.types)
+            if effort.asks_for_a_study or (left and effort.trials != 0):
+                tell("a study of mixes")
+                from hetopt.optimizer.search.study import study_mixes  # Optuna's import takes most of a second.
 
-                    starts = [pool.rows.cluster(row) for row in promising]
-                    study_mixes(
-                        columns,
-                        job,
-                        limits,
-                        starts,
-                        shortlist,
-                        seed=seed,
-                        trials=effort.trials,
-                        journal=effort.journal,
-                        asked=asked,
-                    )
-                    pool.add(ClusterRows.of(asked))
+                promising, shortlist = _worth_mixing(pool)
+                before = (pool.safe_score, len(pool.rows))
+                study_mixes(
+                    columns,
+                    job,
+                    limits,
+                    [pool.rows.cluster(row) for row in promising],
+                    range(len(space.options)) if effort.asks_for_a_study else shortlist,
+                    types=effort.types,
+                    seed=seed,
+                    trials=STUDY_TRIALS if effort.trials is None else effort.trials,
+                    journal=effort.journal,
+                    asked=asked,
+                )
+                pool.add(ClusterRows.of(asked))
                 _descend(pool, shortlist, types=effort.types)
             best = [pool.rows.cluster(row) for row in _front(pool)]
             around = [other for cluster in best for other in _neighbours(space, cluster, shortlist, effort.types)]
@@ -173,7 +207,14 @@ def search(
             goes_on()
             stopped = True
             pool.add(ClusterRows.of(asked))
-    return _found(pool, proof, trials=len(asked), stopped=stopped)
+    studied = None if before is None else _studied(pool, len(asked), *before)
+    return _found(pool, proof, studied, stopped=stopped)
+
+
+def _studied(pool: Pool, trials: int, score: float, rows: int) -> Studied:
+    """What came of a study that began with this best score, and so many rows."""
+    gain = 1 - pool.safe_score / score if math.isfinite(score) else None
+    return Studied(trials=trials, gain=gain, front=int((pareto_front(*expected_totals(pool.forecast)) >= rows).sum()))
 
 
 def _proof_of_three(pool: Pool, pairs: Proof | None, effort: Effort) -> Proof | None:
@@ -200,7 +241,7 @@ def _in_words(pool: Pool) -> str:
     return f"{machines}: {formatting.duration(float(found.total_s[row]))}, {formatting.usd(float(found.cost_usd[row]))}"
 
 
-def _found(pool: Pool, proof: Proof | None, *, trials: int, stopped: bool) -> Found:
+def _found(pool: Pool, proof: Proof | None, studied: Studied | None, *, stopped: bool) -> Found:
     found = pool.forecast
     chosen, safe = choose(found, pool.limits)
     time, cost = expected_totals(found)
@@ -217,7 +258,7 @@ def _found(pool: Pool, proof: Proof | None, *, trials: int, stopped: bool) -> Fo
         front=front,
         mixes=pool.priced - pool.uniform,
         proof=proof,
-        trials=trials,
+        studied=studied,
         stopped=stopped,
     )
 

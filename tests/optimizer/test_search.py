@@ -30,7 +30,7 @@ from hetopt.optimizer.search.mixes import GAP, search_mixes
 from hetopt.optimizer.search.objective import best_rows, expected, expected_totals, least_expected, order
 from hetopt.optimizer.search.pareto import MANY, pareto_front, thin
 from hetopt.optimizer.search.pool import Pool
-from hetopt.optimizer.search.search import NEAR, Effort, Limits, choose, search
+from hetopt.optimizer.search.search import NEAR, STUDY_TRIALS, Effort, Limits, choose, search
 from hetopt.optimizer.search.search_space import (
     Cluster,
     MachineOption,
@@ -308,10 +308,27 @@ def test_too_many_mixes_of_three_types_are_left_to_the_study(space: SearchSpace,
     limits = Limits(budget_usd=1.0, time_weight=1.0)
     exact = search(space, job, limits, seed=0)
     assert exact.proof is not None
-    assert (exact.proof.types, exact.proof.complete, exact.trials) == (3, True, 0)
-    left = search(space, job, limits, seed=0, effort=Effort(trials=80, boxes_of_three=0))
+    assert (exact.proof.types, exact.proof.complete, exact.studied) == (3, True, None)
+    left = search(space, job, limits, seed=0, effort=Effort(boxes_of_three=0))
     assert left.proof is not None
-    assert (left.proof.types, left.trials) == (2, 80)
+    assert left.studied is not None
+    assert (left.proof.types, left.studied.trials) == (2, STUDY_TRIALS)
+    assert search(space, job, limits, seed=0, effort=Effort(trials=0, boxes_of_three=0)).studied is None
+
+
+@pytest.mark.parametrize("types", [2, 3])
+def test_a_study_that_is_asked_for_finds_nothing_better_than_what_was_proved(
+    space: SearchSpace, job: JobModel, types: int
+) -> None:
+    limits = Limits(budget_usd=1.0, time_weight=1.0)
+    found = search(space, job, limits, seed=0, effort=Effort(trials=200, types=types))
+    assert found.proof is not None
+    assert found.proof.gap is not None
+    assert found.studied is not None
+    assert found.studied.trials == 200
+    assert found.studied.gain is not None
+    assert 0 <= found.studied.gain <= found.proof.gap + 1e-12
+    assert len(found.cluster(found.chosen or 0).machines) <= types
 
 
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=40), st.integers(1, 45))
