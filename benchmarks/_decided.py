@@ -94,6 +94,21 @@ def by_interval(menu: Menu, belief: Belief) -> Chooser:
     return chosen
 
 
+def by_median(menu: Menu, belief: Belief) -> Chooser:
+    """The same, but of those whose upper end keeps the limits the best by its median: what doubt costs is left out."""
+    told = belief.forecast(menu)
+    certain = replace(belief, log_sd=np.zeros_like(belief.log_sd)).forecast(menu)
+
+    def chosen(limits: Limits) -> int:
+        safe = np.flatnonzero(limits.risk(told) <= 1)
+        row = choose(certain.take(safe), limits)[0] if len(safe) else choose(told, limits)[0]
+        if row is None:
+            return int(order(told, limits)[0])
+        return int(safe[row]) if len(safe) else row
+
+    return chosen
+
+
 def by_chance(menu: Menu, belief: Belief, asked: float) -> Chooser:
     """As `recommend` chooses where this confidence is asked for: the best of those that keep the limits so probably."""
     told = belief.forecast(menu)

@@ -4,7 +4,7 @@ The other searches have as much processor time as hetopt took, and half a second
 
 Regret is the best score found over the best there is, less one. The score is time within a budget, or cost within a
 deadline; only plans count that keep the limits at the upper end of their interval. Sub-spaces are random parts of the
-catalogue that can be enumerated whole.
+catalogue that can be enumerated whole. The last part tells what an Optuna study adds to exact search in all of it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from benchmarks._outcome import Bound, Outcome, options, publish, run_benchmark
+from benchmarks import _search_study
+from benchmarks._outcome import Bound, Results, parser, publish, run_benchmark
 from benchmarks._search_contenders import CONTENDERS, run
 from benchmarks._search_growth import Growth, measure
 from benchmarks._search_spaces import EPOCHS, Question, best_score, everything, small
@@ -148,30 +149,40 @@ def grow(profiles: Sequence[str]) -> dict[str, float]:
 
 
 def main() -> None:
-    asked = options(__doc__)
-    count = 3 if asked.smoke else 30 if asked.quick else SPACES
+    shared = parser(__doc__)
+    shared.add_argument("--part", choices=("all", "spaces", "study"), default="all", help="only one of the parts")
+    asked = shared.parse_args()
+    quick = asked.quick or asked.smoke
+    results = Results()
+    if asked.part in ("all", "spaces"):
+        spaces(results, 3 if asked.smoke else 30 if quick else SPACES, grown=not asked.smoke, quick=quick)
+    if asked.part in ("all", "study"):
+        jobs, links = (1, (1,)) if asked.smoke else (2, (1, 100)) if quick else (None, _search_study.LINKS_GBIT)
+        studied = _search_study.answers(jobs=jobs, links=links)
+        _search_study.show(studied)
+        results.figures |= _search_study.figures(studied)
+    part = None if asked.part == "all" else asked.part
+    publish(results.outcome("search", quick=quick), asked.json, part=part)
+
+
+def spaces(results: Results, count: int, *, grown: bool, quick: bool) -> None:
+    """The part of regrets and seconds."""
     found, seconds = regrets(count)
     show(found, seconds)
-    figures = {
+    results.figures |= {
         "homogeneous_regret_worst": max(known(found["hetopt, one type"])),
         "mixes_regret_mean": round(statistics.fmean(known(found["hetopt"])), 6),
         "mixes_regret_worst": round(max(known(found["hetopt"])), 6),
         "mixes_median_cpu_s": round(statistics.median(seconds), 3),
     }
-    baselines = {
+    results.baselines |= {
         f"{name.lower().replace(' ', '_').replace('-', '_')}_regret_{kind}": round(of(known(found[name])), 6)
         for name in CONTENDERS
         for kind, of in (("mean", statistics.fmean), ("worst", max))
     }
-    goals = GOALS
-    if asked.smoke:
-        goals = {name: goal for name, goal in GOALS.items() if name in figures}
-    else:
-        figures |= grow(sorted(EPOCHS)[:1] if asked.quick else sorted(EPOCHS))
-    publish(
-        Outcome(benchmark="search", quick=asked.quick, figures=figures, goals=goals, baselines=baselines),
-        asked.json_file,
-    )
+    if grown:
+        results.figures |= grow(sorted(EPOCHS)[:1] if quick else sorted(EPOCHS))
+    results.goals |= {name: goal for name, goal in GOALS.items() if name in results.figures}
 
 
 if __name__ == "__main__":

@@ -521,7 +521,9 @@ def _study(found: Found) -> str:
     told = found.studied
     if told is None:
         return ""
-    better = "" if told.gain is None else f", whose best is {told.gain:.2%} better" if told.gain > 0 else ", none better"
+    better = ""
+    if told.gain is not None:
+        better = f", whose best is {told.gain:.2%} better" if told.gain > 0 else ", none better"
     return f" ({told.trials} trials of a study{better})"
 
 

@@ -110,9 +110,9 @@ def expected_totals(found: Forecast) -> tuple[Array, Array]:
 def choose(found: Forecast, limits: Limits) -> tuple[int | None, bool]:
     """The best row, and whether it is safe.
 
-    A limit is a promise, so a plan should keep it even at the upper end of its interval. Among those the least
-    expected score wins; where time or cost alone is minimised, the better in the other respect of those within 2 %. Where no plan is
-    that safe, the one least likely to exceed the limits wins, whatever its score: see docs/decisions.
+    A limit is a promise, so a plan should keep it even at the upper end of its interval. Among those the least expected
+    score wins; where time or cost alone is minimised, the better in the other respect of those within 2 %. Where no
+    plan is that safe, the one least likely to exceed the limits wins, whatever its score: see docs/decisions.
     """
     first = limits.expected_score(found)
     safe = np.flatnonzero(limits.risk(found) <= 1)

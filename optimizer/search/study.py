@@ -1,9 +1,9 @@
 """The study of whole plans: NSGA-II of Optuna, for expected time and cost at once, under the limits.
 
-Its dimensions are the machine options (type, market, zone and precision) and counts of up to three groups, and the batch
-size. What has an exact answer given these is solved inside, and no dimension: local batch sizes, the exchange
-(compressor, ratio, collective, and how often workers are synchronized), and the checkpoint interval. A trial of each of
-them would only be worse. The best that is known from elsewhere is enqueued, so that it is among the trials.
+Its dimensions are the machine options (type, market, zone and precision) and counts of up to three groups, and the
+batch size. What has an exact answer given these is solved inside, and no dimension: local batch sizes, the exchange
+(compressor, ratio, collective, and how often workers are synchronized), and the checkpoint interval. A trial of another
+value of them would only be worse. The best that is known from elsewhere is enqueued, so that it is among the trials.
 
 The only file that imports Optuna, and itself imported only where there is a study: it takes as long as planning.
 """
@@ -33,7 +33,8 @@ from hetopt.optimizer.search.objective import Limits, expected_totals
 from hetopt.optimizer.search.search_space import MAX_TYPES, Cluster, MachineOption, SearchSpace
 
 POPULATION = 40
-_IMPOSSIBLE = 1e12
+_IMPOSSIBLE = math.inf
+"""Time and cost of what cannot be: a plot leaves it out."""
 
 
 def study_mixes(
@@ -88,8 +89,7 @@ def study_mixes(
         while (left := trials - len(asked)) > 0:
             # Parents come from generations that are over, so that one generation is priced together.
             begun = [
-                _ask(study, space, len(options), slots)
-                for _ in range(min(left, POPULATION - len(asked) % POPULATION))
+                _ask(study, space, len(options), slots) for _ in range(min(left, POPULATION - len(asked) % POPULATION))
             ]
             clusters = [_cluster_of(trial.params, options, slots) for trial in begun]
             asked += clusters
@@ -130,9 +130,7 @@ def _ask(study: optuna.Study, space: SearchSpace, options: int, slots: range) ->
     return trial
 
 
-def _priced(
-    columns: Columns, job: JobModel, clusters: Sequence[Cluster]
-) -> list[tuple[Forecast, Cluster] | None]:
+def _priced(columns: Columns, job: JobModel, clusters: Sequence[Cluster]) -> list[tuple[Forecast, Cluster] | None]:
     """The forecast of each cluster, and the cluster with its exchange; absent where it is impossible."""
     rows, table = tabulate_rows(columns, ClusterRows.of(clusters), job)
     found = forecast(table, job) if len(rows) else None
@@ -189,7 +187,9 @@ def _described(space: SearchSpace, cluster: Cluster, told: Forecast) -> str:
     interval_s = float(told.interval_s[0])
     kept = f", a checkpoint every {formatting.duration(interval_s)}" if math.isfinite(interval_s) else ""
     way = space.exchanges[cluster.exchange]
-    return f"{machines}, batch {space.batch_sizes[cluster.batch]}, {formatting.exchange(way.compression, way.sync)}{kept}"
+    return (
+        f"{machines}, batch {space.batch_sizes[cluster.batch]}, {formatting.exchange(way.compression, way.sync)}{kept}"
+    )
 
 
 def _way(exchange: ExchangeOption) -> str:
