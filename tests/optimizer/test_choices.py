@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from hetopt.core.errors import BadInput, NoFeasiblePlan
 from hetopt.core.formatting import duration_span, usd_span
-from hetopt.optimizer.market.catalog import Catalog
+from hetopt.optimizer.market.catalog import Catalog, load_catalog
 from hetopt.optimizer.market.quota import FAMILIES, NEW_ACCOUNT, Bucket, QuotasExclude, named_quota, read_quotas
 from hetopt.optimizer.plan import Choice, Goal, Plan
 from hetopt.optimizer.recommendation.recommend import Options, recommend
 from hetopt.optimizer.search.objective import BALANCED, Limits
+from tests.face.described import RESNET101
 
 from .conftest import NOW
 from .profiles import make_profile
@@ -98,6 +99,18 @@ def test_machines_are_told_with_what_they_have_and_what_quotas_they_take(plan: P
             assert took == sum(
                 group.machines * group.hardware.vcpus for group in way.candidate.groups if group.hardware
             )
+
+
+def test_the_cheapest_by_its_median_is_named_where_doubt_passes_it_over(catalog: Catalog) -> None:
+    """An eighth of an L4 for a month, or for anything between three days and ten months."""
+    options = Options(objective="cheapest", mixed_types=1, only_types=("g6f.large", "g5.xlarge"))
+    goal = Goal(ends="epochs", amount=90, budget_usd=5000.0)
+    told = recommend(RESNET101, load_catalog("eu-central-1"), goal, options, seed=0, now=NOW)
+    assert [group.instance_type for group in told.chosen.groups] == ["g5.xlarge"]
+    [why] = [text for text in told.explanation if text.startswith("The best plan by its medians")]
+    assert "g6f.large" in why
+    measured = recommend(LARGE, catalog, Goal(ends="target", budget_usd=5.0), FEW, seed=0, now=NOW)
+    assert not any("by its medians" in text for text in measured.explanation)
 
 
 def test_quotas_of_a_new_account() -> None:
