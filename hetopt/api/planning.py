@@ -124,7 +124,7 @@ def recommend(
         inventory: file of machines of your own, such as ``"hosts.toml"``: a plan for some of them is made as well, and
             the better of the two is returned.
         trials: of an Optuna study of the whole space, which starts from the best that exact search found. Absent: 400
-            where that left mixes of three types, or with a ``journal``, and else none.
+            with a ``journal``, and none without.
         journal: file that keeps the study's trials; it goes on from those in it, and optuna-dashboard shows them.
         seed: the same seed gives the same plan.
         reporter: told what goes on.

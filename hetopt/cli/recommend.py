@@ -163,8 +163,8 @@ class Recommend:
         int | None,
         typer.Option(
             "--trials",
-            help="Also look through the whole space with so many trials of an Optuna study. Default: 400 where exact "
-            "search leaves mixes of three types, else none; 0: never.",
+            help="Also look through the whole space with so many trials of an Optuna study, from what exact search "
+            "found. Default: 400 with --resume, else none.",
         ),
     ] = None
     observed: Annotated[

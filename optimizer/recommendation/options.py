@@ -20,7 +20,7 @@ from hetopt.optimizer.market.offer_filter import Wishes
 from hetopt.optimizer.market.quota import Bucket
 from hetopt.optimizer.plan import Goal, Objective, ScalingRule
 from hetopt.optimizer.search.objective import BALANCED
-from hetopt.optimizer.search.search import Effort, Limits
+from hetopt.optimizer.search.search import STUDY_TRIALS, Effort, Limits
 from hetopt.optimizer.search.search_space import MAX_TYPES
 from hetopt.optimizer.step_time.earlier_runs import EarlierRuns
 
@@ -48,7 +48,7 @@ class Options:
         disk_gb: of each machine; absent: what is needed.
         data_bytes: of the data set, which each machine reads before it trains; 0: not counted.
         data_region: where it is; absent: where the machines are.
-        trials: of the Optuna study; absent: see `Effort`.
+        trials: of an Optuna study beside the exact search; absent: `STUDY_TRIALS` with a journal, and none without.
         mixed_types: instance types in one cluster at most.
         only_types: names or patterns of instance types to choose from; empty for all.
         exclude_types: names or patterns of those to leave out.
@@ -169,7 +169,10 @@ class Options:
     @property
     def effort(self) -> Effort:
         """The options that say how much is searched."""
-        return Effort(types=self.mixed_types, trials=self.trials, journal=self.journal)
+        usual = 0 if self.journal is None else STUDY_TRIALS
+        return Effort(
+            types=self.mixed_types, trials=usual if self.trials is None else self.trials, journal=self.journal
+        )
 
     def limits(self, goal: Goal) -> Limits:
         """What the plan must keep, and what is wanted of it."""

@@ -130,8 +130,8 @@ def recommend(
     goal, model, space, job, host = problem.goal, problem.model, problem.space, problem.job, problem.host
     limits = options.limits(goal)
     found = search(space, job, limits, seed=seed, effort=options.effort, tell=tell)
-    # Hints are found by searching again: quietly, and without the trials of the journal.
-    again = options.effort.again
+    # Hints are found by searching again: quietly, and without a study.
+    again = replace(options.effort, trials=0, journal=None)
     question = Question(
         space=space,
         job=job,

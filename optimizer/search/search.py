@@ -1,12 +1,10 @@
-"""Finds the best cluster: every cluster of one type, mixes by branch and bound, and by an Optuna study where too many.
-
-A study may also be asked for where nothing is left to find: an independent search of the whole space, told of the best
-that the others found, and a record that can be looked at.
+"""Finds the best cluster: every cluster of one type, and mixes by branch and bound.
 
 Enumeration covers the clusters of one machine type, and says what is worth mixing. Mixes of two types are searched
-exactly (`mixes`), and so are those of three where what is known leaves few of them. Where it leaves too many, NSGA-II
-looks for them, for time and cost at once, starting from the best that is known. Shares of the batch and the exchange
-are no dimensions: they are solved exactly inside. A descent over single changes makes the winner a local optimum.
+exactly (`mixes`), and so are those of three where what is known leaves few of them. Shares of the batch and the
+exchange are no dimensions: they are solved exactly inside. A descent over single changes makes the winner a local
+optimum, of three types as well. A study of Optuna may be asked for beside all that: it looks through the whole space
+for time and cost at once, told of the best that is known.
 """
 
 from __future__ import annotations
@@ -36,8 +34,7 @@ Array = NDArray[np.float64]
 
 STUDY_TRIALS = 400
 SHORTLIST = 24
-"""Options that are mixed by the descent, and by a study that nobody asked for; more than the starts, so that each start
-is among them."""
+"""Options that are mixed by the descent."""
 
 NEAR_BEST = 400
 """Of the best clusters of one type so many are looked at with every count, where the enumeration goes in steps."""
@@ -52,15 +49,14 @@ class Effort:
 
     Attributes:
         types: instance types in one cluster at most.
-        trials: of the study; absent: `STUDY_TRIALS` where mixes of three types are too many to rule out or a journal is
-            kept, and none where there is nothing left to find.
+        trials: of a study beside the exact search.
         boxes: of mixes of two types that are bounded at most.
         boxes_of_three: of mixes of three types.
         journal: where the study is kept, so that a search that was stopped goes on; absent: in memory.
     """
 
     types: int = MAX_TYPES
-    trials: int | None = None
+    trials: int = 0
     boxes: int = BOXES
     boxes_of_three: int = BOXES_OF_THREE
     journal: Path | None = None
@@ -72,18 +68,8 @@ class Effort:
                 f"`mixed_types` must be 1 to {MAX_TYPES}, got {self.types}.",
                 hint="a cluster has so many instance types at most",
             )
-        if self.trials is not None and self.trials < 0:
+        if self.trials < 0:
             raise BadInput(f"`trials` must be at least 0, got {self.trials}.", hint="0 searches without a study")
-
-    @property
-    def asks_for_a_study(self) -> bool:
-        """Whether there is one wherever the search of mixes ends."""
-        return self.trials != 0 and (self.trials is not None or self.journal is not None)
-
-    @property
-    def again(self) -> Effort:
-        """For the same question with other limits, as hints ask it: without a study that is only for the record."""
-        return replace(self, journal=None, trials=0 if self.trials == 0 else None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,8 +165,8 @@ def search(
                 tell("mixes of three types")
                 proof = _proof_of_three(pool, proof, effort)
                 _descend(pool, _worth_mixing(pool)[1], types=effort.types)
-            left = effort.types > 2 and (proof is None or proof.types < effort.types)
-            if effort.asks_for_a_study or (left and effort.trials != 0):
+            _widen(pool, effort.types)
+            if effort.trials:
                 tell("a study of mixes")
                 from hetopt.optimizer.search.study import study_mixes  # Optuna's import takes most of a second.
 
@@ -191,18 +177,16 @@ def search(
                     job,
                     limits,
                     [pool.rows.cluster(row) for row in promising],
-                    range(len(space.options)) if effort.asks_for_a_study else shortlist,
+                    range(len(space.options)),
                     types=effort.types,
                     seed=seed,
-                    trials=STUDY_TRIALS if effort.trials is None else effort.trials,
+                    trials=effort.trials,
                     journal=effort.journal,
                     asked=asked,
                 )
                 pool.add(ClusterRows.of(asked))
                 _descend(pool, shortlist, types=effort.types)
-            best = [pool.rows.cluster(row) for row in _front(pool)]
-            around = [other for cluster in best for other in _neighbours(space, cluster, shortlist, effort.types)]
-            pool.add(ClusterRows.of(around))
+                _widen(pool, effort.types)
         except KeyboardInterrupt:
             goes_on()
             stopped = True
@@ -302,6 +286,14 @@ def _descend(pool: Pool, shortlist: Sequence[int], *, types: int) -> None:
             break
         seen.add(best)
         pool.add(ClusterRows.of(_neighbours(pool.columns.space, best, shortlist, types)))
+
+
+def _widen(pool: Pool, types: int) -> None:
+    """Price the neighbours of the front."""
+    _, shortlist = _worth_mixing(pool)
+    best = [pool.rows.cluster(row) for row in _front(pool)]
+    near = [other for cluster in best for other in _neighbours(pool.columns.space, cluster, shortlist, types)]
+    pool.add(ClusterRows.of(near))
 
 
 def _neighbours(space: SearchSpace, cluster: Cluster, shortlist: Sequence[int], types: int) -> list[Cluster]:
