@@ -427,7 +427,9 @@ class Plan(Artifact):
     hetopt_version: str
     goal: Goal
     chosen: Candidate
-    pareto: tuple[Candidate, ...] = Field(description="no other plan that was found is both faster and cheaper")
+    pareto: tuple[Candidate, ...] = Field(
+        description="no other plan that was found is expected to be both faster and cheaper"
+    )
     choices: tuple[Choice, ...] = Field(
         default=(), description="the ways to go side by side; empty in plans of versions that did not compare them"
     )

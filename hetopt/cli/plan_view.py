@@ -380,7 +380,7 @@ def _price_of(group: Group) -> str:
 
 
 def _show_alternatives(plan: Plan) -> None:
-    render.heading("Alternatives (none is both faster and cheaper than another)")
+    render.heading("Alternatives (none is expected to be both faster and cheaper than another)")
     render.table(
         [
             render.Column(name="time", justify="right"),
