@@ -42,12 +42,15 @@ CUT_S = 4.0
 
 def inventory_of(servers: Servers, network: EmulatedNetwork) -> Path:
     """The three hosts as a file."""
-    text = f'python = "{sys.executable}"\nfolder = "{servers.folder / "remote"}"\nusd_per_hour = 0.1\n'
+    text = f'python = "{sys.executable}"\nusd_per_hour = 0.1\n'
     for place in range(len(SPEEDS)):
         name = network.namespace(place)
         (quota,) = find_quotas(name)
         servers.host(f"box{place}", network=name, group=quota.members)
-        text += f'[box{place}]\nprivate = "{network.address(place)}"\n'
+        # Each has a disk of its own: of hosts that share one, the first to end cannot know that the folder is to go.
+        folder = servers.folder / "remote" / str(place) / "hetopt"
+        folder.parent.mkdir(parents=True)
+        text += f'[box{place}]\nprivate = "{network.address(place)}"\nfolder = "{folder}"\n'
     path = servers.folder / "hosts.toml"
     path.write_text(text, encoding="utf-8")
     return path
@@ -99,14 +102,10 @@ def checked_s(servers: Servers, count: int) -> float:
 
 
 def redone_s(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> float:
-    """Seconds of training that a loss has undone: from the last step that was kept to the last before it."""
-    times_s = {event["step"]: event["time_s"] for event in before if event["event"] == "step"}
+    """Seconds of training that a loss has undone: of the steps that were done again, without restarts between them."""
+    took_s = {event["step"]: event["step_time_s"] * event["steps"] for event in before if event["event"] == "step"}
     again = steps_in(after[len(before) :])
-    if not again or min(again) > max(times_s):
-        return 0.0
-    kept = [time_s for step, time_s in times_s.items() if step < min(again)]
-    undone: float = max(times_s.values()) - max(kept, default=min(times_s.values()))
-    return undone
+    return float(sum(step_s for step, step_s in took_s.items() if again and step >= min(again)))
 
 
 def cut_once(going: hetopt.Run, network: EmulatedNetwork, place: int) -> int:
@@ -185,7 +184,8 @@ def left_on(servers: Servers, network: EmulatedNetwork) -> int:
     for place in range(len(SPEEDS)):
         ports = ["ip", "netns", "exec", network.namespace(place), "ss", "-Hltu"]
         processes += len(subprocess.run(ports, capture_output=True, check=True).stdout.splitlines())
-    return processes + sum(1 for _ in os.walk(servers.folder / "remote"))
+    there = sum(len(folders) + len(files) for _, folders, files in os.walk(servers.folder / "remote"))
+    return processes + there - len(SPEEDS)
 
 
 if __name__ == "__main__":
