@@ -58,7 +58,10 @@ def standing_for(times: Sequence[WorkerTime]) -> WorkerTime:
         """Samples of the mean worker with which the first of these is at its limit."""
         limits = [(most, time) for time in times for most in [of(time)] if most is not None]
         per_sample_s = len(times) / rate
-        return min((max(1, math.floor(most * time.per_sample_s / per_sample_s)) for most, time in limits), default=None)
+        return min(
+            (max(1, math.floor(most * time.per_sample_s / per_sample_s * (1 + 1e-9))) for most, time in limits),
+            default=None,
+        )
 
     fixed_s, floor_s = mean(lambda time: time.fixed_s), max(time.floor_s for time in times)
     return WorkerTime(

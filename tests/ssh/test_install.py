@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import platform
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -91,6 +92,20 @@ def test_what_the_lock_names_is_installed_and_nothing_else_is_left(
     root = tmp_path / "there" / "runs" / "run" / "box"
     assert told == {"ready": str(root), "python": str(root / "venv" / "bin" / "python"), "says": "installed"}
     assert not (root / "tmp").exists()
+
+
+def test_a_folder_that_was_made_for_a_run_goes_with_it_though_its_host_was_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node of these tests cleans nothing up, as one that lost power."""
+    lock = {"gpu": f"one==1.0 --hash=sha256:{wheel(tmp_path, 'one')}\n"}
+    config = tmp_path / "there" / "runs" / "run" / "box" / receive.CONFIG
+    for _ in range(2):
+        begun(tmp_path, lock, monkeypatch)
+        assert json.loads(config.read_text())["made"] is True
+    shutil.rmtree(tmp_path / "there" / "runs")
+    begun(tmp_path, lock, monkeypatch)
+    assert json.loads(config.read_text())["made"] is False, "it was there before"
 
 
 def test_another_package_under_that_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ import time
 MARK = "HETOPT-SAYS "
 CONFIG = "host.json"
 PID = "pid"
+MADE = "made"
 CPU_TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 _GONE_S = 15.0
 
@@ -35,8 +36,9 @@ def main() -> None:
         _say({"refused": "the run or the host is called as no folder is"})
         return
     root = "/".join((folder, "runs", *names))
-    # What was made for the run goes with it, and nothing that was there before.
-    asked["config"]["made"] = not os.path.exists(folder)
+    # What was made for the run goes with it, and nothing that was there before; a host that lost power has it still.
+    made = not os.path.exists(folder) or os.path.exists(f"{root}/{MADE}")
+    asked["config"]["made"] = made
     data = sys.stdin.buffer.read(asked["bytes"])
     if hashlib.sha256(data).hexdigest() != asked["sha256"]:
         _say({"refused": "the code did not arrive as it was sent"})
@@ -45,6 +47,8 @@ def main() -> None:
         _end_earlier(root)
         shutil.rmtree(root, ignore_errors=True)
         os.makedirs(f"{root}/run", mode=0o700)
+        if made:
+            open(f"{root}/{MADE}", "w").close()
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
             for entry in archive.getmembers():
                 if not entry.isreg() or entry.name.startswith("/") or ".." in entry.name.split("/"):
