@@ -188,16 +188,18 @@ packages() {{ # install, or download, and where from or where to
 # is not trusted; pip takes nothing whose hash is not in the lock.
 wheels="$root/wheels"
 left="{WHEELS_FOLDER}/$(cat "$locks"*.txt "$own" | sha256sum | cut -c-64).tar"
+# Compiling all of torch takes longer than unpacking it, and a machine imports a part.
+offline=(--no-compile --no-index --find-links "$wheels")
 mkdir -p "$wheels"
 if object get "$left" "$wheels.tar" 2>/dev/null &&
     tar --extract --no-same-owner --directory "$wheels" --file "$wheels.tar" &&
-    packages install --no-index --find-links "$wheels"; then
+    packages install "${{offline[@]}}"; then
     rm -r "$wheels" "$wheels.tar"
 else
     echo "no wheels in the bucket: they come from their index"
     rm -rf "$wheels" "$wheels.tar"
     packages download --dest "$wheels"
-    packages install --no-index --find-links "$wheels"
+    packages install "${{offline[@]}}"
     leave() {{
         tar --create --directory "$wheels" --file "$wheels.tar" . && object put "$left" --body "$wheels.tar" ||
             echo "the next machine finds no wheels in the bucket"
