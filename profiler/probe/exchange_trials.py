@@ -19,16 +19,24 @@ from hetopt.profiler.probe.crew import ProbeGroup
 from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.comm.vectors import energy
 
-SETTLED_STEPS, COUNTED_STEPS = 5, 2
-"""Of a way with a residual. Pilots of small jobs have few steps, and there are many ways; what is lost by looking so
-early is in docs/decisions/0061."""
+SETTLED_STEPS, COUNTED_STEPS = 12, 4
+"""Of a way with a residual, where all ways are followed at once; what it holds back needs about 1 / gain steps."""
+
+HURRIED_STEPS = 5
+"""In place of the first, where they are followed one by one: pilots have few steps, and there are many ways. Gains are
+then too good, by up to a factor of three (docs/decisions/0061)."""
+
+TOGETHER_ELEMENTS = 4_000_000
+"""Of a gradient, up to which they are: each holds three copies of it."""
 
 FORGETTING_STEPS = 2
-"""Of one without: nothing has to settle."""
+"""Of a way without a residual: nothing has to settle."""
 
 
 class ExchangeTrials:
-    """One way after the other, and each of them once in a pilot at most. Built and called by all ranks together.
+    """Each way once, all at once or one after the other. What a pilot has no time for begins anew in the next.
+
+    Built and called by all ranks together.
 
     Args:
         ways: as people write them.
@@ -38,24 +46,14 @@ class ExchangeTrials:
     """
 
     def __init__(self, ways: Sequence[str], shapes: Shapes, device: torch.device, seed: int) -> None:
-        self._ways, self._shapes, self._device, self._seed = tuple(ways), tuple(shapes), device, seed
+        self._ways, self._shapes, self._device, self._seed = list(ways), tuple(shapes), device, seed
         self._numel = sum(torch.Size(shape).numel() for shape in shapes)
-        self._next, self._pilot, self._ended = 0, 0, 0
-        self._begin()
+        self._together = len(self._ways) if self._numel <= TOGETHER_ELEMENTS else 1
+        self._pilot = 0
+        self._open: list[_Trial] = []
 
-    def _begin(self) -> None:
-        self._way = self._ways[self._next % len(self._ways)]
-        self._exchange = self._make(self._way)
-        self._exact = self._make("dense")
-        self._taken = 0
-        self._sums = [0.0] * 5
-
-    def _make(self, way: str) -> Exchange:
-        compression = parse_compression(way)
-        return Exchange(compression, self._numel, device=self._device, shapes=self._shapes, seed=self._seed)
-
-    def follow(self, local: Tensor, crew: ProbeGroup, *, pilot: int, step: int) -> ExchangeTried | None:
-        """Exchange this worker's weighted gradient of one step; what was found, where that ends a trial.
+    def follow(self, local: Tensor, crew: ProbeGroup, *, pilot: int, step: int) -> tuple[ExchangeTried, ...]:
+        """Exchange this worker's weighted gradient of one step; what was found by the trials that this ends.
 
         Args:
             local: left as it is.
@@ -64,34 +62,67 @@ class ExchangeTrials:
             step: likewise.
         """
         if pilot != self._pilot:  # other weights
-            self._pilot, self._ended = pilot, 0
-            self._begin()
-        if self._ended == len(self._ways):
-            return None
+            self._pilot, self._open = pilot, [self._trial(trial.way) for trial in self._open]
+        while len(self._open) < self._together and self._ways:
+            self._open.append(self._trial(self._ways.pop(0)))
+        for trial in self._open:
+            trial.take(local)
+        ended = [trial for trial in self._open if trial.is_over]
+        self._open = [trial for trial in self._open if not trial.is_over]
+        found = [(trial.way, trial.found(crew)) for trial in ended]
+        workers = crew.context.world_size
+        return tuple(
+            ExchangeTried(pilot=pilot, step=step, compression=way, workers=workers, **told)
+            for way, told in found
+            if told
+        )
+
+    def _trial(self, way: str) -> _Trial:
+        settled = SETTLED_STEPS if self._together > 1 else HURRIED_STEPS
+        return _Trial(way, self._exchange(way), self._exchange("dense"), settled)
+
+    def _exchange(self, way: str) -> Exchange:
+        compression = parse_compression(way)
+        return Exchange(compression, self._numel, device=self._device, shapes=self._shapes, seed=self._seed)
+
+
+class _Trial:
+    """One way, from an empty residual on."""
+
+    def __init__(self, way: str, exchange: Exchange, exact: Exchange, settled: int) -> None:
+        self.way, self._exchange, self._exact, self._settled = way, exchange, exact, settled
+        self._holds_back = False
+        self._taken = 0
+        self._sums = [0.0] * 5
+
+    @property
+    def is_over(self) -> bool:
+        """Whether enough is known of it."""
+        return self._taken >= (self._settled + COUNTED_STEPS if self._holds_back else FORGETTING_STEPS)
+
+    def take(self, local: Tensor) -> None:
+        """The gradient of one more step."""
         out = local.clone()
         stats = self._exchange.run(out)
         self._taken += 1
-        if stats.energy is not None and stats.kept_energy is not None:
-            if self._taken > SETTLED_STEPS:
+        self._holds_back = stats.kept_energy is not None and stats.energy is not None
+        if stats.kept_energy is not None and stats.energy is not None:
+            if self._taken > self._settled:
                 self._add(stats.kept_energy, stats.energy)
-            if self._taken < SETTLED_STEPS + COUNTED_STEPS:
-                return None
-            kept, whole, *_ = crew.total(self._sums)
-            found = {"gain": min(1.0, kept / whole)} if whole > 0 else {}
-        else:
-            whole_sum = local.clone()
-            self._exact.run(whole_sum)
-            self._add(0.0, energy(local), energy(out - whole_sum), float(out @ whole_sum), energy(whole_sum))
-            if self._taken < FORGETTING_STEPS:
-                return None
-            _, own, error, along, exact = crew.total(self._sums)
-            workers = crew.context.world_size  # all hold the same sums
-            found = {"variance": error / workers / own, "signal": along / exact} if own > 0 and exact > 0 else {}
-        way, self._next, self._ended = self._way, self._next + 1, self._ended + 1
-        self._begin()
-        if not found:
-            return None
-        return ExchangeTried(pilot=pilot, step=step, compression=way, workers=crew.context.world_size, **found)
+            return
+        whole = local.clone()
+        self._exact.run(whole)
+        self._add(0.0, energy(local), energy(out - whole), float(out @ whole), energy(whole))
+
+    def found(self, crew: ProbeGroup) -> dict[str, float]:
+        """Gain, or variance and signal, over all workers; empty where the gradient was zero."""
+        kept, own, error, along, exact = crew.total(self._sums)
+        if own <= 0:
+            return {}
+        if self._holds_back:
+            return {"gain": min(1.0, kept / own)}
+        # All workers hold the same sums.
+        return {"variance": error / crew.context.world_size / own, "signal": along / exact} if exact > 0 else {}
 
     def _add(self, *values: float) -> None:
         for place, value in enumerate(values):

@@ -44,10 +44,8 @@ FEWEST_STEPS = 4
 """Taken by the first pilot whatever its time limit: without any there would be neither noise nor gain."""
 
 SAMPLING_SHARE = 0.3
-"""Part of a pilot's time that its samples may take; they become rarer where they are costly."""
-
-TRIALS_SHARE = 0.15
-"""Part of its time limit that trying other ways to exchange may take: half of what samples may."""
+"""Part of a pilot's time that its samples may take, which become rarer where they are costly; and of its time limit,
+that trying other ways to exchange may."""
 
 EVALUATIONS_IN_LIMIT = 6
 """An epoch that is longer than this part of the time limit is evaluated in between."""
@@ -172,7 +170,7 @@ class PilotRun:
             batch = self._cursor.take(self._shares)
             self._learning_rate.apply(self._optimizer, batch.position / self._cursor.dataset_size, self._scale)
             sampled = self._gains is not None and rhythm.is_due(step)
-            tries = self._trials is not None and self._tried_s <= TRIALS_SHARE * time_limit_s
+            tries = self._trials is not None and self._tried_s <= SAMPLING_SHARE * time_limit_s
             finite = (
                 self._sampled_step(batch, step) if sampled else self._plain_step(batch, tries=step if tries else None)
             )
@@ -268,8 +266,7 @@ class PilotRun:
         """Beside the step, on the time that trials may take."""
         crew = self._ground.crew
         begun_s = crew.elapsed_s()
-        tried = trials.follow(self._held.local, crew, pilot=self._index, step=step)
-        if tried is not None:
+        for tried in trials.follow(self._held.local, crew, pilot=self._index, step=step):
             crew.record(tried)
         self._tried_s += crew.elapsed_s() - begun_s
 
