@@ -409,18 +409,9 @@ def steps_elsewhere(measured: Sequence[Measured], asked: Sequence[Place]) -> tup
 
 
 @lru_cache(maxsize=4096)
-def transferred(
-    measured: tuple[Measured, ...], asked: Place, alone: tuple[Measured, ...] = ()
-) -> tuple[float, float, float]:
-    """Log of the seconds of a step at one place, its standard deviation, and that from ``alone`` (default: from all).
-
-    Catalogues have many types with one GPU, so answers are kept.
-    """
-    told, covariance = steps_elsewhere(measured, [asked])
-    log_sd = math.sqrt(covariance[0, 0])
-    if len(measured) == 1 or not alone:
-        return float(told[0]), log_sd, log_sd
-    return float(told[0]), log_sd, math.sqrt(steps_elsewhere(alone, [asked])[1][0, 0])
+def transferred(measured: tuple[Measured, ...], asked: tuple[Place, ...]) -> tuple[Array, Array]:
+    """`steps_elsewhere`, kept: catalogues have many types with one GPU, and all places at once cost as much as one."""
+    return steps_elsewhere(measured, asked)
 
 
 def gpu_of(accelerator: Accelerator) -> Gpu | None:

@@ -21,7 +21,6 @@ from hetopt.optimizer.step_time.gpu_transfer import (
     Measured,
     Place,
     gpu_of,
-    steps_elsewhere,
     transferred,
 )
 from hetopt.optimizer.step_time.posterior import Posterior
@@ -97,20 +96,33 @@ def _place(name: str, catalog: Mapping[str, InstanceType], batch_size: float) ->
 def relatives(
     names: Sequence[str], measured: Sequence[str], catalog: Mapping[str, InstanceType], seen: Sequence[Seen] = ()
 ) -> tuple[Kinship, ...]:
-    """`kinship` of each of several types, the measured ones first, with what those that were not measured share."""
-    found = [kinship(name, measured, catalog, seen) for name in names]
-    first = len(measured)
-    places = {
-        index: place
+    """How types relate to those that were measured: by their GPU to all of them, by their processor to the nearest.
+
+    Args:
+        names: the types, the measured ones first.
+        measured: the model's types, in their order.
+        catalog: known instance types.
+        seen: steps of those with a GPU.
+
+    Raises:
+        BadInput: a type was not measured, nor does the catalogue relate it to one that was.
+    """
+    asked = [index for index in range(len(measured), len(names)) if _has_gpu(names[index], catalog, seen)]
+    by_gpu = _by_gpus([names[index] for index in asked], catalog, seen) if asked else []
+    found = [
+        Kinship(reference=measured.index(name), evidence="measured", basis="measured")
+        if name in measured
+        else _kinship(name, measured, catalog, by_gpu[asked.index(index)] if index in asked else None)
         for index, name in enumerate(names)
-        if index >= first and seen and (place := _place(name, catalog, seen[0].step.place.batch_size)) is not None
-    }
-    if len(places) > 1:
-        _, covariance = steps_elsewhere([one.step for one in seen], list(places.values()))
+    ]
+    if len(asked) > 1:
+        _, covariance = transferred(
+            tuple(one.step for one in seen), _places([names[index] for index in asked], catalog, seen[0])
+        )
         triangle = np.linalg.cholesky(covariance)
-        for row, index in enumerate(places):
-            parts = np.zeros(len(names) - first)
-            parts[[place - first for place in places]] = (
+        for row, index in enumerate(asked):
+            parts = np.zeros(len(names) - len(measured))
+            parts[[place - len(measured) for place in asked]] = (
                 triangle[row] * found[index].log_sd / np.linalg.norm(triangle[row])
             )
             found[index] = replace(found[index], parts=tuple(parts.tolist()))
@@ -120,19 +132,16 @@ def relatives(
 def kinship(
     name: str, measured: Sequence[str], catalog: Mapping[str, InstanceType], seen: Sequence[Seen] = ()
 ) -> Kinship:
-    """How a type relates to those that were measured: by its GPU to all of them, by its processor to the nearest.
-
-    Args:
-        name: the type.
-        measured: the model's types, in their order.
-        catalog: known instance types.
-        seen: steps of those with a GPU.
-
-    Raises:
-        BadInput: neither was it measured, nor does the catalogue relate it to a type that was.
-    """
+    """How one type relates to those that were measured, see `relatives`."""
     if name in measured:
-        return Kinship(reference=measured.index(name), evidence="measured", basis="measured")
+        return relatives([name], measured, catalog, seen)[0]
+    return relatives([*measured, name], measured, catalog, seen)[-1]
+
+
+def _kinship(
+    name: str, measured: Sequence[str], catalog: Mapping[str, InstanceType], by_gpu: Kinship | None
+) -> Kinship:
+    """Of a type that was not measured."""
     type_ = name.partition(IN_PRECISION)[0]
     wanted = catalog.get(type_)
     if wanted is None:
@@ -140,14 +149,13 @@ def kinship(
             f"the type '{type_}' was not measured ({', '.join(measured)} was) and is not in the catalogue.",
             hint="measure a step on it, or see `hetopt catalog list`",
         )
-    found = _by_gpu(name, wanted, catalog, seen) if wanted.cuda_devices else None
     near = [
         relative
         for index, known in enumerate(measured)
         if (instance := catalog.get(known.partition(IN_PRECISION)[0])) is not None
         and (relative := _relate(index, known, instance, name, wanted)) is not None
     ]
-    if not near and found is None:
+    if not near and by_gpu is None:
         lacking = wanted.accelerator is not None and gpu_of(wanted.accelerator) is None
         raise BadInput(
             f"nothing relates the type '{type_}' to what was measured ({', '.join(measured)}).",
@@ -157,35 +165,46 @@ def kinship(
             else "measure a step on it, or import samples under the names of the catalogue",
         )
     # The very same GPU beside more processors, or a processor's family, before what others tell.
-    return min(near, key=lambda relative: relative.log_sd) if near or found is None else found
+    return min(near, key=lambda relative: relative.log_sd) if near or by_gpu is None else by_gpu
 
 
-def _by_gpu(
-    name: str, wanted: InstanceType, catalog: Mapping[str, InstanceType], seen: Sequence[Seen]
-) -> Kinship | None:
+def _has_gpu(name: str, catalog: Mapping[str, InstanceType], seen: Sequence[Seen]) -> bool:
+    return bool(seen) and _place(name, catalog, 1.0) is not None
+
+
+def _places(names: Sequence[str], catalog: Mapping[str, InstanceType], one: Seen) -> tuple[Place, ...]:
+    """Where types compute at the batch size of a measured step."""
+    found = [_place(name, catalog, one.step.place.batch_size) for name in names]
+    return tuple(place for place in found if place is not None)
+
+
+def _by_gpus(names: Sequence[str], catalog: Mapping[str, InstanceType], seen: Sequence[Seen]) -> list[Kinship]:
     """From all GPUs that were measured (`gpu_transfer`); the line over batch sizes is the nearest one's."""
     known = tuple(one.step for one in seen)
-    told = [
-        transferred(known, place, (one.step,))
-        for one in seen
-        if (place := _place(name, catalog, one.step.place.batch_size)) is not None
-    ]
-    if not told:
-        return None
-    best = min(range(len(told)), key=lambda index: told[index][2])
-    nearest = seen[best]
-    factor = told[best][0] - math.log(nearest.step.step_time_s)
-    instance = catalog[nearest.name.partition(IN_PRECISION)[0]]
-    return Kinship(
-        reference=nearest.reference,
-        evidence="extrapolated",
-        basis=f"by what public measurements say of its GPU, from {' and '.join(one.name for one in seen)}",
-        fixed=factor,
-        per_sample=factor,
-        link=math.log(instance.network_bytes_per_s / wanted.network_bytes_per_s),
-        log_sd=told[best][1],
-        link_log_sd=LINK_LOG_SD,
-    )
+    told, sure = [], []
+    for one in seen:
+        places = _places(names, catalog, one)
+        told.append(transferred(known, places))
+        sure.append(np.diag(told[-1][1] if len(seen) == 1 else transferred((one.step,), places)[1]))
+    found = []
+    for index, name in enumerate(names):
+        best = min(range(len(seen)), key=lambda source: sure[source][index])
+        nearest, (log_s, covariance) = seen[best], told[best]
+        factor = float(log_s[index]) - math.log(nearest.step.step_time_s)
+        instance, wanted = (catalog[type_.partition(IN_PRECISION)[0]] for type_ in (nearest.name, name))
+        found.append(
+            Kinship(
+                reference=nearest.reference,
+                evidence="extrapolated",
+                basis=f"by what public measurements say of its GPU, from {' and '.join(one.name for one in seen)}",
+                fixed=factor,
+                per_sample=factor,
+                link=math.log(instance.network_bytes_per_s / wanted.network_bytes_per_s),
+                log_sd=math.sqrt(covariance[index, index]),
+                link_log_sd=LINK_LOG_SD,
+            )
+        )
+    return found
 
 
 def _relate(reference: int, known: str, instance: InstanceType, name: str, wanted: InstanceType) -> Kinship | None:

@@ -334,8 +334,8 @@ def _from_gpu(model: FittedModel, host: ReferenceHost, accelerator: Accelerator)
         return Unusable(reason=NO_RATES_OF_OWN_GPU)
     else:
         step = host.gpus[0]
-        told, log_sd, _ = transferred(host.gpus, replace(step.place, gpu=gpu))
-        log_factor = told - math.log(step.step_time_s)
+        told, covariance = transferred(host.gpus, (replace(step.place, gpu=gpu),))
+        log_factor, log_sd = float(told[0]) - math.log(step.step_time_s), math.sqrt(covariance[0, 0])
     factor = math.exp(log_factor)
     return _scaled(
         model,
