@@ -16,6 +16,7 @@ from scipy.optimize import minimize
 
 from benchmarks._gpu_throughput import Column
 from hetopt.optimizer.step_time.gpu_transfer import (
+    BATCH_GAIN,
     FEATURES,
     KINDS,
     LEVEL_SD,
@@ -105,5 +106,6 @@ def _fit(cells: Cells, throughput: Array, calibration: float) -> GpuModel:
 
 
 def _about_the_middle(column: Column) -> Array:
-    logs = np.log([cell.place.batch_size / cell.step_time_s for cell in column.cells])
+    batches = np.log([cell.place.batch_size for cell in column.cells])
+    logs = (1 - BATCH_GAIN) * batches - np.log([cell.step_time_s for cell in column.cells])
     return np.asarray(logs - logs.mean(), dtype=np.float64)

@@ -339,6 +339,22 @@ def coverage(found: Sequence[Answer]) -> tuple[float, float]:
     )
 
 
+def of_the_gpu(found: Sequence[Answer]) -> float:
+    """Share of the errors' variance that is the GPU's and not the job's: rho of `earlier_runs`.
+
+    Moments of one-way random effects about zero, which is what is foreseen; a job's mean error on a GPU is one value.
+    """
+    told: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for one in found:
+        told[one.column.cells[one.target].place.gpu.key][one.column.job].append(one.error)
+    groups = [np.array([np.mean(errors) for errors in jobs.values()]) for jobs in told.values() if len(jobs) > 1]
+    count = sum(map(len, groups))
+    of_jobs = sum(float(((group - group.mean()) ** 2).sum()) for group in groups) / (count - len(groups))
+    about_zero = sum(len(group) * float(group.mean()) ** 2 for group in groups)
+    of_gpus = max(0.0, (about_zero - len(groups) * of_jobs) / count)
+    return of_gpus / (of_gpus + of_jobs)
+
+
 def regret(found: Sequence[Answer], prices: Mapping[str, float]) -> float:
     """Mean extra cost a sample of the GPU that looks cheapest, from one that was measured, over the cheapest."""
     choices: dict[tuple[int, int], list[Answer]] = defaultdict(list)
@@ -466,7 +482,10 @@ def main() -> None:
         row(results, f"kind held out{suffix}", held_out(believed, scored, by_family, models.from_one), prices)
         row(results, f"two measured{suffix}", held_out(believed, scored, by_job, models.from_two), prices)
         row(results, f"second chosen{suffix}", held_out(believed, scored, by_job, models.from_chosen), prices)
-        row(results, f"no row of the GPU{suffix}", without_rows(believed, scored, models), prices)
+        unseen = without_rows(believed, scored, models)
+        row(results, f"no row of the GPU{suffix}", unseen, prices)
+        if not suffix:
+            results.figures["of_the_gpu_without_a_row"] = round(of_the_gpu(unseen), 4)
     for interconnect, (must, aim) in MACHINES.items():
         pairs = [one for one in read_machines(data) if one.interconnect == interconnect and one.job in some]
         if pairs:

@@ -3,8 +3,9 @@
 A mixed model of the log throughput ``y`` of a job on a GPU (Gelman and Hill 2007, chapter 12), normal in every part,
 and so a Gaussian process (Rasmussen and Williams 2006, chapter 2):
 
-    y = level + x' (beta + beta_k(z) + s) + u + w + w_k(z) + h + r + e
+    y = level + gain log b + x' (beta + beta_k(z) + s) + u + w + w_k(z) + h + r + e
 
+    b, gain         local batch size, and how throughput follows it in the mean of jobs and of GPUs that hold as much
     level           of the job; nothing is believed of it beforehand, one measured GPU fixes it
     x               what a GPU offers the job, logs: matrix rate in the job's precision, memory bandwidth,
                     multiprocessors x clock, local batch size; and the compute capability
@@ -66,6 +67,10 @@ KINDS: tuple[str, ...] = (*get_args(ModelKind), "other")
 
 Told = Literal["operations", "kind", "nothing"]
 """What is known of a job beside its steps: the kind of model and its operations, the kind alone, or neither."""
+
+BATCH_GAIN = 0.35
+"""Power of the local batch size that throughput follows where nothing else tells; slopes are of what is beside it. Jobs
+that were left out are as well predicted with 0.3 to 0.5 (15.7 to 15.9 % in the median), and worse with 0 (17.4 %)."""
 
 LENGTH = 1.5
 """Logs of seconds over which jobs are alike; ``RATE_LENGTH``: of operations a second."""
@@ -280,7 +285,7 @@ class GpuModel:
     """What is believed of jobs of which as much is told.
 
     Attributes:
-        cells: the public measurements, and ``throughput``, logs about the middle of their columns.
+        cells: the public measurements, and ``throughput``, logs beside `BATCH_GAIN`, about the middle of their columns.
         precision: the inverse of the throughputs' covariance.
     """
 
@@ -323,7 +328,8 @@ class GpuModel:
         """
         kind = next((KINDS.index(one.kind) for one in measured if one.kind is not None), 0)
         likeness = np.mean([one.likeness for one in measured], axis=0).tolist()
-        own = Cells.of([*(one.place for one in measured), *asked], "", -1, kind, likeness)
+        at = [one.place for one in measured]
+        own = Cells.of([*at, *asked], "", -1, kind, likeness)
         shared = _covariance(own, self.cells, self.spread)
         among = _covariance(own, own, self.spread) - shared @ self.precision @ shared.T
         among += self.spread.noise**2 * np.eye(len(own))
@@ -331,15 +337,15 @@ class GpuModel:
         known, new = slice(len(measured)), slice(len(measured), None)
         seen = among[known, known] + np.diag([one.log_sd**2 for one in measured])
         gain = np.linalg.solve(seen, among[known, new]).T
-        batches = np.log([one.place.batch_size for one in measured])
-        throughput = batches - np.log([one.step_time_s for one in measured])
+        batches, wanted = (np.log([place.batch_size for place in places]) for places in (at, asked))
+        throughput = (1 - BATCH_GAIN) * batches - np.log([one.step_time_s for one in measured])
         # The level's prior is wide and not infinite: about the first throughput it is as good as flat.
         middle = throughput.mean()
         told = middle + expected[new] + gain @ (throughput - middle - expected[known])
         left = among[new, new] - gain @ among[known, new]
         guessed = np.diag([place.gpu.log_sd**2 for place in asked])
         guessed += max((one.place.gpu.log_sd**2 for one in measured), default=0.0)
-        return np.log([place.batch_size for place in asked]) - told, self.spread.calibration**2 * left + guessed
+        return (1 - BATCH_GAIN) * wanted - told, self.spread.calibration**2 * left + guessed
 
 
 def features_of(places: Sequence[Place]) -> Array:

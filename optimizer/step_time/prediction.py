@@ -117,6 +117,7 @@ def predict(model: Posterior, configurations: Sequence[Configuration], kin: Sequ
     compute_weights, compute_left = model.latents.compute_at(points)
     exchange_weights, exchange_left = model.latents.exchange_at(rows.layouts)
     parameters, known_points = len(model.where), len(model.latents.points)
+    beside = _beside_the_line(rows, len(own.types), kin)
 
     def at(mode: Array) -> tuple[Steps, Callable[[str], Array]]:
         return evaluate(
@@ -124,7 +125,7 @@ def predict(model: Posterior, configurations: Sequence[Configuration], kin: Sequ
             where,
             rows,
             kinds,
-            compute_rest=(compute_weights @ mode[parameters : parameters + known_points])[rows.group_point],
+            compute_rest=(compute_weights @ mode[parameters : parameters + known_points])[rows.group_point] + beside,
             exchange_rest=(exchange_weights @ mode[parameters + known_points :])[rows.layout],
         )
 
@@ -199,6 +200,16 @@ def _foreign(rows: Rows, here: Steps, own: int, kin: Sequence[Kinship]) -> Array
             columns[:, 2 * place] += computing * part
         columns[:, 2 * index + 1] = here.exchange_share * relative.link_log_sd * rows.has_type[:, own + index]
     return columns
+
+
+def _beside_the_line(rows: Rows, own: int, kin: Sequence[Kinship]) -> Array:
+    """Log factor on the computation of each group, of relatives whose reference's line over batch sizes is a guess."""
+    beside = np.zeros(len(rows.group_type))
+    for index, relative in enumerate(kin):
+        if relative.by_batch is not None:
+            groups = rows.group_type == own + index
+            beside[groups] = relative.by_batch.log_factor(rows.group_batch[groups])
+    return beside
 
 
 def _kinds(own: Rows, rows: Rows, new: Sequence[str], kin: Sequence[Kinship]) -> Kinds:

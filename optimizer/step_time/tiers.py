@@ -16,6 +16,7 @@ from hetopt.core.errors import BadInput
 from hetopt.core.step_samples import IN_PRECISION
 from hetopt.optimizer.market.instance_type import Accelerator, InstanceType
 from hetopt.optimizer.plan import Evidence
+from hetopt.optimizer.step_time.design_matrix import Array
 from hetopt.optimizer.step_time.gpu_transfer import (
     PRECISIONS,
     Measured,
@@ -36,6 +37,31 @@ LINK_LOG_SD = 0.3
 
 
 @dataclass(frozen=True, kw_only=True)
+class BatchPower:
+    """How computation follows the local batch size ``b`` where it was measured at one ``b0`` alone.
+
+        (b / b0)^exponent       in place of      share + (1 - share) b / b0
+
+    A larger GPU runs larger batches and is the faster by them, a smaller one the slower: public measurements say so of
+    both together, and a line through one step says it of neither.
+
+    Attributes:
+        at: ``b0``, samples.
+        exponent: by `gpu_transfer`.
+        share: fixed part of the computation that the reference's line has at ``b0``.
+    """
+
+    at: float
+    exponent: float
+    share: float
+
+    def log_factor(self, batch_size: Array) -> Array:
+        """On the line."""
+        ratio = batch_size / self.at
+        return np.asarray(self.exponent * np.log(ratio) - np.log(self.share + (1 - self.share) * ratio))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Kinship:
     """A type in terms of a measured one.
 
@@ -45,6 +71,7 @@ class Kinship:
         log_sd: how well its computation is known that way; ``link_log_sd`` how well its links.
         parts: of ``log_sd``, what it shares with other types that were not measured (a row of the square root of their
             covariance): a measurement of the one tells about the other. Empty: it shares nothing.
+        by_batch: absent where the reference's own line over batch sizes is better known.
         basis: why, in words.
     """
 
@@ -57,15 +84,21 @@ class Kinship:
     log_sd: float = 0.0
     link_log_sd: float = 0.0
     parts: tuple[float, ...] = ()
+    by_batch: BatchPower | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """A type with a GPU that was measured: its place among the model's types, and a usual step of one worker."""
+    """A type with a GPU that was measured: its place among the model's types, and a usual step of one worker.
+
+    Attributes:
+        share: fixed part of that step; absent where more than one batch size was measured, which tell it.
+    """
 
     reference: int
     name: str
     step: Measured
+    share: float | None = None
 
 
 def measured_steps(model: Posterior, catalog: Mapping[str, InstanceType]) -> tuple[Seen, ...]:
@@ -73,13 +106,15 @@ def measured_steps(model: Posterior, catalog: Mapping[str, InstanceType]) -> tup
     rows, where, job = model.observed.rows, model.where, model.observed
     found = []
     for index, name in enumerate(rows.types):
-        batch = float(np.exp(np.log(rows.group_batch[rows.group_type == index]).mean()))
+        batches = rows.group_batch[rows.group_type == index]
+        batch = float(np.exp(np.log(batches).mean()))
         place = _place(name, catalog, batch)
         if place is not None:
             fixed, per_sample = model.mode[where.fixed][index], model.mode[where.per_sample][index]
             step_s = math.exp(fixed) + batch * math.exp(per_sample)
             step = Measured(place=place, step_time_s=step_s, kind=job.model_kind, flops_per_sample=job.flops_per_sample)
-            found.append(Seen(reference=index, name=name, step=step))
+            share = math.exp(fixed) / step_s if np.ptp(batches) == 0 else None
+            found.append(Seen(reference=index, name=name, step=step, share=share))
     return tuple(found)
 
 
@@ -179,12 +214,14 @@ def _places(names: Sequence[str], catalog: Mapping[str, InstanceType], one: Seen
 
 
 def _by_gpus(names: Sequence[str], catalog: Mapping[str, InstanceType], seen: Sequence[Seen]) -> list[Kinship]:
-    """From all GPUs that were measured (`gpu_transfer`); the line over batch sizes is the nearest one's."""
+    """From all GPUs that were measured (`gpu_transfer`); the nearest one's line over batch sizes, or `BatchPower`."""
     known = tuple(one.step for one in seen)
-    told, sure = [], []
+    told, sure, powers = [], [], []
     for one in seen:
         places = _places(names, catalog, one)
         told.append(transferred(known, places))
+        twice = tuple(replace(place, batch_size=2 * place.batch_size) for place in places)
+        powers.append((transferred(known, twice)[0] - told[-1][0]) / math.log(2))
         sure.append(np.diag(told[-1][1] if len(seen) == 1 else transferred((one.step,), places)[1]))
     found = []
     for index, name in enumerate(names):
@@ -202,6 +239,11 @@ def _by_gpus(names: Sequence[str], catalog: Mapping[str, InstanceType], seen: Se
                 link=math.log(instance.network_bytes_per_s / wanted.network_bytes_per_s),
                 log_sd=math.sqrt(covariance[index, index]),
                 link_log_sd=LINK_LOG_SD,
+                by_batch=None
+                if nearest.share is None
+                else BatchPower(
+                    at=nearest.step.place.batch_size, exponent=float(powers[best][index]), share=nearest.share
+                ),
             )
         )
     return found

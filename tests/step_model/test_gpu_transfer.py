@@ -94,7 +94,7 @@ def test_samples_say_what_is_trained() -> None:
         return StepTimeModel.fit(observe(samples), TYPES).predict(asked)[0].step_time_s
 
     kinds = {kind: told(sample(model_kind=kind)) for kind in (*KINDS[:-1], None)}
-    assert len({round(step, 6) for step in kinds.values()}) == len(kinds)
+    assert len({round(step, 9) for step in kinds.values()}) == len(kinds)
     busy, idle = (told(sample(model_kind="convolution", flops_per_sample=flops)) for flops in (2e10, 2e7))
     assert busy != pytest.approx(idle, rel=1e-3)
     with pytest.raises(BadInput, match="model_kind is convolution and transformer"):
@@ -125,6 +125,31 @@ def test_samples_and_queries_say_their_precision() -> None:
     ]
     assert full.step_time_s > same.step_time_s
     assert elsewhere.step_time_high_s / elsewhere.step_time_low_s > same.step_time_high_s / same.step_time_low_s
+
+
+@settings(max_examples=25, deadline=None)
+@given(step_time_s=st.floats(1e-2, 10), octaves=st.integers(1, 3))
+def test_another_gpu_follows_its_batch_by_a_power(step_time_s: float, octaves: int) -> None:
+    """One way as the other, where one batch size was measured; where two were, their line is the job's own."""
+
+    def of(type_: str, batch: int) -> Configuration:
+        return Configuration(nodes=(Node(type=type_, workers=1),), local_batch_size=batch)
+
+    sizes = [64 >> octaves, 64, 64 << octaves]
+    known = StepSample(**of("g4dn.xlarge", 64).model_dump(), step_time_s=step_time_s)
+    steps = StepTimeModel.fit(observe([known]), TYPES).predict([of("g5.xlarge", size) for size in sizes])
+    less, same, more = (one.step_time_s for one in steps)
+    assert less < same < more
+    assert more / same == pytest.approx(same / less, rel=1e-6)
+    assert more / same < 2**octaves
+    assert steps[2].step_time_high_s / more > steps[1].step_time_high_s / same
+    larger = StepSample(**of("g4dn.xlarge", 128).model_dump(), step_time_s=2 * step_time_s)
+    line = StepTimeModel.fit(observe([known, larger]), TYPES)
+    here, there = (
+        [one.step_time_s for one in line.predict([of(type_, size) for size in (64, 128)])]
+        for type_ in ("g4dn.2xlarge", "g5.xlarge")
+    )
+    assert there[1] / there[0] == pytest.approx(here[1] / here[0], rel=1e-6)
 
 
 def test_a_type_of_no_catalogue_is_one_sentence() -> None:
