@@ -23,6 +23,7 @@ def import_samples(source: Path, output: Path | None, *, force: bool, json_: boo
     import datetime
     from importlib.metadata import version
 
+    from hetopt.api.catalogs import in_use
     from hetopt.api.sample_remarks import remarks
     from hetopt.cli import parse, render, terminal
     from hetopt.core.step_samples import StepSamples
@@ -38,7 +39,7 @@ def import_samples(source: Path, output: Path | None, *, force: bool, json_: boo
     if output is not None:
         imported.save(output)
         render.note(f"wrote {output}")
-    for remark in remarks(samples):
+    for remark in remarks(samples, in_use().catalog.instance_types):
         render.note(remark)
     if json_:
         terminal.write(imported.to_json())

@@ -93,12 +93,14 @@ class Seen:
 
     Attributes:
         share: fixed part of that step; absent where more than one batch size was measured, which tell it.
+        off: log of (measured / foretold by the job's other GPUs) seconds, where those contradict it.
     """
 
     reference: int
     name: str
     step: Measured
     share: float | None = None
+    off: float | None = None
 
 
 def measured_steps(model: Posterior, catalog: Mapping[str, InstanceType]) -> tuple[Seen, ...]:
@@ -115,6 +117,33 @@ def measured_steps(model: Posterior, catalog: Mapping[str, InstanceType]) -> tup
             step = Measured(place=place, step_time_s=step_s, kind=job.model_kind, flops_per_sample=job.flops_per_sample)
             share = math.exp(fixed) / step_s if np.ptp(batches) == 0 else None
             found.append(Seen(reference=index, name=name, step=step, share=share))
+    return _doubted(found)
+
+
+FAR_OFF = 3.0
+"""Standard deviations: of public jobs that were left out, one step in a thousand lies farther off."""
+
+
+def _doubted(seen: Sequence[Seen]) -> tuple[Seen, ...]:
+    """The same, with those that contradict the job's other GPUs doubted by as much as they are off.
+
+    A GPU with a lower power limit, too hot, shared, or named after another type. Of two, nothing tells which it is.
+    """
+    found, left = list(seen), list(range(len(seen)))
+    while len(left) > 1:
+        off, far = [], []
+        for one in left:
+            others = tuple(seen[other].step for other in left if other != one)
+            told, covariance = transferred(others, (seen[one].step.place,))
+            off.append(math.log(seen[one].step.step_time_s) - float(told[0]))
+            far.append(abs(off[-1]) / math.sqrt(covariance[0, 0]))
+        worst = int(np.argmax(far))
+        if far[worst] < FAR_OFF:
+            break
+        for index in range(2) if len(left) == 2 else (worst,):
+            one = seen[left[index]]
+            found[left[index]] = replace(one, off=off[index], step=replace(one.step, log_sd=abs(off[index])))
+        del left[worst]
     return tuple(found)
 
 
@@ -190,6 +219,14 @@ def _kinship(
         if (instance := catalog.get(known.partition(IN_PRECISION)[0])) is not None
         and (relative := _relate(index, known, instance, name, wanted)) is not None
     ]
+    unknown = [known for known in measured if known.partition(IN_PRECISION)[0] not in catalog]
+    if not near and by_gpu is None and len(unknown) == len(measured):
+        raise BadInput(
+            f"nothing relates the type '{type_}' to what was measured, as {' and '.join(unknown)} "
+            f"{'is' if len(unknown) == 1 else 'are'} not in the catalogue: name samples after the type there that has "
+            "the same GPU or processor.",
+            hint="see `hetopt catalog list`; a new GPU's peak rates and memory bandwidth go into accelerators.csv",
+        )
     if not near and by_gpu is None:
         lacking = wanted.accelerator is not None and gpu_of(wanted.accelerator) is None
         raise BadInput(

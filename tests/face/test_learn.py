@@ -23,7 +23,7 @@ from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.recommend import Options, recommend
-from hetopt.optimizer.step_time.earlier_runs import EarlierRuns, RunOnType
+from hetopt.optimizer.step_time.earlier_runs import OF_THE_TYPE, EarlierRuns, RunOnType
 from hetopt.reports.learn import learn
 from tests.logs import history_of
 
@@ -104,7 +104,7 @@ def test_the_next_recommendation_is_nearer_to_the_truth(first: Plan) -> None:
 
 
 def test_other_jobs_expect_of_a_machine_type_what_a_run_found_there(first: Plan) -> None:
-    """Half of it after one job; the plan says so, and a run of that plan tells the same, not the rest of it."""
+    """A part of it after one job; the plan says so, and a run of that plan tells the same, not the rest of it."""
     launch, kind = launched(first), first.chosen.groups[0].instance_type
     truth_s = SLOWER * first.chosen.prediction.step_time_s.value
     (found,) = learn(first.profile, launch, history_of(log_of(launch, truth_s))).types
@@ -113,10 +113,10 @@ def test_other_jobs_expect_of_a_machine_type_what_a_run_found_there(first: Plan)
     one, other = before.chosen.groups[0], after.chosen.groups[0]
     assert one.assumed is not None
     assert other.assumed is not None
-    assert other.assumed.time_s(64) / one.assumed.time_s(64) == pytest.approx(math.sqrt(SLOWER), rel=0.03)
+    assert other.assumed.time_s(64) / one.assumed.time_s(64) == pytest.approx(SLOWER**OF_THE_TYPE, rel=0.03)
     assert one.earlier is None
     assert other.earlier is not None
-    assert f"Counted in for {kind}: 1 run of 1 job until 2026-11-20: 48 % slower than foreseen." in after.explanation
+    assert f"Counted in for {kind}: 1 run of 1 job until 2026-11-20: 27 % slower than foreseen." in after.explanation
     again = launched(after)
     step_s = after.chosen.prediction.step_time_s.value * SLOWER / math.exp(other.earlier.log_factor)
     (same,) = learn(after.profile, again, history_of(log_of(again, step_s))).types

@@ -12,12 +12,16 @@ from hetopt.core.errors import BadInput
 from hetopt.core.profile import Profile
 from hetopt.core.step_samples import (
     MOST_SAMPLES,
+    Node,
     StepSample,
     StepSamples,
     condense,
     parse_configuration,
     read_samples,
 )
+from hetopt.optimizer.market.catalog import load_catalog
+
+TYPES = load_catalog("us-east-1", None).instance_types
 
 
 def line(nodes: list[int] | None = None, **changes: object) -> str:
@@ -120,7 +124,7 @@ def test_samples_survive_being_written_and_read() -> None:
 
 def test_what_samples_leave_open_is_said() -> None:
     def said(*rows: StepSample) -> str:
-        return " ".join(remarks(rows))
+        return " ".join(remarks(rows, {**TYPES, "gpu": TYPES["g5.xlarge"]}))
 
     two_sizes = [sample(), sample(local_batch_size=64)]
     assert "local batch 32" in said(sample())
@@ -130,3 +134,23 @@ def test_what_samples_leave_open_is_said() -> None:
     assert said(*two_sizes, sample([1, 1, 1])) == ""
     assert "2.5 times apart" in said(sample(), sample(step_time_s=0.5))
     assert "milliseconds" in said(sample(step_time_s=200.0))
+
+
+def test_types_that_nothing_is_predicted_from_and_gpus_that_are_far_off_are_said() -> None:
+    def of(type_: str, step_time_s: float) -> StepSample:
+        return sample(nodes=[1]).model_copy(
+            update={"nodes": (Node(type=type_, workers=1),), "step_time_s": step_time_s, "sync_time_s": None}
+        )
+
+    def said(*rows: StepSample) -> str:
+        return " ".join(remarks(rows, TYPES))
+
+    assert "X9000 is not in the catalogue" in said(of("X9000", 0.2))
+    assert "foretells" not in said(of("g4dn.xlarge", 0.2), of("g5.xlarge", 0.12))
+    throttled = said(of("g4dn.xlarge", 0.2), of("g5.xlarge", 2.0))
+    assert "Steps on g5.xlarge are" in throttled
+    assert "times longer than g4dn.xlarge foretells" in throttled
+    assert "Steps on g4dn.xlarge are" in throttled
+    three = said(of("g4dn.xlarge", 0.2), of("g5.xlarge", 2.0), of("g6.xlarge", 0.13))
+    assert "Steps on g5.xlarge are" in three
+    assert "Steps on g6.xlarge are" not in three

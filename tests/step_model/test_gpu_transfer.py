@@ -152,6 +152,67 @@ def test_another_gpu_follows_its_batch_by_a_power(step_time_s: float, octaves: i
     assert there[1] / there[0] == pytest.approx(here[1] / here[0], rel=1e-6)
 
 
+def test_a_throttled_gpu_is_believed_where_it_was_measured_and_widens_what_it_says_of_others() -> None:
+    def sample(type_: str, step_time_s: float) -> StepSample:
+        return StepSample(nodes=(Node(type=type_, workers=1),), local_batch_size=64, step_time_s=step_time_s)
+
+    asked = [
+        Configuration(nodes=(Node(type=name, workers=1),), local_batch_size=64) for name in ("g5.xlarge", "g6.xlarge")
+    ]
+
+    def told(*rows: StepSample) -> list[tuple[float, float]]:
+        found = StepTimeModel.fit(observe(rows), TYPES).predict(asked)
+        return [(one.step_time_s, one.step_time_high_s / one.step_time_s) for one in found]
+
+    sound = told(sample("g4dn.xlarge", 0.2), sample("g5.xlarge", 0.12))
+    throttled = told(sample("g4dn.xlarge", 0.2), sample("g5.xlarge", 2.0))
+    assert throttled[0][0] == pytest.approx(2.0, rel=0.01)
+    assert throttled[1][1] > 2 * sound[1][1]
+    outvoted = told(
+        sample("g4dn.xlarge", 0.2), sample("g5.xlarge", 2.0), sample("g4dn.12xlarge", 0.2), sample("g6e.xlarge", 0.06)
+    )
+    assert outvoted[1][0] == pytest.approx(sound[1][0], rel=0.25)
+
+
+def test_samples_of_a_type_that_no_catalogue_has_say_what_to_do() -> None:
+    known = StepSample(nodes=(Node(type="X9000", workers=1),), local_batch_size=8, step_time_s=0.2)
+    with pytest.raises(BadInput, match="X9000 is not in the catalogue: name samples after the type there"):
+        StepTimeModel.fit(observe([known]), TYPES).predict(
+            [Configuration(nodes=(Node(type="g5.xlarge", workers=1),), local_batch_size=8)]
+        )
+
+
+def test_a_slice_of_a_gpu_has_its_part_of_the_rates_and_is_less_sure() -> None:
+    known = StepSample(nodes=(Node(type="g6.xlarge", workers=1),), local_batch_size=64, step_time_s=0.2)
+    asked = [
+        Configuration(nodes=(Node(type=name, workers=1),), local_batch_size=64)
+        for name in ("g6f.2xlarge", "g6f.4xlarge", "g5.xlarge")
+    ]
+    quarter, half, other = StepTimeModel.fit(observe([known]), TYPES).predict(asked)
+    assert quarter.step_time_s > half.step_time_s > 0.2
+    widths = [one.step_time_high_s / one.step_time_s for one in (quarter, half, other)]
+    assert widths[0] > widths[1] > widths[2]
+
+
+def test_forms_of_one_gpu_are_two() -> None:
+    """PCIe and SXM have one name and other rates: neither is taken to be the other."""
+    socketed, card = (
+        Gpu(
+            key=f"A100 40 {form}",
+            capability=8.0,
+            fp32_tflops=19.5,
+            tf32_tflops=156,
+            fp16_tflops=312,
+            bandwidth_gb_per_s=1555,
+        )
+        for form in ("SXM4", "PCIe")
+    )
+    asked = [Place(gpu=gpu, precision="fp16", batch_size=64) for gpu in (socketed, card)]
+    (here, there), covariance = steps_elsewhere([_step(socketed, 0.2)], asked)
+    assert here < there < here + 0.4
+    assert covariance[1, 1] > covariance[0, 0]
+
+
 def test_a_type_of_no_catalogue_is_one_sentence() -> None:
     sample = StepSample(nodes=(Node(type="g4dn.xlarge", workers=1),), local_batch_size=8, step_time_s=0.2)
     fitted = StepTimeModel.fit(observe([sample]), TYPES)
