@@ -178,8 +178,10 @@ def _profiled_gpu(model: FittedModel, device: Device, types: Sequence[InstanceTy
         return gpu_of(typed)
     named = [t.accelerator for t in types if t.accelerator and _same_accelerator(host.accelerator or "", t.accelerator)]
     if named:
-        memory = host.accelerator_memory_bytes
-        return gpu_of(min(named, key=lambda one: abs(one.memory_bytes - memory) if memory else 0))
+        part = _part_of_gpu(host.accelerator or "")
+        memory = (host.accelerator_memory_bytes or 0) / part
+        nearest = min(named, key=lambda one: abs(one.memory_bytes - memory) if memory else 0)
+        return gpu_of(replace(nearest, fraction=part))
     if device.matmul_flops_per_s is None or device.copy_bytes_per_s is None:
         return None
     return measured_gpu(
@@ -498,6 +500,17 @@ def _same_accelerator(name: str, accelerator: Accelerator) -> bool:
     return accelerator.fraction == 1 and any(
         set(re.findall(r"[a-z0-9]+", known.lower())) <= words for known in (accelerator.name, *aliases)
     )
+
+
+MIG_SLICE = re.compile(r"\bmig (\d)g\.", re.IGNORECASE)
+MIG_SLICES = 7
+"""That a GPU can be divided into at most (NVIDIA, Multi-Instance GPU user guide)."""
+
+
+def _part_of_gpu(name: str) -> float:
+    """The part of its multiprocessors that a driver's name says: 3/7 of "NVIDIA A100-SXM4-40GB MIG 3g.20gb"."""
+    slices = MIG_SLICE.search(name)
+    return 1.0 if slices is None else int(slices[1]) / MIG_SLICES
 
 
 def _cpu_words(name: str) -> frozenset[str]:
