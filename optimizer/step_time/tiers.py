@@ -141,8 +141,9 @@ def _doubted(seen: Sequence[Seen]) -> tuple[Seen, ...]:
         if far[worst] < FAR_OFF:
             break
         for index in range(2) if len(left) == 2 else (worst,):
-            one = seen[left[index]]
-            found[left[index]] = replace(one, off=off[index], step=replace(one.step, log_sd=abs(off[index])))
+            doubted = seen[left[index]]
+            step = replace(doubted.step, log_sd=abs(off[index]))
+            found[left[index]] = replace(doubted, off=off[index], step=step)
         del left[worst]
     return tuple(found)
 
