@@ -55,6 +55,7 @@ ProbeKind = Literal[
     "pilot_started",
     "noise_sample",
     "gain_sample",
+    "exchange_tried",
     "pilot_evaluation",
     "pilot_finished",
     "precision_refused",
