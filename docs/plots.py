@@ -208,6 +208,7 @@ def pictures() -> dict[Path, str]:
     """Every plot by its file."""
     return {
         IMAGES / "decisions.svg": decisions(),
+        IMAGES / "predicted-runs.svg": predicted_runs(),
         IMAGES / "unequal-workers.svg": unequal_workers(),
     }
 
