@@ -86,7 +86,9 @@ def network_of(run_dir: Path) -> list[str]:
 
 
 def conductor_of(run_dir: Path) -> psutil.Process:
-    [conductor] = [one for one in processes_of(run_dir) if "hetopt.backends.emulation.conductor" in one.cmdline()]
+    # As they were when they were found: some have ended since.
+    found = processes_of(run_dir)
+    [conductor] = [one for one in found if "hetopt.backends.emulation.conductor" in one.info["cmdline"]]
     return conductor
 
 

@@ -61,7 +61,10 @@ def test_what_a_plan_needs_is_measured(profile: Profile) -> None:
         assert set(sizes) <= {2, 4, 8, 16, 32, 64, 128}
     memory = alone.memory
     assert memory is not None
-    assert {step.samples for step in memory.steps} <= {point.local_batch_size for point in alone.step_times}
+    # The last batch of an epoch, which may be smaller, is counted too, and not timed.
+    timed = {point.local_batch_size for point in alone.step_times}
+    assert len({step.samples for step in memory.steps} - timed) <= 1
+    assert max(step.samples for step in memory.steps) <= max(timed)
     assert memory.parameter_bytes == memory.gradient_bytes == memory.optimizer_bytes == 153_128
     grown = [step.computing_bytes for step in memory.steps]
     assert grown == sorted(grown)
