@@ -114,8 +114,12 @@ def typed() -> list[str]:
 
 
 @pytest.mark.parametrize("command", typed())
-def test_a_command_does_what_it_says(command: str, here: Path, hetopt: Callable[..., Any]) -> None:
+def test_a_command_does_what_it_says(
+    command: str, here: Path, hetopt: Callable[..., Any], request: pytest.FixtureRequest
+) -> None:
     words = shlex.split(command)
+    if words[0] == "gc":
+        request.getfixturevalue("own_leftovers")  # it sweeps what other tests leave, and look for
     if words[0] == "launch":
         words = [word for word in words if word != "--yes"] + ["--dry-run"] * ("--dry-run" not in words)
         if "rehearsal" in words and (reason := why_not()):
