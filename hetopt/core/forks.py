@@ -235,7 +235,7 @@ def _serve(descriptor: int) -> NoReturn:
     for low, high in ((3, descriptor), (descriptor + 1, os.sysconf("SC_OPEN_MAX"))):
         os.closerange(low, high)
     # They are for those that it forks, or for whoever asks, who ends this process by ending.
-    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in _ENDED_BY_SIGNALS}
+    heard = [number for number in _ENDED_BY_SIGNALS if signal.signal(number, signal.SIG_IGN) != signal.SIG_IGN]
     connection = socket.socket(fileno=descriptor)
     _show(["-m", "hetopt.core.forks", *sys.argv[1:]])
     while True:
@@ -250,7 +250,7 @@ def _serve(descriptor: int) -> NoReturn:
             if os.fork() != 0:
                 os._exit(0)
             connection.close()
-            _be(request, files, handlers, orphan_of=parent)
+            _be(request, files, heard, orphan_of=parent)
         for one in files:
             os.close(one)
         os.waitpid(between, 0)
@@ -266,12 +266,11 @@ def _received(connection: socket.socket, size: int) -> bytes:
     return parts
 
 
-def _be(request: Mapping[str, Any], files: Sequence[int], handlers: Mapping[Any, Any], *, orphan_of: int) -> NoReturn:
+def _be(request: Mapping[str, Any], files: Sequence[int], heard: Sequence[int], *, orphan_of: int) -> NoReturn:
     """Be the process that was asked for; whatever happens, this one does not go on as a second server."""
     code = 1
     try:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        _hear(heard)
         os.setsid()
         if request["group"] is not None:
             Path(request["group"]).write_text(str(os.getpid()))
@@ -300,6 +299,20 @@ def _be(request: Mapping[str, Any], files: Sequence[int], handlers: Mapping[Any,
             os.kill(os.getpid(), -code)
     finally:
         os._exit(code)
+
+
+def _hear(ignored_meanwhile: Sequence[int]) -> None:
+    """Signals do what they do in a program that begins, whoever listened to them in the process that this is a fork of.
+
+    As with ``exec``, what that process ignored stays ignored. A listener of its own would take a signal that is to end
+    this process, and tell nobody here.
+
+    Args:
+        ignored_meanwhile: those that it did hear, and the server ignored for itself.
+    """
+    listened_to = {number for number in signal.valid_signals() if callable(signal.getsignal(number))}
+    for number in listened_to.union(ignored_meanwhile):
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 def _open_streams() -> None:

@@ -192,6 +192,31 @@ def test_a_process_can_be_its_own_forks_beginning(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr, done.returncode) == ("x True\n", "", 0)
 
 
+LISTENS_AND_FORKS = """
+import os, signal, sys
+from hetopt.core.forks import ForkServer
+from hetopt.core.process_guard import StopSignal
+StopSignal().listen()
+signal.signal(signal.SIGHUP, lambda *_: None)
+signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+server = ForkServer.of_this_process()
+reading, writing = os.pipe()
+for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGINT):
+    process = server.start([sys.argv[1]], environment=os.environ, stdout=writing, stderr=2)
+    os.read(reading, 100)
+    process.send_signal(number)
+    print(process.wait(30), end=" ")
+"""
+
+
+def test_whoever_listened_to_signals_before_does_not_take_those_of_a_fork(tmp_path: Path) -> None:
+    """A host whose conductor has been killed would train on without it."""
+    program = written(tmp_path, "import time; print('here', flush=True); time.sleep(3)")
+    listening = written(tmp_path, LISTENS_AND_FORKS)
+    done = subprocess.run([sys.executable, listening, program], capture_output=True, text=True)
+    assert done.stdout.split() == ["-15", "-1", "0", "-2"], done.stderr
+
+
 def test_nobody_forks_a_process_with_threads(tmp_path: Path) -> None:
     """It would be without them, and with the locks that they hold."""
     ended = threading.Event()
