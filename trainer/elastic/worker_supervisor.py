@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
+
+_ENDING = (signal.SIGTERM, signal.SIGINT)
 
 Ended = Callable[[int, int, int], None]
 """Told of a worker's end: its place, the signal that ended it, and how many times it may still be replaced."""
@@ -44,7 +46,7 @@ def keep(works: Mapping[int, Callable[[], int]], *, replacements: int, tell: End
         if asked_to_end:
             os.kill(child, asked_to_end[-1])
 
-    before = {number: signal.signal(number, hand_on) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, hand_on) for number in _ENDING}
     failed = 0
     try:
         for place in works:
@@ -69,18 +71,24 @@ def keep(works: Mapping[int, Callable[[], int]], *, replacements: int, tell: End
 
 
 def _fork(work: Callable[[], int]) -> int:
-    child = os.fork()
-    if child == 0:
-        _leave(work)
-    return child
+    # What is sent to the worker before it hears for itself waits, instead of going to this process's listener in it.
+    earlier = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    try:
+        child = os.fork()
+        if child == 0:
+            _leave(work, earlier)
+        return child
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
 
 
-def _leave(work: Callable[[], int]) -> NoReturn:
+def _leave(work: Callable[[], int], mask: Iterable[int]) -> NoReturn:
     """Be the worker; whatever happens, this process does not go on as a second warden."""
     code = 1
     try:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _ENDING:
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         code = work()
     finally:
         os._exit(code)

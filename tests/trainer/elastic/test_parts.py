@@ -304,3 +304,22 @@ def test_a_member_that_is_known_to_be_dead_ends_the_waiting_while_connections_ar
         assert watch.rang
     finally:
         watch.stop()
+
+
+HASTY = """
+import os, signal, time
+from hetopt.trainer.elastic.worker_supervisor import _fork
+signal.signal(signal.SIGTERM, lambda *_: None)
+codes = set()
+for _ in range(100):
+    child = _fork(lambda: time.sleep(2) or 0)
+    os.kill(child, signal.SIGTERM)
+    codes.add(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print(*codes)
+"""
+
+
+def test_a_worker_that_is_asked_to_end_as_it_begins_ends() -> None:
+    """The signal is not for the listener of the process that it is a fork of."""
+    done = subprocess.run([sys.executable, "-c", HASTY], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (done.stdout, done.stderr) == ("-15\n", "")
