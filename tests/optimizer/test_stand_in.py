@@ -12,9 +12,12 @@ from hetopt.api.launching import Changes, LaunchOptions, prepare
 from hetopt.backends.emulation.description import parse_hosts
 from hetopt.backends.emulation.links import BOX_BITS_PER_S
 from hetopt.backends.emulation.plan import rehearse
+from hetopt.backends.emulation.stand_in import in_its_place
 from hetopt.backends.on_this_machine import LocalBackend, RehearsalBackend
 from hetopt.backends.prediction.hosting import ThisMachine
 from hetopt.core.errors import BadInput
+from hetopt.core.profile import Profile
+from hetopt.core.run_spec import Compression
 from hetopt.core.stand_in import GRADIENT_BYTES, PARAMETERS, STAND_IN
 from hetopt.optimizer.plan import Plan
 from hetopt.trainer.tasks.stand_in import stand_in
@@ -98,3 +101,15 @@ def test_only_rehearsals_take_it(estimated: Plan) -> None:
 def test_described_hosts_are_refused(estimated: Plan) -> None:
     with pytest.raises(BadInput, match="described hosts"):
         rehearse(estimated, HERE, parse_hosts("speed=1 x2"), stands_in=True)
+
+
+def test_a_method_that_goes_by_shapes_is_refused(estimated: Plan) -> None:
+    run = estimated.run.model_copy(update={"compression": Compression(name="powersgd", rank=4)})
+    with pytest.raises(BadInput, match="shapes of parameters"):
+        rehearse(estimated.model_copy(update={"run": run}), HERE, stands_in=True)
+
+
+def test_its_profile_holds_together(estimated: Plan) -> None:
+    """Shapes, numbers and bytes of the parameters are those of one model: the job's are all gone."""
+    profile = in_its_place(estimated, HERE).profile
+    assert Profile.model_validate_json(profile.model_dump_json()) == profile

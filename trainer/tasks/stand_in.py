@@ -11,13 +11,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from hetopt.core.stand_in import PARAMETERS, STAND_IN
+from hetopt.core.stand_in import SHAPES, STAND_IN
 from hetopt.trainer.data.fetch import Batch, TensorPairs
 from hetopt.trainer.task import Task, TaskData
 from hetopt.trainer.tasks.recipes import sgd
-
-LAYERS = 10
-"""Tensors of the gradient: a real one does not come at once either."""
 
 SAMPLES = 65_536
 _EVALUATED = 64
@@ -28,7 +25,7 @@ class _Sheets(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.sheets = nn.ParameterList(torch.zeros(PARAMETERS // LAYERS) for _ in range(LAYERS))
+        self.sheets = nn.ParameterList(torch.zeros(shape) for shape in SHAPES)
 
     def forward(self, numbers: Tensor) -> Tensor:
         """Return [n] for numbers of shape [n, 1]."""

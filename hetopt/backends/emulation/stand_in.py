@@ -11,9 +11,11 @@ import math
 
 from hetopt.backends.prediction.hosting import ThisMachine
 from hetopt.core import formatting
+from hetopt.core.comm.composition import METHODS
+from hetopt.core.errors import BadInput
 from hetopt.core.profile import LOCAL, Device, Profile, StepTime
 from hetopt.core.run_spec import RunSpec
-from hetopt.core.stand_in import GRADIENT_BYTES, PARAMETERS, STAND_IN
+from hetopt.core.stand_in import GRADIENT_BYTES, PARAMETERS, SHAPES, STAND_IN
 from hetopt.optimizer.plan import Plan
 
 STEP_S = 0.002
@@ -27,7 +29,17 @@ def links_slower(plan: Plan) -> float:
 
 
 def in_its_place(plan: Plan, machine: ThisMachine) -> Plan:
-    """The plan with the stand-in as its job, as profiled on this machine, for as many steps on the same machines."""
+    """The plan with the stand-in as its job, as profiled on this machine, for as many steps on the same machines.
+
+    Raises:
+        BadInput: what the plan's workers exchange depends on the shapes of the job's parameters.
+    """
+    compression = plan.run.compression
+    if METHODS[compression.name].by_shape:
+        raise BadInput(
+            f"what {compression.name} sends depends on the shapes of parameters, and a stand-in has others.",
+            hint="launch with `compression=dense`",
+        )
     steps = math.ceil(plan.chosen.prediction.steps.value)
     if plan.run.stop.max_steps is not None:
         steps = plan.run.stop.max_steps
@@ -67,6 +79,7 @@ def _profile(described: Profile, machine: ThisMachine) -> Profile:
             "script": (),
             "parameters": PARAMETERS,
             "gradient_bytes": GRADIENT_BYTES,
+            "parameter_shapes": SHAPES,
             "least_local_batch_size": 1,
             "learning_rate_rule": "none",
         }
