@@ -105,7 +105,7 @@ def estimate(
     what public measurements say of how well GPUs are used, with a wide interval.
 
     Args:
-        params: parameters of a transformer, such as ``1.1e8``.
+        params: parameters of a transformer, such as ``1.1e8`` or ``"110M"``.
         config: a Hugging Face ``config.json`` instead; it is read as numbers, and nothing in it is run.
         flops: of the whole training instead of ``samples``; alone, of a transformer that makes the best of them.
         samples: that are trained on, epochs included.

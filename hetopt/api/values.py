@@ -9,20 +9,23 @@ from typing import TypeVar, cast
 from hetopt.core.errors import BadInput
 from hetopt.core.grammar import arguments, split
 from hetopt.core.names import known
-from hetopt.core.quantities import DURATION, MONEY, NUMBER, SIZE, quantity
+from hetopt.core.quantities import COUNT, DURATION, MONEY, NUMBER, SIZE, quantity
 
 T = TypeVar("T")
 
+_COUNTED = ("parameters", "samples", "FLOPs")
+"""Units of numbers that run into millions."""
+
 
 def positive(value: float | str | None, name: str, unit: str) -> float | None:
-    """A finite number above zero, which may be a text such as '$20'; None where nothing was given.
+    """A finite number above zero, which may be a text such as '$20' or '110M'; None where nothing was given.
 
     Raises:
         BadInput: it is not.
     """
     if value is None:
         return None
-    said = MONEY if unit.startswith("USD") else NUMBER
+    said = COUNT if unit in _COUNTED else MONEY if unit.startswith("USD") else NUMBER
     number = quantity(value, said, f"`{name}`") if isinstance(value, str) else float(value)
     if not (math.isfinite(number) and number > 0):
         raise BadInput(f"`{name}` must be a positive number of {unit}, got {value}.", hint=f"for example `{name}=5`")

@@ -22,7 +22,7 @@ class Described:
     """What `hetopt estimate` is told; fields as of `hetopt.estimate`, as they are typed."""
 
     params: Annotated[
-        str | None, typer.Option("--params", metavar="N", help="Parameters of a transformer, such as 1.1e8.")
+        str | None, typer.Option("--params", metavar="N", help="Parameters of a transformer, such as 110M.")
     ] = None
     config: Annotated[
         Path | None, typer.Option("--config", metavar="FILE", help="A Hugging Face config.json instead.")
@@ -83,7 +83,7 @@ def estimate(asked: Described) -> None:
     """Say what training would take and cost before anything is measured.
 
     \b
-      hetopt estimate --params 1.1e8 --samples 3e6 --tokens 128 --budget 200
+      hetopt estimate --params 110M --samples 3M --tokens 128 --budget 200
       hetopt estimate --config config.json --samples 1e6 --deadline 2d
       hetopt estimate --flops 1e18
     """

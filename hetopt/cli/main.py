@@ -90,7 +90,7 @@ app = typer.Typer(
     help="""Choose and run the cheapest, fastest cluster for distributed training.
 
     \b
-      hetopt estimate --params 1.1e8 --samples 3e6 --tokens 128 --budget 200
+      hetopt estimate --params 110M --samples 3M --tokens 128 --budget 200
       hetopt profile digits -o profile.json
       hetopt recommend profile.json --budget 2 -o plan.json
       hetopt launch plan.json --on local --slowdown 1,2

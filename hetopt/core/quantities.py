@@ -1,4 +1,4 @@
-"""Numbers with units as people write them: ``6h``, ``1h30m``, ``$20``, ``150GB``, ``100mbit``, ``30%``, ``100x``."""
+"""Numbers with units as people write them: ``110M``, ``6h``, ``$20``, ``150GB``, ``25mbit``, ``30%``, ``100x``."""
 
 from __future__ import annotations
 
@@ -35,6 +35,12 @@ class Unit:
 
 
 NUMBER = Unit(what="a number", example="0.25", scales={"": 1.0})
+COUNT = Unit(
+    what="a number",
+    example="110M, 7B or 1.1e8",
+    scales={"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12, "p": 1e15, "e": 1e18},
+)
+"""Of things that there are millions of: parameters, samples, FLOPs."""
 DURATION = Unit(
     what="a length of time",
     example="6h or 1h30m",

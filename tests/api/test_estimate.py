@@ -23,7 +23,7 @@ from hetopt.cli.main import app
 from hetopt.core.errors import BadInput, NoFeasiblePlan
 from hetopt.optimizer.step_time.utilisation import REFERENCE, utilisation_prior
 
-COMMAND = "estimate --params 1.1e8 --samples 3e6 --tokens 128 --budget 200"
+COMMAND = "estimate --params 110M --samples 3M --tokens 128 --budget 200"
 BERT = {
     "model_type": "bert",
     "vocab_size": 30522,

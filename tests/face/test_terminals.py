@@ -20,7 +20,7 @@ COMMANDS = (
     "gpus",
     "catalog list",
     "catalog show g5.xlarge",
-    "estimate --params 1.1e8 --samples 3e6 --tokens 128 --budget 200",
+    "estimate --params 110M --samples 3M --tokens 128 --budget 200",
     f"recommend {JOB} --epochs 2000 --budget 5 --explain -o PLAN",
     f"recommend {JOB} --epochs 2000 --budget 5 --rank",
     "launch PLAN --on local --dry-run",

@@ -16,7 +16,7 @@ from hetopt.cli import parse
 from hetopt.core.comm.compression_text import parse_compression
 from hetopt.core.errors import BadInput
 from hetopt.core.grammar import arguments, call, numbers, repeated, split, written
-from hetopt.core.quantities import DURATION, FRACTION, MONEY, PERCENT, RATE, Unit, quantity
+from hetopt.core.quantities import COUNT, DURATION, FRACTION, MONEY, PERCENT, RATE, Unit, quantity
 from hetopt.core.synchronization import Injection, Partition, Synchronization
 from hetopt.core.synchronization_text import (
     parse_injection,
@@ -128,6 +128,10 @@ def test_what_was_written_before_is_still_understood(read: Callable[[str], objec
 @pytest.mark.parametrize(
     ("text", "unit", "value"),
     [
+        ("110M", COUNT, 1.1e8),
+        ("7 b", COUNT, 7e9),
+        ("3e6", COUNT, 3e6),
+        ("2k", COUNT, 2000.0),
         ("6h", DURATION, 21600.0),
         ("1h30m", DURATION, 5400.0),
         ("1 h 30 min", DURATION, 5400.0),
@@ -146,7 +150,7 @@ def test_quantities(text: str, unit: Unit, value: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "h", "1h30", "1h-30m", "6 parsecs", "1_000", "nan", "inf", "$$2", "1e999"])
 def test_what_is_no_quantity_is_refused(text: str) -> None:
-    for unit in (DURATION, MONEY, RATE, FRACTION):
+    for unit in (COUNT, DURATION, MONEY, RATE, FRACTION):
         with pytest.raises(BadInput, match="it must be"):
             quantity(text, unit, "it")
 
