@@ -92,14 +92,14 @@ def parse_events(lines: Iterable[str | bytes]) -> Iterator[Event]:
 def read_events(path: Path) -> list[Event]:
     """All events written to ``path`` so far; none when the file does not exist yet."""
     try:
-        with path.open("rb") as stream, _nothing_collected():
+        with path.open("rb") as stream, nothing_collected():
             return list(parse_events(stream))
     except FileNotFoundError:
         return []
 
 
 @contextmanager
-def _nothing_collected() -> Iterator[None]:
+def nothing_collected() -> Iterator[None]:
     """Of a million objects that all stay, looking for cycles time and again takes as long as reading them."""
     collecting = gc.isenabled()
     gc.disable()

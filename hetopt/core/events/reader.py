@@ -6,16 +6,15 @@ A last line that is still being written waits for its end.
 
 from __future__ import annotations
 
-import gc
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from hetopt.core.events.log import nothing_collected
 from hetopt.core.events.records import ANY_EVENT, LogEvent
 from hetopt.core.reading import MissingFile, opened_file
 
@@ -148,7 +147,7 @@ class EventReader:
             BadInput: the file cannot be read.
         """
         found: list[LogEvent] = []
-        with _nothing_collected():
+        with nothing_collected():
             for some in self.parts():
                 found += some
         return found
@@ -164,7 +163,7 @@ class EventReader:
                 stream.seek(self._offset)
                 while chunk := stream.read(_CHUNK_BYTES):
                     self._offset += len(chunk)
-                    with _nothing_collected():
+                    with nothing_collected():
                         some = self._parser.parse(self._whole_lines(chunk))
                     yield some
         except MissingFile:
@@ -203,15 +202,3 @@ def read_log(path: Path) -> EventsRead:
     reader = EventReader(path=path)
     events = reader.read()
     return EventsRead(events=events, unread=reader.unread)
-
-
-@contextmanager
-def _nothing_collected() -> Iterator[None]:
-    """Of a million objects that all stay, looking for cycles time and again takes as long as reading them."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
