@@ -95,6 +95,11 @@ class _Screen:
         """See click, which has them in no order."""
         return list(ctx.help_option_names)
 
+    def collect_usage_pieces(self, ctx: Context) -> list[str]:
+        """See click: what is needed in capitals, and in brackets what can be left out."""
+        pieces: list[str] = super().collect_usage_pieces(ctx)  # type: ignore[misc]  # of the command beside it
+        return [_as_written(piece) if re.match(r"[\[{][\[\w]", piece) else piece for piece in pieces]
+
     def format_help_text(self, ctx: Context, formatter: HelpFormatter) -> None:
         """See click."""
         first, _, rest = inspect.cleandoc(self.help or "").partition("\f")
@@ -158,6 +163,12 @@ class OneScreenGroup(_Screen, TyperGroup):
         """See click."""
         if wants_all(ctx):
             super().format_epilog(ctx, formatter)
+
+
+def _as_written(piece: str) -> str:
+    """``{profile}`` is PROFILE, ``[plan]`` [PLAN], ``[script]...`` [SCRIPT]..., ``[[GPU]...]...`` [GPU]..."""
+    name = re.sub(r"[^\w-]", "", piece).upper()
+    return f"{f'[{name}]' if piece.startswith('[') else name}{'...' if piece.endswith('...') else ''}"
 
 
 def _narrow(context: Context) -> None:

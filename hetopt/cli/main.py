@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 import typer.main
 
-from hetopt.cli import old_names, terminal
+from hetopt.cli import old_names, terminal, usage
 from hetopt.cli.help_screen import ALL, OneScreen, OneScreenGroup
 from hetopt.core.errors import BadInput, HetoptError
 from hetopt.core.interruption import Terminated, ends_by_signals, exit_code_of
@@ -142,11 +142,21 @@ def _exit_code() -> int:
         command = typer.main.get_command(app)
         given = {} if COMPLETING in os.environ else _given(command, arguments)
         with ends_by_signals():
-            command(arguments, prog_name="hetopt", default_map=given)
+            # Whatever it returns by itself is an exit code.
+            return command(arguments, prog_name="hetopt", default_map=given, standalone_mode=False) or 0
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
     except terminal.ReaderGone as gone:
         return gone.exit_code
+    except usage.UsageError as error:
+        told = usage.refused(error, arguments)
+        if told is None:
+            typer.echo(error, err=True)
+            return BadInput.exit_code
+        return _said(told.message, told.hint, told.exit_code)
+    except typer.Abort:
+        _note("nothing was done.")  # Ctrl-C or the end of the input, where a question was asked
+        return exit_code_of(KeyboardInterrupt())
     except HetoptError as error:
         return _said(error.message, error.hint, error.exit_code)
     except OSError as error:
