@@ -41,6 +41,9 @@ _ADDRESS = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}|\[?[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-
 _HOP = rf"({_USER}@)?({_ADDRESS})(:[0-9]{{1,5}})?"
 _PATH = r"(~/|/)?[^\x00-\x1f]{1,1000}"
 _HOURS = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)\s*-\s*([01]?\d|2[0-3]|24):([0-5]\d)")
+_NO_FILE_HINT = (
+    """name the machines, `hosts=alice@box1,bob@box2`, or write the file: [box1], and below address = "box1\""""
+)
 _FILE_HINT = "correct it there; docs/ssh.md shows one"
 _MOST_BYTES = 1_000_000
 _MINUTES = 24 * 60
@@ -152,7 +155,7 @@ def read_hosts(path: Path) -> tuple[Host, ...]:
     Raises:
         BadInput: the file cannot be read, names no host, or says something of one that cannot be.
     """
-    text = read_text(path, most_bytes=_MOST_BYTES, hint="name a file such as examples/hosts.toml")
+    text = read_text(path, most_bytes=_MOST_BYTES, hint=_NO_FILE_HINT)
     try:
         given = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

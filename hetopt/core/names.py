@@ -36,7 +36,7 @@ def known(name: str, names: Iterable[str], what: str, *, hint: str | None = None
 def unknown(name: str, names: Iterable[str], what: str, *, hint: str | None = None) -> BadInput:
     """The error of a name that is none of these; see `known`."""
     spelled = {other.casefold(): other for other in names}
-    near = difflib.get_close_matches(name.casefold(), spelled, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name.casefold(), spelled, n=1)
     if hint is None:
         hint = f"choose one of: {', '.join(spelled.values())}" if spelled else "leave it out"
     guess = f"did you mean {spelled[near[0]]!r}? " if near else ""

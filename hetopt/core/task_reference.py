@@ -154,7 +154,7 @@ def _unknown(reference: str) -> BadInput:
 
 
 def _did_you_mean(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, known, n=1)
     guess = f"Did you mean '{close[0]}'? " if close else ""
     return f"{guess}There is: {', '.join(known) or 'nothing'}."
 
