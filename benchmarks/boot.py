@@ -56,7 +56,7 @@ DISK_BYTES = 8 * 2**30
 GLIBC = (2, 34)
 """Of Amazon Linux 2023 (its user guide, 'Comparing AL2 and AL2023'): no wheel may need a newer one."""
 WITHIN_S = 900.0
-PACKAGES = ("ca-certificates", "awscli", "python3", "python3-venv")
+PACKAGES = ("ca-certificates", "awscli", "python3", "python3-cffi-backend", "python3-venv")
 SUITE = "bookworm"
 CLOUD_ADDRESS, CLOUD_PORT = "172.31.255.254", 5000
 SCRIPT = "/var/lib/cloud/instance/scripts/part-001"

@@ -31,7 +31,7 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoReque
 from moto.s3.models import FakeBucket
 from werkzeug.serving import run_simple
 
-from benchmarks.box import manners
+from benchmarks.box import manners, schedules
 
 Environment = dict[str, Any]
 Start = Callable[..., Any]
@@ -128,6 +128,7 @@ class BesideMoto:
     def _answer(self, path: str, asked: Mapping[str, Any]) -> tuple[str, object]:
         match path:
             case "/box/machines":
+                schedules.carry_out(time.time())
                 return "200 OK", [_told(one, self._pools.ended_s) for one in self._instances()]
             case "/box/capacity":
                 self._pools.exhausted = set(asked["exhausted"])
@@ -170,6 +171,7 @@ def main(arguments: list[str]) -> None:
     told = json.loads(Path(prices).read_text(encoding="utf-8"))
     pools = Pools(told["usd_per_hour"])
     manners.teach()
+    schedules.teach()
     fill_gaps(pools)
     moto = DomainDispatcherApplication(create_backend_app)
     application = BesideMoto(moto, pools, told["region"])

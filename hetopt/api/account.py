@@ -122,6 +122,8 @@ class Setup:
             ),
             "node_trust": permissions.trust_policy(),
             "node_policy": permissions.node_policy(bucket=self.bucket),
+            "end_trust": permissions.end_trust(account_id=self.account),
+            "end_policy": permissions.end_policy(account_id=self.account),
             "commands": permissions.commands(self.role),
         }
 

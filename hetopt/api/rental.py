@@ -8,10 +8,12 @@ from typing import Any
 from hetopt.api.run import Run
 from hetopt.backends.backend import Prepared
 from hetopt.backends.ec2.renter.backend import Rental
+from hetopt.backends.ec2.renter.budget import SHUTDOWN_S
 from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.backends.ec2.renter.launcher import Ec2Launcher
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.run_status import judged
+from hetopt.backends.ec2.renter.scheduled_ends import END_ROLE
 from hetopt.core.errors import BadInput, CloudRefused
 from hetopt.core.formatting import duration
 from hetopt.core.run_status import RunStatus
@@ -23,17 +25,27 @@ def rental_of(prepared: Prepared) -> Rental:
     return prepared
 
 
-def ends_unfollowed(prepared: Prepared) -> str | None:
-    """What to know of a launch that nobody follows, whose machines end before it may be done; None: nothing."""
-    rental = rental_of(prepared)
+def unfollowed(rental: Rental) -> str:
+    """What becomes of a run that nobody follows, because its launch was left or the machine that follows it sleeps."""
     lives_s, takes_s = rental.order.lifetime_s, rental.wanted.chosen.prediction.total_s.high
-    if takes_s <= lives_s:
-        return None
-    return (
-        f"where nobody follows, the machines end after {duration(lives_s)}, which is what the budget pays for at "
-        f"on-demand prices, and the run may take {duration(takes_s)}: `hetopt status` before that, and now and then, "
-        "grants it more time as long as less was spent"
+    told = (
+        "where nobody follows, or this machine sleeps, training goes on, but machines that are lost are not replaced, "
+        f"and all save a checkpoint and end after {duration(lives_s)}, which the budget pays for at on-demand prices; "
+        f"the run may take {duration(takes_s)}"
     )
+    if takes_s <= lives_s:
+        return told
+    return f"{told}: `hetopt status` before that, and now and then, grants it more time as long as less was spent"
+
+
+def last_end(order: Order) -> str:
+    """What ends a machine that nothing of the run reaches, such as one that never boots."""
+    if order.end_role is None:
+        return (
+            f"none outside the machines, as there is no role {END_ROLE} to be seen: see `hetopt setup --print-policy`"
+        )
+    lives = duration(order.latest_end_s + SHUTDOWN_S - order.created_s)
+    return f"the account's scheduler ends each machine {lives} from now, whatever else has failed"
 
 
 def look(run: Run, *, ask: bool) -> tuple[RunStatus, dict[str, Any]]:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 def show(rental: Rental) -> None:
     """Print the order: cluster, prices, budget and zones."""
+    from hetopt.api.rental import last_end, unfollowed
+
     plan, order = rental.wanted, rental.order
     zone = order.zones[0]
     render.line(
@@ -47,6 +49,8 @@ def show(rental: Rental) -> None:
             "budget": f"{formatting.usd(order.budget_usd)}, a hard stop: the machines end by themselves after "
             f"{formatting.duration(order.lifetime_s)}, unless somebody who follows the run finds that less was spent",
             **({"deadline": _DEADLINE.format(formatting.usd(order.move_usd))} if order.move_usd else {}),
+            "unfollowed": unfollowed(rental),
+            "last end": last_end(order),
             "bucket": order.bucket,
             "zones": f"{', '.join(one.name for one in order.zones)}, in this order",
         }

@@ -282,7 +282,7 @@ def launch(asked: Launch) -> None:
     """
     from hetopt.api.backends import backend
     from hetopt.api.launching import submit
-    from hetopt.api.rental import ends_unfollowed
+    from hetopt.api.rental import rental_of, unfollowed
     from hetopt.cli import confirm, follow, launch_view, render
     from hetopt.core.errors import BadInput
     from hetopt.core.reporter import Reporter
@@ -297,9 +297,9 @@ def launch(asked: Launch) -> None:
         return
     if not asked.as_json:
         launch_view.show(prepared)
+    elif asked.detach:
+        render.note(unfollowed(rental_of(prepared)))
     where.check_ready(prepared)
-    if asked.detach and (ends := ends_unfollowed(prepared)) is not None:
-        render.note(ends)
     agreed = confirm.confirmed(prepared, yes=asked.yes)
     rents = place == "ec2"
     follow.started(

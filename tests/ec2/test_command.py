@@ -141,16 +141,18 @@ def test_a_launch_that_is_interrupted_gives_everything_back(
     assert ClusterState.load(folder / SEEN_FILE).cleared
 
 
-def test_whoever_detaches_is_told_where_the_machines_end_before_the_run_is_done(
+def test_each_launch_says_what_becomes_of_a_run_that_nobody_follows(
     cloud: BotoEdge, hetopt: Hetopt, plan_file: Path
 ) -> None:
-    launch = ("launch", "--on", "ec2", plan_file, "--yes", "--detach")
-    answer = hetopt(*launch, "--budget", "0.15")
-    assert answer.code == 0, answer.err
-    told = " ".join(answer.err.split())
-    assert re.search(r"where nobody follows, the machines end after 1\d min .* and the run may take 25 min", told)
+    look = ("launch", "--on", "ec2", plan_file, "--dry-run")
+    told = " ".join(hetopt(*look, "--budget", "0.15").out.split())
+    assert re.search(r"or this machine sleeps, training goes on.* end after 1\d min.* the run may take 25 min", told)
     assert "`hetopt status` before that" in told
-    assert "where nobody follows" not in hetopt(*launch).err, "five dollars last longer"
+    longer = " ".join(hetopt(*look).out.split())
+    assert "or this machine sleeps, training goes on" in longer
+    assert "`hetopt status` before that" not in longer, "five dollars last longer"
+    answer = hetopt("launch", "--on", "ec2", plan_file, "--yes", "--detach", "--json")
+    assert "or this machine sleeps, training goes on" in " ".join(answer.err.split()), "a program's person, too"
 
 
 def test_leftovers_of_a_run_that_nobody_knows_are_found_and_removed(

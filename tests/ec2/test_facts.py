@@ -53,6 +53,7 @@ OURS = {
     "renter/removal.py": "INSTANCES_A_CALL _ENDING_S _ENDED_WITHIN_S _ROUNDS",
     "renter/renting.py": "ADDRESSES_WITHIN_S _LOOK_S _ATTEMPTS_AN_ASK",
     "renter/run_status.py": "TRIES _LINES _LINE_CHARACTERS _LOSSES_SHOW_S",
+    "renter/scheduled_ends.py": "_TAIL",
     "renter/spot_pools.py": "PRICES_EVERY_S PAIR_RESTS_S TOGETHER_S",
     "renter/user_code.py": "MOST_FILES MOST_BYTES",
     "uploads.py": "LOG_TAIL_BYTES",

@@ -24,6 +24,7 @@ from hetopt.backends.ec2.renter.edge import BotoEdge
 from hetopt.backends.ec2.renter.order import Order
 from hetopt.backends.ec2.renter.removal import Remover
 from hetopt.backends.ec2.renter.request import Request
+from hetopt.backends.ec2.renter.scheduled_ends import END_ROLE
 from hetopt.backends.ec2.renter.tags import OWNER, RUN_ID
 from hetopt.optimizer.plan import Plan
 from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, Patience, Recording
@@ -64,6 +65,15 @@ CALLS = (
     call("ec2", "delete_security_group", GroupId="sg-1"),
     call("ec2", "delete_volume", VolumeId="vol-1"),
     call("ec2", "authorize_security_group_ingress", GroupId="sg-1"),
+    call("scheduler", "create_schedule_group", Name="hetopt-r.0"),
+    call(
+        "scheduler",
+        "create_schedule",
+        Name="i-1",
+        GroupName="hetopt-r.0",
+        Target={"RoleArn": f"arn:aws:iam::{ACCOUNT}:role/{END_ROLE}"},
+    ),
+    call("scheduler", "delete_schedule_group", Name="hetopt-r.0"),
     call("s3", "put_object", Bucket=BUCKET, Key="runs/r/lease.json"),
     call("s3", "get_object", Bucket=BUCKET, Key="runs/r/state/i-1.json"),
     call("s3", "delete_object", Bucket=BUCKET, Key="runs/r/ckpt/LATEST"),
@@ -103,7 +113,7 @@ def test_nothing_is_granted_that_hetopt_never_calls() -> None:
     text = "\n".join(path.read_text(encoding="utf-8") for folder in folders for path in folder.rglob("*.py"))
     called = {name.replace("_", "") for name in re.findall(r'"([a-z]+(?:_[a-z0-9]+)+)"', text)}
     granted = {name.partition(":")[2].lower() for one in operator()["Statement"] for name in one["Action"]}
-    assert granted - {"createtags", "runinstances", "passrole", "listbucket"} <= called
+    assert granted - {"createtags", "deleteschedule", "listbucket", "passrole", "runinstances", "tagresource"} <= called
 
 
 def owned(one: Asked, by: str) -> Asked:
@@ -133,7 +143,7 @@ CHANGES: dict[str, Callable[[Asked], Asked]] = {
     "another owner": lambda one: owned(one, "AIDA9"),
     "an owner whose id begins alike": lambda one: owned(one, f"{USER.user_id}9"),
     "no tags": without_tags,
-    "another role": lambda one: replace(one, resource=one.resource.replace(f"role/{ROLE}", "role/admin")),
+    "another role": lambda one: replace(one, resource=re.sub(r"role/\S+", "role/admin", one.resource)),
     "a role for another service": lambda one: replace(
         one,
         context={
@@ -164,7 +174,7 @@ GRANTED = {action.lower() for statement in operator()["Statement"] for action in
 def other_actions() -> list[str]:
     """What EC2, IAM, S3, KMS and others can be asked to do, and the policy does not name."""
     session = botocore.session.get_session()
-    services = ("ec2", "iam", "kms", "lambda", "organizations", "s3", "secretsmanager", "ssm", "sts")
+    services = ("ec2", "iam", "kms", "lambda", "organizations", "s3", "scheduler", "secretsmanager", "ssm", "sts")
     every = (f"{name}:{one}" for name in services for one in session.get_service_model(name).operation_names)
     return [one for one in every if one.lower() not in GRANTED]
 

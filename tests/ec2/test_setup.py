@@ -51,6 +51,8 @@ def test_the_policies(golden: Callable[[str, str], None]) -> None:
         ),
         "node": permissions.node_policy(bucket=BUCKET),
         "trust": permissions.trust_policy(),
+        "end": permissions.end_policy(account_id=ACCOUNT),
+        "end trust": permissions.end_trust(account_id=ACCOUNT),
         "bucket": permissions.bucket_policy(BUCKET),
         "commands": permissions.commands(ROLE),
     }
@@ -75,7 +77,7 @@ def test_every_call_of_a_run_is_allowed(
 def test_nothing_is_granted_without_a_bound() -> None:
     for one in statements(operator()):
         if one["Sid"] == "Look":
-            assert all(":Describe" in name or ":Get" in name for name in one["Action"])  # type: ignore[attr-defined]
+            assert all(re.search(":(Describe|Get|List)", name) for name in one["Action"])  # type: ignore[attr-defined]
             continue
         resources = one["Resource"]
         assert isinstance(resources, list)
@@ -247,7 +249,14 @@ def test_quotas_that_may_not_be_read_are_unknown_and_stop_nothing(
 def test_the_commands(cloud: BotoEdge, hetopt: Hetopt, plan: Plan, tmp_path: Path) -> None:
     answer = hetopt("setup", "--print-policy")
     assert answer.code == 0
-    assert set(json.loads(answer.out)) == {"operator_policy", "node_trust", "node_policy", "commands"}
+    assert set(json.loads(answer.out)) == {
+        "operator_policy",
+        "node_trust",
+        "node_policy",
+        "end_trust",
+        "end_policy",
+        "commands",
+    }
     plan.save(tmp_path / "plan.json")
     answer = hetopt("doctor", tmp_path / "plan.json", "--json")
     assert answer.code == 4, "the account has no role for machines"

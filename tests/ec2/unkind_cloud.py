@@ -54,7 +54,7 @@ from moto.servicequotas.responses import ServiceQuotasResponse
 from moto.sts.responses import TokenResponse
 from werkzeug.serving import run_simple
 
-from benchmarks.box import manners
+from benchmarks.box import manners, schedules
 
 Environment = dict[str, Any]
 Start = Callable[..., Any]
@@ -108,6 +108,7 @@ class Temper:
         self.exhausted = set(told.get("exhausted", self.exhausted))
         self.quotas = told.get("quotas", self.quotas)
         self.ahead_s += told.get("advance_s", 0.0)
+        schedules.carry_out(self.now_s())
         for name in ("refuses", "subnets", "routes", "gateways", "disk_key", "grants", "no_roles", "denied"):
             setattr(self, name, told.get(name, getattr(self, name)))
         self.caller |= {key: told[key] for key in ("user_id", "arn") if key in told}
@@ -325,6 +326,7 @@ def main(address: str, port: str) -> None:
     """Serve until killed."""
     temper = Temper()
     manners.teach()
+    schedules.teach()
     teach(temper)
     teach_the_account(temper)
     moto = DomainDispatcherApplication(create_backend_app)

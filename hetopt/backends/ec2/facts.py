@@ -340,11 +340,13 @@ GONE: Fact[frozenset[str]] = Fact(
             "InvalidLaunchTemplateId.NotFoundException",
             "InvalidVolume.NotFound",
             "InvalidFleetId.NotFound",
+            "ResourceNotFoundException",
         }
     ),
     about="calls",
-    means="What EC2 answers where a thing that is to be removed is gone.",
-    source="EC2 API reference, error codes; hashicorp/terraform-provider-aws and cloud-custodian, which ignore them",
+    means="What EC2 answers where a thing that is to be removed is gone; the last one is the scheduler's.",
+    source="EC2 API reference, error codes; hashicorp/terraform-provider-aws and cloud-custodian, which ignore them; "
+    "EventBridge Scheduler API reference, DeleteScheduleGroup",
 )
 FLEET_GONE = Fact(
     value="InvalidFleetId",
@@ -438,6 +440,45 @@ NO_ROLE = Fact(
     means="What IAM answers where there is no such role or instance profile.",
     source="IAM API reference, GetInstanceProfile",
     doctor="machines' role",
+)
+
+_SCHEDULER = "EventBridge Scheduler user guide"
+
+SCHEDULED_END = Fact(
+    value="arn:aws:scheduler:::aws-sdk:ec2:terminateInstances",
+    about="calls",
+    means="The target by which a schedule ends machines; what it is given is the call's own parameters, as JSON.",
+    source=f"{_SCHEDULER}, 'Using universal targets'; eight public repositories that end one machine so",
+    read="2026-11-27",
+    doctor="end outside",
+)
+SCHEDULES_FREE_A_MONTH = Fact(
+    value=14_000_000,
+    about="money",
+    means="So many invocations of schedules are free, and a million more cost a dollar; to keep them costs nothing.",
+    source="Amazon EventBridge pricing, as quoted by cloudburn.io (2026-03-13) and awsnegotiations.com (2026-05)",
+    read="2026-11-27",
+)
+SCHEDULE_GROUPS = Fact(
+    value=500,
+    about="calls",
+    means="An account has so many groups of schedules in a region at most: so many runs at a time.",
+    source=f"{_SCHEDULER}, 'Managing a schedule group'",
+    read="2026-11-27",
+)
+SCHEDULE_THERE = Fact(
+    value="ConflictException",
+    about="calls",
+    means="What the scheduler answers where a schedule or a group of that name is there.",
+    source="EventBridge Scheduler API reference, CreateSchedule and CreateScheduleGroup",
+    read="2026-11-27",
+)
+SCHEDULES_GO = Fact(
+    value="DELETING",
+    about="calls",
+    means="The state of a group whose schedules are being deleted; some of them may still do what they were to.",
+    source="EventBridge Scheduler API reference, DeleteScheduleGroup",
+    read="2026-11-27",
 )
 
 ALL_PROTOCOLS = Fact(
@@ -572,6 +613,14 @@ MACHINES_SERVICE = Fact(
     means="The service that takes the machines' role.",
     source="IAM user guide, 'Using an IAM role to grant permissions to applications running on EC2 instances'",
     doctor="machines' role",
+)
+SCHEDULER_SERVICE = Fact(
+    value="scheduler.amazonaws.com",
+    about="rights",
+    means="The service that takes the role in which schedules do what they are to.",
+    source=f"{_SCHEDULER}, 'Setting up the execution role' and 'Confused deputy prevention'",
+    read="2026-11-27",
+    doctor="end outside",
 )
 SPOT_SERVICE = Fact(
     value="spot.amazonaws.com",

@@ -1,8 +1,9 @@
 """What AWS asks its policies about a call: which actions, on which resources, with which keys to condition upon.
 
 One call may ask for several: to create a fleet is to run instances, to tag what is made, and to hand the machines their
-role. Written by the EC2, IAM and S3 pages of AWS's Service Authorization Reference (read 2026-11-26); that a fleet asks
-for RunInstances and CreateTags by the policy that Karpenter's documentation gives its controller.
+role. Written by the EC2, EventBridge Scheduler, IAM and S3 pages of AWS's Service Authorization Reference (read
+2026-11-26 and 27); that a fleet asks for RunInstances and CreateTags by the policy that Karpenter's documentation gives
+its controller.
 """
 
 from __future__ import annotations
@@ -105,6 +106,8 @@ def authorizations(request: Request, place: Place) -> Iterator[Asked]:
     elif request.service == "ssm":
         resource = f"arn:aws:ssm:{place.region}::parameter{parameters['Name']}"
         yield Asked(action=request.api_name, resource=resource, context=caller)
+    elif request.service == "scheduler" and not request.reads_only:
+        yield from _scheduling(request, place)
     elif operation in _CHANGED:
         thing, key = _CHANGED[operation]
         named = parameters[key]
@@ -116,6 +119,26 @@ def authorizations(request: Request, place: Place) -> Iterator[Asked]:
     else:
         service, _, name = request.api_name.partition(":")
         yield Asked(action=f"{service.replace('-', '')}:{name}", resource="*", context=caller)
+
+
+def _scheduling(request: Request, place: Place) -> Iterator[Asked]:
+    """Ends outside the machines: schedules have no tags, their groups have."""
+    name, here = str(request.parameters["Name"]), f"arn:aws:scheduler:{place.region}:{place.who.account_id}"
+    if request.operation == "create_schedule":
+        schedule = f"{here}:schedule/{request.parameters['GroupName']}/{name}"
+        yield Asked(action=request.api_name, resource=schedule, context=place.caller)
+        target = request.parameters["Target"]
+        passed = {**place.caller, "iam:PassedToService": facts.SCHEDULER_SERVICE.value}
+        yield Asked(action="iam:PassRole", resource=str(target["RoleArn"]), context=passed)
+    elif request.operation == "create_schedule_group":
+        tagged = {**place.caller, **{f"aws:RequestTag/{key}": value for key, value in place.tags.items()}}
+        for action in (request.api_name, "scheduler:TagResource"):
+            yield Asked(action=action, resource=f"{here}:schedule-group/{name}", context=tagged)
+    else:
+        owned = {f"aws:ResourceTag/{key}": value for key, value in place.tags.items()}
+        group = f"{here}:schedule-group/{name}"
+        yield Asked(action=request.api_name, resource=group, context={**place.caller, **owned})
+        yield Asked(action="scheduler:DeleteSchedule", resource=f"{here}:schedule/{name}/*", context=place.caller)
 
 
 def _making(request: Request, place: Place) -> Iterator[Asked]:

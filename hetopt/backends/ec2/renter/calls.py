@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from hetopt.backends.ec2.renter import tags
 from hetopt.backends.ec2.renter.budget import SHUTDOWN_S
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order, Role, Zone
 from hetopt.backends.ec2.renter.request import Reference, Request
+from hetopt.backends.ec2.renter.scheduled_ends import end_call, group_call
 from hetopt.core.bucket_traffic import LEASE_OBJECT, PLACEMENT_OBJECT
 from hetopt.core.errors import BadInput
 
@@ -49,6 +50,7 @@ def launch_calls(order: Order, contents: Mapping[str, bytes], bundle: bytes) -> 
         *preparation(order, contents, bundle),
         *(fleet_call(order, role, zone, attempt=0) for role in order.roles),
         addresses_call(order),
+        *end_calls(order, [f"machine-of-{host}" for role in order.roles for host in role.hosts]),
         placement_call(order, b""),
     )
 
@@ -344,6 +346,13 @@ def addresses_call(order: Order) -> Request:
         purpose="the machines' addresses, by which they meet",
         passing=frozenset({facts.MACHINES_NOT_KNOWN_YET.value}),
     )
+
+
+def end_calls(order: Order, ids: Iterable[str]) -> tuple[Request, ...]:
+    """Give machines an end that stands on none of them; none where the account has no role for that."""
+    if order.end_role is None:
+        return ()
+    return (group_call(order), *(end_call(order, id_) for id_ in ids))
 
 
 def placement_call(order: Order, body: bytes) -> Request:

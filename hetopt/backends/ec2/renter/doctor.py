@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from hetopt.backends.ec2 import facts
-from hetopt.backends.ec2.renter import account
+from hetopt.backends.ec2.renter import account, scheduled_ends
 from hetopt.backends.ec2.renter.errors import ApiRefused
 from hetopt.backends.ec2.renter.order import Role
 from hetopt.backends.ec2.renter.request import Edge, Request, read
@@ -85,6 +85,7 @@ def account_checks(
         f"{name} is there, and this account's",
     )
     yield _profile(edge, instance_profile)
+    yield _end_outside(edge)
     yield from _permissions(edge, found[0] if found else None)
 
 
@@ -262,6 +263,19 @@ def _profile(edge: Edge, instance_profile: str) -> Check:
             name="machines' role", verdict="bad", said=f"the instance profile {instance_profile} has no role", hint=make
         )
     return Check(name="machines' role", verdict="good", said=f"{instance_profile} is there")
+
+
+def _end_outside(edge: Edge) -> Check:
+    """Whether something ends machines that nothing of the run reaches. A launch does without."""
+    name = "end outside"
+    if scheduled_ends.end_role(edge) is not None:
+        said = f"{scheduled_ends.END_ROLE} is there: the scheduler ends machines that nothing else has ended"
+        return Check(name=name, verdict="good", said=said)
+    said = (
+        f"there is no role {scheduled_ends.END_ROLE} that can be looked up, so machines end by their own timers alone"
+    )
+    hint = "no launch needs it; an administrator makes it with the commands of `hetopt setup`"
+    return Check(name=name, verdict="good", said=said, hint=hint)
 
 
 def _clock(offset_s: float | None) -> Check:

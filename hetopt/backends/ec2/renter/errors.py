@@ -271,6 +271,13 @@ TABLE = (
         source=_EC2,
     ),
     Meaning(
+        codes=("ServiceQuotaExceededException",),
+        reaction="stop",
+        cause="the account has as many groups of schedules in this region as it may: {text}",
+        hint="remove those of runs that are over with `hetopt gc --on ec2 --remove`",
+        source="EventBridge Scheduler API reference, CreateScheduleGroup",
+    ),
+    Meaning(
         codes=("IdempotentParameterMismatch",),
         reaction="stop",
         cause="the same call was made before with other parameters, so the state of this run is not what it seems",

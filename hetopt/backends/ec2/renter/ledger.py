@@ -119,6 +119,8 @@ def made_ids(request: Request, answer: Answer) -> list[str]:
             return [answer["GroupId"]]
         case "create_launch_template":
             return [answer["LaunchTemplate"]["LaunchTemplateId"]]
+        case "create_schedule_group" | "delete_schedule_group":
+            return [str(request.parameters["Name"])]
         case "put_object":
             return [f"s3://{request.parameters['Bucket']}/{request.parameters['Key']}"]
         case "terminate_instances":

@@ -92,6 +92,9 @@ class Order(Artifact):
     launched_by: str = Field(default="", description="the caller's name, for people")
     bucket: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")
     instance_profile: str = Field(pattern=r"^[\w+=,.@-]{1,128}$")
+    end_role: str | None = Field(
+        default=None, description="in which machines are ended from outside; absent: they are not"
+    )
     volume_gb: PositiveInt
     extras_usd_per_hour: NonNegativeFloat = Field(
         description="of a machine's volume, address and requests; in all rates"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hetopt.backends.ec2.renter import account
+from hetopt.backends.ec2.renter import account, scheduled_ends
 from hetopt.backends.ec2.renter.account import image_kind
 from hetopt.backends.ec2.renter.budget import MOVE_S, lifetime_s
 from hetopt.backends.ec2.renter.order import Network, Order, Role, worst_usd_per_hour
@@ -278,6 +278,7 @@ def order_of(
         launched_by=who.arn,
         bucket=bucket,
         instance_profile=wishes.instance_profile,
+        end_role=scheduled_ends.end_role(edge),
         volume_gb=job.disk_gb,
         extras_usd_per_hour=extras,
         zones=zones,

@@ -21,6 +21,7 @@ from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.bootstrap import WHEELS_FOLDER
 from hetopt.backends.ec2.protocol import MODELS_FOLDER
 from hetopt.backends.ec2.renter.request import Request
+from hetopt.backends.ec2.renter.scheduled_ends import END_ROLE, NAMED
 from hetopt.backends.ec2.renter.tags import OWNER, RUN_ID
 from hetopt.core.outputs import OUTPUT_FOLDER
 from hetopt.core.run_folder import MODEL_NAMES
@@ -46,6 +47,8 @@ READS = (
     "ec2:GetEbsDefaultKmsKeyId",
     "iam:GetInstanceProfile",
     "iam:GetRole",
+    "scheduler:ListScheduleGroups",
+    "scheduler:ListTagsForResource",
     "servicequotas:GetAWSDefaultServiceQuota",
     "servicequotas:GetServiceQuota",
     "sts:GetCallerIdentity",
@@ -56,6 +59,8 @@ MAKES = ("ec2:CreateFleet", "ec2:CreateLaunchTemplate", "ec2:CreateSecurityGroup
 
 _TAGGED_THINGS = ("fleet", "instance", "launch-template", "security-group", "volume")
 _MADE_FROM = ("image", "launch-template", "network-interface", "security-group", "subnet")
+
+_SCHEDULES = (f"schedule/{NAMED}*/*", f"schedule-group/{NAMED}*")
 
 REMOVES = (
     "ec2:AuthorizeSecurityGroupEgress",
@@ -88,6 +93,7 @@ def operator_policy(*, account_id: str, region: str, bucket: str, role: str, typ
     # as a variable: IAM user guide, 'IAM policy elements: variables and tags', 2026-11.)
     owner = f"${{aws:ResourceTag/{OWNER}}}"
     mine = {"StringLike": {"aws:userid": [owner, f"{owner}:*"]}}
+    schedules, group = (f"arn:aws:scheduler:{region}:{account_id}:{thing}" for thing in _SCHEDULES)
     return _policy(
         _statement("Look", READS, ["*"]),
         _statement(
@@ -127,6 +133,16 @@ def operator_policy(*, account_id: str, region: str, bucket: str, role: str, typ
             ["iam:PassRole"],
             [f"arn:aws:iam::{account_id}:role/{role}"],
             {"StringEquals": {"iam:PassedToService": facts.MACHINES_SERVICE.value}},
+        ),
+        # A schedule has no tags: it is known by its group's name, which nobody can guess.
+        _statement("EndMachinesFromOutside", ["scheduler:CreateSchedule", "scheduler:DeleteSchedule"], [schedules]),
+        _statement("GroupEnds", ["scheduler:CreateScheduleGroup", "scheduler:TagResource"], [group], tagged),
+        _statement("RemoveMyEnds", ["scheduler:DeleteScheduleGroup"], [group], mine),
+        _statement(
+            "GiveEndsTheirRole",
+            ["iam:PassRole"],
+            [f"arn:aws:iam::{account_id}:role/{END_ROLE}"],
+            {"StringEquals": {"iam:PassedToService": facts.SCHEDULER_SERVICE.value}},
         ),
         _statement("ListTheBucket", ["s3:ListBucket"], [f"arn:aws:s3:::{bucket}"]),
         _statement("UseTheBucket", ["s3:DeleteObject", "s3:GetObject", "s3:PutObject"], [f"arn:aws:s3:::{bucket}/*"]),
@@ -173,11 +189,27 @@ def node_policy(*, bucket: str) -> Policy:
 
 def trust_policy() -> Policy:
     """Who may take the machines' role: machines."""
+    return _taken_by(facts.MACHINES_SERVICE.value)
+
+
+def end_policy(*, account_id: str) -> Policy:
+    """What the role may do in which the scheduler ends machines: end what carries the tag of a run."""
+    tagged = {"Null": {f"aws:ResourceTag/{RUN_ID}": "false"}}
+    return _policy(
+        _statement("EndMachines", ["ec2:TerminateInstances"], [f"arn:aws:ec2:*:{account_id}:instance/*"], tagged)
+    )
+
+
+def end_trust(*, account_id: str) -> Policy:
+    """Who may take that role: the scheduler, for schedules of this account."""
+    return _taken_by(facts.SCHEDULER_SERVICE.value, {"StringEquals": {"aws:SourceAccount": account_id}})
+
+
+def _taken_by(service: str, condition: Policy | None = None) -> Policy:
+    taken: Policy = {"Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"}
     return {
         "Version": facts.POLICY_VERSION.value,
-        "Statement": [
-            {"Effect": "Allow", "Principal": {"Service": facts.MACHINES_SERVICE.value}, "Action": "sts:AssumeRole"},
-        ],
+        "Statement": [taken if condition is None else {**taken, "Condition": condition}],
     }
 
 
@@ -205,6 +237,8 @@ def commands(role: str) -> list[str]:
         f"aws iam put-role-policy --role-name {role} --policy-name hetopt --policy-document file://node_policy.json",
         f"aws iam create-instance-profile --instance-profile-name {role}",
         f"aws iam add-role-to-instance-profile --instance-profile-name {role} --role-name {role}",
+        f"aws iam create-role --role-name {END_ROLE} --assume-role-policy-document file://end_trust.json",
+        f"aws iam put-role-policy --role-name {END_ROLE} --policy-name hetopt --policy-document file://end_policy.json",
         "aws iam create-policy --policy-name hetopt-operator --policy-document file://operator_policy.json",
         f"aws iam create-service-linked-role --aws-service-name {facts.SPOT_SERVICE.value}",
         f"aws iam create-service-linked-role --aws-service-name {facts.FLEET_SERVICE.value}",

@@ -21,6 +21,7 @@ from hetopt.backends.ec2.renter import tags
 from hetopt.backends.ec2.renter.errors import ApiRefused
 from hetopt.backends.ec2.renter.ledger import Made
 from hetopt.backends.ec2.renter.request import Answer, Edge, Kind, Request, read
+from hetopt.backends.ec2.renter.scheduled_ends import NAMED, prefix_of
 from hetopt.core.errors import CloudRefused
 
 FLEETS_A_CALL = facts.FLEETS_A_CALL.value
@@ -98,6 +99,7 @@ def surveyed(edge: Edge, run_id: str | None, made: Made) -> Survey:
         return [_found(kind, one[id_], one) for one in answer[key] if one.get("State") != "deleting"]
 
     list_("instance", partial(_instances, edge, run_id))
+    list_("schedule-group", partial(_schedule_groups, edge, run_id))
     list_("fleet", partial(_fleets, edge, run_id, made))
     for kind, operation, key, id_ in _LISTED:
         list_(kind, partial(tagged, kind, operation, key, id_))
@@ -138,6 +140,24 @@ def _fleets_of(edge: Edge, ids: Sequence[str]) -> list[Answer]:
         return [fleet for id_ in ids for fleet in _fleets_of(edge, [id_])]
 
 
+def _schedule_groups(edge: Edge, run_id: str | None) -> list[Found]:
+    """Ends outside the machines. Whoever may not list them has made none; they cost nothing, and go by themselves."""
+    prefix = NAMED if run_id is None else prefix_of(run_id)
+    request = read("scheduler", "list_schedule_groups", "the schedules that are left", NamePrefix=prefix)
+    try:
+        groups = edge(request)["ScheduleGroups"]
+        there = [one for one in groups if one["State"] != facts.SCHEDULES_GO.value]
+        tags_of = [
+            edge(read("scheduler", "list_tags_for_resource", "whose schedules they are", ResourceArn=one["Arn"]))
+            for one in there
+        ]
+    except ApiRefused as refused:
+        if refused.code.startswith(facts.DENIED.value):
+            return []
+        raise
+    return [_found("schedule-group", one["Name"], tags) for one, tags in zip(there, tags_of, strict=True)]
+
+
 def _found(kind: Kind, id_: str, answer: Answer, detail: str = "") -> Found:
     values = tags.of_aws(answer.get("Tags", ()))
     return Found(
@@ -176,7 +196,13 @@ _ENDED_WITHIN_S = 600.0
 _ROUNDS = 4
 
 _KINDS: Mapping[str, Kind] = MappingProxyType(
-    {"i-": "instance", "fleet-": "fleet", "lt-": "launch-template", "sg-": "security-group"}
+    {
+        "i-": "instance",
+        "fleet-": "fleet",
+        "lt-": "launch-template",
+        "sg-": "security-group",
+        NAMED: "schedule-group",
+    }
 )
 """What an id is of, by its beginning."""
 
@@ -223,9 +249,9 @@ class Remover:
             except CloudRefused as error:
                 refused.append(error)
 
-        def each(kind: Kind, operation: str, key: str) -> None:
+        def each(kind: Kind, operation: str, key: str, service: str = "ec2") -> None:
             for id_ in by_kind.get(kind, ()):
-                attempt(partial(self._until_known, [id_], partial(self._delete, operation, key)))
+                attempt(partial(self._until_known, [id_], partial(self._delete, service, operation, key)))
 
         by_kind: dict[str, list[str]] = {}
         for one in found:
@@ -244,6 +270,7 @@ class Remover:
             # Disks go with their machines; what is deleted one by one is only what did not.
             by_kind["volume"] = self._remaining(by_kind["volume"])
         each("volume", "delete_volume", "VolumeId")
+        each("schedule-group", "delete_schedule_group", "Name", "scheduler")  # last: it ends what nothing else has
         if refused:
             raise refused[0]
 
@@ -391,11 +418,11 @@ class Remover:
         there = {one["VolumeId"] for one in answer["Volumes"]}
         return [id_ for id_ in volumes if id_ in there]
 
-    def _delete(self, operation: str, key: str, ids: Sequence[str]) -> list[str]:
+    def _delete(self, service: str, operation: str, key: str, ids: Sequence[str]) -> list[str]:
         """Delete one thing; answers its id if EC2 does not know it."""
         request = Request(
             step=operation.replace("_", "-"),
-            service="ec2",
+            service=service,
             operation=operation,
             parameters={key: ids[0]},
             purpose=f"what the run made: {ids[0]}",

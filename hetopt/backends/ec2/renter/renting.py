@@ -97,6 +97,7 @@ class Renter:
             granted = self._rent(order, spec, contents, bundle)
             self.tell("waiting for the machines' addresses")
             assigned = assign(granted.roles, self.machines(order, granted.zone, granted.ids))
+            self._end_outside(order, [one.machine.id for one in assigned])
             placed = ranked_spec(granted.spec, assigned)
             self.edge(calls.placement_call(order, placement_json(placed, assigned, generation, resume_from)))
             return Rented(zone=granted.zone, assigned=tuple(assigned), spec=placed)
@@ -220,6 +221,7 @@ class Renter:
                 )
             raise
         assigned = assign([role for role, _ in granted], found)
+        self._end_outside(order, [one.machine.id for one in assigned])
         there = {one.host for one in assigned}
         return assigned, [host for role in roles for host in role.hosts if host not in there]
 
@@ -269,6 +271,14 @@ class Renter:
                 hint="end them at once: `hetopt gc --on ec2 --remove`",
             ) from None
         raise why
+
+    def _end_outside(self, order: Order, ids: Sequence[str]) -> None:
+        """Have machines ended from outside, should nothing else end them: one end of several, which no run needs."""
+        try:
+            for request in calls.end_calls(order, ids):
+                self.edge(request)
+        except CloudRefused as refused:
+            self.tell(f"nothing outside the machines ends them: {refused.message} {refused.hint or ''}".rstrip())
 
     def give_back(self, ids: Sequence[str] | None = None) -> None:
         """End machines by the ids that answers named; absent: all that are left of what was granted.

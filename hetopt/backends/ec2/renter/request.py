@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
-Kind = Literal["instance", "fleet", "security-group", "launch-template", "volume", "object"]
+Kind = Literal["instance", "fleet", "security-group", "launch-template", "volume", "schedule-group", "object"]
 """What a call can make."""
 
 Answer = Mapping[str, Any]
