@@ -11,12 +11,13 @@ from hetopt.core.step_samples import Configuration
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.plan import Evidence
 from hetopt.optimizer.step_time.calibration import half_width
+from hetopt.optimizer.step_time.links import SWITCHED_FAMILIES
 from hetopt.optimizer.step_time.observed import Observed
 from hetopt.optimizer.step_time.physics import SHARED
 from hetopt.optimizer.step_time.posterior import Posterior, fit
 from hetopt.optimizer.step_time.prediction import Linearised, predict
 from hetopt.optimizer.step_time.priors import PRIORS, Normal
-from hetopt.optimizer.step_time.probes import Probe, suggest
+from hetopt.optimizer.step_time.probes import OF_SOCKETS, Probe, suggest
 from hetopt.optimizer.step_time.tiers import Kinship, measured_steps, relatives
 
 TIERS: tuple[Evidence, ...] = ("measured", "interpolated", "extrapolated", "counted")
@@ -115,6 +116,7 @@ class StepTimeModel:
             "batch sizes that were not measured": float(sources.batch[0]),
             "machine types that were not measured": float(sources.kinship[0]),
             "compressors that were not measured": float(sources.compressor[0]),
+            OF_SOCKETS: float(sources.sockets[0]),
             "one run against another": float(sources.noise[0]),
             **self._by_parameter(asked),
         }
@@ -155,7 +157,8 @@ class StepTimeModel:
         measured = self.posterior.observed.rows.types
         names = dict.fromkeys((*measured, *(c.kind(node) for c in configurations for node in c.nodes)))
         kin = relatives(tuple(names), measured, self.catalog, measured_steps(self.posterior, self.catalog))
-        return kin, predict(self.posterior, configurations, kin[len(measured) :])
+        switched = {name for name, instance in self.catalog.items() if instance.family.startswith(SWITCHED_FAMILIES)}
+        return kin, predict(self.posterior, configurations, kin[len(measured) :], switched)
 
     def _step_times(self, kin: Sequence[Kinship], asked: Linearised) -> list[StepTime]:
         tiers = np.array([TIERS.index(relative.evidence) for relative in kin])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hetopt.core.step_samples import Configuration
+from hetopt.core.step_samples import IN_PRECISION, Configuration
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.step_time.design_matrix import Array, Rows, make_rows
 from hetopt.optimizer.step_time.jacobian import evaluate, noise_variance
@@ -29,6 +30,7 @@ class Sources:
         kinship: machine types that were not measured.
         compressor: compressors that were not measured.
         noise: one run against another.
+        sockets: how GPUs beyond a socket's are joined, where no such machine was measured; towards longer steps only.
     """
 
     parameters: Array
@@ -38,11 +40,12 @@ class Sources:
     kinship: Array
     compressor: Array
     noise: Array
+    sockets: Array
 
     @property
     def total(self) -> Array:
         """Variance of the log of (true / predicted)."""
-        return self.parameters + self._others
+        return self.parameters + self.sockets + self._others
 
     @property
     def below(self) -> Array:
@@ -96,13 +99,19 @@ class Linearised:
         return self.steps.log_step
 
 
-def predict(model: Posterior, configurations: Sequence[Configuration], kin: Sequence[Kinship]) -> Linearised:
+def predict(
+    model: Posterior,
+    configurations: Sequence[Configuration],
+    kin: Sequence[Kinship],
+    switched: Collection[str] = (),
+) -> Linearised:
     """Predict at least one configuration.
 
     Args:
         model: what was learned.
         configurations: what to predict.
         kin: relatives of the types beyond the model's own, in the order of their first appearance.
+        switched: types whose GPUs a switch joins.
 
     Raises:
         BadInput: an unknown compressor.
@@ -119,14 +128,14 @@ def predict(model: Posterior, configurations: Sequence[Configuration], kin: Sequ
     parameters, known_points = len(model.where), len(model.latents.points)
     beside = _beside_the_line(rows, len(own.types), kin)
 
-    def at(mode: Array) -> tuple[Steps, Callable[[str], Array]]:
+    def at(mode: Array, more: Array | float = 0.0) -> tuple[Steps, Callable[[str], Array]]:
         return evaluate(
             np.concatenate([mode[:parameters], vector[parameters:]]),
             where,
             rows,
             kinds,
             compute_rest=(compute_weights @ mode[parameters : parameters + known_points])[rows.group_point] + beside,
-            exchange_rest=(exchange_weights @ mode[parameters + known_points :])[rows.layout],
+            exchange_rest=(exchange_weights @ mode[parameters + known_points :])[rows.layout] + more,
         )
 
     here, by_parameter = at(model.mode)
@@ -143,6 +152,9 @@ def predict(model: Posterior, configurations: Sequence[Configuration], kin: Sequ
     foreign = _foreign(rows, here, len(own.types), kin)
     none = np.zeros(len(rows))
     compressed = derivatives[:, parameters:] * model.compression_prior.sd
+    # Evaluated at its end as it is, because computing may hide the exchange that was measured altogether.
+    more_s = np.where(_unseen_sockets(own, rows, kinds, switched), SOCKETS_S * rows.messages, 0.0)
+    across = at(model.mode, np.log1p(more_s / np.exp(here.log_exchange)))[0].log_step
     known = _from_parameters(model, by_mode, lambda mode: at(mode)[0].log_step)
     return Linearised(
         rows=rows,
@@ -159,8 +171,29 @@ def predict(model: Posterior, configurations: Sequence[Configuration], kin: Sequ
             kinship=(foreign**2).sum(axis=1),
             compressor=(compressed**2).sum(axis=1),
             noise=noise_variance(here, model.latents.spread),
+            sockets=((across - here.log_step) / Z90) ** 2,
         ),
     )
+
+
+SOCKET = 4
+"""GPUs that one processor joins. Where no switch joins all GPUs of a machine, an exchange crosses from the fifth on
+between processors, or goes through the host's memory."""
+
+SOCKETS_S = 10e-3
+"""How long a message takes that does, in at most 95 of 100 machines: from 10 us over a link to 10 ms through sockets
+of a busy host is what is believed of latency inside a node before anything is measured."""
+
+
+def _unseen_sockets(own: Rows, rows: Rows, kinds: Kinds, switched: Collection[str]) -> NDArray[np.bool_]:
+    """Rows with more GPUs on a machine than a socket has, of types of which such a machine was not measured."""
+    seen = np.zeros(len(own.types), dtype=np.bool_)
+    seen[own.group_type[own.group_crowd > SOCKET]] = True
+    joined = np.array([name.partition(IN_PRECISION)[0] in switched for name in rows.types])
+    known = seen[kinds.reference] | joined
+    found = np.zeros(len(rows), dtype=np.bool_)
+    found[rows.group_row[(rows.group_crowd > SOCKET) & ~known[rows.group_type]]] = True
+    return found
 
 
 FAR = ("network", "host_ratio", "host_latency", "host_sharing", "network_latency")

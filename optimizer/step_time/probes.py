@@ -26,6 +26,7 @@ MOST_ROWS = 1500
 
 OF_COMPUTE = "how computing follows the batch size"
 OF_LAYOUTS = "how communication differs between layouts"
+OF_SOCKETS = "how GPUs beyond a processor's are joined"
 OF_TYPES = "machine types and compressors that were not measured"
 
 
@@ -64,24 +65,31 @@ def suggest(model: Posterior, asked: Linearised, count: int, usd: Sequence[float
     priced = np.array([1.0 if price is None or None in prices else price for price in prices])
     before = float(np.trace(between))
     open_ = np.array([price is None or math.isfinite(price) for price in prices])
+    # How full machines are joined has no derivative where computing hides it: where it is most, one of them is first.
+    sockets = asked.sources.sockets[every]
+    unseen = all_sockets = float(sockets.sum())
+    full_first = unseen > before and bool((open_ & (sockets > 0)).any())
     found: list[Probe] = []
     while len(found) < count and open_.any() and before > 0:
         gains = (between**2).sum(axis=0) / (np.diag(between) + noise)
-        best = int(np.argmax(np.where(open_, gains / priced, -np.inf)))
+        full = full_first and not found
+        best = int(np.argmax(np.where(open_ & (sockets > 0) if full else open_, gains / priced, -np.inf)))
         # What the measurement would take from each part of the variance, summed over the rows.
         told = shared[best] / np.sqrt(between[best, best] + noise[best])
         told_rows = derivatives * told
         removed = {name: float((told_rows[:, part].sum(axis=1) * (derivatives @ told)).sum()) for name, part in parts}
-        about = max(removed, key=lambda name: removed[name])
+        about = OF_SOCKETS if full else max(removed, key=lambda name: removed[name])
+        told_of_sockets = unseen if sockets[best] > 0 else 0.0
         found.append(
             Probe(
                 row=int(every[best]),
-                removed=float(gains[best]) / before,
-                variance=float(np.trace(between)) / len(every),
+                removed=(float(gains[best]) + told_of_sockets) / (before + all_sockets),
+                variance=(float(np.trace(between)) + unseen) / len(every),
                 about=about,
                 usd=None if None in prices else prices[best],
             )
         )
+        unseen -= told_of_sockets
         covariance = covariance - np.outer(told, told)
         shared = derivatives @ covariance
         between = shared @ derivatives.T

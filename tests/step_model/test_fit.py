@@ -81,6 +81,48 @@ def test_an_interval_is_wide_where_the_samples_are_silent() -> None:
     assert width(one_size, configuration((1,), 256)) > 2 > 1.4 > width(one_size, configuration((1,), 32))
 
 
+@settings(max_examples=25)
+@given(
+    most=st.sampled_from([1, 2, 4]),
+    nodes=st.integers(1, 3),
+    batch=st.sampled_from([8, 64, 512]),
+    network=st.floats(-6, 1),
+    host_ratio=st.floats(-2, 1),
+    host_sharing=st.floats(0, 1),
+    host_latency=st.floats(-11, -5),
+)
+def test_an_interval_never_narrows_with_more_workers_on_a_machine_than_were_measured(
+    most: int, nodes: int, batch: int, network: float, host_ratio: float, host_sharing: float, host_latency: float
+) -> None:
+    """Above the median never; as a whole by no more than 2 %, as what makes steps shorter may be hidden."""
+    layouts = tuple(layout for layout in SMALL if max(layout) <= most)
+    truth = {
+        "network": network,
+        "host_ratio": host_ratio,
+        "host_sharing": host_sharing,
+        "host_latency": host_latency,
+    }
+    fitted = model(measured(grid(layouts), noise=0.02, seed=0, **truth))
+    found = fitted.predict([configuration((crowd,) * nodes, batch) for crowd in range(most, 9)])
+    above = [np.log(one.step_time_high_s / one.step_time_s) for one in found]
+    whole = [np.log(one.step_time_high_s / one.step_time_low_s) for one in found]
+    assert np.diff(above).min() > -1e-9
+    assert (np.maximum.accumulate(whole) - whole).max() < 0.02
+
+
+def test_more_gpus_than_a_processor_joins_are_unknown_until_one_such_machine_was_measured_or_a_switch_joins_them() -> (
+    None
+):
+    def width(type_: str, *crowds: int) -> float:
+        shown = [configuration((crowd,), 32, type_=type_) for crowd in crowds]
+        fitted = StepTimeModel.fit(observe(measured(shown, noise=0.01)), load_catalog().instance_types)
+        found = fitted.predict([configuration((8,), 32, type_=type_)])[0]
+        return float(np.log(found.step_time_high_s / found.step_time_low_s))
+
+    assert width("my-server", 1, 2, 4) > 1.5 * width("my-server", 1, 2, 6)
+    assert width("g4dn.metal", 1, 2, 4) > 1.5 * width("p4d.24xlarge", 1, 2, 4)
+
+
 def test_prediction_does_not_depend_on_the_order_of_samples_or_on_company() -> None:
     samples = measured(grid(SMALL), noise=0.03)
     asked = [*grid(LARGE)[:7], *grid(SMALL)[:3]]

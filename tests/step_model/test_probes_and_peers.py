@@ -11,6 +11,7 @@ from hetopt.optimizer.step_time.choice import PeerModel, choose, held_out_errors
 from hetopt.optimizer.step_time.model import StepTimeModel
 from hetopt.optimizer.step_time.observed import observe
 from hetopt.optimizer.step_time.posterior import fit
+from hetopt.optimizer.step_time.probes import OF_SOCKETS
 from tests.step_model.planted import LARGE, SMALL, configuration, grid, measured
 
 
@@ -33,6 +34,15 @@ def test_each_further_probe_is_another_layout_and_worth_less(small: StepTimeMode
     removed = [probe.removed for probe in probes]
     assert removed == sorted(removed, reverse=True)
     assert 0 < sum(removed) <= 1
+
+
+def test_full_machines_come_first_where_how_they_are_joined_is_the_most_that_is_unknown(small: StepTimeModel) -> None:
+    asked = grid((*LARGE, (6,), (8,), (8, 8)))
+    first, second = small.suggest(asked, 2, [None] * len(asked))
+    assert max(node.workers for node in asked[first.row].nodes) > 4
+    assert first.about == OF_SOCKETS
+    assert second.about != OF_SOCKETS
+    assert first.removed + second.removed <= 1
 
 
 def test_measuring_a_probe_narrows_the_intervals_by_what_was_promised() -> None:
