@@ -47,9 +47,9 @@ class Contender:
 OWN = Contender(ratio_policy="auto", sync=Synchronization(name="auto"))
 """hetopt's own choice, of what is exchanged, how, and whether it is gradients."""
 
-GRAVAC: Settings = {"window": 25, "every": 1}
-"""Decides in every step, as published. Its published window, 500 steps, is longer than these runs: with this one it has
-tried its largest factor, 1000x, after 125 steps."""
+GRAVAC: Settings = {"window": 25}
+"""Its published window, 500 steps, is longer than these runs: with this one it has tried its largest factor, 1000x,
+after 125 steps."""
 
 OTHERS: Mapping[str, Contender] = MappingProxyType(
     {

@@ -38,8 +38,7 @@ class GravacSettings(Record):
         omega: relative difference that is none.
         floor: first factor.
         raises: how the candidate grows.
-        smoothing: weight of the newest gain and throughput.
-        every: steps between decisions; the paper's is 1. Absent: the control period.
+        smoothing: weight of the newest throughput.
     """
 
     window: PositiveInt = 500
@@ -48,7 +47,6 @@ class GravacSettings(Record):
     floor: Annotated[float, Field(ge=1)] = 10.0
     raises: Literal["exponential", "geometric"] = "exponential"
     smoothing: Share = 0.3
-    every: PositiveInt | None = None
 
 
 class AccordionSettings(Record):

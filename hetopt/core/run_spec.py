@@ -75,6 +75,11 @@ class Compression(Record):
     floor_ratio: float | None = Field(
         default=None, gt=0, le=1, description="select from a selection of this fraction, as GraVAC does"
     )
+    least_gain: PositiveFloat | None = Field(
+        default=None,
+        description="part of the energy that a step's payload keeps at least: the selection, else the floor's, "
+        "else everything",
+    )
     coding: str | None = Field(default=None, description="of selected elements; absent: plain")
     momentum: float | None = Field(default=None, ge=0, lt=1, description="of momentum correction")
     clip_norm: PositiveFloat | None = Field(

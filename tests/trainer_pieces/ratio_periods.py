@@ -19,8 +19,9 @@ def curve(gain_of, ratios=RATIOS, energies=(1.0,) * WORKERS):
 
 
 def observe(
-    ratio, *, gain=None, gain_of=None, step=20, steps=20, epoch=0.0, step_time_s=0.1, norm=1.0, rate=None, option=None
-):
+    ratio, *, gain=None, gain_of=None, step=20, steps=20, epoch=0.0, step_time_s=0.1, norm=1.0, rate=None, option=None,
+    levels=None,
+):  # fmt: skip
     """A period at ``ratio``; ``gain_of`` gives the curve, and the gain unless that is given by itself."""
     if gain is None:
         gain = 1.0 if gain_of is None or ratio == DENSE else gain_of(ratio)
@@ -41,4 +42,5 @@ def observe(
         network=NETWORK,
         option=option,
         learning_rate=rate,
+        level_gains=levels,
     )

@@ -123,7 +123,7 @@ def test_controllers_synchronisation_and_optimizers_have_their_say():
     assert why_not_controlled("topk", "gravac") is None
     assert "ratio" in str(why_not_controlled("powersgd", "auto"))
     assert why_not_controlled("powersgd", "fixed") is None
-    assert "selection" in str(why_not_controlled("randomk", "gravac"))
+    assert "selection" in str(why_not_controlled("topk_threshold", "gravac"))
     assert why_not_synchronised("topk", "gradients") is None
     assert why_not_synchronised("identity", "parameters") is None
     assert "no gradients" in str(why_not_synchronised("topk", "parameters"))

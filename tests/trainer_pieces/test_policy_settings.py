@@ -24,7 +24,7 @@ from hetopt.trainer.policies.ratio.threshold import ThresholdRatio
 from .ratio_periods import OPTIONS, observe
 
 SAID = {
-    "gravac": "gravac(window=50, eps=0.8, omega=0.05, floor=5, raises=geometric, smoothing=0.5, every=1)",
+    "gravac": "gravac(window=50, eps=0.8, omega=0.05, floor=5, raises=geometric, smoothing=0.5)",
     "accordion": "accordion(gentle=0.1, threshold=0.5, smoothing=1, epochs=10, decay=true)",
     "threshold": "threshold(delta=0.1, combine=mean)",
     "scan": "scan(time=1, gain=0.5, sensitivity=0.2, least_gain=0)",
@@ -104,7 +104,6 @@ def test_policies_are_what_was_said():
         tolerance=0.05,
         policy="geometric",
         smoothing=0.5,
-        every=1,
     )
     assert ratio("accordion") == Accordion.original(gentle=0.1, strong=0.01)
     assert ratio("threshold") == ThresholdRatio(ratio=0.01, delta=0.1, combine="mean")
@@ -127,13 +126,6 @@ def test_launch_understands_them():
     assert decide(parse_wish(None, "gravac", None), before).ratio_settings == {}
     assert batch_wish("allocation(micro=4)") == ("allocation", {"micro": 4})
     assert batch_wish(None) == (None, None)
-
-
-def test_gravac_in_every_step_asks_for_a_look_after_each():
-    policy = Gravac(every=1)
-    assert policy.first(None).look_after_steps == 1
-    _, decision = policy.decide(policy.initial(), observe(0.1, gain_of=lambda ratio: ratio**0.1, steps=1))
-    assert decision.look_after_steps == 1
 
 
 def test_scan_has_a_floor():

@@ -50,6 +50,7 @@ def periods(draw):
         "norm": draw(st.floats(0, 100)),
         "rate": draw(st.none() | st.floats(1e-4, 1)),
         "gain": None if draw(st.booleans()) else draw(st.floats(1e-3, 1)),
+        "levels": draw(st.none() | st.tuples(st.floats(1e-3, 1), st.floats(1e-3, 1)).map(sorted).map(tuple)),
     }
 
 
@@ -70,8 +71,8 @@ def test_every_rank_decides_alike_and_a_restart_changes_nothing(name, seen):
         assert policy.decide(restored, observation) == outcome
         before, (state, decision) = decision, outcome
         assert 0 < decision.ratio <= 1
-        changed = (decision.ratio, decision.option) != (before.ratio, before.option)
-        assert decision.changed == changed
+        sent = [(each.ratio, each.option, each.floor_ratio) for each in (before, decision)]
+        assert decision.changed == (sent[0] != sent[1])
         assert decision.look_after_steps is None or decision.look_after_steps >= 1
         assert len(state.model_dump_json()) < 6000
 

@@ -21,6 +21,7 @@ from hetopt.trainer.agreement import Store
 from hetopt.trainer.comm.channel import Channel, Message
 from hetopt.trainer.comm.compressor import Residual, State
 from hetopt.trainer.comm.error_feedback import ALIKE, NoResidual, check_state
+from hetopt.trainer.comm.levels import Levels
 from hetopt.trainer.comm.methods import checked_for, make_chain, make_residual
 from hetopt.trainer.comm.peers import Guard
 from hetopt.trainer.comm.topk import kept_energies
@@ -39,6 +40,7 @@ class ExchangeStats:
         energy: sum of squares of gradient and residual; None where there is no residual.
         kept_energy: the part of it that what was sent takes away; of a selection, the energy of what was sent.
         look_energies: what the largest elements would have kept, at the ratios that were asked for.
+        level_gains: what the candidate and the floor would have kept, of all workers, where a step chose between them.
     """
 
     sent_bytes: int
@@ -48,6 +50,7 @@ class ExchangeStats:
     energy: float | None = None
     kept_energy: float | None = None
     look_energies: tuple[float, ...] = ()
+    level_gains: tuple[float, float] | None = None
 
     @property
     def inside_s(self) -> float:
@@ -209,6 +212,7 @@ class Exchange:
             energy=there,
             kept_energy=there if kept is None else kept,
             look_energies=looked,
+            level_gains=self._chain.gains if isinstance(self._chain, Levels) else None,
         )
         self._step += 1
         self._has_residual = self._compression.name != "identity"

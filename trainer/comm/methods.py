@@ -60,6 +60,7 @@ from hetopt.trainer.comm.elements import (
     Var,
 )
 from hetopt.trainer.comm.error_feedback import DEFAULT_MOMENTUM, Clipped, ErrorFeedback, MomentumCorrection, NoResidual
+from hetopt.trainer.comm.levels import Levels, RandomSelection, SharedValues
 from hetopt.trainer.comm.low_precision import LowPrecision, LowPrecisionFloats, ScaledCodes, SlicedAllReduce
 from hetopt.trainer.comm.low_rank import LowRank
 from hetopt.trainer.comm.quantisation import (
@@ -112,10 +113,17 @@ class Asked:
 
 def _nested(select: Callable[[float], Selection]) -> Callable[[Asked], Selection]:
     def make(asked: Asked) -> Selection:
-        floor = asked.compression.floor_ratio
-        return select(asked.ratio) if floor is None else MultiLevel(select, asked.ratio, floor)
+        floor, in_levels = asked.compression.floor_ratio, asked.compression.least_gain is not None
+        return MultiLevel(select, asked.ratio, floor or asked.ratio) if floor or in_levels else select(asked.ratio)
 
     return make
+
+
+def _random(asked: Asked) -> Compressor[Any]:
+    """Random elements are a choice before a compressor, but where a step looks at what they keep before it sends."""
+    if asked.compression.floor_ratio is None and asked.compression.least_gain is None:
+        return Identity()
+    return _nested(lambda ratio: RandomSelection(ratio, RandomElements(ratio)))(asked)
 
 
 def _quantised(
@@ -150,7 +158,7 @@ _COMPRESSORS: dict[str, Callable[[Asked], Compressor[Any]]] = {
     "dgc": _nested(Dgc),
     "redsync": _nested(RedSync),
     "sidco": _nested(Sidco),
-    "randomk": lambda asked: Identity(),
+    "randomk": _random,
     "qsgd_maxnorm": _quantised(lambda asked: MaxNorm()),
     "qsgd_two_scale": _quantised(lambda asked: MultiScale(2)),
     "qsgd_multi_scale": _quantised(lambda asked: MultiScale(3)),
@@ -263,7 +271,7 @@ def make_chain(
     seed: int = 0,
     device: torch.device | None = None,
     group: dist.ProcessGroup | None = None,
-) -> Chain:
+) -> Chain | Levels:
     """The chain from a gradient to its sum, all but the residual; arguments as of `make_compressor`.
 
     Raises:
@@ -272,6 +280,9 @@ def make_chain(
     chosen, ratio = checked_for(compression, numel, shapes), compression.ratio
     compressor = make_compressor(compression, numel, shapes=shapes, seed=seed, device=device, group=group)
     coding = _CODINGS[compression.coding or PLAIN]
+    if isinstance(compressor, MultiLevel) and (compression.least_gain is not None or chosen.name in _CHOICES):
+        summed = SharedValues() if chosen.name in _CHOICES else AllGather(coding, same_size=chosen.method.same_size)
+        return Levels(compressor, summed, least_gain=compression.least_gain or 0.0, seed=seed)
     if chosen.collective in _SHARED:
         by_layer = chosen.method.by_shape and shapes is not None
         sizes = [math.prod(shape) for shape in shapes] if by_layer and shapes is not None else [numel]

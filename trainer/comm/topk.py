@@ -167,15 +167,18 @@ class MultiLevel(Selection):
 
     def encode(self, flat: Tensor, turn: Turn) -> SparsePayload:
         """Select twice; as deterministic as the inner selection."""
+        return self.both(flat, turn)[1]
+
+    def both(self, flat: Tensor, turn: Turn) -> tuple[SparsePayload, SparsePayload]:
+        """The first selection, and the second, which is the same where the ratio is above the floor."""
         floor = self._first.encode(flat, turn)
         if self._is_direct:
-            return floor
+            return floor, floor
         # Of the elements that are there, which may be a few more or less than the floor's fraction.
         part = min(1.0, self.ratio * flat.numel() / floor.values.numel())
         chosen = self._select(part).encode(floor.values, turn)
-        return SparsePayload(
-            indices=floor.indices.index_select(0, chosen.indices), values=chosen.values, numel=flat.numel()
-        )
+        indices = floor.indices.index_select(0, chosen.indices)
+        return floor, SparsePayload(indices=indices, values=chosen.values, numel=flat.numel())
 
 
 _SAMPLE = 65_536

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from hetopt.core.artifact import Record
-from hetopt.core.comm.composition import why_not_controlled
+from hetopt.core.comm.composition import DENSE, GATHER, why_not_controlled
 from hetopt.core.comm.network_state import NetworkState
 from hetopt.core.comm.options import LOOK_AT, Candidate, Candidates
 from hetopt.core.comm.planner import Option, Planner, PlanState
@@ -21,6 +21,7 @@ from hetopt.trainer.comm.network_tracker import NetworkWatch, Timed
 from hetopt.trainer.policies.ratio.auto import AutoRatio, AutoState, Outlook, is_dense
 from hetopt.trainer.policies.ratio.averaging import Promise, promised
 from hetopt.trainer.policies.ratio.choose import choose_ratio_policy
+from hetopt.trainer.policies.ratio.gravac import Gravac, GravacState
 from hetopt.trainer.policies.ratio.paired_trial import Verdict
 from hetopt.trainer.policies.ratio.policy import RatioDecision, RatioObservation, RatioPolicy
 from hetopt.trainer.steps.traffic import GroupTraffic
@@ -235,12 +236,13 @@ class AdaptiveController:
             steps_left=steps_left,
             loss=loss,
             verdict=self._verdict,
+            level_gains=traffic.level_gains,
         )
         self._verdict = None
         self._state, self._decision = self._policy.decide(self._state, observation)
         self._weigh_averages(before.option)
         self.candidate = self._candidate_of(self._decision, compute_s=compute_s)
-        if self.candidate.option.key == before.option.key:
+        if self.candidate.option.key == before.option.key and self.candidate.compression == before.compression:
             return None
         return {
             "before": before.option.key,
@@ -280,6 +282,10 @@ class AdaptiveController:
             assert named is not None, f"{decision.option} is not on the candidates"
             return named
         found = self.candidates.at(decision.ratio)
+        if decision.least_gain is not None:
+            levels = {"floor_ratio": decision.floor_ratio, "least_gain": decision.least_gain}
+            plain = next(each for each in found if each.option.collective in (GATHER, DENSE))
+            return replace(plain, compression=plain.compression.model_copy(update=levels))
         if len(found) == 1 or self._planner is None or self.network is None:
             return found[0]
         self._plan, plan = self._planner.decide(
@@ -323,6 +329,10 @@ class AdaptiveController:
             self.candidate = found[0]
             option = state.key if self._name in WEIGHS_WAYS else None
             self._decision = RatioDecision(ratio=state.ratio, option=option, measure_gain=True)
+        if isinstance(self._state, GravacState):
+            assert isinstance(self._policy, Gravac)
+            self._decision = self._policy.payload(self._state)
+            self.candidate = self._candidate_of(self._decision, compute_s=0.0)
 
 
 def _tells(traffic: GroupTraffic) -> bool:

@@ -27,6 +27,7 @@ class Traffic:
         sent_bytes: mean of what the worker contributed.
         energy, kept_energy: means, of gradient and residual; 0 where nothing is held back.
         gradient_energy: mean, of the gradient alone; 0 where nobody asks.
+        candidate_gain, floor_gain: means, where steps chose between a candidate and its floor; 0: they did not.
         look_energy: of gradient and residual when gains were looked at; 0: they were not.
         look_energies: what the largest elements would have kept, one for each ratio that runs look at.
     """
@@ -40,6 +41,8 @@ class Traffic:
     energy: float = 0.0
     kept_energy: float = 0.0
     gradient_energy: float = 0.0
+    candidate_gain: float = 0.0
+    floor_gain: float = 0.0
     look_energy: float = 0.0
     look_energies: tuple[float, ...] = ()
 
@@ -97,6 +100,7 @@ def traffic_of(
         return replace(stats, compress_s=0.0, sync_s=seconds(trace.backward_end, trace.reduce_end))
 
     stats = [waited_for(trace) for trace in own]
+    gains = [one.level_gains for one in stats if one.level_gains is not None]
     return replace(
         found,
         exchanges=len(own),
@@ -108,6 +112,8 @@ def traffic_of(
         energy=statistics.fmean(one.energy or 0.0 for one in stats),
         kept_energy=statistics.fmean(one.kept_energy or 0.0 for one in stats),
         gradient_energy=statistics.fmean(trace.gradient_energy or 0.0 for trace in own),
+        candidate_gain=statistics.fmean(gain for gain, _ in gains) if gains else 0.0,
+        floor_gain=statistics.fmean(gain for _, gain in gains) if gains else 0.0,
     )
 
 
@@ -175,6 +181,12 @@ class GroupTraffic:
     def gradient_norm(self) -> float:
         """Root of the mean square over workers and steps; 0 where nobody asks."""
         return math.sqrt(statistics.fmean(row.gradient_energy for row in self.rows))
+
+    @property
+    def level_gains(self) -> tuple[float, float] | None:
+        """Of the candidate and of the floor, where steps chose between them; None: they did not."""
+        row = max(self.rows, key=lambda row: row.floor_gain)  # workers whose host sends for them tell nothing
+        return (row.candidate_gain, row.floor_gain) if row.floor_gain > 0 else None
 
     @property
     def is_finite(self) -> bool:

@@ -5,12 +5,12 @@ Standard library and the facts only, so that whoever asks for it can be told bef
 
 from __future__ import annotations
 
-from hetopt.core.comm.composition import CODINGS, CORRECTION, Combination, combine
+from hetopt.core.comm.composition import CODINGS, CORRECTION, DENSE, GATHER, NONE, Combination, combine
 from hetopt.core.errors import BadInput
 from hetopt.core.names import known
 from hetopt.core.run_spec import Compression
 
-OPTIONS = ("bits", "levels", "rank", "floor_ratio", "coding", "momentum", "clip_norm")
+OPTIONS = ("bits", "levels", "rank", "floor_ratio", "least_gain", "coding", "momentum", "clip_norm")
 """Fields of a `Compression` that only some compressors have a use for."""
 
 _OF_CORRECTION = ("momentum", "clip_norm")
@@ -39,4 +39,22 @@ def checked(compression: Compression) -> Combination:
         )
     if compression.coding is not None:
         known(compression.coding, CODINGS, "coding")
+    if compression.least_gain is not None or (compression.floor_ratio is not None and chosen.collective == DENSE):
+        _check_levels(chosen)
     return chosen
+
+
+def _check_levels(chosen: Combination) -> None:
+    """Whether a step can choose between a selection, its floor and everything; or elements of a random choice."""
+    if chosen.collective not in (GATHER, DENSE):
+        raise BadInput(
+            f"least_gain goes with {GATHER}, as every worker has to know what its own selection keeps, got "
+            f"{chosen.collective}.",
+            hint=f"leave the collective out, or say {GATHER}",
+        )
+    if chosen.memory == NONE:
+        raise BadInput(
+            "Selections in levels count on what they leave out to come later, and nothing is held back without a "
+            "memory.",
+            hint="leave the memory out, or say error_feedback",
+        )

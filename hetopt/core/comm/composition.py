@@ -97,6 +97,7 @@ _FIXED_SELECTION = (GATHER, AR_TOPK, STAR, VAR)
 _HELD_BACK = (FEEDBACK, CORRECTION)
 _MOMENTUM = ("momentum", "clip_norm")
 _LEVELS = ("bits", "levels")
+_IN_LEVELS = ("floor_ratio", "least_gain")
 
 _METHODS: dict[str, Method] = {
     # With a memory: what was held back while something else was in use goes out with it.
@@ -124,7 +125,7 @@ _METHODS: dict[str, Method] = {
         memories=_HELD_BACK,
         by_ratio=True,
         nested=True,
-        options=("floor_ratio", "coding", *_MOMENTUM),
+        options=(*_IN_LEVELS, "coding", *_MOMENTUM),
     ),
     "topk_per_layer": Method(
         about="the largest magnitudes of each layer",
@@ -150,7 +151,7 @@ _METHODS: dict[str, Method] = {
         memories=_HELD_BACK,
         by_ratio=True,
         nested=True,
-        options=("floor_ratio", "coding", *_MOMENTUM),
+        options=(*_IN_LEVELS, "coding", *_MOMENTUM),
     ),
     "dgc": Method(
         about="magnitudes above a sampled threshold, with the momentum corrected",
@@ -159,7 +160,7 @@ _METHODS: dict[str, Method] = {
         by_ratio=True,
         same_size=False,
         nested=True,
-        options=("floor_ratio", "coding", *_MOMENTUM),
+        options=(*_IN_LEVELS, "coding", *_MOMENTUM),
     ),
     "redsync": Method(
         about="magnitudes above a threshold between mean and maximum",
@@ -168,7 +169,7 @@ _METHODS: dict[str, Method] = {
         by_ratio=True,
         same_size=False,
         nested=True,
-        options=("floor_ratio", "coding", *_MOMENTUM),
+        options=(*_IN_LEVELS, "coding", *_MOMENTUM),
     ),
     "sidco": Method(
         about="magnitudes above a threshold of fitted exponentials",
@@ -177,13 +178,15 @@ _METHODS: dict[str, Method] = {
         by_ratio=True,
         same_size=False,
         nested=True,
-        options=("floor_ratio", "coding", *_MOMENTUM),
+        options=(*_IN_LEVELS, "coding", *_MOMENTUM),
     ),
     "randomk": Method(
         about="random elements, the same on every worker",
         collectives=(DENSE,),
         memories=(FEEDBACK, NONE),
         by_ratio=True,
+        nested=True,
+        options=_IN_LEVELS,
     ),
     "qsgd_maxnorm": Method(
         about="everything, rounded at random to levels of the largest magnitude",

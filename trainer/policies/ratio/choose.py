@@ -77,7 +77,6 @@ def choose_ratio_policy(
                 tolerance=search.omega,
                 policy=search.raises,
                 smoothing=search.smoothing,
-                every=search.every,
             )
         case "threshold":
             vote = ThresholdSettings.model_validate(said)

@@ -2,8 +2,8 @@
 
 Factors are 1 / ratio here, as in the paper: 10 sends a tenth. There is a floor factor, and a candidate above it.
 
-**Payload.** With smoothed gains d_c of the candidate and d_min of the floor, the candidate is sent if ``d_c >= eps``,
-else the floor if ``d_min >= eps``, else everything. Once a window of steps:
+**Payload.** In every step, before anything is sent: the candidate if it keeps eps of the gradient's energy, else the
+floor if that does, else everything (`hetopt.trainer.comm.levels`). Once a window of steps:
 
 **Next candidate.** The policy raises the candidate: exponentially (floor x 2, 4, 16, 256: 10, 20, 40, 160, 1000) or
 geometrically (10, 20, 40, ..., 1280, 2000), up to the largest factor.
@@ -15,10 +15,8 @@ larger, the search ends with the *smaller* factor of the two: as the text has it
 of the second largest. (T of 1029.9 at 1280x and of 1035.4 at 2000x, omega 1 %: 1280x.) A search that has tried the
 largest factor ends with the best T seen, about which the paper says nothing.
 
-Departures: payloads are chosen at the end of a control period from gathered gains, where the paper (and its released
-code, rank by rank) chooses in every step; with `every` of 1 so does this, for the step that follows. The gains of floor
-and candidate come from one curve, which is what compressing the compressed amounts to for Top-k; a dense step's time
-does not contain a compression that nobody used.
+Departure: throughput is judged a control period at a time, and counts for the payload that the period's mean gains
+call for.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
+from pydantic import Field, NonNegativeInt, PositiveFloat
 
 from hetopt.core.artifact import Record
 from hetopt.core.comm.network_state import NetworkState
@@ -45,7 +43,6 @@ class GravacState(Record):
         candidate: the factor that is tried.
         raised: how often the candidate was raised.
         window_steps: steps in the present window.
-        floor_gain, candidate_gain: smoothed; absent before a look.
         worth: smoothed throughput (batches a second) x gain of every factor that was sent.
         done: the search is over, and the candidate is what it found.
     """
@@ -54,8 +51,6 @@ class GravacState(Record):
     candidate: PositiveFloat
     raised: NonNegativeInt = 0
     window_steps: NonNegativeInt = 0
-    floor_gain: NonNegativeFloat | None = None
-    candidate_gain: NonNegativeFloat | None = None
     worth: dict[float, PositiveFloat] = Field(default_factory=dict)
     done: bool = False
 
@@ -71,8 +66,7 @@ class Gravac:
         least_gain: eps; above 1 everything is sent always.
         tolerance: omega.
         policy: how the candidate is raised.
-        smoothing: weight of the newest gain and throughput, in (0, 1].
-        every: steps between decisions; absent: the control period.
+        smoothing: weight of the newest throughput, in (0, 1].
     """
 
     floor: float = 10.0
@@ -82,7 +76,6 @@ class Gravac:
     tolerance: float = 0.01
     policy: Raise = "exponential"
     smoothing: float = 0.3
-    every: int | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.floor <= self.largest < math.inf:
@@ -97,58 +90,56 @@ class Gravac:
         return GravacState(floor=self.floor, candidate=self.floor)
 
     def first(self, network: NetworkState | None) -> RatioDecision:
-        """The floor, which is where gains of all candidates can be read."""
-        ratio = DENSE if self.least_gain > 1 else 1 / self.floor
-        return RatioDecision(ratio=ratio, measure_gain=True, look_after_steps=self.every)
+        """The floor, where it keeps enough."""
+        return self.payload(self.initial())
 
     def decide(self, state: GravacState, observation: RatioObservation) -> tuple[GravacState, RatioDecision]:
-        """The state after this period, and the payload of the next."""
-        state = self._measured(state, observation)
-        before = state.candidate
+        """The state after this period, and the payloads of the next."""
+        state, before = self._measured(state, observation), state
         if state.window_steps >= self.window_steps and not state.done:
-            state = self._next_window(state)
-            fresh = observation.gain_at(1 / state.candidate)
-            state = state.model_copy(update={"candidate_gain": fresh})
-        ratio = self._payload(state)
-        if ratio == observation.ratio:
-            return state, RatioDecision(ratio=ratio, measure_gain=True, look_after_steps=self.every)
-        gain = state.floor_gain if state.candidate_gain is None else state.candidate_gain
-        kept = "" if gain is None else f", which keeps {gain:.1%} of the gradient's energy"
-        search = f"{'found' if state.done else 'tries'} {state.candidate:.4g}x{kept}"
-        moved = "" if before == state.candidate else f" instead of {before:.4g}x"
-        reason = f"search {search}{moved}; sends {percent(ratio)}"
-        return state, RatioDecision(ratio=ratio, reason=reason, measure_gain=True, look_after_steps=self.every)
+            state = self._next_window(state, observation.level_gains)
+        if self.least_gain > 1 or (state.floor, state.candidate) == (before.floor, before.candidate):
+            return state, self.payload(state)
+        reason = (
+            f"search {'found' if state.done else 'tries'} {state.candidate:.4g}x instead of {before.candidate:.4g}x; "
+            f"steps send {percent(1 / state.candidate)} where that keeps {self.least_gain:.0%} of the gradient's "
+            f"energy, else {percent(1 / state.floor)}, else everything"
+        )
+        return state, self.payload(state, reason)
+
+    def payload(self, state: GravacState, reason: str | None = None) -> RatioDecision:
+        """What each step chooses from until the window ends."""
+        if self.least_gain > 1:
+            return RatioDecision(ratio=DENSE, reason=reason)
+        return RatioDecision(
+            ratio=1 / state.candidate,
+            floor_ratio=1 / state.floor,
+            least_gain=self.least_gain,
+            reason=reason,
+            look_after_steps=None if state.done else max(1, self.window_steps - state.window_steps),
+        )
 
     def _measured(self, state: GravacState, observation: RatioObservation) -> GravacState:
         worth = dict(state.worth)
-        factor = 1 / observation.ratio
-        known = min(worth, key=lambda other: abs(math.log(other / factor)), default=factor)
-        factor = known if abs(math.log(known / factor)) < 1e-9 else factor  # 1 / (1 / 49) is not 49
+        sent = DENSE
+        if observation.level_gains is not None:
+            kept = zip((state.candidate, state.floor), observation.level_gains, strict=True)
+            sent = next((factor for factor, gain in kept if gain >= self.least_gain), DENSE)
         fresh = max(observation.gain, 1e-12) / observation.step_time_s
-        worth[factor] = self._mix(worth.get(factor), fresh)
-        floor_gain = observation.gain_at(1 / state.floor)
-        gain = observation.gain_at(1 / state.candidate)
-        return state.model_copy(
-            update={
-                "worth": worth,
-                "window_steps": state.window_steps + observation.steps,
-                "floor_gain": state.floor_gain if floor_gain is None else self._mix(state.floor_gain, floor_gain),
-                "candidate_gain": state.candidate_gain if gain is None else self._mix(state.candidate_gain, gain),
-            }
-        )
+        before = worth.get(sent)
+        worth[sent] = fresh if before is None else self.smoothing * fresh + (1 - self.smoothing) * before
+        return state.model_copy(update={"worth": worth, "window_steps": state.window_steps + observation.steps})
 
-    def _next_window(self, state: GravacState) -> GravacState:
+    def _next_window(self, state: GravacState, gains: tuple[float, float] | None) -> GravacState:
         state = state.model_copy(update={"window_steps": 0})
-        low, high = state.floor_gain, state.candidate_gain
-        if low is not None and high is not None and abs(low - high) <= self.tolerance * low:
-            state = state.model_copy(update={"floor": state.candidate, "floor_gain": high})
+        if gains is not None and gains[1] - gains[0] <= self.tolerance * gains[1]:
+            state = state.model_copy(update={"floor": state.candidate})
         found = ideal_factor(state.worth, self.tolerance)
         if found is None and state.candidate >= self.largest:
             found = max(sorted(state.worth), key=state.worth.__getitem__)
         if found is not None:
             factor = min(max(found, 1.0), self.largest)
-            changes = {"candidate": factor, "floor": min(state.floor, factor), "done": True}
-            return state.model_copy(update=changes)
+            return state.model_copy(update={"candidate": factor, "floor": min(state.floor, factor), "done": True})
         raised = state.raised + 1
         candidate = min(self.largest, self.floor * self._raise(raised))
         return state.model_copy(update={"candidate": candidate, "raised": raised})
@@ -157,19 +148,6 @@ class Gravac:
         """What the first floor is multiplied by: 2, 4, 16, 256, ... or 2, 4, 8, 16, ..."""
         exponent = 2 ** (raised - 1) if self.policy == "exponential" else raised
         return 2.0 ** min(exponent, 64)
-
-    def _payload(self, state: GravacState) -> float:
-        if state.candidate_gain is None and state.floor_gain is not None and state.floor_gain >= self.least_gain:
-            # The candidate is new: it has to be sent to be seen where no curve reaches down to it.
-            return 1 / state.candidate
-        if state.candidate_gain is not None and state.candidate_gain >= self.least_gain:
-            return 1 / state.candidate
-        if state.floor_gain is not None and state.floor_gain >= self.least_gain:
-            return 1 / state.floor
-        return DENSE
-
-    def _mix(self, before: float | None, fresh: float) -> float:
-        return fresh if before is None else self.smoothing * fresh + (1 - self.smoothing) * before
 
 
 def ideal_factor(worth: Mapping[float, float], tolerance: float) -> float | None:

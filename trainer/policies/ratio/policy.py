@@ -50,6 +50,7 @@ class RatioObservation:
         steps_left: until the run ends by its own rules; absent where that is not known.
         loss: mean over the samples of the period; absent where nobody asks.
         verdict: of a trial that was made since the last decision; absent: none was.
+        level_gains: means of what the candidate and the floor would have kept, where steps chose between them.
 
     Raises:
         ValueError: the parts do not match, or a number is impossible or not finite.
@@ -78,6 +79,7 @@ class RatioObservation:
     steps_left: int | None = None
     loss: float | None = None
     verdict: Verdict | None = None
+    level_gains: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.steps <= self.step or not 0 <= self.epoch < math.inf:
@@ -143,6 +145,8 @@ class RatioDecision:
         measure_gain: the last step of the next period yields a gain curve, even a dense one.
         look_after_steps: end the next period after so many steps; absent: the run's control period.
         try_ratio: before anything else is exchanged, twins are to tell whether this ratio holds training back.
+        floor_ratio, least_gain: of a selection from a selection, that each step sends what keeps so much; absent: it
+            sends the ratio (`hetopt.trainer.comm.levels`).
     """
 
     ratio: float
@@ -151,6 +155,8 @@ class RatioDecision:
     measure_gain: bool = False
     look_after_steps: int | None = None
     try_ratio: float | None = None
+    floor_ratio: float | None = None
+    least_gain: float | None = None
 
     @property
     def changed(self) -> bool:
