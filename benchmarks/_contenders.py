@@ -9,7 +9,16 @@ from types import MappingProxyType
 
 from benchmarks._quality import Job, data_folder
 from benchmarks._rehearsal import By, Side, equal_shares
-from benchmarks._siblings import DIGITS_EPOCHS, IMAGE_EPOCHS, SHORT_TEXT_EPOCHS, TEXT_EPOCHS
+from benchmarks._siblings import (
+    CHARACTER_EPOCHS,
+    CONVNET_EPOCHS,
+    DIGITS_EPOCHS,
+    IMAGE_EPOCHS,
+    SHORT_CHARACTER_EPOCHS,
+    SHORT_CONVNET_EPOCHS,
+    SHORT_TEXT_EPOCHS,
+    TEXT_EPOCHS,
+)
 from hetopt.core.policy_settings import Settings
 from hetopt.core.run_spec import Compression, RatioPolicyName, RunSpec, StopRule, WorkerSpec
 from hetopt.core.scaled_emulation import DeclaredTime, EmulatedHost
@@ -184,6 +193,30 @@ def _images(attribute: str, data: str | None, batch: int, epochs: float) -> Job:
 
 MODELS: Mapping[str, Model] = MappingProxyType(
     {
+        "convnet": Model(
+            job=_images("convnet", "cifar10", 128, CONVNET_EPOCHS),
+            quick_epochs=SHORT_CONVNET_EPOCHS,
+            quick_task=sibling("short_convnet"),
+            evaluations=3,
+            margin=0.01,
+            speed_up=4.32,
+        ),
+        "characters": Model(
+            job=Job(
+                task=sibling("characters"),
+                data="wikitext-2",
+                batch=64,
+                epochs=CHARACTER_EPOCHS,
+                metric="perplexity",
+                higher_is_better=False,
+                points=0.05,
+            ),
+            quick_epochs=SHORT_CHARACTER_EPOCHS,
+            quick_task=sibling("short_characters"),
+            evaluations=12,
+            margin=0.05,
+            speed_up=6.67,
+        ),
         "resnet": Model(
             job=_images("resnet", "cifar10", 128, IMAGE_EPOCHS),
             quick_epochs=2,

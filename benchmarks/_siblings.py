@@ -7,28 +7,37 @@ as late as in the published schedules, relatively. What a job evaluates on is cu
 
 from __future__ import annotations
 
+import functools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from hetopt.trainer.data.fetch import MapDataset, TensorPairs, fetch, inputs_and_targets, set_epoch
-from hetopt.trainer.task import Schedule, Task, TaskData
+from hetopt.trainer.task import Schedule, Target, Task, TaskData
+from hetopt.trainer.tasks.corpus import find_corpus, windows
 from hetopt.trainer.tasks.digits import digits as bundled_digits
 from hetopt.trainer.tasks.language import VOCABULARY_SIZE, lstm_small
 from hetopt.trainer.tasks.lstm import LSTMLanguageModel
-from hetopt.trainer.tasks.recipes import step_decay
+from hetopt.trainer.tasks.recipes import language_model, sgd, step_decay
 from hetopt.trainer.tasks.vision import resnet20_cifar10, vgg11_cifar10
 
 IMAGE_EPOCHS, TEXT_EPOCHS, DIGITS_EPOCHS = 8, 3, 5
+CONVNET_EPOCHS, CHARACTER_EPOCHS = 3.0, 0.75
+SHORT_CONVNET_EPOCHS, SHORT_CHARACTER_EPOCHS = 1.0, 0.25
 SHORT_TEXT_EPOCHS = 2
 """Of quick forms. Without a rate that falls at the end, single evaluations lie 50 perplexities apart."""
 
 WINDOWS = 768
 """Of the evaluation text, 27 thousand words: a tenth of it."""
+
+CHARACTERS, CHARACTER_WINDOW, EVALUATED_WINDOWS = 96, 32, 800
+"""Different ones, the first stands for all that are rare; in a sample; and samples to evaluate on."""
 
 VGG_CHANNELS = (16, 0, 32, 0, 64, 64, 0, 128, 128, 0, 128, 128, 0)
 """A quarter of those of VGG-11; 0 is a pooling."""
@@ -71,9 +80,82 @@ def short_lstm() -> Task:
     return lstm(SHORT_TEXT_EPOCHS)
 
 
+def convnet() -> Task:
+    """Three convolutions on a fifth of CIFAR-10 at 16x16 pixels, and its mirror: 0.1 MB of gradient.
+
+    Trained until its accuracy no longer rises.
+    """
+    bundled = resnet20_cifar10()
+    return replace(bundled, model=partial(plain_convnet, 10), data=load_mirrored, schedule=_late(CONVNET_EPOCHS))
+
+
+@functools.cache
+def load_mirrored(folder: Path | None) -> TaskData:
+    """Images at 16 pixels, and those to train on mirrored as well; read once for all runs of a process."""
+    whole = resnet20_cifar10().data(folder)
+    train, evaluation = (_at_16_pixels(each) for each in (whole.train, whole.evaluation))
+    mirrored = TensorPairs(torch.cat((train.inputs, train.inputs.flip(3))), train.targets.repeat(2))
+    return replace(whole, train=mirrored, evaluation=evaluation)
+
+
+def short_convnet() -> Task:
+    """The same for a run of `SHORT_CONVNET_EPOCHS`."""
+    return replace(convnet(), schedule=_late(SHORT_CONVNET_EPOCHS))
+
+
+def characters(epochs: float = CHARACTER_EPOCHS) -> Task:
+    """An LSTM of one layer on the characters of WikiText-2's validation text: 0.4 MB of gradient.
+
+    Where words are so few that counting them does as well, letters are enough: it beats counts of four in a row.
+    """
+    return language_model(
+        name="characters",
+        model=partial(
+            LSTMLanguageModel, vocabulary_size=CHARACTERS, width=96, layers=1, dropout=0.0, initial_range=0.1
+        ),
+        data=load_characters,
+        optimizer=sgd(2.0, momentum=0.9, max_gradient_norm=0.25),
+        schedule=step_decay(0.7 * epochs, 0.9 * epochs, factor=0.3),
+        target=Target(metric="perplexity", value=5.0, higher_is_better=False),
+        batch_size=64,
+    )
+
+
+def short_characters() -> Task:
+    """The same for a run of `SHORT_CHARACTER_EPOCHS`."""
+    return characters(SHORT_CHARACTER_EPOCHS)
+
+
+@functools.cache
+def load_characters(folder: Path | None) -> TaskData:
+    """Windows of `CHARACTER_WINDOW` characters: of the validation text to train on, of the test text to evaluate.
+
+    Read once for all runs of a process.
+    """
+    files = find_corpus(folder)
+    texts = [file.read_text(encoding="utf-8") for file in (files.train, files.evaluation)]
+    numbers = {letter: number for number, (letter, _) in enumerate(Counter(texts[0]).most_common(CHARACTERS - 1), 1)}
+    train, evaluation = (
+        windows(torch.tensor([numbers.get(letter, 0) for letter in text]), CHARACTER_WINDOW, source=files.train)
+        for text in (texts[0], texts[1][: (EVALUATED_WINDOWS + 1) * CHARACTER_WINDOW])
+    )
+    return TaskData(train=train, evaluation=evaluation, description=f"{CHARACTERS} characters of {files.train.name}")
+
+
 def digits() -> Task:
     """The bundled digits, for machines without the data of the others: 0.4 MB of gradient."""
     return replace(bundled_digits(), schedule=_late(DIGITS_EPOCHS))
+
+
+def plain_convnet(classes: int, width: int = 16) -> nn.Module:
+    """[n, 3, height, width] -> [n, classes]: three convolutions with batch norm, each of twice the channels."""
+    layers: list[nn.Module] = []
+    channels = 3
+    for outputs in (width, 2 * width, 4 * width):
+        layers += [nn.Conv2d(channels, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+        layers.append(nn.MaxPool2d(2) if outputs < 4 * width else nn.AdaptiveAvgPool2d(1))
+        channels = outputs
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels, classes))
 
 
 def narrow_vgg(classes: int) -> nn.Module:
@@ -119,6 +201,13 @@ class Halved:
         """Each pixel the mean of four."""
         images, labels = inputs_and_targets(fetch(self._whole, indices))
         return functional.avg_pool2d(images, 2), labels
+
+
+def _at_16_pixels(images: MapDataset | None) -> TensorPairs:
+    """All of them, once and for all, as they are evaluated: neither moved nor mirrored."""
+    assert images is not None
+    set_epoch(images, 0, 0)
+    return TensorPairs(*Halved(images).gather(range(len(images))))
 
 
 def _late(epochs: float) -> Schedule:

@@ -98,6 +98,17 @@ def test_what_nobody_may_send_is_worth_what_everything_was():
     assert set(state.worth) == {1.0}
 
 
+def test_where_everything_is_worth_most_everything_is_sent():
+    """In the first period nothing keeps enough; and a step that sends less takes twice as long."""
+    gains = itertools.chain([0.1, 0.1], itertools.repeat(0.99))
+    gravac = Gravac(window_steps=60)
+    found, state = gravac_factors(
+        gravac, lambda ratio: next(gains), 30, step_time_of=lambda ratio: 0.5 if ratio == DENSE else 1 + ratio
+    )
+    assert state.done
+    assert state.candidate == found[-1] == 1
+
+
 def test_an_impossible_gain_means_plain_data_parallel_training():
     found, _ = gravac_factors(Gravac(least_gain=1.01), lambda ratio: 1.0, 20)
     assert set(found) == {1}

@@ -100,16 +100,17 @@ class Gravac:
             state = self._next_window(state, observation.level_gains)
         if self.least_gain > 1 or (state.floor, state.candidate) == (before.floor, before.candidate):
             return state, self.payload(state)
-        reason = (
-            f"search {'found' if state.done else 'tries'} {state.candidate:.4g}x instead of {before.candidate:.4g}x; "
-            f"steps send {percent(1 / state.candidate)} where that keeps {self.least_gain:.0%} of the gradient's "
-            f"energy, else {percent(1 / state.floor)}, else everything"
-        )
+        reason = f"search {'found' if state.done else 'tries'} {state.candidate:.4g}x instead of {before.candidate:.4g}x"
+        if state.candidate > 1:
+            reason += (
+                f"; steps send {percent(1 / state.candidate)} where that keeps {self.least_gain:.0%} of the gradient's "
+                f"energy, else {percent(1 / state.floor)}, else everything"
+            )
         return state, self.payload(state, reason)
 
     def payload(self, state: GravacState, reason: str | None = None) -> RatioDecision:
         """What each step chooses from until the window ends."""
-        if self.least_gain > 1:
+        if self.least_gain > 1 or state.candidate == 1:
             return RatioDecision(ratio=DENSE, reason=reason)
         return RatioDecision(
             ratio=1 / state.candidate,
