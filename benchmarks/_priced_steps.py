@@ -9,7 +9,6 @@ long as a step computes. Messages are taken to cost nothing, which is true of la
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks._quality import Job
@@ -21,6 +20,9 @@ BACKWARD = 2 / 3
 
 BUCKETS = 4
 """That they travel in."""
+
+NOTHING = {"compressor": "identity", "way": "", "collective": "all_reduce", "sent_bytes": 0.0, "dense_bytes": 1.0}
+"""What is told of exchanges where no gradients are exchanged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +76,8 @@ class PricedRun:
 
 def priced(log: Log, job: Job, workers: int) -> PricedRun:
     """What a run's log says of it."""
-    sign = 1 if job.higher_is_better else -1
     steps = [event for event in log if event["event"] == "step"]
-    told = next(event["exchange"] for event in steps if "exchange" in event)
+    told = next((event["exchange"] for event in steps if "exchange" in event), NOTHING)
     own: dict[str, list[float]] = {}
     exchanges = []
     for event in steps:
@@ -97,12 +98,15 @@ def priced(log: Log, job: Job, workers: int) -> PricedRun:
             )
         )
         sent, dense = sent + count * told["sent_bytes"], dense + count * told["dense_bytes"]
-    evaluations = tuple(
-        (int(event["step"]), sign * float(event["metrics"][job.metric]))
-        for event in log
-        if event["event"] == "evaluated"
-    )
+    evaluations = evaluations_of(log, job)
     return PricedRun(stretches=tuple(stretches), evaluations=evaluations, sent_share=sent / dense)
+
+
+def evaluations_of(log: Log, job: Job) -> tuple[tuple[int, float], ...]:
+    """Steps done at each evaluation, and the quality then; larger is better."""
+    sign = 1 if job.higher_is_better else -1
+    found = [event for event in log if event["event"] == "evaluated"]
+    return tuple((int(event["step"]), sign * float(event["metrics"][job.metric])) for event in found)
 
 
 def _traffic(collective: str, sent_bytes: float, dense_bytes: float, workers: int) -> float:
@@ -116,13 +120,3 @@ def _traffic(collective: str, sent_bytes: float, dense_bytes: float, workers: in
     )
     dense = Operation(primitive="all_reduce", payload_bytes=dense_bytes, members=workers)
     return operation.terms().traffic_bytes / dense.terms().traffic_bytes
-
-
-def mean_end(runs: Sequence[PricedRun], smoothed_over: int) -> float:
-    """Quality at the end, in the mean over runs and each run's last evaluations."""
-    return statistics.fmean(end(run, smoothed_over) for run in runs)
-
-
-def end(run: PricedRun, smoothed_over: int) -> float:
-    """Quality at the end, in the mean over the last evaluations."""
-    return statistics.fmean(quality for _, quality in run.evaluations[-smoothed_over:])

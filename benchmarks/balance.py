@@ -361,7 +361,52 @@ def accuracy_part(scale: Scale, results: Results) -> None:
         results.goal(f"final_quality_points_below_ddp_{key}", -statistics.median(differences), at_most=0.5)
 
 
+DELAYED_S = 0.221
+"""What half a batch computes in the logs of arXiv 2110.08941 (ResNet-50); one of two workers waits in addition."""
+
+DELAYS_S = (0.1, 0.2)
+TWO_KINDS = (81, 19)
+"""Speeds of a GPU and a CPU in arXiv 2305.12213."""
+
+CELL_POLICIES: tuple[BatchPolicy, ...] = ("static", "proportional", "dynamic", "model")
+
+
+def cells_part(scale: Scale, results: Results) -> None:
+    """Cells of published tables: a worker with a delay that does not shrink with its batch; and a GPU beside a CPU."""
+    cells = {f"delay_{delay_s:g}_s": _delayed(delay_s) for delay_s in DELAYS_S}
+    cells["81_19"] = cluster(TWO_KINDS, best_step_s=DELAYED_S)
+    print(f"\n{'cell':>14} {'ideal':>6}  " + "  ".join(f"{name:>14}" for name in CELL_POLICIES))
+    for label, (hosts, workers) in cells.items():
+        known = by_speed(workers, BATCH)
+        sides = [Side(name=DDP, by="ddp", spec=spec(workers, "uniform", steps=2 * PERIOD))]
+        for policy in CELL_POLICIES:
+            own, steps = (known, 2 * PERIOD) if policy == "static" else (workers, scale.steps)
+            sides.append(Side(name=policy, by="hetopt", spec=spec(own, policy, steps=steps)))
+        logs = rehearse(hosts, sides, rounds=scale.rounds)
+        plain = [step_time_s(log, from_step=PERIOD) for log in logs[DDP]]
+        ideal = compute_s(workers, equal_shares(len(workers), BATCH)) / best_compute_s(workers, BATCH)
+        results.figures[f"ideal_speed_up_{label}"] = round(ideal, 3)
+        cells_told = ""
+        for policy in CELL_POLICIES:
+            settled = PERIOD if policy == "static" else scale.steps - 2 * PERIOD
+            reached = ratio(plain, [step_time_s(log, from_step=settled) for log in logs[policy]])
+            place = results.figures if policy == "model" else results.baselines
+            place[f"speed_up_{label}" if policy == "model" else f"speed_up_{policy}_{label}"] = round(reached.median, 3)
+            cells_told += f"  {reached.median:>14.2f}"
+        print(f"{label:>14} {ideal:>6.2f}{cells_told}", flush=True)
+
+
+def _delayed(delay_s: float) -> tuple[list[EmulatedHost], tuple[WorkerSpec, ...]]:
+    """Two workers of equal speed, of which the second waits in every step."""
+    hosts, workers = cluster((1, 1), best_step_s=DELAYED_S, fixed_s=0.0)
+    declared = workers[1].declared
+    assert declared is not None
+    waits = workers[1].model_copy(update={"declared": declared.model_copy(update={"fixed_s": delay_s})})
+    return hosts, (workers[0], waits)
+
+
 PARTS = {
+    "cells": cells_part,
     "speeds": speeds_part,
     "noise": noise_part,
     "drift": drift_part,
@@ -369,7 +414,7 @@ PARTS = {
     "control": control_part,
     "accuracy": accuracy_part,
 }
-SMOKE_PARTS = ("speeds", "noise", "control")
+SMOKE_PARTS = ("speeds", "cells", "noise", "control")
 
 
 def main() -> None:

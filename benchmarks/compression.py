@@ -18,15 +18,15 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 
-from benchmarks._composed import SMOOTHED_OVER, reached_s
 from benchmarks._contenders import DIGITS, MODELS, WORKERS, Contender, Model, Runs, hosts
 from benchmarks._counted_text import counted_perplexity
 from benchmarks._outcome import Results, parser, publish, run_benchmark
-from benchmarks._priced_steps import PricedRun, end, mean_end, priced
+from benchmarks._paired_runs import PairedRuns, end, note_pairs
+from benchmarks._priced_steps import priced
 from benchmarks._quality import data_folder
 from benchmarks._rehearsal import Log, Side, need_namespaces, rehearse
 from benchmarks._siblings import CHARACTERS, load_characters
@@ -46,9 +46,6 @@ RATES = (1.0, 5.0, 20.0)
 SEARCHED_AT = 5.0
 
 SEEDS = (0, 1, 2)
-ALLOWED = 0.5
-"""Points below dense, at least."""
-
 WINDOW = 25
 GRAVAC: Settings = {"window": WINDOW}
 FEEDBACK = "error_feedback"
@@ -103,56 +100,13 @@ CLAIMED = {"convnet": {"topk": 4.32, "accordion": 1.94}, "characters": {"topk": 
 """Of GraVAC over Top-k 10x, and over Accordion (tables 2 and 4), of ResNet101 and the LSTM."""
 
 
-@dataclass(kw_only=True)
-class Comparison:
-    """Of one model.
-
-    Attributes:
-        model: that is trained.
-        runs: by contender, one a seed.
-    """
-
-    model: Model
-    runs: dict[str, list[PricedRun]] = field(default_factory=dict)
-
-    @property
-    def spread(self) -> float:
-        """How far apart dense runs end that differ in their seed alone."""
-        ends = [end(run, SMOOTHED_OVER) for run in self.runs[DENSE]]
-        return max(ends) - min(ends)
-
-    @property
-    def tolerance(self) -> float:
-        """Half a point, or as much as seeds differ: nothing smaller can be told apart."""
-        return max(ALLOWED * self.model.job.points, self.spread)
-
-    @property
-    def target(self) -> float:
-        """A little less than dense training ends with; larger is better."""
-        return mean_end(self.runs[DENSE], SMOOTHED_OVER) - self.tolerance
-
-    def reached(self, name: str, rate: float) -> list[float | None]:
-        """Of each seed, the time to the target; None: never."""
-        return [reached_s(run.over(rate), self.target) for run in self.runs[name]]
-
-    def speed_ups(self, name: str, over: str, rate: float) -> list[float]:
-        """Of the seeds with which both get there; empty where one does not with every seed."""
-        pairs = list(zip(self.reached(name, rate), self.reached(over, rate), strict=True))
-        found = [base / own for own, base in pairs if own is not None and base is not None]
-        return found if len(found) == len(pairs) else []
-
-    def sent(self, name: str) -> float:
-        """Bytes over those of dense steps."""
-        return statistics.fmean(run.sent_share for run in self.runs[name])
-
-
-def compare(model: Model, names: Sequence[str], *, quick: bool, seeds: Sequence[int]) -> Comparison:
+def compare(model: Model, names: Sequence[str], *, quick: bool, seeds: Sequence[int]) -> PairedRuns:
     """Train all of them.
 
     Raises:
         RunFailed: a run failed.
     """
-    found, everyone = Comparison(model=model), {**OURS, **OTHERS}
+    found, everyone = PairedRuns(model=model, base=DENSE), {**OURS, **OTHERS}
     runs = Runs(model=model, quick=quick)
     quickly = [name for name in names if not everyone[name].weighs_throughput]
     logs = train(runs, {name: everyone[name] for name in quickly}, None, seeds)
@@ -182,7 +136,7 @@ def side(runs: Runs, name: str, contender: Contender, seed: int) -> Side:
     return replace(made, spec=made.spec.model_copy(update={"control_period_steps": 1}))
 
 
-def show(name: str, found: Comparison) -> None:
+def show(name: str, found: PairedRuns) -> None:
     """The table for people."""
     job, sign = found.model.job, 1 if found.model.job.higher_is_better else -1
     print(
@@ -191,21 +145,12 @@ def show(name: str, found: Comparison) -> None:
     )
     print(f"{'':>16}" + "".join(f"{f'{rate:g}x':>22}" for rate in RATES) + f"{job.metric:>12}{'bytes':>9}")
     for contender in found.runs:
-        cells = "".join(f"{told(found, contender, rate):>22}" for rate in RATES)
-        ended = sign * mean_end(found.runs[contender], SMOOTHED_OVER)
+        cells = "".join(f"{found.told(contender, rate):>22}" for rate in RATES)
+        ended = sign * found.ends_with(contender)
         print(f"{contender:>16}{cells}{ended:>12.4g}{found.sent(contender):>9.2%}")
 
 
-def told(found: Comparison, name: str, rate: float) -> str:
-    """One cell of it."""
-    ups = found.speed_ups(name, DENSE, rate)
-    if not ups:
-        there = sum(each is not None for each in found.reached(name, rate))
-        return f"{there} of {len(found.runs[name])} get there"
-    return f"{statistics.median(ups):.2f} ({min(ups):.2f}, {max(ups):.2f})"
-
-
-def record(name: str, found: Comparison, results: Results) -> None:
+def record(name: str, found: PairedRuns, results: Results) -> None:
     """Figures and goals of a model."""
     job, sign = found.model.job, 1 if found.model.job.higher_is_better else -1
     results.figures[f"{name}_target_{job.metric}"] = round(sign * found.target, 4)
@@ -214,7 +159,7 @@ def record(name: str, found: Comparison, results: Results) -> None:
     results.baselines[f"{name}_{job.metric}_dense_still_gains_at_the_end"] = round(statistics.fmean(last), 4)
     for contender in found.runs:
         place = results.figures if contender.startswith("gravac") else results.baselines
-        ends = [sign * end(run, SMOOTHED_OVER) for run in found.runs[contender]]
+        ends = [sign * end(run) for run in found.runs[contender]]
         place[f"{name}_final_{job.metric}_{key(contender)}"] = round(statistics.fmean(ends), 4)
         place[f"{name}_final_{job.metric}_{key(contender)}_apart"] = round(max(ends) - min(ends), 4)
         place[f"{name}_sent_over_dense_{key(contender)}"] = round(found.sent(contender), 5)
@@ -232,13 +177,6 @@ def record(name: str, found: Comparison, results: Results) -> None:
                 note_pairs(results.figures, figure, ups)
                 if contender == "gravac topk" and rate == RATES[-1] and name in CLAIMED:
                     results.goal(figure, statistics.median(ups) if ups else 0.0, at_least=CLAIMED[name][short])
-
-
-def note_pairs(place: dict[str, float], name: str, ups: Sequence[float]) -> None:
-    """The median of the seeds, the lowest and the highest; nothing where some seed does not get there."""
-    if ups:
-        place[name] = round(statistics.median(ups), 3)
-        place[f"{name}_lowest"], place[f"{name}_highest"] = round(min(ups), 3), round(max(ups), 3)
 
 
 def count_text(results: Results) -> None:
@@ -269,7 +207,10 @@ def time_levels(results: Results, *, repeats: int, numel: int = SELECTED_FROM) -
             tenth.encode(flat, turn)
             thousandth.encode(flat, turn)
 
-        pairs = [(_cpu_s(twice), _cpu_s(lambda nested=nested: nested.both(flat, turn))) for _ in range(repeats + 1)][1:]
+        def in_levels(nested: MultiLevel = nested) -> None:
+            nested.both(flat, turn)
+
+        pairs = [(_cpu_s(twice), _cpu_s(in_levels)) for _ in range(repeats + 1)][1:]
         ratio = statistics.median(direct / levels for direct, levels in pairs)
         direct_s, levels_s = (statistics.median(column) for column in zip(*pairs, strict=True))
         print(f"{name:>10}{1e3 * direct_s:>10.1f}{1e3 * levels_s:>10.1f}  {ratio:.2f} times as fast")

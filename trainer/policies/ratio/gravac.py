@@ -100,7 +100,8 @@ class Gravac:
             state = self._next_window(state, observation.level_gains)
         if self.least_gain > 1 or (state.floor, state.candidate) == (before.floor, before.candidate):
             return state, self.payload(state)
-        reason = f"search {'found' if state.done else 'tries'} {state.candidate:.4g}x instead of {before.candidate:.4g}x"
+        verb = "found" if state.done else "tries"
+        reason = f"search {verb} {state.candidate:.4g}x instead of {before.candidate:.4g}x"
         if state.candidate > 1:
             reason += (
                 f"; steps send {percent(1 / state.candidate)} where that keeps {self.least_gain:.0%} of the gradient's "
