@@ -124,6 +124,13 @@ class Ablation:
             setattr(self.place, self.attribute, kept)
 
 
+_twins = auto.Outlook.worth_trying
+
+
+def _late_twins(self: auto.Outlook, best: auto.Judged) -> float | None:
+    return None if self.state.steps < 200 else _twins(self, best)
+
+
 ABLATIONS = (
     Ablation(name="no_optimism_about_the_untried", place=auto, attribute="UNTRIED", instead=0.0),
     Ablation(name="more_optimism", place=auto, attribute="UNTRIED", instead=0.5),
@@ -139,7 +146,9 @@ ABLATIONS = (
         name="predictions_not_corrected", place=auto.Outlook, attribute="_longer", instead=lambda self, option: 1.0
     ),
     Ablation(name="no_twins", place=auto.Outlook, attribute="worth_trying", instead=lambda self, best: None),
-    Ablation(name="lateness_free_where_harmless", place=auto, attribute="HARMLESS_COEFFICIENT", instead=0.0),
+    Ablation(name="twins_from_step_200_on", place=auto.Outlook, attribute="worth_trying", instead=_late_twins),
+    Ablation(name="measured_again_at_once", place=watch, attribute="MEASURED_AFTER", instead=0.0),
+    Ablation(name="measured_again_rarely", place=watch, attribute="MEASURED_AFTER", instead=100.0),
     Ablation(name="no_change_is_seen", place=watch, attribute="ANOTHER", instead=math.inf),
     Ablation(name="one_period_shows_a_change", place=watch, attribute="IN_A_ROW", instead=1),
     Ablation(name="no_alarm", place=watch, attribute="SLOW", instead=math.inf),

@@ -191,9 +191,6 @@ ANOTHER = 1.25
 IN_A_ROW = 2
 """Periods that show so: one may have been disturbed."""
 
-ANOTHER_NETWORK = 1.5
-"""Times that the largest sum takes as long as was thought, or as short, on a network that has changed unseen."""
-
 MEASURED_AFTER, MEASURED_ANYWAY_AFTER = 10.0, 100.0
 """Times of what a measurement took that must have passed since the last: where something has changed, and without."""
 
@@ -234,7 +231,7 @@ class NetworkWatch:
 
     Attributes:
         network: as measured last.
-        changes: how often something has changed: the time of a step, or the network that was measured.
+        changes: how often the time of a step has changed.
         usual: what ways were like since then, by name.
         strikes: periods in a row whose steps took another time than is usual of their way.
         sends_all: everything was sent, at full length: no quicker network would change that.
@@ -297,16 +294,11 @@ class NetworkWatch:
 
     def measured(self, timings: Sequence[Timed]) -> NetworkWatch:
         """After it was; the same timings on all ranks."""
-        largest = max(timings, key=lambda timing: timing.operation.payload_bytes)
-        off = abs(math.log(largest.time_s / self.network.expected_s([largest.operation])))
-        unseen = self.strikes < IN_A_ROW and off > math.log(ANOTHER_NETWORK)
         times_s = [timing.time_s for timing in timings]
         before_s = PAUSE_S + min(times_s)
         return replace(
             self,
             network=measured_again(self.network, timings),
-            changes=self.changes + unseen,
-            usual={} if unseen else self.usual,
             strikes=0,
             since_s=0.0,
             cost_s=sum((before_s + time_s) * (1 if time_s >= REPEATED_BELOW_S else TIMED_EACH) for time_s in times_s),

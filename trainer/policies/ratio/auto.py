@@ -19,15 +19,15 @@ lose to it by more than that is a promise.
 
 **Commit** to the least J. It is left for what saves `LEAST_SAVING` of it.
 
-**Anew.** When a step takes another time than it did, or the network is measured to be another
-(`hetopt.trainer.comm.network_tracker`), what was timed before is forgotten.
+**Anew.** When a step takes another time than it did (`hetopt.trainer.comm.network_tracker`), what was timed before is
+forgotten.
 
 **Guard.** Only options count that keep `least_gain`, and that by the law cost at most `most_lost` more steps. What
 turns out to keep less is left at once. Where thin exchanges would save more than it takes to find out, twins are
-trained for some steps (`hetopt.trainer.policies.ratio.paired_trial`): if the thin one keeps up, little more than
-lateness counts from then on, down to the ratio that was tried. Where the loss rises far above the least it was while
-something is held back, everything is sent until the run is twice as long: error feedback bears smaller learning rates
-than dense training does.
+trained for some steps (`hetopt.trainer.policies.ratio.paired_trial`): if the thin one keeps up, lateness costs nothing
+from then on, down to the ratio that was tried. Where the loss rises far above the least it was while something is held
+back, everything is sent until the run is twice as long: error feedback bears smaller learning rates than dense training
+does.
 
 What each rule and constant is worth is measured on simulated runs (`benchmarks.auto`, docs/decisions/0056).
 """
@@ -68,16 +68,12 @@ disturbed, and must rule nothing out for good."""
 LOOK_EVERY_STEPS = 50
 """From one gain curve to the next, for looking takes as long as a selection."""
 
-HARMLESS_COEFFICIENT = 0.02
-"""Of the law of slowdown, where twins kept up: of two options that take as long, the one counts that keeps more."""
-
 TWINS_AFTER, TWINS_LATER = 50, 4
 """Steps after which twins that did not keep up are tried again, and how many times as many after each trial."""
 
 RISEN = 1.5
 """Times the least loss of a period, above which everything is sent."""
 
-_REMEMBERED_STEPS = 100  # whose mean is as sure as what is remembered of ever so many
 _LEAST_DELIVERY = 0.02  # of a step, in dense steps: less is not told apart
 
 
@@ -113,12 +109,12 @@ class AutoState(Record):
         spent_s, elapsed_s: booked for trials, and in all.
         compute_s, backward_s: means since that change, the part of it that makes gradients beside it.
         computed: steps that say so.
-        first_loss, least_loss: of a period; absent before the first.
+        least_loss: of a period; absent before the first.
         full_until: step before which everything is sent, for the loss had risen.
         steps, steps_left: of the run, done and to do, as far as that is known.
         looked: step of the newest look.
         backlog: steps' worth of gradient that is held back.
-        verdict, trials, tried: the last of twins, how many there were, and the step of it.
+        verdict, trials: the last of twins, and how many there were.
     """
 
     option: str | None = None
@@ -134,7 +130,6 @@ class AutoState(Record):
     compute_s: NonNegativeFloat = 0.0
     backward_s: NonNegativeFloat = 0.0
     computed: NonNegativeFloat = 0.0
-    first_loss: float | None = None
     least_loss: float | None = None
     full_until: NonNegativeInt = 0
     periods: NonNegativeInt = 0
@@ -144,7 +139,6 @@ class AutoState(Record):
     backlog: NonNegativeFloat = 0.0
     verdict: Verdict | None = None
     trials: NonNegativeInt = 0
-    tried: NonNegativeInt = 0
 
     @property
     def harmless_from(self) -> float:
@@ -296,7 +290,7 @@ class AutoRatio:
             "option": used.key,
             "seen": {
                 **seen,
-                used.key: Seen(step_s=step_s, steps=min(steps, _REMEMBERED_STEPS), longer=longer, at=observation.step),
+                used.key: Seen(step_s=step_s, steps=steps, longer=longer, at=observation.step),
             },
             "changes": observation.changes,
             "gain": used.gain if used.gain is not None else max(1e-6, observation.gain),
@@ -304,8 +298,7 @@ class AutoRatio:
             "elapsed_s": state.elapsed_s + observation.steps * observation.step_time_s,
             "compute_s": compute_s,
             "backward_s": backward_s,
-            "computed": min(computed, _REMEMBERED_STEPS),
-            "first_loss": observation.loss if state.first_loss is None else state.first_loss,
+            "computed": computed,
             "least_loss": min((x for x in (state.least_loss, observation.loss) if x is not None), default=None),
             "periods": state.periods + 1,
             "steps": observation.step,
@@ -314,7 +307,7 @@ class AutoRatio:
         if curve is not None:
             changes |= {"points": curve.points(), "looked": observation.step}
         if verdict is not None:
-            changes |= {"verdict": verdict, "trials": state.trials + 1, "tried": observation.step}
+            changes |= {"verdict": verdict, "trials": state.trials + 1}
         state = state.model_copy(update=changes)
         if used.gain is not None:
             return state.model_copy(update={"backlog": backlog_after(state.backlog, used.gain, observation.steps)})
@@ -338,7 +331,7 @@ class Outlook:
         """Of the law of slowdown, as it stands after trials."""
         match self.state.verdict and self.state.verdict.says:
             case "harmless":
-                return min(self.policy.coefficient, HARMLESS_COEFFICIENT)
+                return 0.0
             case "harmful":
                 return max(self.policy.coefficient, CAUTIOUS_COEFFICIENT)
             case _:
