@@ -39,24 +39,28 @@ class PairedRuns:
         """Half a point, or as much as seeds differ: nothing smaller can be told apart."""
         return max(ALLOWED * self.model.job.points, self.spread)
 
-    @property
-    def target(self) -> float:
-        """A little less than the base ends with; larger is better."""
-        return self.ends_with(self.base) - self.tolerance
+    def target(self, over: str | None = None) -> float:
+        """A little less than the base ends with, or its rival where that is less; larger is better."""
+        return min(self.ends_with(self.base), self.ends_with(over or self.base)) - self.tolerance
 
     def ends_with(self, name: str) -> float:
         """Quality at the end, in the mean of the seeds; larger is better."""
         return statistics.fmean(end(run) for run in self.runs[name])
 
-    def reached(self, name: str, rate: float) -> list[float | None]:
+    def reached(self, name: str, rate: float, over: str | None = None) -> list[float | None]:
         """Of each seed, the time to the target in steps' computations; None: never."""
-        return [reached_s(run.over(rate), self.target) for run in self.runs[name]]
+        return [reached_s(run.over(rate), self.target(over)) for run in self.runs[name]]
 
     def speed_ups(self, name: str, over: str, rate: float) -> list[float]:
-        """Of the seeds that both have; empty where one of them does not get there with all."""
-        pairs = list(zip(self.reached(name, rate), self.reached(over, rate), strict=False))
+        """To the target beside a rival, of the seeds that both have; empty where one of them misses it with a seed."""
+        pairs = list(zip(self.reached(name, rate, over), self.reached(over, rate, over), strict=False))
         found = [base / own for own, base in pairs if own is not None and base is not None]
         return found if len(found) == len(pairs) else []
+
+    def of_equal_steps(self, name: str, over: str, rate: float) -> list[float]:
+        """The rival's time for all its steps over this one's, whatever either has learned by then."""
+        pairs = zip(self.runs[name], self.runs[over], strict=False)
+        return [other.over(rate)[-1][0] / own.over(rate)[-1][0] for own, other in pairs]
 
     def sent(self, name: str) -> float:
         """Bytes over those of dense steps."""

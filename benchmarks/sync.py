@@ -156,7 +156,7 @@ def show(model: str, found: PairedRuns) -> None:
     """The table for people."""
     job, sign = found.model.job, 1 if found.model.job.higher_is_better else -1
     print(
-        f"\n{model}: time to {job.metric} {sign * found.target:.4g}, {found.tolerance:.3g} short of BSP (whose seeds "
+        f"\n{model}: time to {job.metric} {sign * found.target():.4g}, {found.tolerance:.3g} short of BSP (whose seeds "
         f"are {found.spread:.3g} apart); speed-up over BSP, lowest and highest seed"
     )
     print(

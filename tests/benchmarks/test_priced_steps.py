@@ -82,9 +82,19 @@ def test_speed_ups_are_pairs_of_equal_seeds_and_none_where_one_seed_fails():
 def test_what_seeds_are_apart_is_the_tolerance():
     found = PairedRuns(model=MODELS["convnet"], base="dense")
     found.runs = {"dense": [run(1.0, [0.5] * 5), run(1.0, [0.6] * 5)]}
-    assert (found.tolerance, found.target) == pytest.approx((0.1, 0.45))
+    assert (found.tolerance, found.target()) == pytest.approx((0.1, 0.45))
     found.runs = {"dense": [run(1.0, [0.5] * 5)]}
-    assert found.target == pytest.approx(0.495)
+    assert found.target() == pytest.approx(0.495)
+
+
+def test_beside_a_rival_that_ends_with_less_its_own_end_is_the_target():
+    """And in equal steps it is bytes alone that count."""
+    found = PairedRuns(model=MODELS["convnet"], base="dense")
+    found.runs = {"dense": [run(1.0, [0.3, 0.6, 0.6, 0.6])], "thin": [run(0.0, [0.1, 0.3, 0.3, 0.3])]}
+    assert found.speed_ups("thin", "dense", 4.0) == []
+    assert found.target("thin") == pytest.approx(0.295)
+    assert found.speed_ups("dense", "thin", 4.0) != []
+    assert found.of_equal_steps("thin", "dense", 4.0) == pytest.approx([5.0])
 
 
 def test_counts_of_a_text_of_chance_know_its_entropy():
