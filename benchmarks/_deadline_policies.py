@@ -96,15 +96,6 @@ def must_switch(assignment: Assignment, moment: Moment) -> Flags:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnDemandOnly:
-    """What a deadline costs without spot."""
-
-    def choose(self, assignment: Assignment, moment: Moment) -> Choices:
-        """On demand from the first to the last moment."""
-        return np.full(len(moment.left_s), Choice.ON_DEMAND, dtype=np.intp)
-
-
-@dataclass(frozen=True, kw_only=True)
 class SwitchWhenLate:
     """Spot or nothing as long as there is slack, then on demand until the end (the greedy rule of NSDI 2024)."""
 

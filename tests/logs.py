@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hetopt.core.events.fold import RunHistory
-from hetopt.core.events.reader import event_of
-from hetopt.core.events.records import RECORDS, LogEvent, kinds
+from hetopt.core.events.records import ANY_EVENT, RECORDS, LogEvent, kinds
 
 KNOWN = frozenset(kind for record in RECORDS for kind in kinds(record))
 
@@ -32,6 +32,11 @@ def fields(name: str, **given: Any) -> dict[str, Any]:
         workers = next((len(filled[key]) for key in (*lists, "pace_use") if filled.get(key)), 1)
         filled = {**{key: [8 if key == "local_batch_sizes" else 0.01] * workers for key in lists}, **filled}
     return filled
+
+
+def event_of(fields: Mapping[str, Any]) -> LogEvent:
+    """The event with these fields, as if it had been written and read."""
+    return ANY_EVENT.validate_json(json.dumps(fields))
 
 
 def an_event(name: str, **given: Any) -> LogEvent:

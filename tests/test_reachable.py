@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +29,12 @@ NAMED = {
     "hetopt.trainer.data.stream.writer": "scripts that feed a stream import it (docs/streams.md)",
 }
 """Documented for scripts, and imported by nothing else. Each entry names the page."""
+
+
+USES = ("benchmarks", "docs", "examples")
+
+FOUND_BY_OTHERS = {"hetopt.__dir__"}
+"""By Python itself."""
 
 
 def texts(tree: ast.AST) -> Iterator[str]:
@@ -96,3 +104,17 @@ def test_a_module_that_nothing_imports_is_found() -> None:
     without = {name: path for name, path in known.items() if name != "hetopt.cli.recommend"}
     lost = set(without) - reached(without, {*STARTED, *NAMED})
     assert "hetopt.cli.ranking_view" in lost
+
+
+def test_every_function_and_class_is_used() -> None:
+    """Its name stands somewhere else in the product, its benchmarks or its examples: tests alone keep nothing alive."""
+    paths = [*modules().values(), *(path for room in USES for path in sorted((REPOSITORY / room).rglob("*.py")))]
+    texts_of = {path: path.read_text(encoding="utf-8") for path in paths}
+    words = Counter(word for text in texts_of.values() for word in re.findall(r"\w+", text))
+    unused = {
+        f"{name}.{node.name}"
+        for name, path in modules().items()
+        for node in ast.parse(texts_of[path]).body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and words[node.name] == 1
+    }
+    assert unused == FOUND_BY_OTHERS

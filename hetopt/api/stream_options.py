@@ -13,7 +13,7 @@ from typing import Literal, cast
 from pydantic import ValidationError
 
 from hetopt.core.errors import BadInput
-from hetopt.core.grammar import call, fields, split, written
+from hetopt.core.grammar import call, fields, split
 from hetopt.core.quantities import DURATION, NUMBER, quantity
 from hetopt.core.run_spec import BatchPolicy, RunSpec
 from hetopt.core.stream import Stream, draw_rates, scaled
@@ -96,18 +96,6 @@ def parse_stream(text: str | None) -> StreamOptions | None:
     distribution = cast(Literal["uniform", "normal"], ways[0])
     mean, deviation = numbers
     return StreamOptions(source=source, fields=said, drawn=(distribution, mean, deviation), factor=factor)
-
-
-def write_stream(said: StreamOptions) -> str:
-    """What was typed, as `parse_stream` reads it."""
-    names = {field: key for key, field in _KEYS[said.source].items()}
-    pairs: dict[str, object] = {names[field]: value for field, value in said.fields.items()}
-    rates = ["/".join(map(repr, said.rates))] if said.rates else []
-    if said.drawn is not None:
-        pairs[said.drawn[0]] = "/".join(map(repr, said.drawn[1:]))
-    if said.factor != 1:
-        pairs["factor"] = said.factor
-    return written(said.source, rates, pairs)
 
 
 def on_stream(wish: StreamOptions, run: RunSpec, policy: BatchPolicy | None) -> RunSpec:

@@ -35,8 +35,8 @@ class Moments:
             raise ValueError(f"gradient_variance cannot be negative, got {self.gradient_variance}")
 
 
-def estimate_noise(batch_sizes: Sequence[int], group_square_norms: Sequence[float], mean_square_norm: float) -> Moments:
-    """Estimate both moments from one batch that was computed in groups of any sizes.
+def pooled_noise(groups: int, samples: int, weighted_square_norms: float, mean_square_norm: float) -> Moments:
+    """Estimate both moments from one batch that was computed in groups of any sizes, by sums alone.
 
     With ``g_i`` the mean gradient of group ``i`` (``b_i`` samples) and ``g`` the mean over all ``B = sum b_i`` samples,
 
@@ -45,34 +45,17 @@ def estimate_noise(batch_sizes: Sequence[int], group_square_norms: Sequence[floa
 
     which is the between-group sum of squares of a one-way analysis of variance, hence exactly unbiased for any sizes
     (for equal ones it is the estimator of Pollux, Qiao et al. 2021). The formula for equal groups must not be used
-    on unequal ones: with sizes 8, 16, 32, 96 it is 2.6 times too high.
-
-    Args:
-        batch_sizes: samples of each group, at least two groups.
-        group_square_norms: ``|g_i|^2`` of each group's mean gradient.
-        mean_square_norm: ``|g|^2`` of the mean gradient over all samples.
-
-    Raises:
-        ValueError: fewer than two groups, an empty one, negative or non-finite norms, or a mean longer than its parts.
-    """
-    groups = len(batch_sizes)
-    if groups < 2 or groups != len(group_square_norms):
-        raise ValueError("noise is estimated from at least two groups, each with one squared norm")
-    if min(batch_sizes) < 1:
-        raise ValueError("every group needs at least one sample")
-    total = sum(batch_sizes)
-    within = math.fsum(size * square for size, square in zip(batch_sizes, group_square_norms, strict=True))
-    return pooled_noise(groups, total, within, mean_square_norm)
-
-
-def pooled_noise(groups: int, samples: int, weighted_square_norms: float, mean_square_norm: float) -> Moments:
-    """Estimate both moments from sums alone: each worker sends one scalar, ``sum_i b_i |g_i|^2`` over its groups.
+    on unequal ones: with sizes 8, 16, 32, 96 it is 2.6 times too high. Each worker sends one scalar,
+    ``sum_i b_i |g_i|^2`` over its groups.
 
     Args:
         groups: how many groups the batch was computed in, at least two.
         samples: samples of all groups together.
         weighted_square_norms: ``sum_i b_i |g_i|^2`` over all groups.
         mean_square_norm: ``|g|^2`` of the mean gradient over all samples.
+
+    Raises:
+        ValueError: fewer than two groups, an empty one, negative or non-finite norms, or a mean longer than its parts.
     """
     if groups < 2 or samples < groups:
         raise ValueError("noise is estimated from at least two groups of at least one sample")

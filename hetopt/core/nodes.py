@@ -52,11 +52,6 @@ class Node:
         """Whether it comes and goes without the others, and only its workers know of them."""
         return "," in self.meeting
 
-    @property
-    def opens_meeting(self) -> bool:
-        """Whether the others meet here."""
-        return self.meeting.rpartition(":")[0] == self.address
-
     def to_arguments(self) -> list[str]:
         """The node on a command line."""
         return ["--host", self.host, "--address", self.address, "--meeting", self.meeting]

@@ -109,11 +109,6 @@ def spell_partition(partition: Partition) -> str:
     return _spell(partition, partition.name)
 
 
-def spell_injection(injection: Injection) -> str:
-    """The injection as `parse_injection` reads it."""
-    return f"{injection.workers!r}, {injection.samples!r}"
-
-
 def _fields(name: str) -> dict[str, str]:
     keys = {key: _FIELDS.get(key, key) for key in _KEYS.get(name, ())}
     return {**keys, **{field: field for field in keys.values()}}

@@ -6,13 +6,13 @@ gives their sum for many clusters at a time. The lines are not rounded, so they 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hetopt.optimizer.cost.billing import Billing, is_free
+from hetopt.optimizer.cost.billing import Billing
 from hetopt.optimizer.market.catalog import Price
 from hetopt.optimizer.plan import OWN, CostTerm
 
@@ -110,33 +110,13 @@ class Usage:
         return np.asarray(self.start_up_s, dtype=np.float64) + self.work_s + self.interruption_s
 
 
-def billed_s(up_s: Numbers, billing: Billing, *, taken_back: bool | NDArray[np.bool_] = False) -> Array:
-    """Seconds of one machine on the bill: after a minimum by the second; none if EC2 took it back in its first hour.
-
-    The last rule is for replaying what happened. A plan must not count on it, and `itemise` never does.
-
-    Args:
-        up_s: from running to stopped.
-        billing: the provider's terms.
-        taken_back: whether the provider interrupted it; a machine that its owner stops is paid for.
-    """
-    up = np.asarray(up_s, dtype=np.float64)
-    free = is_free(up, taken_back=np.asarray(taken_back), within_s=billing.spot_free_if_interrupted_within_s.value)
-    return np.where(free | (up <= 0), 0.0, np.maximum(up, billing.minimum_billed_s.value))
-
-
-def crossings(zones: Sequence[str]) -> int:
-    """Links of a ring that lead to another zone, over machines in these zones in order: 2 over two contiguous zones."""
-    return sum(zones[i] != zones[i - 1] for i in range(len(zones))) if len(zones) > 1 else 0
-
-
 def crossing_bytes(link_bytes_per_step: Numbers, crossed_links: Numbers, steps: Numbers) -> Array:
     """Bytes that a run moves between zones.
 
     Args:
         link_bytes_per_step: over one link of the ring in a step, of the chosen collective at the chosen compression:
-            the ``traffic_bytes`` of `step_time.collective_terms`.
-        crossed_links: of the ring (see `crossings`).
+            its time at a byte a second and no latency.
+        crossed_links: of the ring: 2 over two contiguous zones.
         steps: of the run.
     """
     return np.asarray(link_bytes_per_step, dtype=np.float64) * crossed_links * steps

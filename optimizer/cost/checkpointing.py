@@ -36,17 +36,6 @@ def daly_interval_s(mean_time_between_losses_s: ArrayLike, checkpoint_s: float) 
     return np.where(checkpoint_s < 2 * theta, np.maximum(refined, 1e-9), theta)
 
 
-def best_interval_s(mean_time_between_losses_s: ArrayLike, checkpoint_s: float) -> Array:
-    """The root of 1 - t / Theta = e^(-(t + C) / Theta), by Newton's method from Daly's approximation."""
-    theta = np.asarray(mean_time_between_losses_s, dtype=np.float64)
-    x, c = daly_interval_s(theta, checkpoint_s) / theta, checkpoint_s / theta
-    x = np.clip(x, 1e-12, 1 - 1e-12)
-    for _ in range(6):
-        decay = np.exp(-(x + c))
-        x = np.clip(x - (1 - x - decay) / (decay - 1), x / 10, 1.0)
-    return np.asarray(x * theta, dtype=np.float64)
-
-
 def factor_at(
     work_s: ArrayLike,
     losses_per_hour: ArrayLike,

@@ -182,10 +182,6 @@ class CommonShocks:
         count = np.asarray(machines, dtype=np.float64)
         return (1 - self.share) * count + self.share / self.reach * (1 - (1 - self.reach) ** count)
 
-    def lost_with_another(self, machines: int) -> float:
-        """Share of the lost machines that go together with another one, of a pool of so many."""
-        return self.share * (1 - (1 - self.reach) ** (machines - 1))
-
 
 SHOCKS = CommonShocks(share=0.66, reach=0.35)
 """From the sizes of losses in two pools of four V100 machines over 30 days (skypilot-org/spot-traces 221da1a, 2023-08):

@@ -21,8 +21,6 @@ from functools import cache
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hetopt.core.comm.payload_bytes import Collective, collective_time_s
-
 Array = NDArray[np.float64]
 
 _NOTHING_S = 1e-300
@@ -140,16 +138,6 @@ def step_time(
     if overlap == NO_OVERLAP:
         exposed_s = exchange_s  # exactly
     return Breakdown(compute_s=slowest_s, waiting_s=waiting_s, communication_s=compress_s + exposed_s)
-
-
-def collective_terms(collective: Collective, payload_bytes: float, workers: int) -> tuple[float, float]:
-    """Messages in a row, and bytes over the slowest link: a collective's time is linear in latency and 1 / bandwidth.
-
-    ``collective_time_s(...) == messages * latency_s + traffic_bytes / bytes_per_s``, which lets a search price many
-    networks at once with the very function that the trainer is checked against.
-    """
-    messages = collective_time_s(collective, 0.0, workers, 1.0, 1.0)
-    return messages, collective_time_s(collective, payload_bytes, workers, 0.0, 1.0)
 
 
 def expected_latest_s(times_s: Sequence[float], jitter: float) -> float:

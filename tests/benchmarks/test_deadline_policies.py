@@ -11,7 +11,6 @@ from benchmarks._deadline_policies import (
     Assignment,
     Choice,
     DeadlinePolicy,
-    OnDemandOnly,
     SwitchWhenLate,
     UniformProgress,
 )
@@ -30,7 +29,7 @@ LOOK_S = 180.0
 LOOKS = round(JOB.deadline_s / LOOK_S) + 2
 PAIRS = Capacity.unknown(nodes=3)
 OURS = ExpectedCost(JOB, PAIRS)
-POLICIES: list[DeadlinePolicy] = [OnDemandOnly(), SwitchWhenLate(), UniformProgress(), OURS]
+POLICIES: list[DeadlinePolicy] = [SwitchWhenLate(), UniformProgress(), OURS]
 names = [type(policy).__name__ for policy in POLICIES]
 ALONE_USD = (JOB.work_s + JOB.changeover_s) / 3600
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from hetopt.api import values
-from hetopt.api.stream_options import StreamOptions, parse_stream, write_stream
+from hetopt.api.stream_options import StreamOptions, parse_stream
 from hetopt.backends.emulation.description import parse_change, parse_changes, parse_hosts
 from hetopt.cli import parse
 from hetopt.core.comm.compression_text import parse_compression
@@ -22,7 +22,6 @@ from hetopt.core.synchronization_text import (
     parse_injection,
     parse_partition,
     parse_sync,
-    spell_injection,
     spell_partition,
     spell_sync,
 )
@@ -76,8 +75,7 @@ def test_a_partition_is_read_as_it_is_written(plain: str, labels: int, alpha: fl
 
 @given(fractions, fractions)
 def test_an_injection_is_read_as_it_is_written(workers: float, samples: float) -> None:
-    injection = Injection(workers=workers, samples=samples)
-    assert parse_injection(spell_injection(injection)) == injection
+    assert parse_injection(f"{workers!r}, {samples!r}") == Injection(workers=workers, samples=samples)
 
 
 buckets = st.builds(Bucket, market=st.sampled_from(["spot", "on-demand"]), family=st.sampled_from(FAMILIES))
@@ -98,9 +96,10 @@ rates = st.floats(1e-3, 1e6)
 def test_a_stream_is_read_as_it_is_written(said: object, factor: float) -> None:
     drawn = {"drawn": said} if isinstance(said, tuple) else {"rates": tuple(said)}  # type: ignore[call-overload]
     stream = StreamOptions(source="replay", fields={"buffer": "truncation", "min_batch": "4"}, factor=factor, **drawn)
-    assert parse_stream(write_stream(stream)) == stream
+    rates = f"{said[0]}={said[1]!r}/{said[2]!r}" if isinstance(said, tuple) else "/".join(map(repr, stream.rates))
+    assert parse_stream(f"replay({rates}, buffer=truncation, min=4, factor={factor!r})") == stream
     broker = StreamOptions(source="redis", fields={"url": "redis://10.0.0.5:6379/1?timeout=3", "key": "cam"})
-    assert parse_stream(write_stream(broker)) == broker
+    assert parse_stream("redis(redis://10.0.0.5:6379/1?timeout=3, key=cam)") == broker
 
 
 @pytest.mark.parametrize(

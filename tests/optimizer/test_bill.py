@@ -16,9 +16,7 @@ from hetopt.optimizer.cost.bill import (
     Rental,
     Usage,
     Volume,
-    billed_s,
     crossing_bytes,
-    crossings,
     itemise,
     requests,
     total_usd,
@@ -26,7 +24,7 @@ from hetopt.optimizer.cost.bill import (
 from hetopt.optimizer.cost.billing import load_billing
 from hetopt.optimizer.market.catalog import BUNDLED, load_catalog
 from hetopt.optimizer.plan import CostTerm
-from hetopt.optimizer.step_time.step_time import collective_terms
+from tests.collective_time import collective_time_s
 
 BILLING = load_billing()
 CATALOG = load_catalog()
@@ -218,29 +216,12 @@ def test_every_priced_line_names_date_and_source() -> None:
     assert lines["transfer between zones"].usd == pytest.approx(1e12 / 1e9 * 0.02)
 
 
-@given(st.floats(0, 1e6), st.booleans())
-def test_a_machine_is_billed_by_the_second_after_a_minute(up: float, back: bool) -> None:
-    billed = float(billed_s(up, BILLING, taken_back=back))
-    if up == 0 or (back and up < 3600):
-        assert billed == 0
-    else:
-        assert billed == max(60, up)
-
-
-def test_a_ring_crosses_between_contiguous_zones_only() -> None:
-    assert crossings(["a"] * 8) == 0
-    assert crossings(["a"] * 4 + ["b"] * 4) == 2
-    assert crossings(["a", "b"] * 4) == 8
-    assert crossings(["a", "a", "b", "b", "c", "c"]) == 3
-    assert crossings(["a"]) == 0
-
-
 def test_transfer_of_resnet50_over_two_zones() -> None:
     """102 MB, 8 workers, 1e5 steps: 143 TB through the ring; the two links that cross cost about 715 USD."""
     gradient = 102e6
-    _, link = collective_terms("all_reduce", gradient, 8)
+    link = collective_time_s("all_reduce", gradient, 8, 0.0, 1.0)  # bytes over one link of the ring
     assert 8 * link * 1e5 == pytest.approx(143e12, rel=0.01)
-    moved = crossing_bytes(link, crossings(["a"] * 4 + ["b"] * 4), 1e5)
+    moved = crossing_bytes(link, 2, 1e5)
     usage = Usage(start_up_s=0.0, work_s=3600.0, crossing_bytes=moved)
     lines = {line.name: line.usd for line in itemise([rental("g5.xlarge", 8, "spot")], usage, BILLING)}
     assert lines["transfer between zones"] == pytest.approx(715, rel=0.01)

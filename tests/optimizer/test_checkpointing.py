@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import ArrayLike, NDArray
 
 from hetopt.optimizer.cost.billing import load_billing
 from hetopt.optimizer.cost.checkpointing import (
-    best_interval_s,
     daly_interval_s,
     factor_at,
     interval_under_belief_s,
@@ -23,6 +23,18 @@ from hetopt.optimizer.cost.monte_carlo import Finalist, RentedPool, RunTerms, lo
 from hetopt.optimizer.cost.preemption_rate import CALM, SCARCE, SHOCKS, PreemptionRatePosterior
 
 HOUR = 3600.0
+
+
+def best_interval_s(mean_time_between_losses_s: ArrayLike, checkpoint_s: float) -> NDArray[np.float64]:
+    """The root of 1 - t / Theta = e^(-(t + C) / Theta), by Newton's method from Daly's approximation."""
+    theta = np.asarray(mean_time_between_losses_s, dtype=np.float64)
+    x, c = daly_interval_s(theta, checkpoint_s) / theta, checkpoint_s / theta
+    x = np.clip(x, 1e-12, 1 - 1e-12)
+    for _ in range(6):
+        decay = np.exp(-(x + c))
+        x = np.clip(x - (1 - x - decay) / (decay - 1), x / 10, 1.0)
+    return np.asarray(x * theta, dtype=np.float64)
+
 
 CASES = [
     # Theta in hours, checkpoint, restart

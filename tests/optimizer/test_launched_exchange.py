@@ -17,7 +17,7 @@ from hetopt.backends.prediction.communication import LEAST_GAIN, Foreseen, Meeti
 from hetopt.backends.prediction.hosting import ThisMachine
 from hetopt.backends.prediction.local_plan import predict_on_local
 from hetopt.core.comm.composition import METHODS, Combination, combinations
-from hetopt.core.comm.payload_bytes import collective_time_s, wire_bytes
+from hetopt.core.comm.payload_bytes import wire_bytes
 from hetopt.core.compression_slowdown import step_inflation
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression, RatioPolicyName, RunSpec, StopRule, WorkerSpec
@@ -26,6 +26,7 @@ from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.recommend import Options, recommend
 from hetopt.trainer.policies.ratio.auto import AutoRatio
+from tests.collective_time import collective_time_s
 
 from .conftest import NOW
 from .profiles import make_device, make_profile

@@ -8,7 +8,6 @@ import pytest
 
 from hetopt.backends.prediction.hosting import division
 from hetopt.backends.prediction.local_plan import predict_on_local
-from hetopt.core.comm.payload_bytes import collective_time_s
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import LOCAL
 from hetopt.core.run_spec import RunSpec
@@ -16,6 +15,7 @@ from hetopt.optimizer.fit import fit
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Goal, Plan, Prediction
 from hetopt.optimizer.recommendation.recommend import Options, recommend
+from tests.collective_time import collective_time_s
 
 from .conftest import NOW
 from .profiles import make_profile

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.core.batch_partition import WorkerTime
-from hetopt.core.comm.payload_bytes import Collective, collective_time_s
-from hetopt.optimizer.step_time.step_time import Breakdown, collective_terms, expected_maximum, step_time
+from hetopt.core.comm.payload_bytes import Collective
+from hetopt.optimizer.step_time.step_time import Breakdown, expected_maximum, step_time
+from tests.collective_time import collective_time_s
 
 workers = st.lists(
     st.tuples(st.floats(0, 1), st.floats(1e-6, 0.1), st.integers(1, 500)).map(
@@ -73,7 +74,8 @@ def test_no_burden_makes_a_step_quicker(
 def test_collective_time_is_linear_in_latency_and_slowness(
     collective: Collective, payload: float, count: int, latency: float, bandwidth: float
 ) -> None:
-    messages, traffic = collective_terms(collective, payload, count)
+    messages = collective_time_s(collective, 0.0, count, 1.0, 1.0)
+    traffic = collective_time_s(collective, payload, count, 0.0, 1.0)
     expected = collective_time_s(collective, payload, count, latency, bandwidth)
     assert messages * latency + traffic / bandwidth == pytest.approx(expected)
 

@@ -25,9 +25,8 @@ from hetopt.backends.supervisor.switching import in_other_zones
 from hetopt.core.errors import BadInput, BudgetStop, CloudRefused
 from hetopt.core.events.decisions import DECISIONS_FILE, read_with_decisions
 from hetopt.core.events.log import EVENTS_FILE, EventLog, read_events
-from hetopt.core.events.reader import event_of
 from hetopt.reports.timeline import happening
-from tests.logs import events_of
+from tests.logs import event_of, events_of
 
 PROMISE = PredictedGain(step_time_s=1.0, step_time_low_s=0.9, step_time_high_s=1.1, steps=10_000, usd_per_hour=3.6)
 QUICK = Hysteresis(looks=3, rest_s=300.0, margin=0.05, reserve_s=60.0)

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from hetopt.core.events.fold import RunFold, RunHistory
 from hetopt.core.events.log import Event
-from hetopt.core.events.reader import event_of
 from hetopt.core.events.records import LogEvent
 from hetopt.reports import timeline as reports
 from hetopt.reports.timeline import Timeline, happening
-from tests.logs import an_event, events_of
+from tests.logs import an_event, event_of, events_of
 
 
 def timeline(events: Iterable[LogEvent], **options: Any) -> Timeline:

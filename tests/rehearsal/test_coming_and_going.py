@@ -19,11 +19,11 @@ from hetopt.backends.supervisor.progress import PredictedGain
 from hetopt.core.errors import BadInput
 from hetopt.core.events.decisions import DECISIONS_FILE
 from hetopt.core.events.log import EVENTS_FILE, Event, read_events
-from hetopt.core.events.reader import event_of
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import RunState
 from hetopt.core.scaled_emulation import Change
 from tests.disturbance import PATIENCE_S, CoreTime, note, was_ours
+from tests.logs import event_of
 
 TASK = f"{Path(__file__).resolve().parents[2] / 'benchmarks' / '_toy.py'}:noise"
 NAMES = ["h0", "h1", "h2"]

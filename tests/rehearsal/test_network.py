@@ -20,7 +20,6 @@ from hetopt.backends.emulation.iproute import NetworkRefused
 from hetopt.backends.emulation.namespaces import (
     MOST_HOSTS,
     EmulatedNetwork,
-    can_shape_latency,
     find_leftovers,
     find_networks,
     remove,
@@ -283,10 +282,6 @@ def test_somebody_without_rights_is_told_so_in_one_sentence(box: None) -> None:
 def test_other_systems_are_told_that_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     assert "Linux" in (why_not() or "")
-
-
-def test_latency_can_be_shaped_or_not(box: None) -> None:
-    assert can_shape_latency() in (True, False)
 
 
 @pytest.mark.timed

@@ -22,7 +22,9 @@ from hetopt.trainer.tasks.resnet import (
     projection_shortcut,
     resnet101,
 )
-from hetopt.trainer.tasks.vgg import cifar_vgg, imagenet_vgg
+from hetopt.trainer.tasks.vgg import VGG, cifar_vgg
+
+IMAGENET = {"classes": 1000, "image_size": 224, "head_width": 4096}
 
 
 def parameter_count(build: Callable[[], nn.Module]) -> int:
@@ -50,8 +52,8 @@ def zaremba(width: int) -> nn.Module:
         # The counts of torchvision's ImageNet models, for 1,000 classes.
         pytest.param(resnet18, 11_689_512, id="resnet18-imagenet"),
         pytest.param(partial(resnet101, 1000), 44_549_160, id="resnet101-imagenet"),
-        pytest.param(partial(imagenet_vgg, 11), 132_863_336, id="vgg11-imagenet"),
-        pytest.param(partial(imagenet_vgg, 16), 138_357_544, id="vgg16-imagenet"),
+        pytest.param(partial(VGG, 11, **IMAGENET), 132_863_336, id="vgg11-imagenet"),
+        pytest.param(partial(VGG, 16, **IMAGENET), 138_357_544, id="vgg16-imagenet"),
         # He et al. 2016, table 6: 0.27M; implementations count 269,722 with option A and 272,474 with option B.
         pytest.param(partial(cifar_resnet20, 10), 269_722, id="resnet20-option-a"),
         pytest.param(option_b_resnet20, 272_474, id="resnet20-option-b"),
@@ -95,7 +97,7 @@ def test_a_bundled_task_builds_the_network_it_names(name: str, count: int) -> No
     ("build", "inputs", "outputs"),
     [
         pytest.param(partial(resnet101, 1000), (2, 3, 224, 224), (2, 1000), id="resnet101-imagenet"),
-        pytest.param(partial(imagenet_vgg, 16), (2, 3, 224, 224), (2, 1000), id="vgg16-imagenet"),
+        pytest.param(partial(VGG, 16, **IMAGENET), (2, 3, 224, 224), (2, 1000), id="vgg16-imagenet"),
         pytest.param(partial(resnet101, 10, stem=cifar_stem), (2, 3, 32, 32), (2, 10), id="resnet101-cifar10"),
         pytest.param(partial(cifar_vgg, 11, 10), (2, 3, 32, 32), (2, 10), id="vgg11-cifar10"),
     ],

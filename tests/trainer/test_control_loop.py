@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from hetopt.core.errors import BadInput
-from hetopt.core.gradient_noise import Moments, estimate_noise
+from hetopt.core.gradient_noise import Moments, pooled_noise
 from hetopt.core.run_spec import Compression, RunSpec
 from hetopt.trainer.assembly import make_adaptive_scale
 from hetopt.trainer.balance import Balance
@@ -190,7 +190,7 @@ def test_noise_is_that_of_the_groups_gradients(noise: str) -> None:
         assert float(sums.weighted_square_norm) == pytest.approx(expected, rel=1e-5)
         moments = period(rows_of(Ticks(), [[sums, sums]]), (32,)).noise()
         norms = [float(one.square().sum()) for one in each]
-        reference = estimate_noise([5, 7, 20], norms, float(whole.square().sum()))
+        reference = pooled_noise(3, 32, 5 * norms[0] + 7 * norms[1] + 20 * norms[2], float(whole.square().sum()))
         assert moments.gradient_variance == pytest.approx(reference.gradient_variance, rel=1e-4)
         assert moments.gradient_square == pytest.approx(reference.gradient_square, rel=1e-4)
 
@@ -206,7 +206,7 @@ def test_noise_needs_two_groups_and_finite_gradients() -> None:
     assert period(rows_of(Ticks(), [[sums(1, 9.0)]]), (8,)).noise() is None
     assert noise_of([sums(1, math.inf)], [sums(1, 9.0)]) is None
     found = noise_of([sums(1, 9.0), sums(1, 11.0)], [sums(1, 10.0), sums(1, 10.0)])
-    assert found == estimate_noise([8, 8], [10 / 8, 10 / 8], 1.0)
+    assert found == pooled_noise(2, 16, 20.0, 1.0)
 
 
 def test_the_scale_follows_the_noise_and_survives_a_checkpoint() -> None:

@@ -28,7 +28,7 @@ from hetopt.core.comm.composition import (
     why_not_optimised,
     why_not_synchronised,
 )
-from hetopt.core.comm.levels import LARGEST_SUM, gathered_bits, scale_levels, summed_bits, summed_code_bytes
+from hetopt.core.comm.levels import LARGEST_SUM, gathered_bits, summed_bits, summed_code_bytes
 from hetopt.core.comm.payload_bytes import operations, wire_bytes
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression
@@ -156,7 +156,6 @@ def test_widths_and_levels_fit_each_other():
             assert all(workers * wanted > LARGEST_SUM[b] for b in narrower)
     assert gathered_bits(levels=7) == (4, 7)
     assert gathered_bits(bits=2) == (2, 1)
-    assert scale_levels(3, 3) == (3, 48, 768)
     assert [summed_code_bytes(7, bits) for bits in (4, 8, 16, 32)] == [4, 7, 16, 28]
 
 

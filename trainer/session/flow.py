@@ -475,10 +475,6 @@ class BatchFlow:
             return
         average_buffers(self._model, shares[self.rank] / sum(shares), self.world_size)
 
-    @property
-    def _own_samples(self) -> int:
-        return 0 if self._part is None else self._part.samples
-
     def _end_local_step(self) -> None:
         """A step of workers that train for themselves is over; counted alike on all of them."""
         if self._between is None or not any(self._taken):

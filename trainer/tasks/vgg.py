@@ -62,11 +62,6 @@ class VGG(nn.Module):
         return logits
 
 
-def imagenet_vgg(depth: int, classes: int = 1000) -> VGG:
-    """Return the paper's network: 132,863,336 (11) or 138,357,544 (16) parameters for 1,000 classes."""
-    return VGG(depth, classes=classes, image_size=224, head_width=4096)
-
-
 def cifar_vgg(depth: int, classes: int) -> VGG:
     """Return the network for 32x32 images, its head 512 wide as the features are.
 

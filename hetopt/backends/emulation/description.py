@@ -114,22 +114,6 @@ def parse_change(text: str, hosts: Collection[str]) -> Change:
     return _change(repr(text.strip()), text, hosts)
 
 
-def describe_change(change: Change) -> str:
-    """The change as `parse_change` reads it."""
-    words = []
-    if change.at_step is not None:
-        words.append(f"step {change.at_step}")
-    if change.at_s is not None:
-        words.append(f"{change.at_s:.6g}s")
-    words.append(change.host)
-    if change.speed is not None:
-        words.append(f"speed={change.speed:.6g}")
-    if change.rate_bits_per_s is not None:
-        words.append(f"rate={format_rate(change.rate_bits_per_s)}")
-    words += [fate for fate in _FATES if getattr(change, fate)]
-    return " ".join(words)
-
-
 def format_rate(bits_per_s: float) -> str:
     """The rate as people write it, to six digits."""
     for unit in ("gbit", "mbit", "kbit"):

@@ -317,16 +317,6 @@ def why_not() -> str | None:
     return f"no process can be started in a network namespace ({said})" if started.returncode != 0 else None
 
 
-def can_shape_latency() -> bool:
-    """Whether this kernel can delay packets (netem). Where it cannot, links have rates but no latency of their own."""
-    try:
-        with EmulatedNetwork.create([EmulatedHost(name="h0")], owner=_PROBE) as network:
-            iproute.run_batch("tc", ["qdisc add dev lo root netem delay 1ms"], namespace=network.namespace(0))
-    except NetworkRefused:
-        return False
-    return True
-
-
 def _claim_id() -> str:
     """A number that no other network has; its first namespace is made, which makes it ours."""
     while True:

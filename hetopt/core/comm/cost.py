@@ -240,11 +240,6 @@ def dense(payload_bytes: float, members: int) -> tuple[Operation, ...]:
     return (Operation(primitive="all_reduce", payload_bytes=payload_bytes, members=members),)
 
 
-def through_server(payload_bytes: float, members: int) -> tuple[Operation, ...]:
-    """Everything to one server and back."""
-    return (Operation(primitive="parameter_server", payload_bytes=payload_bytes, members=members),)
-
-
 def gathered(payload_bytes: float, members: int) -> tuple[Operation, ...]:
     """Every member receives every payload: AG Top-k, packed bits, whatever does not add up on the way."""
     return (Operation(primitive="all_gather", payload_bytes=payload_bytes, members=members),)

@@ -79,11 +79,6 @@ def gathered_bits(*, bits: int | None = None, levels: int | None = None) -> tupl
     return width, levels
 
 
-def scale_levels(levels: int, scales: int) -> tuple[int, ...]:
-    """Levels of each of several scales, the coarsest first: every code is at most the coarsest scale's."""
-    return tuple(levels * SCALE_STEP**step for step in range(scales))
-
-
 def summed_code_bytes(numel: int, bits: int) -> int:
     """Bytes of ``numel`` codes where they are summed: two of 4 bits share a byte, two of 16 bits a 32-bit word."""
     if bits == 4:

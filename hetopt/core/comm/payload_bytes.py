@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from hetopt.core.comm import composition, cost
+from hetopt.core.comm import cost
 from hetopt.core.comm.composition import AR_TOPK, AUTO, GATHER, METHODS, PACKED_BF16, PLAIN, STAR, VAR, combine
 from hetopt.core.comm.cost import Operation
 from hetopt.core.comm.levels import gathered_bits, gathered_code_bytes, summed_bits, summed_code_bytes
-from hetopt.core.names import known
 
 if TYPE_CHECKING:
     import numpy as np
@@ -66,41 +64,6 @@ def sliced_bytes(name: str, numel: int, workers: Whole) -> Whole:
     if name in SCALED_BITS:
         return workers * scaled_code_bytes(own, SCALED_BITS[name])
     return workers * LOW_PRECISION_BYTES * (own + (name == "fp16"))  # in fp16 with its exponent
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WireFormat:
-    """How one compressor's payloads travel by default.
-
-    Args:
-        name: the compressor.
-        collective: how payloads combine. ``all_reduce``: they add up element by element on the way. ``all_gather``:
-        every
-            worker receives every payload and adds them up itself.
-        sparse: whether ``ratio`` decides how many elements are sent; dense formats send all of them.
-    """
-
-    name: str
-    collective: Collective
-    sparse: bool
-
-    def payload_bytes(self, numel: int, ratio: float) -> int:
-        """Bytes that one worker contributes for a gradient of ``numel`` elements, see `wire_bytes`."""
-        return wire_bytes(self.name, numel, ratio)
-
-
-def wire_format(name: str) -> WireFormat:
-    """The wire format of the compressor called ``name``.
-
-    Raises:
-        BadInput: there is no such compressor.
-    """
-    method = METHODS[known(name, METHODS, "compressor")]
-    return WireFormat(
-        name=name,
-        collective="all_reduce" if method.collectives[0] == composition.DENSE else "all_gather",
-        sparse=method.by_ratio,
-    )
 
 
 def kept_elements(numel: int, ratio: float) -> int:
@@ -304,31 +267,3 @@ def _selected(collective: str, numel: int, kept: int, workers: int, same_size: b
     if coding == PACKED_BF16:
         values = ("sliced", sliced_bytes(PACKED_BF16, kept, workers))
     return [*election, ("broadcast", indices), values]
-
-
-def collective_time_s(
-    collective: Collective, payload_bytes: float, workers: int, latency_s: float, bytes_per_s: float
-) -> float:
-    """Time of one collective in the alpha-beta model, in seconds, when no worker has to wait for another.
-
-    With N workers, p bytes contributed by each, latency alpha a message and bandwidth bw of the slowest link:
-
-        ring all-reduce   2 (N-1) alpha + 2 (N-1)/N p / bw
-        ring all-gather     (N-1) alpha +   (N-1)   p / bw
-
-    (arXiv 2312.02493, Table I, whose all-gather pays log2 N latencies; gloo and NCCL gather in a ring of N-1 messages.)
-
-    Args:
-        collective: which one.
-        payload_bytes: what one worker contributes, see `wire_bytes`.
-        workers: participants; a single worker exchanges nothing and takes no time.
-        latency_s: time of one empty message between neighbours.
-        bytes_per_s: bandwidth of the slowest link between neighbours.
-    """
-    if payload_bytes < 0 or workers < 1 or latency_s < 0 or not bytes_per_s > 0:
-        raise ValueError(
-            "a collective needs payload_bytes >= 0, workers >= 1, latency_s >= 0 and bytes_per_s > 0, not "
-            f"{payload_bytes}, {workers}, {latency_s}, {bytes_per_s}"
-        )
-    terms = Operation(primitive=collective, payload_bytes=payload_bytes, members=workers).terms()
-    return terms.messages * latency_s + terms.traffic_bytes / bytes_per_s

@@ -6,11 +6,9 @@ A last line that is still being written waits for its end.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -58,15 +56,6 @@ class EventsRead:
 
     events: list[LogEvent]
     unread: Unread = Unread()
-
-
-def event_of(fields: Mapping[str, Any]) -> LogEvent:
-    """The event with these fields, as if it had been written and read.
-
-    Raises:
-        ValueError: they are no event's.
-    """
-    return ANY_EVENT.validate_json(json.dumps(fields))
 
 
 @dataclass(kw_only=True)

@@ -27,11 +27,6 @@ class ThresholdState(Record):
     steps: NonNegativeInt = 0
     compressed_steps: NonNegativeInt = 0
 
-    @property
-    def compressed_share(self) -> float:
-        """Compressed steps over all steps; 0 before the first."""
-        return self.compressed_steps / self.steps if self.steps else 0.0
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ThresholdRatio:
