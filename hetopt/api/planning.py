@@ -46,7 +46,7 @@ def recommend(
     time_weight: float | None = None,
     confidence: float | None = None,
     accept_risk: bool = False,
-    market: AnyMarket = "any",
+    market: AnyMarket | Literal["own"] = "any",
     region: str = "us-east-1",
     zone: str | None = None,
     zones: int = 1,
@@ -94,7 +94,8 @@ def recommend(
         time_weight: the part of time (0 to 1) where time and cost are weighed instead.
         confidence: keep the limits with this probability, by simulated runs. Absent: 0.9.
         accept_risk: take a plan that keeps them with less.
-        market: ``"spot"``, ``"on-demand"`` or ``"any"``.
+        market: ``"spot"``, ``"on-demand"`` or ``"any"``; ``"own"``: nothing is rented, and the plan is for machines of
+            the ``inventory``.
         region: of AWS; ``"any"``: the best of all that have prices, with the data set's transfer.
         zone: availability zone of all machines.
         zones: how many the machines are spread over; what they send each other between zones is paid for.
@@ -122,7 +123,7 @@ def recommend(
         catalog: folder of another catalogue than the bundled one.
         observed: file of what was seen of spot pools; absent: what your launches have seen; ``"none"``: nothing.
         inventory: file of machines of your own, such as ``"hosts.toml"``: a plan for some of them is made as well, and
-            the better of the two is returned.
+            the better of the two is returned, with a word on the other.
         trials: of an Optuna study of the whole space, which starts from the best that exact search found. Absent: 400
             with a ``journal``, and none without.
         journal: file that keeps the study's trials; it goes on from those in it, and optuna-dashboard shows them.
@@ -135,7 +136,7 @@ def recommend(
     """
     from hetopt.api import sync_options
     from hetopt.core.hosts import read_hosts
-    from hetopt.optimizer.recommendation.own_machines import better_of
+    from hetopt.optimizer.recommendation.own_machines import better_of, on_own_machines
     from hetopt.optimizer.recommendation.recommend import recommend as find_plan
 
     told = reporter or Reporter()
@@ -143,9 +144,14 @@ def recommend(
     deadline_s = duration_s(deadline, "deadline")
     if budget_usd is None and deadline_s is None:
         raise BadInput("give `budget_usd`, `deadline` or both.", hint="for example `budget_usd=5`")
+    if market == "own" and (inventory is None or region == ANY_REGION):
+        raise BadInput(
+            "`market=own` plans for machines of your own, in no region.",
+            hint="name them with `inventory=hosts.toml`, and leave `region=any` out",
+        )
     sync_wish = sync_options.parse_wish(sync, None, None)
     options = search_options(
-        market=market,
+        market="any" if market == "own" else market,
         max_machines=max_machines,
         max_workers=max_workers,
         mixed_types=mixed_types,
@@ -195,7 +201,11 @@ def recommend(
     else:
         hosts = read_hosts(Path(inventory))
         told("your own machines")
-        plan = better_of(measured, in_use, hosts, goal, options, rented, seed=seed, now=now)
+        if market == "own":
+            plan = on_own_machines(measured, in_use, hosts, goal, options, seed=seed, now=now)
+            plan = plan.model_copy(update={"advice": None})  # which is whether to rent
+        else:
+            plan = better_of(measured, in_use, hosts, goal, options, rented, seed=seed, now=now)
     if compared is not None:
         plan = plan.model_copy(update={"regions": compared.offers})
     return sync_options.into_plan(sync_wish, plan)

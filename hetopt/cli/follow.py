@@ -55,6 +55,7 @@ def finish(run: Run, *, rented: bool, as_json: bool) -> None:
         RunStopped: it was stopped before its planned end by somebody else.
     """
     from hetopt.cli import render, terminal
+    from hetopt.cli.status import resume_command
     from hetopt.core import formatting
     from hetopt.core.errors import RunFailed, RunStopped
     from hetopt.core.run_folder import UNFINISHED_MODEL_FILE
@@ -63,7 +64,9 @@ def finish(run: Run, *, rented: bool, as_json: bool) -> None:
     ended_by = _given_back(run) if rented else None
     status = run.status()
     if status.state is RunState.FAILED:
-        raise RunFailed(status.reason or "the run failed without saying why.", hint=f"read `hetopt logs {run.name}`")
+        again = resume_command(run, status, run.launch.on if run.launch else None)
+        hint = f"read `hetopt logs {run.name}`{f'; go on from its checkpoint with `{again}`' if again else ''}"
+        raise RunFailed(status.reason or "the run failed without saying why.", hint=hint)
     record = run.record()
     progress = record.progress
     done = f"{formatting.count(progress.step)} steps"

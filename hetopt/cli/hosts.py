@@ -69,6 +69,9 @@ def check(
     else:
         for one in found:
             _show(one)
+        if inventory is not None or hosts is None:
+            for one in filter(lambda one: one.for_plans, found):
+                render.note(f"for plans, add to [{one.name}]: {one.for_plans}")
     if any(one.verdict == "bad" for one in found):
         raise typer.Exit(6)
 
@@ -92,6 +95,7 @@ def _facts(found: HostFound) -> dict[str, Any]:
         "name": found.name,
         "verdict": found.verdict,
         "troubles": [asdict(one) for one in found.troubles],
+        "for_plans": found.for_plans,
         "rates_bits_per_s": {name: {"to": to, "back": back} for name, (to, back) in found.rates.items()},
         "seen": None if found.seen is None else found.seen.model_dump(mode="json"),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -173,6 +174,11 @@ def _write(measured: Profile, output: Path | None, *, as_json: bool) -> None:
         terminal.write(measured.to_json())
     else:
         profile_view.show(measured)
+        if output is not None:
+            length = " --epochs 30" if measured.job.script else ""
+            render.line(
+                f"next: hetopt recommend {shlex.quote(str(output))} --budget 5{length} -o plan.json", style="bold"
+            )
 
 
 def _agree_to_explore(asked: Measure) -> None:

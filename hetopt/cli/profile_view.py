@@ -101,7 +101,7 @@ def _training(profile: Profile) -> list[str]:
             else f"no pilot came far enough to compare {precision} with {profile.precisions[0]}"
         )
     if job.script:
-        sentences.append("the script itself says when it is done: `recommend` is told by --epochs or --steps")
+        sentences.append("the script says itself when it ends: `hetopt recommend` wants --epochs or --steps")
     elif not profile.pilots:
         sentences.append(f"no pilot came far enough to say how many steps {goal} takes")
     if profile.noise:

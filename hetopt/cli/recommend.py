@@ -54,8 +54,8 @@ class Recommend:
         str | None,
         typer.Option(
             "--market",
-            autocompletion=one_of("hetopt.optimizer.market.catalog_filter:AnyMarket"),
-            help="spot, on-demand or any (default).",
+            autocompletion=one_of("hetopt.optimizer.market.catalog_filter:AnyMarket", "own"),
+            help="spot, on-demand or any (default); own: only machines of --inventory.",
         ),
     ] = None
     spot: Annotated[bool, typer.Option("--spot", help="The same as --market spot.")] = False

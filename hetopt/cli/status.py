@@ -11,6 +11,7 @@ from hetopt.cli.options import NewestRun
 if TYPE_CHECKING:
     from hetopt.api.run import Run
     from hetopt.core.events.fold import RunFold
+    from hetopt.core.run_status import RunStatus
 
 LATEST_HAPPENINGS = 5
 
@@ -91,6 +92,7 @@ def _facts(run: Run, *, ask: bool) -> dict[str, Any]:
         "state": state.state.value,
         "reason": state.reason or progress.finish_reason,
         "on": launch.on if launch else None,
+        "resume": resume_command(run, state, launch.on if launch else None),
         "task": progress.task or (launch.spec.task if launch else None),
         "step": progress.step,
         "predicted_steps": predicted_steps,
@@ -125,6 +127,16 @@ def _facts(run: Run, *, ask: bool) -> dict[str, Any]:
         "conditions": ConditionsReader(run.folder).now().model_dump() if speeds else None,
         "happenings": [one.model_dump() for one in record.timeline.happenings],
     }
+
+
+def resume_command(run: Run, state: RunStatus, on: str | None) -> str | None:
+    """The command that goes on with a run which ended before its end, where it has a checkpoint here."""
+    from hetopt.core.run_folder import CHECKPOINT_FOLDER
+    from hetopt.core.run_status import RunState
+
+    ended = state.state in (RunState.FAILED, RunState.STOPPED)
+    there = ended and on is not None and (run.folder / CHECKPOINT_FOLDER).is_dir()
+    return f"hetopt launch --on {on} --resume {run.name}" if there else None
 
 
 def _exchange(progress: RunFold) -> dict[str, Any] | None:
@@ -179,6 +191,8 @@ def _show(fact: dict[str, Any]) -> None:
 
     reason = f" ({fact['reason']})" if fact["reason"] else ""
     render.line(f"{fact['run']}: {fact['state']}{reason}", style="bold")
+    if fact["resume"] is not None:
+        render.line(f"  go on from its checkpoint: {fact['resume']}")
     of = f" of about {formatting.count(fact['predicted_steps'])}" if fact["predicted_steps"] else ""
     render.line(
         f"  step {formatting.count(fact['step'])}{of}, epoch {fact['epoch']:.1f}, "

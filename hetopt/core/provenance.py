@@ -13,20 +13,21 @@ _SHOWN = 9
 
 
 def full_version() -> str:
-    """The version, and the commit in parentheses where it is known: in a checkout, or as pip noted it (PEP 610)."""
-    commit = _of_checkout(Path(__file__).resolve().parents[2] / ".git") or _of_install()
+    """The version, and the commit in parentheses where it is known: of a checkout, of a wheel, or as pip noted it."""
+    commit = of_checkout(Path(__file__).resolve().parents[2] / ".git") or _of_install()
     return version("hetopt") + (f" ({commit[:_SHOWN]})" if commit else "")
 
 
 def _of_install() -> str | None:
-    """What ``pip install git+https://...`` was given."""
-    noted = distribution("hetopt").read_text("direct_url.json")
-    commit = json.loads(noted).get("vcs_info", {}).get("commit_id", "") if noted else ""
-    return commit if _COMMIT.fullmatch(commit) else None
+    """What the wheel was built of, written by `setup.py`, or what ``pip install git+https://`` was given (PEP 610)."""
+    own = distribution("hetopt")
+    noted = own.read_text("direct_url.json")
+    commit = own.read_text("commit.txt") or (json.loads(noted).get("vcs_info", {}).get("commit_id") if noted else None)
+    return commit.strip() if commit and _COMMIT.fullmatch(commit.strip()) else None
 
 
-def _of_checkout(git: Path) -> str | None:
-    """The commit that is checked out; absent where this is no checkout."""
+def of_checkout(git: Path) -> str | None:
+    """The commit that is checked out; absent where this is no checkout. `setup.py` runs it from this file alone."""
     if git.is_file():  # a work tree beside the repository
         own = git.read_text(encoding="utf-8").removeprefix("gitdir:").strip()
         git = git.parent / own

@@ -138,8 +138,14 @@ def last_words(run_dir: Path) -> str | None:
     return last_log_line(run_dir)
 
 
+_LIBRARY_LOG = re.compile(r"\[?[IWEF]\d{4} \d\d:\d\d:\d\d")
+
+
 def last_log_line(run_dir: Path) -> str | None:
-    """What the newest output says of the end: an error's line, else that there is none and what was printed last."""
+    """What the newest output says of the end: an error's line, else that there is none and what was printed last.
+
+    What a library logs, in the form of glog, is neither: torch tells that it ends workers, whoever wanted that.
+    """
     folder = run_dir / LOG_FOLDER
     files = sorted(folder.rglob("*.log"), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in files:
@@ -149,6 +155,7 @@ def last_log_line(run_dir: Path) -> str | None:
                 return line.strip()
     for path in files:
         lines = [line.strip() for line in read_tail(path).splitlines() if re.search(r"[A-Za-z]{3}", line)]
+        lines = [line for line in lines if not _LIBRARY_LOG.match(line)]
         if lines:
             return f"its processes are gone and gave no reason; the last that they printed is `{lines[-1]}`"
     return None

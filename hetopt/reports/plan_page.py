@@ -57,7 +57,10 @@ def page(plan: Plan) -> str:
 
 
 def next_commands(plan: Plan, plan_file: str) -> tuple[str, ...]:
-    """What starts a plan: here, where nothing should be rented. A session is written into a script that has none."""
+    """What starts a plan: here, where nothing should be rented. A session is written into a script that has none.
+
+    How long a script trains is said by its own arguments, which only its author knows.
+    """
     own = all(group.is_own for group in plan.chosen.groups)
     where = "local" if plan.advice is not None else "ssh --inventory hosts.toml" if own else "ec2 --dry-run"
     launch = f"hetopt launch {plan_file} --on {where}"
@@ -65,11 +68,13 @@ def next_commands(plan: Plan, plan_file: str) -> tuple[str, ...]:
     if not job.script:
         return (launch,)
     name, *arguments = job.script
+    told = f"{plan.goal.amount:g}" in arguments
+    length = "" if told else f"  # told to train {plan.goal.amount:g} {plan.goal.ends}"
     if job.has_session:
-        return (f"{launch} -- {shlex.join(job.script)}",)
+        return (f"{launch} -- {shlex.join(job.script)}{length}",)
     given = f" -- {shlex.join(arguments)}" if arguments else ""
     converted = shlex.join([str(converted_script(Path(name))), *arguments])
-    return f"hetopt convert {shlex.quote(name)}{given}", f"{launch} -- {converted}"
+    return f"hetopt convert {shlex.quote(name)}{given}", f"{launch} -- {converted}{length}"
 
 
 def _choices(plan: Plan) -> Iterable[str]:

@@ -79,7 +79,7 @@ def _machine(catalog: Catalog, host: Host) -> InstanceType:
     if host.cpus is None or host.network_mbit is None:
         raise BadInput(
             f"a plan needs to know the CPUs of {host.name}, and its network.",
-            hint="`hetopt hosts check` shows both: add cpus = 16 and network_mbit = 940",
+            hint="`hetopt hosts check hosts.toml` measures both, and says what to add to the file",
         )
     gpus = _accelerators(catalog, host)
     return InstanceType(

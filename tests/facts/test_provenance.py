@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.core.provenance import _of_checkout, full_version
+from hetopt.core.provenance import full_version, of_checkout
 
 AS_SOMEBODY = ("-c", "user.name=somebody", "-c", "user.email=somebody@localhost", "-c", "init.defaultBranch=main")
 
@@ -34,16 +34,16 @@ def test_a_checkout_knows_its_commit(repository: Path, kept: str) -> None:
         git(repository, "pack-refs", "--all")
     elif kept == "detached":
         git(repository, "checkout", "-q", "HEAD~1")
-    assert _of_checkout(repository / ".git") == git(repository, "rev-parse", "HEAD")
+    assert of_checkout(repository / ".git") == git(repository, "rev-parse", "HEAD")
 
 
 def test_so_does_a_work_tree_beside_it(repository: Path, tmp_path: Path) -> None:
     git(repository, "worktree", "add", "-q", str(tmp_path / "beside"), "topic")
-    assert _of_checkout(tmp_path / "beside" / ".git") == git(repository, "rev-parse", "topic")
+    assert of_checkout(tmp_path / "beside" / ".git") == git(repository, "rev-parse", "topic")
 
 
 def test_where_there_is_no_commit_the_version_is_all(tmp_path: Path) -> None:
-    assert _of_checkout(tmp_path / ".git") is None
+    assert of_checkout(tmp_path / ".git") is None
     git(tmp_path, "init", "-q")
-    assert _of_checkout(tmp_path / ".git") is None
+    assert of_checkout(tmp_path / ".git") is None
     assert full_version().startswith("0.")

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import hetopt
 from hetopt.core.batch_partition import WorkerTime, solve_shares
 from hetopt.core.errors import BadInput, NoFeasiblePlan
 from hetopt.core.hosts import Host, Hours, alike, read_hosts
@@ -29,6 +30,7 @@ from hetopt.optimizer.search.objective import NEAR, expected
 from hetopt.optimizer.step_time.profiled import sampled_machines
 from hetopt.optimizer.step_time.transfer import no_units
 from hetopt.optimizer.step_time.unlike_gpus import standing_for
+from hetopt.reports.plan_page import next_commands
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GOAL = Goal(ends="epochs", amount=50, budget_usd=5)
@@ -269,6 +271,22 @@ def test_what_a_plan_needs_to_know_is_asked_for(host: Host, says: str) -> None:
     with pytest.raises(BadInput, match=says) as refused:
         own(host)
     assert refused.value.hint
+
+
+def test_nothing_is_rented_where_that_is_asked_for(tmp_path: Path) -> None:
+    """Though renting would be better: who names machines of their own may have other reasons than money."""
+    path = tmp_path / "hosts.toml"
+    path.write_text("[slow]\ncpus = 2\nnetwork_mbit = 940\nusd_per_hour = 0.5\n", encoding="utf-8")
+    wish = {"epochs": 50, "budget_usd": 50, "types": "c7i.large", "trials": 0, "inventory": path}
+    better = hetopt.recommend(profile(), **wish)
+    assert not any(group.is_own for group in better.chosen.groups)
+    assert "`market=own` plans for them" in better.reasons[0]
+    plan = hetopt.recommend(profile(), market="own", **wish)
+    assert all(group.is_own for group in plan.chosen.groups)
+    assert next_commands(plan, "plan.json") == ("hetopt launch plan.json --on ssh --inventory hosts.toml",)
+    for wrong in ({"inventory": None}, {"region": "any"}):
+        with pytest.raises(BadInput, match="`market=own`"):
+            hetopt.recommend(profile(), market="own", **{**wish, **wrong})
 
 
 def test_the_example_can_be_planned_for() -> None:

@@ -40,10 +40,16 @@ def tracked() -> list[Path]:
     return [Path(name) for name in names if (REPOSITORY / name).exists()]
 
 
+COMMIT = "0123456789" * 4
+"""Of which the wheel is built."""
+
+
 @pytest.fixture(scope="session")
 def sources(tmp_path_factory: pytest.TempPathFactory, tracked: list[Path]) -> Path:
-    """A clean copy of the repository."""
+    """A clean copy of the repository, with no more of git than which commit it is."""
     folder = tmp_path_factory.mktemp("sources")
+    (folder / ".git").mkdir()
+    (folder / ".git" / "HEAD").write_text(f"{COMMIT}\n", encoding="utf-8")
     for path in tracked:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(REPOSITORY / path, folder / path, follow_symlinks=False)

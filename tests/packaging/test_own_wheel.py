@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.core.extras import install_command
+from hetopt.core.extras import CPU_INDEX, install_command, requirement
 from hetopt.reports.own_wheel import own_wheel
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -54,11 +55,20 @@ def test_pip_installs_it_and_it_runs_from_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize("extra", ["train", "aws", "streams", "docs"])
 def test_the_hint_names_what_the_extra_needs(extra: str) -> None:
     declared = PYPROJECT["project"]["optional-dependencies"][extra]
-    command = install_command(extra)
-    assert command.startswith("pip install ")
-    assert re.sub(r"['\" ]", "", command) == re.sub(r"['\" ]", "", "pip install " + " ".join(declared))
-    for requirement in declared:
-        assert importlib.metadata.version(re.split(r"[=<>\[]", requirement)[0])
+    told = install_command(extra).removeprefix(f"PIP_EXTRA_INDEX_URL={CPU_INDEX} ")
+    assert shlex.split(told) == ["pip", "install", *declared]
+    for one in declared:
+        assert importlib.metadata.version(re.split(r"[=<>\[]", one)[0])
+
+
+def test_torch_comes_without_cuda_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for gpu, told in ((True, False), (False, True)):
+        monkeypatch.setattr("hetopt.core.extras._has_gpu", lambda gpu=gpu: gpu)
+        assert (CPU_INDEX in install_command("train")) == told
+        assert CPU_INDEX not in install_command("aws")
+    assert CPU_INDEX in (REPOSITORY / "requirements" / "torch_index.py").read_text(encoding="utf-8")
+    assert requirement("torch") in install_command("train")
+    assert requirement("of-nobody") == "of-nobody"
 
 
 def test_nothing_tells_people_to_install_hetopt_by_name() -> None:

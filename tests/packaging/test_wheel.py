@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
 import tarfile
 import tomllib
 import zipfile
@@ -10,6 +13,8 @@ from email.message import Message
 from pathlib import Path
 
 import pytest
+
+from tests.packaging.conftest import COMMIT
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
@@ -41,6 +46,35 @@ def test_the_wheel_carries_its_metadata(wheel: Path, names: set[str], metadata: 
     assert f"{info}/licenses/LICENSE" in names
     assert set(metadata.get_all("Provides-Extra", [])) == {"train", "aws", "streams", "frameworks", "docs", "dev"}
     assert "hetopt = hetopt.cli.main:main" in entry_points
+
+
+def test_it_knows_its_commit_though_it_was_built_of_a_source_distribution(wheel: Path, planning_bin: Path) -> None:
+    told = subprocess.run([planning_bin / "hetopt", "--version"], capture_output=True, text=True, check=True).stdout
+    assert told == f"hetopt {PYPROJECT['project']['version']} ({COMMIT[:9]})\n"
+
+
+def test_nothing_in_it_is_of_who_built_it(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        entries = archive.infolist()
+    assert {entry.date_time for entry in entries} == {(2020, 2, 2, 0, 0, 0)}
+    assert {entry.external_attr >> 16 & 0o777 for entry in entries} <= {0o644, 0o755, 0o664}
+
+
+@pytest.mark.slow
+def test_two_builds_are_the_same(sources: Path, tmp_path: Path) -> None:
+    """In folders of different names, by people whose files have other rights and dates."""
+    made = []
+    for name, mode in (("one", 0o644), ("another", 0o664)):
+        folder = tmp_path / name / "hetopt"
+        shutil.copytree(sources, folder, symlinks=True)
+        for path in folder.rglob("*.py"):
+            path.chmod(mode)
+            os.utime(path, (mode * 1e6, mode * 1e6))
+        command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path / name)]
+        subprocess.run([*command, str(folder)], check=True, capture_output=True)
+        (built,) = (tmp_path / name).glob("*.whl")
+        made.append(built.read_bytes())
+    assert made[0] == made[1]
 
 
 def test_torch_and_boto3_are_extras_and_torch_is_pinned(metadata: Message) -> None:

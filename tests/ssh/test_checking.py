@@ -240,3 +240,12 @@ def test_the_command_says_a_line_for_each(servers: Servers, monkeypatch: pytest.
     facts = json.loads(told.stdout)
     assert [one["verdict"] for one in facts] == ["unknown", "bad"]
     assert facts[0]["seen"]["packages"]["torch"]
+    settings = facts[0]["for_plans"]
+    assert f"cpus = {facts[0]['seen']['cpus']}" in settings
+    again = CliRunner().invoke(app, ["check", str(inventory)])
+    assert f"for plans, add to [box1]: {settings}" in again.output
+    inventory.write_text(
+        f'python = "{sys.executable}"\n[box1]\nprivate = "127.0.0.2"\n{settings.replace(", ", chr(10))}\n'
+    )
+    told = CliRunner().invoke(app, ["check", str(inventory), "--json"])
+    assert json.loads(told.stdout)[0]["for_plans"] == ""

@@ -82,7 +82,9 @@ def test_the_worker_that_a_signal_killed_is_the_cause() -> None:
 def test_the_last_words_are_an_error_if_there_is_one(tmp_path: Path) -> None:
     assert last_log_line(tmp_path) is None
     (tmp_path / "log").mkdir()
-    (tmp_path / "log" / "host.log").write_text("=====\nsome banner\n=====\n")
+    (tmp_path / "log" / "host.log").write_text(
+        "=====\nsome banner\n=====\nW1127 05:24:52.804000 26091 torch/x.py:1028] Sending signal SIGTERM\n"
+    )
     told = "its processes are gone and gave no reason; the last that they printed is `some banner`"
     assert last_log_line(tmp_path) == told, "a banner is no reason"
     (tmp_path / "log" / "worker.log").write_text("Traceback\n  File x\nValueError: no luck\n  note\n")

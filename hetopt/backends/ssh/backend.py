@@ -170,7 +170,8 @@ def _shared_alike(plan: Plan, hosts: Sequence[Host]) -> tuple[RunSpec, Predictio
     )
     note = (
         "the plan is for other machines: times are those of as many workers on the machine that was profiled, and how "
-        "fast each host is, the run sees; `hetopt recommend PROFILE --inventory hosts.toml` plans for these"
+        "fast each host is, the run sees; "
+        "`hetopt recommend PROFILE --inventory hosts.toml --market own` plans for these"
     )
     return here.run.model_copy(update={"workers": workers}), here.prediction, tuple(hosts), (note,)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import secrets
+import shlex
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from hetopt.backends.ssh.conversation import Conversation
 from hetopt.backends.ssh.gpus import places
 from hetopt.core.artifact import Record, Told
 from hetopt.core.errors import HetoptError
+from hetopt.core.extras import requirement
 from hetopt.core.formatting import bit_rate, bytes_, duration
 from hetopt.core.hosts import CPU, Host
 from hetopt.core.precision import Precision
@@ -89,12 +91,14 @@ class HostFound:
         seen: what it says of itself; None: it could not be asked.
         troubles: the worst first.
         rates: bits a second to another host, and back.
+        for_plans: what plans have to know of it and the inventory does not say, as it was seen and as a file has it.
     """
 
     name: str
     seen: Seen | None = None
     troubles: tuple[Trouble, ...] = ()
     rates: Mapping[str, tuple[float, float]]
+    for_plans: str = ""
 
     @property
     def verdict(self) -> Literal["good", "bad", "unknown"]:
@@ -132,8 +136,18 @@ def check_hosts(hosts: Sequence[Host], precision: Precision = "fp32") -> tuple[H
         troubles = sorted([*own, *between.get(host.name, ())], key=lambda one: one.verdict)
         rates = ways[host.name].rates if host.name in ways else {}
         seen_ = seen.get(host.name)
-        found.append(HostFound(name=host.name, seen=seen_, troubles=tuple(troubles), rates=rates))
+        unsaid = "" if seen_ is None else _for_plans(host, seen_, rates)
+        found.append(HostFound(name=host.name, seen=seen_, troubles=tuple(troubles), rates=rates, for_plans=unsaid))
     return tuple(found)
+
+
+def _for_plans(host: Host, seen: Seen, rates: Mapping[str, tuple[float, float]]) -> str:
+    """Whole megabits, rounded down: a plan that counts on more than there is would be late."""
+    slowest = min((min(both) for both in rates.values()), default=None)
+    settings = [f"cpus = {seen.cpus}"] * (host.cpus is None)
+    if host.network_mbit is None:
+        settings.append("network_mbit = 1000" if slowest is None else f"network_mbit = {max(1, int(slowest / 1e6))}")
+    return ", ".join(settings)
 
 
 def _clause(error: HetoptError, host: Host) -> str:
@@ -201,8 +215,8 @@ def alone(host: Host, seen: Seen, *, asked_s: float, banner: str = "") -> list[T
     if missing and not host.install:
         bad(
             f"{seen.executable} has no {', '.join(missing)}",
-            f"`{seen.executable} -m pip install {' '.join(missing)}`, or name an interpreter that has: "
-            'python = "~/venv/bin/python"; or have each run install its own: install = true',
+            f"`{seen.executable} -m pip install {shlex.join(map(requirement, missing))}`; or have the inventory name "
+            'an interpreter that has them, python = "~/venv/bin/python", or each run install its own, install = true',
         )
     if not seen.writable:
         bad(f"nothing can be written to {seen.there}", 'name a folder of yours: folder = "/data/alice/hetopt"')
