@@ -23,6 +23,34 @@ WIDTHS = (390, 1280)
 """A telephone and a desk, in CSS pixels."""
 
 
+LOW_CONTRAST = """
+(() => {
+  const numbers = text => [...text.match(/[\\d.]+/g).map(Number), 1].slice(0, 4)
+  const over = (top, below) => [0, 1, 2].map(i => top[i] * top[3] + below[i] * (1 - top[3])).concat(1)
+  const part = value => (value /= 255) <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4
+  const luminance = colour => 0.2126 * part(colour[0]) + 0.7152 * part(colour[1]) + 0.0722 * part(colour[2])
+  const found = {}
+  for (const element of document.querySelectorAll("body *")) {
+    if (![...element.childNodes].some(node => node.nodeType === 3 && node.textContent.trim())) continue
+    if (!element.checkVisibility({opacityProperty: true, visibilityProperty: true})) continue
+    if (element instanceof SVGElement || element.getBoundingClientRect().width < 2) continue
+    const style = getComputedStyle(element)
+    let ground = [255, 255, 255, 1], opacity = 1
+    const parents = []
+    for (let one = element; one; one = one.parentElement) parents.unshift(getComputedStyle(one))
+    for (const one of parents) { ground = over(numbers(one.backgroundColor), ground); opacity *= +one.opacity }
+    const ink = numbers(style.color)
+    ink[3] *= opacity
+    const [light, dark] = [luminance(over(ink, ground)), luminance(ground)].sort((a, b) => b - a)
+    const size = parseFloat(style.fontSize), large = size >= 24 || (size >= 18.66 && +style.fontWeight >= 700)
+    const contrast = (light + 0.05) / (dark + 0.05)
+    if (contrast < (large ? 3 : 4.5)) found[element.textContent.trim().slice(0, 40)] = +contrast.toFixed(2)
+  }
+  return JSON.stringify(found)
+})()
+"""
+
+
 @dataclass(kw_only=True)
 class Page:
     """One tab.
@@ -78,6 +106,10 @@ class Page:
         told = self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in told, told
         return told["result"].get("value")
+
+    def low_contrast(self) -> dict[str, float]:
+        """Texts that are seen and have less contrast than WCAG's level AA asks for: 4.5, or 3 where they are large."""
+        return dict(json.loads(self.value(LOW_CONTRAST)))
 
     def press(self, key: str) -> None:
         """A key, such as ``Tab``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import re
 import shutil
 import subprocess
@@ -135,11 +136,26 @@ def test_the_site_is_searched_and_read_on_a_phone(site: Path, tmp_path: Path) ->
         for width in WIDTHS:
             page.open(f"{here}/models.html", width=width)
             assert page.value("document.documentElement.scrollWidth") <= width
+        page.open(f"{here}/quickstart.html")
+        assert page.value(COPIED).startswith("python3 -m venv .venv\n. .venv"), "commands are copied without a prompt"
         for word in ("preemption", "bf16", "SLURM", "GraVAC"):
             page.open(f"{here}/index.html")
             assert found(page, word), word
             assert [address for address in page.fetched if not address.startswith((here, "data:", "blob:"))] == []
             assert page.complaints == []
+        server.shutdown()
+
+
+@pytest.mark.parametrize("scheme", ["default", "slate"])
+def test_the_site_is_read_in_both_colour_schemes(site: Path, tmp_path: Path, scheme: str) -> None:
+    """In a browser of its own each: the theme keeps what it was first seen in."""
+    handler = partial(Quiet, directory=site)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, browser(tmp_path) as page:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for name, width in itertools.product(("index", "quickstart", "methods"), WIDTHS):
+            page.open(f"http://127.0.0.1:{server.server_port}/{name}.html", width=width, dark=scheme == "slate")
+            assert page.value("document.body.dataset.mdColorScheme") == scheme
+            assert page.low_contrast() == {}
         server.shutdown()
 
 
@@ -149,6 +165,15 @@ class Quiet(SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         """Nothing."""
 
+
+COPIED = """
+(() => {
+  let copied = ""
+  document.execCommand = () => { copied = document.querySelector("textarea[readonly]").value; return true }
+  document.querySelector(".md-code__button").click()
+  return copied
+})()
+"""
 
 SEARCH = (
     "[...document.querySelectorAll('*')].map(e => e.shadowRoot?.querySelector('dialog')?.textContent ?? '').join('')"

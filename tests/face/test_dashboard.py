@@ -309,6 +309,7 @@ def test_a_browser_shows_it_at_both_widths_by_keyboard_and_without_a_complaint(
                 assert tab.value("document.documentElement.scrollWidth") <= width, path
                 assert tab.value("[...document.querySelectorAll('td')].every(d => !d.innerHTML || d.offsetWidth > 0)")
                 assert all(address.startswith(server.url) for address in tab.fetched)
+                assert tab.low_contrast() == {}, path
                 assert path == "/run/nobody" or tab.complaints == []
         # Everything is reached by the Tab key: choose two, compare.
         tab.open(server.url)

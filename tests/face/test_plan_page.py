@@ -88,6 +88,7 @@ def test_a_browser_shows_the_numbers_of_the_json(plan: Plan, tmp_path: Path) -> 
             assert tab.value("document.documentElement.scrollWidth") <= width
             assert tab.complaints == []
             assert len(tab.fetched) == 1
+            assert tab.low_contrast() == {}
         shown = str(tab.value("document.documentElement.outerHTML"))
     told = json.loads(plan.to_json())
     found = _figures(shown)

@@ -240,6 +240,7 @@ def test_a_browser_draws_it_and_its_cursor_reads(text: str, tmp_path: Path) -> N
             tab.open(f"{path.as_uri()}#at=0.5", width=width)
             assert tab.value("document.documentElement.scrollWidth") <= width
             assert tab.value("document.documentElement.dataset.ready") == "yes"
+            assert tab.low_contrast() == {}
             assert "after the first step, step" in tab.value("document.getElementById('said').textContent")
             outputs = tab.value("[...document.querySelectorAll('output')].map(o => [o.dataset.series, o.textContent])")
             assert {"loss", "step_time", "compute0", "ratio", "sent"} <= {name for name, said in outputs if said}
