@@ -39,7 +39,7 @@ __all__ = ["hetopt", "launch", "plan", "rehearsed", "small_catalogue"]
 FILE = re.compile(r"^```text\n(# (\w+\.txt).*?)^```", re.MULTILINE | re.DOTALL)
 """A file that a page shows, by the name in its first line."""
 
-SET_UP = ("python3 -m venv .venv", ". .venv/bin/activate")
+SET_UP = ("python3 -m venv .venv", ". .venv/bin/activate", "python3 -m venv .venv '&&' . .venv/bin/activate")
 
 DONE_ELSEWHERE = {
     r"profile .*-- ": "tests/scripts/test_script_job.py::test_what_a_plan_needs_is_measured",
@@ -145,7 +145,8 @@ def test_a_command_of_setting_up_is_known(command: str) -> None:
         assert command in SET_UP
         return
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    (package,) = shlex.split(command)[2:]
+    *before, package = shlex.split(command)[2:]
+    assert before in ([], ["$(python3", "requirements/torch_index.py)"])
     name, _, extras = package.rstrip("]").partition("[")
     assert name in (".", project["name"])
     assert set(extras.split(",")) - {""} <= set(project["optional-dependencies"])

@@ -86,18 +86,20 @@ def test_what_is_typed_next_is_what_can_be_typed(profile: Profile, plan: Plan) -
     assert not profile.job.has_session
     convert, launch = next_commands(plan, "plan.json")
     assert convert == f"hetopt convert {BEFORE} -- --batch-size 32"
-    assert launch.endswith(f" -- {EXAMPLES / 'train_hetopt.py'} --batch-size 32")
+    command, _, length = launch.partition("  # ")
+    assert command.endswith(f" -- {EXAMPLES / 'train_hetopt.py'} --batch-size 32")
+    assert length == f"told to train {plan.goal.amount:g} {plan.goal.ends}", "which its own arguments say"
     job = profile.job.model_copy(update={"script": ("train_hetopt.py",), "has_session": True})
     converted = plan.model_copy(update={"profile": profile.model_copy(update={"job": job})})
     (only,) = next_commands(converted, "plan.json")
     assert only.startswith("hetopt launch plan.json --on ")
-    assert only.endswith(" -- train_hetopt.py")
+    assert only.partition("  # ")[0].endswith(" -- train_hetopt.py")
 
 
 def test_what_the_profile_says_is_of_a_script(profile: Profile, capsys: pytest.CaptureFixture[str]) -> None:
     profile_view.show(profile)
     told = capsys.readouterr().out
-    assert "says when it is done" in told
+    assert "says itself when it ends" in told
     assert "pilot" not in told
 
 
