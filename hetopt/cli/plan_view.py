@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,20 +35,23 @@ EVIDENCE = {
 """What a step time rests on, in few words."""
 
 
-def show(plan: Plan, *, plan_file: Path | None = None, explain: bool = False) -> None:
+def show(
+    plan: Plan, *, plan_file: Path | None = None, inventory: Path | None = None, explain: bool = False
+) -> None:
     """Print the answer on stdout: one screen, or all there is to it.
 
     Args:
         plan: to show.
         plan_file: where it was written.
+        inventory: whose machines it is for, where it is.
         explain: also machines, bill, alternatives, what would change it, and why; how much was searched, on stderr.
     """
-    _show_answer(plan, plan_file)
+    _show_answer(plan, plan_file, inventory)
     if explain:
         _show_all(plan)
 
 
-def _show_answer(plan: Plan, plan_file: Path | None) -> None:
+def _show_answer(plan: Plan, plan_file: Path | None, inventory: Path | None) -> None:
     """At most 22 lines of 80 columns: what was asked, the answer, the ways to go, reasons, and the next command."""
     said = plan.chosen.prediction
     regions = "+".join(dict.fromkeys(group.region for group in plan.chosen.groups))
@@ -72,9 +76,10 @@ def _show_answer(plan: Plan, plan_file: Path | None) -> None:
         render.line(text, style=style or None)
     lines = sum(_lines(text) for text, _ in heads) + show_choices(plan) + 1
     render.line()
+    names = [shlex.quote(str(name)) for name in (plan_file or "plan.json", inventory or "hosts.toml")]
     commands = [
         f"{word}: {'' if plan_file else 'add -o plan.json, then '}{command}"
-        for word, command in zip(("next", "then"), next_commands(plan, str(plan_file or "plan.json")), strict=False)
+        for word, command in zip(("next", "then"), next_commands(plan, *names), strict=False)
     ]
     before, after = tuple(_regions(plan)), tuple(quota_notes(plan))
     lines += sum(_lines(f"  • {text}", hang=4) for text in (*before, *after)) + sum(map(_lines, commands))

@@ -268,7 +268,7 @@ def _write(plan: Plan, asked: Recommend) -> None:
     if asked.as_json:
         terminal.write(plan.to_json())
     else:
-        plan_view.show(plan, plan_file=asked.output, explain=asked.explain)
+        plan_view.show(plan, plan_file=asked.output, inventory=asked.inventory, explain=asked.explain)
 
 
 def _refuse_a_risk(plan: Plan) -> None:

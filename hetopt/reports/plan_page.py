@@ -56,13 +56,13 @@ def page(plan: Plan) -> str:
     )
 
 
-def next_commands(plan: Plan, plan_file: str) -> tuple[str, ...]:
+def next_commands(plan: Plan, plan_file: str, inventory: str = "hosts.toml") -> tuple[str, ...]:
     """What starts a plan: here, where nothing should be rented. A session is written into a script that has none.
 
     How long a script trains is said by its own arguments, which only its author knows.
     """
     own = all(group.is_own for group in plan.chosen.groups)
-    where = "local" if plan.advice is not None else "ssh --inventory hosts.toml" if own else "ec2 --dry-run"
+    where = "local" if plan.advice is not None else f"ssh --inventory {inventory}" if own else "ec2 --dry-run"
     launch = f"hetopt launch {plan_file} --on {where}"
     job = plan.profile.job
     if not job.script:
