@@ -35,9 +35,7 @@ EVIDENCE = {
 """What a step time rests on, in few words."""
 
 
-def show(
-    plan: Plan, *, plan_file: Path | None = None, inventory: Path | None = None, explain: bool = False
-) -> None:
+def show(plan: Plan, *, plan_file: Path | None = None, inventory: Path | None = None, explain: bool = False) -> None:
     """Print the answer on stdout: one screen, or all there is to it.
 
     Args:
