@@ -84,6 +84,13 @@ OTHERS: Mapping[str, Contender] = {
 QUICK = (DENSE, TENTH, ACCORDION, "gravac topk")
 SMOKE = (DENSE, TENTH)
 LEVELS, STAND_IN = "levels", "digits"
+PARTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "convnet": ("convnet", QUICK),
+    "compressors": ("convnet", (DENSE, TENTH, "topk 1000x", "gravac dgc", "gravac redsync", "gravac randomk")),
+    "quantisers": ("convnet", (DENSE, *OTHERS)),
+    "characters": ("characters", tuple(OURS)),
+}
+"""What is trained in each, and by whom; any of them takes less than an hour on two cores."""
 
 SELECTED_FROM, REPEATS, QUICK_REPEATS = 4_000_000, 9, 3
 SELECTIONS: Mapping[str, Callable[[float], Selection]] = {
@@ -170,6 +177,8 @@ def record(name: str, found: PairedRuns, results: Results) -> None:
             )
     for contender in (each for each in found.runs if each.startswith("gravac")):
         for rival, short in ((TENTH, "topk"), (ACCORDION, "accordion")):
+            if rival not in found.runs:
+                continue
             for rate in RATES:
                 ups = found.speed_ups(contender, rival, rate)
                 figure = f"{name}_{key(contender)}_over_{key(rival)}_at_{rate:g}x"
@@ -233,7 +242,7 @@ def key(name: str) -> str:
 def main() -> None:
     """Measure and publish."""
     shared = parser(__doc__)
-    parts = ("convnet", "characters", LEVELS)
+    parts = (*PARTS, LEVELS)
     shared.add_argument("--only", choices=parts, help="measure this part alone")
     asked = shared.parse_args()
     need_namespaces(or_skip=asked.smoke)
@@ -244,13 +253,14 @@ def main() -> None:
             numel = 100_000 if asked.smoke else SELECTED_FROM
             time_levels(results, repeats=QUICK_REPEATS if quick else REPEATS, numel=numel)
             continue
-        model = MODELS.get(part, replace(DIGITS, quick_epochs=0.5))
+        name, everyone = PARTS.get(part, (part, SMOKE))
+        model = MODELS.get(name, replace(DIGITS, quick_epochs=0.5))
         if data_folder(model.job) is None and model.job.data is not None:
             sys.exit(f"compression measures nothing: the data of {part} is not here (HETOPT_SHARED_DATA says where)")
-        names = SMOKE if asked.smoke else QUICK if quick else (*OURS, *(OTHERS if part == "convnet" else ()))
+        names = tuple(each for each in everyone if each in QUICK or each in OTHERS) if quick else everyone
         found = compare(model, names, quick=quick, seeds=SEEDS[:1] if asked.smoke else SEEDS)
-        show(part, found)
-        record(part, found, results)
+        show(name, found)
+        record(name, found, results)
         if part == "characters":
             count_text(results)
     publish(results.outcome("compression", quick=quick), asked.json, part=asked.only)

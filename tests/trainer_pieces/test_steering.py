@@ -182,6 +182,18 @@ def test_states_that_do_not_fit_are_left_or_refused() -> None:
         steering.resume({"policy": "accordion"})
 
 
+def test_what_another_version_of_a_policy_remembered_besides_is_left() -> None:
+    run = spec(ratio_policy="gravac", compression=Compression(name="topk", ratio=0.01))
+    steering = AdaptiveController(run, candidates(run), None)
+    drive(steering, SLOW, 3)
+    saved = steering.state()
+    again = AdaptiveController(run, candidates(run), None)
+    again.resume({**saved, "policy_state": {**saved["policy_state"], "gain_of_old": 0.5}})
+    assert again.state() == saved
+    with pytest.raises(BadInput, match="damaged"):
+        again.resume({**saved, "policy_state": {**saved["policy_state"], "floor": "ten"}})
+
+
 def test_periods_of_another_way_or_without_sense_change_nothing() -> None:
     run = spec(ratio_policy="auto", collective_policy="cheapest")
     steering = AdaptiveController(run, candidates(run), network(SLOW))

@@ -316,7 +316,10 @@ class AdaptiveController:
             state = ControllerState.model_validate(saved)
             if state.policy != self._name:
                 return
-            self._state = type(self._policy.initial()).model_validate(state.policy_state)
+            kind = type(self._policy.initial())
+            # What another version of the policy remembered besides means nothing to this one.
+            known = {key: value for key, value in state.policy_state.items() if key in kind.model_fields}
+            self._state = kind.model_validate(known)
         except ValidationError:
             raise BadInput(
                 f"The checkpoint's state of the ratio policy '{self._name}' is damaged.", hint="use an older checkpoint"
