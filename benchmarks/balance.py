@@ -373,7 +373,7 @@ CELL_POLICIES: tuple[BatchPolicy, ...] = ("static", "proportional", "dynamic", "
 
 def cells_part(scale: Scale, results: Results) -> None:
     """Cells of published tables: a worker with a delay that does not shrink with its batch; and a GPU beside a CPU."""
-    cells = {f"delay_{delay_s:g}_s": _delayed(delay_s) for delay_s in DELAYS_S}
+    cells = {f"delay_{1e3 * delay_s:.0f}_ms": _delayed(delay_s) for delay_s in DELAYS_S}
     cells["81_19"] = cluster(TWO_KINDS, best_step_s=DELAYED_S)
     print(f"\n{'cell':>14} {'ideal':>6}  " + "  ".join(f"{name:>14}" for name in CELL_POLICIES))
     for label, (hosts, workers) in cells.items():
