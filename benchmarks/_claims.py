@@ -109,8 +109,8 @@ CLAIMS = (
         benchmark="balance",
         theirs="{speed_up_proportional_delay_100_ms:.2f}, {speed_up_proportional_delay_200_ms:.2f}",
         ours="{speed_up_delay_100_ms:.2f}, {speed_up_delay_200_ms:.2f}",
-        baseline="speeds known beforehand {speed_up_static_delay_100_ms:.2f}, {speed_up_static_delay_200_ms:.2f}; ideal "
-        "{ideal_speed_up_delay_100_ms:.2f}, {ideal_speed_up_delay_200_ms:.2f}",
+        baseline="speeds known beforehand {speed_up_static_delay_100_ms:.2f}, {speed_up_static_delay_200_ms:.2f}; "
+        "ideal {ideal_speed_up_delay_100_ms:.2f}, {ideal_speed_up_delay_200_ms:.2f}",
         how="emulated",
         note="with the computation of its logs, 0.221 s for half a batch. A delay does not shrink with the batch: the "
         "published gain at 0.1 s is more than balance can give, and came from a uniform run that was slow itself",
@@ -161,8 +161,8 @@ CLAIMS = (
         theirs="{published_star_speed_up_resnet50_1_percent:.2f} times as fast by the law of costs; the nine steps of "
         "three models {published_star_speed_up_mean_error:.1%} off in the mean",
         how="predicted",
-        note="latency, rate and the dense step are the paper's. Its accuracy was not trained: that takes eight GPUs for "
-        "days, and `benchmarks.compression --only quantisers` for a small model",
+        note="latency, rate and the dense step are the paper's. Its accuracy was not trained: that takes eight GPUs "
+        "for days, and `benchmarks.compression --only quantisers` for a small model",
     ),
     Claim(
         system=AR_TOPK,

@@ -35,7 +35,7 @@ from hetopt.trainer.steps.slowdown import make_pace
 RUNS_FILE = "runs.json"
 EXCHANGES = "exchanges"
 SESSION = "session"
-DDP_SIDES: dict[str, HookName] = {"ddp": "none", "ddp-fp16": "fp16", "ddp-powersgd": "powersgd"}
+DDP_SIDES: dict[str, HookName] = {"ddp": "none", "ddp-tuned": "tuned", "ddp-fp16": "fp16", "ddp-powersgd": "powersgd"}
 
 
 def main(folder: Path) -> int:

@@ -3,13 +3,15 @@
 Equal shares, the loop of the PyTorch tutorial, all options at their defaults. The global batches are hetopt's, in the
 same order, so that a difference in quality does not come from another shuffle. Where a host declares its time, the
 computation is stretched just before the last gradient of backward is ready, so that what DistributedDataParallel
-overlaps with backward stays overlapped. The gradients may travel through one of torch's communication hooks.
+overlaps with backward stays overlapped. The gradients may travel through one of torch's communication hooks, or without
+any through a tuned one, whose next batch is read in a thread while a step is computed.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -81,15 +83,23 @@ def train_plainly(spec: RunSpec, rank: int, events: EventLog, pace: Slowdown, ho
     begun_s = block_s = time.perf_counter()
     losses: list[Tensor] = []
     evaluated = sent_bytes = 0
-    for step in range(1, last + 1):
+
+    def taken() -> tuple[float, Batch]:
+        """How far the epochs are, and this worker's part of the next batch."""
         epoch = cursor.position / cursor.dataset_size
+        set_epoch(data.train, cursor.epoch, spec.seed)
+        return epoch, fetch(data.train, cursor.take([local] * world_size).slice(rank).copy())
+
+    ahead = ThreadPoolExecutor(1) if hook_name == "tuned" else None
+    coming = None if ahead is None else ahead.submit(taken)
+    for step in range(1, last + 1):
+        pace.begin(local)
+        epoch, batch = taken() if coming is None else coming.result()
+        coming = ahead.submit(taken) if ahead is not None and step < last else None
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * task.schedule(epoch)
-        set_epoch(data.train, cursor.epoch, spec.seed)
-        indices = cursor.take([local] * world_size).slice(rank).copy()
-        pace.begin(local)
         optimizer.zero_grad()
-        loss = mean_of(task.loss(parallel, fetch(data.train, indices)))
+        loss = mean_of(task.loss(parallel, batch))
         loss.backward()  # type: ignore[no-untyped-call]  # likewise
         optimizer.step()
         losses.append(loss.detach())
@@ -115,6 +125,8 @@ def train_plainly(spec: RunSpec, rank: int, events: EventLog, pace: Slowdown, ho
                 evaluated += 1
                 _evaluate(task, data, model, events, step=step, rank=rank, world_size=world_size)
             block_s = time.perf_counter()
+    if ahead is not None:
+        ahead.shutdown()
     events.write("training_finished", step=last, training_s=time.perf_counter() - begun_s)
 
 

@@ -33,7 +33,7 @@ from hetopt.core.scaled_emulation import EmulatedHost
 
 STORE_PORT = 29400
 
-By = Literal["hetopt", "session", "ddp", "ddp-fp16", "ddp-powersgd"]
+By = Literal["hetopt", "session", "ddp", "ddp-tuned", "ddp-fp16", "ddp-powersgd"]
 
 
 @dataclass(frozen=True, kw_only=True)

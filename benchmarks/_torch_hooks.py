@@ -10,7 +10,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-HookName = Literal["none", "fp16", "powersgd"]
+HookName = Literal["none", "tuned", "fp16", "powersgd"]
 
 FP32_BYTES, FP16_BYTES = 4, 2
 DENSE_STEPS = 2
@@ -51,6 +51,15 @@ class NoHook:
     def sent_bytes(self, steps: int) -> int:
         """The whole gradient in every step."""
         return steps * self.gradient_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuned(NoHook):
+    """DistributedDataParallel as who knows it has it: gradients are views of its buckets, and the graph is static."""
+
+    def wrap(self, model: nn.Module) -> DistributedDataParallel:
+        """The parallel model."""
+        return DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +119,8 @@ def make_hook(name: HookName, gradient_bytes: int) -> CommunicationHook:
     match name:
         case "none":
             return NoHook(gradient_bytes=gradient_bytes)
+        case "tuned":
+            return Tuned(gradient_bytes=gradient_bytes)
         case "fp16":
             return Fp16Hook(gradient_bytes=gradient_bytes)
         case "powersgd":

@@ -48,7 +48,7 @@ NOISY_PERIOD = 10
 """Control period where times are noisy."""
 
 NOISE = 0.05
-DDP = "plain DDP"
+DDP, TUNED = "plain DDP", "tuned DDP"
 SCRIPT = "script with a session"
 AS_SCRIPT = (6, 6, 4, 32)
 """The cluster on which the job is done by a script as well."""
@@ -289,17 +289,19 @@ def equal_part(scale: Scale, results: Results) -> None:
         run = spec(workers, "model", steps=steps, task=task, period=NOISY_PERIOD)
         sides = [
             Side(name=DDP, by="ddp", spec=run),
+            Side(name=TUNED, by="ddp-tuned", spec=run),
             Side(name="hetopt", by="hetopt", spec=run),
             Side(name=SCRIPT, by="session", spec=run),
         ]
         logs = rehearse(hosts, sides, rounds=scale.equal_rounds)
         measured = [
-            [step_time_s(log, from_step=NOISY_PERIOD) for log in logs[side]] for side in ("hetopt", DDP, SCRIPT)
+            [step_time_s(log, from_step=NOISY_PERIOD) for log in logs[side]] for side in ("hetopt", DDP, SCRIPT, TUNED)
         ]
         over, by_script = ratio(*measured[:2]), ratio(measured[2], measured[1])
         key = name.lower().replace(" ", "_").replace("-", "")
         results.goal(f"equal_workers_over_ddp_{key}", over.median, at_most=1.02)
         results.goal(f"session_over_ddp_{key}", by_script.median, at_most=1.02)
+        results.figures[f"equal_workers_over_tuned_ddp_{key}"] = round(ratio(measured[0], measured[3]).median, 4)
         results.baselines[f"ddp_step_time_s_{key}"] = round(statistics.median(measured[1]), 5)
         print(
             f"{name:>16}: {over}, as a script {by_script}   (DDP {statistics.median(measured[1]) * 1e3:.1f} ms a step)",

@@ -309,7 +309,7 @@ def chosen(name: str, *, quick: bool) -> Model:
 def main() -> None:
     """Measure and publish."""
     shared = parser(__doc__)
-    shared.add_argument("--model", choices=sorted(MODELS), default="resnet", help="whose sibling is trained")
+    shared.add_argument("--model", choices=sorted(MODELS), default="convnet", help="what is trained")
     shared.add_argument("--sweep", action="store_true", help="every side at every rate, for no longer than in --quick")
     asked = shared.parse_args()
     need_namespaces(or_skip=asked.smoke)
