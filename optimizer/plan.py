@@ -87,11 +87,11 @@ class Watched(Record):
 
 
 class Earlier(Record):
-    """What earlier runs said of a machine type before a plan was made: its computation, against what was foreseen."""
+    """What earlier runs said of a type before a plan: how it computes, or its links, against what was foreseen."""
 
     runs: PositiveInt
     jobs: PositiveInt = Field(description="that they trained")
-    log_factor: float = Field(description="on the time of computation, as it was counted in")
+    log_factor: float = Field(description="on the time of it, as it was counted in")
     log_sd: NonNegativeFloat = Field(description="how well that is then known")
     until: str = Field(description="day of the last of it, ISO 8601")
 
@@ -166,7 +166,12 @@ class Group(Record):
     price_is_estimate: bool
     interruption_band: str | None = Field(description="share of machines interrupted in a month, such as '<5%'")
     watched: Watched | None = Field(default=None, description="what the belief of losses rests on beside the prior")
-    earlier: Earlier | None = Field(default=None, description="what earlier runs said of the type, counted in")
+    earlier: Earlier | None = Field(
+        default=None, description="what earlier runs said of how the type computes, counted in"
+    )
+    earlier_links: Earlier | None = Field(
+        default=None, description="what they said of the links between such machines, counted in"
+    )
     local_batch_sizes: tuple[PositiveInt, ...] = Field(description="one for each worker of the group")
     evidence: Evidence = Field(description="where the group's step time comes from")
     hardware: Hardware | None = Field(default=None, description="absent in plans of versions that did not write it")

@@ -18,13 +18,13 @@ from pydantic import ValidationError
 from hetopt.core import formatting
 from hetopt.core.errors import BadInput
 from hetopt.core.events.fold import RunHistory
-from hetopt.core.events.records import Evaluated, RunStarted, StepsLogged, TrainingStarted
+from hetopt.core.events.records import Evaluated, NetworkMeasured, RunStarted, StepsLogged, TrainingStarted
 from hetopt.core.profile import Evaluation, Pilot, PilotCompression, PilotSync, Profile, Provisioned
-from hetopt.core.run_spec import RunSpec
 from hetopt.core.step_samples import Compression, Node, StepSample
 from hetopt.core.synchronization_text import spell_sync
 from hetopt.optimizer.launch_record import Launch
-from hetopt.optimizer.step_time.earlier_runs import RunOnType, earlier_runs_file, keep
+from hetopt.optimizer.plan import Earlier
+from hetopt.optimizer.step_time.earlier_runs import RunOnType, device_named, earlier_runs_file, keep
 from hetopt.optimizer.step_time.profiled import RENTED
 
 SAMPLES_OF_A_STRETCH = 5
@@ -106,7 +106,7 @@ def learn(profile: Profile, launch: Launch, history: RunHistory) -> Learned:
     return Learned(
         profile=Profile.model_validate(changed.model_dump()),
         news=tuple(news),
-        types=tuple(_on_types(launch, history.steps.events)),
+        types=tuple(_on_types(launch, history)),
     )
 
 
@@ -120,17 +120,21 @@ def keep_for_other_jobs(learned: Learned) -> str | None:
         return None
     path = earlier_runs_file()
     keep(path, learned.types)
-    names = " and ".join(one.instance_type for one in learned.types)
-    return f"{path} has learned how fast {names} computes, for plans of other jobs"
+    computing = [one.instance_type for one in learned.types if one.log_factor is not None]
+    linked = [one.instance_type for one in learned.types if one.link_log_factor is not None]
+    news = [f"how fast {' and '.join(computing)} computes"] if computing else []
+    news += [f"the links between {' and '.join(linked)}"] if linked else []
+    return f"{path} has learned {', and '.join(news)}, for plans of other jobs"
 
 
-def _on_types(launch: Launch, events: Sequence[StepsLogged]) -> Iterator[RunOnType]:
-    """How many times as long each machine type computed as the plan foresaw, where it was not measured before.
+def _on_types(launch: Launch, history: RunHistory) -> Iterator[RunOnType]:
+    """How many times as long each machine type computed, and a byte took between machines, as the plan foresaw.
 
-    What earlier runs had told of the type is left out of what was foreseen, so that it does not count twice.
+    Of types whose steps the plan had measured, the links alone. What earlier runs had told is left out of what was
+    foreseen, so that it does not count twice.
     """
-    spec = launch.spec
-    if not _is_real(spec):
+    spec, events = launch.spec, history.steps.events
+    if not _is_real(launch):
         return
     job = launch.plan.profile.job
     groups = {group.instance_type: group for group in launch.plan.chosen.groups}
@@ -143,23 +147,48 @@ def _on_types(launch: Launch, events: Sequence[StepsLogged]) -> Iterator[RunOnTy
             for rank in ranks
             if group.assumed is not None and event.compute_s[rank] > 0 and event.local_batch_sizes[rank] > 0
         ]
-        if ratios and group.evidence != "measured":
-            before = 0.0 if group.earlier is None else group.earlier.log_factor
+        computing = _beyond(statistics.median(ratios), group.earlier) if ratios else None
+        links = _links(launch, history) if len(groups) == 1 and not group.is_own else None
+        if group.evidence == "measured":
+            computing = None
+        if computing is not None or links is not None:
             yield RunOnType(
                 run=launch.run_id,
                 job=f"{job.task}, {job.parameters} parameters",
                 instance_type=name,
-                log_factor=round(min(5.0, max(-5.0, statistics.median(ratios) + before)), 4),
+                device=device_named(name, None if group.hardware is None else group.hardware.gpu),
+                log_factor=computing,
+                link_log_factor=links,
                 day=launch.created[:10],
             )
 
 
-def _is_real(spec: RunSpec) -> bool:
-    """Whether steps took what they take on machines that can be rented: no miniature, no slowed workers."""
+def _beyond(log_factor: float, earlier: Earlier | None) -> float:
+    """What a run found against what was foreseen without ``earlier``, within the limits of the file."""
+    return round(min(5.0, max(-5.0, log_factor + (0.0 if earlier is None else earlier.log_factor))), 4)
+
+
+def _links(launch: Launch, history: RunHistory) -> float | None:
+    """Log of the time of a byte between the run's machines against what the plan foresaw; None: it was not measured."""
+    (group,) = launch.plan.chosen.groups
+    seen = [
+        one.event.bytes_per_s
+        for one in history.others
+        if isinstance(one.event, NetworkMeasured) and one.event.bytes_per_s > 0
+    ]
+    if group.machines < 2 or group.assumed is None or not seen:
+        return None
+    return _beyond(math.log(group.assumed.link_bytes_per_s / statistics.median(seen)), group.earlier_links)
+
+
+def _is_real(launch: Launch) -> bool:
+    """Whether steps took what they take on machines that can be rented, or are one's own: no miniature, none slowed."""
+    spec = launch.spec
+    own = {group.instance_type for group in launch.plan.chosen.groups if group.is_own}
     return (
         spec.miniature is None
         and all(worker.slowdown == 1 and worker.declared is None for worker in spec.workers)
-        and all(RENTED.fullmatch(worker.type) for worker in spec.workers)
+        and all(RENTED.fullmatch(worker.type) or worker.type in own for worker in spec.workers)
     )
 
 
@@ -175,7 +204,7 @@ def _provisioned(launch: Launch, history: RunHistory) -> Provisioned | None:
 def _samples(launch: Launch, events: Sequence[StepsLogged]) -> Iterator[StepSample]:
     """Steps as they were measured; none of a miniature, of paced workers, or of machines nobody rents."""
     spec = launch.spec
-    if not _is_real(spec):
+    if not _is_real(launch):
         return
     sync = spell_sync(spec.sync) if spec.is_local else None
     hosts = {host: list(workers) for host, workers in groupby(spec.workers, key=lambda worker: worker.host)}

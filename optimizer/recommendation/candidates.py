@@ -71,6 +71,7 @@ def _group(option: MachineOption, machines: int, local_batch_sizes: list[int], c
         interruption_band=band.label if band else None,
         watched=option.watched,
         earlier=option.earlier,
+        earlier_links=option.earlier_links if machines > 1 else None,
         local_batch_sizes=tuple(local_batch_sizes),
         evidence=option.worker.evidence,
         hardware=hardware_of(option.offer.instance_type),

@@ -20,12 +20,13 @@ from hetopt.optimizer.cost.preemption_rate import PreemptionRatePosterior
 from hetopt.optimizer.cost.provisioning import Payload, disk_gb, startup_s
 from hetopt.optimizer.fit import FittedModel, LinkModel, times_as_long
 from hetopt.optimizer.market.catalog import Offer
+from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.market.quota import Quotas
 from hetopt.optimizer.plan import Earlier, Watched
 from hetopt.optimizer.search.exchange_menu import ExchangeOption
 from hetopt.optimizer.search.open_hours import OpenHours
-from hetopt.optimizer.step_time.earlier_runs import EarlierRuns
-from hetopt.optimizer.step_time.links import between_machines, in_company, inside_machine
+from hetopt.optimizer.step_time.earlier_runs import EarlierRuns, device_of
+from hetopt.optimizer.step_time.links import NETWORK_LOG_SD, between_machines, in_company, inside_machine
 from hetopt.optimizer.step_time.sampled import SampledMachine, SampledMachines
 from hetopt.optimizer.step_time.shape import Shape
 from hetopt.optimizer.step_time.transfer import (
@@ -61,6 +62,7 @@ class MachineOption:
         belief: of its pool's hazard; absent on demand.
         watched: what that rests on beside the prior; absent where nothing was seen of the pool.
         earlier: what runs of other jobs said of the type, which ``worker`` has; absent where they said nothing.
+        earlier_links: the same of the links between such machines, which ``links`` have.
     """
 
     offer: Offer
@@ -74,6 +76,7 @@ class MachineOption:
     watched: Watched | None = None
     relief: float = 1.0
     earlier: Earlier | None = None
+    earlier_links: Earlier | None = None
     precision: Precision = "fp32"
     stretch: float = 1.0
     stretch_log_sd: float = 0.0
@@ -230,7 +233,7 @@ def machine_options(
             known[instance.name] = None if sampled is None else sampled.machine(instance.name, computing.precision)
             like = partial(worker_model, model, host, exchange=exchange)
             alone = _in_company(worker_of(instance, like), model, shape)
-            found_so, told[instance.name] = _as_earlier(alone, instance.name, earlier)
+            found_so, told[instance.name] = _as_earlier(alone, instance, earlier)
             workers[instance.name] = _as_sampled(
                 found_so,
                 known[instance.name],
@@ -248,6 +251,11 @@ def machine_options(
             continue
         seen = known[instance.name]
         network = None if seen is None else seen.network
+        # What was measured between machines of this job is its own.
+        of_links = None
+        if earlier is not None and network is None and not model.network_links:
+            of_links = earlier.told_of_links(instance.name, NETWORK_LOG_SD)
+        slower = 1.0 if of_links is None else math.exp(of_links.log_factor)
         spot, watched = offer.price.market == "spot", None
         if spot and observed is not None:
             watched = observed.watched(instance.name, offer.price.region, zone=zone)
@@ -256,8 +264,8 @@ def machine_options(
                 offer=offer,
                 worker=worker,
                 links={
-                    "all_reduce": network or between_machines(model, instance, "all_reduce"),
-                    "all_gather": network or between_machines(model, instance, "all_gather"),
+                    "all_reduce": network or _slowed(between_machines(model, instance, "all_reduce"), slower),
+                    "all_gather": network or _slowed(between_machines(model, instance, "all_gather"), slower),
                 },
                 bus=inside_machine(instance, worker.workers, shape.host_sharing.value)
                 if seen is None or seen.bus is None
@@ -272,9 +280,14 @@ def machine_options(
                 belief=pool_belief(offer.band.label if offer.band else None, watched) if spot else None,
                 watched=watched,
                 earlier=told[instance.name],
+                earlier_links=of_links,
             )
         )
     return tuple(found), MappingProxyType(dict(excluded))
+
+
+def _slowed(link: LinkModel, factor: float) -> LinkModel:
+    return replace(link, bytes_per_s=link.bytes_per_s / factor)
 
 
 def _in_company(worker: WorkerModel | Unusable, model: FittedModel, shape: Shape) -> WorkerModel | Unusable:
@@ -297,12 +310,12 @@ def _in_company(worker: WorkerModel | Unusable, model: FittedModel, shape: Shape
 
 
 def _as_earlier(
-    worker: WorkerModel | Unusable, name: str, earlier: EarlierRuns | None
+    worker: WorkerModel | Unusable, instance: InstanceType, earlier: EarlierRuns | None
 ) -> tuple[WorkerModel | Unusable, Earlier | None]:
     """The worker as runs of other jobs found its type, where it was not measured itself, and what they said."""
     if isinstance(worker, Unusable) or worker.evidence == "measured" or earlier is None:
         return worker, None
-    told = earlier.told(name, worker.log_sd)
+    told = earlier.told(instance.name, worker.log_sd, device_of(instance))
     if told is None:
         return worker, None
     factor = math.exp(told.log_factor)

@@ -21,9 +21,9 @@ from hetopt.core.synchronization_text import parse_sync
 from hetopt.optimizer.convergence.convergence import fit_convergence
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.market.catalog import load_catalog
-from hetopt.optimizer.plan import Goal, Plan
+from hetopt.optimizer.plan import OWN, Goal, Plan
 from hetopt.optimizer.recommendation.recommend import Options, recommend
-from hetopt.optimizer.step_time.earlier_runs import OF_THE_TYPE, EarlierRuns, RunOnType
+from hetopt.optimizer.step_time.earlier_runs import OF_THE_TYPE, EarlierRuns, RunOnType, device_of
 from hetopt.reports.learn import learn
 from tests.logs import history_of
 
@@ -123,6 +123,69 @@ def test_other_jobs_expect_of_a_machine_type_what_a_run_found_there(first: Plan)
     assert same.log_factor == pytest.approx(math.log(SLOWER), abs=0.1)
 
 
+def test_other_sizes_with_the_same_gpu_gain_from_a_run_and_other_gpus_do_not(first: Plan) -> None:
+    """The device is what computes, whatever the size of the machine around it."""
+    launch, kind = launched(first), first.chosen.groups[0].instance_type
+    truth_s = SLOWER * first.chosen.prediction.step_time_s.value
+    (found,) = learn(first.profile, launch, history_of(log_of(launch, truth_s))).types
+    assert first.chosen.groups[0].hardware is not None
+    assert found.device == first.chosen.groups[0].hardware.gpu is not None
+    runs = EarlierRuns(runs=(found,))
+    types = load_catalog().instance_types
+    sibling = next(name for name, one in types.items() if device_of(one) == found.device and name != kind)
+    stranger = next(name for name, one in types.items() if one.accelerator and device_of(one) != found.device)
+    told = runs.told(sibling, 0.4, device_of(types[sibling]))
+    assert told == runs.told(kind, 0.4, found.device)
+    assert runs.told(stranger, 0.4, device_of(types[stranger])) is None
+
+
+def test_machines_of_ones_own_teach_their_steps_and_their_gpu(first: Plan) -> None:
+    (group,) = first.chosen.groups
+    own = group.model_copy(update={"instance_type": "desk", "region": OWN})
+    workers = tuple(worker.model_copy(update={"type": "desk"}) for worker in first.run.workers)
+    plan = first.model_copy(
+        update={
+            "chosen": first.chosen.model_copy(update={"groups": (own,)}),
+            "run": first.run.model_copy(update={"workers": workers}),
+        }
+    )
+    launch = launched(plan).model_copy(update={"on": "ssh"})
+    truth_s = SLOWER * first.chosen.prediction.step_time_s.value
+    learned = learn(first.profile, launch, history_of(log_of(launch, truth_s)))
+    assert {node.type for sample in learned.profile.samples for node in sample.nodes} == {"desk"}
+    assert EarlierRuns(runs=learned.types).told(group.instance_type, 0.4, learned.types[0].device) is not None
+
+
+def test_links_that_a_run_found_slow_are_expected_to_be_slower_by_a_part_of_it(first: Plan) -> None:
+    """The cluster's level: it is told beside the device's, counted in once, and said."""
+    (group,) = first.chosen.groups
+    assert group.assumed is not None
+    pair = group.model_copy(update={"machines": 2, "local_batch_sizes": (128, 128)})
+    plan = first.model_copy(update={"chosen": first.chosen.model_copy(update={"groups": (pair,)})})
+    launch = launched(plan)
+    rate = group.assumed.link_bytes_per_s / 2
+    seen = [
+        {"event": "network_measured", "time_s": 1300.0, "step": 0, "latency_s": 1e-4, "bytes_per_s": rate * factor}
+        for factor in (0.9, 1.0, 1.1)
+    ]
+    steps = log_of(launch, first.chosen.prediction.step_time_s.value)
+    (found,) = learn(first.profile, launch, history_of([*steps[:2], *seen, *steps[2:]])).types
+    assert found.link_log_factor == pytest.approx(math.log(2), abs=1e-3)
+    told = EarlierRuns(runs=(found,)).told_of_links(group.instance_type, 0.35)
+    assert told is not None
+    assert told.log_factor == pytest.approx(OF_THE_TYPE * math.log(2), abs=1e-3)
+    after = plan_from(first.profile, (group.instance_type,), EarlierRuns(runs=(found,)))
+    assumed = after.chosen.groups[0].assumed
+    assert assumed is not None
+    assert assumed.link_bytes_per_s == pytest.approx(group.assumed.link_bytes_per_s / math.exp(told.log_factor))
+    counted = pair.model_copy(update={"earlier_links": told, "assumed": assumed})
+    again = launch.model_copy(
+        update={"plan": plan.model_copy(update={"chosen": plan.chosen.model_copy(update={"groups": (counted,)})})}
+    )
+    (same,) = learn(first.profile, again, history_of([*steps[:2], *seen, *steps[2:]])).types
+    assert same.link_log_factor == pytest.approx(found.link_log_factor, abs=1e-3)
+
+
 factors = st.floats(-1.5, 1.5)
 
 
@@ -193,6 +256,40 @@ def test_the_same_run_teaches_once(first: Plan) -> None:
     once = learn(first.profile, launch, history_of(events)).profile
     with pytest.raises(BadInput, match="measured nothing that the profile lacks"):
         learn(once, launch, history_of(events))
+
+
+def test_the_next_plan_of_another_job_moves_towards_what_a_run_found_and_says_so(
+    first: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hetopt: Callable[..., Any]
+) -> None:
+    """By commands alone: report --learn, then predict and recommend of another job, on another size with that GPU."""
+    monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
+    launch = launched(first).model_copy(update={"on": "local"})
+    folder = tmp_path / "runs" / launch.run_id
+    folder.mkdir(parents=True)
+    launch.save(folder / LAUNCH_FILE)
+    truth_s = SLOWER * first.chosen.prediction.step_time_s.value
+    lines = [json.dumps(event) for event in log_of(launch, truth_s)]
+    (folder / EVENTS_FILE).write_text("\n".join([*lines, ""]), encoding="utf-8")
+    ran = first.chosen.groups[0].instance_type
+    kind = next(size for size in (f"{ran.partition('.')[0]}.{n}xlarge" for n in ("", "2")) if size != ran)
+    other = RECORDED / "lstm-small.json"
+    queries = tmp_path / "queries.jsonl"
+    queries.write_text(json.dumps({"nodes": [{"type": kind, "workers": 1}], "local_batch_size": 32}) + "\n")
+
+    def plan_and_step() -> tuple[dict[str, Any], float]:
+        planned = hetopt("recommend", other, "--budget", 5, "--types", kind, "--json")
+        asked = hetopt("predict", other, queries)
+        assert (planned.code, asked.code) == (0, 0)
+        return json.loads(planned.out), json.loads(asked.out)["step_time_s"]
+
+    before, step_before_s = plan_and_step()
+    assert hetopt("report", "--learn", tmp_path / "learned.json").code == 0
+    after, step_after_s = plan_and_step()
+    told = after["chosen"]["groups"][0]["earlier"]
+    assert before["chosen"]["groups"][0]["earlier"] is None
+    assert told["log_factor"] == pytest.approx(OF_THE_TYPE * math.log(SLOWER), abs=0.05)
+    assert math.log(step_after_s / step_before_s) == pytest.approx(told["log_factor"], rel=0.2)
+    assert any(line.startswith(f"Counted in for {kind}: 1 run of 1 job") for line in after["explanation"])
 
 
 def test_a_profile_of_another_job_is_refused(first: Plan) -> None:
