@@ -139,8 +139,9 @@ def place_here(measured: Profile, *, hosts: str | None, workers: int | None, tel
     import time
 
     from hetopt.backends.prediction.hosting import ThisMachine
-    from hetopt.backends.probe_runs import PROBE_STEPS, STARTUP_S, local_probes, rehearsed_probes
+    from hetopt.backends.probe_runs import STARTUP_S, local_probes, rehearsed_probes
     from hetopt.optimizer.fit import fit
+    from hetopt.optimizer.probe_advice import PROBE_STEPS
 
     machine = ThisMachine.seen()
     launcher: Launcher
@@ -181,10 +182,11 @@ def place_on_hosts(measured: Profile, *, inventory: Path | str, tell: Reporter) 
     from pathlib import Path
 
     from hetopt.backends.ec2.renter.bundle import make_bundle
-    from hetopt.backends.probe_runs import PROBE_STEPS, STARTUP_S, own_probes
+    from hetopt.backends.probe_runs import STARTUP_S, own_probes
     from hetopt.backends.ssh.backend import SshProbes, ready_hosts
     from hetopt.backends.ssh.inventory import Inventory
     from hetopt.core.hosts import read_hosts
+    from hetopt.optimizer.probe_advice import PROBE_STEPS
 
     bundle = make_bundle(measured.job.task, rented=False)
     tell("asking the hosts", None)

@@ -82,9 +82,11 @@ def _show_answer(plan: Plan, plan_file: Path | None, inventory: Path | None) -> 
     before, after = tuple(_regions(plan)), tuple(quota_notes(plan))
     lines += sum(_lines(f"  • {text}", hang=4) for text in (*before, *after)) + sum(map(_lines, commands))
     said_first = (*_memory_bound(plan.chosen), *plan.reasons)[:MOST_SENTENCES]
-    for reason in said_first:  # as many as the screen holds: the first say most
-        lines += _lines(f"  • {reason}", hang=4)
-        before += (reason,) if lines <= MOST_LINES else ()
+    for reason in said_first:  # as many as the screen holds: the first say most, of each what is before a semicolon
+        short = f"{reason.partition('; ')[0].rstrip('.')}."
+        told = reason if lines + _lines(f"  • {reason}", hang=4) <= MOST_LINES else short
+        lines += _lines(f"  • {told}", hang=4)
+        before += (told,) if lines <= MOST_LINES else ()
     for sentence in (*before, *after):
         render.bullet(sentence)
     for command in commands:

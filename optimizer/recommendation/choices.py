@@ -16,6 +16,7 @@ from hetopt.optimizer.market.quota import named_quota, needed
 from hetopt.optimizer.plan import Candidate, Choice, ChoiceName, QuotaNeed, Range
 from hetopt.optimizer.recommendation.candidates import make_candidate, spread
 from hetopt.optimizer.recommendation.confidence import confident, simulate
+from hetopt.optimizer.recommendation.narrowing import narrowing
 from hetopt.optimizer.recommendation.options import TIME_WEIGHTS
 from hetopt.optimizer.recommendation.remedies import Question
 from hetopt.optimizer.search.forecast import evaluations
@@ -213,12 +214,12 @@ def not_worth_renting(ways: Sequence[Choice], chosen: Candidate, deadline_s: flo
     )
 
 
-def reasons(ways: Sequence[Choice], chosen: Candidate) -> tuple[str, ...]:
+def reasons(ways: Sequence[Choice], chosen: Candidate, space: SearchSpace) -> tuple[str, ...]:
     """What decided this job's plan, at most `MOST_REASONS` sentences, most important first."""
-    return tuple(_reasons(ways, chosen))[:MOST_REASONS]
+    return tuple(_reasons(ways, chosen, space))[:MOST_REASONS]
 
 
-def _reasons(ways: Sequence[Choice], chosen: Candidate) -> Iterator[str]:
+def _reasons(ways: Sequence[Choice], chosen: Candidate, space: SearchSpace) -> Iterator[str]:
     told = chosen.prediction
     workers = sum(len(group.local_batch_sizes) for group in chosen.groups)
     lost = told.communication_s / told.step_time_s.value
@@ -232,7 +233,9 @@ def _reasons(ways: Sequence[Choice], chosen: Candidate) -> Iterator[str]:
     unlike = sorted({group.instance_type for group in chosen.groups if group.evidence == "extrapolated"})
     if unlike:
         who = "was not profiled: its" if len(unlike) == 1 else "were not profiled: their"
-        yield f"{' and '.join(unlike)} {who} step time may be {reach:.1f}x longer or shorter."
+        probe = narrowing(space, chosen)
+        then = "" if probe is None else f"; {probe.in_words}"
+        yield f"{' and '.join(unlike)} {who} step time may be {reach:.1f}x longer or shorter{then}."
     others = {name: way for way in ways for name in way.names}
     for name in ("fastest", "cheapest"):
         way = others.get(name)

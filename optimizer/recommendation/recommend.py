@@ -174,7 +174,7 @@ def recommend(
         memory=memory,
         choices=ways,
         advice=not_worth_renting(ways, chosen, goal.deadline_s),
-        reasons=(*dearer_on_spot(chosen, catalog), *reasons(ways, chosen))[:MOST_REASONS],
+        reasons=(*dearer_on_spot(chosen, catalog), *reasons(ways, chosen, space))[:MOST_REASONS],
         explanation=(
             *explain(
                 model,

@@ -16,13 +16,13 @@ from hetopt.backends.ec2.renter.backend import Ec2Backend
 from hetopt.backends.ec2.renter.canary import CANARY_USD, Canary, canary_probe, folded, told
 from hetopt.backends.ec2.renter.edge import BotoEdge
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
-from hetopt.backends.probe_runs import PROBE_STEPS
 from hetopt.core.errors import BadInput, BudgetStop, RunFailed
 from hetopt.core.profile import Profile
 from hetopt.core.runs import RunFolders
 from hetopt.core.step_samples import StepSample
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Plan
+from hetopt.optimizer.probe_advice import PROBE_STEPS
 from tests.ec2.conftest import leftovers, plan_of
 from tests.ec2.test_command import refused
 from tests.ec2.test_probing import Make, a_machine_that, prober

@@ -17,11 +17,11 @@ from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.ordering import Wishes
 from hetopt.backends.ec2.renter.probing import BOOT_S, Prober, probe_price_usd, rented_probes, roles_for
 from hetopt.backends.ec2.renter.request import Request
-from hetopt.backends.probe_runs import PROBE_STEPS
 from hetopt.core.errors import BadInput, BudgetStop, RunFailed
 from hetopt.core.profile import Profile
 from hetopt.optimizer.cost.billing import Billing
 from hetopt.optimizer.market.catalog import Catalog
+from hetopt.optimizer.probe_advice import PROBE_STEPS
 from tests.ec2.conftest import Patience, leftovers
 from tests.ec2.test_command import refused
 from tests.face.conftest import Answer

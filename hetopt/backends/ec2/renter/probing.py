@@ -25,7 +25,7 @@ from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, Ec2Launcher
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order, Role
 from hetopt.backends.ec2.renter.request import Edge
-from hetopt.backends.probe_runs import PROBE_STEPS, ProbeRun, probe_spec, read_sample
+from hetopt.backends.probe_runs import ProbeRun, probe_spec, read_sample
 from hetopt.core.errors import BadInput, BudgetStop, RunFailed
 from hetopt.core.events.log import EVENTS_FILE
 from hetopt.core.events.reader import read_log
@@ -39,6 +39,7 @@ from hetopt.optimizer.cost.cost import checkpoint_bytes
 from hetopt.optimizer.cost.provisioning import Payload, disk_gb
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Plan
+from hetopt.optimizer.probe_advice import PROBE_STEPS
 
 BOOT_S = 180.0
 """From the request of a machine to its first step, where nothing was measured yet."""
