@@ -5,9 +5,6 @@ from __future__ import annotations
 from hetopt.core.errors import BadInput
 from hetopt.optimizer.plan import Plan
 
-PROBE_STEPS = 30
-"""That a probe takes, of which the first do not count."""
-
 
 def unprobed_types(plan: Plan) -> tuple[str, ...]:
     """Machine types of the chosen cluster whose speed is extrapolated from another family, in order."""

@@ -141,7 +141,7 @@ def place_here(measured: Profile, *, hosts: str | None, workers: int | None, tel
     from hetopt.backends.prediction.hosting import ThisMachine
     from hetopt.backends.probe_runs import STARTUP_S, local_probes, rehearsed_probes
     from hetopt.optimizer.fit import fit
-    from hetopt.optimizer.probe_advice import PROBE_STEPS
+    from hetopt.optimizer.step_time.probes import PROBE_STEPS
 
     machine = ThisMachine.seen()
     launcher: Launcher
@@ -186,7 +186,7 @@ def place_on_hosts(measured: Profile, *, inventory: Path | str, tell: Reporter) 
     from hetopt.backends.ssh.backend import SshProbes, ready_hosts
     from hetopt.backends.ssh.inventory import Inventory
     from hetopt.core.hosts import read_hosts
-    from hetopt.optimizer.probe_advice import PROBE_STEPS
+    from hetopt.optimizer.step_time.probes import PROBE_STEPS
 
     bundle = make_bundle(measured.job.task, rented=False)
     tell("asking the hosts", None)

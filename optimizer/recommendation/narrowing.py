@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from hetopt.core.formatting import usd
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.plan import Candidate
-from hetopt.optimizer.probe_advice import PROBE_STEPS
 from hetopt.optimizer.search.search_space import MachineOption, SearchSpace
 from hetopt.optimizer.step_time.earlier_runs import device_of
+from hetopt.optimizer.step_time.probes import PROBE_STEPS
 from hetopt.optimizer.step_time.transfer import SAME_ACCELERATOR_LOG_SD, SAME_FAMILY_LOG_SD
 
 WORTH_IT = 0.75

@@ -24,6 +24,9 @@ from hetopt.optimizer.step_time.residual_process import compute_covariance, exch
 MOST_ROWS = 1500
 """Rows that are weighed against each other; of more, an even choice."""
 
+PROBE_STEPS = 30
+"""That a probe takes, of which the first do not count."""
+
 OF_COMPUTE = "how computing follows the batch size"
 OF_LAYOUTS = "how communication differs between layouts"
 OF_SOCKETS = "how GPUs beyond a processor's are joined"

@@ -22,7 +22,7 @@ from hetopt.core.runs import RunFolders
 from hetopt.core.step_samples import StepSample
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Plan
-from hetopt.optimizer.probe_advice import PROBE_STEPS
+from hetopt.optimizer.step_time.probes import PROBE_STEPS
 from tests.ec2.conftest import leftovers, plan_of
 from tests.ec2.test_command import refused
 from tests.ec2.test_probing import Make, a_machine_that, prober

@@ -39,7 +39,7 @@ from hetopt.optimizer.cost.cost import checkpoint_bytes
 from hetopt.optimizer.cost.provisioning import Payload, disk_gb
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Plan
-from hetopt.optimizer.probe_advice import PROBE_STEPS
+from hetopt.optimizer.step_time.probes import PROBE_STEPS
 
 BOOT_S = 180.0
 """From the request of a machine to its first step, where nothing was measured yet."""
