@@ -117,7 +117,7 @@ class Hardware(Record):
     def in_words(self) -> str:
         """'8 × A100 40 GiB', or '16 vCPUs 32 GiB' without a GPU."""
         if self.gpu is None:
-            return f"{self.vcpus} vCPU{'s' * (self.vcpus > 1)} {self.memory_gib:.3g} GiB"
+            return f"{self.vcpus} vCPU{'s' * (self.vcpus > 1)} {self.memory_gib:g} GiB"
         many = "" if self.gpus == 1 else f"{self.gpus:g} × "
         memory = "" if self.gpu_memory_gib is None else f" {self.gpu_memory_gib:.0f} GiB"
         return f"{many}{self.gpu}{memory}"

@@ -233,7 +233,14 @@ def make_report(launch: Launch, progress: RunFold, told: Timeline, *, state: str
         together=_together(progress),
         hourly_usd=launch.hourly_usd,
         within_tolerance=within if finished else None,
-        verdict=_verdict(by_name, within, told.happenings, progress.exchange_changes, interrupted)
+        verdict=_verdict(
+            by_name,
+            within,
+            told.happenings,
+            progress.exchange_changes,
+            interrupted,
+            streams=launch.spec.stream is not None,
+        )
         if finished
         else (
             "The run has not finished; only step time can be held against its prediction.",
@@ -347,6 +354,8 @@ def _verdict(
     happenings: Sequence[Happening],
     exchange_changes: int,
     interrupted: Interrupted | None,
+    *,
+    streams: bool,
 ) -> tuple[str, ...]:
     run_time = figures.get("run time")
     if run_time is None or run_time.error is None:
@@ -366,7 +375,9 @@ def _verdict(
         parts_s = _parts_s(figures, interrupted)
         worst = max(parts_s, key=lambda name: parts_s[name] * apart_s)
         advice = {
-            "step time": "the computation did not fit into its declared time, so the emulation slowed down"
+            "step time": "steps waited for samples to arrive, and the prediction is for samples that are there"
+            if streams
+            else "the computation did not fit into its declared time, so the emulation slowed down"
             if slowed
             else "its conditions changed on the way"
             if changed

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("small_catalogue")
 
 __all__ = ["hetopt", "launch", "plan", "rehearsed", "small_catalogue"]
 
-FILE = re.compile(r"^```text\n(# (\w+\.txt).*?)^```", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"^```(?:text|toml)\n(# (\w+\.(?:txt|toml)).*?)^```", re.MULTILINE | re.DOTALL)
 """A file that a page shows, by the name in its first line."""
 
 SET_UP = ("python3 -m venv .venv", ". .venv/bin/activate", "python3 -m venv .venv '&&' . .venv/bin/activate")

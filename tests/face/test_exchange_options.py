@@ -64,6 +64,7 @@ def test_how_many_times_less_is_a_fraction_too(factor: int, name: str) -> None:
         ("topk,ratio=0.01", Compression(name="topk", ratio=0.01)),
         ("topk", Compression(name="topk", ratio=USUAL_RATIO)),
         ("dense", Compression()),
+        ("none", Compression()),
         ("identity", Compression()),
         ("dgc:0.001,momentum=0.9", Compression(name="dgc", ratio=0.001, momentum=0.9)),
         ("powersgd,rank=2", Compression(name="powersgd", rank=2)),

@@ -19,6 +19,7 @@ from hetopt.cli import report as report_command
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import Event
 from hetopt.core.profile import Profile
+from hetopt.core.stream import Stream
 from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal, Plan
@@ -218,6 +219,13 @@ def test_a_run_as_predicted_is_within_the_promise(launch: Launch) -> None:
     assert "within 10 %, which is the goal" in report.verdict[0]
     assert "not within" not in report.verdict[0]
     assert "lies in the predicted" in report.verdict[-1]
+
+
+def test_a_run_that_waits_for_samples_blames_no_machine(launch: Launch) -> None:
+    streaming = launch.spec.model_copy(update={"stream": Stream(source="replay", rates=(40.0, 80.0))})
+    report = _report(launch.model_copy(update={"spec": streaming}), _events(launch, slowdown=1.5))
+    assert "steps waited for samples to arrive" in report.verdict[1]
+    assert not any("machine" in one for one in report.verdict[:3])
 
 
 def test_a_slow_run_is_called_slow_and_the_cause_is_named(launch: Launch) -> None:

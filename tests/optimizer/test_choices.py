@@ -14,7 +14,7 @@ from hetopt.core.errors import BadInput, NoFeasiblePlan
 from hetopt.core.formatting import duration_span, usd_span
 from hetopt.optimizer.market.catalog import Catalog, load_catalog
 from hetopt.optimizer.market.quota import FAMILIES, NEW_ACCOUNT, Bucket, QuotasExclude, named_quota, read_quotas
-from hetopt.optimizer.plan import Choice, Goal, Plan
+from hetopt.optimizer.plan import Choice, Goal, Hardware, Plan
 from hetopt.optimizer.recommendation.recommend import Options, recommend
 from hetopt.optimizer.search.objective import BALANCED, Limits
 from tests.face.described import RESNET101
@@ -166,3 +166,10 @@ def test_spans_are_short_and_in_one_unit(value: float, factor: float) -> None:
     dollars = usd_span(value / factor, value * factor)
     assert dollars.count("$") == 1
     assert math.isfinite(float(dollars.split("–")[1].replace(",", "")))
+
+
+@pytest.mark.parametrize(
+    ("gib", "said"), [(0.5, "0.5 GiB"), (3.75, "3.75 GiB"), (1536.0, "1536 GiB"), (24576.0, "24576 GiB")]
+)
+def test_memory_is_written_as_a_person_writes_it(gib: float, said: str) -> None:
+    assert Hardware(vcpus=192, memory_gib=gib).in_words == f"192 vCPUs {said}"

@@ -15,6 +15,8 @@ from hetopt.core.run_spec import Compression
 DENSE = "dense"
 """What people call sending everything; the compressor's own name is `IDENTITY`."""
 
+NONE = "none"
+"""What plans and launches call a gradient that is sent whole, for people."""
 IDENTITY = "identity"
 
 USUAL_RATIO = 0.01
@@ -35,7 +37,8 @@ def parse_compression(text: str, *, option: str = "`compression`") -> Compressio
         BadInput: an unknown name or key (the nearest is named), or a value that cannot be.
     """
     item = call(text, option)
-    name = known(item.name, (AUTO, DENSE, *METHODS), "compressor")
+    written_name = DENSE if item.name == NONE else item.name
+    name = known(written_name, (AUTO, DENSE, *METHODS), "compressor")
     if name == AUTO:
         raise BadInput("auto takes no ratio and no options.", hint="write auto alone, or name a compressor")
     name = IDENTITY if name == DENSE else name
