@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks.box.metadata import metadata_service
 from hetopt.backends.ec2.bootstrap import NodeConfig
+from hetopt.backends.ec2.data import Progress
 from hetopt.backends.ec2.lifetime import Timer
 from hetopt.backends.ec2.node.agent import PLACE_WITHIN_S, Agent
 from hetopt.backends.ec2.node.checkpoints import Checkpoints
@@ -489,10 +490,50 @@ def test_data_comes_from_the_bucket(objects: S3Objects, cloud: BotoEdge, tmp_pat
     objects.put("../../data/x/a.bin".replace("../../", ""), b"1")
     names: Sequence[str] = objects.names("data/")
     assert names == ["data/x/a.bin"]
-    objects.download(f"s3://{BUCKET}/runs/r/data/x", tmp_path)
+    objects.download(f"s3://{BUCKET}/runs/r/data/x", tmp_path, lambda *_: True)
     assert (tmp_path / "a.bin").read_bytes() == b"1"
     with pytest.raises(BadInput, match="nothing in"):
-        objects.download(f"s3://{BUCKET}/runs/r/none", tmp_path)
+        objects.download(f"s3://{BUCKET}/runs/r/none", tmp_path, lambda *_: True)
     with pytest.raises(BadInput, match="cannot be read"):
-        objects.download("s3://no-such-bucket-of-ours/x", tmp_path)
+        objects.download("s3://no-such-bucket-of-ours/x", tmp_path, lambda *_: True)
     assert os.listdir(tmp_path) == ["a.bin"]
+
+
+def test_data_comes_once_with_word_of_how_far_it_is_and_ends_when_the_machine_must(
+    objects: S3Objects, cloud: BotoEdge, tmp_path: Path
+) -> None:
+    for number in range(20):
+        objects.put(f"data/{number}", bytes(1000))
+    told: list[tuple[int, int]] = []
+
+    def hear(done: int, total: int) -> bool:
+        told.append((done, total))
+        return True
+
+    url, folder = f"s3://{BUCKET}/runs/r/data", tmp_path / "data"
+    assert objects.download(url, folder, hear)
+    assert told[-1] == (20_000, 20_000)
+    assert told == sorted(told), "it only grows"
+    (folder / "3").write_bytes(bytes(999))
+    (folder / "4").write_bytes(1000 * b"x")
+    told.clear()
+    assert objects.download(url, folder, hear)
+    assert told[0][0] >= 19_000, "only what is not there in its size is fetched again"
+    assert (folder / "3").read_bytes() == bytes(1000)
+    assert (folder / "4").read_bytes() == 1000 * b"x"
+    assert not objects.download(url, tmp_path / "other", lambda *_: False)
+    assert len(list((tmp_path / "other").glob("*"))) < 20
+
+
+@pytest.mark.parametrize(("steps", "lines"), [([0, 1, 2, 100], 2), (range(101), 11), ([100], 1), ([0, 0, 0], 1)])
+def test_progress_is_told_by_tenths_and_never_twice(steps: Sequence[int], lines: int) -> None:
+    said: list[str] = []
+    progress = Progress(say=said.append, clock=lambda: 0.0)
+    for done in steps:
+        progress.told(done, 100)
+    assert len(said) == lines
+    slow = Progress(say=said.append, clock=iter(range(0, 10_000, 31)).__next__)
+    before = len(said)
+    slow.told(0, 100)
+    slow.told(1, 100)
+    assert len(said) == before + 2, "half a minute has passed"

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from hetopt.backends.ec2.bootstrap import NodeConfig, user_data
-from hetopt.backends.ec2.facts import USER_DATA_BYTES
+from hetopt.backends.ec2.facts import OWN_DISKS, USER_DATA_BYTES
 from hetopt.backends.ec2.lifetime import Timer
 from hetopt.backends.ec2.renter.bundle import Bundle, make_bundle
 from hetopt.core.errors import BadInput
@@ -107,15 +107,19 @@ SHIMS = {
     "systemctl": 'echo "systemctl $*" >> "$CALLS"; exit "${SYSTEMCTL_CODE:-0}"',
     "shutdown": 'echo "shutdown $*" >> "$CALLS"',
     "dnf": 'echo "dnf $*" >> "$CALLS"',
+    "mkfs.xfs": 'echo "mkfs.xfs $*" >> "$CALLS"',
+    "mount": 'echo "mount $*" >> "$CALLS"',
+    "mountpoint": 'exit "${MOUNTED:-1}"',
     # What a machine before has left is `$LEFT`, where it is there.
-    "aws": 'echo "aws $*" >> "$CALLS"; [ "$2" = get-object ] || exit 0; '
-    'case "$*" in *" wheels/"*) cp "$LEFT" "${!#}";; *) cp "$BUNDLE" "${!#}";; esac',
+    "aws": 'echo "aws $*" >> "$CALLS"; case "$2" in get-object | cp) ;; *) exit 0;; esac; '
+    'case "$*" in *"/wheels/"*) cp "$LEFT" "${!#}";; *) cp "$BUNDLE" "${!#}";; esac',
     # A virtual environment whose python notes what it was asked.
-    "python3.12": 'mkdir -p "$3/bin"; cp "$(dirname "$0")/noting" "$3/bin/python"',
-    # Wheels that somebody has left are refused where `$REFUSED`.
+    "python3.12": 'mkdir -p "$4/bin"; cp "$(dirname "$0")/noting" "$4/bin/python"',
+    # Wheels that somebody has left are refused where `$REFUSED`; to unpack them is left to pip where `$ODD`.
     "noting": 'echo "python $*" >> "$CALLS"; wheels="$(dirname "$0")/../../wheels"; case "$*" in '
-    '*--dest*) mkdir -p "$wheels"; touch "$wheels/index.whl";; '
-    '*--no-index*) [ -f "$wheels/index.whl" ] || exit "${REFUSED:-0}";; esac; exit "${AGENT_CODE:-0}"',
+    '*--dest*) mkdir -p "$wheels"; touch "$wheels/index.whl";; *ensurepip*) exit;; '
+    '*.unpack*) [ -f "$wheels/index.whl" ] || exit "${REFUSED:-${ODD:-0}}"; exit "${ODD:-0}";; '
+    '*--no-index*) [ -f "$wheels/index.whl" ] || exit "${REFUSED:-0}"; exit;; esac; exit "${AGENT_CODE:-0}"',
 }
 
 
@@ -129,7 +133,7 @@ def boot(folder: Path, config: NodeConfig, bundle: bytes, **environment: str) ->
     (folder / "bundle").write_bytes(bundle)
     subprocess.run(
         [shutil.which("bash") or "bash", "-s"],
-        input=user_data(config),
+        input=user_data(config).replace(OWN_DISKS.value, environment.get("DISKS", OWN_DISKS.value)),
         text=True,
         check=False,
         timeout=PATIENCE_S,
@@ -158,8 +162,10 @@ def test_a_machine_boots_and_ends(tmp_path: Path, bundle: Bundle) -> None:
     own = [line for line in called if "put-object" not in line]
     assert own[-2:] == [f"python -m hetopt.backends.ec2.node.agent {tmp_path / 'root'}", "shutdown -h now"]
     asked = [line for line in called if "-m pip" in line]
-    assert [line.rpartition("/")[2] for line in asked] == 2 * ["x86_64-cpu.txt", "x86_64-cpu-torch.txt"]
-    assert [" download " in line for line in asked] == [True, True, False, False], "nobody has left anything yet"
+    assert [line.rpartition("/")[2] for line in asked] == ["x86_64-cpu.txt", "x86_64-cpu-torch.txt"]
+    assert all(" download " in line for line in asked), "nobody has left anything yet, and pip installs nothing"
+    (unpacked,) = [line for line in called if ".unpack " in line]
+    assert [Path(one).name for one in unpacked.split()[-3:]] == ["x86_64-cpu-torch.txt", "x86_64-cpu.txt", "null"]
     assert all("--require-hashes" in line for line in asked)
     for line in asked:
         assert Path(line.rpartition(" ")[2]).is_file()
@@ -196,14 +202,23 @@ def test_the_first_machine_leaves_its_packages_and_the_next_needs_no_index(
     (key,) = has_left(tmp_path / "first")
     assert re.fullmatch(r"wheels/[0-9a-f]{64}\.tar --body \S+", key)
     called, log = boot(tmp_path / "second", config, bundle.data, LEFT=str(left))
-    asked = [line for line in called if "-m pip" in line]
-    assert len(asked) == (1 if gpu else 2)
-    assert all("install" in line and "--no-index" in line and "--require-hashes" in line for line in asked)
-    assert [line.partition(" ")[0] for line in called if "wheels/" in line and "-m pip" not in line] == ["aws"]
+    assert not [line for line in called if "-m pip" in line or "ensurepip" in line], "there is no pip on this machine"
+    assert len([line for line in called if ".unpack " in line]) == 1
     assert "no wheels" not in log
     assert not (tmp_path / "second" / "root" / "wheels").exists()
-    keys = {line.split("--key ")[1].split()[0] for line in called if "get-object" in line and "wheels/" in line}
-    assert keys == {key.split()[0]}
+    (got,) = [line for line in called if line.startswith("aws s3 cp")]
+    assert f"s3://{config.bucket}/{key.split()[0]} " in got
+
+
+def test_requirements_that_are_odd_are_left_to_pip_with_the_wheels_that_are_there(
+    tmp_path: Path, bundle: Bundle, left: Path
+) -> None:
+    config = replace(CONFIG, bundle_sha256=bundle.sha256)
+    called, log = boot(tmp_path / "odd", config, bundle.data, LEFT=str(left), ODD="1")
+    asked = [line for line in called if "-m pip" in line]
+    assert [line.rpartition("/")[2] for line in asked] == ["x86_64-cpu.txt", "x86_64-cpu-torch.txt"]
+    assert all("install" in line and "--no-index" in line and "--require-hashes" in line for line in asked)
+    assert "no wheels" not in log
 
 
 def test_packages_that_are_not_those_of_the_lock_come_from_their_index(
@@ -227,6 +242,24 @@ def test_a_bundle_that_is_not_the_right_one_is_not_run(tmp_path: Path, bundle: B
     assert not any("python" in line for line in called)
     assert "put-object" in called[-2], "it leaves its log"
     assert "boot failed in line" in log
+
+
+@pytest.mark.parametrize("mounted", [True, False])
+def test_a_disk_of_the_machines_own_holds_data_and_the_run(tmp_path: Path, bundle: Bundle, mounted: bool) -> None:
+    """And where it cannot be used, the machine boots all the same."""
+    config = replace(CONFIG, bundle_sha256=bundle.sha256)
+    disk = tmp_path / "by-id" / "nvme-x"
+    disk.parent.mkdir()
+    disk.touch()
+    called, log = boot(
+        tmp_path / "m", config, bundle.data, DISKS=str(tmp_path / "by-id" / "nvme-"), MOUNTED=str(int(not mounted))
+    )
+    root = tmp_path / "m" / "root"
+    made = [f"mkfs.xfs -q -K {disk}", f"mount {disk} {root}/disk"]
+    bound = [f"mount --bind {root}/disk/hetopt/{name} {root}/{name}" for name in ("data", "run")] if mounted else []
+    assert [line for line in called if line.startswith(("mkfs", "mount "))] == [*made, *bound]
+    assert ("own disk" in log) is mounted
+    assert "the agent ended with 0" in log
 
 
 def test_an_agent_that_fails_ends_the_machine(tmp_path: Path, bundle: Bundle) -> None:

@@ -137,6 +137,20 @@ SYSTEMD_VERSION = Fact(
     means="Timers take absolute times as @SECONDS, and with Persistent= elapse after a boot that came too late.",
     source="systemd.time(7) and systemd.timer(5) of systemd 252, which AL2023's package list has",
 )
+OWN_DISKS = Fact(
+    value="/dev/disk/by-id/nvme-Amazon_EC2_NVMe_Instance_Storage_",
+    about="boot",
+    means="So begin the names of the disks that some types have of their own: empty, and gone with the machine.",
+    source="EC2 user guide, 'Instance store temporary block storage'; ten public boot scripts that look for them so",
+    read="2026-11-27",
+)
+DRIVER_IMAGES_DISK = Fact(
+    value="/opt/dlami/nvme",
+    about="boot",
+    means="Where images with NVIDIA's driver mount them.",
+    source="DLAMI release notes of 2026-03-17, for the images with PyTorch; for those without it is taken to hold",
+    read="2026-11-20",
+)
 METADATA_ENDPOINT = Fact(
     value="http://169.254.169.254",
     about="boot",

@@ -8,11 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from hetopt.core.errors import BadInput
-from hetopt.core.paths import inside
-
-_READABLE = "name a folder of the run's own bucket, which is what the machines' role may read"
-
+from hetopt.backends.ec2.data import GoesOn, fetched
 
 LARGEST_READ_BYTES = 64 * 2**20
 """Of what is read as a whole: messages, and what a log gains in seconds. Files are fetched in parts."""
@@ -60,8 +56,8 @@ class Objects(Protocol):
         """Remove, if that goes well."""
         ...
 
-    def download(self, url: str, folder: Path) -> None:
-        """Fetch every object below a prefix into a folder."""
+    def download(self, url: str, folder: Path, goes_on: GoesOn) -> bool:
+        """Fetch every object below a prefix into a folder; whether all of it is there."""
         ...
 
 
@@ -194,31 +190,9 @@ class S3Objects:
                 Bucket=self.bucket, Key=f"{self.prefix}/{name}", ExpectedBucketOwner=self.account_id
             )
 
-    def download(self, url: str, folder: Path) -> None:
-        """Fetch everything under ``s3://BUCKET/PREFIX`` into a folder.
-
-        Raises:
-            BadInput: there is nothing, an object has a name that no file can have, or the machine's role may not read
-                it.
-        """
-        from botocore.exceptions import BotoCoreError, ClientError
-
-        bucket, _, prefix = url.removeprefix("s3://").partition("/")
-        prefix = prefix.rstrip("/") + "/" if prefix else ""
-        count = 0
-        try:
-            for page in self.client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
-                for one in page.get("Contents", ()):
-                    if one["Key"].endswith("/"):
-                        continue  # consoles make these to show folders
-                    path = inside(folder, one["Key"].removeprefix(prefix), what="object", any_text=True)
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    self.client.download_file(bucket, one["Key"], str(path))
-                    count += 1
-        except (ClientError, BotoCoreError) as error:
-            raise BadInput(f"{url} cannot be read by the machines: {error}.", hint=_READABLE) from None
-        if not count:
-            raise BadInput(f"there is nothing in {url}.", hint=_READABLE)
+    def download(self, url: str, folder: Path, goes_on: GoesOn) -> bool:
+        """Fetch everything under ``s3://BUCKET/PREFIX`` into a folder; see `fetched`."""
+        return fetched(self.client, url, folder, goes_on)
 
     def names(self, prefix: str) -> Sequence[str]:
         """All names that begin so."""

@@ -19,6 +19,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import IO, Any
 
+from hetopt.backends.ec2.data import GoesOn
 from hetopt.backends.ec2.objects import Versioned
 from hetopt.backends.ec2.protocol import OUTCOME_OBJECT
 from hetopt.core.artifact import write_atomically
@@ -314,7 +315,7 @@ class RemoteObjects:
         os.replace(partial, path)
         return True
 
-    def download(self, url: str, folder: Path) -> None:
+    def download(self, url: str, folder: Path, goes_on: GoesOn) -> bool:
         """There is no bucket.
 
         Raises:

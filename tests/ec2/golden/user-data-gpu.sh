@@ -46,7 +46,7 @@ root="${HETOPT_ROOT:-/opt/hetopt}"
 log="$root/boot.log"
 # Where /tmp is memory, as on Amazon Linux 2023, it is too small to unpack torch in.
 export TMPDIR="$root/tmp"
-mkdir -p "$root/code" "$root/run" "$TMPDIR"
+mkdir -p "$root/code" "$root/data" "$root/run" "$TMPDIR"
 exec >>"$log" 2>&1
 set -Eeuo pipefail
 export AWS_DEFAULT_REGION=us-east-1
@@ -86,8 +86,27 @@ object get code/0000000000000000000000000000000000000000000000000000000000000000
 echo "0000000000000000000000000000000000000000000000000000000000000000  $root/code.tar.gz" | sha256sum --check --quiet
 tar --extract --gzip --no-same-owner --directory "$root/code" --file "$root/code.tar.gz"
 
+# A type's own disk, which is gone with the machine: for data, which can be fetched again, and for the run, whose
+# checkpoints go to the bucket. Images with NVIDIA's driver mount it themselves.
+own_disk() {
+    local place=/opt/dlami/nvme disk
+    if [ ! -d "${place%/*}" ]; then
+        place="$root/disk"
+        mkdir -p "$place"
+        for disk in /dev/disk/by-id/nvme-Amazon_EC2_NVMe_Instance_Storage_*; do
+            [ -e "$disk" ] && mkfs.xfs -q -K "$disk" && mount "$disk" "$place" && break
+        done
+    fi
+    mountpoint --quiet "$place" || return 0
+    for disk in data run; do
+        mkdir -p "$place/hetopt/$disk" && mount --bind "$place/hetopt/$disk" "$root/$disk" || return 0
+    done
+    echo "data and checkpoints are on the machine's own disk"
+}
+own_disk || true
+
 command -v python3.12 >/dev/null || dnf --quiet --assumeyes install python3.12
-python3.12 -m venv "$root/venv"
+python3.12 -m venv --without-pip "$root/venv"
 locks="$root/code/locks/$(uname -m)-gpu"
 own="$root/code/task/requirements.txt"
 [ -f "$own" ] || own=/dev/null
@@ -98,22 +117,30 @@ packages() { # install, or download, and where from or where to
         { [ ! -s "$own" ] || "${pip[@]}" --requirement "$own"; }
 }
 
-# What a machine before this one has left in the bucket, under the hash of what is wanted: then no index is needed. It
-# is not trusted; pip takes nothing whose hash is not in the lock.
 wheels="$root/wheels"
+pip() {
+    "$root/venv/bin/python" -m ensurepip >/dev/null && packages "$@"
+}
+# Without pip this takes half the time, with every processor. Compiling all of torch takes longer than unpacking it, and
+# a machine imports a part.
+install() {
+    PYTHONPATH="$root/code" "$root/venv/bin/python" -m hetopt.backends.ec2.node.unpack "$wheels" "$locks"*.txt "$own" ||
+        pip install --no-compile --no-index --find-links "$wheels"
+}
+
+# What a machine before this one has left in the bucket, under the hash of what is wanted: then no index is needed. It
+# is not trusted; nothing is installed whose hash is not in the lock. `s3 cp` reads several parts at a time.
 left="wheels/$(cat "$locks"*.txt "$own" | sha256sum | cut -c-64).tar"
-# Compiling all of torch takes longer than unpacking it, and a machine imports a part.
-offline=(--no-compile --no-index --find-links "$wheels")
 mkdir -p "$wheels"
-if object get "$left" "$wheels.tar" 2>/dev/null &&
+if aws s3 cp --only-show-errors "s3://hetopt-123456789012-us-east-1/$left" "$wheels.tar" 2>/dev/null &&
     tar --extract --no-same-owner --directory "$wheels" --file "$wheels.tar" &&
-    packages install "${offline[@]}"; then
+    install; then
     rm -r "$wheels" "$wheels.tar"
 else
     echo "no wheels in the bucket: they come from their index"
     rm -rf "$wheels" "$wheels.tar"
-    packages download --dest "$wheels"
-    packages install "${offline[@]}"
+    pip download --dest "$wheels"
+    install
     leave() {
         tar --create --directory "$wheels" --file "$wheels.tar" . && object put "$left" --body "$wheels.tar" ||
             echo "the next machine finds no wheels in the bucket"

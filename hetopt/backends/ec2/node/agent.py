@@ -20,6 +20,7 @@ from typing import Protocol
 
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.bootstrap import CONFIG_FILE, NodeConfig
+from hetopt.backends.ec2.data import Progress
 from hetopt.backends.ec2.lifetime import UNITS_FOLDER, UNITS_VARIABLE, Timer
 from hetopt.backends.ec2.node.checkpoints import Checkpoints
 from hetopt.backends.ec2.node.imds import Imds, Notice, over_http
@@ -202,8 +203,8 @@ class Agent:
         (run_dir / STOP_FILE).unlink(missing_ok=True)
         spec = placement.spec
         if spec.data_dir is not None and spec.data_dir.startswith("s3://"):
-            self._say(instance_id, "fetching data")
-            self.objects.download(spec.data_dir, self.root / "data")
+            if not self._fetch_data(spec.data_dir, uploads, instance_id, placement.node.host):
+                return RunFailed.exit_code
             spec = spec.model_copy(update={"data_dir": str(self.root / "data")})
         folder = None
         if spec.script:
@@ -231,6 +232,32 @@ class Agent:
         why = {} if told is None else {"reason": told}  # the first host's events say it themselves
         self._say(instance_id, f"ended with {code}", generation=placement.generation, **why)
         return code
+
+    def _fetch_data(self, url: str, uploads: Uploads, instance_id: str, host: str) -> bool:
+        """Bring the data set here; not where the machine is to end meanwhile. Its host log tells how far it is."""
+        log, due = host_log_folder(uploads.run_dir, host) / "host.log", dict[str, float]()
+        log.parent.mkdir(parents=True, exist_ok=True)
+
+        def say(text: str) -> None:
+            with log.open("a", encoding="utf-8") as stream:
+                stream.write(f"hetopt: {text}\n")
+            uploads.logs()
+
+        progress = Progress(say=say, clock=self.clock)
+
+        def goes_on(done: int, total: int) -> bool:
+            progress.told(done, total)
+            now_s = self.clock()
+            if _is_due(due, "notice", now_s, NOTICE_EVERY_S):
+                self._heed_notice(uploads.run_dir, instance_id)
+            if _is_due(due, "lease", now_s, self.read_every_s):
+                self._read_lease()
+            if _is_due(due, "heartbeat", now_s, self.heartbeat_s):
+                self._said = ""
+                self._say(instance_id, "fetching data")
+            return not (self._doomed or self._must_end() or self._time_is_up())
+
+        return self.objects.download(url, self.root / "data", goes_on)
 
     def _start_host(self, run_dir: Path, placement: Placement, folder: Path | None) -> subprocess.Popen[bytes]:
         """Start it, in the folder of a script, which may name files beside it."""
