@@ -15,7 +15,7 @@ from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.run_status import judged
 from hetopt.backends.ec2.renter.scheduled_ends import END_ROLE
 from hetopt.core.errors import BadInput, CloudRefused
-from hetopt.core.formatting import duration
+from hetopt.core.formatting import duration, usd
 from hetopt.core.run_status import RunStatus
 
 
@@ -46,6 +46,16 @@ def last_end(order: Order) -> str:
         )
     lives = duration(order.latest_end_s + SHUTDOWN_S - order.created_s)
     return f"the account's scheduler ends each machine {lives} from now, whatever else has failed"
+
+
+def way_out(order: Order) -> str | None:
+    """By what machines without an address of their own go out, and what that costs; None of others."""
+    if order.way_out is None:
+        return None
+    told = f"a NAT gateway, {usd(order.traffic_usd)} for packages; its hours are paid whoever trains"
+    if order.way_out.s3_by_endpoint:
+        return told
+    return f"{told}. Data and checkpoints go there, too, in no bill here: a gateway endpoint for S3 is free"
 
 
 def look(run: Run, *, ask: bool) -> tuple[RunStatus, dict[str, Any]]:

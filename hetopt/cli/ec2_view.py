@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def show(rental: Rental) -> None:
     """Print the order: cluster, prices, budget and zones."""
-    from hetopt.api.rental import last_end, unfollowed
+    from hetopt.api.rental import last_end, unfollowed, way_out
 
     plan, order = rental.wanted, rental.order
     zone = order.zones[0]
@@ -51,6 +51,7 @@ def show(rental: Rental) -> None:
             **({"deadline": _DEADLINE.format(formatting.usd(order.move_usd))} if order.move_usd else {}),
             "unfollowed": unfollowed(rental),
             "last end": last_end(order),
+            **({"way out": out} if (out := way_out(order)) is not None else {}),
             "bucket": order.bucket,
             "zones": f"{', '.join(one.name for one in order.zones)}, in this order",
         }

@@ -142,3 +142,55 @@ def test_subnets_of_two_networks_are_refused() -> None:
 
     with pytest.raises(BadInput, match="in several networks: vpc-1, vpc-2"):
         subnets_of(Two(), ["subnet-1", "subnet-2"])
+
+
+@pytest.fixture
+def translated(cloud: BotoEdge, subnet: dict[str, Any]) -> Callable[..., None]:
+    """``translated(endpoint=True)``: the subnet goes out by a NAT gateway, and to S3 perhaps by an endpoint."""
+
+    def make(*, endpoint: bool) -> None:
+        nat = {"DestinationCidrBlock": "0.0.0.0/0", "NatGatewayId": "nat-0123456789abcdef0", "State": "active"}
+        past = {"DestinationPrefixListId": "pl-63a5400a", "GatewayId": "vpce-0123456789abcdef0", "State": "active"}
+        be_unkind(routes=[nat, *([past] if endpoint else [])])
+
+    return make
+
+
+@pytest.mark.parametrize("endpoint", [True, False])
+def test_what_goes_out_by_a_nat_gateway_is_in_the_bill_and_told(
+    cloud: BotoEdge,
+    hetopt: Callable[..., Answer],
+    order_for: Callable[..., Order],
+    plan: Plan,
+    billing: Billing,
+    tmp_path: Path,
+    subnet: dict[str, Any],
+    translated: Callable[..., None],
+    endpoint: bool,
+) -> None:
+    network = Network(subnets=(subnet["SubnetId"],), public_address=False)
+    without = order_for(network=network)
+    assert (without.way_out, without.traffic_usd) == (None, 0.0)
+    translated(endpoint=endpoint)
+    order = order_for(network=network)
+    assert order.way_out is not None
+    assert order.way_out.s3_by_endpoint is endpoint
+    assert order.fixed_usd == pytest.approx(without.fixed_usd + order.traffic_usd)
+    assert order.lifetime_s < without.lifetime_s, "the budget pays for it"
+    usual = order_for()
+    assert usual.way_out is None, "whose network is the default one is asked nothing more"
+    assert order.traffic_usd == pytest.approx(4 * 0.31 * billing.nat_gateway_usd_per_gb.value)
+    plan.save(tmp_path / "plan.json")
+    look = (
+        "launch",
+        tmp_path / "plan.json",
+        "--on",
+        "ec2",
+        "--dry-run",
+        "--subnet",
+        subnet["SubnetId"],
+        "--no-public-ip",
+    )
+    told = " ".join(hetopt(*look).out.split())
+    assert "a NAT gateway, $" in told
+    assert ("a gateway endpoint for S3 is free" in told) is not endpoint

@@ -12,7 +12,7 @@ Beside it there is ``POST /unkind``, which is part of no API: a test says there 
     {"user_id": "AROA:one"}         who calls, as GetCallerIdentity tells it, with {"arn": ...}
     {"refuses": {"RunInstances": ["UnauthorizedOperation", "text"]}}    what EC2 answers to such calls, tried or made
     {"subnets": "none"}             the default network was deleted; "private": its machines get no public address
-    {"routes": false}               no subnet has a way out
+    {"routes": false}               no subnet has a way out; or the routes that each has
     {"gateways": "block-ingress"}   what the account blocks
     {"disk_key": "arn:aws:kms:..."} the default key of disks; {"grants": [...]}: who may use it
     {"no_roles": ["AWSServiceRoleForEC2Spot"]}  of EC2's own roles
@@ -92,7 +92,7 @@ class Temper:
         self.quotas: dict[str, float] = {}
         self.refuses: dict[str, list[str]] = {}
         self.subnets = "public"
-        self.routes = True
+        self.routes: bool | list[dict[str, str]] = True
         self.gateways = "off"
         self.disk_key = "alias/aws/ebs"
         self.grants: list[str] = []
@@ -214,7 +214,17 @@ def teach_the_account(temper: Temper) -> None:
         out = [{"DestinationCidrBlock": "0.0.0.0/0", "GatewayId": "igw-0123456789abcdef0", "State": "active"}]
         tables = dict(plain_routes(self).result)["RouteTables"]  # type: ignore[call-overload]
         told = [{"VpcId": one.vpc_id, "Associations": [{"Main": True}]} for one in tables]
-        return ActionResult({"RouteTables": [{**one, "Routes": out if temper.routes else []} for one in told]})
+        return ActionResult(
+            {
+                "RouteTables": [
+                    {
+                        **one,
+                        "Routes": temper.routes if isinstance(temper.routes, list) else out if temper.routes else [],
+                    }
+                    for one in told
+                ]
+            }
+        )
 
     def get_ebs_default_kms_key_id(self: Settings) -> ActionResult:
         return ActionResult({"KmsKeyId": temper.disk_key})

@@ -522,6 +522,13 @@ GATEWAY_IDS = Fact(
     source="VPC user guide, 'Enable internet access for a VPC using an internet gateway'",
     doctor="network in ZONE",
 )
+ENDPOINT_IDS = Fact(
+    value="vpce-",
+    about="calls",
+    means="So begin the targets of routes to a gateway endpoint, whose destination is a list of prefixes: S3's.",
+    source="VPC user guide (PrivateLink), 'Gateway endpoints'; not verified with an account: DynamoDB has such, too",
+    read="2026-11-27",
+)
 GATEWAYS_OPEN = Fact(
     value="off",
     about="calls",

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hetopt.backends.ec2.renter import account, scheduled_ends
+from hetopt.backends.ec2.renter import account, scheduled_ends, ways_out
 from hetopt.backends.ec2.renter.account import image_kind
 from hetopt.backends.ec2.renter.budget import MOVE_S, lifetime_s
 from hetopt.backends.ec2.renter.order import Network, Order, Role, worst_usd_per_hour
@@ -264,7 +264,10 @@ def order_of(
                 f"the zone {wishes.zone} does not have all types of the plan in this account.",
                 hint="leave `zone` out; zone names differ between accounts, ids such as use1-az4 do not",
             )
-    fixed = fixed_usd(checkpoint_bytes(job.gradient_bytes), billing)
+    own_network = wishes.network != Network()
+    way = ways_out.way_out(edge, zones[0]) if own_network else None
+    traffic = ways_out.traffic_usd(way, roles, billing)
+    fixed = fixed_usd(checkpoint_bytes(job.gradient_bytes), billing) + traffic
     worst = worst_usd_per_hour(roles, zones)
     move = job.move_usd(worst, fixed_usd=fixed)
     longest_s = lifetime_s(budget, fixed_usd=fixed + move + job.spent_usd, worst_usd_per_hour=worst)
@@ -285,6 +288,8 @@ def order_of(
         roles=roles,
         images=account.boot_images(edge, (role.image_kind for role in roles), wishes.images, volume_gb=job.disk_gb),
         network=wishes.network,
+        way_out=way,
+        traffic_usd=traffic,
         bundle_sha256=bundle_sha256,
         group_secret=new_secret(),
         created_s=now_s,

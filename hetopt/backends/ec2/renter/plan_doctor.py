@@ -20,6 +20,7 @@ from hetopt.backends.ec2.renter.errors import ApiRefused
 from hetopt.backends.ec2.renter.order import Order, Role
 from hetopt.backends.ec2.renter.ordering import Wishes, check_prices, expected_usd, make_order, moved_prices, roles_of
 from hetopt.backends.ec2.renter.request import Answer, Edge, Request, read
+from hetopt.backends.ec2.renter.ways_out import table_of, tables_of, ways_out
 from hetopt.core.errors import BadInput, BudgetStop, CloudRefused, HetoptError
 from hetopt.core.formatting import duration
 from hetopt.optimizer.cost.billing import Billing
@@ -188,13 +189,12 @@ class PlanDoctor:
         ids = [zone.subnet_id for zone in order.zones]
         try:
             subnets = self.edge(read("ec2", "describe_subnets", "whether machines get an address", SubnetIds=ids))
-            filters = [{"Name": "vpc-id", "Values": list(dict.fromkeys(zone.vpc_id for zone in order.zones))}]
-            tables = self.edge(read("ec2", "describe_route_tables", "ways out of the subnets", Filters=filters))
+            tables = tables_of(self.edge, (zone.vpc_id for zone in order.zones))
         except CloudRefused as refused:
             yield Check(name="network", verdict="unknown", said=refused.message.rstrip("."), hint=refused.hint)
             return
         for subnet in subnets["Subnets"]:
-            yield _way_out(subnet, tables["RouteTables"], addressed=order.network.public_address)
+            yield _way_out(subnet, tables, addressed=order.network.public_address)
 
     def _prices(self, plan: Plan, order: Order) -> Check:
         """What machines cost now beside what was planned."""
@@ -329,7 +329,7 @@ def _way_out(subnet: Answer, tables: Sequence[Answer], *, addressed: bool) -> Ch
     """Whether what is in a subnet reaches the internet: by a gateway and an address, or by translation."""
     id_, zone = subnet["SubnetId"], subnet["AvailabilityZone"]
     name = f"network in {zone}"
-    routes = [one for one in _table_of(subnet, tables).get("Routes", ()) if _leads_out(one)]
+    routes = ways_out(table_of(subnet["SubnetId"], subnet["VpcId"], tables))
     if not routes:
         hint = (
             f"`aws ec2 create-route --destination-cidr-block {facts.ANYWHERE.value} --gateway-id GATEWAY "
@@ -345,19 +345,3 @@ def _way_out(subnet: Answer, tables: Sequence[Answer], *, addressed: bool) -> Ch
         said = f"machines in {id_} get no public address, and its only way out is an internet gateway"
         return Check(name=name, verdict="bad", said=said, hint=hint)
     return Check(name=name, verdict="good", said=f"{id_} has a way out to S3 and packages")
-
-
-def _table_of(subnet: Answer, tables: Sequence[Answer]) -> Answer:
-    """The subnet's own table of routes, or its network's main one."""
-    main: Answer = {}
-    for table in tables:
-        for link in table.get("Associations", ()):
-            if link.get("SubnetId") == subnet["SubnetId"]:
-                return table
-            if link.get("Main") and table.get("VpcId") == subnet["VpcId"]:
-                main = table
-    return main
-
-
-def _leads_out(route: Answer) -> bool:
-    return route.get("DestinationCidrBlock") == facts.ANYWHERE.value and route.get("State") != facts.DEAD_ROUTE.value
