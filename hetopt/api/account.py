@@ -137,6 +137,7 @@ def checks(
     subnets: Sequence[str] = (),
     security_group: str | None = None,
     public_address: bool = True,
+    proxy: str | None = None,
 ) -> Iterator[Check]:
     """What would stop a launch, here or on EC2, one after the other. Nothing is made or changed there.
 
@@ -150,6 +151,7 @@ def checks(
         subnets: that machines are to be in. None: the default ones.
         security_group: of the machines. Absent: one that is made.
         public_address: whether machines have one.
+        proxy: by which they reach S3 and packages.
 
     Raises:
         BadInput: the plan cannot be read.
@@ -180,7 +182,9 @@ def checks(
             wishes=Wishes(
                 bucket=bucket,
                 instance_profile=instance_profile or PROFILE_NAME,
-                network=Network(subnets=tuple(subnets), security_group=security_group, public_address=public_address),
+                network=Network(
+                    subnets=tuple(subnets), security_group=security_group, public_address=public_address, proxy=proxy
+                ),
             ),
             login=boto.login,
             version=importlib.metadata.version("hetopt"),

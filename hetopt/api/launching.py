@@ -63,6 +63,7 @@ def launch(
     subnets: Sequence[str] = (),
     security_group: str | None = None,
     public_address: bool = True,
+    proxy: str | None = None,
     canary: bool = False,
     reporter: Reporter | None = None,
 ) -> Run:
@@ -112,6 +113,7 @@ def launch(
         subnets: ec2: ids of the subnets that machines may be in, all of one network. None: the default ones.
         security_group: ec2: id of the machines' group, which lets them reach each other. Absent: one is made.
         public_address: ec2: False: machines get none, whatever their subnet gives; it must have another way out.
+        proxy: ec2: ``http://HOST:PORT`` by which machines reach S3 and packages. Absent: by themselves.
         canary: ec2: first rent one machine of each type, for some minutes and under a dollar, and put what it measures
             into the plan.
         reporter: told what goes on.
@@ -141,6 +143,7 @@ def launch(
         subnets=tuple(subnets),
         security_group=security_group,
         public_address=public_address,
+        proxy=proxy,
         canary=canary,
     )
     told = reporter or Reporter()

@@ -72,6 +72,7 @@ class LaunchOptions:
         subnets: ec2: that machines may be in; empty: the default ones.
         security_group: ec2: of the machines; absent: one that is made for the run.
         public_address: ec2: whether machines have one, as their subnet gives it.
+        proxy: ec2: by which machines reach S3 and packages; absent: by themselves.
         canary: ec2: first rent one machine of each type for some minutes, and put what it measures into the plan.
     """
 
@@ -94,6 +95,7 @@ class LaunchOptions:
     subnets: tuple[str, ...] = ()
     security_group: str | None = None
     public_address: bool = True
+    proxy: str | None = None
     canary: bool = False
 
 
@@ -105,7 +107,7 @@ TAKES: dict[str, frozenset[str]] = {
         {
             *("data", "budget_usd", "bucket", "zone", "substitutes", "instance_profile", "images"),
             *("unprobed", "accept_risk", "accept_fewer", "canary"),
-            *("subnets", "security_group", "public_address"),
+            *("subnets", "security_group", "public_address", "proxy"),
         }
     ),
 }

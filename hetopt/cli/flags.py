@@ -74,6 +74,7 @@ FLAGS: Mapping[str, str] = {
     "seed": "--seed",
     "slowdowns": "--slowdown",
     "public_address": "--public-ip",
+    "proxy": "--proxy",
     "security_group": "--security-group",
     "steps": "--steps",
     "subnets": "--subnet",

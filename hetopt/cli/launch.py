@@ -210,6 +210,10 @@ class Launch:
             "NAT gateway.",
         ),
     ] = True
+    proxy: Annotated[
+        str | None,
+        typer.Option("--proxy", help="ec2: http://HOST:PORT by which machines reach S3 and packages."),
+    ] = None
     unprobed: Annotated[
         bool,
         typer.Option("--unprobed", help="ec2: rent types although no step was ever measured on them or a relative."),

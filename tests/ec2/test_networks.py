@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -142,6 +143,33 @@ def test_subnets_of_two_networks_are_refused() -> None:
 
     with pytest.raises(BadInput, match="in several networks: vpc-1, vpc-2"):
         subnets_of(Two(), ["subnet-1", "subnet-2"])
+
+
+def test_machines_go_by_the_proxy_that_is_named(
+    cloud: BotoEdge, hetopt: Callable[..., Answer], order_for: Callable[..., Order], plan: Plan, tmp_path: Path
+) -> None:
+    order = order_for(network=Network(proxy="http://proxy.corp:3128")).of_run(plan.run)
+    template = calls.template_calls(order)[0].parameters["LaunchTemplateData"]
+    script = base64.b64decode(template["UserData"]).decode()
+    lines = script.splitlines()
+    told = "export HTTP_PROXY=http://proxy.corp:3128 HTTPS_PROXY=http://proxy.corp:3128 NO_PROXY="
+    [line] = [one for one in lines if one.startswith(told)]
+    assert line.removeprefix(told).split(",") == ["169.254.169.254", "localhost", "127.0.0.1"]
+    assert lines.index(line) < next(number for number, one in enumerate(lines) if "aws s3" in one)
+    [egress] = [one for one in calls.group_calls(order, order.zones[0]) if one.step == "group-egress"]
+    ports = [rule["FromPort"] for rule in egress.parameters["IpPermissions"] if "FromPort" in rule]
+    assert ports == [443, 3128], "and nowhere else"
+    assert (
+        "PROXY"
+        not in base64.b64decode(
+            calls.template_calls(order_for().of_run(plan.run))[0].parameters["LaunchTemplateData"]["UserData"]
+        ).decode()
+    )
+    plan.save(tmp_path / "plan.json")
+    launch = ("launch", tmp_path / "plan.json", "--on", "ec2", "--dry-run", "--json", "--proxy")
+    assert "proxy.corp" in hetopt(*launch, "http://proxy.corp:3128").out
+    for wrong in ("proxy.corp:3128", "http://ann:secret@proxy.corp:3128", "http://proxy.corp:3128; rm -r /"):
+        refused(hetopt(*launch, wrong), 2, "--proxy must be http://HOST:PORT, without a password")
 
 
 @pytest.fixture

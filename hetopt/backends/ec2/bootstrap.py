@@ -27,7 +27,7 @@ from hetopt.backends.ec2.lifetime import (
     end_timer,
 )
 from hetopt.core.errors import BadInput
-from hetopt.core.paths import REGION_PATTERN, RUN_PATTERN, is_name
+from hetopt.core.paths import PROXY_PATTERN, REGION_PATTERN, RUN_PATTERN, is_name
 from hetopt.core.reading import parse_json
 from hetopt.core.secret import SECRET_PATTERN
 
@@ -46,6 +46,7 @@ _SAFE = {
     "spec_sha256": r"[0-9a-f]{64}",
     "version": r"[A-Za-z0-9.+-]{1,40}",
     "group_secret": SECRET_PATTERN,
+    "proxy": rf"({PROXY_PATTERN.strip('^$')})?",
 }
 
 
@@ -60,6 +61,7 @@ class NodeConfig:
         spec_sha256: of the run that was ordered, see `hetopt.backends.ec2.protocol.spec_digest`.
         has_gpu: whether it needs torch with CUDA.
         group_secret: what all machines of the run know, and nobody else (`hetopt.trainer.host.gate`).
+        proxy: by which they reach S3 and packages; empty: by themselves.
     """
 
     run_id: str
@@ -73,6 +75,7 @@ class NodeConfig:
     has_gpu: bool
     version: str
     group_secret: str
+    proxy: str = ""
 
     def __post_init__(self) -> None:
         """Refuse whatever a shell could read as more than a word."""
@@ -109,6 +112,16 @@ class NodeConfig:
             return cls(**found)
         except TypeError as error:
             raise ValueError(str(error)) from None
+
+
+def _proxied(proxy: str) -> str:
+    """What has every program go by a proxy, but for what means the machine itself."""
+    if not proxy:
+        return ""
+    itself = f"{facts.METADATA_ENDPOINT.value.removeprefix('http://')},localhost,127.0.0.1"
+    return f"""export HTTP_PROXY={proxy} HTTPS_PROXY={proxy} NO_PROXY={itself}
+export http_proxy=$HTTP_PROXY https_proxy=$HTTPS_PROXY no_proxy=$NO_PROXY
+"""
 
 
 def user_data(config: NodeConfig) -> str:
@@ -148,7 +161,7 @@ mkdir -p "$root/code" "$root/data" "$root/run" "$TMPDIR"
 exec >>"$log" 2>&1
 set -Eeuo pipefail
 export AWS_DEFAULT_REGION={config.region}
-
+{_proxied(config.proxy)}
 object() {{ # get KEY FILE, or put KEY --body FILE
     aws s3api "$1-object" --bucket {config.bucket} --expected-bucket-owner {config.account_id} \\
         --key "${{@:2}}" >/dev/null

@@ -78,7 +78,8 @@ cat >"$root/node.json" <<'HETOPT'
   "latest_end_s": 1900000000.0,
   "has_gpu": false,
   "version": "0.1.0",
-  "group_secret": "5ec4e70000000000000000000000000000000000000000000000000000000000"
+  "group_secret": "5ec4e70000000000000000000000000000000000000000000000000000000000",
+  "proxy": ""
 }
 HETOPT
 

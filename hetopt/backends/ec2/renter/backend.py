@@ -22,6 +22,7 @@ from hetopt.backends.ec2.renter.ordering import PROFILE_NAME, Moved, Wishes
 from hetopt.backends.ec2.renter.probing import Prober
 from hetopt.backends.ec2.renter.request import Request
 from hetopt.core.errors import BadInput, BudgetStop, NoFeasiblePlan
+from hetopt.core.paths import PROXY_PATTERN, is_name, shown
 from hetopt.core.run_folder import read_spec
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.runs import RunFolders
@@ -260,7 +261,7 @@ def _network(options: LaunchOptions) -> Network:
     """Where machines are to be.
 
     Raises:
-        BadInput: a name is none of a subnet, or of a security group.
+        BadInput: a name is none of a subnet, of a security group or of a proxy.
     """
     group = options.security_group
     for name, value, kind in (
@@ -271,7 +272,17 @@ def _network(options: LaunchOptions) -> Network:
             raise BadInput(
                 f"`{name}` must be an id that begins with {kind}, got {value}.", hint=f"{kind}0123456789abcdef0"
             )
-    return Network(subnets=options.subnets, security_group=group, public_address=options.public_address)
+    if options.proxy is not None and not is_name(PROXY_PATTERN, options.proxy):
+        raise BadInput(
+            f"`proxy` must be http://HOST:PORT, without a password, got {shown(options.proxy)}.",
+            hint="what machines are told when they boot is no secret: let the proxy know them by their network",
+        )
+    return Network(
+        subnets=options.subnets,
+        security_group=group,
+        public_address=options.public_address,
+        proxy=options.proxy,
+    )
 
 
 def _ended(folder: Path, launch: Launch) -> ClusterState:

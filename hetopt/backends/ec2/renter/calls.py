@@ -113,6 +113,7 @@ def group_calls(order: Order, zone: Zone) -> tuple[Request, ...]:
     name = f"hetopt-{order.run_id}"
     itself = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": Reference(step=GROUP_STEP, key="GroupId")}]}
     anywhere = {"CidrIp": "0.0.0.0/0"}
+    ports = sorted({443, *([int(order.network.proxy.rpartition(":")[2])] if order.network.proxy else [])})
     group = Reference(step=GROUP_STEP, key="GroupId")
     lookup = Request(
         step="find-group",
@@ -160,7 +161,7 @@ def group_calls(order: Order, zone: Zone) -> tuple[Request, ...]:
                 "GroupId": group,
                 "IpPermissions": [
                     itself,
-                    {"IpProtocol": "tcp", "FromPort": 443, "ToPort": 443, "IpRanges": [anywhere]},
+                    *({"IpProtocol": "tcp", "FromPort": one, "ToPort": one, "IpRanges": [anywhere]} for one in ports),
                 ],
             },
             purpose="out: to each other, and HTTPS for packages and S3",
@@ -250,6 +251,7 @@ def _template_call(order: Order, kind: str, generation: int, end_s: float) -> Re
             has_gpu=kind.endswith("-gpu"),
             version=order.hetopt_version,
             group_secret=order.group_secret,
+            proxy=order.network.proxy or "",
         )
     )
     data: dict[str, Any] = {

@@ -11,7 +11,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from hetopt.backends.ec2.protocol import spec_digest
 from hetopt.backends.ec2.renter.tags import RunTags
 from hetopt.core.artifact import Artifact, HostName, Record, RunName
-from hetopt.core.paths import REGION_PATTERN
+from hetopt.core.paths import PROXY_PATTERN, REGION_PATTERN
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.secret import SECRET_PATTERN
 from hetopt.optimizer.cost.bill import SECONDS_PER_HOUR
@@ -74,6 +74,9 @@ class Network(Record):
         default=None, pattern=r"^sg-[0-9a-z]{1,32}$", description="instead of one that is made for the run"
     )
     public_address: bool = Field(default=True, description="as the subnet gives it; else none, whatever it gives")
+    proxy: str | None = Field(
+        default=None, pattern=PROXY_PATTERN, description="by which machines reach S3 and packages"
+    )
 
 
 class WayOut(Record):
