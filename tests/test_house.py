@@ -180,6 +180,7 @@ OURS = {
     "hetopt/backends/ec2/renter/user_code.py: folder / f'{first}.py'": "likewise",
     "hetopt/backends/ec2/renter/fetching.py: run_dir / name": "a constant",
     "hetopt/core/run_folder.py: run_dir / name": "a constant",
+    "hetopt/backends/ec2/node/unpack.py: folders[root, folder] / name": "what follows the last slash of a wheel's name",
     "hetopt/backends/ec2/renter/launcher.py: run_dir / name": "one of two constants",
     "hetopt/backends/ec2/renter/spot_pools.py: run_dir / f'.observed.{order.life}'": "a number",
     "hetopt/backends/ec2/renter/watch.py: self.run_dir / folder": "one of two constants",
