@@ -20,7 +20,6 @@ def doctor(
     subnets: list[str] = typer.Option([], "--subnet", help="A subnet of the machines; repeatable."),
     security_group: str | None = typer.Option(None, "--security-group", help="The machines' group."),
     public_ip: bool = typer.Option(True, "--public-ip/--no-public-ip", help="Whether they are on the Internet."),
-    proxy: str | None = typer.Option(None, "--proxy", help="http://HOST:PORT by which they reach S3 and packages."),
     json_: bool = typer.Option(False, "--json", help="Print what was found as JSON."),
 ) -> None:
     """Look for what would stop a launch: here, in the account, and, with a plan, in each call that rents it.
@@ -48,7 +47,6 @@ def doctor(
         subnets=subnets,
         security_group=security_group,
         public_address=public_ip,
-        proxy=proxy,
     )
     for check in looked:
         checks.append(check)
