@@ -16,7 +16,7 @@ from hetopt.core.paths import inside
 AT_A_TIME = 8
 """Objects. Each large one comes in parts itself, ten at a time."""
 
-_READABLE = "name a folder of the run's own bucket, which is what the machines' role may read"
+READABLE = "name a folder of the run's own bucket, which is what the machines' role may read"
 
 GoesOn = Callable[[int, int], bool]
 """Is told the bytes that are there, and all; says whether to go on."""
@@ -51,41 +51,36 @@ def fetched(client: Any, url: str, folder: Path, goes_on: GoesOn, *, look_every_
         whether all of it is there; not where it was not to go on.
 
     Raises:
-        BadInput: there is nothing, an object has a name that no file can have, or the machine's role may not read it.
+        BadInput: there is nothing, or an object has a name that no file can have.
+        Exception: what the client raises.
     """
-    from boto3.exceptions import Boto3Error
-    from botocore.exceptions import BotoCoreError, ClientError
-
     bucket, _, prefix = url.removeprefix("s3://").partition("/")
     prefix = prefix.rstrip("/") + "/" if prefix else ""
-    try:
-        found = list(_listed(client, bucket, prefix))
-        if not found:
-            raise BadInput(f"there is nothing in {url}.", hint=_READABLE)
-        places = [(inside(folder, key.removeprefix(prefix), what="object", any_text=True), key, n) for key, n in found]
-        total, count = sum(size for _, size in found), _Count()
-        new = [(path, key) for path, key, size in places if not (path.is_file() and path.stat().st_size == size)]
-        count.bytes = total - sum(size for path, key, size in places if (path, key) in set(new))
+    found = list(_listed(client, bucket, prefix))
+    if not found:
+        raise BadInput(f"there is nothing in {url}.", hint=READABLE)
+    places = [(inside(folder, key.removeprefix(prefix), what="object", any_text=True), key, n) for key, n in found]
+    new = [(path, key, size) for path, key, size in places if not (path.is_file() and path.stat().st_size == size)]
+    total, count = sum(size for _, size in found), _Count()
+    count.bytes = total - sum(size for _, _, size in new)
 
-        def one(path: Path, key: str) -> None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            client.download_file(bucket, key, str(path), Callback=count.add)
+    def one(path: Path, key: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        client.download_file(bucket, key, str(path), Callback=count.add)
 
-        with ThreadPoolExecutor(AT_A_TIME) as pool:
-            left: set[Future[None]] = {pool.submit(one, *each) for each in new}
-            try:
-                while left:
-                    done, left = wait(left, timeout=look_every_s, return_when=FIRST_COMPLETED)
-                    for each in done:
-                        each.result()
-                    if not goes_on(count.bytes, total):
-                        return False
-            finally:
-                count.stopped = True
-                pool.shutdown(cancel_futures=True)
-        return goes_on(total, total)
-    except (Boto3Error, ClientError, BotoCoreError) as error:
-        raise BadInput(f"{url} cannot be read by the machines: {error}.", hint=_READABLE) from None
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        left: set[Future[None]] = {pool.submit(one, path, key) for path, key, _ in new}
+        try:
+            while left:
+                done, left = wait(left, timeout=look_every_s, return_when=FIRST_COMPLETED)
+                for each in done:
+                    each.result()
+                if not goes_on(count.bytes, total):
+                    return False
+        finally:
+            count.stopped = True
+            pool.shutdown(cancel_futures=True)
+    return goes_on(total, total)
 
 
 def _listed(client: Any, bucket: str, prefix: str) -> Iterator[tuple[str, int]]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from hetopt.backends.ec2.data import GoesOn, fetched
+from hetopt.backends.ec2.data import READABLE, GoesOn, fetched
+from hetopt.core.errors import BadInput
 
 LARGEST_READ_BYTES = 64 * 2**20
 """Of what is read as a whole: messages, and what a log gains in seconds. Files are fetched in parts."""
@@ -191,8 +192,19 @@ class S3Objects:
             )
 
     def download(self, url: str, folder: Path, goes_on: GoesOn) -> bool:
-        """Fetch everything under ``s3://BUCKET/PREFIX`` into a folder; see `fetched`."""
-        return fetched(self.client, url, folder, goes_on)
+        """Fetch everything under ``s3://BUCKET/PREFIX`` into a folder; see `fetched`.
+
+        Raises:
+            BadInput: there is nothing, an object has a name that no file can have, or the machine's role may not read
+                it.
+        """
+        from boto3.exceptions import Boto3Error
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            return fetched(self.client, url, folder, goes_on)
+        except (Boto3Error, ClientError, BotoCoreError) as error:
+            raise BadInput(f"{url} cannot be read by the machines: {error}.", hint=READABLE) from None
 
     def names(self, prefix: str) -> Sequence[str]:
         """All names that begin so."""
