@@ -62,8 +62,8 @@ class Measure:
         ),
     ] = None
     time_budget_s: Annotated[
-        float, typer.Option("--time-budget", help="Seconds that measuring may take, about; starting up comes on top.")
-    ] = 40.0
+        str, typer.Option("--time-budget", help="Time that measuring may take, about; starting up comes on top.")
+    ] = "40s"
     seed: Annotated[int, typer.Option("--seed", help="Seed of weights and sample order.")] = 0
     machine_type: Annotated[
         str, typer.Option("--type", help="What this machine is: an instance type of the catalogue.")
@@ -142,6 +142,7 @@ def profile(asked: Measure) -> None:
     from hetopt.cli import parse, render
     from hetopt.cli.import_samples import import_samples, read_file
     from hetopt.core.errors import BadInput
+    from hetopt.core.quantities import DURATION, quantity
 
     if asked.check:
         from hetopt.cli.task_check import check_task
@@ -156,11 +157,14 @@ def profile(asked: Measure) -> None:
         raise BadInput(
             "name the task to measure, or a file of step times with --from-samples.", hint="hetopt profile digits"
         )
+    time_budget_s = quantity(asked.time_budget_s, DURATION, "--time-budget")
     parse.ready_to_write(output, force=asked.force)
     _agree_to_explore(asked)
     elsewhere = read_file(asked.from_samples) if asked.from_samples is not None else ()
     with render.progress(f"profiling {asked.task}") as reporter:
-        measured = hetopt.profile(**given(asked, hetopt.profile, samples=elsewhere, reporter=reporter))
+        measured = hetopt.profile(
+            **given(asked, hetopt.profile, samples=elsewhere, time_budget_s=time_budget_s, reporter=reporter)
+        )
     _write(measured, output, as_json=asked.as_json)
 
 

@@ -43,7 +43,7 @@ def refusal(*arguments: str) -> BadInput:
         ([TASK, "--data", "/nowhere/at/all"], "no data folder"),
         ([TASK, "--workers", "0"], "`workers` must be"),
         ([TASK, "--workers", "65"], "`workers` must be"),
-        ([TASK, "--time-budget", "nan"], "`time_budget_s` must be"),
+        ([TASK, "--time-budget", "nan"], "--time-budget must be a length of time"),
         ([TASK, "--time-budget", "1"], "`time_budget_s` must be"),
         ([TASK, "--seed", "-1"], "`seed` must be 0 or more"),
         ([TASK, "--type", "c99.huge"], "c99.huge"),
@@ -89,7 +89,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """One real profile, written by the command, and what it printed."""
     folder = tmp_path_factory.mktemp("command")
     result = subprocess.run(
-        [sys.executable, "-c", COMMAND, TASK, "-o", "p.json", "--time-budget", "8", "--seed", "7"],
+        [sys.executable, "-c", COMMAND, TASK, "-o", "p.json", "--time-budget", "8s", "--seed", "7"],
         cwd=folder,
         env={**os.environ, "TMPDIR": str(folder)},
         capture_output=True,
