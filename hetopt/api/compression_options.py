@@ -105,9 +105,11 @@ def decide(wish: CompressionOverrides, run: RunSpec) -> Decided:
     checked(compression)
     # Who weighs whole ways to exchange brings a compressor where the plan names none.
     if policy not in WEIGHS_WAYS or compression.name != IDENTITY:
-        reason = why_not_controlled(compression.name, policy)
+        reason = why_not_controlled(compression.name, policy, compression.collective)
         if reason is not None:
-            raise BadInput(reason, hint="name a compressor that can send less, for example `compression=topk(0.01)`")
+            is_able = why_not_controlled(compression.name, policy) is None
+            less = "name a compressor that can send less, for example `compression=topk(0.01)`"
+            raise BadInput(reason, hint="leave `collective` out, or say all_gather" if is_able else less)
     if policy not in WEIGHS_WAYS:
         check_ratio_controller(policy, compression.ratio)
     if run.learning_rate_rule == "adascale" and (compression.name != IDENTITY or policy != "fixed"):

@@ -158,7 +158,7 @@ def test_a_collective_is_the_plans_the_named_or_the_cheapest() -> None:
 def test_every_combination_is_taken_or_refused_as_the_matrix_says(combination: Combination, policy: str) -> None:
     ratio = ":0.01" if combination.method.by_ratio else ""
     typed = f"{combination.name}{ratio},memory={combination.memory},collective={combination.collective}"
-    reason = why_not_controlled(combination.name, policy)
+    reason = why_not_controlled(combination.name, policy, combination.collective)
     if reason is None or (combination.name == "identity" and policy in WEIGHS_WAYS):
         told = decided(run_of(), compression=typed, ratio_policy=policy)
         assert (told.compression.name, told.ratio_policy) == (combination.name, policy)
@@ -178,6 +178,7 @@ def test_every_combination_is_taken_or_refused_as_the_matrix_says(combination: C
         ({"compression": "topk:0.1", "collective": "all_reduce"}, "Every worker selects other elements"),
         ({"compression": "powersgd", "ratio_policy": "accordion"}, "same amount at every ratio"),
         ({"compression": "topk_threshold:0.1", "ratio_policy": "gravac"}, "selects from a selection"),
+        ({"compression": "topk:0.1", "ratio_policy": "gravac", "collective": "ar_topk"}, "one worker selects for all"),
         ({"compression": "qsgd_maxnorm:0.1"}, "the ratio of qsgd_maxnorm must be 1"),
         ({"compression": "topk:0.1,bits=8"}, "has no option bits"),
         ({"compression": "topk:0.1,coding=zip"}, "no coding called 'zip'"),

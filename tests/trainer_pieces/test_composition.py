@@ -124,6 +124,9 @@ def test_controllers_synchronisation_and_optimizers_have_their_say():
     assert "ratio" in str(why_not_controlled("powersgd", "auto"))
     assert why_not_controlled("powersgd", "fixed") is None
     assert "selection" in str(why_not_controlled("topk_threshold", "gravac"))
+    assert "by ar_topk_star one worker" in str(why_not_controlled("topk", "gravac", "ar_topk_star"))
+    assert why_not_controlled("topk", "gravac", "all_gather") is None
+    assert why_not_controlled("topk", "accordion", "ar_topk_star") is None
     assert why_not_synchronised("topk", "gradients") is None
     assert why_not_synchronised("identity", "parameters") is None
     assert "no gradients" in str(why_not_synchronised("topk", "parameters"))

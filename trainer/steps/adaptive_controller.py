@@ -75,7 +75,7 @@ class AdaptiveController:
         self._name = spec.ratio_policy
         self.candidates = candidates
         self._watch = None if network is None else NetworkWatch(network=network)
-        reason = why_not_controlled(candidates.asked.name, self._name)
+        reason = why_not_controlled(candidates.asked.name, self._name, candidates.asked.collective)
         if reason is not None and not spec.weighs_ways:
             raise BadInput(reason, hint="steer topk, or leave the ratio policy at 'fixed'")
         weighed = [each.option for each in candidates.all] if spec.weighs_ways else []

@@ -324,13 +324,15 @@ def why_not_synchronised(name: str, synchronisation: str) -> str | None:
     return None
 
 
-def why_not_controlled(name: str, controller: str) -> str | None:
-    """One sentence on why this ratio controller cannot steer this compressor; None when it can."""
+def why_not_controlled(name: str, controller: str, collective: str = AUTO) -> str | None:
+    """One sentence on why this ratio controller cannot steer this compressor by this collective; None when it can."""
     method = METHODS[name]
     if controller != "fixed" and not method.by_ratio:
         return f"{name} sends the same amount at every ratio, so there is nothing for {controller} to decide."
     if controller == "gravac" and not method.nested:
         return f"GraVAC selects from a selection, which {name} cannot."
+    if controller == "gravac" and collective in (AR_TOPK, STAR, VAR):
+        return f"GraVAC looks at what each worker's own selection keeps; by {collective} one worker selects for all."
     return None
 
 
