@@ -113,8 +113,8 @@ HEADLINES = {
     "a perplexity of {characters_final_perplexity_gravac_topk:.2f} with {characters_sent_over_dense_gravac_topk:.0%} "
     "of the bytes of dense training, which ends at {characters_final_perplexity_dense:.2f}; Top-k at 10x at "
     "{characters_final_perplexity_topk_10x:.2f} with {characters_sent_over_dense_topk_10x:.0%}, Accordion at "
-    "{characters_final_perplexity_accordion:.2f} with {characters_sent_over_dense_accordion:.1%}. None but dense "
-    "training reaches what that ends with, less what its seeds differ by",
+    "{characters_final_perplexity_accordion:.2f} with {characters_sent_over_dense_accordion:.1%}. No way that sends "
+    "less reaches what dense training ends with, less what its seeds differ by, with every seed",
     "streams": "Training on samples as they arrive, with the published rates of ScaDLES, is "
     "{uniform_38_24_speedup:.1f}, {normal_64_24_speedup:.2f}, {uniform_300_112_speedup:.2f} and "
     "{normal_256_28_speedup:.2f} times as fast as synchronous training with equal batches (rates of 38 ± 24, 64 ± 24,"
