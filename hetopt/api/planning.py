@@ -135,6 +135,7 @@ def recommend(
         NoFeasiblePlan: nothing fits; the hint says what would.
     """
     from hetopt.api import sync_options
+    from hetopt.api.sample_remarks import contradictions
     from hetopt.core.hosts import read_hosts
     from hetopt.optimizer.recommendation.own_machines import better_of, on_own_machines
     from hetopt.optimizer.recommendation.recommend import recommend as find_plan
@@ -191,6 +192,8 @@ def recommend(
         in_use = catalog_of(region, catalog, told).catalog
     else:
         in_use, options = compared.best.catalog, replace(options, quotas=compared.best.quotas)
+    for remark in contradictions(measured, in_use.instance_types):
+        told.note(remark)
     now = datetime.datetime.now(datetime.UTC)
 
     def rented() -> Plan:

@@ -154,3 +154,27 @@ def test_types_that_nothing_is_predicted_from_and_gpus_that_are_far_off_are_said
     three = said(of("g4dn.xlarge", 0.2), of("g5.xlarge", 2.0), of("g6.xlarge", 0.13))
     assert "Steps on g5.xlarge are" in three
     assert "Steps on g6.xlarge are" not in three
+
+
+def test_a_lone_gpu_far_below_what_such_jobs_reach_is_said_and_one_that_waits_for_its_host_is_not() -> None:
+    def said(step_time_s: float, batch: int = 64) -> str:
+        known = {"model_kind": "convolution", "flops_per_sample": 12e9, "sync_time_s": None}
+        one = sample(nodes=[1]).model_copy(
+            update={
+                **known,
+                "nodes": (Node(type="g5.xlarge", workers=1),),
+                "local_batch_size": batch,
+                "step_time_s": step_time_s,
+            }
+        )
+        return " ".join(remarks([one], TYPES))
+
+    assert "of its GPU's peak rate" in said(6.0)
+    assert "of its GPU's peak rate" not in said(0.2)
+    assert "of its GPU's peak rate" not in said(0.2, batch=1)
+
+
+def test_a_type_on_which_fewer_samples_took_longer_is_said() -> None:
+    rows = [sample(local_batch_size=32, step_time_s=0.4), sample(local_batch_size=64, step_time_s=0.1)]
+    assert "took 4.0 times longer for 32 samples than for 64" in " ".join(remarks(rows, TYPES))
+    assert "longer for" not in " ".join(remarks(rows[::-1][:1], TYPES))
