@@ -84,6 +84,8 @@ class SampledMachines:
         where, mode, index = self.posterior.where, self.posterior.mode, kin.reference
         fixed = math.exp(mode[where.fixed][index] + kin.fixed)
         per_sample = math.exp(mode[where.per_sample][index] + kin.per_sample)
+        if kin.by_batch is not None:
+            fixed, per_sample = kin.by_batch.tangent(fixed, per_sample)
         typical = per_sample * self.posterior.observed.typical_batch
         by_mode = {where.fixed.start + index: fixed, where.per_sample.start + index: typical}
         return SampledMachine(

@@ -60,6 +60,14 @@ class BatchPower:
         ratio = batch_size / self.at
         return np.asarray(self.exponent * np.log(ratio) - np.log(self.share + (1 - self.share) * ratio))
 
+    def tangent(self, fixed_s: float, per_sample_s: float) -> tuple[float, float]:
+        """The line that touches the power at ``at``, where the given one meets it: what a worker's is planned with.
+
+        Within a quarter and four times the batch size it is off by at most 26 % where the exponent is 0.65.
+        """
+        step_s, exponent = fixed_s + per_sample_s * self.at, min(1.0, max(0.0, self.exponent))
+        return step_s * (1 - exponent), step_s * exponent / self.at
+
 
 @dataclass(frozen=True, kw_only=True)
 class Kinship:
