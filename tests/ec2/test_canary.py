@@ -16,7 +16,7 @@ from hetopt.backends.ec2.renter.backend import Ec2Backend
 from hetopt.backends.ec2.renter.canary import CANARY_USD, Canary, canary_probe, folded, told
 from hetopt.backends.ec2.renter.edge import BotoEdge
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
-from hetopt.core.errors import BadInput, BudgetStop, RunFailed
+from hetopt.core.errors import BadInput, BudgetStop, NoFeasiblePlan, RunFailed
 from hetopt.core.profile import Profile
 from hetopt.core.runs import RunFolders
 from hetopt.core.step_samples import StepSample
@@ -155,6 +155,19 @@ def test_the_rest_is_not_rented_where_the_budget_no_longer_holds(
     where.stop(handle)
     assert leftovers(cloud) == []
     assert any("canary" in one for one in said)
+
+
+def test_the_rest_is_not_rented_where_the_deadline_no_longer_holds(
+    cloud: BotoEdge, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asked for a time hears of it before the rest is paid."""
+    hasty = plan.model_copy(update={"goal": plan.goal.model_copy(update={"deadline_s": 1800.0, "budget_usd": 500.0})})
+    where = Ec2Backend(home=tmp_path, inner=cloud)
+    prepared = where.prepare(hasty, hasty, LaunchOptions(canary=True, unprobed=True))
+    monkeypatch.setattr(type(prepared.canary), "canary", lambda *_: measured(hasty, 1.0))
+    with pytest.raises(NoFeasiblePlan, match=r"by what the canary measured the plan takes .* deadline is 30 min"):
+        where.submit(prepared, RunFolders(home=tmp_path / "runs"))
+    assert leftovers(cloud) == []
 
 
 def test_what_has_no_canary(hetopt: Callable[..., Answer], cloud: BotoEdge, plan: Plan, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from hetopt.backends.ec2.renter.ordering import PROFILE_NAME, Moved, Wishes
 from hetopt.backends.ec2.renter.probing import Prober
 from hetopt.backends.ec2.renter.request import Request
 from hetopt.core.errors import BadInput, BudgetStop, NoFeasiblePlan
+from hetopt.core.formatting import duration
 from hetopt.core.paths import PROXY_PATTERN, is_name, shown
 from hetopt.core.run_folder import read_spec
 from hetopt.core.run_spec import RunSpec
@@ -181,6 +182,7 @@ class Ec2Backend(Ec2Launcher):
 
         Raises:
             CloudRefused, BudgetStop, RunFailed: the canary failed, or the plan costs too much by what it measured.
+            NoFeasiblePlan: by that the plan misses its deadline.
         """
         now = datetime.datetime.now(datetime.UTC)
         folder = folders.create("canary", now, secret=True)
@@ -195,7 +197,14 @@ class Ec2Backend(Ec2Launcher):
                 f"${prepared.order.budget_usd:.2f}.",
                 hint="plan again with what it measured, or raise `budget_usd`",
             )
-        launch = prepared.launch.model_copy(update={"plan": plan, "prediction": plan.chosen.prediction})
+        deadline_s, was, now_is = plan.goal.deadline_s, prepared.wanted.chosen.prediction, plan.chosen.prediction
+        if deadline_s is not None and was.total_s.value <= deadline_s < now_is.total_s.value:
+            raise NoFeasiblePlan(
+                f"by what the canary measured the plan takes {duration(now_is.total_s.value)}, and its deadline is "
+                f"{duration(deadline_s)}.",
+                hint="plan again with what it measured, or leave `canary` out to launch it all the same",
+            )
+        launch = prepared.launch.model_copy(update={"plan": plan, "prediction": now_is})
         return replace(prepared, wanted=plan, launch=launch)
 
     def check_ready(self, prepared: Prepared) -> None:
