@@ -49,18 +49,22 @@ if (service, operation) == ("s3api", "get-object"):
 elif (service, operation) == ("s3api", "put-object"):
     with open(given["--body"], "rb") as stream:
         s3.put_object(**parameters, Body=stream)
+elif (service, operation) == ("s3", "cp"):
+    bucket, _, key = rest[-2].removeprefix("s3://").partition("/")
+    s3.download_file(bucket, key, rest[-1])
 else:
     sys.exit(f"aws: {{service}} {{operation}} is not known here")
 """
 
 _PYTHON = """#!/bin/sh
-# python3.12 -m venv FOLDER
-[ "$1 $2" = "-m venv" ] || exec "{python}" "$@"
-"{python}" -m venv --without-pip "$3" && echo "{packages}" >"$(echo "$3"/lib/python*/site-packages)/here.pth" || exit
-mv "$3/bin/python" "$3/bin/plain"
-cat >"$3/bin/python" <<'END' && chmod +x "$3/bin/python"
+# python3.12 -m venv --without-pip FOLDER
+[ "$1 $2 $3" = "-m venv --without-pip" ] || exec "{python}" "$@"
+"{python}" -m venv --without-pip "$4" && echo "{packages}" >"$(echo "$4"/lib/python*/site-packages)/here.pth" || exit
+mv "$4/bin/python" "$4/bin/plain"
+cat >"$4/bin/python" <<'END' && chmod +x "$4/bin/python"
 #!/bin/sh
 here="$(dirname "$0")"
+[ "$2" != ensurepip ] || exit 0
 [ "$2 $3" != "pip download" ] || exec mkdir -p "$here/../../wheels"
 exec "$here/plain" "$@"
 END
