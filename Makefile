@@ -20,7 +20,7 @@ DEMO ?= demo-run
 LARGE ?= --params 1.1e8 --samples 3e6 --tokens 128 --budget 20 --market spot --gpus A10G --quota spot:g=40 \
     --objective fastest
 BUDGET ?= 2
-PACE ?= 1,2
+SLOWDOWN ?= 1,2
 EPOCHS ?= 100
 BATCH ?= 256
 
@@ -34,7 +34,7 @@ MAKEFLAGS += --no-print-directory
 help:
 	@echo "make demo    profile a small job here, plan it, train it on two unequal workers, compare prediction with fact"
 	@echo "make test    run the tests"
-	@echo "make check   formatting, lint, types, import floors"
+	@echo "make check   formatting, lint, types, import rules"
 	@echo "make types   types once more, as editors read them (basedpyright; two minutes)"
 	@echo "make bench   every benchmark in its quick form"
 	@echo "make bench-stale   results of code that has changed since, and by how much"
@@ -73,7 +73,7 @@ demo: $(READY)
 	run hetopt profile digits -o $(DEMO)/profile.json; \
 	run hetopt recommend $(DEMO)/profile.json --budget $(BUDGET) --epochs $(EPOCHS) \
 	    --batch-size $(BATCH) -o $(DEMO)/plan.json; \
-	run hetopt launch $(DEMO)/plan.json --on local --slowdown $(PACE) --yes; \
+	run hetopt launch $(DEMO)/plan.json --on local --slowdown $(SLOWDOWN) --yes; \
 	run hetopt report; \
 	if [ "$$(id -u)" = 0 ]; then \
 	run hetopt estimate $(LARGE) -o $(DEMO)/large.json; \

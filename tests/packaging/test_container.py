@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -62,3 +63,31 @@ def test_its_steps_install_hetopt(tmp_path: Path) -> None:
         subprocess.run(["sh", "-c", step], check=True, env=environment)
     told = subprocess.run([f"{tmp_path}/opt/bin/hetopt", "--version"], capture_output=True, text=True, check=True)
     assert told.stdout.startswith("hetopt 0.")
+
+
+@pytest.mark.slow
+def test_it_is_built_without_a_daemon_and_runs(tmp_path: Path) -> None:
+    """By buildah, where there is one and the image that it begins with can be had."""
+    buildah = shutil.which("buildah")
+    if buildah is None:
+        pytest.skip("no buildah")
+    isolated = ["--isolation", "chroot"]
+    begin = subprocess.run([buildah, "from", "--quiet", said("FROM")[0].split()[0]], capture_output=True, text=True)
+    if begin.returncode != 0:
+        pytest.skip(f"the image that it begins with cannot be had: {begin.stderr[-200:]}")
+    subprocess.run([buildah, "rm", begin.stdout.strip()], check=True, capture_output=True)
+    listed = subprocess.run(["git", "archive", "HEAD"], cwd=REPOSITORY, check=True, capture_output=True).stdout
+    subprocess.run(["tar", "x", "-C", str(tmp_path)], input=listed, check=True)
+    name = "localhost/hetopt-test"
+    command = [buildah, "bud", *isolated, "--network", "host", *os.environ.get("HETOPT_BUILDAH", "").split()]
+    subprocess.run([*command, "-f", "Containerfile", "-t", name, "."], cwd=tmp_path, check=True)
+    box = subprocess.run([buildah, "from", name], check=True, capture_output=True, text=True).stdout.strip()
+    try:
+        for typed, told in (("hetopt --version", "hetopt 0."), ("id -un", "hetopt"), ("hetopt gpus", "A10G")):
+            done = subprocess.run(
+                [buildah, "run", *isolated, box, "--", *typed.split()], check=True, capture_output=True, text=True
+            )
+            assert told in done.stdout
+    finally:
+        subprocess.run([buildah, "rm", box], check=True, capture_output=True)
+        subprocess.run([buildah, "rmi", name], check=True, capture_output=True)
