@@ -156,6 +156,7 @@ def test_the_site_is_read_in_both_colour_schemes(site: Path, tmp_path: Path, sch
             page.open(f"http://127.0.0.1:{server.server_port}/{name}.html", width=width, dark=scheme == "slate")
             assert page.value("document.body.dataset.mdColorScheme") == scheme
             assert page.low_contrast() == {}
+            assert page.value(f"[...{COMMANDS}].every(one => one.scrollWidth <= one.clientWidth)"), "no command is cut"
         server.shutdown()
 
 
@@ -165,6 +166,8 @@ class Quiet(SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         """Nothing."""
 
+
+COMMANDS = "document.querySelectorAll('code:has(.gp)')"
 
 COPIED = """
 (() => {
