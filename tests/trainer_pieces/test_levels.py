@@ -125,3 +125,13 @@ def test_it_goes_on_where_a_checkpoint_left_it():
 def test_what_cannot_choose_is_refused_in_a_sentence(changes, told):
     with pytest.raises(BadInput, match=told):
         Exchange(in_levels("topk", 0.5).model_copy(update=changes), NUMEL, shapes=[(NUMEL,)])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["topk", "randomk"])
+def test_it_decides_the_same_on_a_gpu(name):
+    flat = gradients(1, 0, 4)[0]
+    here = Exchange(in_levels(name, 0.05), NUMEL, seed=1).run(flat.clone())
+    there = Exchange(in_levels(name, 0.05), NUMEL, seed=1, device=torch.device("cuda")).run(flat.cuda())
+    assert there.level_gains == pytest.approx(here.level_gains, rel=1e-4)
+    assert there.sent_bytes == here.sent_bytes

@@ -109,8 +109,8 @@ class Levels:
         """
         turn = Turn(channel, step, self._seed)
         floor, candidate = self._nested.both(flat, turn)
-        there = torch.tensor([energy(candidate.values), energy(floor.values), energy(flat)], dtype=torch.float32)
-        channel.all_reduce(there.to(flat.device))
+        there = flat.new_tensor([energy(candidate.values), energy(floor.values), energy(flat)])
+        channel.all_reduce(there)
         kept, kept_by_floor, whole = there.tolist()
         self.gains = (1.0, 1.0) if whole == 0 else (kept / whole, kept_by_floor / whole)
         for payload, gain in zip((candidate, floor), self.gains, strict=True):
