@@ -66,6 +66,7 @@ def test_its_steps_install_hetopt(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)  # it installs all of hetopt, and copies the image at each step: 19 minutes on two busy cores
 def test_it_is_built_without_a_daemon_and_runs(tmp_path: Path) -> None:
     """By buildah, where there is one and the image that it begins with can be had."""
     buildah = shutil.which("buildah")
