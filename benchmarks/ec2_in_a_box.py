@@ -5,25 +5,38 @@ and trains. A plan of four machines of two types loses one machine with notice, 
 without a word, while its own type is not to be had any more. The run must reach its end, all machines must be gone, and
 the run's ledger must come to what moto's record of instance-seconds comes to at the pools' prices. At last rented
 machines are probed, within a budget of their own.
+
+The other part are stories (``--part stories``): 400 lives of runs by a seed, on an account in which lists and tags lag,
+calls are throttled, refused, answered with faults or not at all, credentials end, pools run dry and prices move by zone
+and hour, machines hang, fail, start again, are stopped or taken back, and IAM decides each call by the printed policy;
+whoever launches or follows is killed by a real signal. Time is the account's own, and what machines do is acted.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import statistics
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from benchmarks._outcome import Results, options, publish, run_benchmark
+from benchmarks._outcome import Results, parser, publish, run_benchmark
 from benchmarks._rehearsal import need_namespaces
 from benchmarks.box.box import Box
-from benchmarks.box.story import Act, Played, Stage, meeting_host, timeline, trained
+from benchmarks.box.gate import actions_of
+from benchmarks.box.stories import KINDS, plan_on, policy_without
+from benchmarks.box.story import HETOPT, Act, Played, Stage, meeting_host, timeline, trained
 from hetopt.backends.ec2.renter.cluster_state import ClusterState
+from hetopt.core.errors import RunFailed
 from hetopt.core.profile import Profile
-from hetopt.core.run_spec import WorkerSpec
 from hetopt.optimizer.market.catalog import Catalog, load_catalog
-from hetopt.optimizer.plan import Group, Plan
+from hetopt.optimizer.plan import Plan
 
 REGION = "us-east-1"
 GOAL = ("--budget", "5", "--batch-size", "1024")
@@ -38,6 +51,9 @@ NOTICE_S = 40.0
 """Shorter than EC2's two minutes, as machines boot faster here."""
 WITHIN_S = 1500.0
 LEDGER_GOAL = 0.01
+PARTS = ("box", "stories")
+WORKERS = 4
+"""Processes that tell stories, each on an account of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,18 +64,20 @@ class Length:
         profile_s: spent on measuring.
         steps: of the training.
         between: steps from one loss to the next.
+        stories: how many are told.
         explores: whether machines are rented for probes, too.
     """
 
     profile_s: int
     steps: int
     between: int
+    stories: int
     explores: bool = True
 
 
-FULL = Length(profile_s=40, steps=1500, between=100)
-QUICK = Length(profile_s=12, steps=800, between=40)
-SMOKE = Length(profile_s=6, steps=500, between=20, explores=False)
+FULL = Length(profile_s=40, steps=1500, between=100, stories=400)
+QUICK = Length(profile_s=12, steps=800, between=40, stories=40)
+SMOKE = Length(profile_s=6, steps=500, between=20, stories=4, explores=False)
 
 
 def interruptions(between: int) -> Sequence[Act]:
@@ -92,31 +110,19 @@ def planned(stage: Stage, length: Length) -> Path:
 
 def on_the_mix(plan: Plan, catalog: Catalog) -> Plan:
     """A plan on the story's machines, whichever were recommended."""
-    like = plan.chosen.groups[0]
-    groups: list[Group] = []
-    workers: list[WorkerSpec] = []
-    for name, machines, size in MIX:
-        price = catalog.price(name, "spot")
-        assert price is not None
-        told = {
-            "instance_type": name,
-            "machines": machines,
-            "market": "spot",
-            "price_usd_per_hour": price.usd_per_hour,
-            "price_date": str(price.date),
-            "price_source": price.source,
-            "price_is_estimate": price.is_estimate,
-            "interruption_band": None,
-            "local_batch_sizes": (size,) * machines,
-        }
-        groups.append(like.model_copy(update=told))
-        workers += [
-            WorkerSpec(host=f"h{len(workers) + place}", type=name, local_batch_size=size) for place in range(machines)
-        ]
-    batch = sum(worker.local_batch_size for worker in workers)
-    chosen = plan.chosen.model_copy(update={"groups": tuple(groups), "global_batch_size": batch})
-    run = plan.run.model_copy(update={"workers": tuple(workers)})
-    return plan.model_copy(update={"chosen": chosen, "pareto": (chosen,), "run": run})
+    made = plan_on(plan, catalog, tuple((name, machines, "spot") for name, machines, _ in MIX))
+    sizes = [size for _, machines, size in MIX for _ in range(machines)]
+    groups = tuple(
+        group.model_copy(update={"local_batch_sizes": (size,) * group.machines})
+        for group, (_, _, size) in zip(made.chosen.groups, MIX, strict=True)
+    )
+    workers = tuple(
+        worker.model_copy(update={"local_batch_size": size})
+        for worker, size in zip(made.run.workers, sizes, strict=True)
+    )
+    chosen = made.chosen.model_copy(update={"groups": groups, "global_batch_size": sum(sizes)})
+    run = made.run.model_copy(update={"workers": workers})
+    return made.model_copy(update={"chosen": chosen, "pareto": (chosen,), "run": run})
 
 
 def probed(stage: Stage) -> Profile:
@@ -150,37 +156,99 @@ def tell(box: Box, played: Played) -> None:
 
 
 def main() -> None:
-    """Play the story once: it is one run, whose length the forms differ in."""
-    asked = options(__doc__)
-    need_namespaces(or_skip=asked.smoke)
+    """Play the story once, as it is one run, whose length the forms differ in; and tell the others."""
+    command_line = parser(__doc__)
+    command_line.add_argument("--part", choices=PARTS, help="only this; with --json, into an earlier result")
+    asked = command_line.parse_args()
     length = SMOKE if asked.smoke else QUICK if asked.quick else FULL
+    results = Results()
     with tempfile.TemporaryDirectory(prefix="hetopt-benchmark-") as name:
-        folder = Path(name)
-        (folder / "home").mkdir()
-        with Box(folder=folder / "box", catalog=load_catalog(REGION)) as box:
-            stage = Stage(box=box, home=folder / "home")
-            stage.hetopt("setup", "--create-bucket", "--yes")
-            plan = planned(stage, length)
-            print("training", file=sys.stderr)
-            arguments = (plan, "--steps", length.steps, "--yes", "--unprobed", *STAND_INS)
-            played = stage.play(arguments, interruptions(length.between), within_s=WITHIN_S)
-            left = stage.hetopt("gc", "--on", "ec2", "--json").stdout
-            tell(box, played)
-            results = _results(box, played, Plan.load(plan), left)
-            if length.explores:
-                explored = probed(stage)
-                print(f"probes: {len(explored.samples)} layouts for ${explored.profiling_usd:.4f}")
-                results.goal("probed_layouts", len(explored.samples), at_least=1)
-                results.goal("probes_usd", explored.profiling_usd, at_most=PROBE_BUDGET_USD)
-                results.goal("instances_left", sum(one.runs for one in box.instances()), at_most=0)
-            publish(results.outcome("ec2_in_a_box", quick=asked.quick), asked.json_file)
+        if asked.part != "stories":
+            need_namespaces(or_skip=asked.smoke)
+            play_in_the_box(results, Path(name), length)
+        if asked.part != "box":
+            tell_stories(results, Path(name), length)
+    publish(results.outcome("ec2_in_a_box", quick=asked.quick or asked.smoke), asked.json, part=asked.part)
 
 
-def _results(box: Box, played: Played, plan: Plan, left: str) -> Results:
+def play_in_the_box(results: Results, folder: Path, length: Length) -> None:
+    """The run on rehearsed hosts, from its plan to its bill."""
+    (folder / "home").mkdir()
+    with Box(folder=folder / "box", catalog=load_catalog(REGION)) as box:
+        stage = Stage(box=box, home=folder / "home")
+        stage.hetopt("setup", "--create-bucket", "--yes")
+        plan = planned(stage, length)
+        print("training", file=sys.stderr)
+        arguments = (plan, "--steps", length.steps, "--yes", "--unprobed", *STAND_INS)
+        played = stage.play(arguments, interruptions(length.between), within_s=WITHIN_S)
+        left = stage.hetopt("gc", "--on", "ec2", "--json").stdout
+        tell(box, played)
+        _results(results, box, played, Plan.load(plan), left)
+        if length.explores:
+            explored = probed(stage)
+            print(f"probes: {len(explored.samples)} layouts for ${explored.profiling_usd:.4f}")
+            results.goal("probed_layouts", len(explored.samples), at_least=1)
+            results.goal("probes_usd", explored.profiling_usd, at_most=PROBE_BUDGET_USD)
+            results.goal("instances_left", sum(one.runs for one in box.instances()), at_most=0)
+
+
+def tell_stories(results: Results, folder: Path, length: Length) -> None:
+    """Lives of runs by a seed, several at the same time, and what must be in none of them."""
+    print("telling stories", file=sys.stderr)
+    profile, plan = folder / "told-profile.json", folder / "told-plan.json"
+    environment = {**os.environ, "HETOPT_HOME": str(folder)}
+    for arguments in (
+        ("profile", "digits", "--time-budget", "6", "-o", profile),
+        ("recommend", profile, *GOAL, "--steps", "10000", *CHOICE, "-o", plan),
+    ):
+        subprocess.run([*HETOPT, *map(str, arguments)], check=True, stdout=sys.stderr, env=environment)
+    program = [sys.executable, "-m", "benchmarks.box.stories", str(plan)]
+    files = [folder / f"told-{first}.jsonl" for first in range(WORKERS)]
+    with ExitStack() as opened:
+        tellers = [
+            subprocess.Popen(
+                [*program, str(first), str(WORKERS), str(length.stories)], stdout=opened.enter_context(path.open("w"))
+            )
+            for first, path in enumerate(files)
+        ]
+        for teller in tellers:
+            teller.wait()
+    told = [json.loads(line) for path in files for line in path.read_text().splitlines()]
+    if len(told) != length.stories:
+        raise RunFailed(f"{len(told)} of {length.stories} stories were told to their end.", hint="read what they say")
+    for story in sorted(told, key=lambda one: int(one["seed"])):
+        if story["faults"] or story["seed"] == 0:
+            print(story["timeline"], "\n")
+    _of_stories(results, told)
+
+
+def _of_stories(results: Results, told: Sequence[dict[str, Any]]) -> None:
+    ledgers = [abs(one["ledger_error"]) for one in told if one["ledger_error"] is not None]
+    asked, granted = {name for one in told for name in one["asked"]}, set(actions_of(policy_without(None)))
+    at_once = [len(set(one["moods"]) - ALWAYS) + len(one["moods"]["lives"]["fates"]) for one in told]
+    results.figures["stories"] = len(told)
+    results.figures["stories_kills"] = sum(one["kills"] for one in told)
+    results.figures["stories_machines"] = sum(one["machines"] for one in told)
+    results.figures["stories_moods_at_once_median"] = statistics.median(at_once)
+    results.figures["stories_followed_to_their_bill"] = len(ledgers)
+    for kind in KINDS:
+        faults = sum(any(fault.startswith(f"{kind}:") for fault in one["faults"]) for one in told)
+        results.goal(f"stories_faults_{kind.replace('-', '_')}", faults, at_most=0)
+    results.goal("stories_ledger_error_worst", max(ledgers, default=0.0), at_most=LEDGER_GOAL)
+    results.goal("stories_actions_beyond_the_policy", len(asked - granted), at_most=0)
+    results.figures["stories_actions_asked"] = len(asked)
+    results.figures["stories_actions_granted"] = len(granted)
+    print(f"granted and never asked: {', '.join(sorted(granted - asked)) or 'nothing'}")
+
+
+ALWAYS = frozenset({"seed", "policy", "pools", "lives", "ending_s", "end_role"})
+"""What every story says of its account: no moods, or the same in all."""
+
+
+def _results(results: Results, box: Box, played: Played, plan: Plan, left: str) -> None:
     mine = {machine.id for machine in played.seen.machines}
     billed, ledger = box.bill_usd(played.order.extras_usd_per_hour, mine), played.ledger_usd()
     print(f"\nledger ${ledger:.6f}, moto's record of instance-seconds at the pools' prices ${billed:.6f}")
-    results = Results()
     groups = plan.chosen.groups
     results.goal("machines", sum(group.machines for group in groups), at_least=4)
     results.goal("types", len({group.instance_type for group in groups}), at_least=2)
@@ -194,7 +262,6 @@ def _results(box: Box, played: Played, plan: Plan, left: str) -> Results:
     results.figures["wall_s"] = round(played.wall_s, 1)
     results.figures["ledger_usd"] = round(ledger, 6)
     results.figures["budget_usd"] = played.order.budget_usd
-    return results
 
 
 if __name__ == "__main__":

@@ -55,5 +55,8 @@ def doctor(
             render.bullet(f"{check.name}: {check.said}{hint}", mark=marks[check.verdict])
     if json_:
         render.print_json([asdict(check) for check in checks])
+    wrong = [check.name for check in checks if check.verdict == "bad"]
+    if wrong and not json_:
+        render.line(f"{len(wrong)} of {len(checks)} would stop a launch: {'; '.join(wrong)}")
     if worst(checks) == "bad":
         raise typer.Exit(4)

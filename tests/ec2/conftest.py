@@ -77,7 +77,7 @@ def read_once() -> Iterator[None]:
 def moto_url() -> Iterator[str]:
     address, port = own_port()
     server = subprocess.Popen(
-        [sys.executable, "-m", "tests.ec2.unkind_cloud", address, str(port)],
+        [sys.executable, "-m", "benchmarks.box.unkind", address, str(port)],
         cwd=Path(__file__).resolve().parents[2],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -127,7 +127,7 @@ def start_over(edge: BotoEdge) -> None:
 
 
 def be_unkind(**how: object) -> None:
-    """What the account does to us from now on, until the next test; see `tests.ec2.unkind_cloud`."""
+    """What the account does to us from now on, until the next test; see `benchmarks.box.unkind`."""
     asked = urllib.request.Request(
         f"{os.environ['AWS_ENDPOINT_URL']}/unkind", method="POST", data=json.dumps(how).encode()
     )

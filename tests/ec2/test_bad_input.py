@@ -11,60 +11,61 @@ import pytest
 
 from hetopt.backends.ec2.renter.edge import BotoEdge
 from hetopt.optimizer.plan import Plan
-from tests.ec2.conftest import leftovers
-from tests.ec2.refusing_cloud import Refusal, refusing_cloud
+from tests.ec2.conftest import be_unkind, leftovers
 from tests.ec2.test_command import refused
 from tests.face.conftest import Answer
 
 Hetopt = Callable[..., Answer]
 
+AS_WANTED = "as the test wants it"
+
 REFUSALS = {
     "expired session": (
-        Refusal(call="GetCallerIdentity", status=403, code="ExpiredToken"),
+        ("GetCallerIdentity", 403, "ExpiredToken", AS_WANTED),
         r"session has expired.*aws sso login",
     ),
-    "unknown key": (Refusal(call="GetCallerIdentity", status=403, code="InvalidClientTokenId"), "does not know these"),
+    "unknown key": (("GetCallerIdentity", 403, "InvalidClientTokenId", AS_WANTED), "does not know these"),
     "clock skew": (
-        Refusal(call="GetCallerIdentity", status=403, code="SignatureDoesNotMatch", message="Signature expired"),
+        ("GetCallerIdentity", 403, "SignatureDoesNotMatch", "Signature expired"),
         "the clock of this machine is wrong",
     ),
-    "clock skew of S3": (Refusal(call="PUT", status=403, code="RequestTimeTooSkewed"), "the clock of this machine"),
+    "clock skew of S3": (("PUT", 403, "RequestTimeTooSkewed", AS_WANTED), "the clock of this machine"),
     "region to opt in": (
-        Refusal(call="DescribeInstanceTypeOfferings", status=401, code="OptInRequired"),
+        ("DescribeInstanceTypeOfferings", 401, "OptInRequired", AS_WANTED),
         "the account cannot use this region",
     ),
     "disabled region, or wrong keys": (
-        Refusal(call="DescribeSubnets", status=401, code="AuthFailure", message="AWS was not able to validate them"),
+        ("DescribeSubnets", 401, "AuthFailure", "AWS was not able to validate them"),
         "does not accept these credentials in this region: AWS was not able to validate them.*not enabled",
     ),
     "a new account": (
-        Refusal(call="CreateFleet", status=200, code="PendingVerification", inside=True),
+        ("CreateFleet", 200, "PendingVerification", AS_WANTED),
         "AWS is still verifying this account.*launch again",
     ),
     "a blocked account": (
-        Refusal(call="CreateFleet", status=400, code="Blocked", message="This account is currently blocked"),
+        ("CreateFleet", 400, "Blocked", "This account is currently blocked"),
         "AWS has blocked this account: This account is currently blocked.*support",
     ),
     "a type that the zone does not start": (
-        Refusal(call="CreateFleet", status=400, code="InvalidFleetConfig", message="Unsupported instance types"),
+        ("CreateFleet", 400, "InvalidFleetConfig", "Unsupported instance types"),
         "no zone has all machines of the plan.*cannot be started so in this zone",
     ),
-    "a bucket of somebody else": (Refusal(call="HEAD", status=403, code="403"), "belongs to somebody else"),
-    "a bucket in another region": (Refusal(call="HEAD", status=301, code="301"), "is in another region"),
+    "a bucket of somebody else": (("HEAD", 403, "403", AS_WANTED), "belongs to somebody else"),
+    "a bucket in another region": (("HEAD", 301, "301", AS_WANTED), "is in another region"),
     "spot quota of zero": (
-        Refusal(call="CreateFleet", status=200, code="MaxSpotInstanceCountExceeded", inside=True),
+        ("CreateFleet", 200, "MaxSpotInstanceCountExceeded", AS_WANTED),
         r"quota for vCPUs is used up \(.*Spot",
     ),
     "on-demand quota of zero": (
-        Refusal(call="CreateFleet", status=200, code="VcpuLimitExceeded", inside=True),
+        ("CreateFleet", 200, "VcpuLimitExceeded", AS_WANTED),
         "quota for vCPUs is used up",
     ),
     "no permission": (
-        Refusal(call="CreateLaunchTemplate", status=403, code="UnauthorizedOperation"),
+        ("CreateLaunchTemplate", 403, "UnauthorizedOperation", AS_WANTED),
         r"may not do ec2:CreateLaunchTemplate: as the test wants it.*hetopt setup",
     ),
     "a role that is not there": (
-        Refusal(call="CreateFleet", status=403, code="AuthFailure.ServiceLinkedRoleCreationNotPermitted"),
+        ("CreateFleet", 403, "AuthFailure.ServiceLinkedRoleCreationNotPermitted", AS_WANTED),
         r"create-service-linked-role",
     ),
 }
@@ -92,18 +93,11 @@ ONE_OF_EACH = (
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ONE_OF_EACH)) for name in REFUSALS]
 )
-def test_what_an_account_can_refuse(
-    cloud: BotoEdge,
-    moto_url: str,
-    hetopt: Hetopt,
-    plan_file: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-) -> None:
-    refusal, said = REFUSALS[name]
-    with refusing_cloud(moto_url, refusal) as url, monkeypatch.context() as patch:
-        patch.setenv("AWS_ENDPOINT_URL", url)
-        refused(hetopt("launch", "--on", "ec2", plan_file, "--yes"), 4, said)
+def test_what_an_account_can_refuse(cloud: BotoEdge, hetopt: Hetopt, plan_file: Path, name: str) -> None:
+    (call, status, code, text), said = REFUSALS[name]
+    be_unkind(refuses={call: [code, text, status]})
+    refused(hetopt("launch", "--on", "ec2", plan_file, "--yes"), 4, said)
+    be_unkind(refuses={})
     assert [one for one in leftovers(cloud) if one.kind != "fleet"] == []
 
 

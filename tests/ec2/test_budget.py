@@ -33,7 +33,7 @@ def test_a_lifetime_at_the_worst_price_costs_the_budget(budget: float, worst: fl
     except BudgetStop:
         assert (budget - fixed) / worst * 3600 < LEAST_LIFETIME_S
         return
-    assert life / 3600 * worst + fixed == pytest.approx(budget)
+    assert (life + SHUTDOWN_S) / 3600 * worst + fixed == pytest.approx(budget)
 
 
 @given(
@@ -47,7 +47,7 @@ def test_nobody_spends_more_than_the_budget(
 ) -> None:
     """Prices move as they like below the worst, looks come when they come: what is left always pays for the end."""
     guard = Guard(budget_usd=budget, fixed_usd=0.0, worst_usd_per_hour=worst, checkpoint_s=30, heartbeat_s=60)
-    now, spent, end = 0.0, 0.0, budget / worst * 3600
+    now, spent, end = 0.0, 0.0, budget / worst * 3600 - SHUTDOWN_S
     for share, gap in zip(shares * 40, gaps * 40, strict=False):
         if guard.decide(spent, now) == "stop":
             break
@@ -55,8 +55,8 @@ def test_nobody_spends_more_than_the_budget(
         now, spent = now + gap, spent + share * worst * gap / 3600
         assert guard.end_s(spent, now) >= end - 1e-6, "time that was granted is never taken back"
         end = guard.end_s(spent, now)
-    # Everything goes on at the worst price until the machines end by themselves.
-    final = spent + worst * max(0.0, end - now) / 3600
+    # Everything goes on at the worst price until the machines' timers end them, and they are off.
+    final = spent + worst * max(0.0, end + SHUTDOWN_S - now) / 3600
     assert final <= budget * (1 + 1e-9)
 
 
@@ -100,7 +100,7 @@ def test_machines_wait_no_longer_for_a_place_than_a_move_pays_for() -> None:
 @given(budget=money, worst=rates)
 def test_training_ends_before_the_machines_do(budget: float, worst: float) -> None:
     guard = Guard(budget_usd=budget, fixed_usd=0.0, worst_usd_per_hour=worst, checkpoint_s=45, heartbeat_s=15)
-    assert guard.stop_training_s(1e6) == 1e6 - 45 - SHUTDOWN_S
+    assert guard.stop_training_s(1e6) == 1e6 - 45
 
 
 def test_the_bill_of_a_machine() -> None:

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 
 from hetopt.backends.ec2 import facts
-from hetopt.backends.ec2.renter.account import identity
-from hetopt.backends.ec2.renter.authorizations import Place, authorizations
 from hetopt.backends.ec2.renter.doctor import Check, account_checks
 from hetopt.backends.ec2.renter.edge import BotoEdge, Login
 from hetopt.backends.ec2.renter.errors import ApiRefused
@@ -20,13 +18,11 @@ from hetopt.backends.ec2.renter.ordering import Wishes
 from hetopt.backends.ec2.renter.permissions import operator_policy
 from hetopt.backends.ec2.renter.plan_doctor import PlanDoctor, _policies_of
 from hetopt.backends.ec2.renter.request import Answer, Request
-from hetopt.backends.ec2.renter.tags import OWNER, RUN_ID
 from hetopt.core.profile import Profile
 from hetopt.optimizer.cost.billing import Billing
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Plan
 from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, Patience, Recording, be_unkind, make_bucket, plan_of
-from tests.ec2.iam import allows
 from tests.face.conftest import Answer as Said
 
 KEY = f"arn:aws:kms:{REGION}:{ACCOUNT}:key/1234"
@@ -36,6 +32,10 @@ SCP = (
     "service control policy. Encoded authorization failure message: 8sJ2k"
 )
 STATIC = Login(source="shared-credentials-file", end_s=None, is_temporary=False)
+
+
+NETWORKS = "network in us-east-1a, us-east-1b, us-east-1c, us-east-1d, us-east-1f"
+"""Those of the default network that have both types of the plan."""
 
 
 class WithPrices:
@@ -97,10 +97,6 @@ def test_where_all_is_well_nothing_is_said_against_it(examined: Doctor, account:
     assert tried == ["run_instances", "create_fleet"] * 2, "for each of the plan's groups"
     changing = [one.operation for one in seen.seen if not one.reads_only and not one.parameters.get("DryRun")]
     assert set(changing) == {"simulate_principal_policy"}
-    place = Place(who=identity(account), region=REGION, tags={RUN_ID: "r", OWNER: "o"}, role="hetopt-node")
-    policy = operator_policy(account_id=ACCOUNT, region=REGION, bucket=BUCKET, role="hetopt-node")
-    asked = [one for request in seen.seen if request.reads_only for one in authorizations(request, place)]
-    assert not [one for one in asked if not allows([policy], one)], "all but the simulation is in the printed policy"
     assert not account(Request(step="d", service="ec2", operation="describe_instances", parameters={}, purpose=""))[
         "Reservations"
     ]
@@ -110,8 +106,8 @@ def test_where_all_is_well_nothing_is_said_against_it(examined: Doctor, account:
     ("unkind", "name", "said", "hint"),
     [
         ({"subnets": "none"}, "zones", "no default subnet", "--exclude"),
-        ({"subnets": "private"}, "network in us-east-1a", "no public address", "aws ec2 modify-subnet-attribute"),
-        ({"routes": False}, "network in us-east-1a", "no route to the internet", "aws ec2 create-route"),
+        ({"subnets": "private"}, NETWORKS, "no public address", "--map-public-ip-on-launch`; likewise in the others"),
+        ({"routes": False}, NETWORKS, "no route to the internet", "aws ec2 create-route"),
         (
             {"gateways": "block-ingress"},
             "internet",
@@ -178,6 +174,54 @@ def test_a_type_that_left_the_region_is_found(examined: Doctor, account: BotoEdg
             return {"InstanceTypeOfferings": left}
 
     found(examined(edge=Without(account))["zones"], "c7g.xlarge cannot be rented in this region", "--exclude")
+
+
+def test_a_type_that_left_the_zones_of_the_others_is_found(examined: Doctor, account: BotoEdge) -> None:
+    class Apart(WithPrices):
+        def __call__(self, request: Request) -> Answer:
+            answer = super().__call__(request)
+            if request.operation != "describe_instance_type_offerings":
+                return answer
+            of_zone = {"c7g.xlarge": "us-east-1a", "c7i.large": "us-east-1b"}
+            offered = answer["InstanceTypeOfferings"]
+            return {
+                "InstanceTypeOfferings": [one for one in offered if of_zone[one["InstanceType"]] == one["Location"]]
+            }
+
+    found(examined(edge=Apart(account))["zones"], "no zone of the region has all of c7i.large, c7g.xlarge", "--exclude")
+
+
+def test_the_printed_policy_is_all_that_the_doctor_needs(examined: Doctor) -> None:
+    """IAM decides every call by it; whoever may not ask IAM for simulations is told that nobody knows."""
+    policy = operator_policy(account_id=ACCOUNT, region=REGION, bucket=BUCKET, role="hetopt-node")
+    be_unkind(policy=policy)
+    checks = examined()
+    assert checks.pop("permissions, simulated").verdict == "unknown"
+    assert {check.verdict for check in checks.values()} == {"good"}, checks
+
+
+def test_a_role_that_a_profile_takes_on_is_a_caller_as_any_other(
+    account: BotoEdge, hetopt: Callable[..., Said], plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.ec2 import reviewed_members
+
+    plain = reviewed_members.unread
+    mine = ("sts:AssumeRole",)  # botocore's own call
+    monkeypatch.setattr(reviewed_members, "unread", lambda call, told: [] if call in mine else plain(call, told))
+    (tmp_path / "config").write_text(
+        f"[profile trainer]\nrole_arn = arn:aws:iam::{ACCOUNT}:role/trainer\nsource_profile = base\nregion = {REGION}\n"
+        "[profile base]\naws_access_key_id = AKIA0123456789EXAMPL\naws_secret_access_key = x\n"
+    )
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_PROFILE", "trainer")
+    plan.save(tmp_path / "plan.json")
+    answer = hetopt("doctor", "--plan", tmp_path / "plan.json", "--json")
+    told = {one["name"]: one for one in json.loads(answer.out)}
+    assert ":assumed-role/trainer/" in told["credentials"]["said"]
+    assert told["login"]["verdict"] == "good", "botocore renews it as long as its source lasts"
+    assert told["permissions, simulated"]["verdict"] == "good"
 
 
 def test_prices_beyond_the_plans_are_found(examined: Doctor, account: BotoEdge) -> None:
@@ -281,6 +325,8 @@ def test_the_command_proves_a_plan(account: BotoEdge, hetopt: Callable[..., Said
     answer = hetopt("doctor", "--plan", tmp_path / "plan.json", "--json")
     assert answer.code == 4
     told = {one["name"]: one for one in json.loads(answer.out)}
-    assert told["network in us-east-1a"]["verdict"] == "bad"
+    assert told[NETWORKS]["verdict"] == "bad"
     assert told["permission ec2:RunInstances (c7i.large)"]["verdict"] == "good"
     assert BUCKET in told["bucket"]["said"]
+    told_last = " ".join(hetopt("doctor", "--plan", tmp_path / "plan.json").out.split())
+    assert told_last.endswith(f"would stop a launch: machines' role; {NETWORKS}"), "what a screen keeps of it"

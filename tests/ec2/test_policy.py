@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hetopt
+from benchmarks.box.iam import allows
 from hetopt import optimizer, trainer
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter import permissions
@@ -28,7 +29,6 @@ from hetopt.backends.ec2.renter.scheduled_ends import END_ROLE
 from hetopt.backends.ec2.renter.tags import OWNER, RUN_ID
 from hetopt.optimizer.plan import Plan
 from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, Patience, Recording
-from tests.ec2.iam import allows
 from tests.ec2.test_renting import rent
 
 ROLE = "hetopt-node"
@@ -52,20 +52,31 @@ def call(service: str, operation: str, **parameters: object) -> Request:
     return Request(step=operation, service=service, operation=operation, parameters=parameters, purpose="")
 
 
+def tagged(*kinds: str) -> list[dict[str, object]]:
+    tags = [{"Key": RUN_ID, "Value": "r"}, {"Key": OWNER, "Value": USER.owner}]
+    return [{"ResourceType": kind, "Tags": tags} for kind in kinds]
+
+
 OVERRIDES = [{"InstanceType": "c7i.large"}, {"InstanceType": "c7a.large"}]
-FLEET = call("ec2", "create_fleet", LaunchTemplateConfigs=[{"Overrides": OVERRIDES}])
+WITH_MACHINES = ("instance", "network-interface", "volume")
+FLEET = call(
+    "ec2",
+    "create_fleet",
+    LaunchTemplateConfigs=[{"Overrides": OVERRIDES}],
+    TagSpecifications=tagged("fleet", *WITH_MACHINES),
+)
 CALLS = (
-    call("ec2", "create_security_group", VpcId="vpc-1"),
-    call("ec2", "create_launch_template"),
+    call("ec2", "create_security_group", VpcId="vpc-1", TagSpecifications=tagged("security-group")),
+    call("ec2", "create_launch_template", TagSpecifications=tagged("launch-template")),
     FLEET,
-    call("ec2", "run_instances", InstanceType="c7i.large"),
+    call("ec2", "run_instances", InstanceType="c7i.large", TagSpecifications=tagged(*WITH_MACHINES)),
     call("ec2", "terminate_instances", InstanceIds=["i-1", "i-2"]),
     call("ec2", "delete_fleets", FleetIds=["fleet-1"]),
     call("ec2", "delete_launch_template", LaunchTemplateId="lt-1"),
     call("ec2", "delete_security_group", GroupId="sg-1"),
     call("ec2", "delete_volume", VolumeId="vol-1"),
     call("ec2", "authorize_security_group_ingress", GroupId="sg-1"),
-    call("scheduler", "create_schedule_group", Name="hetopt-r.0"),
+    call("scheduler", "create_schedule_group", Name="hetopt-r.0", Tags=tagged("group")[0]["Tags"]),
     call(
         "scheduler",
         "create_schedule",

@@ -17,7 +17,9 @@ from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.backends.ec2.renter.edge import BotoEdge
 from hetopt.backends.ec2.renter.errors import ApiRefused
 from hetopt.backends.ec2.renter.ledger import LEDGER_FILE, SETTLES_S, Made, made, read_ledger
+from hetopt.backends.ec2.renter.leftovers import LocalRun, settle
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
+from hetopt.backends.ec2.renter.permissions import operator_policy
 from hetopt.backends.ec2.renter.removal import Remover
 from hetopt.backends.ec2.renter.renting import Renter
 from hetopt.backends.ec2.renter.request import Answer, Edge, Request
@@ -379,3 +381,81 @@ def test_nobody_removes_the_living_run_of_another(
     cloud(asking("s3", "delete_object", Bucket=BUCKET, Key=key, ExpectedBucketOwner=ACCOUNT))
     assert hetopt("gc", "--on", "ec2", "--region", "us-east-1", "--remove").code == 0
     assert leftovers(cloud) == [], "over by its lease, and one's own"
+
+
+def test_the_printed_policy_decides_by_what_arrives(
+    cloud: BotoEdge, order_for: Make, plan: Plan, bundle: Bundle, tmp_path: Path, patience: Patience
+) -> None:
+    """Tags are read from the wire, and whose a machine is from the tags that it bears."""
+    policy = operator_policy(account_id=ACCOUNT, region="us-east-1", bucket=BUCKET, role="hetopt-node")
+    be_unkind(policy=policy, user_id="AROATEAM:one", arn=f"{ROLE}/Team/one")
+    untagged = asking("ec2", "create_launch_template", LaunchTemplateName="x", LaunchTemplateData={})
+    with pytest.raises(ApiRefused, match=r"ec2:CreateLaunchTemplate on resource: .*launch-template"):
+        cloud(untagged)
+    order = order_for()
+    rented = renter(cloud, tmp_path, patience).rent(order, plan.run, {}, bundle.data)
+    ids = [one.machine.id for one in rented.assigned]
+    be_unkind(user_id="AROAOTHER:two", arn=f"{ROLE}/Other/two")
+    with pytest.raises(ApiRefused, match="ec2:TerminateInstances"):
+        cloud(asking("ec2", "terminate_instances", InstanceIds=ids))
+    be_unkind(user_id="AROATEAM:three", arn=f"{ROLE}/Team/three", forbidden=["ec2:TerminateInstances"])
+    with pytest.raises(ApiRefused, match="service control policy") as refused:
+        cloud(asking("ec2", "terminate_instances", InstanceIds=ids))
+    assert "organisation" in str(refused.value.hint)
+    be_unkind(forbidden=[])
+    Remover(edge=cloud, sleep=patience.sleep).remove_run(order.run_id)
+    assert leftovers(cloud) == []
+
+
+def test_what_may_not_be_removed_is_told_though_no_list_has_it_yet(
+    cloud: BotoEdge, order_for: Make, plan: Plan, bundle: Bundle, tmp_path: Path, patience: Patience
+) -> None:
+    """Whoever may not delete groups is refused one by its id, while lists show a fleet and not the group."""
+    policy = operator_policy(account_id=ACCOUNT, region="us-east-1", bucket=BUCKET, role="hetopt-node")
+    for statement in policy["Statement"]:
+        statement["Action"] = [name for name in statement["Action"] if name != "ec2:DeleteSecurityGroup"]
+    order = order_for()
+    refusals = ["delete_fleets"]
+
+    def once(request: Request) -> Answer:
+        if request.operation in refusals:
+            refusals.remove(request.operation)
+            raise ApiRefused(request, "UnauthorizedOperation", "as the test wants it")
+        return cloud(request)
+
+    be_unkind(tag_lag_s=20, exhausted=["c7i.large"], policy=policy)
+    with pytest.raises(CloudRefused) as refused:
+        renter(once, tmp_path, patience).rent(order, plan.run, {}, bundle.data)
+    assert "something may be left" in str(refused.value.hint)
+    assert "hetopt gc" in str(refused.value.hint)
+    be_unkind(tag_lag_s=0)
+    assert [one.kind for one in leftovers(cloud)] == ["security-group"]
+
+
+def test_an_attempt_that_nobody_answered_counts_whatever_the_next_one_says(
+    cloud: BotoEdge, tmp_path: Path, patience: Patience
+) -> None:
+    """A group is made, the answer is lost, and then the call is refused: it may be there, and is looked for."""
+
+    def edge(request: Request) -> Answer:
+        raise ApiRefused(request, codes.pop(0), "as the test wants it")
+
+    for last, hangs in (("InvalidParameterValue", True), ("UnauthorizedOperation", True), ("", False)):
+        codes = ["ReadTimeoutError", last] if last else ["UnauthorizedOperation"]
+        folder = tmp_path / last
+        folder.mkdir(exist_ok=True)
+        made_here = replace(asking("ec2", "create_security_group", GroupName="g"), makes="security-group")
+        with pytest.raises(ApiRefused):
+            stack(edge, folder, patience)(made_here)
+        assert made(read_ledger(folder / LEDGER_FILE), patience.now_s).hanging is hangs
+
+
+def test_what_a_killed_launch_made_is_waited_for_before_nothing_is_said_to_be_left(tmp_path: Path) -> None:
+    run = LocalRun(
+        folder=tmp_path, region="us-east-1", follows=None, over=True, cleared=False, hanging=(), made_s=1000.0
+    )
+    for now_s, waits in ((1005.0, [SETTLES_S - 5]), (1000.0 + SETTLES_S, [])):
+        waited: list[float] = []
+        settle({"r": run}, now_s, waited.append)
+        assert waited == waits
+    settle({"r": replace(run, over=False)}, 1005.0, pytest.fail)

@@ -412,6 +412,13 @@ DENIED = Fact(
     source="common errors of the AWS query APIs",
     doctor="permission",
 )
+DENIED_SENTENCE = Fact(
+    value="You are not authorized to perform this operation.",
+    about="calls",
+    means="So begins the text of a call that policies deny, which the code has said already.",
+    source="EC2 API reference, 'Error codes for the Amazon EC2 API', UnauthorizedOperation",
+    doctor="permission",
+)
 ORGANISATION_DENIES = Fact(
     value="service control policy",
     about="calls",

@@ -65,7 +65,7 @@ class Place:
     """Whose calls, where, and what the machines are given.
 
     Attributes:
-        tags: of everything of the run, by key.
+        tags: of what a call changes, by key.
         role: of the machines.
     """
 
@@ -131,7 +131,8 @@ def _scheduling(request: Request, place: Place) -> Iterator[Asked]:
         passed = {**place.caller, "iam:PassedToService": facts.SCHEDULER_SERVICE.value}
         yield Asked(action="iam:PassRole", resource=str(target["RoleArn"]), context=passed)
     elif request.operation == "create_schedule_group":
-        tagged = {**place.caller, **{f"aws:RequestTag/{key}": value for key, value in place.tags.items()}}
+        tags = {str(one["Key"]): str(one["Value"]) for one in request.parameters.get("Tags", ())}
+        tagged = {**place.caller, **_requested(tags)}
         for action in (request.api_name, "scheduler:TagResource"):
             yield Asked(action=action, resource=f"{here}:schedule-group/{name}", context=tagged)
     else:
@@ -142,32 +143,48 @@ def _scheduling(request: Request, place: Place) -> Iterator[Asked]:
 
 
 def _making(request: Request, place: Place) -> Iterator[Asked]:
-    """What is made, and tagged as it is; for machines, also what they are made from."""
-    tagged = {**place.caller, **{f"aws:RequestTag/{key}": value for key, value in place.tags.items()}}
+    """What is made, and tagged as the call itself says; for machines, also what they are made from."""
+    tags = _tags_in(request)
     for thing in _MADE.get(request.operation, ()):
-        yield Asked(action=request.api_name, resource=place.ec2(thing), context=tagged)
-        yield _tagging(request.api_name, thing, place)
+        context = {**place.caller, **_requested(tags.get(thing, {}))}
+        yield Asked(action=request.api_name, resource=place.ec2(thing), context=context)
+        if thing in tags:
+            yield _tagging(request.api_name, thing, place, tags[thing])
     if request.operation == "create_security_group":
-        resource = place.ec2("vpc", str(request.parameters["VpcId"]))
+        resource = place.ec2("vpc", str(request.parameters.get("VpcId", "*")))
         yield Asked(action=request.api_name, resource=resource, context=place.caller)
     if request.operation in ("create_fleet", "run_instances"):
-        yield from _renting(request, place, tagged)
+        yield from _renting(request, place, tags)
 
 
-def _renting(request: Request, place: Place, tagged: Mapping[str, str]) -> Iterator[Asked]:
+def _tags_in(request: Request) -> dict[str, dict[str, str]]:
+    """The tags that a call asks for, by the thing that is to bear them."""
+    return {
+        str(one["ResourceType"]): {str(tag["Key"]): str(tag["Value"]) for tag in one["Tags"]}
+        for one in request.parameters.get("TagSpecifications", ())
+    }
+
+
+def _requested(tags: Mapping[str, str]) -> dict[str, str]:
+    return {f"aws:RequestTag/{key}": value for key, value in tags.items()}
+
+
+def _renting(request: Request, place: Place, tags: Mapping[str, Mapping[str, str]]) -> Iterator[Asked]:
     types = instance_types_of(request) or [str(request.parameters["InstanceType"])]
     needed = [*_MACHINES_NEED, "image"]
     if request.operation == "create_fleet":
         needed.append("launch-template")
     for action in dict.fromkeys((request.api_name, "ec2:RunInstances")):
         for thing in _COME_WITH_MACHINES:
+            tagged = {**place.caller, **_requested(tags.get(thing, {}))}
             for name in types if thing == "instance" else types[:1]:
                 context = {**tagged, "ec2:InstanceType": name} if thing == "instance" else tagged
                 yield Asked(action=action, resource=place.ec2(thing), context=context)
         for thing in needed:
             yield Asked(action=action, resource=place.ec2(thing), context=place.caller)
     for thing in _COME_WITH_MACHINES:
-        yield _tagging("ec2:RunInstances", thing, place)
+        if thing in tags:
+            yield _tagging("ec2:RunInstances", thing, place, tags[thing])
     yield Asked(
         action="iam:PassRole",
         resource=f"arn:aws:iam::{place.who.account_id}:role/{place.role}",
@@ -175,6 +192,6 @@ def _renting(request: Request, place: Place, tagged: Mapping[str, str]) -> Itera
     )
 
 
-def _tagging(by: str, thing: str, place: Place) -> Asked:
-    context = {**place.caller, "ec2:CreateAction": by.partition(":")[2]}
+def _tagging(by: str, thing: str, place: Place, tags: Mapping[str, str]) -> Asked:
+    context = {**place.caller, **_requested(tags), "ec2:CreateAction": by.partition(":")[2]}
     return Asked(action="ec2:CreateTags", resource=place.ec2(thing), context=context)

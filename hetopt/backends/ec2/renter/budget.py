@@ -5,7 +5,8 @@ So a cluster whose machines all cost their on-demand price spends the fastest th
 
     lifetime <= (budget - spent - fixed) / worst-case USD per second
 
-can be promised whatever happens to this machine. While somebody follows the run, what was really spent replaces the
+can be promised whatever happens to this machine, less what it takes to shut down machines that their own timers end
+(`SHUTDOWN_S`): they are paid for until they are off. While somebody follows the run, what was really spent replaces the
 worst case, and the same inequality grants more time; see `Guard`.
 """
 
@@ -22,7 +23,7 @@ from hetopt.optimizer.cost.bill import SECONDS_PER_HOUR
 from hetopt.optimizer.cost.least_budget import LEAST_LIFETIME_S, least_budget_usd
 
 SHUTDOWN_S = 120.0
-"""From the order to end until EC2 has stopped the clock, of a machine that writes its last files."""
+"""From the order to shut down until EC2 has stopped the clock: services get 90 s to end, by systemd's default."""
 
 MOVE_S = 1500.0
 """Where all machines are relieved, both clusters are paid at most so long: what was not placed by then ends by itself
@@ -67,7 +68,7 @@ def spent_usd(stays: Iterable[Stay], now_s: float) -> float:
 
 
 def lifetime_s(budget_usd: float, *, fixed_usd: float, worst_usd_per_hour: float) -> float:
-    """How long a cluster may exist from the moment it is asked for, whatever prices do.
+    """When a cluster is shut down at the latest, from the moment it is asked for, whatever prices do.
 
     Raises:
         BudgetStop: hardly long enough to boot.
@@ -81,7 +82,7 @@ def lifetime_s(budget_usd: float, *, fixed_usd: float, worst_usd_per_hour: float
             f"of ${worst_usd_per_hour:.2f} an hour, which spot prices can rise to.",
             hint=f"raise the budget to `budget_usd={math.ceil(least_usd * 100) / 100:.2f}`, or plan a smaller cluster",
         )
-    return left_s
+    return left_s - SHUTDOWN_S
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,13 +106,13 @@ class Guard:
             raise BadInput("a run needs a budget and prices above 0.", hint="give `budget_usd`")
 
     def end_s(self, spent: float, now_s: float) -> float:
-        """When everything must be gone, were all prices at their worst from now on."""
+        """When machines are shut down, so that the budget pays until they are off, were all prices at their worst."""
         left = self.budget_usd - self.fixed_usd - spent
-        return now_s + left / self.worst_usd_per_hour * SECONDS_PER_HOUR
+        return now_s + left / self.worst_usd_per_hour * SECONDS_PER_HOUR - SHUTDOWN_S
 
     def stop_training_s(self, end_s: float) -> float:
         """When training must end, so that the last checkpoint is safe before the end."""
-        return end_s - self.checkpoint_s - SHUTDOWN_S
+        return end_s - self.checkpoint_s
 
     def decide(self, spent: float, now_s: float) -> Literal["go on", "stop"]:
         """Whether the run may go on until somebody looks again."""

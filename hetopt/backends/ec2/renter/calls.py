@@ -16,7 +16,6 @@ from typing import Any
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.bootstrap import NodeConfig, user_data
 from hetopt.backends.ec2.renter import tags
-from hetopt.backends.ec2.renter.budget import SHUTDOWN_S
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order, Role, Zone
 from hetopt.backends.ec2.renter.request import Reference, Request
 from hetopt.backends.ec2.renter.scheduled_ends import end_call, group_call
@@ -65,7 +64,7 @@ def preparation(order: Order, contents: Mapping[str, bytes], bundle: bytes) -> t
     end_s = order.created_s + order.lifetime_s
     return (
         code,
-        lease_call(order, end_s, end_s - order.checkpoint_s - SHUTDOWN_S),
+        lease_call(order, end_s, end_s - order.checkpoint_s),
         *(
             put_object(
                 order, f"object {name}", f"{order.prefix}/{name}", body, "for the machines and for other terminals"

@@ -192,7 +192,7 @@ class Retrying:
         Raises:
             ApiRefused: as it was refused last.
         """
-        waited_s, attempt = 0.0, 0
+        waited_s, attempt, unanswered = 0.0, 0, False
         while True:
             attempt += 1
             try:
@@ -200,6 +200,9 @@ class Retrying:
             except ApiRefused as refused:
                 if refused.code in request.tolerates:
                     return {}
+                # Whatever it says: an attempt before it that nobody answered may have been carried out.
+                unanswered = unanswered or refused.reaction == "again" or _name_is_taken(refused.code)
+                refused.may_be_done = unanswered
                 if request.if_exists is not None and _name_is_taken(refused.code):
                     return _nested(request.result, self._found(request.if_exists, refused))
                 passing = refused.code in request.passing and waited_s < self.patience_s

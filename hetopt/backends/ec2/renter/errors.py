@@ -391,6 +391,7 @@ class ApiRefused(CloudRefused):
         code: of the API.
         text: what the API said.
         reaction: whether trying again can help.
+        may_be_done: whether it, or an attempt before the one that was refused, may have been carried out.
     """
 
     def __init__(self, request: Request, code: str, text: str, *, endpoint: str = "AWS") -> None:
@@ -402,6 +403,7 @@ class ApiRefused(CloudRefused):
         self.text = text
         self.request = request
         self.reaction = row.reaction
+        self.may_be_done = row.reaction == "again"
 
 
 def if_there(edge: Edge, request: Request, absent: Collection[str] = facts.NO_OBJECT.value) -> Answer | None:
@@ -427,8 +429,11 @@ def _words(request: Request, code: str, text: str, endpoint: str) -> dict[str, s
         "action": request.api_name,
         "service": request.service,
         "code": code,
-        # Some refusals end with a page of what only AWS can decode.
-        "text": " ".join(text.partition("Encoded authorization failure message")[0].split())[:300].rstrip(" .")
+        # Some refusals begin with what was just said, and end with a page of what only AWS can decode.
+        "text": " ".join(text.partition("Encoded authorization failure message")[0].split())
+        .removeprefix(facts.DENIED_SENTENCE.value)
+        .strip()[:300]
+        .rstrip(" .")
         or "no reason was given",
         "endpoint": endpoint,
         "types": ", ".join(types) or "machines",

@@ -103,7 +103,7 @@ class LedgerEdge:
         try:
             answer = self.inner(request)
         except HetoptError as error:
-            unknown = isinstance(error, ApiRefused) and error.reaction == "again"
+            unknown = isinstance(error, ApiRefused) and error.may_be_done
             (self.ledger.lost if unknown else self.ledger.refused)(call, request, error.message)
             raise
         self.ledger.done(call, request, made_ids(request, answer))
@@ -164,7 +164,7 @@ class Made:
     Attributes:
         ids: of machines, fleets, templates and groups.
         settles_s: for so long EC2 may not know all of it: what it has just made is in no list.
-        hanging: whether machines may have been rented by a call whose answer nobody has.
+        hanging: whether something may have been made by a call whose answer nobody has.
     """
 
     ids: tuple[str, ...] = ()
@@ -183,16 +183,31 @@ def made(entries: Sequence[Entry], now_s: float) -> Made:
         entries: of the ledger.
         now_s: seconds since the epoch.
     """
-    done = [entry for entry in entries if entry.event == "done"]
-    removed = {id_ for entry in done if entry.makes is None for id_ in entry.ids}
-    ids = [id_ for entry in done if entry.makes not in (None, "object") for id_ in entry.ids]
-    open_ = [entry for entry in unresolved(entries) if entry.makes == "fleet"]
+    ids = _there(entries)
+    open_ = [entry for entry in unresolved(entries) if entry.makes not in (None, "object")]
     newest_s = max((entry.time_s for entry in entries if entry.makes not in (None, "object")), default=-SETTLES_S)
     return Made(
-        ids=tuple(id_ for id_ in dict.fromkeys(ids) if id_ not in removed),
+        ids=tuple(ids),
         settles_s=min(SETTLES_S, max(0.0, newest_s + SETTLES_S - now_s)),
         hanging=any(now_s < entry.time_s + SETTLES_S for entry in open_),
     )
+
+
+def _there(entries: Iterable[Entry]) -> dict[str, float]:
+    """What was made and not removed, with when that was."""
+    there: dict[str, float] = {}
+    for entry in entries:
+        if entry.event == "done" and entry.makes not in (None, "object"):
+            there |= dict.fromkeys(entry.ids, entry.time_s)
+        elif entry.event == "done":
+            for id_ in entry.ids:
+                there.pop(id_, None)
+    return there
+
+
+def last_made_s(entries: Iterable[Entry]) -> float | None:
+    """When something was last made that is not known to be removed; None: nothing is."""
+    return max(_there(entries).values(), default=None)
 
 
 def remember_region(home: Path, region: str) -> None:

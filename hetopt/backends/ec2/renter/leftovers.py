@@ -17,7 +17,15 @@ from hetopt.backends.ec2.protocol import Lease
 from hetopt.backends.ec2.renter.account import Identity, default_bucket
 from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.backends.ec2.renter.errors import if_there
-from hetopt.backends.ec2.renter.ledger import LEDGER_FILE, SETTLES_S, Entry, known_regions, read_ledger, unresolved
+from hetopt.backends.ec2.renter.ledger import (
+    LEDGER_FILE,
+    SETTLES_S,
+    Entry,
+    known_regions,
+    last_made_s,
+    read_ledger,
+    unresolved,
+)
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.removal import Found
 from hetopt.backends.ec2.renter.request import Edge, read
@@ -34,6 +42,7 @@ class LocalRun:
         over: it was stopped, or its machines were seen to end.
         cleared: everything of it was removed.
         hanging: calls that were begun and never heard of again.
+        made_s: when something was last made that is not known to be removed; None: nothing is.
     """
 
     folder: Path
@@ -42,6 +51,7 @@ class LocalRun:
     over: bool
     cleared: bool
     hanging: tuple[Entry, ...]
+    made_s: float | None
 
 
 def local_runs(folders: Iterable[Path]) -> dict[str, LocalRun]:
@@ -59,6 +69,7 @@ def local_runs(folders: Iterable[Path]) -> dict[str, LocalRun]:
             over=seen is None or seen.cleared or not seen.alive,
             cleared=seen is not None and seen.cleared,
             hanging=tuple(unresolved(entries)),
+            made_s=last_made_s(entries),
         )
     return runs
 
@@ -89,8 +100,9 @@ def is_known(run: LocalRun | None, now_s: float) -> bool:
 
 
 def settle(runs: Mapping[str, LocalRun], now_s: float, sleep: Callable[[float], None]) -> None:
-    """Wait until everything that a call of a dead process may have made can be seen."""
+    """Wait until lists show everything that a dead process has made, or may have."""
     begun = [entry.time_s for run in runs.values() for entry in run.hanging]
+    begun += [run.made_s for run in runs.values() if run.over and run.made_s is not None]
     wait_s = max((moment + SETTLES_S - now_s for moment in begun), default=0.0)
     if 0 < wait_s <= SETTLES_S:
         sleep(wait_s)

@@ -8,7 +8,7 @@ is made or changed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter import account
@@ -197,8 +197,8 @@ class PlanDoctor:
         except CloudRefused as refused:
             yield Check(name="network", verdict="unknown", said=refused.message.rstrip("."), hint=refused.hint)
             return
-        for subnet in subnets["Subnets"]:
-            yield _way_out(subnet, tables, addressed=order.network.public_address)
+        ways = [_way_out(subnet, tables, addressed=order.network.public_address) for subnet in subnets["Subnets"]]
+        yield from _alike(ways)
 
     def _prices(self, plan: Plan, order: Order) -> Check:
         """What machines cost now beside what was planned."""
@@ -331,21 +331,30 @@ def _policies_of(arn: str) -> str | None:
 
 def _way_out(subnet: Answer, tables: Sequence[Answer], *, addressed: bool) -> Check:
     """Whether what is in a subnet reaches the internet: by a gateway and an address, or by translation."""
-    id_, zone = subnet["SubnetId"], subnet["AvailabilityZone"]
-    name = f"network in {zone}"
-    routes = ways_out(table_of(subnet["SubnetId"], subnet["VpcId"], tables))
+    id_, name = subnet["SubnetId"], f"network in {subnet['AvailabilityZone']}"
+    routes = ways_out(table_of(id_, subnet["VpcId"], tables))
     if not routes:
         hint = (
             f"`aws ec2 create-route --destination-cidr-block {facts.ANYWHERE.value} --gateway-id GATEWAY "
             "--route-table-id TABLE`"
         )
-        return Check(name=name, verdict="bad", said=f"{id_} has no route to the internet", hint=hint)
+        return Check(name=name, verdict="bad", said="there is no route to the internet", hint=hint)
     gateways_only = all(str(one.get("GatewayId", "")).startswith(facts.GATEWAY_IDS.value) for one in routes)
     if gateways_only and not addressed:
-        said = f"the only way out of {id_} is an internet gateway, which serves machines with a public address alone"
+        said = "the only way out is an internet gateway, which serves machines with a public address alone"
         return Check(name=name, verdict="bad", said=said, hint="let them have one, or name other `subnets`")
     if gateways_only and not subnet.get("MapPublicIpOnLaunch"):
         hint = f"`aws ec2 modify-subnet-attribute --subnet-id {id_} --map-public-ip-on-launch`"
-        said = f"machines in {id_} get no public address, and its only way out is an internet gateway"
+        said = "machines get no public address, and the only way out is an internet gateway"
         return Check(name=name, verdict="bad", said=said, hint=hint)
-    return Check(name=name, verdict="good", said=f"{id_} has a way out to S3 and packages")
+    return Check(name=name, verdict="good", said="there is a way out to S3 and packages")
+
+
+def _alike(ways: Sequence[Check]) -> Iterator[Check]:
+    """What is the same of several zones in one sentence, with the way out of the first; others have theirs likewise."""
+    for first in dict.fromkeys((one.verdict, one.said) for one in ways):
+        same = [one for one in ways if (one.verdict, one.said) == first]
+        hints = list(dict.fromkeys(one.hint for one in same if one.hint))
+        likewise = "; likewise in the others" if len(hints) > 1 else ""
+        zones = ", ".join(one.name.removeprefix("network in ") for one in same)
+        yield replace(same[0], name=f"network in {zones}", hint=f"{hints[0]}{likewise}" if hints else None)

@@ -293,7 +293,8 @@ class Remover:
                 refused.append(error)
 
         attempt(lambda: self.remove(self._known()))
-        settled = not self.made.hanging
+        # What could not be removed by its id may be in no list yet: a list without it is no sign that it is gone.
+        settled = not self.made.hanging and not refused
         for _ in range(_ROUNDS):
             survey = self.look(run_id)
             if survey.found:

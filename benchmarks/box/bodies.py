@@ -1,0 +1,360 @@
+"""Machines of the unkind account that live in its own time: they boot, say that they live, train, and come to grief.
+
+What each does is what the agent on it would write into the bucket (`hetopt.backends.ec2.node.agent`), turn by turn, and
+what EC2 would say of it. Which of them hangs, fails in boot, starts again, is stopped by hand or is taken back, and at
+what lead it is told so, is drawn by the seed of the story for each machine in the order of their beginnings.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import json
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from moto.core.models import DEFAULT_ACCOUNT_ID
+from moto.ec2.models import ec2_backends
+from moto.ec2.models.instances import Instance, StateReason
+from moto.s3.models import s3_backends
+
+from hetopt.backends.ec2.node.agent import PLACE_WITHIN_S, REPLACED_WITHIN_S
+from hetopt.core.bucket_traffic import HEARTBEAT_S
+
+TAKEN = ("Server.SpotInstanceTermination", "Server.SpotInstanceTermination: Spot instance termination")
+BY_ITSELF = ("Client.InstanceInitiatedShutdown", "Client.InstanceInitiatedShutdown: Instance initiated shutdown")
+LOSS_SHOWS_S = 30.0
+SAVES_S = 20.0
+AGAIN_S = 40.0
+"""From a machine's second boot to its end: `hetopt-again.service` has it shut down."""
+
+_CONFIG = re.compile(r'\{\s*"run_id".*?\n\}', re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lives:
+    """How machines fare.
+
+    Attributes:
+        boot_s: the least and the most that a boot takes.
+        train_s: from the first step to the last, if nothing is lost.
+        fates: what can come over a machine, with how probable it is: 'hangs', 'fails', 'reboots', 'killed' (its agent,
+            by a signal), 'stopped' (by hand), 'taken', 'rebalance'.
+        leads_s: how long before it is taken a machine is told so.
+        within_s: fates come over machines within so long.
+    """
+
+    seed: int
+    boot_s: tuple[float, float] = (60.0, 150.0)
+    train_s: float = 1800.0
+    fates: dict[str, float] = field(default_factory=dict)
+    leads_s: tuple[float, ...] = (120.0,)
+    within_s: float = 3000.0
+
+
+@dataclass(kw_only=True)
+class Body:
+    """One machine.
+
+    Attributes:
+        fate: what comes over it, at `fated_s`; 'fails' and 'hangs' do so in its boot.
+        boots_s: when it first says that it lives.
+        end_s: when its timer has it shut down, by what it was told last.
+        shuts_s: how long it takes to shut down.
+        shut_s: when that is done; None: nobody has begun it.
+        placed_s: when it last had a place, or began to wait for one.
+        doomed: it was told that it will be taken.
+        dead: its agent is gone.
+    """
+
+    instance: Instance
+    config: dict[str, Any]
+    fate: str
+    fated_s: float
+    lead_s: float
+    boots_s: float
+    end_s: float
+    placed_s: float
+    shuts_s: float
+    shut_s: float | None = None
+    leaves_s: float | None = None
+    generation: int = -1
+    doomed: bool = False
+    dead: bool = False
+    again_s: float | None = None
+
+    @property
+    def id(self) -> str:
+        """Of the instance."""
+        return str(self.instance.id)
+
+    @property
+    def runs(self) -> bool:
+        """Whether it is up."""
+        return self.instance.state == "running"
+
+    def trains(self, now_s: float) -> bool:
+        """Whether its agent can take part in a run."""
+        return (
+            self.runs
+            and not self.dead
+            and self.shut_s is None
+            and self.fate not in ("hangs", "fails")
+            and now_s >= self.boots_s
+        )
+
+
+@dataclass(kw_only=True)
+class Training:
+    """A run, as its machines know it."""
+
+    generation: int = -1
+    runs: bool = False
+    trained_s: float = 0.0
+    step: int = 0
+    lost_s: float | None = None
+    over: bool = False
+    written: int = 0
+
+
+@dataclass(kw_only=True)
+class Bodies:
+    """All machines of an account.
+
+    Attributes:
+        capacity: how many machines of a type can run in a zone now; None: any number.
+        stopped: of each machine, from when to when it was stopped; it is not billed then.
+        begun_s: when each machine was first launched.
+    """
+
+    TURN_S = HEARTBEAT_S
+
+    lives: Lives
+    capacity: Callable[[str, str], int | None]
+    region: str
+    happened: list[tuple[float, str]] = field(default_factory=list)
+    stopped: dict[str, list[list[float]]] = field(default_factory=dict)
+    begun_s: dict[str, float] = field(default_factory=dict)
+    _bodies: dict[str, Body] = field(default_factory=dict)
+    _runs: dict[str, Training] = field(default_factory=dict)
+    _now_s: float = 0.0
+
+    def turn(self, now_s: float) -> bool:
+        """Everything that happens until then, since the last turn; whether any machine is there."""
+        self._now_s = now_s
+        for instance in ec2_backends[DEFAULT_ACCOUNT_ID][self.region].all_instances():
+            if instance.id not in self._bodies and instance.state != "terminated":
+                self._bodies[instance.id] = self._born(instance)
+        there = [body for body in self._bodies.values() if body.instance.state != "terminated"]
+        for body in there:
+            self._fate(body)
+        self._shrink()
+        for prefix in dict.fromkeys(f"runs/{body.config['run_id']}" for body in there):
+            self._train(prefix, [body for body in there if f"runs/{body.config['run_id']}" == prefix])
+        return bool(there)
+
+    def due_s(self) -> float:
+        """When something is next to happen at a moment of its own."""
+        moments = (
+            moment
+            for body in self._bodies.values()
+            if body.instance.state != "terminated"
+            for moment in (body.end_s, body.leaves_s, body.shut_s, body.again_s, body.fated_s)
+        )
+        return min((one for one in moments if one is not None and one > self._now_s), default=float("inf"))
+
+    def _born(self, instance: Instance) -> Body:
+        drawn = random.Random(f"{self.lives.seed} {len(self._bodies)}")
+        fate, at = "", drawn.random()
+        for name, probability in self.lives.fates.items():
+            if at < probability and not (name == "taken" and instance.lifecycle != "spot"):
+                fate = name
+                break
+            at -= probability
+        self.begun_s[instance.id] = instance.launch_time.replace(tzinfo=datetime.UTC).timestamp()
+        config = _config(instance.user_data)
+        boots_s = self._now_s + drawn.uniform(*self.lives.boot_s)
+        return Body(
+            instance=instance,
+            config=config,
+            fate=fate,
+            fated_s=self._now_s + drawn.uniform(20.0, self.lives.within_s),
+            lead_s=drawn.choice(self.lives.leads_s),
+            boots_s=boots_s,
+            end_s=float(config.get("end_s", float("inf"))),
+            placed_s=boots_s,
+            shuts_s=drawn.uniform(2.0, 40.0),
+        )
+
+    def _fate(self, body: Body) -> None:
+        now_s, due = self._now_s, self._now_s >= body.fated_s
+        if body.again_s is not None:
+            if now_s >= body.again_s:
+                if body.instance.state == "stopped":
+                    self.stopped[body.id][-1][1] = now_s
+                    body.instance.start()
+                    # A machine that starts again is launched anew, as EC2 tells it.
+                    body.instance.launch_time = datetime.datetime.fromtimestamp(now_s, datetime.UTC).replace(
+                        tzinfo=None
+                    )
+                    body.again_s = now_s + AGAIN_S
+                    return
+                self._end(body, BY_ITSELF, "started again, and shut itself down")
+            return
+        if not body.runs:
+            return
+        if body.shut_s is not None:
+            if now_s >= body.shut_s:
+                self._end(body, BY_ITSELF, "has shut down")
+            return
+        ends_s = body.end_s if body.leaves_s is None else min(body.end_s, body.leaves_s)
+        if now_s >= ends_s:
+            self.happened.append(
+                (now_s, f"{body.id} shuts down by its {'timer' if body.leaves_s is None else 'agent'}")
+            )
+            body.dead, body.shut_s = True, now_s + body.shuts_s
+            return
+        match body.fate:
+            case "fails" if now_s >= body.boots_s:
+                text = f"hetopt: {body.id}: pip could not install torch: no route to host\n"
+                self._put(f"runs/{body.config['run_id']}/boot/{body.id}.log", text.encode(), body)
+                self._end(body, BY_ITSELF, "failed to boot")
+            case "reboots" if due:
+                self.happened.append((now_s, f"{body.id} starts again"))
+                body.dead, body.again_s = True, now_s + AGAIN_S
+            case "killed" if due and not body.dead:
+                self.happened.append((now_s, f"the agent of {body.id} is killed"))
+                body.dead = True
+            case "stopped" if due:
+                self.happened.append((now_s, f"{body.id} is stopped by hand"))
+                body.instance.stop()
+                body.dead, body.again_s = True, now_s + 900.0
+                self.stopped.setdefault(body.id, []).append([now_s, float("inf")])
+            case "taken":
+                self._take(body)
+            case "rebalance" if due and body.trains(now_s):
+                self._say(body, "rebalance")
+
+    def _take(self, body: Body) -> None:
+        if self._now_s >= body.fated_s:
+            self._end(body, TAKEN, "taken back")
+        elif self._now_s >= body.fated_s - body.lead_s and not body.doomed and body.trains(self._now_s):
+            body.doomed = True
+            self.happened.append((self._now_s, f"{body.id} is told that it will be taken"))
+            self._say(body, "interruption")
+
+    def _shrink(self) -> None:
+        """Pools that have less than what runs take the newest back."""
+        pools: dict[tuple[str, str], list[Body]] = {}
+        for body in self._bodies.values():
+            if body.runs and body.instance.lifecycle == "spot" and body.fate != "taken":
+                pools.setdefault((str(body.instance.placement.zone), body.instance.instance_type), []).append(body)
+        for (zone, name), bodies in pools.items():
+            most = self.capacity(zone, name)
+            for body in bodies[most:] if most is not None else ():
+                body.fate, body.fated_s = "taken", self._now_s + body.lead_s
+
+    def _train(self, prefix: str, bodies: list[Body]) -> None:
+        run, now_s = self._runs.setdefault(prefix, Training()), self._now_s
+        lease = self._read(prefix, "lease.json", bodies[0]) or {}
+        placement = self._read(prefix, "placement.json", bodies[0]) or {}
+        alive = [body for body in bodies if body.trains(now_s)]
+        hosts = placement.get("hosts", {})
+        generation = int(placement.get("generation", -1))
+        for body in alive:
+            if lease:
+                body.end_s = min(float(lease["end_s"]), float(body.config["latest_end_s"]))
+            if not body.doomed:
+                self._say(body, "training" if body.id in hosts else "waiting")
+            if body.id in hosts and generation > body.generation:
+                body.generation, body.placed_s = generation, now_s
+            elif run.runs and body.id in hosts:
+                body.placed_s = now_s
+        mine = [body for body in alive if body.id in hosts]
+        must_end = bool(lease) and now_s >= float(lease["stop_training_s"])
+        self._follow_placement(prefix, run, generation, placement, mine)
+        if run.runs:
+            self._go_on(prefix, run, len(mine) == len(hosts), must_end or any(body.doomed for body in mine), mine)
+        for body in alive:
+            patience_s = PLACE_WITHIN_S if body.generation < 0 else REPLACED_WITHIN_S
+            if must_end or (run.over and body.generation >= 0):
+                body.leaves_s = now_s + SAVES_S if body.leaves_s is None else body.leaves_s
+            elif now_s > body.placed_s + patience_s:
+                body.leaves_s = now_s if body.leaves_s is None else body.leaves_s
+
+    def _follow_placement(
+        self, prefix: str, run: Training, generation: int, placement: dict[str, Any], mine: list[Body]
+    ) -> None:
+        if placement.get("pauses") and run.runs:
+            self._event(prefix, run, mine, "training_finished", reason="stopped", step=run.step)
+            run.runs = False
+        elif generation > run.generation and not placement.get("pauses") and mine:
+            if len(mine) < len(placement["hosts"]) or run.over:
+                return  # they meet when all are there
+            run.generation, run.runs, run.lost_s = generation, True, None
+            if not run.written:
+                self._event(prefix, run, mine, "run_started")
+            self._event(prefix, run, mine, "training_started", step=run.step)
+
+    def _go_on(self, prefix: str, run: Training, whole: bool, stops: bool, mine: list[Body]) -> None:
+        if not mine:
+            run.runs = False
+            return
+        if not whole:
+            run.lost_s = self._now_s if run.lost_s is None else run.lost_s
+            if self._now_s >= run.lost_s + LOSS_SHOWS_S:
+                self._event(prefix, run, mine, "run_failed", reason="a worker is gone")
+                run.runs = False
+            return
+        run.trained_s += self.TURN_S
+        run.step += 10
+        if stops:
+            self._checkpoint(prefix, run, mine)
+            self._event(prefix, run, mine, "training_finished", reason="stopped", step=run.step)
+            run.runs = False
+        elif run.trained_s >= self.lives.train_s:
+            self._event(prefix, run, mine, "training_finished", reason="steps", step=run.step)
+            run.runs, run.over = False, True
+        elif run.step % 80 == 0:
+            self._checkpoint(prefix, run, mine)
+
+    def _checkpoint(self, prefix: str, run: Training, mine: list[Body]) -> None:
+        told = json.dumps({"checkpoint": f"step-{run.step}", "generation": run.generation})
+        self._put(f"{prefix}/ckpt/LATEST", told.encode(), mine[0])
+
+    def _event(self, prefix: str, run: Training, mine: list[Body], name: str, **fields: object) -> None:
+        line = json.dumps({"event": name, "time_s": self._now_s, **fields}) + "\n"
+        self._put(f"{prefix}/events/{run.written:015d}.jsonl", line.encode(), mine[0])
+        run.written += len(line.encode())
+        self.happened.append((self._now_s, f"run: {name} {fields or ''}".rstrip()))
+
+    def _say(self, body: Body, what: str) -> None:
+        told = json.dumps({"time_s": self._now_s, "does": what}).encode()
+        self._put(f"runs/{body.config['run_id']}/state/{body.id}.json", told, body)
+
+    def _end(self, body: Body, reason: tuple[str, str], what: str) -> None:
+        body.instance.terminate()
+        body.instance.state_reason = StateReason(reason[1], reason[0])
+        self.happened.append((self._now_s, f"{body.id} {what}"))
+
+    def _put(self, key: str, value: bytes, body: Body) -> None:
+        s3_backends[DEFAULT_ACCOUNT_ID]["aws"].put_object(body.config["bucket"], key, value)
+
+    def _read(self, prefix: str, name: str, body: Body) -> dict[str, Any] | None:
+        keys = s3_backends[DEFAULT_ACCOUNT_ID]["aws"].get_bucket(body.config["bucket"]).keys
+        found = keys.get(f"{prefix}/{name}")
+        told: dict[str, Any] | None = None if found is None else json.loads(found.value)
+        return told
+
+
+def _config(user_data: Any) -> dict[str, Any]:
+    """What a machine's boot data tell it."""
+    text = user_data if isinstance(user_data, str) else user_data.decode() if user_data is not None else ""
+    if _CONFIG.search(text) is None:
+        text = base64.b64decode(text).decode()
+    found = _CONFIG.search(text)
+    told: dict[str, Any] = json.loads(found[0]) if found else {}
+    return told

@@ -1,0 +1,171 @@
+"""IAM in front of a moto server: each call as it arrives is asked of the printed policy, with the keys that it has.
+
+Nothing of what the caller meant is believed: actions, tags and resources are read from the wire, and whose a thing is
+from the tags that it bears.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+from botocore import xform_name
+from moto.core.parse import EC2QueryParser
+from moto.core.utils import get_service_model
+from werkzeug.datastructures import MultiDict
+
+from benchmarks.box.iam import Policy, allows
+from hetopt.backends.ec2.renter.account import Identity
+from hetopt.backends.ec2.renter.authorizations import Asked, Place, authorizations
+from hetopt.backends.ec2.renter.request import Request
+
+ALWAYS = frozenset({"sts:GetCallerIdentity"})
+"""'No permissions are required to perform this operation' (STS API reference, GetCallerIdentity, read 2026-11-27)."""
+
+_SCOPE = re.compile(r"Credential=([^/]+)/\d+/([^/]+)/([^/]+)/aws4_request")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """What arrived.
+
+    Attributes:
+        key_id: of the credentials.
+        service: as signatures name it, such as 'servicequotas'.
+        action: as AWS spells it; of S3 the method of HTTP.
+    """
+
+    key_id: str
+    region: str
+    service: str
+    action: str
+    request: Request
+
+    @classmethod
+    def read(cls, environment: Mapping[str, Any], body: bytes) -> Call | None:
+        """The call in a request over HTTP; None where nothing is signed."""
+        scope = _SCOPE.search(str(environment.get("HTTP_AUTHORIZATION", "")))
+        if scope is None:
+            return None
+        key_id, region, service = scope.groups()
+        action, operation, parameters = _asked(service, environment, body)
+        request = Request(step="", service=service, operation=operation, parameters=parameters, purpose="")
+        return cls(key_id=key_id, region=region, service=service, action=action, request=request)
+
+
+def _asked(service: str, environment: Mapping[str, Any], body: bytes) -> tuple[str, str, dict[str, Any]]:
+    if service == "s3":
+        return _asked_of_s3(environment)
+    if service == "scheduler":
+        return _asked_of_scheduler(environment, body)
+    target = str(environment.get("HTTP_X_AMZ_TARGET", ""))
+    if target:
+        action = target.rpartition(".")[2]
+        return action, xform_name(action), json.loads(body or b"{}")
+    values = dict(urllib.parse.parse_qsl(body.decode("latin-1"), keep_blank_values=True))
+    action = values.get("Action", "")
+    if service != "ec2":
+        return action, xform_name(action), values
+    parser = EC2QueryParser(_ec2().operation_model(action))
+    told: dict[str, Any] = parser.parse({"values": MultiDict(values)})  # type: ignore[typeddict-item]
+    return action, xform_name(action), told
+
+
+@cache
+def _ec2() -> Any:
+    return get_service_model("ec2")
+
+
+def _asked_of_s3(environment: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
+    method = str(environment["REQUEST_METHOD"])
+    bucket, _, key = str(environment.get("PATH_INFO", "")).lstrip("/").partition("/")
+    query = dict(urllib.parse.parse_qsl(str(environment.get("QUERY_STRING", "")), keep_blank_values=True))
+    if key:
+        return method, f"{method.lower()}_object", {"Bucket": bucket, "Key": key}
+    if method == "HEAD":
+        return method, "head_bucket", {"Bucket": bucket}
+    if "list-type" in query:
+        return method, "list_objects_v2", {"Bucket": bucket, "Prefix": query.get("prefix", "")}
+    return method, f"{method.lower()}_bucket", {"Bucket": bucket}
+
+
+def _asked_of_scheduler(environment: Mapping[str, Any], body: bytes) -> tuple[str, str, dict[str, Any]]:
+    method = str(environment["REQUEST_METHOD"])
+    things, _, name = str(environment.get("PATH_INFO", "")).lstrip("/").partition("/")
+    if method == "GET":
+        lists = {"schedule-groups": "list_schedule_groups", "tags": "list_tags_for_resource"}
+        operation = lists.get(things, f"list_{things}")
+    else:
+        verb = {"POST": "create", "DELETE": "delete"}[method]
+        operation = f"{verb}_{things.replace('-', '_').removesuffix('s')}"
+    parameters = {**json.loads(body or b"{}"), "Name": name}
+    return "".join(word.capitalize() for word in operation.split("_")), operation, parameters
+
+
+@dataclass(kw_only=True)
+class Gate:
+    """Allows and denies.
+
+    Attributes:
+        tags_of: what a thing of EC2's bears, by its id; empty of one that is not there.
+        policies: of whoever calls; None: nobody asks.
+        forbidden: actions that the organisation denies, whatever policies allow.
+        role: of the machines.
+        asked: every action that was allowed.
+    """
+
+    tags_of: Callable[[str], Mapping[str, str]]
+    policies: list[Policy] | None = None
+    forbidden: frozenset[str] = frozenset()
+    role: str = "hetopt-node"
+    asked: set[str] = field(default_factory=set)
+
+    def denied(self, call: Call, who: Identity) -> Asked | None:
+        """The first question that is denied; None where the call is allowed."""
+        if self.policies is None:
+            return None
+        place = Place(who=who, region=call.region, tags={}, role=self.role)
+        for one in authorizations(call.request, place):
+            question = self._with_tags(one)
+            if question is None or question.action in ALWAYS:
+                continue
+            if question.action in self.forbidden or not allows(self.policies, question):
+                return question
+            self.asked.add(question.action.lower())
+        return None
+
+    def _with_tags(self, asked: Asked) -> Asked | None:
+        """With the tags of the thing that is named; None where it is not there, which EC2 says before IAM is asked."""
+        name = asked.resource.rpartition("/")[2]
+        owned = asked.action == "scheduler:DeleteScheduleGroup"
+        if not owned and not re.fullmatch(r"(i|fleet|lt|sg|vol)-[0-9a-f-]{8,}", name):
+            return asked
+        tags = self.tags_of(name)
+        if not tags:
+            return None
+        return replace(asked, context={**asked.context, **{f"aws:ResourceTag/{key}": tags[key] for key in tags}})
+
+
+def told(asked: Asked, who: Identity, *, organisation: bool) -> str:
+    """What AWS says of a denial."""
+    because = (
+        "with an explicit deny in a service control policy"
+        if organisation
+        else f"because no identity-based policy allows the {asked.action} action"
+    )
+    return (
+        f"You are not authorized to perform this operation. User: {who.arn} is not authorized to perform: "
+        f"{asked.action} on resource: {asked.resource} {because}. Encoded authorization failure message: 8sJ2k"
+    )
+
+
+def actions_of(policy: Policy) -> Iterator[str]:
+    """Every action that a policy names, in small letters."""
+    for statement in policy["Statement"]:
+        named = statement["Action"]
+        yield from (one.lower() for one in ([named] if isinstance(named, str) else named))

@@ -1,0 +1,664 @@
+"""Stories on the unkind account: a run's life by a seed, from its order to the last `hetopt gc`, in the account's time.
+
+Several moods hold at once. Whoever launches or follows may be killed (``kill -9`` of a forked process), may come back,
+or not; in the end somebody looks after what is left. What must hold in every story: nothing stays rented, nothing is
+spent beyond the budget, nobody is told that all is well while something is left, every message names a cause and what
+to type next, and a run that was followed to its end knows what it has cost.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+from benchmarks._ports import own_port
+from hetopt.api import leftovers
+from hetopt.backends.backend import RunHandle
+from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
+from hetopt.backends.ec2.renter.edge import BotoEdge, Retrying
+from hetopt.backends.ec2.renter.errors import TABLE
+from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
+from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
+from hetopt.backends.ec2.renter.ordering import Wishes, make_order
+from hetopt.backends.ec2.renter.permissions import Policy, operator_policy
+from hetopt.backends.ec2.renter.request import Answer, Edge, Request
+from hetopt.core.errors import HetoptError, RunFailed
+from hetopt.core.run_spec import WorkerSpec
+from hetopt.optimizer.cost.billing import load_billing
+from hetopt.optimizer.market.catalog import Catalog, load_catalog
+from hetopt.optimizer.plan import Plan
+
+REGION, ACCOUNT, ROLE = "us-east-1", "123456789012", "hetopt-node"
+BUCKET = f"hetopt-{ACCOUNT}-{REGION}"
+BEGIN_S = 1_800_000_000.0
+WITHIN = 0.01
+"""Of the bill, how far a run's own record may be off."""
+
+KINDS = ("left", "budget", "all-clear", "words", "ledger")
+
+Groups = tuple[tuple[str, int, str], ...]
+CLUSTERS: tuple[Groups, ...] = (
+    (("c7i.large", 2, "spot"), ("c7g.xlarge", 1, "on-demand")),
+    (("c7i.large", 3, "spot"),),
+    (("c7i.xlarge", 1, "on-demand"), ("c7i.large", 1, "on-demand")),
+    (("c7i.xlarge", 2, "spot"), ("c6in.large", 1, "spot")),
+)
+PlanOf = Callable[[Groups, float], Plan]
+"""A plan of these machines, with a budget in USD."""
+
+COMMAND = re.compile(r"`[^`]+`|--\w|try again|wait|launch again|look at|set the clock|nothing needs")
+_OF_EC2 = (
+    *("CreateFleet", "CreateLaunchTemplate", "CreateSecurityGroup", "DescribeInstances", "TerminateInstances"),
+    *("DeleteFleets", "DescribeFleets", "DescribeTags", "DeleteSecurityGroup", "DeleteLaunchTemplate"),
+)
+_OF_S3 = ("PUT", "GET")
+_ZONES = tuple(f"{REGION}{letter}" for letter in "abcdef")
+
+
+@dataclass(kw_only=True)
+class Account:
+    """The unkind account at a URL, and its clock."""
+
+    url: str
+    now_s: float = BEGIN_S
+    sessions: int = 0
+
+    def be(self, **how: object) -> None:
+        """Be so unkind from now on."""
+        self.now_s = float(json.loads(self._ask("unkind", json.dumps(how).encode())))
+
+    def clock(self) -> float:
+        """Seconds since the epoch."""
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        """Time passes."""
+        self.be(advance_s=seconds)
+
+    def truth(self) -> dict[str, Any]:
+        """What nobody but the account itself knows."""
+        told: dict[str, Any] = json.loads(self._ask("unkind"))
+        self.now_s = told["now_s"]
+        return told
+
+    def start_over(self) -> None:
+        """An empty account with the machines' role and a bucket."""
+        self._ask("moto-api/reset", b"")
+        self.be(clock_s=BEGIN_S, profile=ROLE)
+        made = Request(step="b", service="s3", operation="create_bucket", parameters={"Bucket": BUCKET}, purpose="")
+        _door(REGION)(made)
+
+    def log_in(self) -> None:
+        """Another process of the same role's: its session has another name."""
+        self.sessions += 1
+        name = f"botocore-session-{self.sessions}"
+        self.be(user_id=f"AROA0123456789EXAMPLE:{name}", arn=f"arn:aws:sts::{ACCOUNT}:assumed-role/Trainer/{name}")
+
+    def _ask(self, path: str, body: bytes | None = None) -> bytes:
+        with urllib.request.urlopen(urllib.request.Request(f"{self.url}/{path}", data=body), timeout=60) as answer:
+            told: bytes = answer.read()
+        return told
+
+
+@dataclass(kw_only=True)
+class Teller:
+    """Carries out the calls of one process, which may be killed before or after one of them."""
+
+    inner: Edge
+    kill_at: int | None = None
+    after: bool = False
+    calls: int = 0
+
+    def __call__(self, request: Request) -> Answer:
+        at, self.calls = self.calls, self.calls + 1
+        if at == self.kill_at and not self.after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            return self.inner(request)
+        finally:
+            if at == self.kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass(kw_only=True)
+class Story:
+    """What happened.
+
+    Attributes:
+        moods: that held.
+        told: what people were told, by when.
+        faults: what must not have been, each with its kind of `KINDS` before a colon.
+        ends: how it ended, for the count.
+        ledger_error: how far a run's record was off the bill; None where nobody followed it to its end.
+        asked: every action that the policy was asked for.
+    """
+
+    seed: int
+    moods: dict[str, Any] = field(default_factory=dict)
+    told: list[tuple[float, str]] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    ends: str = ""
+    kills: int = 0
+    calls: int = 0
+    usd: float = 0.0
+    budget_usd: float = 0.0
+    ledger_error: float | None = None
+    machines: int = 0
+    asked: list[str] = field(default_factory=list)
+
+    def timeline(self) -> str:
+        """The story, a line for each thing that happened."""
+        short = {name: mood for name, mood in self.moods.items() if name not in ("policy", "pools")}
+        lines = [f"story {self.seed}: {json.dumps(short)}"]
+        lines += [f"{at - BEGIN_S:8.0f} s  {what}" for at, what in sorted(self.told, key=lambda one: one[0])]
+        return "\n".join([*lines, f"ends: {self.ends}, ${self.usd:.4f} of ${self.budget_usd:.2f}", *self.faults])
+
+
+def moods_of(drawn: Random, groups: Groups, catalog: Catalog) -> dict[str, Any]:
+    """What holds in a story: each mood by its own chance, so that several hold at once."""
+
+    def chance(probability: float) -> bool:
+        return drawn.random() < probability
+
+    moods: dict[str, Any] = {"seed": drawn.randrange(10**6), "policy": policy_without(None)}
+    if chance(0.6):
+        moods["lag_s"] = drawn.choice((2.0, 8.0, 25.0, 45.0))
+    if chance(0.4):
+        moods["tag_lag_s"] = drawn.choice((5.0, 20.0, 50.0))
+    moods["ending_s"] = drawn.choice((0.0, 15.0, 60.0))
+    if chance(0.4):
+        moods["throttled"] = drawn.choice((0.02, 0.1, 0.25))
+    if chance(0.35):
+        moods["faulty"] = drawn.choice((0.02, 0.08))
+    if chance(0.3):
+        moods["cut"] = drawn.choice((0.02, 0.06))
+    types = [name for name, _, _ in groups]
+    moods["pools"] = {
+        f"{zone}/{name}": pool_of(drawn, catalog, name, scarce=chance(0.25)) for zone in _ZONES for name in types
+    }
+    if chance(0.2):
+        moods["short"] = {drawn.choice(types): drawn.choice((1, 2))}
+    if chance(0.15):
+        moods["exhausted"] = [drawn.choice(types)]
+    if chance(0.4):
+        moods["refuses_at"] = [[*_refusal(drawn), *_span(drawn)] for _ in range(drawn.randint(1, 3))]
+    if chance(0.2):
+        moods["expired"] = [_span(drawn, BEGIN_S + 300)]
+    if chance(0.1):
+        moods |= {"quotas": {"L-34B43A08": drawn.choice((0.0, 4.0, 8.0)), "L-1216C47A": 4.0}, "quotas_bind": True}
+    if chance(0.1):
+        moods["policy"] = policy_without(drawn.choice(_DROPPED))
+    if chance(0.04):
+        moods["forbidden"] = ["ec2:RunInstances"]
+    if chance(0.06):
+        moods["subnets"] = drawn.choice(("none", "private"))
+    moods["end_role"] = chance(0.7)
+    fates = {name: drawn.choice((0.05, 0.15, 0.3)) for name in _FATES if chance(0.3)}
+    moods["lives"] = {
+        "seed": drawn.randrange(10**6),
+        "boot_s": drawn.choice(((30.0, 60.0), (60.0, 150.0), (100.0, 500.0))),
+        "train_s": drawn.choice((600.0, 1800.0, 5400.0)),
+        "fates": fates,
+        "leads_s": drawn.choice(((120.0,), (0.0, 5.0, 30.0, 120.0), (0.0,))),
+    }
+    return moods
+
+
+_FATES = ("hangs", "fails", "reboots", "killed", "stopped", "taken", "rebalance")
+_DROPPED = (
+    "ec2:TerminateInstances",
+    "ec2:DescribeFleets",
+    "ec2:DescribeTags",
+    "ec2:DeleteSecurityGroup",
+    "s3:GetObject",
+)
+
+
+def policy_without(action: str | None) -> Policy:
+    """The printed policy, or what is left of it where an administrator has taken an action out."""
+    policy = operator_policy(account_id=ACCOUNT, region=REGION, bucket=BUCKET, role=ROLE)
+    statements = [{**one, "Action": [name for name in one["Action"] if name != action]} for one in policy["Statement"]]
+    return {**policy, "Statement": [one for one in statements if one["Action"]]}
+
+
+def _refusal(drawn: Random) -> tuple[str, str]:
+    """A call, and a code of the table that its service may refuse it with."""
+    rows = [row for row in TABLE if not row.source.startswith("botocore")]
+    codes = {
+        of_s3: [
+            code
+            for row in rows
+            for code in row.codes
+            if row.source.startswith("S3") == of_s3 and not set("*?").intersection(code) and not code.isdigit()
+        ]
+        for of_s3 in (True, False)
+    }
+    of_s3 = drawn.random() < 0.3
+    return drawn.choice(_OF_S3 if of_s3 else _OF_EC2), drawn.choice(codes[of_s3])
+
+
+def _span(drawn: Random, from_s: float = BEGIN_S) -> list[float]:
+    since_s = from_s + drawn.choice((0.0, drawn.uniform(0, 300), drawn.uniform(0, 4000)))
+    return [since_s, since_s + drawn.choice((20.0, 120.0, 900.0, 4000.0))]
+
+
+def pool_of(drawn: Random, catalog: Catalog, name: str, *, scarce: bool) -> list[list[float]]:
+    """From when on a pool has how many machines, at what price: both move, prices at most to on demand's."""
+    price = catalog.price(name, "on-demand")
+    assert price is not None
+    at, share, steps = BEGIN_S - 7200.0, drawn.uniform(0.25, 0.6), []
+    while at < BEGIN_S + 40 * 3600:
+        machines = drawn.choice((0, 0, 1, 9)) if scarce else drawn.choice((9, 9, 9, 9, 1))
+        steps.append([round(at), machines, round(share * price.usd_per_hour, 6)])
+        share = min(1.0, max(0.1, share * drawn.uniform(0.7, 1.5)))
+        at += drawn.uniform(600, 2 * 3600)
+    return steps
+
+
+@dataclass(kw_only=True)
+class Narrator:
+    """Tells stories on one account.
+
+    Attributes:
+        folder: of everything that they write.
+        plan_of: makes plans.
+        bundle_sha256: of the code that machines would get.
+    """
+
+    account: Account
+    folder: Path
+    catalog: Catalog
+    plan_of: PlanOf
+    bundle_sha256: str = "0" * 64
+
+    def tell(self, seed: int) -> Story:
+        """One story, from its seed."""
+        drawn, account = Random(seed), self.account
+        groups = drawn.choice(CLUSTERS)
+        plan = self.plan_of(groups, drawn.choice((0.3, 0.8, 2.0)))
+        story = Story(seed=seed, moods=moods_of(drawn, groups, self.catalog))
+        home = self.folder / f"home-{seed}"
+        run_dir = home / "runs" / f"20270115-080000-story-{seed:04d}"
+        run_dir.mkdir(parents=True)
+        account.start_over()
+        with _in_its_time(account, home):
+            account.be(**story.moods)
+            account.log_in()
+            _Telling(narrator=self, story=story, drawn=drawn, plan=plan, home=home, run_dir=run_dir).tell()
+        story.told += [(at, what) for at, what in account.truth()["happened"]]
+        shutil.rmtree(home)
+        return story
+
+
+_door = lru_cache(maxsize=1)(BotoEdge)
+"""One for all processes that are not forked; connections are nobody else's."""
+
+
+@contextmanager
+def _in_its_time(account: Account, home: Path) -> Iterator[None]:
+    """Everything of this process that waits, or asks what time it is, does so by the account's clock."""
+    clock = SimpleNamespace(time=account.clock, sleep=account.sleep)
+    with (
+        patch.dict(os.environ, {"HETOPT_HOME": str(home), "AWS_ENDPOINT_URL": account.url}),
+        # What botocore waits for between its own tries is the account's time too.
+        patch("time.sleep", account.sleep),
+        patch("botocore.retries.adaptive.register_retry_handler", lambda client: None),
+        patch("hetopt.api.leftovers.time", clock),
+        patch("hetopt.backends.ec2.renter.edge.time", clock),
+        patch("hetopt.backends.ec2.renter.edge.BotoEdge", _door),
+    ):
+        yield
+
+
+@dataclass(kw_only=True)
+class _Telling:
+    """A story while it is told."""
+
+    narrator: Narrator
+    story: Story
+    drawn: Random
+    plan: Plan
+    home: Path
+    run_dir: Path
+    followed: bool = True
+
+    @property
+    def account(self) -> Account:
+        return self.narrator.account
+
+    @property
+    def handle(self) -> RunHandle:
+        return RunHandle(run_dir=self.run_dir)
+
+    def tell(self) -> None:
+        if self._order() and self._launched():
+            for _ in range(self.drawn.randint(2, 5)):
+                if self._cleared():
+                    break
+                self._process("follow", self._follow, kill=self.drawn.random() < 0.4)
+                if self.drawn.random() < 0.3:
+                    self.followed = False
+                    self.account.sleep(self.drawn.choice((60.0, 1800.0, 20_000.0)))
+            if not self._cleared() and self.drawn.random() < 0.6:
+                self._process("stop", self._stop, kill=self.drawn.random() < 0.3)
+        if (self.run_dir / ORDER_FILE).exists():
+            self._look_after()
+        self._settle_accounts()
+
+    def _order(self) -> bool:
+        plan = self.plan
+
+        def make() -> None:
+            order = make_order(
+                plan,
+                self._edge(None, after=False),
+                self.narrator.catalog,
+                load_billing(),
+                Wishes(),
+                run_id=self.run_dir.name,
+                version="0.1.0",
+                bundle_sha256=self.narrator.bundle_sha256,
+                now_s=self.account.now_s,
+            )
+            order.save(self.run_dir / ORDER_FILE)
+            plan.save(self.run_dir / PLAN_OBJECT)
+            (self.run_dir / BUNDLE_FILE).write_bytes(b"code")
+
+        return self._process("order", lambda _: make(), kill=False)
+
+    def _launched(self) -> bool:
+        """Whether there is a run to follow."""
+        done = self._process(
+            "launch", lambda launcher: launcher.start(self.plan.run, self.run_dir, {}), kill=self.drawn.random() < 0.35
+        )
+        return done and (self.run_dir / SEEN_FILE).exists()
+
+    def _follow(self, launcher: Ec2Launcher) -> None:
+        for _ in range(self.drawn.randint(10, 40)):
+            status = launcher.poll(self.handle)
+            if status.state.is_over and self._cleared():
+                break
+            self.account.sleep(self.drawn.choice((15.0, 60.0, 240.0, 600.0)))
+
+    def _stop(self, launcher: Ec2Launcher) -> None:
+        launcher.stop(self.handle)
+
+    def _cleared(self) -> bool:
+        path = self.run_dir / SEEN_FILE
+        return path.exists() and ClusterState.load(path).cleared
+
+    def _edge(self, kill_at: int | None, *, after: bool) -> Edge:
+        edge = Retrying(inner=_door(REGION), sleep=self.account.sleep, random=Random(self.story.seed))
+        return Teller(inner=edge, kill_at=kill_at, after=after)
+
+    def _launcher(self, edge: Edge) -> Ec2Launcher:
+        account = self.account
+        return Ec2Launcher(
+            home=self.home,
+            inner=edge,
+            tell=lambda said: self.story.told.append((account.now_s, f"hetopt: {said}")),
+            clock=account.clock,
+            sleep=account.sleep,
+        )
+
+    def _process(self, name: str, work: Callable[[Ec2Launcher], object], *, kill: bool) -> bool:
+        """One command; whether it came to its end. With ``kill`` it is another process, and SIGKILL may end it."""
+        self.account.log_in()
+        kill_at = self.drawn.choice((self.drawn.randrange(6, 22), self.drawn.randrange(0, 90))) if kill else None
+        after = self.drawn.random() < 0.5
+        if not kill:
+            return self._done(name, work, self._edge(None, after=after))
+        report = self.home / "report.json"
+        report.unlink(missing_ok=True)
+        begun = len(self.story.told)
+        sys.stdout.flush()
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                _door.cache_clear()
+                done = self._done(name, work, self._edge(kill_at, after=after))
+                told = {
+                    "done": done,
+                    "told": self.story.told[begun:],
+                    "faults": self.story.faults,
+                    "ends": self.story.ends,
+                }
+                report.write_text(json.dumps(told))
+                code = 0
+            finally:
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        self.account.truth()
+        if report.exists():
+            told = json.loads(report.read_text())
+            self.story.told += [(at, what) for at, what in told["told"]]
+            self.story.faults[:], self.story.ends = told["faults"], told["ends"]
+            return bool(told["done"])
+        if not os.WIFSIGNALED(status):
+            self.story.faults.append(f"words: {name}: the process died by itself")
+        self.story.kills += 1
+        self.story.told.append(
+            (self.account.now_s, f"kill -9 of `{name}` {'after' if after else 'before'} its call {kill_at}")
+        )
+        return False
+
+    def _done(self, name: str, work: Callable[[Ec2Launcher], object], edge: Edge) -> bool:
+        try:
+            work(self._launcher(edge))
+        except HetoptError as error:
+            self._words(name, error)
+            if name in ("order", "launch"):
+                self.story.ends = f"refused: {error.message}"[:120]
+                claim = f"{name} was refused without a word of `hetopt gc`"
+                self._is_clear(claim, unless="hetopt gc" in f"{error.hint}")
+            return False
+        if name == "stop":
+            self._is_clear("`hetopt stop` ended well")
+        return True
+
+    def _words(self, name: str, error: HetoptError) -> None:
+        self.story.told.append((self.account.now_s, f"{name}: {error.message} -> {error.hint}"))
+        if not error.message.endswith(".") or error.hint is None or not COMMAND.search(error.hint):
+            self.story.faults.append(f"words: {name} says {error.message!r}, and to do {error.hint!r}")
+        if "Encoded authorization" in error.message or "\n" in error.message:
+            self.story.faults.append(f"words: {name} says {error.message!r}")
+
+    def _is_clear(self, claim: str, *, unless: bool = False) -> None:
+        """A claim that nothing is left: whether it is true."""
+        truth = self.account.truth()
+        left = [one["id"] for one in truth["machines"] if one["state"] != "terminated"] + truth["others"]
+        if left and not unless:
+            at_s = self.account.now_s - BEGIN_S
+            self.story.faults.append(f"all-clear: at {at_s:.0f} s {claim}, and {left} are left")
+
+    def _look_after(self) -> None:
+        """Somebody types `hetopt gc --on ec2 --remove`, at once or later, until it says that nothing is left."""
+        self.account.sleep(self.drawn.choice((0.0, 5.0, 90.0, 4000.0)))
+        clear = self._collect()
+        for _ in range(12):
+            if clear:
+                break
+            self.account.sleep(self.drawn.choice((120.0, 3600.0, 20_000.0)))
+            clear = self._collect()
+        # By now the administrator has given back what was taken, and whoever is throttled has waited.
+        self.account.be(
+            throttled=0, faulty=0, cut=0, expired=[], refuses_at=[], policy=policy_without(None), forbidden=[]
+        )
+        self.account.sleep(100_000.0)
+        for _ in range(3):
+            if self._collect():
+                return
+            self.account.sleep(100.0)
+        self.story.faults.append("words: `hetopt gc` never says that nothing is left")
+
+    def _collect(self) -> bool:
+        """Whether it says that nothing is left."""
+        self.account.log_in()
+        try:
+            found = leftovers.search(remove=True)
+        except HetoptError as error:
+            self._words("gc", error)
+            return False
+        for refused in found.refused:
+            self._words("gc", refused)
+        kept = [one for one in found.found if not one.removed]
+        told = ", ".join(dict.fromkeys(f"{one.left_alone or 'stays'}" for one in kept)) or f"removed {len(found.found)}"
+        self.story.told.append((self.account.now_s, f"gc: {told}, {len(found.refused)} refused"))
+        if not kept and not found.refused:
+            self._is_clear("`hetopt gc` said that nothing is left")
+            return True
+        return False
+
+    def _settle_accounts(self) -> None:
+        story, truth = self.story, self.account.truth()
+        left = [one["id"] for one in truth["machines"] if one["state"] != "terminated"] + truth["others"]
+        if left:
+            story.faults.append(f"left: {left} are there in the end")
+        story.asked, story.machines = truth["asked"], len(truth["machines"])
+        if not (self.run_dir / ORDER_FILE).exists():
+            return
+        order = Order.load(self.run_dir / ORDER_FILE)
+        story.budget_usd = order.budget_usd
+        story.usd = sum(self._bill(one, order) for one in truth["machines"]) + order.fixed_usd
+        if story.usd > order.budget_usd * (1 + 1e-9):
+            story.faults.append(f"budget: ${story.usd:.4f} was spent, and the budget is ${order.budget_usd:.2f}")
+        if (self.run_dir / SEEN_FILE).exists():
+            seen = ClusterState.load(self.run_dir / SEEN_FILE)
+            story.ends = story.ends or f"{'cleared' if seen.cleared else 'left to gc'}: {seen.stop_reason}"[:120]
+            mine = {one.id for one in seen.machines}
+            billed = sum(self._bill(one, order) for one in truth["machines"] if one["id"] in mine)
+            if seen.cleared and self.followed and billed > 0:
+                error = seen.spent_usd(seen.time_s) / billed - 1
+                # Machines that were stopped and started again while nobody looked are taken to have been paid for.
+                story.ledger_error = min(0.0, error) if any(one["stopped"] for one in truth["machines"]) else error
+                if abs(story.ledger_error) > WITHIN:
+                    story.faults.append(
+                        f"its record is {100 * story.ledger_error:+.2f} % off the bill of ${billed:.4f}"
+                    )
+
+    def _bill(self, machine: dict[str, Any], order: Order) -> float:
+        """What EC2 bills for a machine: the seconds it ran, a minute at least, each at its price; what is taken back
+        within its first hour is free, but for disk and address."""
+        begun_s, ended_s = machine["begun_s"], machine["ended_s"] or self.account.now_s
+        until_s = max(ended_s, begun_s + 60)
+        cuts = [begun_s, *(min(at, until_s) for at in itertools.chain(*machine["stopped"])), until_s]
+        spans = list(zip(cuts[::2], cuts[1::2], strict=True))
+        free = machine["reason"].startswith("Server.Spot") and ended_s - begun_s < 3600
+        price = self.narrator.catalog.price(machine["type"], "on-demand")
+        assert price is not None
+        steps: Sequence[Sequence[float]] = [[0.0, 0, price.usd_per_hour]]
+        if machine["spot"]:
+            steps = self.story.moods["pools"][f"{machine['zone']}/{machine['type']}"]
+        total = 0.0
+        for since_s, until_s in spans:
+            total += order.extras_usd_per_hour * (until_s - since_s)
+            for (at, _, usd), (then, *_) in itertools.pairwise([*steps, [float("inf"), 0, 0.0]]):
+                total += 0.0 if free else usd * max(0.0, min(then, until_s) - max(at, since_s))
+        return total / 3600
+
+
+def plan_on(plan: Plan, catalog: Catalog, groups: Groups, budget_usd: float | None = None) -> Plan:
+    """A plan on other machines, in equal parts of the batch that one has; its prediction stays what it was."""
+    like, made = plan.chosen.groups[0], []
+    workers: list[WorkerSpec] = []
+    for name, machines, market in groups:
+        price = catalog.price(name, market)  # type: ignore[arg-type]
+        assert price is not None
+        told = {
+            "instance_type": name,
+            "machines": machines,
+            "market": market,
+            "price_usd_per_hour": price.usd_per_hour,
+            "price_date": str(price.date),
+            "price_source": price.source,
+            "price_is_estimate": price.is_estimate,
+            "interruption_band": None,
+            "local_batch_sizes": (64,) * machines,
+        }
+        made.append(like.model_copy(update=told))
+        first = len(workers)
+        workers += [WorkerSpec(host=f"h{first + place}", type=name, local_batch_size=64) for place in range(machines)]
+    chosen = plan.chosen.model_copy(update={"groups": tuple(made), "global_batch_size": 64 * len(workers)})
+    run = plan.run.model_copy(update={"workers": tuple(workers)})
+    goal = plan.goal if budget_usd is None else plan.goal.model_copy(update={"budget_usd": budget_usd})
+    return plan.model_copy(update={"chosen": chosen, "pareto": (chosen,), "run": run, "goal": goal})
+
+
+CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "operator",
+    "AWS_SECRET_ACCESS_KEY": "operator",
+    "AWS_DEFAULT_REGION": REGION,
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "AWS_CONFIG_FILE": os.devnull,
+    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+}
+
+
+@contextmanager
+def unkind_account() -> Iterator[Account]:
+    """An account of its own, in a process of its own."""
+    address, port = own_port()
+    server = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.box.unkind", address, str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={
+            **os.environ,
+            "MOTO_EC2_ENABLE_INSTANCE_TYPE_VALIDATION": "true",
+            "MOTO_EC2_LOAD_DEFAULT_AMIS": "false",
+        },
+    )
+    account = Account(url=f"http://{address}:{port}")
+    try:
+        while True:
+            try:
+                account.truth()
+                break
+            except OSError:
+                if server.poll() is not None:
+                    raise RunFailed("the unkind account does not answer.", hint="start it by hand") from None
+                time.sleep(0.2)
+        yield account
+    finally:
+        server.kill()
+        server.wait()
+
+
+def main(plan: str, first: str, step: str, end: str) -> None:
+    """Tell every so many stories of a plan, a line of JSON for each."""
+    catalog, made = load_catalog(REGION), Plan.load(Path(plan))
+    os.environ |= CREDENTIALS
+    with unkind_account() as account, tempfile.TemporaryDirectory(prefix="hetopt-stories-") as folder:
+        os.environ["AWS_ENDPOINT_URL"] = account.url
+        narrator = Narrator(
+            account=account,
+            folder=Path(folder),
+            catalog=catalog,
+            plan_of=lambda groups, budget_usd: plan_on(made, catalog, groups, budget_usd),
+        )
+        for seed in range(int(first), int(end), int(step)):
+            story = narrator.tell(seed)
+            print(json.dumps({**asdict(story), "timeline": story.timeline()}), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,710 @@
+"""A moto server that is as unkind as EC2: ``python -m benchmarks.box.unkind ADDRESS PORT``. The API is moto's.
+
+Beside it there is ``POST /unkind``, which is part of no API: a test says there how unkind the account is to be. Moods
+hold together, until ``/moto-api/reset``; what is drawn among them is drawn by the seed that was said.
+
+    {"lag_s": 5}                    what a call has just made is in no list, and known by no id, for so many seconds
+    {"tag_lag_s": 5}                lists have it without its tags, and no filter finds it by them
+    {"ending_s": 30}                groups of machines are in use for so long after the machines have ended
+    {"short": {"c7i.large": 1}}     such a fleet gets so many machines and InsufficientInstanceCapacity beside them
+    {"exhausted": ["c7g.xlarge"]}   such a fleet gets nothing
+    {"pools": {"us-east-1a/c7i.large": [[0, 4, 0.05], ...]}}    from when on so many machines can run, and at what price
+    {"clock_s": 1800000000}         the account's clock stands still there
+    {"advance_s": 60}               the account's clock, for tests that do not really wait
+    {"shut_down": ["i-1"]}          these end as machines do that shut themselves down, such as after a boot that failed
+    {"forget_fleets": true}         what EC2 does with instant fleets after about two days
+    {"quotas": {"L-3819A6DF": 8}}   what the account was granted of EC2's quotas; moto itself knows those of VPC alone
+    {"quotas_bind": true}           and fleets beyond them are refused
+    {"user_id": "AROA:one"}         who calls, as GetCallerIdentity tells it, with {"arn": ...}
+    {"refuses": {"RunInstances": ["UnauthorizedOperation", "text"]}}    what is answered to such calls, tried or made;
+                                    of S3 by the method; a third entry is the status, and 200 puts it into the answer
+    {"refuses_at": [["CreateFleet", "Unsupported", 100, 160]]}  the same between two moments
+    {"seed": 1, "throttled": 0.1, "faulty": 0.05, "cut": 0.02}  of calls, so many are refused as too many; answered
+                                    with a fault of the server, or not at all: half of both after they were carried out
+    {"expired": [[100, 160]]}       when credentials do not hold
+    {"policy": {...}}               what IAM allows whoever calls; {"forbidden": [...]} what the organisation denies
+    {"lives": {...}}                machines boot, train, and come to grief; see `benchmarks.box.bodies`
+    {"subnets": "none"}             the default network was deleted; "private": its machines get no public address
+    {"routes": false}               no subnet has a way out; or the routes that each has
+    {"gateways": "block-ingress"}   what the account blocks
+    {"disk_key": "arn:aws:kms:..."} the default key of disks; {"grants": [...]}: who may use it
+    {"no_roles": ["AWSServiceRoleForEC2Spot"]}  of EC2's own roles
+    {"profile": "hetopt-node"}      there is an instance profile of that name
+    {"end_role": true}              and the role in which the scheduler ends machines
+    {"denied": ["s3:PutObject"]}    what IAM says of such calls where it is to simulate them
+
+``GET /unkind`` tells the account's clock, and every machine that there was.
+
+Seconds of lag: the user guide, "eventual consistency in the EC2 API", gives no number; others report up to a minute.
+Machines beside a refusal: osbuild/osbuild-composer#4507. Two days: runs-on/runs-on#217. (Read 2026-11-26.)
+"""
+
+from __future__ import annotations
+
+import datetime
+import io
+import json
+import random
+import re
+import socket
+import sys
+import time
+import urllib.parse
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+from xml.etree import ElementTree
+
+from moto.core.models import DEFAULT_ACCOUNT_ID
+from moto.core.responses import ActionResult
+from moto.core.utils import utcnow as plain_now
+from moto.ec2.exceptions import EC2ClientError
+from moto.ec2.models import ec2_backends
+from moto.ec2.models import instances as moto_instances
+from moto.ec2.models.fleets import Fleet
+from moto.ec2.models.instances import Instance, StateReason
+from moto.ec2.models.spot_requests import SpotFleetLaunchSpec
+from moto.ec2.responses.fleets import Fleets
+from moto.ec2.responses.route_tables import RouteTables
+from moto.ec2.responses.settings import Settings
+from moto.ec2.responses.spot_instances import SpotInstances
+from moto.ec2.responses.subnets import Subnets
+from moto.iam.models import iam_backends
+from moto.iam.responses import IamResponse
+from moto.kms.responses import KmsResponse
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+from moto.s3 import models as moto_s3
+from moto.scheduler.models import scheduler_backends
+from moto.servicequotas.exceptions import NoSuchResource
+from moto.servicequotas.responses import ServiceQuotasResponse
+from moto.sts.responses import TokenResponse
+from werkzeug.serving import run_simple
+
+from benchmarks.box import gate, manners, schedules
+from benchmarks.box.bodies import Bodies, Lives
+from benchmarks.box.gate import Call, Gate
+from hetopt.backends.ec2.renter import permissions
+from hetopt.backends.ec2.renter.account import Identity
+from hetopt.backends.ec2.renter.scheduled_ends import END_ROLE, NAMED
+from hetopt.optimizer.market.catalog import load_catalog
+from hetopt.optimizer.market.quota import quota_of
+
+Environment = dict[str, Any]
+Start = Callable[..., Any]
+
+FIVE_AT_FIRST = ("L-34B43A08", "L-1216C47A")
+"""Quotas of five vCPUs on a new account; of the others it has none."""
+
+SHORT = "InsufficientInstanceCapacity"
+OVER = {"spot": "MaxSpotInstanceCountExceeded", "on-demand": "VcpuLimitExceeded"}
+FORGOTTEN_S = 3600.0
+"""'Terminated instances remain visible for approximately one hour' (EC2 API reference, DescribeInstances)."""
+REGION = "us-east-1"
+_IDS = re.compile(rb"\b((?:i|fleet|lt|sg|vol)-[0-9a-f][0-9a-f-]{7,})\b")
+_NAMES = ("instanceId", "fleetId", "launchTemplateId", "groupId", "resourceId", "volumeId")
+_TAGGED = frozenset({"tag-key", "tag-value"})
+_UNKNOWN = {
+    "TerminateInstances": "InvalidInstanceID.NotFound",
+    "DeleteLaunchTemplate": "InvalidLaunchTemplateId.NotFound",
+    "DeleteSecurityGroup": "InvalidGroup.NotFound",
+    "DescribeFleets": "InvalidFleetId.NotFound",
+    "DescribeInstances": "InvalidInstanceID.NotFound",
+}
+
+
+class Temper:
+    """How unkind the account is."""
+
+    def __init__(self) -> None:
+        self.born: dict[str, float] = {}
+        self.ahead_s = 0.0
+        self.forgotten: set[str] = set()
+        self.ended_s: dict[str, float] = {}
+        self.gate = Gate(tags_of=_tags_of)
+        self.calm()
+
+    def calm(self) -> None:
+        """As kind as moto, but for its manners; its clock is everybody's."""
+        self.ahead_s = 0.0
+        self.born.clear()
+        self.ended_s.clear()
+        self.lag_s = self.tag_lag_s = self.ending_s = 0.0
+        self.clock_s: float | None = None
+        self.tokens: dict[str, tuple[bytes, bytes, list[Any]]] = {}
+        self.pools: dict[str, list[tuple[float, int, float]]] = {}
+        self.drawn = random.Random(0)
+        self.throttled = self.faulty = self.cut = 0.0
+        self.expired: list[tuple[float, float]] = []
+        self.refuses_at: list[tuple[str, str, float, float]] = []
+        self.quotas_bind = self.blocked = False
+        self.bodies: Bodies | None = None
+        self.gate.policies, self.gate.forbidden = None, frozenset()
+        self.gate.asked.clear()
+        self.short: dict[str, int] = {}
+        self.exhausted: set[str] = set()
+        self.caller: dict[str, str] = {}
+        self.quotas: dict[str, float] = {}
+        self.refuses: dict[str, list[Any]] = {}
+        self.subnets = "public"
+        self.routes: bool | list[dict[str, str]] = True
+        self.gateways = "off"
+        self.disk_key = "alias/aws/ebs"
+        self.grants: list[str] = []
+        self.no_roles: list[str] = []
+        self.denied: list[str] = []
+
+    def now_s(self) -> float:
+        return (time.time() if self.clock_s is None else self.clock_s) + self.ahead_s
+
+    @property
+    def who(self) -> Identity:
+        """Whoever calls."""
+        arn = self.caller.get("arn", f"arn:aws:sts::{DEFAULT_ACCOUNT_ID}:user/moto")
+        return Identity(
+            account_id=DEFAULT_ACCOUNT_ID, arn=arn, user_id=self.caller.get("user_id", "AKIAIOSFODNN7EXAMPLE")
+        )
+
+    def hear(self, told: dict[str, Any]) -> None:
+        self.exhausted = set(told.get("exhausted", self.exhausted))
+        for name in _PLAIN:
+            setattr(self, name, told.get(name, getattr(self, name)))
+        if "clock_s" in told:
+            self.ahead_s, self.clock_s = 0.0, told["clock_s"]
+        if "seed" in told:
+            self.drawn = random.Random(told["seed"])
+        if "policy" in told:
+            self.gate.policies = [told["policy"]]
+        self.gate.forbidden = frozenset(told.get("forbidden", self.gate.forbidden))
+        if "lives" in told:
+            self.bodies = Bodies(lives=Lives(**told["lives"]), capacity=self.capacity, region=REGION)
+        if "advance_s" in told:
+            self.advance(told["advance_s"])
+        self.caller |= {key: told[key] for key in ("user_id", "arn") if key in told}
+        self.shut_down(told.get("shut_down", []))
+        if told.get("end_role"):
+            make_end_role()
+        if "profile" in told:
+            iam_backends[DEFAULT_ACCOUNT_ID]["aws"].create_instance_profile(told["profile"], "/", [], [])
+        if told.get("forget_fleets"):
+            for backend in ec2_backends[DEFAULT_ACCOUNT_ID].values():
+                self.forgotten |= set(backend.fleets)
+
+    def advance(self, seconds: float) -> None:
+        """Time passes, for the machines too."""
+        if self.bodies is None:
+            self.ahead_s += seconds
+            schedules.carry_out(self.now_s())
+            return
+        until_s = self.now_s() + seconds
+        while (left_s := until_s - self.now_s()) > 1e-6:
+            self.ahead_s += min(left_s, self.bodies.TURN_S, max(0.01, self.bodies.due_s() - self.now_s()))
+            schedules.carry_out(self.now_s())
+            if not self.bodies.turn(self.now_s()):
+                self.ahead_s += until_s - self.now_s()  # nobody is there for whom anything could happen
+
+    def pool(self, zone: str, instance_type: str) -> tuple[int, float] | None:
+        """How many machines a pool can have now, and its price; None where nobody said."""
+        steps = self.pools.get(f"{zone}/{instance_type}")
+        if steps is None:
+            return None
+        _, machines, usd = [one for one in steps if one[0] <= self.now_s()][-1]
+        return machines, usd
+
+    def capacity(self, zone: str, instance_type: str) -> int | None:
+        """How many machines of a type can run in a zone now; None: any number."""
+        found = self.pool(zone, instance_type)
+        return None if found is None else found[0]
+
+    def allowed(self, zone: str, instance_type: str) -> int | None:
+        """How many more of them a fleet can have."""
+        most = self.capacity(zone, instance_type)
+        mine = (one for one in _instances() if one.instance_type == instance_type and str(one.placement.zone) == zone)
+        return None if most is None else max(0, most - sum(one.state != "terminated" for one in mine))
+
+    @staticmethod
+    def shut_down(ids: list[str]) -> None:
+        """As machines end that end themselves; moto knows only those that a call ends."""
+        for backend in ec2_backends[DEFAULT_ACCOUNT_ID].values():
+            for one in backend.all_instances():
+                if one.id in ids:
+                    one.terminate()
+                    code = "Client.InstanceInitiatedShutdown"
+                    one.state_reason = StateReason(f"{code}: Instance initiated shutdown", code)
+
+    def is_young(self, id_: str) -> bool:
+        return id_ in self.born and self.now_s() < self.born[id_] + self.lag_s
+
+    def is_bare(self, id_: str) -> bool:
+        """Whether its tags are not seen yet."""
+        return id_ in self.born and self.now_s() < self.born[id_] + self.tag_lag_s
+
+    def is_forgotten(self, id_: str) -> bool:
+        return self.now_s() > self.ended_s.get(id_, float("inf")) + FORGOTTEN_S
+
+    def truth(self) -> dict[str, Any]:
+        """What nobody but the account itself knows."""
+        backend = ec2_backends[DEFAULT_ACCOUNT_ID][REGION]
+        return {
+            "now_s": self.now_s(),
+            "asked": sorted(self.gate.asked),
+            "machines": [
+                {
+                    "id": one.id,
+                    "type": one.instance_type,
+                    "zone": str(one.placement.zone),
+                    "spot": one.lifecycle == "spot",
+                    "state": one.state,
+                    "reason": one.state_reason.code,
+                    "begun_s": ({} if self.bodies is None else self.bodies.begun_s).get(
+                        one.id, one.launch_time.replace(tzinfo=datetime.UTC).timestamp()
+                    ),
+                    "ended_s": self.ended_s.get(one.id),
+                    "stopped": [] if self.bodies is None else self.bodies.stopped.get(one.id, []),
+                }
+                for one in _instances()
+            ],
+            "others": [
+                *(id_ for id_ in backend.tags if id_.startswith(("sg-", "lt-")) and _is_there(backend, id_)),
+                *(name for name in scheduler_backends[DEFAULT_ACCOUNT_ID][REGION].schedule_groups if name != "default"),
+            ],
+            "happened": [] if self.bodies is None else self.bodies.happened,
+        }
+
+
+_PLAIN = (
+    *("lag_s", "tag_lag_s", "ending_s", "short", "pools", "quotas", "quotas_bind", "refuses", "refuses_at"),
+    *("throttled", "faulty", "cut", "expired", "subnets", "routes", "gateways", "disk_key", "grants", "no_roles"),
+    "denied",
+)
+
+
+def make_end_role() -> None:
+    """As an administrator makes it by what `hetopt setup` prints."""
+    iam, account_id = iam_backends[DEFAULT_ACCOUNT_ID]["aws"], DEFAULT_ACCOUNT_ID
+    trust = json.dumps(permissions.end_trust(account_id=account_id))
+    iam.create_role(END_ROLE, trust, "/", None, "", [], "3600")
+    iam.put_role_policy(END_ROLE, "hetopt", json.dumps(permissions.end_policy(account_id=account_id)))
+
+
+def _tags_of(id_: str) -> Mapping[str, str]:
+    """What a thing bears, by its id; of a group of schedules by its name."""
+    if not id_.startswith(NAMED):
+        return ec2_backends[DEFAULT_ACCOUNT_ID][REGION].tags.get(id_, {})
+    group = scheduler_backends[DEFAULT_ACCOUNT_ID][REGION].schedule_groups.get(id_)
+    if group is None:
+        return {}
+    listed = scheduler_backends[DEFAULT_ACCOUNT_ID][REGION].list_tags_for_resource(group.arn)["Tags"]
+    return {one["Key"]: one["Value"] for one in listed}
+
+
+def _instances() -> list[Instance]:
+    return list(ec2_backends[DEFAULT_ACCOUNT_ID][REGION].all_instances())
+
+
+def _is_there(backend: Any, id_: str) -> bool:
+    groups = (group for network in backend.groups.values() for group in network)
+    return id_ in backend.launch_templates or id_ in groups
+
+
+def teach(temper: Temper) -> None:
+    """Make this process's moto grant too few, and tell who calls as the test says."""
+    plain_fleet, plain_counts = Fleets.create_fleet, Fleet.get_launch_spec_counts
+    plain_look, plain_delete = Fleets.describe_fleets, Fleets.delete_fleets
+
+    def counts(self: Fleet, weight_to_add: float) -> tuple[dict[SpotFleetLaunchSpec, int], float]:
+        able = [spec for spec in self.launch_specs if spec.instance_type not in temper.exhausted]
+        if temper.pools:
+            able = [spec for spec in able if fits(spec, weight_to_add)]
+        if not able or temper.blocked:
+            return {}, 0.0
+        granted = temper.short.get(able[0].instance_type)
+        if granted is not None:
+            return {able[0]: granted}, float(granted)
+        # The cheapest that can be had; moto itself would take whatever is named first.
+        return ({able[0]: int(weight_to_add)}, weight_to_add) if temper.pools else plain_counts(self, weight_to_add)
+
+    def fits(spec: SpotFleetLaunchSpec, machines: float) -> bool:
+        """All or none: 'If the minimum target capacity is not reached, no instances are launched' (API reference)."""
+        zone = str(ec2_backends[DEFAULT_ACCOUNT_ID][REGION].get_subnet(str(spec.subnet_id)).availability_zone)
+        allowed = temper.allowed(zone, spec.instance_type)
+        return allowed is None or allowed >= machines
+
+    catalog = load_catalog(REGION)
+
+    def is_over_quota(self: Fleets, market: str) -> bool:
+        overrides = [one for each in self._get_param("LaunchTemplateConfigs", []) for one in each.get("Overrides", [])]
+        names = {str(one["InstanceType"]) for one in overrides}
+        wanted = int(self._get_param("TargetCapacitySpecification")["TotalTargetCapacity"])
+        for name in names:
+            code = quota_of(name, "spot" if market == "spot" else "on-demand").code
+            running = sum(
+                catalog.instance_type(one.instance_type).vcpus
+                for one in _instances()
+                if one.state != "terminated"
+                and quota_of(one.instance_type, "spot" if one.lifecycle == "spot" else "on-demand").code == code
+            )
+            if running + wanted * catalog.instance_type(name).vcpus > temper.quotas.get(code, float("inf")):
+                return True
+        return False
+
+    def create_fleet(self: Fleets) -> ActionResult:
+        market = str(self._get_param("TargetCapacitySpecification").get("DefaultTargetCapacityType", "on-demand"))
+        temper.blocked = temper.quotas_bind and is_over_quota(self, market)
+        told: dict[str, Any] = dict(plain_fleet(self).result)  # type: ignore[call-overload]
+        wanted = int(self._get_param("TargetCapacitySpecification")["TotalTargetCapacity"])
+        if len(told.get("Instances") or ()) < wanted:
+            code = OVER[market] if temper.blocked else SHORT
+            told["Errors"] = [{"ErrorCode": code, "ErrorMessage": "There is none for that.", "Lifecycle": market}]
+        return ActionResult(told)
+
+    def get_service_quota(self: ServiceQuotasResponse) -> str:
+        code = json.loads(self.body)["QuotaCode"]
+        if code not in temper.quotas:
+            raise NoSuchResource
+        return json.dumps({"Quota": {"ServiceCode": "ec2", "QuotaCode": code, "Value": temper.quotas[code]}})
+
+    def get_aws_default_service_quota(self: ServiceQuotasResponse) -> str:
+        code = json.loads(self.body)["QuotaCode"]
+        return json.dumps({"Quota": {"QuotaCode": code, "Value": 5.0 if code in FIVE_AT_FIRST else 0.0}})
+
+    ServiceQuotasResponse.get_service_quota = get_service_quota  # type: ignore[method-assign]
+    ServiceQuotasResponse.get_aws_default_service_quota = get_aws_default_service_quota  # type: ignore[attr-defined]
+    plain_caller = TokenResponse.get_caller_identity
+
+    def get_caller_identity(self: TokenResponse) -> Any:
+        plain = plain_caller(self)
+        if not temper.caller:
+            return plain
+        told = dict(plain.result)  # type: ignore[call-overload]  # moto's gap
+        told |= {
+            name: temper.caller[key] for key, name in (("user_id", "UserId"), ("arn", "Arn")) if key in temper.caller
+        }
+        return ActionResult(told)
+
+    def describe_fleets(self: Fleets) -> ActionResult:
+        asked = self._get_param("FleetIds", [])
+        if gone := [id_ for id_ in asked if id_ in temper.forgotten]:
+            raise EC2ClientError("InvalidFleetId.NotFound", f"The fleet ID '{gone[0]}' does not exist")
+        return plain_look(self)
+
+    def delete_fleets(self: Fleets) -> ActionResult:
+        asked = self._get_param("FleetIds", [])
+        if gone := [id_ for id_ in asked if id_ in temper.forgotten]:
+            error = {"Code": "fleetIdDoesNotExist", "Message": f"The fleet {gone[0]} does not exist."}
+            return ActionResult({"UnsuccessfulFleetDeletions": [{"FleetId": id_, "Error": error} for id_ in asked]})
+        return plain_delete(self)
+
+    plain_end = Instance.terminate
+
+    def terminate(self: Instance) -> Any:
+        reason = self.state_reason, self._reason
+        before = plain_end(self)
+        if before.name == "terminated":
+            self.state_reason, self._reason = reason  # a machine ends once
+        else:
+            temper.ended_s[self.id] = temper.now_s()
+        return before
+
+    def describe_spot_price_history(self: SpotInstances) -> ActionResult:
+        if not temper.pools:
+            return plain_prices(self)
+        types, from_s = self._get_param("InstanceTypes", []), _moment(self._get_param("StartTime"))
+        told = []
+        for pool, steps in temper.pools.items():
+            zone, _, name = pool.partition("/")
+            before = [at for at, _, _ in steps if at <= from_s]
+            told += [
+                {
+                    "AvailabilityZone": zone,
+                    "InstanceType": name,
+                    "ProductDescription": "Linux/UNIX",
+                    "SpotPrice": f"{usd:.6f}",
+                    "Timestamp": datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z"),
+                }
+                for at, _, usd in steps
+                if name in types and (not before or at >= before[-1]) and at <= temper.now_s()
+            ]
+        return ActionResult({"SpotPriceHistory": told})
+
+    plain_prices = SpotInstances.describe_spot_price_history
+
+    def utcnow() -> datetime.datetime:
+        if temper.clock_s is None:
+            return plain_now()
+        return datetime.datetime.fromtimestamp(temper.now_s(), datetime.UTC).replace(tzinfo=None)
+
+    moto_instances.utcnow = moto_s3.utcnow = utcnow  # type: ignore[attr-defined]
+    Instance.terminate = terminate  # type: ignore[method-assign]
+    SpotInstances.describe_spot_price_history = describe_spot_price_history  # type: ignore[method-assign]
+    Fleets.describe_fleets = describe_fleets  # type: ignore[method-assign]
+    Fleets.delete_fleets = delete_fleets  # type: ignore[method-assign]
+    Fleet.get_launch_spec_counts = counts  # type: ignore[method-assign]
+    Fleets.create_fleet = create_fleet  # type: ignore[method-assign]
+    TokenResponse.get_caller_identity = get_caller_identity  # type: ignore[method-assign]
+
+
+def teach_the_account(temper: Temper) -> None:
+    """Networks, keys and rights of the account, as the test says; moto has neither keys' defaults nor simulations."""
+    plain_subnets, plain_routes = Subnets.describe_subnets, RouteTables.describe_route_tables
+    plain_role = IamResponse.get_role
+
+    def describe_subnets(self: Subnets) -> ActionResult:
+        found = dict(plain_subnets(self).result)  # type: ignore[call-overload]
+        for one in found["Subnets"]:
+            one.map_public_ip_on_launch = temper.subnets == "public"
+        return ActionResult({"Subnets": [] if temper.subnets == "none" else found["Subnets"]})
+
+    def describe_route_tables(self: RouteTables) -> ActionResult:
+        """A default network has a gateway, which moto's has not."""
+        out = [{"DestinationCidrBlock": "0.0.0.0/0", "GatewayId": "igw-0123456789abcdef0", "State": "active"}]
+        tables = dict(plain_routes(self).result)["RouteTables"]  # type: ignore[call-overload]
+        told = [{"VpcId": one.vpc_id, "Associations": [{"Main": True}]} for one in tables]
+        routes = temper.routes if isinstance(temper.routes, list) else out if temper.routes else []
+        return ActionResult({"RouteTables": [{**one, "Routes": routes} for one in told]})
+
+    def get_ebs_default_kms_key_id(self: Settings) -> ActionResult:
+        return ActionResult({"KmsKeyId": temper.disk_key})
+
+    def describe_vpc_block_public_access_options(self: Settings) -> ActionResult:
+        return ActionResult({"VpcBlockPublicAccessOptions": {"InternetGatewayBlockMode": temper.gateways}})
+
+    def list_grants(self: KmsResponse) -> str:
+        return json.dumps({"Grants": [{"GranteePrincipal": one} for one in temper.grants], "Truncated": False})
+
+    def get_role(self: IamResponse) -> Any:
+        name = self._get_param("RoleName")
+        if not name.startswith("AWSServiceRoleFor") or name in temper.no_roles:
+            return plain_role(self)
+        arn = f"arn:aws:iam::{DEFAULT_ACCOUNT_ID}:role/aws-service-role/x/{name}"
+        told = {"Path": "/", "RoleName": name, "RoleId": "AROA0123456789EXAMPLE", "Arn": arn}
+        return ActionResult({"Role": {**told, "CreateDate": "2026-01-01T00:00:00Z"}})
+
+    def simulate_principal_policy(self: IamResponse) -> Any:
+        decided = [
+            {"EvalActionName": one, "EvalDecision": "implicitDeny" if one in temper.denied else "allowed"}
+            for one in self._get_param("ActionNames", [])
+        ]
+        return ActionResult({"EvaluationResults": decided, "IsTruncated": False})
+
+    Subnets.describe_subnets = describe_subnets  # type: ignore[method-assign]
+    RouteTables.describe_route_tables = describe_route_tables  # type: ignore[method-assign]
+    Settings.get_ebs_default_kms_key_id = get_ebs_default_kms_key_id  # type: ignore[attr-defined]
+    Settings.describe_vpc_block_public_access_options = (  # type: ignore[attr-defined]
+        describe_vpc_block_public_access_options
+    )
+    KmsResponse.list_grants = list_grants  # type: ignore[method-assign]
+    IamResponse.get_role = get_role  # type: ignore[method-assign]
+    IamResponse.simulate_principal_policy = simulate_principal_policy  # type: ignore[attr-defined]
+
+
+def _moment(told: Any) -> float:
+    if told is None:
+        return 0.0
+    at = told if isinstance(told, datetime.datetime) else datetime.datetime.fromisoformat(str(told))
+    return at.replace(tzinfo=at.tzinfo or datetime.UTC).timestamp()
+
+
+class Unkind:
+    """A WSGI application: moto's, behind an account's moods."""
+
+    def __init__(self, moto: Callable[[Environment, Start], Iterable[bytes]], temper: Temper) -> None:
+        self._moto, self._temper = moto, temper
+
+    def __call__(self, environment: Environment, start: Start) -> Iterable[bytes]:
+        path = environment.get("PATH_INFO", "")
+        if "HTTP_TRANSFER_ENCODING" in environment:
+            return self._moto(environment, start)  # large objects, in pieces
+        body = environment["wsgi.input"].read(int(environment.get("CONTENT_LENGTH") or 0))
+        if path == "/unkind":
+            if environment["REQUEST_METHOD"] == "GET":
+                told = json.dumps(self._temper.truth()).encode()
+            else:
+                self._temper.hear(json.loads(body))
+                told = json.dumps(self._temper.now_s()).encode()
+            start("200 OK", [("Content-Length", str(len(told)))])
+            return [told]
+        if path == "/moto-api/reset":
+            self._temper.calm()
+        environment["wsgi.input"] = io.BytesIO(body)
+        call = Call.read(environment, body)
+        if call is None:
+            return self._moto(environment, start)
+        if (refusal := self._refusal(call)) is not None:
+            return refused(start, call, *refusal)
+        mishap = self._mishap(call)
+        if mishap is None:
+            return self._carried_out(call, environment, body, start)
+        if self._temper.drawn.random() < 0.5:  # the answer is what is lost
+            b"".join(self._carried_out(call, environment, body, lambda *_: lambda data: None))
+        if mishap == "cut":
+            # Nobody answers: the connection ends.
+            environment["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+            raise ConnectionResetError
+        return refused(start, call, "InternalError", "An internal error has occurred", 500)
+
+    def _refusal(self, call: Call) -> tuple[Any, ...] | None:
+        """Code, text and status, where the call is refused before anything is done."""
+        temper, now_s = self._temper, self._temper.now_s()
+        if call.action in temper.refuses:
+            return tuple(temper.refuses[call.action])
+        for action, code, from_s, until_s in temper.refuses_at:
+            if action == call.action and from_s <= now_s < until_s:
+                inside = action == "CreateFleet" and code in _INSIDE
+                return code, "as the story has it", 200 if inside else 503 if code in _THROTTLES else 400
+        if any(from_s <= now_s < until_s for from_s, until_s in temper.expired):
+            return ("RequestExpired" if call.service == "ec2" else "ExpiredToken"), "The token has expired", 400
+        if temper.throttled and temper.drawn.random() < temper.throttled:
+            return (
+                ("SlowDown", "Reduce your rate", 503)
+                if call.service == "s3"
+                else (
+                    "RequestLimitExceeded",
+                    "Request limit exceeded.",
+                    503,
+                )
+            )
+        denied = temper.gate.denied(call, temper.who)
+        if denied is None:
+            return None
+        code = "UnauthorizedOperation" if call.service == "ec2" else "AccessDenied"
+        organisation = denied.action in temper.gate.forbidden
+        return code, gate.told(denied, temper.who, organisation=organisation), 403
+
+    def _mishap(self, call: Call) -> str | None:
+        temper = self._temper
+        if not temper.faulty + temper.cut:
+            return None
+        at = temper.drawn.random()
+        return "faulty" if at < temper.faulty else "cut" if at < temper.faulty + temper.cut else None
+
+    def _carried_out(self, call: Call, environment: Environment, body: bytes, start: Start) -> Iterable[bytes]:
+        return (
+            self._ec2(call.action, environment, body, start)
+            if call.service == "ec2"
+            else self._moto(environment, start)
+        )
+
+    def _ec2(self, action: str, environment: Environment, body: bytes, start: Start) -> Iterable[bytes]:
+        temper = self._temper
+        asked = urllib.parse.parse_qs(body.decode("latin-1"))
+        named = [
+            value[0] for key, value in asked.items() if re.match(r"(InstanceId|FleetId|GroupId|LaunchTemplateId)", key)
+        ]
+        young = [id_ for id_ in named if temper.is_young(id_)]
+        if young and action in _UNKNOWN:
+            return _refused(start, _UNKNOWN[action], f"The ID '{young[0]}' does not exist")
+        if young and action == "DeleteFleets":
+            return _refused(start, "InvalidFleetId.NotFound", f"The ID '{young[0]}' does not exist")
+        gone = [id_ for id_ in named if temper.is_forgotten(id_)]
+        if gone and action in _UNKNOWN:
+            return _refused(start, _UNKNOWN[action], f"The ID '{gone[0]}' does not exist")
+        last_s = max(temper.ended_s.values(), default=-temper.ending_s)
+        if action == "DeleteSecurityGroup" and temper.now_s() < last_s + temper.ending_s:
+            return _refused(start, "DependencyViolation", f"resource {named[0]} has a dependent object")
+        heard: list[Any] = []
+
+        def hear(status: str, headers: list[tuple[str, str]], _: Any = None) -> Any:
+            heard[:] = [status, headers]
+            return lambda data: None
+
+        token = asked.get("ClientToken", [""])[0]
+        if (known := temper.tokens.get(f"{action} {token}")) is not None:
+            if known[0] != body:
+                return _refused(start, "IdempotentParameterMismatch", "The token was used with other parameters")
+            answer, heard = known[1], list(known[2])
+        else:
+            answer = b"".join(self._moto(environment, hear))
+            if token and heard[0].startswith("200"):
+                temper.tokens[f"{action} {token}"] = (body, answer, heard)
+        if action.startswith("Create"):
+            for id_ in _IDS.findall(answer):
+                temper.born.setdefault(id_.decode(), temper.now_s())
+        if action.startswith("Describe") and (temper.lag_s or temper.tag_lag_s or temper.ended_s):
+            answer = self._as_listed(answer, by_tag=_by_tag(asked))
+        status, headers = heard
+        start(
+            status,
+            [(k, v) for k, v in headers if k.lower() != "content-length"] + [("Content-Length", str(len(answer)))],
+        )
+        return [answer]
+
+    def _as_listed(self, answer: bytes, *, by_tag: bool) -> bytes:
+        """A list without what is too new for it, or too old; and without the tags that it does not know yet."""
+        temper = self._temper
+        root = ElementTree.fromstring(answer)
+        for parent in list(root.iter()):
+            for item in list(parent):
+                ids = [child.text or "" for child in item if child.tag.rpartition("}")[2] in _NAMES]
+                bare = any(map(temper.is_bare, ids))
+                if (bare and by_tag) or any(temper.is_young(id_) or temper.is_forgotten(id_) for id_ in ids):
+                    parent.remove(item)
+                for tags in [child for child in item if child.tag.rpartition("}")[2] == "tagSet"] if bare else ():
+                    item.remove(tags)
+        return ElementTree.tostring(root)
+
+
+_THROTTLES = ("RequestLimitExceeded", "Throttling", "ServiceUnavailable", "Unavailable")
+_INSIDE = (
+    *(SHORT, "InsufficientHostCapacity", "InsufficientReservedInstanceCapacity", "InsufficientCapacity"),
+    *("MaxSpotInstanceCountExceeded", "VcpuLimitExceeded", "UnfulfillableCapacity", "InvalidFleetConfig"),
+    *("SpotMaxPriceTooLow", "InsufficientInstanceCapacityInAvailabilityZone", "InstanceLimitExceeded"),
+)
+"""What fleets are refused with inside an answer that is none itself."""
+
+
+def _by_tag(asked: Mapping[str, list[str]]) -> bool:
+    """Whether a list is asked for by tags, which is also what DescribeTags is."""
+    names = [value[0] for key, value in asked.items() if re.fullmatch(r"Filter\.\d+\.Name", key)]
+    tags = any(name in _TAGGED or name.startswith("tag:") for name in names)
+    return tags or asked.get("Action") == ["DescribeTags"]
+
+
+_EC2 = "<Response><Errors><Error><Code>{code}</Code><Message>{text}</Message></Error></Errors></Response>"
+_QUERY = "<ErrorResponse><Error><Type>Sender</Type><Code>{code}</Code><Message>{text}</Message></Error></ErrorResponse>"
+_S3 = "<Error><Code>{code}</Code><Message>{text}</Message></Error>"
+_FLEET = (
+    '<CreateFleetResponse xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"><fleetId>fleet-0</fleetId>'
+    "<errorSet><item><errorCode>{code}</errorCode><errorMessage>{text}</errorMessage><lifecycle>spot</lifecycle>"
+    "</item></errorSet></CreateFleetResponse>"
+)
+
+
+def refused(start: Start, call: Call, code: str, text: str = "as the test wants it", status: int = 400) -> list[bytes]:
+    """A refusal as the service writes it; of fleets with the status of success, inside an answer."""
+    headers = [("Content-Type", "text/xml")]
+    match call.service:
+        case "ec2":
+            form = _FLEET if status == 200 else _EC2
+        case "s3":
+            # S3 names the bucket's region with whatever it refuses.
+            form, headers = _S3, [*headers, ("x-amz-bucket-region", "eu-west-1")]
+        case "sts" | "iam":
+            form = _QUERY
+        case _:
+            form, headers = (
+                '{{"__type": "{code}", "message": "{text}"}}',
+                [("Content-Type", "application/x-amz-json-1.1")],
+            )
+    told = form.format(code=code, text=text).encode()
+    start(f"{status} Refused", [*headers, ("Content-Length", str(len(told)))])
+    return [] if call.action == "HEAD" else [told]
+
+
+def _refused(start: Start, code: str, message: str) -> list[bytes]:
+    told = _EC2.format(code=code, text=message).encode()
+    start("400 Bad Request", [("Content-Type", "text/xml"), ("Content-Length", str(len(told)))])
+    return [told]
+
+
+def main(address: str, port: str) -> None:
+    """Serve until killed."""
+    temper = Temper()
+    manners.teach()
+    schedules.teach()
+    teach(temper)
+    teach_the_account(temper)
+    moto = DomainDispatcherApplication(create_backend_app)
+    run_simple(address, int(port), Unkind(moto, temper), threaded=True, request_handler=MotoRequestHandler)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
