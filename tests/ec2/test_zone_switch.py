@@ -12,6 +12,7 @@ import pytest
 
 from hetopt.backends.ec2.protocol import Lease
 from hetopt.backends.ec2.renter import calls
+from hetopt.backends.ec2.renter.budget import SHUTDOWN_S
 from hetopt.backends.ec2.renter.bundle import Bundle
 from hetopt.backends.ec2.renter.cluster_state import ClusterState
 from hetopt.backends.ec2.renter.edge import BotoEdge
@@ -335,13 +336,13 @@ def test_a_budget_that_does_not_pay_for_both_clusters_leaves_the_run_where_it_is
     zone = elsewhere(run)
     hours = (run.order.budget_usd - run.order.fixed_usd) / run.order.worst_usd_per_hour()
     with pytest.raises(BudgetStop, match="stays in"):
-        run.launcher.switch(run.handle, zone, 3600 * hours - 1500.0 + 60.0)
+        run.launcher.switch(run.handle, zone, 3600 * hours - 1500.0 - SHUTDOWN_S + 60.0)
     assert run.seen.zone_wanted is None
     assert run.seen.switches == {}
     for nowhere in (run.seen.zone, "us-east-9z"):
         with pytest.raises(BadInput, match="cannot leave"):
             run.launcher.switch(run.handle, nowhere, NEEDED_S)
-    run.launcher.switch(run.handle, zone, 3600 * hours - 1500.0 - 120.0)
+    run.launcher.switch(run.handle, zone, 3600 * hours - 1500.0 - SHUTDOWN_S - 120.0)
     assert run.seen.zone_wanted == zone
     run.launcher.stop(run.handle)
     with pytest.raises(BadInput, match="cannot leave"):
