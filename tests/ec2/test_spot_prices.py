@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.backends.ec2.renter.budget import MOVE_S, Guard, Stay
+from hetopt.backends.ec2.renter.budget import MOVE_S, SHUTDOWN_S, Guard, Stay
 from hetopt.backends.ec2.renter.cluster_state import ClusterState, MachineState, SpotPrices
 from hetopt.backends.ec2.renter.desired import guard_of, switched
 from hetopt.backends.ec2.renter.order import Order, Rate, Zone
@@ -104,7 +104,7 @@ def test_prices_never_take_a_promise_beyond_the_worst_case(budget: float, shares
             break
         assert guard.end_s(spent, now_s) >= end_s - 1e-6
         end_s = guard.end_s(spent, now_s)
-        assert spent + WORST * (end_s - now_s) / 3600 == pytest.approx(budget)
+        assert spent + WORST * (end_s + SHUTDOWN_S - now_s) / 3600 == pytest.approx(budget)
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_a_change_of_zones_that_nobody_sees_through_is_paid(order: Order, spent_
     worst = budgeted.worst_usd_per_hour()
     change = switched(budgeted, seen(), ("h0", "h1"), "b", 600.0, now_s)
     spent = change.state.spent_usd(now_s)
-    both = spent + worst * (change.end_s - now_s + MOVE_S) / 3600
+    both = spent + worst * (change.end_s + SHUTDOWN_S - now_s + MOVE_S) / 3600
     assert both + budgeted.fixed_usd == pytest.approx(40.0)
     # Those that wait spend what was kept for them: the end stays where it is while they do.
     late = [

@@ -120,7 +120,7 @@ def test_without_the_upper_end_more_guesses_lose(problem: SearchProblem, monkeyp
 def test_without_the_least_saving_some_would_compress_for_nothing(
     problem: SearchProblem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What `NEAR` leaves out are savings of less than it."""
+    """What `NEAR` leaves out are savings of less than it, and than what a longer run also loses to interruptions."""
     monkeypatch.setattr(cluster_rows, "Z90", 0.0)
     sure = tuple(replace(option, late=np.ones_like(option.late)) for option in problem.space.exchanges)
     problem = replace(problem, space=replace(problem.space, exchanges=sure))
@@ -129,5 +129,5 @@ def test_without_the_least_saving_some_would_compress_for_nothing(
     more, _, found = priced(problem)
     added = (more.exchange > 0) & (rows.exchange == 0)
     saved = whole_sums(problem).total_s[added] / found.total_s[added]
-    assert ((saved > 1) & (saved <= NEAR)).all()
+    assert ((saved > 1) & (saved <= 1.001 * NEAR)).all()
     assert added.any() or problem.model.profile.job.task != "resnet20-cifar10"

@@ -141,7 +141,7 @@ def test_another_precision_is_predicted_anew_where_nothing_is_rented() -> None:
         ("local", {"precision": "fp16"}, "was not measured"),
         ("local", {"precision": "fp8"}, "fp8"),
         ("local", {"compression": "dense(0.01)"}, "ratio of identity must be 1"),
-        ("local", {"compression": "none(0.01)"}, "none"),
+        ("local", {"compression": "none(0.01)"}, "ratio of identity must be 1"),
         ("local", {"compression": "powersgd(rank=2, ratio=0.1)"}, "ratio of powersgd must be 1"),
         ("local", {"compression": "dense", "ratio_policy": "gravac"}, "identity"),
         ("local", {"compression": "topk(0.01, rank=2)"}, "has no option rank"),
