@@ -28,8 +28,10 @@ def own_wheel() -> tuple[str, bytes]:
     stem = f"hetopt-{found.version}"
     info = f"{stem}.dist-info"
     files = dict(sorted(_sources()))
-    for name in ("METADATA", "entry_points.txt"):
-        files[f"{info}/{name}"] = (found.read_text(name) or "").encode()
+    # In a checkout that was installed for editing, what describes it has its older name.
+    description = found.read_text("METADATA") or found.read_text("PKG-INFO")
+    files[f"{info}/METADATA"] = (description or "").encode()
+    files[f"{info}/entry_points.txt"] = (found.read_text("entry_points.txt") or "").encode()
     files[f"{info}/WHEEL"] = _WHEEL.encode()
     record = "".join(f"{name},sha256={_digest(content)},{len(content)}\n" for name, content in files.items())
     files[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()
