@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 import tempfile
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 from hetopt.backends.backend import POLL_S, Launcher, RunHandle
 from hetopt.core.errors import RunFailed
 from hetopt.core.interruption import stopping
+from hetopt.core.paths import inside
 from hetopt.core.reporter import Reporter
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import RunState
@@ -41,9 +43,11 @@ def measured(
     Raises:
         RunFailed: it ended otherwise.
     """
-    folder = Path(tempfile.mkdtemp(prefix="hetopt-measure-"))
+    # It has a name before it is there: whatever comes between, it is removed.
+    folder = inside(Path(tempfile.gettempdir()), f"hetopt-measure-{secrets.token_hex(8)}")
     handle, keep = RunHandle(run_dir=folder), False
     try:
+        folder.mkdir(mode=0o700)
         try:
             launcher.start(spec, folder, environment)
             while True:

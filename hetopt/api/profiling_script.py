@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -156,9 +157,11 @@ def profile_script(
     for remark in (*on_several_workers(text), *lost_files(text)):
         told.note(remark)
     starts = _starts(script, workers=workers, accelerators=accelerators, time_budget_s=time_budget_s)
-    folder = Path(tempfile.mkdtemp(prefix="hetopt-profile-"))
+    # It has a name before it is there: whatever comes between, it is removed.
+    folder = inside(Path(tempfile.gettempdir()), f"hetopt-profile-{secrets.token_hex(8)}")
     keep = False
     try:
+        folder.mkdir(mode=0o700)
         began_s = time.time()
         events: list[Mapping[str, object]] = []
         for number, start in enumerate(starts):

@@ -22,6 +22,7 @@ from hetopt.backends.backend import RunHandle
 from hetopt.backends.lease import lease
 from hetopt.core.artifact import write_atomically
 from hetopt.core.errors import BadInput
+from hetopt.core.interruption import in_one_piece
 from hetopt.core.reading import MissingFile, read_json
 from hetopt.core.run_folder import LIVING_FILE, STOP_FILE, write_spec
 from hetopt.core.run_spec import RunSpec
@@ -109,7 +110,8 @@ class ProcessLauncher(ABC):
         command = [*program.prefix, sys.executable, "-m", program.module, str(run_dir)]
         if self.attached:
             command.append(str(os.getpid()))
-        with (log / program.log_name).open("ab") as output:
+        # Whoever is interrupted must know which process it is to end.
+        with (log / program.log_name).open("ab") as output, in_one_piece():
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -119,9 +121,9 @@ class ProcessLauncher(ABC):
                 start_new_session=True,
                 pass_fds=(held,),
             )
-        self._started[run_dir] = process
-        identity = {"pid": process.pid, "create_time": psutil.Process(process.pid).create_time()}
-        write_atomically(run_dir / PROCESS_FILE, json.dumps(identity) + "\n")
+            self._started[run_dir] = process
+            identity = {"pid": process.pid, "create_time": psutil.Process(process.pid).create_time()}
+            write_atomically(run_dir / PROCESS_FILE, json.dumps(identity) + "\n")
         return RunHandle(run_dir=run_dir)
 
     def poll(self, handle: RunHandle) -> RunStatus:

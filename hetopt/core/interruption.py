@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -83,6 +84,26 @@ def ends_by_signals() -> Iterator[None]:
         for number, handler in before.items():
             signal.signal(number, signal.SIG_IGN if _COMMAND.is_ending else handler)
         _COMMAND.is_ending = False
+
+
+@contextmanager
+def in_one_piece() -> Iterator[None]:
+    """What is inside is done whole, such as starting a process and writing down which: signals are heard afterwards."""
+    if threading.current_thread() is not threading.main_thread():  # which alone hears signals
+        yield
+        return
+    came: list[int] = []
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    before = {number: handler for number, handler in before.items() if handler not in (signal.SIG_IGN, None)}
+    for number in before:
+        signal.signal(number, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for waiting in dict.fromkeys(came):
+            os.kill(os.getpid(), waiting)
 
 
 def goes_on() -> None:

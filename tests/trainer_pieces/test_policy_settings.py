@@ -122,7 +122,7 @@ def test_launch_understands_them():
     told = decide(wish, spec(compression=Compression(name="topk", ratio=0.1)))
     assert (told.ratio_policy, told.ratio_settings) == ("gravac", {"window": 50})
     before = spec(ratio_policy="gravac", ratio_settings={"window": 50}, compression=Compression(name="topk", ratio=0.1))
-    assert decide(parse_wish(None, None, "ar_topk"), before).ratio_settings == {"window": 50}
+    assert decide(parse_wish(None, None, "all_gather"), before).ratio_settings == {"window": 50}
     assert decide(parse_wish(None, "gravac", None), before).ratio_settings == {}
     assert batch_wish("allocation(micro=4)") == ("allocation", {"micro": 4})
     assert batch_wish(None) == (None, None)
