@@ -239,3 +239,22 @@ def test_names_are_joined_to_folders_in_one_way() -> None:
     found = {f"{path.relative_to(REPOSITORY).as_posix()}: {join}" for path in MODULES for join in joins(path)}
     assert found - set(OURS) == set(), "use hetopt.core.paths.inside, or say why the name is ours"
     assert set(OURS) - found == set(), "these are gone"
+
+
+TIMED = {
+    "tests/catalog/test_public_refresh.py": "the long form alone bounds it, at a minute",
+    "tests/face/test_dashboard.py": "said to whoever reads along",
+    "tests/rehearsal/test_network.py": "the emulation's share of a core is of processor time",
+}
+"""Tests that ask for processor time, and why."""
+
+
+def test_no_test_is_judged_by_how_quick_its_machine_is() -> None:
+    """Processor time is another in another minute, and includes what other tests left to collect: see `tests.work`."""
+    found = {
+        path.relative_to(REPOSITORY).as_posix()
+        for path in (REPOSITORY / "tests").rglob("*.py")
+        if path != HERE and re.search(r"process_time|getrusage\(|ru_utime", path.read_text(encoding="utf-8"))
+    }
+    # It counts faults of pages, not seconds.
+    assert found - {"tests/trainer/test_allocator.py"} == set(TIMED)

@@ -400,7 +400,6 @@ def test_a_refresh_takes_little_memory(feeds: Feeds, tmp_path: Path) -> None:
     done = measured(feeds, tmp_path)
     assert done.told["on_demand_prices"] == len(FEW)
     assert done.memory_mb < 100
-    assert done.cpu_s < 30
 
 
 @pytest.mark.slow

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import re
 import signal
 import time
 from collections.abc import Callable
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,7 @@ from hetopt.optimizer.plan import Plan
 from tests.disturbance import PATIENCE_S
 from tests.ec2.conftest import REGION, leftovers, plan_of
 from tests.face.conftest import Answer, start
+from tests.work import calls_of
 
 Hetopt = Callable[..., Answer]
 
@@ -281,27 +280,21 @@ def test_sixty_four_machines_take_little_more_of_our_time_than_four(
 
     monkeypatch.setattr(botocore.client.BaseClient, "_make_api_call", counted)
 
-    def ours(times: int, *command: object) -> tuple[int, float]:
-        """Requests made, and the least processor time of `times` calls: whatever else runs here can only add to it."""
-        least_s = inf
-        # To collect what other tests of this process left takes seconds, and may fall into any command.
-        gc.disable()
-        try:
-            for _ in range(times):
-                asked[0], began_s = 0, time.process_time()
-                assert hetopt(*command).code == 0
-                least_s = min(least_s, time.process_time() - began_s)
-            return asked[0], least_s
-        finally:
-            gc.enable()
+    def ours(*command: object) -> tuple[int, int]:
+        """Requests and calls that a command makes."""
+        asked[0] = 0
+        answers: list[Answer] = []
+        calls = calls_of(lambda: answers.append(hetopt(*command)))
+        assert answers[0].code == 0
+        return asked[0], calls
 
-    few = [ours(1, "launch", "--on", "ec2", plan_file, "--yes", "--detach"), ours(5, "status")]
+    few = [ours("launch", "--on", "ec2", plan_file, "--yes", "--detach"), ours("status")]
     assert hetopt("stop").code == 0
-    many = [ours(1, "launch", "--on", "ec2", tmp_path / "many.json", "--yes", "--detach"), ours(5, "status")]
+    many = [ours("launch", "--on", "ec2", tmp_path / "many.json", "--yes", "--detach"), ours("status")]
     assert len([one for one in leftovers(cloud) if one.kind == "instance"]) == 64
-    for (few_requests, few_s), (many_requests, many_s) in zip(few, many, strict=True):
+    for (few_requests, few_calls), (many_requests, many_calls) in zip(few, many, strict=True):
         assert many_requests <= 2 * few_requests, "a request a machine"
-        assert many_s < 8 * few_s, "sixteen times the machines, and their answers are read"
+        assert many_calls < 8 * few_calls, "sixteen times the machines, and their answers are read"
     cloud(Request(step="x", service="sts", operation="get_caller_identity", parameters={}, purpose=REGION))
 
 

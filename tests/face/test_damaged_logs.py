@@ -7,7 +7,6 @@ import copy
 import json
 import random
 import re
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from hetopt.reports.page.series import series
 from hetopt.reports.report import Report, make_report
 from hetopt.reports.scalars import Exposed, exposition, scalars
 from hetopt.reports.tensorboard import event_file
+from tests.work import calls_of
 
 from .test_report import launch, plan
 
@@ -161,19 +161,24 @@ def test_no_damage_ends_a_command(
         update={"started_s": begun_s, "resumed_s": (begun_s + 46.0,) if name == "resumed" else ()}
     )
     started.save(folder / LAUNCH_FILE)
-    draw, counted, slowest_s = random.Random(name), 0, 0.0
+    draw, counted, most_calls = random.Random(name), 0, 0
+    read: list[tuple[RunRecord, list[LogEvent]]] = []
+
+    def all_that_is_read() -> None:
+        record = read_run(folder)
+        events = read_with_decisions(folder).events
+        everything(folder, started, record, events)
+        read.append((record, events))
+
     for seed in range(CASES if request.config.getoption("--slow") else QUICK):
         log = damaged_log(lines, draw.randrange(2**32))
         (folder / EVENTS_FILE).write_bytes(log)
-        begun_s = time.process_time()
         try:
-            record = read_run(folder)
-            events = read_with_decisions(folder).events
-            everything(folder, started, record, events)
+            most_calls = max(most_calls, calls_of(all_that_is_read))
         except Exception as error:
             (tmp_path / "case.jsonl").write_bytes(log)
             raise AssertionError(f"case {seed}, kept as {tmp_path / 'case.jsonl'}") from error
-        slowest_s = max(slowest_s, time.process_time() - begun_s)
+        record, events = read.pop()
         whole = [line for line in log.split(b"\n")[:-1] if line.strip()]
         assert len(events) + record.unread.lines == len(whole), "what is not read is counted"
         counted += bool(record.unread.lines)
@@ -182,7 +187,7 @@ def test_no_damage_ends_a_command(
         assert {path.name for path in folder.iterdir()} == {LAUNCH_FILE, EVENTS_FILE}
         capsys.readouterr()
     assert counted > QUICK // 4
-    assert slowest_s < 10.0
+    assert most_calls < 1_000_000
 
 
 @pytest.fixture

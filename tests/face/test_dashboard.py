@@ -259,7 +259,7 @@ def test_many_long_runs_open_at_once_and_scrapes_read_no_log_again(
     with served(tmp_path) as server:
         begun_s = time.process_time()
         status, text, _ = get(server, "/")
-        took_s = time.process_time() - begun_s
+        opened_s = time.process_time() - begun_s
         assert status == 200
         assert text.count("20261120-000000-digits-") >= runs
         deadline = time.monotonic() + 100 * PATIENCE_S
@@ -272,9 +272,8 @@ def test_many_long_runs_open_at_once_and_scrapes_read_no_log_again(
             assert get(server, "/metrics")[0] == get(server, "/")[0] == 200
         each_s = (time.process_time() - begun_s) / 10
         assert bytes_read() - before < runs * log_bytes / 10
-    print(f"{runs} runs of {steps} steps: opened in {took_s:.2f} s of CPU, then {each_s:.3f} s a page or scrape")
-    assert took_s < 2.0
-    assert each_s < 2.0
+    # Seconds are for a person to read (`--slow -s`).
+    print(f"{runs} runs of {steps} steps: opened in {opened_s:.2f} s of CPU, then {each_s:.3f} s a page or scrape")
 
 
 def test_a_curve_stays_small_and_keeps_its_shape(rehearsed: Launch, tmp_path: Path) -> None:

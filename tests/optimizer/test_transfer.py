@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import pytest
@@ -14,6 +13,7 @@ from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.step_time import gpu_transfer
 from hetopt.optimizer.step_time.links import SINGLE_FLOW_BYTES_PER_S, between_machines
 from hetopt.optimizer.step_time.transfer import Unusable, WorkerModel, reference_host, thread_scaling, worker_model
+from tests.work import calls_of
 
 from .profiles import make_device, make_profile
 
@@ -164,9 +164,10 @@ def test_every_gpu_of_the_catalogue_is_predicted_fast(catalog: Catalog) -> None:
     host = reference_host(model, catalog.instance_types.values())
     gpu_transfer.transferred.cache_clear()
     worker_model(model, host, catalog.instance_type("g5.xlarge"))
-    began = time.process_time()
-    told = [worker_model(model, host, instance) for instance in catalog.instance_types.values()]
-    assert time.process_time() - began < 0.5  # 0.05 s on a quiet machine
+    told: list[object] = []
+    types = list(catalog.instance_types.values())
+    calls = calls_of(lambda: told.extend(worker_model(model, host, instance) for instance in types))
+    assert calls < 1_000 * len(types)
     assert sum(isinstance(one, WorkerModel) and one.kind == "cuda" for one in told) > 20
 
 
