@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -31,7 +32,7 @@ from hetopt.core.forks import ForkServer
 from hetopt.core.scaled_emulation import EmulatedHost
 from tests.disturbance import PATIENCE_S
 
-from .programs import SEND, receive, send
+from .programs import SEND, least_s, receive, send
 
 HEADERS = 1514 / 1448  # bytes on the wire for each byte of payload
 OWN = """
@@ -84,14 +85,13 @@ def test_a_link_carries_what_was_said_in_both_directions(box: None, mbit: int) -
             return [first.wait_s() if there_s is None else there_s, second.wait_s()]
 
         for at_once, most in ((False, 1.1), (True, 1.3)):  # acknowledgements share the link with the data the other way
-            best = float("inf")
-            for _ in range(3):  # a busy machine may delay a transfer; nothing may speed one up
+
+            def longer_s(at_once: bool = at_once) -> float:
                 took_s = both_s(at_once)
                 assert min(took_s) > 0.97 * 0.5 * HEADERS
-                best = min(best, max(took_s) / 0.5)
-                if best < most:
-                    break
-            assert best < most
+                return max(took_s)
+
+            assert least_s(longer_s, most * 0.5) < most * 0.5
 
 
 @pytest.mark.timed
@@ -101,23 +101,27 @@ def test_the_slower_end_limits_a_transfer_whichever_way_it_goes(box: None) -> No
         receive(network, 0)
         receive(network, 1)
         for there, back in ((0, 1), (1, 0)):
-            assert send(network, there, back, 1_000_000).wait_s() == pytest.approx(0.4 * HEADERS, rel=0.1)
+            took_s = least_s(partial(seconds, network, there, back, 1_000_000), 0.44 * HEADERS)
+            assert took_s == pytest.approx(0.4 * HEADERS, rel=0.1)
 
 
 @pytest.mark.timed
 def test_a_rate_changes_while_traffic_flows(box: None) -> None:
     with EmulatedNetwork.create(hosts(2, 20e6), owner="a test") as network:
         receive(network, 1)
-        transfer = send(network, 0, 1, round(20e6 / 8))  # one second at this rate
-        begun_s = time.monotonic()
-        time.sleep(0.5)
-        network.set_rates({0: 5e6})
-        changed_s = time.monotonic() - begun_s
-        took_s = transfer.wait_s()
-        expected_s = changed_s + (HEADERS - changed_s) * 4
-        assert took_s == pytest.approx(expected_s, rel=0.15)
+
+        def over_expected() -> float:
+            network.set_rates({0: 20e6})
+            transfer = send(network, 0, 1, round(20e6 / 8))  # one second at this rate
+            begun_s = time.monotonic()
+            time.sleep(0.5)
+            network.set_rates({0: 5e6})
+            changed_s = time.monotonic() - begun_s
+            return transfer.wait_s() / (changed_s + (HEADERS - changed_s) * 4)
+
+        assert least_s(over_expected, 1.15) == pytest.approx(1, rel=0.15)
         network.set_rates({0: None, 1: None})
-        assert send(network, 0, 1, round(20e6 / 8)).wait_s() < 0.3
+        assert least_s(partial(seconds, network, 0, 1, round(20e6 / 8)), 0.3) < 0.3
         network.set_rates({0: None, 1: 1e9})
 
 
@@ -295,7 +299,7 @@ def test_a_host_gets_the_cores_that_it_was_given(box: None) -> None:
     with EmulatedNetwork.create([EmulatedHost(name="h0", cpu_cores=0.1)], owner="a test") as network:
         assert _burned_s(network) < 0.1 + 0.05
         network.set_cpu(0, 1)
-        assert max(_burned_s(network) for _ in range(2)) > 0.2  # of one second; others may want the cores, too
+        assert least_s(lambda: -_burned_s(network), -0.2) < -0.2  # of one second; others may want the cores, too
         assert list(hierarchy.root.glob(f"hetopt-{network.id}*"))
     assert not list(hierarchy.root.glob(f"hetopt-{network.id}*"))
 
@@ -333,6 +337,11 @@ def test_impossible_quotas_are_refused() -> None:
     check_quotas([], 1)
     assert bandwidth_us(0.5) == (10_000, 20_000)
     assert bandwidth_us(0.01) == (1_000, 100_000)
+
+
+def seconds(network: EmulatedNetwork, place: int, to: int, size: int) -> float:
+    """How long so many bytes take."""
+    return send(network, place, to, size).wait_s()
 
 
 def _burned_s(network: EmulatedNetwork) -> float:
