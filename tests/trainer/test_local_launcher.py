@@ -151,7 +151,7 @@ def test_a_worker_that_hangs_is_named_when_time_is_up(tmp_path: Path, task: str,
         shares=(5, 3, 2),
         stop={"max_steps": 1_000_000},
         compression={"name": name, "ratio": float(ratio)},
-        exchange_timeout_s=3.0,
+        exchange_timeout_s=10.0,
         control_period_steps=5,
     )
     launcher = LocalLauncher()

@@ -146,7 +146,7 @@ def test_only_newer_connections_break_and_listeners_stay() -> None:
             waiting = threading.Thread(target=lambda: received.append(new.recv(1)))
             waiting.start()
             assert break_all_but(known) == 2
-            waiting.join(5)
+            waiting.join(PATIENCE_S)
             assert received == [b""], "whoever waits in it goes on"
             another = socket.create_connection(later.getsockname())
             old.sendall(b"x")

@@ -274,10 +274,10 @@ def test_a_broker_that_is_away_is_waited_for_and_told_about(
 ) -> None:
     server = own_server(*DURABLE)
     write(server.url, f"{key}:0", 0, 40)
-    reader = readers(server.url, key, patience_s=1.0).go_on()
+    reader = readers(server.url, key, patience_s=5.0).go_on()
     assert reader.take(10) == list(range(10))
     server.kill()
-    with pytest.raises(RunFailed, match="has not answered for 1 s"):
+    with pytest.raises(RunFailed, match="has not answered for 5 s"):
         reader.take(200)
     assert any(f"waits for the Redis at {server.address}" in told for told in reader.told)
 
@@ -287,7 +287,7 @@ def test_a_broker_that_forgets_is_named(
 ) -> None:
     server = own_server()  # no append-only file
     write(server.url, f"{key}:0", 0, 70)
-    reader = readers(server.url, key, patience_s=5).go_on()
+    reader = readers(server.url, key, patience_s=60).go_on()
     reader.take(10)
     server.kill()
     server.start()
@@ -299,7 +299,7 @@ def test_a_stream_that_stops_ends_the_run_with_its_name(
     server: RedisServer, key: str, readers: Callable[..., Reader]
 ) -> None:
     write(server.url, f"{key}:0", 0, 10)
-    reader = readers(server.url, key, patience_s=0.5).go_on()
+    reader = readers(server.url, key, patience_s=4).go_on()
     with pytest.raises(
         RunFailed, match=f"for a batch of 11: 10 samples are here, and no more come from {key}:0"
     ) as caught:
@@ -367,4 +367,4 @@ def test_entries_that_are_no_samples_end_the_run(
     connection.xadd(f"{key}:0", entry)
     connection.close()
     with pytest.raises(RunFailed, match=said):
-        readers(server.url, key, patience_s=2).go_on().take(1)
+        readers(server.url, key, patience_s=60).go_on().take(1)
