@@ -49,11 +49,12 @@ def whole(name: str, workers: int = 64, market: str = "spot") -> tuple[SearchSpa
     profile = Profile.load(RECORDED / f"{name}.json")
     catalog = load_catalog()
     model = fit(profile)
-    shape, sampled = learned_shape(model), sampled_machines(profile, catalog.instance_types)
+    sampled = sampled_machines(profile, catalog.instance_types)
+    shape = learned_shape(model, sampled)
     goal = Goal(ends="epochs", amount=EPOCHS[name], budget_usd=1.0)
     options = Options(market="any" if market == "any" else "spot", max_workers=workers)
     host = reference_host(model, catalog.instance_types.values())
-    job = job_of(model, shape, sampled, goal, options, 1.0, Rates(billing=load_billing()))
+    job = job_of(model, shape, goal, options, 1.0, Rates(billing=load_billing()))
     return space_of(model, shape, sampled, catalog, goal, options, host), job
 
 

@@ -23,6 +23,7 @@ from hetopt.optimizer.search.objective import Limits
 from hetopt.optimizer.search.search import STUDY_TRIALS, Effort, search
 from hetopt.optimizer.search.search_space import SearchSpace
 from hetopt.optimizer.search.study import study_mixes
+from hetopt.optimizer.step_time.links import Network
 from tests.face import described
 
 LINKS_GBIT = (1, 10, 100)
@@ -107,11 +108,12 @@ def _questions(jobs: int | None, links: Sequence[int]) -> Iterator[tuple[str, in
 
 def _linked(space: SearchSpace, gbit: int) -> SearchSpace:
     """The same machines, all with links of one rate."""
-    options = tuple(
-        replace(option, links={name: replace(link, bytes_per_s=gbit * 1e9 / 8) for name, link in option.links.items()})
-        for option in space.options
-    )
-    return replace(space, options=options)
+
+    def linked(network: Network) -> Network:
+        rate = gbit * 1e9 / 8
+        return replace(network, links={name: replace(link, bytes_per_s=rate) for name, link in network.links.items()})
+
+    return replace(space, options=tuple(replace(one, network=linked(one.network)) for one in space.options))
 
 
 def show(found: Sequence[Answer]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
@@ -23,6 +25,15 @@ OWN = "own"
 """What stands in the place of a region where machines are not rented."""
 Evidence = Literal["measured", "interpolated", "extrapolated", "counted"]
 
+EVIDENCE_IN_WORDS: Mapping[Evidence, str] = MappingProxyType(
+    {
+        "measured": "measured on that type",
+        "interpolated": "taken from a measured machine of the same family or accelerator",
+        "extrapolated": "extrapolated from another kind of machine",
+        "counted": "counted by its operations, not measured",
+    }
+)
+"""What the step time of a type is, from the best known to the least."""
 
 Objective = Literal["balanced", "fastest", "cheapest"]
 """What is wanted within the limits. ``balanced`` stops paying where a tenth less time would cost over a fifth more."""
@@ -104,6 +115,10 @@ class Earlier(Record):
         return f"{runs} of {jobs} until {self.until}: {said} {'slower' if change > 0 else 'quicker'} than foreseen"
 
 
+NetworkSource = Literal["samples", "profile", "catalogue"]
+"""Where the links between machines of a type are known from: whole steps of such, timed collectives, or its rate."""
+
+
 class Hardware(Record):
     """What one machine has."""
 
@@ -171,6 +186,9 @@ class Group(Record):
     )
     earlier_links: Earlier | None = Field(
         default=None, description="what they said of the links between such machines, counted in"
+    )
+    network: NetworkSource | None = Field(
+        default=None, description="where those links are known from; absent with one machine, and in older plans"
     )
     local_batch_sizes: tuple[PositiveInt, ...] = Field(description="one for each worker of the group")
     evidence: Evidence = Field(description="where the group's step time comes from")

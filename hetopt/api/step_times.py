@@ -17,7 +17,7 @@ from hetopt.optimizer.market.catalog import Catalog, Market
 from hetopt.optimizer.search.asked_steps import AskedSteps
 from hetopt.optimizer.step_time.choice import PEERS, PeerModel, choose, held_out_errors
 from hetopt.optimizer.step_time.earlier_runs import kept
-from hetopt.optimizer.step_time.model import StepTime, StepTimeModel
+from hetopt.optimizer.step_time.model import Explanation, StepTime, StepTimeModel
 from hetopt.optimizer.step_time.observed import Observed, observe
 from hetopt.optimizer.step_time.priors import PRIORS, Normal
 from hetopt.optimizer.step_time.profiled import observe_profile, profile_priors
@@ -99,8 +99,10 @@ class StepTimes:
         where = chosen(market, MARKETS, "market") or "spot"
         observed, samples, priors, whole = _observed(profile)
         known = in_use(region, catalog).catalog
-        own = StepTimeModel.fit(observed, known.instance_types, priors)
         plans = None if whole is None else AskedSteps.of(whole, known, kept())
+        if plans is not None:
+            priors = plans.with_network(priors, observed.rows.types[0])
+        own = StepTimeModel.fit(observed, known.instance_types, priors)
         return cls(own=own, plans=plans, samples=samples, catalog=known, market=where)
 
     def best(self) -> tuple[str, Mapping[str, float]]:
@@ -131,6 +133,16 @@ class StepTimes:
                 "published models need whole steps, which only imported samples have.", hint="choose `model=hetopt`"
             )
         return self.samples
+
+    def explain(self, configuration: Configuration) -> Explanation:
+        """The step of one configuration as ``model("hetopt")`` predicts it, with what it is made of.
+
+        Raises:
+            BadInput: it cannot be predicted.
+        """
+        if self.plans is not None and self.plans.answers(configuration):
+            return self.plans.explain(configuration, self.own.measured_up_to)
+        return self.own.explain(configuration)
 
     def probe_usd(self, configuration: Configuration, step_time_s: float) -> float | None:
         """What renting the configuration for a measurement costs; absent where a price is not known."""

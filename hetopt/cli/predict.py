@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from hetopt.api.step_times import Predictor, StepTimes
     from hetopt.cli.lines import Query
-    from hetopt.optimizer.step_time.model import StepTime, StepTimeModel
+    from hetopt.optimizer.step_time.model import StepTime
 
 CHUNK = 1000
 """Queries of a file that are predicted together; from a pipe each is answered at once."""
@@ -70,7 +70,7 @@ def predict(
     times = StepTimes.of(profile, market=market, region=region, catalog=catalog_dir)
     with lines.opened(queries, "QUERIES") as (rows, is_whole):
         if explain is not None:
-            _explain(times.own, lines.queries(rows), explain, as_json=json_)
+            _explain(times, lines.queries(rows), explain, as_json=json_)
         elif suggest_probes:
             _suggest(times, list(lines.queries(rows)), suggest_probes)
         else:
@@ -163,7 +163,7 @@ def _suggest(times: StepTimes, asked: list[Query], count: int) -> None:
     _report(len(asked), refused)
 
 
-def _explain(model: StepTimeModel, asked: Iterable[Query], wanted: str, *, as_json: bool) -> None:
+def _explain(times: StepTimes, asked: Iterable[Query], wanted: str, *, as_json: bool) -> None:
     """The breakdown of one query."""
     from hetopt.cli import predict_view, render
     from hetopt.core.errors import BadInput
@@ -172,7 +172,7 @@ def _explain(model: StepTimeModel, asked: Iterable[Query], wanted: str, *, as_js
         if str(query.fields.get("id", query.number)) == wanted:
             if query.configuration is None:
                 raise BadInput(f"line {query.number}: {query.reason}", hint="correct that line")
-            explanation = model.explain(query.configuration)
+            explanation = times.explain(query.configuration)
             if as_json:
                 render.print_json({**query.fields, "explanation": asdict(explanation)})
             else:

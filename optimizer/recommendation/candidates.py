@@ -57,7 +57,7 @@ def spread(value: float, log_sd: float) -> Range:
 
 def _group(option: MachineOption, machines: int, local_batch_sizes: list[int], collective: Collective) -> Group:
     price, band = option.offer.price, option.offer.band
-    time, link = option.worker.time, option.links[collective]
+    time, link = option.worker.time, option.network.links[collective]
     return Group(
         instance_type=option.name,
         machines=machines,
@@ -71,7 +71,8 @@ def _group(option: MachineOption, machines: int, local_batch_sizes: list[int], c
         interruption_band=band.label if band else None,
         watched=option.watched,
         earlier=option.earlier,
-        earlier_links=option.earlier_links if machines > 1 else None,
+        earlier_links=option.network.earlier if machines > 1 else None,
+        network=option.network.source if machines > 1 else None,
         local_batch_sizes=tuple(local_batch_sizes),
         evidence=option.worker.evidence,
         hardware=hardware_of(option.offer.instance_type),

@@ -23,9 +23,10 @@ from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.cost import mixing
 from hetopt.optimizer.fit import FittedModel, times_as_long
 from hetopt.optimizer.market.catalog import Catalog
-from hetopt.optimizer.plan import Candidate, Sensitivity
+from hetopt.optimizer.plan import EVIDENCE_IN_WORDS, Candidate, Sensitivity
 from hetopt.optimizer.search.objective import BALANCED, Limits, choose
 from hetopt.optimizer.search.search import Found
+from hetopt.optimizer.step_time.links import not_measured
 from hetopt.optimizer.step_time.local_steps import communication
 from hetopt.optimizer.step_time.transfer import ReferenceHost
 
@@ -333,12 +334,7 @@ def _scarce(found: Found, chosen: Candidate) -> Iterator[str]:
 
 def _evidence(model: FittedModel, host: ReferenceHost, chosen: Candidate) -> Iterator[str]:
     told = chosen.prediction
-    for tier, meaning in (
-        ("measured", "measured on that type"),
-        ("interpolated", "taken from a measured machine of the same family or accelerator"),
-        ("extrapolated", "extrapolated from another kind of machine"),
-        ("counted", "counted by its operations, not measured"),
-    ):
+    for tier, meaning in EVIDENCE_IN_WORDS.items():
         names = sorted({group.instance_type for group in chosen.groups if group.evidence == tier})
         if names:
             reach = told.step_time_s.high / told.step_time_s.value
@@ -357,9 +353,10 @@ def _evidence(model: FittedModel, host: ReferenceHost, chosen: Candidate) -> Ite
     wide = told.steps.high / told.steps.value
     doubt = f" (× or ÷ {wide:.2f})" if wide > 1.001 else ""
     yield f"The number of steps comes from {told.steps_source}{doubt}."
-    sampled = any(len(sample.nodes) > 1 for sample in model.profile.samples)
-    if not model.network_links and not sampled and sum(group.machines for group in chosen.groups) > 1:
-        yield "The network between machines was not measured: the sustained rate of the catalogue is taken at 80 %."
+    if len(chosen.groups) > 1 or chosen.groups[0].machines > 1:
+        unmeasured = {group.instance_type: None for group in chosen.groups if group.network == "catalogue"}
+        if unmeasured:
+            yield f"{not_measured(unmeasured)}."
     yield from _compressed(model, chosen)
 
 

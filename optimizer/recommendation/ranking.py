@@ -26,7 +26,6 @@ from hetopt.optimizer.search.forecast import JobModel, forecast
 from hetopt.optimizer.search.objective import expected
 from hetopt.optimizer.search.pareto import pareto_front, thin
 from hetopt.optimizer.search.search_space import SearchSpace
-from hetopt.optimizer.step_time.links import network_log_sd
 from hetopt.optimizer.step_time.profiled import learned_shape, sampled_machines
 from hetopt.optimizer.step_time.transfer import reference_host
 
@@ -74,14 +73,14 @@ def compare(profile: Profile, catalog: Catalog, options: Options, *, count: int 
     """
     model = fit(profile)
     steps = relative_steps(model.convergence, profile.job.batch_size)
-    shape, sampled = learned_shape(model), sampled_machines(profile, catalog.instance_types)
+    sampled = sampled_machines(profile, catalog.instance_types)
+    shape = learned_shape(model, sampled)
     host = reference_host(model, catalog.instance_types.values())
     space = space_of(model, shape, sampled, catalog, Goal(ends="target"), replace(options, sync=None), host)
     job = JobModel(
         steps=steps,
         evaluate_every_samples=1e18,
         shape=shape,
-        network_log_sd=(sampled.network_log_sd if sampled is not None else None) or network_log_sd(model),
         startup_log_sd=STARTUP_LOG_SD,
         checkpoint_s=0.0,
         rates=Rates(billing=load_billing(catalog.directory)),

@@ -56,7 +56,6 @@ from hetopt.optimizer.search.search_space import (
     without_idle_limits,
 )
 from hetopt.optimizer.step_time.device_memory import most_kept
-from hetopt.optimizer.step_time.links import network_log_sd
 from hetopt.optimizer.step_time.local_options import asked_option, is_planned, measured_options
 from hetopt.optimizer.step_time.profiled import learned_shape, sampled_machines
 from hetopt.optimizer.step_time.sampled import SampledMachines
@@ -244,8 +243,9 @@ def search_problem(
     goal = _completed(goal, profile).model_copy(update={"zone": options.zone, "zones": options.zones})
     model = fit(profile)
     every = evaluation_period_epochs(model, goal)
-    shape, sampled = learned_shape(model), sampled_machines(profile, catalog.instance_types)
-    job = job_of(model, shape, sampled, goal, options, every, Rates(billing=billing or load_billing(catalog.directory)))
+    sampled = sampled_machines(profile, catalog.instance_types)
+    shape = learned_shape(model, sampled)
+    job = job_of(model, shape, goal, options, every, Rates(billing=billing or load_billing(catalog.directory)))
     job = replace(job, transfer=data_transfer(options.data_bytes, options.data_region, catalog.region))
     host = reference_host(model, catalog.instance_types.values())
     space = space_of(model, shape, sampled, catalog, goal, options, host)
@@ -315,7 +315,6 @@ def _completed(goal: Goal, profile: Profile) -> Goal:
 def job_of(
     model: FittedModel,
     shape: Shape,
-    sampled: SampledMachines | None,
     goal: Goal,
     options: Options,
     every: float,
@@ -327,7 +326,6 @@ def job_of(
         steps=steps_model(model, goal, every),
         evaluate_every_samples=every * profile.job.dataset_size,
         shape=shape,
-        network_log_sd=(sampled.network_log_sd if sampled is not None else None) or network_log_sd(model),
         startup_log_sd=STARTUP_LOG_SD,
         checkpoint_s=checkpoint_time_s(profile.job.gradient_bytes),
         checkpoint_bytes=checkpoint_bytes(profile.job.gradient_bytes) if profile.job.resumes else 0.0,

@@ -125,9 +125,9 @@ def _over(option: MachineOption, way: LinkModel) -> MachineOption:
         name: LinkModel(
             latency_s=max(link.latency_s, way.latency_s), bytes_per_s=min(link.bytes_per_s, way.bytes_per_s)
         )
-        for name, link in option.links.items()
+        for name, link in option.network.links.items()
     }
-    return replace(option, links=links, relief=1.0)
+    return replace(option, network=replace(option.network, links=links, relief=1.0))
 
 
 def _rows(space: SearchSpace, columns: Columns, mine: int) -> Iterator[ClusterRows]:

@@ -7,8 +7,10 @@ search, so that the step of a plan's cluster is the plan's.
 from __future__ import annotations
 
 import datetime
+import math
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -19,18 +21,19 @@ from hetopt.core.step_samples import Configuration
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.fit import FittedModel, fit
 from hetopt.optimizer.market.catalog import Catalog, Offer, Price
-from hetopt.optimizer.plan import Evidence
+from hetopt.optimizer.plan import EVIDENCE_IN_WORDS, Evidence
 from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, given_table
 from hetopt.optimizer.search.exchange_menu import ExchangeOption, exchange_of
-from hetopt.optimizer.search.forecast import steps_of
+from hetopt.optimizer.search.forecast import ClusterTable, StepColumns, steps_of
 from hetopt.optimizer.search.search_space import (
     MachineOption,
     SearchSpace,
     machine_options,
 )
 from hetopt.optimizer.step_time.earlier_runs import EarlierRuns
-from hetopt.optimizer.step_time.links import network_log_sd
-from hetopt.optimizer.step_time.model import TIERS, StepTime
+from hetopt.optimizer.step_time.links import Network, network_of, not_measured
+from hetopt.optimizer.step_time.model import TIERS, Explanation, StepTime, largest_shares
+from hetopt.optimizer.step_time.priors import PRIORS, Normal
 from hetopt.optimizer.step_time.profiled import learned_shape, sampled_machines
 from hetopt.optimizer.step_time.sampled import SampledMachines
 from hetopt.optimizer.step_time.shape import Shape
@@ -46,7 +49,7 @@ class AskedSteps:
 
     Attributes:
         catalog: with the machines.
-        shape, network_log_sd: of every step, as `forecast.steps_of` needs them.
+        shape: of every step, as `forecast.steps_of` needs it.
     """
 
     model: FittedModel
@@ -54,7 +57,6 @@ class AskedSteps:
     host: ReferenceHost
     shape: Shape
     sampled: SampledMachines | None
-    network_log_sd: float
     earlier: EarlierRuns | None = None
     _machines: dict[str, MachineOption | str] = field(default_factory=dict)
 
@@ -67,9 +69,8 @@ class AskedSteps:
             model=model,
             catalog=catalog,
             host=reference_host(model, catalog.instance_types.values()),
-            shape=learned_shape(model),
+            shape=learned_shape(model, sampled),
             sampled=sampled,
-            network_log_sd=(sampled.network_log_sd if sampled is not None else None) or network_log_sd(model),
             earlier=earlier,
         )
 
@@ -91,6 +92,67 @@ class AskedSteps:
         Raises:
             BadInput: a type whose speed cannot be predicted; says why.
         """
+        options, _, found = self._found_steps(asked)
+        return _told(options, found)
+
+    def network(self, name: str) -> Network:
+        """What is known of the links between machines of a type of the catalogue."""
+        seen = None if self.sampled is None else self.sampled.machine(name)
+        return network_of(self.model, self.catalog.instance_types[name], self.shape, seen, self.earlier)
+
+    def with_network(self, priors: Mapping[str, Normal], name: str) -> Mapping[str, Normal]:
+        """Priors for what plans do not answer, such as machines with idle GPUs, on the network that plans take.
+
+        Args:
+            priors: what is believed beside it.
+            name: the type that links are told of.
+        """
+        if name not in self.catalog.instance_types:
+            return priors
+        network = self.network(name)
+        if network.source == "samples":  # which the priors are about to meet
+            return priors
+        link = network.links["all_reduce"]
+        believed = {
+            "network": (math.log(self.shape.gradient_bytes / link.bytes_per_s), network.log_sd),
+            "network_latency": (math.log(link.latency_s), priors["network_latency"].sd),
+        }
+        return {**priors, **{key: replace(priors[key], mean=mean, sd=sd) for key, (mean, sd) in believed.items()}}
+
+    def explain(self, asked: Configuration, measured_up_to: tuple[int, int]) -> Explanation:
+        """The same with its terms, their variances and what they are based on.
+
+        Args:
+            asked: one configuration.
+            measured_up_to: most workers and most nodes that were measured.
+
+        Raises:
+            BadInput: as for `step`.
+        """
+        options, table, found = self._found_steps(asked)
+        compute_s, compress_s = float(found.compute_s[0]), float(table.compress_s[0])
+        guesses = {one.name: EVIDENCE_IN_WORDS[one.worker.evidence] for one in options if _is_guessed(one)}
+        about = {"compute": "machine types that were not measured" if guesses else "computing as measured"}
+        variances = {
+            about[name] if name in about else PRIORS[name].about: float(log_sd[0]) ** 2
+            for name, log_sd in found.log_sds.items()
+        }
+        unmeasured = [one.name for one in options if one.network.source == "catalogue" and len(asked.nodes) > 1]
+        return Explanation(
+            predicted=_told(options, found),
+            compute_s=compute_s,
+            exchange_s=float(found.exchange_s[0]),
+            exposed_s=max(0.0, float(found.time_s[0]) - compute_s - compress_s),
+            compress_s=compress_s,
+            variances=largest_shares(variances),
+            priors=(*self.shape.believed, *([not_measured(unmeasured)] if unmeasured else ())),
+            relatives=guesses,
+            most_workers=measured_up_to[0],
+            most_nodes=measured_up_to[1],
+        )
+
+    def _found_steps(self, asked: Configuration) -> tuple[list[MachineOption], ClusterTable, StepColumns]:
+        """The machines, the row of a search that the configuration would be, and its steps."""
         counts = Counter(node.type for node in asked.nodes)
         options = [self._machine(name) for name in counts]
         exchange = self._exchange(asked)
@@ -114,12 +176,8 @@ class AskedSteps:
         slowest = max(
             option.worker.time.time_s(batch) for option, batch in zip(workers, asked.batch_sizes, strict=True)
         )
-        found = steps_of(given_table(Columns.of(space), rows, np.array([slowest])), self)
-        step_s, reach = float(found.time_s[0]), float(np.exp(Z90 * found.log_sd[0]))
-        worst: Evidence = max((option.worker.evidence for option in options), key=TIERS.index)
-        return StepTime(
-            step_time_s=step_s, step_time_low_s=step_s / reach, step_time_high_s=step_s * reach, evidence=worst
-        )
+        table = given_table(Columns.of(space), rows, np.array([slowest]))
+        return options, table, steps_of(table, self)
 
     def _exchange(self, asked: Configuration) -> ExchangeOption:
         wanted = asked.compression
@@ -143,3 +201,13 @@ class AskedSteps:
             self.model, [offer], self.host, self.shape, self.sampled, earlier=self.earlier
         )
         return options[0] if options else next(iter(excluded))
+
+
+def _told(options: Sequence[MachineOption], found: StepColumns) -> StepTime:
+    step_s, reach = float(found.time_s[0]), float(np.exp(Z90 * found.log_sd[0]))
+    worst: Evidence = max((option.worker.evidence for option in options), key=TIERS.index)
+    return StepTime(step_time_s=step_s, step_time_low_s=step_s / reach, step_time_high_s=step_s * reach, evidence=worst)
+
+
+def _is_guessed(option: MachineOption) -> bool:
+    return option.worker.evidence != "measured"

@@ -13,7 +13,6 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from hetopt.core.comm.payload_bytes import Collective
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.cost.preemption_rate import SHOCKS
 from hetopt.optimizer.market.quota import bucket_of
@@ -22,6 +21,7 @@ from hetopt.optimizer.search.group_shares import Lines, earliest_finish, feasibl
 from hetopt.optimizer.search.objective import NEAR
 from hetopt.optimizer.search.search_space import MAX_TYPES, Cluster, SearchSpace
 from hetopt.optimizer.step_time.device_memory import ExchangeLine
+from hetopt.optimizer.step_time.links import COLLECTIVES
 from hetopt.optimizer.step_time.step_time import slower, together
 
 Array = NDArray[np.float64]
@@ -118,6 +118,7 @@ class Columns:
     link_latency_s: Array
     link_s_per_byte: Array
     relief: Array
+    network_log_sd: Array
     precision: Integers
     precision_stretch: Array
     precision_stretch_log_sd: Array
@@ -152,7 +153,7 @@ class Columns:
     def of(cls, space: SearchSpace) -> Self:
         """The arrays of a space."""
         options, exchanges = space.options, space.exchanges
-        names: tuple[Collective, ...] = ("all_reduce", "all_gather")
+        names, networks = COLLECTIVES, [option.network for option in options]
         buckets, precisions = sorted(space.quotas), space.precisions
         place = {bucket: index for index, bucket in enumerate(buckets)}
 
@@ -194,9 +195,10 @@ class Columns:
             scarce_per_hour=column([option.scarce_per_hour for option in options]),
             bus_latency_s=column([option.bus.latency_s for option in options]),
             bus_s_per_byte=column([1 / option.bus.bytes_per_s for option in options]),
-            link_latency_s=np.array([[option.links[name].latency_s for option in options] for name in names]),
-            link_s_per_byte=np.array([[1 / option.links[name].bytes_per_s for option in options] for name in names]),
-            relief=column([option.relief for option in options]),
+            link_latency_s=np.array([[one.links[name].latency_s for one in networks] for name in names]),
+            link_s_per_byte=np.array([[1 / one.links[name].bytes_per_s for one in networks] for name in names]),
+            relief=column([one.relief for one in networks]),
+            network_log_sd=column([one.log_sd for one in networks]),
             precision=np.array([precisions.index(option.precision) for option in options], dtype=np.intp),
             precision_stretch=column([option.stretch for option in options]),
             precision_stretch_log_sd=column([option.stretch_log_sd for option in options]),
@@ -410,6 +412,7 @@ def _table(
         under_backward=_beside(columns, rows, exchange),
         evaluation_s=evaluation_s,
         compute_log_sd=worst(columns.log_sd[option]),
+        network_log_sd=worst(columns.network_log_sd[option]),
         usd_per_hour=(count * columns.usd_per_hour[option]).sum(axis=1),
         worst_usd_per_hour=(count * columns.worst_usd_per_hour[option]).sum(axis=1),
         price_log_sd=worst(columns.price_log_sd[option]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Protocol
 
@@ -32,7 +32,6 @@ class JobModel:
         steps: steps that the goal needs.
         evaluate_every_samples: samples between evaluations.
         shape: what steps have in common on whatever machines.
-        network_log_sd: how well links between machines are known.
         startup_log_sd: spread of the time from the request to the first step.
         checkpoint_s: see `cost.interruptions`.
         detection_s: from the loss of a machine until another is asked for.
@@ -46,7 +45,6 @@ class JobModel:
     steps: StepsModel
     evaluate_every_samples: float
     shape: Shape
-    network_log_sd: float
     startup_log_sd: float
     checkpoint_s: float
     rates: Rates
@@ -92,6 +90,7 @@ class ClusterTable:
     under_backward: Array
     evaluation_s: Array
     compute_log_sd: Array
+    network_log_sd: Array
     usd_per_hour: Array
     worst_usd_per_hour: Array
     price_log_sd: Array
@@ -239,13 +238,17 @@ def forecast(table: ClusterTable, job: JobModel) -> Forecast:
 class StepColumns:
     """Steps of the clusters of a table: the slowest worker's computation, all of it, and how well it is known.
 
-    ``device_share`` is the part of the step that depends on the device; the rest depends on the network.
+    ``exchange_s`` is the whole exchange, hidden or not. ``device_share`` is the part of the step that depends on the
+    device; the rest depends on the network. ``log_sds`` are the standard deviations of the log step by what is not
+    known, which are independent: ``log_sd`` is that of all of them.
     """
 
     compute_s: Array
+    exchange_s: Array
     time_s: Array
     log_sd: Array
     device_share: Array
+    log_sds: Mapping[str, Array]
 
 
 class KnownSteps(Protocol):
@@ -254,11 +257,6 @@ class KnownSteps(Protocol):
     @property
     def shape(self) -> Shape:
         """What steps have in common on whatever machines."""
-        ...
-
-    @property
-    def network_log_sd(self) -> float:
-        """How well links between machines are known."""
         ...
 
 
@@ -280,27 +278,34 @@ def steps_of(table: ClusterTable, job: KnownSteps) -> StepColumns:
     both = together(compute, exchange, forward=forward, power=overlap.power, last=last)
     step = both.time_s + table.compress_s
 
-    network_log_sd = np.hypot(job.network_log_sd, table.share_log_sd)
+    network_log_sd = np.hypot(table.network_log_sd, table.share_log_sd)
     # A link that is hidden has no derivative, and would still show if it were much slower than it is taken to be.
     slow = together(compute, exchange * np.exp(Z90 * network_log_sd), forward=forward, power=overlap.power, last=last)
     shown = np.log((slow.time_s + table.compress_s) / step) / Z90
     # Compression runs on the workers and shares their error.
     device_share = (both.by_compute + table.compress_s) / step
-    parts = (
-        device_share * table.compute_log_sd,
-        table.compress_s / step * table.compress_log_sd,
-        both.by_compute / step * (1 - 1 / lateness) * shape.straggling.sd,
-        np.maximum(both.by_exchange / step * network_log_sd, shown),
-        both.by_exchange / step * table.traffic_s * (more - 1) / np.maximum(exchange, 1e-300) * shape.network_growth.sd,
-        both.by_exchange / step * alone * np.log(np.maximum(table.workers / 2, 1)) * shape.host_sharing.sd,
-        both.by_forward / step * shape.forward.sd,
-        both.by_power / step * shape.power.sd,
-    )
+    growing = table.traffic_s * (more - 1) / np.maximum(exchange, 1e-300)
+    log_sds = {
+        "compute": device_share * table.compute_log_sd,
+        "compression": table.compress_s / step * table.compress_log_sd,
+        "straggling": both.by_compute / step * (1 - 1 / lateness) * shape.straggling.sd,
+        "network": np.maximum(both.by_exchange / step * network_log_sd, shown),
+        "network_growth": both.by_exchange / step * growing * shape.network_growth.sd,
+        "host_sharing": both.by_exchange
+        / step
+        * alone
+        * np.log(np.maximum(table.workers / 2, 1))
+        * shape.host_sharing.sd,
+        "forward": both.by_forward / step * shape.forward.sd,
+        "overlap": both.by_power / step * shape.power.sd,
+    }
     return StepColumns(
         compute_s=compute,
+        exchange_s=exchange,
         time_s=step,
-        log_sd=np.sqrt(sum(np.square(part) for part in parts)),
+        log_sd=np.sqrt(sum(np.square(one) for one in log_sds.values())),
         device_share=device_share,
+        log_sds=log_sds,
     )
 
 

@@ -83,8 +83,8 @@ class RentalBound:
         hourly = (columns.usd_per_hour + job.rates.per_machine_hour(columns.disk_gb))[:, None, None]
         with np.errstate(divide="ignore"):
             usd_per_sample = np.where(samples > 0, hourly * run_s / SECONDS_PER_HOUR / samples, np.inf)
-        device = float(columns.log_sd.min())
-        cancelling = device * job.network_log_sd / max(math.hypot(device, job.network_log_sd), 1e-300)
+        device, network = float(columns.log_sd.min()), float(columns.network_log_sd.min())
+        cancelling = device * network / max(math.hypot(device, network), 1e-300)
         log_sd = np.hypot(cancelling, job.steps.log_sd(batch, gain))
         trained = np.maximum(0.0, 1 - columns.startup_s.max(initial=0.0) / run_s)
         return cls(

@@ -11,7 +11,6 @@ from types import MappingProxyType
 
 import numpy as np
 
-from hetopt.core.comm.payload_bytes import Collective
 from hetopt.core.memory import ALONE, ExchangeMemory
 from hetopt.core.precision import Precision
 from hetopt.optimizer.convergence.precision_loss import PrecisionLoss
@@ -26,7 +25,7 @@ from hetopt.optimizer.plan import Earlier, Watched
 from hetopt.optimizer.search.exchange_menu import ExchangeOption
 from hetopt.optimizer.search.open_hours import OpenHours
 from hetopt.optimizer.step_time.earlier_runs import EarlierRuns, device_of
-from hetopt.optimizer.step_time.links import NETWORK_LOG_SD, between_machines, in_company, inside_machine
+from hetopt.optimizer.step_time.links import Network, in_company, inside_machine, network_of
 from hetopt.optimizer.step_time.sampled import SampledMachine, SampledMachines
 from hetopt.optimizer.step_time.shape import Shape
 from hetopt.optimizer.step_time.transfer import (
@@ -53,30 +52,26 @@ class MachineOption:
     Attributes:
         precision: that they compute in; all machines of a cluster compute in the same.
         stretch, stretch_log_sd: steps of that over those of the profile's first precision, and the spread of its log.
-        links: one hop to a neighbouring machine, by collective.
+        network: to neighbouring machines.
         bus: one hop between the workers of the machine, all of which exchange.
-        relief: bandwidth of those links between three or more machines over that between two, for which they stand.
         evaluation_s: the whole evaluation set on one of its workers.
         startup_s: from the request to the first step.
         disk_gb: of its disk.
         belief: of its pool's hazard; absent on demand.
         watched: what that rests on beside the prior; absent where nothing was seen of the pool.
         earlier: what runs of other jobs said of the type, which ``worker`` has; absent where they said nothing.
-        earlier_links: the same of the links between such machines, which ``links`` have.
     """
 
     offer: Offer
     worker: WorkerModel
-    links: Mapping[Collective, LinkModel]
+    network: Network
     bus: LinkModel
     evaluation_s: float
     startup_s: float
     disk_gb: int
     belief: PreemptionRatePosterior | None = None
     watched: Watched | None = None
-    relief: float = 1.0
     earlier: Earlier | None = None
-    earlier_links: Earlier | None = None
     precision: Precision = "fp32"
     stretch: float = 1.0
     stretch_log_sd: float = 0.0
@@ -250,12 +245,6 @@ def machine_options(
             excluded[worker.reason] += 1
             continue
         seen = known[instance.name]
-        network = None if seen is None else seen.network
-        # What was measured between machines of this job is its own.
-        of_links = None
-        if earlier is not None and network is None and not model.network_links:
-            of_links = earlier.told_of_links(instance.name, NETWORK_LOG_SD)
-        slower = 1.0 if of_links is None else math.exp(of_links.log_factor)
         spot, watched = offer.price.market == "spot", None
         if spot and observed is not None:
             watched = observed.watched(instance.name, offer.price.region, zone=zone)
@@ -263,14 +252,10 @@ def machine_options(
             MachineOption(
                 offer=offer,
                 worker=worker,
-                links={
-                    "all_reduce": network or _slowed(between_machines(model, instance, "all_reduce"), slower),
-                    "all_gather": network or _slowed(between_machines(model, instance, "all_gather"), slower),
-                },
+                network=network_of(model, instance, shape, seen, earlier),
                 bus=inside_machine(instance, worker.workers, shape.host_sharing.value)
                 if seen is None or seen.bus is None
                 else in_company(seen.bus, worker.workers, shape.host_sharing.value),
-                relief=1.0 if network is None else shape.relief.value,
                 precision=computing.precision,
                 stretch=computing.loss.stretch,
                 stretch_log_sd=computing.loss.log_sd,
@@ -280,14 +265,9 @@ def machine_options(
                 belief=pool_belief(offer.band.label if offer.band else None, watched) if spot else None,
                 watched=watched,
                 earlier=told[instance.name],
-                earlier_links=of_links,
             )
         )
     return tuple(found), MappingProxyType(dict(excluded))
-
-
-def _slowed(link: LinkModel, factor: float) -> LinkModel:
-    return replace(link, bytes_per_s=link.bytes_per_s / factor)
 
 
 def _in_company(worker: WorkerModel | Unusable, model: FittedModel, shape: Shape) -> WorkerModel | Unusable:
@@ -476,11 +456,12 @@ def _figures(option: MachineOption) -> list[float]:
         option.scarce_chance,
         option.calm_per_hour,
         option.scarce_per_hour,
-        -option.relief,
+        option.network.log_sd,
+        -option.network.relief,
         option.bus.latency_s,
         -option.bus.bytes_per_s,
         option.offer.price.log_sd,
-        *(value for link in option.links.values() for value in (link.latency_s, -link.bytes_per_s)),
+        *(value for link in option.network.links.values() for value in (link.latency_s, -link.bytes_per_s)),
     ]
 
 

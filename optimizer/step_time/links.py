@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
 from hetopt.core.comm.payload_bytes import Collective
 from hetopt.optimizer.fit import MEASURED_LINK_LOG_SD, FittedModel, LinkModel
 from hetopt.optimizer.market.instance_type import InstanceType
+from hetopt.optimizer.plan import Earlier, NetworkSource
+from hetopt.optimizer.step_time.earlier_runs import EarlierRuns
+from hetopt.optimizer.step_time.sampled import SampledMachine
+from hetopt.optimizer.step_time.shape import Shape
 from hetopt.optimizer.step_time.step_time import sharing
 
 NETWORK_LATENCY_S = 150e-6
@@ -29,9 +37,71 @@ SWITCHED_FAMILIES = ("p4", "p5", "p6")
 """Families whose GPUs are joined by NVSwitch."""
 
 
-def network_log_sd(model: FittedModel) -> float:
-    """How well the links between machines are known."""
-    return MEASURED_LINK_LOG_SD if model.network_links else NETWORK_LOG_SD
+COLLECTIVES: tuple[Collective, ...] = ("all_reduce", "all_gather")
+
+
+def not_measured(names: Iterable[str]) -> str:
+    """What is taken in the place of the network between machines of these types, in words."""
+    return (
+        f"The network between machines of {' and '.join(names)} was not measured: the sustained rate of the catalogue "
+        f"is taken at {100 * NETWORK_EFFICIENCY:.0f} %"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """What is known of the links between machines of one type.
+
+    Attributes:
+        links: one hop to a neighbouring machine, by collective.
+        log_sd: of the log of what a byte takes.
+        source: where it is from.
+        relief: bandwidth between three or more machines over that between two, for which ``links`` stand.
+        earlier: what runs of other jobs said of such links, counted in; absent where they said nothing.
+    """
+
+    links: Mapping[Collective, LinkModel]
+    log_sd: float
+    source: NetworkSource
+    relief: float = 1.0
+    earlier: Earlier | None = None
+
+
+def network_of(
+    model: FittedModel,
+    instance: InstanceType,
+    shape: Shape,
+    sampled: SampledMachine | None = None,
+    earlier: EarlierRuns | None = None,
+) -> Network:
+    """What a profile knows of the network between machines of a type: the one place where that is decided.
+
+    Whole steps of such machines, or of their relatives, go before collectives that were timed elsewhere, and those
+    before the catalogue's rate, which runs of other jobs correct.
+
+    Args:
+        model: what the profile says.
+        instance: the type.
+        shape: what steps have in common.
+        sampled: the type as step samples know it.
+        earlier: what runs of other jobs found.
+    """
+    if sampled is not None and sampled.network is not None:
+        return Network(
+            links=dict.fromkeys(COLLECTIVES, sampled.network),
+            log_sd=sampled.network_log_sd,
+            source="samples",
+            relief=shape.relief.value,
+        )
+    links = {name: between_machines(model, instance, name) for name in COLLECTIVES}
+    if model.network_links:
+        return Network(links=links, log_sd=MEASURED_LINK_LOG_SD, source="profile")
+    told = None if earlier is None else earlier.told_of_links(instance.name, NETWORK_LOG_SD)
+    if told is None:
+        return Network(links=links, log_sd=NETWORK_LOG_SD, source="catalogue")
+    slower = math.exp(told.log_factor)
+    links = {name: replace(link, bytes_per_s=link.bytes_per_s / slower) for name, link in links.items()}
+    return Network(links=links, log_sd=told.log_sd, source="catalogue", earlier=told)
 
 
 def between_machines(model: FittedModel, instance: InstanceType, collective: Collective) -> LinkModel:

@@ -9,22 +9,19 @@ import numpy as np
 
 from hetopt.core.step_samples import Configuration
 from hetopt.optimizer.market.instance_type import InstanceType
-from hetopt.optimizer.plan import Evidence
+from hetopt.optimizer.plan import EVIDENCE_IN_WORDS, Evidence
 from hetopt.optimizer.step_time.calibration import half_width
 from hetopt.optimizer.step_time.links import SWITCHED_FAMILIES
 from hetopt.optimizer.step_time.observed import Observed
 from hetopt.optimizer.step_time.physics import SHARED
-from hetopt.optimizer.step_time.posterior import Posterior, fit
+from hetopt.optimizer.step_time.posterior import LEARNED, Posterior, fit
 from hetopt.optimizer.step_time.prediction import Linearised, predict
 from hetopt.optimizer.step_time.priors import PRIORS, Normal
 from hetopt.optimizer.step_time.probes import OF_SOCKETS, Probe, suggest
 from hetopt.optimizer.step_time.tiers import Kinship, measured_steps, relatives
 
-TIERS: tuple[Evidence, ...] = ("measured", "interpolated", "extrapolated", "counted")
+TIERS: tuple[Evidence, ...] = tuple(EVIDENCE_IN_WORDS)
 """From the best known to the least."""
-
-LEARNED = 0.2
-"""A parameter whose variance the samples reduced by less is a prior."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +63,13 @@ class Explanation:
     relatives: dict[str, str]
     most_workers: int
     most_nodes: int
+
+
+def largest_shares(variances: Mapping[str, float]) -> dict[str, float]:
+    """Each variance over their sum, the largest first, without those below half a percent."""
+    total = sum(variances.values())
+    inorder = sorted(variances.items(), key=lambda item: -item[1])
+    return {name: value / total for name, value in inorder if value > 0.005 * total}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +114,6 @@ class StepTimeModel:
         steps, sources = asked.steps, asked.sources
         step_s, compute_s = float(np.exp(steps.log_step[0])), float(np.exp(steps.log_compute[0]))
         compress_s = float(steps.compress_s[0])
-        total = float(sources.total[0])
         variances = {
             "layouts that were not measured": float(sources.layout[0]),
             "batch sizes that were not measured": float(sources.batch[0]),
@@ -121,18 +124,14 @@ class StepTimeModel:
             "one run against another": float(sources.noise[0]),
             **self._by_parameter(asked),
         }
-        measured = self.posterior.observed.rows
+        most_workers, most_nodes = self.measured_up_to
         return Explanation(
             predicted=self._step_times(kin, asked)[0],
             compute_s=compute_s,
             exchange_s=float(np.exp(steps.log_exchange[0])) if configuration.workers > 1 else 0.0,
             exposed_s=max(0.0, step_s - compute_s - compress_s),
             compress_s=compress_s,
-            variances={
-                name: value / total
-                for name, value in sorted(variances.items(), key=lambda item: -item[1])
-                if value > 0.005 * total
-            },
+            variances=largest_shares(variances),
             priors=tuple(PRIORS[name].about for name in SHARED if self.posterior.learned(name) < LEARNED),
             relatives={
                 name: relative.basis
@@ -140,9 +139,15 @@ class StepTimeModel:
                 if relative.evidence != "measured"
                 and any(configuration.kind(node) == name for node in configuration.nodes)
             },
-            most_workers=int(measured.workers.max()),
-            most_nodes=int(measured.nodes.max()),
+            most_workers=most_workers,
+            most_nodes=most_nodes,
         )
+
+    @property
+    def measured_up_to(self) -> tuple[int, int]:
+        """Most workers and most nodes of the layouts that were measured."""
+        rows = self.posterior.observed.rows
+        return int(rows.workers.max()), int(rows.nodes.max())
 
     def _by_parameter(self, asked: Linearised) -> dict[str, float]:
         """What each shared parameter contributes to the first row's variance, its correlations with others included."""

@@ -43,6 +43,9 @@ MOST_ITERATIONS = 40
 MOST_TRIES = 4
 MOST_SCALINGS = 3
 LONGEST_STRIDE = 1.5
+LEARNED = 0.2
+"""A parameter whose variance the samples reduced by less is a prior."""
+
 ENOUGH = 0.01
 """Of log likelihood: what is still to be gained then moves no prediction."""
 

@@ -111,15 +111,21 @@ def profile_priors(reference: FittedDevice) -> Mapping[str, Normal]:
     return {**PRIORS, **{name: replace(PRIORS[name], mean=mean, sd=sd) for name, (mean, sd) in measured.items()}}
 
 
-def learned_shape(model: FittedModel) -> Shape:
+def learned_shape(model: FittedModel, sampled: SampledMachines | None = None) -> Shape:
     """What a profile says about steps on other machines; by its step samples where it has some, which are whole steps.
 
     Workers of a divided CPU host have fewer threads each, which says nothing about GPUs that share a machine.
+
+    Args:
+        model: what the profile says.
+        sampled: machines as its step samples know them, by the catalogue that is planned with.
     """
     profile = model.profile
-    sampled = observe_samples(profile)
     if sampled is not None:
-        return Shape.of(fit(sampled), profile.job.gradient_bytes)
+        return Shape.of(sampled.posterior, profile.job.gradient_bytes)
+    observed = observe_samples(profile)
+    if observed is not None:
+        return Shape.of(fit(observed), profile.job.gradient_bytes)
     posterior = fit(observe_profile(profile), priors=profile_priors(model.reference))
     shape = Shape.of(posterior, profile.job.gradient_bytes)
     if all(device.kind == "cpu" for device in profile.devices):

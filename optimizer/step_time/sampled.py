@@ -36,6 +36,7 @@ class SampledMachine:
         fixed_s, per_sample_s: of a worker's step.
         log_sd: how well its computation is known.
         network: one hop between machines, two of them; absent where samples say nothing about the network.
+        network_log_sd: how well that is known.
         bus: one hop inside the machine; absent likewise.
     """
 
@@ -44,6 +45,7 @@ class SampledMachine:
     log_sd: float
     evidence: Evidence
     network: LinkModel | None
+    network_log_sd: float
     bus: LinkModel | None
 
 
@@ -98,20 +100,18 @@ class SampledMachines:
             ),
             evidence=kin.evidence,
             network=self._link("network", ("network",), float(mode[where.link][index]) + kin.link),
+            network_log_sd=math.hypot(
+                kin.link_log_sd,
+                self._sd({SHARED.index("network"): 1.0, where.link.start + index: 1.0}),
+                self.posterior.latents.spread.exchange,
+                self.posterior.latents.spread.noise_exchange,
+            ),
             bus=self._link("host", ("network", "host_ratio"), 0.0),
         )
 
     @cached_property
     def _seen(self) -> tuple[Seen, ...]:
         return measured_steps(self.posterior, self.catalog)
-
-    @property
-    def network_log_sd(self) -> float | None:
-        """How well links between machines are known; absent where samples say nothing about them."""
-        if self.posterior.learned("network") < LEARNED:
-            return None
-        spread = self.posterior.latents.spread
-        return math.hypot(self._sd({SHARED.index("network"): 1.0}), spread.exchange, spread.noise_exchange)
 
     def _link(self, place: str, parameters: tuple[str, ...], factor: float) -> LinkModel | None:
         if any(self.posterior.learned(name) < LEARNED for name in parameters):

@@ -95,10 +95,10 @@ def _row(space: SearchSpace, cluster: Cluster, shares: GroupShares) -> tuple[flo
     latency = s_per_byte = 0.0
     if machines > 1:
         # A ring over machines in order: one flow leaves each machine, whatever its number of workers.
-        links = [option.links[exchange.collective] for option, _ in groups]
+        links = [option.network.links[exchange.collective] for option, _ in groups]
         latency, s_per_byte = max(link.latency_s for link in links), max(1 / link.bytes_per_s for link in links)
         if machines > 2:
-            s_per_byte /= min(option.relief for option, _ in groups)
+            s_per_byte /= min(option.network.relief for option, _ in groups)
     full = [option.bus for option, _ in groups if option.worker.workers > 1]
     if full:
         latency = float(slower(latency, max(bus.latency_s for bus in full)))
@@ -132,6 +132,7 @@ def _row(space: SearchSpace, cluster: Cluster, shares: GroupShares) -> tuple[flo
         float(exchange.under_backward and (exchange.is_plain or all(o.worker.kind == "cpu" for o, _ in groups))),
         evaluation_s,
         max(option.worker.log_sd for option, _ in groups),
+        max(option.network.log_sd for option, _ in groups),
         sum(option.usd_per_hour * count for option, count in groups),
         sum(option.worst_usd_per_hour * count for option, count in groups),
         max(option.offer.price.log_sd for option, _ in groups),

@@ -33,7 +33,13 @@ def at(space: SearchSpace, gbit_per_s: float) -> SearchSpace:
     capped = (
         replace(
             option,
-            links={name: replace(link, bytes_per_s=min(link.bytes_per_s, most)) for name, link in option.links.items()},
+            network=replace(
+                option.network,
+                links={
+                    name: replace(link, bytes_per_s=min(link.bytes_per_s, most))
+                    for name, link in option.network.links.items()
+                },
+            ),
         )
         for option in space.options
     )

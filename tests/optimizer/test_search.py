@@ -40,6 +40,7 @@ from hetopt.optimizer.search.search_space import (
     machine_options,
 )
 from hetopt.optimizer.search.study import study_mixes
+from hetopt.optimizer.step_time.links import COLLECTIVES
 from hetopt.optimizer.step_time.local_options import LocalOption
 from hetopt.optimizer.step_time.local_steps import Communication
 from hetopt.optimizer.step_time.profiled import learned_shape
@@ -69,7 +70,6 @@ def job(model: FittedModel) -> JobModel:
         steps=steps_model(model, Goal(ends="target"), 1.0),
         evaluate_every_samples=50_000,
         shape=learned_shape(model),
-        network_log_sd=0.35,
         startup_log_sd=0.5,
         checkpoint_s=1.0,
         rates=Rates(billing=load_billing()),
@@ -156,7 +156,9 @@ def test_each_cluster_gets_the_exchange_that_suits_it(
     few = tuple(option for option in options if option.name in (*TYPES, "g5.12xlarge"))
     if bandwidth is not None:
         slow = LinkModel(latency_s=1e-4, bytes_per_s=bandwidth)
-        few = tuple(replace(option, links={"all_reduce": slow, "all_gather": slow}) for option in few)
+        few = tuple(
+            replace(option, network=replace(option.network, links=dict.fromkeys(COLLECTIVES, slow))) for option in few
+        )
     space = replace(_space(model, few), max_workers=64)
     space = replace(space, exchanges=(*space.exchanges, _with_local(model, space)[2]))
     counts = [count for count in itertools.product(range(3), repeat=len(few)) if 0 < sum(count) <= MACHINES]
