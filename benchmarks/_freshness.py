@@ -17,8 +17,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks._outcome import RESULTS
+
 REPOSITORY = Path(__file__).resolve().parent.parent
-RESULTS = REPOSITORY / "benchmarks" / "results"
 STARTS_RUNS = ("hetopt.backends", "hetopt.api", "hetopt.cli")
 CALL_COMMANDS = ("command_line", "newcomer")
 COMMAND_LINE = "hetopt.cli.main"
@@ -52,10 +53,11 @@ def ages() -> list[Age]:
     for path in sorted(RESULTS.glob("*.json")):
         told = json.loads(path.read_text(encoding="utf-8"))
         commit = told["commit"].removesuffix("-dirty")
-        known = _git("rev-list", "--count", f"{commit}..HEAD") is not None
-        if not known:
+        commits = _since(commit)
+        known = commits is not None
+        if commits is None:
             commit = (_git("log", "-1", "--format=%H", "--", str(path)) or "").strip()
-        commits = _git("rev-list", "--count", f"{commit}..HEAD") if commit else None
+            commits = _since(commit) if commit else None
         if commits is None:
             continue
         files = runs(told["benchmark"])
@@ -64,7 +66,7 @@ def ages() -> list[Age]:
             Age(
                 benchmark=told["benchmark"],
                 commit=told["commit"],
-                commits=int(commits),
+                commits=commits,
                 lines=sum(int(part) for row in changed.splitlines() for part in row.split("\t")[:2] if part.isdigit()),
                 of_lines=sum(len((REPOSITORY / file).read_text(encoding="utf-8").splitlines()) for file in files),
                 at_least=not known,
@@ -115,6 +117,12 @@ def _file(module: str) -> Path | None:
         if file.is_file():
             return file.resolve().relative_to(REPOSITORY)
     return None
+
+
+def _since(commit: str) -> int | None:
+    """Commits that came after this one; None: it is not in this history."""
+    counted = _git("rev-list", "--count", f"{commit}..HEAD")
+    return None if counted is None else int(counted)
 
 
 def _git(*arguments: str) -> str | None:

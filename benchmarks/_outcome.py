@@ -15,6 +15,9 @@ from typing import Literal
 
 from hetopt.core.interruption import Terminated, ends_by_signals, exit_code_of
 
+RESULTS = Path(__file__).resolve().parent / "results"
+"""Where committed results are, a file a benchmark."""
+
 Bound = Literal["at_least", "at_most"]
 
 
@@ -144,6 +147,15 @@ def publish(outcome: Outcome, json_file: Path | None, *, part: str | None = None
     if json_file is not None:
         json_file.write_text(text + "\n", encoding="utf-8")
     print(text, flush=True)
+
+
+def figures_of(benchmark: str, folder: Path = RESULTS) -> dict[str, float]:
+    """What sentences may quote of a benchmark's result: figures, and the baselines beside them; nothing without one."""
+    path = folder / f"{benchmark}.json"
+    if not path.exists():
+        return {}
+    told = json.loads(path.read_text(encoding="utf-8"))
+    return {**told["baselines"], **told["figures"]}
 
 
 def commit() -> str:

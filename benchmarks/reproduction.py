@@ -5,7 +5,6 @@ Without options the committed results answer; with ``--quick`` those benchmarks 
 
 from __future__ import annotations
 
-import json
 import string
 import subprocess
 import sys
@@ -14,9 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks._claims import CLAIMS, Claim
-from benchmarks._outcome import Results, options, publish, run_benchmark
-
-RESULTS = Path(__file__).resolve().parent / "results"
+from benchmarks._outcome import RESULTS, Results, figures_of, options, publish, run_benchmark
 
 Figures = Mapping[str, Mapping[str, float]]
 """Of each benchmark by its name: figures and baselines."""
@@ -25,13 +22,7 @@ Figures = Mapping[str, Mapping[str, float]]
 def figures_in(folder: Path) -> Figures:
     """What is written there of the benchmarks that claims name."""
     named = sorted({claim.benchmark for claim in CLAIMS if claim.benchmark is not None})
-    found = {}
-    for name in named:
-        path = folder / f"{name}.json"
-        if path.exists():
-            told = json.loads(path.read_text(encoding="utf-8"))
-            found[name] = {**told["baselines"], **told["figures"]}
-    return found
+    return {name: found for name in named if (found := figures_of(name, folder))}
 
 
 def filled(words: str, figures: Mapping[str, float]) -> str:

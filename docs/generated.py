@@ -20,10 +20,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks import _freshness
+from benchmarks._claims import CLAIMS
+from benchmarks._outcome import RESULTS, figures_of
+from benchmarks.reproduction import figures_in
+from benchmarks.reproduction import measured as measured_claim
+
 DOCS = Path(__file__).resolve().parent
 README = DOCS.parent / "README.md"
 BENCHMARKS = DOCS.parent / "benchmarks"
-RESULTS = BENCHMARKS / "results"
 AGES = BENCHMARKS / "ages.json"
 """How many commits there were since each result was measured, and lines changed of what it runs, as counted when the
 pages were last made."""
@@ -250,11 +257,10 @@ def headlines(templates: Mapping[str, str] = HEADLINES, *, shortly: bool = False
     lines = []
     ages = _ages()
     for name, template in templates.items():
-        path = RESULTS / f"{name}.json"
-        told = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"figures": {}, "baselines": {}}
-        figures = {**told["figures"], **told["baselines"]}
+        figures = figures_of(name)
         wanted = {field for _, field, _, _ in string.Formatter().parse(template) if field}
         if wanted <= set(figures):
+            told = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
             missed = "" if told["met"] else "; not all of its goals are met"
             claim = template.format(**figures).replace("%", " %")
             source = _when(told, ages, shortly=True) if shortly else f"`{_command(told)}`, {_when(told, ages)}{missed}"
@@ -274,11 +280,6 @@ ABOUT_REPRODUCTION = (
 
 def reproduction() -> str:
     """The page of what others have published, beside what was measured here."""
-    sys.path.insert(0, str(DOCS.parent))
-    from benchmarks._claims import CLAIMS
-    from benchmarks.reproduction import figures_in
-    from benchmarks.reproduction import measured as told
-
     ages, figures = _ages(), figures_in(RESULTS)
     answered = sum(claim.benchmark is not None for claim in CLAIMS)
     parts = ["# Reproduction", "", textwrap.fill(ABOUT_REPRODUCTION, 119), ""]
@@ -291,7 +292,7 @@ def reproduction() -> str:
                 result = json.loads((RESULTS / f"{claim.benchmark}.json").read_text(encoding="utf-8"))
                 source = f"{claim.how}, `{_command(result)}`, {_when(result, ages, shortly=True)}"
                 source += f"; {claim.note}" if claim.note else ""
-            theirs, ours, beside = told(claim, figures)
+            theirs, ours, beside = measured_claim(claim, figures)
             named = (("published", claim.published), ("its method here", theirs), ("hetopt", ours), ("beside", beside))
             parts += [f"**{claim.claim[0].upper()}{claim.claim[1:]}**", ""]
             parts += [f"- {name}: {words}" for name, words in named if words]
@@ -551,10 +552,7 @@ def _ages() -> dict[str, str]:
 def count_ages() -> None:
     """Write how many commits came after the one that each result measured, and how many lines of what it runs they
     changed; nothing outside a repository."""
-    sys.path.insert(0, str(DOCS.parent))
-    from benchmarks._freshness import ages
-
-    found = ages()
+    found = _freshness.ages()
     if len(found) < len(_results()):
         return
     since = {age.benchmark: age.commits for age in found}

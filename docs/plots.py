@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-DOCS = Path(__file__).resolve().parent
-IMAGES = DOCS / "images"
-RESULTS = DOCS.parent / "benchmarks" / "results"
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks._outcome import figures_of
+
+IMAGES = Path(__file__).resolve().parent / "images"
 
 COLOURS = ("#1f7a5c", "#8fb8a8", "#b9a37e", "#9aa3ad", "#6f7f95")
 """The first is hetopt's."""
@@ -158,7 +160,7 @@ def _picture(title: str, shapes: Sequence[str]) -> str:
 
 def unequal_workers() -> str:
     """How much faster than DistributedDataParallel workers of unequal speed train, by `benchmarks.balance`."""
-    told = _result("balance")
+    told = figures_of("balance")
     clusters = ("9_12_18", "12_12_8_16", "9_9_6_24", "6_6_4_32", "2_17_20")
     rivals = {"in proportion to speed": "proportional", "OmniLearn": "omnilearn", "task allocation": "allocation"}
     return Bars(
@@ -175,7 +177,7 @@ def unequal_workers() -> str:
 
 def decisions() -> str:
     """What clusters cost that predicted steps chose, and how often they are too slow, by `benchmarks.decisions`."""
-    told = _result("decisions")
+    told = figures_of("decisions")
     planners = {"hetopt": "hetopt", "Ernest": "ernest", "Scavenger": "scavenger", "AdaptDL": "pollux_adaptdl_own_code"}
     return Bars(
         title="The cheapest cluster for a throughput, chosen by predictions, judged by measurements",
@@ -192,7 +194,7 @@ def decisions() -> str:
 
 def predicted_runs() -> str:
     """Run times of the demo beside what was predicted of each, by `benchmarks.prediction`."""
-    told = _result("prediction")
+    told = figures_of("prediction")
     numbers = [number for number in range(MOST_RUNS) if f"demo_run_{number}_measured_over_predicted" in told]
     rows = [
         [told[f"demo_run_{number}_{kind}_over_predicted"] for kind in ("low", "measured", "high")] for number in numbers
@@ -217,11 +219,6 @@ def _round_step(least: float) -> float:
     """The smallest of 1, 2 and 5 times a power of ten that is no less."""
     power = 10 ** math.floor(math.log10(least))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least)
-
-
-def _result(name: str) -> dict[str, float]:
-    told = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-    return {**told["baselines"], **told["figures"]}
 
 
 if __name__ == "__main__":

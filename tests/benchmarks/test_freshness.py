@@ -53,8 +53,17 @@ def test_only_changes_of_what_it_runs_count(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(_freshness, "RESULTS", tmp_path / "results")
     for cached in (_freshness.imported, _freshness._file):
         cached.cache_clear()
+    asked: list[tuple[str, ...]] = []
+    answer = _freshness._git
+
+    def counted(*arguments: str) -> str | None:
+        asked.append(arguments)
+        return answer(*arguments)
+
+    monkeypatch.setattr(_freshness, "_git", counted)
     try:
         assert [(age.commits, age.lines, age.of_lines) for age in ages()] == [(0, 0, 2)]
+        assert [arguments[0] for arguments in asked] == ["rev-list", "diff"], "one question each"
         (tmp_path / "hetopt" / "other.py").write_text("other = 2\n")
         git("commit", "-qam", "something else")
         assert [(age.commits, age.lines) for age in ages()] == [(1, 0)]

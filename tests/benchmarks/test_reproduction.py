@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks._claims import CLAIMS, Claim
-from benchmarks.reproduction import RESULTS, figures_in, measured
+from benchmarks._outcome import RESULTS
+from benchmarks.reproduction import figures_in, measured
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=[f"{claim.system}-{number}" for number, claim in enumerate(CLAIMS)])
