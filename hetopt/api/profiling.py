@@ -253,7 +253,7 @@ def _measurable(text: str) -> str:
     wanted = parse_sync(text)
     if wanted.name in ("bsp", "ssp") or wanted.delta == "never":
         raise BadInput(
-            f"pilots measure averages of parameters, and {text} makes none.", hint="for example `sync=selsync(auto)`"
+            f"pilots measure averages of parameters, and {text} makes none.", hint="for example `sync=local-sgd(8)`"
         )
     return spell_sync(wanted)
 

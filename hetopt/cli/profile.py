@@ -108,7 +108,7 @@ class Measure:
             "--sync",
             autocompletion=SYNCHRONIZATIONS,
             help="Also measure how many steps the target takes when workers average parameters now and then: "
-            "'selsync(auto)', 'local-sgd(8)'. May be repeated.",
+            "'local-sgd(8, stretch=1.5)', 'selsync(auto)'. May be repeated.",
         ),
     ] = field(default_factory=list)
     precision: Annotated[

@@ -38,7 +38,9 @@ WORTH_SAYING = 0.02
 WORTH_AVERAGING = 0.3
 """Part of a step that communication must take for averages of parameters to be worth a try."""
 
-USUAL_SYNC = "selsync(auto)"
+USUAL_SYNC = "local-sgd(8, stretch=1.5)"
+"""To be measured where nobody named one: of the policies of `benchmarks.sync` the soonest at BSP's quality where
+communication takes five times as long as computing, or longer (docs/decisions/0074)."""
 
 PROFILING_SHARE = 0.05
 """What profiling should cost at most of the job that it is for."""

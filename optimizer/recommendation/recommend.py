@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib.metadata import version
@@ -41,7 +41,7 @@ from hetopt.optimizer.recommendation.options import Options
 from hetopt.optimizer.recommendation.planned_run import run_spec
 from hetopt.optimizer.recommendation.remedies import Question, remedies
 from hetopt.optimizer.recommendation.sensitivity import insight
-from hetopt.optimizer.search.exchange_menu import Menu, exchange_menu, local_exchange
+from hetopt.optimizer.search.exchange_menu import Menu, exchange_menu
 from hetopt.optimizer.search.forecast import JobModel
 from hetopt.optimizer.search.open_hours import OpenHours
 from hetopt.optimizer.search.search import Effort, Found, search
@@ -56,7 +56,7 @@ from hetopt.optimizer.search.search_space import (
     without_idle_limits,
 )
 from hetopt.optimizer.step_time.device_memory import most_kept
-from hetopt.optimizer.step_time.local_options import asked_option, is_planned, measured_options
+from hetopt.optimizer.step_time.local_options import LocalOption, asked_option, is_planned, measured_options
 from hetopt.optimizer.step_time.profiled import learned_shape, sampled_machines
 from hetopt.optimizer.step_time.sampled import SampledMachines
 from hetopt.optimizer.step_time.shape import Shape
@@ -470,14 +470,15 @@ def _menu(model: FittedModel, options: Options, *, to_target: bool) -> Menu:
     """What gradients may travel as, and what pilots say of workers that train for themselves; or what was asked for."""
     gate, asked, most = model.convergence.local, options.sync, options.max_workers
     size, batch = model.profile.job.dataset_size, options.batch_size or model.profile.job.batch_size
-    if asked is not None and is_planned(asked):
-        option = asked_option(asked, gate, to_target=to_target, dataset_size=size, batch=batch, max_workers=most)
-        return Menu(options=(local_exchange(model, option, most),))
-    local = measured_options(gate, to_target=to_target, dataset_size=size, batch=batch) if asked is None else ()
+    local: Iterable[LocalOption] = ()
+    if asked is None:
+        local = measured_options(gate, to_target=to_target, dataset_size=size, batch=batch)
+    elif is_planned(asked):
+        local = [asked_option(asked, gate, to_target=to_target, dataset_size=size, batch=batch, max_workers=most)]
     least = options.minimum_gain or minimum_gain(model.convergence, to_target=to_target)
     # A learning rate that follows the noise of gradients needs whole ones.
     compresses = options.learning_rate_rule != "adascale"
-    return exchange_menu(
+    menu = exchange_menu(
         model,
         minimum_gain=least,
         max_workers=most,
@@ -485,6 +486,9 @@ def _menu(model: FittedModel, options: Options, *, to_target: bool) -> Menu:
         compresses=compresses,
         to_target=to_target,
     )
+    if asked is None or not is_planned(asked):
+        return menu
+    return Menu(options=tuple(option for option in menu.options if option.sync.is_local))
 
 
 def _not_compared(catalog: Catalog, options: Options) -> Iterator[str]:

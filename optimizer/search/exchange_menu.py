@@ -5,6 +5,9 @@ a worker does itself is `step_time.own_work`, and what a way costs in steps foll
 keeps (`hetopt.core.compression_slowdown`). A way of which one of the three is unknown is left out, and `Menu.left_out`
 says why.
 
+Averages of parameters are offered whole and rounded (`options.AVERAGED`). An average sends what a sum of gradients
+would, and what its rounding costs in steps is priced as that of gradients, beside what averaging costs.
+
 What is rounded runs as it was planned. A selection of the largest elements runs under ``auto``, which begins with it,
 measures what it costs and sends more where that is too much; the trials take a hundredth of the time at most, less than
 what makes one plan better than another (`objective.NEAR`).
@@ -25,6 +28,7 @@ from hetopt.core.comm.composition import AUTO, GATHER, MAJORITY, METHODS, PACKED
 from hetopt.core.comm.compression_text import USUAL_RATIO
 from hetopt.core.comm.cost import Operation, Primitive
 from hetopt.core.comm.options import (
+    AVERAGED,
     CODINGS,
     COLLECTIVES,
     IDENTITY,
@@ -146,8 +150,9 @@ def exchange_menu(
         option = replace(exchange_of(model, way, max_workers), gain=gain)
         found.append(option if to_target else _of_fixed_length(option, model.convergence.penalty))
     named = {option.compression.name for option in found}
+    averages = (local_exchange(model, option, one) for one in local for option in found)
     return Menu(
-        options=(*drop_beaten(found), *(local_exchange(model, option, max_workers) for option in local)),
+        options=(*drop_beaten(found), *(option for option in averages if option.compression.name in AVERAGED)),
         left_out=MappingProxyType({name: why for name, why in left_out.items() if name not in named}),
     )
 
@@ -197,21 +202,28 @@ def exchange_of(model: FittedModel, compression: Compression, max_workers: int) 
     )
 
 
-def local_exchange(model: FittedModel, option: LocalOption, max_workers: int) -> ExchangeOption:
-    """What averaging all parameters comes to in the mean over steps; nothing for which no pilot speaks."""
-    whole, memory = exchange_of(model, Compression(), max_workers), counted(model)
-    workers = np.arange(max_workers + 1)
+def local_exchange(model: FittedModel, summed: ExchangeOption, option: LocalOption) -> ExchangeOption:
+    """What averaging all parameters comes to in the mean over steps; nothing for which no pilot speaks.
+
+    Args:
+        model: what the profile says.
+        summed: gradients, sent as the averages are to be.
+        option: when workers average, and what that costs in steps.
+    """
+    memory = counted(model)
+    workers = np.arange(len(summed.messages))
     among = np.maximum(workers, 1).astype(np.float64)
     share = option.told.share
     return replace(
-        whole,
+        summed,
         sync=option.sync,
-        messages=share * whole.messages,
-        traffic_bytes=np.where(workers > option.most_workers, NEVER_BYTES, share * whole.traffic_bytes),
-        stretch=option.stretch(among),
-        stretch_log_sd=option.stretch_log_sd(among),
+        messages=share * summed.messages,
+        traffic_bytes=np.where(workers > option.most_workers, NEVER_BYTES, share * summed.traffic_bytes),
+        compress_s=share * summed.compress_s,
+        stretch=option.stretch(among) * summed.stretch,
+        stretch_log_sd=np.hypot(option.stretch_log_sd(among), summed.stretch_log_sd),
         share_log_sd=option.told.log_sd,
-        memory=None if memory is None else ExchangeLine.of(Compression(), option.sync, memory.gradient_bytes),
+        memory=None if memory is None else ExchangeLine.of(summed.compression, option.sync, memory.gradient_bytes),
     )
 
 

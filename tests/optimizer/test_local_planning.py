@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.backends.prediction.local_plan import predict_on_local
-from hetopt.core.comm.options import ROUNDED
+from hetopt.core.comm.options import AVERAGED, ROUNDED
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import Evaluation, Pilot, PilotSync, Profile
 from hetopt.core.step_samples import Compression
 from hetopt.core.synchronization import Synchronization
+from hetopt.core.synchronization_rules import why_not_local
 from hetopt.core.synchronization_text import parse_sync, spell_sync
 from hetopt.optimizer.convergence.local_penalty import (
     COEFFICIENT_SD,
@@ -26,6 +28,7 @@ from hetopt.optimizer.fit import fit
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.recommend import Options, recommend
+from hetopt.optimizer.search.exchange_menu import exchange_menu
 from hetopt.optimizer.step_time.design_matrix import exchange_of
 from hetopt.optimizer.step_time.local_options import measured_options
 
@@ -184,7 +187,8 @@ def test_a_measured_policy_is_chosen_where_links_are_slow(measured: Plan, unmeas
     assert measured.chosen.sync.name == "local-sgd"
     assert measured.run.sync == measured.chosen.sync
     assert measured.run.is_local
-    assert (measured.run.compression.name, measured.run.ratio_policy) == ("identity", "fixed")
+    assert (measured.run.compression.name, measured.run.ratio_policy) == ("int8", "fixed"), "averages, rounded"
+    assert why_not_local(measured.run) is None
     assert len(measured.run.workers) <= 4 * MOST_TIMES_WORKERS
     # Fewer bits save most of what averaging does, and cost no steps to speak of.
     assert unmeasured.chosen.compression.name in ROUNDED
@@ -197,7 +201,29 @@ def test_a_measured_policy_is_chosen_where_links_are_slow(measured: Plan, unmeas
 
 def test_nothing_is_chosen_silently_and_what_might_pay_is_said(unmeasured: Plan) -> None:
     assert not unmeasured.chosen.sync.is_local
-    assert any('profile with `sync="selsync(auto)"`' in sentence for sentence in unmeasured.explanation)
+    told = 'profile with `sync="local-sgd(8, stretch=1.5)"`'
+    assert any(told in sentence for sentence in unmeasured.explanation)
+
+
+@pytest.mark.parametrize("to_target", [True, False])
+def test_averages_are_priced_as_sums_sent_alike_and_as_rarely(to_target: bool) -> None:
+    """Bytes, messages and own work of a share of the steps; the steps of the rounding times those of the averaging."""
+    model = fit(piloted(SLOW_LINKS))
+    [local, *_] = measured_options(model.convergence.local, to_target=to_target, dataset_size=1000, batch=10)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hetopt.optimizer.search.exchange_menu.drop_beaten", tuple)
+        offered = exchange_menu(model, minimum_gain=0.05, max_workers=8, local=[local], to_target=to_target).options
+    averages = [option for option in offered if option.sync.is_local]
+    assert [option.compression.name for option in averages] == list(AVERAGED)
+    for average in averages:
+        assert not average.under_backward
+        [summed] = [one for one in offered if one.compression == average.compression and not one.sync.is_local]
+        for name in ("messages", "traffic_bytes", "compress_s"):
+            price, of_a_sum = (getattr(one, name)[: local.most_workers + 1] for one in (average, summed))
+            assert price == pytest.approx(local.told.share * of_a_sum), name
+        assert average.stretch == pytest.approx(local.stretch(np.maximum(np.arange(9), 1)) * summed.stretch)
+        assert (average.stretch_log_sd >= summed.stretch_log_sd).all()
+        assert (average.gain, average.late.tolist()) == (summed.gain, summed.late.tolist())
 
 
 def test_a_policy_that_costs_too_many_steps_is_not_chosen(catalog: Catalog) -> None:
@@ -207,6 +233,7 @@ def test_a_policy_that_costs_too_many_steps_is_not_chosen(catalog: Catalog) -> N
 def test_what_is_asked_for_is_planned_with_and_its_doubt_is_wide(catalog: Catalog, unmeasured: Plan) -> None:
     asked = planned(catalog, SLOW_LINKS, sync=parse_sync("selsync(auto,share=0.05)"))
     assert spell_sync(asked.run.sync) == "selsync(auto, share=0.05)"
+    assert asked.run.compression.name == "int8", "when workers average was asked for, not how"
     steps, dense = asked.chosen.prediction.steps, unmeasured.chosen.prediction.steps
     assert steps.high / steps.value > 1.2 * dense.high / dense.value
     assert any(sentence.startswith("It was asked for: ") for sentence in asked.explanation)

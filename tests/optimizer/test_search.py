@@ -103,8 +103,7 @@ def _with_local(model: FittedModel, space: SearchSpace) -> tuple[ExchangeOption,
         most_workers=24,
         counts_steps=True,
     )
-    most = len(space.exchanges[0].messages) - 1
-    return space.exchanges[0], space.exchanges[2], local_exchange(model, local, most)
+    return space.exchanges[0], space.exchanges[2], local_exchange(model, space.exchanges[0], local)
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.core.comm.cost import LinkSpeed
+from hetopt.core.comm.options import AVERAGED
 from hetopt.core.comm.planner import make_option
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
@@ -24,7 +25,6 @@ from hetopt.trainer.policies.ratio.averaging import (
     LEAST_SAVING,
     MORE_STEPS,
     MOST_EVERY_STEPS,
-    ROUNDED,
     promised,
     steps_between,
 )
@@ -67,7 +67,7 @@ def per_progress_s(average_s, compute_s, every_steps):
 
 def averages_s(virtual):
     """The same, rounded as is quickest and as often as is best."""
-    average_s = min(virtual.step_s(one) - virtual.compute_s for one in EVERYTHING if one.compressor in ROUNDED)
+    average_s = min(virtual.step_s(one) - virtual.compute_s for one in EVERYTHING if one.compressor in AVERAGED)
     gaps = range(EVERY_STEPS, MOST_EVERY_STEPS + 1)
     return min(per_progress_s(average_s, virtual.compute_s, gap) for gap in gaps)
 
@@ -90,7 +90,7 @@ def test_they_are_promised_where_they_are_clearly_quicker_and_nowhere_else(seed)
     if saving > LEAST_SAVING + 0.1:
         assert promise is not None
         assert promise.saving == pytest.approx(saving, abs=0.1)
-        assert promise.rounding.compressor in ROUNDED
+        assert promise.rounding.compressor in AVERAGED
         assert EVERY_STEPS <= promise.every_steps <= MOST_EVERY_STEPS
         assert promise.stretch == pytest.approx(1 + MORE_STEPS * promise.every_steps)
     if saving < LEAST_SAVING - 0.1:
@@ -142,7 +142,7 @@ def test_workers_of_a_task_that_does_not_mind_meet_more_rarely_the_longer_an_ave
     outlook, virtual = looked_at(compute_s=0.1, bytes_per_s=bytes_per_s)
     harmless = knowing(outlook, verdict=Verdict(ratio=0.001, says="harmless"))
     promise, minding = promised(harmless), promised(outlook)
-    average_s = min(virtual.step_s(one) - virtual.compute_s for one in EVERYTHING if one.compressor in ROUNDED)
+    average_s = min(virtual.step_s(one) - virtual.compute_s for one in EVERYTHING if one.compressor in AVERAGED)
     if minding is not None:
         assert promise is not None
         assert promise.saving > minding.saving

@@ -211,16 +211,20 @@ def _foresee_local(run: RunSpec, meeting: Meeting, *, compute_s: float, to_targe
     penalty, counts = gate.penalty(run.sync), to_target and run.sync.name != "ssp" and told.share > 0
     sent, notes = run.compression, (told.note, steps_in_words(penalty, told.share, meeting.workers, counts=counts))
     exchange_s = exposed_s(run.sync, told, exchange_s=meeting.exchange_s(sent), compute_s=compute_s)
+    stretch, stretch_log_sd = meeting.model.losses.stretch(sent, meeting.workers) if counts else (1.0, 0.0)
+    if counts:
+        stretch *= float(penalty.inflation(told.share, meeting.workers))
+        stretch_log_sd = math.hypot(stretch_log_sd, float(penalty.log_sd(told.share, meeting.workers)))
     return Foreseen(
         compression=sent,
         exchange_s=exchange_s,
         compress_s=told.share * meeting.compress_s(sent),
         overlap=NO_OVERLAP,
-        gain=1.0,
+        gain=meeting.gain(sent),
         log_sd=spread(told, _log_sd(sent, meeting, changes=False)),
         notes=(*notes, *_notes_on_cost(sent, meeting)),
-        stretch=float(penalty.inflation(told.share, meeting.workers)) if counts else 1.0,
-        stretch_log_sd=float(penalty.log_sd(told.share, meeting.workers)) if counts else 0.0,
+        stretch=stretch,
+        stretch_log_sd=stretch_log_sd,
     )
 
 

@@ -5,7 +5,8 @@
 
 A selection works in the magnitudes and a mask: 5/4 of a gradient.
 
-An average of parameters keeps the parameters of the last one, and takes two more copies of them.
+An average of parameters keeps the parameters of the last one beside the residual of its rounding, and takes two more
+copies of them.
 """
 
 from __future__ import annotations
@@ -44,13 +45,12 @@ def exchange_memory(
     """
     if workers == 1:
         return ALONE
-    if sync is not None and sync.is_local:
-        return ExchangeMemory(kept_bytes=gradient_bytes, taken_bytes=2 * gradient_bytes)
+    averages = sync is not None and sync.is_local
     chosen = combine(compression.name, memory=compression.memory, collective=compression.collective)
     sent = 0.0
     if chosen.method.by_ratio:
         sent = compression.ratio * gradient_bytes / VALUE_BYTES * SENT_ELEMENT_BYTES * workers
     return ExchangeMemory(
-        kept_bytes=RESIDUAL_VECTORS.get(chosen.memory, 0) * gradient_bytes,
-        taken_bytes=int(WORKING_VECTORS.get(chosen.name, SELECTION) * gradient_bytes + sent),
+        kept_bytes=(RESIDUAL_VECTORS.get(chosen.memory, 0) + averages) * gradient_bytes,
+        taken_bytes=int((WORKING_VECTORS.get(chosen.name, SELECTION) + 2 * averages) * gradient_bytes + sent),
     )

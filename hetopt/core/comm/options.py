@@ -41,6 +41,10 @@ BF16 = "bf16"
 ROUNDED = (BF16, "int8", "int4")
 """Everything, in fewer bits; the first may travel under backward."""
 
+AVERAGED = (IDENTITY, BF16, "int8")
+"""What averages of parameters are rounded by unasked. In int4 they cost two points of accuracy, whatever is remembered
+of them (docs/decisions/0039)."""
+
 LOSSLESS = (IDENTITY, "fp16", BF16)
 """As far as convergence can tell."""
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from hetopt.core.comm.options import AVERAGED
 from hetopt.core.comm.planner import Option
 from hetopt.trainer.policies.ratio.auto import AutoRatio, AutoState, Judged, Outlook
 
@@ -42,9 +43,6 @@ HARMLESS_STEPS = 1.0
 
 HARMLESS_STRETCH = 1.25
 """How much longer its runs are made all the same: they end better for it."""
-
-ROUNDED = ("identity", "bf16", "int8")
-"""What averages may be rounded by. In int4 they cost two points of accuracy, whatever is remembered of them."""
 
 LEAST_SAVING = 0.15
 """Of the time to the target: the choice is for good, and how many steps it costs is a measured mean."""
@@ -98,7 +96,7 @@ def promised(outlook: Outlook) -> Promise | None:
     is_harmless = not math.isinf(state.harmless_from)
     certain = replace(outlook, state=state.model_copy(update={"verdict": None})) if is_harmless else outlook
     best = min(certain.usable(), key=lambda judged: judged.per_progress_s)
-    rounded = [option for option in policy.options if option.compressor in ROUNDED and option.buckets == 1]
+    rounded = [option for option in policy.options if option.compressor in AVERAGED and option.buckets == 1]
     if not rounded:
         return None
     chosen = min(rounded, key=certain.step_s)
