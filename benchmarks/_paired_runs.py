@@ -35,6 +35,11 @@ class PairedRuns:
         return max(ends) - min(ends)
 
     @property
+    def still_gains(self) -> float:
+        """What the last evaluation of the base is better than the one before, in the mean of the seeds."""
+        return statistics.fmean(run.evaluations[-1][1] - run.evaluations[-2:][0][1] for run in self.runs[self.base])
+
+    @property
     def tolerance(self) -> float:
         """Half a point, or as much as seeds differ: nothing smaller can be told apart."""
         return max(ALLOWED * self.model.job.points, self.spread)

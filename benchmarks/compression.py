@@ -161,8 +161,7 @@ def record(name: str, found: PairedRuns, results: Results) -> None:
     job, sign = found.model.job, 1 if found.model.job.higher_is_better else -1
     results.figures[f"{name}_target_{job.metric}"] = round(sign * found.target(), 4)
     results.figures[f"{name}_tolerance"] = round(found.tolerance, 4)
-    last = [run.evaluations[-1][1] - run.evaluations[-2][1] for run in found.runs[DENSE]]
-    results.baselines[f"{name}_{job.metric}_dense_still_gains_at_the_end"] = round(statistics.fmean(last), 4)
+    results.baselines[f"{name}_{job.metric}_dense_still_gains_at_the_end"] = round(found.still_gains, 4)
     for contender in found.runs:
         place = results.figures if contender.startswith("gravac") else results.baselines
         ends = [sign * end(run) for run in found.runs[contender]]
@@ -172,9 +171,11 @@ def record(name: str, found: PairedRuns, results: Results) -> None:
         for rate in RATES:
             there = sum(each is not None for each in found.reached(contender, rate))
             place[f"{name}_seeds_that_get_there_{key(contender)}"] = there
-            note_pairs(
-                place, f"{name}_{key(contender)}_over_dense_at_{rate:g}x", found.speed_ups(contender, DENSE, rate)
-            )
+            figure = f"{name}_{key(contender)}_over_dense_at_{rate:g}x"
+            note_pairs(place, figure, found.speed_ups(contender, DENSE, rate))
+            if contender != DENSE:
+                equal = found.of_equal_steps(contender, DENSE, rate)
+                place[f"{figure}_in_equal_steps"] = round(statistics.median(equal), 3)
     for contender in (each for each in found.runs if each.startswith("gravac")):
         for rival, short in ((TENTH, "topk"), (ACCORDION, "accordion")):
             if rival not in found.runs:

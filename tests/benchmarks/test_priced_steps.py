@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks import sync
 from benchmarks._contenders import MODELS
 from benchmarks._counted_text import counted_perplexity
 from benchmarks._paired_runs import PairedRuns
@@ -85,6 +86,19 @@ def test_what_seeds_are_apart_is_the_tolerance():
     assert (found.tolerance, found.target()) == pytest.approx((0.1, 0.45))
     found.runs = {"dense": [run(1.0, [0.5] * 5)]}
     assert found.target() == pytest.approx(0.495)
+
+
+def test_what_the_base_still_gains_is_told():
+    found = PairedRuns(model=MODELS["convnet"], base="dense")
+    found.runs = {"dense": [run(1.0, [0.5, 0.6, 0.62]), run(1.0, [0.5, 0.6, 0.6])]}
+    assert found.still_gains == pytest.approx(0.01)
+    found.runs = {"dense": [run(1.0, [0.5])]}
+    assert found.still_gains == 0, "a single evaluation shows no gain"
+
+
+def test_no_sibling_has_left_the_comparison_of_averages():
+    """But the LSTM on words, which counting pairs of them beats: characters stand for it."""
+    assert set(sync.TASKS) == set(MODELS) - {"lstm"}
 
 
 def test_beside_a_rival_that_ends_with_less_its_own_end_is_the_target():
