@@ -8,7 +8,7 @@ from pydantic import Field
 
 from hetopt.core.artifact import Artifact
 from hetopt.core.run_spec import OWN_NAME, RunSpec
-from hetopt.optimizer.plan import Plan, Prediction
+from hetopt.optimizer.plan import Earlier, Plan, Prediction
 
 LAUNCH_FILE = "launch.json"
 
@@ -33,6 +33,10 @@ class Launch(Artifact):
     plan: Plan
     spec: RunSpec = Field(description="the plan's run as it was mapped onto this place's workers")
     prediction: Prediction = Field(description="for this place, not for the rented cluster")
+    host: str | None = Field(
+        default=None, description="the machine of its workers, where it is the one that was profiled and no emulation"
+    )
+    earlier: Earlier | None = Field(default=None, description="what earlier runs said of that machine, counted in")
     notes: tuple[str, ...] = Field(default=(), description="what to know of this place to read its numbers")
 
     @property

@@ -112,7 +112,10 @@ class Earlier(Record):
         change = math.expm1(self.log_factor)
         runs, jobs = (f"{n} {word}{'s' * (n != 1)}" for n, word in ((self.runs, "run"), (self.jobs, "job")))
         said = f"{abs(change):.0%}".replace("%", " %")
-        return f"{runs} of {jobs} until {self.until}: {said} {'slower' if change > 0 else 'quicker'} than foreseen"
+        found = f"{said} {'slower' if change > 0 else 'quicker'} than" if abs(change) >= 0.005 else "as"
+        if change > 1:
+            found = f"{1 + change:.1f} times as long as"
+        return f"{runs} of {jobs} until {self.until}: {found} foreseen"
 
 
 NetworkSource = Literal["samples", "profile", "catalogue"]
@@ -350,6 +353,9 @@ class Choice(Record):
     )
     costs_usd: tuple[NonNegativeFloat, ...] = Field(default=(), description="likewise")
     quotas: tuple[QuotaNeed, ...] = ()
+    earlier: Earlier | None = Field(
+        default=None, description="what earlier runs said of the machine that was profiled, counted in"
+    )
 
     @property
     def usd_per_hour(self) -> float:

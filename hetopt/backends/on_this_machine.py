@@ -15,17 +15,20 @@ from hetopt.backends.emulation.plan import rehearse
 from hetopt.backends.local import LocalLauncher
 from hetopt.backends.prediction.hosting import ThisMachine
 from hetopt.backends.prediction.local_plan import predict_on_local
-from hetopt.backends.prediction.machine_speed import at_present
+from hetopt.backends.prediction.machine_speed import as_runs_found, at_present
 from hetopt.backends.processes import ProcessLauncher
 from hetopt.backends.resuming import resumable
 from hetopt.core.calibration_benchmark import measure_yardstick_s
 from hetopt.core.errors import BadInput
 from hetopt.core.extras import install_command
+from hetopt.core.profile import Profile
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.runs import RunFolders
 from hetopt.core.task_reference import check_found
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch, Place
-from hetopt.optimizer.plan import Plan, Prediction
+from hetopt.optimizer.plan import Earlier, Plan, Prediction
+from hetopt.optimizer.step_time.earlier_runs import EarlierRuns, kept
+from hetopt.optimizer.step_time.host_level import host_named
 
 Mapped = tuple[RunSpec, Prediction, tuple[str, ...]]
 """The run as its workers are here, what it should take here, and what to know to read these numbers."""
@@ -40,9 +43,20 @@ class _OnThisMachine(ProcessLauncher):
     def _map(self, plan: Plan, options: LaunchOptions) -> Mapped:
         raise NotImplementedError("each of them maps its own way")
 
+    def _known(self, profile: Profile) -> tuple[str | None, EarlierRuns | None]:
+        """The machine that its workers have to themselves, and what earlier runs found; None where they emulate others.
+
+        Args:
+            profile: of the plan, which may have been taken on another machine.
+        """
+        return None, None
+
     def prepare(self, made: Plan, wanted: Plan, options: LaunchOptions) -> Prepared:
         """See `hetopt.backends.backend.Backend`."""
         wanted, remarks = at_present(wanted, measure_yardstick_s)
+        host, earlier = self._known(wanted.profile)
+        wanted, counted = as_runs_found(wanted, earlier)
+        remarks = (*remarks, *_said(counted))
         spec, prediction, notes = self._map(wanted, options)
         if options.data is not None:
             spec = spec.model_copy(update={"data_dir": str(Path(options.data).resolve())})
@@ -54,6 +68,8 @@ class _OnThisMachine(ProcessLauncher):
             plan=made,
             spec=_restarted(spec, options),
             prediction=prediction,
+            host=host,
+            earlier=counted,
             notes=(*remarks, *notes),
         )
         return Prepared(launch=launch)
@@ -99,6 +115,9 @@ class LocalBackend(_OnThisMachine, LocalLauncher):
         here = predict_on_local(plan, options.slowdowns)
         return here.run, here.prediction, here.notes
 
+    def _known(self, profile: Profile) -> tuple[str | None, EarlierRuns | None]:
+        return (host_named(profile.host), kept()) if ThisMachine.seen().is_profiled(profile.host) else (None, None)
+
 
 @dataclass(frozen=True, kw_only=True)
 class RehearsalBackend(_OnThisMachine, RehearsalLauncher):
@@ -121,6 +140,10 @@ class RehearsalBackend(_OnThisMachine, RehearsalLauncher):
         reason = why_not()
         if reason is not None:
             raise BadInput(f"no cluster can be rehearsed here: {reason}.", hint="choose `on=local`")
+
+
+def _said(counted: Earlier | None) -> tuple[str, ...]:
+    return () if counted is None else (f"Counted in for this machine: {counted.in_words}.",)
 
 
 def _restarted(spec: RunSpec, options: LaunchOptions) -> RunSpec:

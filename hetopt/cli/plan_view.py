@@ -168,7 +168,7 @@ def _machines_of(way: Choice, usual_batch: int, *, evidence: bool) -> str:
         evidence: whether to say what its times rest on.
     """
     if way.candidate is None:
-        return "this machine, measured"
+        return "this machine, measured" if way.earlier is None else "this machine, as measured and as runs found it"
     groups = way.candidate.groups
     quotas = " ".join(f"{need.bucket}={need.vcpus}" for need in way.quotas)
     rests = {EVIDENCE[group.evidence] for group in groups}

@@ -70,7 +70,8 @@ def _learn(path: Path, launch: Launch, history: RunHistory) -> None:
     known = Profile.load(path) if path.exists() else launch.plan.profile
     learned = learn(known, launch, history)
     learned.profile.save(path)
-    render.note(f"{path} has learned {' and '.join(learned.news)}")
+    if learned.news:
+        render.note(f"{path} has learned {' and '.join(learned.news)}")
     if (told := keep_for_other_jobs(learned)) is not None:
         render.note(told)
 

@@ -24,7 +24,7 @@ from hetopt.core.step_samples import Compression, Node, StepSample
 from hetopt.core.synchronization_text import spell_sync
 from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.plan import Earlier
-from hetopt.optimizer.step_time.earlier_runs import RunOnType, device_named, earlier_runs_file, keep
+from hetopt.optimizer.step_time.earlier_runs import RunOnType, device_named, earlier_runs_file, job_named, keep
 from hetopt.optimizer.step_time.profiled import RENTED
 
 SAMPLES_OF_A_STRETCH = 5
@@ -79,10 +79,11 @@ def learn(profile: Profile, launch: Launch, history: RunHistory) -> Learned:
     pilots = [pilot] if pilot is not None and pilot not in profile.pilots else []
     seen = _provisioned(launch, history)
     launches = [seen] if seen is not None and seen.run not in {one.run for one in profile.provisioned} else []
-    if not samples and not pilots and not launches:
+    types = tuple(_on_types(launch, history))
+    if not samples and not pilots and not launches and not any(one.instance_type == launch.host for one in types):
         raise BadInput(
             f"{launch.run_id} measured nothing that the profile lacks.",
-            hint="step times are learned from rented machines, and steps to the target from evaluations",
+            hint="step times are learned from rented machines and this one, and steps to the target from evaluations",
         )
     news = []
     if samples:
@@ -106,7 +107,7 @@ def learn(profile: Profile, launch: Launch, history: RunHistory) -> Learned:
     return Learned(
         profile=Profile.model_validate(changed.model_dump()),
         news=tuple(news),
-        types=tuple(_on_types(launch, history)),
+        types=types,
     )
 
 
@@ -134,6 +135,8 @@ def _on_types(launch: Launch, history: RunHistory) -> Iterator[RunOnType]:
     foreseen, so that it does not count twice.
     """
     spec, events = launch.spec, history.steps.events
+    if launch.host is not None:
+        yield from _on_this_machine(launch, launch.host, events)
     if not _is_real(launch):
         return
     job = launch.plan.profile.job
@@ -154,13 +157,32 @@ def _on_types(launch: Launch, history: RunHistory) -> Iterator[RunOnType]:
         if computing is not None or links is not None:
             yield RunOnType(
                 run=launch.run_id,
-                job=f"{job.task}, {job.parameters} parameters",
+                job=job_named(job),
                 instance_type=name,
                 device=device_named(name, None if group.hardware is None else group.hardware.gpu),
                 log_factor=computing,
                 link_log_factor=links,
                 day=launch.created[:10],
             )
+
+
+def _on_this_machine(launch: Launch, host: str, events: Sequence[StepsLogged]) -> Iterator[RunOnType]:
+    """How many times as long its workers computed as was foreseen, with the local batches that this was foreseen for.
+
+    Of workers that were slowed on purpose, nothing.
+    """
+    shares = tuple(worker.local_batch_size for worker in launch.spec.workers)
+    steps = [event for event in events if event.local_batch_sizes == shares][1:]
+    foreseen_s = launch.prediction.compute_s
+    took_s = [max(event.compute_s) for event in steps if max(event.compute_s) > 0]
+    if took_s and foreseen_s > 0 and all(worker.slowdown == 1 for worker in launch.spec.workers):
+        yield RunOnType(
+            run=launch.run_id,
+            job=job_named(launch.plan.profile.job),
+            instance_type=host,
+            log_factor=_beyond(math.log(statistics.median(took_s) / foreseen_s), launch.earlier),
+            day=launch.created[:10],
+        )
 
 
 def _beyond(log_factor: float, earlier: Earlier | None) -> float:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hetopt.core.formatting import duration, share
 from hetopt.optimizer.fit import FittedModel
 from hetopt.optimizer.market.quota import named_quota, needed
-from hetopt.optimizer.plan import Candidate, Choice, ChoiceName, QuotaNeed, Range
+from hetopt.optimizer.plan import Candidate, Choice, ChoiceName, Earlier, QuotaNeed, Range
 from hetopt.optimizer.recommendation.candidates import make_candidate, spread
 from hetopt.optimizer.recommendation.confidence import confident, simulate
 from hetopt.optimizer.recommendation.narrowing import narrowing
@@ -23,6 +23,8 @@ from hetopt.optimizer.search.forecast import evaluations
 from hetopt.optimizer.search.objective import Limits, best_rows, choose
 from hetopt.optimizer.search.search import Found
 from hetopt.optimizer.search.search_space import MachineOption, SearchSpace
+from hetopt.optimizer.step_time.earlier_runs import EarlierRuns
+from hetopt.optimizer.step_time.host_level import told_of_host
 
 COMPARED = 2000
 """The safest cluster is chosen among so many of the best on demand."""
@@ -47,7 +49,9 @@ class _Way:
     row: int
 
 
-def choices(model: FittedModel, question: Question, found: Found, limits: Limits) -> tuple[Choice, ...]:
+def choices(
+    model: FittedModel, question: Question, found: Found, limits: Limits, earlier: EarlierRuns | None = None
+) -> tuple[Choice, ...]:
     """The ways to go, cheapest first behind this machine; the plan's own choice is among them.
 
     Each rented one is what would be chosen of the clusters that were searched if it were asked for.
@@ -57,6 +61,7 @@ def choices(model: FittedModel, question: Question, found: Found, limits: Limits
         question: what was asked, and of which space.
         found: the search, with its choice.
         limits: budget, deadline and what was wanted.
+        earlier: what runs found, of this machine too.
     """
     ways = [_as_chosen(way, found) for way in _ways(question, found, limits)]
     rows = list(dict.fromkeys(way.row for way in ways))
@@ -66,7 +71,8 @@ def choices(model: FittedModel, question: Question, found: Found, limits: Limits
     costs_usd = np.quantile(runs.cost_usd, EQUALLY_LIKELY, axis=1).T
     limited = limits.budget_usd is not None or limits.deadline_s is not None
     assert found.chosen is not None
-    here = list(_here(model, question, limits, question.space.options[found.cluster(found.chosen).machines[0][0]]))
+    like = question.space.options[found.cluster(found.chosen).machines[0][0]]
+    here = list(_here(model, question, limits, like, told_of_host(earlier, model.whole)))
     # Who has this machine has no use for what is both dearer and slower, unless it is what was asked for.
     in_time = [one.total_s.value for one in here if one.total_s.high <= (limits.deadline_s or math.inf)]
     told: list[Choice] = []
@@ -167,10 +173,12 @@ def _quotas(space: SearchSpace, found: Found, row: int) -> tuple[QuotaNeed, ...]
     )
 
 
-def _here(model: FittedModel, question: Question, limits: Limits, like: MachineOption) -> Iterator[Choice]:
+def _here(
+    model: FittedModel, question: Question, limits: Limits, like: MachineOption, earlier: Earlier | None
+) -> Iterator[Choice]:
     """Training alone on the machine that was profiled, if it is not a rented one: nothing is paid nor waited for.
 
-    In the plan's precision, so that the plan can be launched there.
+    In the plan's precision, so that the plan can be launched there, and as slow as earlier runs found the machine.
     """
     model = model.computing_in(like.precision)
     device, usual = model.whole_host, model.profile.job.batch_size
@@ -182,7 +190,8 @@ def _here(model: FittedModel, question: Question, limits: Limits, like: MachineO
     steps = float(job.steps.steps(batch, 1.0)) * like.stretch
     looks = float(evaluations(steps, batch, job.evaluate_every_samples)) * (model.profile.evaluation_s or 0.0)
     log_sd = math.hypot(device.step_time.log_sd, float(job.steps.log_sd(batch, 1.0)), like.stretch_log_sd)
-    total = spread(steps * device.time_s(batch) + looks, log_sd)
+    slower = 1.0 if earlier is None else math.exp(earlier.log_factor)
+    total = spread(slower * (steps * device.time_s(batch) + looks), log_sd)
     chance = None
     if limits.deadline_s is not None:
         chance = NormalDist().cdf(math.log(limits.deadline_s / total.value) / max(log_sd, 1e-9))
@@ -192,12 +201,19 @@ def _here(model: FittedModel, question: Question, limits: Limits, like: MachineO
         np.exp([math.log(total.value) + log_sd * NormalDist().inv_cdf(q) for q in EQUALLY_LIKELY.tolist()])
     )
     none = Range(value=0, low=0, high=0)
-    yield Choice(names=("here",), total_s=total, cost_usd=none, chance=chance, times_s=times_s)
+    yield Choice(names=("here",), total_s=total, cost_usd=none, chance=chance, times_s=times_s, earlier=earlier)
 
 
 def _short(values: NDArray[np.float64]) -> tuple[float, ...]:
     """With as many digits as can be seen in a drawing."""
     return tuple(float(f"{value:.4g}") for value in values.tolist())
+
+
+def counted_here(ways: Sequence[Choice]) -> Iterator[str]:
+    """What earlier runs said of this machine, where it is one of the ways."""
+    for way in ways:
+        if way.earlier is not None:
+            yield f"Counted in for this machine: {way.earlier.in_words}."
 
 
 def not_worth_renting(ways: Sequence[Choice], chosen: Candidate, deadline_s: float | None) -> str | None:

@@ -32,7 +32,7 @@ from hetopt.optimizer.market.offer_filter import narrow, unpriced
 from hetopt.optimizer.market.quota import QuotasExclude, increases
 from hetopt.optimizer.plan import OWN, Candidate, Goal, Plan
 from hetopt.optimizer.recommendation.candidates import make_candidate
-from hetopt.optimizer.recommendation.choices import MOST_REASONS, choices, not_worth_renting, reasons
+from hetopt.optimizer.recommendation.choices import MOST_REASONS, choices, counted_here, not_worth_renting, reasons
 from hetopt.optimizer.recommendation.confidence import confident
 from hetopt.optimizer.recommendation.explain import dearer_on_spot, explain
 from hetopt.optimizer.recommendation.infeasible import MOST_NAMED, larger_quotas, nothing_fits, nothing_usable
@@ -160,7 +160,7 @@ def recommend(
 
     assert found.chosen is not None
     chosen = candidate(found.chosen)
-    ways = choices(model, question, found, limits)
+    ways = choices(model, question, found, limits, options.earlier)
     front = tuple(candidate(int(row)) for row in found.front)
     others = [way.candidate for way in ways if way.candidate is not None]
     memory = memory_table(model, (chosen, *others, *front), space.options)
@@ -187,6 +187,7 @@ def recommend(
                 space.left_out,
                 to_target=goal.ends == "target",
             ),
+            *counted_here(ways),
             *_not_compared(catalog, options),
             *(() if memory else (NOT_COUNTED,)),
         ),

@@ -7,7 +7,8 @@ took as was foreseen.
 foresees for a type that was not measured, and ``rho`` the part of it that is the type's and not the job's. After runs
 of J jobs whose mean is m, ``u`` is normal around ``J rho / (1 + (J - 1) rho) m``, and what remains of v is
 ``v (1 - J rho^2 / (1 + (J - 1) rho))`` (one-way random effects; Searle et al. 1992). Runs of one job count as one.
-The job's own profile learns its steps from a run as they were; this is what other jobs gain from it.
+The job's own profile learns its steps from a run as they were; this is what other jobs gain from it. Machines of runs
+at home are kept beside the rented types, see `host_level`.
 
 Computation is the device's: its GPU, or its family of processors, of whatever size and place of machine. What a byte
 takes between machines is the cluster's, and told of machines of one family. The same law holds for both.
@@ -25,6 +26,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from hetopt.core.artifact import Artifact, Record
+from hetopt.core.profile import Job
 from hetopt.core.runs import home
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.plan import Earlier
@@ -122,6 +124,11 @@ def _told(said: Iterable[tuple[RunOnType, float | None]], log_sd: float) -> Earl
         log_sd=math.sqrt(variance * (1 - rho * weight)),
         until=max(one.day for one, _ in found),
     )
+
+
+def job_named(job: Job) -> str:
+    """A job as its runs are kept: those of one count as one."""
+    return f"{job.task}, {job.parameters} parameters"
 
 
 def device_of(instance: InstanceType) -> str:

@@ -24,7 +24,6 @@ from hetopt.backends.prediction.communication import ASSUMED_LOG_SD, Foreseen, M
 from hetopt.backends.prediction.cpu_quotas import under_quotas
 from hetopt.backends.prediction.hosting import (
     HOST_LINK,
-    RUN_TO_RUN_LOG_SD,
     SmallWorkers,
     ThisMachine,
     begun_shares,
@@ -38,6 +37,7 @@ from hetopt.core.run_spec import RunSpec, WorkerSpec
 from hetopt.core.scaled_emulation import EVERY_HOST, Change, DeclaredTime, EmulatedHost, ScaledEmulation
 from hetopt.optimizer.fit import LinkModel, fit, times_as_long
 from hetopt.optimizer.plan import Plan, Prediction
+from hetopt.optimizer.step_time.host_level import RUN_TO_RUN_LOG_SD
 from hetopt.optimizer.step_time.profiled import learned_shape
 from hetopt.optimizer.step_time.step_time import step_time
 
@@ -182,7 +182,7 @@ def rehearse(
             "here; the cluster would not wait so long for that."
         )
     profiled = plan.profile.host
-    if (profiled.logical_cpus, profiled.operating_system) != (machine.processors, machine.operating_system):
+    if not machine.is_profiled(profiled):
         notes.append(
             f"The profile comes from another machine ({profiled.logical_cpus} processors, "
             f"{profiled.operating_system}): should the computation not fit here, the run slows down and says so."

@@ -14,7 +14,7 @@ from hetopt.core.batch_partition import WorkerTime, least_within
 from hetopt.core.errors import BadInput
 from hetopt.core.local_batch_sizes import first_shares
 from hetopt.core.memory import memory_limit_bytes
-from hetopt.core.profile import LOCAL
+from hetopt.core.profile import LOCAL, Host
 from hetopt.core.run_spec import RunSpec, WorkerSpec
 from hetopt.optimizer.convergence.precision_loss import precision_loss
 from hetopt.optimizer.fit import FittedDevice, FittedModel, LinkModel
@@ -25,10 +25,6 @@ from hetopt.optimizer.search.forecast import evaluations
 from hetopt.optimizer.step_time.step_time import Breakdown
 
 STARTUP_LOG_SD = 0.15
-
-RUN_TO_RUN_LOG_SD = 0.08
-"""Computing in earnest, the same job on the same machine some minutes later: nine runs of `benchmarks.prediction` on a
-shared 2-core virtual machine (2026-11-20) lay 10 % from their predictions in the median, on both sides."""
 
 HOST_LINK = LinkModel(latency_s=5e-5, bytes_per_s=1e9)
 """Workers of one host over the loopback interface, where the profile holds no measurement."""
@@ -54,6 +50,10 @@ class ThisMachine:
         """The machine that this process is on, and may use."""
         system = f"{platform.system()} {platform.release()}"
         return cls(processors=len(os.sched_getaffinity(0)), operating_system=system)
+
+    def is_profiled(self, host: Host) -> bool:
+        """Whether a profile was taken here, as far as it says."""
+        return (host.logical_cpus, host.operating_system) == (self.processors, self.operating_system)
 
 
 def begun_shares(run: RunSpec, shares: Sequence[int], *, least: int = 1) -> tuple[int, ...]:

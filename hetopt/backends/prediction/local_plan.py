@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hetopt.backends.prediction.communication import Foreseen, Meeting, foresee, no_overlap
-from hetopt.backends.prediction.hosting import HOST_LINK, RUN_TO_RUN_LOG_SD, begun_shares, division, predict_run
+from hetopt.backends.prediction.hosting import HOST_LINK, begun_shares, division, predict_run
 from hetopt.core.batch_partition import WorkerTime, solve_shares
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import LOCAL
 from hetopt.core.run_spec import RunSpec, WorkerSpec
 from hetopt.optimizer.fit import FittedDevice, FittedModel, fit, times_as_long
 from hetopt.optimizer.plan import Plan, Prediction
+from hetopt.optimizer.step_time.host_level import RUN_TO_RUN_LOG_SD
 from hetopt.optimizer.step_time.profiled import learned_shape
 from hetopt.optimizer.step_time.step_time import Breakdown, step_time
 

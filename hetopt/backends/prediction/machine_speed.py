@@ -2,8 +2,8 @@
 
 One reading of the yardstick tells how fast the machine is for a second. Where a profile's own readings lay far apart,
 as on processors that are shared with others and change their speed every few seconds, the next minutes will be more
-like the mean of those readings than like the last one. A difference ``r`` of logs is followed as far as a James-Stein
-estimate would, ``1 - sd^2 / r^2`` of it: not at all below the scatter, almost wholly far above it.
+like the mean of those readings than like the last one. A difference is followed as far as it is not scatter. What runs
+in earnest found beyond that follows by `host_level`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import math
 from collections.abc import Callable
 
 from hetopt.core.profile import CompressorCost, Device, Link, Profile, StepTime
-from hetopt.optimizer.plan import Plan
+from hetopt.optimizer.plan import Earlier, Plan
+from hetopt.optimizer.step_time.earlier_runs import EarlierRuns
+from hetopt.optimizer.step_time.host_level import followed, told_of_host
 
 OWN_LOG_SD = 0.05
 """The yardstick's own scatter, on a machine that keeps its speed: nothing below it is followed."""
@@ -35,24 +37,25 @@ def at_present(plan: Plan, measure_s: Callable[[], float]) -> tuple[Plan, tuple[
         return plan, ()
     slower = measure_s() / then_s
     scatter = max(OWN_LOG_SD, plan.profile.yardstick_log_sd or 0.0)
-    followed = _followed(slower, scatter)
-    changed = plan if followed == 1 else plan.model_copy(update={"profile": slowed(plan.profile, followed)})
+    factor = math.exp(followed(math.log(slower), scatter))
+    changed = plan if factor == 1 else plan.model_copy(update={"profile": slowed(plan.profile, factor)})
     if max(slower, 1 / slower) < 1 + WORTH_SAYING:
         return changed, ()
     compared = f"{slower:.2f} times as long as" if slower > 1 else f"{slower:.0%} of the time that it took"
     follows = "the prediction follows."
     if scatter > WORTH_SAYING / 2:
         follows = (
-            f"the prediction is for {followed:.2f} times as long, as that time also scattered by {scatter:.0%} then."
+            f"the prediction is for {factor:.2f} times as long, as that time also scattered by {scatter:.0%} then."
         )
     return changed, (f"The same arithmetic takes this machine {compared} when the job was profiled: {follows}",)
 
 
-def _followed(slower: float, log_sd: float) -> float:
-    """What part of a difference is not scatter, as a factor."""
-    difference = math.log(slower)
-    share = 0.0 if abs(difference) <= log_sd else 1 - (log_sd / difference) ** 2
-    return math.exp(share * difference)
+def as_runs_found(plan: Plan, runs: EarlierRuns | None) -> tuple[Plan, Earlier | None]:
+    """The plan with its profile as runs on this machine found it in earnest, and what they said; None: nothing."""
+    told = told_of_host(runs, plan.profile)
+    if told is None or not told.log_factor:
+        return plan, told
+    return plan.model_copy(update={"profile": slowed(plan.profile, math.exp(told.log_factor))}), told
 
 
 def slowed(profile: Profile, slower: float) -> Profile:
