@@ -218,13 +218,14 @@ def test_a_part_of_a_gradient_is_sent_when_a_slowed_worker_would_have_made_it(mo
     monkeypatch.setattr(overlap, "BUCKET_BYTES", 64)
     model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
     parameters = list(model.parameters())
-    flat, reached = FlatGradients(parameters), list[tuple[float, int]]()
+    flat, reached = FlatGradients(parameters, ahead=3), list[tuple[float, int]]()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         buckets = Buckets(parameters)
         buckets.begin(flat, lambda: 1.0, lambda made: reached.append((made, buckets.parts_sent)))
         model(torch.randn(4, 8)).sum().backward()
-        buckets.send_rest()
+        assert buckets.parts_sent == len(reached) - 1, "the last part takes more along"
+        buckets.send_rest(torch.tensor([1, 0, 2], dtype=torch.uint8))
         buckets.wait()
         buckets.close()
     finally:
@@ -234,6 +235,7 @@ def test_a_part_of_a_gradient_is_sent_when_a_slowed_worker_would_have_made_it(mo
     assert made == sorted(made)
     assert made[-1] == 1
     assert [sent for _, sent in reached] == list(range(len(made)))
+    assert flat.whole[:3].tolist() == [1, 0, 2]
     assert torch.equal(flat.single, torch.cat([one.grad.flatten() for one in parameters if one.grad is not None]))
 
 

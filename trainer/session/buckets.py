@@ -19,7 +19,8 @@ class Buckets:
 
     A part is sent as soon as the gradients in it are made, weighted; nothing is taken back then. Where a gradient turns
     out to have been changed since (part of the model is computed again in backward, or a hook of the script comes
-    later), ``.grad`` has it whole: all workers sum anew.
+    later), ``.grad`` has it whole: all workers sum anew. The last part is sent when backward is over, with what all
+    workers are to know of the gradient then.
 
     Args:
         parameters: float32 or complex64, in the order in which their gradients lie.
@@ -54,6 +55,7 @@ class Buckets:
         self._made: set[int] = set()
         self._put: dict[int, tuple[Tensor, int]] = {}
         self._missing: list[int] = []
+        self._parts_put = 0
         self._sent: list[dist.Work] = []
         self.is_spoilt = False
 
@@ -66,7 +68,7 @@ class Buckets:
             reach: waits until a worker that is slowed down would have made this part of the gradient.
         """
         self._flat, self._weigh, self._reach = flat, weigh, reach
-        self._made, self._put, self._sent, self.is_spoilt = set(), {}, [], False
+        self._made, self._put, self._parts_put, self._sent, self.is_spoilt = set(), {}, 0, [], False
         self._missing = [len(members) for members in self._members]
 
     def end(self) -> None:
@@ -81,8 +83,14 @@ class Buckets:
         self.is_spoilt |= self._is_sent(index)
         return self._is_sent(index)
 
-    def send_rest(self) -> None:
-        """Backward is over: what it made no gradient for is zero."""
+    def send_rest(self, ahead: Tensor) -> None:
+        """Backward is over: what it made no gradient for is zero.
+
+        Args:
+            ahead: [at most those ahead of the gradient] float32 numbers to sum with it.
+        """
+        assert self._flat is not None
+        self._flat.whole[: len(ahead)] = ahead
         while len(self._sent) < len(self._spans):
             self._send()
 
@@ -107,10 +115,12 @@ class Buckets:
             return
         self._missing[self._bucket_of[index]] -= index not in self._made
         self._made.add(index)
-        while len(self._sent) < len(self._spans) and not self._missing[len(self._sent)]:
-            self._reach(1 - self._spans[len(self._sent)][0] / self._spans[0][1])
-            self._put_part(self._members[len(self._sent)])
-            self._send()
+        while self._parts_put < len(self._spans) and not self._missing[self._parts_put]:
+            self._reach(1 - self._spans[self._parts_put][0] / self._spans[0][1])
+            self._put_part(self._members[self._parts_put])
+            self._parts_put += 1
+            if self._parts_put < len(self._spans):
+                self._send()
 
     def _put_part(self, members: range) -> None:
         assert self._flat is not None
@@ -124,7 +134,10 @@ class Buckets:
     def _send(self) -> None:
         assert self._flat is not None
         start, stop = self._spans[len(self._sent)]
-        work = dist.all_reduce(self._flat.single[start:stop], async_op=True)
+        part = self._flat.single[start:stop]
+        if start == 0:
+            part = self._flat.whole[: len(self._flat.whole) - len(self._flat.single) + stop]
+        work = dist.all_reduce(part, async_op=True)
         assert work is not None  # as for every asynchronous collective of a member of the group
         self._sent.append(work)
 

@@ -36,19 +36,23 @@ class FlatGradients:
     Args:
         parameters: whose gradients.
         single: where the float32 ones are to lie; None: anywhere.
+        ahead: float32 numbers that lie before them, where they lie anywhere: to travel along.
 
     Attributes:
         single: [elements] float32.
+        whole: [ahead + elements] the same with the numbers before them.
         double: [elements] float64.
         places: of the parameters, in their order.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], single: Tensor | None = None) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], single: Tensor | None = None, *, ahead: int = 0) -> None:
         reals = [torch.view_as_real(one) if one.is_complex() else one for one in parameters]
         device = parameters[0].device if parameters else torch.device("cpu")
         wide = [one.dtype in _DOUBLE for one in parameters]
         sizes = [real.numel() for real in reals]
-        self.single = torch.zeros(_total(sizes, wide, False), device=device) if single is None else single
+        numbers = ahead + _total(sizes, wide, False)
+        self.whole = torch.zeros(numbers, device=device) if single is None else single
+        self.single = self.whole[ahead:]
         self.double = torch.zeros(_total(sizes, wide, True), device=device, dtype=torch.float64)
         narrow_parts = iter(
             torch.split(self.single, [n for n, is_wide in zip(sizes, wide, strict=True) if not is_wide])

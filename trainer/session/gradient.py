@@ -36,6 +36,8 @@ MakeExchange: TypeAlias = Callable[[Sequence[tuple[int, ...]]], ExchangeConfig]
 """Of the shapes of float32 parameters."""
 
 MOST_NAMED = 3
+_FLAGS = 3
+"""Of each parameter: has a gradient, a dense one, and was not sent as it is."""
 
 _DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
@@ -113,7 +115,8 @@ class GradientSum:
     def _take(self, named: Named) -> None:
         self._names = [name for name, _ in named]
         self._parameters = [parameter for _, parameter in named]
-        self._flat = FlatGradients(self._parameters)
+        self.close()
+        self._flat = self._buffers()
         self._packed: _Packed | None = None
         narrow = [one for one in self._parameters if one.dtype in (torch.float32, torch.complex64)]
         shapes = [(*one.shape, 2) if one.is_complex() else tuple(one.shape) for one in narrow]
@@ -123,16 +126,20 @@ class GradientSum:
                 f"The model has float64 parameters, and {way_name(exchange.compression)} compresses float32 gradients.",
                 hint="leave out compression, or make the model float32",
             )
-        self.close()
         # A gradient of one bucket has nothing to send while backward still runs.
         narrow_alone = self._overlaps and exchange.is_dense and not self._flat.double.numel()
         if narrow_alone and exchange.dense_bytes > overlap.FIRST_BUCKET_BYTES:
             self._buckets = Buckets(self._parameters)
+            self._flat = self._buffers()
         self.exchange = replace(exchange, dense_bytes=exchange.dense_bytes + self._flat.double.nbytes)
         single = self._flat.single
         is_small = (self._world_size - 1) * single.nbytes <= DIRECT_BYTES
         fits = is_small and exchange.is_dense and not self._flat.double.numel() and single.device.type == "cpu"
         self.room = -(-(single.nbytes + 2 * len(self._parameters)) // 8) if fits and self._world_size > 1 else 0
+
+    def _buffers(self) -> FlatGradients:
+        """With room for what travels with the last part, where parts are sent under backward."""
+        return FlatGradients(self._parameters, ahead=0 if self._buckets is None else _FLAGS * len(self._parameters))
 
     @property
     def is_waiting(self) -> bool:
@@ -177,7 +184,7 @@ class GradientSum:
     def _moved(self, buffers: FlatGradients | None, old: dict[int, int]) -> FlatGradients | None:
         if buffers is None:
             return None
-        moved = FlatGradients(self._parameters)
+        moved = self._buffers()
         for index, parameter in enumerate(self._parameters):
             if id(parameter) in old:
                 moved.take_over(index, buffers, old[id(parameter)])
@@ -242,7 +249,7 @@ class GradientSum:
 
     def _keep(self, index: int, parameter: nn.Parameter) -> None:
         if self._kept is None:
-            self._kept = FlatGradients(self._parameters)
+            self._kept = self._buffers()
         assert parameter.grad is not None
         self._kept.put(index, parameter.grad, 1.0)
         parameter.grad = None
@@ -254,7 +261,7 @@ class GradientSum:
         """
         self._gather(weight, self._flat)
         if self._aside is None:
-            self._aside, self._flat = self._flat, FlatGradients(self._parameters)
+            self._aside, self._flat = self._flat, self._buffers()
         else:
             self._aside.add(self._flat)
         self._show(self._aside)
@@ -308,31 +315,41 @@ class GradientSum:
         if self._aside is not None:
             self._flat.add(self._aside)
             self._aside = None
+        flags = self._flags(is_spoilt=hidden is not None and hidden.is_spoilt)
         if hidden is not None:
-            hidden.send_rest()
-        flags, work = self._begin_flags(is_spoilt=hidden is not None and hidden.is_spoilt)
-        exchange = self.exchange.exchange
-        assert exchange is not None
-        if hidden is not None:
-            hidden.wait()
-            hidden.end()
-            self.stats = ExchangeStats(sent_bytes=self._flat.single.nbytes, compress_s=0.0, sync_s=0.0)
-        elif scaler is None or self.exchange.is_dense:
-            self.stats = exchange.run(self._flat.single, look_at)
-            self._sum_doubles()
-        elif self._take_off(scaler):
-            self.stats = exchange.run(self._flat.single, look_at)
-            self._flat.single.mul_(scaler.get_scale())
-        if work is not None:
-            work.wait()
+            flags = self._end_hidden(hidden, flags)
+        else:
+            work = dist.all_reduce(flags, op=dist.ReduceOp.MAX, async_op=True) if self._world_size > 1 else None
+            self._sum_whole(scaler, look_at)
+            if work is not None:
+                work.wait()
         used, dense, spoilt = flags.tolist()
         if any(spoilt):  # on some worker: all of them sum anew, and from now on after backward
             self._overlaps = False
             self.close()
             self._gather(weight, self._flat)
-            self.stats = exchange.run(self._flat.single)
+            self._sum_whole(None, ())
         self._set_used(used, dense)
         self._give()
+
+    def _end_hidden(self, hidden: Buckets, flags: Tensor) -> Tensor:
+        """Send what backward left to send, with the flags; those that any worker has."""
+        hidden.send_rest(flags.flatten())
+        hidden.wait()
+        hidden.end()
+        self.stats = ExchangeStats(sent_bytes=self._flat.single.nbytes, compress_s=0.0, sync_s=0.0)
+        return self._flat.whole[: flags.numel()].view_as(flags) > 0
+
+    def _sum_whole(self, scaler: Scaler | None, look_at: Sequence[float]) -> None:
+        """Sum the gradient that lies in its buffer (see `sum`)."""
+        exchange = self.exchange.exchange
+        assert exchange is not None
+        if scaler is None or self.exchange.is_dense:
+            self.stats = exchange.run(self._flat.single, look_at)
+            self._sum_doubles()
+        elif self._take_off(scaler):
+            self.stats = exchange.run(self._flat.single, look_at)
+            self._flat.single.mul_(scaler.get_scale())
 
     def pack(self, load: Tensor) -> bool:
         """Write what backward left in ``.grad`` where it travels from, and of which parameters it is.
@@ -438,15 +455,12 @@ class GradientSum:
                 into.put(index, parameter.grad, weight)
         return False
 
-    def _begin_flags(self, *, is_spoilt: bool) -> tuple[Tensor, dist.Work | None]:
-        """Which parameters have a gradient, and which a dense one, on any worker, and whether what was sent under
-        backward was not all of it: on its way."""
+    def _flags(self, *, is_spoilt: bool) -> Tensor:
+        """[3, parameters] which have a gradient, and which a dense one, and whether what was sent under backward was
+        not all of it: of this worker."""
         places = self._flat.places
         used, dense = [one.used for one in places], [one.used and one.rows is None for one in places]
-        flags = torch.tensor([used, dense, [is_spoilt] * len(places)], dtype=torch.uint8)
-        if self._world_size == 1:
-            return flags, None
-        return flags, dist.all_reduce(flags, op=dist.ReduceOp.MAX, async_op=True)
+        return torch.tensor([used, dense, [is_spoilt] * len(places)], dtype=torch.uint8)
 
     def _set_used(self, used_by_any: Sequence[int], dense_on_any: Sequence[int]) -> None:
         for place, used, dense in zip(self._flat.places, used_by_any, dense_on_any, strict=True):
