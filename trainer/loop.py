@@ -22,7 +22,7 @@ from hetopt.trainer.announcement import announce
 from hetopt.trainer.assembly import build_model
 from hetopt.trainer.checkpoints.fingerprint import parameters_sha256
 from hetopt.trainer.checkpoints.folder import CheckpointFolder, Found, leave_model
-from hetopt.trainer.checkpoints.saver import CheckpointSaver
+from hetopt.trainer.checkpoints.saver import CheckpointSaver, is_due
 from hetopt.trainer.checkpoints.state import copied, run_digest
 from hetopt.trainer.conclusions import conclude
 from hetopt.trainer.context import WorkerContext
@@ -225,8 +225,9 @@ class _Run:
             self._saver.conclude([row.checkpoint_part for row in period.rows])
             if self._streaming is not None:
                 self._streaming.saved(self._saver.saved_step)
-            is_due = period.rows[0].since_checkpoint_s >= context.spec.checkpoint_every_s
-            if reason is None and is_due and not self._saver.is_busy:
+            since_s, period_s = period.rows[0].since_checkpoint_s, period.steps * period.step_time_s
+            due = is_due(since_s, period_s=period_s, every_s=context.spec.checkpoint_every_s)
+            if reason is None and due and not self._saver.is_busy:
                 self._begin_checkpoint()
         if self._engine.log.unread:
             self._tell(self._engine.gather_all(self._checkpoint_s))

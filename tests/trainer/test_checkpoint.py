@@ -24,7 +24,7 @@ from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.checkpoints.fingerprint import parameters_sha256
 from hetopt.trainer.checkpoints.folder import CheckpointFolder, Found, Torn, save_model
 from hetopt.trainer.checkpoints.manifest import STATE_FILE, FileRecord, Manifest, rank_file
-from hetopt.trainer.checkpoints.saver import REFUSED, WRITTEN, CheckpointSaver
+from hetopt.trainer.checkpoints.saver import REFUSED, WRITTEN, CheckpointSaver, is_due
 from hetopt.trainer.checkpoints.state import RankState, SharedState, run_digest
 
 from .scenarios import toy_spec
@@ -54,6 +54,19 @@ def shared(step: int) -> SharedState:
 def own(rank: int) -> RankState:
     residual = torch.randn(5, generator=torch.Generator().manual_seed(rank))
     return RankState.now({"residual": residual}, torch.device("cpu"))
+
+
+@given(st.floats(0.05, 10.0), st.floats(0.5, 30.0))
+def test_a_loss_undoes_no_more_than_an_interval(period_s: float, every_s: float) -> None:
+    """Periods are alike; what is written counts at the end of the period after."""
+    counts_s = begun_s = 0.0
+    under_way = False
+    for now_s in (period_s * number for number in range(1, 100)):
+        assert now_s - counts_s <= max(every_s, 2 * period_s) + 1e-9
+        if under_way:
+            counts_s, under_way = begun_s, False
+        if is_due(now_s - begun_s, period_s=period_s, every_s=every_s):
+            begun_s, under_way = now_s, True
 
 
 def save(folder: CheckpointFolder, step: int, workers: int = 2, digest: str = DIGEST) -> None:

@@ -24,6 +24,20 @@ WRITTEN, REFUSED = 1.0, -1.0
 """What a control row says of the checkpoint under way; 0: nothing is, or its part is still being written."""
 
 
+def is_due(since_s: float, *, period_s: float, every_s: float) -> bool:
+    """Whether a checkpoint is to begin now, so that a loss undoes at most ``max(every_s, 2 period_s)`` of training.
+
+    One that begins at the end of the next period would count at the end of the one after: ``since_s + 2 period_s``
+    could be lost by then (more, where writing takes longer than a period).
+
+    Args:
+        since_s: the last one began.
+        period_s: length of a control period.
+        every_s: the interval that is wished for.
+    """
+    return since_s + 2 * period_s >= every_s
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _UnderWay:
     """A checkpoint that is being written.
