@@ -28,6 +28,7 @@ class Claim:
         baseline: of the best rival in the same run.
         how: it was measured.
         note: why it differs, or is not measured.
+        told_on: page of the documentation, where it is another than that of the system.
     """
 
     system: str
@@ -39,6 +40,12 @@ class Claim:
     baseline: str = ""
     how: How = "not measured"
     note: str = ""
+    told_on: str = ""
+
+    @property
+    def page(self) -> str:
+        """The page of the documentation that tells it beside its method."""
+        return self.told_on or PAGES[self.system]
 
 
 PARTITION = "data partition (2110.08941)"
@@ -51,6 +58,20 @@ GRAVAC = "GraVAC (2305.12201)"
 SCAVENGER = "Scavenger (2303.06659)"
 SCADLES = "ScaDLES (2301.08897)"
 ALLOCATION = "task allocation (2111.08272)"
+
+PAGES = {
+    PARTITION: "methods/proportional.md",
+    QUANTISERS: "methods/quantisers.md",
+    AR_TOPK: "methods/ar-topk.md",
+    SELSYNC: "methods/selsync.md",
+    DYNAMIC: "methods/dynamic.md",
+    OMNILEARN: "methods/dynamic.md",
+    GRAVAC: "methods/gravac.md",
+    SCAVENGER: "models.md",
+    SCADLES: "methods/scadles.md",
+    ALLOCATION: "methods/allocation.md",
+}
+"""Of each system: where its figures are told beside the method."""
 
 SMALL = "a small ConvNet on two cores"
 
@@ -187,6 +208,7 @@ CLAIMS = (
         system=SELSYNC,
         claim="FedAvg (1, 0.25), one of its rivals: ResNet101 at BSP's quality",
         published="yes, 2.59 times as fast",
+        told_on="methods/fedavg.md",
         benchmark="sync",
         theirs="{convnet_final_accuracy_fedavg_1_0_25:.3g} where BSP has {convnet_final_accuracy_bsp:.3g}",
         ours="{convnet_final_accuracy_selsync_auto___int8:.3g}",
@@ -197,6 +219,7 @@ CLAIMS = (
         system=SELSYNC,
         claim="SSP, one of its rivals, fails on deep models",
         published="ResNet101 93.8 where BSP has 98.5",
+        told_on="methods/ssp.md",
         benchmark="sync",
         theirs="{convnet_final_accuracy_ssp_3:.3g} where BSP has {convnet_final_accuracy_bsp:.3g}",
         how="composed",

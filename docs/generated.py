@@ -1,8 +1,8 @@
 """Writes the pages of the documentation that are made from the code: ``python docs/generated.py``.
 
-Commands from their own help, measurements (here and in the README) from the committed results, what is believed of AWS
-from where it stands in the code, and the difference between the two forms of the example script. A test compares them
-with what is committed.
+Commands from their own help, measurements (here and in the README) from the committed results, methods from their
+registries, what is believed of AWS from where it stands in the code, and the difference between the two forms of the
+example script. A test compares them with what is committed.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import re
 import string
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import _freshness
-from benchmarks._claims import CLAIMS
+from benchmarks._claims import CLAIMS, Claim
 from benchmarks._outcome import RESULTS, figures_of
 from benchmarks.reproduction import figures_in
 from benchmarks.reproduction import measured as measured_claim
@@ -280,24 +280,125 @@ ABOUT_REPRODUCTION = (
 
 def reproduction() -> str:
     """The page of what others have published, beside what was measured here."""
-    ages, figures = _ages(), figures_in(RESULTS)
     answered = sum(claim.benchmark is not None for claim in CLAIMS)
     parts = ["# Reproduction", "", textwrap.fill(ABOUT_REPRODUCTION, 119), ""]
     parts += [f"{answered} of {len(CLAIMS)} published figures are answered by a committed result.", ""]
     for system in dict.fromkeys(claim.system for claim in CLAIMS):
         parts += [f"## {system[0].upper()}{system[1:]}", ""]
-        for claim in (one for one in CLAIMS if one.system == system):
-            source = f"not measured: {claim.note}"
-            if claim.benchmark is not None:
-                result = json.loads((RESULTS / f"{claim.benchmark}.json").read_text(encoding="utf-8"))
-                source = f"{claim.how}, `{_command(result)}`, {_when(result, ages, shortly=True)}"
-                source += f"; {claim.note}" if claim.note else ""
-            theirs, ours, beside = measured_claim(claim, figures)
-            named = (("published", claim.published), ("its method here", theirs), ("hetopt", ours), ("beside", beside))
-            parts += [f"**{claim.claim[0].upper()}{claim.claim[1:]}**", ""]
-            parts += [f"- {name}: {words}" for name, words in named if words]
-            parts += [f"- {source}", ""]
+        parts += _answers([claim for claim in CLAIMS if claim.system == system], _ages())
     return "\n".join(parts)
+
+
+def _answers(claims: Iterable[Claim], ages: dict[str, str]) -> list[str]:
+    """A paragraph and a list for each published figure."""
+    figures, parts = figures_in(RESULTS), []
+    for claim in claims:
+        source = f"not measured: {claim.note}"
+        if claim.benchmark is not None:
+            result = json.loads((RESULTS / f"{claim.benchmark}.json").read_text(encoding="utf-8"))
+            source = f"{claim.how}, `{_command(result)}`, {_when(result, ages, shortly=True)}"
+            source += f"; {claim.note}" if claim.note else ""
+        theirs, ours, beside = measured_claim(claim, figures)
+        named = (("published", claim.published), ("its method here", theirs), ("hetopt", ours), ("beside", beside))
+        parts += [f"**{claim.claim[0].upper()}{claim.claim[1:]}**", ""]
+        parts += [f"- {name}: {words}" for name, words in named if words]
+        parts += [f"- {source}", ""]
+    return parts
+
+
+METHOD_PAGES = DOCS / "methods"
+MARK = re.compile(r"^<!-- (registry|index): (\w+)(.*?) -->\n(?:.*?)^<!-- end -->", re.MULTILINE | re.DOTALL)
+"""What is made from a registry: the methods of a page, or links to all pages."""
+
+PUBLISHED = re.compile(r"^(<!-- published -->\n).*?(?=^<!-- end -->)", re.MULTILINE | re.DOTALL)
+
+
+def registries() -> dict[str, Mapping[str, str]]:
+    """What there is of each kind of method, in half a sentence each, by name."""
+    from hetopt.core.comm.composition import COLLECTIVES, METHODS
+    from hetopt.core.comm.ratio_controllers import CONTROLLERS
+    from hetopt.core.run_spec import BATCH_POLICIES
+    from hetopt.core.synchronization_rules import POLICIES
+
+    return {
+        "batch": BATCH_POLICIES,
+        "compressor": {name: method.about for name, method in METHODS.items()},
+        "collective": COLLECTIVES,
+        "ratio": CONTROLLERS,
+        "sync": POLICIES,
+    }
+
+
+def method_pages() -> dict[str, list[tuple[str, str]]]:
+    """The methods of each page in `METHOD_PAGES`, as kind and name."""
+    return {
+        page.name: [
+            (kind, name)
+            for what, kind, names in MARK.findall(page.read_text(encoding="utf-8"))
+            if what == "registry"
+            for name in names.split()
+        ]
+        for page in sorted(METHOD_PAGES.glob("*.md"))
+    }
+
+
+def methods(page: Path) -> str:
+    """A page with its methods as the registries have them, and the published figures that are told on it."""
+    pages = {method: name for name, own in method_pages().items() for method in own}
+
+    def of_registry(mark: re.Match[str]) -> str:
+        what, kind, names = mark.groups()
+        if what == "registry":
+            rows = _facts(kind, names.split())
+        else:
+            rows = ["| name | what it does |", "|---|---|"]
+            for name, about in registries()[kind].items():
+                rows.append(f"| [`{name}`](methods/{pages[kind, name]}) | {about} |")
+        return "\n".join([mark[0].partition("\n")[0], *rows, "<!-- end -->"])
+
+    own = [claim for claim in CLAIMS if claim.page == page.relative_to(DOCS).as_posix()]
+    text = MARK.sub(of_registry, page.read_text(encoding="utf-8"))
+    return PUBLISHED.sub(lambda mark: mark[1] + "\n".join(_answers(own, {})), text)
+
+
+def _facts(kind: str, names: Sequence[str]) -> list[str]:
+    """What the registry says of these: of compressors what they go with and weigh, of policies what they can be told."""
+    from hetopt.core.comm.composition import METHODS
+    from hetopt.core.comm.payload_bytes import wire_bytes
+    from hetopt.core.policy_settings import BATCH_SETTINGS, RATIO_SETTINGS
+
+    about = registries()[kind]
+    if kind != "compressor":
+        rows = [f"| `--{OPTIONS[kind]}` | what it does |", "|---|---|", *(f"| `{one}` | {about[one]} |" for one in names)]
+        for name in names:
+            if settings := {"batch": BATCH_SETTINGS, "ratio": RATIO_SETTINGS}.get(kind, {}).get(name):
+                rows += ["", f"| setting of `{name}` | default | meaning |", "|---|---|---|"]
+                told = _attributes(settings)
+                for key, field in settings.model_fields.items():
+                    usual = "" if field.default is None else f"`{json.dumps(field.default).strip(chr(34))}`"
+                    rows.append(f"| `{key}` | {usual} | {told[key]} |")
+        return rows
+    rows = ["| `--compression` | what is sent | combined by | residual | MB of a million values |", "|---|---|---|---|---:|"]
+    for name in names:
+        method = METHODS[name]
+        size = wire_bytes(name, 1_000_000, 0.01, shapes=((1000, 1000),)) / 1e6
+        by, kept = (", ".join(f"`{one}`" for one in every) for every in (method.collectives, method.memories))
+        rows.append(f"| `{name}` | {about[name]} | {by} | {kept} | {size:.3g}{' at 1 %' * method.by_ratio} |")
+    options = {name: METHODS[name].options for name in names if METHODS[name].options}
+    said = [f"`{name}`: {', '.join(f'`{one}`' for one in keys)}" for name, keys in options.items()]
+    words = f"Two workers, each one's part. Settings: {'; '.join(said) or 'none'}."
+    return [*rows, "", textwrap.fill(words, 119, break_on_hyphens=False)]
+
+
+OPTIONS = {"batch": "batch-policy", "collective": "collective", "ratio": "ratio-policy", "sync": "sync"}
+
+
+def _attributes(record: type) -> dict[str, str]:
+    """What a record's docstring says of each field."""
+    told = inspect.getdoc(record).partition("Attributes:\n")[2]
+    told = re.sub(r"\n {8,}", " ", told)
+    lines = [line.strip().partition(": ") for line in told.splitlines()]
+    return {name.strip(): about.rstrip(".") for names, _, about in lines for name in names.split(",")}
 
 
 ABOUT_LIBRARY = (
@@ -508,6 +609,7 @@ def pages() -> dict[Path, str]:
         DOCS / "reference.md": library(),
         DOCS / "reproduction.md": reproduction(),
         DOCS / "measured.md": measured(),
+        **{page: methods(page) for page in (DOCS / "methods.md", DOCS / "models.md", *METHOD_PAGES.glob("*.md"))},
         own: _filled(own, "conversion", conversion()),
         DOCS / "from-ddp.md": _filled(DOCS / "from-ddp.md", "ddp", conversion("ddp_")),
         README: _filled(README, "measured", headlines(FRONT, shortly=True)),

@@ -18,11 +18,9 @@ from typing import get_args
 
 import pytest
 
-from hetopt.core.comm.composition import COLLECTIVES, METHODS
-from hetopt.core.comm.ratio_controllers import CONTROLLERS
+from benchmarks._claims import CLAIMS
 from hetopt.core.errors import HetoptError
-from hetopt.core.run_spec import BATCH_POLICIES
-from hetopt.core.synchronization import PartitionName, SyncName
+from hetopt.core.synchronization import PartitionName
 from tests.browser import SILENCE_S, WIDTHS, Page, browser
 from tests.face.conftest import hetopt
 from tests.face.test_report import launch, plan, rehearsed
@@ -46,14 +44,13 @@ def page_maker(name: str) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["commands.md", "evidence.md", "measured.md", "your-own-code.md", "../README.md"])
-def test_a_made_page_is_as_the_code_makes_it(name: str, recording: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_made_pages_are_as_the_code_makes_them(recording: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
-    page = (DOCS / name).resolve()
-    text = page_maker("generated").pages()[page]
-    if recording:
-        page.write_text(text, encoding="utf-8")
-    assert page.read_text(encoding="utf-8") == text, "write it again with `make docs` or --record"
+    made = page_maker("generated").pages()
+    for page, text in made.items():
+        if recording:
+            page.write_text(text, encoding="utf-8")
+        assert page.read_text(encoding="utf-8") == text, f"{page.name}: write it again with `make docs` or --record"
 
 
 def test_the_plots_show_what_was_measured() -> None:
@@ -94,12 +91,24 @@ def test_every_error_is_in_the_table() -> None:
         assert len(step) > 10
 
 
-def test_every_method_is_in_the_tables() -> None:
+def test_every_method_has_a_page() -> None:
+    """One, and the page says what is known of it: paper, formula, when, cost, and what was published."""
+    made = page_maker("generated")
+    told = [method for own in made.method_pages().values() for method in own]
+    registered = [(kind, name) for kind, names in made.registries().items() for name in names]
+    assert sorted(told) == sorted(registered)
+    published = {claim.page for claim in CLAIMS}
+    for name, own in made.method_pages().items():
+        text = (DOCS / "methods" / name).read_text(encoding="utf-8")
+        assert own, name
+        assert [part for part in ("Paper", "Formula", "When", "Cost") if f"**{part}.** " not in text] == [], name
+        assert ("<!-- published -->" in text) == (f"methods/{name}" in published), name
+    assert {page for page in published if "<!-- published -->" not in (DOCS / page).read_text(encoding="utf-8")} == set()
+
+
+def test_every_partition_is_in_the_table() -> None:
     text = (DOCS / "methods.md").read_text(encoding="utf-8")
-    rows = "\n".join(line.partition("|")[2].partition("|")[0] for line in text.splitlines() if line.startswith("|"))
-    groups = (METHODS, CONTROLLERS, COLLECTIVES, BATCH_POLICIES, *map(get_args, (SyncName, PartitionName)))
-    missing = {name for names in groups for name in names if not re.search(rf"`{name}[`(]", rows)}
-    assert missing == set()
+    assert {name for name in get_args(PartitionName) if not re.search(rf"^\| `{name}[`(]", text, re.MULTILINE)} == set()
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +147,7 @@ def test_the_site_is_searched_and_read_on_a_phone(site: Path, tmp_path: Path) ->
             assert page.value("document.documentElement.scrollWidth") <= width
         page.open(f"{here}/quickstart.html")
         assert page.value(COPIED).startswith("python3 -m venv .venv\n. .venv"), "commands are copied without a prompt"
-        for word in ("preemption", "bf16", "SLURM", "GraVAC"):
+        for word in ("preemption", "bf16", "SLURM", "GraVAC", "SelSync"):
             page.open(f"{here}/index.html")
             assert found(page, word), word
             assert [address for address in page.fetched if not address.startswith((here, "data:", "blob:"))] == []
@@ -152,7 +161,7 @@ def test_the_site_is_read_in_both_colour_schemes(site: Path, tmp_path: Path, sch
     handler = partial(Quiet, directory=site)
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, browser(tmp_path) as page:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        for name, width in itertools.product(("index", "quickstart", "methods"), WIDTHS):
+        for name, width in itertools.product(("index", "quickstart", "methods/gravac"), WIDTHS):
             page.open(f"http://127.0.0.1:{server.server_port}/{name}.html", width=width, dark=scheme == "slate")
             assert page.value("document.body.dataset.mdColorScheme") == scheme
             assert page.low_contrast() == {}
@@ -200,12 +209,16 @@ def found(page: Page, word: str) -> bool:
 
 
 def test_the_front_page_links_to_every_other() -> None:
-    """And so does the site's menu. Decisions are listed on a page of their own."""
+    """And so does the site's menu. Decisions and methods are listed on pages of their own."""
     pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
     front = {"index.md", *re.findall(r"\]\(([\w/.-]+\.md)\)", (DOCS / "index.md").read_text(encoding="utf-8"))}
     menu = set(re.findall(r": ([\w/.-]+\.md)$", (REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
+    methods = {page for page in pages if page.startswith("methods/")}
     expected = {page for page in pages if not page.startswith("decisions/") or page == "decisions/README.md"}
-    assert front == menu == expected
+    assert menu == expected
+    assert front == expected - methods
+    index = set(re.findall(r"\]\((methods/[\w-]+\.md)\)", (DOCS / "methods.md").read_text(encoding="utf-8")))
+    assert index == methods
     listed = re.findall(r"^\| \[\d{4}\]\((\d{4}[\w-]+\.md)\)", (DOCS / "decisions/README.md").read_text(), re.MULTILINE)
     assert sorted(listed) == sorted(path.name for path in (DOCS / "decisions").glob("0*.md"))
 
