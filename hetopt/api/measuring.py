@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +11,7 @@ from pathlib import Path
 from hetopt.backends.backend import POLL_S, Launcher, RunHandle
 from hetopt.core.errors import RunFailed
 from hetopt.core.interruption import stopping
-from hetopt.core.paths import inside
+from hetopt.core.paths import temporary_folder
 from hetopt.core.reporter import Reporter
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import RunState
@@ -43,8 +41,7 @@ def measured(
     Raises:
         RunFailed: it ended otherwise.
     """
-    # It has a name before it is there: whatever comes between, it is removed.
-    folder = inside(Path(tempfile.gettempdir()), f"hetopt-measure-{secrets.token_hex(8)}")
+    folder = temporary_folder("measure")
     handle, keep = RunHandle(run_dir=folder), False
     try:
         folder.mkdir(mode=0o700)

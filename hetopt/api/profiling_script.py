@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -23,7 +21,7 @@ from hetopt.core.errors import BadInput, HetoptError, RunFailed
 from hetopt.core.events.log import EVENTS_FILE, read_events
 from hetopt.core.events.probe_records import FINISHED, HOST_FACTS, JOB_FACTS, STARTED
 from hetopt.core.listening import LOOPBACK, collectives_on
-from hetopt.core.paths import inside
+from hetopt.core.paths import inside, temporary_folder
 from hetopt.core.plain_text import one_line
 from hetopt.core.probe_schedule import (
     NETWORK_SHARE,
@@ -157,8 +155,7 @@ def profile_script(
     for remark in (*on_several_workers(text), *lost_files(text)):
         told.note(remark)
     starts = _starts(script, workers=workers, accelerators=accelerators, time_budget_s=time_budget_s)
-    # It has a name before it is there: whatever comes between, it is removed.
-    folder = inside(Path(tempfile.gettempdir()), f"hetopt-profile-{secrets.token_hex(8)}")
+    folder = temporary_folder("profile")
     keep = False
     try:
         folder.mkdir(mode=0o700)

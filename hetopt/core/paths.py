@@ -8,6 +8,8 @@ the folder that it was meant for.
 from __future__ import annotations
 
 import re
+import secrets
+import tempfile
 import unicodedata
 from pathlib import Path
 
@@ -58,6 +60,14 @@ def inside(folder: Path, name: str, *, what: str = "name", any_text: bool = Fals
             f"the {what} {shown(name)} leads out of {folder}.", hint="a link in it leads elsewhere; remove it"
         )
     return path
+
+
+def temporary_folder(purpose: str) -> Path:
+    """Where a folder of this program may be made among the temporary files; nothing is there yet.
+
+    It has a name before it is made: whatever comes between, who asked can remove it.
+    """
+    return inside(Path(tempfile.gettempdir()), f"hetopt-{purpose}-{secrets.token_hex(8)}")
 
 
 def is_name(pattern: str, text: object) -> bool:

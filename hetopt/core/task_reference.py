@@ -14,6 +14,7 @@ from types import FunctionType, MappingProxyType, ModuleType
 from typing import TypeVar
 
 from hetopt.core.errors import BadInput
+from hetopt.core.stand_in import STAND_IN
 
 T = TypeVar("T")
 
@@ -26,10 +27,10 @@ BUNDLED: Mapping[str, str] = MappingProxyType(
         "vgg16-cifar100": "hetopt.trainer.tasks.vision:vgg16_cifar100",
         "lstm-small": "hetopt.trainer.tasks.language:lstm_small",
         "lstm-ptb": "hetopt.trainer.tasks.language:lstm_ptb",
-        "stand-in": "hetopt.trainer.tasks.stand_in:stand_in",
+        STAND_IN: "hetopt.trainer.tasks.stand_in:stand_in",
     }
 )
-"""Name of a bundled task -> where it is defined, as ``module:attribute``."""
+"""Name of a bundled task -> where it is defined, as ``module:attribute``. Nobody is offered the one that stands in."""
 
 
 def resolve(reference: str) -> object:
@@ -149,7 +150,7 @@ def _unknown(reference: str) -> BadInput:
         return BadInput(f"'{reference}' names a file but no task in it.", hint=f"Add the attribute: {reference}:task")
     return BadInput(
         f"There is no bundled task '{reference}'.",
-        hint=f"{_did_you_mean(reference, list(BUNDLED))} Your own is module:attribute or file.py:attribute.",
+        hint=f"{_did_you_mean(reference, [name for name in BUNDLED if name != STAND_IN])} Your own is module:attribute or file.py:attribute.",
     )
 
 

@@ -196,6 +196,7 @@ def test_a_reference_that_names_no_task(user_folder: Path, reference: str, says:
     with pytest.raises(BadInput, match=says) as caught:
         load_task(reference)
     assert hint in (caught.value.hint or "")
+    assert "stand-in" not in (caught.value.hint or ""), "it is for rehearsals, and nobody's job"
     assert "\n" not in caught.value.message
 
 
