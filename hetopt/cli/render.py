@@ -256,18 +256,11 @@ def is_terminal() -> bool:
 
 @contextmanager
 def progress(description: str) -> Iterator[Reporter]:
-    """A live line on stderr. Where stderr is no terminal, each new description is one plain line instead."""
+    """A live line on stderr; where stderr is no terminal, the few lines of `PlainProgress`."""
     out = console(stderr=True)
     if not out.is_terminal:
-        last = [""]
-
-        def plain(text: str, done: float | None) -> None:
-            if text != last[0]:
-                last[0] = text
-                share = "" if done is None else f" ({done:.0%})"
-                out.print(_shown(f"{description}: {text}{share}"), markup=False, style="dim")
-
-        yield Reporter(progress=plain, note=note)
+        plain = PlainProgress(write=lambda line: out.print(_shown(f"{description}: {line}"), markup=False, style="dim"))
+        yield Reporter(progress=plain.tell, note=note)
         return
     state = _Progress(description=description)
     with RichLive(console=out, get_renderable=state.drawn, refresh_per_second=2, transient=True) as live:
@@ -275,6 +268,36 @@ def progress(description: str) -> Iterator[Reporter]:
         yield Reporter(
             progress=state.tell, note=lambda text: live.console.print(_shown(text), markup=False, style="dim")
         )
+
+
+TENTH = 0.1
+MINUTE_S = 60.0
+_FIGURES = re.compile(r"[\d.,]+")
+
+
+@dataclass(kw_only=True)
+class PlainProgress:
+    """Progress for files and CI logs: a line at each new kind of thing, and of one that goes on a line each tenth of
+    the whole or each minute, whichever comes later.
+
+    Two texts are of one kind if their first phrases differ in figures alone.
+    """
+
+    write: Callable[[str], None]
+    clock: Callable[[], float] = time.monotonic
+    _kinds: set[str] = field(default_factory=set)
+    _share: float = 0.0
+    _at_s: float = 0.0
+
+    def tell(self, text: str, done: float | None) -> None:
+        """Write a line of it, where one is due."""
+        kind, now_s = _FIGURES.sub("", text.partition(PIECES)[0]), self.clock()
+        waits = now_s - self._at_s < MINUTE_S or (done is not None and done - self._share < TENTH)
+        if kind in self._kinds and waits:
+            return
+        self._kinds.add(kind)
+        self._share, self._at_s = done or 0.0, now_s
+        self.write(text if done is None else f"{text} ({done:.0%})")
 
 
 @dataclass(kw_only=True)

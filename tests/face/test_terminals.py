@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hetopt.cli import render, terminal
 
@@ -79,3 +82,29 @@ def test_a_terminal_of_forty_columns_without_colours_and_letters() -> None:
     assert re.search(r"\x1b\[[0-9;]*[34]\d", text) is None, "bold and dim may be"
     plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
     assert max(len(line.rstrip()) for line in plain.splitlines()) <= 40
+
+
+@given(minutes=st.integers(1, 3000), looks=st.integers(1, 400))
+def test_a_file_gets_a_line_a_tenth_or_a_minute_whichever_is_later(minutes: int, looks: int) -> None:
+    written: list[tuple[float, str]] = []
+    now_s = [0.0]
+    plain = render.PlainProgress(write=lambda line: written.append((now_s[0], line)), clock=lambda: now_s[0])
+    plain.tell("starting the workers", 0.0)
+    for look in range(looks + 1):
+        now_s[0] = 60.0 * minutes * look / looks
+        plain.tell(f"step {10 * look:,} of {10 * looks:,} · loss {2.5 / (look + 1):.4g}", look / looks)
+    start, *steps = written
+    assert start == (0.0, "starting the workers (0%)")
+    assert steps[0] == (0.0, f"step 0 of {10 * looks:,} · loss 2.5 (0%)")
+    assert len(steps) <= 1 + min(10, minutes)
+    assert all(after - before >= 60.0 for (before, _), (after, _) in pairwise(steps))
+    if looks >= 20 * min(10, minutes):
+        assert len(steps) >= min(10, minutes) // 2, "nobody waits for twice as long as that"
+
+
+def test_a_file_gets_a_line_of_each_new_thing() -> None:
+    written: list[str] = []
+    plain = render.PlainProgress(write=written.append, clock=lambda: 0.0)
+    for text in ("loading the task", "step time, 1 worker, batch 8", "step time, 1 worker, batch 16", "evaluation"):
+        plain.tell(text, None)
+    assert written == ["loading the task", "step time, 1 worker, batch 8", "evaluation"]
