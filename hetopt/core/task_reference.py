@@ -148,9 +148,10 @@ def _search_first(folder: Path) -> None:
 def _unknown(reference: str) -> BadInput:
     if reference.endswith(".py"):
         return BadInput(f"'{reference}' names a file but no task in it.", hint=f"Add the attribute: {reference}:task")
+    offered = [name for name in BUNDLED if name != STAND_IN]
     return BadInput(
         f"There is no bundled task '{reference}'.",
-        hint=f"{_did_you_mean(reference, [name for name in BUNDLED if name != STAND_IN])} Your own is module:attribute or file.py:attribute.",
+        hint=f"{_did_you_mean(reference, offered)} Your own is module:attribute or file.py:attribute.",
     )
 
 
