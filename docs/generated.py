@@ -362,32 +362,39 @@ def methods(page: Path) -> str:
 
 
 def _facts(kind: str, names: Sequence[str]) -> list[str]:
-    """What the registry says of these: of compressors what they go with and weigh, of policies what they can be told."""
+    """What the registry says of these: what compressors go with and weigh, what policies can be told."""
     from hetopt.core.comm.composition import METHODS
-    from hetopt.core.comm.payload_bytes import wire_bytes
     from hetopt.core.policy_settings import BATCH_SETTINGS, RATIO_SETTINGS
 
     about = registries()[kind]
-    if kind != "compressor":
-        rows = [f"| `--{OPTIONS[kind]}` | what it does |", "|---|---|", *(f"| `{one}` | {about[one]} |" for one in names)]
-        for name in names:
-            if settings := {"batch": BATCH_SETTINGS, "ratio": RATIO_SETTINGS}.get(kind, {}).get(name):
-                rows += ["", f"| setting of `{name}` | default | meaning |", "|---|---|---|"]
-                told = _attributes(settings)
-                for key, field in settings.model_fields.items():
-                    usual = "" if field.default is None else f"`{json.dumps(field.default).strip(chr(34))}`"
-                    rows.append(f"| `{key}` | {usual} | {told[key]} |")
-        return rows
-    rows = ["| `--compression` | what is sent | combined by | residual | MB of a million values |", "|---|---|---|---|---:|"]
+    if kind == "compressor":
+        return [f"- `{name}`: {about[name]}. {_company(METHODS[name])}{_weight(name)}" for name in names]
+    rows = [f"- `--{OPTIONS[kind]} {name}`: {about[name]}." for name in names]
     for name in names:
-        method = METHODS[name]
-        size = wire_bytes(name, 1_000_000, 0.01, shapes=((1000, 1000),)) / 1e6
-        by, kept = (", ".join(f"`{one}`" for one in every) for every in (method.collectives, method.memories))
-        rows.append(f"| `{name}` | {about[name]} | {by} | {kept} | {size:.3g}{' at 1 %' * method.by_ratio} |")
-    options = {name: METHODS[name].options for name in names if METHODS[name].options}
-    said = [f"`{name}`: {', '.join(f'`{one}`' for one in keys)}" for name, keys in options.items()]
-    words = f"Two workers, each one's part. Settings: {'; '.join(said) or 'none'}."
-    return [*rows, "", textwrap.fill(words, 119, break_on_hyphens=False)]
+        if settings := {"batch": BATCH_SETTINGS, "ratio": RATIO_SETTINGS}.get(kind, {}).get(name):
+            rows += ["", f"| setting of `{name}` | default | meaning |", "|---|---|---|"]
+            told = _attributes(settings)
+            for key, field in settings.model_fields.items():
+                usual = "" if field.default is None else f"`{json.dumps(field.default).strip(chr(34))}`"
+                rows.append(f"| `{key}` | {usual} | {told[key]} |")
+    return rows
+
+
+def _company(method: Any) -> str:
+    """What goes with a compressor; the first of each is the default."""
+    by, kept, told = (
+        ", ".join(f"`{one}`" for one in every) for every in (method.collectives, method.memories, method.options)
+    )
+    return f"Combined by {by}; residual {kept}{f'; settings {told}' if told else ''}. "
+
+
+def _weight(name: str) -> str:
+    """What a worker of two sends of a million values."""
+    from hetopt.core.comm.composition import METHODS
+    from hetopt.core.comm.payload_bytes import wire_bytes
+
+    size = wire_bytes(name, 1_000_000, 0.01, shapes=((1000, 1000),)) / 1e6
+    return f"A million values: {size:.3g} MB{' at 1 %' * METHODS[name].by_ratio}."
 
 
 OPTIONS = {"batch": "batch-policy", "collective": "collective", "ratio": "ratio-policy", "sync": "sync"}

@@ -1,7 +1,8 @@
 """Draws the README's picture from what commands printed: ``python docs/recording.py``; ``--record`` runs them first.
 
 What was printed is kept in ``images/demo.txt``, as a terminal of 80 columns and 24 lines shows it. The picture shows it
-line by line, a screen a command, again and again; where somebody asks for less motion, the plan stands still.
+line by line, a screen a command, again and again, beginning with the plan; where somebody asks for less motion, it
+stands still.
 """
 
 from __future__ import annotations
@@ -59,10 +60,11 @@ def draw(said: str) -> str:
     screens = [part.strip("\n").splitlines() for part in said.split(SCREEN) if part.strip()]
     whole_s = sum(PROMPT_S + LINE_S * len(rows) + READ_S for rows in screens)
     width, height = 2 * _MARGIN + _ADVANCE * COLUMNS, 2 * _MARGIN + _HEIGHT * ROWS
-    frames, shapes, begin_s = [], [], 0.0
+    frames, shapes, begin_s, still_s = [], [], 0.0, 0.0
     for screen, rows in enumerate(screens):
         end_s = begin_s + PROMPT_S + LINE_S * len(rows) + READ_S
         frames.append(_shown(f"s{screen}", begin_s / whole_s, end_s / whole_s))
+        still_s = end_s - READ_S if screen == STILL else still_s
         kind = ' class="still"' if screen == STILL else ""
         shapes.append(f'<g{kind} style="animation-name:s{screen}">')
         for place, row in enumerate(rows):
@@ -87,7 +89,7 @@ def draw(said: str) -> str:
             ".typed{fill:#7ee0a8;font-weight:600}",
             "g{opacity:0}.still{opacity:1}",
             f"@media (prefers-reduced-motion:no-preference){{g,text{{animation-duration:{whole_s:.1f}s;"
-            "animation-iteration-count:infinite}}",
+            f"animation-delay:-{still_s:.1f}s;animation-iteration-count:infinite}}}}",
             *frames,
             "</style>",
             '<rect width="100%" height="100%" rx="8" fill="#161b22"/>',

@@ -64,6 +64,7 @@ td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; } td.n { whi
   transform: translateX(-50%) rotate(45deg); } .interval b.out { background: var(--warn); }
 
 .ways { display: grid; grid-template-columns: repeat(auto-fit, minmax(11rem, 1fr)); gap: .8rem; }
+.ways + .of { margin-top: .6rem; }
 .way { border: 1px solid var(--line); border-radius: .5rem; padding: .6rem .8rem; }
 .way.own { border: 2px solid var(--accent); } .way h3 { font-size: .95rem; margin: 0 0 .3rem; color: var(--soft); }
 .way.own h3 { color: var(--accent); } .way p { margin: .15rem 0; } .way b { font-size: 1.15rem; }
@@ -121,7 +122,7 @@ button { font: inherit; color: var(--ink); background: var(--card); border: 1px 
 
 @media (max-width: 40rem) { body { padding: 1rem .9rem 2rem; } h1 { font-size: 1.4rem; }
   .tiles { grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); gap: .6rem; }
-  .tile .big { font-size: 1.25rem; } .ways { grid-template-columns: 1fr; } .runs { max-width: 20rem; }
+  .tile .big { font-size: 1.25rem; } .ways { grid-template-columns: 1fr; } .runs { max-width: 13rem; }
   figure, .worker { grid-template-columns: minmax(0, 1fr); } .marks, .ticks { margin-left: 0; }
   #now input { width: 100%; margin-left: 0; } .when li { grid-template-columns: minmax(0, 1fr); }
   .when + .ticks { margin-left: 0; }

@@ -102,8 +102,11 @@ def test_every_method_has_a_page() -> None:
         text = (DOCS / "methods" / name).read_text(encoding="utf-8")
         assert own, name
         assert [part for part in ("Paper", "Formula", "When", "Cost") if f"**{part}.** " not in text] == [], name
+        assert [line for line in text.splitlines() if line.startswith("    ") and len(line) > 78] == [], "cut on a page"
         assert ("<!-- published -->" in text) == (f"methods/{name}" in published), name
-    assert {page for page in published if "<!-- published -->" not in (DOCS / page).read_text(encoding="utf-8")} == set()
+    assert {
+        page for page in published if "<!-- published -->" not in (DOCS / page).read_text(encoding="utf-8")
+    } == set()
 
 
 def test_every_partition_is_in_the_table() -> None:
