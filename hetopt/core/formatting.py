@@ -54,14 +54,17 @@ def usd_span(low: float, high: float) -> str:
 
 
 def usd(amount: float) -> str:
-    """Dollars with as many digits as matter: '$0.0042', '$0.31', '$12.40', '$1,204'."""
+    """Dollars with as many digits as matter: '$0.000042', '$0.0042', '$0.31', '$12.40', '$1,204'."""
     if amount >= 1000:
         return f"${amount:,.0f}"
     if amount >= 0.995:
         return f"${amount:.2f}"
     if amount >= 0.1:
         return f"${amount:.3f}"
-    return f"${amount:.2g}" if amount >= 1e-4 else ("$0" if amount == 0 else f"${amount:.1e}")
+    if amount >= 1e-4 or amount == 0:
+        return f"${amount:.2g}"
+    # Two digits that count, without an exponent, which nobody reads as money.
+    return f"${amount:.{1 - math.floor(math.log10(amount))}f}" if amount >= 1e-6 else f"${amount:.1e}"
 
 
 def round_up_usd(amount: float) -> float:
