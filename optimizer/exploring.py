@@ -27,10 +27,17 @@ FIRST_LAYOUTS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What one probe brought: step samples of one layout, and what they cost."""
+    """What one probe brought.
+
+    Attributes:
+        samples: steps of one layout.
+        usd: what they cost.
+        startups_s: of its runs on machines of one's own, from the request to the first step.
+    """
 
     samples: tuple[StepSample, ...]
     usd: float
+    startups_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

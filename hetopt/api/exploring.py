@@ -45,6 +45,7 @@ def explore(measured: Profile, place: Place, *, budget_usd: float, tell: Reporte
     import time
 
     from hetopt.core import formatting
+    from hetopt.core.profile import Provisioned
     from hetopt.optimizer.exploring import Exploration, Stopped
     from hetopt.optimizer.market.catalog import load_catalog
 
@@ -52,6 +53,7 @@ def explore(measured: Profile, place: Place, *, budget_usd: float, tell: Reporte
     for probe in place.probes:
         by_layout.setdefault(probe.configuration.layout, []).append(probe)
     found: list[StepSample] = list(measured.samples)
+    launches: list[Provisioned] = list(measured.provisioned)
     begun_s, spent_usd = time.monotonic(), 0.0
 
     def measure(asked: Configuration) -> Measured:
@@ -69,6 +71,11 @@ def explore(measured: Profile, place: Place, *, budget_usd: float, tell: Reporte
             tell.note(f"explored for {formatting.usd(event.spent_usd)} of {formatting.usd(budget_usd)}: {event.reason}")
             break
         found += event.measured.samples
+        types = tuple(dict.fromkeys(node.type for node in event.configuration.nodes))
+        launches += [
+            Provisioned(run=f"probe-{len(launches)}", types=types, took_s=round(took_s, 1))
+            for took_s in event.measured.startups_s
+        ]
         spent_usd += event.measured.usd
         steps = ", ".join(formatting.duration(sample.step_time_s) for sample in event.measured.samples)
         tell.note(
@@ -78,6 +85,7 @@ def explore(measured: Profile, place: Place, *, budget_usd: float, tell: Reporte
     return measured.model_copy(
         update={
             "samples": tuple(found),
+            "provisioned": tuple(launches),
             "profiling_s": measured.profiling_s + time.monotonic() - begun_s,
             "profiling_usd": measured.profiling_usd + spent_usd,
         }
@@ -164,7 +172,7 @@ def place_here(measured: Profile, *, hosts: str | None, workers: int | None, tel
         from hetopt.optimizer.exploring import Measured
 
         begun_s = time.monotonic()
-        samples = tuple(_run(launcher, run, tell) for run in runs)
+        samples = tuple(_run(launcher, run, tell)[0] for run in runs)
         spent = hourly * len(runs[0].configuration.nodes) * (time.monotonic() - begun_s) / 3600
         return Measured(samples=samples, usd=spent)
 
@@ -206,8 +214,9 @@ def place_on_hosts(measured: Profile, *, inventory: Path | str, tell: Reporter) 
         from hetopt.optimizer.exploring import Measured
 
         begun_s = time.monotonic()
-        samples = tuple(_run(launcher, run, tell) for run in runs)
-        return Measured(samples=samples, usd=usd(runs[0].configuration, time.monotonic() - begun_s))
+        samples, startups_s = zip(*(_run(launcher, run, tell) for run in runs), strict=True)
+        spent = usd(runs[0].configuration, time.monotonic() - begun_s)
+        return Measured(samples=samples, usd=spent, startups_s=startups_s)
 
     return Place(probes=probes, price_usd=price_usd, measure=measure)
 
@@ -222,12 +231,17 @@ def _usd_per_hour(measured: Profile) -> float:
     return STAND_IN_USD_PER_HOUR if price is None else price.usd_per_hour
 
 
-def _run(launcher: Launcher, probe: ProbeRun, tell: Reporter) -> StepSample:
-    """Make one probe."""
+def _run(launcher: Launcher, probe: ProbeRun, tell: Reporter) -> tuple[StepSample, float]:
+    """Make one probe; its steps, and seconds from the request to the first of them."""
+    import time
+
     from hetopt.api.measuring import measured
     from hetopt.backends.probe_runs import read_sample
+    from hetopt.core.events.fold import RunFold
     from hetopt.core.events.log import EVENTS_FILE
     from hetopt.core.events.reader import read_log
 
+    begun_s = time.time()
     with measured(launcher, probe.spec, {}, what="a probe", told=tell) as folder:
-        return read_sample(probe, read_log(folder / EVENTS_FILE).events)
+        events = read_log(folder / EVENTS_FILE).events
+        return read_sample(probe, events), RunFold.of(events, [begun_s]).startup_s or 0.0

@@ -248,10 +248,10 @@ class PrecisionTrial(Record):
 
 
 class Provisioned(Record):
-    """A launch of the job on rented machines: how long they took from the request to the first step."""
+    """A launch of the job on rented machines or one's own: how long they took from the request to the first step."""
 
     run: str
-    types: tuple[str, ...] = Field(min_length=1, description="instance types of its machines")
+    types: tuple[str, ...] = Field(min_length=1, description="instance types of its machines, or names of one's own")
     took_s: PositiveFloat
 
 

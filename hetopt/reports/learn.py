@@ -35,6 +35,9 @@ IDENTITY = "identity"
 RENTING = "ec2"
 """The backend whose machines boot anew for a run."""
 
+OWN_PLACE = "ssh"
+"""That of machines of one's own."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Learned:
@@ -215,9 +218,10 @@ def _is_real(launch: Launch) -> bool:
 
 
 def _provisioned(launch: Launch, history: RunHistory) -> Provisioned | None:
-    """From the request to the first step, of a run that rented and began once: later sessions find machines there."""
+    """From the request to the first step, of a run that began once: later sessions find machines there."""
     took_s = history.run.startup_s
-    if launch.on != RENTING or launch.resumed_s or not took_s:
+    own = launch.on == OWN_PLACE and all(group.is_own for group in launch.plan.chosen.groups)
+    if not (launch.on == RENTING or own) or launch.resumed_s or not took_s:
         return None
     types = dict.fromkeys(group.instance_type for group in launch.plan.chosen.groups)
     return Provisioned(run=launch.run_id, types=tuple(types), took_s=round(took_s, 1))

@@ -73,6 +73,7 @@ class Payload:
         startup_s: from the request to the first step, instead of all that is known of it.
         disk_gb: of the disk, instead of what is needed.
         measured: by kind of image (`image_kind`), how many times as long as foretold launches took.
+        started_s: by type, of machines that are there already: what launches took, instead of all else.
     """
 
     data_bytes: float = 0.0
@@ -81,6 +82,7 @@ class Payload:
     startup_s: float | None = None
     disk_gb: int | None = None
     measured: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    started_s: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def image_kind(instance: InstanceType) -> str:
@@ -90,8 +92,9 @@ def image_kind(instance: InstanceType) -> str:
 
 def startup_s(instance: InstanceType, payload: Payload) -> float:
     """Seconds from the request for a machine to its first step."""
-    if payload.startup_s is not None:
-        return payload.startup_s
+    known_s = payload.started_s.get(instance.name, payload.startup_s)
+    if known_s is not None:
+        return known_s
     facts, kind = provisioning_facts(), image_kind(instance)
     gpu = kind == "gpu"
     packages = facts.gpu_packages_gb if gpu else facts.cpu_packages_gb
@@ -135,7 +138,7 @@ def measured_factors(launches: Iterable[tuple[Sequence[InstanceType], float]], p
         payload: what they brought.
     """
     logs: dict[str, list[float]] = {}
-    plain = replace(payload, startup_s=None, measured={})
+    plain = replace(payload, startup_s=None, measured={}, started_s={})
     for types, took_s in launches:
         last = max(types, key=lambda one: startup_s(one, plain))
         logs.setdefault(image_kind(last), []).append(math.log(took_s / startup_s(last, plain)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -10,7 +11,7 @@ from importlib.metadata import version
 
 from hetopt.core.compression_slowdown import LEAST_GAIN, MOST_LOST
 from hetopt.core.errors import BadInput, setting
-from hetopt.core.profile import Profile
+from hetopt.core.profile import Profile, Provisioned
 from hetopt.optimizer.convergence.convergence import (
     FEWEST_UPDATES,
     Convergence,
@@ -57,7 +58,7 @@ from hetopt.optimizer.search.search_space import (
 )
 from hetopt.optimizer.step_time.device_memory import most_kept
 from hetopt.optimizer.step_time.local_options import LocalOption, asked_option, is_planned, measured_options
-from hetopt.optimizer.step_time.profiled import learned_shape, sampled_machines
+from hetopt.optimizer.step_time.profiled import RENTED, learned_shape, sampled_machines
 from hetopt.optimizer.step_time.sampled import SampledMachines
 from hetopt.optimizer.step_time.shape import Shape
 from hetopt.optimizer.step_time.transfer import (
@@ -345,12 +346,19 @@ def payload_of(profile: Profile, options: Options, types: Mapping[str, InstanceT
         startup_s=options.startup_s,
         disk_gb=options.disk_gb,
     )
-    launches = (
-        ([types[name] for name in seen.types], seen.took_s)
-        for seen in profile.provisioned
-        if types.keys() >= {*seen.types}
-    )
-    return replace(payload, measured=measured_factors(launches, payload))
+    known = [seen for seen in profile.provisioned if types.keys() >= {*seen.types}]
+    rented = [seen for seen in known if all(map(RENTED.fullmatch, seen.types))]
+    factors = measured_factors((([types[name] for name in seen.types], seen.took_s) for seen in rented), payload)
+    return replace(payload, measured=factors, started_s=_started_s(seen for seen in known if seen not in rented))
+
+
+def _started_s(launches: Iterable[Provisioned]) -> dict[str, float]:
+    """By machine of one's own: the mean over the launches on the fewest machines, as a launch waits for its slowest."""
+    took_s: dict[str, dict[int, list[float]]] = {}
+    for seen in launches:
+        for name in seen.types:
+            took_s.setdefault(name, {}).setdefault(len(seen.types), []).append(seen.took_s)
+    return {name: statistics.fmean(by_count[min(by_count)]) for name, by_count in took_s.items()}
 
 
 def space_of(

@@ -16,7 +16,7 @@ import hetopt
 from hetopt.core.batch_partition import WorkerTime, solve_shares
 from hetopt.core.errors import BadInput, NoFeasiblePlan
 from hetopt.core.hosts import Host, Hours, alike, read_hosts
-from hetopt.core.profile import Profile
+from hetopt.core.profile import Profile, Provisioned
 from hetopt.core.step_samples import Node, StepSample
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.market.owned import owned
@@ -311,3 +311,25 @@ def test_hosts_that_were_measured_are_known_by_their_names() -> None:
     assert {group.evidence for group in plan.chosen.groups} == {"measured"}
     assert plan.chosen.groups[0].instance_type == "box0", "the quicker of two at one price"
     assert sampled_machines(known, load_catalog().instance_types) is None
+
+
+def test_a_start_takes_what_launches_on_that_host_took() -> None:
+    """And what one's own machines took says nothing of rented ones, which boot."""
+    took = {"box0": (4.0, 6.0), "box1": (30.0,)}
+    launches = [
+        Provisioned(run=f"{name}-{n}", types=(name,), took_s=s)
+        for name, every in took.items()
+        for n, s in enumerate(every)
+    ]
+    launches.append(Provisioned(run="both", types=("box0", "box1"), took_s=33.0))
+    known = profile().model_copy(update={"provisioned": tuple(launches)})
+
+    def start_s(*hosts: Host) -> float:
+        plan = on_own_machines(known, load_catalog(), hosts, GOAL, OPTIONS, seed=0, now=NOW)
+        return plan.chosen.prediction.startup_s
+
+    assert start_s(box("box0")) == pytest.approx(5.0)
+    assert start_s(box("box1")) == pytest.approx(30.0)
+    assert start_s(box("box2")) == pytest.approx(profile().startup_s), "nothing is known of it"
+    again = recommend(known, load_catalog(), GOAL, OPTIONS, seed=0, now=NOW)
+    assert again.chosen.prediction == rented().chosen.prediction
