@@ -252,8 +252,9 @@ def prepare(
     if stream_wish is None:
         return replace(prepared, launch=record)
     spec = stream_options.on_stream(stream_wish, record.spec, policy)
-    notes = (*record.notes, stream_options.remark(spec))
-    return replace(prepared, launch=record.model_copy(update={"spec": spec, "notes": notes}))
+    prediction, said = stream_options.waiting(record.prediction, spec)
+    update = {"spec": spec, "prediction": prediction, "notes": (*record.notes, said)}
+    return replace(prepared, launch=record.model_copy(update=update))
 
 
 def prepare_resumed(run: Run, where: Backend, on: Place, options: LaunchOptions) -> Prepared:

@@ -17,6 +17,7 @@ from hetopt.core.grammar import call, fields, split
 from hetopt.core.quantities import DURATION, NUMBER, quantity
 from hetopt.core.run_spec import BatchPolicy, RunSpec
 from hetopt.core.stream import Stream, draw_rates, scaled
+from hetopt.optimizer.plan import Prediction, Range
 
 _EXAMPLE = "for example `stream=replay(uniform=38/24)` or `stream=redis(redis://127.0.0.1:6379/0)`"
 
@@ -135,21 +136,51 @@ def on_stream(wish: StreamOptions, run: RunSpec, policy: BatchPolicy | None) -> 
         raise BadInput(f"`stream`: {where + ': ' if where else ''}{said}.", hint=_EXAMPLE) from None
 
 
-def remark(run: RunSpec) -> str:
-    """What to know of the prediction of a run on a stream."""
+def waiting(prediction: Prediction, run: RunSpec) -> tuple[Prediction, str]:
+    """The prediction of a run on a stream, and what to know of it.
+
+    A step takes what was predicted, or until the samples of every worker have arrived, whichever is longer:
+
+        T_step = max(t, max_i b_i / S_i)        b_i samples of worker i, S_i its rate, samples/s
+
+    Args:
+        prediction: for samples that are there already, at the plan's local batch sizes.
+        run: with its stream; the rates of Redis are not known.
+    """
     stream = run.stream
     assert stream is not None
     if not stream.rates:
-        return "the prediction is for samples that are there already; on a stream steps also wait for them"
-    slowest = min(stream.rates)
-    if run.batch_policy == "rate":
-        least_s = max(stream.batch(rate) / rate for rate in stream.rates)
-    else:
-        least_s = max(worker.local_batch_size / rate for worker, rate in zip(run.workers, stream.rates, strict=True))
-    return (
-        f"streams bring {slowest:.4g} to {max(stream.rates):.4g} samples/s to a worker, so a step takes at least "
-        f"{least_s:.3g} s; the prediction is for samples that are there already"
+        return prediction, "the prediction is for samples that are there already; on a stream steps also wait for them"
+    least_s = max(
+        (stream.batch(rate) if run.batch_policy == "rate" else worker.local_batch_size) / rate
+        for worker, rate in zip(run.workers, stream.rates, strict=True)
     )
+    said = (
+        f"streams bring {min(stream.rates):.4g} to {max(stream.rates):.4g} samples/s to a worker, so a step takes at "
+        f"least {least_s:.3g} s, which the prediction counts"
+    )
+    step, steps = prediction.step_time_s, prediction.steps.value
+    waits_s = Range(
+        value=max(0.0, least_s - step.value), low=max(0.0, least_s - step.high), high=max(0.0, least_s - step.low)
+    )
+    total = _longer(prediction.total_s, steps, waits_s)
+    costlier = total.value / prediction.total_s.value
+    return prediction.model_copy(
+        update={
+            "step_time_s": _longer(step, 1.0, waits_s),
+            "waiting_s": prediction.waiting_s + waits_s.value,
+            "training_s": _longer(prediction.training_s, steps, waits_s),
+            "total_s": total,
+            "cost_usd": Range(**{name: one * costlier for name, one in prediction.cost_usd.model_dump().items()}),
+        }
+    ), said
+
+
+def _longer(time_s: Range, steps: float, waits_s: Range) -> Range:
+    """A time in which so many steps wait; quick steps wait for longer."""
+    value = time_s.value + steps * waits_s.value
+    low, high = time_s.low + steps * waits_s.high, time_s.high + steps * waits_s.low
+    return Range(value=value, low=min(low, value), high=max(high, value))
 
 
 def _numbers(text: str, count: int | None) -> tuple[float, ...]:

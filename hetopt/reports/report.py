@@ -375,7 +375,7 @@ def _verdict(
         parts_s = _parts_s(figures, interrupted)
         worst = max(parts_s, key=lambda name: parts_s[name] * apart_s)
         advice = {
-            "step time": "steps waited for samples to arrive, and the prediction is for samples that are there"
+            "step time": "steps waited for samples to arrive, for longer than was predicted"
             if streams
             else "the computation did not fit into its declared time, so the emulation slowed down"
             if slowed
