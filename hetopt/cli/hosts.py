@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -67,13 +68,20 @@ def check(
     if as_json:
         render.print_json([_facts(one) for one in found])
     else:
-        for one in found:
-            _show(one)
-        if inventory is not None or hosts is None:
-            for one in filter(lambda one: one.for_plans, found):
-                render.note(f"for plans, add to [{one.name}]: {one.for_plans}")
+        show(found, for_plans=inventory is not None or hosts is None)
     if any(one.verdict == "bad" for one in found):
         raise typer.Exit(6)
+
+
+def show(found: Sequence[HostFound], *, for_plans: bool) -> None:
+    """A line for each host or for each thing that is wrong with it, and, for a file of hosts, what plans need."""
+    from hetopt.cli import render
+
+    for one in found:
+        _show(one)
+    for one in found if for_plans else ():
+        if one.for_plans:
+            render.note(f"for plans, add to [{one.name}]: {one.for_plans}")
 
 
 def _show(found: HostFound) -> None:

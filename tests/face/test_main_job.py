@@ -14,6 +14,7 @@ import pytest
 from hetopt.core.events.log import read_events
 from hetopt.optimizer.plan import Plan
 from tests.disturbance import PATIENCE_S
+from tests.docs.shown import assert_shown
 from tests.face.conftest import RECORDED, Answer, start
 
 Hetopt = Callable[..., Answer]
@@ -111,6 +112,7 @@ def test_report_and_status_from_another_process(hetopt: Hetopt, home: Path, fini
     assert [worker["slowdown"] for worker in status["workers"]] == [1, 3]
     shown = hetopt("report")
     assert "Predicted and measured" in shown.out
+    assert_shown("quickstart.md", "hetopt report", shown.out)
     assert "Verdict" in shown.out
 
 
@@ -123,7 +125,7 @@ def test_logs_show_events_and_output(hetopt: Hetopt, finished: tuple[Path, str, 
 def test_launch_says_what_it_will_do_and_how_it_went(finished: tuple[Path, str, str]) -> None:
     _, out, err = finished
     assert "Nothing is rented" in " ".join(out.split())
-    assert "finished after" in out
+    assert_shown("quickstart.md", "hetopt launch", out)
     assert "hetopt report" in " ".join(err.split())
 
 

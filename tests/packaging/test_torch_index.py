@@ -13,6 +13,8 @@ from types import ModuleType
 
 import pytest
 
+from tests.docs.shown import assert_shown
+
 
 @pytest.fixture
 def torch_index(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -43,8 +45,12 @@ def index() -> Iterator[str]:
         server.shutdown()
 
 
-def test_a_machine_without_a_gpu_fetches_the_smaller_build(torch_index: ModuleType, index: str) -> None:
+def test_a_machine_without_a_gpu_fetches_the_smaller_build(
+    torch_index: ModuleType, index: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert torch_index.option(index) == f"--extra-index-url {index}"
+    said = capsys.readouterr().err.replace(index, torch_index.INDEX)
+    assert_shown("quickstart.md", "pip install", said)
 
 
 def test_a_machine_with_a_gpu_fetches_what_it_needs(

@@ -13,7 +13,6 @@ import torch
 
 import hetopt
 from hetopt.api.backends import backend
-from hetopt.api.exactness import compare
 from hetopt.api.launching import Changes, LaunchOptions, prepare
 from hetopt.api.profiling_script import Script, profile_script
 from hetopt.cli import follow, profile_view
@@ -25,6 +24,8 @@ from hetopt.optimizer.plan import Plan
 from hetopt.profiler.script.gradients import FILE, differences
 from hetopt.reports.plan_page import next_commands
 from tests.disturbance import PATIENCE_S
+from tests.docs.shown import assert_shown
+from tests.face.conftest import start
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "script"
 EPOCHS = 16
@@ -177,12 +178,11 @@ def test_what_begins_again_and_what_does_not_do_on_several_workers_is_said(plan:
 
 
 def test_gradients_are_compared_with_those_of_the_script_before(tmp_path: Path) -> None:
-    after = tmp_path / "after.py"
-    after.write_text(hetopt.convert(BEFORE).text, encoding="utf-8")
-    found = compare(Path(BEFORE), after, ["--epochs", "1"])
-    assert found.steps == 3
-    assert found.alone == 0
-    assert found.is_exact
+    process = start("convert", BEFORE, "-o", tmp_path / "after.py", "--", "--epochs", 1)
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, err
+    assert "gradient over 3 steps: 0.0e+00 alone" in " ".join(out.split())
+    assert_shown("script-to-spot.md", "hetopt convert", out)
 
 
 def test_gradients_that_differ_are_found(tmp_path: Path) -> None:

@@ -17,7 +17,9 @@ from benchmarks._ssh_servers import Servers
 from hetopt.backends.emulation.namespaces import EmulatedNetwork
 from hetopt.backends.ssh import look
 from hetopt.backends.ssh.checking import HostFound, Seen, Ways, alone, check_hosts, cuda_of, together
+from hetopt.cli.hosts import show
 from hetopt.core.hosts import Host
+from tests.docs.shown import assert_shown
 
 PACKAGES = dict.fromkeys(look.PACKAGES, "1.0") | {"torch": "2.13.0+cu130"}
 HEALTHY: dict[str, Any] = {
@@ -82,7 +84,9 @@ def old_python(folder: Path) -> Path:
     return path
 
 
-def test_two_machines_and_their_links(servers: Servers, two_machines: EmulatedNetwork) -> None:
+def test_two_machines_and_their_links(
+    servers: Servers, two_machines: EmulatedNetwork, capsys: pytest.CaptureFixture[str]
+) -> None:
     network, names = two_machines, [two_machines.namespace(place) for place in range(2)]
     hosts = [
         servers.host(f"box{place}", network=name, private=network.address(place), python=sys.executable)
@@ -91,6 +95,8 @@ def test_two_machines_and_their_links(servers: Servers, two_machines: EmulatedNe
     found = check_hosts(hosts)
     assert [one.verdict for one in found] == ["good", "good"], [one.troubles for one in found]
     to, back = found[0].rates["box1"]
+    show(found, for_plans=True)
+    assert_shown("own-machines.md", "hetopt hosts check boxes.toml", "".join(capsys.readouterr()))
     # 25 Mbit/s, but for what a bucket lets pass at once, and for processors that others have meanwhile.
     assert 2e6 < to < 60e6
     assert 2e6 < back < 60e6
@@ -181,6 +187,14 @@ def test_what_is_wrong_with_a_real_host_is_found(servers: Servers, tmp_path: Pat
     assert "nothing can be written to /var" in said(found["no-rights"])
     assert "above busy_cpus" in said(found["busy"])
     assert all(trouble.hint for one in found.values() for trouble in one.troubles)
+
+
+def test_packages_that_a_host_lacks_are_named_with_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    lacks = PACKAGES | dict.fromkeys(("torch", "psutil", "safetensors", "scikit-learn"))
+    facts = seen(packages=lacks, gpus=[])
+    troubles = alone(Host(name="box1", address="box1"), facts, asked_s=1000.0)
+    show([HostFound(name="box1", seen=facts, troubles=tuple(troubles), rates={})], for_plans=False)
+    assert_shown("own-machines.md", "hetopt hosts check --hosts", capsys.readouterr().out)
 
 
 def test_a_healthy_host_is_none_of_them() -> None:
