@@ -13,7 +13,7 @@ from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.step_time.design_matrix import Array, Rows, make_rows
 from hetopt.optimizer.step_time.jacobian import evaluate, noise_variance
 from hetopt.optimizer.step_time.physics import SHARED, Coordinates, Kinds, Steps
-from hetopt.optimizer.step_time.posterior import Posterior
+from hetopt.optimizer.step_time.posterior import SLOWEST_MESSAGE_S, Posterior
 from hetopt.optimizer.step_time.residual_process import Point
 from hetopt.optimizer.step_time.tiers import Kinship
 
@@ -155,7 +155,9 @@ def predict(
     none = np.zeros(len(rows))
     compressed = derivatives[:, parameters:] * model.compression_prior.sd
     # Evaluated at its end as it is, because computing may hide the exchange that was measured altogether.
-    more_s = np.where(_unseen_sockets(own, rows, kinds, switched), SOCKETS_S * rows.messages, 0.0)
+    unseen = _unseen_sockets(own, rows, kinds, switched)
+    longest_s = min(SLOWEST_MESSAGE_S, THROUGH_THE_HOST * model.slowest_message_s) if unseen.any() else 0.0
+    more_s = np.where(unseen, longest_s * rows.messages, 0.0)
     across = at(model.mode, np.log1p(more_s / np.exp(here.log_exchange)))[0].log_step
     torn = _torn(model)[kinds.reference]
     known = _from_parameters(model, by_mode, lambda mode: at(mode)[0].log_step)
@@ -197,9 +199,9 @@ SOCKET = 4
 """GPUs that one processor joins. Where no switch joins all GPUs of a machine, an exchange crosses from the fifth on
 between processors, or goes through the host's memory."""
 
-SOCKETS_S = 10e-3
-"""How long a message takes that does, in at most 95 of 100 machines: from 10 us over a link to 10 ms through sockets
-of a busy host is what is believed of latency inside a node before anything is measured."""
+THROUGH_THE_HOST = 4.0
+"""How many times as long a message may then take as the longest that samples of a socket allow: it is copied into the
+host's memory and out of it, which twice as many share."""
 
 
 def _unseen_sockets(own: Rows, rows: Rows, kinds: Kinds, switched: Collection[str]) -> NDArray[np.bool_]:
@@ -224,7 +226,8 @@ def _from_parameters(model: Posterior, by_mode: Array, log_step: Callable[[Array
     """Variance of what was learned: linear around the mode, but for links that nothing was learned about.
 
     An exchange that hides behind computing has next to no derivative, and yet a network ten times slower would show.
-    Along such a parameter (others following as they are correlated with it) the 90 % range is evaluated as it is.
+    Along such a parameter (others following as they are correlated with it) the 90 % range is evaluated as it is; that
+    of messages inside a node ends with the longest that the samples allow.
     """
     covariance, here = model.covariance.copy(), log_step(model.mode)
     above, below = dict[str, Array](), dict[str, Array]()
@@ -232,7 +235,10 @@ def _from_parameters(model: Posterior, by_mode: Array, log_step: Callable[[Array
         if model.learned(name) < KNOWN:
             index = SHARED.index(name)
             stride = covariance[:, index] / np.sqrt(covariance[index, index])
-            ends = [(log_step(model.mode + sign * Z90 * stride) - here) / Z90 for sign in (-1, 1)]
+            reach = Z90
+            if name == "host_latency":  # of which the samples often exclude what the covariance allows
+                reach = min(Z90, max(0.0, (np.log(model.slowest_message_s) - model.mode[index]) / stride[index]))
+            ends = [(log_step(model.mode + deviations * stride) - here) / Z90 for deviations in (-Z90, reach)]
             above[name] = np.maximum(np.maximum(*ends), 0.0) ** 2
             below[name] = np.minimum(np.minimum(*ends), 0.0) ** 2
             covariance -= np.outer(stride, stride)

@@ -13,7 +13,7 @@ from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.step_time.calibration import HeldOut, held_out, quantile
 from hetopt.optimizer.step_time.model import StepTimeModel
 from hetopt.optimizer.step_time.observed import MOST_LAYOUTS, MOST_ROWS, observe, representative
-from hetopt.optimizer.step_time.posterior import fit
+from hetopt.optimizer.step_time.posterior import SLOWEST_MESSAGE_S, fit
 from tests.step_model.planted import LARGE, SMALL, configuration, grid, measured, true_log_step
 
 
@@ -121,6 +121,49 @@ def test_more_gpus_than_a_processor_joins_are_unknown_until_one_such_machine_was
 
     assert width("my-server", 1, 2, 4) > 1.5 * width("my-server", 1, 2, 6)
     assert width("g4dn.metal", 1, 2, 4) > 1.5 * width("p4d.24xlarge", 1, 2, 4)
+
+
+@settings(max_examples=25)
+@given(
+    latency_s=st.floats(1e-5, 8e-3),
+    network=st.floats(-6, 1),
+    host_ratio=st.floats(-2, 1),
+    most=st.integers(1, 4),
+    compute=st.sampled_from([SMALL, ((1,), (2,), (4,))]),
+)
+def test_the_longest_message_that_samples_allow_is_no_shorter_than_the_true_one(
+    latency_s: float, network: float, host_ratio: float, most: int, compute: tuple[tuple[int, ...], ...]
+) -> None:
+    layouts = tuple(layout for layout in compute if max(layout) <= most)
+    truth = {"host_latency": np.log(latency_s), "network": network, "host_ratio": host_ratio}
+    found = fit(observe(measured(grid(layouts), **truth))).slowest_message_s
+    assert min(latency_s, 0.95 * SLOWEST_MESSAGE_S) * 0.95 <= found <= SLOWEST_MESSAGE_S
+
+
+def test_messages_that_show_are_known_and_those_that_are_hidden_are_not() -> None:
+    """In a step of 60 ms, six messages of 5 ms show; beside bytes that take 400 ms, what longer ones add is noise.
+
+    A single worker sends none.
+    """
+    showing = measured(grid(SMALL), network=-6, host_latency=np.log(5e-3))
+    assert fit(observe(showing)).slowest_message_s < 1.3 * 5e-3
+    alone = measured(grid(((1,),)))
+    assert fit(observe(alone)).slowest_message_s == SLOWEST_MESSAGE_S
+    beside_bytes = measured(grid(SMALL), network=-1, host_latency=np.log(1e-5))
+    assert fit(observe(beside_bytes)).slowest_message_s == SLOWEST_MESSAGE_S
+    quick = measured(grid(SMALL), network=-6, host_latency=np.log(1e-5))
+    assert fit(observe(quick)).slowest_message_s < 0.5 * SLOWEST_MESSAGE_S
+
+
+def test_samples_of_a_socket_narrow_what_is_beyond_it() -> None:
+    """Its messages bound those through the host, which lie beyond it."""
+    asked = configuration((8,), 32)
+
+    def above(*crowds: int) -> float:
+        (found,) = model(measured(grid(tuple((crowd,) for crowd in crowds)), network=-4)).predict([asked])
+        return float(np.log(found.step_time_high_s / found.step_time_s))
+
+    assert above(1, 2, 3, 4) < 0.7 * above(1)
 
 
 @given(times=st.floats(1.6, 20), batch=st.sampled_from([16, 32, 64]), apart=st.booleans(), often=st.integers(1, 4))
