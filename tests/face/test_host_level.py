@@ -109,9 +109,8 @@ def test_a_run_on_this_machine_teaches_the_next_plan_of_it(
     (run.folder.parent / "again").mkdir()
     again.save(run.folder.parent / "again" / LAUNCH_FILE)
     (run.folder.parent / "again" / EVENTS_FILE).write_text((run.folder.parent / "slow" / EVENTS_FILE).read_text())
-    assert learned("again").log_factor == pytest.approx(
-        math.log(SLOWER * took_s / prepared.prediction.compute_s) + expected, abs=1e-3
-    ), "what had been counted in is not counted twice"
+    found_again = math.log(SLOWER * took_s / prepared.prediction.compute_s) + expected
+    assert learned("again").log_factor == pytest.approx(min(5.0, found_again), abs=1e-3), "nothing is counted twice"
 
 
 def test_a_profile_of_another_machine_learns_nothing_of_this_one() -> None:
