@@ -1,8 +1,8 @@
 """Runs a script for a few steps and keeps the gradients that its optimizers step by: what two scripts are compared by.
 
 ``python -m hetopt.profiler.script.gradients FOLDER NAME SCRIPT ARGUMENTS``, in several processes by torchrun. What
-is drawn at random is left out meanwhile, as workers, and samplers of another kind, draw other numbers: dropout drops
-nothing, and samplers give the samples in their order.
+is drawn at random is left out meanwhile, as workers, and samplers of another kind, draw other numbers: dropout of all
+kinds drops nothing, and samplers give the samples in their order.
 """
 
 from __future__ import annotations
@@ -140,9 +140,25 @@ def differences(folder: Path, name: str, others: Sequence[str]) -> Differences:
 
 
 def _draw_nothing() -> None:
-    nn.functional.dropout = lambda told, *_, **__: told
+    for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"):
+        setattr(nn.functional, name, _as_it_is)
+    attend = nn.functional.scaled_dot_product_attention
+
+    def attend_to_all(*given: Any, **named: Any) -> Tensor:
+        if len(given) > 4:  # query, key, value, mask, and the chance to drop
+            return attend(*given[:4], 0.0, *given[5:], **named)
+        return attend(*given, **{**named, "dropout_p": 0.0})
+
+    nn.functional.scaled_dot_product_attention = attend_to_all
+    nn.RNNBase.dropout = property(lambda _: 0.0, lambda *_: None)  # type: ignore[assignment]  # as said at the top
+    # A coin shows its expectation: who divides by its chance keeps what was given.
+    Tensor.bernoulli_ = lambda given, p=0.5, **_: given.copy_(p) if isinstance(p, Tensor) else given.fill_(p)  # type: ignore[assignment, method-assign]
     RandomSampler.__iter__ = _in_order  # type: ignore[method-assign]  # as said at the top
     DistributedSampler.__iter__ = _in_order  # type: ignore[method-assign, assignment]
+
+
+def _as_it_is(given: Tensor, *_: Any, **__: Any) -> Tensor:
+    return given
 
 
 def _in_order(sampler: Any) -> Iterator[int]:

@@ -436,6 +436,30 @@ for epoch in range(1):
 
         opt.step(closure)
 ''',
+    "dropout of all kinds": '''
+class Deep(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.enter = nn.Linear(3, 8)
+        self.attend = nn.TransformerEncoderLayer(8, 2, 8, dropout=0.3, batch_first=True)
+        self.recur = nn.LSTM(8, 8, num_layers=2, dropout=0.3, batch_first=True)
+        self.drop, self.leave = nn.Dropout1d(0.3), nn.Linear(8, 3)
+
+    def forward(self, x):
+        x = self.attend(self.enter(x.view(len(x), 2, 3)))
+        kept = x.new_empty(len(x), 1, 1).bernoulli_(0.8) / 0.8
+        return self.leave(F.alpha_dropout(self.drop(self.recur(x * kept)[0])[:, -1], 0.1, self.training))
+
+
+loader = DataLoader(samples(), batch_size=16, shuffle=True)
+model = Deep()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+''',
 }  # fmt: skip
 
 FORMS = {name: _NET + text for name, text in FORMS.items()}
