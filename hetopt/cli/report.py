@@ -76,18 +76,23 @@ def _learn(path: Path, launch: Launch, history: RunHistory) -> None:
         render.note(told)
 
 
+HERE = {"local": "local ", "rehearsal": "rehearsed "}
+"""Backends that are this machine, and what their workers are called."""
+
+
 def show(made: Report) -> None:
     """The report as a person reads it."""
     from hetopt.cli import render
     from hetopt.cli.status import worker_table
     from hetopt.core import formatting
 
-    workers = {"local": "local workers", "rehearsal": "rehearsed workers"}.get(made.on, f"workers on {made.on}")
+    kind, where = HERE.get(made.on, ""), "" if made.on in HERE else f" on {made.on}"
+    workers = f"{len(made.workers)} {kind}worker{'s' * (len(made.workers) != 1)}{where}"
     state = f"{made.state}{formatting.ending(made.finish_reason)}"
-    render.line(f"{made.run_id}: {made.task} on {len(made.workers)} {workers}, {state}", style="bold")
+    render.line(f"{made.run_id}: {made.task} on {workers}, {state}", style="bold")
     if made.metrics:
         render.line(f"  {formatting.reached(made.metrics, None)}")
-    render.heading("Predicted and measured, here")
+    render.heading("Predicted and measured" + (", here" if made.on in HERE else ""))
     render.table(
         [
             render.Column(name=""),
@@ -113,10 +118,11 @@ def show(made: Report) -> None:
     render.heading("Verdict")
     for sentence in made.verdict:
         render.bullet(sentence)
-    render.bullet(
-        f"The rented cluster of the plan is predicted to take {formatting.duration(made.rented_total_s)} and "
-        f"{formatting.usd(made.rented_cost_usd)}; this run did not rent it."
-    )
+    if made.on in HERE:
+        render.bullet(
+            f"The cluster of the plan is predicted to take {formatting.duration(made.rented_total_s)} and "
+            f"{formatting.usd(made.rented_cost_usd)}; this run did not train on it."
+        )
 
 
 def _show_timeline(made: Report) -> None:

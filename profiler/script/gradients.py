@@ -145,9 +145,11 @@ def _draw_nothing() -> None:
     attend = nn.functional.scaled_dot_product_attention
 
     def attend_to_all(*given: Any, **named: Any) -> Tensor:
-        if len(given) > 4:  # query, key, value, mask, and the chance to drop
-            return attend(*given[:4], 0.0, *given[5:], **named)
-        return attend(*given, **{**named, "dropout_p": 0.0})
+        if len(given) > 4:  # after query, key, value and mask comes the chance to drop
+            given = (*given[:4], 0.0, *given[5:])
+        else:
+            named["dropout_p"] = 0.0
+        return attend(*given, **named)
 
     nn.functional.scaled_dot_product_attention = attend_to_all
     nn.RNNBase.dropout = property(lambda _: 0.0, lambda *_: None)  # type: ignore[assignment]  # as said at the top

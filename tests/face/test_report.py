@@ -282,6 +282,16 @@ def test_text_of_a_report(
     golden("report.txt", capsys.readouterr().out)
 
 
+def test_a_run_on_the_machines_of_its_plan_is_not_held_against_them_again(
+    launch: Launch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report_command.show(_report(launch.model_copy(update={"on": "ssh"}), _events(launch)))
+    told = capsys.readouterr().out
+    assert "2 workers on ssh" in told
+    assert "did not train on it" not in told
+    assert "measured, here" not in told
+
+
 def test_a_disturbed_rehearsal_draws_its_shares_and_says_what_was_not_predicted(rehearsed: Launch) -> None:
     report = _report(rehearsed, _disturbed(rehearsed))
     assert sum(moment.steps for moment in report.timeline) == 200

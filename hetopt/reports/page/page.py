@@ -223,7 +223,7 @@ def _money(report: Report, launch: Launch) -> str:
         )
     rented = formatting.usd(report.rented_cost_usd)
     return (
-        f"{said}<p class='soft'>Predicted for the rented cluster, {rented} in all:</p>{cost_terms(launch.plan.chosen)}"
+        f"{said}<p class='soft'>Predicted for the plan's cluster, {rented} in all:</p>{cost_terms(launch.plan.chosen)}"
     )
 
 
