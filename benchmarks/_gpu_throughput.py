@@ -81,6 +81,7 @@ def read_gpus(data: Path) -> dict[tuple[str, str, str], Gpu]:
             tf32_tflops=float(row["tf32_tensor_tflops"] or fp32),
             fp16_tflops=float(row["fp16_tensor_tflops"] or fp32),
             bandwidth_gb_per_s=float(row["memory_bandwidth_gb_per_s"]),
+            memory_gib=float(row["memory_gib"]),
         )
     return found
 

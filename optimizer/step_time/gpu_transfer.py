@@ -8,7 +8,7 @@ and so a Gaussian process (Rasmussen and Williams 2006, chapter 2):
     b, gain         local batch size, and how throughput follows it in the mean of jobs and of GPUs that hold as much
     level           of the job; nothing is believed of it beforehand, one measured GPU fixes it
     x               what a GPU offers the job, logs: matrix rate in the job's precision, memory bandwidth,
-                    multiprocessors x clock, local batch size; and the compute capability
+                    multiprocessors x clock, local batch size, size of the memory; and the compute capability
     beta            slopes of all jobs; ``beta_k``: of jobs like this one; ``s``: of this job alone, as a second GPU
                     tells
     z               what a job is like: the kind of model, logs of its step and of its sample (seconds on a common
@@ -58,7 +58,7 @@ def is_half(precision: Precision) -> bool:
 
 POSTERIOR = Path(__file__).parent / "gpu_posterior.npz"
 
-FEATURES = 5
+FEATURES = 6
 LEVEL_SD = 3.0
 """Of a job's level, a log: nothing is known of it."""
 
@@ -77,8 +77,11 @@ LENGTH = 1.5
 
 RATE_LENGTH = 0.7
 
-POOLED_SLOPES = np.array([0.13, 0.46, 0.07, 0.0, 0.10])
+POOLED_SLOPES = np.array([0.13, 0.46, 0.07, 0.0, 0.10, 0.0])
 """By `features_of`, over all jobs: to bring a step to a common GPU, which only ``z`` needs, and not exactly."""
+
+COMMON_MEMORY_GIB = 16.0
+"""Of a common GPU, and of one that does not say."""
 
 CORES_PER_MULTIPROCESSOR = {3: 192, 6: 128, 7: 64, 8: 128, 9: 128, 10: 128, 12: 128}
 """Single-precision units by major capability (CUDA programming guide), but for 6.0 and 8.0, which have 64."""
@@ -95,7 +98,7 @@ class Gpu:
         key: name, memory and form, as the posterior names what it knows: "A100 40 SXM4".
         capability: NVIDIA's compute capability.
         fp32_tflops, tf32_tflops, fp16_tflops: peak rates of matrix products, dense.
-        bandwidth_gb_per_s: of its memory.
+        bandwidth_gb_per_s: of its memory, and ``memory_gib``: the size of that.
         log_sd: what guessed facts add to the spread of its step time.
     """
 
@@ -105,6 +108,7 @@ class Gpu:
     tf32_tflops: float
     fp16_tflops: float
     bandwidth_gb_per_s: float
+    memory_gib: float
     log_sd: float = 0.0
 
     def tflops(self, precision: Precision) -> float:
@@ -358,6 +362,7 @@ def features_of(places: Sequence[Place]) -> Array:
                 math.log(place.gpu.multiprocessor_ghz / 110),
                 math.log(place.batch_size / 64),
                 place.gpu.capability - 7.5,
+                math.log(place.gpu.memory_gib / COMMON_MEMORY_GIB),
             )
             for place in places
         ]
@@ -440,6 +445,7 @@ def gpu_of(accelerator: Accelerator) -> Gpu | None:
         tf32_tflops=part * (tf32 or (fp16 / 2 if newer else model.fp32_tflops)),
         fp16_tflops=part * fp16,
         bandwidth_gb_per_s=part * model.memory_bandwidth_gb_per_s,
+        memory_gib=part * model.memory_gib,
         log_sd=math.hypot(GUESSED_RATE_LOG_SD if guessed else 0.0, 0.1 * math.log2(part)),
     )
 
@@ -448,7 +454,7 @@ MEASURED_RATES_LOG_SD = 0.25
 """Of a step's ratio where a GPU is known by the rates that were measured on it: its architecture is not known."""
 
 
-def measured_gpu(*, fp32_tflops: float, bandwidth_gb_per_s: float) -> Gpu:
+def measured_gpu(*, fp32_tflops: float, bandwidth_gb_per_s: float, memory_gib: float) -> Gpu:
     """A GPU that no catalogue has, by what it was measured to do; taken to be like GPUs with TF32 and 16-bit units."""
     return Gpu(
         key="",
@@ -457,6 +463,7 @@ def measured_gpu(*, fp32_tflops: float, bandwidth_gb_per_s: float) -> Gpu:
         tf32_tflops=fp32_tflops,
         fp16_tflops=2 * fp32_tflops,
         bandwidth_gb_per_s=bandwidth_gb_per_s,
+        memory_gib=memory_gib,
         log_sd=MEASURED_RATES_LOG_SD,
     )
 

@@ -24,6 +24,7 @@ from hetopt.optimizer.market.software import pinned
 from hetopt.optimizer.plan import Evidence
 from hetopt.optimizer.step_time.device_memory import Room, room, usable_bytes
 from hetopt.optimizer.step_time.gpu_transfer import (
+    COMMON_MEMORY_GIB,
     Gpu,
     Measured,
     Place,
@@ -187,6 +188,7 @@ def _profiled_gpu(model: FittedModel, device: Device, types: Sequence[InstanceTy
     return measured_gpu(
         fp32_tflops=device.matmul_flops_per_s / 1e12 / BANDWIDTH_EFFICIENCY,
         bandwidth_gb_per_s=device.copy_bytes_per_s / 1e9 / BANDWIDTH_EFFICIENCY,
+        memory_gib=(host.accelerator_memory_bytes or 0) / 2**30 or COMMON_MEMORY_GIB,
     )
 
 

@@ -33,6 +33,7 @@ REFERENCE = Gpu(
     tf32_tflops=156,
     fp16_tflops=312,
     bandwidth_gb_per_s=1555,
+    memory_gib=40,
 )
 """The GPU with the most public measurements (NVIDIA A100 datasheet)."""
 

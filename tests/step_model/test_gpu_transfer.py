@@ -29,9 +29,23 @@ from hetopt.optimizer.step_time.model import StepTimeModel
 from hetopt.optimizer.step_time.observed import observe
 
 TYPES = load_catalog("us-east-1", None).instance_types
-T4 = Gpu(key="T4 16 PCIe", capability=7.5, fp32_tflops=8.1, tf32_tflops=8.1, fp16_tflops=65, bandwidth_gb_per_s=320)
+T4 = Gpu(
+    key="T4 16 PCIe",
+    capability=7.5,
+    fp32_tflops=8.1,
+    tf32_tflops=8.1,
+    fp16_tflops=65,
+    bandwidth_gb_per_s=320,
+    memory_gib=16,
+)
 A100 = Gpu(
-    key="A100 40 SXM4", capability=8.0, fp32_tflops=19.5, tf32_tflops=156, fp16_tflops=312, bandwidth_gb_per_s=1555
+    key="A100 40 SXM4",
+    capability=8.0,
+    fp32_tflops=19.5,
+    tf32_tflops=156,
+    fp16_tflops=312,
+    bandwidth_gb_per_s=1555,
+    memory_gib=40,
 )
 
 
@@ -53,7 +67,13 @@ def test_the_measured_gpu_is_itself_and_another_is_less_sure(step_time_s: float,
 
 def test_a_second_measurement_never_makes_less_sure() -> None:
     strange = Gpu(
-        key="X7 8 PCIe", capability=8.9, fp32_tflops=30, tf32_tflops=60, fp16_tflops=120, bandwidth_gb_per_s=300
+        key="X7 8 PCIe",
+        capability=8.9,
+        fp32_tflops=30,
+        tf32_tflops=60,
+        fp16_tflops=120,
+        bandwidth_gb_per_s=300,
+        memory_gib=8,
     )
     asked = [Place(gpu=strange, precision="fp16", batch_size=64)]
     one = steps_elsewhere([_step(T4, 1.0)], asked)[1]
@@ -204,6 +224,7 @@ def test_forms_of_one_gpu_are_two() -> None:
             tf32_tflops=156,
             fp16_tflops=312,
             bandwidth_gb_per_s=1555,
+            memory_gib=40,
         )
         for form in ("SXM4", "PCIe")
     )
