@@ -123,8 +123,9 @@ HEADLINES = {
     "{characters_final_perplexity_accordion:.2f} with {characters_sent_over_dense_accordion:.1%}. On a small ConvNet "
     "it has {convnet_gravac_topk_over_topk_10x_at_20x:.2f} of the speed of Top-k at 10x where communication takes 20 "
     "times as long as computing, and ends at an accuracy of {convnet_final_accuracy_gravac_topk:.3f} (Top-k "
-    "{convnet_final_accuracy_topk_10x:.3f}, dense {convnet_final_accuracy_dense:.3f}). No way that sends less "
-    "reaches what dense training ends with, less what its seeds differ by, with every seed",
+    "{convnet_final_accuracy_topk_10x:.3f}, dense {convnet_final_accuracy_dense:.3f}). Of all that send "
+    "less only quantising in two scales reaches, with every seed, what dense training ends with, less what its seeds "
+    "differ by",
     "streams": "Training on samples as they arrive, with the published rates of ScaDLES, is "
     "{uniform_38_24_speedup:.1f}, {normal_64_24_speedup:.2f}, {uniform_300_112_speedup:.2f} and "
     "{normal_256_28_speedup:.2f} times as fast as synchronous training with equal batches (rates of 38 ± 24, 64 ± 24,"
