@@ -78,12 +78,12 @@ class Move:
     fate: Fate
 
 
-def read_node_traces(folder: Path) -> list[NodeTrace]:
-    """The recordings of clusters under the folder; none where it does not exist."""
+def read_node_traces(folder: Path, *, least: int = 2) -> list[NodeTrace]:
+    """The recordings under the folder of so many nodes or more; none where it does not exist."""
     traces = []
     for path in sorted(folder.glob("*/*-node/*/*.json")):
         nodes = int(path.parts[-3].removesuffix("-node"))
-        if nodes < 2:
+        if nodes < least:
             continue
         recorded = json.loads(path.read_text(encoding="utf-8"))
         traces.append(

@@ -29,9 +29,10 @@ from typing import Any
 from benchmarks._outcome import Results, parser, publish, run_benchmark
 from benchmarks._rehearsal import need_namespaces
 from benchmarks.box.box import Box
-from benchmarks.box.gate import actions_of
-from benchmarks.box.stories import KINDS, plan_on, policy_without
+from benchmarks.box.iam import actions_of, others_denied
+from benchmarks.box.stories import KINDS, UNASKED, plan_on, policy_without
 from benchmarks.box.story import HETOPT, Act, Played, Stage, meeting_host, timeline, trained
+from hetopt.backends.ec2.renter.authorizations import Asked
 from hetopt.backends.ec2.renter.cluster_state import ClusterState
 from hetopt.core.errors import RunFailed
 from hetopt.core.profile import Profile
@@ -224,24 +225,41 @@ def tell_stories(results: Results, folder: Path, length: Length) -> None:
 
 def _of_stories(results: Results, told: Sequence[dict[str, Any]]) -> None:
     ledgers = [abs(one["ledger_error"]) for one in told if one["ledger_error"] is not None]
-    asked, granted = {name for one in told for name in one["asked"]}, set(actions_of(policy_without(None)))
     at_once = [len(set(one["moods"]) - ALWAYS) + len(one["moods"]["lives"]["fates"]) for one in told]
     results.figures["stories"] = len(told)
     results.figures["stories_kills"] = sum(one["kills"] for one in told)
     results.figures["stories_machines"] = sum(one["machines"] for one in told)
     results.figures["stories_moods_at_once_median"] = statistics.median(at_once)
     results.figures["stories_followed_to_their_bill"] = len(ledgers)
+    results.figures["stories_on_recorded_capacity"] = sum(one["moods"].get("replays") == "recorded" for one in told)
     for kind in KINDS:
         faults = sum(any(fault.startswith(f"{kind}:") for fault in one["faults"]) for one in told)
         results.goal(f"stories_faults_{kind.replace('-', '_')}", faults, at_most=0)
     results.goal("stories_ledger_error_worst", max(ledgers, default=0.0), at_most=LEDGER_GOAL)
-    results.goal("stories_actions_beyond_the_policy", len(asked - granted), at_most=0)
-    results.figures["stories_actions_asked"] = len(asked)
+    _of_the_policy(results, told)
+
+
+def _of_the_policy(results: Results, told: Sequence[dict[str, Any]]) -> None:
+    """What IAM was asked in all stories, with the keys of each call; what is granted for none; what others get."""
+    policy = policy_without(None)
+    allowed = {name: Asked(**one) for story in told for name, one in story["allowed"].items()}
+    granted = set(actions_of(policy))
+    unasked = granted - set(allowed)
+    results.figures["stories_questions_to_the_policy"] = sum(one["questions"] for one in told)
     results.figures["stories_actions_granted"] = len(granted)
-    print(f"granted and never asked: {', '.join(sorted(granted - asked)) or 'nothing'}")
+    results.figures["stories_actions_asked"] = len(allowed)
+    unexplained = sorted(unasked - set(UNASKED))
+    if len(told) >= FULL.stories:
+        results.goal("stories_actions_granted_for_nothing", len(unexplained), at_most=0)
+    results.goal(
+        "policy_others_denied", others_denied(policy, list(allowed.values()), OTHERS), at_least=OTHERS, at_most=OTHERS
+    )
+    for name in sorted(unasked):
+        print(f"granted and never asked: {name}: {UNASKED.get(name, 'nobody knows why')}")
 
 
-ALWAYS = frozenset({"seed", "policy", "pools", "lives", "ending_s", "end_role"})
+OTHERS = 200
+ALWAYS = frozenset({"seed", "policy", "pools", "lives", "ending_s", "end_role", "replays"})
 """What every story says of its account: no moods, or the same in all."""
 
 

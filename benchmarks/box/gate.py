@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -116,14 +116,24 @@ class Gate:
         policies: of whoever calls; None: nobody asks.
         forbidden: actions that the organisation denies, whatever policies allow.
         role: of the machines.
-        asked: every action that was allowed.
+        allowed: one question of each action that was allowed, by the action in small letters.
+        refused: the questions that were not, in order.
+        questions: how many were decided.
     """
 
     tags_of: Callable[[str], Mapping[str, str]]
     policies: list[Policy] | None = None
     forbidden: frozenset[str] = frozenset()
     role: str = "hetopt-node"
-    asked: set[str] = field(default_factory=set)
+    allowed: dict[str, Asked] = field(default_factory=dict)
+    refused: list[Asked] = field(default_factory=list)
+    questions: int = 0
+
+    def forget(self) -> None:
+        """Nobody has asked anything, and nothing is forbidden."""
+        self.policies, self.forbidden, self.questions = None, frozenset(), 0
+        self.allowed.clear()
+        self.refused.clear()
 
     def denied(self, call: Call, who: Identity) -> Asked | None:
         """The first question that is denied; None where the call is allowed."""
@@ -134,9 +144,11 @@ class Gate:
             question = self._with_tags(one)
             if question is None or question.action in ALWAYS:
                 continue
+            self.questions += 1
             if question.action in self.forbidden or not allows(self.policies, question):
+                self.refused.append(question)
                 return question
-            self.asked.add(question.action.lower())
+            self.allowed.setdefault(question.action.lower(), question)
         return None
 
     def _with_tags(self, asked: Asked) -> Asked | None:
@@ -162,10 +174,3 @@ def told(asked: Asked, who: Identity, *, organisation: bool) -> str:
         f"You are not authorized to perform this operation. User: {who.arn} is not authorized to perform: "
         f"{asked.action} on resource: {asked.resource} {because}. Encoded authorization failure message: 8sJ2k"
     )
-
-
-def actions_of(policy: Policy) -> Iterator[str]:
-    """Every action that a policy names, in small letters."""
-    for statement in policy["Statement"]:
-        named = statement["Action"]
-        yield from (one.lower() for one in ([named] if isinstance(named, str) else named))

@@ -30,7 +30,10 @@ from typing import Any
 from unittest.mock import patch
 
 from benchmarks._ports import own_port
+from benchmarks.box.capacity import recordings, replayed
+from benchmarks.box.iam import actions_of
 from hetopt.api import leftovers
+from hetopt.api.account import checks
 from hetopt.backends.backend import RunHandle
 from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.backends.ec2.renter.edge import BotoEdge, Retrying
@@ -52,7 +55,14 @@ BEGIN_S = 1_800_000_000.0
 WITHIN = 0.01
 """Of the bill, how far a run's own record may be off."""
 
-KINDS = ("left", "budget", "all-clear", "words", "ledger")
+LASTS_S = 40 * 3600.0
+"""How long prices move."""
+RECORDED_EVERY = 4
+"""Of so many stories one has the capacity of recorded pools."""
+EXAMINED = 0.25
+"""How often `hetopt doctor --plan` is asked first."""
+
+KINDS = ("left", "budget", "all-clear", "words", "ledger", "policy")
 
 Groups = tuple[tuple[str, int, str], ...]
 CLUSTERS: tuple[Groups, ...] = (
@@ -148,7 +158,8 @@ class Story:
         faults: what must not have been, each with its kind of `KINDS` before a colon.
         ends: how it ended, for the count.
         ledger_error: how far a run's record was off the bill; None where nobody followed it to its end.
-        asked: every action that the policy was asked for.
+        allowed: a question of each action that the policy was asked for, and allowed.
+        questions: how many it was asked.
     """
 
     seed: int
@@ -162,7 +173,8 @@ class Story:
     budget_usd: float = 0.0
     ledger_error: float | None = None
     machines: int = 0
-    asked: list[str] = field(default_factory=list)
+    allowed: dict[str, dict[str, Any]] = field(default_factory=dict)
+    questions: int = 0
 
     def timeline(self) -> str:
         """The story, a line for each thing that happened."""
@@ -222,6 +234,15 @@ def moods_of(drawn: Random, groups: Groups, catalog: Catalog) -> dict[str, Any]:
     return moods
 
 
+def with_recorded_capacity(seed: int, moods: dict[str, Any]) -> dict[str, Any]:
+    """The same, its pools as empty and as full as recorded ones; drawn apart, so that all else stays what it was."""
+    drawn, traces = Random(f"{seed} recorded"), recordings()
+    pools, until_s = {}, BEGIN_S + LASTS_S
+    for name, steps in moods["pools"].items():
+        pools[name] = replayed(drawn, steps, drawn.choice(traces), until_s)
+    return {**moods, "pools": pools, "replays": traces[0].name if traces[0].name == "synthetic" else "recorded"}
+
+
 _FATES = ("hangs", "fails", "reboots", "killed", "stopped", "taken", "rebalance")
 _DROPPED = (
     "ec2:TerminateInstances",
@@ -230,6 +251,21 @@ _DROPPED = (
     "ec2:DeleteSecurityGroup",
     "s3:GetObject",
 )
+
+
+UNASKED = {
+    "ec2:deletevolume": "disks go with their machines; `hetopt gc --remove` removes those that EC2 leaves all the same",
+    "ec2:describeavailabilityzones": "`hetopt catalog refresh`",
+    "ec2:describeinstancetypes": "`hetopt catalog refresh`",
+    "ec2:describeregions": "`hetopt gc` in a home that knows no region",
+}
+"""What is granted and asked for in no story, with what asks for it, in small letters."""
+
+NOT_GRANTED = {
+    "iam:simulateprincipalpolicy": "to simulate a policy is to read it: an administrator decides who may",
+    "kms:listgrants": "the key of an account's disks is its administrator's",
+}
+"""What `hetopt doctor` asks and does without, which the policy leaves out."""
 
 
 def policy_without(action: str | None) -> Policy:
@@ -265,7 +301,7 @@ def pool_of(drawn: Random, catalog: Catalog, name: str, *, scarce: bool) -> list
     price = catalog.price(name, "on-demand")
     assert price is not None
     at, share, steps = BEGIN_S - 7200.0, drawn.uniform(0.25, 0.6), []
-    while at < BEGIN_S + 40 * 3600:
+    while at < BEGIN_S + LASTS_S:
         machines = drawn.choice((0, 0, 1, 9)) if scarce else drawn.choice((9, 9, 9, 9, 1))
         steps.append([round(at), machines, round(share * price.usd_per_hour, 6)])
         share = min(1.0, max(0.1, share * drawn.uniform(0.7, 1.5)))
@@ -294,7 +330,10 @@ class Narrator:
         drawn, account = Random(seed), self.account
         groups = drawn.choice(CLUSTERS)
         plan = self.plan_of(groups, drawn.choice((0.3, 0.8, 2.0)))
-        story = Story(seed=seed, moods=moods_of(drawn, groups, self.catalog))
+        moods = moods_of(drawn, groups, self.catalog)
+        if seed % RECORDED_EVERY == RECORDED_EVERY - 1:
+            moods = with_recorded_capacity(seed, moods)
+        story = Story(seed=seed, moods=moods)
         home = self.folder / f"home-{seed}"
         run_dir = home / "runs" / f"20270115-080000-story-{seed:04d}"
         run_dir.mkdir(parents=True)
@@ -349,6 +388,8 @@ class _Telling:
         return RunHandle(run_dir=self.run_dir)
 
     def tell(self) -> None:
+        if Random(f"{self.story.seed} doctor").random() < EXAMINED:
+            self._process("doctor", lambda _: self._examine(), kill=False)
         if self._order() and self._launched():
             for _ in range(self.drawn.randint(2, 5)):
                 if self._cleared():
@@ -362,6 +403,14 @@ class _Telling:
         if (self.run_dir / ORDER_FILE).exists():
             self._look_after()
         self._settle_accounts()
+
+    def _examine(self) -> None:
+        """Somebody asks first what would stop the launch: each finding has a way out."""
+        plan = self.home / PLAN_OBJECT
+        self.plan.save(plan)
+        for check in checks(plan):
+            if check.verdict != "good" and check.name != "torch":
+                self._said("doctor", f"{check.name}: {check.said}.", check.hint)
 
     def _order(self) -> bool:
         plan = self.plan
@@ -476,11 +525,15 @@ class _Telling:
         return True
 
     def _words(self, name: str, error: HetoptError) -> None:
-        self.story.told.append((self.account.now_s, f"{name}: {error.message} -> {error.hint}"))
-        if not error.message.endswith(".") or error.hint is None or not COMMAND.search(error.hint):
-            self.story.faults.append(f"words: {name} says {error.message!r}, and to do {error.hint!r}")
-        if "Encoded authorization" in error.message or "\n" in error.message:
-            self.story.faults.append(f"words: {name} says {error.message!r}")
+        self._said(name, error.message, error.hint)
+
+    def _said(self, name: str, message: str, hint: str | None) -> None:
+        """Whether what people are told names a cause and what to type next."""
+        self.story.told.append((self.account.now_s, f"{name}: {message} -> {hint}"))
+        if not message.endswith(".") or hint is None or not COMMAND.search(hint):
+            self.story.faults.append(f"words: {name} says {message!r}, and to do {hint!r}")
+        if "Encoded authorization" in message or "\n" in message:
+            self.story.faults.append(f"words: {name} says {message!r}")
 
     def _is_clear(self, claim: str, *, unless: bool = False) -> None:
         """A claim that nothing is left: whether it is true."""
@@ -533,7 +586,13 @@ class _Telling:
         left = [one["id"] for one in truth["machines"] if one["state"] != "terminated"] + truth["others"]
         if left:
             story.faults.append(f"left: {left} are there in the end")
-        story.asked, story.machines = truth["asked"], len(truth["machines"])
+        story.allowed, story.questions, story.machines = truth["allowed"], truth["questions"], len(truth["machines"])
+        # What an administrator or the organisation has taken away is refused, and nothing else.
+        taken = {*set(actions_of(policy_without(None))) - set(actions_of(story.moods["policy"]))}
+        taken |= {name.lower() for name in story.moods.get("forbidden", ())} | set(NOT_GRANTED)
+        for one in truth["refused"]:
+            if one["action"].lower() not in taken:
+                story.faults.append(f"policy: {one['action']} on {one['resource']} with {one['context']} is refused")
         if not (self.run_dir / ORDER_FILE).exists():
             return
         order = Order.load(self.run_dir / ORDER_FILE)
@@ -552,7 +611,7 @@ class _Telling:
                 story.ledger_error = min(0.0, error) if any(one["stopped"] for one in truth["machines"]) else error
                 if abs(story.ledger_error) > WITHIN:
                     story.faults.append(
-                        f"its record is {100 * story.ledger_error:+.2f} % off the bill of ${billed:.4f}"
+                        f"ledger: its record is {100 * story.ledger_error:+.2f} % off the bill of ${billed:.4f}"
                     )
 
     def _bill(self, machine: dict[str, Any], order: Order) -> float:

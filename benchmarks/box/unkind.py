@@ -51,6 +51,7 @@ import sys
 import time
 import urllib.parse
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from typing import Any
 from xml.etree import ElementTree
 
@@ -137,8 +138,7 @@ class Temper:
         self.refuses_at: list[tuple[str, str, float, float]] = []
         self.quotas_bind = self.blocked = False
         self.bodies: Bodies | None = None
-        self.gate.policies, self.gate.forbidden = None, frozenset()
-        self.gate.asked.clear()
+        self.gate.forget()
         self.short: dict[str, int] = {}
         self.exhausted: set[str] = set()
         self.caller: dict[str, str] = {}
@@ -245,7 +245,9 @@ class Temper:
         backend = ec2_backends[DEFAULT_ACCOUNT_ID][REGION]
         return {
             "now_s": self.now_s(),
-            "asked": sorted(self.gate.asked),
+            "allowed": {name: asdict(one) for name, one in sorted(self.gate.allowed.items())},
+            "refused": [asdict(one) for one in self.gate.refused],
+            "questions": self.gate.questions,
             "machines": [
                 {
                     "id": one.id,

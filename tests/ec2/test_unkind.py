@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+import os
 import re
+import urllib.request
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from benchmarks.box.iam import actions_of
+from benchmarks.box.stories import NOT_GRANTED, UNASKED
 from hetopt.backends.ec2.renter import calls
+from hetopt.backends.ec2.renter.account import Identity
 from hetopt.backends.ec2.renter.bundle import Bundle
 from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.backends.ec2.renter.edge import BotoEdge
@@ -23,7 +30,9 @@ from hetopt.backends.ec2.renter.permissions import operator_policy
 from hetopt.backends.ec2.renter.removal import Remover
 from hetopt.backends.ec2.renter.renting import Renter
 from hetopt.backends.ec2.renter.request import Answer, Edge, Request
+from hetopt.backends.ec2.renter.tags import RunTags
 from hetopt.core.errors import CloudRefused
+from hetopt.optimizer.market.pricing import parts
 from hetopt.optimizer.plan import Plan
 from tests.ec2.conftest import ACCOUNT, BUCKET, Patience, Recording, be_unkind, leftovers, stack
 from tests.face.conftest import Answer as Said
@@ -78,6 +87,20 @@ def refusing(*operations: str) -> Callable[[BotoEdge, Request], Answer]:
 
     def call(self: BotoEdge, request: Request) -> Answer:
         return Failing(partial(plain, self), *operations)(request)
+
+    return call
+
+
+def with_two_regions() -> Callable[[BotoEdge, Request], Answer]:
+    """Seventeen regions take a minute."""
+    plain = BotoEdge.__call__
+
+    def call(self: BotoEdge, request: Request) -> Answer:
+        answer = plain(self, request)
+        if request.operation != "describe_regions":
+            return answer
+        some = ("eu-west-1", "us-east-1")
+        return {"Regions": [one for one in answer["Regions"] if one["RegionName"] in some]}
 
     return call
 
@@ -298,18 +321,8 @@ def test_a_fresh_home_asks_every_region_of_the_account(
     assert hetopt("launch", "--on", "ec2", plan_file, "--yes", "--detach").code == 0
     monkeypatch.setenv("HETOPT_HOME", str(tmp_path / "fresh"))
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
-    plain = BotoEdge.__call__
-
-    def two(self: BotoEdge, request: Request) -> Answer:
-        """Seventeen regions take a minute."""
-        answer = plain(self, request)
-        if request.operation != "describe_regions":
-            return answer
-        some = ("eu-west-1", "us-east-1")
-        return {"Regions": [one for one in answer["Regions"] if one["RegionName"] in some]}
-
     with monkeypatch.context() as patch:
-        patch.setattr(BotoEdge, "__call__", two)
+        patch.setattr(BotoEdge, "__call__", with_two_regions())
         answer = hetopt("gc", "--on", "ec2")
         assert answer.code == 0, answer.err
         assert re.search(r"us-east-1 +\S+: left alone", answer.out), answer.out
@@ -405,6 +418,68 @@ def test_the_printed_policy_decides_by_what_arrives(
     be_unkind(forbidden=[])
     Remover(edge=cloud, sleep=patience.sleep).remove_run(order.run_id)
     assert leftovers(cloud) == []
+
+
+def truth() -> dict[str, Any]:
+    with urllib.request.urlopen(f"{os.environ['AWS_ENDPOINT_URL']}/unkind") as answer:
+        told: dict[str, Any] = json.loads(answer.read())
+    return told
+
+
+def test_the_printed_policy_allows_what_the_commands_ask_and_grants_nothing_else(
+    cloud: BotoEdge,
+    hetopt: Hetopt,
+    plan_file: Path,
+    home: Path,
+    tmp_path: Path,
+    plan: Plan,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A run from the doctor to the last look for what is left, and a disk that EC2 has left all the same."""
+    import boto3
+
+    monkeypatch.setattr("tests.ec2.reviewed_members.unread", lambda *_: [])  # a disk is made here, by nobody else
+    me = Identity(account_id=ACCOUNT, arn=f"{ROLE}/Team/one", user_id="AROATEAM:one")
+    tags = RunTags(
+        run_id="20200101-000000-lost-0001",
+        owner=me.owner,
+        launched_by=me.arn,
+        bucket=BUCKET,
+        created_s=1.0,
+        expires_at_s=2.0,
+        version="0.1.0",
+    )
+    boto3.client("ec2", region_name="us-east-1").create_volume(
+        AvailabilityZone="us-east-1a", Size=8, TagSpecifications=tags.specification("volume")
+    )
+    policy = operator_policy(account_id=ACCOUNT, region="us-east-1", bucket=BUCKET, role="hetopt-node")
+    be_unkind(
+        policy=policy, user_id=me.user_id, arn=me.arn, end_role=True, profile="hetopt-node", quotas={"L-34B43A08": 64.0}
+    )
+    hetopt("doctor", plan_file)
+    assert hetopt("launch", "--on", "ec2", plan_file, "--yes", "--detach").code == 0
+    for command in (("status",), ("gc", "--on", "ec2"), ("stop",), ("gc", "--on", "ec2", "--remove")):
+        assert hetopt(*command).code == 0
+    monkeypatch.setenv("HETOPT_HOME", str(tmp_path / "fresh"))
+    monkeypatch.setattr(BotoEdge, "__call__", with_two_regions())
+    hetopt("gc", "--on", "ec2")
+    told = truth()
+    refused = {one["action"].lower() for one in told["refused"]}
+    assert refused == {"iam:simulateprincipalpolicy"} <= set(NOT_GRANTED)
+    elsewhere = {one.permission.lower() for one in parts("us-east-1", datetime.datetime.now(datetime.UTC))}
+    for_nothing = set(actions_of(policy)) - set(told["allowed"]) - elsewhere
+    assert not for_nothing, f"{for_nothing}"
+    assert set(UNASKED) <= set(actions_of(policy)), "no exception outlives what it was for"
+
+
+def test_a_call_that_the_policy_does_not_allow_is_kept_with_what_it_asked(cloud: BotoEdge) -> None:
+    policy = operator_policy(account_id=ACCOUNT, region="us-east-1", bucket=BUCKET, role="hetopt-node")
+    be_unkind(policy=policy, user_id="AROATEAM:one", arn=f"{ROLE}/Team/one")
+    with pytest.raises(ApiRefused):
+        cloud(asking("ec2", "create_launch_template", LaunchTemplateName="x", LaunchTemplateData={}))
+    (one,) = truth()["refused"]
+    assert one["action"] == "ec2:CreateLaunchTemplate"
+    assert "launch-template" in one["resource"]
 
 
 def test_what_may_not_be_removed_is_told_though_no_list_has_it_yet(

@@ -51,7 +51,6 @@ READS = (
     "scheduler:ListTagsForResource",
     "servicequotas:GetAWSDefaultServiceQuota",
     "servicequotas:GetServiceQuota",
-    "sts:GetCallerIdentity",
 )
 
 MAKES = ("ec2:CreateFleet", "ec2:CreateLaunchTemplate", "ec2:CreateSecurityGroup", "ec2:RunInstances")
@@ -145,7 +144,7 @@ def operator_policy(*, account_id: str, region: str, bucket: str, role: str, typ
             {"StringEquals": {"iam:PassedToService": facts.SCHEDULER_SERVICE.value}},
         ),
         _statement("ListTheBucket", ["s3:ListBucket"], [f"arn:aws:s3:::{bucket}"]),
-        _statement("UseTheBucket", ["s3:DeleteObject", "s3:GetObject", "s3:PutObject"], [f"arn:aws:s3:::{bucket}/*"]),
+        _statement("UseTheBucket", ["s3:GetObject", "s3:PutObject"], [f"arn:aws:s3:::{bucket}/*"]),
     )
 
 
