@@ -22,6 +22,8 @@ from moto.ec2.models.instances import Instance, StateReason
 from moto.s3.models import s3_backends
 
 from hetopt.backends.ec2.node.agent import PLACE_WITHIN_S, REPLACED_WITHIN_S
+from hetopt.backends.ec2.protocol import Lease
+from hetopt.backends.ec2.renewal import Allowance, AskPrices
 from hetopt.core.bucket_traffic import HEARTBEAT_S
 
 TAKEN = ("Server.SpotInstanceTermination", "Server.SpotInstanceTermination: Spot instance termination")
@@ -62,6 +64,7 @@ class Body:
     Attributes:
         fate: what comes over it, at `fated_s`; 'fails' and 'hangs' do so in its boot.
         boots_s: when it first says that it lives.
+        allowance: until when it may live, as its agent reckons.
         end_s: when its timer has it shut down, by what it was told last.
         shuts_s: how long it takes to shut down.
         shut_s: when that is done; None: nobody has begun it.
@@ -76,6 +79,7 @@ class Body:
     fated_s: float
     lead_s: float
     boots_s: float
+    allowance: Allowance
     end_s: float
     placed_s: float
     shuts_s: float
@@ -126,6 +130,7 @@ class Bodies:
 
     Attributes:
         capacity: how many machines of a type can run in a zone now; None: any number.
+        prices: what types have cost in every zone from a moment on, as EC2 tells machines.
         stopped: of each machine, from when to when it was stopped; it is not billed then.
         begun_s: when each machine was first launched.
     """
@@ -134,6 +139,7 @@ class Bodies:
 
     lives: Lives
     capacity: Callable[[str, str], int | None]
+    prices: AskPrices
     region: str
     happened: list[tuple[float, str]] = field(default_factory=list)
     stopped: dict[str, list[list[float]]] = field(default_factory=dict)
@@ -177,6 +183,8 @@ class Bodies:
         self.begun_s[instance.id] = instance.launch_time.replace(tzinfo=datetime.UTC).timestamp()
         config = _config(instance.user_data)
         boots_s = self._now_s + drawn.uniform(*self.lives.boot_s)
+        end_s = float(config.get("end_s", float("inf")))
+        latest_end_s = float(config.get("latest_end_s", float("inf")))
         return Body(
             instance=instance,
             config=config,
@@ -184,7 +192,8 @@ class Bodies:
             fated_s=self._now_s + drawn.uniform(20.0, self.lives.within_s),
             lead_s=drawn.choice(self.lives.leads_s),
             boots_s=boots_s,
-            end_s=float(config.get("end_s", float("inf"))),
+            allowance=Allowance(end_s=end_s, latest_end_s=latest_end_s, ask_prices=self.prices),
+            end_s=end_s,
             placed_s=boots_s,
             shuts_s=drawn.uniform(2.0, 40.0),
         )
@@ -259,14 +268,15 @@ class Bodies:
 
     def _train(self, prefix: str, bodies: list[Body]) -> None:
         run, now_s = self._runs.setdefault(prefix, Training()), self._now_s
-        lease = self._read(prefix, "lease.json", bodies[0]) or {}
+        lease = Lease.of_json(json.dumps(self._read(prefix, "lease.json", bodies[0]) or {}).encode())
         placement = self._read(prefix, "placement.json", bodies[0]) or {}
         alive = [body for body in bodies if body.trains(now_s)]
         hosts = placement.get("hosts", {})
         generation = int(placement.get("generation", -1))
         for body in alive:
-            if lease:
-                body.end_s = min(float(lease["end_s"]), float(body.config["latest_end_s"]))
+            if lease is not None:
+                body.allowance.hear(lease, now_s)
+                body.end_s = body.allowance.end_s
             if not body.doomed:
                 self._say(body, "training" if body.id in hosts else "waiting")
             if body.id in hosts and generation > body.generation:
@@ -274,13 +284,13 @@ class Bodies:
             elif run.runs and body.id in hosts:
                 body.placed_s = now_s
         mine = [body for body in alive if body.id in hosts]
-        must_end = bool(lease) and now_s >= float(lease["stop_training_s"])
+        must_end = any(now_s >= body.allowance.stop_training_s for body in alive)
         self._follow_placement(prefix, run, generation, placement, mine)
         if run.runs:
             self._go_on(prefix, run, len(mine) == len(hosts), must_end or any(body.doomed for body in mine), mine)
         for body in alive:
             patience_s = PLACE_WITHIN_S if body.generation < 0 else REPLACED_WITHIN_S
-            if must_end or (run.over and body.generation >= 0):
+            if now_s >= body.allowance.stop_training_s or (run.over and body.generation >= 0):
                 body.leaves_s = now_s + SAVES_S if body.leaves_s is None else body.leaves_s
             elif now_s > body.placed_s + patience_s:
                 body.leaves_s = now_s if body.leaves_s is None else body.leaves_s

@@ -50,7 +50,7 @@ import socket
 import sys
 import time
 import urllib.parse
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 from xml.etree import ElementTree
@@ -86,6 +86,7 @@ from benchmarks.box.gate import Call, Gate
 from hetopt.backends.ec2.renter import permissions
 from hetopt.backends.ec2.renter.account import Identity
 from hetopt.backends.ec2.renter.scheduled_ends import END_ROLE, NAMED
+from hetopt.backends.ec2.spot_history import PriceChange
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.market.quota import quota_of
 
@@ -132,7 +133,7 @@ class Temper:
         self.clock_s: float | None = None
         self.tokens: dict[str, tuple[bytes, bytes, list[Any]]] = {}
         self.pools: dict[str, list[tuple[float, int, float]]] = {}
-        self.drawn = random.Random(0)
+        self.drawn, self.machines_drawn = random.Random(0), random.Random(0)
         self.throttled = self.faulty = self.cut = 0.0
         self.expired: list[tuple[float, float]] = []
         self.refuses_at: list[tuple[str, str, float, float]] = []
@@ -170,12 +171,14 @@ class Temper:
         if "clock_s" in told:
             self.ahead_s, self.clock_s = 0.0, told["clock_s"]
         if "seed" in told:
-            self.drawn = random.Random(told["seed"])
+            self.drawn, self.machines_drawn = random.Random(told["seed"]), random.Random(told["seed"])
         if "policy" in told:
             self.gate.policies = [told["policy"]]
         self.gate.forbidden = frozenset(told.get("forbidden", self.gate.forbidden))
         if "lives" in told:
-            self.bodies = Bodies(lives=Lives(**told["lives"]), capacity=self.capacity, region=REGION)
+            self.bodies = Bodies(
+                lives=Lives(**told["lives"]), capacity=self.capacity, prices=self.prices, region=REGION
+            )
         if "advance_s" in told:
             self.advance(told["advance_s"])
         self.caller |= {key: told[key] for key in ("user_id", "arn") if key in told}
@@ -213,6 +216,24 @@ class Temper:
         """How many machines of a type can run in a zone now; None: any number."""
         found = self.pool(zone, instance_type)
         return None if found is None else found[0]
+
+    def prices(self, types: Sequence[str], from_s: float) -> list[PriceChange] | None:
+        """What machines are told of pools; as often as others they get no answer."""
+        unheard = self.machines_drawn.random() < self.throttled + self.faulty + self.cut
+        return None if unheard else self.told_prices(types, from_s)
+
+    def told_prices(self, types: Sequence[str], from_s: float) -> list[PriceChange]:
+        """What pools have cost from a moment on, with what they cost then."""
+        told = []
+        for pool, steps in self.pools.items():
+            zone, _, name = pool.partition("/")
+            before = [at for at, _, _ in steps if at <= from_s]
+            told += [
+                PriceChange(zone=zone, instance_type=name, at_s=at, usd_per_hour=usd)
+                for at, _, usd in steps
+                if name in types and (not before or at >= before[-1]) and at <= self.now_s()
+            ]
+        return sorted(told, key=lambda one: one.at_s)
 
     def allowed(self, zone: str, instance_type: str) -> int | None:
         """How many more of them a fleet can have."""
@@ -410,21 +431,16 @@ def teach(temper: Temper) -> None:
         if not temper.pools:
             return plain_prices(self)
         types, from_s = self._get_param("InstanceTypes", []), _moment(self._get_param("StartTime"))
-        told = []
-        for pool, steps in temper.pools.items():
-            zone, _, name = pool.partition("/")
-            before = [at for at, _, _ in steps if at <= from_s]
-            told += [
-                {
-                    "AvailabilityZone": zone,
-                    "InstanceType": name,
-                    "ProductDescription": "Linux/UNIX",
-                    "SpotPrice": f"{usd:.6f}",
-                    "Timestamp": datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z"),
-                }
-                for at, _, usd in steps
-                if name in types and (not before or at >= before[-1]) and at <= temper.now_s()
-            ]
+        told = [
+            {
+                "AvailabilityZone": one.zone,
+                "InstanceType": one.instance_type,
+                "ProductDescription": "Linux/UNIX",
+                "SpotPrice": f"{one.usd_per_hour:.6f}",
+                "Timestamp": datetime.datetime.fromtimestamp(one.at_s, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z"),
+            }
+            for one in temper.told_prices(types, from_s)
+        ]
         return ActionResult({"SpotPriceHistory": told})
 
     plain_prices = SpotInstances.describe_spot_price_history

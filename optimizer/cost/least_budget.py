@@ -3,21 +3,15 @@
 Spot prices can rise to the on-demand price, and a cluster must have booted before its budget may end it. Planner and
 launcher hold plans against one inequality, so that what was planned for a budget can be rented with it:
 
-    budget >= fixed + worst-case USD an hour * 10 min
+    budget >= fixed + worst-case USD an hour * 10 min                 (`hetopt.core.budget_law`)
 """
 
 from __future__ import annotations
 
-from typing import TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
-
+from hetopt.core.budget_law import Usd, worst_usd
 from hetopt.core.bucket_traffic import HEARTBEAT_S, READ_EVERY_S, READ_OFTEN
 from hetopt.optimizer.cost.bill import BYTES_PER_GB, CHECKPOINTS_KEPT, SECONDS_PER_HOUR, Volume
 from hetopt.optimizer.cost.billing import Billing
-
-Usd = TypeVar("Usd", float, NDArray[np.float64])
 
 LEAST_LIFETIME_S = 600.0
 """A cluster that must end before this has hardly booted."""
@@ -25,7 +19,7 @@ LEAST_LIFETIME_S = 600.0
 
 def least_budget_usd(worst_usd_per_hour: Usd, fixed_usd: float) -> Usd:
     """The least budget of clusters that cost so much an hour at their on-demand prices, all extras included."""
-    return fixed_usd + worst_usd_per_hour * (LEAST_LIFETIME_S / SECONDS_PER_HOUR)
+    return fixed_usd + worst_usd(worst_usd_per_hour, LEAST_LIFETIME_S)
 
 
 def extras_usd_per_hour(billing: Billing, disk_gb: Usd) -> Usd:

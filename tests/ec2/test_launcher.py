@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from hetopt.backends.backend import Renting, RunHandle
 from hetopt.backends.ec2.protocol import Lease, placement_of
 from hetopt.backends.ec2.renter import calls
-from hetopt.backends.ec2.renter.budget import SHUTDOWN_S
 from hetopt.backends.ec2.renter.bundle import Bundle
 from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.backends.ec2.renter.edge import BotoEdge
@@ -26,6 +25,7 @@ from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.placement import shared, without
 from hetopt.backends.ec2.renter.request import Answer, Request
 from hetopt.core.bucket_traffic import LEASE_OBJECT
+from hetopt.core.budget_law import SHUTDOWN_S
 from hetopt.core.errors import BadInput, BudgetStop, CloudRefused
 from hetopt.core.events.log import EVENTS_FILE
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec

@@ -189,11 +189,15 @@ class World:
                 serving = Counter(machine.host for machine in self.state.serving)
                 assert all(serving[host] == 1 for host in host_names(spec)), "each host is one machine"
                 assert len({machine.zone for machine in self.state.serving}) == 1, "nobody trains across zones"
-            case Extend(end_s=end_s):
+            case Extend(end_s=end_s, renewal=renewal):
+                if renewal is not None:
+                    known = Counter((one.instance_type, one.zone, one.on_demand) for one in renewal.machines)
+                    paid = Counter((one.instance_type, one.zone, one.on_demand) for one in before.alive)
+                    assert known == paid, "who extends a lease knows of everybody who is paid by it"
                 worst = self.order.worst_usd_per_hour() * (end_s - self.now_s) / 3600
                 spent = self.state.spent_usd(self.now_s) + self.order.fixed_usd + worst
                 assert spent <= self.order.budget_usd * (1 + 1e-9), "the budget is never exceeded"
-                self.state = self.state.model_copy(update={"lease_end_s": end_s})
+                self.state = self.state.model_copy(update={"lease_end_s": end_s, "lease_renews": renewal is not None})
             case Clear():
                 self.over = True
             case Note() | Pause() | Stop():
@@ -204,6 +208,7 @@ class World:
         slots = {slot.host: slot for slot in slots_of(self.order, before, self.spec)}
         assert set(rent.hosts) <= set(slots)
         assert len(rent.hosts) == len(set(rent.hosts)) > 0
+        assert not before.lease_renews, "nobody extends a lease by what it does not know to be paid"
         for host in rent.hosts:
             assert slots[host].zone == rent.zone
             assert not any(slots[host].fits(machine) for machine in before.alive), "there is one already"

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from benchmarks.box import schedules
 from hetopt.backends.ec2.renter import calls, permissions, scheduled_ends
-from hetopt.backends.ec2.renter.budget import SHUTDOWN_S
 from hetopt.backends.ec2.renter.bundle import Bundle
 from hetopt.backends.ec2.renter.edge import BotoEdge
 from hetopt.backends.ec2.renter.errors import ApiRefused
@@ -23,6 +22,7 @@ from hetopt.backends.ec2.renter.order import Order
 from hetopt.backends.ec2.renter.removal import Remover
 from hetopt.backends.ec2.renter.renting import Renter
 from hetopt.backends.ec2.renter.request import Answer, Request, read
+from hetopt.core.budget_law import SHUTDOWN_S
 from hetopt.core.paths import RUN_PATTERN
 from hetopt.optimizer.plan import Plan
 from tests.ec2.conftest import ACCOUNT, REGION, Patience, Recording, be_unkind, leftovers, stack

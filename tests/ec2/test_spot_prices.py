@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.backends.ec2.renter.budget import MOVE_S, SHUTDOWN_S, Guard, Stay
+from hetopt.backends.ec2.renter.budget import MOVE_S, Guard
 from hetopt.backends.ec2.renter.cluster_state import ClusterState, MachineState, SpotPrices
 from hetopt.backends.ec2.renter.desired import guard_of, switched
 from hetopt.backends.ec2.renter.order import Order, Rate, Zone
 from hetopt.backends.ec2.renter.spot_pools import (
     PAIR_RESTS_S,
-    PRICES_EVERY_S,
     are_due,
     may_leave,
     newest_prices,
@@ -24,6 +23,9 @@ from hetopt.backends.ec2.renter.spot_pools import (
     pools_of,
     repriced,
 )
+from hetopt.backends.ec2.spot_history import PRICES_EVERY_S
+from hetopt.backends.ec2.stays import Stay
+from hetopt.core.budget_law import SHUTDOWN_S
 
 prices = st.floats(0.01, 5.0)
 gaps = st.floats(0.0, 5000.0)

@@ -12,7 +12,6 @@ import pytest
 
 from hetopt.backends.ec2.protocol import Lease
 from hetopt.backends.ec2.renter import calls
-from hetopt.backends.ec2.renter.budget import SHUTDOWN_S
 from hetopt.backends.ec2.renter.bundle import Bundle
 from hetopt.backends.ec2.renter.cluster_state import ClusterState
 from hetopt.backends.ec2.renter.edge import BotoEdge
@@ -22,6 +21,7 @@ from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.reconcile import BOOTED_WITHIN_S, roles_as_they_are
 from hetopt.backends.ec2.renter.request import Answer, Edge, Request
 from hetopt.core.bucket_traffic import LEASE_OBJECT
+from hetopt.core.budget_law import SHUTDOWN_S
 from hetopt.core.errors import BadInput, BudgetStop
 from hetopt.core.profile import Profile
 from hetopt.core.run_status import RunState

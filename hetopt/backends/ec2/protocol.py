@@ -2,7 +2,8 @@
 
 runs/RUN/placement.json      which machine is which host, where all meet, and the spec    written by the renter
 runs/RUN/outcome.json        that the run is over for good                                written by the first host
-runs/RUN/lease.json          until when they may train and live                           written by the renter
+runs/RUN/lease.json          until when they may train and live, and by what they extend  written by the renter
+                             that themselves
 runs/RUN/state/ID.json       that machine ID lives, and what it does                      written by that machine
 runs/RUN/events/OFFSET.jsonl the run's events from that byte on                           written by the first host
 runs/RUN/log/HOST/...        the end of what its processes printed                        written by each host
@@ -45,11 +46,39 @@ InstanceId = Annotated[str, StringConstraints(pattern=r"^i-[0-9a-z]{1,32}$")]
 Generation = Annotated[int, Field(ge=0, le=10_000, strict=True)]
 
 
+Usd = Annotated[float, Field(ge=0, le=1e9)]
+
+
+class PaidMachine(Record):
+    """A machine on the bill, with what it costs an hour: now, at most, and of that its volume and address."""
+
+    zone: str
+    instance_type: str
+    on_demand: bool
+    usd_per_hour: Usd
+    worst_usd_per_hour: Usd
+    extras_usd_per_hour: Usd
+
+
+class Renewal(Record):
+    """What a run's budget leaves at a moment, and what it is spent on from then on: by it machines extend their lease.
+
+    It tells of every machine on the bill. Where others are to come, a lease without one is written first.
+    """
+
+    since_s: float = Field(ge=0, le=_LAST_MOMENT_S, description="the moment, seconds since the epoch")
+    left_usd: Usd
+    worst_usd_per_hour: float = Field(gt=0, le=1e9, description="of all machines that may ever come of the order")
+    checkpoint_s: float = Field(ge=0, le=_LAST_MOMENT_S, description="to write and upload the last checkpoint")
+    machines: tuple[PaidMachine, ...] = Field(min_length=1)
+
+
 class Lease(Record):
     """Until when a run may go on, in seconds since the epoch. 0 for ``stop_training_s`` means: end now."""
 
     end_s: float = Field(ge=0, le=_LAST_MOMENT_S)
     stop_training_s: float = Field(ge=0, le=_LAST_MOMENT_S)
+    renewal: Renewal | None = Field(default=None, description="absent: nobody but the renter extends it")
 
     @property
     def wishes_end(self) -> bool:

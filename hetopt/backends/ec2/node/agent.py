@@ -1,9 +1,9 @@
 """The agent of a rented machine: waits for its place, hosts the workers, heeds the end, and keeps the bucket current.
 
 ``python -m hetopt.backends.ec2.node.agent ROOT``, started by the boot script, which shuts the machine down when the
-agent ends. It never extends its own life: the lease in the bucket does, and whoever follows the run pays for it. What
-is in the bucket is believed within what the machine was told when it booted: the latest end, and the run that was
-ordered.
+agent ends. It lives as long as the lease in the bucket lets it, and where nobody follows the run as long as the budget
+pays for that lease (`hetopt.backends.ec2.renewal`). What is in the bucket is believed within what the machine was told
+when it booted: the latest end, and the run that was ordered.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from hetopt.backends.ec2.data import Progress
 from hetopt.backends.ec2.lifetime import UNITS_FOLDER, UNITS_VARIABLE, Timer
 from hetopt.backends.ec2.node.checkpoints import Checkpoints
 from hetopt.backends.ec2.node.imds import Imds, Notice, over_http
+from hetopt.backends.ec2.node.prices import SpotPrices
 from hetopt.backends.ec2.objects import Objects, S3Objects
 from hetopt.backends.ec2.protocol import (
     MODELS_FOLDER,
@@ -34,6 +35,7 @@ from hetopt.backends.ec2.protocol import (
     outcome_json,
     placement_of,
 )
+from hetopt.backends.ec2.renewal import Allowance, AskPrices
 from hetopt.backends.ec2.uploads import Uploads
 from hetopt.backends.local import QUIET_TORCH
 from hetopt.core.bucket_traffic import HEARTBEAT_S, LEASE_OBJECT, PLACEMENT_OBJECT, READ_EVERY_S
@@ -105,6 +107,7 @@ class Agent:
         config: what it was told.
         imds: what it knows of itself.
         timer: what ends it.
+        prices: what spot pools have cost; by it the lease is extended where nobody follows the run.
         read_every_s: between looks for news.
         heartbeat_s: between words that it lives, with which goes what the run has written.
         root: where the boot script installed everything.
@@ -119,17 +122,23 @@ class Agent:
     models: Objects
     imds: Surroundings
     timer: OwnEnd
+    prices: AskPrices = lambda types, from_s: None
     clock: Callable[[], float] = time.time
     sleep: Callable[[float], None] = time.sleep
     turn_s: float = TURN_S
     read_every_s: float = READ_EVERY_S
     heartbeat_s: float = HEARTBEAT_S
-    _lease: Lease | None = None
     _armed_s: float = 0.0
     _said: str = ""
     _doomed: bool = False
     _superseded: bool = False
     _code: int = 0
+
+    def __post_init__(self) -> None:
+        """Before it has heard of any lease."""
+        self._allowance = Allowance(
+            end_s=self.config.end_s, latest_end_s=self.config.latest_end_s, ask_prices=self.prices
+        )
 
     def live(self) -> int:
         """Take part in the run; the exit code is that of the host process.
@@ -335,16 +344,13 @@ class Agent:
         lease = Lease.of_json(data) if data is not None else None
         if lease is None:
             return
-        self._lease = lease
-        # Later while less is spent than was feared; sooner once there are more machines; never later than the boot
-        # data say, whoever wrote the lease.
-        end_s = min(lease.end_s, self.config.latest_end_s)
-        if abs(end_s - self._armed_s) > TURN_S:
-            self.timer.set(end_s)
-            self._armed_s = end_s
+        self._allowance.hear(lease, self.clock())
+        if abs(self._allowance.end_s - self._armed_s) > TURN_S:
+            self.timer.set(self._allowance.end_s)
+            self._armed_s = self._allowance.end_s
 
     def _must_end(self) -> bool:
-        return self._lease is not None and self.clock() >= self._lease.stop_training_s
+        return self.clock() >= self._allowance.stop_training_s
 
     def _time_is_up(self) -> bool:
         return self.clock() >= self._armed_s
@@ -403,7 +409,8 @@ def main(arguments: list[str]) -> int:
     models = replace(objects, prefix=f"{MODELS_FOLDER}/{config.run_id}")
     imds = Imds(transport=over_http, clock=time.time)
     timer = Timer(run=_run, units=Path(os.environ.get(UNITS_VARIABLE, UNITS_FOLDER)), clock=time.time)
-    return Agent(config=config, root=root, objects=objects, models=models, imds=imds, timer=timer).live()
+    prices = SpotPrices.connect(region=config.region)
+    return Agent(config=config, root=root, objects=objects, models=models, imds=imds, timer=timer, prices=prices).live()
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from typing import Any
 
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.bootstrap import NodeConfig, user_data
+from hetopt.backends.ec2.protocol import Renewal
 from hetopt.backends.ec2.renter import tags
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order, Role, Zone
 from hetopt.backends.ec2.renter.request import Reference, Request
@@ -373,7 +374,9 @@ def order_call(order: Order) -> Request:
     return put_object(order, "order", key, order.to_json().encode(), "what is rented, for other terminals")
 
 
-def lease_call(order: Order, end_s: float, stop_training_s: float, *, over: str | None = None) -> Request:
+def lease_call(
+    order: Order, end_s: float, stop_training_s: float, *, over: str | None = None, renewal: Renewal | None = None
+) -> Request:
     """Tell the machines until when they may live; they never outlive what they were last told.
 
     Args:
@@ -382,17 +385,20 @@ def lease_call(order: Order, end_s: float, stop_training_s: float, *, over: str 
         stop_training_s: until when they train.
         over: tag of the lease that this one follows. Where another was written meanwhile, such as the wish that the run
             ends, from another terminal, that one stays and this one is refused. None: whatever is there is replaced.
+        renewal: by what machines extend it themselves.
     """
-    told = {"end_s": round(end_s, 1), "stop_training_s": round(stop_training_s, 1)}
+    told: dict[str, object] = {"end_s": round(end_s, 1), "stop_training_s": round(stop_training_s, 1)}
+    if renewal is not None:
+        told["renewal"] = renewal.model_dump(mode="json")
     request = _lease(order, "lease", told, "until when the budget lets them live")
     return request if over is None else replace(request, parameters={**request.parameters, "IfMatch": over})
 
 
 def stop_call(order: Order, end_s: float) -> Request:
     """Tell the machines to save a checkpoint and end."""
-    told = {"end_s": round(end_s, 1), "stop_training_s": 0.0}
+    told: dict[str, object] = {"end_s": round(end_s, 1), "stop_training_s": 0.0}
     return _lease(order, "stop", told, "the wish that the run ends, with a checkpoint")
 
 
-def _lease(order: Order, step: str, told: dict[str, float], purpose: str) -> Request:
+def _lease(order: Order, step: str, told: dict[str, object], purpose: str) -> Request:
     return put_object(order, step, f"{order.prefix}/{LEASE_OBJECT}", json.dumps(told).encode(), purpose)

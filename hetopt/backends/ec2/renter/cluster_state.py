@@ -9,8 +9,8 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from hetopt.backends.ec2 import facts
-from hetopt.backends.ec2.renter.budget import Stay, spent_usd
 from hetopt.backends.ec2.renter.order import Zone
+from hetopt.backends.ec2.stays import Stay, spent_usd
 from hetopt.core.artifact import Artifact, HostName, Record, Told
 from hetopt.core.run_spec import WorkerSpec
 from hetopt.optimizer.cost.billing import is_free
@@ -107,6 +107,7 @@ class ClusterState(Artifact):
     generation: NonNegativeInt = Field(default=0, description="how often machines were replaced")
     machines: tuple[MachineState, ...] = ()
     lease_end_s: NonNegativeFloat | None = Field(default=None, description="until when the machines may live")
+    lease_renews: bool = Field(default=False, description="whether machines may extend that lease by themselves")
     lease_tag: str | None = Field(default=None, description="which version of the lease in the bucket that was")
     stop_wished_s: NonNegativeFloat | None = None
     stop_reason: Told | None = None

@@ -15,10 +15,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from hetopt.backends.ec2.protocol import PaidMachine, Renewal
 from hetopt.backends.ec2.renter.budget import MOVE_S, Guard
 from hetopt.backends.ec2.renter.cluster_state import ClusterState, MachineState
 from hetopt.backends.ec2.renter.order import Order
-from hetopt.backends.ec2.renter.spot_pools import may_leave, pair, rests
+from hetopt.backends.ec2.renter.spot_pools import billed_from_s, may_leave, pair, rests
 from hetopt.core.bucket_traffic import HEARTBEAT_S
 from hetopt.core.errors import BadInput, BudgetStop
 from hetopt.core.nodes import host_names
@@ -69,6 +70,36 @@ def guard_of(order: Order, state: ClusterState, now_s: float) -> Guard:
         worst_usd_per_hour=order.worst_usd_per_hour(),
         checkpoint_s=order.checkpoint_s,
         heartbeat_s=HEARTBEAT_S,
+    )
+
+
+def renewal_of(order: Order, state: ClusterState, now_s: float) -> Renewal | None:
+    """By what a run's machines extend their lease; None while any come or are relieved, and where none is on spot.
+
+    It begins where prices were last seen: what they have been since is not known here.
+    """
+    since_s = min(now_s, billed_from_s(order, state))
+    guard, spent_usd = guard_of(order, state, now_s), state.spent_usd(since_s)
+    changing = state.zone_wanted is not None or state.paused_s is not None or len(state.serving) < len(state.alive)
+    on_spot = any(not machine.on_demand for machine in state.alive)
+    if changing or not on_spot or state.stop_wished_s is not None or guard.left_usd(spent_usd) <= 0:
+        return None
+    return Renewal(
+        since_s=since_s,
+        left_usd=guard.left_usd(spent_usd),
+        worst_usd_per_hour=guard.worst_usd_per_hour,
+        checkpoint_s=order.checkpoint_s,
+        machines=tuple(
+            PaidMachine(
+                zone=machine.zone or state.zone,
+                instance_type=machine.instance_type,
+                on_demand=machine.on_demand,
+                usd_per_hour=machine.usd_per_hour,
+                worst_usd_per_hour=order.zone(machine.zone).rates[machine.instance_type].worst_usd_per_hour,
+                extras_usd_per_hour=machine.extras_usd_per_hour,
+            )
+            for machine in state.alive
+        ),
     )
 
 

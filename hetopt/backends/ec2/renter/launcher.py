@@ -11,7 +11,7 @@ from pathlib import Path
 from hetopt.backends.backend import Pools, RunHandle
 from hetopt.backends.ec2.renter import calls
 from hetopt.backends.ec2.renter.cluster_state import ClusterState
-from hetopt.backends.ec2.renter.desired import Change, enlarged, moved, switched
+from hetopt.backends.ec2.renter.desired import Change, enlarged, moved, renewal_of, switched
 from hetopt.backends.ec2.renter.edge import connect_run
 from hetopt.backends.ec2.renter.ledger import LEDGER_FILE, Made, made, read_ledger, recorded_ids
 from hetopt.backends.ec2.renter.loop import Loop, latest_checkpoint
@@ -29,7 +29,7 @@ from hetopt.backends.ec2.renter.spot_pools import (
     rebilled,
     spot_types,
 )
-from hetopt.backends.ec2.renter.watch import Watcher
+from hetopt.backends.ec2.renter.watch import Watcher, read_lease
 from hetopt.core.bucket_traffic import HEARTBEAT_S
 from hetopt.core.errors import BadInput, CloudRefused
 from hetopt.core.events.log import EVENTS_FILE
@@ -98,8 +98,8 @@ class Ec2Launcher:
         """
         order = Order.load(run_dir / ORDER_FILE).of_run(spec)
         order.save(run_dir / ORDER_FILE)
-        watcher = self._loop(order, run_dir).watcher
-        edge = watcher.edge
+        loop = self._loop(order, run_dir)
+        watcher, edge = loop.watcher, loop.edge
         generation = watcher.next_generation()
         renter = Renter(
             edge=edge, sleep=self.sleep, tell=self.tell, accept=self.accept, made=partial(self._made, run_dir)
@@ -113,8 +113,20 @@ class Ec2Launcher:
             resume_from=latest_checkpoint(edge, order) if generation else None,
         )
         write_spec(run_dir, rented.spec)
-        watcher.begin(rented.assigned, rented.zone)
+        self._let_extend(loop, watcher.begin(rented.assigned, rented.zone))
         return RunHandle(run_dir=run_dir)
+
+    def _let_extend(self, loop: Loop, state: ClusterState) -> None:
+        """Tell the machines of a new run by what they extend their lease where nobody follows it from here on."""
+        renewal = renewal_of(loop.order, state, self.clock())
+        try:
+            found = None if renewal is None else read_lease(loop.edge, loop.order)
+            if found is not None and not found[0].wishes_end:
+                lease, tag = found
+                tagged = state.model_copy(update={"lease_tag": tag})
+                loop.extend(tagged, lease.end_s, lease.stop_training_s, renewal)
+        except CloudRefused as refused:
+            self.tell(f"{refused.message} {refused.hint or ''} Its machines extend nothing until somebody looks at it.")
 
     def poll(self, handle: RunHandle) -> RunStatus:
         """How the run is. Asks the cloud as often as is worth it, and answers from the folder in between.

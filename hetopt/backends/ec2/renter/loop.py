@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetopt.backends.ec2 import facts
-from hetopt.backends.ec2.protocol import LATEST_OBJECT, Latest
+from hetopt.backends.ec2.protocol import LATEST_OBJECT, Latest, Renewal
 from hetopt.backends.ec2.renter import calls
 from hetopt.backends.ec2.renter.cluster_state import ClusterState
 from hetopt.backends.ec2.renter.errors import ApiRefused, if_there
@@ -135,7 +135,7 @@ class Loop:
             case Rent():
                 return self._rent(action)
             case Extend():
-                return self.extend(state, action.end_s, action.stop_training_s)
+                return self.extend(state, action.end_s, action.stop_training_s, action.renewal)
             case Stop():
                 self.edge(calls.stop_call(self.order, state.lease_end_s or self.watcher.clock()))
             case End():
@@ -148,15 +148,27 @@ class Loop:
         self.watcher.save(state)
         return state
 
-    def extend(self, state: ClusterState, end_s: float, stop_training_s: float) -> ClusterState:
-        """Let the machines live until then, unless somebody else has said something else meanwhile."""
+    def extend(
+        self, state: ClusterState, end_s: float, stop_training_s: float, renewal: Renewal | None = None
+    ) -> ClusterState:
+        """Let the machines live until then, unless somebody else has said something else meanwhile.
+
+        Args:
+            state: as it was seen last.
+            end_s: until when they live, seconds since the epoch.
+            stop_training_s: until when they train.
+            renewal: by what they extend that themselves; None: not by themselves.
+        """
+        call = calls.lease_call(self.order, end_s, stop_training_s, over=state.lease_tag, renewal=renewal)
         try:
-            answer = self.edge(calls.lease_call(self.order, end_s, stop_training_s, over=state.lease_tag))
+            answer = self.edge(call)
         except ApiRefused as refused:
             if refused.code == facts.WRITTEN_MEANWHILE.value:
                 return state  # the next look reads what it was
             raise
-        granted = state.model_copy(update={"lease_end_s": end_s, "lease_tag": answer["ETag"]})
+        granted = state.model_copy(
+            update={"lease_end_s": end_s, "lease_tag": answer["ETag"], "lease_renews": renewal is not None}
+        )
         self.watcher.save(granted)
         return granted
 

@@ -1,7 +1,8 @@
 """What an administrator sets up once: what hetopt must be allowed, and no more, and the bucket that runs use.
 
 Policies are data. Whatever is made must carry hetopt's tags in the call that makes it, and only what carries the
-caller's own name can be removed. Machines have a role of their own, which reaches the bucket and nothing else.
+caller's own name can be removed. Machines have a role of their own, which reaches the bucket and
+sees what spot costs, and nothing else.
 (Condition keys: the EC2, IAM and S3 pages of AWS's Service Authorization Reference, 2026-11.)
 
 All machines of an account share that role: the credentials of an instance profile take neither session policies nor
@@ -155,7 +156,8 @@ RENTERS_WRITE = ("lease.json", "order.json", "placement.json", "plan.json", "spe
 
 
 def node_policy(*, bucket: str) -> Policy:
-    """What machines may do: read code, data and their run, write what they have to tell. They end by shutting down.
+    """What machines may do: read code, data and their run, write what they have to tell, and see what spot costs. They
+    end by shutting down.
 
     A list needs the whole name of a run: a prefix that matches ``runs/*/*`` has its name between the slashes.
     """
@@ -173,6 +175,8 @@ def node_policy(*, bucket: str) -> Policy:
                 f"{here}/{WHEELS_FOLDER}/*",  # which are believed by their hashes alone
             ],
         ),
+        # By what spot costs, machines know how long their budget lasts where nobody follows the run.
+        _statement("SeePrices", ["ec2:DescribeSpotPriceHistory"], ["*"]),
         _statement("ForgetOldCheckpoints", ["s3:DeleteObject"], [f"{here}/runs/*/ckpt/*"]),
         # Also where an administrator has given the role more: a denial counts before whatever allows.
         {

@@ -18,8 +18,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hetopt.backends.ec2.protocol import Renewal
 from hetopt.backends.ec2.renter.cluster_state import ClusterState, MachineState
-from hetopt.backends.ec2.renter.desired import Slot, guard_of, slots_of
+from hetopt.backends.ec2.renter.desired import Slot, guard_of, renewal_of, slots_of
 from hetopt.backends.ec2.renter.order import Order, Role
 from hetopt.backends.ec2.renter.placement import shared, without
 from hetopt.backends.ec2.renter.run_status import TRIES, failed, hopeless_hosts, hopeless_types
@@ -133,10 +134,15 @@ class Place(Action):
 
 @dataclass(frozen=True, kw_only=True)
 class Extend(Action):
-    """Let the machines live longer."""
+    """Let the machines live longer.
+
+    Attributes:
+        renewal: by what they extend that themselves; None: nobody but who follows the run does.
+    """
 
     end_s: float
     stop_training_s: float
+    renewal: Renewal | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,12 +185,18 @@ def reconcile(order: Order, observed: Observed, now_s: float, *, patience_s: flo
     ends = _ends(state, now_s)
     after = ends[-1].state if ends else state
     changes = _changes(order, replace(observed, state=after), now_s)
-    if changes:
-        return [*ends, *changes]
     guard = guard_of(order, state, now_s)
     end_s = min(guard.end_s(state.spent_usd(now_s), now_s), order.latest_end_s)
-    if state.lease_end_s is None or end_s > state.lease_end_s + LEASE_GROWS_S:
-        return [*ends, Extend(state=after, end_s=end_s, stop_training_s=guard.stop_training_s(end_s))]
+    lease = Extend(state=after, end_s=end_s, stop_training_s=guard.stop_training_s(end_s))
+    if state.lease_renews and any(isinstance(change, Rent) for change in changes):
+        # Those that are there know nothing of what is about to be paid for: they extend nothing from now on.
+        return [*ends, lease]
+    if changes:
+        return [*ends, *changes]
+    renewal = renewal_of(order, after, now_s)
+    grows = state.lease_end_s is None or end_s > state.lease_end_s + LEASE_GROWS_S
+    if grows or (renewal is not None and not state.lease_renews):
+        return [*ends, replace(lease, renewal=renewal)]
     return [*ends]
 
 

@@ -16,10 +16,10 @@ import json
 import math
 
 from hetopt.backends.ec2 import facts
-from hetopt.backends.ec2.renter.budget import SHUTDOWN_S
 from hetopt.backends.ec2.renter.errors import if_there
 from hetopt.backends.ec2.renter.order import Order
 from hetopt.backends.ec2.renter.request import Edge, Request, read
+from hetopt.core.budget_law import SHUTDOWN_S
 from hetopt.core.errors import CloudRefused
 
 END_ROLE = "hetopt-end"

@@ -12,43 +12,22 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from hetopt.backends.backend import Pools
-from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter.cluster_state import ClusterState, MachineState, SpotPrices
 from hetopt.backends.ec2.renter.order import Order, Zone
 from hetopt.backends.ec2.renter.request import Answer, Request, read
+from hetopt.backends.ec2.spot_history import PRICES_EVERY_S, changes_of, history_parameters
 from hetopt.optimizer.cost.observed_preemptions import ObservedPool, keep, observed_file
-
-PRICES_EVERY_S = 600.0
-"""Prices move over hours, and a machine is billed by the second: a look costs nothing, and tells little more often."""
 
 
 def price_request(names: Sequence[str], from_s: float) -> Request:
-    """Ask what types cost on spot in every zone.
-
-    Args:
-        names: of the types.
-        from_s: seconds since the epoch. 'It also returns the last price change before the start time, which is the
-            effective price as of the start time' (EC2 API reference, DescribeSpotPriceHistory): from now on, that is
-            the price of now.
-    """
-    return read(
-        "ec2",
-        "describe_spot_price_history",
-        "what the types cost now, zone by zone",
-        InstanceTypes=list(names),
-        ProductDescriptions=[facts.SPOT_PRODUCT.value],
-        StartTime=datetime.datetime.fromtimestamp(from_s, datetime.UTC),
-    )
+    """Ask what types cost on spot in every zone, from a moment on (seconds since the epoch)."""
+    purpose = "what the types cost now, zone by zone"
+    return read("ec2", "describe_spot_price_history", purpose, **history_parameters(names, from_s))
 
 
 def newest_prices(answer: Answer) -> dict[tuple[str, str], float]:
     """The newest price of each zone and type, USD an hour, without volume and address."""
-    newest: dict[tuple[str, str], Answer] = {}
-    for found in answer.get("SpotPriceHistory", ()):
-        pool = (found["AvailabilityZone"], found["InstanceType"])
-        if pool not in newest or found["Timestamp"] > newest[pool]["Timestamp"]:
-            newest[pool] = found
-    return {pool: float(found["SpotPrice"]) for pool, found in newest.items()}
+    return {(change.zone, change.instance_type): change.usd_per_hour for change in changes_of(answer)}
 
 
 def spot_types(order: Order) -> list[str]:
@@ -86,9 +65,9 @@ def rebilled(order: Order, seen: ClusterState, history: Answer, now_s: float) ->
         now_s: seconds since the epoch.
     """
     machines, from_s = list(seen.machines), billed_from_s(order, seen)
-    for one in sorted(history.get("SpotPriceHistory", ()), key=lambda one: float(one["Timestamp"].timestamp())):
-        then_s, pool = one["Timestamp"].timestamp(), (one["AvailabilityZone"], one["InstanceType"])
-        usd = _usd_of(order, *pool, float(one["SpotPrice"]))
+    for one in changes_of(history):
+        then_s, pool = one.at_s, (one.zone, one.instance_type)
+        usd = _usd_of(order, *pool, one.usd_per_hour)
         if usd is None or not from_s < then_s < now_s:
             continue
         for place, machine in enumerate(machines):

@@ -173,7 +173,11 @@ class Watcher:
         if found is None:
             return before
         lease, tag = found
-        heard: dict[str, object] = {"lease_tag": tag, "lease_end_s": lease.end_s}
+        heard: dict[str, object] = {
+            "lease_tag": tag,
+            "lease_end_s": lease.end_s,
+            "lease_renews": lease.renewal is not None,
+        }
         if lease.wishes_end and before.stop_wished_s is None:
             heard |= {"stop_wished_s": self.clock(), "stop_reason": "stopped from another terminal"}
         return before.model_copy(update=heard)

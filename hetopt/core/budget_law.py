@@ -1,0 +1,42 @@
+"""How long a budget lasts whatever prices do: the inequality of planner, follower and machines.
+
+Spot prices move, but never above the on-demand price, which is what EC2 takes as the highest bid where none is given.
+So machines that all cost their on-demand price spend the fastest that they ever can, and
+
+    lifetime  <=  left / worst                                        [h], left in USD, worst in USD an hour
+    end(t)     =  t + (left - spent(t)) / worst - shutdown            what is left at a moment t pays until then
+
+spent(t) grows by at most the worst price, so end(t) never goes back: whoever reckons later, by what was really spent,
+never takes back what somebody granted before. And of several ends that were reckoned at different moments, the latest
+pays for all: what is spent after its moment t is at most (end(t) + shutdown - t) worst = left - spent(t).
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Usd = TypeVar("Usd", float, NDArray[np.float64])
+
+SECONDS_PER_HOUR = 3600.0
+
+SHUTDOWN_S = 120.0
+"""From the order to shut down until EC2 has stopped the clock: services get 90 s to end, by systemd's default. Machines
+are paid for until they are off."""
+
+
+def worst_usd(worst_usd_per_hour: Usd, lasts_s: float) -> Usd:
+    """What machines cost at most for so long."""
+    return worst_usd_per_hour * (lasts_s / SECONDS_PER_HOUR)
+
+
+def lasts_s(left_usd: float, worst_usd_per_hour: float) -> float:
+    """How long machines are paid for, were all prices at their worst: `worst_usd` the other way round."""
+    return left_usd / worst_usd_per_hour * SECONDS_PER_HOUR
+
+
+def end_s(now_s: float, left_usd: float, worst_usd_per_hour: float) -> float:
+    """When machines are shut down, so that what is left now pays until they are off (seconds since the epoch)."""
+    return now_s + lasts_s(left_usd, worst_usd_per_hour) - SHUTDOWN_S
