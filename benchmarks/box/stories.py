@@ -344,6 +344,9 @@ class Narrator:
             _Telling(narrator=self, story=story, drawn=drawn, plan=plan, home=home, run_dir=run_dir).tell()
         story.told += [(at, what) for at, what in account.truth()["happened"]]
         shutil.rmtree(home)
+        if any(call in _OF_S3 for call, *_ in moods.get("refuses_at", ())):
+            # Where a refusal names another region, botocore goes there with all that it asks of the bucket from then on.
+            _door.cache_clear()
         return story
 
 
