@@ -345,7 +345,7 @@ class Narrator:
         story.told += [(at, what) for at, what in account.truth()["happened"]]
         shutil.rmtree(home)
         if any(call in _OF_S3 for call, *_ in moods.get("refuses_at", ())):
-            # Where a refusal names another region, botocore goes there with all that it asks of the bucket from then on.
+            # Where a refusal names another region, botocore goes there with all that it asks of the bucket after it.
             _door.cache_clear()
         return story
 
