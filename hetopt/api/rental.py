@@ -30,8 +30,8 @@ def unfollowed(rental: Rental) -> str:
     lives_s, takes_s = rental.order.lifetime_s, rental.wanted.chosen.prediction.total_s.high
     told = (
         "where nobody follows, or this machine sleeps, training goes on, but machines that are lost are not replaced, "
-        f"and all save a checkpoint and end when the budget is spent: after {duration(lives_s)} at on-demand prices, and "
-        f"later by what spot costs less, which the machines ask EC2; the run may take {duration(takes_s)}"
+        f"and all save a checkpoint and end when the budget is spent: after {duration(lives_s)} at on-demand prices, "
+        f"and later by what spot costs less, which the machines ask EC2; the run may take {duration(takes_s)}"
     )
     if takes_s <= lives_s:
         return told
