@@ -76,6 +76,11 @@ def compare(before: Path, after: Path, arguments: Sequence[str] = (), *, reporte
         found = differences(folder, "before", ("alone", "shared"))
         if found.steps == 0:
             raise RunFailed("the script did no step of an optimizer.", hint="give it arguments with which it trains")
+        if found.zero:
+            raise RunFailed(
+                f"{found.zero} of the gradients of the first {found.steps} steps are all zeros: nothing is compared.",
+                hint="give it arguments (warm-up, initial weights, data) with which it learns from the first step on",
+            )
         alone, shared = found.largest
         return Exactness(alone=alone, shared=shared, steps=found.steps)
 

@@ -12,6 +12,10 @@ from hetopt.core.errors import BadInput
 _PART = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?)\s*([a-z%]*)\s*")
 
 
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+"""As in 3,000,000."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unit:
     """What a number is followed by.
@@ -75,7 +79,7 @@ def quantity(text: str, unit: Unit, what: str) -> float:
     Raises:
         BadInput: it is not written so, not finite, or more than makes sense.
     """
-    typed = text.strip().lower().removeprefix(unit.prefix)
+    typed = _THOUSANDS.sub("", text.strip().lower().removeprefix(unit.prefix))
     parts = list(_PART.finditer(typed))
     whole = bool(parts) and sum(len(part[0]) for part in parts) == len(typed)
     joined = len(parts) == 1 or (unit.adds and all(part[2] and part[1][0].isdigit() for part in parts))

@@ -107,10 +107,12 @@ class Differences:
         steps: of its first optimizer, that were compared.
         largest: relative difference over all steps, for each of the others; infinite where they are of other
             parameters, or fewer.
+        zero: steps whose gradient is all zeros, so that nothing was compared.
     """
 
     steps: int
     largest: tuple[float, ...]
+    zero: int = 0
 
 
 def differences(folder: Path, name: str, others: Sequence[str]) -> Differences:
@@ -136,7 +138,11 @@ def differences(folder: Path, name: str, others: Sequence[str]) -> Differences:
             return math.inf
         return max((float((one - other).norm() / one.norm().clamp_min(TINY)) for one, other in pairs), default=0.0)
 
-    return Differences(steps=len(right[0]) if right else 0, largest=tuple(apart(read(one)) for one in others))
+    return Differences(
+        steps=len(right[0]) if right else 0,
+        largest=tuple(apart(read(one)) for one in others),
+        zero=sum(not one.any() for own in right for one in own),
+    )
 
 
 def _draw_nothing() -> None:

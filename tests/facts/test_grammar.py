@@ -209,3 +209,14 @@ def test_a_sentence_names_parameter_rule_value_and_next_step() -> None:
     assert refused.value.message == "--compression: ratio must be less than or equal to 1, got '2'."
     assert refused.value.hint
     assert not isinstance(refused.value.__cause__, ValidationError)
+
+
+@given(st.floats(0.01, 1e9), st.sampled_from(["", "$"]))
+def test_amounts_are_read_with_commas_between_thousands(amount: float, sign: str) -> None:
+    assert quantity(f"{sign}{amount:,.2f}", MONEY, "--budget") == pytest.approx(amount, abs=0.01)
+
+
+@pytest.mark.parametrize("text", ["1,5", "1,00", ",5", "1,0000"])
+def test_other_commas_are_no_amount(text: str) -> None:
+    with pytest.raises(BadInput, match="must be an amount in USD"):
+        quantity(text, MONEY, "--budget")

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from hetopt.api.converting import convert, convert_text
@@ -231,6 +232,16 @@ def test_a_form_of_script_computes_what_it_did(name: str, tmp_path: Path) -> Non
     assert found.steps == gradients.STEPS
     assert found.largest[0] == 0.0
     assert found.largest[1] <= EXACT
+    assert not found.zero
+
+
+def test_nothing_is_compared_where_gradients_are_zero(tmp_path: Path) -> None:
+    """A warm-up that begins at nothing: scripts that differ would agree."""
+    zeros = [[torch.zeros(3), torch.ones(3)]]
+    for name in ("before", "alone", "shared"):
+        torch.save(zeros, tmp_path / gradients.FILE.format(name=name, rank=0))
+    found = gradients.differences(tmp_path, "before", ("alone", "shared"))
+    assert found.zero == 1
 
 
 def test_training_in_a_module_beside_the_script_is_pointed_at(tmp_path: Path) -> None:

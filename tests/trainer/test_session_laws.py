@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from hetopt.core.comm import overlap
+from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.trainer.likeness import LARGEST, tensors_mark
+from hetopt.trainer.session import session
 from hetopt.trainer.session.batches import Part, ShareTable, own_slice
 from hetopt.trainer.session.buckets import Buckets
 from hetopt.trainer.session.flat import FlatGradients
@@ -266,3 +268,17 @@ def test_a_worker_waits_for_the_others_when_a_part_is_made_and_not_before(monkey
     assert asked_when == [4, 6]
     gradient = torch.cat([one.grad.flatten() for one in parameters if one.grad is not None])
     assert torch.equal(flat.single, gradient * 0.25)
+
+
+def test_a_list_is_no_batch_to_split_and_a_factor_on_the_loss_is_torchs() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inputs, factor = torch.ones(4, 2), torch.tensor(3.0)
+    model(inputs).mean().backward(factor)  # type: ignore[no-untyped-call]  # torch's gap
+    expected = [one.grad.clone() for one in model.parameters() if one.grad is not None]
+    model.zero_grad()
+    with session(model, optimizer) as run:
+        with pytest.raises(BadInput, match="was given a list, and shares out a tensor"):
+            run.split([1, 2])  # type: ignore[call-overload]
+        run.backward(model(inputs[run.split(4)]).mean(), gradient=factor)
+        assert all(torch.equal(one.grad, own) for one, own in zip(model.parameters(), expected, strict=True))

@@ -290,12 +290,18 @@ class BatchFlow:
             batch: of all workers: what stands for its samples, along the first dimension, or how many there are.
 
         Raises:
-            BadInput: there are fewer samples than workers, other numbers of them on some, or ``sync`` is used.
+            BadInput: it is neither, there are fewer samples than workers, or other numbers of them on some, or ``sync``
+                is used.
         """
         if self._trains_alone:
             raise BadInput(
                 "run.split shares out batches of workers that sum gradients, and these train for themselves.",
                 hint="leave out sync, or give the data to a DataLoader and that to run.loader",
+            )
+        if not isinstance(batch, int | Tensor):
+            raise BadInput(
+                f"run.split was given a {type(batch).__name__}, and shares out a tensor or a number of samples.",
+                hint="draw indices as a tensor: rows = run.split(torch.randint(len(samples), (batch_size,)))",
             )
         if self.world_size > 1:
             with self._gate.drawing(self._handed.newest):

@@ -241,8 +241,20 @@ def _number(weight: Weight | Tensor) -> Weight:
 
 
 def _unknown(problem: str) -> BadInput:
-    hint = TERMS_HINT if DIFFERENT_TERMS in problem else WEIGHT_HINT
+    hint = WEIGHT_HINT
+    if DIFFERENT_TERMS in problem:
+        hint = TERMS_HINT
+    elif problem.startswith(("ends in", "divides", "multiplies")):
+        hint = NOT_A_MEAN_HINT
     return BadInput(f"How much each worker's gradient counts cannot be told: the loss {problem}.", hint=hint)
+
+
+NOT_A_MEAN_HINT = (
+    "a function of a mean (its absolute value, root or logarithm, a limit to it, a product or quotient of two) is not "
+    "the mean of those of parts, whatever the weight: compute it of the outputs of all workers, "
+    f"outputs = run.gather(outputs); where it is a mean or a sum all the same, {WEIGHT_HINT}"
+)
+"""What is right for losses that only look like means."""
 
 
 TERMS_HINT = (

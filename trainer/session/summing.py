@@ -62,6 +62,7 @@ class GradientFlow(BatchFlow):
         retain_graph: bool | None = None,
         create_graph: bool = False,
         inputs: Any = None,
+        gradient: Tensor | None = None,
     ) -> None:
         """``loss.backward()``, and then the gradients of all workers in ``.grad``: clip them or step as in the script.
 
@@ -77,6 +78,7 @@ class GradientFlow(BatchFlow):
             retain_graph: as of ``Tensor.backward``.
             create_graph: likewise.
             inputs: likewise.
+            gradient: likewise; a scalar, by which the loss is multiplied.
 
         Raises:
             BadInput: the loss is no scalar, the samples did not come from `loader`, or the workers' gradients do not
@@ -88,6 +90,8 @@ class GradientFlow(BatchFlow):
                 f"The loss has shape {tuple(loss.shape)}; it must be a scalar.",
                 hint="return the mean over the samples of the batch",
             )
+        if gradient is not None:
+            loss = loss * gradient.detach()
         if self.world_size > 1 and not self._is_inspected:
             inspect_wrappers(self._model)
             self._is_inspected = True
