@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,9 @@ from pathlib import Path
 from hetopt.core.errors import BadInput
 
 LEASE_FILE = "lease"
+
+ENDING_S = 5.0
+"""How long the last processes of a run that is over may take to end."""
 
 
 @contextmanager
@@ -29,10 +33,20 @@ def lease(run_dir: Path) -> Iterator[int]:
     except OSError as error:
         raise BadInput(f"{run_dir} cannot be written: {error.strerror}.", hint="name another folder") from None
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BadInput(f"a run is alive in {run_dir}.", hint="stop it first, or name another folder") from None
+        until_s = time.monotonic() + ENDING_S
+        while not _is_taken(descriptor):
+            if time.monotonic() > until_s:
+                raise BadInput(f"a run is alive in {run_dir}.", hint="stop it first, or name another folder")
+            time.sleep(0.05)
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _is_taken(descriptor: int) -> bool:
+    """Whether the lease is ours now; it is not where somebody else holds it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -145,7 +145,7 @@ def test_each_launch_says_what_becomes_of_a_run_that_nobody_follows(
 ) -> None:
     look = ("launch", "--on", "ec2", plan_file, "--dry-run")
     told = " ".join(hetopt(*look, "--budget", "0.15").out.split())
-    assert re.search(r"or this machine sleeps, training goes on.* end after 1\d min.* the run may take 25 min", told)
+    assert re.search(r"or this machine sleeps, training goes on.* spent: after 1\d min.* the run may take 25 min", told)
     assert "`hetopt status` before that" in told
     longer = " ".join(hetopt(*look).out.split())
     assert "or this machine sleeps, training goes on" in longer
@@ -345,7 +345,7 @@ def test_a_launch_is_followed_to_its_end(
     assert "hello from h0" in hetopt("logs").out
     report = hetopt("report")
     assert report.code == 0, report.err
-    assert "workers on ec2" in report.out
+    assert "1 worker on ec2" in report.out
     assert json.loads(hetopt("status", "--json").out)["state"] == "finished"
 
 

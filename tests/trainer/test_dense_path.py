@@ -52,7 +52,9 @@ def test_so_does_that_of_a_script_and_a_large_one_leaves_while_backward_still_ma
         assert {call["elements"] for call in small} == {small[0]["elements"]}
         assert small[0]["elements"] >= 2 * (16 * (8 + 16 + 3) + 1) / 2, "float32 numbers, two of which take one place"
         assert {frames(call, "summing.py:backward")[-1] for call in small} == {"turns.py:begin"}
-        parts = [call for call in inside if call["elements"] in (WIDE * (WIDE + 2) + 1, 9 * WIDE)]
-        assert len(parts) == 2 * STEPS, "a bucket of the last layers, and the rest"
+        of_last_layers, rest = WIDE * (WIDE + 2) + 1, 9 * WIDE
+        parts = [call for call in inside if call["elements"] in (of_last_layers, rest + 3 * 6)]
+        assert len(parts) == 2 * STEPS, "a bucket of the last layers, and the rest, with three marks of six parameters"
         for call in parts:
-            assert frames(call, "summing.py:backward")[-2:] == ["buckets.py:_ready", "buckets.py:_send"]
+            when = "_ready" if call["elements"] == of_last_layers else "send_rest"
+            assert frames(call, "summing.py:backward")[-2:] == [f"buckets.py:{when}", "buckets.py:_send"]

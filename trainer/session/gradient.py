@@ -317,7 +317,11 @@ class GradientSum:
             self._aside = None
         flags = self._flags(is_spoilt=hidden is not None and hidden.is_spoilt)
         if hidden is not None:
-            flags = self._end_hidden(hidden, flags)
+            hidden.send_rest(flags.flatten())
+            hidden.wait()
+            hidden.end()
+            self.stats = ExchangeStats(sent_bytes=self._flat.single.nbytes, compress_s=0.0, sync_s=0.0)
+            flags = self._flat.whole[: flags.numel()].view_as(flags) > 0
         else:
             work = dist.all_reduce(flags, op=dist.ReduceOp.MAX, async_op=True) if self._world_size > 1 else None
             self._sum_whole(scaler, look_at)
@@ -331,14 +335,6 @@ class GradientSum:
             self._sum_whole(None, ())
         self._set_used(used, dense)
         self._give()
-
-    def _end_hidden(self, hidden: Buckets, flags: Tensor) -> Tensor:
-        """Send what backward left to send, with the flags; those that any worker has."""
-        hidden.send_rest(flags.flatten())
-        hidden.wait()
-        hidden.end()
-        self.stats = ExchangeStats(sent_bytes=self._flat.single.nbytes, compress_s=0.0, sync_s=0.0)
-        return self._flat.whole[: flags.numel()].view_as(flags) > 0
 
     def _sum_whole(self, scaler: Scaler | None, look_at: Sequence[float]) -> None:
         """Sum the gradient that lies in its buffer (see `sum`)."""

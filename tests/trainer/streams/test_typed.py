@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from hetopt.api.stream_options import on_stream, parse_stream, remark
+from hetopt.api.stream_options import on_stream, parse_stream, waiting
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.scaled_emulation import ScaledEmulation
+from hetopt.optimizer.plan import Prediction, Range
 
 
 def run(**fields: object) -> RunSpec:
@@ -19,6 +20,15 @@ def read(text: str, spec: RunSpec | None = None) -> RunSpec:
     wish = parse_stream(text)
     assert wish is not None
     return on_stream(wish, spec or run(), None)
+
+
+ONE = Range(value=1.0, low=1.0, high=1.0)
+
+
+def counted(spec: RunSpec) -> tuple[Prediction, str]:
+    """What becomes of a prediction of one step of a second."""
+    times = dict.fromkeys(("step_time_s", "steps", "training_s", "total_s", "cost_usd"), ONE)
+    return waiting(Prediction.model_construct(**times, waiting_s=0.0), spec)
 
 
 def test_rates_may_be_given_or_drawn() -> None:
@@ -33,7 +43,7 @@ def test_rates_may_be_given_or_drawn() -> None:
     assert drawn is not None
     assert len(drawn.rates) == 2
     assert drawn.rates != (64.0, 64.0)
-    assert "bring 80 to 160 samples/s" in remark(given)
+    assert "bring 80 to 160 samples/s" in counted(given)[1]
 
 
 def test_a_broker_is_named_with_its_key() -> None:
@@ -42,7 +52,9 @@ def test_a_broker_is_named_with_its_key() -> None:
     assert (spec.stream.url, spec.stream.key, spec.stream.streams) == ("redis://10.0.0.5:6379/1", "cam", 3)
     assert spec.stream.delete_trained
     assert read("redis").stream is not None
-    assert "also wait" in remark(spec)
+    told, said = counted(spec)
+    assert "also wait" in said
+    assert told.total_s == ONE, "nobody knows how long"
 
 
 def test_another_policy_keeps_its_batches() -> None:
@@ -50,7 +62,9 @@ def test_another_policy_keeps_its_batches() -> None:
     assert wish is not None
     spec = on_stream(wish, run(), "static")
     assert spec.batch_policy == "static"
-    assert "at least 4 s" in remark(spec)
+    told, said = counted(spec)
+    assert "at least 4 s, which the prediction counts" in said
+    assert (told.step_time_s.value, told.waiting_s, told.total_s.value) == (4.0, 3.0, 4.0)
 
 
 def test_a_rehearsal_slows_streams_down_as_it_slows_computation_down() -> None:
