@@ -13,12 +13,13 @@ pays for all: what is spent after its moment t is at most (end(t) + shutdown - t
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
-Usd = TypeVar("Usd", float, NDArray[np.float64])
+Usd = TypeVar("Usd", float, "NDArray[np.float64]")
 
 SECONDS_PER_HOUR = 3600.0
 

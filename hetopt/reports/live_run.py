@@ -12,6 +12,7 @@ from pathlib import Path
 from pydantic import Field, NonNegativeFloat, NonNegativeInt
 
 from hetopt.core.artifact import Record, Told
+from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.core.events.decisions import DECISIONS_FILE
 from hetopt.core.events.fold import RunFold
 from hetopt.core.events.log import EVENTS_FILE
@@ -19,7 +20,7 @@ from hetopt.core.events.reader import EventReader, Unread
 from hetopt.core.events.records import LogEvent, StepsLogged
 from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.plan import Range
-from hetopt.reports.run_words import SECONDS_PER_HOUR, RecentSteps, left_s, wait_share
+from hetopt.reports.run_words import RecentSteps, left_s, wait_share
 from hetopt.reports.timeline import Happening, happening
 
 LATEST_HAPPENINGS = 5

@@ -9,6 +9,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from hetopt.core import formatting
 from hetopt.core.artifact import Artifact, Record, Told, renamed
+from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.core.errors import BadInput
 from hetopt.core.events.fold import RunFold
 from hetopt.core.html_table import html_table
@@ -19,7 +20,6 @@ from hetopt.reports.timeline import Happening, Moment, Timeline
 TOLERANCE = 0.10
 """A prediction is called good when the measured run time is within this fraction of it."""
 
-SECONDS_PER_HOUR = 3600.0
 
 Unit = Literal["s", "steps", "USD"]
 

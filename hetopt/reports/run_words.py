@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from hetopt.core import formatting
+from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.core.events.fold import RunFold
 from hetopt.core.events.records import Evaluated, LogEvent, RunFailure, RunStarted, StepsLogged, TrainingFinished
 from hetopt.optimizer.launch_record import Launch
@@ -17,7 +18,6 @@ RECENT_S = 60.0
 """Of steps, whose mean time tells when the run will be over."""
 
 DAY_S = 86_400.0
-SECONDS_PER_HOUR = 3600.0
 
 LEAST_BETWEEN_S = 5.0
 BETWEEN_SHARE = 0.03

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.optimizer.cost.billing import Billing
 from hetopt.optimizer.market.catalog import Price
 from hetopt.optimizer.plan import OWN, CostTerm
@@ -20,7 +21,6 @@ Array = NDArray[np.float64]
 Numbers = float | Array
 """One figure, or one for each cluster."""
 
-SECONDS_PER_HOUR = 3600.0
 
 BYTES_PER_GB = 1e9
 """Of transfer and storage. Where a provider counts 2**30 bytes to the GB, the bill comes out 7 % lower."""

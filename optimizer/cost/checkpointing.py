@@ -12,9 +12,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from hetopt.core.budget_law import SECONDS_PER_HOUR
+
 Array = NDArray[np.float64]
 
-SECONDS_PER_HOUR = 3600.0
 
 CHECKPOINT_INTERVAL_S = (60.0, 1800.0)
 """Bounds of what a run is told: one that had to save more often would be hopeless, and half an hour is much to lose by

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hetopt.optimizer.cost.bill import SECONDS_PER_HOUR, Extras, Numbers, Usage, Volume
+from hetopt.core.budget_law import SECONDS_PER_HOUR
+from hetopt.optimizer.cost.bill import Extras, Numbers, Usage, Volume
 from hetopt.optimizer.cost.billing import Billing
 from hetopt.optimizer.cost.checkpointing import (
     CHECKPOINT_INTERVAL_S,

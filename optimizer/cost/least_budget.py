@@ -9,8 +9,8 @@ launcher hold plans against one inequality, so that what was planned for a budge
 from __future__ import annotations
 
 from hetopt.core.bucket_traffic import HEARTBEAT_S, READ_EVERY_S, READ_OFTEN
-from hetopt.core.budget_law import Usd, worst_usd
-from hetopt.optimizer.cost.bill import BYTES_PER_GB, CHECKPOINTS_KEPT, SECONDS_PER_HOUR, Volume
+from hetopt.core.budget_law import SECONDS_PER_HOUR, Usd, worst_usd
+from hetopt.optimizer.cost.bill import BYTES_PER_GB, CHECKPOINTS_KEPT, Volume
 from hetopt.optimizer.cost.billing import Billing
 
 LEAST_LIFETIME_S = 600.0

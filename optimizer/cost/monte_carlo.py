@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hetopt.optimizer.cost.bill import SECONDS_PER_HOUR, Numbers, Usage, Volume, total_usd
+from hetopt.core.budget_law import SECONDS_PER_HOUR
+from hetopt.optimizer.cost.bill import Numbers, Usage, Volume, total_usd
 from hetopt.optimizer.cost.billing import Billing
 from hetopt.optimizer.cost.checkpointing import CHECKPOINT_INTERVAL_S, interval_under_belief_s
 from hetopt.optimizer.cost.mixing import RUNS_DRY

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hetopt.optimizer.cost.bill import SECONDS_PER_HOUR
+from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.optimizer.search.cluster_rows import Boxes, Columns, least_table, most_compute_s
 from hetopt.optimizer.search.forecast import ClusterTable, JobModel, distance, forecast, steps_of
 from hetopt.optimizer.search.objective import Limits, least_expected

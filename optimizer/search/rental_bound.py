@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.optimizer.convergence.steps_law import Z90
-from hetopt.optimizer.cost.bill import SECONDS_PER_HOUR
 from hetopt.optimizer.search.cluster_rows import Boxes, Columns
 from hetopt.optimizer.search.forecast import JobModel, evaluations
 from hetopt.optimizer.search.objective import Limits

@@ -27,6 +27,7 @@ from hetopt.optimizer.step_time.gpu_transfer import (
 )
 from hetopt.optimizer.step_time.model import StepTimeModel
 from hetopt.optimizer.step_time.observed import observe
+from hetopt.optimizer.step_time.utilisation import REFERENCE
 
 TYPES = load_catalog("us-east-1", None).instance_types
 T4 = Gpu(
@@ -38,15 +39,7 @@ T4 = Gpu(
     bandwidth_gb_per_s=320,
     memory_gib=16,
 )
-A100 = Gpu(
-    key="A100 40 SXM4",
-    capability=8.0,
-    fp32_tflops=19.5,
-    tf32_tflops=156,
-    fp16_tflops=312,
-    bandwidth_gb_per_s=1555,
-    memory_gib=40,
-)
+A100 = REFERENCE
 
 
 def _step(gpu: Gpu, step_time_s: float, batch_size: int = 64) -> Measured:

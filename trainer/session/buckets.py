@@ -134,10 +134,9 @@ class Buckets:
     def _send(self) -> None:
         assert self._flat is not None
         start, stop = self._spans[len(self._sent)]
-        part = self._flat.single[start:stop]
-        if start == 0:
-            part = self._flat.whole[: len(self._flat.whole) - len(self._flat.single) + stop]
-        work = dist.all_reduce(part, async_op=True)
+        ahead = len(self._flat.whole) - len(self._flat.single)
+        # The last part takes along what lies ahead of the gradient.
+        work = dist.all_reduce(self._flat.whole[start + ahead if start else 0 : stop + ahead], async_op=True)
         assert work is not None  # as for every asynchronous collective of a member of the group
         self._sent.append(work)
 

@@ -36,6 +36,7 @@ MakeExchange: TypeAlias = Callable[[Sequence[tuple[int, ...]]], ExchangeConfig]
 """Of the shapes of float32 parameters."""
 
 MOST_NAMED = 3
+
 _FLAGS = 3
 """Of each parameter: has a gradient, a dense one, and was not sent as it is."""
 

@@ -16,13 +16,13 @@ from hetopt.backends.resuming import resumable
 from hetopt.backends.ssh.checking import HostFound, check_hosts
 from hetopt.backends.ssh.conductor import BUNDLE_FILE, OBJECTS_FOLDER
 from hetopt.backends.ssh.inventory import INVENTORY_FILE, Inventory
+from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.hosts import CPU, Host, alike, parse_hosts, read_hosts
 from hetopt.core.nodes import host_names
 from hetopt.core.precision import Precision
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.runs import RunFolders
-from hetopt.optimizer.cost.bill import SECONDS_PER_HOUR
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.plan import CostTerm, Plan, Prediction, Range
 

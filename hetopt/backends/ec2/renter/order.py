@@ -11,10 +11,10 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from hetopt.backends.ec2.protocol import spec_digest
 from hetopt.backends.ec2.renter.tags import RunTags
 from hetopt.core.artifact import Artifact, HostName, Record, RunName
+from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.core.paths import PROXY_PATTERN, REGION_PATTERN
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.secret import SECRET_PATTERN
-from hetopt.optimizer.cost.bill import SECONDS_PER_HOUR
 from hetopt.optimizer.plan import Market
 
 ORDER_FILE = "order.json"
