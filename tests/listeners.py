@@ -60,8 +60,9 @@ class Listeners:
 
 @contextmanager
 def watched(root: int, every_s: float = 0.1) -> Iterator[Listeners]:
-    """Look at a process and all that it has started, until the block ends.
+    """Look at a process and all that it has started, until the block ends and once more at its end.
 
+    The last look makes sure that what still listens when the block ends is seen, however slow the looking thread was.
     What this process itself listened on before is not counted.
     """
     listeners, over = Listeners(), threading.Event()
@@ -78,5 +79,6 @@ def watched(root: int, every_s: float = 0.1) -> Iterator[Listeners]:
     finally:
         over.set()
         thread.join()
+        listeners.look(root)
         for where in before:
             listeners.seen.pop(where, None)
