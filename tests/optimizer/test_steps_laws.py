@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.optimizer.convergence.averaged_law import AveragedLaw
+from hetopt.optimizer.convergence.averaged_law import KAPPA, AveragedLaw
 from hetopt.optimizer.convergence.law_choice import LEAST_TO_CHOOSE, HeldOut, choose, conformal_factor, hold_out
 from hetopt.optimizer.convergence.steps_law import MCCANDLISH, SCAVENGER, Z90, PriorRun, StepsLaw, student_half_width
 
@@ -84,7 +84,7 @@ def test_intervals_widen_away_from_the_runs_and_with_fewer_of_them() -> None:
 
 def test_the_noise_scale_stands_in_for_a_second_batch_size() -> None:
     one = runs(mccandlish, (64,))  # the critical batch size is 1,000
-    informed, blind = AveragedLaw(noise_scale=1_000.0).fit(one), AveragedLaw().fit(one)
+    informed, blind = AveragedLaw(noise_scale=1_000.0 / KAPPA).fit(one), AveragedLaw().fit(one)
     assert float(informed.steps(2048)) == pytest.approx(mccandlish(2048), rel=0.01)
     assert informed.log_sd(2048) < blind.log_sd(2048)
     many = runs(mccandlish)
