@@ -182,7 +182,7 @@ def from_smallest(logs: Sequence[Log], steps: Sequence[float], kappa: float) -> 
 
 
 def kappa_of(jobs: Sequence[Sequence[Log]]) -> float:
-    """The critical batch size over noise scale that predicts these jobs best: least mean ``|ln error|``, each job alike."""
+    """The critical batch size over noise scale that predicts these jobs best: least mean ``|ln error|`` over jobs."""
 
     def error(kappa: float) -> float:
         return statistics.mean(

@@ -34,8 +34,8 @@ KAPPA = 2.0
 
 Over public logs (Pollux artifact; the noise averaged over progress, steps of larger batch sizes from the smallest one's
 run) the least mean error is at 1.6 for BERT, 1.9 for ResNet-18 on CIFAR-10 and 8 for a recommender, 2.0 for all three,
-and 1.9 to 2.7 where one is left out (`benchmarks.convergence` predicts each job with the others'). It is the middle of a
-wide prior, never assumed.
+and 1.9 to 2.7 where one is left out (`benchmarks.convergence` predicts each job with the others'). It is the middle of
+a wide prior, never assumed.
 """
 
 KAPPA_LOG_SDS = (1.0, 2.5)

@@ -357,9 +357,9 @@ def batch_range(convergence: Convergence, task_batch_size: int, *, to_target: bo
     """Smallest and largest global batch size worth proposing.
 
     To a target, S(B) says what a batch size costs, so the limit is how far the pilots can be trusted. A run of fixed
-    length has no such price: there the batch may grow from the task's own while samples keep 80 % of their worth, by the
-    noise scale itself and not `KAPPA` times as much, as nothing would show what a bold guess costs. A smaller one would
-    need more steps and leave what the learning rate was tuned for, for nothing.
+    length has no such price: there the batch may grow from the task's own while samples keep 80 % of their worth, by
+    the noise scale itself and not `KAPPA` times as much, as nothing would show what a bold guess costs. A smaller one
+    would need more steps and leave what the learning rate was tuned for, for nothing.
     """
     pilots = convergence.pilot_batch_sizes
     if to_target and len(pilots) > 1:
