@@ -27,6 +27,9 @@ TARGETS = 22
 
 LEAST_CHANCE = 1e-12
 
+ROUNDING = 1e-9
+"""By which a limit may be exceeded and is kept, relative: values that are computed in two ways differ by less."""
+
 ASKED = (0.5, 0.8, 0.9, 0.95)
 """Confidences that are asked for."""
 
@@ -151,7 +154,9 @@ def budgets(menu: Menu) -> list[Limits]:
 
 
 def _between(values: Array) -> list[float]:
-    limits: list[float] = np.geomspace(values.min(), values.max(), TARGETS + 2)[1:-1].tolist()
+    """Limits in equal ratios; none that by rounding nothing keeps, where all values are alike."""
+    between = np.geomspace(values.min(), values.max(), TARGETS + 2)[1:-1]
+    limits: list[float] = np.maximum(between, values.min() * (1 + ROUNDING)).tolist()
     return limits
 
 
@@ -172,7 +177,7 @@ class Decision:
 def judged(menu: Menu, limits: Limits, row: int) -> Decision:
     """The choice beside the best by the measured times."""
     total = menu.seconds if limits.time_weight else menu.usd
-    keeps = limits.ratio(menu.usd, menu.seconds) <= 1 + 1e-9
+    keeps = limits.ratio(menu.usd, menu.seconds) <= 1 + ROUNDING
     return Decision(extra=max(0.0, float(total[row] / total[keeps].min()) - 1), kept=bool(keeps[row]))
 
 
