@@ -35,6 +35,7 @@ from hetopt.core.events.probe_records import (
     SweepEnded,
     SweepPoint,
 )
+from hetopt.core.faults import faults
 from hetopt.core.gradient_noise import SmoothedNoise, pooled_noise
 from hetopt.core.memory import fit_memory, joined
 from hetopt.core.precision import Precision
@@ -423,9 +424,7 @@ def _read(event: Event, kind: type[R], name: str) -> R:
     try:
         return kind.model_validate({key: value for key, value in event.items() if key not in ("event", "time_s")})
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise _broken(name, f"{where}: {first['msg'].lower()}") from None
+        raise _broken(name, faults(error)[0]) from None
 
 
 def _broken(name: str, why: str) -> RunFailed:

@@ -11,7 +11,7 @@ from hetopt.api import compression_options, precision_options, stream_options, s
 from hetopt.api.backends import backend
 from hetopt.api.run import Run
 from hetopt.api.script_text import has_session, lost_files, on_several_workers, read_script, resumes
-from hetopt.api.values import chosen, positive
+from hetopt.api.values import MOST_STEPS, chosen, positive, within
 from hetopt.backends.backend import LaunchOptions, Prepared, check_options
 from hetopt.core.comm.composition import METHODS
 from hetopt.core.errors import BadInput
@@ -209,8 +209,8 @@ def prepare(
             raise BadInput("`batch_policy=rate` follows streams, and there is none.", hint="add `stream`")
         policy = batch_settings = None  # what a stream implies
     steps = changes.steps
-    if steps is not None and steps < 1:
-        raise BadInput(f"`steps` must be at least 1, got {steps}.", hint="for example `steps=500`")
+    if steps is not None:
+        within(steps, "steps", 1, MOST_STEPS, example="500")
     made = plan if isinstance(plan, Plan) else Plan.load(Path(plan))
     described = made.profile is not None and made.profile.is_counted
     stands_in = options.stand_in or described

@@ -8,7 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from hetopt.api.values import chosen, duration_s, metric_target, names, positive, size_bytes
+from hetopt.api.values import (
+    LARGEST_SEED,
+    MOST_EPOCHS,
+    MOST_STEPS,
+    chosen,
+    duration_s,
+    metric_target,
+    names,
+    positive,
+    size_bytes,
+    within,
+)
 from hetopt.core.artifact import kind_in
 from hetopt.core.errors import BadInput
 from hetopt.core.precision import Precision
@@ -137,14 +148,17 @@ def recommend(
     from hetopt.api import sync_options
     from hetopt.api.sample_remarks import contradictions
     from hetopt.core.hosts import read_hosts
+    from hetopt.optimizer.market.catalog_filter import AnyMarket
     from hetopt.optimizer.recommendation.own_machines import better_of, on_own_machines
     from hetopt.optimizer.recommendation.recommend import recommend as find_plan
 
     told = reporter or Reporter()
+    within(seed, "seed", 0, LARGEST_SEED, example="1")
     budget_usd = positive(budget_usd, "budget_usd", "USD")
     deadline_s = duration_s(deadline, "deadline")
     if budget_usd is None and deadline_s is None:
         raise BadInput("give `budget_usd`, `deadline` or both.", hint="for example `budget_usd=5`")
+    chosen(market, (*get_args(AnyMarket), "own"), "market")
     if market == "own" and (inventory is None or region == ANY_REGION):
         raise BadInput(
             "`market=own` plans for machines of your own, in no region.",
@@ -420,8 +434,10 @@ def _goal(
         raise BadInput(
             "`target`, `epochs` and `steps` exclude each other.", hint="keep the one that ends your training"
         )
-    if steps is not None and steps < 1:
-        raise BadInput(f"`steps` must be at least 1, got {steps}.", hint="for example `steps=10000`")
+    if steps is not None:
+        within(steps, "steps", 1, MOST_STEPS, example="10000")
+    if epochs is not None:
+        within(epochs, "epochs", 0.0, MOST_EPOCHS, example="5")
     job = profile.job
     if epochs is not None or steps is not None:
         ends: Literal["epochs", "steps"] = "epochs" if epochs is not None else "steps"

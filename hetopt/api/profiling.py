@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from hetopt.api.measuring import measured
 from hetopt.api.profiling_script import Script, profile_script, short_spin
-from hetopt.api.values import chosen, names, positive
+from hetopt.api.values import LARGEST_SEED, chosen, names, positive, within
 from hetopt.backends.local import LocalLauncher
 from hetopt.core.comm.compression_text import spell
 from hetopt.core.comm.options import timed_as, tried_ways, whole_ways
@@ -26,6 +26,7 @@ from hetopt.core.reporter import Reporter
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.core.step_samples import StepSample
 from hetopt.core.synchronization_text import parse_sync, spell_sync
+from hetopt.core.task_reference import check_data_folder, check_found
 from hetopt.profiler.collect import collect, refusals
 from hetopt.profiler.progress import progress
 
@@ -41,6 +42,7 @@ PRECISIONS = (AUTO, *get_args(Precision))
 
 SHORTEST_BUDGET_S = 5.0
 LONGEST_BUDGET_S = 86_400.0
+MOST_WORKERS = 64
 
 
 def profile(
@@ -107,8 +109,9 @@ def profile(
             f"`time_budget_s` must be {SHORTEST_BUDGET_S:g} to {LONGEST_BUDGET_S:g} seconds, got {time_budget_s:g}.",
             hint="leave it out for the usual 40 seconds",
         )
-    if seed < 0:
-        raise BadInput(f"`seed` must be 0 or more, got {seed}.", hint="for example `seed=1`")
+    within(seed, "seed", 0, LARGEST_SEED, example="1")
+    if workers is not None:
+        within(workers, "workers", 1, MOST_WORKERS, example="2")
     _check_type(machine_type)
     if is_script(task):
         refused = {
@@ -152,6 +155,7 @@ def profile(
             from hetopt.api import exploring_ec2
 
             exploring_ec2.check(task, data, ec2_data)
+    check_found(task)
     told("loading the task")
     folder = None if data is None else Path(data)
     spec, schedule = _prepare(
@@ -200,10 +204,12 @@ def _profile_script(
     told: Reporter,
 ) -> Profile:
     _needs_torch("profiling")
+    if not Path(path).is_file():
+        raise BadInput(f"there is no script {path}.", hint="give its path after --")
     import torch
 
     accelerators = torch.cuda.device_count()
-    most = accelerators or 64
+    most = accelerators or MOST_WORKERS
     if workers is not None and not 1 <= workers <= most:
         raise BadInput(f"`workers` must be 1 to {most} here, got {workers}.", hint="leave it out")
     if epoch_samples is not None and epoch_samples < 1:
@@ -271,8 +277,8 @@ def _prepare(
 ) -> tuple[RunSpec, ProbeSchedule]:
     """Look at the task and its data before any process is started, and write the schedule for them."""
     _needs_torch("profiling")
-    if data is not None and not data.is_dir():
-        raise BadInput(f"there is no data folder {data}.", hint="give the folder that holds the task's files")
+    if data is not None:
+        check_data_folder(data)
 
     import torch
 
@@ -281,7 +287,7 @@ def _prepare(
     task = load_task(reference)
     dataset_size = len(task.data(data).train)
     logical_cpus, accelerators = len(os.sched_getaffinity(0)), torch.cuda.device_count()
-    most = min(dataset_size, accelerators or 64)
+    most = min(dataset_size, accelerators or MOST_WORKERS)
     if workers is not None and not 1 <= workers <= most:
         raise BadInput(
             f"`workers` must be 1 to {most} here, got {workers}.",

@@ -149,8 +149,6 @@ def profile_script(
         BadInput: the script cannot be found, or does not train.
         RunFailed: it failed.
     """
-    if not script.path.is_file():
-        raise BadInput(f"there is no script {script.path}.", hint="give its path after --")
     text = read_script(script.path)
     for remark in (*on_several_workers(text), *lost_files(text)):
         told.note(remark)

@@ -13,6 +13,7 @@ from typing import Literal, cast
 from pydantic import ValidationError
 
 from hetopt.core.errors import BadInput
+from hetopt.core.faults import faults
 from hetopt.core.grammar import call, fields, split
 from hetopt.core.quantities import DURATION, NUMBER, quantity
 from hetopt.core.run_spec import BatchPolicy, RunSpec
@@ -130,10 +131,8 @@ def on_stream(wish: StreamOptions, run: RunSpec, policy: BatchPolicy | None) -> 
             }
         )
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"] if part != "stream")
-        said = first["msg"].removeprefix("Value error, ")
-        raise BadInput(f"`stream`: {where + ': ' if where else ''}{said}.", hint=_EXAMPLE) from None
+        said = faults(error)[0].removeprefix("stream.")
+        raise BadInput(f"`stream`: {said}.", hint=_EXAMPLE) from None
 
 
 def waiting(prediction: Prediction, run: RunSpec) -> tuple[Prediction, str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
+from numbers import Real
 from typing import TypeVar, cast
 
 from hetopt.core.errors import BadInput
@@ -12,7 +14,15 @@ from hetopt.core.names import known
 from hetopt.core.quantities import COUNT, DURATION, MONEY, NUMBER, SIZE, quantity
 
 T = TypeVar("T")
+AnyNumber = TypeVar("AnyNumber", int, float)
 
+MOST_STEPS = 10**12
+"""Of one training; at 20 microseconds each, the shortest that a step takes, they are most of a year."""
+MOST_EPOCHS = 1e9
+LARGEST_SEED = 2**63 - 1
+"""What every generator of random numbers and every file takes."""
+
+_NUMBER_ALONE = re.compile(r"(\d+\.?\d*|\.\d+)(e\d+)?", re.IGNORECASE)
 _COUNTED = ("parameters", "samples", "FLOPs")
 """Units of numbers that run into millions."""
 
@@ -26,10 +36,27 @@ def positive(value: float | str | None, name: str, unit: str) -> float | None:
     if value is None:
         return None
     said = COUNT if unit in _COUNTED else MONEY if unit.startswith("USD") else NUMBER
+    if not isinstance(value, str | Real):
+        raise BadInput(f"`{name}` must be {said.what}, got {value!r}.", hint=f"write {said.example}")
     number = quantity(value, said, f"`{name}`") if isinstance(value, str) else float(value)
     if not (math.isfinite(number) and number > 0):
         raise BadInput(f"`{name}` must be a positive number of {unit}, got {value}.", hint=f"for example `{name}=5`")
     return number
+
+
+def within(value: AnyNumber, name: str, least: float, most: float, *, example: str) -> AnyNumber:
+    """The number, if it is one from ``least`` to ``most``.
+
+    Raises:
+        BadInput: it is not.
+    """
+    if not isinstance(value, Real):
+        raise BadInput(f"`{name}` must be a number, got {value!r}.", hint=f"for example `{name}={example}`")
+    if value < least:
+        raise BadInput(f"`{name}` must be at least {least:,}, got {value}.", hint=f"for example `{name}={example}`")
+    if not value <= most:
+        raise BadInput(f"`{name}` must be at most {most:,}, got {value}.", hint=f"for example `{name}={example}`")
+    return value
 
 
 def chosen(name: str | None, choices: Sequence[T], what: str) -> T | None:
@@ -49,7 +76,7 @@ def duration_s(given: str | float | None, name: str) -> float | None:
     """
     if given is None:
         return None
-    if isinstance(given, str) and given.strip().replace(".", "", 1).isdecimal():
+    if isinstance(given, str) and _NUMBER_ALONE.fullmatch(given.strip()):
         raise BadInput(f"`{name}` needs a unit, got {given!r}.", hint=f"for example `{name}={given.strip()}h`")
     seconds = quantity(str(given), DURATION, f"`{name}`")
     if seconds <= 0:

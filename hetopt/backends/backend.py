@@ -6,10 +6,12 @@ import datetime
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from hetopt.core.errors import BadInput
+from hetopt.core.reading import shortened
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import RunStatus
 
@@ -18,6 +20,10 @@ if TYPE_CHECKING:  # a rented machine starts runs without the optimizer
     from hetopt.optimizer.launch_record import Launch
     from hetopt.optimizer.plan import Plan
 
+
+MOST_SLOWDOWN = 1e6
+"""A step of a microsecond would take a second."""
+MOST_RESTARTS = 10**6
 
 POLL_S = 0.2
 """Between two looks of whoever waits for a run: what a person does not notice, and `Launcher.poll` is cheap."""
@@ -114,8 +120,12 @@ TAKES: dict[str, frozenset[str]] = {
 """Which of these options each backend takes."""
 
 
+def _is_slowdown(factor: object) -> bool:
+    return isinstance(factor, Real) and 1 <= factor <= MOST_SLOWDOWN
+
+
 def check_options(place: str, options: LaunchOptions) -> None:
-    """Refuse an option that is another backend's.
+    """Refuse an option that is another backend's, and a value that none takes.
 
     Raises:
         BadInput: one was given.
@@ -128,6 +138,18 @@ def check_options(place: str, options: LaunchOptions) -> None:
             instead = "describe slower hosts with `hosts`" if name == "slowdowns" else "leave it out"
             on = " or ".join(f"`on={owner}`" for owner in owners)
             raise BadInput(f"`{name}` is for {on}.", hint=f"{instead}, or choose `on={owners[0]}`")
+    factors = options.slowdowns
+    if factors is not None and not (factors and all(map(_is_slowdown, factors))):
+        said = ", ".join(map(str, factors)) or "none"
+        raise BadInput(
+            f"`slowdowns` must be numbers from 1 to {MOST_SLOWDOWN:,.0f}, got {shortened(said)}.",
+            hint="for example `slowdowns=[1, 1, 2, 4]`",
+        )
+    if options.restarts is not None and not 0 <= options.restarts <= MOST_RESTARTS:
+        raise BadInput(
+            f"`restarts` must be a number from 0 to {MOST_RESTARTS:,}, got {options.restarts}.",
+            hint="for example `restarts=1`",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

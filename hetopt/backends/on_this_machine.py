@@ -24,7 +24,7 @@ from hetopt.core.extras import install_command
 from hetopt.core.profile import Profile
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.runs import RunFolders
-from hetopt.core.task_reference import check_found
+from hetopt.core.task_reference import check_data_folder, check_found
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch, Place
 from hetopt.optimizer.plan import Earlier, Plan, Prediction
 from hetopt.optimizer.step_time.earlier_runs import EarlierRuns, kept
@@ -59,6 +59,8 @@ class _OnThisMachine(ProcessLauncher):
         remarks = (*remarks, *_said(counted))
         spec, prediction, notes = self._map(wanted, options)
         if options.data is not None:
+            if not wanted.profile.job.script:
+                check_data_folder(Path(options.data))
             spec = spec.model_copy(update={"data_dir": str(Path(options.data).resolve())})
         launch = Launch(
             created="",

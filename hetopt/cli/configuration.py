@@ -16,11 +16,13 @@ or removes is only ever taken from the command line.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hetopt.cli import old_names
 from hetopt.core.errors import BadInput
 from hetopt.core.grammar import written
 from hetopt.core.names import known
@@ -44,6 +46,11 @@ TYPED_ONLY = frozenset(
 
 RENTED = "ec2"
 """The value of --on that costs money, and is typed as well."""
+
+_LISTS = "`hetopt --help` lists the commands, and `hetopt COMMAND --help-all` their options"
+
+_ALMOST = 0.8
+"""How alike two names are (2 x what they share over what they have) of which one is the other with a slip or two."""
 
 _MOST_BYTES = 1_000_000
 
@@ -95,14 +102,40 @@ def settings(
     options = _options(root, None if files else typed)
     found: dict[tuple[str, str], Setting] = {}
     for file in files:
-        for command, name, value in _given(_read(file), options, file):
+        for command, name, value in _given(_renewed(_read(file)), options, file):
             found[command, name] = _setting(command, options[command][name], value, file)
     for command, its in options.items():
         for name, parameter in its.items():
             variable = PREFIX + name.upper().replace("-", "_")
             if environment.get(variable) and not _is_typed_only(command, name):
                 found[command, name] = _setting(command, parameter, environment[variable], variable)
+    _refuse_misspelt(root, environment, options)
     return tuple(found[key] for key in sorted(found))
+
+
+def _refuse_misspelt(
+    root: Command, environment: Mapping[str, str], some: Mapping[str, Mapping[str, Parameter]]
+) -> None:
+    """A variable that is almost an option would be a limit that nobody keeps.
+
+    Raises:
+        BadInput: there is one.
+    """
+    given = {name.removeprefix(PREFIX).lower().replace("_", "-"): name for name in environment if name[:7] == PREFIX}
+    names = {option for its in some.values() for option in its}
+    for name in sorted(given.keys() - names):
+        if difflib.get_close_matches(name, names, n=1, cutoff=_ALMOST):
+            every = {option for its in _options(root, None).values() for option in its}
+            known(name, every, f"option (in the environment, {given[name]})", hint="correct it, or unset it")
+
+
+def _renewed(given: dict[str, Any]) -> dict[str, Any]:
+    """A file with the present names of commands and options."""
+    tables = {old_names.COMMANDS.get(key, key): value for key, value in given.items()}
+    for command, value in tables.items():
+        if isinstance(value, dict):
+            tables[command] = {old_names.present_option(command, _dashed(key)): one for key, one in value.items()}
+    return tables
 
 
 def default_map(given: tuple[Setting, ...]) -> dict[str, Any]:
@@ -152,11 +185,12 @@ def _files(environment: Mapping[str, str], folder: Path) -> Iterator[Path]:
     home = environment.get("XDG_CONFIG_HOME", "")
     base = Path(home) if home.startswith("/") else Path.home() / ".config"
     own = base / "hetopt" / "config.toml"
-    if own.exists():
+    if own.exists() or own.is_symlink():  # a link to nothing is refused when it is read
         yield own
     for place in (folder, *folder.parents):
-        if (place / PROJECT_FILE).exists():
-            yield place / PROJECT_FILE
+        file = place / PROJECT_FILE
+        if file.exists() or file.is_symlink():
+            yield file
             return
 
 
@@ -192,7 +226,7 @@ def _given(
     for key, value in given.items():
         if key in groups and isinstance(value, dict):
             continue
-        name = known(_dashed(key), sorted(every | groups), f"option or command (in {file})")
+        name = known(_dashed(key), sorted(every | groups), f"option or command (in {file})", hint=_LISTS)
         if name not in every:
             raise BadInput(f"{file}: {key} must be a table of options.", hint=f"write [{key}] above its options")
         having = [command for command in options if name in options[command] and not _is_typed_only(command, name)]
@@ -209,14 +243,19 @@ def _given(
                 f"{file}: {command} must be a table of options.", hint=f"write [{command.replace(' ', '.')}]"
             )
         for key, value in table.items():
-            name = known(_dashed(key), options[command], f"option of `hetopt {command}` (in {file})")
+            name = known(
+                _dashed(key),
+                options[command],
+                f"option of `hetopt {command}` (in {file})",
+                hint=f"`hetopt {command} --help-all` lists them",
+            )
             if _is_typed_only(command, name):
                 raise _must_be_typed(name, file)
             yield command, name, value
     for group in groups - set(options):
         within = {command.split()[1] for command in options if command.startswith(f"{group} ")}
         for key in tables.get(group, {}):
-            known(key, within, f"command of `hetopt {group}` (in {file})")
+            known(key, within, f"command of `hetopt {group}` (in {file})", hint=_LISTS)
 
 
 def _is_typed_only(command: str, name: str) -> bool:
@@ -242,7 +281,7 @@ def _setting(command: str, parameter: Parameter, value: Any, source: Path | str)
     elif getattr(parameter, "multiple", False):
         said = tuple(map(_typed, value)) if isinstance(value, list) else (_typed(value),)
     else:
-        said = _typed(value)
+        said = old_names.present_value(command, option, _typed(value))
         if option == "--on" and said == RENTED:
             raise BadInput(f"{source}: on must not be {RENTED!r}, which costs money.", hint=f"type --on {RENTED}")
         if isinstance(source, Path) and _is_path(parameter):

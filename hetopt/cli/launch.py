@@ -244,7 +244,6 @@ class Launch:
         int | None,
         typer.Option(
             "--max-restarts",
-            min=0,
             help="local, rehearsal: how often a worker that is killed is replaced, while the others go on from memory; "
             "after that, how often all start again from a checkpoint. In a rehearsal hosts may die then, and return. "
             "Default: the plan's.",
@@ -415,6 +414,15 @@ def _schedule(path: Path | None, place: Place) -> str | None:
 
 def _images(texts: Sequence[str]) -> dict[str, str]:
     """KIND=AMI: the image of a kind of machine."""
+    from hetopt.core.errors import BadInput
     from hetopt.core.grammar import arguments
 
-    return {kind: ami for text in texts for kind, ami in arguments(text, "--image").pairs.items()}
+    found: dict[str, str] = {}
+    for text in texts:
+        written = arguments(text, "--image")
+        if written.values or not written.pairs:
+            raise BadInput(
+                f"--image must be KIND=AMI, got {text!r}.", hint="for example --image x86_64-gpu=ami-0123456789abcdef0"
+            )
+        found |= written.pairs
+    return found

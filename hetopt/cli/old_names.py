@@ -27,6 +27,16 @@ VALUES: Mapping[tuple[str, str], Mapping[str, str]] = {
 """By the command and the option that takes them."""
 
 
+def present_option(command: str, option: str) -> str:
+    """An option of a command by its present name; both without dashes in front."""
+    return OPTIONS.get(command, {}).get(f"--{option}", option).removeprefix("--")
+
+
+def present_value(command: str, option: str, value: str) -> str:
+    """A value of an option, as it is called now."""
+    return VALUES.get((command, option), {}).get(value, value)
+
+
 def renewed(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     """The arguments by their present names, and a sentence for each name that was an old one.
 

@@ -16,16 +16,8 @@ from hetopt.core.reading import read_text
 
 
 def slowdowns(text: str | None) -> tuple[float, ...] | None:
-    """'1,1,2,4' or '1 x2, 2, 4': one factor a worker, each at least 1."""
-    if text is None:
-        return None
-    factors = numbers(text, "--slowdown")
-    if any(factor < 1 for factor in factors):
-        raise BadInput(
-            f"--slowdown must be numbers of 1 or more with commas between, got {text!r}.",
-            hint="for example --slowdown 1,1,2,4",
-        )
-    return factors
+    """'1,1,2,4' or '1 x2, 2, 4': one factor a worker."""
+    return None if text is None else numbers(text, "--slowdown")
 
 
 def market(text: str | None, *, spot: bool, on_demand: bool) -> str:
@@ -82,6 +74,8 @@ def ready_to_write(path: Path | None, *, force: bool, replaces: str | None = Non
     """
     if path is None:
         return
+    if str(path) == "-" or path.is_fifo():
+        raise BadInput(f"{path} is no file to write to.", hint="name a file; --json prints to standard output")
     folder = path.parent if path.parent.parts else Path()
     if not folder.is_dir():
         raise BadInput(

@@ -13,6 +13,7 @@ from hetopt.core.names import unknown
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """What typer raises for all of that; it has no public name of its own."""
 
+_RULE = "Input should be "
 _KINDS = {"integer": "a whole number", "number": "a number", "float": "a number", "boolean": "true or false"}
 """What a value must be, by a word of typer's message about it."""
 
@@ -43,7 +44,10 @@ def refused(error: Any, typed: Sequence[str]) -> BadInput | None:
     if parameter is not None:
         name, kind = _name(parameter), next((_KINDS[word] for word in _KINDS if word in message), None)
         if kind is None:
-            return BadInput(f"{name}: {message[:1].lower()}{message[1:].rstrip('.')}.", hint=shows)
+            rule = message.rstrip(".")
+            if rule.startswith(_RULE):
+                return BadInput(f"{name} must be {rule.removeprefix(_RULE)}{_got(parameter.opts, typed)}.", hint=shows)
+            return BadInput(f"{name}: {rule[:1].lower()}{rule[1:]}.", hint=shows)
         return BadInput(f"{name} must be {kind}{_got(parameter.opts, typed)}.", hint=shows)
     if "extra argument" in message:
         left = message[message.find("(s) (") + len("(s) (") : -1]

@@ -26,6 +26,7 @@ from pydantic import (
 )
 
 from hetopt.core.errors import BadInput
+from hetopt.core.faults import faults
 from hetopt.core.paths import HOST_PATTERN, RUN_PATTERN
 from hetopt.core.plain_text import fault_of, one_line, texts_in
 from hetopt.core.reading import MOST_BYTES, parse_json, read_json, read_text, shortened
@@ -213,12 +214,7 @@ def validated(kind: type[AnyRecord], data: Any, *, origin: str, hint: str) -> An
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = shortened(".".join(str(part) for part in first["loc"]), 80) or "the file"
-        reason = first["msg"].removeprefix("Value error, ")
-        raise BadInput(
-            f"{shortened(origin)}: {where}: {reason[:1].lower()}{reason[1:].rstrip('.')}.", hint=hint
-        ) from None
+        raise BadInput(f"{shortened(origin)}: {faults(error)[0]}.", hint=hint) from None
     except RecursionError:
         raise BadInput(f"{shortened(origin)} is nested too deeply.", hint=hint) from None
 
@@ -263,7 +259,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
-        raise BadInput(f"{path} cannot be written: {error.strerror}.", hint="name another file") from None
+        raise BadInput(f"{path} cannot be written: {error.strerror}.", hint="make room, or name another file") from None
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)

@@ -19,6 +19,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from hetopt.core.errors import BadInput
+from hetopt.core.faults import faults
 from hetopt.core.names import known
 from hetopt.core.quantities import NUMBER, Unit, quantity
 
@@ -159,19 +160,8 @@ def record(
     try:
         return kind.model_validate({**(defaults or {}), **values})
     except ValidationError as error:
-        raise BadInput(f"{item.where}: {_refused(error, names, texts)}.", hint="correct that, then try again") from None
-
-
-def _refused(error: ValidationError, names: Mapping[str, str], texts: Mapping[str, str]) -> str:
-    """The parameter, the rule and the value."""
-    faults = error.errors(include_url=False)
-    field = str(faults[0]["loc"][0]) if faults[0]["loc"] else ""
-    rules = dict.fromkeys(one["msg"] for one in faults if not field or str(one["loc"][0]) == field)
-    if all(rule.startswith("Input should be ") for rule in rules):
-        rule = " or ".join(rule.removeprefix("Input should be ").partition(", unable")[0] for rule in rules)
-        return f"{names.get(field, field)} must be {rule}, got {texts.get(field, '')!r}"
-    said = next(iter(rules)).removeprefix("Value error, ").rstrip(".")
-    return f"{names.get(field, field)}: {said}" if field else said
+        told = faults(error, names, texts)[0]
+        raise BadInput(f"{item.where}: {told}.", hint="correct that, then try again") from None
 
 
 def written(name: str, values: Iterable[object] = (), pairs: Mapping[str, object] | None = None) -> str:

@@ -14,6 +14,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError
 
 from hetopt.core.artifact import Record
+from hetopt.core.faults import faults
 from hetopt.core.grammar import call, record, written
 from hetopt.core.names import known
 from hetopt.core.quantities import FRACTION
@@ -186,5 +187,4 @@ def check_settings(name: str, settings: Settings, kinds: Mapping[str, type[Recor
     try:
         kinds.get(name, NoSettings).model_validate(settings)
     except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        raise ValueError(f"{name} cannot have {'.'.join(map(str, fault['loc']))}: {fault['msg']}") from None
+        raise ValueError(f"{name}: {faults(error)[0]}") from None

@@ -50,6 +50,7 @@ DURATION = Unit(
     example="6h or 1h30m",
     scales={"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0},
     adds=True,
+    most=100 * 365.25 * 86400,
 )
 RATE = Unit(
     what="a link rate",
@@ -87,6 +88,12 @@ def quantity(text: str, unit: Unit, what: str) -> float:
         value = sum(_scaled(float(part[1]), unit.scales[part[2]]) for part in parts)
         if math.isfinite(value) and value <= unit.most:
             return value
+        if math.isfinite(unit.most):
+            suffix = max(unit.scales, key=lambda one: unit.scales[one])
+            raise BadInput(
+                f"{what} must be at most {unit.most / unit.scales[suffix]:.6g}{suffix}, got {text.strip()!r}.",
+                hint=f"write {unit.example}",
+            )
     raise BadInput(f"{what} must be {unit.what}, got {text.strip()!r}.", hint=f"write {unit.example}")
 
 

@@ -21,10 +21,10 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_core import ErrorDetails
 
 from hetopt.core.artifact import Artifact, PlainText, Told
 from hetopt.core.errors import BadInput
+from hetopt.core.faults import faults
 
 HINT = "a line looks like " + (
     '{"nodes": [{"type": "g5.xlarge", "workers": 2}], "local_batch_size": 32, "step_time_s": 0.21}'
@@ -198,22 +198,13 @@ def _parsed(kind: type[_AnyLine], line: str) -> _AnyLine:
     try:
         return kind.model_validate_json(line)
     except ValidationError as error:
-        told = list(dict.fromkeys(map(_said, error.errors())))
+        told = faults(error)
         more = f"; and {len(told) - MOST_TOLD} more" if len(told) > MOST_TOLD else ""
         raise BadInput(f"{'; '.join(told[:MOST_TOLD])}{more}.", hint=HINT) from None
 
 
 MOST_TOLD = 8
 """Faults of one line that are named."""
-
-
-def _said(error: ErrorDetails) -> str:
-    """One fault: where, and what."""
-    # The choice between a number and a list of numbers is no part of the file.
-    where = ".".join(str(part) for part in error["loc"] if part not in ("constrained-int", "tuple[...]"))
-    reason = error["msg"].removeprefix("Value error, ")
-    reason = f"{reason[:1].lower()}{reason[1:]}"
-    return f"{where}: {reason}" if where else reason
 
 
 SHORTEST_STEP_S = 20e-6

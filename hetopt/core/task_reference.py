@@ -74,7 +74,7 @@ def check_found(reference: str) -> None:
         if not Path(place).is_file():
             raise BadInput(
                 f"the task's file {place} is not there: {Path(place).resolve()} does not exist.",
-                hint="go to the folder that the profile was made in, or profile it again from here",
+                hint="go to the folder that holds it, or give its path when you profile",
             )
         return
     package = place.partition(".")[0]
@@ -83,6 +83,16 @@ def check_found(reference: str) -> None:
             f"there is no module '{place}' to import the task from.",
             hint="go to the folder that holds it, or name its file when you profile: path/to/file.py:attribute",
         )
+
+
+def check_data_folder(folder: Path) -> None:
+    """Look whether the folder of a task's data is there.
+
+    Raises:
+        BadInput: it is not.
+    """
+    if not folder.is_dir():
+        raise BadInput(f"there is no data folder {folder}.", hint="give the folder that holds the task's files")
 
 
 def user_code(place: str, run: Callable[[], T]) -> T:
@@ -148,6 +158,11 @@ def _search_first(folder: Path) -> None:
 def _unknown(reference: str) -> BadInput:
     if reference.endswith(".py"):
         return BadInput(f"'{reference}' names a file but no task in it.", hint=f"Add the attribute: {reference}:task")
+    if "/" in reference or Path(reference).exists():
+        return BadInput(
+            f"'{reference}' is neither a bundled task nor a Python script, whose name ends in .py.",
+            hint="give the path of the script, or of the file and the task in it: file.py:attribute",
+        )
     offered = [name for name in BUNDLED if name != STAND_IN]
     return BadInput(
         f"There is no bundled task '{reference}'.",

@@ -19,6 +19,7 @@ from hetopt.core import formatting
 from hetopt.core.errors import BadInput
 from hetopt.core.events.fold import RunHistory
 from hetopt.core.events.records import Evaluated, NetworkMeasured, RunStarted, StepsLogged, TrainingStarted
+from hetopt.core.faults import faults
 from hetopt.core.profile import Evaluation, Pilot, PilotCompression, PilotSync, Profile, Provisioned
 from hetopt.core.step_samples import Compression, Node, StepSample
 from hetopt.core.synchronization_text import spell_sync
@@ -73,10 +74,8 @@ def learn(profile: Profile, launch: Launch, history: RunHistory) -> Learned:
         samples = [sample for sample in _samples(launch, history.steps.events) if sample not in profile.samples]
         pilot = _pilot(profile, launch, history)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
         raise BadInput(
-            f"the event log of {launch.run_id} has values that no profile allows: "
-            f"{'.'.join(map(str, first['loc']))}: {first['msg'][:1].lower()}{first['msg'][1:]}.",
+            f"the event log of {launch.run_id} has values that no profile allows: {faults(error)[0]}.",
             hint="its lines are damaged; learn from another run",
         ) from None
     pilots = [pilot] if pilot is not None and pilot not in profile.pilots else []

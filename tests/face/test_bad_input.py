@@ -58,12 +58,12 @@ def _edited(profile: Path, folder: Path, **changes: object) -> Path:
     [
         ({"schema_version": 99}, "written with profile schema 99"),
         ({"kind": "plan"}, "holds a plan, not a profile"),
-        ({"job__dataset_size": -5}, "job.dataset_size: input should be greater than 0"),
-        ({"job__gradient_bytes": "much"}, "job.gradient_bytes: input should be a valid integer"),
+        ({"job__dataset_size": -5}, "job.dataset_size must be greater than 0, got -5"),
+        ({"job__gradient_bytes": "much"}, "job.gradient_bytes must be a valid integer, got 'much'"),
         ({"devices__0__step_times__0__step_time_s": float("nan")}, "devices.0.step_times.0.step_time_s"),
         ({"devices__0__step_times__0__step_time_s": -1.0}, "devices.0.step_times.0.step_time_s"),
-        ({"devices": []}, "devices: tuple should have at least 1 item"),
-        ({"extra": 1}, "extra: extra inputs are not permitted"),
+        ({"devices": []}, "devices must have at least 1 item, got 0"),
+        ({"extra": 1}, "extra is no field of it"),
     ],
 )
 def test_an_edited_profile(
@@ -102,6 +102,16 @@ def test_a_folder_instead_of_a_profile(hetopt: Hetopt, tmp_path: Path) -> None:
         (["--budget", "5", "--epochs", "nan"], "--epochs must be a positive number"),
         (["--budget", "5", "--epochs", "3", "--steps", "9"], "exclude each other"),
         (["--budget", "5", "--steps", "0"], "--steps must be at least 1"),
+        (["--budget", "5", "--steps", "9" * 30], "--steps must be at most 1,000,000,000,000, got 999"),
+        (["--budget", "5", "--epochs", "1e300"], "--epochs must be at most 1,000,000,000.0, got 1e+300"),
+        (["--budget", "5", "--seed", "-1"], "--seed must be at least 0, got -1"),
+        (["--budget", "5", "--seed", "9" * 30], "--seed must be at most 9,223,372,036,854,775,807, got 999"),
+        (["--deadline", "6"], "--deadline needs a unit, got '6'"),
+        (["--deadline", "1e300"], "--deadline needs a unit, got '1e300'"),
+        (["--deadline", "1e300h"], "--deadline must be at most 36525d, got '1e300h'"),
+        (["--budget", "5", "--disk", "-4"], "--disk must be 1 to 16,384 GB, got -4"),
+        (["--budget", "5", "--provisioning", "x"], "--provisioning must be a length of time, got 'x'"),
+        (["--budget", "5", "-o", "-"], "- is no file to write to"),
         (["--budget", "5", "--batch-size", "0"], "--batch-size must be at least 1"),
         (["--budget", "5", "--max-machines", "0"], "--max-machines must be 1 to 4096, got 0"),
         (["--budget", "5", "--market", "black"], "There is no market called 'black'"),
@@ -148,6 +158,16 @@ def test_a_read_only_output_folder(hetopt: Hetopt, digits_profile: Path, tmp_pat
     _refused(answer, 2, "permission denied")
 
 
+def test_a_pipe_is_no_output(hetopt: Hetopt, digits_profile: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "plan.json")
+    answer = hetopt("recommend", digits_profile, "--budget", 5, "-o", tmp_path / "plan.json")
+    _refused(answer, 2, "is no file to write to")
+
+
+def test_data_that_is_not_there_is_said_before_anything_starts(hetopt: Hetopt, plan: Path) -> None:
+    _refused(hetopt("launch", plan, "--on", "local", "--dry-run", "--data", "nope"), 2, "there is no data folder nope")
+
+
 def test_an_output_on_a_file_system_that_is_read_only(hetopt: Hetopt, digits_profile: Path) -> None:
     # /proc refuses new files even to root.
     _refused(hetopt("recommend", digits_profile, "--budget", 5, "-o", "/proc/plan.json"), 2, "cannot be written")
@@ -173,7 +193,15 @@ def test_missing_data_files(hetopt: Hetopt, tmp_path: Path) -> None:
         (["launch", "--on", "local"], "no plan was named"),
         (["launch", "--on", "moon", "plan.json"], "cannot launch on 'moon'"),
         (["launch", "--on", "local", "none.json"], "does not exist"),
-        (["launch", "--on", "local", "--slowdown", "0.5", "none.json"], "--slowdown must be numbers of 1 or more"),
+        (["launch", "--on", "local", "--slowdown", "0.5", "none.json"], "--slowdown must be numbers from 1"),
+        (
+            ["launch", "--on", "local", "--max-restarts", "9" * 30, "none.json"],
+            "must be a number from 0 to 1,000,000",
+        ),
+        (["launch", "--on", "ec2", "--image", "nope", "none.json"], "--image must be KIND=AMI, got 'nope'"),
+        (["predict", "none.json", "--suggest-probes=-3"], "greater than or equal to 0, got '-3'"),
+        (["profile", "--", "none.py"], "there is no script none.py"),
+        (["profile", "/etc/passwd"], "neither a bundled task nor a Python script"),
         (["launch", "--on", "local", "--resume", "nothing"], "no runs in"),
         (["launch", "--on", "local", "--hosts", "speed=1", "none.json"], "--hosts is for --on rehearsal"),
         (["launch", "--on", "local", "--schedule", "s.txt", "none.json"], "--schedule is for --on rehearsal"),

@@ -135,6 +135,7 @@ def test_paths_of_a_project_lie_in_it(hetopt, home: Path) -> None:
         ("[gc]\nremove = true", "must be typed", "--remove"),
         ('[launch]\non = "ec2"', "which costs money", "--on ec2"),
         ('on = "ec2"', "which costs money", "--on ec2"),
+        ("bugdet = 3", "called 'bugdet'", "COMMAND --help-all"),
     ],
 )
 def test_what_a_file_must_not_say(hetopt, home: Path, text: str, said: str, hint: str) -> None:
@@ -148,6 +149,35 @@ def test_what_a_file_must_not_say(hetopt, home: Path, text: str, said: str, hint
     answer = hetopt("recommend", PROFILE, "--budget", 2)
     assert answer.code == 2
     assert answer.out == ""
+
+
+@pytest.mark.parametrize("target", [PROJECT_FILE, "gone.toml"])
+def test_a_link_to_nothing_is_refused(hetopt, home: Path, target: str) -> None:
+    (home / "project" / PROJECT_FILE).symlink_to(target)
+    answer = hetopt("recommend", PROFILE, "--budget", 2)
+    assert answer.code == 2
+    assert f"project/{PROJECT_FILE}" in answer.err
+
+
+def test_a_file_may_use_the_names_of_before(home: Path) -> None:
+    old = '[launch]\npace = [1, 2]\npolicy = "static"\n[recommend]\nobjective = "knee"\n[disturb]\njson = true'
+    (home / "project" / PROJECT_FILE).write_text(old)
+    given = {(one.command, one.option): one.value for one in settings(ROOT, {}, Path.cwd())}
+    assert given == {
+        ("launch", "--slowdown"): "1,2",
+        ("launch", "--batch-policy"): "static",
+        ("recommend", "--objective"): "balanced",
+        ("inject", "--json"): True,
+    }
+
+
+def test_a_variable_that_is_almost_an_option_is_refused(home: Path) -> None:
+    with pytest.raises(BadInput) as refused:
+        settings(ROOT, {"HETOPT_BUGDET": "5"}, Path.cwd(), typed="recommend")
+    assert "HETOPT_BUGDET" in refused.value.message
+    assert "'budget'" in (refused.value.hint or "")
+    # Another command's option is none of these, however near.
+    assert settings(ROOT, {"HETOPT_GPUS": "T4", "HETOPT_HOME": "/tmp"}, Path.cwd(), typed="catalog") == ()
 
 
 def test_a_run_can_be_ended_whatever_a_file_says(hetopt, home: Path) -> None:

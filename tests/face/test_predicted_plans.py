@@ -88,9 +88,9 @@ def test_all_that_is_wrong_with_a_line_is_said_at_once() -> None:
     with pytest.raises(BadInput) as refused:
         parse_configuration(json.dumps({"nodes": [{"workers": 0}], "precision": "int3"}))
     for part in (
-        "nodes.0.type: field required",
-        "nodes.0.workers: input should be greater than 0",
-        "local_batch_size: field required",
-        "precision: input should be",
+        "nodes.0.type is missing",
+        "nodes.0.workers must be greater than 0, got 0",
+        "local_batch_size is missing",
+        "precision must be",
     ):
         assert part in refused.value.message

@@ -55,9 +55,9 @@ def test_every_truncation_is_one_sentence() -> None:
         ({"schema_version": "new"}, "has cake schema 'new', which this hetopt cannot read"),
         ({"kind": "plan"}, "holds a plan, not a cake"),
         ({"kind": None}, "holds something else, not a cake"),
-        ({"mass_kg": math.nan}, "mass_kg: input should be a finite number"),
-        ({"mass_kg": "heavy"}, "mass_kg: input should be a valid number"),
-        ({"colour": "red"}, "colour: extra inputs are not permitted"),
+        ({"mass_kg": math.nan}, "mass_kg must be a finite number, got nan"),
+        ({"mass_kg": "heavy"}, "mass_kg must be a valid number, got 'heavy'"),
+        ({"colour": "red"}, "colour is no field of it"),
     ],
 )
 def test_edited_files_are_refused(change: dict[str, object], said: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from hetopt.backends.backend import LaunchOptions, check_options
 from hetopt.backends.prediction.hosting import division
 from hetopt.backends.prediction.local_plan import predict_on_local
 from hetopt.core.errors import BadInput
@@ -103,7 +104,12 @@ def test_without_paces_the_machine_is_not_overfilled(plan: Plan) -> None:
     assert 1 <= len(run.workers) <= plan.profile.host.logical_cpus
 
 
-@pytest.mark.parametrize("paces", [(), (0.5,), (1, float("nan")), (1, float("inf")), (1,) * 129])
-def test_impossible_workers_are_refused(plan: Plan, paces: tuple[float, ...]) -> None:
+@pytest.mark.parametrize("paces", [(), (0.5,), (1, float("nan")), (1, float("inf")), (1e300,), ("2",)])
+def test_impossible_factors_are_refused(paces: tuple[float, ...]) -> None:
+    with pytest.raises(BadInput, match="must be numbers from 1 to 1,000,000, got"):
+        check_options("local", LaunchOptions(slowdowns=paces))
+
+
+def test_more_workers_than_samples_are_refused(plan: Plan) -> None:
     with pytest.raises(BadInput):
-        predict_on_local(plan, paces)
+        predict_on_local(plan, (1,) * 129)

@@ -80,9 +80,9 @@ def test_what_cannot_be_is_refused_in_a_sentence(text, told):
 
 
 def test_a_run_refuses_settings_of_another_policy():
-    with pytest.raises(ValidationError, match="fixed cannot have eps"):
+    with pytest.raises(ValidationError, match="fixed: eps is no field"):
         spec(ratio_settings={"eps": 0.5})
-    with pytest.raises(ValidationError, match="allocation cannot have micro"):
+    with pytest.raises(ValidationError, match="allocation: micro must be"):
         spec(batch_policy="allocation", batch_settings={"micro": -1})
 
 

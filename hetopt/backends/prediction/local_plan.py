@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from hetopt.backends.prediction.communication import Foreseen, Meeting, foresee, no_overlap
 from hetopt.backends.prediction.hosting import HOST_LINK, begun_shares, division, predict_run
 from hetopt.core.batch_partition import WorkerTime, solve_shares
-from hetopt.core.errors import BadInput
 from hetopt.core.profile import LOCAL
 from hetopt.core.run_spec import RunSpec, WorkerSpec
 from hetopt.optimizer.fit import FittedDevice, FittedModel, fit, times_as_long
@@ -46,15 +45,12 @@ def predict_on_local(plan: Plan, slowdowns: Sequence[float] | None) -> LocalRun:
             at full speed as the plan has, but no more than the machine has logical CPUs.
 
     Raises:
-        BadInput: no worker, an impossible factor, more workers than samples in a batch, or a compression that cannot
-            serve so many workers.
+        BadInput: more workers than samples in a batch, or a compression that cannot serve so many workers.
     """
     model = fit(plan.profile, plan.run.precision)
     cpus = plan.profile.host.logical_cpus
     if slowdowns is None:
         slowdowns = (1.0,) * min(len(plan.run.workers), cpus)
-    if not slowdowns or not all(1 <= slowdown < math.inf for slowdown in slowdowns):
-        raise BadInput("every slowdown factor must be at least 1.", hint="for example `slowdowns=[1, 2]`")
     count = len(slowdowns)
     device, crowding = division(model, count)
     workers = [_worker_time(device, crowding, slowdown) for slowdown in slowdowns]

@@ -22,6 +22,7 @@ from hetopt.backends.ssh.gpus import places
 from hetopt.core.artifact import Record, Told
 from hetopt.core.errors import HetoptError
 from hetopt.core.extras import requirement
+from hetopt.core.faults import faults
 from hetopt.core.formatting import bit_rate, bytes_, duration
 from hetopt.core.hosts import CPU, Host
 from hetopt.core.precision import Precision
@@ -160,7 +161,7 @@ def _facts(talk: Conversation, token: str) -> Seen | HetoptError:
     try:
         return Seen.model_validate(talk.begin(question, FACTS_WITHIN_S))
     except ValidationError as error:
-        return HetoptError(f"{talk.host.name} says of itself what cannot be ({error.errors()[0]['msg']}).")
+        return HetoptError(f"{talk.host.name} says of itself what cannot be ({faults(error)[0]}).")
     except HetoptError as error:
         return error
 

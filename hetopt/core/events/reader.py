@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from hetopt.core.events.log import nothing_collected
 from hetopt.core.events.records import ANY_EVENT, LogEvent
+from hetopt.core.faults import faults
 from hetopt.core.reading import MissingFile, opened_file
 
 MOST_LINE_BYTES = 8 * 2**20
@@ -31,7 +32,7 @@ class Unread:
 
     Attributes:
         lines: how many.
-        first: what is wrong with the first of them, such as ``line 3 (step): loss: input should be a finite number``.
+        first: what is wrong with the first of them, such as ``line 3 (step): loss must be a finite number, got nan``.
     """
 
     lines: int = 0
@@ -102,7 +103,7 @@ class LineParser:
             case "json_invalid":
                 said = "not JSON"
             case _:
-                said = f"{'.'.join(where[1:])}: {first['msg'][:1].lower()}{first['msg'][1:]}"
+                said = faults(error)[0].removeprefix(f"{where[0]}." if where else "")
         kind = f" ({where[0]})" if where else ""
         self._count(f"line {number}{kind}: {said}"[:300])
 

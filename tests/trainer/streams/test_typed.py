@@ -92,8 +92,8 @@ def test_a_rehearsal_slows_streams_down_as_it_slows_computation_down() -> None:
         ("redis(buffer=truncation)", "no option of redis called 'buffer'"),
         ("redis(speed=3)", "no option of redis called 'speed'"),
         ("replay(1/2/3)", "3 rates of streams for 2 workers"),
-        ("replay(4/8,buffer=forget)", "buffer: Input should be"),
-        ("replay(4/8,min=0)", "min_batch: Input should be greater than 0"),
+        ("replay(4/8,buffer=forget)", "buffer must be"),
+        ("replay(4/8,min=0)", "min_batch must be greater than 0"),
         ("redis(redis://:secret@h)", "must not stand in the address"),
     ],
 )
