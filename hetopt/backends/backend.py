@@ -121,7 +121,7 @@ TAKES: dict[str, frozenset[str]] = {
 
 
 def _is_slowdown(factor: object) -> bool:
-    return isinstance(factor, Real) and 1 <= factor <= MOST_SLOWDOWN
+    return isinstance(factor, Real) and 1 <= float(factor) <= MOST_SLOWDOWN
 
 
 def check_options(place: str, options: LaunchOptions) -> None:
