@@ -33,6 +33,7 @@ __all__ = ["NEAR", "Effort", "Found", "Limits", "Proof", "choose", "search"]
 Array = NDArray[np.float64]
 
 STUDY_TRIALS = 400
+MOST_TRIALS = 1_000_000
 SHORTLIST = 24
 """Options that are mixed by the descent."""
 
@@ -68,8 +69,10 @@ class Effort:
                 f"`mixed_types` must be 1 to {MAX_TYPES}, got {self.types}.",
                 hint="a cluster has so many instance types at most",
             )
-        if self.trials < 0:
-            raise BadInput(f"`trials` must be at least 0, got {self.trials}.", hint="0 searches without a study")
+        if not 0 <= self.trials <= MOST_TRIALS:
+            raise BadInput(
+                f"`trials` must be 0 to {MOST_TRIALS:,}, got {self.trials}.", hint="0 searches without a study"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,7 +60,7 @@ def _groups(plan: dict[str, Any]) -> list[dict[str, Any]]:
         (["--max-workers", "0"], "--max-workers must be 1 to 4096, got 0"),
         (["--max-workers", "4097"], "--max-workers must be 1 to 4096, got 4097"),
         (["--mixed-types", "4"], "--mixed-types must be 1 to 3, got 4"),
-        (["--trials", "-1"], "--trials must be at least 0, got -1"),
+        (["--trials", "-1"], "--trials must be 0 to 1,000,000, got -1"),
         (["--region", "us-esat-1"], "no region called 'us-esat-1'"),
     ],
 )
