@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ from hetopt.cli import old_names
 from hetopt.core.errors import BadInput
 from hetopt.core.grammar import written
 from hetopt.core.names import known
-from hetopt.core.paths import inside
+from hetopt.core.paths import expanded, inside
 
 if TYPE_CHECKING:
     from typer._click import Command, Parameter
@@ -182,16 +183,28 @@ def _options(root: Command, only: str | None) -> dict[str, dict[str, Parameter]]
 
 def _files(environment: Mapping[str, str], folder: Path) -> Iterator[Path]:
     """The user's file, then the project's."""
-    home = environment.get("XDG_CONFIG_HOME", "")
-    base = Path(home) if home.startswith("/") else Path.home() / ".config"
-    own = base / "hetopt" / "config.toml"
-    if own.exists() or own.is_symlink():  # a link to nothing is refused when it is read
+    home, own = environment.get("XDG_CONFIG_HOME", ""), None
+    with suppress(BadInput):  # whose home nothing tells has no file there
+        base = expanded(home if home.startswith("/") else "~/.config")
+        own = base / "hetopt" / "config.toml"
+    if own is not None and _is_there(own, hint="set HOME, or XDG_CONFIG_HOME, to a folder of yours"):
         yield own
     for place in (folder, *folder.parents):
         file = place / PROJECT_FILE
-        if file.exists() or file.is_symlink():
+        if _is_there(file, hint="go to a folder that you may read"):
             yield file
             return
+
+
+def _is_there(file: Path, *, hint: str) -> bool:
+    """Whether there is anything of that name; a link to nothing is refused when it is read."""
+    try:
+        file.lstat()
+    except PermissionError as error:
+        raise BadInput(f"{file} cannot be looked for: {error.strerror}.", hint=hint) from None
+    except OSError:
+        return False
+    return True
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -286,7 +299,7 @@ def _setting(command: str, parameter: Parameter, value: Any, source: Path | str)
             raise BadInput(f"{source}: on must not be {RENTED!r}, which costs money.", hint=f"type --on {RENTED}")
         if isinstance(source, Path) and _is_path(parameter):
             own = source.name != PROJECT_FILE
-            said = str(Path(said).expanduser() if own else inside(source.parent, said, what=name, any_text=True))
+            said = str(expanded(said) if own else inside(source.parent, said, what=name, any_text=True))
     return Setting(
         command=command,
         option=option,

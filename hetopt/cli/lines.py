@@ -17,6 +17,7 @@ from hetopt.cli import terminal
 from hetopt.core.errors import BadInput
 from hetopt.core.reading import lines_of, opened_file, parse_json
 from hetopt.core.step_samples import HINT, Configuration, parse_configuration
+from hetopt.core.synchronization_text import parse_sync
 
 
 @contextmanager
@@ -79,7 +80,10 @@ def _query(number: int, line: str) -> Query:
     try:
         data = parse_json(line, origin=f"line {number}", hint=HINT)
         fields = data if isinstance(data, dict) else {}
-        configuration = parse_configuration(line)
+        asked = parse_configuration(line)
+        if asked.sync is not None:
+            parse_sync(asked.sync, option="sync")
+        configuration = asked
     except BadInput as error:
         reason = error.message
     return Query(number=number, fields=fields, configuration=configuration, reason=reason)

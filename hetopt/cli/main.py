@@ -126,6 +126,13 @@ WHATEVER_HAPPENS = ("stop", "gc", "status")
 """Commands that end what costs money, or tell of it: a file of options that cannot be read must not stop them."""
 
 
+_NEXT: Mapping[type[OSError], str] = {
+    PermissionError: "name a place that you may use, or ask whoever owns this one",
+    FileNotFoundError: "see that it is there, and try again",
+}
+"""What to do about what the machine refuses."""
+
+
 def main() -> None:
     """Entry point of the `hetopt` command."""
     terminal.prepare()
@@ -162,7 +169,8 @@ def _exit_code() -> int:
     except OSError as error:
         # What the machine refuses is no fault of the program: it has no place in it that a person should look at.
         what = f"{error.filename}: " if error.filename else ""
-        return _said(f"{what}{error.strerror or error}.", "correct that, then try again", BadInput.exit_code)
+        hint = _NEXT.get(type(error), "correct that, then try again")
+        return _said(f"{what}{error.strerror or error}.", hint, BadInput.exit_code)
     except (KeyboardInterrupt, Terminated) as error:
         return exit_code_of(error)
     return 0
@@ -176,7 +184,7 @@ def _given(command: Command, arguments: list[str]) -> dict[str, Any]:
     from hetopt.cli import configuration
 
     try:
-        given = configuration.settings(command, os.environ, Path.cwd(), typed=name)
+        given = configuration.settings(command, os.environ, _current_folder(), typed=name)
     except BadInput as error:
         if name not in WHATEVER_HAPPENS:
             raise
@@ -188,6 +196,13 @@ def _given(command: Command, arguments: list[str]) -> dict[str, Any]:
     for source, options in said.items():
         _note(f"from {source}: {' '.join(options)}")
     return configuration.default_map(given)
+
+
+def _current_folder() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        raise BadInput("the current folder is not there any more.", hint="go to one that is, with `cd`") from None
 
 
 def _note(text: str) -> None:

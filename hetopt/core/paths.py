@@ -31,6 +31,21 @@ _PLAIN_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=+@,-]*")
 _SHOWN = 80
 
 
+def expanded(path: str | Path) -> Path:
+    """The path with a user's home folder in place of ``~``.
+
+    Raises:
+        BadInput: nothing says where that is: HOME is not set and the system has no such user.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise BadInput(
+            f"nothing says which folder {str(path).partition('/')[0]!r} is: HOME is not set, or there is no such user.",
+            hint="set HOME, or HETOPT_HOME, to a folder that you can write to",
+        ) from None
+
+
 def inside(folder: Path, name: str, *, what: str = "name", any_text: bool = False) -> Path:
     """Where a foreign name lies below a folder; it need not exist yet.
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hetopt.core.errors import BadInput
+from hetopt.core.paths import expanded
 from hetopt.core.reading import shortened
 
 _SECRET_BYTES = 8
@@ -19,7 +20,7 @@ _SECRET_BYTES = 8
 def home() -> Path:
     """The folder of what hetopt keeps for this user: ``$HETOPT_HOME``, else ``~/.hetopt``."""
     base = os.environ.get("HETOPT_HOME")
-    return Path(base) if base else Path.home() / ".hetopt"
+    return expanded(base or "~/.hetopt")
 
 
 def runs_home() -> Path:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import pwd
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +21,7 @@ from hetopt.cli import completion
 from hetopt.cli.configuration import PROJECT_FILE, default_map, of_command, settings
 from hetopt.cli.main import app
 from hetopt.core.errors import BadInput
+from hetopt.core.runs import runs_home
 from tests.face.conftest import RECORDED
 from tests.face.test_task_check import SMALLEST
 
@@ -157,6 +160,46 @@ def test_a_link_to_nothing_is_refused(hetopt, home: Path, target: str) -> None:
     answer = hetopt("recommend", PROFILE, "--budget", 2)
     assert answer.code == 2
     assert f"project/{PROJECT_FILE}" in answer.err
+
+
+def test_who_has_no_home_has_no_file_there_and_is_told_what_to_set(
+    hetopt, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nobody(user: int) -> None:
+        raise KeyError(user)
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.delenv("HETOPT_HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    assert settings(ROOT, {}, Path.cwd()) == ()
+    with pytest.raises(BadInput, match="nothing says which folder '~' is") as refused:
+        runs_home()
+    assert "HETOPT_HOME" in (refused.value.hint or "")
+
+
+def test_a_file_that_may_not_be_looked_for_stops_all_but_what_ends_runs(
+    hetopt, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Path.lstat
+
+    def guarded(path: Path) -> os.stat_result:
+        if path.name == "config.toml":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return whole(path)
+
+    monkeypatch.setattr(Path, "lstat", guarded)
+    with pytest.raises(BadInput, match=r"config\.toml cannot be looked for: Permission denied"):
+        settings(ROOT, {}, Path.cwd())
+
+
+def test_a_current_folder_that_is_gone_is_one_sentence(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    words = f"rmdir {gone} && exec {sys.executable} -m hetopt.cli.main gpus"
+    ended = subprocess.run(["sh", "-c", words], cwd=gone, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert "the current folder is not there any more" in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 def test_a_file_may_use_the_names_of_before(home: Path) -> None:

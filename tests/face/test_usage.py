@@ -87,3 +87,11 @@ def test_whoever_leaves_a_question_unanswered_has_done_nothing(tmp_path: Path) -
     assert b"nothing was done." in said
     assert kept.read_text() == "mine"
     os.close(ours)
+
+
+def test_python_runs_it_as_a_module() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-O", "-m", "hetopt", "--version"], capture_output=True, text=True, check=True
+    )
+    assert ended.stdout.startswith("hetopt ")
+    assert ended.stderr == ""

@@ -14,11 +14,11 @@ import shlex
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import IO
 
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.hosts import Host
+from hetopt.core.paths import expanded
 from hetopt.core.plain_text import one_line
 
 SSH_VARIABLE = "HETOPT_SSH"
@@ -63,7 +63,7 @@ def ssh_argv(host: Host, command: str, environment: Mapping[str, str] = os.envir
     if host.user is not None:
         words += ["-l", host.user]
     if host.key is not None:
-        words += ["-i", str(Path(host.key).expanduser())]
+        words += ["-i", str(expanded(host.key))]
     if host.jump is not None:
         words += ["-J", host.jump]
     return [*words, "--", host.address.strip("[]"), command]
