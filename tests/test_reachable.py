@@ -11,6 +11,7 @@ from pathlib import Path
 from tests.sources import REPOSITORY, modules
 
 STARTED = {
+    "hetopt.__main__": "the command line, as `python -m hetopt`",
     "hetopt.cli.main": "the command line",
     "hetopt.trainer.worker": "a worker, started by torchrun",
     "hetopt.profiler.worker": "a worker of `hetopt profile`, started by torchrun",
