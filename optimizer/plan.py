@@ -264,11 +264,14 @@ class Prediction(Record):
     steps_source: str
     training_s: Range = Field(description="steps times step time, evaluations included")
     startup_s: NonNegativeFloat = Field(description="from the request to the first step")
+    closed_s: NonNegativeFloat = Field(
+        default=0, description="of the total, outside the hours in which machines may be used"
+    )
     data_transfer_usd: NonNegativeFloat = Field(
         default=0, description="of the data set from another region, before the launch; in the cost"
     )
-    total_s: Range
-    cost_usd: Range
+    total_s: Range = Field(description="its value is the expectation, by which plans are ranked")
+    cost_usd: Range = Field(description="likewise")
     cost_terms: tuple[CostTerm, ...]
 
     @property

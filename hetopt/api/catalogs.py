@@ -11,7 +11,7 @@ from typing import get_args
 from hetopt.api.values import chosen, names, positive
 from hetopt.optimizer.market import catalog_filter
 from hetopt.optimizer.market.catalog import Catalog, Listing, no_prices
-from hetopt.optimizer.market.catalog_choice import CatalogInUse, catalog_in_use
+from hetopt.optimizer.market.catalog_choice import ANY_REGION, CatalogInUse, catalog_in_use, regional_catalogs
 from hetopt.optimizer.market.catalog_filter import AnyMarket, Criteria
 from hetopt.optimizer.market.gpus import GpuSort, RentableGpu, rentable_gpus
 
@@ -25,6 +25,14 @@ def in_use(region: str = "us-east-1", directory: Path | None = None) -> CatalogI
         BadInput: there is no such region, or a file cannot be used.
     """
     return catalog_in_use(region, directory, today=datetime.datetime.now(datetime.UTC).date())
+
+
+def in_regions(region: str, directory: Path | None = None) -> tuple[Catalog, ...]:
+    """The catalogue in use of a region, or for `ANY_REGION` of each that has prices; errors as of `in_use`."""
+    if region != ANY_REGION:
+        return (in_use(region, directory).catalog,)
+    today = datetime.datetime.now(datetime.UTC).date()
+    return tuple(one.catalog for one in regional_catalogs(directory, today=today))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +91,7 @@ def gpus(
 
     Args:
         only: these, by any of their names. Absent: all.
-        region: of AWS.
+        region: of AWS; ``"any"``: the cheapest machine of all regions that have prices.
         market: on which the cheapest machine is sought: ``"spot"``, ``"on-demand"`` or ``"any"`` (the lower price).
         memory_min_gib: of one GPU.
         price_max_usd_per_hour: of the cheapest machine.
@@ -96,7 +104,7 @@ def gpus(
     Raises:
         BadInput: no GPU is called so, or there is no such region.
     """
-    loaded = in_use(region, None if catalog is None else Path(catalog)).catalog
+    loaded, *elsewhere = in_regions(region, None if catalog is None else Path(catalog))
     return rentable_gpus(
         loaded,
         names(only),
@@ -105,4 +113,5 @@ def gpus(
         price_max_usd_per_hour=positive(price_max_usd_per_hour, "price_max_usd_per_hour", "USD an hour"),
         sort=chosen(sort, get_args(GpuSort), "order") or "price",
         reverse=reverse,
+        elsewhere=elsewhere,
     )

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from hetopt.api.planning import Names, catalog_of, search_options
+from hetopt.api.catalogs import in_regions
+from hetopt.api.planning import Names, catalog_of, compared_regions, search_options
 from hetopt.api.values import chosen, duration_s, positive
 from hetopt.core.errors import BadInput, NoFeasiblePlan
 from hetopt.core.formatting import bytes_
@@ -17,6 +18,7 @@ from hetopt.core.memory import TrainingMemory
 from hetopt.core.reading import read_json
 from hetopt.core.reporter import Reporter
 from hetopt.optimizer.described_profile import described_profile, training_memory
+from hetopt.optimizer.market.catalog_choice import ANY_REGION
 from hetopt.optimizer.market.gpus import rentable_gpus
 from hetopt.optimizer.model_counts import ModelCount, of_config, of_flops, of_parameters
 from hetopt.optimizer.plan import Goal, Objective, Plan
@@ -35,6 +37,9 @@ BATCH_SIZE = 256
 
 CONFIG_BYTES = 1_000_000
 """A configuration is no larger; those of models have a few kilobytes."""
+
+LEAST_PARAMETERS = 1000
+"""Fewer is a slip, such as a 5 for 5B: a layer that is 16 wide has 3,000."""
 
 MOST_PARAMETERS = 1e15
 MOST_SAMPLES = 1e15
@@ -116,7 +121,7 @@ def estimate(
         deadline: longest total time: ``"6h"``, ``"3d"``.
         objective: as of `recommend`, like all that follow.
         market: ``"spot"``, ``"on-demand"`` or ``"any"``.
-        region: of AWS.
+        region: of AWS; ``"any"``: the best of all that have prices.
         types: names or patterns of instance types.
         exclude: names or patterns of those to leave out.
         gpus: only machines with these.
@@ -163,11 +168,18 @@ def estimate(
         ends="steps",
         amount=math.ceil(wanted / batch),
     )
-    in_use = catalog_of(region, catalog, told)
     memory = training_memory(model, batch, computing)
-    _refuse_what_no_gpu_holds(model, memory, in_use.catalog)
     profile = described_profile(model, samples=wanted, batch_size=batch, precision=computing, now=now)
-    plan = recommend(profile, in_use.catalog, goal, options, seed=0, now=now, tell=lambda text: told(text, None))
+    if region == ANY_REGION:
+        _refuse_what_no_gpu_holds(model, memory, in_regions(region, None if catalog is None else Path(catalog)))
+        compared = compared_regions(profile, goal, options, quotas, catalog, 0, told)
+        in_use, options = compared.best.catalog, replace(options, quotas=compared.best.quotas)
+    else:
+        in_use, compared = catalog_of(region, catalog, told).catalog, None
+        _refuse_what_no_gpu_holds(model, memory, (in_use,))
+    plan = recommend(profile, in_use, goal, options, seed=0, now=now, tell=lambda text: told(text, None))
+    if compared is not None:
+        plan = plan.model_copy(update={"regions": compared.offers})
     return Estimate(
         plan=plan,
         model=model,
@@ -181,18 +193,19 @@ def estimate(
     )
 
 
-def _refuse_what_no_gpu_holds(model: ModelCount, memory: TrainingMemory, catalog: Catalog) -> None:
+def _refuse_what_no_gpu_holds(model: ModelCount, memory: TrainingMemory, catalogs: Sequence[Catalog]) -> None:
     """Every GPU keeps the whole model: data parallelism shares samples, not weights.
 
     Raises:
         NoFeasiblePlan: no GPU has the memory for one sample.
     """
     needed = memory.peak_bytes(1)
-    gpus = rentable_gpus(catalog, sort="memory", reverse=True)
+    gpus = rentable_gpus(catalogs[0], sort="memory", reverse=True, elsewhere=catalogs[1:])
     if gpus and needed > usable_on_gpu(gpus[0].memory_gib * 2**30):
+        where = catalogs[0].region if len(catalogs) == 1 else "any region"
         raise NoFeasiblePlan(
             f"Training {model.name} with Adam takes {bytes_(needed)} on every GPU, and {gpus[0].name}, the largest in "
-            f"{catalog.region}, has {gpus[0].memory_gib:.0f} GiB: hetopt shares samples among GPUs, not weights.",
+            f"{where}, has {gpus[0].memory_gib:.0f} GiB: hetopt shares samples among GPUs, not weights.",
             hint="choose a smaller model, fine-tune a part of the weights, or shorten the samples with `tokens`",
         )
 
@@ -233,6 +246,11 @@ def _counted(
             tokens = TOKENS
             assumed.append(f"{TOKENS:,} tokens a sample (`tokens`)")
         number = positive(params, "params", "parameters")
+        if number is not None and number < LEAST_PARAMETERS:
+            raise BadInput(
+                f"`params` must be at least {LEAST_PARAMETERS:,}, got {params}: no transformer has fewer.",
+                hint=f"with its unit: `params={number:g}M` or `params={number:g}B`",
+            )
         if number is None:
             number = of_flops(flops or 0.0)
         model = of_parameters(max(1.0, number), tokens)

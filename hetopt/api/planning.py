@@ -13,10 +13,12 @@ from hetopt.api.values import (
     MOST_EPOCHS,
     MOST_STEPS,
     chosen,
+    compressors,
     duration_s,
     metric_target,
     names,
     positive,
+    ratios,
     size_bytes,
     within,
 )
@@ -26,6 +28,7 @@ from hetopt.core.precision import Precision
 from hetopt.core.profile import Profile
 from hetopt.core.reporter import Reporter
 from hetopt.core.step_samples import StepSamples
+from hetopt.optimizer.market.catalog_choice import ANY_REGION
 from hetopt.optimizer.plan import Goal, Objective, Plan, ScalingRule
 
 if TYPE_CHECKING:
@@ -38,7 +41,6 @@ if TYPE_CHECKING:
     from hetopt.optimizer.recommendation.regions import Compared
     from hetopt.optimizer.step_time.earlier_runs import EarlierRuns
 
-ANY_REGION = "any"
 PRECISIONS = ("auto", *get_args(Precision))
 
 Names = Sequence[str] | str
@@ -78,6 +80,8 @@ def recommend(
     learning_rate_rule: ScalingRule | None = None,
     sync: str | None = None,
     precision: Precision | Literal["auto"] = "auto",
+    compression: Names = (),
+    ratio: Sequence[float | str] | float | str = (),
     catalog: Path | str | None = None,
     observed: Path | str | Literal["none"] | None = None,
     inventory: Path | str | None = None,
@@ -131,6 +135,10 @@ def recommend(
         sync: when workers are synchronized, as of `hetopt.launch`. Absent: the best of what was measured.
         precision: that workers compute in: ``"fp32"``, ``"tf32"``, ``"bf16"``, ``"fp16"``, or ``"auto"``: the best of
             those that the profile has steps of.
+        compression: names of the methods that gradients may travel by, such as ``"topk"`` or ``"none"``. Absent: all
+            whose price the profile tells.
+        ratio: the part of the gradient that is sent by those which send a part: ``0.01``, ``"1%"``, ``"100x"``, or
+            several. Absent: those that pilots looked at.
         catalog: folder of another catalogue than the bundled one.
         observed: file of what was seen of spot pools; absent: what your launches have seen; ``"none"``: nothing.
         inventory: file of machines of your own, such as ``"hosts.toml"``: a plan for some of them is made as well, and
@@ -193,6 +201,8 @@ def recommend(
         learning_rate_rule=learning_rate_rule,
         sync=sync,
         precision=precision,
+        compression=compression,
+        ratio=ratio,
     )
     options = replace(options, earlier=_earlier(told))
     measured = profile_of(profile)
@@ -201,7 +211,7 @@ def recommend(
         options = replace(options, batch_size=measured.job.batch_size)
     goal = _goal(measured, budget_usd, deadline_s, target, positive(epochs, "epochs", "epochs"), steps, told)
     told("the catalogue")
-    compared = _compared(measured, goal, options, quotas, catalog, seed, told) if region == ANY_REGION else None
+    compared = compared_regions(measured, goal, options, quotas, catalog, seed, told) if region == ANY_REGION else None
     if compared is None:
         in_use = catalog_of(region, catalog, told).catalog
     else:
@@ -281,6 +291,8 @@ def search_options(
     learning_rate_rule: ScalingRule | None = None,
     sync: str | None = None,
     precision: Precision | Literal["auto"] = "auto",
+    compression: Names = (),
+    ratio: Sequence[float | str] | float | str = (),
 ) -> Options:
     """What narrows a search, from the values that people give; see `recommend` for each of them.
 
@@ -321,6 +333,8 @@ def search_options(
         learning_rate_rule=chosen(learning_rate_rule, get_args(ScalingRule), "learning rate rule"),
         sync=None if sync is None else parse_sync(sync),
         precision=None if precision == "auto" else chosen(precision, PRECISIONS, "precision"),
+        compression=compressors(compression),
+        ratios=ratios(ratio),
     )
 
 
@@ -354,7 +368,7 @@ def catalog_of(region: str, folder: Path | str | None, told: Reporter) -> Catalo
     return in_use
 
 
-def _compared(
+def compared_regions(
     profile: Profile,
     goal: Goal,
     options: Options,

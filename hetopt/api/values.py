@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from numbers import Real
 from typing import TypeVar, cast
 
-from hetopt.core.errors import BadInput
+from hetopt.core.comm.composition import AUTO
+from hetopt.core.comm.compression_text import compressor
+from hetopt.core.errors import BadInput, setting
 from hetopt.core.grammar import arguments, split
 from hetopt.core.names import known
-from hetopt.core.quantities import COUNT, DURATION, MONEY, NUMBER, SIZE, quantity
+from hetopt.core.quantities import COUNT, DURATION, FRACTION, MONEY, NUMBER, SIZE, quantity
 
 T = TypeVar("T")
 AnyNumber = TypeVar("AnyNumber", int, float)
@@ -77,10 +79,13 @@ def duration_s(given: str | float | None, name: str) -> float | None:
     if given is None:
         return None
     if isinstance(given, str) and _NUMBER_ALONE.fullmatch(given.strip()):
-        raise BadInput(f"`{name}` needs a unit, got {given!r}.", hint=f"for example `{name}={given.strip()}h`")
+        example = setting(name, f"{given.strip()}h")
+        raise BadInput(f"`{name}` needs a unit, got {given!r}.", hint=f"for example {example}")
     seconds = quantity(str(given), DURATION, f"`{name}`")
     if seconds <= 0:
-        raise BadInput(f"`{name}` must be a length of time above 0, got {given!r}.", hint=f"for example `{name}=6h`")
+        raise BadInput(
+            f"`{name}` must be a length of time above 0, got {given!r}.", hint=f"for example {setting(name, '6h')}"
+        )
     return seconds
 
 
@@ -101,9 +106,35 @@ def metric_target(text: str) -> tuple[str, float]:
     """
     pairs = list(arguments(text, "`target`").pairs.items())
     if len(pairs) != 1:
-        raise BadInput(f"`target` must be METRIC=VALUE, got {text!r}.", hint="for example `target=accuracy=0.97`")
+        raise BadInput(
+            f"`target` must be METRIC=VALUE, got {text!r}.", hint=f"for example {setting('target', 'accuracy=0.97')}"
+        )
     [(name, value)] = pairs
     return name, quantity(value, NUMBER, f"`target` of {name}")
+
+
+def compressors(given: Sequence[str] | str) -> tuple[str, ...]:
+    """Methods by which gradients travel, as the registry names them; none for ``auto``.
+
+    Raises:
+        BadInput: there is no such method.
+    """
+    asked = names(given if isinstance(given, str) else ",".join(given))
+    return () if asked == (AUTO,) else tuple(dict.fromkeys(compressor(name) for name in asked))
+
+
+def ratios(given: Sequence[float | str] | float | str) -> tuple[float, ...]:
+    """Parts of a gradient: ``0.01``, ``"1%"``, ``"100x"``, or several of them.
+
+    Raises:
+        BadInput: one is not above 0 and below 1.
+    """
+    each = [given] if isinstance(given, int | float) else names(given) if isinstance(given, str) else given
+    told = [quantity(part, FRACTION, "`ratio`") for one in each for part in names(str(one))]
+    for part in told:
+        if not 0 < part < 1:
+            raise BadInput(f"`ratio` must be above 0 and below 1, got {part:g}.", hint="for example `ratio=0.01`")
+    return tuple(dict.fromkeys(told))
 
 
 def names(given: Sequence[str] | str) -> tuple[str, ...]:

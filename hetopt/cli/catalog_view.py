@@ -233,18 +233,19 @@ def _accelerator_rows(accelerator: Accelerator) -> list[list[str]]:
     return rows
 
 
-def price_notes(catalog: Catalog, listings: Sequence[Listing]) -> list[str]:
-    """What the prices of some listings are, of when, and according to whom."""
-    if not catalog.has_prices:
-        return [f"spot saves: share of the on-demand price in {catalog.region}, which the catalogue does not have"]
+def price_notes(catalogs: Sequence[Catalog], listings: Sequence[Listing]) -> list[str]:
+    """What the prices of some listings of these catalogues are, of when, and according to whom."""
+    where = catalogs[0].region if len(catalogs) == 1 else "the region named"
+    if not any(catalog.has_prices for catalog in catalogs):
+        return [f"spot saves: share of the on-demand price in {where}, which the catalogue does not have"]
     notes = []
     on_demand = [one.on_demand for one in listings if one.on_demand]
     measured = [one.spot for one in listings if one.spot and not one.spot.is_estimate]
     estimated = [one.spot for one in listings if one.spot and one.spot.is_estimate]
     if on_demand:
-        notes.append(f"on demand: USD an hour in {catalog.region}, {_origins(on_demand)}")
+        notes.append(f"on demand: USD an hour in {where}, {_origins(on_demand)}")
     if measured:
-        notes.append(f"spot: USD an hour in {catalog.region}, {_origins(measured)}")
+        notes.append(f"spot: USD an hour in {where}, {_origins(measured)}")
     if estimated:
         oldest = min(price.date for price in estimated)
         notes.append(f"spot ~: on demand less the mean saving published on {oldest}; an estimate, not a quote")
@@ -253,7 +254,7 @@ def price_notes(catalog: Catalog, listings: Sequence[Listing]) -> list[str]:
 
 def _footnotes(catalog: Catalog, listings: Sequence[Listing], matching: int, *, coremark: bool) -> list[str]:
     """Where the figures of the table come from, and how much of the answer it is."""
-    notes = price_notes(catalog, listings)
+    notes = price_notes([catalog], listings)
     if bands := [one.band for one in listings if one.band]:
         notes.append(_band_note(bands))
     if coremark:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hetopt.cli.completion import one_of
-from hetopt.cli.options import FIRST_REGION, CatalogFolder, Region, given, options
+from hetopt.cli.options import FIRST_REGION, CatalogFolder, RegionOrAny, given, options
 
 if TYPE_CHECKING:
     from hetopt.api.estimating import Estimate, Fit
@@ -61,7 +61,7 @@ class Described:
             help="spot, on-demand or any.",
         ),
     ] = "any"
-    region: Region = FIRST_REGION
+    region: RegionOrAny = FIRST_REGION
     types: Annotated[str | None, typer.Option("--types", help="Only these instance types or patterns.")] = None
     exclude: Annotated[str | None, typer.Option("--exclude", help="Leave these out.")] = None
     gpus: Annotated[str | None, typer.Option("--gpus", help="Only machines with these: A10G, L4:4, L4:4+.")] = None
@@ -160,6 +160,7 @@ def _sentences(told: Estimate) -> Iterator[str]:
     )
     if told.assumed:
         yield f"Assumed: {', '.join(told.assumed)}."
+    yield from plan_view.region_notes(told.plan)
     yield from plan_view.quota_notes(told.plan)
 
 

@@ -70,6 +70,7 @@ FLAGS: Mapping[str, str] = {
     "quotas": "--quota",
     "provisioning": "--provisioning",
     "rank": "--rank",
+    "ratio": "--ratio",
     "ratio_policy": "--ratio-policy",
     "region": "--region",
     "restarts": "--max-restarts",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hetopt.cli.completion import one_of
-from hetopt.cli.options import FIRST_REGION, CatalogFolder, Region, given, options
+from hetopt.cli.options import FIRST_REGION, CatalogFolder, RegionOrAny, given, options
 
 if TYPE_CHECKING:
     from hetopt.api.catalogs import RentableGpu
@@ -21,7 +21,7 @@ class Gpus:
     """Which GPUs are listed, and how; fields as of `hetopt.gpus`, as they are typed."""
 
     only: Annotated[list[str] | None, typer.Argument(metavar="[GPU]...", help="Only these, such as A10G L4.")] = None
-    region: Region = FIRST_REGION
+    region: RegionOrAny = FIRST_REGION
     market: Annotated[
         str,
         typer.Option(
@@ -99,7 +99,7 @@ def _facts(gpu: RentableGpu) -> dict[str, Any]:
 
 def _show(found: Sequence[RentableGpu], asked: Gpus) -> None:
     """A table of 80 columns: rates in TFLOP/s, dollars of the machine that is named."""
-    from hetopt.api.catalogs import in_use
+    from hetopt.api.catalogs import in_regions
     from hetopt.cli import catalog_view, render
 
     columns = {
@@ -114,11 +114,16 @@ def _show(found: Sequence[RentableGpu], asked: Gpus) -> None:
         "on demand": [_usd(gpu.machine.on_demand) for gpu in found],
         "spot": [_usd(gpu.machine.spot) for gpu in found],
     }
+    regions = in_regions(asked.region, asked.catalog)
+    if len(regions) > 1:
+        columns["region"] = [gpu.region or "-" for gpu in found]
     dropped = render.drop_to_fit(columns, ("fp32", "TF32", "GB/s", "bf16", "fp16", "GiB"), gap=1)
-    words = {"GPU", "cheapest type"}
+    words = {"GPU", "cheapest type", "region"}
     render.table(
         [
-            render.Column(name=name, justify="left" if name in words else "right", fixed=name == "cheapest type")
+            render.Column(
+                name=name, justify="left" if name in words else "right", fixed=name in ("cheapest type", "region")
+            )
             for name in columns
         ],
         list(zip(*columns.values(), strict=True)),
@@ -129,8 +134,7 @@ def _show(found: Sequence[RentableGpu], asked: Gpus) -> None:
     if "fp16" in columns:
         render.line("fp32 to fp16: peak TFLOP/s of one GPU, dense; GB/s: of its memory", style="dim")
     render.line("cheapest type: how many GPUs it has, and its name; prices are for all of it", style="dim")
-    catalog = in_use(asked.region, asked.catalog).catalog
-    for note in catalog_view.price_notes(catalog, [gpu.machine for gpu in found]):
+    for note in catalog_view.price_notes(regions, [gpu.machine for gpu in found]):
         render.line(note, style="dim")
 
 

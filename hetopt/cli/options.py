@@ -43,6 +43,7 @@ CatalogFolder = Annotated[
     typer.Option("--catalog", metavar="DIR", help="Folder of another catalogue, in the format of the bundled one."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+RegionOrAny = Annotated[str, typer.Option("--region", "-r", help="AWS region; any: the best of all.")]
 FIRST_REGION = "us-east-1"
 
 

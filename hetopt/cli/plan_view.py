@@ -79,7 +79,7 @@ def _show_answer(plan: Plan, plan_file: Path | None, inventory: Path | None) -> 
         f"{word}: {'' if plan_file else 'add -o plan.json, then '}{command}"
         for word, command in zip(("next", "then"), next_commands(plan, *names), strict=False)
     ]
-    before, after = tuple(_regions(plan)), tuple(quota_notes(plan))
+    before, after = tuple(region_notes(plan)), tuple(quota_notes(plan))
     lines += sum(_lines(f"  • {text}", hang=4) for text in (*before, *after)) + sum(map(_lines, commands))
     said_first = (*_memory_bound(plan.chosen), *plan.reasons)[:MOST_SENTENCES]
     for reason in said_first:  # as many as the screen holds: the first say most, of each what is before a semicolon
@@ -199,7 +199,7 @@ def _method(candidate: Candidate) -> str:
     return "" if way == "none" else way.removeprefix("none, ")
 
 
-def _regions(plan: Plan) -> Iterator[str]:
+def region_notes(plan: Plan) -> Iterator[str]:
     """The region that won, and the next two."""
     if not plan.regions:
         return

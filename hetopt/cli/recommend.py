@@ -152,6 +152,22 @@ class Recommend:
             help="What workers compute in: fp32, tf32, bf16, fp16, or auto: the best that the profile has steps of.",
         ),
     ] = "auto"
+    compression: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--compression",
+            metavar="NAME",
+            help="Only these ways to send gradients: topk, powersgd, none, ... May be repeated. Default: all.",
+        ),
+    ] = None
+    ratio: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--ratio",
+            metavar="R",
+            help="Part of the gradient that those send which send a part: 0.01, 1% or 100x. May be repeated.",
+        ),
+    ] = None
     catalog: CatalogFolder = None
     rank: Annotated[
         bool,

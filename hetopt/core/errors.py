@@ -31,7 +31,7 @@ class HetoptError(Exception):
     def __str__(self) -> str:
         if not self.hint:
             return self.message
-        return f"{self.message.rstrip('.')}: {self.hint.rstrip('.')}."
+        return f"{self.message.rstrip('.')}: {self.hint.rstrip('.')}{'' if self.hint.endswith('?') else '.'}"
 
 
 class BadInput(HetoptError):

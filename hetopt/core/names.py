@@ -9,6 +9,11 @@ from pathlib import Path
 
 from hetopt.core.errors import BadInput
 
+MOST_LISTED = 24
+"""Names that are told one by one; of more, the nearest are."""
+
+NEAREST = 3
+
 
 def converted_script(script: Path) -> Path:
     """What a script is called once a session was written into it: beside it, as it imports what lies there."""
@@ -36,8 +41,11 @@ def known(name: str, names: Iterable[str], what: str, *, hint: str | None = None
 def unknown(name: str, names: Iterable[str], what: str, *, hint: str | None = None) -> BadInput:
     """The error of a name that is none of these; see `known`."""
     spelled = {other.casefold(): other for other in names}
-    near = difflib.get_close_matches(name.casefold(), spelled, n=1)
+    near = [spelled[one] for one in difflib.get_close_matches(name.casefold(), spelled, n=NEAREST)]
+    many = len(spelled) > MOST_LISTED
     if hint is None:
-        hint = f"choose one of: {', '.join(spelled.values())}" if spelled else "leave it out"
-    guess = f"did you mean {spelled[near[0]]!r}? " if near else ""
+        listed = "" if near and many else f"choose one of: {', '.join(spelled.values())}"
+        hint = listed if spelled else "leave it out"
+    guessed = near if many else near[:1]
+    guess = f"did you mean {' or '.join(map(repr, guessed))}? " if near else ""
     return BadInput(f"There is no {what} called {name!r}.", hint=f"{guess}{hint}".strip() or None)

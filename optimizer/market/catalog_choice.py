@@ -10,6 +10,9 @@ from hetopt.core.runs import home
 from hetopt.optimizer.market.catalog import BUNDLED, Catalog, load_catalog
 from hetopt.optimizer.market.catalog_folder import refreshed_folders
 
+ANY_REGION = "any"
+"""What is asked for instead of a region by who has no preference."""
+
 STALE_DAYS = 14
 """Spot prices move by the week; older ones are worth a word."""
 

@@ -1,4 +1,4 @@
-"""The GPUs that can be rented: what one of them is, and the cheapest machine in a region that has it."""
+"""The GPUs that can be rented: what one of them is, and the cheapest machine that has it, in one region or several."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FIRST_CAPABILITY_WITH_BF16 = 8.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RentableGpu:
-    """A whole GPU, and the cheapest machine of a region that has it. Absent: not published, or not known.
+    """A whole GPU, and the cheapest machine that has it. Absent: not published, or not known.
 
     Attributes:
         memory_gib: as machines report it, which is a little below the nominal for some.
@@ -45,6 +45,12 @@ class RentableGpu:
     count: int
     machine: Listing
 
+    @property
+    def region(self) -> str | None:
+        """Of the prices of the machine; None: it has none."""
+        price = price_in(self.machine, "any")
+        return None if price is None else price.region
+
     def usd_per_hour(self, market: AnyMarket = "any") -> float | None:
         """Of the whole machine, in a market; in any the lower one."""
         price = price_in(self.machine, market)
@@ -65,11 +71,13 @@ def rentable_gpus(
     price_max_usd_per_hour: float | None = None,
     sort: GpuSort = "price",
     reverse: bool = False,
+    elsewhere: Sequence[Catalog] = (),
 ) -> tuple[RentableGpu, ...]:
     """Every GPU of a catalogue's region that torch's CUDA builds can use, once.
 
     Args:
         catalog: with the region.
+        elsewhere: catalogues of other regions, where its cheapest machine may be as well.
         names: only these, by any of their names. Absent: all.
         market: on which the cheapest machine is sought.
         memory_min_gib: of one GPU.
@@ -83,13 +91,14 @@ def rentable_gpus(
     for name in names:
         known_accelerator(name, catalog.instance_types.values())
     machines: dict[tuple[str, float], list[tuple[Accelerator, Listing]]] = {}
-    for listing in catalog.listings.values():
+    priced = any(one.has_prices for one in (catalog, *elsewhere))
+    for listing in (listing for one in (catalog, *elsewhere) for listing in one.listings.values()):
         gpu = listing.instance_type.accelerator
         if gpu is None or not gpu.whole or not gpu.is_cuda or listing.zones == 0:
             continue
         if names and not any(has_accelerator(listing.instance_type, name) for name in names):
             continue
-        if market != "any" and catalog.has_prices and listing.price(market) is None:
+        if market != "any" and priced and listing.price(market) is None:
             continue
         machines.setdefault((gpu.name, gpu.memory_gib), []).append((gpu, listing))
     found = (_cheapest(alike, market) for alike in machines.values())

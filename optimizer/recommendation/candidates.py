@@ -15,6 +15,7 @@ from hetopt.optimizer.cost.cost import planned_usage
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.plan import Assumptions, Candidate, CostTerm, Group, Hardware, Prediction, Range
 from hetopt.optimizer.search.forecast import Forecast, JobModel, shares_of
+from hetopt.optimizer.search.objective import expected
 from hetopt.optimizer.search.search_space import Cluster, MachineOption, SearchSpace
 
 
@@ -50,9 +51,18 @@ def _by_device(option: MachineOption, local_batch_sizes: list[int]) -> list[int]
 
 
 def spread(value: float, log_sd: float) -> Range:
-    """A figure with the 90 % interval of its log standard deviation."""
+    """A median with the 90 % interval of its log standard deviation."""
     reach = float(np.exp(Z90 * log_sd))
     return Range(value=value, low=value / reach, high=value * reach)
+
+
+def on_average(median: Range) -> Range:
+    """The same interval, with what to expect in the place of the median: what plans are ranked by.
+
+    An expectation above the interval is shown as its upper end: that is so where the interval spans a factor of 50,000.
+    """
+    mean = float(expected(np.array(median.value), np.array(median.high)))
+    return median.model_copy(update={"value": min(mean, median.high)})
 
 
 def _group(option: MachineOption, machines: int, local_batch_sizes: list[int], collective: Collective) -> Group:
@@ -114,15 +124,19 @@ def _prediction(space: SearchSpace, job: JobModel, cluster: Cluster, found: Fore
         steps_source=job.steps.source,
         training_s=spread(at("work_s"), at("work_log_sd")),
         startup_s=at("startup_s"),
+        closed_s=at("closed_s"),
         data_transfer_usd=job.before_usd,
-        total_s=Range(value=at("total_s"), low=at("total_low_s"), high=at("total_high_s")),
-        cost_usd=Range(value=at("cost_usd"), low=at("cost_low_usd"), high=at("cost_high_usd")),
+        total_s=on_average(Range(value=at("total_s"), low=at("total_low_s"), high=at("total_high_s"))),
+        cost_usd=on_average(Range(value=at("cost_usd"), low=at("cost_low_usd"), high=at("cost_high_usd"))),
         cost_terms=cost_terms(space, job, cluster, found, row),
     )
 
 
 def cost_terms(space: SearchSpace, job: JobModel, cluster: Cluster, found: Forecast, row: int) -> tuple[CostTerm, ...]:
-    """The bill by line. The lines sum to the expected cost."""
+    """The bill by line, of a run that takes its median time, and what runs cost beyond that on average.
+
+    The lines sum to the expected cost.
+    """
 
     def at(column: str) -> float:
         return float(getattr(found, column)[row])
@@ -132,7 +146,7 @@ def cost_terms(space: SearchSpace, job: JobModel, cluster: Cluster, found: Forec
         if job.transfer is None
         else (CostTerm(name="data set from another region", usd=job.transfer.usd, basis=job.transfer.basis),)
     )
-    return transfer + itemise(
+    billed = transfer + itemise(
         [
             Rental(instance_type=space.options[index].name, machines=machines, price=space.options[index].offer.price)
             for index, machines in cluster.machines
@@ -151,6 +165,12 @@ def cost_terms(space: SearchSpace, job: JobModel, cluster: Cluster, found: Forec
         volume=Volume(gb=at("disk_gb")),
         hazard_basis=_hazard_basis([space.options[index] for index, _ in cluster.machines]),
     )
+    median = Range(value=at("cost_usd"), low=at("cost_low_usd"), high=at("cost_high_usd"))
+    more_usd = on_average(median).value - median.value
+    return (*billed, CostTerm(name="what is not known", usd=more_usd, basis=NOT_KNOWN))
+
+
+NOT_KNOWN = "the lines above are of a median run; others cost more by more than they cost less, on average by this"
 
 
 def _hazard_basis(options: Sequence[MachineOption]) -> str:

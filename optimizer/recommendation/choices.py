@@ -14,13 +14,13 @@ from hetopt.core.formatting import duration, share
 from hetopt.optimizer.fit import FittedModel
 from hetopt.optimizer.market.quota import named_quota, needed
 from hetopt.optimizer.plan import Candidate, Choice, ChoiceName, Earlier, QuotaNeed, Range
-from hetopt.optimizer.recommendation.candidates import make_candidate, spread
+from hetopt.optimizer.recommendation.candidates import make_candidate, on_average, spread
 from hetopt.optimizer.recommendation.confidence import confident, simulate
 from hetopt.optimizer.recommendation.narrowing import narrowing
 from hetopt.optimizer.recommendation.options import TIME_WEIGHTS
 from hetopt.optimizer.recommendation.remedies import Question
 from hetopt.optimizer.search.forecast import evaluations
-from hetopt.optimizer.search.objective import Limits, best_rows, choose
+from hetopt.optimizer.search.objective import Limits, best_rows, choose, expected_totals
 from hetopt.optimizer.search.search import Found
 from hetopt.optimizer.search.search_space import MachineOption, SearchSpace
 from hetopt.optimizer.step_time.earlier_runs import EarlierRuns
@@ -75,9 +75,10 @@ def choices(
     here = list(_here(model, question, limits, like, told_of_host(earlier, model.whole)))
     # Who has this machine has no use for what is both dearer and slower, unless it is what was asked for.
     in_time = [one.total_s.value for one in here if one.total_s.high <= (limits.deadline_s or math.inf)]
+    took_s, _ = expected_totals(found.forecast)
     told: list[Choice] = []
     for place, (row, chance) in enumerate(zip(rows, kept.tolist(), strict=True)):
-        if row != found.chosen and any(found.forecast.total_s[row] >= here_s for here_s in in_time):
+        if row != found.chosen and any(took_s[row] >= here_s for here_s in in_time):
             continue
         candidate = make_candidate(question.space, question.job, found.cluster(row), found.forecast, row)
         told.append(
@@ -99,10 +100,7 @@ def choices(
 def _as_chosen(way: _Way, found: Found) -> _Way:
     """The plan's own choice for a row that takes and costs as good as the same: nobody weighs those two."""
     assert found.chosen is not None
-    time, cost = (
-        abs(math.log(column[way.row] / column[found.chosen]))
-        for column in (found.forecast.total_s, found.forecast.cost_usd)
-    )
+    time, cost = (abs(math.log(column[way.row] / column[found.chosen])) for column in expected_totals(found.forecast))
     alike = way.name != "safest" and max(time, cost) < ALIKE
     return replace(way, row=found.chosen) if alike else way
 
@@ -191,7 +189,7 @@ def _here(
     looks = float(evaluations(steps, batch, job.evaluate_every_samples)) * (model.profile.evaluation_s or 0.0)
     log_sd = math.hypot(device.step_time.log_sd, float(job.steps.log_sd(batch, 1.0)), like.stretch_log_sd)
     slower = 1.0 if earlier is None else math.exp(earlier.log_factor)
-    total = spread(slower * (steps * device.time_s(batch) + looks), log_sd)
+    total = spread(slower * (steps * device.time_s(batch) + looks), log_sd)  # its median
     chance = None
     if limits.deadline_s is not None:
         chance = NormalDist().cdf(math.log(limits.deadline_s / total.value) / max(log_sd, 1e-9))
@@ -201,7 +199,9 @@ def _here(
         np.exp([math.log(total.value) + log_sd * NormalDist().inv_cdf(q) for q in EQUALLY_LIKELY.tolist()])
     )
     none = Range(value=0, low=0, high=0)
-    yield Choice(names=("here",), total_s=total, cost_usd=none, chance=chance, times_s=times_s, earlier=earlier)
+    yield Choice(
+        names=("here",), total_s=on_average(total), cost_usd=none, chance=chance, times_s=times_s, earlier=earlier
+    )
 
 
 def _short(values: NDArray[np.float64]) -> tuple[float, ...]:
@@ -257,9 +257,6 @@ def _reasons(ways: Sequence[Choice], chosen: Candidate, space: SearchSpace) -> I
         way = others.get(name)
         if way is not None and way.candidate != chosen:
             time, cost = way.total_s.value / told.total_s.value, way.cost_usd.value / told.cost_usd.value
-            if name == "fastest" and time >= 1:
-                yield "The fastest is so on average, as its times spread less; by its median it is not."
-                continue
             yield f"The {name} takes {_times(time)} the time, and costs {_times(cost)} as much."
 
 

@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-import numpy as np
-
 from hetopt.core import formatting
 from hetopt.core.comm.composition import METHODS
 from hetopt.core.comm.compression_text import spell
@@ -24,7 +22,7 @@ from hetopt.optimizer.cost import mixing
 from hetopt.optimizer.fit import FittedModel, times_as_long
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import EVIDENCE_IN_WORDS, Candidate, Sensitivity
-from hetopt.optimizer.search.objective import BALANCED, Limits, choose
+from hetopt.optimizer.search.objective import BALANCED, FASTEST, Limits, choose
 from hetopt.optimizer.search.search import Found
 from hetopt.optimizer.step_time.links import not_measured
 from hetopt.optimizer.step_time.local_steps import communication
@@ -78,7 +76,6 @@ def explain(
         *_chance(seen),
         *_against_extremes(found, chosen, candidate),
         *_against_uniform(found, chosen, candidate, limits, seen),
-        *_against_guesses(found, chosen, candidate, limits),
         *_on_demand(chosen, catalog),
         _time(chosen),
         *_precision(model, chosen, to_target=to_target),
@@ -113,15 +110,15 @@ def _why(found: Found, chosen: Candidate, limits: Limits, seen: Sensitivity) -> 
     machines = chosen.in_words
     what = {
         BALANCED: "balanced plan (a tenth less time would cost over a fifth more)",
-        1.0: "fastest plan",
-        0.0: "cheapest plan",
+        FASTEST: "fastest plan",
+        1 - FASTEST: "cheapest plan",
     }.get(limits.time_weight, f"best plan (time counts {limits.time_weight:.0%}, cost the rest)")
     if not asked:
         return f"{machines} is the cheapest plan found, at about {usd(told.cost_usd.value)}."
     if seen.confidence is None:
         return (
             f"{machines} is the {what} found that stays within {within} even at the upper end of its 90 % "
-            f"interval ({usd(told.cost_usd.high)} and {duration(told.total_s.high)}); plans within 2 % count as equal."
+            f"interval ({usd(told.cost_usd.high)} and {duration(told.total_s.high)})."
         )
     kept, wanted = formatting.chance(seen.chance or 0.0), formatting.chance(seen.asked)
     if found.safe:
@@ -179,26 +176,6 @@ def _against_uniform(
         yield "No cluster of a single machine type fits."
     else:
         yield _compared("The best cluster of a single machine type", candidate(best), chosen)
-
-
-def _against_guesses(
-    found: Found, chosen: Candidate, candidate: Callable[[int], Candidate], limits: Limits
-) -> Iterator[str]:
-    """The best plan by its median, where doubt about it is why another is chosen."""
-    told = found.forecast
-    score = limits.score(told.total_s, told.cost_usd)
-    safe = np.flatnonzero(limits.risk(told) <= 1)
-    if found.chosen is None or not safe.size:
-        return
-    best = int(safe[score[safe].argmin()])
-    if score[best] >= (1 - WORTH_SAYING) * score[found.chosen]:
-        return
-    other = candidate(best).prediction
-    yield (
-        f"{_compared('The best plan by its medians', candidate(best), chosen)} It may take up to "
-        f"{duration(other.total_s.high)}, though, and this one {duration(chosen.prediction.total_s.high)}: plans are "
-        "ranked by expected time and cost, in which doubt counts."
-    )
 
 
 def _no_better_mix(found: Found, seen: Sensitivity) -> str:

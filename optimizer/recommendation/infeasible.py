@@ -13,7 +13,7 @@ from hetopt.optimizer.market.catalog import Offer
 from hetopt.optimizer.market.quota import Quotas, QuotasExclude, bucket_of, raised
 from hetopt.optimizer.recommendation.candidates import make_candidate
 from hetopt.optimizer.recommendation.remedies import Question, remedies
-from hetopt.optimizer.search.objective import Limits
+from hetopt.optimizer.search.objective import Limits, expected_totals
 from hetopt.optimizer.search.search import Found
 from hetopt.optimizer.search.search_space import MachineOption, SearchSpace
 from hetopt.optimizer.step_time.transfer import MENDED_BY_PROFILING, TOO_LITTLE_MEMORY
@@ -145,12 +145,13 @@ def nothing_fits(question: Question, found: Found, limits: Limits, quotas: str |
         machines = candidate.in_words
         return f"{machines}, about {usd(told.cost_usd.value)} and {duration(told.total_s.value)}{rent}"
 
-    in_time = np.flatnonzero(forecast.total_s <= (limits.deadline_s or math.inf))
-    needed_usd = np.maximum(forecast.cost_usd, forecast.least_budget_usd)
+    took_s, cost_usd = expected_totals(forecast)
+    in_time = np.flatnonzero(took_s <= (limits.deadline_s or math.inf))
+    needed_usd = np.maximum(cost_usd, forecast.least_budget_usd)
     paid = np.flatnonzero(needed_usd <= (limits.budget_usd or math.inf))
     nearest: list[str] = []
     if in_time.size:
-        row = int(in_time[np.lexsort((forecast.total_s[in_time], needed_usd[in_time]))[0]])
+        row = int(in_time[np.lexsort((took_s[in_time], needed_usd[in_time]))[0]])
         that = "" if limits.deadline_s is None else " that meets the deadline"
         nearest.append(f"the cheapest plan{that} is {described(row)}")
     elif limits.budget_usd is not None and not paid.size:
@@ -158,8 +159,8 @@ def nothing_fits(question: Question, found: Found, limits: Limits, quotas: str |
         nearest.append(f"the cheapest plan of all is {described(row)}")
     if limits.deadline_s is not None:
         rows = paid if paid.size and limits.budget_usd is not None else np.arange(len(forecast))
-        row = int(rows[np.lexsort((forecast.cost_usd[rows], forecast.total_s[rows]))[0]])
-        if forecast.total_s[row] > limits.deadline_s:
+        row = int(rows[np.lexsort((cost_usd[rows], took_s[rows]))[0]])
+        if took_s[row] > limits.deadline_s:
             that = " within the budget" if paid.size and limits.budget_usd is not None else ""
             nearest.append(f"the quickest plan{that} is {described(row)}")
     asked = [

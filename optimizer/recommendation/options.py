@@ -9,6 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import get_args
 
+from hetopt.core.comm.composition import METHODS
+from hetopt.core.comm.compression_text import IDENTITY, NONE
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.names import known
 from hetopt.core.precision import Precision
@@ -19,12 +21,14 @@ from hetopt.optimizer.market.instance_type import Architecture
 from hetopt.optimizer.market.offer_filter import Wishes
 from hetopt.optimizer.market.quota import Bucket
 from hetopt.optimizer.plan import Goal, Objective, ScalingRule
-from hetopt.optimizer.search.objective import BALANCED
+from hetopt.optimizer.search.objective import BALANCED, FASTEST
 from hetopt.optimizer.search.search import STUDY_TRIALS, Effort, Limits
 from hetopt.optimizer.search.search_space import MAX_TYPES
 from hetopt.optimizer.step_time.earlier_runs import EarlierRuns
 
-TIME_WEIGHTS: Mapping[Objective, float] = MappingProxyType({"balanced": BALANCED, "fastest": 1.0, "cheapest": 0.0})
+TIME_WEIGHTS: Mapping[Objective, float] = MappingProxyType(
+    {"balanced": BALANCED, "fastest": FASTEST, "cheapest": 1 - FASTEST}
+)
 
 MAX_WORKERS = 4096
 """The models were held against 16; docs/models.md says what they leave out of larger clusters."""
@@ -66,6 +70,8 @@ class Options:
         learning_rate_rule: how the learning rate follows the batch size; absent: as the task has it.
         sync: how workers put together what they learn, measured or not; absent: the best of what was measured.
         precision: that workers compute in; absent: the best of what was measured.
+        compression: names of the methods that gradients may travel by; empty: all whose price is known.
+        ratios: parts of the gradient that methods send which send a part; empty: those that pilots looked at.
         worlds: whether it is looked at what would change the choice.
     """
 
@@ -98,6 +104,8 @@ class Options:
     learning_rate_rule: ScalingRule | None = None
     sync: Synchronization | None = None
     precision: Precision | None = None
+    compression: tuple[str, ...] = ()
+    ratios: tuple[float, ...] = ()
     worlds: bool = True
 
     def __post_init__(self) -> None:
@@ -135,7 +143,13 @@ class Options:
         if not 0 <= self.data_bytes <= LARGEST_DISK_GB * 1e9:
             raise BadInput(
                 f"`data` must be 0 to {LARGEST_DISK_GB:,} GB, which a disk holds, got {self.data_bytes / 1e9:g} GB.",
-                hint="for example `data=150GB`",
+                hint=f"for example {setting('data', '150GB')}",
+            )
+        if self.ratios and self.compression and not any(METHODS[name].by_ratio for name in self.compression):
+            asked = setting("compression", self.compression_in_words)
+            raise BadInput(
+                f"{asked} sends something of every element, and `ratio` is the part of them that is sent.",
+                hint=f"keep one of them, or name a method that sends a part, such as {setting('compression', 'topk')}",
             )
         if self.time_weight is not None:
             if not 0 <= self.time_weight <= 1:
@@ -151,6 +165,11 @@ class Options:
                 f"`confidence` must be above 0 and below 1, got {self.confidence}.", hint="for example `confidence=0.9`"
             )
         _ = self.effort
+
+    @property
+    def compression_in_words(self) -> str:
+        """The methods as people write them."""
+        return ",".join(NONE if name == IDENTITY else name for name in self.compression)
 
     @property
     def wishes(self) -> Wishes:

@@ -26,7 +26,6 @@ from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.options import Options
 from hetopt.optimizer.recommendation.recommend import recommend, search_problem
 from hetopt.optimizer.recommendation.rented_beside import Mixed, best_mixed
-from hetopt.optimizer.search.objective import expected
 from hetopt.optimizer.search.open_hours import OpenHours
 
 NOT_LAUNCHED = "a what-if, see docs/ssh.md, as what hetopt rents is not in your network"
@@ -122,12 +121,11 @@ def own_problem(
 def _waits(plan: Plan, hosts: Sequence[Host]) -> str | None:
     """How much of the time is outside the hours of which hosts; None: nothing."""
     told = plan.chosen.prediction
-    waits_s = told.total_s.value - told.startup_s - told.training_s.value
     taking = {group.instance_type for group in plan.chosen.groups}
     kept = [host.name for host in hosts if host.name in taking and host.hours is not None]
-    if not kept or waits_s < 1:
+    if not kept or told.closed_s < 1:
         return None
-    return f"{duration(waits_s)} of it are added by the hours of {' and '.join(kept)}."
+    return f"{duration(told.closed_s)} of it are added by the hours of {' and '.join(kept)}."
 
 
 def better_of(
@@ -214,9 +212,8 @@ def _alone(own: Plan | None) -> str:
 
 
 def _score(plan: Plan, goal: Goal, options: Options) -> float:
-    totals = (plan.chosen.prediction.total_s, plan.chosen.prediction.cost_usd)
-    time, cost = (expected(np.array(one.value), np.array(one.high)) for one in totals)
-    return float(options.limits(goal).score(time, cost))
+    said = plan.chosen.prediction
+    return float(options.limits(goal).score(np.array(said.total_s.value), np.array(said.cost_usd.value)))
 
 
 def _beside(best: str, made: dict[str, Plan], refused: dict[str, HetoptError], other: str | None) -> str:

@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib.metadata import version
 
+from hetopt.core.comm.options import AVERAGED
 from hetopt.core.compression_slowdown import LEAST_GAIN, MOST_LOST
 from hetopt.core.errors import BadInput, setting
+from hetopt.core.names import known
 from hetopt.core.profile import Profile, Provisioned
 from hetopt.optimizer.convergence.convergence import (
     FEWEST_UPDATES,
@@ -242,6 +244,8 @@ def search_problem(
     open_hours: OpenHours | None = None,
 ) -> SearchProblem:
     """What `recommend` searches; arguments and errors as there."""
+    if options.data_region is not None:
+        known(options.data_region, catalog.regions, "region")
     goal = _completed(goal, profile).model_copy(update={"zone": options.zone, "zones": options.zones})
     model = fit(profile)
     every = evaluation_period_epochs(model, goal)
@@ -494,10 +498,19 @@ def _menu(model: FittedModel, options: Options, *, to_target: bool) -> Menu:
         local=tuple(local),
         compresses=compresses,
         to_target=to_target,
+        names=options.compression,
+        ratios=options.ratios,
     )
     if asked is None or not is_planned(asked):
         return menu
-    return Menu(options=tuple(option for option in menu.options if option.sync.is_local))
+    averages = tuple(option for option in menu.options if option.sync.is_local)
+    if not averages:
+        pinned = setting("compression", options.compression_in_words)
+        raise BadInput(
+            f"{pinned} is of gradients; {setting('sync', asked.name)} averages parameters, by {', '.join(AVERAGED)}.",
+            hint="keep one of them",
+        )
+    return Menu(options=averages)
 
 
 def _not_compared(catalog: Catalog, options: Options) -> Iterator[str]:

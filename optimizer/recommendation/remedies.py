@@ -21,7 +21,7 @@ from hetopt.optimizer.cost.monte_carlo import PossibleRuns
 from hetopt.optimizer.plan import SURE
 from hetopt.optimizer.recommendation.confidence import confident, simulate, sparing
 from hetopt.optimizer.search.forecast import JobModel
-from hetopt.optimizer.search.objective import Limits
+from hetopt.optimizer.search.objective import Limits, expected_totals
 from hetopt.optimizer.search.search import Found
 from hetopt.optimizer.search.search_space import SearchSpace
 
@@ -164,8 +164,9 @@ def _least(
 ) -> Array:
     """Of each row the least of a limit that so many of its runs keep beside the other; infinite where they never do."""
     told, draws = found.forecast, runs.total_s.shape[1]
+    took_s, cost_usd = expected_totals(told)
     mine, others = (runs.cost_usd, runs.total_s) if limit == "budget_usd" else (runs.total_s, runs.cost_usd)
     within = np.sort(np.where(others <= (math.inf if other is None else other), mine, np.inf), axis=1)
     enough = max(1, math.ceil(asked * draws - 1e-9))
-    expected = np.maximum(told.cost_usd, told.least_budget_usd) if limit == "budget_usd" else told.total_s
-    return np.asarray(np.maximum(within[:, enough - 1], expected[rows]), dtype=np.float64)
+    fits = np.maximum(cost_usd, told.least_budget_usd) if limit == "budget_usd" else took_s
+    return np.asarray(np.maximum(within[:, enough - 1], fits[rows]), dtype=np.float64)

@@ -14,7 +14,7 @@ from hetopt.optimizer.recommendation.confidence import simulate
 from hetopt.optimizer.recommendation.remedies import Limit, Question
 from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, tabulate_rows
 from hetopt.optimizer.search.forecast import Forecast, JobModel, forecast
-from hetopt.optimizer.search.objective import Limits, best_rows, choose
+from hetopt.optimizer.search.objective import Limits, best_rows, choose, expected_totals
 from hetopt.optimizer.search.search import Found
 from hetopt.optimizer.search.search_space import Cluster, SearchSpace
 
@@ -66,11 +66,8 @@ def insight(
 def point(space: SearchSpace, cluster: Cluster, figures: Forecast, row: int) -> Point:
     """A plan in a few words."""
     names = ((count, space.options[option].offer.in_words) for option, count in cluster.machines)
-    return Point(
-        machines=cluster_words(names),
-        total_s=float(figures.total_s[row]),
-        cost_usd=float(figures.cost_usd[row]),
-    )
+    took_s, cost_usd = expected_totals(figures)
+    return Point(machines=cluster_words(names), total_s=float(took_s[row]), cost_usd=float(cost_usd[row]))
 
 
 def _scenarios(space: SearchSpace, job: JobModel, found: Found, limits: Limits) -> Iterator[Scenario]:
@@ -164,9 +161,10 @@ def _rejected(space: SearchSpace, found: Found, limits: Limits) -> Iterator[Reje
 def _reason(told: Forecast, row: int, limits: Limits) -> str:
     """The limit that is exceeded, on expectation or only at the upper end."""
     reasons = []
+    took_s, cost_usd = expected_totals(told)
     for name, limit, value, high, say in (
-        ("budget", limits.budget_usd, told.cost_usd[row], told.cost_high_usd[row], usd),
-        ("deadline", limits.deadline_s, told.total_s[row], told.total_high_s[row], duration),
+        ("budget", limits.budget_usd, cost_usd[row], told.cost_high_usd[row], usd),
+        ("deadline", limits.deadline_s, took_s[row], told.total_high_s[row], duration),
     ):
         if limit is None or high <= limit:
             continue

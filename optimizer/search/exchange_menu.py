@@ -40,7 +40,7 @@ from hetopt.core.comm.options import (
 from hetopt.core.comm.overlap import UNDER_BACKWARD
 from hetopt.core.comm.payload_bytes import MANY_WORKERS, Collective, Shapes, kept_elements, sliced_bytes
 from hetopt.core.compression_slowdown import MOST_LOST
-from hetopt.core.errors import BadInput
+from hetopt.core.errors import BadInput, setting
 from hetopt.core.run_spec import Compression
 from hetopt.core.synchronization import Synchronization
 from hetopt.optimizer.convergence.compression_penalty import CompressionPenalty
@@ -129,8 +129,12 @@ def exchange_menu(
     local: Sequence[LocalOption] = (),
     compresses: bool = True,
     to_target: bool = True,
+    names: Sequence[str] = (),
+    ratios: Sequence[float] = (),
 ) -> Menu:
     """Whole sums, each way to send less whose price is known, and given ways to average parameters now and then.
+
+    Who names methods has them whatever they cost in steps, as that is priced; not those whose price nobody knows.
 
     Args:
         model: what the profile says.
@@ -139,9 +143,18 @@ def exchange_menu(
         local: averages of parameters.
         compresses: whether the run may send less than whole gradients.
         to_target: whether more steps can make up for what is held back.
+        names: of the methods to choose from; empty: all.
+        ratios: that methods send which send a part; empty: those that pilots looked at.
+
+    Raises:
+        BadInput: of what was named, nothing can be priced.
     """
     found, left_out = [exchange_of(model, Compression(), max_workers)], dict[str, str]()
-    for way in _ways(model) if compresses else ():
+    if names and IDENTITY not in names:
+        found, minimum_gain = [], 0.0
+    for way in _ways(model, ratios) if compresses else ():
+        if names and way.name not in names:
+            continue
         gain = _gain(model, way)
         refused = gain if isinstance(gain, str) else _why_not(model, way, gain, minimum_gain)
         if refused is not None or isinstance(gain, str):
@@ -149,6 +162,15 @@ def exchange_menu(
             continue
         option = replace(exchange_of(model, way, max_workers), gain=gain)
         found.append(option if to_target else _of_fixed_length(option, model.convergence.penalty))
+    if not found:
+        why = "; ".join(f"of {name}, {reason}" for name, reason in left_out.items())
+        raise BadInput(
+            f"{setting('compression', ','.join(names))} cannot be planned: "
+            f"{why or 'the learning rate follows the noise of whole gradients'}.",
+            hint="profile the job again, or leave `compression` out: what it costs must be known"
+            if why
+            else "choose another `learning_rate_rule`, or leave `compression` out",
+        )
     named = {option.compression.name for option in found}
     averages = (local_exchange(model, option, one) for one in local for option in found)
     return Menu(
@@ -265,10 +287,10 @@ def _figures(option: ExchangeOption) -> Array:
     )
 
 
-def _ways(model: FittedModel) -> Iterator[Compression]:
-    """Every method of the registry as a run would be told of it, with the ratios that pilots looked at."""
+def _ways(model: FittedModel, ratios: Sequence[float]) -> Iterator[Compression]:
+    """Every method of the registry as a run would be told of it, with these ratios, or those that pilots looked at."""
     yield from whole_ways()
-    looked_at = sorted({point.ratio for point in model.profile.gain if point.ratio < 1}, reverse=True)
+    looked_at = list(ratios) or sorted({point.ratio for point in model.profile.gain if point.ratio < 1}, reverse=True)
     for name, method in METHODS.items():
         if not method.by_ratio:
             continue

@@ -113,7 +113,8 @@ class ClusterTable:
 class Forecast:
     """Predicted figures of the clusters of a table, as columns. ``*_low`` and ``*_high`` bound 90 %.
 
-    ``least_budget_usd`` is the least budget that each is rented with (see `costs.least_budget`).
+    ``closed_s`` is what of the total is outside the hours in which machines may be used. ``least_budget_usd`` is the
+    least budget that each is rented with (see `costs.least_budget`).
     """
 
     compute_s: Array
@@ -132,6 +133,7 @@ class Forecast:
     stops_per_hour: Array
     interval_s: Array
     crossing_bytes: Array
+    closed_s: Array
     total_s: Array
     total_low_s: Array
     total_high_s: Array
@@ -202,6 +204,7 @@ def forecast(table: ClusterTable, job: JobModel) -> Forecast:
     for sign, bound in ((-1, cost_low), (1, cost_high)):
         reach = np.hypot(np.abs(bound - cost), distance(cost, table.price_log_sd, sign))
         bound[:] = cost + sign * reach
+    at_work_s = total
     if len(job.slots_s) > 1:  # who may not be used meanwhile draws nothing: the bill is for the time at work
         total, low, high = (elapsed_s(worked, table.open_parts, job.slots_s) for worked in (total, low, high))
     return Forecast(
@@ -221,6 +224,7 @@ def forecast(table: ClusterTable, job: JobModel) -> Forecast:
         stops_per_hour=stops,
         interval_s=lost.interval_s,
         crossing_bytes=crossing,
+        closed_s=total - at_work_s,
         total_s=total,
         total_low_s=np.maximum(low, 0.0),
         total_high_s=high,

@@ -125,7 +125,7 @@ def _roots(bar: Bar, types: int, most_boxes: int, exchanges: Mask) -> list[Boxes
     usable &= (most >= 1)[:, None, None]
     expected_usd, high_usd = bar.rental.alone_usd()
     cheap = usable & (limits.ratio(high_usd, np.zeros_like(high_usd)) <= 1)
-    if limits.wants_cheapest:
+    if limits.time_weight == 0:
         cheap &= expected_usd < bar.score
     if types > 2:
         threes = 0

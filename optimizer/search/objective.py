@@ -3,9 +3,9 @@
 Plans are ranked by the expectation of what is minimised, not by its median, so that a guess has to be better than a
 measurement by what its doubt costs. Time and cost are log-normal:
 
-    m    median: what is shown as the figure                      s, USD
+    m    median                                                   s, USD
     s    standard deviation of the logarithm                      ln(high / m) / z, with z of the 90 % interval
-    E    expectation                                              m exp(s^2 / 2)   (Aitchison and Brown 1957)
+    E    expectation: what is shown as the figure, too            m exp(s^2 / 2)   (Aitchison and Brown 1957)
 
 Two plans that share an error, such as that of the number of steps, are both as much dearer for it and keep their order.
 """
@@ -29,7 +29,13 @@ BALANCED = math.log(1.2) / (math.log(1.2) + math.log(1 / 0.9))
 money, and no more than that, since ``0.9^w 1.2^(1-w) = 1``."""
 
 NEAR = 1.02
-"""Plans this close to the best are equals; the better in the other respect wins. Predictions are not that fine."""
+"""By so much has a quicker way to be quicker before anything is given for it: predictions are not finer."""
+
+FASTEST = math.log(2) / (math.log(2) + math.log(NEAR))
+"""The part of time in what the fastest plan minimises: who is in a hurry pays twice as much for `NEAR` less time, and
+no more than that. The cheapest plan has the rest, ``1 - FASTEST``: its owner waits twice as long for `NEAR` less money.
+To call all plans equals that are so near the best is no order: of two, which is chosen hangs on a third, so that more
+budget could buy a slower plan."""
 
 MOST_DOUBT = 300.0
 """The logarithm of what doubt may multiply a figure by: an ending that nobody will see stays a number."""
@@ -51,8 +57,8 @@ class Limits:
 
     @property
     def wants_cheapest(self) -> bool:
-        """Whether cost alone is minimised."""
-        return self.time_weight == 0
+        """Whether cost is all that is minimised, or as good as all."""
+        return self.time_weight <= 1 - FASTEST
 
     def score(self, total_s: Array, cost_usd: Array) -> Array:
         """What is minimised; never falls when time or cost grows."""
@@ -67,7 +73,8 @@ class Limits:
 
     def overrun(self, forecast: Forecast) -> Array:
         """The expected total over its limit, the worse of cost and time; at most 1 when it fits and can be rented."""
-        return np.maximum(self.ratio(forecast.cost_usd, forecast.total_s), self._rent(forecast))
+        time, cost = expected_totals(forecast)
+        return np.maximum(self.ratio(cost, time), self._rent(forecast))
 
     def risk(self, forecast: Forecast) -> Array:
         """The same at the upper end of the 90 % intervals."""
@@ -103,7 +110,7 @@ def least_expected(median: Array, high: Array) -> Array:
 
 
 def expected_totals(found: Forecast) -> tuple[Array, Array]:
-    """Expected time and cost of the rows of a forecast, s and USD."""
+    """Expected time and cost of the rows of a forecast, s and USD: what is ranked, and what is shown."""
     return expected(found.total_s, found.total_high_s), expected(found.cost_usd, found.cost_high_usd)
 
 
@@ -111,13 +118,13 @@ def choose(found: Forecast, limits: Limits) -> tuple[int | None, bool]:
     """The best row, and whether it is safe.
 
     A limit is a promise, so a plan should keep it even at the upper end of its interval. Among those the least expected
-    score wins; where time or cost alone is minimised, the better in the other respect of those within 2 %. Where no
-    plan is that safe, the one least likely to exceed the limits wins, whatever its score: see docs/decisions.
+    score wins, so with more to spend the score is never worse. Where no plan is that safe, the one least likely to
+    exceed the limits wins, whatever its score: see docs/decisions.
     """
     first = limits.expected_score(found)
     safe = np.flatnonzero(limits.risk(found) <= 1)
     if safe.size:
-        return _best_of(found, safe, first, limits), True
+        return _least(safe, first, _second(found, limits)), True
     expected = np.flatnonzero(limits.overrun(found) <= 1)
     if expected.size:
         return int(expected[np.lexsort((first[expected], limits.risk(found)[expected]))[0]]), False
@@ -183,13 +190,6 @@ def order(found: Forecast, limits: Limits) -> NDArray[np.intp]:
 def best_rows(found: Forecast, limits: Limits, count: int) -> NDArray[np.intp]:
     """The first so many rows of that order."""
     return Keys.of(found, limits).best(count)
-
-
-def _best_of(found: Forecast, rows: NDArray[np.intp], first: Array, limits: Limits) -> int:
-    second = _second(found, limits)
-    if limits.time_weight not in (0.0, 1.0):
-        return _least(rows, first, second)
-    return _least(rows[first[rows] <= NEAR * first[rows].min()], second, first)
 
 
 def _least(rows: NDArray[np.intp], first: Array, second: Array) -> int:

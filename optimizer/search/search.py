@@ -23,12 +23,12 @@ from hetopt.core.interruption import goes_on
 from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, uniform_rows
 from hetopt.optimizer.search.forecast import Forecast, JobModel
 from hetopt.optimizer.search.mixes import BOXES, BOXES_OF_THREE, Proof, search_mixes
-from hetopt.optimizer.search.objective import NEAR, Limits, choose, expected_totals
+from hetopt.optimizer.search.objective import Limits, choose, expected_totals
 from hetopt.optimizer.search.pareto import pareto_front, thin
 from hetopt.optimizer.search.pool import Pool
 from hetopt.optimizer.search.search_space import MAX_TYPES, Cluster, SearchSpace
 
-__all__ = ["NEAR", "Effort", "Found", "Limits", "Proof", "choose", "search"]
+__all__ = ["Effort", "Found", "Limits", "Proof", "choose", "search"]
 
 Array = NDArray[np.float64]
 
@@ -225,7 +225,8 @@ def _in_words(pool: Pool) -> str:
     machines = formatting.cluster(
         (count, space.options[option].name) for option, count in pool.rows.cluster(row).machines
     )
-    return f"{machines}: {formatting.duration(float(found.total_s[row]))}, {formatting.usd(float(found.cost_usd[row]))}"
+    took_s, cost_usd = (float(column[0]) for column in expected_totals(found.take(slice(row, row + 1))))
+    return f"{machines}: {formatting.duration(took_s)}, {formatting.usd(cost_usd)}"
 
 
 def _found(pool: Pool, proof: Proof | None, studied: Studied | None, *, stopped: bool) -> Found:

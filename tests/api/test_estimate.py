@@ -125,6 +125,7 @@ def test_flops_alone_are_of_the_model_that_uses_them_best() -> None:
         ({"params": "many"}, "`params` must be a number"),
         ({"params": -1}, "`params` must be a positive number"),
         ({"params": math.inf}, "`params` must be a positive number"),
+        ({"params": 5}, "`params` must be at least 1,000, got 5"),
         ({"params": 1e18}, "no more than 1e\\+15"),
         ({"samples": 1e300}, "no more than 1e\\+15"),
         ({"tokens": 0}, "`tokens` must be a whole number"),
@@ -138,6 +139,13 @@ def test_flops_alone_are_of_the_model_that_uses_them_best() -> None:
 def test_bad_wishes(wish: dict[str, Any], said: str) -> None:
     with pytest.raises(BadInput, match=said):
         small(**wish)
+
+
+def test_the_best_region_is_named() -> None:
+    anywhere, here = (small(region=region, budget_usd=200, objective="cheapest") for region in ("any", "us-east-1"))
+    assert anywhere.plan.regions[0].region == anywhere.plan.chosen.groups[0].region
+    assert anywhere.plan.chosen.prediction.cost_usd.value <= 1.03 * here.plan.chosen.prediction.cost_usd.value
+    assert "is the best region" in run(f"{COMMAND} --region any")
 
 
 def test_hostile_configurations_are_refused(tmp_path: Path) -> None:

@@ -132,3 +132,12 @@ def test_it_needs_no_torch_and_little_work() -> None:
     command = counted_command("gpus")
     assert "torch" not in command.modules
     assert command.calls < 1_000_000
+
+
+def test_any_region_has_the_cheapest_machine_of_all() -> None:
+    everywhere = {(gpu.name, gpu.memory_gib): gpu for gpu in hetopt.gpus(region="any")}
+    for region in ("us-east-1", "eu-north-1"):
+        for gpu in hetopt.gpus(region=region):
+            here, best = gpu.usd_per_hour(), everywhere[gpu.name, gpu.memory_gib].usd_per_hour()
+            assert here is None or (best is not None and best <= here)
+    assert len({gpu.region for gpu in everywhere.values()}) > 1

@@ -51,6 +51,12 @@ def _groups(plan: dict[str, Any]) -> list[dict[str, Any]]:
             ["--objective", "fastest", "--weights", "time=1,cost=1"],
             "--objective fastest and --weights exclude each other",
         ),
+        (["--compression", "none", "--ratio", "1%"], "--compression none sends something of every element"),
+        (["--compression", "tpok"], "There is no compressor called 'tpok'"),
+        (["--compression", "powersgd"], "--compression powersgd cannot be planned: of powersgd, what it keeps"),
+        (["--compression", "topk", "--sync", "local-sgd(4)"], "--compression topk is of gradients; --sync local-sgd"),
+        (["--ratio", "2"], "--ratio must be above 0 and below 1"),
+        (["--data", "5GB", "--data-region", "us-est-1"], "There is no region called 'us-est-1'"),
         (["--objective", "best"], "There is no objective called 'best'"),
         (["--weights", "time=1"], "--weights must be time=W,cost=W"),
         (["--weights", "time=0,cost=0"], "--weights must be time=W,cost=W"),
@@ -108,6 +114,18 @@ def test_filters_reach_the_plan(hetopt: Hetopt) -> None:
         assert sum(g["machines"] * g["price_usd_per_hour"] for g in candidate["groups"]) <= 2 + 1e-9
     demand = _plan(hetopt, "--budget", 5, "--on-demand", "--quota", "g=8", "--gpus", "any")
     assert {group["market"] for group in _groups(demand)} == {"on-demand"}
+
+
+def test_ways_to_send_gradients_can_be_pinned(hetopt: Hetopt) -> None:
+    """Whatever they are worth: of several the best is taken, and a method that is named comes with the named ratios."""
+    pinned = _plan(hetopt, "--budget", 5, "--compression", "topk", "--ratio", "1%", "--ratio", "0.1", "--types", "c5.*")
+    free = _plan(hetopt, "--budget", 5, "--types", "c5.*")
+    both = _plan(hetopt, "--budget", 5, "--compression", "topk,none", "--types", "c5.*")
+    ways = [one["compression"] for one in (pinned["chosen"], *pinned["pareto"])]
+    assert {way["name"] for way in ways} == {"topk"}
+    assert {way["ratio"] for way in ways} <= {0.01, 0.1}
+    assert {one["compression"].get("name", "identity") for one in both["pareto"]} <= {"topk", "identity"}
+    assert free["chosen"]["prediction"]["total_s"]["value"] > 0
 
 
 def test_objectives_differ_as_they_should(hetopt: Hetopt) -> None:

@@ -223,7 +223,7 @@ def _priced(prediction: Prediction, hosts: Sequence[Host]) -> tuple[Prediction, 
     unknown = [name for name, cost in costs.items() if cost is None]
     hourly, took = sum(filter(None, costs.values())), prediction.total_s
     # Who waits for the hours of its owner draws nothing.
-    at_work = min(1.0, (prediction.startup_s + prediction.training_s.value) / took.value)
+    at_work = 1.0 - min(1.0, prediction.closed_s / took.value)
     hourly_s = at_work * hourly / SECONDS_PER_HOUR
     cost = Range(value=hourly_s * took.value, low=hourly_s * took.low, high=hourly_s * took.high)
     terms = (CostTerm(name="own machines", usd=cost.value, basis=f"${hourly:.3g} an hour, by the inventory"),)

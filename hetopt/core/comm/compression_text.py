@@ -37,15 +37,23 @@ def parse_compression(text: str, *, option: str = "`compression`") -> Compressio
         BadInput: an unknown name or key (the nearest is named), or a value that cannot be.
     """
     item = call(text, option)
-    written_name = DENSE if item.name == NONE else item.name
-    name = known(written_name, (AUTO, DENSE, *METHODS), "compressor")
-    if name == AUTO:
-        raise BadInput("auto takes no ratio and no options.", hint="write auto alone, or name a compressor")
-    name = IDENTITY if name == DENSE else name
+    name = compressor(item.name)
     defaults: dict[str, object] = {"name": name}
     if METHODS[name].by_ratio:
         defaults["ratio"] = USUAL_RATIO
     return record(Compression, item, _KEYS, first=("ratio",), units=_UNITS, defaults=defaults)
+
+
+def compressor(name: str) -> str:
+    """The registry's name of a method as a person calls it.
+
+    Raises:
+        BadInput: there is none, or it is ``auto``, which stands alone.
+    """
+    found = known(DENSE if name == NONE else name, (AUTO, DENSE, *METHODS), "compressor")
+    if found == AUTO:
+        raise BadInput("auto takes no ratio and no options.", hint="write auto alone, or name a compressor")
+    return IDENTITY if found == DENSE else found
 
 
 def spell(compression: Compression) -> str:
