@@ -12,8 +12,6 @@ from hetopt.core.errors import BadInput
 MOST_LISTED = 24
 """Names that are told one by one; of more, the nearest are."""
 
-NEAREST = 3
-
 
 def converted_script(script: Path) -> Path:
     """What a script is called once a session was written into it: beside it, as it imports what lies there."""
@@ -41,11 +39,16 @@ def known(name: str, names: Iterable[str], what: str, *, hint: str | None = None
 def unknown(name: str, names: Iterable[str], what: str, *, hint: str | None = None) -> BadInput:
     """The error of a name that is none of these; see `known`."""
     spelled = {other.casefold(): other for other in names}
-    near = [spelled[one] for one in difflib.get_close_matches(name.casefold(), spelled, n=NEAREST)]
-    many = len(spelled) > MOST_LISTED
+    near = [spelled[one] for one in _nearest(name.casefold(), spelled)]
     if hint is None:
-        listed = "" if near and many else f"choose one of: {', '.join(spelled.values())}"
+        listed = "" if near and len(spelled) > MOST_LISTED else f"choose one of: {', '.join(spelled.values())}"
         hint = listed if spelled else "leave it out"
-    guessed = near if many else near[:1]
-    guess = f"did you mean {' or '.join(map(repr, guessed))}? " if near else ""
+    guess = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
     return BadInput(f"There is no {what} called {name!r}.", hint=f"{guess}{hint}".strip() or None)
+
+
+def _nearest(name: str, names: Iterable[str]) -> list[str]:
+    """The name that is most alike, and those that are just as much so; none where none is close."""
+    near = difflib.get_close_matches(name, names)
+    alike = [difflib.SequenceMatcher(None, one, name).ratio() for one in near]
+    return [one for one, ratio in zip(near, alike, strict=True) if ratio == alike[0]]
