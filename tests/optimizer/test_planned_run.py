@@ -21,7 +21,7 @@ def test_a_plan_tells_its_run(catalog: Catalog) -> None:
 def test_a_script_that_saves_nothing_is_priced_so(catalog: Catalog) -> None:
     """On machines that are taken back it takes longer than one that goes on; the plan says so, and its run knows."""
     options = Options(trials=20, batch_size=256, only_types=("c7a.large",), market="spot")
-    goal = Goal(ends="epochs", amount=100, budget_usd=90.0)
+    goal = Goal(ends="epochs", amount=400, budget_usd=90.0)
     profile = make_profile()
     begins_again = profile.model_copy(update={"job": profile.job.model_copy(update={"resumes": False})})
     usual, lost = (recommend(one, catalog, goal, options, seed=0, now=NOW) for one in (profile, begins_again))
