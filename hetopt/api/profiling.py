@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import time
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from hetopt.api.measuring import measured
-from hetopt.api.profiling_script import Script, profile_script, short_spin
+from hetopt.api.profiling_script import Script, profile_script
 from hetopt.api.values import LARGEST_SEED, chosen, names, positive, within
 from hetopt.backends.local import LocalLauncher
 from hetopt.core.comm.compression_text import spell
@@ -19,6 +18,7 @@ from hetopt.core.comm.options import timed_as, tried_ways, whole_ways
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.events.log import EVENTS_FILE, read_events
 from hetopt.core.extras import install_command
+from hetopt.core.openmp import usable_processors
 from hetopt.core.precision import Precision
 from hetopt.core.probe_schedule import ProbeSchedule, make_schedule
 from hetopt.core.profile import LOCAL, Profile
@@ -216,7 +216,7 @@ def _profile_script(
         raise BadInput(f"`epoch_samples` must be at least 1, got {epoch_samples}.", hint="leave it out")
     return profile_script(
         Script(path=Path(path), arguments=tuple(arguments), batch_argument=batch_argument, dataset_size=epoch_samples),
-        workers=workers if workers is not None else accelerators or min(2, len(os.sched_getaffinity(0))),
+        workers=workers if workers is not None else accelerators or min(2, usable_processors()),
         accelerators=accelerators,
         time_budget_s=time_budget_s,
         seed=seed,
@@ -286,7 +286,7 @@ def _prepare(
 
     task = load_task(reference)
     dataset_size = len(task.data(data).train)
-    logical_cpus, accelerators = len(os.sched_getaffinity(0)), torch.cuda.device_count()
+    logical_cpus, accelerators = usable_processors(), torch.cuda.device_count()
     most = min(dataset_size, accelerators or MOST_WORKERS)
     if workers is not None and not 1 <= workers <= most:
         raise BadInput(
@@ -349,14 +349,13 @@ def _precisions(asked: str | None, *, on_gpu: bool) -> tuple[Precision, ...]:
 def _measure(spec: RunSpec, schedule: ProbeSchedule, *, machine_type: str, told: Reporter) -> Profile:
     """Run the probe, and collect what it wrote."""
     started_at_s = time.time()
-    environment = short_spin()
 
     def look(folder: Path) -> None:
         now = progress(read_events(folder / EVENTS_FILE), schedule)
         told(now.text, now.done)
 
     launcher = LocalLauncher(grace_s=STOP_GRACE_S)
-    with measured(launcher, spec, environment, what="the measurement", told=told, look=look) as folder:
+    with measured(launcher, spec, {}, what="the measurement", told=told, look=look) as folder:
         events = read_events(folder / EVENTS_FILE)
         for remark in refusals(events):
             told.note(f"{remark}.")

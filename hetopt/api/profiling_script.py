@@ -21,6 +21,7 @@ from hetopt.core.errors import BadInput, HetoptError, RunFailed
 from hetopt.core.events.log import EVENTS_FILE, read_events
 from hetopt.core.events.probe_records import FINISHED, HOST_FACTS, JOB_FACTS, STARTED
 from hetopt.core.listening import LOOPBACK, collectives_on
+from hetopt.core.openmp import THREADS_VARIABLE, openmp_environment, usable_processors
 from hetopt.core.paths import inside, temporary_folder
 from hetopt.core.plain_text import one_line
 from hetopt.core.probe_schedule import (
@@ -46,12 +47,6 @@ CLOSING_S = 60.0
 
 PATIENCE = 8.0
 """Times its share of the budget that a start of the script may take: steps are never cut in two."""
-
-SPIN_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-SPIN = {"GOMP_SPINCOUNT": "20000"}
-"""OpenMP threads wait for each other by spinning, for milliseconds by default. Whenever something else wants a
-processor, they then spin where the awaited thread should run, and a step takes ten times as long. A short spin (some
-0.1 ms) still bridges the gaps between operators."""
 
 DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 
@@ -185,7 +180,7 @@ def profile_script(
 
 def _starts(script: Script, *, workers: int, accelerators: int, time_budget_s: float) -> tuple[_Start, ...]:
     own = script.own_batch_size
-    cpus = len(os.sched_getaffinity(0))
+    cpus = usable_processors()
     divisions = [(1, max(1, cpus // accelerators) if accelerators else cpus)]
     if workers > 1:
         divisions.append((workers, max(1, cpus // workers)))
@@ -276,15 +271,10 @@ def _processes(
 
 
 def _environment(order: ScriptOrder, rank: int, *, script: Script, accelerators: int) -> dict[str, str]:
-    own = {"OMP_NUM_THREADS": str(order.threads), **short_spin()}
+    own = {**openmp_environment(order.workers), THREADS_VARIABLE: str(order.threads)}
     if accelerators and order.workers > 1:
         own["CUDA_VISIBLE_DEVICES"] = str(rank)
     return {**alone_environment(script.path), **own}
-
-
-def short_spin() -> dict[str, str]:
-    """`SPIN`, unless a person has said how OpenMP waits."""
-    return {} if any(name in os.environ for name in SPIN_VARIABLES) else SPIN
 
 
 def alone_environment(script: Path) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,14 +16,6 @@ QUIET_TORCH = {
 }
 
 
-def run_environment(workers: int, cpus: int) -> dict[str, str]:
-    """What the processes of a local run need in their environment, unless the caller says otherwise.
-
-    The cores are shared out, because every worker would otherwise start a thread for each of them.
-    """
-    return {"OMP_NUM_THREADS": str(max(1, cpus // workers)), **QUIET_TORCH}
-
-
 @dataclass(frozen=True, kw_only=True)
 class LocalLauncher(ProcessLauncher):
     """Starts, watches and stops runs on this machine."""
@@ -34,6 +25,6 @@ class LocalLauncher(ProcessLauncher):
         return Program(
             module="hetopt.trainer.host.agent",
             log_name="host.log",
-            defaults=run_environment(len(spec.workers), len(os.sched_getaffinity(0))),
+            defaults=QUIET_TORCH,
             fixed=collectives_on(LOOPBACK),
         )

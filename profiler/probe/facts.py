@@ -14,6 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from hetopt.core.openmp import usable_processors
 from hetopt.core.profile import Host, Job
 from hetopt.profiler.probe.model_kind import model_kind
 from hetopt.profiler.probe.replica import Replica
@@ -30,7 +31,7 @@ def host_facts(device: torch.device) -> Host:
     cuda = device.type == "cuda"
     return Host(
         cpu_model=_cpu_model(),
-        logical_cpus=len(os.sched_getaffinity(0)),
+        logical_cpus=usable_processors(),
         memory_bytes=host_memory_bytes(),
         operating_system=f"{platform.system()} {platform.release()}",
         python_version=platform.python_version(),

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.backends.local import run_environment
 from hetopt.backends.processes import run_status
 from hetopt.core.events.log import EventLog
 from hetopt.core.events.records import LogEvent
@@ -102,8 +101,6 @@ def test_a_local_run_stays_on_this_machine(tmp_path: Path) -> None:
     arguments = torchrun_arguments(SPEC, tmp_path)
     assert "--nproc-per-node=3" in arguments
     assert collectives_on("127.0.0.1") == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-    assert run_environment(3, 2)["OMP_NUM_THREADS"] == "1"
-    assert run_environment(2, 16)["OMP_NUM_THREADS"] == "8"
 
 
 def test_a_last_word_that_the_disk_refuses_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

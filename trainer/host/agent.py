@@ -20,6 +20,7 @@ from hetopt.core.events.log import EVENTS_FILE, tell_failure
 from hetopt.core.events.reader import read_log
 from hetopt.core.listening import LOOPBACK
 from hetopt.core.nodes import Node, first_rank, host_names, workers_on
+from hetopt.core.openmp import openmp_environment
 from hetopt.core.process_guard import die_with_parent
 from hetopt.core.run_folder import read_living
 from hetopt.core.run_spec import RunSpec
@@ -53,10 +54,9 @@ def torchrun_arguments(spec: RunSpec, run_dir: Path, node: Node | None = None) -
         run_dir: its folder.
         node: which of its hosts this is; None when all workers are on this machine.
     """
-    workers = len(spec.workers) if node is None else workers_on(spec, node.host)
     return [
         f"--nnodes={1 if node is None else len(host_names(spec))}",
-        f"--nproc-per-node={workers}",
+        f"--nproc-per-node={_workers_here(spec, node)}",
         "--rdzv-id=run",
         f"--max-restarts={spec.max_restarts}",
         f"--shutdown-timeout={_SHUTDOWN_TIMEOUT_S}",
@@ -66,6 +66,10 @@ def torchrun_arguments(spec: RunSpec, run_dir: Path, node: Node | None = None) -
         _worker_module(spec),
         str(run_dir),
     ]
+
+
+def _workers_here(spec: RunSpec, node: Node | None) -> int:
+    return len(spec.workers) if node is None else workers_on(spec, node.host)
 
 
 def _worker_module(spec: RunSpec) -> str:
@@ -118,9 +122,8 @@ def main(argv: list[str]) -> int:
     spec = read_living(run_dir)
     node = Node.of_arguments(argv[2:])
 
-    # torch takes seconds to import: only after the guard stands and the spec is known to be good.
-    if len(spec.workers) > 1:
-        os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun has it, and read when torch is loaded
+    # Read when torch is loaded, which takes seconds: only after the guard stands and the spec is known to be good.
+    os.environ.update(openmp_environment(_workers_here(spec, node)))
     import_everything(*_NEEDED_BESIDE.get(_worker_module(spec), ()))
     with forked_workers():
         # Workers, and the code that they run, do without it.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from hetopt.core.batch_partition import WorkerTime, least_within
 from hetopt.core.errors import BadInput
 from hetopt.core.local_batch_sizes import first_shares
 from hetopt.core.memory import memory_limit_bytes
+from hetopt.core.openmp import usable_processors
 from hetopt.core.profile import LOCAL, Host
 from hetopt.core.run_spec import RunSpec, WorkerSpec
 from hetopt.optimizer.convergence.precision_loss import precision_loss
@@ -49,7 +49,7 @@ class ThisMachine:
     def seen(cls) -> Self:
         """The machine that this process is on, and may use."""
         system = f"{platform.system()} {platform.release()}"
-        return cls(processors=len(os.sched_getaffinity(0)), operating_system=system)
+        return cls(processors=usable_processors(), operating_system=system)
 
     def is_profiled(self, host: Host) -> bool:
         """Whether a profile was taken here, as far as it says."""
