@@ -231,6 +231,9 @@ def _of_stories(results: Results, told: Sequence[dict[str, Any]]) -> None:
     results.figures["stories_machines"] = sum(one["machines"] for one in told)
     results.figures["stories_moods_at_once_median"] = statistics.median(at_once)
     results.figures["stories_followed_to_their_bill"] = len(ledgers)
+    estimates = [abs(one["estimate_error"]) for one in told if one["estimate_error"] is not None]
+    results.figures["stories_that_say_estimated"] = len(estimates)
+    results.figures["stories_estimate_error_worst"] = max(estimates, default=0.0)
     results.figures["stories_on_recorded_capacity"] = sum(one["moods"].get("replays") == "recorded" for one in told)
     for kind in KINDS:
         faults = sum(any(fault.startswith(f"{kind}:") for fault in one["faults"]) for one in told)

@@ -157,7 +157,9 @@ class Story:
         told: what people were told, by when.
         faults: what must not have been, each with its kind of `KINDS` before a colon.
         ends: how it ended, for the count.
-        ledger_error: how far a run's record was off the bill; None where nobody followed it to its end.
+        ledger_error: how far a run's record was off the bill; None where nobody followed it to its end, or where the
+            record says that it is an estimate.
+        estimate_error: how far such an estimate was off.
         allowed: a question of each action that the policy was asked for, and allowed.
         questions: how many it was asked.
     """
@@ -172,6 +174,7 @@ class Story:
     usd: float = 0.0
     budget_usd: float = 0.0
     ledger_error: float | None = None
+    estimate_error: float | None = None
     machines: int = 0
     allowed: dict[str, dict[str, Any]] = field(default_factory=dict)
     questions: int = 0
@@ -611,11 +614,13 @@ class _Telling:
             if seen.cleared and self.followed and billed > 0:
                 error = seen.spent_usd(seen.time_s) / billed - 1
                 # Machines that were stopped and started again while nobody looked are taken to have been paid for.
-                story.ledger_error = min(0.0, error) if any(one["stopped"] for one in truth["machines"]) else error
-                if abs(story.ledger_error) > WITHIN:
-                    story.faults.append(
-                        f"ledger: its record is {100 * story.ledger_error:+.2f} % off the bill of ${billed:.4f}"
-                    )
+                error = min(0.0, error) if any(one["stopped"] for one in truth["machines"]) else error
+                if seen.is_estimate:
+                    story.estimate_error = error
+                    return
+                story.ledger_error = error
+                if abs(error) > WITHIN:
+                    story.faults.append(f"ledger: its record is {100 * error:+.2f} % off the bill of ${billed:.4f}")
 
     def _bill(self, machine: dict[str, Any], order: Order) -> float:
         """What EC2 bills for a machine: the seconds it ran, a minute at least, each at its price; what is taken back

@@ -165,15 +165,16 @@ class KnownRuns:
         while live.read_some():
             if time.monotonic() > until_s:
                 return RunSummary(run=name, state=NOT_READ)
-        rented_usd = None
+        rented_usd, is_estimate = None, False
         if live.launch is not None and live.launch.on == "ec2":
             from hetopt.api.rental import look
 
             status, rental = look(run, ask=False)
-            rented_usd = float(rental["spent_usd"])
+            rented_usd, is_estimate = float(rental["spent_usd"]), bool(rental["spent_is_estimate"])
         else:
             status = run.status()
-        return live.summary(name, status.state.value, now_s=self.clock(), reason=status.reason, rented_usd=rented_usd)
+        told = live.summary(name, status.state.value, now_s=self.clock(), reason=status.reason, rented_usd=rented_usd)
+        return told.model_copy(update={"usd_is_estimate": is_estimate}) if is_estimate else told
 
     def _read_on(self) -> None:
         """Until every log was read once."""
@@ -189,8 +190,10 @@ class KnownRuns:
 
 
 def _mark(folder: Path) -> Mark:
+    from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE
+
     found = []
-    for name in (EVENTS_FILE, DECISIONS_FILE, LAUNCH_FILE, STOP_FILE):
+    for name in (EVENTS_FILE, DECISIONS_FILE, LAUNCH_FILE, STOP_FILE, SEEN_FILE):
         try:
             status = (folder / name).stat()
         except OSError:

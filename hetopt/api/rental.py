@@ -81,6 +81,7 @@ def look(run: Run, *, ask: bool) -> tuple[RunStatus, dict[str, Any]]:
         "seen_s_ago": now_s - seen.time_s if path.exists() else None,
         "not_asked": why_not,
         "spent_usd": seen.spent_usd(now_s),
+        "spent_is_estimate": seen.is_estimate,
         "budget_usd": order.budget_usd if order else None,
         "usd_per_hour": sum(machine.usd_per_hour for machine in seen.alive),
         "ends_in_s": seen.lease_end_s - now_s if seen.lease_end_s is not None and seen.alive else None,
@@ -100,6 +101,7 @@ def look(run: Run, *, ask: bool) -> tuple[RunStatus, dict[str, Any]]:
                 "reason": machine.reason,
                 "up_s": (machine.until_s or now_s) - machine.since_s,
                 "usd": machine.stay(minimum_s=seen.minimum_billed_s, free_within_s=seen.free_within_s).usd(now_s),
+                "usd_is_estimate": machine.is_forgotten,
                 "heartbeat_s_ago": now_s - machine.heartbeat_s if machine.heartbeat_s is not None else None,
             }
             for machine in seen.machines
@@ -108,7 +110,8 @@ def look(run: Run, *, ask: bool) -> tuple[RunStatus, dict[str, Any]]:
     return judged(folder, seen), rental
 
 
-def spent(run: Run) -> tuple[float, str | None]:
-    """What a run has cost at the prices that were seen meanwhile, USD; and why it was ended, if it was."""
+def spent(run: Run) -> tuple[float, bool, str | None]:
+    """What a run has cost at the prices that were seen meanwhile, USD; whether that is an estimate, as the end of some
+    machine was not seen; and why the run was ended, if it was."""
     seen = ClusterState.load(run.folder / SEEN_FILE)
-    return seen.spent_usd(seen.time_s), seen.stop_reason
+    return seen.spent_usd(seen.time_s), seen.is_estimate, seen.stop_reason

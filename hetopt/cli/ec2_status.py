@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+UNSEEN_END = "estimated, as EC2 forgot machines before anybody saw when they ended: the invoice says it exactly"
+
 
 def _more(machine: dict[str, Any]) -> list[str]:
     """What there is to say of a machine beside its state."""
@@ -24,6 +26,8 @@ def show(rental: dict[str, Any]) -> None:
     render.line(
         f"  {alive} of {len(rental['machines'])} machines up; {formatting.usd(rental['spent_usd'])}{of} spent{going}"
     )
+    if rental["spent_is_estimate"]:
+        render.line(f"  {UNSEEN_END}")
     if rental["ends_in_s"] is not None:
         render.line(f"  the machines end by themselves in {formatting.duration(max(rental['ends_in_s'], 0.0))}")
     if rental["leaves_for_zone"] is not None:
@@ -44,7 +48,7 @@ def show(rental: dict[str, Any]) -> None:
                     machine["host"],
                     ", ".join([machine["state"], *_more(machine)]),
                     formatting.duration(max(machine["up_s"], 0.0)),
-                    formatting.usd(machine["usd"]),
+                    formatting.usd(machine["usd"]) + (" (estimated)" if machine["usd_is_estimate"] else ""),
                     f"{formatting.duration(max(machine['heartbeat_s_ago'], 0.0))} ago"
                     if machine["heartbeat_s_ago"] is not None
                     else "",

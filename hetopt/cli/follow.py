@@ -95,10 +95,12 @@ def _given_back(run: Run) -> HetoptError | None:
     """Say what the machines cost, and fetch the model; why the run was ended, where it was its budget."""
     from hetopt.api.rental import spent
     from hetopt.cli import fetch, render
+    from hetopt.cli.ec2_status import UNSEEN_END
     from hetopt.core.errors import BudgetStop
 
-    usd, reason = spent(run)
-    render.note(f"the machines are gone; they cost ${usd:.4f} at the prices that were seen meanwhile")
+    usd, is_estimate, reason = spent(run)
+    estimated = f"; {UNSEEN_END}" if is_estimate else ""
+    render.note(f"the machines are gone; they cost ${usd:.4f} at the prices that were seen meanwhile{estimated}")
     fetch.bring_model(run)
     if reason is None or "budget" not in reason:
         return None

@@ -16,7 +16,7 @@ import typer.main
 from hetopt.cli import old_names, terminal, usage
 from hetopt.cli.help_screen import ALL, OneScreen, OneScreenGroup
 from hetopt.core.errors import BadInput, HetoptError
-from hetopt.core.interruption import Terminated, ends_by_signals, exit_code_of
+from hetopt.core.interruption import Terminated, ends_at_once, ends_by_signals, exit_code_of, hears_nothing_more
 
 if TYPE_CHECKING:
     from typer._click import Command
@@ -135,8 +135,11 @@ _NEXT: Mapping[type[OSError], str] = {
 
 def main() -> None:
     """Entry point of the `hetopt` command."""
+    ends_at_once()
     terminal.prepare()
-    sys.exit(terminal.finish(_exit_code()))
+    code = terminal.finish(_exit_code())
+    hears_nothing_more()
+    sys.exit(code)
 
 
 def _exit_code() -> int:

@@ -86,6 +86,23 @@ def ends_by_signals() -> Iterator[None]:
         _COMMAND.is_ending = False
 
 
+def ends_at_once() -> None:
+    """Before `ends_by_signals` and after it there is nothing to tidy up: a signal ends the process with its exit code.
+
+    Python would print a traceback there, and end as if the signal had killed it.
+    """
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda number, _: os._exit(128 + number))
+
+
+def hears_nothing_more() -> None:
+    """All is done and said, and the exit code is decided: while Python takes itself apart, it would let go of its
+    handlers first, and a signal would kill it."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 @contextmanager
 def in_one_piece() -> Iterator[None]:
     """What is inside is done whole, such as starting a process and writing down which: signals are heard afterwards."""

@@ -52,6 +52,7 @@ class RunSummary(Record):
     loss: float | None = None
     metrics: dict[Told, float] = Field(default_factory=dict)
     usd: NonNegativeFloat | None = None
+    usd_is_estimate: bool = False
     usd_per_hour: NonNegativeFloat | None = None
     is_rented: bool = False
     budget_usd: NonNegativeFloat | None = None

@@ -13,6 +13,7 @@ from typing import Any
 import botocore.client
 import pytest
 
+from hetopt.api.known_runs import KnownRuns
 from hetopt.backends.ec2.renter import calls
 from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.backends.ec2.renter.edge import BotoEdge
@@ -23,6 +24,7 @@ from hetopt.core.profile import Profile
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Plan
+from hetopt.reports.live_run import RunSummary
 from tests.disturbance import PATIENCE_S
 from tests.ec2.conftest import REGION, leftovers, plan_of
 from tests.face.conftest import Answer, start
@@ -105,6 +107,22 @@ def test_a_run_is_rented_looked_at_and_stopped_from_other_terminals(
     # Its objects tell other machines with the same credentials what was ordered.
     order = Order.load(folder / ORDER_FILE)
     assert order.roles[0].instance_types == ("c7i.large", "c6i.large")
+    # Of a machine whose end nobody saw before EC2 forgot it, nobody claims to know the bill.
+    assert "estimated" not in hetopt("status").out
+    assert summary_of(folder).usd_is_estimate is False
+    seen = ClusterState.load(folder / SEEN_FILE)
+    forgotten = (seen.machines[0].model_copy(update={"state": "gone"}), *seen.machines[1:])
+    seen.model_copy(update={"machines": forgotten}).save(folder / SEEN_FILE)
+    assert "estimated" in hetopt("status").out
+    rental = json.loads(hetopt("status", "--json").out)["rental"]
+    assert rental["spent_is_estimate"]
+    assert [machine["usd_is_estimate"] for machine in rental["machines"]] == [True, False, False, False]
+    assert summary_of(folder).usd_is_estimate
+
+
+def summary_of(folder: Path) -> RunSummary:
+    """The only run under a home, as the dashboard has it."""
+    return KnownRuns(home=folder.parent).summaries(within_s=60.0)[0]
 
 
 @pytest.mark.parametrize(

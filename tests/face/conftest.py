@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from hetopt.cli.main import main
+from hetopt.core.interruption import SIGNALS
 from tests.disturbance import PATIENCE_S
 from tests.few_types import few_types
 from tests.forks import Forked
@@ -42,10 +44,14 @@ def hetopt(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -
         monkeypatch.setattr(sys, "argv", ["hetopt", *map(str, arguments)])
         capfd.readouterr()
         code = 0
+        heard = {number: signal.getsignal(number) for number in SIGNALS}
         try:
             main()
         except SystemExit as exit_:
             code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+        finally:  # the process goes on here
+            for number, handler in heard.items():
+                signal.signal(number, handler)
         out, err = capfd.readouterr()
         return Answer(code=code, out=out, err=err)
 

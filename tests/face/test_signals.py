@@ -277,3 +277,77 @@ def test_every_benchmark_is_ended_by_signals() -> None:
     commands = [path for path in sorted(folder.glob("[a-z]*.py")) if "__main__" in path.read_text()]
     assert len(commands) > 10
     assert [path.name for path in commands if not path.read_text().endswith("    run_benchmark(main)\n")] == []
+
+
+ENDS = """
+import atexit, os, sys, time
+
+class Last:
+    def __del__(self, write=os.write, sleep=time.sleep):  # by then Python has let go of its handlers
+        write(1, b"last\\n")
+        sleep(0.5)
+
+last = Last()
+last.itself = last
+
+@atexit.register
+def first():
+    os.write(1, b"first\\n")
+    time.sleep(0.5)
+
+from hetopt.cli.main import main
+sys.argv = ["hetopt", *sys.argv[1:]]
+main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+@pytest.mark.parametrize(("typed", "code"), [(["--version"], 0), (["stop", "no-such-run"], 2)], ids=["done", "refused"])
+def test_a_signal_to_a_command_that_has_ended_changes_nothing(
+    tmp_path: Path, number: signal.Signals, typed: list[str], code: int
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", ENDS, *typed],
+        env={**os.environ, "HETOPT_HOME": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line in ("first\n", "last\n"):
+            process.send_signal(number)
+        if line == "last\n":
+            break
+    else:
+        pytest.fail("it never came to its end")
+    _, told = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == code, told
+    assert "Traceback" not in told
+
+
+BEGINS = """
+import sys, time
+from hetopt.cli import terminal
+from hetopt.cli.main import main as begin
+
+def slow():
+    print("begins", flush=True)
+    time.sleep(60)
+
+terminal.prepare = slow
+sys.argv = ["hetopt", "--version"]
+begin()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_signal_to_a_command_that_has_hardly_begun_ends_it_without_a_traceback(number: signal.Signals) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", BEGINS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begins\n"
+    process.send_signal(number)
+    _, told = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, told) == (128 + number, "")

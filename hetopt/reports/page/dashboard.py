@@ -167,7 +167,10 @@ def _progress(one: RunSummary) -> str:
 def _money(one: RunSummary) -> str:
     if one.usd is None:
         return ""
-    note = "" if one.is_rented else '<p class="of">if it were rented</p>'
+    told = "" if one.is_rented else "if it were rented"
+    if one.usd_is_estimate:
+        told = "estimated: when some machines ended was not seen"
+    note = f'<p class="of">{told}</p>' if told else ""
     if one.budget_usd:
         used = share_bar("budget used", one.usd / one.budget_usd)
         return f"{formatting.usd(one.usd)} of {formatting.usd(one.budget_usd)}{used}{note}"

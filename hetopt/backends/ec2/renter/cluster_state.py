@@ -50,9 +50,14 @@ class MachineState(Record):
     life: NonNegativeInt = Field(default=0, description="how often the run had been resumed when it was rented")
 
     @property
+    def is_forgotten(self) -> bool:
+        """Whether EC2 had forgotten it before its end was seen: until when it was paid for is an estimate."""
+        return self.state == "gone"
+
+    @property
     def failed_to_boot(self) -> bool:
         """Whether it ended by itself before it ever said that it lives. One that EC2 has forgotten may have lived."""
-        by_itself = self.ending in ("finished", "unknown") and self.state != "gone"
+        by_itself = self.ending in ("finished", "unknown") and not self.is_forgotten
         return not self.alive and self.heartbeat_s is None and by_itself
 
     @property
@@ -168,6 +173,11 @@ class ClusterState(Artifact):
         if market == "spot" and self.prices is not None:
             return self.prices.of(zone, instance_type)
         return zone.usd_per_hour(instance_type, market)
+
+    @property
+    def is_estimate(self) -> bool:
+        """Whether what was spent is an estimate, because of some machine nobody saw when it ended."""
+        return any(machine.is_forgotten for machine in self.machines)
 
     def spent_usd(self, now_s: float) -> float:
         """What the machines have cost by now, each piece of time at the price that was seen for it."""
