@@ -193,7 +193,6 @@ OURS = {
     "hetopt/trainer/checkpoints/folder.py: self.path(step) / name": "state or rank-N, and a suffix",
     "hetopt/trainer/checkpoints/folder.py: path.with_name(f'.{path.name}.partial')": "the file's own name",
     "hetopt/trainer/checkpoints/manifest.py: folder / name": "a CheckpointFile",
-    "hetopt/core/openmp.py: group / name": "one of three constants",
     "hetopt/core/openmp.py: root.joinpath(*names[:depth])": "of a control group, as the kernel names it, without dots",
     "hetopt/backends/emulation/cgroups.py: hierarchy.root / name": "made of a process id",
     "hetopt/backends/ec2/node/checkpoints.py: path.parent / newest": "what checkpoint_name let through",
