@@ -118,7 +118,7 @@ class Setup:
                 region=self.region,
                 bucket=self.bucket,
                 role=self.role,
-                types=sorted(names(types)),
+                types=sorted(names(types, "types")),
             ),
             "node_trust": permissions.trust_policy(),
             "node_policy": permissions.node_policy(bucket=self.bucket),

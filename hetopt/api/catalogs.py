@@ -107,7 +107,7 @@ def gpus(
     loaded, *elsewhere = in_regions(region, None if catalog is None else Path(catalog))
     return rentable_gpus(
         loaded,
-        names(only),
+        names(only, "only"),
         market=chosen(market, get_args(AnyMarket), "market") or "any",
         memory_min_gib=positive(memory_min_gib, "memory_min_gib", "GiB"),
         price_max_usd_per_hour=positive(price_max_usd_per_hour, "price_max_usd_per_hour", "USD an hour"),

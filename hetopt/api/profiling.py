@@ -146,7 +146,7 @@ def profile(
     syncs = tuple(_measurable(text) for text in sync)
     wanted = chosen(precision, PRECISIONS, "precision")
     budget_usd = positive(probe_budget_usd, "probe_budget_usd", "USD")
-    asked_types = names(types)
+    asked_types = names(types, "types")
     if budget_usd is not None:
         from hetopt.api.exploring import check_place
 

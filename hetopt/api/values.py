@@ -119,7 +119,8 @@ def compressors(given: Sequence[str] | str) -> tuple[str, ...]:
     Raises:
         BadInput: there is no such method.
     """
-    asked = names(given if isinstance(given, str) else ",".join(given))
+    each = [given] if isinstance(given, str) else given
+    asked = tuple(name for one in each for name in names(one, "compression"))
     return () if asked == (AUTO,) else tuple(dict.fromkeys(compressor(name) for name in asked))
 
 
@@ -129,15 +130,22 @@ def ratios(given: Sequence[float | str] | float | str) -> tuple[float, ...]:
     Raises:
         BadInput: one is not above 0 and below 1.
     """
-    each = [given] if isinstance(given, int | float) else names(given) if isinstance(given, str) else given
-    told = [quantity(part, FRACTION, "`ratio`") for one in each for part in names(str(one))]
+    each = [given] if isinstance(given, int | float) else names(given, "ratio") if isinstance(given, str) else given
+    told = [quantity(part, FRACTION, "`ratio`") for one in each for part in names(str(one), "ratio")]
     for part in told:
         if not 0 < part < 1:
             raise BadInput(f"`ratio` must be above 0 and below 1, got {part:g}.", hint="for example `ratio=0.01`")
     return tuple(dict.fromkeys(told))
 
 
-def names(given: Sequence[str] | str) -> tuple[str, ...]:
-    """Names, also out of a text with commas between them."""
-    parts = split(given, ",;", "a list of names") if isinstance(given, str) else given
-    return tuple(part.strip() for part in parts if part.strip())
+def names(given: Sequence[str] | str, name: str) -> tuple[str, ...]:
+    """Names, also out of a text with commas between them.
+
+    Raises:
+        BadInput: a text that names nothing, as of a shell's variable that is not set, would be no limit at all.
+    """
+    parts = split(given, ",;", f"`{name}`") if isinstance(given, str) else given
+    found = tuple(part.strip() for part in parts if part.strip())
+    if isinstance(given, str) and not found:
+        raise BadInput(f"`{name}` must name at least one, got {given!r}.", hint=f"name one, or leave `{name}` out")
+    return found

@@ -152,7 +152,7 @@ def _criteria(asked: Wanted) -> Criteria:
         memory_min_gib=positive(asked.memory_min_gib, "memory_min_gib", "GiB"),
         network_min_gbps=positive(asked.network_min_gbps, "network_min_gbps", "Gbit/s"),
         architecture=asked.architecture.value if asked.architecture else None,
-        families=tuple(name for group in asked.families or () for name in names(group)),
+        families=tuple(name for group in asked.families or () for name in names(group, "families")),
         market=asked.market.value,
         price_max_usd_per_hour=positive(asked.price_max_usd_per_hour, "price_max_usd_per_hour", "USD an hour"),
         interruption_max=_share(asked.interruption_max, "--max-interruption"),

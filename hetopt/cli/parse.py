@@ -46,7 +46,7 @@ def time_weight(text: str | None) -> float | None:
     weights = {name: quantity(value, NUMBER, f"--weights: {name}") for name, value in said.items()}
     if len(weights) != 2 or min(weights.values()) < 0 or not sum(weights.values()):
         raise BadInput(
-            f"--weights must be time=W,cost=W with numbers of 0 or more, got {text!r}.",
+            f"--weights must be time=W,cost=W with numbers of 0 or more, one of them above 0, got {text!r}.",
             hint="for example --weights time=2,cost=1",
         )
     return weights["time"] / sum(weights.values())

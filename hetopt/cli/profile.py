@@ -206,7 +206,7 @@ def _agree_to_explore(asked: Measure) -> None:
     budget_usd = positive(asked.probe_budget_usd, "probe_budget_usd", "USD")
     if budget_usd is None:
         return
-    exploring.check_place(asked.explore_on, asked.hosts, names(asked.types or ()), asked.inventory)
+    exploring.check_place(asked.explore_on, asked.hosts, names(asked.types or (), "types"), asked.inventory)
     if asked.explore_on == "ec2":
         assert asked.task is not None
         exploring_ec2.check(asked.task, asked.data, asked.ec2_data)
