@@ -176,7 +176,7 @@ def test_a_machine_boots_and_ends(tmp_path: Path, bundle: Bundle) -> None:
 
 def has_left(folder: Path) -> list[str]:
     """The objects that a machine has left for others, once it has: that goes on beside its work."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         calls = (folder / "calls").read_text().splitlines()
         found = [line.partition("--key ")[2] for line in calls if "put-object" in line]

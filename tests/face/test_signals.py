@@ -87,7 +87,7 @@ class Launched:
     def until(self, reached: Callable[[], object]) -> None:
         deadline_s = time.monotonic() + PATIENCE_S
         while not reached():
-            assert self.process.poll() is None, self.told
+            assert self.process.poll() is None or reached(), self.told  # it may have ended since it was looked at
             assert time.monotonic() < deadline_s
             time.sleep(0.05)
 
@@ -129,10 +129,16 @@ def test_a_signal_stops_the_run_and_more_of_them_wait(
 ) -> None:
     run = launched("--on", "local")
     run.until(lambda: run.events("step"))
-    for number in numbers:
-        run.process.send_signal(number)
-        run.until(lambda: "stopping run" in run.told)
-        time.sleep(0.05)
+    host = json.loads((run.folder / "process.json").read_text())["pid"]
+    os.kill(host, signal.SIGSTOP)  # the run cannot have ended before all signals have come
+    try:
+        for number in numbers:
+            run.process.send_signal(number)
+            run.until(lambda: "stopping run" in run.told)
+        if len(numbers) > 1:
+            run.until(lambda: "still ending, please wait" in run.told)
+    finally:
+        os.kill(host, signal.SIGCONT)
     ended, told = run.ended()
     assert ended == code, told
     assert f"stopping run {run.folder.name}" in told

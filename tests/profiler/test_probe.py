@@ -193,7 +193,7 @@ def test_links_have_the_gradients_own_payload_and_positive_lines(probed: tuple[l
         assert link.scope == "host"
         assert link.payload_bytes == (3_496, 4_096, 262_144)
         assert link.latency_s + link.bytes_per_s > 0
-        assert link.latency_s < 1
+        assert link.latency_s < profile.profiling_s
 
 
 def test_noise_and_gain_are_possible(probed: tuple[list[Event], Profile]) -> None:
@@ -239,9 +239,9 @@ def test_another_precision_is_measured_beside_and_one_that_is_not_there_is_left_
 def test_times_of_the_whole_are_plausible(probed: tuple[list[Event], Profile]) -> None:
     profile = probed[1]
     assert profile.startup_s is not None
-    assert 0.05 < profile.startup_s < profile.profiling_s < 120
+    assert 0 < profile.startup_s < profile.profiling_s
     assert profile.evaluation_s is not None
-    assert 0 < profile.evaluation_s < 10
+    assert 0 < profile.evaluation_s < profile.profiling_s
 
 
 def test_the_profile_survives_its_file(probed: tuple[list[Event], Profile], tmp_path: Path) -> None:

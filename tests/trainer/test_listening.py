@@ -34,14 +34,19 @@ from tests.listeners import Listeners, watched
 from .test_local_launcher import has, spec, wait_for, worker_processes
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-SHORTLY = datetime.timedelta(seconds=5)
+PATIENCE = datetime.timedelta(seconds=PATIENCE_S)
 SESSION = """
+import time
+from pathlib import Path
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 from hetopt.trainer.session import session
 model = torch.nn.Linear(3, 1)
 with session(model, torch.optim.SGD(model.parameters(), lr=0.1)) as run:
     for inputs, in run.loader(DataLoader(TensorDataset(torch.randn(96, 3)), batch_size=32, num_workers=1)):
+        Path(__file__).with_name("trains").touch()
+        while not Path(__file__).with_name("was_seen").exists():
+            time.sleep(0.05)
         model(inputs).mean().backward()
 """
 
@@ -77,6 +82,7 @@ def test_a_local_run_listens_on_loopback_alone(tmp_path: Path, killed: str | Non
                 loaders = worker_processes(tmp_path, 1)[-1].children(recursive=True)
                 worker_processes(tmp_path, 1)[0 if killed == "warden" else -1].kill()
                 wait_for(lambda: len(has(tmp_path, "training_started")) == 2, tmp_path)
+            listeners.look(os.getpid())
         finally:
             launcher.stop(handle)
     assert has(tmp_path, "training_finished", reason="stopped")
@@ -91,6 +97,13 @@ def test_a_profile_listens_on_loopback_alone(tmp_path: Path, monkeypatch: pytest
     with watched(os.getpid()) as listeners:
         hetopt.profile(f"{REPOSITORY / 'tests' / 'profiler' / 'tiny_task.py'}:task", time_budget_s=5, workers=2)
     assert_all_on_loopback(listeners)
+
+
+def wait_until_it_trains(processes: list[subprocess.Popen[str]], trains: Path) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not trains.exists() and all(one.poll() is None for one in processes):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("by", ["torchrun", pytest.param("hand", marks=pytest.mark.slow)])
@@ -110,6 +123,9 @@ def test_a_session_listens_on_loopback_alone(tmp_path: Path, by: str) -> None:
             subprocess.Popen(command, env={**environment, **place}, stderr=subprocess.PIPE, text=True)
             for command, place in zip(commands, places, strict=True)
         ]
+        wait_until_it_trains(processes, tmp_path / "trains")
+        listeners.look(os.getpid())
+        (tmp_path / "was_seen").touch()
         told = [process.communicate(timeout=PATIENCE_S)[1] for process in processes]
     assert [process.returncode for process in processes] == [0] * len(processes), told
     assert_all_on_loopback(listeners)
@@ -167,10 +183,10 @@ def test_a_store_of_rank_0_is_where_its_address_says() -> None:
     address, port = own_port()
     environment = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
     with watched(os.getpid()) as listeners:
-        first = group_store(environment, 0, SHORTLY)
-        group_store(environment, 1, SHORTLY).set("key", "value")
+        first = group_store(environment, 0, PATIENCE)
+        group_store(environment, 1, PATIENCE).set("key", "value")
         assert first.get("key") == b"value"
-        again = group_store({**environment, "TORCHELASTIC_RESTART_COUNT": "1"}, 1, SHORTLY)
+        again = group_store({**environment, "TORCHELASTIC_RESTART_COUNT": "1"}, 1, PATIENCE)
         assert not again.check(["key"]), "workers that start again see nothing of the last ones"
     assert (address, port) in listeners.seen
     assert_all_on_loopback(listeners)
@@ -204,23 +220,23 @@ def test_through_the_gate_comes_who_knows_the_secret() -> None:
     secret = checked_secret(new_secret())
     store = open_store()
     gate = open_gate(LOOPBACK, 0, store.port, secret)
-    relay = open_relay(LOOPBACK, gate, secret, 5.0)
-    far = TCPStore(LOOPBACK, relay, is_master=False, timeout=SHORTLY)
+    relay = open_relay(LOOPBACK, gate, secret, PATIENCE_S)
+    far = TCPStore(LOOPBACK, relay, is_master=False, timeout=PATIENCE)
     far.set("far", "x" * 1_000_000)
     store.set("near", "y")
     assert (store.get("far"), far.get("near")) == (b"x" * 1_000_000, b"y")
-    others = [TCPStore(LOOPBACK, relay, is_master=False, timeout=SHORTLY) for _ in range(20)]
+    others = [TCPStore(LOOPBACK, relay, is_master=False, timeout=PATIENCE) for _ in range(20)]
     assert [other.add("count", 1) for other in others] == list(range(1, 21))
 
     with pytest.raises(WrongSecret, match="does not know the secret"):
-        open_relay(LOOPBACK, gate, checked_secret(new_secret()), 5.0)
+        open_relay(LOOPBACK, gate, checked_secret(new_secret()), PATIENCE_S)
     with pytest.raises(dist.DistError):
         TCPStore(LOOPBACK, gate, is_master=False, timeout=datetime.timedelta(seconds=2))
     for junk in (b"", b"\0" * 64, os.urandom(100_000), b"GET / HTTP/1.1\r\n\r\n"):
         with socket.create_connection((LOOPBACK, gate)) as stranger, suppress(OSError):
             stranger.sendall(junk)
     assert far.get("near") == b"y", "strangers do not disturb those who are in"
-    TCPStore(LOOPBACK, relay, is_master=False, timeout=SHORTLY).set("after", "all")
+    TCPStore(LOOPBACK, relay, is_master=False, timeout=PATIENCE).set("after", "all")
 
 
 def test_many_who_say_nothing_do_not_keep_the_others_out() -> None:
@@ -228,8 +244,8 @@ def test_many_who_say_nothing_do_not_keep_the_others_out() -> None:
     store = open_store()
     gate = open_gate(LOOPBACK, 0, store.port, secret)
     idle = [socket.create_connection((LOOPBACK, gate)) for _ in range(100)]
-    relay = open_relay(LOOPBACK, gate, secret, 60.0)  # they are turned away after some seconds
-    TCPStore(LOOPBACK, relay, is_master=False, timeout=datetime.timedelta(seconds=30)).set("key", "value")
+    relay = open_relay(LOOPBACK, gate, secret, PATIENCE_S)  # they are turned away after some seconds
+    TCPStore(LOOPBACK, relay, is_master=False, timeout=PATIENCE).set("key", "value")
     assert store.get("key") == b"value"
     for one in idle:
         one.close()
@@ -247,7 +263,7 @@ def test_a_stranger_at_the_gates_address_is_found_out() -> None:
         thread = threading.Thread(target=pretend)
         thread.start()
         with pytest.raises(WrongSecret):
-            open_relay(LOOPBACK, server.getsockname()[1], checked_secret(new_secret()), 5.0)
+            open_relay(LOOPBACK, server.getsockname()[1], checked_secret(new_secret()), PATIENCE_S)
         thread.join()
     with socket.socket() as nobody:
         nobody.bind((LOOPBACK, 0))

@@ -46,7 +46,6 @@ def test_a_worker_that_hangs_is_named_by_roll_call_and_disagreement_is_no_hang(t
     for said in outcome(3, tmp_path, "hang").values():
         assert said["disagreement"].startswith("Worker 1 would exchange gradients by topk 0.01 by all_gather")
         assert "the others by identity by all_reduce" in said["disagreement"]
-        assert said["disagreement_s"] < program.TIMEOUT_S
         assert said["kind"] == "HungPeer"
         assert said["loss"] == "worker 1 did not come to an exchange in time."
         assert not said["peer_loss"]

@@ -9,8 +9,8 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from hypothesis import given
@@ -125,9 +125,9 @@ def test_an_error_arrives_as_it_was_raised_and_where_it_belongs(kind: str) -> No
         ahead.next(parts[2])
     assert (type(refused.value).__name__, refused.value.index) == ("SourError", 11)
     ahead.next(parts[3])
-    loaders = [] if kind == "thread" else [process.pid for process in ahead._results._workers]
+    loaders = [] if kind == "thread" else [psutil.Process(process.pid) for process in ahead._results._workers]
     ahead.close()
-    assert not any(Path(f"/proc/{pid}").exists() for pid in loaders)
+    assert psutil.wait_procs(loaders, PATIENCE_S)[1] == []
 
 
 def test_other_samples_than_were_foreseen_are_not_handed_out() -> None:
