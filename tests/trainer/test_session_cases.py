@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.forks import all_end_well
 
-from .cases import hub, scripts, strangers
+from .cases import hub, memories, scripts, strangers
 
 Case = Callable[[str, str], dict[str, Any]]
 
@@ -133,6 +133,27 @@ def test_scripts_of_tutorials_train_as_on_one_machine(name: str, more_case: Case
     plain, *others = (more_case(name, label)["steps"] for label in ("plain-other", "three-0", "three-1", "three-2"))
     for one in others:
         assert distance(plain, one) < 1e-5
+
+
+@pytest.fixture(scope="module")
+def memory_case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    """Scripts that keep something of a batch for the next."""
+    return served(tmp_path_factory.mktemp("memories"), "memories")
+
+
+@pytest.mark.parametrize("name", [one.__name__ for one in memories.EXACT])
+def test_what_is_kept_of_all_samples_or_row_by_row_is_exact(name: str, memory_case: Case) -> None:
+    check_exact(name, memory_case)
+
+
+@pytest.mark.parametrize(("name", "word"), [(one.__name__, word) for one, word in memories.REFUSED.items()])
+def test_what_is_kept_of_own_samples_is_refused_where_a_loss_meets_it(name: str, word: str, memory_case: Case) -> None:
+    assert memory_case(name, "alone")["said"] == ""
+    told = [memory_case(name, label) for label in ("two-0", "two-1")]
+    steps = 2 if name.startswith("from_the_second") else 1
+    assert [len(rows) for one in told for rows in one["steps"]] == [steps] * 2, "no step by such a loss"
+    assert all("an earlier batch" in one["said"] and "run.gather(rows.detach())" in one["said"] for one in told)
+    assert any(word in one["said"] for one in told)
 
 
 def check_exact(name: str, case: Case) -> None:

@@ -15,6 +15,7 @@ from enum import IntEnum
 from typing import Literal, TypeAlias
 
 from hetopt.core.errors import BadInput
+from hetopt.trainer.inexact import WHOLE_BATCH
 from hetopt.trainer.loss_reading import SAME, LossReading
 
 Weight: TypeAlias = float | Literal["sum"]
@@ -25,6 +26,12 @@ WEIGHT_HINT = (
     'weight="sum" if it is a sum'
 )
 
+
+EARLIER_HINT = (
+    "keep what is of the samples of all workers: run.gather(rows.detach()) in place of rows, where it is written; or "
+    f'accept the difference: session(..., accept_inexact=("{WHOLE_BATCH}",))'
+)
+"""What works where a script keeps something of its samples."""
 
 _GATHERED_HINT = "gather the same features on all workers, and call run.backward for each loss on all of them"
 
@@ -42,6 +49,7 @@ class Said(IntEnum):
     CONSTANT = 5
     UNKNOWN = 6
     WHOLE_BATCH = 7
+    EARLIER = 8
 
 
 _BY_KIND = {
@@ -186,6 +194,9 @@ class Denominators:
         if len(live) <= 1:  # the whole batch is one worker's
             return [float(row.samples > 0) for row in rows]
         said = {row.said for row in live}
+        if Said.EARLIER in said:
+            who = next(number for number, row in enumerate(rows) if row.samples and row.said == Said.EARLIER)
+            raise BadInput(f"The loss of worker {who} depends on its samples of an earlier batch.", hint=EARLIER_HINT)
         if len({row.is_gathered for row in live}) > 1:
             raise BadInput("The loss is of gathered rows (run.gather) on some workers alone.", hint=_GATHERED_HINT)
         if live[0].is_gathered and _are_one([row.value for row in live]):

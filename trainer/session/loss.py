@@ -15,8 +15,10 @@ from hetopt.trainer.inexact import BATCH_STATISTICS, WHOLE_BATCH
 from hetopt.trainer.loss_reading import DIFFERENT_TERMS, LossReading, read_loss
 from hetopt.trainer.session.batch_norm import BatchNormNote
 from hetopt.trainer.session.batches import Part
-from hetopt.trainer.session.denominators import WEIGHT_HINT, Denominators, Row, Said, Weight
+from hetopt.trainer.session.denominators import EARLIER_HINT, WEIGHT_HINT, Denominators, Row, Said, Weight
 from hetopt.trainer.session.handed import Handed
+from hetopt.trainer.session.kept import Kept
+from hetopt.trainer.session.listening import Listener
 from hetopt.trainer.session.mixing import Outputs
 from hetopt.trainer.session.row_statistics import RowStatistics
 from hetopt.trainer.session.whole_batch import WholeBatch, depends_on_rows
@@ -66,24 +68,46 @@ class LossWatch:
         self._asks_statistics = shares and rank == 0 and BATCH_STATISTICS not in accepted and not whole.normalises
         self._outputs: Outputs | None = None
         self._statistics: RowStatistics | None = None  # for as long as the losses of a batch are asked
-        self._ended: list[RowStatistics] = []  # not out of torch's way yet
+        self._asks_earlier = shares and WHOLE_BATCH not in accepted
+        self._kept: Kept | None = None  # for as long as losses may depend on what the script keeps
+        self._ended: list[Listener] = []  # not out of torch's way yet
         self._number = 0  # losses of the present batch that were looked at
         self._met, self._asked = {0}, set[int]()  # numbers of losses in their batch: there are, asked of coupling
         self._batch_norm: BatchNormNote | None = None
 
     def begin_batch(self, handed: Handed) -> None:
         """The script gets a batch: from here on modules' outputs are kept, while there are losses to look at."""
+        self._begin_earlier(handed)
         if self._number == 0 and (self._outputs is not None or self._batch_norm is not None):
             return  # this one is asked for ahead: the loss of the one before is still to come
-        self.close()
+        self._end_batch()
         self._number = 0
         if self._asks_coupling and self._met - self._asked:
             self._outputs = Outputs(self._model)
-            if handed.part.rows > 1 and RowStatistics.can_listen(self._model):
+            if handed.part.rows > 1 and Listener.can_listen(self._model):
                 self._statistics = RowStatistics(handed.part.rows, handed.storages)
                 self._statistics.begin()
         if self._asks_statistics:
             self._batch_norm = BatchNormNote(self._model)
+
+    def _begin_earlier(self, handed: Handed) -> None:
+        """Hear what becomes of one more batch, for as long as its loss may tell anything new."""
+        if not self._asks_earlier:
+            return
+        self._asks_earlier = Listener.can_listen(self._model)
+        if self._asks_earlier and self._kept is None:
+            self._kept = Kept()
+            self._kept.begin()
+        if self._asks_earlier and self._kept is not None:
+            self._asks_earlier = self._kept.take(handed.part.rows, handed.storages)
+        if not self._asks_earlier:
+            self._end_earlier()
+
+    def _end_earlier(self) -> None:
+        if self._kept is not None:
+            self._ended.append(self._kept)
+            self._ended = _still_there(self._ended)
+        self._kept = None
 
     def factor(self, loss: Tensor, weight: Weight | Tensor | None, part: Part | None) -> float:
         """On a loss that nobody but this worker steps by; all such workers ask.
@@ -124,6 +148,10 @@ class LossWatch:
             elif found == "unclear" and weight is None and problem is None:
                 problem = _unclear()
                 own = replace(own, said=Said.UNKNOWN)
+        earlier = None if self._kept is None else self._kept.problem(loss)
+        if earlier is not None:
+            problem = _of_earlier(part, earlier)
+            own = replace(own, said=Said.EARLIER)
         if self._batch_norm is not None and not own.is_gathered:
             self._batch_norm.look(loss)
         return Word(own=own, problem=problem)
@@ -206,26 +234,29 @@ class LossWatch:
 
     def close(self) -> None:
         """Look at nothing any more."""
+        self._end_batch()
+        self._end_earlier()
+
+    def _end_batch(self) -> None:
         for one in (self._outputs, self._batch_norm):
             if one is not None:
                 one.close()
         if self._statistics is not None:
             self._ended.append(self._statistics)
-        self._ended = [one for one in reversed(self._ended) if not one.end()][::-1]
+        self._ended = _still_there(self._ended)
         self._outputs = self._batch_norm = self._statistics = None
 
     @contextmanager
     def unheard(self) -> Iterator[None]:
         """What torch is called with inside is not the script's doing."""
-        statistics = self._statistics
-        if statistics is None:
-            yield
-            return
-        statistics.is_listening = False
+        listeners = [one for one in (self._statistics, self._kept) if one is not None and one.is_listening]
+        for one in listeners:
+            one.is_listening = False
         try:
             yield
         finally:
-            statistics.is_listening = statistics is self._statistics
+            for one in listeners:
+                one.is_listening = one in (self._statistics, self._kept)
 
     def _row(self, loss: Tensor, weight: Weight | Tensor | None, part: Part, rows: int) -> Row:
         if weight is not None:
@@ -234,6 +265,11 @@ class LossWatch:
         if reading.kind == "unknown":
             raise _unknown(reading.problem)
         return Row.of(reading, samples=part.samples, rows=rows)
+
+
+def _still_there(ended: list[Listener]) -> list[Listener]:
+    """Those that the script has put something above; the others are out of torch's way."""
+    return [one for one in reversed(ended) if not one.end()][::-1]
 
 
 def _number(weight: Weight | Tensor) -> Weight:
@@ -279,6 +315,14 @@ def _by_statistic(part: Part, place: str) -> BadInput:
         f"worker has {part.samples} of {part.batch}: the gradients of parts are not the gradient of the batch.",
         hint="compute that of the samples of all workers, whole = run.gather(rows), or before the batch is shared out; "
         f'or accept the difference: session(..., accept_inexact=("{WHOLE_BATCH}",))',
+    )
+
+
+def _of_earlier(part: Part, what: str) -> BadInput:
+    return BadInput(
+        f"The loss depends on samples of an earlier batch, by {what}, and of those this worker had its own alone, as "
+        f"of this one {part.samples} of {part.batch}: the gradients of parts are not the gradient of the batch.",
+        hint=EARLIER_HINT,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -35,6 +35,7 @@ class GradientFlow(BatchFlow):
         super().__init__(model, optimizer, **options)
         self._is_inspected = False
         self._stepping: Optimizer | None = None  # of the session
+        self._unheard = ExitStack()  # while it does so
         self._weight = 1.0  # of the gradient that was summed last
         self._hooks = [
             hook
@@ -390,6 +391,7 @@ class GradientFlow(BatchFlow):
             if len(arguments) > 1 and arguments[1] is not None:
                 return (arguments[0], self._together(side, arguments[1]), *arguments[2:]), options
         self._begin_step(side)
+        self._unheard.enter_context(self._loss.unheard())  # what an optimizer does by the gradient of all
         return None
 
     def _begin_step(self, side: Side) -> None:
@@ -422,6 +424,7 @@ class GradientFlow(BatchFlow):
         return together
 
     def _after_step(self, optimizer: Optimizer, arguments: Any, options: Any) -> None:
+        self._unheard.close()
         self._stepping = None
         self._stepped.add(id(optimizer))
         if self._epoch_over is not None and self._handed.are_computed:

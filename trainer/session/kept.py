@@ -1,0 +1,200 @@
+"""Whether a loss depends on samples of an earlier batch by what a script keeps: asked of the first batches.
+
+    center = 0.9 * center + 0.1 * teacher_out.mean(0)      # in the loss of the next batch
+
+On one machine that is of the whole batch, on a worker of its share alone, and so is every later loss. What torch is
+called with tells: what is made of a batch's samples is of that batch, and what is made of this is, too. Gradients are
+not heard, so parameters are of no batch, and neither is what `run.gather` gives. Of two kinds of memory one may stay:
+
+- a tensor that still has a place for each row of the share (the hidden state of texts that go on in the next batch): on
+  one machine a row's state meets the same row;
+- anything else (means, queues, banks by number of the sample), which makes a loss that it reaches another one.
+
+It does not hear compiled code, functions with a backward of their own, or what went through Python numbers or NumPy.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from hetopt.trainer.script_lines import Lines
+from hetopt.trainer.session.listening import CHOICES, REDUCTIONS, SHAPED, Listener, tensors_in
+
+_JUDGED = 3
+"""Batches whose losses are asked: what is kept from the second on is in the third."""
+
+_OVERWRITES = {"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"}
+_JOINS = {"cat", "concat", "concatenate", "hstack", "vstack"}
+_PRODUCTS = {"matmul", "__matmul__", "mm", "bmm"}
+
+
+class _Of(IntEnum):
+    """What a tensor is made of; of two the greater holds."""
+
+    ROWS = 1  # this batch's, each in its place
+    EARLIER_ROWS = 2  # in the places of this batch's
+    SAMPLES = 3  # this batch's, together
+    EARLIER = 4  # those of an earlier batch, together
+
+
+_LATER = {_Of.ROWS: _Of.EARLIER_ROWS, _Of.SAMPLES: _Of.EARLIER}
+
+
+class Kept(Listener):
+    """Hears what becomes of the samples of the first batches."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self._lines = Lines(sys.argv[0] if sys.argv else "")
+        self._given: set[StorageWeakRef] = set()  # where batches lie
+        self._made = WeakTensorKeyDictionary()  # what torch gave back
+        self._written: dict[StorageWeakRef, _Of] = {}  # what was written into, all views of it
+        self._places = WeakTensorKeyDictionary()  # where what is of earlier samples was used
+        self._was_asked = False  # whether there was a loss of the batch
+        self._judged = 0
+
+    def take(self, rows: int, storages: frozenset[StorageWeakRef]) -> bool:
+        """The script is given a batch.
+
+        Args:
+            rows: of this worker's share.
+            storages: where its tensors lie.
+
+        Returns:
+            Whether its loss is still of interest.
+        """
+        if self._was_asked:
+            self._was_asked, self._judged = False, self._judged + 1
+            for tensor, tag in list(self._made.items()):  # type: ignore[no-untyped-call]  # torch's gap
+                self._made[tensor] = _LATER.get(tag, tag)
+            self._written = {at: _LATER.get(tag, tag) for at, tag in self._written.items()}
+            self._places = WeakTensorKeyDictionary()
+        self.rows = rows
+        self._given |= storages
+        return self._judged < _JUDGED
+
+    def problem(self, loss: Tensor) -> str | None:
+        """What of earlier samples a loss depends on, and where; None: on nothing."""
+        self._was_asked = True
+        if self._tag(loss) != _Of.EARLIER:
+            return None
+        place: str | None = self._places.get(loss)  # type: ignore[no-untyped-call]  # torch's gap
+        return place or "a tensor"
+
+    def hear(self, name: str, args: Sequence[Any], named: Mapping[str, Any], result: Any) -> None:
+        """See `Listener`."""
+        if self.rows < 2 or name.endswith("_like") or name.startswith("new_"):
+            return
+        if name == "__set__":
+            self._set(*args[:2])
+            return
+        target = _target(name, args, named)
+        covers = target is not None and _covers(name, args, target)
+        given = list(tensors_in([args[:1], named] if name in SHAPED else [args[covers:], named]))
+        tags = [self._tag(one) for one in given]
+        made = max((one for one in tags if one is not None), default=None)
+        if name == "__getitem__" and made is None and self.selects_rows(args):
+            made = _Of.ROWS
+        if made in (_Of.ROWS, _Of.EARLIER_ROWS) and (
+            (name in {*REDUCTIONS, *CHOICES} and self.is_over_rows(name, args, named)) or self._is_product(name, args)
+        ):
+            made = _Of.SAMPLES
+        if target is not None:
+            self._write(target, made, covers=covers)
+        elif made is not None:
+            for one in tensors_in([result]):
+                self._made[one] = self._of_result(name, made, one)
+        if made == _Of.EARLIER:
+            self._note_place(given, tags, [result if target is None else target])
+
+    def _of_result(self, name: str, made: _Of, result: Tensor) -> _Of:
+        """Rows that are nowhere in the result are together in it."""
+        if made not in (_Of.ROWS, _Of.EARLIER_ROWS):
+            return made
+        if name in _JOINS and self.rows not in result.shape[:2]:  # a queue of earlier batches
+            return _Of.EARLIER if made == _Of.EARLIER_ROWS else _Of.SAMPLES
+        return made if self.row_dims(result) else _Of.SAMPLES
+
+    def _is_product(self, name: str, args: Sequence[Any]) -> bool:
+        """Whether rows are summed over by a product of matrices."""
+        if name not in _PRODUCTS or any(self._tag(one) is None for one in args[:2]):
+            return False
+        return bool(args[0].shape[-1:] == (self.rows,))
+
+    def _write(self, target: Tensor, made: _Of | None, *, covers: bool) -> None:
+        at = _storage(target)
+        if at is None:
+            return
+        if covers:
+            self._written.pop(at, None)
+            self._made.pop(target, None)  # type: ignore[no-untyped-call]  # torch's gap
+        if made in (_Of.ROWS, _Of.EARLIER_ROWS) and self.rows not in target.shape[:2]:
+            made = _Of.SAMPLES
+        if made is not None:
+            self._written[at] = max(made, self._written.get(at, made))
+
+    def _set(self, target: Tensor, value: Any) -> None:
+        """Of ``data``, or of ``grad``, which all workers sum."""
+        if not isinstance(value, Tensor):
+            return
+        tag = self._tag(value)
+        if _storage(target) != _storage(value):
+            self._made.pop(value, None)  # type: ignore[no-untyped-call]  # torch's gap
+        elif tag is not None:
+            self._made[target] = tag
+
+    def _note_place(self, given: Sequence[Tensor], tags: Sequence[_Of | None], results: Sequence[Any]) -> None:
+        earlier = [one for one, tag in zip(given, tags, strict=True) if tag == _Of.EARLIER]
+        places = [place for one in earlier if (place := self._places.get(one))]  # type: ignore[no-untyped-call]
+        if not places and earlier:
+            places = [f"a tensor of shape {tuple(earlier[0].shape)} that is used at {self._lines.now() or 'some line'}"]
+        for one in tensors_in(results):
+            if places and self._places.get(one) is None:  # type: ignore[no-untyped-call]  # torch's gap
+                self._places[one] = places[0]
+
+    def _tag(self, tensor: Any) -> _Of | None:
+        if not isinstance(tensor, Tensor):
+            return None
+        at = _storage(tensor)
+        found = [
+            self._made.get(tensor),  # type: ignore[no-untyped-call]  # torch's gap
+            self._written.get(at) if at is not None else None,
+            _Of.ROWS if at in self._given else None,
+        ]
+        return max((one for one in found if one is not None), default=None)
+
+
+def _storage(tensor: Tensor) -> StorageWeakRef | None:
+    """Where a tensor lies; None: in no one place."""
+    if tensor.layout != torch.strided:
+        return None
+    try:
+        return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]  # torch's gap
+    except RuntimeError:
+        return None  # of a tensor that only pretends to have a storage
+
+
+def _target(name: str, args: Sequence[Any], named: Mapping[str, Any]) -> Tensor | None:
+    """What a call writes into."""
+    if isinstance(named.get("out"), Tensor):
+        return named["out"]  # type: ignore[no-any-return]  # just looked at
+    writes = name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) or name in _AUGMENTED
+    return args[0] if writes and args and isinstance(args[0], Tensor) else None
+
+
+_AUGMENTED = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")}
+
+
+def _covers(name: str, args: Sequence[Any], target: Tensor) -> bool:
+    """Whether nothing is left of what was there."""
+    index = args[1] if name == "__setitem__" else None
+    is_all = name in _OVERWRITES or index is Ellipsis or index == slice(None)
+    return is_all and target.numel() * target.element_size() == target.untyped_storage().nbytes()
