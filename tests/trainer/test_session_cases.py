@@ -156,6 +156,15 @@ def test_what_is_kept_of_own_samples_is_refused_where_a_loss_meets_it(name: str,
     assert any(word in one["said"] for one in told)
 
 
+def test_parameters_that_are_changed_by_own_samples_are_named_at_once(memory_case: Case) -> None:
+    assert memory_case("changed_by_hand", "alone")["said"] == ""
+    for label in ("two-0", "two-1"):
+        said = memory_case("changed_by_hand", label)["said"]
+        assert "memories.py, line" in said
+        assert "changes parameter 0.weight by this worker's samples" in said
+        assert "run.backward(loss)" in said
+
+
 def check_exact(name: str, case: Case) -> None:
     told = {label: case(name, label) for label in LABELS}
     assert {label: one["said"] for label, one in told.items()} == dict.fromkeys(LABELS, "")

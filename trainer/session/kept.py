@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from hetopt.core.errors import BadInput
 from hetopt.trainer.script_lines import Lines
 from hetopt.trainer.session.listening import CHOICES, REDUCTIONS, SHAPED, Listener, tensors_in
 
@@ -36,30 +36,52 @@ _JOINS = {"cat", "concat", "concatenate", "hstack", "vstack"}
 _PRODUCTS = {"matmul", "__matmul__", "mm", "bmm"}
 
 
-class _Of(IntEnum):
-    """What a tensor is made of; of two the greater holds."""
+class _Of(NamedTuple):
+    """What a tensor is made of.
 
-    ROWS = 1  # this batch's, each in its place
-    EARLIER_ROWS = 2  # in the places of this batch's
-    SAMPLES = 3  # this batch's, together
-    EARLIER = 4  # those of an earlier batch, together
+    Attributes:
+        oldest: turn of the first samples; a turn goes from the first batch that is given after a loss to the next loss.
+        newest: of the last.
+        is_rows: whether it has a place for each of this worker's rows; then only the last samples count.
+    """
+
+    oldest: int
+    newest: int
+    is_rows: bool
+
+    @property
+    def together(self) -> _Of:
+        """The rows have lost their places."""
+        return self._replace(is_rows=False)
 
 
-_LATER = {_Of.ROWS: _Of.EARLIER_ROWS, _Of.SAMPLES: _Of.EARLIER}
+def _of_all(tags: Sequence[_Of]) -> _Of | None:
+    """What is made of several tensors."""
+    if not tags:
+        return None
+    newest = max(one.newest for one in tags)
+    rows = [one.newest for one in tags if one.is_rows]
+    oldest = [one.oldest for one in tags if not one.is_rows]
+    return _Of(min([*oldest, *([max(rows)] if rows else [])]), newest, not oldest)
 
 
 class Kept(Listener):
-    """Hears what becomes of the samples of the first batches."""
+    """Hears what becomes of the samples of the first batches.
 
-    def __init__(self) -> None:
+    Args:
+        model: of the script, whose parameters may be of no samples but by gradients.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
         super().__init__(0)
+        self._parameters = {_storage(one): name for name, one in model.named_parameters()}
         self._lines = Lines(sys.argv[0] if sys.argv else "")
-        self._given: set[StorageWeakRef] = set()  # where batches lie
+        self._given: dict[StorageWeakRef, _Of] = {}  # where batches lie
         self._made = WeakTensorKeyDictionary()  # what torch gave back
         self._written: dict[StorageWeakRef, _Of] = {}  # what was written into, all views of it
         self._places = WeakTensorKeyDictionary()  # where what is of earlier samples was used
-        self._was_asked = False  # whether there was a loss of the batch
-        self._judged = 0
+        self._was_asked = False  # whether there was a loss in this turn
+        self._turn = 0
 
     def take(self, rows: int, storages: frozenset[StorageWeakRef]) -> bool:
         """The script is given a batch.
@@ -72,25 +94,31 @@ class Kept(Listener):
             Whether its loss is still of interest.
         """
         if self._was_asked:
-            self._was_asked, self._judged = False, self._judged + 1
-            for tensor, tag in list(self._made.items()):  # type: ignore[no-untyped-call]  # torch's gap
-                self._made[tensor] = _LATER.get(tag, tag)
-            self._written = {at: _LATER.get(tag, tag) for at, tag in self._written.items()}
+            self._was_asked, self._turn = False, self._turn + 1
             self._places = WeakTensorKeyDictionary()
         self.rows = rows
-        self._given |= storages
-        return self._judged < _JUDGED
+        self._given.update(dict.fromkeys(storages, self._rows_now))
+        return self._turn < _JUDGED
+
+    @property
+    def _rows_now(self) -> _Of:
+        return _Of(self._turn, self._turn, True)
 
     def problem(self, loss: Tensor) -> str | None:
         """What of earlier samples a loss depends on, and where; None: on nothing."""
         self._was_asked = True
-        if self._tag(loss) != _Of.EARLIER:
+        tag = self._tag(loss)
+        if tag is None or tag.oldest == tag.newest:
             return None
         place: str | None = self._places.get(loss)  # type: ignore[no-untyped-call]  # torch's gap
         return place or "a tensor"
 
     def hear(self, name: str, args: Sequence[Any], named: Mapping[str, Any], result: Any) -> None:
-        """See `Listener`."""
+        """See `Listener`.
+
+        Raises:
+            BadInput: the call changes a parameter by samples.
+        """
         if self.rows < 2 or name.endswith("_like") or name.startswith("new_"):
             return
         if name == "__set__":
@@ -100,28 +128,22 @@ class Kept(Listener):
         covers = target is not None and _covers(name, args, target)
         given = list(tensors_in([args[:1], named] if name in SHAPED else [args[covers:], named]))
         tags = [self._tag(one) for one in given]
-        made = max((one for one in tags if one is not None), default=None)
+        made = _of_all([one for one in tags if one is not None])
         if name == "__getitem__" and made is None and self.selects_rows(args):
-            made = _Of.ROWS
-        if made in (_Of.ROWS, _Of.EARLIER_ROWS) and (
+            made = self._rows_now
+        if made is not None and (
             (name in {*REDUCTIONS, *CHOICES} and self.is_over_rows(name, args, named)) or self._is_product(name, args)
         ):
-            made = _Of.SAMPLES
+            made = made.together
+        if made is not None and name in _JOINS and self.rows not in result.shape[:2]:  # a queue of several batches
+            made = _Of(min(one.oldest for one in tags if one is not None), made.newest, False)
         if target is not None:
             self._write(target, made, covers=covers)
         elif made is not None:
             for one in tensors_in([result]):
-                self._made[one] = self._of_result(name, made, one)
-        if made == _Of.EARLIER:
-            self._note_place(given, tags, [result if target is None else target])
-
-    def _of_result(self, name: str, made: _Of, result: Tensor) -> _Of:
-        """Rows that are nowhere in the result are together in it."""
-        if made not in (_Of.ROWS, _Of.EARLIER_ROWS):
-            return made
-        if name in _JOINS and self.rows not in result.shape[:2]:  # a queue of earlier batches
-            return _Of.EARLIER if made == _Of.EARLIER_ROWS else _Of.SAMPLES
-        return made if self.row_dims(result) else _Of.SAMPLES
+                self._made[one] = made if self.row_dims(one) else made.together
+        if made is not None and made.oldest < made.newest:
+            self._note_place(given, tags, made, result if target is None else target)
 
     def _is_product(self, name: str, args: Sequence[Any]) -> bool:
         """Whether rows are summed over by a product of matrices."""
@@ -136,10 +158,17 @@ class Kept(Listener):
         if covers:
             self._written.pop(at, None)
             self._made.pop(target, None)  # type: ignore[no-untyped-call]  # torch's gap
-        if made in (_Of.ROWS, _Of.EARLIER_ROWS) and self.rows not in target.shape[:2]:
-            made = _Of.SAMPLES
+        if made is not None and at in self._parameters:
+            raise BadInput(
+                f"{self._lines.now() or 'The script'} changes parameter {self._parameters[at]} by this worker's samples "
+                "alone, and the others by theirs.",
+                hint="let run.backward(loss) make the gradient, which is of all workers in .grad then, and step by that; "
+                "or compute what is written of run.gather(rows.detach())",
+            )
         if made is not None:
-            self._written[at] = max(made, self._written.get(at, made))
+            made = made if self.rows in target.shape[:2] else made.together
+            before = self._written.get(at)
+            self._written[at] = made if before is None or made.is_rows else _of_all([before, made]) or made
 
     def _set(self, target: Tensor, value: Any) -> None:
         """Of ``data``, or of ``grad``, which all workers sum."""
@@ -151,14 +180,17 @@ class Kept(Listener):
         elif tag is not None:
             self._made[target] = tag
 
-    def _note_place(self, given: Sequence[Tensor], tags: Sequence[_Of | None], results: Sequence[Any]) -> None:
-        earlier = [one for one, tag in zip(given, tags, strict=True) if tag == _Of.EARLIER]
-        places = [place for one in earlier if (place := self._places.get(one))]  # type: ignore[no-untyped-call]
-        if not places and earlier:
-            places = [f"a tensor of shape {tuple(earlier[0].shape)} that is used at {self._lines.now() or 'some line'}"]
-        for one in tensors_in(results):
-            if places and self._places.get(one) is None:  # type: ignore[no-untyped-call]  # torch's gap
-                self._places[one] = places[0]
+    def _note_place(self, given: Sequence[Tensor], tags: Sequence[_Of | None], made: _Of, result: Any) -> None:
+        """Where what is of earlier samples meets newer ones."""
+        earlier = [one for one, tag in zip(given, tags, strict=True) if tag is not None and tag.oldest == made.oldest]
+        place = next((place for one in earlier if (place := self._places.get(one))), None)  # type: ignore[no-untyped-call]
+        place = place or (
+            f"a tensor of shape {tuple(earlier[0].shape)} that is used at {self._lines.now() or 'some line'}"
+            if earlier
+            else "a tensor"
+        )
+        for one in tensors_in([result]):
+            self._places[one] = place
 
     def _tag(self, tensor: Any) -> _Of | None:
         if not isinstance(tensor, Tensor):
@@ -166,10 +198,9 @@ class Kept(Listener):
         at = _storage(tensor)
         found = [
             self._made.get(tensor),  # type: ignore[no-untyped-call]  # torch's gap
-            self._written.get(at) if at is not None else None,
-            _Of.ROWS if at in self._given else None,
+            None if at is None else self._written.get(at, self._given.get(at)),
         ]
-        return max((one for one in found if one is not None), default=None)
+        return _of_all([one for one in found if one is not None])
 
 
 def _storage(tensor: Tensor) -> StorageWeakRef | None:

@@ -96,7 +96,7 @@ class LossWatch:
             return
         self._asks_earlier = Listener.can_listen(self._model)
         if self._asks_earlier and self._kept is None:
-            self._kept = Kept()
+            self._kept = Kept(self._model)
             self._kept.begin()
         if self._asks_earlier and self._kept is not None:
             self._asks_earlier = self._kept.take(handed.part.rows, handed.storages)

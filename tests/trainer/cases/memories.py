@@ -228,6 +228,31 @@ def slow_copy(open_: Open) -> None:
     trained(open_, model, compute, gathers=False)
 
 
+def changed_by_hand(open_: Open) -> None:
+    """A step by gradients that nobody sums."""
+    model = net()
+    with open_(model, sgd(model)) as run:
+        for x, labels in run.loader(shuffled()):
+            by = torch.autograd.grad(functional.cross_entropy(model(x), labels), list(model.parameters()))
+            with torch.no_grad():
+                for one, its in zip(model.parameters(), by, strict=True):
+                    one -= 0.1 * its
+
+
+def stepped_by_hand(open_: Open) -> None:
+    """A step by gradients of all workers, without an optimizer."""
+    model = net()
+    opt = sgd(model)
+    with open_(model, opt) as run:
+        for x, labels in run.loader(shuffled()):
+            opt.zero_grad()
+            run.backward(functional.cross_entropy(model(x), labels))
+            with torch.no_grad():
+                for one in model.parameters():
+                    one -= 0.1 * one.grad
+            opt.step()
+
+
 def named(name: str, run: Callable[..., None], **options: Any) -> Callable[[Open], None]:
     """A script with options, under a name of its own."""
     script = partial(run, **options)
@@ -257,4 +282,5 @@ EXACT = (
     hidden_states,
     buffers_of_inputs,
     slow_copy,
+    stepped_by_hand,
 )

@@ -165,7 +165,7 @@ def main() -> None:
         cases = {one.__name__: one for one in strangers.MORE}
         wanted = list(cases)
     if wanted == ["memories"]:
-        cases = {one.__name__: one for one in (*memories.EXACT, *memories.REFUSED)}
+        cases = {one.__name__: one for one in (*memories.EXACT, *memories.REFUSED, memories.changed_by_hand)}
         wanted = list(cases)
     for name in wanted:
         living = {}
