@@ -21,8 +21,8 @@ Node: TypeAlias = Any
 
 Kind: TypeAlias = Literal["samples", "counted", "sum", "constant", "unknown"]
 
-DIFFERENT_TERMS = "adds terms of different denominators"
-"""Half a sentence about a loss."""
+Unread: TypeAlias = Literal["", "terms", "bent", "shape"]
+"""Why a loss is unknown: its terms have different denominators, it is no mean or sum, or nobody knows of how much."""
 
 SAME = 1e-4
 """Relative difference of two denominators in fp32 that are the same."""
@@ -44,6 +44,7 @@ class LossReading:
         may_be_counted: whether the data may say what the denominator is: of a cross entropy, which leaves targets
             out, and of a sum that is divided by a tensor.
         has_constant: whether it has a term that does not depend on the samples.
+        unread: of which kind the reason is.
         problem: half a sentence, about "the loss".
     """
 
@@ -53,6 +54,7 @@ class LossReading:
     mixture: float = 1.0
     may_be_counted: bool = False
     has_constant: bool = False
+    unread: Unread = ""
     problem: str = ""
 
 
@@ -62,6 +64,10 @@ class _Tensor(float):
 
 class _Unknown(Exception):  # no failure: what is not known is a result
     """The reason why a loss cannot be read."""
+
+    def __init__(self, unread: Unread, problem: str) -> None:
+        super().__init__(problem)
+        self.unread: Unread = unread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +103,7 @@ def read_loss(loss: Tensor, samples: int) -> LossReading:
         _walk(loss.grad_fn, terms)
         return _merged(terms)
     except _Unknown as reason:
-        return LossReading(kind="unknown", problem=str(reason))
+        return LossReading(kind="unknown", unread=reason.unread, problem=str(reason))
 
 
 _SAME_VALUE = {"NegBackward0", "ToCopyBackward0", "CloneBackward0", "AliasBackward0", "ViewBackward0",
@@ -140,7 +146,7 @@ def _walk(root: Node, terms: _Terms) -> None:
         elif name.startswith("DivBackward"):
             inner, scalar = _one_of(node, "divides by something that depends on the model and the samples")
             if inner is not _inputs(node)[0]:
-                raise _Unknown("divides by a value that depends on the whole batch")
+                raise _Unknown("bent", "divides by a value that depends on the whole batch")
             waiting.append((inner, factors, divisors if scalar is None else (*divisors, scalar)))
         elif name.startswith("MulBackward"):
             inner, scalar = _one_of(node, "multiplies two values that both depend on the samples")
@@ -154,7 +160,7 @@ def _walk(root: Node, terms: _Terms) -> None:
             terms.found.append(replace(term, factors=factors, divisors=divisors) if is_scaled else term)
         else:
             called = name.rstrip("0123456789").removesuffix("Backward")
-            raise _Unknown(f"ends in {called}, which is no known mean or sum")
+            raise _Unknown("bent", f"ends in {called}, which is no known mean or sum")
 
 
 def _listed(node: Node, samples: int) -> list[Node] | None:
@@ -176,7 +182,7 @@ def _cross_entropy(node: Node, samples: int) -> _Term:
     if node._saved_reduction == _SUM:
         return _Term(is_mean=False, denominator=1.0)
     if node._saved_reduction != _MEAN:
-        raise _Unknown("is not reduced to a scalar")
+        raise _Unknown("shape", "is not reduced to a scalar")
     total, targets = float(node._saved_total_weight), node._saved_target.numel()
     counted = node._saved_weight is not None or total != targets
     return _Term(is_mean=True, denominator=total, is_counted=counted, may_be_counted=True)
@@ -208,7 +214,7 @@ def _sum(node: Node, samples: int) -> _Term:
     term = _inside(_inputs(node)[0], samples)
     if not term.is_mean and term.denominator > 0 and not any(size % samples == 0 for size in sizes):
         shape = " x ".join(map(str, sizes)) or "1"
-        raise _Unknown(f"is a sum over {shape} values, which are not those of {samples} samples")
+        raise _Unknown("shape", f"is a sum over {shape} values, which are not those of {samples} samples")
     return term if term.is_mean else _Term(is_mean=False, denominator=1.0)
 
 
@@ -267,7 +273,7 @@ def _merged(terms: _Terms) -> LossReading:
     )
     if not alike:
         named = " and ".join(dict.fromkeys(_described(one) for one in readings))
-        raise _Unknown(f"{DIFFERENT_TERMS}, {named}")
+        raise _Unknown("terms", f"adds terms of different denominators, {named}")
     return replace(
         max(readings, key=lambda one: one.denominator) if first.kind == "samples" else first,
         factor=max(abs(one.factor) for one in readings),
@@ -284,7 +290,7 @@ def _alone(term: _Term, samples: int, means: Sequence[_Term]) -> LossReading:
     if term.is_mean:
         whole = term.denominator % samples == 0 and not term.is_counted
         if not whole and not term.is_counted:
-            raise _Unknown(f"is a mean over {term.denominator:g} elements of {samples} samples")
+            raise _Unknown("shape", f"is a mean over {term.denominator:g} elements of {samples} samples")
         return LossReading(
             kind="samples" if whole else "counted",
             denominator=term.denominator,
@@ -361,7 +367,7 @@ def _one_of(node: Node, otherwise: str) -> tuple[Node, float | None]:
             return left, None
         if _is_constant(left):
             return right, None
-        raise _Unknown(otherwise)
+        raise _Unknown("bent", otherwise)
     known = node._saved_other if right is None else getattr(node, "_saved_self", None)
     if known is None:
         return (left if right is None else right), None

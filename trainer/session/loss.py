@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hetopt.core.errors import BadInput
 from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.inexact import BATCH_STATISTICS, WHOLE_BATCH
-from hetopt.trainer.loss_reading import DIFFERENT_TERMS, LossReading, read_loss
+from hetopt.trainer.loss_reading import LossReading, read_loss
 from hetopt.trainer.session.batch_norm import BatchNormNote
 from hetopt.trainer.session.batches import Part
 from hetopt.trainer.session.denominators import EARLIER_HINT, WEIGHT_HINT, Denominators, Row, Said, Weight
@@ -263,7 +263,7 @@ class LossWatch:
             return Row.stated(_number(weight), samples=part.samples, rows=rows)
         reading: LossReading = read_loss(loss, rows)
         if reading.kind == "unknown":
-            raise _unknown(reading.problem)
+            raise _unknown(reading)
         return Row.of(reading, samples=part.samples, rows=rows)
 
 
@@ -276,13 +276,9 @@ def _number(weight: Weight | Tensor) -> Weight:
     return float(weight) if isinstance(weight, Tensor) else weight
 
 
-def _unknown(problem: str) -> BadInput:
-    hint = WEIGHT_HINT
-    if DIFFERENT_TERMS in problem:
-        hint = TERMS_HINT
-    elif problem.startswith(("ends in", "divides", "multiplies")):
-        hint = NOT_A_MEAN_HINT
-    return BadInput(f"How much each worker's gradient counts cannot be told: the loss {problem}.", hint=hint)
+def _unknown(reading: LossReading) -> BadInput:
+    hint = {"terms": TERMS_HINT, "bent": NOT_A_MEAN_HINT}.get(reading.unread, WEIGHT_HINT)
+    return BadInput(f"How much each worker's gradient counts cannot be told: the loss {reading.problem}.", hint=hint)
 
 
 NOT_A_MEAN_HINT = (
