@@ -160,10 +160,10 @@ class Kept(Listener):
             self._made.pop(target, None)  # type: ignore[no-untyped-call]  # torch's gap
         if made is not None and at in self._parameters:
             raise BadInput(
-                f"{self._lines.now() or 'The script'} changes parameter {self._parameters[at]} by this worker's samples "
-                "alone, and the others by theirs.",
-                hint="let run.backward(loss) make the gradient, which is of all workers in .grad then, and step by that; "
-                "or compute what is written of run.gather(rows.detach())",
+                f"{self._lines.now() or 'The script'} changes parameter {self._parameters[at]} by this worker's "
+                "samples alone, and the others by theirs.",
+                hint="let run.backward(loss) make the gradient, which is of all workers in .grad then, and step by "
+                "that; or compute what is written of run.gather(rows.detach())",
             )
         if made is not None:
             made = made if self.rows in target.shape[:2] else made.together
