@@ -31,6 +31,19 @@ CAPABILITY = {
     "blackwell-gb20x": 12.0,
 }
 PRECISIONS: dict[str, Precision] = {"tf32": "tf32", "tf32_conv": "tf32", "amp_fp16": "fp16", "fp16": "fp16"}
+ITEMS_A_SAMPLE = {
+    "fastpitch": 558.0,
+    "hifigan": 80.0,
+    "se3transformer": 0.001,
+    "tacotron2": 558.0,
+    "transformerxllarge": 384.0,
+}
+"""Of what a throughput counts, in one sample of the batch, where it does not count samples: mel frames (an utterance of
+LJSpeech has 558: the logs' frames a second, times the seconds of a step, over the batch size; HiFi-GAN's script counts
+the 80 rows of a segment's spectrogram), tokens of a target (``tgt_len`` of the large Transformer-XL), and thousands of
+molecules (SE(3)-Transformer's is in molecules a millisecond). By the scripts and pages of NVIDIA's
+DeepLearningExamples."""
+
 LEAST_BATCH = 8
 """A batch below this part of the column's median is another job."""
 
@@ -147,7 +160,7 @@ def read_machines(data: Path) -> tuple[Machine, ...]:
         if alone and batch:
             size = float(batch)
             one = _cell(jobs[job], gpus[gpu[0], gpu[1], gpu[2]], size, alone, "")
-            eight_s = 8 * size / statistics.median(float(row["throughput"]) for row in rows)
+            eight_s = 8 * size / statistics.median(map(_samples_per_s, rows))
             found.append(Machine(job=job, interconnect=interconnect, one=one, eight_s=eight_s))
     return tuple(found)
 
@@ -158,16 +171,24 @@ def _cell(job: dict[str, str], gpu: Gpu, batch: float, rows: list[dict[str, str]
     forward = job["forward_gflop_per_sample"]
     told = Measured(
         place=Place(gpu=gpu, precision=PRECISIONS.get(named, "fp32"), batch_size=batch),
-        step_time_s=batch / statistics.median(float(row["throughput"]) for row in rows),
+        step_time_s=batch / statistics.median(map(_samples_per_s, rows)),
         kind=model_kind(job["kind"]),
-        flops_per_sample=CONTRIBUTION * 1e9 * float(forward) if forward else None,
+        flops_per_sample=CONTRIBUTION * 1e9 * float(forward) * _items(job["job"]) if forward else None,
     )
     if suite != "pollux":
         return told
     sizes = [float(row["batch_size_per_gpu"]) for row in rows]
-    times = [size / float(row["throughput"]) for size, row in zip(sizes, rows, strict=True)]
+    times = [size / _samples_per_s(row) for size, row in zip(sizes, rows, strict=True)]
     design = np.array([(1 / seconds, size / seconds) for size, seconds in zip(sizes, times, strict=True)])
     return replace(told, step_time_s=batch * float(non_negative(design)[1]))
+
+
+def _items(job: str) -> float:
+    return ITEMS_A_SAMPLE.get(job, 1.0)
+
+
+def _samples_per_s(row: dict[str, str]) -> float:
+    return float(row["throughput"]) / _items(row["job"])
 
 
 def _rows(path: Path) -> list[dict[str, str]]:

@@ -23,16 +23,12 @@ from benchmarks._gpu_throughput import Column, folder, read_columns
 from hetopt.optimizer.model_counts import Kind
 from hetopt.optimizer.step_time.gpu_transfer import Measured, Place, steps_elsewhere
 from hetopt.optimizer.step_time.utilisation import (
-    CONTRIBUTION,
     REFERENCE,
     Utilisation,
     UtilisationPrior,
     key,
     save,
 )
-
-TOKENS_A_SEQUENCE = {"transformerxllarge": 384}
-"""Where throughput is of tokens and the batch of sequences: target length of the scripts' large configuration."""
 
 PUBLISHED = {
     # 530 billion parameters on 2,240 A100: 30.2 % (Chowdhery et al. 2022, table 3).
@@ -79,10 +75,9 @@ def counted(data: Path) -> list[Counted]:
         kind: Kind | None = (
             "transformer" if "ransformer" in job["kind"] else "convolution" if "CNN" in job["kind"] else None
         )
-        if kind is None or not job["forward_gflop_per_sample"]:
+        flops_per_sample = column.cells[0].flops_per_sample
+        if kind is None or flops_per_sample is None:
             continue
-        flops_per_sample = CONTRIBUTION * 1e9 * float(job["forward_gflop_per_sample"])
-        tokens = TOKENS_A_SEQUENCE.get(column.job, 1)
         batch = statistics.median(cell.place.batch_size for cell in column.cells)
         half = column.cells[0].place.half
         place = Place(gpu=REFERENCE, precision="fp16" if half else "tf32", batch_size=batch)
@@ -93,8 +88,8 @@ def counted(data: Path) -> list[Counted]:
                 kind=kind,
                 half=half,
                 flops_per_sample=flops_per_sample,
-                flops=flops_per_sample * batch * tokens,
-                step_time_s=tokens * math.exp(float(told[0])),
+                flops=flops_per_sample * batch,
+                step_time_s=math.exp(float(told[0])),
             )
         )
     return found
@@ -201,11 +196,9 @@ def left_out(rows: Sequence[Counted], widened: Mapping[str, float] = MappingProx
 
 def estimated(row: Counted, prior: UtilisationPrior) -> Iterator[Estimated]:
     """The steps of one column by a prior."""
-    tokens = TOKENS_A_SEQUENCE.get(row.column.job, 1)
     for cell in row.column.cells:
         precision = cell.place.precision
-        flops = row.flops_per_sample * cell.place.batch_size * tokens
-        step_s = prior.step_time_s(row.kind, precision, flops) / tokens
+        step_s = prior.step_time_s(row.kind, precision, row.flops_per_sample * cell.place.batch_size)
         place = Place(gpu=REFERENCE, precision=precision, batch_size=cell.place.batch_size)
         counted = Measured(place=place, step_time_s=step_s, kind=row.kind, flops_per_sample=row.flops_per_sample)
         told, covariance = steps_elsewhere([counted], [cell.place])
