@@ -169,5 +169,4 @@ def test_lookups_suggest_close_names(catalog: Catalog) -> None:
     assert "g5.xlarge" in (refused.value.hint or "")
     with pytest.raises(BadInput, match="no region called 'us-esat-1'") as refused:
         catalog.in_region("us-esat-1")
-    for region in catalog.regions:
-        assert region in (refused.value.hint or "")
+    assert refused.value.hint == "did you mean 'us-west-1' or 'us-east-1'?"

@@ -44,7 +44,7 @@ def test_what_is_typed_without_a_unit_is_asked_for_one(text: str) -> None:
         values.duration_s(text, "deadline")
 
 
-@pytest.mark.parametrize("text", ["", "0.5", "1,,2", "1,x", "nan", "inf", "-1"])
+@pytest.mark.parametrize("text", ["", "1,,2", "1,x", "nan", "inf"])
 def test_bad_slowdowns(text: str) -> None:
     with pytest.raises(BadInput, match="--slowdown must be"):
         parse.slowdowns(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -113,7 +114,7 @@ def test_a_stream_is_read_as_it_is_written(said: object, factor: float) -> None:
         (parse_stream, "replay:40/80,age=60", "replay(40/80, age=1m)"),
         (parse_stream, "redis:redis://h:1/0,key=cam", "redis(redis://h:1/0, key=cam)"),
         (parse_hosts, "speed=1,rate=100mbit x2; speed=0.25", "speed=1 rate=0.1gbit; speed=1, rate=1e8; speed=0.25;"),
-        (values.names, "g5.*,c7a.*", " g5.* ; c7a.*, "),
+        (partial(values.names, name="types"), "g5.*,c7a.*", " g5.* ; c7a.*, "),
         (parse.slowdowns, "1,1,2", "1 x2, 2"),
         (parse.time_weight, "time=2,cost=1", "cost = 1, time = 2"),
         (values.metric_target, "accuracy=0.97", " accuracy = .97"),
@@ -178,7 +179,7 @@ READERS: tuple[Callable[[str], object], ...] = (
     values.metric_target,
     lambda text: values.duration_s(text, "deadline"),
     lambda text: values.positive(text, "budget_usd", "USD"),
-    values.names,
+    partial(values.names, name="types"),
 )
 WORDS = (
     "topk selsync local-sgd replay redis labels h1 step dies auto share speed rate momentum uniform spot g time cost"

@@ -96,7 +96,7 @@ def test_rates_are_bits_a_second() -> None:
         ("rate=5mbps", "host 'rate=5mbps': rate must be a link rate, got '5mbps'."),
         ("rate=mbit", "host 'rate=mbit': rate must be a link rate, got 'mbit'."),
         ("rate=1..5mbit", "host 'rate=1..5mbit': rate must be a link rate, got '1..5mbit'."),
-        ("rate=1e300gbit", "host 'rate=1e300gbit': rate must be a link rate, got '1e300gbit'."),
+        ("rate=1e300gbit", "host 'rate=1e300gbit': rate must be at most 1000gbit, got '1e300gbit'."),
         ("cpu=0", "host 'cpu=0': cpu must be greater than 0, got '0'."),
         ("workers=0", "host 'workers=0': workers must be greater than 0, got '0'."),
         ("workers=1.5", "host 'workers=1.5': workers must be a valid integer, got '1.5'."),

@@ -179,7 +179,7 @@ def test_a_module_in_a_package(user_folder: Path) -> None:
         ("digit", "no bundled task 'digit'", "Did you mean 'digits'"),
         ("resnet101-cifar100", "no bundled task", "Did you mean 'resnet101-cifar10'"),
         ("zzzzzz", "no bundled task", "There is: digits, "),
-        ("", "no bundled task ''", "There is: digits, "),
+        ("", "'' is neither a bundled task", "file.py:attribute"),
         ("mine.py", "names a file but no task", "mine.py:task"),
         (":task", "does not name a task", "both parts"),
         ("mine.py:", "does not name a task", "both parts"),

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -111,14 +112,14 @@ class GradientFlow(BatchFlow):
         """See `backward`; what torch is called with from here on is not the script's doing."""
         if part is None or self.world_size == 1 or self._trains_alone:
             factor = self._loss.factor(loss, weight, part)
-            _backward(loss if factor == 1 else factor * loss, options)
+            torch.autograd.backward(loss if factor == 1 else factor * loss, **options)
             self._note_computed()
             own = 1.0 if part is None or self.world_size == 1 else part.weight
             self._complete(loss, own, part)
             return
         word = self._loss.look(loss, weight, part)
         if self._rides(part):
-            _backward(loss, options)
+            torch.autograd.backward(loss, **options)
             self._note_computed()
             self._loss.tell(part)
             self._ride(loss, word)
@@ -127,7 +128,7 @@ class GradientFlow(BatchFlow):
         if len(self._sides) == 1 and self._completes(self._sides[0], part):
             self._expect(weigh)
         with self._whole.backward(weigh):
-            _backward(loss, options)
+            torch.autograd.backward(loss, **options)
         self._note_computed()
         self._loss.tell(part)
         self._complete(loss, weigh(), part)
@@ -434,7 +435,3 @@ class GradientFlow(BatchFlow):
 def _waits(side: Side) -> bool:
     """Whether gradients were put aside that are in no sum yet."""
     return side.sum is not None and side.sum.is_waiting
-
-
-def _backward(loss: Tensor, options: Mapping[str, Any]) -> None:
-    loss.backward(**options)  # type: ignore[no-untyped-call]  # torch's gap
