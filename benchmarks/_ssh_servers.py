@@ -61,8 +61,10 @@ class Servers:
         """A host that `ssh NAME` reaches; its record. With its own processes, it sees no others of this machine."""
         server = self.folder / f"{name}.sshd"
         force = self.folder / f"{name}.shell"
-        # What a login shell does: prints whatever its owner's files print, and runs the command.
-        force.write_text(f'{shell_prints}\nexec sh -c "$SSH_ORIGINAL_COMMAND"\n')
+        # What a login shell does: prints whatever its owner's files print, and runs the command. A host with a part of
+        # the processors has one; it cannot read its quota, as `ip netns exec` hides where control groups are mounted.
+        threads = "" if group is None else "export OMP_NUM_THREADS=1\n"
+        force.write_text(f'{shell_prints}\n{threads}exec sh -c "$SSH_ORIGINAL_COMMAND"\n')
         server.write_text(
             f"HostKey {self.folder / host_key}\nAuthorizedKeysFile {self.folder / 'authorized_keys'}\n"
             f"UsePAM no\nStrictModes no\nPidFile none\nForceCommand sh {force}\nAcceptEnv HOME_OF_TEST\n"
