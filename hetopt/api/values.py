@@ -130,7 +130,7 @@ def ratios(given: Sequence[float | str] | float | str) -> tuple[float, ...]:
     Raises:
         BadInput: one is not above 0 and below 1.
     """
-    each = [given] if isinstance(given, int | float) else names(given, "ratio") if isinstance(given, str) else given
+    each = [given] if isinstance(given, int | float | str) else given
     told = [quantity(part, FRACTION, "`ratio`") for one in each for part in names(str(one), "ratio")]
     for part in told:
         if not 0 < part < 1:

@@ -122,7 +122,9 @@ def _refuse_misspelt(
     Raises:
         BadInput: there is one.
     """
-    given = {name.removeprefix(PREFIX).lower().replace("_", "-"): name for name in environment if name[:7] == PREFIX}
+    given = {
+        name.removeprefix(PREFIX).lower().replace("_", "-"): name for name in environment if name.startswith(PREFIX)
+    }
     names = {option for its in some.values() for option in its}
     for name in sorted(given.keys() - names):
         if difflib.get_close_matches(name, names, n=1, cutoff=_ALMOST):
