@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetopt.optimizer.convergence.steps_law import Z90
+from hetopt.optimizer.plan import SURE
 from hetopt.optimizer.recommendation.confidence import first_likely
 from hetopt.optimizer.search.forecast import Forecast
-from hetopt.optimizer.search.objective import Limits, choose, order
+from hetopt.optimizer.search.objective import Limits
 
 Array = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -86,28 +87,19 @@ Chooser = Callable[[Limits], int]
 """Row of the configuration that is taken for these limits."""
 
 
-def by_interval(menu: Menu, belief: Belief) -> Chooser:
-    """As `recommend` chooses where no confidence is asked for: the best whose interval's upper end keeps the limits."""
-    told = belief.forecast(menu)
-
-    def chosen(limits: Limits) -> int:
-        row, _ = choose(told, limits)
-        return int(order(told, limits)[0]) if row is None else row
-
-    return chosen
+def as_recommended(menu: Menu, belief: Belief) -> Chooser:
+    """As `recommend` chooses where no confidence is asked for."""
+    return by_chance(menu, belief, SURE)
 
 
 def by_median(menu: Menu, belief: Belief) -> Chooser:
-    """The same, but of those whose upper end keeps the limits the best by its median: what doubt costs is left out."""
+    """The same, but of those that are sure enough the best by its median: what doubt costs is left out."""
     told = belief.forecast(menu)
-    certain = replace(belief, log_sd=np.zeros_like(belief.log_sd)).forecast(menu)
+    usual = as_recommended(menu, belief)
 
     def chosen(limits: Limits) -> int:
-        safe = np.flatnonzero(limits.risk(told) <= 1)
-        row = choose(certain.take(safe), limits)[0] if len(safe) else choose(told, limits)[0]
-        if row is None:
-            return int(order(told, limits)[0])
-        return int(safe[row]) if len(safe) else row
+        safe = np.flatnonzero(belief.chances(menu, limits) >= SURE)
+        return int(safe[limits.score(told.total_s, told.cost_usd)[safe].argmin()]) if len(safe) else usual(limits)
 
     return chosen
 

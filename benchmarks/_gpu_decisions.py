@@ -20,9 +20,9 @@ from benchmarks._decided import (
     Decision,
     Menu,
     as_believed,
+    as_recommended,
     budgets,
     by_chance,
-    by_interval,
     by_median,
     decide,
     throughputs,
@@ -63,7 +63,7 @@ def gpu_decisions(data: Path, *, every: int) -> Decided:
     here = {id(column) for column in scored}
     contenders["median ratio of other jobs"] = [one for one in by_median_ratio(columns) if id(one.column) in here]
     ours = list(beliefs(contenders["hetopt"], prices))
-    found: Decided = {"hetopt": _decisions([(menu, by_interval(menu, told)) for menu, told in ours])}
+    found: Decided = {"hetopt": _decisions([(menu, as_recommended(menu, told)) for menu, told in ours])}
     found["hetopt, ranked by medians"] = _decisions([(menu, by_median(menu, told)) for menu, told in ours])
     for asked in ASKED:
         chosen = [(menu, by_chance(menu, told, asked)) for menu, told in ours]

@@ -23,9 +23,9 @@ from benchmarks._decided import (
     Chooser,
     Decision,
     as_believed,
+    as_recommended,
     by_chance,
     by_expected_cost,
-    by_interval,
     by_median,
     decide,
     mean_extra,
@@ -37,7 +37,6 @@ from benchmarks._gpu_throughput import folder as gpu_folder
 from benchmarks._outcome import Results, parser, publish, run_benchmark
 from benchmarks._step_traces import AZURE, FOLDERS, traces
 from benchmarks._trace_decisions import ADAPTDL, PEERS, Table, adaptdl, fitted_whole, priors_of_others, table
-from hetopt.optimizer.plan import SURE
 
 PROTOCOLS = ("no probe", "one probe")
 OURS, MEDIANS, SEEN_ALL = "hetopt", "hetopt, ranked by medians", "hetopt that has seen all rows"
@@ -65,19 +64,19 @@ def decided(tables: Sequence[Table], choosers: Choosers) -> list[Decision]:
     ]
 
 
-def as_recommended(tables: Sequence[Table], beliefs: Sequence[Belief]) -> list[Decision]:
-    return decided(tables, [by_interval(t.menu, one) for t, one in zip(tables, beliefs, strict=True)])
+def recommended(tables: Sequence[Table], beliefs: Sequence[Belief]) -> list[Decision]:
+    """What `recommend` chooses by these beliefs."""
+    return decided(tables, [as_recommended(t.menu, one) for t, one in zip(tables, beliefs, strict=True)])
 
 
 def contenders(tables: Sequence[Table], protocol: str, ours: Sequence[Belief]) -> dict[str, list[Decision]]:
     """Decisions by who decides."""
-    found = {OURS: as_recommended(tables, ours)}
+    found = {OURS: recommended(tables, ours)}
     found[MEDIANS] = decided(tables, [by_median(t.menu, one) for t, one in zip(tables, ours, strict=True)])
     for name, peer in PEERS.items():
         told = [t.peer(peer, t.shown[protocol]) for t in tables]
         found[name] = decided(tables, [as_believed(t.menu, one) for t, one in zip(tables, told, strict=True)])
-        likely = [by_chance(t.menu, one, SURE) for t, one in zip(tables, told, strict=True)]
-        found[f"{name}, with its interval"] = decided(tables, likely)
+        found[f"{name}, with its interval"] = recommended(tables, told)
     authors = adaptdl(tables, protocol)
     for name, beliefs in ((ADAPTDL, authors), ("linear scaling", [t.linear() for t in tables])):
         if beliefs is not None:
@@ -103,7 +102,7 @@ def clusters(results: Results, root: Path, *, folders: Sequence[str], with_other
     ours = {protocol: [t.hetopt(t.shown[protocol]) for t in tables] for protocol in PROTOCOLS}
     decisions = {protocol: contenders(tables, protocol, ours[protocol]) for protocol in PROTOCOLS}
     print("contenders have chosen", file=sys.stderr)
-    noise = as_recommended(tables, [t.hetopt(t.rows) for t in tables])
+    noise = recommended(tables, [t.hetopt(t.rows) for t in tables])
 
     count = len(decisions["no probe"][OURS])
     print(f"Cheapest cluster that meets a throughput, {count} choices: extra cost in % (mean) / targets missed in %")
@@ -188,7 +187,7 @@ def held_out(results: Results, tables: Sequence[Table]) -> None:
         cells = []
         for protocol in PROTOCOLS:
             beliefs = [t.hetopt(t.shown[protocol], prior) for t, prior in zip(tables, priors, strict=True)]
-            found = as_recommended(tables, beliefs)
+            found = recommended(tables, beliefs)
             results.figures[key(protocol, "extra cost", what, "held out")] = round(mean_extra(found), 4)
             results.figures[key(protocol, "missed", what, "held out")] = round(missed(found), 4)
             cells.append(said(found))

@@ -430,7 +430,7 @@ class Sensitivity(Record):
     )
     chance: NonNegativeFloat | None = Field(description="of keeping budget and deadline; absent without either")
     confidence: NonNegativeFloat | None = Field(
-        default=None, description="the chance by which it was chosen; absent: by the upper end of its interval"
+        default=None, description="the chance in simulated runs by which it was chosen; absent: by its interval"
     )
     asked: NonNegativeFloat = Field(default=SURE, description="the chance that it must have to be no risk")
     risk_accepted: bool = Field(default=False, description="whether a lower chance was accepted when it was planned")

@@ -29,10 +29,10 @@ AS_SURE = 0.02
 EVIDENCE = {
     "measured": "measured",
     "interpolated": "same kind measured",
-    "extrapolated": "not measured",
     "counted": "counted",
+    "extrapolated": "not measured",
 }
-"""What a step time rests on, in few words."""
+"""What a step time rests on, in few words; from the best known to the least."""
 
 
 def show(plan: Plan, *, plan_file: Path | None = None, inventory: Path | None = None, explain: bool = False) -> None:
@@ -171,7 +171,9 @@ def _machines_of(way: Choice, usual_batch: int, *, evidence: bool) -> str:
         return "this machine, measured" if way.earlier is None else "this machine, as measured and as runs found it"
     groups = way.candidate.groups
     quotas = " ".join(f"{need.bucket}={need.vcpus}" for need in way.quotas)
-    rests = {EVIDENCE[group.evidence] for group in groups}
+    rests = {group.evidence for group in groups}
+    least = next(known for known in reversed(EVIDENCE) if known in rests)
+    basis = EVIDENCE[least] if len(rests) == 1 else f"in part {EVIDENCE[least]}"
     return "; ".join(
         filter(
             None,
@@ -181,7 +183,7 @@ def _machines_of(way: Choice, usual_batch: int, *, evidence: bool) -> str:
                 _batch(way.candidate, usual_batch),
                 _method(way.candidate),
                 quotas,
-                " and ".join(sorted(rests)) if evidence else "",
+                basis if evidence else "",
             ],
         )
     )

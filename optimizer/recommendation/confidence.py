@@ -34,7 +34,7 @@ class Confident:
         found: what was searched, with that choice.
         chance: of the choice to keep budget and deadline.
         most: the highest chance of all plans that were simulated.
-        by_chance: whether the choice was made by the chance, instead of by the upper end of the interval.
+        by_chance: whether simulated runs made the choice, instead of intervals.
     """
 
     found: Found
@@ -85,8 +85,8 @@ def confident(
 ) -> Confident:
     """Choose by the probability of keeping the limits, for a search that has found plans that fit on expectation.
 
-    Where no confidence is asked for, a plan that keeps the limits at the upper end of its interval stays the choice, as
-    long as simulated runs agree that it is `SURE`.
+    Where no confidence is asked for, the plan that is `SURE` to keep the limits by its interval stays the choice, as
+    long as simulated runs agree.
 
     Raises:
         BadInput: the confidence is no probability, or there is nothing to keep.

@@ -115,16 +115,11 @@ def _why(found: Found, chosen: Candidate, limits: Limits, seen: Sensitivity) -> 
     }.get(limits.time_weight, f"best plan (time counts {limits.time_weight:.0%}, cost the rest)")
     if not asked:
         return f"{machines} is the cheapest plan found, at about {usd(told.cost_usd.value)}."
-    if seen.confidence is None:
-        return (
-            f"{machines} is the {what} found that stays within {within} even at the upper end of its 90 % "
-            f"interval ({usd(told.cost_usd.high)} and {duration(told.total_s.high)})."
-        )
     kept, wanted = formatting.chance(seen.chance or 0.0), formatting.chance(seen.asked)
     if found.safe:
         return (
-            f"{machines} is the {what} found that stays within {within} with a probability of {kept} "
-            f"(at least {wanted} is asked for)."
+            f"{machines} is the {what} of those found that stay within {within} with a probability of at least "
+            f"{wanted}; its own is {kept}."
         )
     return (
         f"No plan found stays within {within} with a probability of {wanted}: {machines} is the best of the likeliest, "
@@ -134,10 +129,10 @@ def _why(found: Found, chosen: Candidate, limits: Limits, seen: Sensitivity) -> 
 
 
 def _chance(seen: Sensitivity) -> Iterator[str]:
-    if seen.chance is not None and seen.confidence is None:
+    if seen.chance is not None:
         yield (
-            f"In {formatting.chance(seen.chance)} of simulated runs the limits are kept; nine of ten cost at most "
-            f"{usd(seen.cost_90_usd)} and take at most {duration(seen.total_90_s)}."
+            f"Nine of ten simulated runs cost at most {usd(seen.cost_90_usd)} and take at most "
+            f"{duration(seen.total_90_s)}."
         )
 
 

@@ -62,7 +62,7 @@ class Options:
         quotas: vCPUs that may run at once.
         objective: what is wanted within the limits.
         time_weight: the part of time where time and cost are weighed; absent: they are not.
-        confidence: probability with which budget and deadline are kept; absent: at the upper end of the 90 % interval.
+        confidence: probability with which budget and deadline are kept; absent: 0.9.
         accept_risk: whether a plan will do that keeps its limits with less than that probability.
         journal: where the study is kept; absent: nowhere.
         observed: what was seen of spot pools, which moves the prior of their hazard; absent: the prior alone.

@@ -49,7 +49,7 @@ class Mixed:
         own, rented: its machines, in words.
         score: as of `Limits.expected_score`.
         leaving_usd: part of the cost that is paid for what leaves the provider.
-        safe: whether it keeps the limits at the upper ends of its intervals.
+        safe: whether it keeps the limits with the probability `SURE`.
     """
 
     own: str

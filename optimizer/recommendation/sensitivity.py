@@ -14,7 +14,7 @@ from hetopt.optimizer.recommendation.confidence import simulate
 from hetopt.optimizer.recommendation.remedies import Limit, Question
 from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, tabulate_rows
 from hetopt.optimizer.search.forecast import Forecast, JobModel, forecast
-from hetopt.optimizer.search.objective import Limits, best_rows, choose, expected_totals
+from hetopt.optimizer.search.objective import Limits, best_rows, choose, expected_totals, sure_quantile
 from hetopt.optimizer.search.search import Found
 from hetopt.optimizer.search.search_space import Cluster, SearchSpace
 
@@ -38,7 +38,7 @@ def insight(
         question: what was asked, and of which space.
         found: the search, with its choice.
         limits: budget, deadline and what was wanted.
-        confidence: by which it was chosen; absent: by the upper end of its interval.
+        confidence: by which it was chosen in simulated runs; absent: by its interval.
         worlds: whether other worlds, and better plans that a limit rejects, are looked at.
     """
     assert found.chosen is not None
@@ -140,7 +140,7 @@ def _scenario(
 
 
 def _rejected(space: SearchSpace, found: Found, limits: Limits) -> Iterator[Rejected]:
-    """Plans with a better score that break a limit at the upper end, those first that break it least."""
+    """Plans with a better score that are not sure to keep a limit, those first that break it least."""
     assert found.chosen is not None
     told = found.forecast
     score = limits.expected_score(told)
@@ -159,16 +159,16 @@ def _rejected(space: SearchSpace, found: Found, limits: Limits) -> Iterator[Reje
 
 
 def _reason(told: Forecast, row: int, limits: Limits) -> str:
-    """The limit that is exceeded, on expectation or only at the upper end."""
+    """The limit that is exceeded, on expectation or in more than one of ten runs."""
     reasons = []
     took_s, cost_usd = expected_totals(told)
     for name, limit, value, high, say in (
-        ("budget", limits.budget_usd, cost_usd[row], told.cost_high_usd[row], usd),
-        ("deadline", limits.deadline_s, took_s[row], told.total_high_s[row], duration),
+        ("budget", limits.budget_usd, cost_usd[row], sure_quantile(told.cost_usd, told.cost_high_usd)[row], usd),
+        ("deadline", limits.deadline_s, took_s[row], sure_quantile(told.total_s, told.total_high_s)[row], duration),
     ):
         if limit is None or high <= limit:
             continue
-        figure, how = (value, "expected") if value > limit else (high, "possible (upper end of 90 %)")
+        figure, how = (value, "expected") if value > limit else (high, "or more in one of ten runs")
         reasons.append(f"{name} of {say(limit)}: {say(float(figure))} {how}")
     if limits.budget_usd is not None and told.least_budget_usd[row] > limits.budget_usd:
         least = usd_at_least(float(told.least_budget_usd[row]))

@@ -1,4 +1,4 @@
-"""What no cluster of a box undercuts: bounds on time and cost, expected and at the upper end of their intervals."""
+"""What no cluster of a box undercuts: bounds on time and cost, expected and where limits have to be kept."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.optimizer.search.cluster_rows import Boxes, Columns, least_table, most_compute_s
 from hetopt.optimizer.search.forecast import ClusterTable, JobModel, distance, forecast, steps_of
-from hetopt.optimizer.search.objective import Limits, least_expected
+from hetopt.optimizer.search.objective import Limits, least_expected, sure_quantile
 from hetopt.optimizer.search.rental_bound import NEVER_USD, RentalBound
 
 Array = NDArray[np.float64]
@@ -35,7 +35,7 @@ class Bar:
 
 
 def could_beat(boxes: Boxes, bar: Bar) -> tuple[Mask, Array]:
-    """Which boxes may hold a cluster that keeps the limits, at the upper end too, with a lower score; and their bound.
+    """Which boxes may hold a cluster that surely keeps the limits, with a lower score; and their bound.
 
     Time and cost grow with every column of a table, so the forecast of the least columns is a bound. Their spread does
     not: it is that of a mixture of computing and exchanging, and its least over all mixtures that a box allows is
@@ -45,7 +45,7 @@ def could_beat(boxes: Boxes, bar: Bar) -> tuple[Mask, Array]:
     columns, job, limits, score = bar.columns, bar.job, bar.limits, bar.score
     bound = np.full(len(boxes), np.inf)
     more_usd, more_high_usd = bar.rental.more_usd(boxes)
-    rows = np.flatnonzero(limits.ratio(more_high_usd, np.zeros(len(boxes))) <= 1)
+    rows = np.flatnonzero(limits.ratio(sure_quantile(more_usd, more_high_usd), np.zeros(len(boxes))) <= 1)
     rows = rows[more_usd[rows] < NEVER_USD]
 
     boxes, more_usd, more_high_usd = boxes.take(rows), more_usd[rows], more_high_usd[rows]
@@ -53,7 +53,8 @@ def could_beat(boxes: Boxes, bar: Bar) -> tuple[Mask, Array]:
     least = forecast(table, job)
     cost_usd = least.cost_usd + more_usd
     bound[rows] = limits.score(least.total_s, cost_usd)
-    some = np.flatnonzero((bound[rows] < score) & (limits.ratio(least.cost_usd + more_high_usd, least.total_s) <= 1))
+    sure_usd = sure_quantile(cost_usd, least.cost_usd + more_high_usd)
+    some = np.flatnonzero((bound[rows] < score) & (limits.ratio(sure_usd, least.total_s) <= 1))
 
     boxes, table, least, rows = boxes.take(some), table.take(some), least.take(some), rows[some]
     log_sd = np.hypot(_least_step_log_sd(columns, boxes, table, job), least.steps_log_sd)
@@ -62,12 +63,12 @@ def could_beat(boxes: Boxes, bar: Bar) -> tuple[Mask, Array]:
     )
     hourly = table.usd_per_hour + table.machines * job.rates.per_machine_hour(table.disk_gb)
     dearer = np.hypot(hourly * late_s / SECONDS_PER_HOUR, distance(least.cost_usd, table.price_log_sd, 1))
-    high_usd = least.cost_usd + dearer + more_high_usd[some]
+    cost_usd, high_usd = cost_usd[some], least.cost_usd + dearer + more_high_usd[some]
+    high_s = least.total_s + late_s
+    sure = limits.ratio(sure_quantile(cost_usd, high_usd), sure_quantile(least.total_s, high_s))
     possible = np.zeros(len(bound), dtype=np.bool_)
-    bound[rows] = limits.score(
-        least_expected(least.total_s, least.total_s + late_s), least_expected(cost_usd[some], high_usd)
-    )
-    possible[rows] = (limits.ratio(high_usd, least.total_s + late_s) <= 1) & (bound[rows] < score)
+    bound[rows] = limits.score(least_expected(least.total_s, high_s), least_expected(cost_usd, high_usd))
+    possible[rows] = (sure <= 1) & (bound[rows] < score)
     return possible, bound
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hetopt.optimizer.search.bounds import Bar, could_beat
 from hetopt.optimizer.search.cluster_rows import Boxes, ClusterRows, Columns
-from hetopt.optimizer.search.objective import expected_totals
+from hetopt.optimizer.search.objective import expected_totals, sure_quantile
 from hetopt.optimizer.search.pareto import pareto_front
 from hetopt.optimizer.search.pool import CHUNK, Pool
 
@@ -43,7 +43,7 @@ class Proof:
     Attributes:
         types: that a mix of those that were looked at has at most.
         gap: none of them beats the best plan by more than this part of its score; absent where no plan keeps the
-            limits even at the upper end of its interval, so that there is nothing to beat.
+            limits with the probability `SURE`, so that there is nothing to beat.
         bound: the score that none of them undercuts while it keeps the limits; infinite where none keeps them.
         boxes: that were bounded. ``complete`` is whether none was left.
     """
@@ -124,7 +124,7 @@ def _roots(bar: Bar, types: int, most_boxes: int, exchanges: Mask) -> list[Boxes
     usable = (bar.rental.samples > 0) & exchanges
     usable &= (most >= 1)[:, None, None]
     expected_usd, high_usd = bar.rental.alone_usd()
-    cheap = usable & (limits.ratio(high_usd, np.zeros_like(high_usd)) <= 1)
+    cheap = usable & (limits.ratio(sure_quantile(expected_usd, high_usd), np.zeros_like(high_usd)) <= 1)
     if limits.time_weight == 0:
         cheap &= expected_usd < bar.score
     if types > 2:

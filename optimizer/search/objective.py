@@ -6,6 +6,7 @@ measurement by what its doubt costs. Time and cost are log-normal:
     m    median                                                   s, USD
     s    standard deviation of the logarithm                      ln(high / m) / z, with z of the 90 % interval
     E    expectation: what is shown as the figure, too            m exp(s^2 / 2)   (Aitchison and Brown 1957)
+    Q    what nine of ten runs stay below: limits are kept there  m exp(z9 s) = m (high / m)^(z9 / z), with z9 of 90 %
 
 Two plans that share an error, such as that of the number of steps, are both as much dearer for it and keep their order.
 """
@@ -14,12 +15,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hetopt.optimizer.convergence.steps_law import Z90
+from hetopt.optimizer.plan import SURE
 from hetopt.optimizer.search.forecast import Forecast
 
 Array = NDArray[np.float64]
@@ -77,8 +80,10 @@ class Limits:
         return np.maximum(self.ratio(cost, time), self._rent(forecast))
 
     def risk(self, forecast: Forecast) -> Array:
-        """The same at the upper end of the 90 % intervals."""
-        return np.maximum(self.ratio(forecast.cost_high_usd, forecast.total_high_s), self._rent(forecast))
+        """The same at what runs stay below with the probability `SURE`."""
+        cost = sure_quantile(forecast.cost_usd, forecast.cost_high_usd)
+        time = sure_quantile(forecast.total_s, forecast.total_high_s)
+        return np.maximum(self.ratio(cost, time), self._rent(forecast))
 
     def _rent(self, forecast: Forecast) -> Array:
         """The least budget that a cluster is rented with, over the budget."""
@@ -100,6 +105,15 @@ def expected(median: Array, high: Array) -> Array:
     return np.asarray(median * np.exp(np.minimum(np.square(log_sd) / 2, MOST_DOUBT)))
 
 
+def sure_quantile(median: Array, high: Array) -> Array:
+    """What is exceeded with the probability ``1 - SURE``, given the median and the upper end of the 90 % interval.
+
+    It grows with both, so that of bounds on them it is a bound.
+    """
+    power = NormalDist().inv_cdf(SURE) / Z90
+    return np.asarray(median ** (1 - power) * high**power)
+
+
 def least_expected(median: Array, high: Array) -> Array:
     """The least expectation of whatever has at least this median, and at least this upper end.
 
@@ -117,9 +131,9 @@ def expected_totals(found: Forecast) -> tuple[Array, Array]:
 def choose(found: Forecast, limits: Limits) -> tuple[int | None, bool]:
     """The best row, and whether it is safe.
 
-    A limit is a promise, so a plan should keep it even at the upper end of its interval. Among those the least expected
-    score wins, so with more to spend the score is never worse. Where no plan is that safe, the one least likely to
-    exceed the limits wins, whatever its score: see docs/decisions.
+    A limit is a promise, so a plan should keep it with the probability `SURE`. Among those the least expected score
+    wins, so with more to spend the score is never worse. Where no plan is that safe, the one least likely to exceed the
+    limits wins, whatever its score: see docs/decisions.
     """
     first = limits.expected_score(found)
     safe = np.flatnonzero(limits.risk(found) <= 1)

@@ -56,7 +56,7 @@ class Pool:
         self.uniform = 0
         self.priced = 0
         self.safe_score = float("inf")
-        """The least score of a row that keeps the limits even at the upper end; infinite where none does."""
+        """The least score of a row that surely keeps the limits; infinite where none does."""
         self.best: Cluster | None = None
         """The best cluster, whether or not it keeps the limits."""
         self._best_rank: tuple[float, ...] = ()

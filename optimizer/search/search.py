@@ -100,7 +100,7 @@ class Found:
         uniform: how many those are.
         forecast: of the rows.
         chosen: row of the choice; absent when nothing fits the limits even on expectation.
-        safe: whether the choice stays within the limits at the upper end of its interval.
+        safe: whether the choice keeps the limits with the probability `SURE`.
         front: rows of the Pareto front of expected time and cost, thinned.
         mixes: clusters of several types that were priced, whether kept or not.
         proof: what branch and bound has shown of mixes; absent where none was asked for.

@@ -40,8 +40,6 @@ from hetopt.optimizer.step_time.unlike_gpus import worker_of
 MAX_TYPES = 3
 """Instance types in one cluster. More are allowed by the trainer, but hardly ever pay and are hard to get together."""
 
-BATCH_STEPS_PER_OCTAVE = 2
-
 DENSE_COUNTS = 32
 
 
@@ -466,9 +464,8 @@ def _figures(option: MachineOption) -> list[float]:
 
 
 def batch_ladder(smallest: int, largest: int, task_batch_size: int) -> tuple[int, ...]:
-    """Global batch sizes in steps of sqrt(2) around the task's own, between the limits."""
-    first = math.floor(math.log2(smallest / task_batch_size) * BATCH_STEPS_PER_OCTAVE)
-    last = math.ceil(math.log2(largest / task_batch_size) * BATCH_STEPS_PER_OCTAVE)
-    sizes = {round(task_batch_size * 2 ** (k / BATCH_STEPS_PER_OCTAVE)) for k in range(first, last + 1)}
+    """Global batch sizes between the limits: the task's own times 1, 1.5, 2, 3, 4, 6 and so on, and 0.75, 0.5, ..."""
+    first, last = (math.floor(math.log2(limit / task_batch_size)) for limit in (smallest, largest))
+    sizes = {round(task_batch_size * part * 2.0**k) for k in range(first, last + 1) for part in (1, 1.5)}
     inside = sorted(size for size in sizes if smallest <= size <= largest)
     return tuple(inside) or (min(max(task_batch_size, smallest), largest),)

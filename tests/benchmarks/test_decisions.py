@@ -12,10 +12,10 @@ from benchmarks._decided import (
     Belief,
     Menu,
     as_believed,
+    as_recommended,
     budgets,
     by_chance,
     by_expected_cost,
-    by_interval,
     by_median,
     decide,
     judged,
@@ -68,22 +68,22 @@ def test_a_choice_is_judged_by_what_was_measured() -> None:
     assert not judged(menu, limits, 0).kept
 
 
-def test_an_uncertain_step_is_left_for_one_that_keeps_the_limit_at_its_upper_end() -> None:
+def test_an_uncertain_step_is_left_for_one_that_keeps_the_limit_for_sure() -> None:
     menu = Menu(seconds=np.array([0.9, 0.8]), usd_per_s=np.array([1.0, 1.5]))
     belief = Belief(seconds=menu.seconds, log_sd=np.array([0.3, 0.01]))
     limits = Limits(deadline_s=1.0, time_weight=0.0)
     assert as_believed(menu, belief)(limits) == 0
-    assert by_interval(menu, belief)(limits) == by_chance(menu, belief, 0.9)(limits) == 1
+    assert as_recommended(menu, belief)(limits) == 1
 
 
 def test_a_guess_is_left_for_a_measurement_that_is_expected_to_cost_less() -> None:
     menu = Menu(seconds=np.array([1.0, 1.1]), usd_per_s=np.array([1.0, 1.0]))
     belief = Belief(seconds=menu.seconds, log_sd=np.array([0.6, 0.01]))
     limits = Limits(deadline_s=10.0, time_weight=0.0)  # Both are in time: exp(0.6^2 / 2) = 1.2.
-    assert by_interval(menu, belief)(limits) == 1
+    assert as_recommended(menu, belief)(limits) == 1
     assert by_median(menu, belief)(limits) == 0
-    tight = Limits(deadline_s=1.2, time_weight=0.0)  # kept at the upper end by the second alone
-    assert by_median(menu, belief)(tight) == by_interval(menu, belief)(tight) == 1
+    tight = Limits(deadline_s=1.2, time_weight=0.0)  # kept for sure by the second alone
+    assert by_median(menu, belief)(tight) == as_recommended(menu, belief)(tight) == 1
 
 
 def test_a_gamble_is_taken_for_its_expected_cost_where_it_is_cheap_enough() -> None:

@@ -126,11 +126,11 @@ def test_quotas_of_a_new_account() -> None:
 def test_quotas_that_exclude_everything_name_the_least_increase_that_helps(catalog: Catalog) -> None:
     only_gpus = replace(FEW, only_types=("g5.xlarge", "g4dn.xlarge", "c7a.large"), quotas=read_quotas(["default"]))
     with pytest.raises(NoFeasiblePlan) as refused:
-        _plan(catalog, only_gpus, budget_usd=50.0, deadline_s=6 * 3600.0)
+        _plan(catalog, only_gpus, budget_usd=50.0, deadline_s=4 * 3600.0)
     assert refused.value.hint is not None
     assert f"'{named_quota(Bucket(market='spot', family='g')).name}' (L-3819A6DF) to 4 vCPUs" in refused.value.hint
     larger = replace(only_gpus, quotas={**NEW_ACCOUNT, Bucket(market="spot", family="g"): 4})
-    assert _plan(catalog, larger, budget_usd=50.0, deadline_s=6 * 3600.0).risk is None
+    assert _plan(catalog, larger, budget_usd=50.0, deadline_s=4 * 3600.0).risk is None
 
 
 def test_quotas_of_nothing_name_the_increase_that_keeps_the_limits(catalog: Catalog) -> None:

@@ -55,7 +55,7 @@ def test_rejected_plans_are_better_and_break_a_limit(plan: Plan) -> None:
 def test_more_money_makes_the_same_plan_surer(catalog: Catalog, plan: Plan) -> None:
     assert plan.insight is not None
     assert plan.insight.chance is not None
-    assert plan.insight.chance > 0.9  # the upper end of the interval keeps the budget
+    assert plan.insight.chance > 0.9
     told = plan.chosen.prediction.cost_usd
     assert told.value < plan.insight.cost_90_usd < 1.5 * told.high
     assert plan.insight.gap is not None

@@ -20,14 +20,14 @@ from hetopt.optimizer.cost.cost import Rates
 from hetopt.optimizer.fit import FittedModel, LinkModel, fit
 from hetopt.optimizer.market.catalog import Catalog, offers
 from hetopt.optimizer.market.quota import read_quotas
-from hetopt.optimizer.plan import Goal
+from hetopt.optimizer.plan import SURE, Goal
 from hetopt.optimizer.recommendation.recommend import steps_model
 from hetopt.optimizer.search.bounds import Bar, could_beat
 from hetopt.optimizer.search.cluster_rows import Boxes, ClusterRows, Columns, tabulate_rows, uniform_rows
 from hetopt.optimizer.search.exchange_menu import ExchangeOption, exchange_menu, local_exchange
 from hetopt.optimizer.search.forecast import ClusterTable, Forecast, JobModel, forecast
 from hetopt.optimizer.search.mixes import GAP, search_mixes
-from hetopt.optimizer.search.objective import best_rows, expected, expected_totals, least_expected, order
+from hetopt.optimizer.search.objective import best_rows, expected, expected_totals, least_expected, order, sure_quantile
 from hetopt.optimizer.search.pareto import MANY, pareto_front, thin
 from hetopt.optimizer.search.pool import Pool
 from hetopt.optimizer.search.search import Effort, Limits, choose, search
@@ -353,6 +353,14 @@ def test_the_expectation_is_that_of_draws(median: float, log_sd: float, seed: in
     assert expected(np.array([median]), high)[0] == pytest.approx(draws.mean(), rel=0.05)
 
 
+@given(positive, st.floats(0.01, 4), st.integers(0, 2**32 - 1))
+def test_nine_of_ten_draws_stay_below_what_limits_are_kept_at(median: float, log_sd: float, seed: int) -> None:
+    draws = median * np.exp(log_sd * np.random.default_rng(seed).standard_normal(20_000))
+    high = np.array([median * math.exp(Z90 * log_sd)])
+    most = sure_quantile(np.array([median]), high)[0]
+    assert (draws <= most).mean() == pytest.approx(SURE, abs=0.015)
+
+
 @given(positive, st.floats(1, 1e4), st.floats(1, 100), st.floats(1, 100))
 def test_nothing_above_a_median_and_an_upper_end_is_expected_to_be_less(
     median: float, reach: float, larger: float, higher: float
@@ -642,3 +650,4 @@ def test_batch_ladder_stays_between_its_limits(a: int, b: int, task: int) -> Non
     assert list(ladder) == sorted(set(ladder))
     if low <= task <= high:
         assert task in ladder
+    assert set(batch_ladder(task, 16 * task, task)) == {round(task * x) for x in (1, 1.5, 2, 3, 4, 6, 8, 12, 16)}
