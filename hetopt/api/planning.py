@@ -67,6 +67,8 @@ def recommend(
     exclude: Names = (),
     gpus: Names = (),
     architecture: Architecture | None = None,
+    network_min_gbps: float | None = None,
+    network_max_gbps: float | None = None,
     max_hourly_usd: float | None = None,
     max_workers: int = 64,
     max_machines: int | None = None,
@@ -119,6 +121,8 @@ def recommend(
         gpus: only machines with these: ``"A10G"``, ``"L4:4"`` (so many a machine), ``"L4:4+"`` (so many or more),
             ``"any"``, ``"none"``.
         architecture: ``"x86_64"`` or ``"arm64"``.
+        network_min_gbps: sustained rate of a machine's network in Gbit/s, at least.
+        network_max_gbps: the same, at most.
         max_hourly_usd: of all machines together.
         max_workers: of a cluster, up to 4,096.
         max_machines: of a cluster. Absent: as many as workers.
@@ -183,6 +187,8 @@ def recommend(
         exclude=exclude,
         gpus=gpus,
         architecture=architecture,
+        network_min_gbps=network_min_gbps,
+        network_max_gbps=network_max_gbps,
         zone=zone,
         zones=zones,
         max_hourly_usd=max_hourly_usd,
@@ -273,6 +279,8 @@ def search_options(
     exclude: Names = (),
     gpus: Names = (),
     architecture: Architecture | None = None,
+    network_min_gbps: float | None = None,
+    network_max_gbps: float | None = None,
     zone: str | None = None,
     zones: int = 1,
     max_hourly_usd: float | None = None,
@@ -315,6 +323,8 @@ def search_options(
         exclude_types=names(exclude, "exclude"),
         gpus=names(gpus, "gpus"),
         architecture=chosen(architecture, get_args(Architecture), "architecture"),
+        network_min_gbps=positive(network_min_gbps, "network_min_gbps", "Gbit/s"),
+        network_max_gbps=positive(network_max_gbps, "network_max_gbps", "Gbit/s"),
         zone=zone,
         zones=zones,
         max_hourly_usd=positive(max_hourly_usd, "max_hourly_usd", "USD an hour"),

@@ -59,6 +59,7 @@ FLAGS: Mapping[str, str] = {
     "memory_min_gib": "--memory-min",
     "mixed_types": "--mixed-types",
     "model": "--model",
+    "network_max_gbps": "--network-max",
     "network_min_gbps": "--network-min",
     "objective": "--objective",
     "observed": "--observed",

@@ -96,6 +96,13 @@ class Recommend:
             help="x86_64 or arm64.",
         ),
     ] = None
+    network_min_gbps: Annotated[
+        float | None,
+        typer.Option("--network-min", metavar="GBPS", help="Sustained network rate of a machine in Gbit/s, at least."),
+    ] = None
+    network_max_gbps: Annotated[
+        float | None, typer.Option("--network-max", metavar="GBPS", help="The same, at most.")
+    ] = None
     max_hourly_usd: Annotated[
         str | None, typer.Option("--max-hourly", help="Most USD an hour for all machines together.")
     ] = None

@@ -40,6 +40,7 @@ class Wishes:
         gpus: names of accelerators, any of which will do, each perhaps with how many a machine has (``L4:4``) or has at
             least (``L4:4+``);
             ``any`` is any CUDA device, ``none`` a machine without.
+        network_min_gbps, network_max_gbps: sustained rate of a machine's network, Gbit/s.
         market: where it may be rented.
         max_hourly_usd: of the whole cluster, so of each machine too.
         zone: the availability zone of all machines, by name (``us-east-1a``) or id (``use1-az1``). With an id a
@@ -51,6 +52,8 @@ class Wishes:
     exclude: tuple[str, ...] = ()
     gpus: tuple[str, ...] = ()
     architecture: Architecture | None = None
+    network_min_gbps: float | None = None
+    network_max_gbps: float | None = None
     market: AnyMarket = "spot"
     max_hourly_usd: float | None = None
     zone: str | None = None
@@ -136,6 +139,10 @@ def _filters(catalog: Catalog, wishes: Wishes) -> list[OfferFilter]:
         wish("gpus", ",".join(wishes.gpus), lambda offer: any(keeps(offer.instance_type) for keeps in kept))
     if (architecture := wishes.architecture) is not None:
         wish("architecture", architecture, lambda offer: offer.instance_type.architecture == architecture)
+    if (least := wishes.network_min_gbps) is not None:
+        wish("network_min_gbps", least, lambda offer: offer.instance_type.network_baseline_gbps >= least)
+    if (most := wishes.network_max_gbps) is not None:
+        wish("network_max_gbps", most, lambda offer: offer.instance_type.network_baseline_gbps <= most)
     if (dollars := wishes.max_hourly_usd) is not None:
         wish("max_hourly_usd", dollars, lambda offer: offer.price.usd_per_hour <= dollars)
     if wishes.quotas:

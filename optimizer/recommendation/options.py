@@ -56,7 +56,7 @@ class Options:
         mixed_types: instance types in one cluster at most.
         only_types: names or patterns of instance types to choose from; empty for all.
         exclude_types: names or patterns of those to leave out.
-        gpus, architecture, zone: see `Wishes`.
+        gpus, architecture, network_min_gbps, network_max_gbps, zone: see `Wishes`.
         zones: that the machines are spread over; what they send each other between zones is paid for.
         max_hourly_usd: of the machines of a cluster together.
         quotas: vCPUs that may run at once.
@@ -90,6 +90,8 @@ class Options:
     exclude_types: tuple[str, ...] = ()
     gpus: tuple[str, ...] = ()
     architecture: Architecture | None = None
+    network_min_gbps: float | None = None
+    network_max_gbps: float | None = None
     zone: str | None = None
     zones: int = 1
     max_hourly_usd: float | None = None
@@ -179,6 +181,8 @@ class Options:
             exclude=self.exclude_types,
             gpus=self.gpus,
             architecture=self.architecture,
+            network_min_gbps=self.network_min_gbps,
+            network_max_gbps=self.network_max_gbps,
             market=self.market,
             max_hourly_usd=self.max_hourly_usd,
             zone=self.zone,

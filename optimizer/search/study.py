@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import json
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -74,7 +75,7 @@ def study_mixes(
         study = _study(journal, _question(space, limits, options, types, seed), seed)
         done = len(study.trials)
         if not done:
-            study.set_user_attr("objectives", ["expected time, s", "expected cost, USD"])
+            study.set_metric_names(["expected time, s", "expected cost, USD"])
             study.set_user_attr("types", [_name(space.options[option]) for option in options])
             study.set_user_attr("batches", list(space.batch_sizes))
             place = {option: index for index, option in enumerate(options)}
@@ -169,11 +170,13 @@ def _study(journal: Path | None, question: str, seed: int) -> optuna.Study:
 
 
 def _question(space: SearchSpace, limits: Limits, options: Sequence[int], types: int, seed: int) -> str:
-    """A name that two searches share where the trials of one are those of the other."""
+    """A name that two searches share where the trials of one are those of the other: '$5.00, 1 h, 7bce33adf51cfc9e'."""
     offered = [(_name(space.options[option]), space.options[option].usd_per_hour) for option in options]
     asked = [offered, types, space.batch_sizes, [_way(e) for e in space.exchanges], space.max_machines,
              space.max_workers, repr(limits), seed]  # fmt: skip
-    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
+    named = [] if limits.budget_usd is None else [formatting.usd(limits.budget_usd)]
+    named += [] if limits.deadline_s is None else [formatting.duration(limits.deadline_s)]
+    return ", ".join([*named, hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]])
 
 
 def _name(option: MachineOption) -> str:
@@ -198,10 +201,12 @@ def _way(exchange: ExchangeOption) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence Optuna's log for the duration; it is a library's business here."""
+    """Silence Optuna's log for the duration, and that names of objectives are new in it; both are its own business."""
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            yield
     finally:
         optuna.logging.set_verbosity(before)

@@ -46,6 +46,7 @@ def _groups(plan: dict[str, Any]) -> list[dict[str, Any]]:
         (["--types", "g5.*", "--exclude", "g5.*"], "exclude each other"),
         (["--zone", "eu-west-1a"], "--zone eu-west-1a and --region us-east-1 exclude each other"),
         (["--zone", "euw1-az1"], "--zone euw1-az1 and --region us-east-1 exclude each other"),
+        (["--network-min", "25", "--network-max", "1"], "--network-min 25 and --network-max 1 exclude each other"),
         (["--max-hourly", "0.0001"], "--max-hourly 0.0001 leaves nothing"),
         (
             ["--objective", "fastest", "--weights", "time=1,cost=1"],

@@ -24,6 +24,8 @@ WISHES: dict[str, st.SearchStrategy[Any]] = {
     "gpus": st.lists(st.sampled_from(["A10G", "l4:4", "any", "none"]), max_size=2).map(tuple),
     "architecture": st.sampled_from(["x86_64", "arm64"]),
     "market": st.sampled_from(["spot", "on-demand", "any"]),
+    "network_min_gbps": st.sampled_from([1.0, 12.5, 25.0]),
+    "network_max_gbps": st.sampled_from([1.0, 12.5, 25.0]),
     "max_hourly_usd": st.floats(0.01, 10),
     "quotas": st.sampled_from([{}, read_quotas(["g=8"]), read_quotas(["standard=2", "g=0"])]),
 }
@@ -49,6 +51,7 @@ def test_wishes_are_a_conjunction(wishes: dict[str, Any]) -> None:
         ({"types": ("g5.*",), "exclude": ("g5.*",)}, r'`types="g5\.\*"` and `exclude="g5\.\*"` exclude each other'),
         ({"gpus": ("A10G",), "architecture": "arm64"}, '`gpus="A10G"` and `architecture="arm64"` exclude'),
         ({"gpus": ("H100",), "max_hourly_usd": 0.5}, r'`gpus="H100"` and `max_hourly_usd=0\.5` exclude each other'),
+        ({"network_min_gbps": 25.0, "network_max_gbps": 1.0}, r"`network_min_gbps=25\.0` and `network_max_gbps=1\.0`"),
         ({"max_hourly_usd": 0.0001}, r"`max_hourly_usd=0\.0001` leaves nothing"),
         ({"quotas": read_quotas([f"{f}=0" for f in ("standard", "g", "p", "p5", "inf", "trn", "dl", "f", "x", "u",
                                                       "hpc", "mac")])}, "leaves nothing"),

@@ -8,9 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import optuna
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 
 from hetopt.core.synchronization import Synchronization
 from hetopt.optimizer.convergence.local_penalty import LocalPenalty
@@ -455,6 +458,10 @@ def test_a_study_goes_on_from_its_journal(space: SearchSpace, job: JobModel, tmp
     assert len(more) == 50
     # Another question has trials of its own.
     assert len(study(20, budget=2.0)) == 20
+    kept = JournalStorage(JournalFileBackend(str(tmp_path / "search.journal")))
+    one, other = optuna.get_all_study_names(kept)
+    assert (one.partition(",")[0], other.partition(",")[0]) == ("$1.00", "$2.00")
+    assert optuna.load_study(storage=kept, study_name=one).metric_names == ["expected time, s", "expected cost, USD"]
 
 
 def test_the_same_seed_finds_the_same(space: SearchSpace, job: JobModel) -> None:
