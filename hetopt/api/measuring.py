@@ -61,7 +61,7 @@ def measured(
             keep = True
             raise RunFailed(
                 f"{what} failed: {status.reason or 'it was stopped from outside'}",
-                hint=f"what the workers printed is in {folder / LOG_FOLDER}",
+                hint=status.next_step(f"read what the workers printed in {folder / LOG_FOLDER}"),
             )
         yield folder
     finally:

@@ -65,8 +65,8 @@ def finish(run: Run, *, rented: bool, as_json: bool) -> None:
     status = run.status()
     if status.state is RunState.FAILED:
         again = resume_command(run, status, run.launch.on if run.launch else None)
-        hint = f"read `hetopt logs {run.name}`{f'; go on from its checkpoint with `{again}`' if again else ''}"
-        raise RunFailed(status.reason or "the run failed without saying why.", hint=hint)
+        reading = f"read `hetopt logs {run.name}`{f'; go on from its checkpoint with `{again}`' if again else ''}"
+        raise RunFailed(status.reason or "the run failed without saying why.", hint=status.next_step(reading))
     record = run.record()
     progress = record.progress
     done = f"{formatting.count(progress.step)} steps"

@@ -47,10 +47,19 @@ class RunState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatus:
-    """A run's state and, when it failed, the sentence that says why."""
+    """A run's state and, when it failed, the sentence that says why, and what would help where that is known."""
 
     state: RunState
     reason: str | None = None
+    hint: str | None = None
+
+    def next_step(self, reading: str) -> str:
+        """What to do: what helps, where that is known, or else to read more.
+
+        Args:
+            reading: where there is more to read.
+        """
+        return reading if self.hint is None else f"{self.hint.rstrip('.')}; or {reading}"
 
 
 def failure_reason(events: Sequence[LogEvent]) -> str | None:
@@ -78,8 +87,9 @@ def judge(events: Sequence[LogEvent], *, alive: bool, stop_wished: bool, last_li
         return RunStatus(state=RunState.FINISHED)
     if stop_wished:
         return RunStatus(state=RunState.STOPPED)
-    reason = failure_reason(events) or last_line or "its processes are gone and left no word"
-    return RunStatus(state=RunState.FAILED, reason=reason)
+    seen = RunFold.of(events)
+    reason = seen.failure or last_line or "its processes are gone and left no word"
+    return RunStatus(state=RunState.FAILED, reason=reason, hint=seen.failure_hint)
 
 
 def exit_code(codes: Sequence[int], *, host_died: bool) -> int:

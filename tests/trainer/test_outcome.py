@@ -65,6 +65,14 @@ def test_how_a_run_is(
     assert (status.state, status.reason) == (state, reason)
 
 
+def test_what_would_help_comes_with_the_cause() -> None:
+    named = [an_event("run_failed", reason="no data", hint="give `data`."), failed("echo")]
+    status = judge(named, alive=False, stop_wished=False, last_line=None)
+    assert (status.reason, status.next_step("read the log")) == ("no data", "give `data`; or read the log")
+    unnamed = judge(log(failed("cause"), *named), alive=False, stop_wished=False, last_line=None)
+    assert unnamed.next_step("read the log") == "read the log", "what helps an echo is not what helps the cause"
+
+
 def test_a_finished_attempt_has_no_reason() -> None:
     assert failure_reason(log("run_started", failed("x"), "run_started", "step")) is None
 

@@ -261,6 +261,7 @@ class RunFold:
         training_s: from each session's first step to its end, recoveries left out; None: training goes on.
         has_ended: by itself: its workers have said so.
         failure: why the latest attempt failed, if it did: the first reason since workers last started is the cause.
+        failure_hint: what would help, where whoever failed knew.
     """
 
     clock: RunClock = field(default_factory=RunClock)
@@ -290,6 +291,7 @@ class RunFold:
     training_s: float | None = None
     has_ended: bool = False
     failure: str | None = None
+    failure_hint: str | None = None
     _session_began_s: float = 0.0
     _training_since_s: float | None = None
     _worked_s: float = 0.0
@@ -337,12 +339,12 @@ class RunFold:
                 self._worked_s = self.clock.now_s
             case TrainingFinished():
                 self._finish(event)
-            case RunFailure():
-                self.failure = event.reason if self.failure is None else self.failure
+            case RunFailure() if self.failure is None:
+                self.failure, self.failure_hint = event.reason, event.hint
             case ProbeEvent(event="probe_started") if self.training_started_s is None:
                 self.training_started_s = event.time_s
             case ProbeEvent(event="probe_finished"):
-                self.has_ended, self.failure = True, None
+                self.has_ended, self.failure, self.failure_hint = True, None, None
 
     @property
     def loss(self) -> float | None:
@@ -418,7 +420,7 @@ class RunFold:
         self.restarts += was_there and self._training_since_s is not None
         if not was_there:
             self.first_step = event.resumed_step or 0
-        self.finish_reason = self.training_s = self.failure = None
+        self.finish_reason = self.training_s = self.failure = self.failure_hint = None
         self.has_ended = False
 
     def _training_starts(self, event: TrainingStarted) -> None:
@@ -457,7 +459,7 @@ class RunFold:
         self.training_s = event.training_s if alone and event.training_s is not None else added_up_s
         self.step, self.epoch, self.finish_reason = event.step, event.epoch, event.reason
         self.metrics = event.metrics or self.metrics
-        self.has_ended, self.failure, self._worked_s = True, None, self.clock.now_s
+        self.has_ended, self.failure, self.failure_hint, self._worked_s = True, None, None, self.clock.now_s
 
     def _sum(self) -> None:
         self._rows, self._unsummed = self._summed(), []

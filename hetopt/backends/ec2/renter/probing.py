@@ -219,7 +219,7 @@ class Prober:
         if status.state is not RunState.FINISHED:
             raise RunFailed(
                 f"a probe failed: {status.reason or 'it was stopped from outside'}",
-                hint=f"what its machines printed is in {folder}",
+                hint=status.next_step(f"read what its machines printed in {folder}"),
             )
         seen = ClusterState.load(folder / SEEN_FILE)
         sample = read_sample(probe, read_log(folder / EVENTS_FILE).events)

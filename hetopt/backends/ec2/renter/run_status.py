@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState, MachineState
@@ -97,7 +98,7 @@ def judged(run_dir: Path, seen: ClusterState) -> RunStatus:
         stop_wished=seen.stop_wished_s is not None,
         last_line=None if seen.alive else _last_words(run_dir, seen),
     )
-    return RunStatus(state=status.state, reason=status.reason or seen.stop_reason)
+    return replace(status, reason=status.reason or seen.stop_reason)
 
 
 def known(run_dir: Path) -> RunStatus:
