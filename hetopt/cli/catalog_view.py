@@ -87,14 +87,12 @@ def print_table(catalog: Catalog, listings: Sequence[Listing], *, matching: int,
     else:
         columns["spot saves"] = [_saving(one) for one in listings]
     columns["interr."] = [one.band.label if one.band else "-" for one in listings]
-    dropped = render.drop_to_fit(columns, ("arch", "Gbit/s", "GiB", "interr.", "vCPU"), folding="accelerator")
-    words = {"type", "accelerator", "arch"}
-    render.table(
-        [
-            render.Column(name=name, justify="left" if name in words else "right", fixed=name == "type")
-            for name in columns
-        ],
-        list(zip(*columns.values(), strict=True)),
+    dropped = render.fitted_table(
+        columns,
+        ("arch", "Gbit/s", "GiB", "interr.", "vCPU"),
+        words={"type", "accelerator", "arch"},
+        fixed={"type"},
+        folding="accelerator",
     )
     for line in _footnotes(catalog, listings, matching, coremark=coremark):
         render.line(line, style="dim")
@@ -106,19 +104,15 @@ def print_page(catalog: Catalog, listing: Listing, everywhere: Mapping[str, List
     """All that is known of one instance type."""
     found = listing.instance_type
     render.line(f"{found.name} in {catalog.region}", style="bold")
-    fact, value = render.Column(name="fact"), render.Column(name="value")
-    render.table([fact, value], _fact_rows(catalog, listing))
+    render.table(("fact", "value"), _fact_rows(catalog, listing))
     render.heading("Prices, USD an hour")
     prices = [price for price in (listing.on_demand, listing.spot) if price]
     if prices:
         render.table(
-            [
-                render.Column(name="market"),
-                render.Column(name="price", justify="right"),
-                render.Column(name="date", fixed=True),
-                render.Column(name="source"),
-            ],
+            ["market", "price", "date", "source"],
             [[price.market, _usd(price), price.date.isoformat(), price.source] for price in prices],
+            numbers={"price"},
+            fixed={"date"},
             caption="~ is an estimate from a monthly regional mean, not a quote" if listing.spot else None,
         )
     else:
@@ -148,11 +142,7 @@ def _print_regions(everywhere: Mapping[str, Listing]) -> None:
         "spot saves": [_saving(one) for _, one in ordered],
         "interr.": [one.band.label if one.band else "-" for _, one in ordered],
     }
-    render.drop_to_fit(columns, ("interr.", "spot saves"))
-    render.table(
-        [render.Column(name=name, justify="left" if name == "region" else "right", fixed=True) for name in columns],
-        list(zip(*columns.values(), strict=True)),
-    )
+    render.fitted_table(columns, ("interr.", "spot saves"), words={"region"}, fixed={"region"})
     if bands := [one.band for one in everywhere.values() if one.band]:
         render.line(_band_note(bands), style="dim")
     priced = [region for region, one in everywhere.items() if _lowest(one)]

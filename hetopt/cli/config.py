@@ -35,7 +35,7 @@ def config(
         render.line("Every option has its default: no hetopt.toml here or above, no file of yours, no HETOPT_OPTION.")
         return
     rows = [(one.command, one.option, _shown(one.value), one.source) for one in found]
-    render.table([render.Column(name=name) for name in ("command", "option", "value", "from")], rows)
+    render.table(("command", "option", "value", "from"), rows)
 
 
 def _shown(value: str | bool | tuple[str, ...]) -> str:

@@ -34,14 +34,7 @@ def show(rental: dict[str, Any]) -> None:
         render.line(f"  leaving {rental['zone']} for {rental['leaves_for_zone']}, where the same machines cost less")
     if rental["machines"]:
         render.table(
-            [
-                render.Column(name="machine", fixed=True),
-                render.Column(name="host"),
-                render.Column(name="state"),
-                render.Column(name="up", justify="right"),
-                render.Column(name="cost", justify="right"),
-                render.Column(name="last word", justify="right"),
-            ],
+            ["machine", "host", "state", "up", "cost", "last word"],
             [
                 [
                     machine["id"],
@@ -55,6 +48,8 @@ def show(rental: dict[str, Any]) -> None:
                 ]
                 for machine in rental["machines"]
             ],
+            numbers={"up", "cost", "last word"},
+            fixed={"machine"},
         )
     if rental["strange_objects"]:
         names = ", ".join(rental["strange_objects"])

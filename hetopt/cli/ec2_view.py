@@ -76,15 +76,9 @@ def _show_machines(order: Order, moved: Mapping[str, Moved]) -> None:
             ]
         )
     render.table(
-        [
-            render.Column(name="machines"),
-            render.Column(name="or"),
-            render.Column(name="market"),
-            render.Column(name="planned $/h", justify="right"),
-            render.Column(name="now $/h", justify="right"),
-            render.Column(name="at most $/h", justify="right"),
-        ],
+        ["machines", "or", "market", "planned $/h", "now $/h", "at most $/h"],
         rows,
+        numbers={"planned $/h", "now $/h", "at most $/h"},
         caption="prices of one machine; disk, address and requests add "
         f"{formatting.usd(order.extras_usd_per_hour)} an hour each",
     )
@@ -97,13 +91,7 @@ def show_calls(requests: Sequence[Request]) -> None:
     """Every call of a launch on stdout."""
     render.heading("calls that would be made")
     render.table(
-        [
-            render.Column(name="", justify="right"),
-            render.Column(name="call", fixed=True),
-            render.Column(name="for"),
-            render.Column(name="$/h now", justify="right"),
-            render.Column(name="at most", justify="right"),
-        ],
+        ["", "call", "for", "$/h now", "at most"],
         [
             [
                 str(number),
@@ -114,6 +102,8 @@ def show_calls(requests: Sequence[Request]) -> None:
             ]
             for number, request in enumerate(requests, start=1)
         ],
+        numbers={"", "$/h now", "at most"},
+        fixed={"call"},
         caption="nothing was made; --json prints every parameter",
     )
 

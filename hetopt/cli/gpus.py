@@ -117,16 +117,11 @@ def _show(found: Sequence[RentableGpu], asked: Gpus) -> None:
     regions = in_regions(asked.region, asked.catalog)
     if len(regions) > 1:
         columns["region"] = [gpu.region or "-" for gpu in found]
-    dropped = render.drop_to_fit(columns, ("fp32", "TF32", "GB/s", "bf16", "fp16", "GiB"), gap=1)
-    words = {"GPU", "cheapest type", "region"}
-    render.table(
-        [
-            render.Column(
-                name=name, justify="left" if name in words else "right", fixed=name in ("cheapest type", "region")
-            )
-            for name in columns
-        ],
-        list(zip(*columns.values(), strict=True)),
+    dropped = render.fitted_table(
+        columns,
+        ("fp32", "TF32", "GB/s", "bf16", "fp16", "GiB"),
+        words={"GPU", "cheapest type", "region"},
+        fixed={"cheapest type", "region"},
         gap=1,
     )
     if dropped:

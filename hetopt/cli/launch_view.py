@@ -129,29 +129,18 @@ def _end(record: Launch) -> str:
 
 def _local_table(spec: RunSpec) -> None:
     render.table(
-        [
-            render.Column(name="worker"),
-            render.Column(name="planned as"),
-            render.Column(name="slowdown", justify="right"),
-            render.Column(name="batch", justify="right"),
-        ],
+        ["worker", "planned as", "slowdown", "batch"],
         [[w.host, w.type, f"{w.slowdown:g}", formatting.count(w.local_batch_size)] for w in spec.workers],
+        numbers={"slowdown", "batch"},
     )
 
 
 def _rehearsal_table(spec: RunSpec, miniature: ScaledEmulation) -> None:
     hosts = {host.name: host for host in miniature.hosts}
     render.table(
-        [
-            render.Column(name="worker", justify="right"),
-            render.Column(name="host"),
-            render.Column(name="planned as"),
-            render.Column(name="speed", justify="right"),
-            render.Column(name="computes", justify="right"),
-            render.Column(name="link", justify="right"),
-            render.Column(name="batch", justify="right"),
-        ],
+        ["worker", "host", "planned as", "speed", "computes", "link", "batch"],
         [_row(rank, worker, hosts[worker.host]) for rank, worker in enumerate(spec.workers)],
+        numbers={"worker", "speed", "computes", "link", "batch"},
         caption="computes: as declared, for its local batch · link: as it is here, both ways · batch: local batch size",
     )
     if miniature.changes:

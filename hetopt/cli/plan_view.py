@@ -258,22 +258,18 @@ def _show_all(plan: Plan) -> None:
     )
     render.heading("Machines")
     render.table(
-        [
-            render.Column(name="machines"),
-            render.Column(name="market"),
-            render.Column(name="USD/h", justify="right"),
-            render.Column(name="batch", justify="right"),
-            render.Column(name="step time is"),
-        ],
+        ["machines", "market", "USD/h", "batch", "step time is"],
         [_machine_row(group) for group in chosen.groups],
+        numbers={"USD/h", "batch"},
         caption="USD/h: one machine · batch: local batch size, samples · "
         + "; ".join(dict.fromkeys(map(_price_of, chosen.groups))),
     )
     _show_memory(plan)
     render.heading("Cost")
     render.table(
-        [render.Column(name="for"), render.Column(name="USD", justify="right"), render.Column(name="how")],
+        ["for", "USD", "how"],
         [[term.name, formatting.usd(term.usd), term.basis] for term in said.bill],
+        numbers={"USD"},
     )
     if len(plan.pareto) > 1:
         _show_alternatives(plan)
@@ -293,7 +289,7 @@ def _show_memory(plan: Plan) -> None:
     render.heading("Memory of a worker")
     columns = ("device", "params", "grads", "optim.", "resid.", "activ.", "at once", "most")
     render.table(
-        [render.Column(name="machine"), *(render.Column(name=name, justify="right") for name in columns)],
+        ("machine", *columns),
         [
             [
                 one.instance_type,
@@ -307,6 +303,7 @@ def _show_memory(plan: Plan) -> None:
         caption="device: all of its memory · then parameters, gradients, optimizer state, residuals of the exchange, "
         "activations and what else a step takes · at once: the micro-batch, of a worker's local batch · most: the "
         f"largest micro-batch that fits into {MEMORY_RESERVE}",
+        numbers=columns,
         gap=1,
     )
 
@@ -317,18 +314,13 @@ def _show_insight(plan: Plan) -> None:
         return
     render.heading("What would change it")
     render.table(
-        [render.Column(name="if"), render.Column(name="then")],
+        ["if", "then"],
         [[world.change, world.verdict] for world in seen.scenarios],
     )
     if seen.rejected:
         render.heading("Better plans that a limit rejects")
         render.table(
-            [
-                render.Column(name="machines"),
-                render.Column(name="time", justify="right"),
-                render.Column(name="cost", justify="right"),
-                render.Column(name="rejected by"),
-            ],
+            ["machines", "time", "cost", "rejected by"],
             [
                 [
                     one.plan.machines,
@@ -338,6 +330,7 @@ def _show_insight(plan: Plan) -> None:
                 ]
                 for one in seen.rejected
             ],
+            numbers={"time", "cost"},
         )
 
 
@@ -389,13 +382,7 @@ def _price_of(group: Group) -> str:
 def _show_alternatives(plan: Plan) -> None:
     render.heading("Alternatives (none is expected to be both faster and cheaper than another)")
     render.table(
-        [
-            render.Column(name="time", justify="right"),
-            render.Column(name="cost", justify="right"),
-            render.Column(name="machines"),
-            render.Column(name="batch", justify="right"),
-            render.Column(name="compression"),
-        ],
+        ["time", "cost", "machines", "batch", "compression"],
         [
             [
                 formatting.duration(other.prediction.total_s.value),
@@ -407,6 +394,7 @@ def _show_alternatives(plan: Plan) -> None:
             ]
             for other in _some(plan.pareto, plan.chosen)
         ],
+        numbers={"time", "cost", "batch"},
     )
 
 

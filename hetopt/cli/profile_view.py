@@ -24,15 +24,9 @@ def show(profile: Profile) -> None:
     )
     render.heading("Step time by local batch size")
     render.table(
-        [
-            render.Column(name="workers at once"),
-            render.Column(name="batch", justify="right"),
-            render.Column(name="step", justify="right"),
-            render.Column(name="spread", justify="right"),
-            render.Column(name="samples/s each", justify="right"),
-            render.Column(name="memory", justify="right"),
-        ],
+        ["workers at once", "batch", "step", "spread", "samples/s each", "memory"],
         [row for device in profile.devices for row in _step_rows(device)],
+        numbers={"batch", "step", "spread", "samples/s each", "memory"},
     )
     for link in profile.links:
         render.line(

@@ -19,15 +19,7 @@ def show(ranking: Ranking, *, as_json: bool) -> None:
         return
     render.line("How clusters compare for the same progress", style="bold")
     render.table(
-        [
-            render.Column(name="machines"),
-            render.Column(name="batch", justify="right"),
-            render.Column(name="compression"),
-            render.Column(name="step", justify="right"),
-            render.Column(name="an hour", justify="right"),
-            render.Column(name="time", justify="right"),
-            render.Column(name="cost", justify="right"),
-        ],
+        ["machines", "batch", "compression", "step", "an hour", "time", "cost"],
         [
             [
                 f"{one.machines} × {one.instance_type} ({one.market})",
@@ -40,6 +32,7 @@ def show(ranking: Ranking, *, as_json: bool) -> None:
             ]
             for one in ranking.clusters
         ],
+        numbers={"batch", "step", "an hour", "time", "cost"},
         caption="time over the quickest, cost over the cheapest",
     )
     widest = max((one.spread for one in ranking.clusters), default=1.0)

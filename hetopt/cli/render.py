@@ -10,7 +10,7 @@ import re
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -38,16 +38,6 @@ MOST_PROGRESS_LINES = 5
 _GLUE = "\xa0"
 _GLUED = re.compile(r"(?<=\d) (?=%|×|(?:min|h|s|d|ms|µs|GiB|MiB|GB|MB|kB|vCPUs?)\b)|(?<=×) ")
 """Blanks at which no line ends: between a number and its unit."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Column:
-    """A column of a table. Numbers (right) are never cut; text folds where the terminal is too narrow, unless fixed."""
-
-    name: str
-    justify: Literal["left", "right"] = "left"
-    style: str | None = None
-    fixed: bool = False
 
 
 class _Console(Console):
@@ -92,58 +82,69 @@ def print_json(value: Any) -> None:
 
 
 def table(
-    columns: Sequence[Column], rows: Sequence[Sequence[str]], *, caption: str | None = None, gap: int = 2
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    numbers: Collection[str] = (),
+    fixed: Collection[str] = (),
+    caption: str | None = None,
+    gap: int = 2,
 ) -> None:
-    """A table on stdout, its columns ``gap`` blanks apart. Cells are plain text.
+    """A table on stdout. Where a terminal is too narrow for it, each row is a line and facts below it.
 
-    Where a terminal is too narrow for it, each row is a line and facts below it.
+    Args:
+        columns: their names.
+        rows: of cells, which are plain text.
+        numbers: columns that are aligned right, and never cut.
+        fixed: columns of text that never fold.
+        caption: below it.
+        gap: blanks between columns.
     """
-    if _least_width(columns, rows, gap) > width():
-        names = [column.name for column in columns[1:]]
+    if _least_width(columns, rows, {*numbers, *fixed}, gap) > width():
         for first, *others in rows:
             line(first, style="bold")
-            facts({name: cell for name, cell in zip(names, others, strict=True) if cell})
-        if caption is not None:
-            line(caption, style="dim")
-        return
-    grid = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
-    for column in columns:
-        grid.add_column(
-            _cell(column.name),
-            justify=column.justify,
-            style=column.style,
-            no_wrap=column.fixed or column.justify == "right",
-            overflow="fold",
-        )
-    for row in rows:
-        grid.add_row(*(_cell(cell) for cell in row))
-    out = console()
-    out.print(grid)
+            facts({name: cell for name, cell in zip(columns[1:], others, strict=True) if cell})
+    else:
+        grid = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
+        for name in columns:
+            justify: Literal["left", "right"] = "right" if name in numbers else "left"
+            whole = name in numbers or name in fixed
+            grid.add_column(_cell(name), justify=justify, no_wrap=whole, overflow="fold")
+        for row in rows:
+            grid.add_row(*map(_cell, row))
+        console().print(grid)
     if caption is not None:
         line(caption, style="dim")
 
 
-def _least_width(columns: Sequence[Column], rows: Sequence[Sequence[str]], gap: int) -> int:
+def _least_width(columns: Sequence[str], rows: Sequence[Sequence[str]], whole: Collection[str], gap: int) -> int:
     """Characters that a table takes where its texts fold as far as they may."""
     widths = []
-    for column, *cells in zip(columns, *rows, strict=True):
-        texts = [column.name, *cells]
-        if column.fixed or column.justify == "right":
+    for texts in zip(columns, *rows, strict=True):
+        if texts[0] in whole:
             widths.append(max(map(len, texts)))
         else:
             widths.append(min(LONGEST_WORD, max(len(word) for text in texts for word in (text.split() or [""]))))
     return sum(widths) + gap * (len(widths) - 1)
 
 
-def drop_to_fit(
-    columns: dict[str, list[str]], droppable: Sequence[str], *, gap: int = 2, folding: str | None = None
+def fitted_table(
+    columns: dict[str, list[str]],
+    droppable: Sequence[str],
+    *,
+    words: Collection[str],
+    fixed: Collection[str] = (),
+    gap: int = 2,
+    folding: str | None = None,
 ) -> list[str]:
-    """Remove what can be missed until a table fits the terminal, and name it.
+    """A table without the columns that can be missed where it would not fit the terminal, which are named.
 
     Args:
-        columns: of the table, by name; changed.
+        columns: cells by the name of the column; those that are dropped are removed.
         droppable: which can go, the first first.
-        gap: as of `table`.
+        words: columns of text; the others are numbers.
+        fixed: as of `table`.
+        gap: likewise.
         folding: the column that can fold to the width of its name.
     """
 
@@ -156,6 +157,8 @@ def drop_to_fit(
         if needed() > width() and name in columns:
             del columns[name]
             dropped.append(name)
+    rows = list(zip(*columns.values(), strict=True))
+    table(list(columns), rows, numbers=columns.keys() - set(words), fixed=fixed, gap=gap)
     return dropped
 
 
@@ -244,14 +247,22 @@ def drawn(picture: Picture) -> Text:
 
 @contextmanager
 def live_view() -> Iterator[Callable[[Picture], None]]:
-    """A part of the terminal that is drawn anew with each call; it stays as it was last. Never draws by itself."""
+    """A part of the terminal that is drawn anew with each call; it stays as it was last. Never draws by itself.
+
+    Where stdout is no terminal, each new title is a line.
+    """
+    if not console().is_terminal:
+        shown: list[str] = [""]
+
+        def show(picture: Picture) -> None:
+            if picture.title != shown[-1]:
+                shown.append(picture.title)
+                line(picture.title)
+
+        yield show
+        return
     with RichLive(console=console(), auto_refresh=False, vertical_overflow="crop") as live:
         yield lambda picture: live.update(drawn(picture), refresh=True)
-
-
-def is_terminal() -> bool:
-    """Whether stdout is a terminal."""
-    return console().is_terminal
 
 
 @contextmanager

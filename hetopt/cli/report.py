@@ -94,13 +94,7 @@ def show(made: Report) -> None:
         render.line(f"  {formatting.reached(made.metrics, None)}")
     render.heading("Predicted and measured" + (", here" if made.on in HERE else ""))
     render.table(
-        [
-            render.Column(name=""),
-            render.Column(name="predicted", justify="right"),
-            render.Column(name="90 % interval", justify="right"),
-            render.Column(name="measured", justify="right"),
-            render.Column(name="difference", justify="right"),
-        ],
+        ["", "predicted", "90 % interval", "measured", "difference"],
         [
             [
                 figure.name,
@@ -111,6 +105,7 @@ def show(made: Report) -> None:
             ]
             for figure in made.compared
         ],
+        numbers={"predicted", "90 % interval", "measured", "difference"},
     )
     render.heading("Workers")
     worker_table([worker.model_dump() for worker in made.workers])

@@ -160,13 +160,7 @@ def _show_all(facts: list[dict[str, Any]]) -> None:
         render.line("no runs yet; start one with `hetopt launch PLAN --on local`")
         return
     render.table(
-        [
-            render.Column(name="run", fixed=True),
-            render.Column(name="state"),
-            render.Column(name="step", justify="right"),
-            render.Column(name="elapsed", justify="right"),
-            render.Column(name="metrics"),
-        ],
+        ["run", "state", "step", "elapsed", "metrics"],
         [
             [
                 fact["run"],
@@ -177,6 +171,8 @@ def _show_all(facts: list[dict[str, Any]]) -> None:
             ]
             for fact in facts
         ],
+        numbers={"step", "elapsed"},
+        fixed={"run"},
     )
     for fact in facts:
         if fact["state"] == UNREADABLE:
@@ -263,14 +259,7 @@ def worker_table(workers: list[dict[str, Any]]) -> None:
         ("speed", "speed") if any(worker["speed"] is not None for worker in workers) else ("slowdown", "slowdown")
     )
     render.table(
-        [
-            render.Column(name="worker"),
-            render.Column(name="planned as"),
-            render.Column(name=column, justify="right"),
-            render.Column(name="batch", justify="right"),
-            render.Column(name="compute", justify="right"),
-            render.Column(name="waiting", justify="right"),
-        ],
+        ["worker", "planned as", column, "batch", "compute", "waiting"],
         [
             [
                 worker["host"],
@@ -282,5 +271,6 @@ def worker_table(workers: list[dict[str, Any]]) -> None:
             ]
             for worker in workers
         ],
+        numbers={column, "batch", "compute", "waiting"},
         caption="batch: local batch size, samples · compute, waiting: mean of a step",
     )

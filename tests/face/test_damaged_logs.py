@@ -115,7 +115,7 @@ def everything(folder: Path, started: Launch, record: RunRecord, events: list[Lo
     watched = LiveRun.of(folder, started)
     watched.read()
     assert watched.progress.step == record.progress.step
-    shown = picture(folder.name, "running", watched, started, now_s=events[-1].time_s if events else 0.0)
+    shown = picture(folder.name, "running", watched, now_s=events[-1].time_s if events else 0.0)
     assert shown.title
     exposition([Exposed(name=folder.name, run=record.progress, unread=record.unread.lines)])
     event_file(scalars(events))

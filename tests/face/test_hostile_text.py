@@ -45,7 +45,8 @@ SHOW: dict[str, Callable[[str], object]] = {
     "note": render.note,
     "error": lambda text: render.error(text, text),
     "facts": lambda text: render.facts({text: text}),
-    "table": lambda text: render.table([render.Column(name=text)], [[text]], caption=text),
+    "table": lambda text: render.table([text], [[text]], caption=text),
+    "fitted_table": lambda text: render.fitted_table({text: [text]}, (), words={text}),
     "print_json": lambda text: render.print_json({text: text}),
     "write": terminal.write,
 }
@@ -76,7 +77,7 @@ def test_progress_and_live_views_command_nothing() -> None:
 
 def test_every_way_to_show_text_is_looked_at() -> None:
     ways = {name for name, one in vars(render).items() if inspect.isfunction(one) and one.__module__ == render.__name__}
-    others = {"console", "width", "drop_to_fit", "drawn", "live_view", "is_terminal", "progress", "_cell", "_shown"}
+    others = {"console", "width", "drawn", "live_view", "progress", "_cell", "_shown"}
     others |= {"wrapped", "phrases", "progress_lines", "bar", "_least_width"}  # of these the ones above are made
     assert ways - others == set(SHOW) - {"write"}
 

@@ -54,13 +54,13 @@ def test_nothing_runs_over_forty_columns_and_every_sign_has_a_plain_one(
 def test_a_table_that_does_not_fit_becomes_facts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    columns = [render.Column(name="machines"), render.Column(name="USD/h", justify="right"), render.Column(name="how")]
+    columns = ["machines", "USD/h", "how"]
     rows = [["2 × g5.xlarge", "$1.02", "spot"], ["1 × c7i.large", "$0.09", ""]]
     monkeypatch.setenv("COLUMNS", "40")
-    render.table(columns, rows)
+    render.table(columns, rows, numbers={"USD/h"})
     whole = capsys.readouterr().out
     monkeypatch.setenv("COLUMNS", "20")
-    render.table(columns, rows)
+    render.table(columns, rows, numbers={"USD/h"})
     narrow = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert whole.splitlines()[0].split() == ["machines", "USD/h", "how"]
     assert narrow == ["2 × g5.xlarge", "  USD/h  $1.02", "  how    spot", "1 × c7i.large", "  USD/h  $0.09"]
