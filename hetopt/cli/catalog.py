@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
@@ -32,36 +31,21 @@ app = typer.Typer(
 )
 
 
-class MarketOption(StrEnum):
-    """Whether machines are rented on the spot market, on demand, or either way."""
-
-    SPOT = "spot"
-    ON_DEMAND = "on-demand"
-    ANY = "any"
-
-
-class ArchitectureOption(StrEnum):
-    """Processor architectures that a machine type can have."""
-
-    X86_64 = "x86_64"
-    ARM64 = "arm64"
-
-
-class SortOption(StrEnum):
-    """What to sort by; the names are those of `catalog_filter.quantities`."""
-
-    PRICE = "price"
-    PRICE_PER_VCPU = "price-per-vcpu"
-    PRICE_PER_GPU = "price-per-gpu"
-    PRICE_PER_COREMARK = "price-per-coremark"
-    SPOT_SAVING = "spot-saving"
-    INTERRUPTION = "interruption"
-    GPUS = "gpus"
-    VCPUS = "vcpus"
-    MEMORY = "memory"
-    NETWORK = "network"
-    COREMARK = "coremark"
-    NAME = "name"
+Sort = Literal[
+    "price",
+    "price-per-vcpu",
+    "price-per-gpu",
+    "price-per-coremark",
+    "spot-saving",
+    "interruption",
+    "gpus",
+    "vcpus",
+    "memory",
+    "network",
+    "coremark",
+    "name",
+]
+"""What to sort by; the names are those of `catalog_filter.quantities`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +66,9 @@ class Wanted:
     network_min_gbps: Annotated[
         float | None, typer.Option("--network-min", metavar="GBPS", help="Sustained network rate in Gbit/s, at least.")
     ] = None
-    architecture: Annotated[ArchitectureOption | None, typer.Option("--arch", help="Processor architecture.")] = None
+    architecture: Annotated[
+        Literal["x86_64", "arm64"] | None, typer.Option("--arch", help="Processor architecture.")
+    ] = None
     families: Annotated[
         list[str] | None,
         typer.Option("--family", metavar="NAME", help="Family, such as c7i; repeat for any of several."),
@@ -93,7 +79,7 @@ class Wanted:
             "--price-max", metavar="USD", help="Price of an hour in the chosen market (any: the lower), at most."
         ),
     ] = None
-    market: Annotated[MarketOption, typer.Option("--market", help="How to rent.")] = MarketOption.ANY
+    market: Annotated[Literal["spot", "on-demand", "any"], typer.Option("--market", help="How to rent.")] = "any"
     interruption_max: Annotated[
         str | None,
         typer.Option(
@@ -102,9 +88,9 @@ class Wanted:
     ] = None
     region: Region = FIRST_REGION
     sort: Annotated[
-        SortOption,
-        typer.Option("--sort", metavar="KEY", help=f"Smallest first, the unknown last: {', '.join(SortOption)}."),
-    ] = SortOption.PRICE
+        Sort,
+        typer.Option("--sort", metavar="KEY", help=f"Smallest first, the unknown last: {', '.join(get_args(Sort))}."),
+    ] = "price"
     reverse: Annotated[bool, typer.Option("--reverse", help="Largest first.")] = False
     limit: Annotated[
         int | None,
@@ -127,9 +113,7 @@ def list_(asked: Wanted) -> None:
     from hetopt.api.catalogs import find
     from hetopt.cli import catalog_view, render
 
-    told = find(
-        _criteria(asked), region=asked.region, directory=asked.catalog, sort=asked.sort.value, reverse=asked.reverse
-    )
+    told = find(_criteria(asked), region=asked.region, directory=asked.catalog, sort=asked.sort, reverse=asked.reverse)
     found = told.listings
     wanted = asked.limit if asked.limit is not None else (0 if asked.as_json else TABLE_ROWS)
     shown = found[:wanted] if wanted else found
@@ -151,9 +135,7 @@ def _criteria(asked: Wanted) -> Criteria:
         Criteria,
         memory_min_gib=positive(asked.memory_min_gib, "memory_min_gib", "GiB"),
         network_min_gbps=positive(asked.network_min_gbps, "network_min_gbps", "Gbit/s"),
-        architecture=asked.architecture.value if asked.architecture else None,
         families=tuple(name for group in asked.families or () for name in names(group, "families")),
-        market=asked.market.value,
         price_max_usd_per_hour=positive(asked.price_max_usd_per_hour, "price_max_usd_per_hour", "USD an hour"),
         interruption_max=_share(asked.interruption_max, "--max-interruption"),
     )

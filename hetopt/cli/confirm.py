@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import typer
 
 from hetopt.cli import render
+from hetopt.cli.parse import is_attended
 from hetopt.core import formatting
 from hetopt.core.errors import BadInput, NoFeasiblePlan
 
@@ -17,11 +17,6 @@ if TYPE_CHECKING:
     from hetopt.backends.ec2.renter.backend import Rental
     from hetopt.core.run_spec import RunSpec
     from hetopt.optimizer.plan import Plan
-
-
-def is_attended() -> bool:
-    """Whether a person can answer."""
-    return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def confirmed(prepared: Prepared, *, yes: bool) -> Prepared:
@@ -50,16 +45,31 @@ def _rented(rental: Rental, *, yes: bool) -> Rental:
         )
     if yes:
         return rental
-    if not is_attended():
-        raise BadInput(
-            f"renting costs up to {budget}, and nobody is there to say yes.",
-            hint="say so with --yes, or look first with --dry-run",
-        )
     if rental.risk is not None:
         render.note(f"RISK: {rental.risk}; else it is stopped unfinished")
-    if not typer.confirm(f"Rent it, for at most {budget}?", default=False, err=True):
-        raise typer.Exit(0)
+    agree_to_spend(
+        f"Rent it, for at most {budget}?", f"renting costs up to {budget}", hint="or look first with --dry-run"
+    )
     return replace(rental, risk=None)
+
+
+def agree_to_spend(question: str, costs: str, *, hint: str | None = None) -> None:
+    """Ask a person, who answers no by saying nothing.
+
+    Args:
+        question: that is asked.
+        costs: what is refused where nobody is there to answer.
+        hint: what else there is to do than to say --yes.
+
+    Raises:
+        BadInput: nobody is there to say yes.
+    """
+    if not is_attended():
+        raise BadInput(
+            f"{costs}, and nobody is there to say yes.", hint=f"say so with --yes{f', {hint}' if hint else ''}"
+        )
+    if not typer.confirm(question, default=False, err=True):
+        raise typer.Exit(0)
 
 
 def accept_fewer(plan: Plan, spec: RunSpec, *, yes: bool) -> bool:

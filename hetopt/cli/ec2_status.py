@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from hetopt.cli import render
+from hetopt.core import formatting
+
 UNSEEN_END = "estimated, as EC2 forgot machines before anybody saw when they ended: the invoice says it exactly"
 
 
@@ -17,9 +20,6 @@ def _more(machine: dict[str, Any]) -> list[str]:
 
 def show(rental: dict[str, Any]) -> None:
     """Print the machines of a run and their states."""
-    from hetopt.cli import render
-    from hetopt.core import formatting
-
     alive = sum(machine["state"] in ("pending", "running", "unseen") for machine in rental["machines"])
     of = f" of {formatting.usd(rental['budget_usd'])}" if rental["budget_usd"] is not None else ""
     going = f", {formatting.usd(rental['usd_per_hour'])} an hour" if alive else ""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hetopt.cli.completion import one_of
-from hetopt.cli.options import FIRST_REGION, CatalogFolder, RegionOrAny, given, options
+from hetopt.cli.options import FIRST_REGION, Budget, CatalogFolder, Deadline, Json, Market, RegionOrAny, given, options
 
 if TYPE_CHECKING:
     from hetopt.api.estimating import Estimate, Fit
@@ -43,8 +43,8 @@ class Described:
             "--precision", autocompletion=one_of("hetopt.api.estimating:Computing"), help="bf16, fp16, tf32 or fp32."
         ),
     ] = "bf16"
-    budget_usd: Annotated[str | None, typer.Option("--budget", help="Total USD, a hard cap on the whole bill.")] = None
-    deadline: Annotated[str | None, typer.Option("--deadline", help="Longest total time, such as 6h.")] = None
+    budget_usd: Budget = None
+    deadline: Deadline = None
     objective: Annotated[
         str,
         typer.Option(
@@ -53,14 +53,7 @@ class Described:
             help="balanced, fastest or cheapest.",
         ),
     ] = "balanced"
-    market: Annotated[
-        str,
-        typer.Option(
-            "--market",
-            autocompletion=one_of("hetopt.optimizer.market.catalog_filter:AnyMarket"),
-            help="spot, on-demand or any.",
-        ),
-    ] = "any"
+    market: Market = "any"
     region: RegionOrAny = FIRST_REGION
     types: Annotated[str | None, typer.Option("--types", help="Only these instance types or patterns.")] = None
     exclude: Annotated[str | None, typer.Option("--exclude", help="Leave these out.")] = None
@@ -75,7 +68,7 @@ class Described:
         Path | None, typer.Option("--output", "-o", help="Write the plan to this file: it can be rehearsed.")
     ] = None
     force: Annotated[bool, typer.Option("--force", help="Replace an output file that is no plan.")] = False
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+    as_json: Json = False
 
 
 @options(Described)
@@ -89,9 +82,10 @@ def estimate(asked: Described) -> None:
     """
     import hetopt
     from hetopt.cli import parse, render
+    from hetopt.core.reporter import Reporter
 
     parse.ready_to_write(asked.output, force=asked.force, replaces="plan")
-    told = hetopt.estimate(**given(asked, hetopt.estimate, reporter=_notes()))
+    told = hetopt.estimate(**given(asked, hetopt.estimate, reporter=Reporter(note=render.note)))
     if asked.output is not None:
         told.plan.save(asked.output)
         render.note(f"wrote {asked.output}")
@@ -99,13 +93,6 @@ def estimate(asked: Described) -> None:
         render.print_json(_facts(told))
     else:
         _show(told, asked.output)
-
-
-def _notes() -> Any:
-    from hetopt.cli import render
-    from hetopt.core.reporter import Reporter
-
-    return Reporter(note=render.note)
 
 
 def _facts(told: Estimate) -> dict[str, Any]:
@@ -132,10 +119,11 @@ def _show(told: Estimate, plan_file: Path | None) -> None:
     """At most 22 lines of 80 columns: what was counted, the ways to go, what it rests on, and the next command."""
     from hetopt.cli import plan_view, render
     from hetopt.core import formatting
+    from hetopt.reports.plan_page import limits_of
 
     model = told.model
     counted = f"{model.name}, {formatting.count(told.samples)} x {model.sample}, {told.flops:.2g} FLOPs"
-    render.line(", ".join([counted, *plan_view.limits_of(told.plan.goal)]), style="bold")
+    render.line(", ".join([counted, *limits_of(told.plan.goal)]), style="bold")
     plan_view.show_choices(told.plan)
     render.line()
     for sentence in _sentences(told):

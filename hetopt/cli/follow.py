@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from hetopt.cli import fetch, render, terminal
+from hetopt.cli.ec2_status import UNSEEN_END
+from hetopt.cli.status import resume_command
+from hetopt.core import formatting
+from hetopt.core.errors import BudgetStop, HetoptError, RunFailed, RunStopped
+from hetopt.core.interruption import stopping
+from hetopt.core.run_folder import UNFINISHED_MODEL_FILE
+from hetopt.core.run_status import RunState
+
 if TYPE_CHECKING:
     from hetopt.api.run import Run
-    from hetopt.core.errors import HetoptError
     from hetopt.optimizer.launch_record import Launch
 
 
@@ -20,9 +28,6 @@ def started(submit: Callable[[Callable[[str], None]], Run], *, rents: bool, deta
         detach: return when the machines have been told to begin; the run goes on.
         as_json: for programs.
     """
-    from hetopt.cli import render, terminal
-    from hetopt.core.interruption import stopping
-
     run: Run | None = None
     with render.progress("training") as live:
         live("renting the machines" if rents else "starting the workers", 0.0)
@@ -54,13 +59,6 @@ def finish(run: Run, *, rented: bool, as_json: bool) -> None:
         BudgetStop: the budget ended it.
         RunStopped: it was stopped before its planned end by somebody else.
     """
-    from hetopt.cli import render, terminal
-    from hetopt.cli.status import resume_command
-    from hetopt.core import formatting
-    from hetopt.core.errors import RunFailed, RunStopped
-    from hetopt.core.run_folder import UNFINISHED_MODEL_FILE
-    from hetopt.core.run_status import RunState
-
     ended_by = _given_back(run) if rented else None
     status = run.status()
     if status.state is RunState.FAILED:
@@ -94,9 +92,6 @@ def finish(run: Run, *, rented: bool, as_json: bool) -> None:
 def _given_back(run: Run) -> HetoptError | None:
     """Say what the machines cost, and fetch the model; why the run was ended, where it was its budget."""
     from hetopt.api.rental import spent
-    from hetopt.cli import fetch, render
-    from hetopt.cli.ec2_status import UNSEEN_END
-    from hetopt.core.errors import BudgetStop
 
     usd, is_estimate, reason = spent(run)
     estimated = f"; {UNSEEN_END}" if is_estimate else ""
@@ -112,8 +107,6 @@ def _given_back(run: Run) -> HetoptError | None:
 
 def _planned(launch: Launch) -> str:
     """The steps that the run was to do; where a target or a number of epochs ends it, as they were predicted."""
-    from hetopt.core import formatting
-
     most = launch.spec.stop.max_steps
     predicted = formatting.count(max(1, round(launch.prediction.steps.value)))
     return formatting.count(most) if most is not None else f"about {predicted}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hetopt.cli.completion import one_of
-from hetopt.cli.options import FIRST_REGION, CatalogFolder, RegionOrAny, given, options
+from hetopt.cli.options import FIRST_REGION, CatalogFolder, Json, RegionOrAny, given, options
 
 if TYPE_CHECKING:
     from hetopt.api.catalogs import RentableGpu
@@ -48,7 +48,7 @@ class Gpus:
     ] = "price"
     reverse: Annotated[bool, typer.Option("--reverse", help="Largest first.")] = False
     catalog: CatalogFolder = None
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+    as_json: Json = False
 
 
 @options(Gpus)

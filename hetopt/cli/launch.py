@@ -372,12 +372,12 @@ def _place(name: str | None) -> Place:
     Raises:
         BadInput: nobody is there to say where.
     """
-    from hetopt.cli import confirm
+    from hetopt.cli import parse
     from hetopt.core.errors import BadInput
 
     if name is not None:
         return name
-    if not confirm.is_attended():
+    if not parse.is_attended():
         raise BadInput(
             "say where to launch: nothing is rented unless it is ordered.",
             hint="--on local and --on rehearsal stay on this machine and cost nothing, --on ec2 rents",

@@ -22,7 +22,7 @@ from typing import Annotated, Any, ClassVar, Protocol, TypeVar, get_type_hints
 
 import typer
 
-from hetopt.cli.completion import runs
+from hetopt.cli.completion import one_of, runs
 
 
 class Dataclass(Protocol):
@@ -44,6 +44,16 @@ CatalogFolder = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RegionOrAny = Annotated[str, typer.Option("--region", "-r", help="AWS region; any: the best of all.")]
+Budget = Annotated[str | None, typer.Option("--budget", help="Total USD, a hard cap on the whole bill.")]
+Deadline = Annotated[str | None, typer.Option("--deadline", help="Longest total time, such as 6h.")]
+Market = Annotated[
+    str,
+    typer.Option(
+        "--market",
+        autocompletion=one_of("hetopt.optimizer.market.catalog_filter:AnyMarket"),
+        help="spot, on-demand or any.",
+    ),
+]
 FIRST_REGION = "us-east-1"
 
 

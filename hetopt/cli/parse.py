@@ -15,6 +15,11 @@ from hetopt.core.quantities import NUMBER, quantity
 from hetopt.core.reading import read_text
 
 
+def is_attended() -> bool:
+    """Whether a person can answer."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
 def slowdowns(text: str | None) -> tuple[float, ...] | None:
     """'1,1,2,4' or '1 x2, 2, 4': one factor a worker."""
     return None if text is None else numbers(text, "--slowdown")
@@ -88,7 +93,7 @@ def ready_to_write(path: Path | None, *, force: bool, replaces: str | None = Non
             f"{path} cannot be written: permission denied.", hint="name a file in a folder that you can write to"
         )
     if path.is_file() and not force and (replaces is None or kind_in(path) != replaces):
-        if sys.stdin.isatty() and sys.stderr.isatty():
+        if is_attended():
             if typer.confirm(f"{path} exists. Replace it?", err=True):
                 return
             raise typer.Exit(2)

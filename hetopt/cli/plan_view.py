@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hetopt.cli import render
 from hetopt.core import formatting
 from hetopt.reports.front_plot import front_lines
-from hetopt.reports.plan_page import MEMORY_RESERVE, next_commands
+from hetopt.reports.plan_page import MEMORY_RESERVE, asked, next_commands
 
 if TYPE_CHECKING:
     from hetopt.optimizer.plan import Candidate, Choice, Goal, Group, Plan, Range
@@ -332,20 +332,6 @@ def _show_insight(plan: Plan) -> None:
             ],
             numbers={"time", "cost"},
         )
-
-
-def asked(goal: Goal) -> str:
-    """What was asked for, in a few words."""
-    ends = (
-        f"until {goal.target_metric} {goal.target_value:g}" if goal.ends == "target" else f"{goal.amount:g} {goal.ends}"
-    )
-    return ", ".join([ends, *limits_of(goal)])
-
-
-def limits_of(goal: Goal) -> list[str]:
-    """Such as 'budget $20.00'."""
-    limits = [f"budget {formatting.usd(goal.budget_usd)}"] if goal.budget_usd is not None else []
-    return limits + ([f"deadline {formatting.duration(goal.deadline_s)}"] if goal.deadline_s is not None else [])
 
 
 def _limits(goal: Goal) -> str:

@@ -193,6 +193,7 @@ def _agree_to_explore(asked: Measure) -> None:
     """
     from hetopt.api import exploring, exploring_ec2
     from hetopt.api.values import names, positive
+    from hetopt.cli import confirm
     from hetopt.core.errors import BadInput
 
     elsewhere = asked.explore_on != "local" or any(
@@ -210,24 +211,6 @@ def _agree_to_explore(asked: Measure) -> None:
     if asked.explore_on == "ec2":
         assert asked.task is not None
         exploring_ec2.check(asked.task, asked.data, asked.ec2_data)
-        _ask(budget_usd, yes=asked.yes)
-
-
-def _ask(budget_usd: float, *, yes: bool) -> None:
-    """Spending is confirmed before anything is measured: at a terminal by a person, elsewhere by --yes.
-
-    Raises:
-        BadInput: nobody is there to say yes.
-    """
-    import sys
-
-    from hetopt.core.errors import BadInput
-
-    if yes:
-        return
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise BadInput(
-            f"probes may cost up to ${budget_usd:.2f}, and nobody is there to say yes.", hint="say so with --yes"
-        )
-    if not typer.confirm(f"Rent machines for probes, for at most ${budget_usd:.2f}?", default=False, err=True):
-        raise typer.Exit(0)
+        if not asked.yes:
+            most = f"${budget_usd:.2f}"
+            confirm.agree_to_spend(f"Rent machines for probes, for at most {most}?", f"probes may cost up to {most}")

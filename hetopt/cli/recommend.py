@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hetopt.cli.completion import one_of
-from hetopt.cli.options import FIRST_REGION, CatalogFolder, given, options
+from hetopt.cli.options import FIRST_REGION, Budget, CatalogFolder, Deadline, given, options
 
 if TYPE_CHECKING:
     from hetopt.optimizer.plan import Plan
@@ -20,8 +20,8 @@ class Recommend:
     """What `hetopt recommend` is asked for; fields as of `hetopt.recommend`, as they are typed."""
 
     profile: Annotated[Path, typer.Argument(help="Profile made by `hetopt profile`.")]
-    budget_usd: Annotated[str | None, typer.Option("--budget", help="Total USD, a hard cap on the whole bill.")] = None
-    deadline: Annotated[str | None, typer.Option("--deadline", help="Longest total time, such as 6h.")] = None
+    budget_usd: Budget = None
+    deadline: Deadline = None
     target: Annotated[
         str | None, typer.Option("--target", help="METRIC=VALUE. Default: the task's own target (or its usual epochs).")
     ] = None

@@ -95,16 +95,7 @@ def show(made: Report) -> None:
     render.heading("Predicted and measured" + (", here" if made.on in HERE else ""))
     render.table(
         ["", "predicted", "90 % interval", "measured", "difference"],
-        [
-            [
-                figure.name,
-                figure.text_of(figure.predicted),
-                f"{figure.text_of(figure.low)} – {figure.text_of(figure.high)}" if figure.low < figure.high else "",
-                figure.text_of(figure.measured),
-                formatting.percent(figure.error) if figure.error is not None else "",
-            ]
-            for figure in made.compared
-        ],
+        made.rows(between=" – "),
         numbers={"predicted", "90 % interval", "measured", "difference"},
     )
     render.heading("Workers")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hetopt.core import formatting
 from hetopt.core.names import converted_script
-from hetopt.optimizer.plan import Candidate, Choice, Plan, Range, Sensitivity
+from hetopt.optimizer.plan import Candidate, Choice, Goal, Plan, Range, Sensitivity
 from hetopt.optimizer.step_time.device_memory import ACCELERATOR_CONTEXT_BYTES, HOST_MEMORY_BYTES, MEMORY_FRACTION
 from hetopt.reports.document import COLOURS, document, figure, parts_bar, section, sentences, swatch, table, tile, tiles
 from hetopt.reports.dot_plot import dot_plot
@@ -25,7 +25,7 @@ def page(plan: Plan) -> str:
         kind="hetopt plan",
         title=plan.chosen.in_words,
         about=[
-            f'<p class="lead">{escape(plan.run.task)}, {escape(_asked(plan))}: '
+            f'<p class="lead">{escape(plan.run.task)}, {escape(asked(plan.goal, until="to"))}: '
             f"{escape(plan.chosen.hardware_in_words)}</p>",
             risk,
             advice,
@@ -139,12 +139,17 @@ def _choice(way: Choice, axes: _Axes, *, is_chosen: bool) -> str:
     )
 
 
-def _asked(plan: Plan) -> str:
-    goal = plan.goal
+def asked(goal: Goal, *, until: str = "until") -> str:
+    """What was asked for, in a few words; ``until`` is said before a target."""
+    if goal.ends == "target":
+        return ", ".join([f"{until} {goal.target_metric} {goal.target_value:g}", *limits_of(goal)])
+    return ", ".join([f"{goal.amount:g} {goal.ends}", *limits_of(goal)])
+
+
+def limits_of(goal: Goal) -> list[str]:
+    """Such as 'budget $20.00'."""
     limits = [f"budget {formatting.usd(goal.budget_usd)}"] if goal.budget_usd is not None else []
-    limits += [f"deadline {formatting.duration(goal.deadline_s)}"] if goal.deadline_s is not None else []
-    ends = f"to {goal.target_metric} {goal.target_value:g}" if goal.ends == "target" else f"{goal.amount:g} {goal.ends}"
-    return ", ".join([ends, *limits])
+    return limits + ([f"deadline {formatting.duration(goal.deadline_s)}"] if goal.deadline_s is not None else [])
 
 
 def _key(name: str, key: str, value: Range, say: formatting.Say) -> str:

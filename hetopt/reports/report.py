@@ -149,7 +149,7 @@ class Report(Artifact):
     def __str__(self) -> str:
         """Predicted beside measured, a figure a line, and the verdict."""
         lines = [f"{self.run_id}: {self.task} on {self.on}, {self.state}"]
-        lines += ["  " + "  ".join(part for part in row if part) for row in self._rows()]
+        lines += ["  " + "  ".join(part for part in row if part) for row in self.rows()]
         return "\n".join([*lines, *(f"  {sentence}" for sentence in self.verdict)])
 
     def __repr__(self) -> str:
@@ -159,16 +159,16 @@ class Report(Artifact):
         """As notebooks show it."""
         head = ("", "predicted", "90 % interval", "measured", "difference")
         return html_table(
-            f"{self.run_id}: {self.task} on {self.on}, {self.state}", head, self._rows(), below=self.verdict
+            f"{self.run_id}: {self.task} on {self.on}, {self.state}", head, self.rows(), below=self.verdict
         )
 
-    def _rows(self) -> list[list[str]]:
-        """Of `compared`: name, predicted, interval, measured and difference, as text."""
+    def rows(self, between: str = " to ") -> list[list[str]]:
+        """Of `compared`: name, predicted, interval (``between`` its ends), measured and difference, as text."""
         return [
             [
                 one.name,
                 one.text_of(one.predicted),
-                f"{one.text_of(one.low)} to {one.text_of(one.high)}" if one.low < one.high else "",
+                f"{one.text_of(one.low)}{between}{one.text_of(one.high)}" if one.low < one.high else "",
                 one.text_of(one.measured),
                 formatting.percent(one.error) if one.error is not None else "",
             ]
