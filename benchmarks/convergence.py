@@ -28,7 +28,6 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks._outcome import Bound, Outcome, options, publish, run_benchmark
-from hetopt.core.gradient_noise import progress_weighted_noise_scale
 from hetopt.core.profile import Evaluation
 from hetopt.optimizer.convergence.averaged_law import AveragedLaw
 from hetopt.optimizer.convergence.convergence import default_laws
@@ -157,6 +156,31 @@ def seen(logs: Sequence[Log], steps: Sequence[float]) -> list[Guess]:
     runs = prior_runs(logs, steps)
     curve = choose(LAWS[HETOPT], runs).curve
     return [guess(run, float(curve.steps(run.global_batch_size)), None) for run in runs]
+
+
+def progress_weighted_noise_scale(noise_scales: Sequence[float], steps: Sequence[float], batch_size: int) -> float:
+    """Average a log of noise scales over the optimisation's progress rather than over its steps.
+
+    A step of ``B`` samples makes the progress of ``1 / (1 + Bn / B)`` noise-free steps (McCandlish et al. 2018), and
+    late steps, where the noise is large, make little of it. So entry ``i``, which stands for ``steps_i`` steps, weighs
+    ``steps_i / (1 + Bn_i / B)``. For ``B`` far below every ``Bn_i`` this is their harmonic mean, far above it the plain
+    one.
+
+    Args:
+        noise_scales: ``Bn_i`` in samples, not negative.
+        steps: optimizer steps that each entry stands for.
+        batch_size: global batch size ``B`` of the run that was logged.
+
+    Raises:
+        ValueError: nothing to average, or a negative or non-finite entry.
+    """
+    if not noise_scales or len(noise_scales) != len(steps) or batch_size < 1:
+        raise ValueError("an average needs as many noise scales as step counts, at least one, and a batch size")
+    if not all(0 <= value < math.inf for value in (*noise_scales, *steps)) or sum(steps) <= 0:
+        raise ValueError("noise scales and steps must be finite and not negative, and some steps must have been taken")
+    weights = [count / (1 + scale / batch_size) for scale, count in zip(noise_scales, steps, strict=True)]
+    total = math.fsum(weight * scale for weight, scale in zip(weights, noise_scales, strict=True))
+    return total / math.fsum(weights)
 
 
 def from_smallest(logs: Sequence[Log], steps: Sequence[float], kappa: float) -> dict[str, list[Guess]]:

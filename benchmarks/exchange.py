@@ -13,9 +13,10 @@ from pathlib import Path
 
 from benchmarks._collectives import Cell, Request
 from benchmarks._outcome import Results, parser, publish, run_benchmark
+from benchmarks._published_collectives import PUBLISHED_RING, PUBLISHED_TREE, shared_index
 from benchmarks._rate_schedule import AUTO, PHASES, Phase, phases_of, scheduled_runs, slowdown_coefficients
 from benchmarks._rehearsal import Log, Ratio, launch, need_namespaces, time_exchanges
-from hetopt.core.comm.cost import PUBLISHED_RING, PUBLISHED_TREE, LinkSpeed, dense, gathered, shared_index, time_s
+from hetopt.core.comm.cost import LinkSpeed, dense, gathered, time_s
 from hetopt.core.compression_slowdown import MOST_LOST
 from hetopt.core.run_spec import Compression, RunSpec
 from hetopt.core.scaled_emulation import EmulatedHost

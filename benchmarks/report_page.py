@@ -114,7 +114,7 @@ def watch_share(folder: Path, launch: Launch, pictures: int) -> float:
             stream.write("\n".join([*lines[start : start + 2], ""]))
         begun_s = time.process_time()
         watched.read()
-        console.print(render.drawn(picture("run", "running", watched, launch, now_s=2000.0)))
+        console.print(render.drawn(picture("run", "running", watched, now_s=2000.0)))
         shares.append((time.process_time() - begun_s) / EVERY_S)
     return quartiles(shares)[1]
 

@@ -11,7 +11,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -86,18 +86,23 @@ class Record(PlainText):
 
 
 class RecordLeavingOut(Record):
-    """A record that is written without some fields where they have their defaults, as earlier versions wrote it."""
+    """A record that is written without some fields where they have their defaults.
 
-    LEFT_OUT: ClassVar[tuple[str, ...]]
+    They are those of ``LEFT_OUT``, or, where it is empty, all but those of ``WRITTEN``.
+    """
+
+    LEFT_OUT: ClassVar[tuple[str, ...]] = ()
+    WRITTEN: ClassVar[tuple[str, ...]] = ()
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
         written: dict[str, object] = handler(self)
         fields = type(self).model_fields
+        left_out = self.LEFT_OUT or fields.keys() - set(self.WRITTEN)
         return {
             name: value
             for name, value in written.items()
-            if name not in self.LEFT_OUT or getattr(self, name) != fields[name].default
+            if name not in left_out or getattr(self, name) != fields[name].default
         }
 
 
@@ -203,6 +208,35 @@ def read_record(kind: type[AnyRecord], path: Path, *, hint: str) -> AnyRecord:
         BadInput: it cannot be read, or holds something else; ``hint`` is what to do about it.
     """
     return validated(kind, read_json(path, hint=hint), origin=str(path), hint=hint)
+
+
+class ReplacedRecord(Generic[AnyRecord]):
+    """A record in a small file that others replace: it is read again only then, and a look costs one system call.
+
+    Args:
+        kind: of record.
+        path: of the file, which need not be there.
+    """
+
+    def __init__(self, kind: type[AnyRecord], path: Path) -> None:
+        self._kind, self._path = kind, path
+        self._seen: tuple[int, int] | None = None
+        self._record: AnyRecord | None = None
+
+    def now(self) -> AnyRecord | None:
+        """The record as it was written last; None: none ever was. What nobody wrote whole is passed over."""
+        try:
+            status = os.stat(self._path)
+        except OSError:
+            return self._record
+        identity = (status.st_ino, status.st_mtime_ns)
+        if identity != self._seen:
+            try:
+                self._record = read_record(self._kind, self._path, hint="launch the run again")
+            except BadInput:
+                return self._record
+            self._seen = identity
+        return self._record
 
 
 def validated(kind: type[AnyRecord], data: Any, *, origin: str, hint: str) -> AnyRecord:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hetopt.core.artifact import read_record, write_atomically
-from hetopt.core.errors import BadInput
+from hetopt.core.artifact import ReplacedRecord, write_atomically
 from hetopt.core.scaled_emulation import Conditions
 
 CONDITIONS_FILE = "conditions.json"
+AS_DECLARED = Conditions()
 
 
 def write_conditions(run_dir: Path, conditions: Conditions) -> None:
@@ -20,21 +20,8 @@ class ConditionsReader:
     """Reads the conditions again only when the file was replaced: a look costs one system call."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._path = run_dir / CONDITIONS_FILE
-        self._seen: tuple[int, int] | None = None
-        self._conditions = Conditions()
+        self._file = ReplacedRecord(Conditions, run_dir / CONDITIONS_FILE)
 
     def now(self) -> Conditions:
         """The present conditions; without a file, everything is as it was declared."""
-        try:
-            status = self._path.stat()
-        except OSError:
-            return self._conditions
-        identity = (status.st_ino, status.st_mtime_ns)
-        if identity != self._seen:
-            try:
-                self._conditions = read_record(Conditions, self._path, hint="launch the run again")
-            except BadInput:
-                return self._conditions  # not one that `write_conditions` left: keep what was known
-            self._seen = identity
-        return self._conditions
+        return self._file.now() or AS_DECLARED

@@ -138,15 +138,9 @@ def joined(counts: Sequence[TrainingMemory]) -> TrainingMemory:
             computing_bytes=max(step.computing_bytes, known.computing_bytes),
             updating_bytes=max(step.updating_bytes, known.updating_bytes),
         )
-    return TrainingMemory(
-        parameter_bytes=max(one.parameter_bytes for one in counts),
-        buffer_bytes=max(one.buffer_bytes for one in counts),
-        gradient_bytes=max(one.gradient_bytes for one in counts),
-        optimizer_bytes=max(one.optimizer_bytes for one in counts),
-        evaluating_bytes=max(one.evaluating_bytes for one in counts),
-        fresh_bytes=max(one.fresh_bytes for one in counts),
-        steps=tuple(steps[samples] for samples in sorted(steps)),
-    )
+    figures = TrainingMemory.model_fields.keys() - {"steps"}
+    largest = {name: max(getattr(one, name) for one in counts) for name in figures}
+    return TrainingMemory(**largest, steps=tuple(steps[samples] for samples in sorted(steps)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,14 +6,12 @@ does know. So a host that is started again has another number, and all workers o
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pydantic import NonNegativeInt
 
-from hetopt.core.artifact import Record, read_record, write_atomically
-from hetopt.core.errors import BadInput
+from hetopt.core.artifact import Record, ReplacedRecord, write_atomically
 
 PRESENCE_FILE = "hosts.json"
 INCARNATION_VARIABLE = "HETOPT_INCARNATION"
@@ -57,10 +55,8 @@ class KnownPresence:
     """
 
     def __init__(self, run_dir: Path, hosts: Sequence[str]) -> None:
-        self._path = run_dir / PRESENCE_FILE
+        self._file = ReplacedRecord(Hosts, run_dir / PRESENCE_FILE)
         self._hosts = tuple(hosts)
-        self._seen: tuple[int, int] | None = None
-        self._there: Mapping[str, HostThere] | None = None
 
     def is_away(self, place: int) -> bool:
         """Whether there is no host that a worker could come from."""
@@ -82,15 +78,5 @@ class KnownPresence:
         return bool(there) and all(host.leaving for host in there.values())
 
     def _now(self) -> Mapping[str, HostThere] | None:
-        try:
-            status = os.stat(self._path)
-        except OSError:
-            return self._there
-        identity = (status.st_ino, status.st_mtime_ns)
-        if identity != self._seen:
-            try:
-                self._there = read_record(Hosts, self._path, hint="launch the run again").there
-            except BadInput:
-                return self._there  # none that `write_presence` left
-            self._seen = identity
-        return self._there
+        hosts = self._file.now()
+        return None if hosts is None else hosts.there

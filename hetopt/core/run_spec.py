@@ -10,8 +10,6 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    SerializerFunctionWrapHandler,
-    model_serializer,
     model_validator,
 )
 
@@ -59,11 +57,13 @@ Prefetch = Literal["auto", "on", "off"]
 """Whether a worker that reads its samples itself does so ahead, in a thread; ``auto``: where reading takes long."""
 
 
-class Compression(Record):
+class Compression(RecordLeavingOut):
     """How gradients travel: the compressor, the fraction of elements it sends, and what should not be as it proposes.
 
     A file says only what differs from the defaults; what goes together is in `hetopt.core.comm.composition`.
     """
+
+    WRITTEN = ("name", "ratio")
 
     name: str = "identity"
     ratio: float = Field(default=1.0, gt=0, le=1)
@@ -85,14 +85,6 @@ class Compression(Record):
     clip_norm: PositiveFloat | None = Field(
         default=None, description="largest norm of the whole gradient; each worker clips its own part to its share"
     )
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
-        written: dict[str, object] = handler(self)
-        defaults = type(self).model_fields
-        return {
-            key: value for key, value in written.items() if key in ("name", "ratio") or value != defaults[key].default
-        }
 
 
 class WorkerSpec(Record):

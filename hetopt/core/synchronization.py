@@ -10,12 +10,10 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    SerializerFunctionWrapHandler,
-    model_serializer,
     model_validator,
 )
 
-from hetopt.core.artifact import Record
+from hetopt.core.artifact import Record, RecordLeavingOut
 
 SyncName = Literal["bsp", "local-sgd", "fedavg", "ssp", "selsync", "auto"]
 """Each is explained in `hetopt.trainer.policies.sync.choose`."""
@@ -27,14 +25,10 @@ PartitionName = Literal["global", "shards", "seldp", "labels", "dirichlet"]
 """Each is explained in `hetopt.trainer.data.partitions`."""
 
 
-class _Named(Record):
+class _Named(RecordLeavingOut):
     """A choice by name; a file says only what differs from the defaults."""
 
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
-        written: dict[str, object] = handler(self)
-        defaults = type(self).model_fields
-        return {key: value for key, value in written.items() if key == "name" or value != defaults[key].default}
+    WRITTEN = ("name",)
 
 
 class Synchronization(_Named):

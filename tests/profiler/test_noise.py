@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.convergence import progress_weighted_noise_scale
 from hetopt.core.gradient_noise import (
     Moments,
     SmoothedNoise,
     noise_scale,
     pooled_noise,
-    progress_weighted_noise_scale,
 )
 
 SIZES = (8, 16, 32, 96)

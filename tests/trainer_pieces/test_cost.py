@@ -9,28 +9,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks._published_collectives import PUBLISHED_RING, PUBLISHED_TREE, shared_index
 from hetopt.core.comm.cost import (
-    CHAINED_BROADCAST,
     GLOO,
-    PUBLISHED_RING,
-    PUBLISHED_TREE,
     TRAINER,
-    Algorithms,
     LinkSpeed,
     Operation,
     Terms,
     dense,
     gathered,
     hierarchical,
-    low_rank,
     pipelined_s,
-    quantised,
-    shared_index,
     time_s,
 )
 from tests.collective_time import collective_time_s
 
-PRIMITIVES = ("all_reduce", "all_gather", "broadcast", "parameter_server")
+PRIMITIVES = ("all_reduce", "all_gather", "broadcast")
 GBPS = 1.25e8  # bytes a second
 MILLISECOND = 1e-3
 
@@ -169,17 +163,14 @@ def forms(size, workers):
         gathered(size, workers),
         shared_index(size, size, workers),
         shared_index(size, size, workers, vote=True),
-        quantised(size, workers),
-        quantised(size, workers, mask_bytes=size / 8),
-        low_rank(size, size, workers),
         hierarchical(size, gathered(size, workers), workers_per_host=4, result_bytes=size),
     ]
 
 
-algorithms = st.sampled_from([GLOO, PUBLISHED_RING, PUBLISHED_TREE, Algorithms(broadcast=CHAINED_BROADCAST)])
+algorithms = st.sampled_from([GLOO, PUBLISHED_RING, PUBLISHED_TREE])
 
 
-@given(st.integers(0, 7), st.integers(1, 40), networks, payloads, algorithms)
+@given(st.integers(0, 4), st.integers(1, 40), networks, payloads, algorithms)
 def test_no_form_gains_from_more_workers_more_bytes_or_a_worse_network(form, workers, link, size, chosen):
     def cost_s(size=size, workers=workers, latency_s=link.latency_s, bytes_per_s=link.bytes_per_s):
         speed = LinkSpeed(latency_s=latency_s, bytes_per_s=bytes_per_s)
@@ -193,7 +184,7 @@ def test_no_form_gains_from_more_workers_more_bytes_or_a_worse_network(form, wor
     assert cost_s(bytes_per_s=2 * link.bytes_per_s) <= base_s
 
 
-@given(st.integers(0, 6), networks, payloads, algorithms)
+@given(st.integers(0, 3), networks, payloads, algorithms)
 def test_a_worker_alone_exchanges_nothing(form, link, size, chosen):
     assert time_s(forms(size, 1)[form], link, algorithms=chosen) == 0
 

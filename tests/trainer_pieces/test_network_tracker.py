@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetopt.core.comm.cost import TRAINER, LinkSpeed, Operation, dense, gathered, hierarchical, shared_index
+from benchmarks._published_collectives import shared_index
+from hetopt.core.comm.cost import TRAINER, LinkSpeed, Operation, dense, gathered, hierarchical
 from hetopt.trainer.comm.network_tracker import Timed, measured, measured_again
 
 WORKERS = 4

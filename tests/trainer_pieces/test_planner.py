@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetopt.core.comm.cost import TRAINER, LinkSpeed, Operation, dense, gathered, shared_index, time_s
+from benchmarks._published_collectives import shared_index
+from hetopt.core.comm.cost import TRAINER, LinkSpeed, Operation, dense, gathered, time_s
 from hetopt.core.comm.payload_bytes import operations, wire_bytes
 from hetopt.core.comm.planner import Option, Planner, PlanState, make_option
 from hetopt.core.errors import BadInput

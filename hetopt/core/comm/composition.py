@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from hetopt.core.errors import BadInput
@@ -52,14 +52,6 @@ CODINGS: Mapping[str, str] = MappingProxyType(
     }
 )
 
-SYNCHRONISATIONS: Mapping[str, str] = MappingProxyType(
-    {
-        "gradients": "workers sum gradients at every step",
-        "parameters": "workers average parameters now and then (local SGD, FedAvg, SelSync)",
-        "updates": "updates of all workers travel under the steps that follow (SSP)",
-    }
-)
-
 LOW_PRECISION = ("identity", "fp16", "bf16", "int8", "int4")
 """They send everything, in fewer bytes: what averages of parameters can be made with."""
 
@@ -93,11 +85,22 @@ class Method:
     wire_bytes: Callable[[int, float], int] | None = None
 
 
-_FIXED_SELECTION = (GATHER, AR_TOPK, STAR, VAR)
-_HELD_BACK = (FEEDBACK, CORRECTION)
 _MOMENTUM = ("momentum", "clip_norm")
-_LEVELS = ("bits", "levels")
 _IN_LEVELS = ("floor_ratio", "least_gain")
+_THRESHOLD = Method(
+    about="magnitudes above a threshold",
+    collectives=(GATHER,),
+    memories=(FEEDBACK, CORRECTION),
+    by_ratio=True,
+    same_size=False,
+    nested=True,
+    options=(*_IN_LEVELS, "coding", *_MOMENTUM),
+)
+_SELECTION = replace(_THRESHOLD, collectives=(GATHER, AR_TOPK, STAR, VAR), same_size=True)
+_ROUNDED = Method(
+    about="everything, rounded", collectives=(DENSE,), memories=(NONE, FEEDBACK), options=("bits", "levels")
+)
+_ROTATION = replace(_ROUNDED, memories=(FEEDBACK, NONE), by_ratio=True)
 
 _METHODS: dict[str, Method] = {
     # With a memory: what was held back while something else was in use goes out with it.
@@ -119,67 +122,30 @@ _METHODS: dict[str, Method] = {
         collectives=(DENSE,),
         memories=(FEEDBACK,),
     ),
-    "topk": Method(
-        about="the largest magnitudes of the whole gradient",
-        collectives=_FIXED_SELECTION,
-        memories=_HELD_BACK,
-        by_ratio=True,
-        nested=True,
-        options=(*_IN_LEVELS, "coding", *_MOMENTUM),
-    ),
-    "topk_per_layer": Method(
+    "topk": replace(_SELECTION, about="the largest magnitudes of the whole gradient"),
+    "topk_per_layer": replace(
+        _SELECTION,
         about="the largest magnitudes of each layer",
-        collectives=_FIXED_SELECTION,
-        memories=_HELD_BACK,
-        by_ratio=True,
+        nested=False,
         by_shape=True,
         by_bucket=False,
         options=("coding", *_MOMENTUM),
     ),
-    "topk_threshold": Method(
+    "topk_threshold": replace(
+        _THRESHOLD,
         about="magnitudes above a threshold that follows the ratio slowly",
-        collectives=(GATHER,),
-        memories=_HELD_BACK,
-        by_ratio=True,
-        same_size=False,
+        nested=False,
         by_bucket=False,
         options=("coding", *_MOMENTUM),
     ),
-    "mstopk": Method(
-        about="about the largest magnitudes, by 25 bisections",
-        collectives=_FIXED_SELECTION,
-        memories=_HELD_BACK,
-        by_ratio=True,
-        nested=True,
-        options=(*_IN_LEVELS, "coding", *_MOMENTUM),
-    ),
-    "dgc": Method(
+    "mstopk": replace(_SELECTION, about="about the largest magnitudes, by 25 bisections"),
+    "dgc": replace(
+        _THRESHOLD,
         about="magnitudes above a sampled threshold, with the momentum corrected",
-        collectives=(GATHER,),
         memories=(CORRECTION, FEEDBACK),
-        by_ratio=True,
-        same_size=False,
-        nested=True,
-        options=(*_IN_LEVELS, "coding", *_MOMENTUM),
     ),
-    "redsync": Method(
-        about="magnitudes above a threshold between mean and maximum",
-        collectives=(GATHER,),
-        memories=_HELD_BACK,
-        by_ratio=True,
-        same_size=False,
-        nested=True,
-        options=(*_IN_LEVELS, "coding", *_MOMENTUM),
-    ),
-    "sidco": Method(
-        about="magnitudes above a threshold of fitted exponentials",
-        collectives=(GATHER,),
-        memories=_HELD_BACK,
-        by_ratio=True,
-        same_size=False,
-        nested=True,
-        options=(*_IN_LEVELS, "coding", *_MOMENTUM),
-    ),
+    "redsync": replace(_THRESHOLD, about="magnitudes above a threshold between mean and maximum"),
+    "sidco": replace(_THRESHOLD, about="magnitudes above a threshold of fitted exponentials"),
     "randomk": Method(
         about="random elements, the same on every worker",
         collectives=(DENSE,),
@@ -188,38 +154,17 @@ _METHODS: dict[str, Method] = {
         nested=True,
         options=_IN_LEVELS,
     ),
-    "qsgd_maxnorm": Method(
+    "qsgd_maxnorm": replace(
+        _ROUNDED,
         about="everything, rounded at random to levels of the largest magnitude",
         collectives=(DENSE, GATHER),
-        memories=(NONE, FEEDBACK),
-        options=_LEVELS,
     ),
-    "qsgd_two_scale": Method(
-        about="the same, small elements on a finer scale",
-        collectives=(DENSE,),
-        memories=(NONE, FEEDBACK),
-        options=_LEVELS,
+    "qsgd_two_scale": replace(_ROUNDED, about="the same, small elements on a finer scale"),
+    "qsgd_multi_scale": replace(_ROUNDED, about="the same with three scales"),
+    "global_randomk_maxnorm": replace(
+        _ROTATION, about="elements in rotation, rounded to levels of the largest magnitude"
     ),
-    "qsgd_multi_scale": Method(
-        about="the same with three scales",
-        collectives=(DENSE,),
-        memories=(NONE, FEEDBACK),
-        options=_LEVELS,
-    ),
-    "global_randomk_maxnorm": Method(
-        about="elements in rotation, rounded to levels of the largest magnitude",
-        collectives=(DENSE,),
-        memories=(FEEDBACK, NONE),
-        by_ratio=True,
-        options=_LEVELS,
-    ),
-    "global_randomk_two_scale": Method(
-        about="elements in rotation, rounded on two scales",
-        collectives=(DENSE,),
-        memories=(FEEDBACK, NONE),
-        by_ratio=True,
-        options=_LEVELS,
-    ),
+    "global_randomk_two_scale": replace(_ROTATION, about="elements in rotation, rounded on two scales"),
     "terngrad": Method(
         about="-1, 0 or 1 times the largest magnitude of each layer",
         collectives=(DENSE, GATHER),

@@ -10,14 +10,10 @@ the algorithm behind the collective, and are stated here once:
     direct all-reduce         N/2          N-1             the trainer over gloo, for few bytes
     sliced all-reduce         2 (N-1)      2 (N-1) / N     the trainer, where sums are wider than what travels
     direct sliced all-reduce  N            2 (N-1) / N     the trainer over gloo, for few bytes
-    tree all-reduce           2 log2 N     2 log2 N        NCCL on request, without pipelining
     ring all-gather           N-1          N-1             gloo, NCCL
     direct all-gather         N/2          N-1             the trainer over gloo, for very few bytes
-    doubling all-gather       log2 N       N-1             MPI, and the table of arXiv 2312.02493
     tree broadcast            log2 N       log2 N          gloo
     dealt broadcast           N            2 (N-1) / N     the trainer over gloo, for many bytes
-    chained broadcast         N-1          1               NCCL, in chunks one behind the other
-    parameter server          2            2 (N-1)         one server, its link shared by all
 
 (arXiv 2312.02493, Table I, but for the trainer's own.) Of the N - 1 messages of a direct form none waits for another,
 but each costs its ends some work: between 4 and 8 rehearsed hosts it took half as long as so many in a row.
@@ -31,10 +27,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Primitive = Literal["all_reduce", "all_gather", "broadcast", "parameter_server"]
+Primitive = Literal["all_reduce", "all_gather", "broadcast"]
 Scope = Literal["host", "network"]
-
-SCALAR_BYTES = 4
 
 DIRECT_BYTES = 65_536
 """What a worker may send in all for the workers to exchange a vector directly instead of around the ring.
@@ -79,16 +73,12 @@ class Algorithm:
 
 
 RING_ALL_REDUCE = Algorithm(messages=lambda n: 2.0 * (n - 1), traffic=lambda n: 2 * (n - 1) / n)
-TREE_ALL_REDUCE = Algorithm(messages=lambda n: 2 * math.log2(n), traffic=lambda n: 2 * math.log2(n))
 DIRECT_ALL_REDUCE = Algorithm(messages=lambda n: n / 2 * (n > 1), traffic=lambda n: n - 1.0)
 DIRECT_ALL_GATHER = DIRECT_ALL_REDUCE
 DIRECT_SLICED_ALL_REDUCE = Algorithm(messages=lambda n: float(n) * (n > 1), traffic=lambda n: 2 * (n - 1) / n)
 RING_ALL_GATHER = Algorithm(messages=lambda n: n - 1.0, traffic=lambda n: n - 1.0)
-DOUBLING_ALL_GATHER = Algorithm(messages=math.log2, traffic=lambda n: n - 1.0)
 TREE_BROADCAST = Algorithm(messages=math.log2, traffic=math.log2)
 DEALT_BROADCAST = Algorithm(messages=lambda n: float(n) * (n > 1), traffic=lambda n: 2 * (n - 1) / n)
-CHAINED_BROADCAST = Algorithm(messages=lambda n: n - 1.0, traffic=lambda n: float(n > 1))
-PARAMETER_SERVER = Algorithm(messages=lambda n: 2.0 * (n > 1), traffic=lambda n: 2.0 * (n - 1))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +86,7 @@ class Algorithms:
     """The algorithm behind each collective.
 
     Attributes:
-        all_reduce, all_gather, broadcast, parameter_server: as a rule.
+        all_reduce, all_gather, broadcast: as a rule.
         few_reduced: behind an all-reduce that `reduces_directly`; absent: the same.
         few_gathered: behind an all-gather that `gathers_directly`; absent: the same.
         few_sliced: behind a sliced all-reduce whose slices do; absent: as behind any all-reduce.
@@ -106,7 +96,6 @@ class Algorithms:
     all_reduce: Algorithm = RING_ALL_REDUCE
     all_gather: Algorithm = RING_ALL_GATHER
     broadcast: Algorithm = TREE_BROADCAST
-    parameter_server: Algorithm = PARAMETER_SERVER
     few_reduced: Algorithm | None = None
     few_gathered: Algorithm | None = None
     few_sliced: Algorithm | None = None
@@ -125,8 +114,6 @@ class Algorithms:
                 return (self.few_gathered if gathers_directly(size, members) else None) or self.all_gather
             case "broadcast":
                 return (self.many_broadcast if deals(size, members) else None) or self.broadcast
-            case "parameter_server":
-                return self.parameter_server
 
 
 GLOO = Algorithms()
@@ -140,12 +127,6 @@ TRAINER = Algorithms(
 )
 """What the trainer does over gloo, and prices with. Where another library does otherwise, the measured network corrects
 it."""
-
-PUBLISHED_RING = Algorithms(all_gather=DOUBLING_ALL_GATHER)
-"""The algorithms behind the ring columns of arXiv 2312.02493."""
-
-PUBLISHED_TREE = Algorithms(all_reduce=TREE_ALL_REDUCE, all_gather=DOUBLING_ALL_GATHER)
-"""The algorithms behind its tree columns."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -243,31 +224,6 @@ def dense(payload_bytes: float, members: int) -> tuple[Operation, ...]:
 def gathered(payload_bytes: float, members: int) -> tuple[Operation, ...]:
     """Every member receives every payload: AG Top-k, packed bits, whatever does not add up on the way."""
     return (Operation(primitive="all_gather", payload_bytes=payload_bytes, members=members),)
-
-
-def shared_index(index_bytes: float, value_bytes: float, members: int, *, vote: bool = False) -> tuple[Operation, ...]:
-    """AR-Topk (arXiv 2312.02493): one member's indices go to all, then everyone's values at them are summed.
-
-    ``vote``: the member is elected in every step by the energy of what it would send (VAR), which takes a gather of one
-    scalar; otherwise members take turns (STAR).
-    """
-    election = gathered(SCALAR_BYTES, members) if vote else ()
-    indices = Operation(primitive="broadcast", payload_bytes=index_bytes, members=members)
-    return (*election, indices, *dense(value_bytes, members))
-
-
-def quantised(code_bytes: float, members: int, *, mask_bytes: float = 0.0) -> tuple[Operation, ...]:
-    """Codes that add up: the largest magnitude of all members first, then the codes (arXiv 2109.12497).
-
-    ``mask_bytes``: what the members' common choice of scale weighs, in the forms with several scales.
-    """
-    mask = dense(mask_bytes, members) if mask_bytes else ()
-    return (*dense(SCALAR_BYTES, members), *mask, *dense(code_bytes, members))
-
-
-def low_rank(left_bytes: float, right_bytes: float, members: int) -> tuple[Operation, ...]:
-    """PowerSGD: both factors are summed, one after the other; what stays dense travels with the first."""
-    return (*dense(left_bytes, members), *dense(right_bytes, members))
 
 
 def hierarchical(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hetopt.core.comm.cost import LinkSpeed
 from hetopt.core.least_squares import robust_non_negative
 from hetopt.core.profile import Collective, Link
 
@@ -18,20 +18,8 @@ FASTEST_BYTES_PER_S = 1e13
 """No link between two workers is faster. Stands for a bandwidth that payloads of the given size could not show."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class AlphaBeta:
-    """``time_s = latency_s + payload_bytes / bytes_per_s`` (Hockney 1994)."""
-
-    latency_s: float
-    bytes_per_s: float
-
-    def time_s(self, payload_bytes: float) -> float:
-        """Seconds for one payload."""
-        return self.latency_s + payload_bytes / self.bytes_per_s
-
-
-def fit_alpha_beta(payload_bytes: Sequence[int], time_s: Sequence[float]) -> AlphaBeta:
-    """Fit a non-negative latency and a positive bandwidth to timed payloads.
+def fit_alpha_beta(payload_bytes: Sequence[int], time_s: Sequence[float]) -> LinkSpeed:
+    """Fit a non-negative latency and a positive bandwidth to timed payloads: ``latency_s + payload / bytes_per_s``.
 
     Least squares on the *relative* error: payloads span orders of magnitude, and on absolute errors the largest would
     decide alone, leaving a latency of any sign. Huber weights keep one disturbed timing from deciding.
@@ -55,7 +43,7 @@ def fit_alpha_beta(payload_bytes: Sequence[int], time_s: Sequence[float]) -> Alp
         return HUBER * max(1.4826 * float(np.median(residuals)), 1e-12)
 
     latency, slope = robust_non_negative(rows, limit).tolist()
-    return AlphaBeta(latency_s=latency, bytes_per_s=1 / max(slope, 1 / FASTEST_BYTES_PER_S))
+    return LinkSpeed(latency_s=latency, bytes_per_s=1 / max(slope, 1 / FASTEST_BYTES_PER_S))
 
 
 def make_link(

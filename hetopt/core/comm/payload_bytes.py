@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from hetopt.core.comm import cost
 from hetopt.core.comm.composition import AR_TOPK, AUTO, GATHER, METHODS, PACKED_BF16, PLAIN, STAR, VAR, combine
@@ -77,37 +77,13 @@ def kept_elements(numel: int, ratio: float) -> int:
     return min(numel, max(1, int(numel * ratio + 1e-6)))
 
 
-def wire_bytes(
-    name: str,
-    numel: int,
-    ratio: float,
-    *,
-    workers: int = 2,
-    collective: str = AUTO,
-    bits: int | None = None,
-    levels: int | None = None,
-    rank: int = 1,
-    coding: str = PLAIN,
-    shapes: Shapes | None = None,
-) -> int:
+def wire_bytes(name: str, numel: int, ratio: float, *, workers: int = 2, **options: Any) -> int:
     """Bytes that one worker contributes to one exchange of a gradient of ``numel`` fp32 elements, see `operations`.
 
     Raises:
         BadInput: there is no compressor called ``name``, or what is asked of it does not go together.
     """
-    parts = operations(
-        name,
-        numel,
-        ratio,
-        workers=workers,
-        collective=collective,
-        bits=bits,
-        levels=levels,
-        rank=rank,
-        coding=coding,
-        shapes=shapes,
-    )
-    return sum(int(part.payload_bytes) for part in parts)
+    return sum(int(part.payload_bytes) for part in operations(name, numel, ratio, workers=workers, **options))
 
 
 def operations(
