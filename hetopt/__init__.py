@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from hetopt.api.planning import recommend as recommend
     from hetopt.api.profiling import check as check
     from hetopt.api.profiling import profile as profile
-    from hetopt.api.reporting import report as report
     from hetopt.api.run import Run as Run
+    from hetopt.api.run import report as report
     from hetopt.core.errors import HetoptError as HetoptError
     from hetopt.core.profile import Profile as Profile
     from hetopt.core.reporter import Reporter as Reporter
@@ -59,7 +59,7 @@ _HOMES = {
     "launch": "hetopt.api.launching",
     "profile": "hetopt.api.profiling",
     "recommend": "hetopt.api.planning",
-    "report": "hetopt.api.reporting",
+    "report": "hetopt.api.run",
     "resume": "hetopt.api.launching",
     "serve": "hetopt.api.dashboard",
     "session": "hetopt.trainer.session",

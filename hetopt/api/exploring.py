@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hetopt.backends.backend import Launcher
-    from hetopt.backends.probe_runs import ProbeRun
-    from hetopt.core.profile import Profile
-    from hetopt.core.reporter import Reporter
-    from hetopt.core.step_samples import Configuration, StepSample
-    from hetopt.optimizer.exploring import Measured
+from hetopt.api.measuring import measured as made
+from hetopt.backends.backend import Launcher
+from hetopt.backends.ec2.renter.bundle import make_bundle
+from hetopt.backends.emulation.backend import RehearsalLauncher
+from hetopt.backends.emulation.description import parse_hosts
+from hetopt.backends.emulation.namespaces import why_not
+from hetopt.backends.local import LocalLauncher
+from hetopt.backends.prediction.hosting import ThisMachine
+from hetopt.backends.probe_runs import STARTUP_S, ProbeRun, local_probes, own_probes, read_sample, rehearsed_probes
+from hetopt.backends.ssh.backend import SshProbes, ready_hosts
+from hetopt.backends.ssh.inventory import Inventory
+from hetopt.core import formatting
+from hetopt.core.errors import BadInput
+from hetopt.core.events.fold import RunFold
+from hetopt.core.events.log import EVENTS_FILE
+from hetopt.core.events.reader import read_log
+from hetopt.core.hosts import read_hosts
+from hetopt.core.profile import LOCAL, Profile, Provisioned
+from hetopt.core.reporter import Reporter
+from hetopt.core.step_samples import Configuration, StepSample
+from hetopt.optimizer.exploring import Exploration, Measured, Stopped
+from hetopt.optimizer.fit import fit
+from hetopt.optimizer.market.catalog import load_catalog
+from hetopt.optimizer.step_time.probes import PROBE_STEPS
 
 STAND_IN_USD_PER_HOUR = 0.10
 """Of a machine that is not in the catalogue: about what two cloud processors with 4 GB cost. Nothing is paid here, but
@@ -42,13 +58,6 @@ def explore(measured: Profile, place: Place, *, budget_usd: float, tell: Reporte
     Raises:
         BadInput: there is nothing to explore.
     """
-    import time
-
-    from hetopt.core import formatting
-    from hetopt.core.profile import Provisioned
-    from hetopt.optimizer.exploring import Exploration, Stopped
-    from hetopt.optimizer.market.catalog import load_catalog
-
     by_layout: dict[object, list[ProbeRun]] = {}
     for probe in place.probes:
         by_layout.setdefault(probe.configuration.layout, []).append(probe)
@@ -93,8 +102,6 @@ def explore(measured: Profile, place: Place, *, budget_usd: float, tell: Reporte
 
 
 def _layout(asked: Configuration) -> str:
-    from hetopt.core.profile import LOCAL
-
     workers, nodes = asked.workers, len(asked.nodes)
     told = f"{workers} {'worker' if workers == 1 else 'workers'} on {nodes} {'host' if nodes == 1 else 'hosts'}"
     types = [node.type for node in asked.nodes if node.type != LOCAL and "=" not in node.type]
@@ -107,10 +114,6 @@ def check_place(on: str, hosts: str | None, types: Sequence[str], inventory: Pat
     Raises:
         BadInput: there is no such place, or it is not described, or this machine cannot rehearse.
     """
-    from hetopt.backends.emulation.description import parse_hosts
-    from hetopt.backends.emulation.namespaces import why_not
-    from hetopt.core.errors import BadInput
-
     if on not in ("local", "rehearsal", "ssh", "ec2"):
         places = "choose `on=local`, `on=rehearsal`, `on=ssh` or `on=ec2`"
         raise BadInput(f"{on!r} cannot be explored.", hint=places)
@@ -144,39 +147,17 @@ def place_here(measured: Profile, *, hosts: str | None, workers: int | None, tel
     Raises:
         BadInput: hosts that this machine cannot hold.
     """
-    import time
-
-    from hetopt.backends.prediction.hosting import ThisMachine
-    from hetopt.backends.probe_runs import STARTUP_S, local_probes, rehearsed_probes
-    from hetopt.optimizer.fit import fit
-    from hetopt.optimizer.step_time.probes import PROBE_STEPS
-
     machine = ThisMachine.seen()
     launcher: Launcher
     if hosts is None:
-        from hetopt.backends.local import LocalLauncher
-
         launcher, probes = LocalLauncher(), local_probes(measured, workers or max(2, machine.processors))
     else:
-        from hetopt.backends.emulation.backend import RehearsalLauncher
-        from hetopt.backends.emulation.description import parse_hosts
-
         launcher, probes = RehearsalLauncher(), rehearsed_probes(fit(measured), machine, parse_hosts(hosts))
-    hourly, startup_s = _usd_per_hour(measured), measured.startup_s or STARTUP_S
-
-    def price_usd(asked: Configuration, step_time_s: float | None) -> float:
-        runs = sum(probe.configuration.layout == asked.layout for probe in probes)
-        return hourly * len(asked.nodes) * runs * (startup_s + PROBE_STEPS * (step_time_s or 0.0)) / 3600
-
-    def measure(runs: Sequence[ProbeRun], left_usd: float) -> Measured:
-        from hetopt.optimizer.exploring import Measured
-
-        begun_s = time.monotonic()
-        samples = tuple(_run(launcher, run, tell)[0] for run in runs)
-        spent = hourly * len(runs[0].configuration.nodes) * (time.monotonic() - begun_s) / 3600
-        return Measured(samples=samples, usd=spent)
-
-    return Place(probes=probes, price_usd=price_usd, measure=measure)
+    name = measured.devices[0].type
+    price = None if name == LOCAL else load_catalog().price(name, "on-demand")
+    hourly = STAND_IN_USD_PER_HOUR if price is None else price.usd_per_hour
+    started_s = measured.startup_s or STARTUP_S
+    return _place(launcher, probes, lambda asked: hourly * len(asked.nodes), tell, startup_s=started_s, is_here=True)
 
 
 def place_on_hosts(measured: Profile, *, inventory: Path | str, tell: Reporter) -> Place:
@@ -186,62 +167,43 @@ def place_on_hosts(measured: Profile, *, inventory: Path | str, tell: Reporter) 
         BadInput: the inventory cannot be read, or the task does not travel.
         RunFailed: a host cannot take part.
     """
-    import time
-    from pathlib import Path
-
-    from hetopt.backends.ec2.renter.bundle import make_bundle
-    from hetopt.backends.probe_runs import STARTUP_S, own_probes
-    from hetopt.backends.ssh.backend import SshProbes, ready_hosts
-    from hetopt.backends.ssh.inventory import Inventory
-    from hetopt.core.hosts import read_hosts
-    from hetopt.optimizer.step_time.probes import PROBE_STEPS
-
     bundle = make_bundle(measured.job.task, rented=False)
     tell("asking the hosts", None)
     hosts = ready_hosts(read_hosts(Path(inventory)))
     launcher = SshProbes(inventory=Inventory(hosts=hosts, bundle_sha256=bundle.sha256), bundle=bundle)
-    probes = own_probes(measured, hosts)
     hourly = {host.name: host.cost_usd_per_hour or STAND_IN_USD_PER_HOUR for host in hosts}
+    return _place(
+        launcher, own_probes(measured, hosts), lambda asked: sum(hourly[node.type] for node in asked.nodes), tell
+    )
 
-    def usd(asked: Configuration, seconds: float) -> float:
-        return sum(hourly[node.type] for node in asked.nodes) * seconds / 3600
+
+def _place(
+    launcher: Launcher,
+    probes: Sequence[ProbeRun],
+    usd_per_hour: Callable[[Configuration], float],
+    tell: Reporter,
+    *,
+    startup_s: float = STARTUP_S,
+    is_here: bool = False,
+) -> Place:
+    """Where probes are paid for by the time that they take; on other machines than this one starts are told too."""
 
     def price_usd(asked: Configuration, step_time_s: float | None) -> float:
         runs = sum(probe.configuration.layout == asked.layout for probe in probes)
-        return usd(asked, runs * (STARTUP_S + PROBE_STEPS * (step_time_s or 0.0)))
+        return usd_per_hour(asked) * runs * (startup_s + PROBE_STEPS * (step_time_s or 0.0)) / 3600
 
     def measure(runs: Sequence[ProbeRun], left_usd: float) -> Measured:
-        from hetopt.optimizer.exploring import Measured
-
         begun_s = time.monotonic()
         samples, startups_s = zip(*(_run(launcher, run, tell) for run in runs), strict=True)
-        spent = usd(runs[0].configuration, time.monotonic() - begun_s)
-        return Measured(samples=samples, usd=spent, startups_s=startups_s)
+        spent = usd_per_hour(runs[0].configuration) * (time.monotonic() - begun_s) / 3600
+        return Measured(samples=samples, usd=spent, startups_s=() if is_here else startups_s)
 
     return Place(probes=probes, price_usd=price_usd, measure=measure)
 
 
-def _usd_per_hour(measured: Profile) -> float:
-    """Of one machine: its type's price on demand, or a stand-in."""
-    from hetopt.core.profile import LOCAL
-    from hetopt.optimizer.market.catalog import load_catalog
-
-    name = measured.devices[0].type
-    price = None if name == LOCAL else load_catalog().price(name, "on-demand")
-    return STAND_IN_USD_PER_HOUR if price is None else price.usd_per_hour
-
-
 def _run(launcher: Launcher, probe: ProbeRun, tell: Reporter) -> tuple[StepSample, float]:
     """Make one probe; its steps, and seconds from the request to the first of them."""
-    import time
-
-    from hetopt.api.measuring import measured
-    from hetopt.backends.probe_runs import read_sample
-    from hetopt.core.events.fold import RunFold
-    from hetopt.core.events.log import EVENTS_FILE
-    from hetopt.core.events.reader import read_log
-
     begun_s = time.time()
-    with measured(launcher, probe.spec, {}, what="a probe", told=tell) as folder:
+    with made(launcher, probe.spec, {}, what="a probe", told=tell) as folder:
         events = read_log(folder / EVENTS_FILE).events
         return read_sample(probe, events), RunFold.of(events, [begun_s]).startup_s or 0.0

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import datetime
+import importlib.util
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hetopt.api.exploring import Place
-    from hetopt.backends.probe_runs import ProbeRun
-    from hetopt.core.profile import Profile
-    from hetopt.core.reporter import Reporter
-    from hetopt.core.step_samples import Configuration
-    from hetopt.optimizer.exploring import Measured
-    from hetopt.optimizer.market.catalog import Catalog
+from hetopt.api.exploring import Place
+from hetopt.backends.ec2.renter import probing
+from hetopt.backends.ec2.renter.bundle import make_bundle
+from hetopt.backends.ec2.renter.edge import connect
+from hetopt.backends.ec2.renter.launcher import Ec2Launcher
+from hetopt.backends.ec2.renter.ordering import Wishes
+from hetopt.backends.probe_runs import ProbeRun
+from hetopt.core.errors import BadInput, BudgetStop, CloudRefused, RunFailed
+from hetopt.core.extras import install_command
+from hetopt.core.profile import Profile
+from hetopt.core.reporter import Reporter
+from hetopt.core.runs import RunFolders, runs_home
+from hetopt.core.step_samples import Configuration
+from hetopt.optimizer.cost.billing import load_billing
+from hetopt.optimizer.exploring import Measured
+from hetopt.optimizer.market.catalog import Catalog, load_catalog
 
 
 def check(task: str, data: Path | str | None, ec2_data: str | None) -> None:
@@ -23,12 +33,6 @@ def check(task: str, data: Path | str | None, ec2_data: str | None) -> None:
     Raises:
         BadInput: the task is in a module, its data is on this machine only, or boto3 is not installed.
     """
-    import importlib.util
-
-    from hetopt.backends.ec2.renter.bundle import make_bundle
-    from hetopt.core.errors import BadInput
-    from hetopt.core.extras import install_command
-
     if importlib.util.find_spec("boto3") is None:
         raise BadInput("renting needs boto3, which is not installed.", hint=install_command("aws"))
     make_bundle(task)
@@ -57,21 +61,6 @@ def place_on_ec2(
     Raises:
         BadInput: a type that there is not, or a task or data that machines cannot have.
     """
-    import time
-    from importlib.metadata import version
-
-    from hetopt.api.exploring import Place
-    from hetopt.backends.ec2.renter import probing
-    from hetopt.backends.ec2.renter.bundle import make_bundle
-    from hetopt.backends.ec2.renter.edge import connect
-    from hetopt.backends.ec2.renter.launcher import Ec2Launcher
-    from hetopt.backends.ec2.renter.ordering import Wishes
-    from hetopt.core.errors import BudgetStop, CloudRefused, RunFailed
-    from hetopt.core.runs import runs_home
-    from hetopt.optimizer.cost.billing import load_billing
-    from hetopt.optimizer.exploring import Measured
-    from hetopt.optimizer.market.catalog import load_catalog
-
     catalog = load_catalog(region)
     probes = probing.rented_probes(measured, catalog, types)
     prober = probing.Prober(
@@ -114,8 +103,6 @@ def place_on_ec2(
 
 def _spot_usd_per_hour(catalog: Catalog, types: Sequence[str]) -> dict[str, float]:
     """By type; on demand where no spot price is known, which is the most that it can be."""
-    from hetopt.core.errors import BadInput
-
     found = {}
     for name in types:
         price = catalog.price(name, "spot") or catalog.price(name, "on-demand")
@@ -127,8 +114,4 @@ def _spot_usd_per_hour(catalog: Catalog, types: Sequence[str]) -> dict[str, floa
 
 def _folder() -> Path:
     """A run's folder: whatever happens, `hetopt gc` knows of it."""
-    import datetime
-
-    from hetopt.core.runs import RunFolders, runs_home
-
     return RunFolders(home=runs_home()).create("probe", datetime.datetime.now(datetime.UTC), secret=True)

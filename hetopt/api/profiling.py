@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from hetopt.api.measuring import measured
 from hetopt.api.profiling_script import Script, profile_script
-from hetopt.api.values import LARGEST_SEED, chosen, names, positive, within
+from hetopt.api.values import LARGEST_SEED, MOST_STEPS, chosen, names, positive, within
 from hetopt.backends.local import LocalLauncher
 from hetopt.core.comm.compression_text import spell
 from hetopt.core.comm.options import timed_as, tried_ways, whole_ways
@@ -127,12 +127,20 @@ def profile(
                     f"`{name}` is for tasks, and {task} is a script.",
                     hint=f"leave it out, or name the task in the file: {task}:task",
                 )
-        return _profile_script(
-            task,
-            arguments,
-            batch_argument=batch_argument,
-            epoch_samples=epoch_samples,
-            workers=workers,
+        accelerators = _accelerators()
+        if not Path(task).is_file():
+            raise BadInput(f"there is no script {task}.", hint="give its path after --")
+        if epoch_samples is not None:
+            within(epoch_samples, "epoch_samples", 1, MOST_STEPS, example="50000")
+        return profile_script(
+            Script(
+                path=Path(task),
+                arguments=tuple(arguments),
+                batch_argument=batch_argument,
+                dataset_size=epoch_samples,
+            ),
+            workers=_worker_count(workers, accelerators),
+            accelerators=accelerators,
             time_budget_s=time_budget_s,
             seed=seed,
             machine_type=machine_type,
@@ -148,12 +156,10 @@ def profile(
     budget_usd = positive(probe_budget_usd, "probe_budget_usd", "USD")
     asked_types = names(types, "types")
     if budget_usd is not None:
-        from hetopt.api.exploring import check_place
+        from hetopt.api import exploring, exploring_ec2
 
-        check_place(explore_on, hosts, asked_types, inventory)
+        exploring.check_place(explore_on, hosts, asked_types, inventory)
         if explore_on == "ec2":
-            from hetopt.api import exploring_ec2
-
             exploring_ec2.check(task, data, ec2_data)
     check_found(task)
     told("loading the task")
@@ -174,8 +180,6 @@ def profile(
         found = found.model_copy(update={"samples": elsewhere})
     if budget_usd is None:
         return found
-    from hetopt.api import exploring, exploring_ec2
-
     place: Place
     if explore_on == "ec2":
         place = exploring_ec2.place_on_ec2(found, task=task, types=asked_types, region=region, data=ec2_data, tell=told)
@@ -191,38 +195,31 @@ def is_script(task: str) -> bool:
     return task.endswith(".py") and ":" not in task
 
 
-def _profile_script(
-    path: str,
-    arguments: Sequence[str],
-    *,
-    batch_argument: str | None,
-    epoch_samples: int | None,
-    workers: int | None,
-    time_budget_s: float,
-    seed: int,
-    machine_type: str,
-    told: Reporter,
-) -> Profile:
+def _accelerators() -> int:
+    """GPUs of this machine, as torch sees them.
+
+    Raises:
+        BadInput: torch is not installed.
+    """
     _needs_torch("profiling")
-    if not Path(path).is_file():
-        raise BadInput(f"there is no script {path}.", hint="give its path after --")
     import torch
 
-    accelerators = torch.cuda.device_count()
-    most = accelerators or MOST_WORKERS
-    if workers is not None and not 1 <= workers <= most:
-        raise BadInput(f"`workers` must be 1 to {most} here, got {workers}.", hint="leave it out")
-    if epoch_samples is not None and epoch_samples < 1:
-        raise BadInput(f"`epoch_samples` must be at least 1, got {epoch_samples}.", hint="leave it out")
-    return profile_script(
-        Script(path=Path(path), arguments=tuple(arguments), batch_argument=batch_argument, dataset_size=epoch_samples),
-        workers=workers if workers is not None else accelerators or min(2, usable_processors()),
-        accelerators=accelerators,
-        time_budget_s=time_budget_s,
-        seed=seed,
-        machine_type=machine_type,
-        told=told,
-    )
+    return torch.cuda.device_count()
+
+
+def _worker_count(asked: int | None, accelerators: int, most: int = MOST_WORKERS) -> int:
+    """Workers to measure together: as many as were asked for, else the GPUs, else two or one a processor.
+
+    Raises:
+        BadInput: more were asked for than there are GPUs, or than ``most``.
+    """
+    most = min(most, accelerators or MOST_WORKERS)
+    if asked is not None and not 1 <= asked <= most:
+        raise BadInput(
+            f"`workers` must be 1 to {most} here, got {asked}.",
+            hint="leave it out" + (": each worker has a GPU to itself" if accelerators else ""),
+        )
+    return asked if asked is not None else min(most, accelerators or min(2, usable_processors()))
 
 
 def _needs_torch(what: str) -> None:
@@ -276,24 +273,15 @@ def _prepare(
     precision: str | None,
 ) -> tuple[RunSpec, ProbeSchedule]:
     """Look at the task and its data before any process is started, and write the schedule for them."""
-    _needs_torch("profiling")
+    logical_cpus, accelerators = usable_processors(), _accelerators()
     if data is not None:
         check_data_folder(data)
-
-    import torch
 
     from hetopt.trainer.tasks.load import load_task
 
     task = load_task(reference)
     dataset_size = len(task.data(data).train)
-    logical_cpus, accelerators = usable_processors(), torch.cuda.device_count()
-    most = min(dataset_size, accelerators or MOST_WORKERS)
-    if workers is not None and not 1 <= workers <= most:
-        raise BadInput(
-            f"`workers` must be 1 to {most} here, got {workers}.",
-            hint="leave it out" + (": each worker has a GPU to itself" if accelerators else ""),
-        )
-    count = workers if workers is not None else min(most, accelerators or min(2, logical_cpus))
+    count = _worker_count(workers, accelerators, dataset_size)
     if syncs and count == 1:
         raise BadInput("`sync` compares workers that train for themselves, and there is one.", hint="add `workers=2`")
     schedule = make_schedule(

@@ -6,25 +6,35 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hetopt.api.backends import backend_of, read_launch
-from hetopt.backends.backend import POLL_S
+from hetopt.backends.backend import POLL_S, RunHandle
 from hetopt.core import formatting
+from hetopt.core.artifact import write_atomically
 from hetopt.core.errors import BadInput
+from hetopt.core.events.decisions import DECISIONS_FILE, read_with_decisions
+from hetopt.core.events.fold import RunFold, RunHistory
+from hetopt.core.events.log import EVENTS_FILE
+from hetopt.core.events.reader import EventReader, Unread
+from hetopt.core.events.records import StepsLogged
+from hetopt.core.interruption import stopping
+from hetopt.core.outputs import OUTPUT_FOLDER, Outputs, written_in
 from hetopt.core.reporter import PIECES, Reporter
+from hetopt.core.run_folder import model_in, read_spec
 from hetopt.core.run_status import RunState, RunStatus
+from hetopt.core.runs import RunFolders, runs_home
+from hetopt.core.worker_logs import log_files, read_from
 
 if TYPE_CHECKING:
-    from hetopt.api.run_record import RunRecord
-    from hetopt.backends.backend import Backend, RunHandle
+    from hetopt.backends.backend import Backend
     from hetopt.core.events.records import LogEvent
-    from hetopt.core.outputs import Outputs
     from hetopt.core.scaled_emulation import Change
     from hetopt.optimizer.launch_record import Launch
     from hetopt.reports.report import Report
+    from hetopt.reports.timeline import Timeline
 
 LOOK_S = 10.0
 """Between looks of the supervisor."""
@@ -36,6 +46,38 @@ class LogLine:
 
     source: str
     text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """A run as its folder tells it. Without a launch record nothing was predicted for it."""
+
+    launch: Launch | None
+    history: RunHistory
+    unread: Unread
+
+    @classmethod
+    def of(cls, folder: Path) -> RunRecord:
+        """What was launched (if that was written down) and how far it got.
+
+        Raises:
+            BadInput: the launch record or the log cannot be read.
+        """
+        launch, log = read_launch(folder), read_with_decisions(folder)
+        history = RunHistory.of(log.events, launch.starts if launch is not None else ())
+        return cls(launch=launch, history=history, unread=log.unread)
+
+    @property
+    def progress(self) -> RunFold:
+        """What the run has come to."""
+        return self.history.run
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The run over time, and what happened on the way."""
+        from hetopt.reports.timeline import timeline
+
+        return timeline(self.history, time_factor=self.launch.time_factor if self.launch is not None else 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +99,6 @@ class Run:
         Raises:
             BadInput: there is none, or the name fits several.
         """
-        from hetopt.core.runs import RunFolders, runs_home
-
         return cls.in_folder(RunFolders(home=runs_home()).find(name), reporter=reporter)
 
     @classmethod
@@ -68,8 +108,6 @@ class Run:
         Raises:
             BadInput: their folder cannot be read.
         """
-        from hetopt.core.runs import RunFolders, runs_home
-
         return [cls.in_folder(folder) for folder in RunFolders(home=runs_home()).all()]
 
     @classmethod
@@ -89,8 +127,6 @@ class Run:
     @property
     def handle(self) -> RunHandle:
         """What the backend knows it by."""
-        from hetopt.backends.backend import RunHandle
-
         return RunHandle(run_dir=self.folder)
 
     @property
@@ -108,8 +144,6 @@ class Run:
 
         ``model.load_state_dict(safetensors.torch.load_file(run.model))`` puts it into a model of the same task.
         """
-        from hetopt.core.run_folder import model_in
-
         return model_in(self.folder)
 
     def status(self) -> RunStatus:
@@ -130,9 +164,7 @@ class Run:
 
     def record(self) -> RunRecord:
         """Everything that its folder says: launch, progress, timeline and events."""
-        from hetopt.api.run_record import read_run
-
-        return read_run(self.folder)
+        return RunRecord.of(self.folder)
 
     def logs(self, *, worker: int | None = None, events: bool = False, follow: bool = False) -> Iterator[LogLine]:
         """What its processes printed, each with its source; first what happened in it, as ``run``.
@@ -145,10 +177,6 @@ class Run:
         Raises:
             BadInput: the run is over, and the worker has no output.
         """
-        from hetopt.core.events.decisions import DECISIONS_FILE
-        from hetopt.core.events.log import EVENTS_FILE
-        from hetopt.core.events.reader import EventReader
-        from hetopt.core.worker_logs import log_files, read_from
         from hetopt.reports.run_words import RunLog
 
         told = {"events": self.folder / EVENTS_FILE, "decisions": self.folder / DECISIONS_FILE}
@@ -195,8 +223,6 @@ class Run:
         Args:
             reporter: told what goes on.
         """
-        from hetopt.core.interruption import stopping
-
         with stopping(f"run {self.name}", f"hetopt stop {self.name}", reporter) if reporter else nullcontext():
             self.backend.stop(self.handle)
         return self.status()
@@ -232,7 +258,6 @@ class Run:
             CloudRefused: it cannot be read from the bucket.
         """
         from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
-        from hetopt.core.outputs import OUTPUT_FOLDER, written_in
 
         if (self.folder / ORDER_FILE).exists():
             from hetopt.backends.ec2.renter.fetching import fetch_outputs
@@ -254,7 +279,6 @@ class Run:
         """
         from hetopt.backends.emulation.description import parse_change
         from hetopt.backends.emulation.injection import ask_for_change
-        from hetopt.core.run_folder import read_spec
 
         miniature = read_spec(self.folder).miniature
         if miniature is None:
@@ -274,8 +298,6 @@ class Run:
         Raises:
             BadInput: nothing was predicted for it, or the file cannot be written.
         """
-        from hetopt.core.artifact import write_atomically
-
         write_atomically(Path(path), self.html())
 
     def html(self) -> str:
@@ -326,14 +348,11 @@ class _LeaderOutput:
         self._offsets = {path: path.stat().st_size for path in self._files()}
 
     def _files(self) -> list[Path]:
-        from hetopt.core.worker_logs import log_files
 
         return [path for path in log_files(self._folder, 0).values() if path.name == "stdout.log"]
 
     def lines(self) -> Iterator[str]:
         """Whole lines since the last call."""
-        from hetopt.core.worker_logs import read_from
-
         for path in self._files():
             text, self._offsets[path] = read_from(path, self._offsets.get(path, 0))
             yield from text.splitlines()
@@ -343,9 +362,6 @@ def _followed(run: Run, launch: Launch, reporter: Reporter, on_event: Callable[[
     """Read the log as it grows, say how far the run is, and let the supervisor look from time to time."""
     from hetopt.backends.backend import Renting
     from hetopt.backends.supervisor.acting import Supervision
-    from hetopt.core.events.log import EVENTS_FILE
-    from hetopt.core.events.reader import EventReader
-    from hetopt.core.events.records import StepsLogged
     from hetopt.reports.run_words import RecentSteps, figures
     from hetopt.reports.timeline import happening
 
@@ -396,3 +412,15 @@ def _followed(run: Run, launch: Launch, reporter: Reporter, on_event: Callable[[
             if told is not None:
                 reporter.note(f"step {formatting.count(progress.step)}: {told}")
         time.sleep(POLL_S)
+
+
+def report(run: Run | str | None = None) -> Report:
+    """Hold a run against its prediction: time, steps, cost, balance of the workers, and communication.
+
+    Args:
+        run: or its name, or an unambiguous part of it; absent: the newest.
+
+    Raises:
+        BadInput: there is no such run, or nothing was predicted for it.
+    """
+    return (run if isinstance(run, Run) else Run.find(run)).report()

@@ -191,7 +191,6 @@ def _agree_to_explore(asked: Measure) -> None:
     Raises:
         BadInput: the options do not go together, or nobody is there to say yes.
     """
-    from hetopt.api import exploring, exploring_ec2
     from hetopt.api.values import names, positive
     from hetopt.cli import confirm
     from hetopt.core.errors import BadInput
@@ -207,6 +206,8 @@ def _agree_to_explore(asked: Measure) -> None:
     budget_usd = positive(asked.probe_budget_usd, "probe_budget_usd", "USD")
     if budget_usd is None:
         return
+    from hetopt.api import exploring, exploring_ec2
+
     exploring.check_place(asked.explore_on, asked.hosts, names(asked.types or (), "types"), asked.inventory)
     if asked.explore_on == "ec2":
         assert asked.task is not None

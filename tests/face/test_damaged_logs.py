@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hetopt.api.run_record import RunRecord, read_run
+from hetopt.api.run import RunRecord
 from hetopt.backends.emulation.slowdown import FitWatch
 from hetopt.backends.probe_runs import local_probes, read_sample
 from hetopt.backends.processes import PROCESS_FILE, run_status
@@ -165,7 +165,7 @@ def test_no_damage_ends_a_command(
     read: list[tuple[RunRecord, list[LogEvent]]] = []
 
     def all_that_is_read() -> None:
-        record = read_run(folder)
+        record = RunRecord.of(folder)
         events = read_with_decisions(folder).events
         everything(folder, started, record, events)
         read.append((record, events))
