@@ -7,8 +7,8 @@ aggregates it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal, cast
+from dataclasses import dataclass
+from typing import cast
 
 from hetopt.core.comm.checked import checked
 from hetopt.core.comm.composition import AUTO, COLLECTIVES, METHODS, why_not_controlled
@@ -39,16 +39,6 @@ class CompressionOverrides:
     def is_empty(self) -> bool:
         """Whether nothing was typed."""
         return self == CompressionOverrides()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Decided:
-    """What the run is told; fields as of `RunSpec`."""
-
-    compression: Compression
-    ratio_policy: RatioPolicyName
-    collective_policy: Literal["fixed", "cheapest"]
-    ratio_settings: Settings = field(default_factory=dict)
 
 
 def parse_wish(compression: str | None, ratio_policy: str | None, collective: str | None) -> CompressionOverrides:
@@ -84,8 +74,8 @@ def parse_wish(compression: str | None, ratio_policy: str | None, collective: st
     return CompressionOverrides(compression=asked, ratio_policy=policy, ratio_settings=settings, collective=named)
 
 
-def decide(wish: CompressionOverrides, run: RunSpec) -> Decided:
-    """The wish put together with what a run says already, if it can be.
+def decide(wish: CompressionOverrides, run: RunSpec) -> RunSpec:
+    """The run with the wish in it, if it can be.
 
     Raises:
         BadInput: compressor, memory, collective, options and ratio policy do not go together.
@@ -117,12 +107,13 @@ def decide(wish: CompressionOverrides, run: RunSpec) -> Decided:
             "The plan's learning rate follows the noise of the gradient, which nobody sees once it is compressed.",
             hint="plan again with another `learning_rate_rule`, or launch with `compression=dense`",
         )
-    return Decided(
-        compression=compression,
-        ratio_policy=policy,
-        ratio_settings=settings,
-        collective_policy=collective_policy,
-    )
+    changes = {
+        "compression": compression,
+        "ratio_policy": policy,
+        "ratio_settings": settings,
+        "collective_policy": collective_policy,
+    }
+    return run.model_copy(update=changes)
 
 
 def parse_ratio_policy(text: str | None) -> tuple[RatioPolicyName | None, Settings | None]:

@@ -65,7 +65,6 @@ class KnownRuns:
     clock: Callable[[], float] = time.time
     _over: dict[str, _Kept] = field(default_factory=dict)
     _live: dict[str, LiveRun] = field(default_factory=dict)
-    _runs: dict[str, Run] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _reading: threading.Thread | None = None
     _added: int = 0
@@ -127,14 +126,9 @@ class KnownRuns:
         live.read()
         return Exposed(name=folder.name, run=live.progress, unread=live.unread.lines)
 
-    def _run(self, folder: Path) -> Run:
-        if folder.name not in self._runs:
-            self._runs[folder.name] = Run.in_folder(folder)
-        return self._runs[folder.name]
-
     def _followed(self, folder: Path) -> LiveRun:
         if folder.name not in self._live:
-            self._live[folder.name] = LiveRun.of(folder, self._run(folder).launch)
+            self._live[folder.name] = LiveRun.of(folder, Run.in_folder(folder).launch)
         return self._live[folder.name]
 
     def _summary(self, folder: Path, until_s: float) -> RunSummary:
@@ -153,15 +147,14 @@ class KnownRuns:
             self._over[name] = _Kept(mark=mark, summary=summary)
             self._added += 1
             if self.only is None:
-                for kept in (self._live, self._runs):
-                    kept.pop(name, None)
+                self._live.pop(name, None)
         return summary
 
     def _read(self, folder: Path, until_s: float) -> RunSummary:
         name = folder.name
         if time.monotonic() > until_s and name not in self._live:
             return RunSummary(run=name, state=NOT_READ)
-        run, live = self._run(folder), self._followed(folder)
+        run, live = Run.in_folder(folder), self._followed(folder)
         while live.read_some():
             if time.monotonic() > until_s:
                 return RunSummary(run=name, state=NOT_READ)

@@ -233,13 +233,7 @@ def prepare(
     else:
         wanted, remarks = _scripted(wanted, changes, options, rents=on == "ec2")
     if not wish.is_empty:
-        told = compression_options.decide(wish, made.run)
-        wanted = wanted.adjusted(
-            compression=told.compression,
-            ratio_policy=told.ratio_policy,
-            ratio_settings=told.ratio_settings,
-            collective_policy=told.collective_policy,
-        )
+        wanted = wanted.model_copy(update={"run": compression_options.decide(wish, wanted.run)})
     if not sync_wish.is_empty or wanted.run.is_local:
         run = sync_options.decide(sync_wish, wanted.run, exchange_was_asked=not wish.is_empty)
         wanted = wanted.model_copy(update={"run": run})

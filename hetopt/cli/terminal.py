@@ -83,7 +83,7 @@ def write(text: str) -> None:
     """
     with losses_told():
         encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-        sys.stdout.write(_in_encoding(escaped(text, keep="\n"), encoding))
+        sys.stdout.write(escaped(text, keep="\n").encode(encoding, _AS_JSON).decode(encoding))
 
 
 def flush() -> None:
@@ -138,21 +138,15 @@ def _give_up(stream: TextIO) -> None:
         stream.flush()
 
 
-def _in_encoding(text: str, encoding: str) -> str:
+def _spelled(error: UnicodeError) -> tuple[str, int]:
     """JSON's spelling for letters that the encoding does not know."""
-    try:
-        text.encode(encoding)
-    except UnicodeEncodeError:
-        return "".join(one if _knows(encoding, one) else spelled(one) for one in text)
-    return text
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(map(spelled, error.object[error.start : error.end])), error.end
 
 
-def _knows(encoding: str, character: str) -> bool:
-    try:
-        character.encode(encoding)
-    except UnicodeEncodeError:
-        return False
-    return True
+_AS_JSON = "hetopt-json"
+codecs.register_error(_AS_JSON, _spelled)
 
 
 def _in_few_letters(error: UnicodeError) -> tuple[str, int]:

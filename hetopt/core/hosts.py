@@ -282,33 +282,26 @@ def _host(name: str, given: Mapping[str, Any], where: str) -> Host:
 
 
 def _value(key: str, value: Any, where: str) -> Any:
-    if key in _PATTERNS:
-        pattern, what = _PATTERNS[key]
-        if not isinstance(value, str) or fault_of(value) is not None or re.fullmatch(pattern, value) is None:
-            raise BadInput(f"{where}: {key} must be {what}, got {shown(str(value))}.", hint=_FILE_HINT)
-        return value
-    if key in _AMOUNTS:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise BadInput(
-                f"{where}: {key} must be {_AMOUNTS[key]}, a number above 0, got {shown(str(value))}.", hint=_FILE_HINT
-            )
-        return float(value)
-    if key in _COUNTS:
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _COUNTS[key]:
-            raise BadInput(
-                f"{where}: {key} must be a whole number from 1 to {_COUNTS[key]}, got {shown(str(value))}.",
-                hint=_FILE_HINT,
-            )
-        return value
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if key == "private":
         return _private(value, where)
-    if key == "install":
-        if not isinstance(value, bool):
-            raise BadInput(f"{where}: install must be true or false, got {shown(str(value))}.", hint=_FILE_HINT)
-        return value
     if key == "hours":
         return Hours.of(str(value), f"{where}: hours")
-    return _devices(value, where)
+    if key == "devices":
+        return _devices(value, where)
+    if key in _PATTERNS:
+        pattern, what = _PATTERNS[key]
+        fits = isinstance(value, str) and fault_of(value) is None and re.fullmatch(pattern, value) is not None
+    elif key in _AMOUNTS:
+        what, fits = f"{_AMOUNTS[key]}, a number above 0", is_number and 0 < value < math.inf
+    elif key in _COUNTS:
+        what = f"a whole number from 1 to {_COUNTS[key]}"
+        fits = is_number and isinstance(value, int) and 1 <= value <= _COUNTS[key]
+    else:
+        what, fits = "true or false", isinstance(value, bool)
+    if not fits:
+        raise BadInput(f"{where}: {key} must be {what}, got {shown(str(value))}.", hint=_FILE_HINT)
+    return float(value) if key in _AMOUNTS else value
 
 
 def _private(value: Any, where: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import sys
@@ -14,6 +13,7 @@ from types import FunctionType, MappingProxyType, ModuleType
 from typing import TypeVar
 
 from hetopt.core.errors import BadInput
+from hetopt.core.names import unknown
 from hetopt.core.stand_in import STAND_IN
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ def resolve(reference: str) -> object:
         )
     module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
     if not hasattr(module, attribute):
-        raise BadInput(f"{place} has no attribute '{attribute}'.", hint=_did_you_mean(attribute, _candidates(module)))
+        raise unknown(attribute, _candidates(module), f"task in {place}")
     return getattr(module, attribute)
 
 
@@ -164,16 +164,8 @@ def _unknown(reference: str) -> BadInput:
             hint="give the path of the script, or of the file and the task in it: file.py:attribute",
         )
     offered = [name for name in BUNDLED if name != STAND_IN]
-    return BadInput(
-        f"There is no bundled task '{reference}'.",
-        hint=f"{_did_you_mean(reference, offered)} Your own is module:attribute or file.py:attribute.",
-    )
-
-
-def _did_you_mean(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    guess = f"Did you mean '{close[0]}'? " if close else ""
-    return f"{guess}There is: {', '.join(known) or 'nothing'}."
+    own = "your own is module:attribute or file.py:attribute"
+    return unknown(reference, offered, "bundled task", hint=f"choose one of: {', '.join(offered)}; {own}")
 
 
 def _candidates(module: ModuleType) -> list[str]:

@@ -174,16 +174,6 @@ class LiveRun:
         """Steps of the whole run as they were predicted; None: nothing was."""
         return self.launch.prediction.steps.value if self.launch is not None else None
 
-    @property
-    def left_s(self) -> float | None:
-        """Seconds of stepping that are left at the recent pace; None: not known, or over."""
-        return left_s(self.progress, self.expected_steps, self.step_time_s)
-
-    @property
-    def wait_share(self) -> float | None:
-        """What the workers spend waiting for the slowest, as a part of the newest steps; None: no step yet."""
-        return wait_share(self.progress)
-
     def elapsed_s(self, now_s: float, *, is_running: bool) -> float | None:
         """Time in which something of the run ran, up to now where it still does; None: no event yet."""
         if self.progress.elapsed_s is None or self.progress.last_event_s is None:
@@ -234,11 +224,11 @@ class LiveRun:
             workers=len(progress.roster.present) or (len(launch.spec.workers) if launch is not None else 0),
             latest_s=progress.last_event_s,
             elapsed_s=elapsed_s,
-            left_s=self.left_s,
+            left_s=left_s(progress, self.expected_steps, self.step_time_s),
             step=progress.step,
             expected_steps=self.expected_steps,
             step_time_s=progress.step_time_s,
-            wait_share=self.wait_share,
+            wait_share=wait_share(progress),
             loss=progress.loss,
             metrics=dict(progress.metrics),
             usd=usd,

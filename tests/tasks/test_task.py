@@ -176,9 +176,9 @@ def test_a_module_in_a_package(user_folder: Path) -> None:
 @pytest.mark.parametrize(
     ("reference", "says", "hint"),
     [
-        ("digit", "no bundled task 'digit'", "Did you mean 'digits'"),
-        ("resnet101-cifar100", "no bundled task", "Did you mean 'resnet101-cifar10'"),
-        ("zzzzzz", "no bundled task", "There is: digits, "),
+        ("digit", "no bundled task called 'digit'", "did you mean 'digits'"),
+        ("resnet101-cifar100", "no bundled task", "did you mean 'resnet101-cifar10'"),
+        ("zzzzzz", "no bundled task", "choose one of: digits, "),
         ("", "'' is neither a bundled task", "file.py:attribute"),
         ("mine.py", "names a file but no task", "mine.py:task"),
         (":task", "does not name a task", "both parts"),
@@ -186,7 +186,7 @@ def test_a_module_in_a_package(user_folder: Path) -> None:
         ("nowhere.py:task", "no file nowhere.py", "path"),
         ("nowhere:task", "no module 'nowhere'", "folder that holds it"),
         ("no.where:task", "no module 'no.where'", "folder that holds it"),
-        ("mine.py:taks", "no attribute 'taks'", "Did you mean 'task'"),
+        ("mine.py:taks", "no task in mine.py called 'taks'", "did you mean 'task'"),
         ("mine:number", "of type int, not a hetopt Task", "hetopt.trainer.task.Task"),
         ("mine:data", "missing 1 required positional argument", "Fix"),
         ("mine.py:broken", r"mine.py, line \d+, failed: RuntimeError: no such thing: Fix", "Fix"),

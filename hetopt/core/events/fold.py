@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -409,13 +409,7 @@ class RunFold:
         self.roster.take(event)
         self._rows = self._summed()
         for place, told in zip(self.roster.present, event.workers, strict=True):
-            self._rows[place] = replace(
-                self._rows[place],
-                host=told.host,
-                type=told.type,
-                slowdown=told.slowdown,
-                local_batch_size=told.local_batch_size,
-            )
+            self._rows[place] = replace(self._rows[place], **_announced(told))
         self.task, self.global_batch_size, self.latest_places = event.task, event.global_batch_size, ()
         self.restarts += was_there and self._training_since_s is not None
         if not was_there:
@@ -468,8 +462,7 @@ class RunFold:
         """A row for each of the roster, with the steps that are not added up yet."""
         rows = list(self._rows)
         for known in self.roster.workers[len(rows) :]:
-            told = {name: getattr(known, name) for name in ("host", "type", "slowdown", "local_batch_size")}
-            rows.append(WorkerTotals(**told))
+            rows.append(WorkerTotals(**_announced(known)))
         if not self._unsummed:
             return rows
         counts, last = [event.steps for event in self._unsummed], self._unsummed[-1]
@@ -488,6 +481,11 @@ class RunFold:
                 steps=row.steps + steps,
             )
         return rows
+
+
+def _announced(worker: StartedWorker) -> dict[str, Any]:
+    """What a worker says of itself when it starts."""
+    return {name: getattr(worker, name) for name in ("host", "type", "slowdown", "local_batch_size")}
 
 
 @dataclass(kw_only=True)

@@ -159,22 +159,16 @@ def stack(
         above = below + np.nan_to_num(values)
         parts.append(f'<path class="fill {colour}" d="{_area(below, above, axes, high, height)}"/>')
         below = above
-    return plot("".join(parts), axes, height=height, top=top, bottom="", name=name)
+    return plot("".join(parts), axes, height=height, top=top, name=name)
 
 
 def steps_line(values: Column, axes: Axes, *, high: float, height: int, colour: str, name: str) -> str:
     """A quantity that changes at once and then stays, from 0 to ``high``."""
-    return plot(
-        f'<path class="line {colour}" d="{_stairs(values, axes, high, height)}"/>',
-        axes,
-        height=height,
-        top="",
-        bottom="",
-        name=name,
-    )
+    path = _stairs(values, axes, high, height)
+    return plot(f'<path class="line {colour}" d="{path}"/>', axes, height=height, name=name)
 
 
-def plot(inside: str, axes: Axes, *, height: int, top: str, bottom: str, name: str) -> str:
+def plot(inside: str, axes: Axes, *, height: int, name: str, top: str = "", bottom: str = "") -> str:
     """The stretching part of a chart, with what happened as lines from top to bottom."""
     marks = "".join(f"M{axes.x(time_s):.1f} 0V{height}" for time_s in axes.marks_s)
     return (

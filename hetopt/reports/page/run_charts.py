@@ -62,7 +62,7 @@ def evaluations(run: RunSeries, axes: Axes) -> Iterable[str]:
         path = "M" + "L".join(f"{axes.x(time_s):.1f} {y(value):.1f}" for time_s, value in points)
         told = f"<b>{escape(name)}</b><br><span class=soft>{low:.4g} to {high:.4g}, last {values[-1]:.4g}</span>"
         said = f"{name} of {len(values)} evaluations: {low:.4g} to {high:.4g}, last {values[-1]:.4g}"
-        drawn = plot(f'<path class="line a" d="{path}"/>', axes, height=height, top="", bottom="", name=said)
+        drawn = plot(f'<path class="line a" d="{path}"/>', axes, height=height, name=said)
         rows.append(f'<div class="worker"><div>{told}</div>{drawn}</div>')
     yield figure("Evaluations", "", "".join(rows), rows=True)
 
