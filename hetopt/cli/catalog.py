@@ -58,8 +58,8 @@ class Wanted:
     accelerators_min: Annotated[
         int | None, typer.Option("--gpus-min", min=1, metavar="N", help="Whole accelerators, at least.")
     ] = None
-    vcpus_min: Annotated[int | None, typer.Option("--vcpus-min", min=1, metavar="N", help="vCPUs, at least.")] = None
-    vcpus_max: Annotated[int | None, typer.Option("--vcpus-max", min=1, metavar="N", help="vCPUs, at most.")] = None
+    vcpus_min: Annotated[int | None, typer.Option(min=1, metavar="N", help="vCPUs, at least.")] = None
+    vcpus_max: Annotated[int | None, typer.Option(min=1, metavar="N", help="vCPUs, at most.")] = None
     memory_min_gib: Annotated[
         float | None, typer.Option("--memory-min", metavar="GIB", help="Main memory, at least.")
     ] = None
@@ -79,7 +79,7 @@ class Wanted:
             "--price-max", metavar="USD", help="Price of an hour in the chosen market (any: the lower), at most."
         ),
     ] = None
-    market: Annotated[Literal["spot", "on-demand", "any"], typer.Option("--market", help="How to rent.")] = "any"
+    market: Annotated[Literal["spot", "on-demand", "any"], typer.Option(help="How to rent.")] = "any"
     interruption_max: Annotated[
         str | None,
         typer.Option(
@@ -89,7 +89,7 @@ class Wanted:
     region: Region = FIRST_REGION
     sort: Annotated[
         Sort,
-        typer.Option("--sort", metavar="KEY", help=f"Smallest first, the unknown last: {', '.join(get_args(Sort))}."),
+        typer.Option(metavar="KEY", help=f"Smallest first, the unknown last: {', '.join(get_args(Sort))}."),
     ] = "price"
     reverse: Annotated[bool, typer.Option("--reverse", help="Largest first.")] = False
     limit: Annotated[

@@ -21,48 +21,37 @@ if TYPE_CHECKING:
 class Described:
     """What `hetopt estimate` is told; fields as of `hetopt.estimate`, as they are typed."""
 
-    params: Annotated[
-        str | None, typer.Option("--params", metavar="N", help="Parameters of a transformer, such as 110M.")
-    ] = None
-    config: Annotated[
-        Path | None, typer.Option("--config", metavar="FILE", help="A Hugging Face config.json instead.")
-    ] = None
+    params: Annotated[str | None, typer.Option(metavar="N", help="Parameters of a transformer, such as 110M.")] = None
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="A Hugging Face config.json instead.")] = None
     flops: Annotated[
-        str | None, typer.Option("--flops", metavar="N", help="FLOPs of the whole training, instead of --samples.")
+        str | None, typer.Option(metavar="N", help="FLOPs of the whole training, instead of --samples.")
     ] = None
-    samples: Annotated[
-        str | None, typer.Option("--samples", metavar="N", help="Samples trained on, epochs included.")
-    ] = None
-    tokens: Annotated[int | None, typer.Option("--tokens", metavar="N", help="Tokens of a sample.")] = None
-    batch_size: Annotated[
-        int | None, typer.Option("--batch-size", metavar="N", help="Samples of a step. Default: 256.")
-    ] = None
+    samples: Annotated[str | None, typer.Option(metavar="N", help="Samples trained on, epochs included.")] = None
+    tokens: Annotated[int | None, typer.Option(metavar="N", help="Tokens of a sample.")] = None
+    batch_size: Annotated[int | None, typer.Option(metavar="N", help="Samples of a step. Default: 256.")] = None
     precision: Annotated[
         str,
-        typer.Option(
-            "--precision", autocompletion=one_of("hetopt.api.estimating:Computing"), help="bf16, fp16, tf32 or fp32."
-        ),
+        typer.Option(autocompletion=one_of("hetopt.api.estimating:Computing"), help="bf16, fp16, tf32 or fp32."),
     ] = "bf16"
     budget_usd: Budget = None
     deadline: Deadline = None
     objective: Annotated[
         str,
         typer.Option(
-            "--objective",
             autocompletion=one_of("hetopt.optimizer.plan:Objective"),
             help="balanced, fastest or cheapest.",
         ),
     ] = "balanced"
     market: Market = "any"
     region: RegionOrAny = FIRST_REGION
-    types: Annotated[str | None, typer.Option("--types", help="Only these instance types or patterns.")] = None
-    exclude: Annotated[str | None, typer.Option("--exclude", help="Leave these out.")] = None
-    gpus: Annotated[str | None, typer.Option("--gpus", help="Only machines with these: A10G, L4:4, L4:4+.")] = None
+    types: Annotated[str | None, typer.Option(help="Only these instance types or patterns.")] = None
+    exclude: Annotated[str | None, typer.Option(help="Leave these out.")] = None
+    gpus: Annotated[str | None, typer.Option(help="Only machines with these: A10G, L4:4, L4:4+.")] = None
     quotas: Annotated[
         list[str] | None,
         typer.Option("--quota", metavar="FAMILY=VCPUS", help="vCPUs that may run at once; default: a new account's."),
     ] = None
-    max_workers: Annotated[int, typer.Option("--max-workers", help="Most GPUs in a cluster.")] = 64
+    max_workers: Annotated[int, typer.Option(help="Most GPUs in a cluster.")] = 64
     catalog: CatalogFolder = None
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the plan to this file: it can be rehearsed.")

@@ -10,10 +10,10 @@ import typer
 def export(
     plan: Path | None = typer.Argument(None, help="Plan, a file that `hetopt recommend` wrote."),
     torchrun: Path | None = typer.Option(
-        None, "--torchrun", help="Folder for a script that starts each machine with torchrun, and the run's spec."
+        None, help="Folder for a script that starts each machine with torchrun, and the run's spec."
     ),
-    skypilot: Path | None = typer.Option(None, "--skypilot", help="File for a SkyPilot task, of a plan of one type."),
-    schemas: Path | None = typer.Option(None, "--schemas", help="Folder for a JSON Schema of every kind of file."),
+    skypilot: Path | None = typer.Option(None, help="File for a SkyPilot task, of a plan of one type."),
+    schemas: Path | None = typer.Option(None, help="Folder for a JSON Schema of every kind of file."),
     force: bool = typer.Option(False, "--force", help="Replace files that exist."),
 ) -> None:
     """Write a plan in the words of other launchers: torchrun commands, or a SkyPilot task.

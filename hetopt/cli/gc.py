@@ -15,14 +15,13 @@ if TYPE_CHECKING:
 def gc(
     on: str = typer.Option(
         "rehearsal",
-        "--on",
         autocompletion=one_of("rehearsal", "ec2"),
         help="Where to look: 'rehearsal' is this machine, 'ec2' is the cloud.",
     ),
     dry_run: bool = typer.Option(False, "--dry-run", help="Show what would be removed and stop there."),
     remove_: bool = typer.Option(False, "--remove", help="ec2: remove what is found; without it nothing is."),
-    region: list[str] = typer.Option([], "--region", help="ec2: look here too, beside where anything was ever rented."),
-    run: str | None = typer.Option(None, "--run", help="ec2: only this run (its full name), even if it goes on."),
+    region: list[str] = typer.Option([], help="ec2: look here too, beside where anything was ever rented."),
+    run: str | None = typer.Option(None, help="ec2: only this run (its full name), even if it goes on."),
     everything: bool = typer.Option(False, "--all", help="ec2: also what belongs to runs that go on."),
     everybody: bool = typer.Option(False, "--everybody", help="ec2: also what belongs to other people."),
     json_: bool = typer.Option(False, "--json", help="Print what was found as JSON."),

@@ -25,7 +25,6 @@ class Gpus:
     market: Annotated[
         str,
         typer.Option(
-            "--market",
             autocompletion=one_of("hetopt.optimizer.market.catalog_filter:AnyMarket"),
             help="Where the cheapest machine is sought: spot, on-demand or any.",
         ),
@@ -39,7 +38,6 @@ class Gpus:
     sort: Annotated[
         str,
         typer.Option(
-            "--sort",
             metavar="KEY",
             autocompletion=one_of("hetopt.optimizer.market.gpus:GpuSort"),
             help="Smallest first: price (of the machine), price-per-gpu, rate-per-usd (16 bits), memory, fp32, tf32, "

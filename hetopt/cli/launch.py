@@ -35,7 +35,6 @@ class Launch:
     on: Annotated[
         str | None,
         typer.Option(
-            "--on",
             autocompletion=one_of("hetopt.api.backends:BACKENDS"),
             help="Where to run: 'ec2' rents the plan's machines; 'local' is this machine, with real processes; "
             "'rehearsal' emulates the cluster on this machine, network included; 'ssh' is hosts of your own. Asked for "
@@ -51,7 +50,6 @@ class Launch:
     hosts: Annotated[
         str | None,
         typer.Option(
-            "--hosts",
             help="rehearsal: these hosts instead of the plan's machines, such as "
             "'speed=1, rate=100mbit x2; speed=0.25, rate=25mbit'. Also workers=, noise= and cpu=. ssh: those to run "
             "on, such as alice@box1,bob@box2.",
@@ -59,12 +57,11 @@ class Launch:
     ] = None
     inventory: Annotated[
         Path | None,
-        typer.Option("--inventory", help="ssh: the file that describes your hosts, see `hetopt hosts check`."),
+        typer.Option(help="ssh: the file that describes your hosts, see `hetopt hosts check`."),
     ] = None
     schedule: Annotated[
         Path | None,
         typer.Option(
-            "--schedule",
             help="rehearsal: what happens on the way, a change a line: '30s h2 speed=0.25 rate=10mbit', 'step 40 h3 "
             "dies'; with --max-restarts also '26s h3 notice', '90s h3 returns', '20s h1 cut' and '25s h1 heals'.",
         ),
@@ -80,7 +77,6 @@ class Launch:
     batch_policy: Annotated[
         str | None,
         typer.Option(
-            "--batch-policy",
             autocompletion=one_of("hetopt.core.run_spec:BATCH_POLICIES"),
             help="How the batch is shared: uniform, static, proportional, dynamic, omnilearn, allocation, "
             "model, or rate with --stream; with settings as in 'allocation(micro=4)'. Default: the plan's.",
@@ -89,7 +85,6 @@ class Launch:
     compression: Annotated[
         str | None,
         typer.Option(
-            "--compression",
             autocompletion=one_of("auto", "dense", "hetopt.core.comm.composition:METHODS"),
             help="What is sent of gradients: 'auto', which decides while training goes on, bf16, dense, or "
             "'NAME(RATIO, key=value)' such as 'topk(0.01)', 'dgc(1000x, momentum=0.9)' or 'powersgd(rank=2)'; "
@@ -99,7 +94,6 @@ class Launch:
     ratio_policy: Annotated[
         str | None,
         typer.Option(
-            "--ratio-policy",
             autocompletion=one_of("hetopt.core.comm.ratio_controllers:CONTROLLERS"),
             help="Who decides how much is sent: fixed, warm_up, accordion, gravac, threshold, scan or auto; with "
             "settings as in 'gravac(window=50, eps=0.7)'. Default: the plan's, or fixed with a named compression.",
@@ -108,7 +102,6 @@ class Launch:
     collective: Annotated[
         str | None,
         typer.Option(
-            "--collective",
             autocompletion=one_of("auto", "hetopt.core.comm.composition:COLLECTIVES"),
             help="How payloads meet: 'auto', the cheapest on the network as it is, or all_reduce, all_gather, ar_topk, "
             "ar_topk_star, ar_topk_var, majority. Default: the plan's.",
@@ -117,7 +110,6 @@ class Launch:
     sync: Annotated[
         str | None,
         typer.Option(
-            "--sync",
             autocompletion=one_of("hetopt.core.synchronization:SyncName"),
             help="When workers synchronize: bsp (in every step), 'selsync(0.3)', "
             "'selsync(auto, share=0.2)', 'local-sgd(8)', 'fedavg(1, 0.25)', 'ssp(4)', or 'auto': bsp until averages of "
@@ -127,7 +119,6 @@ class Launch:
     partition: Annotated[
         str | None,
         typer.Option(
-            "--partition",
             autocompletion=one_of("hetopt.core.synchronization:PartitionName"),
             help="Which samples a worker sees: global, shards, seldp, 'labels(1)' or 'dirichlet(0.5)'. "
             "Default: the plan's.",
@@ -143,7 +134,6 @@ class Launch:
     stream: Annotated[
         str | None,
         typer.Option(
-            "--stream",
             help="local, rehearsal: train on samples as they arrive, with batches that follow the rates: "
             "'replay(uniform=38/24)', 'replay(40/80, buffer=truncation)' or 'redis(redis://HOST:6379/0, key=cam)'.",
         ),
@@ -151,19 +141,15 @@ class Launch:
     precision: Annotated[
         str | None,
         typer.Option(
-            "--precision",
             autocompletion=one_of("hetopt.api.precision_options:PRECISIONS"),
             help="local, rehearsal: compute in fp32, tf32, bf16 or fp16, where the profile has steps in it. "
             "Default: the plan's.",
         ),
     ] = None
-    steps: Annotated[
-        int | None, typer.Option("--steps", help="Stop after so many steps instead of at the plan's end.")
-    ] = None
+    steps: Annotated[int | None, typer.Option(help="Stop after so many steps instead of at the plan's end.")] = None
     data: Annotated[
         str | None,
         typer.Option(
-            "--data",
             help="Data folder, when it is not where the profile found it. ec2: s3://BUCKET/PREFIX. A script is told it "
             "where its arguments say {data}.",
         ),
@@ -173,9 +159,9 @@ class Launch:
     ] = None
     bucket: Annotated[
         str | None,
-        typer.Option("--bucket", help="ec2: where code, checkpoints and state go. Default: hetopt-ACCOUNT-REGION."),
+        typer.Option(help="ec2: where code, checkpoints and state go. Default: hetopt-ACCOUNT-REGION."),
     ] = None
-    zone: Annotated[str | None, typer.Option("--zone", help="ec2: only this availability zone, by name or id.")] = None
+    zone: Annotated[str | None, typer.Option(help="ec2: only this availability zone, by name or id.")] = None
     substitutes: Annotated[
         list[str],
         typer.Option(
@@ -184,7 +170,7 @@ class Launch:
     ] = field(default_factory=list)
     instance_profile: Annotated[
         str | None,
-        typer.Option("--instance-profile", help="ec2: the machines' role. Default: hetopt-node, see `hetopt setup`."),
+        typer.Option(help="ec2: the machines' role. Default: hetopt-node, see `hetopt setup`."),
     ] = None
     images: Annotated[
         list[str],
@@ -200,7 +186,7 @@ class Launch:
     ] = field(default_factory=list)
     security_group: Annotated[
         str | None,
-        typer.Option("--security-group", help="ec2: the machines' group, instead of one that is made for the run."),
+        typer.Option(help="ec2: the machines' group, instead of one that is made for the run."),
     ] = None
     public_address: Annotated[
         bool,
@@ -212,7 +198,7 @@ class Launch:
     ] = True
     proxy: Annotated[
         str | None,
-        typer.Option("--proxy", help="ec2: http://HOST:PORT by which machines reach S3 and packages."),
+        typer.Option(help="ec2: http://HOST:PORT by which machines reach S3 and packages."),
     ] = None
     unprobed: Annotated[
         bool,
@@ -239,7 +225,7 @@ class Launch:
     detach: Annotated[bool, typer.Option("--detach", help="ec2: return when the machines have been told to begin.")] = (
         False
     )
-    resume: Annotated[str | None, typer.Option("--resume", help="Go on with this run from its last checkpoint.")] = None
+    resume: Annotated[str | None, typer.Option(help="Go on with this run from its last checkpoint.")] = None
     restarts: Annotated[
         int | None,
         typer.Option(

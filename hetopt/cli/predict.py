@@ -25,24 +25,22 @@ def predict(
     profile: Path = typer.Argument(..., help="Profile made by `hetopt profile`, with or without --from-samples."),
     queries: Path = typer.Argument(Path("-"), help="Configurations, JSON Lines. Default: standard input."),
     suggest_probes: int = typer.Option(
-        0, "--suggest-probes", min=0, help="Mark the N configurations whose measurement would help most, and say why."
+        0, min=0, help="Mark the N configurations whose measurement would help most, and say why."
     ),
     explain: str | None = typer.Option(
-        None, "--explain", help='Only the breakdown of one query: its "id", or the number of its line.'
+        None, help='Only the breakdown of one query: its "id", or the number of its line.'
     ),
     model: str = typer.Option(
         "hetopt",
-        "--model",
         autocompletion=one_of("hetopt", "auto", "scavenger", "ernest", "goodput"),
         help="hetopt's own, a published one (scavenger, ernest, goodput), or auto: the best on layouts held out.",
     ),
     market: str = typer.Option(
         "spot",
-        "--market",
         autocompletion=one_of("spot", "on-demand"),
         help="Prices for --suggest-probes: spot or on-demand.",
     ),
-    region: str = typer.Option("us-east-1", "--region", help="AWS region of the prices."),
+    region: str = typer.Option("us-east-1", help="AWS region of the prices."),
     catalog_dir: Path | None = typer.Option(None, "--catalog", help="Another catalogue folder than the bundled one."),
     json_: bool = typer.Option(False, "--json", help="Breakdown as JSON. Predictions always are."),
 ) -> None:

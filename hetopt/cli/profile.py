@@ -36,18 +36,15 @@ class Measure:
         ),
     ] = None
     epoch_samples: Annotated[
-        int | None, typer.Option("--epoch-samples", help="Samples of a script's epoch, if its loader does not tell.")
+        int | None, typer.Option(help="Samples of a script's epoch, if its loader does not tell.")
     ] = None
     from_samples: Annotated[
         Path | None,
         typer.Option(
-            "--from-samples",
             help="Import step times measured elsewhere (JSON Lines, - for standard input): alone, or beside TASK.",
         ),
     ] = None
-    data: Annotated[
-        Path | None, typer.Option("--data", help="Folder of the task's data, for tasks that read files.")
-    ] = None
+    data: Annotated[Path | None, typer.Option(help="Folder of the task's data, for tasks that read files.")] = None
     output: Annotated[
         Path | None,
         typer.Option(
@@ -57,14 +54,12 @@ class Measure:
     force: Annotated[bool, typer.Option("--force", help="Replace the output file if it exists.")] = False
     workers: Annotated[
         int | None,
-        typer.Option(
-            "--workers", help="Worker processes to measure together. Default: the GPUs, else two or one a processor."
-        ),
+        typer.Option(help="Worker processes to measure together. Default: the GPUs, else two or one a processor."),
     ] = None
     time_budget_s: Annotated[
         str, typer.Option("--time-budget", help="Time that measuring may take, about; starting up comes on top.")
     ] = "40s"
-    seed: Annotated[int, typer.Option("--seed", help="Seed of weights and sample order.")] = 0
+    seed: Annotated[int, typer.Option(help="Seed of weights and sample order.")] = 0
     machine_type: Annotated[
         str, typer.Option("--type", help="What this machine is: an instance type of the catalogue.")
     ] = "local"
@@ -88,24 +83,21 @@ class Measure:
     ] = "local"
     hosts: Annotated[
         str | None,
-        typer.Option("--hosts", help="rehearsal: the cluster to explore, such as 'speed=1,rate=100mbit x8'."),
+        typer.Option(help="rehearsal: the cluster to explore, such as 'speed=1,rate=100mbit x8'."),
     ] = None
     inventory: Annotated[
-        Path | None, typer.Option("--inventory", help="ssh: the file of hosts to explore, see `hetopt hosts check`.")
+        Path | None, typer.Option(help="ssh: the file of hosts to explore, see `hetopt hosts check`.")
     ] = None
-    types: Annotated[
-        str | None, typer.Option("--types", help="ec2: the machine types to explore, with commas between.")
-    ] = None
-    region: Annotated[str, typer.Option("--region", help="ec2: where to rent.")] = "us-east-1"
+    types: Annotated[str | None, typer.Option(help="ec2: the machine types to explore, with commas between.")] = None
+    region: Annotated[str, typer.Option(help="ec2: where to rent.")] = "us-east-1"
     ec2_data: Annotated[
         str | None,
-        typer.Option("--ec2-data", help="ec2: where the task's data is for rented machines: s3://BUCKET/PREFIX."),
+        typer.Option(help="ec2: where the task's data is for rented machines: s3://BUCKET/PREFIX."),
     ] = None
     yes: Annotated[bool, typer.Option("--yes", "-y", help="ec2: rent without asking.")] = False
     sync: Annotated[
         list[str],
         typer.Option(
-            "--sync",
             autocompletion=SYNCHRONIZATIONS,
             help="Also measure how many steps the target takes when workers average parameters now and then: "
             "'local-sgd(8, stretch=1.5)', 'selsync(auto)'. May be repeated.",
@@ -114,7 +106,6 @@ class Measure:
     precision: Annotated[
         str | None,
         typer.Option(
-            "--precision",
             autocompletion=one_of("hetopt.api.profiling:PRECISIONS"),
             help="Of a task, also measure tf32, bf16 or fp16 beside fp32, or 'auto': all that the machine has. "
             "Default: auto on GPUs, fp32 alone on CPUs.",

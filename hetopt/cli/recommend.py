@@ -23,16 +23,13 @@ class Recommend:
     budget_usd: Budget = None
     deadline: Deadline = None
     target: Annotated[
-        str | None, typer.Option("--target", help="METRIC=VALUE. Default: the task's own target (or its usual epochs).")
+        str | None, typer.Option(help="METRIC=VALUE. Default: the task's own target (or its usual epochs).")
     ] = None
-    epochs: Annotated[float | None, typer.Option("--epochs", help="Train this many epochs instead of to a target.")] = (
-        None
-    )
-    steps: Annotated[int | None, typer.Option("--steps", help="Train this many steps instead of to a target.")] = None
+    epochs: Annotated[float | None, typer.Option(help="Train this many epochs instead of to a target.")] = None
+    steps: Annotated[int | None, typer.Option(help="Train this many steps instead of to a target.")] = None
     objective: Annotated[
         str,
         typer.Option(
-            "--objective",
             autocompletion=one_of("hetopt.optimizer.plan:Objective"),
             help="Within the limits: balanced (stop paying where 10 % less time costs over 20 % more), fastest or "
             "cheapest.",
@@ -44,7 +41,7 @@ class Recommend:
     ] = None
     confidence: Annotated[
         float | None,
-        typer.Option("--confidence", help="Keep the limits with this probability, by simulated runs: 0.9."),
+        typer.Option(help="Keep the limits with this probability, by simulated runs: 0.9."),
     ] = None
     accept_risk: Annotated[
         bool,
@@ -53,7 +50,6 @@ class Recommend:
     market: Annotated[
         str | None,
         typer.Option(
-            "--market",
             autocompletion=one_of("hetopt.optimizer.market.catalog_filter:AnyMarket", "own"),
             help="spot, on-demand or any (default); own: only machines of --inventory.",
         ),
@@ -64,27 +60,21 @@ class Recommend:
         str,
         typer.Option("--region", "-r", help="AWS region; any: the best of all, with the data set's transfer."),
     ] = FIRST_REGION
-    zone: Annotated[
-        str | None, typer.Option("--zone", help="Availability zone of all machines, such as us-east-1a.")
-    ] = None
+    zone: Annotated[str | None, typer.Option(help="Availability zone of all machines, such as us-east-1a.")] = None
     zones: Annotated[
         int,
         typer.Option(
-            "--zones",
             help="Spread the machines over so many zones, and pay for what they send each other between them.",
         ),
     ] = 1
     types: Annotated[
         str | None,
-        typer.Option(
-            "--types", help="Only these instance types, with commas between; patterns in quotes: 'g5.*,c7a.*'."
-        ),
+        typer.Option(help="Only these instance types, with commas between; patterns in quotes: 'g5.*,c7a.*'."),
     ] = None
-    exclude: Annotated[str | None, typer.Option("--exclude", help="Leave these instance types or patterns out.")] = None
+    exclude: Annotated[str | None, typer.Option(help="Leave these instance types or patterns out.")] = None
     gpus: Annotated[
         str | None,
         typer.Option(
-            "--gpus",
             help="Only machines with these GPUs: A10G, L4:4 (so many each), L4:4+ (or more), any, none.",
         ),
     ] = None
@@ -106,9 +96,9 @@ class Recommend:
     max_hourly_usd: Annotated[
         str | None, typer.Option("--max-hourly", help="Most USD an hour for all machines together.")
     ] = None
-    max_workers: Annotated[int, typer.Option("--max-workers", help="Most workers in a cluster, up to 4,096.")] = 64
-    max_machines: Annotated[int | None, typer.Option("--max-machines", help="Most machines in a cluster.")] = None
-    mixed_types: Annotated[int, typer.Option("--mixed-types", help="Most instance types in a cluster: 1, 2 or 3.")] = 3
+    max_workers: Annotated[int, typer.Option(help="Most workers in a cluster, up to 4,096.")] = 64
+    max_machines: Annotated[int | None, typer.Option(help="Most machines in a cluster.")] = None
+    mixed_types: Annotated[int, typer.Option(help="Most instance types in a cluster: 1, 2 or 3.")] = 3
     quotas: Annotated[
         list[str] | None,
         typer.Option(
@@ -120,19 +110,19 @@ class Recommend:
     ] = None
     data: Annotated[
         str | None,
-        typer.Option("--data", metavar="SIZE", help="Of the data set, which each machine reads first: 150GB."),
+        typer.Option(metavar="SIZE", help="Of the data set, which each machine reads first: 150GB."),
     ] = None
-    data_region: Annotated[
-        str | None, typer.Option("--data-region", help="Where the data set is. Default: where the machines are.")
-    ] = None
+    data_region: Annotated[str | None, typer.Option(help="Where the data set is. Default: where the machines are.")] = (
+        None
+    )
     disk_gb: Annotated[
         int | None, typer.Option("--disk", metavar="GB", help="Of each machine. Default: what it needs.")
     ] = None
     provisioning: Annotated[
         str | None,
-        typer.Option("--provisioning", metavar="TIME", help="From the request to the first step. Default: by machine."),
+        typer.Option(metavar="TIME", help="From the request to the first step. Default: by machine."),
     ] = None
-    batch_size: Annotated[int | None, typer.Option("--batch-size", help="Fix the global batch size, samples.")] = None
+    batch_size: Annotated[int | None, typer.Option(help="Fix the global batch size, samples.")] = None
     learning_rate_rule: Annotated[
         str | None,
         typer.Option(
@@ -145,7 +135,6 @@ class Recommend:
     sync: Annotated[
         str | None,
         typer.Option(
-            "--sync",
             autocompletion=one_of("hetopt.core.synchronization:SyncName"),
             help="When the workers of the plan synchronize, as of `hetopt launch`: 'selsync(auto)', 'local-sgd(8)', "
             "bsp, ... Default: the best of bsp and what the profile measured (`hetopt profile --sync`).",
@@ -154,7 +143,6 @@ class Recommend:
     precision: Annotated[
         str,
         typer.Option(
-            "--precision",
             autocompletion=one_of("hetopt.api.planning:PRECISIONS"),
             help="What workers compute in: fp32, tf32, bf16, fp16, or auto: the best that the profile has steps of.",
         ),
@@ -162,7 +150,6 @@ class Recommend:
     compression: Annotated[
         list[str] | None,
         typer.Option(
-            "--compression",
             metavar="NAME",
             help="Only these ways to send gradients: topk, powersgd, none, ... May be repeated. Default: all.",
         ),
@@ -170,7 +157,6 @@ class Recommend:
     ratio: Annotated[
         list[str] | None,
         typer.Option(
-            "--ratio",
             metavar="R",
             help="Part of the gradient that those send which send a part: 0.01, 1% or 100x. May be repeated.",
         ),
@@ -185,7 +171,6 @@ class Recommend:
     trials: Annotated[
         int | None,
         typer.Option(
-            "--trials",
             help="Also look through the whole space with so many trials of an Optuna study, from what exact search "
             "found. Default: 400 with --resume, else none.",
         ),
@@ -193,7 +178,6 @@ class Recommend:
     observed: Annotated[
         str | None,
         typer.Option(
-            "--observed",
             metavar="FILE",
             help="What was seen of spot pools: hours and losses. Default: what your launches have seen; none: nothing.",
         ),
@@ -201,12 +185,11 @@ class Recommend:
     inventory: Annotated[
         Path | None,
         typer.Option(
-            "--inventory",
             metavar="FILE",
             help="Machines of your own, see `hetopt hosts check`: the better of a plan for them and one that rents.",
         ),
     ] = None
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the search: the same seed gives the same plan.")] = 0
+    seed: Annotated[int, typer.Option(help="Seed of the search: the same seed gives the same plan.")] = 0
     journal: Annotated[
         Path | None,
         typer.Option(
@@ -218,7 +201,6 @@ class Recommend:
     report: Annotated[
         Path | None,
         typer.Option(
-            "--report",
             metavar="FILE",
             help="Also write the plan as an HTML page: Pareto front, costs, local batch sizes, sensitivity.",
         ),

@@ -20,9 +20,9 @@ SHOWN_WAYS = 3
 def report(
     run: NewestRun = None,
     output: Path | None = typer.Option(None, "--output", "-o", help="Also write the report to this JSON file."),
-    html: Path | None = typer.Option(None, "--html", help="Also write the run as a page that needs nothing else."),
+    html: Path | None = typer.Option(None, help="Also write the run as a page that needs nothing else."),
     learn: Path | None = typer.Option(
-        None, "--learn", help="Fold what the run measured into this profile; a new file begins with the plan's."
+        None, help="Fold what the run measured into this profile; a new file begins with the plan's."
     ),
     force: bool = typer.Option(False, "--force", help="Replace the files that are written."),
     json_: bool = typer.Option(False, "--json", help="Print the report as JSON."),
@@ -85,6 +85,7 @@ def show(made: Report) -> None:
     from hetopt.cli import render
     from hetopt.cli.status import worker_table
     from hetopt.core import formatting
+    from hetopt.reports.report import rows
 
     kind, where = HERE.get(made.on, ""), "" if made.on in HERE else f" on {made.on}"
     workers = f"{len(made.workers)} {kind}worker{'s' * (len(made.workers) != 1)}{where}"
@@ -95,7 +96,7 @@ def show(made: Report) -> None:
     render.heading("Predicted and measured" + (", here" if made.on in HERE else ""))
     render.table(
         ["", "predicted", "90 % interval", "measured", "difference"],
-        made.rows(between=" – "),
+        rows(made, between=" – "),
         numbers={"predicted", "90 % interval", "measured", "difference"},
     )
     render.heading("Workers")

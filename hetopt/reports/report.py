@@ -149,7 +149,7 @@ class Report(Artifact):
     def __str__(self) -> str:
         """Predicted beside measured, a figure a line, and the verdict."""
         lines = [f"{self.run_id}: {self.task} on {self.on}, {self.state}"]
-        lines += ["  " + "  ".join(part for part in row if part) for row in self.rows()]
+        lines += ["  " + "  ".join(part for part in row if part) for row in rows(self)]
         return "\n".join([*lines, *(f"  {sentence}" for sentence in self.verdict)])
 
     def __repr__(self) -> str:
@@ -159,21 +159,22 @@ class Report(Artifact):
         """As notebooks show it."""
         head = ("", "predicted", "90 % interval", "measured", "difference")
         return html_table(
-            f"{self.run_id}: {self.task} on {self.on}, {self.state}", head, self.rows(), below=self.verdict
+            f"{self.run_id}: {self.task} on {self.on}, {self.state}", head, rows(self), below=self.verdict
         )
 
-    def rows(self, between: str = " to ") -> list[list[str]]:
-        """Of `compared`: name, predicted, interval (``between`` its ends), measured and difference, as text."""
-        return [
-            [
-                one.name,
-                one.text_of(one.predicted),
-                f"{one.text_of(one.low)}{between}{one.text_of(one.high)}" if one.low < one.high else "",
-                one.text_of(one.measured),
-                formatting.percent(one.error) if one.error is not None else "",
-            ]
-            for one in self.compared
+
+def rows(made: Report, between: str = " to ") -> list[list[str]]:
+    """Of what was compared: name, predicted, interval (``between`` its ends), measured and difference, as text."""
+    return [
+        [
+            one.name,
+            one.text_of(one.predicted),
+            f"{one.text_of(one.low)}{between}{one.text_of(one.high)}" if one.low < one.high else "",
+            one.text_of(one.measured),
+            formatting.percent(one.error) if one.error is not None else "",
         ]
+        for one in made.compared
+    ]
 
 
 def make_report(launch: Launch, progress: RunFold, told: Timeline, *, state: str, unread_lines: int = 0) -> Report:

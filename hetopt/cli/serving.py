@@ -1,4 +1,4 @@
-"""`hetopt metrics`: a run's figures for TensorBoard and Prometheus."""
+"""`hetopt serve` and `metrics`: runs in a browser, and their figures for TensorBoard and Prometheus."""
 
 from __future__ import annotations
 
@@ -12,13 +12,35 @@ from hetopt.cli.options import NewestRun
 EVENT_FILE = "events.out.tfevents.hetopt"
 
 
+def serve(
+    listen: str = typer.Option(
+        "127.0.0.1:9400", help="ADDRESS:PORT of this machine alone; port 0 is any that is free."
+    ),
+) -> None:
+    """Show all runs in a browser until Ctrl-C: progress, cost, timeline, comparisons, beside what was planned.
+
+    Nothing can be changed from there, and other machines cannot reach it. Prometheus is answered at /metrics.
+
+    \b
+      hetopt serve
+      hetopt serve --listen 127.0.0.1:8000
+    """
+    from hetopt.api.dashboard import serve as serve_runs
+    from hetopt.cli import render, terminal
+
+    with serve_runs(listen) as server:
+        render.line(f"all runs are at {server.url}, until Ctrl-C")
+        terminal.flush()
+        server.serve_forever()
+
+
 def metrics(
     run: NewestRun = None,
     tensorboard: Path | None = typer.Option(
-        None, "--tensorboard", help="Write what is logged so far into this folder, which `tensorboard --logdir` reads."
+        None, help="Write what is logged so far into this folder, which `tensorboard --logdir` reads."
     ),
     listen: str | None = typer.Option(
-        None, "--listen", help="Answer Prometheus at ADDRESS:PORT until Ctrl-C, such as 127.0.0.1:9400."
+        None, help="Answer Prometheus at ADDRESS:PORT until Ctrl-C, such as 127.0.0.1:9400."
     ),
 ) -> None:
     """Give a run's figures to other tools. Without an option, print them in Prometheus' text format.
