@@ -173,7 +173,6 @@ OURS = {
     "hetopt/reports/own_wheel.py: Path(folder) / file": "what lies there",
     "hetopt/core/outputs.py: Path(place) / name": "what lies there",
     "hetopt/core/names.py: script.with_name(f'{script.stem}_hetopt.py')": "as typed",
-    "hetopt/cli/serving.py: into / f'.{EVENT_FILE}.partial'": "a constant",
     "hetopt/cli/export.py: skypilot.parent / name": "the wheel of this hetopt",
     "hetopt/cli/fetch.py: out.with_name(f'.{out.name}.partial')": "as typed",
     "hetopt/backends/ec2/renter/user_code.py: folder / first": "a module that the person's own code imports",

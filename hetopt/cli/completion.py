@@ -20,9 +20,6 @@ def one_of(*names: str) -> Callable[[str], list[str]]:
     return complete
 
 
-SYNCHRONIZATIONS = one_of("hetopt.core.synchronization:SyncName")
-
-
 def expanded(names: tuple[str, ...]) -> list[str]:
     """The names, with those of ``module:NAME`` in its place."""
     found: list[str] = []

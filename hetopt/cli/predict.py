@@ -11,7 +11,7 @@ import typer
 from hetopt.cli.completion import one_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from hetopt.api.step_times import Predictor, StepTimes
     from hetopt.cli.lines import Query
@@ -96,11 +96,7 @@ def _answer(model: Predictor, chunks: Iterable[list[Query]]) -> None:
     for chunk in chunks:
         total += len(chunk)
         for query, answer in _answered(model, chunk):
-            if isinstance(answer, str):
-                refused.append(f"line {query.number}: {answer}")
-                query.write(error=answer)
-            else:
-                query.write(**asdict(answer))
+            refused += _written(query, answer)
         if len(chunk) == 1:
             terminal.flush()
     _report(total, refused)
@@ -113,6 +109,15 @@ def _answered(model: Predictor, asked: list[Query]) -> list[tuple[Query, StepTim
     good = [query.configuration for query in asked if query.configuration is not None]
     found = iter(predicted(model, good))
     return [(query, next(found) if query.configuration is not None else query.reason) for query in asked]
+
+
+def _written(query: Query, answer: StepTime | str, mark: Mapping[str, object] | None = None) -> list[str]:
+    """Write one line, and say why where there is no prediction."""
+    if isinstance(answer, str):
+        query.write(error=answer)
+        return [f"line {query.number}: {answer}"]
+    query.write(**asdict(answer), **(mark or {}))
+    return []
 
 
 def _report(total: int, refused: list[str]) -> None:
@@ -153,11 +158,7 @@ def _suggest(times: StepTimes, asked: list[Query], count: int) -> None:
             marks[place]["probe_cost_usd"] = probe.usd
     refused = list[str]()
     for place, (query, answer) in enumerate(answers):
-        if isinstance(answer, str):
-            refused.append(f"line {query.number}: {answer}")
-            query.write(error=answer)
-        else:
-            query.write(**asdict(answer), **marks.get(place, {}))
+        refused += _written(query, answer, marks.get(place))
     _report(len(asked), refused)
 
 

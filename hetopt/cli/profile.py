@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetopt.cli.completion import SYNCHRONIZATIONS, one_of
+from hetopt.cli.completion import one_of
 from hetopt.cli.options import given, options
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Measure:
     sync: Annotated[
         list[str],
         typer.Option(
-            autocompletion=SYNCHRONIZATIONS,
+            autocompletion=one_of("hetopt.core.synchronization:SyncName"),
             help="Also measure how many steps the target takes when workers average parameters now and then: "
             "'local-sgd(8, stretch=1.5)', 'selsync(auto)'. May be repeated.",
         ),

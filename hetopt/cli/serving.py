@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import typer
@@ -73,6 +72,7 @@ def metrics(
 
 def _write(folder: Path, into: Path) -> None:
     from hetopt.cli import render
+    from hetopt.core.artifact import write_atomically
     from hetopt.core.errors import BadInput
     from hetopt.core.events.log import EVENTS_FILE
     from hetopt.core.events.reader import read_log
@@ -82,14 +82,8 @@ def _write(folder: Path, into: Path) -> None:
     log = read_log(folder / EVENTS_FILE)
     if log.unread.sentence is not None:
         render.note(log.unread.sentence)
-    data = event_file(scalars(log.events))
     try:
         into.mkdir(parents=True, exist_ok=True)
-        partial = into / f".{EVENT_FILE}.partial"
-        with partial.open("wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        partial.replace(into / EVENT_FILE)
     except OSError as error:
         raise BadInput(f"{into} cannot be written: {error.strerror}.", hint="name another folder") from None
+    write_atomically(into / EVENT_FILE, event_file(scalars(log.events)))

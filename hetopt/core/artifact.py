@@ -10,6 +10,7 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, get_args, get_origin
 
@@ -29,7 +30,7 @@ from hetopt.core.errors import BadInput
 from hetopt.core.faults import faults
 from hetopt.core.paths import HOST_PATTERN, RUN_PATTERN
 from hetopt.core.plain_text import fault_of, one_line, texts_in
-from hetopt.core.reading import MOST_BYTES, parse_json, read_json, read_text, shortened
+from hetopt.core.reading import MOST_BYTES, MissingFile, parse_json, read_json, read_text, shortened
 
 
 def _one_line_of_any(value: object) -> object:
@@ -59,16 +60,10 @@ class PlainText(BaseModel):
         return self
 
 
-_TEXT_FIELDS: dict[type[BaseModel], tuple[str, ...]] = {}
-
-
+@cache
 def _text_fields(kind: type[BaseModel]) -> tuple[str, ...]:
     """The fields of a record that can hold text: most records have few, and are made many times."""
-    found = _TEXT_FIELDS.get(kind)
-    if found is None:
-        found = tuple(name for name, field in kind.model_fields.items() if _may_hold_text(field.annotation))
-        _TEXT_FIELDS[kind] = found
-    return found
+    return tuple(name for name, field in kind.model_fields.items() if _may_hold_text(field.annotation))
 
 
 def _may_hold_text(annotation: Any) -> bool:
@@ -168,7 +163,10 @@ class Artifact(Record):
         Raises:
             BadInput: the file cannot be read (see `hetopt.core.reading`), or is no such artifact.
         """
-        text = read_text(Path(path), missing_hint=f"make it with `{cls.MADE_BY}`")
+        try:
+            text = read_text(Path(path))
+        except MissingFile as missing:
+            raise MissingFile(missing.message, hint=f"make it with `{cls.MADE_BY}`") from None
         return cls.from_json(text, origin=str(path))
 
     def to_json(self) -> str:
@@ -290,11 +288,9 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             os.fsync(stream.fileno())
         os.chmod(temporary, _mode_in(path.parent))
         os.replace(temporary, path)
-    except OSError as error:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
+        if not isinstance(error, OSError):
+            raise
         raise BadInput(f"{path} cannot be written: {error.strerror}.", hint="make room, or name another file") from None
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise

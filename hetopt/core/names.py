@@ -47,6 +47,12 @@ def unknown(name: str, names: Iterable[str], what: str, *, hint: str | None = No
     return BadInput(f"There is no {what} called {name!r}.", hint=f"{guess}{hint}".strip() or None)
 
 
+def either(names: Iterable[object]) -> str:
+    """Such as ``a, b or c``."""
+    *most, last = map(str, names)
+    return f"{', '.join(most)} or {last}" if most else last
+
+
 def _nearest(name: str, names: Iterable[str]) -> list[str]:
     """The name that is most alike, and those that are just as much so; none where none is close."""
     near = difflib.get_close_matches(name, names)

@@ -35,13 +35,12 @@ class MissingFile(BadInput):
 
 
 @contextmanager
-def opened_file(path: Path, *, hint: str = _NAME_ANOTHER, missing_hint: str | None = None) -> Iterator[BinaryIO]:
+def opened_file(path: Path, *, hint: str = _NAME_ANOTHER) -> Iterator[BinaryIO]:
     """A regular file, open for reading.
 
     Args:
         path: of the file; a link is followed.
         hint: what to do about a file that cannot be read.
-        missing_hint: what to do about one that is not there; absent: ``hint``.
 
     Raises:
         MissingFile: it does not exist.
@@ -51,7 +50,7 @@ def opened_file(path: Path, *, hint: str = _NAME_ANOTHER, missing_hint: str | No
     try:
         stream = open(path, "rb", opener=_open_without_waiting)  # noqa: SIM115  # closed below
     except FileNotFoundError:
-        raise MissingFile(f"{shown} does not exist.", hint=missing_hint or hint) from None
+        raise MissingFile(f"{shown} does not exist.", hint=hint) from None
     except OSError as error:
         raise BadInput(f"{shown} cannot be read: {error.strerror}.", hint=hint) from None
     except ValueError:  # a NUL in the path, or letters that no file name can hold
@@ -66,45 +65,39 @@ def opened_file(path: Path, *, hint: str = _NAME_ANOTHER, missing_hint: str | No
             raise BadInput(f"{shown} cannot be read: {error.strerror}.", hint=hint) from None
 
 
-def read_bytes(
-    path: Path, *, most_bytes: int = MOST_BYTES, hint: str = _NAME_ANOTHER, missing_hint: str | None = None
-) -> bytes:
+def read_bytes(path: Path, *, most_bytes: int = MOST_BYTES, hint: str = _NAME_ANOTHER) -> bytes:
     """All of a regular file.
 
     Raises:
         MissingFile: it does not exist.
         BadInput: it cannot be read (see `opened_file`), or is larger than ``most_bytes``.
     """
-    with opened_file(path, hint=hint, missing_hint=missing_hint) as stream:
+    with opened_file(path, hint=hint) as stream:
         content = stream.read(most_bytes + 1)
     if len(content) > most_bytes:
         raise BadInput(f"{shortened(str(path))} cannot be read: it is larger than {most_bytes / 1e6:g} MB.", hint=hint)
     return content
 
 
-def read_text(
-    path: Path, *, most_bytes: int = MOST_BYTES, hint: str = _NAME_ANOTHER, missing_hint: str | None = None
-) -> str:
+def read_text(path: Path, *, most_bytes: int = MOST_BYTES, hint: str = _NAME_ANOTHER) -> str:
     """All of a regular file as UTF-8 text, without a byte order mark; line ends become newlines.
 
     Raises:
         MissingFile: it does not exist.
         BadInput: it cannot be read (see `read_bytes`), or is not UTF-8 text.
     """
-    content = read_bytes(path, most_bytes=most_bytes, hint=hint, missing_hint=missing_hint)
+    content = read_bytes(path, most_bytes=most_bytes, hint=hint)
     return decoded(content, origin=shortened(str(path)), hint=hint)
 
 
-def read_json(
-    path: Path, *, most_bytes: int = MOST_BYTES, hint: str = _NAME_ANOTHER, missing_hint: str | None = None
-) -> Any:
+def read_json(path: Path, *, most_bytes: int = MOST_BYTES, hint: str = _NAME_ANOTHER) -> Any:
     """All of a regular file as JSON.
 
     Raises:
         MissingFile: it does not exist.
         BadInput: it cannot be read (see `read_text`), or is not JSON (see `parse_json`).
     """
-    text = read_text(path, most_bytes=most_bytes, hint=hint, missing_hint=missing_hint)
+    text = read_text(path, most_bytes=most_bytes, hint=hint)
     return parse_json(text, origin=str(path), hint=hint)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from hetopt.core.errors import BadInput
-from hetopt.core.names import known
+from hetopt.core.names import either, known
 
 AUTO = "auto"
 
@@ -226,7 +226,7 @@ def combine(name: str, *, memory: str = AUTO, collective: str = AUTO) -> Combina
     if None in reasons:
         return wanted[reasons.index(None)]
     raise BadInput(
-        str(reasons[0]), hint=f"{name} goes with {_listed(method.collectives)}, and with {_listed(method.memories)}"
+        str(reasons[0]), hint=f"{name} goes with {either(method.collectives)}, and with {either(method.memories)}"
     )
 
 
@@ -262,7 +262,7 @@ def why_not_synchronised(name: str, synchronisation: str) -> str | None:
     if synchronisation == "parameters" and name not in LOW_PRECISION:
         return (
             f"Workers that average parameters exchange no gradients, and {name} would leave most of what they have "
-            f"learned out of an average; use {_listed(LOW_PRECISION)}."
+            f"learned out of an average; use {either(LOW_PRECISION)}."
         )
     if synchronisation == "updates" and name != "identity":
         return f"Updates that arrive late are sent as they are, so {name} has nothing to act on; use identity."
@@ -323,7 +323,3 @@ def _why_not_memory(name: str, method: Method, memory: str) -> str:
     if method.by_ratio:
         return f"The elements of {name} are not chosen for their size, so there is no momentum to correct."
     return f"{name} sends something of all elements, so there is none whose momentum would be late."
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"

@@ -6,9 +6,9 @@ Codes are integers in -s..s for s levels, and N workers' codes sum to at most N 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from hetopt.core.errors import BadInput
+from hetopt.core.names import either
 
 LARGEST_SUM = {4: 7, 8: 127, 16: 32_767, 32: 2**31 - 1}
 """What a sum of codes may come to, by the bits that a code takes on the wire where codes are summed on the way."""
@@ -35,7 +35,7 @@ def summed_bits(workers: int, *, bits: int | None = None, levels: int | None = N
     """
     if bits is not None and bits not in LARGEST_SUM:
         raise BadInput(
-            f"the codes of a sum must have {_words(LARGEST_SUM)} bits, got {bits}.",
+            f"the codes of a sum must have {either(LARGEST_SUM)} bits, got {bits}.",
             hint="leave the width open to have it chosen",
         )
     if levels is None:
@@ -64,7 +64,7 @@ def gathered_bits(*, bits: int | None = None, levels: int | None = None) -> tupl
     """
     if bits is not None and bits not in GATHERED_BITS:
         raise BadInput(
-            f"gathered codes must have {_words(GATHERED_BITS)} bits, got {bits}.",
+            f"gathered codes must have {either(GATHERED_BITS)} bits, got {bits}.",
             hint="leave the width open to have it chosen",
         )
     if levels is None:
@@ -89,8 +89,3 @@ def summed_code_bytes(numel: int, bits: int) -> int:
 def gathered_code_bytes(numel: int, bits: int) -> int:
     """Bytes of ``numel`` packed codes where they are gathered."""
     return math.ceil(numel * bits / 8)
-
-
-def _words(numbers: Sequence[int] | dict[int, int]) -> str:
-    *most, last = (str(number) for number in numbers)
-    return f"{', '.join(most)} or {last}"
