@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hetopt.cli import fetch, render, terminal
-from hetopt.cli.ec2_status import UNSEEN_END
+from hetopt.cli.run_view import UNSEEN_END
 from hetopt.cli.status import resume_command
 from hetopt.core import formatting
 from hetopt.core.errors import BudgetStop, HetoptError, RunFailed, RunStopped

@@ -13,11 +13,6 @@ if TYPE_CHECKING:
     from hetopt.core.events.fold import RunFold
     from hetopt.core.run_status import RunStatus
 
-LATEST_HAPPENINGS = 5
-
-UNREADABLE = "unreadable"
-"""The state of a run whose folder holds what nobody can read."""
-
 
 def status(
     run: NewestRun = None,
@@ -32,7 +27,7 @@ def status(
       hetopt status --watch
     """
     from hetopt.api.run import Run
-    from hetopt.cli import render
+    from hetopt.cli import render, run_view
 
     if watch:
         from hetopt.cli.watch import watch as watch_run
@@ -48,17 +43,18 @@ def status(
         if json_:
             render.print_json(listed)
         else:
-            _show_all(listed)
+            run_view.show_all(listed)
         return
     facts = _facts(Run.find(run), ask=True)
     if json_:
         render.print_json(facts)
     else:
-        _show(facts)
+        run_view.show_status(facts)
 
 
 def _facts_or_why(run: Run) -> dict[str, Any]:
     """The facts of a run; of one that cannot be read, why: it must not hide the others."""
+    from hetopt.cli.run_view import UNREADABLE
     from hetopt.core.errors import HetoptError
 
     try:
@@ -150,127 +146,3 @@ def _exchange(progress: RunFold) -> dict[str, Any] | None:
         "dense_bytes": traffic.dense_bytes,
         "changes": progress.exchange_changes,
     }
-
-
-def _show_all(facts: list[dict[str, Any]]) -> None:
-    from hetopt.cli import render
-    from hetopt.core import formatting
-
-    if not facts:
-        render.line("no runs yet; start one with `hetopt launch PLAN --on local`")
-        return
-    render.table(
-        ["run", "state", "step", "elapsed", "metrics"],
-        [
-            [
-                fact["run"],
-                fact["state"],
-                formatting.count(fact["step"]) if "step" in fact else "",
-                formatting.duration(fact["elapsed_s"]) if fact.get("elapsed_s") else "",
-                formatting.reached(fact.get("metrics", {}), fact.get("loss")),
-            ]
-            for fact in facts
-        ],
-        numbers={"step", "elapsed"},
-        fixed={"run"},
-    )
-    for fact in facts:
-        if fact["state"] == UNREADABLE:
-            render.note(f"{fact['run']}: {fact['reason']}")
-        elif fact["unread"]:
-            render.note(f"{fact['run']}: {fact['unread']}")
-
-
-def _show(fact: dict[str, Any]) -> None:
-    from hetopt.cli import render
-    from hetopt.core import formatting
-
-    reason = f" ({fact['reason']})" if fact["reason"] else ""
-    render.line(f"{fact['run']}: {fact['state']}{reason}", style="bold")
-    if fact["resume"] is not None:
-        render.line(f"  go on from its checkpoint: {fact['resume']}")
-    of = f" of about {formatting.count(fact['predicted_steps'])}" if fact["predicted_steps"] else ""
-    render.line(
-        f"  step {formatting.count(fact['step'])}{of}, epoch {fact['epoch']:.1f}, "
-        + (formatting.reached(fact["metrics"], fact["loss"]) or "not evaluated yet")
-    )
-    if fact["step_time_s"]:
-        said = (
-            f", predicted {formatting.duration(fact['predicted_step_time_s'])}" if fact["predicted_step_time_s"] else ""
-        )
-        render.line(f"  {formatting.duration(fact['step_time_s'])} a step{said}")
-    if fact["elapsed_s"]:
-        cost = (
-            f"; {formatting.usd(fact['usd_at_plan_rate'])} at the plan's {formatting.usd(fact['plan_usd_per_hour'])}/h"
-            if fact["usd_at_plan_rate"] is not None
-            else ""
-        )
-        in_all = f" in {fact['sessions']} sessions" if fact["sessions"] > 1 else ""
-        again = f", {formatting.count(fact['lost_steps'])} steps of it done again" if fact["lost_steps"] else ""
-        since = f"{in_all}{again}" if in_all or again else " since launch"
-        render.line(f"  {formatting.duration(fact['elapsed_s'])}{since}{cost}")
-    if fact["rental"] is not None:
-        from hetopt.cli import ec2_status
-
-        ec2_status.show(fact["rental"])
-    if fact["exchange"] and fact["exchange"]["sent_bytes"] != fact["exchange"]["dense_bytes"]:
-        share = fact["exchange"]["sent_bytes"] / fact["exchange"]["dense_bytes"]
-        render.line(
-            f"  gradients go as {fact['exchange']['way']}; {formatting.share(share)} of dense bytes sent so far"
-        )
-    if fact["workers"]:
-        render.line()
-        worker_table(fact["workers"])
-    if fact["conditions"]:
-        _show_conditions(fact)
-    if fact["unread"]:
-        render.note(fact["unread"])
-    render.note(fact["folder"])
-
-
-def _show_conditions(fact: dict[str, Any]) -> None:
-    """How the rehearsed cluster differs from what was launched."""
-    from hetopt.cli import render
-    from hetopt.core import formatting
-    from hetopt.reports.timeline import ROUTINE
-
-    slowdown = fact["conditions"]["slowdown"]
-    if slowdown > 1:
-        render.bullet(
-            f"everything runs {slowdown:g} times slower than was planned, because the computation did not fit"
-        )
-    for host, factor in sorted(fact["conditions"]["speed_factors"].items()):
-        if factor != 1:
-            render.bullet(f"{host} computes at {factor:g} of the speed that it was launched with")
-    # Of what is routine only the last is news.
-    last = {happening["kind"]: happening for happening in fact["happenings"]}
-    news = [one for one in fact["happenings"] if one["kind"] not in ROUTINE or one is last[one["kind"]]]
-    for happening in news[-LATEST_HAPPENINGS:]:
-        where = f"{', '.join(happening['hosts'])}: " if happening["hosts"] else ""
-        render.bullet(f"at {formatting.duration(max(0.0, happening['time_s']))} {where}{happening['text']}")
-
-
-def worker_table(workers: list[dict[str, Any]]) -> None:
-    """A line for each worker: its share, and where its time in a step goes."""
-    from hetopt.cli import render
-    from hetopt.core import formatting
-
-    speed, column = (
-        ("speed", "speed") if any(worker["speed"] is not None for worker in workers) else ("slowdown", "slowdown")
-    )
-    render.table(
-        ["worker", "planned as", column, "batch", "compute", "waiting"],
-        [
-            [
-                worker["host"],
-                worker["type"],
-                f"{worker[speed]:g}",
-                formatting.count(worker["local_batch_size"]) if worker["is_present"] else "gone",
-                formatting.duration(worker["compute_s"]) if worker["compute_s"] is not None else "",
-                formatting.duration(worker["wait_s"]) if worker["wait_s"] is not None else "",
-            ]
-            for worker in workers
-        ],
-        numbers={column, "batch", "compute", "waiting"},
-        caption="batch: local batch size, samples · compute, waiting: mean of a step",
-    )

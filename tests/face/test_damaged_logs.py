@@ -18,7 +18,7 @@ from hetopt.backends.emulation.slowdown import FitWatch
 from hetopt.backends.probe_runs import local_probes, read_sample
 from hetopt.backends.processes import PROCESS_FILE, run_status
 from hetopt.backends.supervisor.progress import RunProgress
-from hetopt.cli import report as report_command
+from hetopt.cli import run_view
 from hetopt.cli.watch import picture
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.events.decisions import read_with_decisions
@@ -143,7 +143,7 @@ def everything(folder: Path, started: Launch, record: RunRecord, events: list[Lo
         return
     made = report()
     assert made.from_json(made.to_json(), origin="the report") == made
-    report_command.show(made)
+    run_view.show_report(made)
     text = page(made, started, series(record.history))
     assert not re.search(r"[ >:,](nan|inf)\b|NaN|Infinity", text)
 

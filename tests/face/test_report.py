@@ -14,8 +14,7 @@ from hetopt.backends.emulation.description import parse_hosts
 from hetopt.backends.emulation.plan import rehearse
 from hetopt.backends.prediction.hosting import ThisMachine
 from hetopt.backends.prediction.local_plan import predict_on_local
-from hetopt.cli import launch_view, plan_view
-from hetopt.cli import report as report_command
+from hetopt.cli import launch_view, plan_view, run_view
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import Event
 from hetopt.core.profile import Profile
@@ -278,14 +277,14 @@ def test_text_of_a_report(
     launch: Launch, golden: Golden, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    report_command.show(_report(launch, _events(launch, slowdown=1.2)))
+    run_view.show_report(_report(launch, _events(launch, slowdown=1.2)))
     golden("report.txt", capsys.readouterr().out)
 
 
 def test_a_run_on_the_machines_of_its_plan_is_not_held_against_them_again(
     launch: Launch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    report_command.show(_report(launch.model_copy(update={"on": "ssh"}), _events(launch)))
+    run_view.show_report(_report(launch.model_copy(update={"on": "ssh"}), _events(launch)))
     told = capsys.readouterr().out
     assert "2 workers on ssh" in told
     assert "did not train on it" not in told
@@ -313,7 +312,7 @@ def test_text_of_the_report_of_a_rehearsal(
     width: str,
 ) -> None:
     monkeypatch.setenv("COLUMNS", width)
-    report_command.show(_report(rehearsed, _disturbed(rehearsed)))
+    run_view.show_report(_report(rehearsed, _disturbed(rehearsed)))
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= int(width)
     golden(f"report-rehearsal-{width}.txt", text)
@@ -343,7 +342,7 @@ def test_a_dense_run_says_so_in_a_line(
     exchange = {"way": "identity by all_reduce", "ratio": 1.0, "gain": 1.0, "compress_s": 0.0, "sync_s": 0.001}
     exchange |= {"sent_bytes": 393_000, "dense_bytes": 393_000}
     events = [{**event, "exchange": exchange} if event["event"] == "step" else event for event in _events(launch)]
-    report_command.show(_report(launch, events))
+    run_view.show_report(_report(launch, events))
     text = capsys.readouterr().out
     assert "sent 221 MB per worker, uncompressed" in text
     assert "communication (in a step" not in text
@@ -358,7 +357,7 @@ def test_text_of_the_report_of_a_compressed_run(
     width: str,
 ) -> None:
     monkeypatch.setenv("COLUMNS", width)
-    report_command.show(_report(rehearsed, _compressed(rehearsed)))
+    run_view.show_report(_report(rehearsed, _compressed(rehearsed)))
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= int(width)
     golden(f"report-compressed-{width}.txt", text)
