@@ -540,7 +540,11 @@ class Plan(Artifact):
         return self.model_copy(update={"run": run, "goal": goal})
 
     def __str__(self) -> str:
-        """Cluster, time and cost, in one line; `hetopt recommend` prints the rest."""
+        """Cluster, time and cost, in one line, and below it why nothing should be rented, if so."""
+        return self._in_a_line if self.advice is None else f"{self._in_a_line}\n{self.advice}"
+
+    @property
+    def _in_a_line(self) -> str:
         said = self.chosen.prediction
         machines = cluster((group.machines, group.instance_type) for group in self.chosen.groups)
         return (
@@ -550,7 +554,7 @@ class Plan(Artifact):
         )
 
     def __repr__(self) -> str:
-        return f"<Plan {self}>"
+        return f"<Plan {self._in_a_line}>"
 
     def _repr_html_(self) -> str:
         """As notebooks show it: the clusters of the front, the chosen one first."""
@@ -567,4 +571,4 @@ class Plan(Artifact):
             for one in candidates
         ]
         head = ("cluster", "market", "time", "cost", "90 %", "batch size")
-        return html_table(f"Plan: {self}", head, rows, below=self.explanation)
+        return html_table(f"Plan: {self._in_a_line}", head, rows, below=self.explanation)

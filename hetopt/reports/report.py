@@ -117,6 +117,10 @@ class Interrupted(Record):
     lost_s: NonNegativeFloat = Field(description="that these took, at the mean time of a step")
 
 
+HEAD = ("", "predicted", "90 % interval", "measured", "difference")
+"""Of the table that a report is, as text and in notebooks."""
+
+
 class Report(Artifact):
     """A run, predicted against measured."""
 
@@ -147,24 +151,24 @@ class Report(Artifact):
     happenings: tuple[Happening, ...] = Field(default=(), description="what bends the curves of the timeline")
 
     def __str__(self) -> str:
-        """Predicted beside measured, a figure a line, and the verdict."""
-        lines = [f"{self.run_id}: {self.task} on {self.on}, {self.state}"]
-        lines += ["  " + "  ".join(part for part in row if part) for row in rows(self)]
-        return "\n".join([*lines, *(f"  {sentence}" for sentence in self.verdict)])
+        """Predicted beside measured as a table, and the verdict."""
+        cells = [HEAD, *rows(self)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        table = ("  ".join(one.ljust(width) for one, width in zip(row, widths, strict=True)).rstrip() for row in cells)
+        told = [*table, *self.verdict]
+        return "\n".join([f"{self.run_id}: {self.task} on {self.on}, {self.state}", *(f"  {line}" for line in told)])
 
     def __repr__(self) -> str:
         return f"<Report of {self.run_id}: {self.state}>"
 
     def _repr_html_(self) -> str:
         """As notebooks show it."""
-        head = ("", "predicted", "90 % interval", "measured", "difference")
-        return html_table(
-            f"{self.run_id}: {self.task} on {self.on}, {self.state}", head, rows(self), below=self.verdict
-        )
+        title = f"{self.run_id}: {self.task} on {self.on}, {self.state}"
+        return html_table(title, HEAD, rows(self), below=self.verdict)
 
 
 def rows(made: Report, between: str = " to ") -> list[list[str]]:
-    """Of what was compared: name, predicted, interval (``between`` its ends), measured and difference, as text."""
+    """What was compared, as text below `HEAD`; ``between`` stands between the ends of an interval."""
     return [
         [
             one.name,

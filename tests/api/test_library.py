@@ -78,6 +78,11 @@ def test_a_plan_runs_is_followed_and_reported(tmp_path: Path, monkeypatch: pytes
     report = hetopt.report(run)
     assert {one.name for one in report.compared} >= {"run time"}
     assert report == hetopt.report(run.name)
+    head, *rows = str(report).splitlines()[1 : 2 + len(report.compared)]
+    columns = [head.index(name) for name in ("predicted", "90 % interval", "measured", "difference")]
+    assert all(row[place - 1] == " " != row[place] for row in rows for place in (columns[0], columns[2]))
+    assert plan.advice is not None
+    assert str(plan).endswith(plan.advice), "a job of seconds needs nothing that is rented"
     assert "</table>" in report._repr_html_()
     assert "<table" in plan._repr_html_()
     (run.folder / "log" / "witness.log").write_text("one\ntwo\n")
