@@ -82,10 +82,10 @@ def finish(run: Run, *, rented: bool, as_json: bool) -> None:
     if ended_by is not None:
         raise ended_by
     if status.state is RunState.STOPPED:
-        on = record.launch.on if record.launch is not None else "local"
+        again = resume_command(run, status, record.launch.on if record.launch is not None else None)
         raise RunStopped(
             f"the run was stopped after {done}; the model of so far is {run.folder / UNFINISHED_MODEL_FILE}.",
-            hint=f"go on with `hetopt launch --on {on} --resume {run.name}`",
+            hint=f"go on with `{again}`" if again else "it has no checkpoint to go on from: launch its plan anew",
         )
 
 

@@ -278,7 +278,7 @@ def launch(asked: Launch) -> None:
 
     if asked.plan is None and asked.resume is None:
         raise BadInput("no plan was named.", hint="make one with `hetopt recommend PROFILE --budget USD -o plan.json`")
-    place = _place(asked.on)
+    place = _place(asked.on, asked.resume)
     where = backend(place, Reporter(note=render.note))
     prepared = _prepared(asked, where, place)
     if asked.dry_run:
@@ -352,21 +352,27 @@ def _launch_options(asked: Launch, place: Place, accept_fewer: Callable[[RunSpec
     return LaunchOptions(**typed)
 
 
-def _place(name: str | None) -> Place:
-    """Where to launch: as it was said, or asked for. Nothing that costs money is a default.
+def _place(name: str | None, resume: str | None) -> Place:
+    """Where to launch: as it was said, where the run that goes on was, or asked for. Nothing that rents is a default.
 
     Raises:
         BadInput: nobody is there to say where.
     """
+    from hetopt.api.run import Run
     from hetopt.cli import parse
     from hetopt.core.errors import BadInput
 
     if name is not None:
         return name
+    begun = None if resume is None else Run.find(resume).launch
+    if begun is not None and begun.on != "ec2":
+        return begun.on
     if not parse.is_attended():
         raise BadInput(
             "say where to launch: nothing is rented unless it is ordered.",
-            hint="--on local and --on rehearsal stay on this machine and cost nothing, --on ec2 rents",
+            hint="--on local and --on rehearsal stay on this machine and cost nothing, --on ec2 rents"
+            if begun is None
+            else f"the run was on rented machines: `hetopt launch --on ec2 --resume {resume}` rents again",
         )
     asked: str = typer.prompt("Where? local and rehearsal cost nothing, ec2 rents", default="local", err=True)
     return asked

@@ -36,7 +36,7 @@ def stop(
 ) -> None:
     """Stop a run. Its workers finish the step, save a checkpoint and leave; nothing is left running.
 
-    Go on later with `hetopt launch --on local --resume RUN` (or `--on rehearsal`, where it was one).
+    Go on later with `hetopt launch --resume RUN`.
 
     \b
       hetopt stop

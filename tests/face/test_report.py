@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,17 +10,20 @@ from pathlib import Path
 import pytest
 
 from hetopt.api.compression_options import decide, parse_wish
+from hetopt.api.run import Run
 from hetopt.backends.backend import Prepared
 from hetopt.backends.emulation.description import parse_hosts
 from hetopt.backends.emulation.plan import rehearse
 from hetopt.backends.prediction.hosting import ThisMachine
 from hetopt.backends.prediction.local_plan import predict_on_local
 from hetopt.cli import launch_view, plan_view, run_view
-from hetopt.core.errors import BadInput
-from hetopt.core.events.log import Event
+from hetopt.cli.follow import finish
+from hetopt.core.errors import BadInput, RunStopped
+from hetopt.core.events.log import EVENTS_FILE, Event
 from hetopt.core.profile import Profile
+from hetopt.core.run_folder import CHECKPOINT_FOLDER
 from hetopt.core.stream import Stream
-from hetopt.optimizer.launch_record import Launch
+from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.recommend import Options, recommend
@@ -405,3 +409,21 @@ def test_text_of_a_launch_on_rehearsal(
     monkeypatch.setenv("COLUMNS", "80")
     launch_view.show(Prepared(launch=rehearsed))
     golden("launch-rehearsal.txt", capsys.readouterr().out)
+
+
+def test_a_stopped_run_goes_on_only_where_it_has_a_checkpoint(
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
+    folder = tmp_path / "runs" / launch.run_id
+    folder.mkdir(parents=True)
+    launch.save(folder / LAUNCH_FILE)
+    events = _events(launch, reason="stopped")
+    (folder / EVENTS_FILE).write_text("".join(f"{json.dumps(event)}\n" for event in events), encoding="utf-8")
+    with pytest.raises(RunStopped) as stopped:
+        finish(Run.find(launch.run_id), rented=False, as_json=False)
+    assert stopped.value.hint == "it has no checkpoint to go on from: launch its plan anew"
+    (folder / CHECKPOINT_FOLDER).mkdir()
+    with pytest.raises(RunStopped) as kept:
+        finish(Run.find(launch.run_id), rented=False, as_json=False)
+    assert kept.value.hint == f"go on with `hetopt launch --on local --resume {launch.run_id}`"

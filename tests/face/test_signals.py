@@ -190,7 +190,7 @@ def test_a_run_that_somebody_else_ends_is_no_success(
     stop = record.spec.stop.model_copy(update={"max_steps": step + 3})
     record.model_copy(update={"spec": record.spec.model_copy(update={"stop": stop})}).save(run.folder / LAUNCH_FILE)
     again = subprocess.run(
-        [*COMMAND, "launch", "--on", "local", "--resume", run.folder.name, "--yes"],
+        [*COMMAND, "launch", "--resume", run.folder.name, "--yes"],
         env={**os.environ, "HETOPT_HOME": str(run.home), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
