@@ -29,7 +29,7 @@ hold together, until ``/moto-api/reset``; what is drawn among them is drawn by t
     {"gateways": "block-ingress"}   what the account blocks
     {"disk_key": "arn:aws:kms:..."} the default key of disks; {"grants": [...]}: who may use it
     {"no_roles": ["AWSServiceRoleForEC2Spot"]}  of EC2's own roles
-    {"profile": "hetopt-node"}      there is an instance profile of that name
+    {"profile": "hetopt-node"}      there is an instance profile of that name, with its role
     {"end_role": true}              and the role in which the scheduler ends machines
     {"denied": ["s3:PutObject"]}    what IAM says of such calls where it is to simulate them
 
@@ -186,7 +186,9 @@ class Temper:
         if told.get("end_role"):
             make_end_role()
         if "profile" in told:
-            iam_backends[DEFAULT_ACCOUNT_ID]["aws"].create_instance_profile(told["profile"], "/", [], [])
+            iam = iam_backends[DEFAULT_ACCOUNT_ID]["aws"]
+            iam.create_role(told["profile"], "{}", "/", None, "", [], "3600")
+            iam.create_instance_profile(told["profile"], "/", [told["profile"]], [])
         if told.get("forget_fleets"):
             for backend in ec2_backends[DEFAULT_ACCOUNT_ID].values():
                 self.forgotten |= set(backend.fleets)

@@ -249,7 +249,7 @@ def try_only(edge: Edge, operation: str, parameters: Mapping[str, object], *, of
 
 def _profile(edge: Edge, instance_profile: str) -> Check:
     request = read("iam", "get_instance_profile", "", InstanceProfileName=instance_profile)
-    make = "an administrator makes it with the commands of `hetopt setup`"
+    make = "an administrator makes it with the commands of `hetopt setup --print-policy`"
     try:
         roles = edge(request)["InstanceProfile"]["Roles"]
     except ApiRefused as refused:
@@ -274,7 +274,7 @@ def _end_outside(edge: Edge) -> Check:
     said = (
         f"there is no role {scheduled_ends.END_ROLE} that can be looked up, so machines end by their own timers alone"
     )
-    hint = "no launch needs it; an administrator makes it with the commands of `hetopt setup`"
+    hint = "no launch needs it; an administrator makes it with the commands of `hetopt setup --print-policy`"
     return Check(name=name, verdict="good", said=said, hint=hint)
 
 

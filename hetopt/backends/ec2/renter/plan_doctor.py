@@ -19,6 +19,7 @@ from hetopt.backends.ec2.renter.edge import Login
 from hetopt.backends.ec2.renter.errors import ApiRefused
 from hetopt.backends.ec2.renter.order import Order, Role
 from hetopt.backends.ec2.renter.ordering import Wishes, check_prices, expected_usd, make_order, moved_prices, roles_of
+from hetopt.backends.ec2.renter.permissions import Policy, give_policy, node_policy
 from hetopt.backends.ec2.renter.request import Answer, Edge, Request, read
 from hetopt.backends.ec2.renter.ways_out import table_of, tables_of, ways_out
 from hetopt.core.errors import BadInput, BudgetStop, CloudRefused, HetoptError
@@ -75,6 +76,7 @@ class PlanDoctor:
         yield self._budget(plan, order)
         yield from self._renting(order)
         yield from self._simulated(order)
+        yield self._simulated_of_machines(order)
 
     def _age(self, plan: Plan) -> Check:
         """Whether the catalogue has newer prices than the plan was made with."""
@@ -261,6 +263,32 @@ class PlanDoctor:
         else:
             yield Check(name=name, verdict="good", said=f"{len({one.action for one in asked})} actions are allowed")
 
+    def _simulated_of_machines(self, order: Order) -> Check:
+        """What the machines' role lacks of the policy for it, such as what an earlier version did not ask for."""
+        name = "machines' permissions, simulated"
+        look = "look with `hetopt setup --print-policy` whether the role has the policy for machines"
+        profile = read("iam", "get_instance_profile", "its role", InstanceProfileName=order.instance_profile)
+        wanted = [one for one in node_policy(bucket=order.bucket)["Statement"] if one["Effect"] == "Allow"]
+        try:
+            roles = self.edge(profile)["InstanceProfile"]["Roles"]  # of a profile, IAM allows one role
+            denied = [
+                action
+                for role in roles
+                for one in wanted
+                for resource in one["Resource"]
+                for action in self._denied(role["Arn"], one["Action"], resource, _context_of(one))
+            ]
+        except ApiRefused as refused:
+            return Check(name=name, verdict="unknown", said=refused.message.rstrip("."), hint=look)
+        if not roles:
+            return Check(name=name, verdict="unknown", said=f"{order.instance_profile} has no role", hint=look)
+        if denied:
+            said = f"{order.instance_profile} lacks {', '.join(dict.fromkeys(denied))}"
+            give = give_policy(roles[0]["RoleName"])
+            hint = f"an administrator gives it the policy of `hetopt setup --print-policy` again: `{give}`"
+            return Check(name=name, verdict="bad", said=said, hint=hint)
+        return Check(name=name, verdict="good", said=f"{order.instance_profile} has what machines do")
+
     def _denied(self, source: str, actions: Sequence[str], resource: str, context: Mapping[str, str]) -> Iterator[str]:
         entries = [
             {"ContextKeyName": key, "ContextKeyValues": [value], "ContextKeyType": "string"}
@@ -282,6 +310,11 @@ class PlanDoctor:
             if result["EvalDecision"] != facts.SIMULATED_AS_ALLOWED.value:
                 organisation = result.get("OrganizationsDecisionDetail", {}).get("AllowedByOrganizations") is False
                 yield f"{result['EvalActionName']}{' (by the organisation)' if organisation else ''}"
+
+
+def _context_of(statement: Policy) -> Mapping[str, str]:
+    """A request that a statement of the machines' policy allows: the first of the values that each key may have."""
+    return {key: values[0] for keys in statement.get("Condition", {}).values() for key, values in keys.items()}
 
 
 def _fleet(order: Order, role: Role) -> Mapping[str, object]:
