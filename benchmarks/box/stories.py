@@ -354,7 +354,13 @@ class Narrator:
 
 
 _door = lru_cache(maxsize=1)(BotoEdge)
-"""One for all processes that are not forked; connections are nobody else's."""
+"""One for all, as botocore reads megabytes of what services know before the first call."""
+
+
+def _hang_up() -> None:
+    """Connections are nobody else's: a forked process has its own."""
+    for client in _door(REGION)._clients.values():
+        client.close()
 
 
 @contextmanager
@@ -489,7 +495,7 @@ class _Telling:
         if child == 0:
             code = 1
             try:
-                _door.cache_clear()
+                _hang_up()
                 done = self._done(name, work, self._edge(kill_at, after=after))
                 told = {
                     "done": done,

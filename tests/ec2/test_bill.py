@@ -184,7 +184,7 @@ def story(order: Order, seed: int, folder: Path) -> tuple[float, float, bool]:
     spent = 0.0
     while seen.alive or seen.time_s < begun_s + 60:
         account.now_s += drawn.uniform(60, 1200) if follows else drawn.uniform(600, 8 * 3600)
-        seen = launcher._priced(watcher, watcher.look(), Polling())
+        seen = launcher._priced(launcher._loop(order, folder), watcher.look(), Polling())
         spent = seen.spent_usd(account.now_s)
     unknown = any(one.is_free and state.ending == "unknown" for one, state in zip(machines, seen.machines, strict=True))
     return spent, account.bill_usd(), unknown

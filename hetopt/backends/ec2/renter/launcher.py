@@ -14,21 +14,14 @@ from hetopt.backends.ec2.renter.cluster_state import ClusterState
 from hetopt.backends.ec2.renter.desired import Change, enlarged, moved, renewal_of, switched
 from hetopt.backends.ec2.renter.edge import connect_run
 from hetopt.backends.ec2.renter.ledger import LEDGER_FILE, Made, made, read_ledger, recorded_ids
-from hetopt.backends.ec2.renter.loop import Loop, latest_checkpoint
+from hetopt.backends.ec2.renter.loop import PRICES_HOLD, Loop, latest_checkpoint
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.reconcile import Stop
 from hetopt.backends.ec2.renter.removal import Remover
 from hetopt.backends.ec2.renter.renting import Accept, Renter, Tell
 from hetopt.backends.ec2.renter.request import Edge
 from hetopt.backends.ec2.renter.run_status import judged, known
-from hetopt.backends.ec2.renter.spot_pools import (
-    are_due,
-    billed_from_s,
-    pools_of,
-    price_request,
-    rebilled,
-    spot_types,
-)
+from hetopt.backends.ec2.renter.spot_pools import pools_of
 from hetopt.backends.ec2.renter.watch import Watcher, read_lease
 from hetopt.core.bucket_traffic import HEARTBEAT_S
 from hetopt.core.errors import BadInput, CloudRefused
@@ -160,7 +153,7 @@ class Ec2Launcher:
         polling = self._polling.setdefault(run_dir, Polling())
         if not state.cleared and state.machines and self.clock() >= polling.next_s:
             before = (state.machines, _size(run_dir / EVENTS_FILE))
-            state = loop.settle(self._priced(loop.watcher, loop.watcher.look(), polling))
+            state = loop.settle(self._priced(loop, loop.watcher.look(), polling))
             polling.after(self.clock(), news=before != (state.machines, _size(run_dir / EVENTS_FILE)))
         return judged(run_dir, state)
 
@@ -267,20 +260,16 @@ class Ec2Launcher:
     def _look_at_once(self, handle: RunHandle) -> None:
         self._polling.setdefault(handle.run_dir, Polling()).next_s = self.clock()
 
-    def _priced(self, watcher: Watcher, state: ClusterState, polling: Polling) -> ClusterState:
+    def _priced(self, loop: Loop, state: ClusterState, polling: Polling) -> ClusterState:
         """Machines on spot are billed at the prices of now. Where nobody tells these, at those that were told last."""
-        order, now_s = watcher.order, self.clock()
-        if not are_due(order, state, now_s):
-            return state
         try:
-            history = watcher.edge(price_request(spot_types(order), billed_from_s(order, state)))
-            state = rebilled(order, state, history, now_s)
+            return loop.billed(state)
         except CloudRefused as refused:
-            state = state.model_copy(update={"prices_asked_s": now_s})
+            state = state.model_copy(update={"prices_asked_s": self.clock()})
             if refused.message != polling.said_of_prices:
                 polling.said_of_prices = refused.message
-                self.tell(f"{refused.message} {refused.hint or ''} The prices that were seen last are taken to hold.")
-        watcher.save(state)
+                self.tell(f"{refused.message} {refused.hint or ''} {PRICES_HOLD}")
+        loop.watcher.save(state)
         return state
 
     def _until_ended(self, watcher: Watcher, state: ClusterState) -> ClusterState:

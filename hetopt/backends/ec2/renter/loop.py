@@ -36,13 +36,15 @@ from hetopt.backends.ec2.renter.removal import Remover
 from hetopt.backends.ec2.renter.renting import Renter, Tell
 from hetopt.backends.ec2.renter.request import Edge
 from hetopt.backends.ec2.renter.run_status import has_failed, is_finished, stopped_s, why_failed
-from hetopt.backends.ec2.renter.spot_pools import remember
+from hetopt.backends.ec2.renter.spot_pools import are_due, billed_from_s, price_request, rebilled, remember, spot_types
 from hetopt.backends.ec2.renter.watch import Watcher
 from hetopt.core.errors import BadInput, CloudRefused, HetoptError
 from hetopt.core.nodes import host_names
 from hetopt.core.run_folder import read_spec, write_spec
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import last_events
+
+PRICES_HOLD = "The prices that were seen last are taken to hold."
 
 _MOST_ROUNDS = 16
 """Of decisions upon one look: far more than any run needs."""
@@ -172,6 +174,20 @@ class Loop:
         self.watcher.save(granted)
         return granted
 
+    def billed(self, state: ClusterState) -> ClusterState:
+        """Machines on spot are billed at what their pools have cost since the last time, if that is to be asked for.
+
+        Raises:
+            CloudRefused: nobody tells: they stay billed at the prices that were told last.
+        """
+        order, now_s = self.order, self.watcher.clock()
+        if not are_due(order, state, now_s):
+            return state
+        history = self.edge(price_request(spot_types(order), billed_from_s(order, state)))
+        state = rebilled(order, state, history, now_s)
+        self.watcher.save(state)
+        return state
+
     def clear(self, state: ClusterState, reason: str | None = None) -> ClusterState:
         """Remove everything that is left of the run, then read what its machines wrote last.
 
@@ -193,6 +209,10 @@ class Loop:
             state = self.watcher.machines_now(state)
         state = state.model_copy(update={"cleared": not state.alive})
         self.watcher.save(state)
+        try:
+            state = self.billed(state)  # nobody looks at it again
+        except CloudRefused as refused:
+            self.tell(f"{refused.message} {refused.hint or ''} {PRICES_HOLD}")
         if state.cleared:
             try:
                 remember(state, self.order, self.run_dir)
