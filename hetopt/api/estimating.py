@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 from hetopt.api.catalogs import in_regions
 from hetopt.api.planning import Names, catalog_of, compared_regions, search_options
@@ -18,16 +18,15 @@ from hetopt.core.memory import TrainingMemory
 from hetopt.core.reading import read_json
 from hetopt.core.reporter import Reporter
 from hetopt.optimizer.described_profile import described_profile, training_memory
+from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.catalog_choice import ANY_REGION
+from hetopt.optimizer.market.catalog_filter import AnyMarket
 from hetopt.optimizer.market.gpus import rentable_gpus
 from hetopt.optimizer.model_counts import ModelCount, of_config, of_flops, of_parameters
 from hetopt.optimizer.plan import Goal, Objective, Plan
+from hetopt.optimizer.recommendation.recommend import recommend
 from hetopt.optimizer.step_time.device_memory import usable_on_gpu
 from hetopt.optimizer.step_time.utilisation import CONTRIBUTION
-
-if TYPE_CHECKING:
-    from hetopt.optimizer.market.catalog import Catalog
-    from hetopt.optimizer.market.catalog_filter import AnyMarket
 
 TOKENS = 1024
 """Of a sample where nothing says it: GPT-2's."""
@@ -134,8 +133,6 @@ def estimate(
         BadInput: a value cannot be, is missing, or the options exclude each other.
         NoFeasiblePlan: nothing fits; the hint says what would.
     """
-    from hetopt.optimizer.recommendation.recommend import recommend
-
     computing: Computing = chosen(precision, get_args(Computing), "precision") or "bf16"
     told = reporter or Reporter()
     assumed: list[str] = []

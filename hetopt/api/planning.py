@@ -6,8 +6,11 @@ import datetime
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
+from hetopt.api import sync_options
+from hetopt.api.catalogs import in_use
+from hetopt.api.sample_remarks import contradictions
 from hetopt.api.values import (
     LARGEST_SEED,
     MOST_EPOCHS,
@@ -24,22 +27,25 @@ from hetopt.api.values import (
 )
 from hetopt.core.artifact import kind_in
 from hetopt.core.errors import BadInput
+from hetopt.core.hosts import read_hosts
 from hetopt.core.precision import Precision
 from hetopt.core.profile import Profile
 from hetopt.core.reporter import Reporter
 from hetopt.core.step_samples import StepSamples
-from hetopt.optimizer.market.catalog_choice import ANY_REGION
+from hetopt.core.synchronization_text import parse_sync
+from hetopt.optimizer.cost.observed_preemptions import ObservedPreemptions, observed_file
+from hetopt.optimizer.market.account_quotas import AccountQuotas, account_quotas_file
+from hetopt.optimizer.market.catalog_choice import ANY_REGION, CatalogInUse, regional_catalogs
+from hetopt.optimizer.market.catalog_filter import AnyMarket
+from hetopt.optimizer.market.instance_type import Architecture
+from hetopt.optimizer.market.quota import read_quotas
 from hetopt.optimizer.plan import Goal, Objective, Plan, ScalingRule
-
-if TYPE_CHECKING:
-    from hetopt.optimizer.cost.observed_preemptions import ObservedPreemptions
-    from hetopt.optimizer.market.catalog_choice import CatalogInUse
-    from hetopt.optimizer.market.catalog_filter import AnyMarket
-    from hetopt.optimizer.market.instance_type import Architecture
-    from hetopt.optimizer.recommendation.options import Options
-    from hetopt.optimizer.recommendation.ranking import Ranking
-    from hetopt.optimizer.recommendation.regions import Compared
-    from hetopt.optimizer.step_time.earlier_runs import EarlierRuns
+from hetopt.optimizer.recommendation.options import Options
+from hetopt.optimizer.recommendation.own_machines import better_of, on_own_machines
+from hetopt.optimizer.recommendation.ranking import Ranking, compare
+from hetopt.optimizer.recommendation.recommend import recommend as find_plan
+from hetopt.optimizer.recommendation.regions import Compared, Market, compare_regions
+from hetopt.optimizer.step_time.earlier_runs import EarlierRuns, earlier_runs_file, kept
 
 PRECISIONS = ("auto", *get_args(Precision))
 
@@ -157,13 +163,6 @@ def recommend(
         BadInput: a value cannot be, or the options exclude each other.
         NoFeasiblePlan: nothing fits; the hint says what would.
     """
-    from hetopt.api import sync_options
-    from hetopt.api.sample_remarks import contradictions
-    from hetopt.core.hosts import read_hosts
-    from hetopt.optimizer.market.catalog_filter import AnyMarket
-    from hetopt.optimizer.recommendation.own_machines import better_of, on_own_machines
-    from hetopt.optimizer.recommendation.recommend import recommend as find_plan
-
     told = reporter or Reporter()
     within(seed, "seed", 0, LARGEST_SEED, example="1")
     budget_usd = positive(budget_usd, "budget_usd", "USD")
@@ -219,15 +218,15 @@ def recommend(
     told("the catalogue")
     compared = compared_regions(measured, goal, options, quotas, catalog, seed, told) if region == ANY_REGION else None
     if compared is None:
-        in_use = catalog_of(region, catalog, told).catalog
+        loaded = catalog_of(region, catalog, told).catalog
     else:
-        in_use, options = compared.best.catalog, replace(options, quotas=compared.best.quotas)
-    for remark in contradictions(measured, in_use.instance_types):
+        loaded, options = compared.best.catalog, replace(options, quotas=compared.best.quotas)
+    for remark in contradictions(measured, loaded.instance_types):
         told.note(remark)
     now = datetime.datetime.now(datetime.UTC)
 
     def rented() -> Plan:
-        return find_plan(measured, in_use, goal, options, seed=seed, now=now, tell=lambda text: told(text, None))
+        return find_plan(measured, loaded, goal, options, seed=seed, now=now, tell=lambda text: told(text, None))
 
     if inventory is None:
         plan = rented()
@@ -235,10 +234,10 @@ def recommend(
         hosts = read_hosts(Path(inventory))
         told("your own machines")
         if market == "own":
-            plan = on_own_machines(measured, in_use, hosts, goal, options, seed=seed, now=now)
+            plan = on_own_machines(measured, loaded, hosts, goal, options, seed=seed, now=now)
             plan = plan.model_copy(update={"advice": None})  # which is whether to rent
         else:
-            plan = better_of(measured, in_use, hosts, goal, options, rented, seed=seed, now=now)
+            plan = better_of(measured, loaded, hosts, goal, options, rented, seed=seed, now=now)
     if compared is not None:
         plan = plan.model_copy(update={"regions": compared.offers})
     return sync_options.into_plan(sync_wish, plan)
@@ -261,8 +260,6 @@ def rank_clusters(
         catalog: as of `recommend`.
         reporter: told what goes on.
     """
-    from hetopt.optimizer.recommendation.ranking import compare
-
     told = reporter or Reporter()
     options = replace(options, earlier=_earlier(told))
     return compare(profile_of(profile), catalog_of(region, catalog, told).catalog, options)
@@ -307,12 +304,6 @@ def search_options(
     Raises:
         BadInput: a value cannot be.
     """
-    from hetopt.core.synchronization_text import parse_sync
-    from hetopt.optimizer.market.catalog_filter import AnyMarket
-    from hetopt.optimizer.market.instance_type import Architecture
-    from hetopt.optimizer.market.quota import read_quotas
-    from hetopt.optimizer.recommendation.options import Options
-
     return Options(
         market=chosen(market, get_args(AnyMarket), "market") or "any",
         max_machines=max_machines,
@@ -369,13 +360,10 @@ def profile_of(given: Profile | Path | str) -> Profile:
 
 def catalog_of(region: str, folder: Path | str | None, told: Reporter) -> CatalogInUse:
     """The catalogue that is planned with; what is to be known of it is noted."""
-    from hetopt.optimizer.market.catalog_choice import catalog_in_use
-
-    today = datetime.datetime.now(datetime.UTC).date()
-    in_use = catalog_in_use(region, None if folder is None else Path(folder), today=today)
-    if in_use.note:
-        told.note(in_use.note)
-    return in_use
+    found = in_use(region, None if folder is None else Path(folder))
+    if found.note:
+        told.note(found.note)
+    return found
 
 
 def compared_regions(
@@ -388,24 +376,18 @@ def compared_regions(
     told: Reporter,
 ) -> Compared:
     """The regions side by side."""
-    from hetopt.optimizer.market.catalog_choice import regional_catalogs
-    from hetopt.optimizer.market.quota import read_quotas
-    from hetopt.optimizer.recommendation.regions import Market, compare_regions
-
     today = datetime.datetime.now(datetime.UTC).date()
-    in_use = regional_catalogs(None if folder is None else Path(folder), today=today)
-    days = [one.day for one in in_use if one.day is not None]
-    told.note(f"prices of {len(in_use)} regions, the oldest of {min(days)}: `hetopt catalog refresh --region all`")
+    regional = regional_catalogs(None if folder is None else Path(folder), today=today)
+    days = [one.day for one in regional if one.day is not None]
+    told.note(f"prices of {len(regional)} regions, the oldest of {min(days)}: `hetopt catalog refresh --region all`")
     markets = [
-        Market(catalog=one.catalog, quotas=read_quotas(_quotas(quotas, one.catalog.region, told))) for one in in_use
+        Market(catalog=one.catalog, quotas=read_quotas(_quotas(quotas, one.catalog.region, told))) for one in regional
     ]
     return compare_regions(profile, markets, goal, options, seed=seed)
 
 
 def _earlier(told: Reporter) -> EarlierRuns | None:
     """What runs of other jobs found in machine types, as `hetopt.reports.learn` keeps it; None: nothing."""
-    from hetopt.optimizer.step_time.earlier_runs import earlier_runs_file, kept
-
     found = kept()
     if found is not None:
         told.note(f"machine types as {len(found.runs)} earlier runs found them, of {earlier_runs_file()}, count in")
@@ -414,8 +396,6 @@ def _earlier(told: Reporter) -> EarlierRuns | None:
 
 def _observed(named: Path | str | None, told: Reporter) -> ObservedPreemptions | None:
     """The file that was named, or else the one that launches keep, if there is one."""
-    from hetopt.optimizer.cost.observed_preemptions import ObservedPreemptions, observed_file
-
     if named is not None:
         return None if str(named) == "none" else ObservedPreemptions.load(Path(named))
     path = observed_file()
@@ -431,8 +411,6 @@ def _observed(named: Path | str | None, told: Reporter) -> ObservedPreemptions |
 
 def _quotas(given: Sequence[str], region: str, told: Reporter) -> Sequence[str]:
     """The quotas that were given, or else those of the account, if its own were ever read."""
-    from hetopt.optimizer.market.account_quotas import AccountQuotas, account_quotas_file
-
     path = account_quotas_file()
     if given or not path.exists():
         return given

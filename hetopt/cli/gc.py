@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import typer
 
 from hetopt.cli.completion import one_of
-
-if TYPE_CHECKING:
-    from hetopt.backends.emulation.namespaces import FoundNetwork
 
 
 def gc(
@@ -39,11 +34,11 @@ def gc(
     --remove is given. What belongs to a run that goes on, by its lease and its machines' heartbeats, or to somebody
     else is left alone. What could not be looked at is named, and the exit code is not 0.
     """
+    from hetopt.cli import gc_view
     from hetopt.core.errors import BadInput
 
     if on == "ec2":
         from hetopt.api.leftovers import search
-        from hetopt.cli import ec2_gc
 
         found = search(
             more_regions=region,
@@ -52,48 +47,11 @@ def gc(
             everybody=everybody,
             remove=remove_ and not dry_run,
         )
-        ec2_gc.show(found, as_json=json_)
+        gc_view.show(found, as_json=json_)
         return
     if on != "rehearsal" or remove_ or region or run is not None or everything or everybody:
         raise BadInput(
             f"there is nothing to find on {on!r}." if on != "rehearsal" else "--remove and the like are for --on ec2.",
             hint="use --on ec2 or --on rehearsal",
         )
-    _rehearsals(dry_run=dry_run, as_json=json_)
-
-
-def _rehearsals(*, dry_run: bool, as_json: bool) -> None:
-    """Remove the networks of rehearsals whose launcher is dead, and print them.
-
-    Raises:
-        RunFailed: one of them could not be removed.
-    """
-    from hetopt.api.leftovers import of_rehearsals
-    from hetopt.cli import render
-
-    found, stayed = of_rehearsals(remove=not dry_run)
-    if as_json:
-        render.print_json(
-            [
-                {
-                    "id": network.id,
-                    "owner_pid": network.owner.pid if network.owner else None,
-                    "purpose": network.owner.purpose if network.owner else None,
-                    "removed": not dry_run and network.id not in stayed,
-                }
-                for network in found
-            ]
-        )
-    else:
-        for network in found:
-            if network.id not in stayed:
-                render.line(f"{'would remove' if dry_run else 'removed'} {_told(network)}")
-        if not found:
-            render.line("nothing is left behind")
-    for failed in stayed.values():
-        raise failed
-
-
-def _told(network: FoundNetwork) -> str:
-    owner = f" of {network.owner.purpose} (process {network.owner.pid})" if network.owner else ", unsigned"
-    return f"rehearsal {network.id}{owner}"
+    gc_view.show_rehearsals(dry_run=dry_run, as_json=json_)

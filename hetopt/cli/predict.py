@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
 from hetopt.cli.completion import one_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from hetopt.api.step_times import Predictor, StepTimes
-    from hetopt.cli.lines import Query
-    from hetopt.optimizer.step_time.model import StepTime
 
 CHUNK = 1000
 """Queries of a file that are predicted together; from a pipe each is answered at once."""
@@ -60,7 +51,7 @@ def predict(
     Also read: "compression": {"name": "topk", "ratio": 0.01}, "precision": "bf16", "sync": "local-sgd(8)", "id".
     """
     from hetopt.api.step_times import StepTimes
-    from hetopt.cli import lines
+    from hetopt.cli import lines, predict_view
     from hetopt.core.errors import BadInput
 
     if model != "hetopt" and (explain is not None or suggest_probes):
@@ -68,113 +59,9 @@ def predict(
     times = StepTimes.of(profile, market=market, region=region, catalog=catalog_dir)
     with lines.opened(queries, "QUERIES") as (rows, is_whole):
         if explain is not None:
-            _explain(times, lines.queries(rows), explain, as_json=json_)
+            predict_view.explain(times, lines.queries(rows), explain, as_json=json_)
         elif suggest_probes:
-            _suggest(times, list(lines.queries(rows)), suggest_probes)
+            predict_view.suggest(times, list(lines.queries(rows)), suggest_probes)
         else:
             at_once = CHUNK if is_whole else 1
-            _answer(_chosen(times, model), lines.chunks(lines.queries(rows), at_once))
-
-
-def _chosen(times: StepTimes, name: str) -> Predictor:
-    """The model that was asked for, or the best; which that is, is said."""
-    from hetopt.cli import render
-    from hetopt.core import formatting
-
-    if name == "auto":
-        name, errors = times.best()
-        told = [f"{one} {formatting.share(error)}" for one, error in sorted(errors.items(), key=lambda e: e[1])]
-        render.note(f"Using {name}. Errors on layouts held out: {', '.join(told) or 'too few layouts to tell'}.")
-    return times.model(name)
-
-
-def _answer(model: Predictor, chunks: Iterable[list[Query]]) -> None:
-    """One line out for each line in. Lines that cannot be predicted carry the reason, and are counted at the end."""
-    from hetopt.cli import terminal
-
-    total, refused = 0, list[str]()
-    for chunk in chunks:
-        total += len(chunk)
-        for query, answer in _answered(model, chunk):
-            refused += _written(query, answer)
-        if len(chunk) == 1:
-            terminal.flush()
-    _report(total, refused)
-
-
-def _answered(model: Predictor, asked: list[Query]) -> list[tuple[Query, StepTime | str]]:
-    """Every query with its prediction, or with why there is none."""
-    from hetopt.api.step_times import predicted
-
-    good = [query.configuration for query in asked if query.configuration is not None]
-    found = iter(predicted(model, good))
-    return [(query, next(found) if query.configuration is not None else query.reason) for query in asked]
-
-
-def _written(query: Query, answer: StepTime | str, mark: Mapping[str, object] | None = None) -> list[str]:
-    """Write one line, and say why where there is no prediction."""
-    if isinstance(answer, str):
-        query.write(error=answer)
-        return [f"line {query.number}: {answer}"]
-    query.write(**asdict(answer), **(mark or {}))
-    return []
-
-
-def _report(total: int, refused: list[str]) -> None:
-    """Refuse at the end what could not be predicted, or an input without queries."""
-    from hetopt.core.errors import BadInput
-    from hetopt.core.step_samples import HINT
-
-    if not total:
-        raise BadInput("there are no queries.", hint=HINT)
-    if refused:
-        what = "The only query" if total == 1 else f"{len(refused)} of {total} queries"
-        raise BadInput(f"{what} could not be predicted; {refused[0]}", hint="their lines of the output say why")
-
-
-def _suggest(times: StepTimes, asked: list[Query], count: int) -> None:
-    """All predictions; the lines that are worth measuring say in which order, and why."""
-    from hetopt.core import formatting
-
-    answers = _answered(times.model("hetopt"), asked)
-    good = [
-        (place, query.configuration, answer.step_time_s)
-        for place, (query, answer) in enumerate(answers)
-        if query.configuration is not None and not isinstance(answer, str)
-    ]
-    configurations = [configuration for _, configuration, _ in good]
-    usd = [times.probe_usd(configuration, step_s) for _, configuration, step_s in good]
-    probes = times.own.suggest(configurations, count, usd) if good else ()
-    marks: dict[int, dict[str, object]] = {}
-    for number, probe in enumerate(probes, start=1):
-        place, configuration, _ = good[probe.row]
-        layout = f"{configuration.workers} workers on {len(configuration.nodes)} nodes"
-        reason = (
-            f"{layout}: expected to remove {formatting.share(probe.removed)} of the remaining uncertainty, "
-            f"mostly about {probe.about}; measure further batch sizes in the same launch"
-        )
-        marks[place] = {"suggested_probe": number, "reason": reason}
-        if probe.usd is not None:
-            marks[place]["probe_cost_usd"] = probe.usd
-    refused = list[str]()
-    for place, (query, answer) in enumerate(answers):
-        refused += _written(query, answer, marks.get(place))
-    _report(len(asked), refused)
-
-
-def _explain(times: StepTimes, asked: Iterable[Query], wanted: str, *, as_json: bool) -> None:
-    """The breakdown of one query."""
-    from hetopt.cli import predict_view, render
-    from hetopt.core.errors import BadInput
-
-    for query in asked:
-        if str(query.fields.get("id", query.number)) == wanted:
-            if query.configuration is None:
-                raise BadInput(f"line {query.number}: {query.reason}", hint="correct that line")
-            explanation = times.explain(query.configuration)
-            if as_json:
-                render.print_json({**query.fields, "explanation": asdict(explanation)})
-            else:
-                predict_view.show(query.configuration, explanation)
-            return
-    raise BadInput(f"no query has the id {wanted!r}.", hint="without ids, name the number of a line, from 1")
+            predict_view.answer(predict_view.chosen(times, model), lines.chunks(lines.queries(rows), at_once))

@@ -1,16 +1,18 @@
-"""`hetopt gc --on ec2`: what runs left in the cloud, as people and as programs read it."""
+"""`hetopt gc`: what runs left in the cloud and on this machine, as people and as programs read it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from hetopt.api.leftovers import of_rehearsals
 from hetopt.cli import render
 from hetopt.cli.flags import in_flags
 from hetopt.core.errors import CloudRefused
 
 if TYPE_CHECKING:
     from hetopt.api.leftovers import Leftover, Search
+    from hetopt.backends.emulation.namespaces import FoundNetwork
 
 
 def show(searched: Search, *, as_json: bool) -> None:
@@ -63,3 +65,37 @@ def _fate(its: Sequence[Leftover]) -> str:
     if its[0].left_alone:
         return f"left alone, {its[0].left_alone}"
     return "removed" if its[0].removed else "left over"
+
+
+def show_rehearsals(*, dry_run: bool, as_json: bool) -> None:
+    """Remove the networks of rehearsals whose launcher is dead, and print them.
+
+    Raises:
+        RunFailed: one of them could not be removed.
+    """
+    found, stayed = of_rehearsals(remove=not dry_run)
+    if as_json:
+        render.print_json(
+            [
+                {
+                    "id": network.id,
+                    "owner_pid": network.owner.pid if network.owner else None,
+                    "purpose": network.owner.purpose if network.owner else None,
+                    "removed": not dry_run and network.id not in stayed,
+                }
+                for network in found
+            ]
+        )
+    else:
+        for network in found:
+            if network.id not in stayed:
+                render.line(f"{'would remove' if dry_run else 'removed'} {_told(network)}")
+        if not found:
+            render.line("nothing is left behind")
+    for failed in stayed.values():
+        raise failed
+
+
+def _told(network: FoundNetwork) -> str:
+    owner = f" of {network.owner.purpose} (process {network.owner.pid})" if network.owner else ", unsigned"
+    return f"rehearsal {network.id}{owner}"
