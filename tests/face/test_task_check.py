@@ -175,8 +175,8 @@ def test_bundled_tasks_pass(name: str) -> None:
     ("text", "attribute", "said"),
     [
         (GOOD + "1 / 0\n", "task", "mine.py, line 31, failed: ZeroDivisionError"),
-        (GOOD, "tusk", "no attribute 'tusk'"),
-        (GOOD, "GOOD", "no attribute"),
+        (GOOD, "tusk", "called 'tusk'"),
+        (GOOD, "GOOD", "called 'GOOD'"),
         (GOOD + "mine = 5\n", "mine", "is of type int"),
         (GOOD.replace("loss=loss", "loss=5"), "task", "loss that cannot be called"),
     ],
