@@ -105,7 +105,7 @@ WRITES_COMMAND_LINES = {
     "hetopt/backends/ec2/bootstrap.py": "the script that a rented machine boots with",
     "hetopt/reports/exports.py": "scripts for torchrun and SkyPilot",
     "hetopt/reports/document.py": "variables of a style sheet",
-    "hetopt/reports/front_plot.py": "variables of a style sheet",
+    "hetopt/reports/plan_plots.py": "variables of a style sheet",
     "hetopt/reports/plan_page.py": "the command that starts a plan",
     "hetopt/trainer/host/agent.py": "the command line of torchrun, and its own",
     "hetopt/trainer/standalone_host.py": "its own command line",
@@ -170,7 +170,7 @@ FOLDER_WORDS = ("folder", "dir", "path", "home", "root", "where", "parent", "bun
 
 OURS = {
     "hetopt/core/provenance.py: git.parent / own": "git wrote it into the checkout that runs",
-    "hetopt/reports/own_wheel.py: Path(folder) / file": "what lies there",
+    "hetopt/reports/exports.py: Path(folder) / file": "what lies there",
     "hetopt/core/outputs.py: Path(place) / name": "what lies there",
     "hetopt/core/names.py: script.with_name(f'{script.stem}_hetopt.py')": "as typed",
     "hetopt/cli/export.py: skypilot.parent / name": "the wheel of this hetopt",

@@ -10,8 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hetopt.cli.completion import one_of
-from hetopt.cli.options import FIRST_REGION, Budget, CatalogFolder, Deadline, Json, Market, RegionOrAny, given, options
+from hetopt.cli.options import (
+    FIRST_REGION,
+    Budget,
+    CatalogFolder,
+    Deadline,
+    Json,
+    Market,
+    RegionOrAny,
+    given,
+    one_of,
+    options,
+)
 
 if TYPE_CHECKING:
     from hetopt.api.estimating import Estimate, Fit

@@ -40,8 +40,7 @@ def _texts(
     """What to write where; everything is made before anything is written."""
     import hetopt
     from hetopt.core.secret import new_secret
-    from hetopt.reports.exports import SCRIPT_FILE, SPEC_FILE, skypilot_task, torchrun_script
-    from hetopt.reports.own_wheel import own_wheel
+    from hetopt.reports.exports import SCRIPT_FILE, SPEC_FILE, own_wheel, skypilot_task, torchrun_script
     from hetopt.reports.schemas import schemas as all_schemas
 
     texts: dict[Path, str | bytes] = {}

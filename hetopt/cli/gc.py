@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from hetopt.cli.completion import one_of
+from hetopt.cli.options import one_of
 
 
 def gc(

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hetopt.cli.completion import one_of
-from hetopt.cli.options import FIRST_REGION, CatalogFolder, Json, RegionOrAny, given, options
+from hetopt.cli.options import FIRST_REGION, CatalogFolder, Json, RegionOrAny, given, one_of, options
 
 if TYPE_CHECKING:
     from hetopt.api.catalogs import RentableGpu

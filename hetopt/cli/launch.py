@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetopt.cli.completion import one_of
-from hetopt.cli.options import given, options
+from hetopt.cli.options import given, one_of, options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

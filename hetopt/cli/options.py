@@ -9,7 +9,7 @@
         hetopt.plant(**given(asked, hetopt.plant))
 
 Fields are called as the library calls its parameters, so that `given` hands them on. Options that several commands have
-are written here once.
+are written here once, and what the shell completes: values that are a closed list, and the names of runs.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Protocol, TypeVar, get_type_hints
+from typing import Annotated, Any, ClassVar, Protocol, TypeVar, get_args, get_type_hints
 
 import typer
-
-from hetopt.cli.completion import one_of, runs
 
 
 class Dataclass(Protocol):
@@ -32,6 +31,41 @@ class Dataclass(Protocol):
 
 
 Record = TypeVar("Record", bound=Dataclass)
+
+
+def one_of(*names: str) -> Callable[[str], list[str]]:
+    """Completes one of these.
+
+    Args:
+        names: themselves, or ``module:NAME`` of a literal type or a collection, which is imported when it is asked for.
+    """
+
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in expanded(names) if name.startswith(incomplete)]
+
+    return complete
+
+
+def expanded(names: tuple[str, ...]) -> list[str]:
+    """The names, with those of ``module:NAME`` in its place."""
+    found: list[str] = []
+    for name in names:
+        module, colon, attribute = name.partition(":")
+        listed = getattr(import_module(module), attribute) if colon else (name,)
+        found += get_args(listed) or list(listed)
+    return found
+
+
+def runs(incomplete: str) -> list[str]:
+    """Completes the names of runs, the newest first."""
+    from hetopt.core.errors import BadInput
+    from hetopt.core.runs import RunFolders, runs_home
+
+    try:
+        return [run.name for run in reversed(RunFolders(home=runs_home()).all()) if incomplete in run.name]
+    except BadInput:
+        return []  # a shell that completes has no place for a sentence
+
 
 NewestRun = Annotated[
     str | None,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from hetopt.cli.completion import one_of
+from hetopt.cli.options import one_of
 
 CHUNK = 1000
 """Queries of a file that are predicted together; from a pipe each is answered at once."""

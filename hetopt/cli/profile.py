@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetopt.cli.completion import one_of
-from hetopt.cli.options import given, options
+from hetopt.cli.options import given, one_of, options
 
 if TYPE_CHECKING:
     from hetopt.core.profile import Profile
@@ -130,19 +129,16 @@ def profile(asked: Measure) -> None:
       hetopt profile mine.py:task --check
     """
     import hetopt
-    from hetopt.cli import parse, render
-    from hetopt.cli.import_samples import import_samples, read_file
+    from hetopt.cli import parse, profile_view, render
     from hetopt.core.errors import BadInput
     from hetopt.core.quantities import DURATION, quantity
 
     if asked.check:
-        from hetopt.cli.task_check import check_task
-
-        check_task(asked.task, asked.data, json_=asked.as_json)
+        profile_view.check_task(asked.task, asked.data, json_=asked.as_json)
         return
     output = Path("profile.json") if asked.output is None and not asked.as_json else asked.output
     if asked.from_samples is not None and asked.task is None:
-        import_samples(asked.from_samples, output, force=asked.force, json_=asked.as_json)
+        profile_view.import_samples(asked.from_samples, output, force=asked.force, json_=asked.as_json)
         return
     if asked.task is None:
         raise BadInput(
@@ -151,7 +147,7 @@ def profile(asked: Measure) -> None:
     time_budget_s = quantity(asked.time_budget_s, DURATION, "--time-budget")
     parse.ready_to_write(output, force=asked.force)
     _agree_to_explore(asked)
-    elsewhere = read_file(asked.from_samples) if asked.from_samples is not None else ()
+    elsewhere = profile_view.read_file(asked.from_samples) if asked.from_samples is not None else ()
     with render.progress(f"profiling {asked.task}") as reporter:
         measured = hetopt.profile(
             **given(asked, hetopt.profile, samples=elsewhere, time_budget_s=time_budget_s, reporter=reporter)

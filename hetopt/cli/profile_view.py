@@ -1,11 +1,21 @@
-"""A profile as a person reads it: how fast, how the workers talk, and what training runs have shown."""
+"""What `hetopt profile` says: of a profile, of step times from elsewhere, and of a task that is checked."""
 
 from __future__ import annotations
 
-from hetopt.cli import render
+import datetime
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+
+import hetopt
+from hetopt.api.catalogs import in_use
+from hetopt.api.sample_remarks import remarks
+from hetopt.cli import lines, parse, render, terminal
 from hetopt.core import formatting
+from hetopt.core.errors import BadInput
 from hetopt.core.gradient_noise import Moments, noise_scale
 from hetopt.core.profile import Device, Pilot, Profile, StepTime
+from hetopt.core.step_samples import StepSample, StepSamples, read_samples
 from hetopt.core.throughput import Timing, summarize
 
 
@@ -115,3 +125,66 @@ def _training(profile: Profile) -> list[str]:
 
 def _spread(point: StepTime) -> Timing:
     return summarize(point.samples_s)
+
+
+def read_file(source: Path) -> tuple[StepSample, ...]:
+    """The step samples of a file (JSON Lines, ``-`` for standard input), checked."""
+    with lines.opened(source, "--from-samples") as (rows, _):
+        return read_samples(rows, origin="standard input" if str(source) == "-" else str(source))
+
+
+def import_samples(source: Path, output: Path | None, *, force: bool, json_: bool) -> None:
+    """Read step samples (JSON Lines, ``-`` for standard input), check them, and write them as an artifact."""
+
+    parse.ready_to_write(output, force=force)
+    samples = read_file(source)
+    imported = StepSamples(
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        hetopt_version=version("hetopt"),
+        source=source.name,
+        samples=samples,
+    )
+    if output is not None:
+        imported.save(output)
+        render.note(f"wrote {output}")
+    for remark in remarks(samples, in_use().catalog.instance_types):
+        render.note(remark)
+    if json_:
+        terminal.write(imported.to_json())
+        return
+    layouts = {sample.layout for sample in samples}
+    types = sorted({node.type for sample in samples for node in sample.nodes})
+    sizes = [size for sample in samples for size in sample.batch_sizes]
+    render.line(f"{len(samples)} step times of {len(layouts)} layouts", style="bold")
+    render.facts(
+        {
+            "machine types": ", ".join(types),
+            "nodes": f"up to {max(len(sample.nodes) for sample in samples)}",
+            "workers": f"up to {max(sample.workers for sample in samples)}",
+            "local batch": f"{min(sizes)} to {max(sizes)}",
+        }
+    )
+
+
+def check_task(task: str | None, data: Path | None, *, json_: bool) -> None:
+    """Print what is found.
+
+    Raises:
+        BadInput: no task is named, torch is missing, or the task has errors.
+    """
+    if task is None:
+        raise BadInput("name the task to check.", hint="hetopt profile --check digits")
+    findings = hetopt.check(task, data=data)
+    errors = [finding for finding in findings if finding.level == "error"]
+    if json_:
+        render.print_json([asdict(finding) for finding in findings])
+    else:
+        for finding in findings:
+            where = f" ({finding.where})" if finding.where else ""
+            render.bullet(f"{finding.level}: {finding.text}{where}")
+            render.bullet(finding.hint, mark="  →")
+        if not errors:
+            render.line(f"{task} can be trained on many workers.")
+    if errors:
+        count = "one error" if len(errors) == 1 else f"{len(errors)} errors"
+        raise BadInput(f"{task} has {count}.", hint=errors[0].hint)

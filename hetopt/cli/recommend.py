@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetopt.cli.completion import one_of
-from hetopt.cli.options import FIRST_REGION, Budget, CatalogFolder, Deadline, given, options
+from hetopt.cli.options import FIRST_REGION, Budget, CatalogFolder, Deadline, given, one_of, options
 
 if TYPE_CHECKING:
     from hetopt.optimizer.plan import Plan
@@ -249,12 +248,12 @@ def _rank(asked: Recommend, market: str, weight: float | None) -> None:
     """Only compare clusters."""
     from hetopt.api.planning import rank_clusters, search_options
     from hetopt.cli import render
-    from hetopt.cli.ranking_view import show
+    from hetopt.cli.plan_view import show_ranking
     from hetopt.core.reporter import Reporter
 
     search = search_options(**given(asked, search_options, market=market, time_weight=weight, observed=None))
     notes = Reporter(note=render.note)
-    show(rank_clusters(**given(asked, rank_clusters, options=search, reporter=notes)), as_json=asked.as_json)
+    show_ranking(rank_clusters(**given(asked, rank_clusters, options=search, reporter=notes)), as_json=asked.as_json)
 
 
 def _write(plan: Plan, asked: Recommend) -> None:

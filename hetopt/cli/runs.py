@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from hetopt.cli.completion import runs
-from hetopt.cli.options import NewestRun
+from hetopt.cli.options import NewestRun, runs
 
 
 def logs(

@@ -12,8 +12,7 @@ from hetopt.core.names import converted_script
 from hetopt.optimizer.plan import Candidate, Choice, Goal, Plan, Range, Sensitivity
 from hetopt.optimizer.step_time.device_memory import ACCELERATOR_CONTEXT_BYTES, HOST_MEMORY_BYTES, MEMORY_FRACTION
 from hetopt.reports.document import COLOURS, document, figure, parts_bar, section, sentences, swatch, table, tile, tiles
-from hetopt.reports.dot_plot import dot_plot
-from hetopt.reports.front_plot import LogAxis, front_svg
+from hetopt.reports.plan_plots import LogAxis, dot_plot, front_svg
 
 
 def page(plan: Plan) -> str:

@@ -17,7 +17,7 @@ import typer.main
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.cli import completion
+from hetopt.cli import options as completion
 from hetopt.cli.configuration import PROJECT_FILE, default_map, of_command, settings
 from hetopt.cli.main import app
 from hetopt.core.errors import BadInput

@@ -19,9 +19,8 @@ from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.recommend import Options, recommend
 from hetopt.reports.document import STYLE
-from hetopt.reports.dot_plot import dot_plot
-from hetopt.reports.front_plot import LogAxis, front_lines
 from hetopt.reports.plan_page import page
+from hetopt.reports.plan_plots import LogAxis, dot_plot, front_lines
 from tests.browser import WIDTHS, browser
 
 RECORDED = Path(__file__).parent.parent / "recorded" / "resnet20-cifar10.json"

@@ -21,9 +21,8 @@ from hetopt.core.events.fold import RunHistory
 from hetopt.core.events.log import EVENTS_FILE, Event
 from hetopt.core.events.reader import read_log
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
-from hetopt.reports.page.envelope import envelope, stretches
 from hetopt.reports.page.page import page
-from hetopt.reports.page.series import series
+from hetopt.reports.page.series import envelope, series, stretches
 from hetopt.reports.report import make_report
 from hetopt.reports.timeline import timeline
 from tests.browser import WIDTHS, browser

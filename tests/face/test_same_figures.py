@@ -19,8 +19,8 @@ from hetopt.core.profile import Profile
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.recommend import Options, recommend
-from hetopt.reports.front_plot import front_lines, front_svg
 from hetopt.reports.plan_page import page
+from hetopt.reports.plan_plots import front_lines, front_svg
 
 RECORDED = Path(__file__).resolve().parents[1] / "recorded" / "resnet20-cifar10.json"
 WISHES: tuple[dict[str, Any], ...] = (

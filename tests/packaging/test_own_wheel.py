@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from hetopt.core.extras import CPU_INDEX, install_command, requirement
-from hetopt.reports.own_wheel import own_wheel
+from hetopt.reports.exports import own_wheel
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))

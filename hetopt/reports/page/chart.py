@@ -14,8 +14,7 @@ from html import escape
 import numpy as np
 
 from hetopt.core import formatting
-from hetopt.reports.page.envelope import Envelope
-from hetopt.reports.page.series import Column
+from hetopt.reports.page.series import Column, Envelope
 
 WIDTH = 1000
 """Of every plot, in its own units."""

@@ -16,7 +16,7 @@ from hetopt.optimizer.plan import Range
 from hetopt.reports.document import document, interval_bar, section, share_bar, table, tile, tiles
 from hetopt.reports.live_run import RunSummary
 from hetopt.reports.page.chart import Axes, Line, line_chart, ticks
-from hetopt.reports.page.envelope import Envelope
+from hetopt.reports.page.series import Envelope
 
 NOT_READ = "not read yet"
 """The state of a run whose log is still being read."""

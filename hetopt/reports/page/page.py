@@ -14,9 +14,8 @@ from hetopt.optimizer.launch_record import Launch
 from hetopt.reports.document import document, figure, interval_bar, section, sentences, share_bar, table, tile, tiles
 from hetopt.reports.page.chart import Axes, ticks
 from hetopt.reports.page.cursor import SCRIPT
-from hetopt.reports.page.envelope import Stretches, stretches
 from hetopt.reports.page.run_charts import Known, anatomy, averages, evaluations, exchange, loss, step_time, way_words
-from hetopt.reports.page.series import RunSeries
+from hetopt.reports.page.series import RunSeries, Stretches, stretches
 from hetopt.reports.plan_page import cost_terms
 from hetopt.reports.report import Compared, Report
 from hetopt.reports.timeline import Happening

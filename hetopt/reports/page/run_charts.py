@@ -12,8 +12,7 @@ import numpy as np
 from hetopt.core import formatting
 from hetopt.reports.document import swatch
 from hetopt.reports.page.chart import Axes, Line, figure, line_chart, plot, stack, steps_line
-from hetopt.reports.page.envelope import Envelope, Stretches, envelope
-from hetopt.reports.page.series import Column, RunSeries
+from hetopt.reports.page.series import Column, Envelope, RunSeries, Stretches, envelope
 from hetopt.reports.report import Report
 
 MOST_PIECES = 60
