@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetopt.cli.catalog import ArchitectureOption, MarketOption, SortOption
+from hetopt.cli.catalog import Sort, Wanted
 from hetopt.core.errors import BadInput
 from hetopt.optimizer.market.catalog import Catalog, Listing, load_catalog
 from hetopt.optimizer.market.catalog_filter import AnyMarket, Criteria, price_in, quantities, select, sort, why_none
@@ -131,9 +131,10 @@ def test_any_market_means_the_lower_price(listing: Listing) -> None:
 
 
 def test_the_options_are_those_of_the_library() -> None:
-    assert {option.value for option in SortOption} == set(KEYS)
-    assert {option.value for option in MarketOption} == set(get_args(AnyMarket))
-    assert {option.value for option in ArchitectureOption} == set(get_args(Architecture))
+    offered = get_type_hints(Wanted)
+    assert set(get_args(Sort)) == set(KEYS)
+    assert offered["market"] == AnyMarket
+    assert offered["architecture"] == Architecture | None
 
 
 def test_a_partition_is_no_whole_accelerator() -> None:
