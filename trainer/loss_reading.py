@@ -122,6 +122,7 @@ _BY_ROWS = {"MultiMarginLossBackward0", "MultilabelMarginLossBackward0"}
 _CROSS_ENTROPY = {"NllLossBackward0", "NllLoss2DBackward0"}
 _MEAN = 1
 _SUM = 2
+_OVER_DIMS = {"MeanBackward1", "SumBackward1"}
 _SELECTED = {"IndexBackward0", "MaskedSelectBackward0"}
 
 
@@ -154,6 +155,9 @@ def _walk(root: Node, terms: _Terms) -> None:
         elif (listed := _listed(node, terms.samples)) is not None:
             share = 1 / len(listed) if name == "MeanBackward0" else 1.0
             waiting += [(one, (*factors, share), divisors) for one in listed]
+        elif name in _OVER_DIMS and math.prod(node._input_metadata[0].shape) == 1:
+            term = _over_dims(node, terms.samples)
+            terms.found.append(replace(term, factors=factors, divisors=divisors))
         elif (read := _READERS.get(name)) is not None:
             term = read(node, terms.samples)
             is_scaled = factors or divisors
@@ -218,6 +222,15 @@ def _sum(node: Node, samples: int) -> _Term:
     return term if term.is_mean else _Term(is_mean=False, denominator=1.0)
 
 
+def _over_dims(node: Node, samples: int) -> _Term:
+    """A mean or sum over the dimensions that are left, by their numbers."""
+    term = _inside(node, samples)
+    if not term.is_mean and term.denominator > 0:
+        shape = " x ".join(map(str, node._saved_self_sym_sizes))
+        raise _Unknown("shape", f"ends in a mean or sum over {shape} values, which are not those of {samples} samples")
+    return term if term.is_mean else _Term(is_mean=False, denominator=1.0)
+
+
 def _inside(node: Node, samples: int) -> _Term:
     """Means and sums over some dimensions, before what is left is averaged or summed.
 
@@ -227,7 +240,7 @@ def _inside(node: Node, samples: int) -> _Term:
     denominator = 1.0
     while node is not None:
         name = _name(node)
-        if name in ("MeanBackward1", "SumBackward1"):
+        if name in _OVER_DIMS:
             sizes = node._saved_self_sym_sizes
             dims = {dim if dim < len(sizes) else dim - 2**64 + len(sizes) for dim in node._saved_dim}
             over_samples = 0 in dims and sizes[0] % samples == 0
@@ -266,6 +279,10 @@ def _merged(terms: _Terms) -> LossReading:
     readings = [_alone(one, terms.samples, counts) for one in terms.found]
     if len(readings) == 1 and readings[0].factor == 1 and not terms.constants:
         return readings[0]
+    if any(one.kind == "samples" for one in readings):
+        # Each sample chose one; where a part has as many by chance, the others refuse.
+        each = [one.kind == "counted" and one.denominator == terms.samples for one in readings]
+        readings = [replace(one, kind="samples") if is_one else one for one, is_one in zip(readings, each, strict=True)]
     kinds = {one.kind for one in readings}
     first = readings[0]
     alike = len(kinds) == 1 and (
@@ -274,10 +291,12 @@ def _merged(terms: _Terms) -> LossReading:
     if not alike:
         named = " and ".join(dict.fromkeys(_described(one) for one in readings))
         raise _Unknown("terms", f"adds terms of different denominators, {named}")
+    # There may be as many terms as boxes: each factor counts once.
+    factors = dict.fromkeys(one.factor for one in readings)
     return replace(
         max(readings, key=lambda one: one.denominator) if first.kind == "samples" else first,
         factor=max(abs(one.factor) for one in readings),
-        mixture=math.fsum(one.factor * (number + 1) for number, one in enumerate(readings)),
+        mixture=math.fsum(one * (number + 1) for number, one in enumerate(factors)),
         may_be_counted=all(one.may_be_counted for one in readings),
         has_constant=terms.constants > 0,
     )
@@ -298,9 +317,10 @@ def _alone(term: _Term, samples: int, means: Sequence[_Term]) -> LossReading:
             may_be_counted=term.may_be_counted,
         )
     for mean in means:
-        if any(_same(mean.denominator, one) for one in term.divisors):
+        is_whole = mean.denominator % samples == 0 and not mean.is_counted
+        if any(_same(mean.denominator, one) or (is_whole and _same(samples, one)) for one in term.divisors):
             alike = _alone(replace(mean, factors=(), divisors=()), samples, ())
-            return replace(alike, factor=factor * mean.denominator / divisor)
+            return replace(alike, factor=factor * alike.denominator / divisor)
     counts = [count for count in map(_one_over, term.factors) if count is not None]
     counted = bool(counts) or any(isinstance(one, _Tensor) for one in term.divisors)
     count = math.prod(counts)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.forks import all_end_well
 
-from .cases import hub, memories, scripts, strangers
+from .cases import hub, meetings, memories, scripts, strangers
 
 Case = Callable[[str, str], dict[str, Any]]
 
@@ -163,6 +163,35 @@ def test_parameters_that_are_changed_by_own_samples_are_named_at_once(memory_cas
         assert "memories.py, line" in said
         assert "changes parameter 0.weight by this worker's samples" in said
         assert "run.backward(loss)" in said
+
+
+@pytest.fixture(scope="module")
+def meeting_case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    """Scripts in which samples meet others of their batch."""
+    return served(tmp_path_factory.mktemp("meetings"), "meetings")
+
+
+@pytest.mark.parametrize("name", [one.__name__ for one in meetings.EXACT])
+def test_samples_that_meet_all_others_or_none_are_exact(name: str, meeting_case: Case) -> None:
+    check_exact(name, meeting_case)
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "steps"),
+    [
+        (one.__name__, words, steps)
+        for steps, some in enumerate((meetings.REFUSED, meetings.LATER))
+        for one, words in some.items()
+    ],
+)
+def test_samples_that_meet_others_of_their_share_alone_are_refused_at_once(
+    name: str, words: tuple[str, ...], steps: int, meeting_case: Case
+) -> None:
+    assert meeting_case(name, "alone")["said"] == ""
+    told = [meeting_case(name, label) for label in ("two-0", "two-1")]
+    assert [sum(map(len, one["steps"])) for one in told] == [steps] * 2
+    assert any(all(word in one["said"] for word in words) for one in told), told[0]["said"]
+    assert all("of parts are not the gradient of the batch" in one["said"] or "samples" in one["said"] for one in told)
 
 
 def check_exact(name: str, case: Case) -> None:

@@ -17,6 +17,7 @@ from typing import Literal, TypeAlias
 from hetopt.core.errors import BadInput
 from hetopt.trainer.inexact import WHOLE_BATCH
 from hetopt.trainer.loss_reading import SAME, LossReading
+from hetopt.trainer.session.given_numbers import differ
 
 Weight: TypeAlias = float | Literal["sum"]
 """What a script says of its loss: what it is a mean over, or that it is a sum."""
@@ -32,6 +33,14 @@ EARLIER_HINT = (
     f'accept the difference: session(..., accept_inexact=("{WHOLE_BATCH}",))'
 )
 """What works where a script keeps something of its samples."""
+
+NUMBERS_HINT = (
+    "compute it of the samples of all workers, by run.gather(rows), run.total(count) or run.mean(value); divide a sum "
+    "by it rather than each sample; state what the loss is a mean over where it is right, "
+    "run.backward(loss, weight=n); or "
+    f'accept the difference: session(..., accept_inexact=("{WHOLE_BATCH}",))'
+)
+"""What works where samples meet a number that each worker has computed of its own."""
 
 _GATHERED_HINT = "gather the same features on all workers, and call run.backward for each loss on all of them"
 
@@ -76,6 +85,7 @@ class Row:
         has_constant: whether it has a term that is the same on all workers.
         is_gathered: whether it was computed of rows of all workers.
         value: of the loss, where it was.
+        numbers_mark: of numbers from outside torch that its samples met (see `GivenNumbers`).
     """
 
     samples: int
@@ -88,6 +98,7 @@ class Row:
     has_constant: bool = False
     is_gathered: bool = False
     value: float = 0.0
+    numbers_mark: float = 0.0
 
     @classmethod
     def of(cls, reading: LossReading, *, samples: int, rows: int) -> Row:
@@ -132,12 +143,13 @@ class Row:
             float(self.has_constant),
             float(self.is_gathered),
             self.value,
+            self.numbers_mark,
         ]
 
     @classmethod
     def read(cls, numbers: Sequence[float]) -> Row:
         """The row that `numbers` wrote, whatever comes behind it."""
-        samples, rows, said, denominator, factor, mixture, counted, constant, gathered, value, *_ = numbers
+        samples, rows, said, denominator, factor, mixture, counted, constant, gathered, value, mark, *_ = numbers
         return cls(
             samples=int(samples),
             rows=int(rows),
@@ -149,6 +161,7 @@ class Row:
             has_constant=bool(constant),
             is_gathered=bool(gathered),
             value=value,
+            numbers_mark=mark,
         )
 
 
@@ -206,6 +219,8 @@ class Denominators:
                     hint="leave out the weight: run.backward(loss)",
                 )
             return _shares([float(row.samples) for row in rows])
+        if said <= {Said.SAMPLES, Said.COUNTED, Said.SUM} and differ([row.numbers_mark for row in live]):
+            raise BadInput("The samples of the workers meet other numbers than each other's.", hint=NUMBERS_HINT)
         if said == {Said.STATED}:
             return _shares([row.denominator if row.samples else 0.0 for row in rows])
         if said == {Said.STATED_SUM}:

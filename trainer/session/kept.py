@@ -10,7 +10,8 @@ not heard, so parameters are of no batch, and neither is what `run.gather` gives
   one machine a row's state meets the same row;
 - anything else (means, queues, banks by number of the sample), which makes a loss that it reaches another one.
 
-It does not hear compiled code, functions with a backward of their own, or what went through Python numbers or NumPy.
+It does not hear compiled code or functions with a backward of their own. Of what went through Python numbers or NumPy
+it hears where that comes back (`GivenNumbers`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from hetopt.core.errors import BadInput
 from hetopt.trainer.script_lines import Lines
-from hetopt.trainer.session.listening import CHOICES, REDUCTIONS, SHAPED, Listener, tensors_in
+from hetopt.trainer.session.given_numbers import GivenNumbers
+from hetopt.trainer.session.listening import CHOICES, REDUCTIONS, SHAPED, Listener, tensors_in, unwrapped
 
 _JUDGED = 3
 """Batches whose losses are asked: what is kept from the second on is in the third."""
@@ -70,17 +72,25 @@ class Kept(Listener):
 
     Args:
         model: of the script, whose parameters may be of no samples but by gradients.
+
+    Attributes:
+        numbers: that met samples, or what is of all workers, from outside torch.
+        has_hook: whether the script has put one on a tensor.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(0)
+        self._model = model
         self._parameters = {_storage(one): name for name, one in model.named_parameters()}
+        self.numbers = GivenNumbers()
         self._lines = Lines(sys.argv[0] if sys.argv else "")
         self._given: dict[StorageWeakRef, _Of] = {}  # where batches lie
         self._made = WeakTensorKeyDictionary()  # what torch gave back
         self._written: dict[StorageWeakRef, _Of] = {}  # what was written into, all views of it
         self._places = WeakTensorKeyDictionary()  # where what is of earlier samples was used
         self._was_asked = False  # whether there was a loss in this turn
+        self._is_own = False  # whether the script made gradients itself that are not summed
+        self.has_hook = False
         self._turn = 0
 
     def take(self, rows: int, storages: frozenset[StorageWeakRef]) -> bool:
@@ -96,7 +106,8 @@ class Kept(Listener):
         if self._was_asked:
             self._was_asked, self._turn = False, self._turn + 1
             self._places = WeakTensorKeyDictionary()
-        self.rows = rows
+        self.rows, self._is_own = rows, False
+        self.numbers.begin()
         self._given.update(dict.fromkeys(storages, self._rows_now))
         return self._turn < _JUDGED
 
@@ -124,6 +135,10 @@ class Kept(Listener):
         if name == "__set__":
             self._set(*args[:2])
             return
+        self.has_hook |= name == "register_hook"
+        if name == "backward":
+            self._is_own = self._tag(args[0]) is not None
+            return
         target = _target(name, args, named)
         covers = target is not None and _covers(name, args, target)
         given = list(tensors_in([args[:1], named] if name in SHAPED else [args[covers:], named]))
@@ -137,11 +152,18 @@ class Kept(Listener):
             made = made.together
         if made is not None and name in _JOINS and self.rows not in result.shape[:2]:  # a queue of several batches
             made = _Of(min(one.oldest for one in tags if one is not None), made.newest, False)
+        of_none = [one for one, tag in zip(given, tags, strict=True) if tag is None and one is not target]
+        if made is None and target is None:
+            self.numbers.note_made(name, given, list(tensors_in([result])))
+        elif any(tag is not None and tag.is_rows for tag in tags) or (
+            target is not None and self._trained(target) is not None
+        ):
+            self.numbers.note_met(name, args, named, of_none, self._lines.now())
         if target is not None:
             self._write(target, made, covers=covers)
         elif made is not None:
             for one in tensors_in([result]):
-                self._made[one] = made if self.row_dims(one) else made.together
+                self._made[unwrapped(one)] = made if self.row_dims(one) else made.together
         if made is not None and made.oldest < made.newest:
             self._note_place(given, tags, made, result if target is None else target)
 
@@ -158,10 +180,10 @@ class Kept(Listener):
         if covers:
             self._written.pop(at, None)
             self._made.pop(target, None)  # type: ignore[no-untyped-call]  # torch's gap
-        if made is not None and at in self._parameters:
+        if made is not None and (trained := self._trained(target)) is not None:
             raise BadInput(
-                f"{self._lines.now() or 'The script'} changes parameter {self._parameters[at]} by this worker's "
-                "samples alone, and the others by theirs.",
+                f"{self._lines.now() or 'The script'} changes {trained} by this worker's samples alone, and the others "
+                "by theirs.",
                 hint="let run.backward(loss) make the gradient, which is of all workers in .grad then, and step by "
                 "that; or compute what is written of run.gather(rows.detach())",
             )
@@ -169,6 +191,17 @@ class Kept(Listener):
             made = made if self.rows in target.shape[:2] else made.together
             before = self._written.get(at)
             self._written[at] = made if before is None or made.is_rows else _of_all([before, made]) or made
+
+    def _trained(self, target: Tensor) -> str | None:
+        """What a tensor is of a parameter, in words; None: nothing."""
+        at = _storage(target)
+        if at is None:
+            return None
+        if at in self._parameters:
+            return f"parameter {self._parameters[at]}"
+        named = self._model.named_parameters()
+        name = next((name for name, one in named if one.grad is not None and _storage(one.grad) == at), None)
+        return None if name is None or self._is_own else f"the gradient of {name}, which is of all workers,"
 
     def _set(self, target: Tensor, value: Any) -> None:
         """Of ``data``, or of ``grad``, which all workers sum."""
@@ -192,10 +225,20 @@ class Kept(Listener):
         for one in tensors_in([result]):
             self._places[one] = place
 
+    def summed(self) -> None:
+        """Gradients are of all workers."""
+        self._is_own = False
+
+    def _gradients(self) -> list[Tensor]:
+        return [one.grad for one in self._model.parameters() if one.grad is not None]
+
     def _tag(self, tensor: Any) -> _Of | None:
         if not isinstance(tensor, Tensor):
             return None
+        tensor = unwrapped(tensor)
         at = _storage(tensor)
+        if self._is_own and at is not None and any(_storage(one) == at for one in self._gradients()):
+            return _Of(self._turn, self._turn, False)
         found = [
             self._made.get(tensor),  # type: ignore[no-untyped-call]  # torch's gap
             None if at is None else self._written.get(at, self._given.get(at)),

@@ -23,6 +23,9 @@ _MULTIPLES = 2
 SHAPED = {"expand_as", "view_as", "reshape_as", "type_as", "to"}
 """They take no value of their second tensor."""
 
+MAKERS = {"zeros", "ones", "empty", "full", "arange", "eye", "linspace", "rand", "randn", "randint", "randperm"}
+"""They take sizes of what they are given, and no values (but for one)."""
+
 _DIM_AT = {"norm": 2, "quantile": 2, "vector_norm": 2}
 """Place of the dimension among the arguments, where it is not the second."""
 
@@ -98,7 +101,7 @@ class Listener(TorchFunctionMode):
         exact = [dim for dim, size in enumerate(sizes) if size == self.rows]
         if exact or self.rows <= _MULTIPLES:
             return exact
-        return [dim for dim, size in enumerate(sizes) if size % self.rows == 0][:1]
+        return [dim for dim, size in enumerate(sizes) if size and size % self.rows == 0][:1]
 
     def selects_rows(self, args: Sequence[Any]) -> bool:
         """Whether this worker's rows are taken of what all have: by `split`."""
@@ -110,7 +113,7 @@ class Listener(TorchFunctionMode):
     def is_over_rows(self, name: str, args: Sequence[Any], named: Mapping[str, Any]) -> bool:
         """Whether a call reduces or compares over the samples."""
         own = args[0] if args else named.get("input")
-        if not isinstance(own, Tensor):
+        if not isinstance(own, Tensor) or unwrapped(own).dim() > own.dim():
             return False
         rows = self.row_dims(own)
         if not rows:
@@ -121,6 +124,14 @@ class Listener(TorchFunctionMode):
             return False
         dims = range(own.dim()) if dim is None else dim if isinstance(dim, (list, tuple)) else [dim]
         return set(rows) <= {one % own.dim() for one in dims}
+
+
+def unwrapped(tensor: Tensor) -> Tensor:
+    """The tensor inside those of ``torch.func``, which has a dimension more where they are mapped over one."""
+    inside = torch._C._functorch
+    while inside.is_functorch_wrapped_tensor(tensor):
+        tensor = inside.get_unwrapped(tensor)
+    return tensor
 
 
 def tensors_in(given: Any) -> Iterator[Tensor]:

@@ -15,8 +15,10 @@ from hetopt.trainer.inexact import BATCH_STATISTICS, WHOLE_BATCH
 from hetopt.trainer.loss_reading import LossReading, read_loss
 from hetopt.trainer.session.batch_norm import BatchNormNote
 from hetopt.trainer.session.batches import Part
-from hetopt.trainer.session.denominators import EARLIER_HINT, WEIGHT_HINT, Denominators, Row, Said, Weight
+from hetopt.trainer.session.denominators import EARLIER_HINT, NUMBERS_HINT, WEIGHT_HINT, Denominators, Row, Said, Weight
+from hetopt.trainer.session.given_numbers import differ
 from hetopt.trainer.session.handed import Handed
+from hetopt.trainer.session.hooks import bent_by_hooks, has_hooks
 from hetopt.trainer.session.kept import Kept
 from hetopt.trainer.session.listening import Listener
 from hetopt.trainer.session.mixing import Outputs
@@ -26,10 +28,12 @@ from hetopt.trainer.session.whole_batch import WholeBatch, depends_on_rows
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Word:
-    """What a worker tells the others of its loss, and what is wrong with it as far as this worker knows."""
+    """What a worker tells the others of its loss, what is wrong with it as far as this worker knows, and where samples
+    met a number that may be its own."""
 
     own: Row
     problem: BadInput | None = None
+    met_at: str = ""
 
 
 class LossWatch:
@@ -145,6 +149,9 @@ class LossWatch:
             elif found == "coupled" and own.said != Said.STATED_SUM:
                 problem = _coupled(part)
                 own = replace(own, said=Said.WHOLE_BATCH)
+            elif (bent := self._bent(loss)) is not None:
+                problem = _by_hook(bent)
+                own = replace(own, said=Said.WHOLE_BATCH)
             elif found == "unclear" and weight is None and problem is None:
                 problem = _unclear()
                 own = replace(own, said=Said.UNKNOWN)
@@ -152,9 +159,17 @@ class LossWatch:
         if earlier is not None:
             problem = _of_earlier(part, earlier)
             own = replace(own, said=Said.EARLIER)
+        mark, met_at = (0.0, "") if self._kept is None else self._kept.numbers.take()
+        own = replace(own, numbers_mark=mark) if mark else own
         if self._batch_norm is not None and not own.is_gathered:
             self._batch_norm.look(loss)
-        return Word(own=own, problem=problem)
+        return Word(own=own, problem=problem, met_at=met_at)
+
+    def _bent(self, loss: Tensor) -> str | None:
+        """The parameter whose gradient a hook of the script changes in a way that parts do not add up; None: none."""
+        has_some = has_hooks(self._model) or (self._kept is not None and self._kept.has_hook)
+        exchanges = self._whole.was_asked or self._whole.normalises  # in the backward pass, which is gone through here
+        return bent_by_hooks(loss, self._model) if has_some and not exchanges else None
 
     def tell(self, part: Part) -> None:
         """The first backward pass is over: say what BatchNorm takes from exactness, once."""
@@ -185,6 +200,8 @@ class LossWatch:
         except BadInput:
             if word.problem is not None and word.own.samples:
                 raise word.problem from None
+            if differ([row.numbers_mark for row in map(Row.read, told) if row.samples]):
+                raise _by_number(word.met_at) from None
             raise
 
     def own_weight(self, known: float | None, word: Word | None, told: list[list[float]]) -> float:
@@ -231,6 +248,11 @@ class LossWatch:
     def note_total(self, total: float) -> None:
         """What all workers have counted together."""
         self._denominators.note_total(total)
+
+    def note_summed(self) -> None:
+        """What is in ``.grad`` is of all workers."""
+        if self._kept is not None:
+            self._kept.summed()
 
     def close(self) -> None:
         """Look at nothing any more."""
@@ -307,10 +329,28 @@ def _unclear() -> BadInput:
 
 def _by_statistic(part: Part, place: str) -> BadInput:
     return BadInput(
-        f"A statistic over the samples comes back to each of them, or some are chosen among them, at {place}, and this "
-        f"worker has {part.samples} of {part.batch}: the gradients of parts are not the gradient of the batch.",
+        "A statistic over the samples (a mean, a gradient) comes back to each of them, or they meet others, or some "
+        f"are chosen among them, at {place}, and this worker has {part.samples} of {part.batch}: the gradients of "
+        "parts are not the gradient of the batch.",
         hint="compute that of the samples of all workers, whole = run.gather(rows), or before the batch is shared out; "
         f'or accept the difference: session(..., accept_inexact=("{WHOLE_BATCH}",))',
+    )
+
+
+def _by_number(place: str) -> BadInput:
+    return BadInput(
+        f"The samples meet a number at {place or 'some line'} that is another one on each worker, as it was computed "
+        "of its own share: the gradients of parts are not the gradient of the batch.",
+        hint=NUMBERS_HINT,
+    )
+
+
+def _by_hook(name: str) -> BadInput:
+    return BadInput(
+        f"A hook changes the gradient of {name} by more than a factor (clips, normalises or adds to it), of each "
+        "worker's samples alone: the gradients of parts are not the gradient of the batch.",
+        hint="change .grad after run.backward(loss), where it is of all workers, and before optimizer.step(); or "
+        f'accept the difference: session(..., accept_inexact=("{WHOLE_BATCH}",))',
     )
 
 

@@ -6,7 +6,10 @@
 On one machine these are of the whole batch, on a worker of its part. Second derivatives do not tell, as nothing of it
 needs a gradient. What torch is called with does: a tensor with a row for each sample is reduced over them, and the
 result is combined with such tensors again; or samples are chosen by comparing them. A statistic that is only logged, or
-that a sum is divided by, is not.
+that a sum is divided by, is not. Two others are of this kind:
+
+    fast = weight - rate * torch.autograd.grad(loss, weight)[0]     # a gradient is a statistic of the samples
+    mixed = 0.7 * inputs + 0.3 * inputs.flip(0)                     # samples meet others, as in mixup
 """
 
 from __future__ import annotations
@@ -17,21 +20,36 @@ from enum import IntEnum
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from hetopt.trainer.loss_reading import read_loss
 from hetopt.trainer.script_lines import Lines
-from hetopt.trainer.session.listening import CHOICES, REDUCTIONS, SHAPED, Listener, tensors_in
+from hetopt.trainer.session.listening import CHOICES, MAKERS, REDUCTIONS, SHAPED, Listener, tensors_in, unwrapped
+from hetopt.trainer.session.row_order import Differ, RowOrders
 
 _EXTREMES = {"max", "min", "amax", "amin", "aminmax"}
 """Of whole numbers these are lengths, to pad or to pack by."""
 
 
+_PRODUCTS = {
+    "mul", "multiply", "rmul", "imul", "div", "divide", "true_divide", "truediv", "rtruediv", "rdiv", "matmul", "mm",
+    "mv", "dot", "vdot", "inner", "outer", "einsum", "cosine_similarity", "mse_loss",
+}  # fmt: skip
+"""Of two statistics they are none of the samples' means."""
+
+_DIVISIONS = {"div", "divide", "true_divide", "truediv", "itruediv"}
+_UNSCALED = {"sign", "sgn", "normalize", "gt", "lt", "ge", "le", "argmax", "argmin", "cosine_similarity"}
+"""Of values divided by anything they make the same."""
+
+
 class _Of(IntEnum):
-    ROWS = 1
-    STATISTIC = 2
-    MIXED = 3
+    SAMPLE = 1  # one of them
+    ROWS = 2
+    STATISTIC = 3
+    SCALED = 4  # rows that are divided by how many a worker has
+    MIXED = 5
 
 
 class RowStatistics(Listener):
@@ -47,40 +65,96 @@ class RowStatistics(Listener):
         self._storages = storages
         self._lines = Lines(sys.argv[0] if sys.argv else "")
         self._tags = WeakTensorKeyDictionary()
+        self._means = WeakTensorKeyDictionary()  # scalars that are divided by what they are of
+        self._orders = RowOrders(rows, lambda tag: tag == _Of.ROWS)
         self._place: str | None = None
 
     def problem(self, loss: Tensor) -> str | None:
         """Where a statistic came back to the samples of a loss; None: nowhere, or the lines are not the script's."""
-        return self._place or "some line" if self._tag(loss) == _Of.MIXED else None
+        return self._place or "some line" if self._tag(loss) in (_Of.SCALED, _Of.MIXED) else None
 
     def hear(self, name: str, args: Sequence[Any], named: Mapping[str, Any], result: Any) -> None:
         """See `Listener`."""
+        if name.endswith("_like") or name.startswith("new_") or name in MAKERS:
+            return
+        if name == "grad":
+            self._hear_gradient(args, named, result)
+            return
         given = list(tensors_in([args[:1], named] if name in SHAPED else [args, named]))
-        tags = {tag for one in given if (tag := self._tag(one)) is not None}
-        if name == "grad":  # of a sum over the samples by each of them
-            tags.discard(_Of.STATISTIC)
-        made: _Of | None = max(tags, default=None)
+        tags = [self._tag(one) for one in given]
+        made: _Of | None = max((tag for tag in tags if tag is not None), default=None)
         if name == "__getitem__" and made is None:
             made = _Of.ROWS if self.selects_rows(args) else None
-        if made is None or name.endswith("_like") or name.startswith("new_"):
+        if made is None:
             return
-        if made == _Of.STATISTIC and _Of.ROWS in tags:
+        order = self._orders.of_result(name, args, named, given, tags, result)
+        of_samples = [one for one, tag in zip(given, tags, strict=True) if tag in (_Of.SAMPLE, _Of.ROWS)]
+        if made == _Of.STATISTIC and any(unwrapped(one).dim() for one in of_samples):
             made = _Of.MIXED
-        elif made == _Of.ROWS and name in {*REDUCTIONS, *CHOICES} and self.is_over_rows(name, args, named):
+        elif made == _Of.STATISTIC and name.strip("_") in _PRODUCTS:
+            several = [one for one, tag in zip(given, tags, strict=True) if tag == made and one.dim()]
+            made = _Of.MIXED if len(several) > 1 else made
+        elif made == _Of.ROWS and isinstance(order, Differ):
+            made = _Of.MIXED
+        elif made == _Of.SCALED and (name in _UNSCALED or _is_ratio(name, tags)):
+            made = _Of.ROWS
+        elif (
+            made in (_Of.ROWS, _Of.SCALED) and name in {*REDUCTIONS, *CHOICES} and self.is_over_rows(name, args, named)
+        ):
             is_length = not (args or [named["input"]])[0].dtype.is_floating_point
             if name in REDUCTIONS:
                 if is_length and name in _EXTREMES:
                     return
-                made = _Of.STATISTIC
+                made = _Of.STATISTIC if made == _Of.ROWS else _Of.MIXED
             elif not is_length:
                 made = _Of.MIXED
-        if made == _Of.MIXED:
+        if made in (_Of.SCALED, _Of.MIXED):
             self._place = self._place or self._lines.now()
-        for one in tensors_in([result]):
-            # Losses reduce over the samples as well.
-            self._tags[one] = _Of.STATISTIC if made == _Of.ROWS and not one.dim() else made
+        for one in tensors_in([args[0] if name == "__setitem__" else result]):
+            self._tags[unwrapped(one)] = self._of_one(made, name, args, one)
+            self._orders.note(one, order)
+            if one.requires_grad and not unwrapped(one).dim():  # a graph that was gone through keeps no values
+                self._means[one] = read_loss(one, self.rows).kind in ("samples", "counted")
+
+    def _of_one(self, made: _Of, name: str, args: Sequence[Any], one: Tensor) -> _Of:
+        """What a result is of: losses reduce over the samples as well, and of rows one may be taken."""
+        if made != _Of.ROWS:
+            return made
+        if self._takes_one(name, args):
+            return _Of.SAMPLE
+        return made if unwrapped(one).dim() else _Of.STATISTIC
+
+    def _takes_one(self, name: str, args: Sequence[Any]) -> bool:
+        """Whether a call gives rows one by one."""
+        if not args or not isinstance(args[0], Tensor) or 0 not in self.row_dims(args[0]):
+            return False
+        if name == "__getitem__":
+            first = args[1][0] if isinstance(args[1], tuple) and args[1] else args[1]
+            return isinstance(first, int) and not isinstance(first, bool)
+        return name in ("unbind", "__iter__", "select") and not any(args[1:2])
+
+    def _hear_gradient(self, args: Sequence[Any], named: Mapping[str, Any], result: Any) -> None:
+        """By the samples a gradient has rows as they have; by anything else it is a sum over them."""
+        of = max((tag for one in tensors_in([args[:1], named.get("outputs")]) if (tag := self._tag(one))), default=None)
+        if of is None:
+            return
+        outputs = list(tensors_in([args[:1], named.get("outputs")]))
+        is_mean = any(self._means.get(one, False) for one in outputs)  # type: ignore[no-untyped-call]  # torch's gap
+        by = tensors_in([named.get("inputs", args[1] if len(args) > 1 else ())])
+        for one, made in zip(by, result, strict=True):
+            if made is None:
+                continue
+            tag = self._tag(one)
+            has_rows = not isinstance(unwrapped(one), nn.Parameter) and bool(self.row_dims(one))
+            own = _Of.STATISTIC
+            if unwrapped(made).dim() > made.dim():
+                own = _Of.ROWS
+            elif tag in (_Of.ROWS, _Of.SCALED) or (tag is None and has_rows):
+                own = _Of.SCALED if is_mean else _Of.ROWS
+            self._tags[unwrapped(made)] = of if of in (_Of.SAMPLE, _Of.MIXED) else own
 
     def _tag(self, tensor: Tensor) -> _Of | None:
+        tensor = unwrapped(tensor)
         found: _Of | None = self._tags.get(tensor)  # type: ignore[no-untyped-call]  # torch's gap
         if found is None and self._storages and tensor.layout == torch.strided and self.row_dims(tensor):
             try:
@@ -89,3 +163,8 @@ class RowStatistics(Listener):
                 return None  # of a tensor that only pretends to have a storage
             return _Of.ROWS if lies in self._storages else None
         return found
+
+
+def _is_ratio(name: str, tags: Sequence[_Of | None]) -> bool:
+    """Whether a value is divided by one that has the same divisor."""
+    return name.strip("_") in _DIVISIONS and [tag for tag in tags if tag is not None].count(_Of.SCALED) > 1

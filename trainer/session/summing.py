@@ -225,6 +225,7 @@ class GradientFlow(BatchFlow):
 
     def _note_sum(self, side: Side) -> None:
         """The gradient of an optimizer is that of all workers now."""
+        self._loss.note_summed()
         side.is_summed = True
         if side.sum is not None and side.sum.stats is not None:
             self._stats.append(side.sum.stats)

@@ -1241,7 +1241,7 @@ REFUSED = {
     gathered_and_added: ("that of the whole batch already", "leave out the weight"),
     gathered_behind: ("run.backward(loss) in place of loss.backward()",),
     split_by_rank: ("batches of 101 and 71 samples", "the batch of all of them"),
-    sharpness_by_itself: ("a loss that the session has not seen", "run.backward(loss)"),
+    sharpness_by_itself: ("changes parameter 0.weight by this worker's samples", "run.backward(loss)"),
     clip_before_sum: ("a loss that the session has not seen", "run.backward(loss)"),
     adversarial_in_no_session: ("SGD", "in no session", "session((G, D), (optimizer_g, optimizer_d))"),
     clip_in_window: ("clipped", "accumulate"),

@@ -27,7 +27,7 @@ from hetopt.core.errors import HetoptError
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.trainer.session import session
 
-from . import hub, memories, scripts, strangers
+from . import hub, meetings, memories, scripts, strangers
 
 LIMIT_S = 120.0
 
@@ -163,6 +163,9 @@ def main() -> None:
         wanted = list(cases)
     if wanted == ["more"]:
         cases = {one.__name__: one for one in strangers.MORE}
+        wanted = list(cases)
+    if wanted == ["meetings"]:
+        cases = {one.__name__: one for one in (*meetings.EXACT, *meetings.REFUSED, *meetings.LATER)}
         wanted = list(cases)
     if wanted == ["memories"]:
         cases = {one.__name__: one for one in (*memories.EXACT, *memories.REFUSED, memories.changed_by_hand)}

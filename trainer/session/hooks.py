@@ -1,0 +1,48 @@
+"""Whether hooks leave a gradient proportional to its loss: asked of the first loss where there are any.
+
+    for one in model.parameters():
+        one.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+
+They run in each worker's own backward pass. What masks or scales a gradient may stay; what clips, normalises or adds to
+it makes parts of which the sum is not that of the batch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+_TIMES = 1024.0
+"""A power of two, which rounds nothing; so much more than a clipped gradient is clipped."""
+
+_ROUNDING = 1e-4
+
+
+def has_hooks(model: nn.Module) -> bool:
+    """Whether a script has put any on parameters or modules."""
+    if any(one._backward_hooks for one in model.parameters()):
+        return True
+    return any(one._backward_hooks or one._backward_pre_hooks for one in model.modules())
+
+
+def bent_by_hooks(loss: Tensor, model: nn.Module) -> str | None:
+    """A parameter whose gradient is not so many times as large for so many times the loss; None: there is none.
+
+    The hooks run twice for it. Graphs that cannot be gone through so (reentrant checkpoints) are not asked.
+    """
+    named = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
+    trained = [one for _, one in named]
+    times = torch.full_like(loss, _TIMES)
+    try:
+        once = torch.autograd.grad(loss, trained, retain_graph=True, allow_unused=True)
+        often = torch.autograd.grad(loss, trained, times, retain_graph=True, allow_unused=True)
+    except RuntimeError:
+        return None
+    for (name, _), one, many in zip(named, once, often, strict=True):
+        if one is None or many is None or one.layout != torch.strided:
+            continue
+        expected, found = _TIMES * one.double().norm(), many.double().norm()
+        difference = (_TIMES * one.double() - many.double()).norm()
+        if bool(torch.isfinite(found)) and bool(difference > _ROUNDING * torch.maximum(expected, found)):
+            return name
+    return None
