@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from hetopt.core.comm import overlap
@@ -93,14 +94,14 @@ def move_seeds() -> None:
 
 
 def child(run: Callable[[Any], Any], out: Path, rank: int, workers: int, store: Path) -> None:
-    gradients: dict[int, list[Tensor]] = {}
+    gradients: dict[Optimizer, list[Tensor]] = {}  # which keeps them: a later one may not have an earlier one's id
 
-    def keep(optimizer: torch.optim.Optimizer, args: Any, options: Any) -> None:
+    def keep(optimizer: Optimizer, args: Any, options: Any) -> None:
         flat = []
         for parameter in (one for group in optimizer.param_groups for one in group["params"]):
             gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach().to_dense()
             flat.append(torch.view_as_real(gradient + 0j).double().flatten())
-        gradients.setdefault(id(optimizer), []).append(torch.cat(flat))
+        gradients.setdefault(optimizer, []).append(torch.cat(flat))
 
     said, result = "", None
     register_optimizer_step_post_hook(keep)
