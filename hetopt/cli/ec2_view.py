@@ -104,7 +104,7 @@ def show_calls(requests: Sequence[Request]) -> None:
         ],
         numbers={"", "$/h now", "at most"},
         fixed={"call"},
-        caption="nothing was made; --json prints every parameter",
+        caption="nothing was made; --json prints every parameter, `hetopt doctor --plan PLAN` what would stop it",
     )
 
 

@@ -105,7 +105,7 @@ def test_where_all_is_well_nothing_is_said_against_it(examined: Doctor, account:
 @pytest.mark.parametrize(
     ("unkind", "name", "said", "hint"),
     [
-        ({"subnets": "none"}, "zones", "no default subnet", "--exclude"),
+        ({"subnets": "none"}, "zones", "no default subnet", "aws ec2 create-default-vpc"),
         ({"subnets": "private"}, NETWORKS, "no public address", "--map-public-ip-on-launch`; likewise in the others"),
         ({"routes": False}, NETWORKS, "no route to the internet", "aws ec2 create-route"),
         (

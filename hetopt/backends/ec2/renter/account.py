@@ -22,6 +22,8 @@ from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.market.software import pinned
 
+MAKE_SUBNETS = "make the default network, `aws ec2 create-default-vpc`, or name `subnets`"
+
 ImageKind = str
 """Architecture and accelerator, such as 'x86_64-cpu' or 'arm64-gpu'."""
 
@@ -286,10 +288,7 @@ def zones_for(
             )
         )
     if not zones:
-        raise CloudRefused(
-            _why_no_zone(names, offered, subnets, named),
-            hint="plan again with `hetopt recommend PROFILE --exclude TYPE`",
-        )
+        raise _no_zone(names, offered, subnets, named)
     return tuple(sorted(zones, key=partial(usd_per_hour, roles)))
 
 
@@ -307,16 +306,19 @@ def _rate(catalog: Catalog, name: str, spot: float | None, extras_usd: float) ->
     )
 
 
-def _why_no_zone(
+def _no_zone(
     names: Sequence[str], offered: Mapping[str, set[str]], subnets: Mapping[str, Any], named: Sequence[str]
-) -> str:
+) -> CloudRefused:
+    if not subnets and named:
+        return CloudRefused("none of the subnets is available.", hint="name other `subnets`")
     if not subnets:
-        return "the region has no default subnet to put machines in."
+        return CloudRefused("the region has no default subnet to put machines in.", hint=MAKE_SUBNETS)
+    without = "plan again with `hetopt recommend PROFILE --exclude TYPE`"
     absent = [name for name in names if not offered.get(name)]
     if absent:
-        return f"{', '.join(absent)} cannot be rented in this region."
+        return CloudRefused(f"{', '.join(absent)} cannot be rented in this region.", hint=without)
     where = "one of the subnets" if named else "a default subnet"
-    return f"no zone of the region has all of {', '.join(names)} and {where}."
+    return CloudRefused(f"no zone of the region has all of {', '.join(names)} and {where}.", hint=without)
 
 
 def subnets_of(edge: Edge, named: Sequence[str]) -> list[Answer]:

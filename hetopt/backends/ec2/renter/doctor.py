@@ -76,7 +76,7 @@ def account_checks(
             name="region",
             verdict="bad",
             said=f"{region} has no default subnet",
-            hint="make the default network, `aws ec2 create-default-vpc`, or name `subnets`",
+            hint=account.MAKE_SUBNETS,
         )
     name = bucket or account.default_bucket(who.account_id, region)
     yield _try(
