@@ -24,6 +24,7 @@ from hetopt.core.outputs import OUTPUT_FOLDER, OUTPUT_VARIABLE
 from hetopt.core.process_guard import die_with_parent
 from hetopt.core.run_folder import RUN_VARIABLE, SPEC_VARIABLE, living_file, read_living
 from hetopt.core.run_spec import RunSpec
+from hetopt.core.search_path import search_first
 from hetopt.trainer.allocator import keep_freed_memory
 from hetopt.trainer.host.agent import HOST_PID_VARIABLE
 from hetopt.trainer.script_lines import Lines, explained
@@ -87,7 +88,7 @@ def _run(run_dir: Path, spec: RunSpec, place: Place) -> None:
     keep_freed_memory()
     script, lines = spec.script[0], Lines(spec.script[0])
     sys.argv = list(spec.script_command)
-    sys.path[0] = str(Path(script).resolve().parent)
+    search_first(Path(script).resolve().parent)
     who = f"worker {place.rank}, " if place.world_size > 1 else ""
     reason, ended_at = "script", script
     try:

@@ -35,6 +35,7 @@ from hetopt.core.probe_schedule import (
 )
 from hetopt.core.profile import Profile
 from hetopt.core.reporter import Reporter
+from hetopt.core.search_path import INSTALLED_ONLY
 from hetopt.core.throughput import batch_ladder
 from hetopt.profiler.collect import collect
 from hetopt.profiler.script.order import FAILED_FILE, ORDER_FILE, SAID_FILE, Failure, ScriptOrder
@@ -284,7 +285,13 @@ def alone_environment(script: Path) -> dict[str, str]:
     # Written for torchrun: it is its only worker here.
     place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
     is_distributed = any("init_process_group" in file.text for file in read_script(script))
-    return {**kept, "MPLBACKEND": "Agg", **collectives_on(LOOPBACK), **(place if is_distributed else {})}
+    return {
+        **kept,
+        "MPLBACKEND": "Agg",
+        **INSTALLED_ONLY,
+        **collectives_on(LOOPBACK),
+        **(place if is_distributed else {}),
+    }
 
 
 def _why(place: Path, rank: int, code: int) -> HetoptError:

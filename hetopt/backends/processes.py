@@ -27,6 +27,7 @@ from hetopt.core.reading import MissingFile, read_json
 from hetopt.core.run_folder import LIVING_FILE, STOP_FILE, write_spec
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import RunState, RunStatus, judge, last_events, last_words
+from hetopt.core.search_path import INSTALLED_ONLY
 from hetopt.core.worker_logs import LOG_FOLDER
 
 PROCESS_FILE = "process.json"
@@ -117,7 +118,7 @@ class ProcessLauncher(ABC):
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**program.defaults, **os.environ, **environment, **program.fixed},
+                env={**program.defaults, **os.environ, **environment, **program.fixed, **INSTALLED_ONLY},
                 start_new_session=True,
                 pass_fds=(held,),
             )

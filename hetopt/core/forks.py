@@ -26,6 +26,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
+from hetopt.core.search_path import begin_in
+
 _PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 _CLONE_NEWNET = 0x40000000  # <linux/sched.h>
 _LENGTH_BYTES = 8
@@ -387,13 +389,12 @@ def _run(arguments: Sequence[str]) -> int:
 def _be_main(arguments: Sequence[str]) -> None:
     if arguments[0] == "-m":
         sys.argv = list(arguments[1:])
-        if not sys.flags.safe_path:
-            sys.path[0] = os.getcwd()
+        begin_in(os.getcwd())
         sys.modules.pop(arguments[1], None)  # it is __main__ now
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
     else:
         sys.argv = list(arguments)
-        sys.path[0] = os.path.dirname(os.path.abspath(arguments[0]))
+        begin_in(os.path.dirname(os.path.abspath(arguments[0])))
         runpy.run_path(arguments[0], run_name="__main__")
 
 

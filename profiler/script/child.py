@@ -31,6 +31,7 @@ from hetopt.core.paths import inside
 from hetopt.core.probe_schedule import Sweep
 from hetopt.core.profile import Job
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
+from hetopt.core.search_path import search_first
 from hetopt.profiler.probe.compressors import time_compressors
 from hetopt.profiler.probe.crew import ProbeGroup
 from hetopt.profiler.probe.facts import host_facts
@@ -75,7 +76,7 @@ class ScriptProbe:
         torch.set_num_threads(order.threads)
         listen(self._observer)
         sys.argv = [order.script, *order.arguments]
-        sys.path[0] = str(Path(order.script).resolve().parent)
+        search_first(Path(order.script).resolve().parent)
         _hear_arguments(self._refused)
         signal.signal(signal.SIGALRM, self._late)
         signal.setitimer(signal.ITIMER_REAL, order.startup_s)

@@ -24,6 +24,7 @@ from torch.utils.data import RandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from hetopt.core.paths import inside
+from hetopt.core.search_path import search_first
 from hetopt.profiler.script.hooks import be_alone
 
 STEPS = 3
@@ -91,7 +92,7 @@ def main(arguments: list[str]) -> None:
         be_alone()
     torch.set_num_threads(1)
     sys.argv = [script, *rest]
-    sys.path[0] = str(Path(script).resolve().parent)
+    search_first(Path(script).resolve().parent)
     try:
         runpy.run_path(script, run_name="__main__")
     except SystemExit as stop:

@@ -48,6 +48,7 @@ from hetopt.core.paths import inside
 from hetopt.core.reading import read_text
 from hetopt.core.run_folder import STOP_FILE, write_spec
 from hetopt.core.run_status import failure_reason
+from hetopt.core.search_path import INSTALLED_ONLY
 from hetopt.core.secret import SECRET_VARIABLE
 from hetopt.core.worker_logs import host_log_folder
 
@@ -284,6 +285,7 @@ class Agent:
                 env={
                     **QUIET_TORCH,
                     **os.environ,
+                    **INSTALLED_ONLY,
                     **collectives_on(node.address),
                     SECRET_VARIABLE: self.config.group_secret,
                 },
