@@ -13,7 +13,6 @@ import numpy as np
 
 from hetopt.core.profile import Profile
 from hetopt.optimizer.cost.billing import load_billing
-from hetopt.optimizer.cost.cost import Rates
 from hetopt.optimizer.fit import fit
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal
@@ -54,7 +53,7 @@ def whole(name: str, workers: int = 64, market: str = "spot") -> tuple[SearchSpa
     goal = Goal(ends="epochs", amount=EPOCHS[name], budget_usd=1.0)
     options = Options(market="any" if market == "any" else "spot", max_workers=workers)
     host = reference_host(model, catalog.instance_types.values())
-    job = job_of(model, shape, goal, options, 1.0, Rates(billing=load_billing()))
+    job = job_of(model, shape, goal, options, 1.0, load_billing())
     return space_of(model, shape, sampled, catalog, goal, options, host), job
 
 

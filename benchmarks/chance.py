@@ -21,6 +21,7 @@ import numpy as np
 from benchmarks._outcome import Outcome, Results, options, publish, run_benchmark
 from benchmarks._search_spaces import EPOCHS, Question, everything, whole
 from hetopt.optimizer.convergence.convergence import EpochSteps
+from hetopt.optimizer.cost.bill import beside_usd_per_hour
 from hetopt.optimizer.cost.preemption_rate import SHOCKS, PreemptionRatePosterior
 from hetopt.optimizer.recommendation.confidence import confident
 from hetopt.optimizer.search.objective import Limits
@@ -146,7 +147,7 @@ def stated(question: Question, found: Found) -> Stated:
     row, told, job = found.chosen, found.forecast, question.job
     machines = found.cluster(row).machines
     offers = [(question.space.options[index], count) for index, count in machines]
-    beside = float(job.rates.per_machine_hour(float(told.disk_gb[row])))
+    beside = float(beside_usd_per_hour(job.billing, float(told.disk_gb[row])))
     hourly = sum(option.usd_per_hour * count for option, count in offers) + beside * sum(count for _, count in offers)
     return Stated(
         pools=tuple(
@@ -170,7 +171,7 @@ def stated(question: Question, found: Found) -> Stated:
         beside_usd_per_hour=beside * sum(count for _, count in offers),
         # Requests, storage and transfer: what the bill has beside hours.
         fixed_usd=max(0.0, float(told.cost_usd[row]) - hourly * float(told.total_s[row]) / 3600),
-        minimum_s=job.rates.billing.minimum_billed_s.value,
+        minimum_s=job.billing.minimum_billed_s.value,
     )
 
 

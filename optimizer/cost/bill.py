@@ -25,6 +25,8 @@ Numbers = float | Array
 BYTES_PER_GB = 1e9
 """Of transfer and storage. Where a provider counts 2**30 bytes to the GB, the bill comes out 7 % lower."""
 
+USUAL_DISK_GB = 100.0
+
 S3_PART_BYTES = 8 * 1024 * 1024
 """Larger objects are written and read in parts of this size, a request each (boto3's default)."""
 
@@ -32,40 +34,22 @@ CHECKPOINTS_KEPT = 2
 """In the bucket at a time: the newest complete one and the one being written."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Volume:
-    """The gp3 root volume of a machine: operating system, torch, data and checkpoints (`provisioning.disk_gb`)."""
+def disk_usd_per_hour(billing: Billing, disk_gb: Numbers) -> Numbers:
+    """A gp3 volume with the operations and throughput that come with it (its size: `provisioning.disk_gb`)."""
+    return billing.ebs_gp3_usd_per_gb_month.value / billing.hours_per_month.value * disk_gb
 
-    gb: float = 100.0
-    iops: float = 3000.0
-    mb_per_s: float = 125.0
 
-    @staticmethod
-    def gb_usd_per_hour(billing: Billing) -> float:
-        """A gigabyte of it."""
-        return billing.ebs_gp3_usd_per_gb_month.value / billing.hours_per_month.value
+def beside_usd_per_hour(billing: Billing, disk_gb: Numbers) -> Numbers:
+    """USD an hour of one machine beside its own price: its disk and its public address."""
+    return disk_usd_per_hour(billing, disk_gb) + billing.public_ipv4_usd_per_hour.value
 
-    def usd_per_hour(self, billing: Billing) -> float:
-        """Size, and what exceeds the operations and throughput that come with it."""
-        monthly = (
-            self.gb * billing.ebs_gp3_usd_per_gb_month.value
-            + max(0.0, self.iops - billing.ebs_gp3_free_iops.value) * billing.ebs_gp3_usd_per_iops_month.value
-            + max(0.0, self.mb_per_s - billing.ebs_gp3_free_mb_per_s.value)
-            * billing.ebs_gp3_usd_per_mb_per_s_month.value
-        )
-        return monthly / billing.hours_per_month.value
 
-    def basis(self, billing: Billing) -> str:
-        """How the price is composed, with its sources, as a phrase."""
-        price = billing.ebs_gp3_usd_per_gb_month
-        parts = [f"{self.gb:.0f} GB gp3 a machine at ${price.value:g} a GB-month"]
-        for wanted, free, usd, unit in (
-            (self.iops, billing.ebs_gp3_free_iops, billing.ebs_gp3_usd_per_iops_month, "IOPS"),
-            (self.mb_per_s, billing.ebs_gp3_free_mb_per_s, billing.ebs_gp3_usd_per_mb_per_s_month, "MB/s"),
-        ):
-            if wanted > free.value:
-                parts.append(f"{wanted - free.value:.0f} {unit} beyond the free {free.value:.0f} at ${usd.value:g}")
-        return f"{', '.join(parts)} ({price.source}, {price.date})"
+def billed_hours(up_s: Numbers, billing: Billing) -> Array:
+    """Hours on the bill of a machine that was up for so long; a planned one is paid for the minimum, whatever it does.
+
+    After the minimum it is paid by the second.
+    """
+    return np.maximum(np.asarray(up_s, dtype=np.float64), billing.minimum_billed_s.value) / SECONDS_PER_HOUR
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +148,7 @@ def total_usd(
     *,
     machine_usd_per_hour: Numbers,
     machines: Numbers,
-    volume: Volume | None = None,
+    disk_gb: Numbers = USUAL_DISK_GB,
 ) -> Array:
     """What runs cost in expectation: the sum of `itemise`'s lines, for many clusters at a time.
 
@@ -173,13 +157,10 @@ def total_usd(
         billing: the provider's terms.
         machine_usd_per_hour: of all machines of the cluster together.
         machines: in the cluster; each has a volume and a public address.
-        volume: of a machine; absent: the usual one.
+        disk_gb: of that volume.
     """
-    volume = volume or Volume()
-    beside = volume.usd_per_hour(billing) + billing.public_ipv4_usd_per_hour.value
-    hours = _billed_hours(usage.total_s, billing)
-    hourly = np.asarray(machine_usd_per_hour, dtype=np.float64) + np.asarray(machines, dtype=np.float64) * beside
-    return np.asarray(hours * hourly + Extras.of(usage, billing).usd)
+    hourly = machine_usd_per_hour + np.asarray(machines, dtype=np.float64) * beside_usd_per_hour(billing, disk_gb)
+    return np.asarray(billed_hours(usage.total_s, billing) * hourly + Extras.of(usage, billing).usd)
 
 
 def itemise(
@@ -187,7 +168,7 @@ def itemise(
     usage: Usage,
     billing: Billing,
     *,
-    volume: Volume | None = None,
+    disk_gb: float = USUAL_DISK_GB,
     hazard_basis: str = "expected over the posterior of the preemption rate",
 ) -> tuple[CostTerm, ...]:
     """The lines of one cluster's bill; what comes to nothing is left out, but for volumes and addresses.
@@ -198,19 +179,18 @@ def itemise(
         rentals: the machines, one entry a kind.
         usage: of the run, scalars.
         billing: the provider's terms.
-        volume: of a machine; absent: the usual one.
+        disk_gb: of a machine's volume.
         hazard_basis: where the expected interruptions come from.
     """
-    rentals, volume = tuple(rentals), volume or Volume()
+    rentals = tuple(rentals)
     start, work, lost = (float(np.asarray(part)) for part in (usage.start_up_s, usage.work_s, usage.interruption_s))
-    whole = float(_billed_hours(start + work + lost, billing))
-    hours = min(whole, float(_billed_hours(start + work, billing)))
+    whole = float(billed_hours(start + work + lost, billing))
+    hours = min(whole, float(billed_hours(start + work, billing)))
     # A minute's minimum goes to training: a start-up is no longer than what is billed.
     start_hours = min(start / SECONDS_PER_HOUR, hours)
     training_hours = hours - start_hours
     machines = sum(rental.machines for rental in rentals)
-    address = billing.public_ipv4_usd_per_hour
-    volume_usd, address_usd = volume.usd_per_hour(billing), address.value
+    disk, address = billing.ebs_gp3_usd_per_gb_month, billing.public_ipv4_usd_per_hour
     hourly = sum(rental.machines * rental.price.usd_per_hour for rental in rentals)
     terms = [_machines(rental, training_hours) for rental in rentals]
     if start_hours > 0:
@@ -222,10 +202,14 @@ def itemise(
             )
         )
     beside = [
-        CostTerm(name="volumes", usd=machines * volume_usd * hours, basis=volume.basis(billing)),
+        CostTerm(
+            name="volumes",
+            usd=machines * float(disk_usd_per_hour(billing, disk_gb)) * hours,
+            basis=f"{disk_gb:.0f} GB gp3 a machine at ${disk.value:g} a GB-month ({disk.source}, {disk.date})",
+        ),
         CostTerm(
             name="public addresses",
-            usd=machines * address_usd * hours,
+            usd=machines * address.value * hours,
             basis=f"${address.value:g} an hour each ({address.source}, {address.date})",
         ),
     ]
@@ -234,7 +218,7 @@ def itemise(
         terms.append(
             CostTerm(
                 name="expected interruptions",
-                usd=(hourly + machines * (volume_usd + address_usd)) * (whole - hours),
+                usd=(hourly + machines * float(beside_usd_per_hour(billing, disk_gb))) * (whole - hours),
                 basis=f"{lost:.0f} s of restarts, repeated work and checkpoints, {hazard_basis}",
             )
         )
@@ -282,8 +266,3 @@ def _machines(rental: Rental, hours: float) -> CostTerm:
         basis=f"{kind}${price.usd_per_hour:.4f} an hour each for {hours:.2f} h "
         f"({price.region}, {price.date}, {price.source})",
     )
-
-
-def _billed_hours(up_s: Numbers, billing: Billing) -> Array:
-    """A machine that is planned is paid for at least the minimum, even if the run takes no time at all."""
-    return np.maximum(np.asarray(up_s, dtype=np.float64), billing.minimum_billed_s.value) / SECONDS_PER_HOUR

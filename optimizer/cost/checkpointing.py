@@ -59,16 +59,6 @@ def factor_at(
     return np.where(hazard > 0, stretched, (interval + saved) / interval)
 
 
-def restart_factor(work_s: Array, losses_per_hour: Array, checkpoint_s: float, restart_s: float) -> Array:
-    """Expected time over work, with checkpoints at Daly's interval, failures during restart included.
-
-    A job shorter than the interval writes no checkpoint. 1 where nothing is ever lost.
-    """
-    rate = np.maximum(losses_per_hour, 1e-12) / SECONDS_PER_HOUR
-    interval = daly_interval_s(1 / rate, checkpoint_s)
-    return np.where(losses_per_hour > 0, factor_at(work_s, losses_per_hour, interval, checkpoint_s, restart_s), 1.0)
-
-
 def interval_under_belief_s(
     losses_per_hour: ArrayLike, weights: ArrayLike, checkpoint_s: float, restart_s: float | Array
 ) -> Array:

@@ -9,34 +9,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hetopt.core.budget_law import SECONDS_PER_HOUR
-from hetopt.optimizer.cost.bill import Extras, Numbers, Usage, Volume
-from hetopt.optimizer.cost.billing import Billing
-from hetopt.optimizer.cost.checkpointing import (
-    CHECKPOINT_INTERVAL_S,
-    daly_interval_s,
-    factor_at,
-    interval_under_belief_s,
-    restart_factor,
-)
-from hetopt.optimizer.cost.preemption_rate import CALM, SCARCE, SHOCKS, PreemptionRatePosterior, scarce_probability
-
-__all__ = [
-    "CALM",
-    "DETECTION_S",
-    "SCARCE",
-    "STARTUP_LOG_SD",
-    "Interruptions",
-    "Rates",
-    "checkpoint_bytes",
-    "checkpoint_time_s",
-    "cluster_hazard",
-    "daly_interval_s",
-    "interruptions",
-    "planned_interval_s",
-    "planned_usage",
-    "restart_factor",
-    "scarce_probability",
-]
+from hetopt.optimizer.cost.bill import Numbers, Usage
+from hetopt.optimizer.cost.checkpointing import CHECKPOINT_INTERVAL_S, factor_at, interval_under_belief_s
+from hetopt.optimizer.cost.preemption_rate import SHOCKS, PreemptionRatePosterior
 
 Array = NDArray[np.float64]
 
@@ -238,22 +213,3 @@ def planned_usage(
         checkpoints=np.floor(work / interval_s) + 1.0 if checkpoint_bytes else 0.0,
         restores=stops_per_hour * hours * machines if checkpoint_bytes else 0.0,
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rates:
-    """What a machine costs an hour beside its own price, and for how long it is billed at least."""
-
-    billing: Billing
-
-    def per_machine_hour(self, disk_gb: Numbers) -> Numbers:
-        """USD an hour of one machine beside its own price: its disk and its public address."""
-        return Volume.gb_usd_per_hour(self.billing) * disk_gb + self.billing.public_ipv4_usd_per_hour.value
-
-    def billed_hours(self, seconds: Numbers) -> Array:
-        """Hours on the bill of a machine that was up for ``seconds``."""
-        return np.maximum(np.asarray(seconds, dtype=np.float64), self.billing.minimum_billed_s.value) / SECONDS_PER_HOUR
-
-    def extras_usd(self, usage: Usage) -> Array:
-        """What is not paid by the hour of a machine: transfer between zones, and checkpoints in the bucket."""
-        return Extras.of(usage, self.billing).usd

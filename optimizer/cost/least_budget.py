@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from hetopt.core.bucket_traffic import HEARTBEAT_S, READ_EVERY_S, READ_OFTEN
 from hetopt.core.budget_law import SECONDS_PER_HOUR, Usd, worst_usd
-from hetopt.optimizer.cost.bill import BYTES_PER_GB, CHECKPOINTS_KEPT, Volume
+from hetopt.optimizer.cost.bill import BYTES_PER_GB, CHECKPOINTS_KEPT, beside_usd_per_hour
 from hetopt.optimizer.cost.billing import Billing
 
 LEAST_LIFETIME_S = 600.0
@@ -26,7 +26,7 @@ def extras_usd_per_hour(billing: Billing, disk_gb: Usd) -> Usd:
     """What an hour of a machine costs beside the machine: volume, public address, heartbeats, and looking for news."""
     puts = SECONDS_PER_HOUR / HEARTBEAT_S * billing.s3_usd_per_1000_puts.value / 1000
     gets = len(READ_OFTEN) * SECONDS_PER_HOUR / READ_EVERY_S * billing.s3_usd_per_1000_gets.value / 1000
-    return Volume.gb_usd_per_hour(billing) * disk_gb + (billing.public_ipv4_usd_per_hour.value + puts + gets)
+    return beside_usd_per_hour(billing, disk_gb) + (puts + gets)
 
 
 def fixed_usd(checkpoint_bytes: float, billing: Billing) -> float:

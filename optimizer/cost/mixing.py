@@ -8,13 +8,12 @@ over pools. A run that stops for every loss gains nothing by mixing: shocks of s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hetopt.optimizer.cost.observed_preemptions import group_belief
-from hetopt.optimizer.cost.preemption_rate import SHOCKS, CommonShocks, PreemptionRatePosterior
+from hetopt.optimizer.cost.preemption_rate import PreemptionRatePosterior
 from hetopt.optimizer.plan import Group
 
 Array = NDArray[np.float64]
@@ -30,60 +29,36 @@ of a pool follow each other, so that it loses all of its machines hardly less of
 _DRAWS = 4096
 
 
-@dataclass(frozen=True, kw_only=True)
-class Spread:
-    """A cluster over pools, in the long run.
+def standstill_share(pools: Sequence[PreemptionRatePosterior]) -> float:
+    """Part of the time, in the long run, in which no pool has a machine; pools are independent of each other.
 
-    Attributes:
-        standstill_share: of the time without any machine, over the belief of the hazards.
-        missing_share: of the machines that are gone at a time.
-        stops_per_hour: losses of any machine; a run that cannot go on with the others stops so often.
+    A pool runs dry at ``RUNS_DRY * lambda`` and waits for `OUTAGE_H` on average, averaged over the belief of lambda.
     """
-
-    standstill_share: float
-    missing_share: float
-    stops_per_hour: float
-
-
-def spread_over(
-    pools: Sequence[tuple[int, PreemptionRatePosterior]], *, outage_h: float = OUTAGE_H, shocks: CommonShocks = SHOCKS
-) -> Spread:
-    """Machines and belief of each pool; pools are independent of each other.
-
-    A pool runs dry at ``RUNS_DRY * lambda`` and a machine is lost at lambda; either waits for ``outage_h`` on average.
-    Both are averaged over the belief of lambda.
-    """
-    if not pools or any(machines < 1 for machines, _ in pools):
-        raise ValueError("every pool needs a machine")
-    standstill, missing, stops, total = 1.0, 0.0, 0.0, sum(machines for machines, _ in pools)
-    for machines, belief in pools:
+    share = 1.0
+    for belief in pools:
         hazards, weights = _draws(belief)
-        gone = hazards * RUNS_DRY * outage_h
-        standstill *= float(np.sum(weights * gone / (1 + gone)))
-        alone = hazards * outage_h
-        missing += machines / total * float(np.sum(weights * alone / (1 + alone)))
-        stops += belief.mean_per_hour * float(shocks.effective_machines(machines))
-    return Spread(standstill_share=standstill, missing_share=missing, stops_per_hour=stops)
+        gone = hazards * RUNS_DRY * OUTAGE_H
+        share *= float(np.sum(weights * gone / (1 + gone)))
+    return share
 
 
 def in_words(groups: Sequence[Group]) -> str | None:
     """What mixing pools is worth to the machines of a plan, in a sentence; none for fewer than two spot machines."""
-    pools = [(group.machines, belief) for group in groups if (belief := group_belief(group)) is not None]
-    machines = sum(count for count, _ in pools)
-    if machines < 2:
+    spot = [group for group in groups if group.market == "spot"]
+    if sum(group.machines for group in spot) < 2:
         return None
+    beliefs = [belief for group in spot if (belief := group_belief(group)) is not None]
     basis = "by what was seen" if any(group.watched for group in groups) else "by the prior"
-    if len(pools) == 1:
-        alone, half = spread_over(pools), machines // 2
-        both = spread_over([(half, pools[0][1]), (machines - half, pools[0][1])])
+    all_at_once = standstill_share(beliefs)
+    if len(beliefs) == 1:
         return (
-            f"All spot machines come from one pool, which {basis} has none {alone.standstill_share:.1%} of the "
-            f"time; with a second type to fall back on, neither would have any {both.standstill_share:.1%} of the time."
+            f"All spot machines come from one pool, which {basis} has none {all_at_once:.1%} of the "
+            f"time; with a second type to fall back on, neither would have any {all_at_once**2:.1%} of the time."
         )
-    worst = max(spread_over([pool]).standstill_share for pool in pools)
+    worst = max(standstill_share([belief]) for belief in beliefs)
     return (
-        f"The spot machines come from {len(pools)} pools: {basis} one may have none {worst:.1%} of the time, "
-        f"all at once {spread_over(pools).standstill_share:.1%}."
+        f"The spot machines come from {len(beliefs)} pools: {basis} one may have none {worst:.1%} of the time, "
+        f"all at once {all_at_once:.1%}."
     )
 
 

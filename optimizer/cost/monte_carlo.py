@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetopt.core.budget_law import SECONDS_PER_HOUR
-from hetopt.optimizer.cost.bill import Numbers, Usage, Volume, total_usd
+from hetopt.optimizer.cost.bill import USUAL_DISK_GB, Numbers, Usage, total_usd
 from hetopt.optimizer.cost.billing import Billing
 from hetopt.optimizer.cost.checkpointing import CHECKPOINT_INTERVAL_S, interval_under_belief_s
-from hetopt.optimizer.cost.mixing import RUNS_DRY
 from hetopt.optimizer.cost.preemption_rate import SHOCKS, CommonShocks, PreemptionRatePosterior
 
 Array = NDArray[np.float64]
@@ -85,12 +84,8 @@ class RunTerms:
         start_up_s: from the request to the first step; ``start_up_log_sd`` is the spread of its log.
         restart_s: from a loss to training again.
         checkpoint_s: time to write a checkpoint of ``checkpoint_bytes`` (0: none in the bucket).
-        outage_s: mean wait for machines of a pool that has run dry (`mixing.RUNS_DRY`); 0 where the replacement comes
-            from another pool, or is rented on demand.
         before_usd: paid before machines are rented, such as for the data set's transfer.
         resumes: whether a run goes on from checkpoints; else a loss costs all that was done.
-        first_hour_free: whether machines that EC2 takes back in their first hour are taken off the bill. That is what
-            would be invoiced; plans are made without it.
     """
 
     billing: Billing
@@ -99,12 +94,10 @@ class RunTerms:
     checkpoint_s: float
     start_up_log_sd: float = 0.0
     checkpoint_bytes: float = 0.0
-    volume: Volume | None = None
+    disk_gb: float = USUAL_DISK_GB
     shocks: CommonShocks = SHOCKS
-    outage_s: float = 0.0
     before_usd: float = 0.0
     resumes: bool = True
-    first_hour_free: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,29 +160,22 @@ def possible_runs(finalists: Sequence[Finalist], terms: RunTerms, *, seed: int, 
             planned = float(np.clip(best[0], *CHECKPOINT_INTERVAL_S))
         run = losses(work, per_hour, planned, terms.checkpoint_s, terms.restart_s * start_factor, generator)
         start_up = terms.start_up_s * start_factor
-        added = run.added_s + _outages(run.count, hazards, per_hour, terms.outage_s, generator)
-        totals[row] = start_up + work + added
+        totals[row] = start_up + work + run.added_s
         hourly = sum(
-            (
-                pool.machines
-                * pool.usd_per_hour
-                * np.exp(pool.price_log_sd * price_error)
-                * (paid_share(hazard) if terms.first_hour_free else 1.0)
-                for pool, hazard in zip(finalist.pools, hazards, strict=True)
-            ),
+            (pool.machines * pool.usd_per_hour * np.exp(pool.price_log_sd * price_error) for pool in finalist.pools),
             start=np.zeros(draws),
         )
         usage = Usage(
             start_up_s=start_up,
             work_s=work,
-            interruption_s=added,
+            interruption_s=run.added_s,
             crossing_bytes=finalist.crossing_bytes,
             checkpoint_bytes=terms.checkpoint_bytes,
             checkpoints=run.checkpoints + 1,
             restores=run.count * finalist.machines,
         )
         costs[row] = terms.before_usd + total_usd(
-            usage, terms.billing, machine_usd_per_hour=hourly, machines=finalist.machines, volume=terms.volume
+            usage, terms.billing, machine_usd_per_hour=hourly, machines=finalist.machines, disk_gb=terms.disk_gb
         )
     return PossibleRuns(total_s=totals, cost_usd=costs)
 
@@ -250,19 +236,3 @@ def _failures(segments: Array, length_s: Numbers, rate: Array, generator: np.ran
     shape = count[hit] * mean[hit] ** 2 / variance[hit]
     lost[hit] = generator.gamma(shape, variance[hit] / mean[hit]) / rate[hit]
     return count, lost
-
-
-def _outages(
-    count: Array, hazards: Sequence[Array], per_hour: Array, outage_s: float, generator: np.random.Generator
-) -> Array:
-    """Waiting for pools that ran dry: a share of the losses empties the pool, and each such outage is exponential."""
-    if outage_s == 0:
-        return np.zeros_like(count)
-    dry = np.minimum(1.0, RUNS_DRY * sum(hazards, start=np.zeros_like(count)) / np.maximum(per_hour, 1e-15))
-    times = generator.binomial(np.minimum(count, _MOST_LOSSES).astype(np.int64), dry)
-    return np.asarray(generator.standard_gamma(times) * outage_s, dtype=np.float64)
-
-
-def paid_share(losses_per_hour: Array) -> Array:
-    """Share of a pool's hours that is invoiced when losses in a machine's first hour are free: e^(-l) (1 + l)."""
-    return np.asarray(np.exp(-losses_per_hour) * (1 + losses_per_hour), dtype=np.float64)

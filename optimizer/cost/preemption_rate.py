@@ -54,10 +54,6 @@ class HazardComponent:
             + losses * math.log(instance_hours / total)
         )
 
-    def survival(self, hours: ArrayLike) -> Array:
-        """Probability that one machine lasts for ``hours``, the uncertainty of the hazard included."""
-        return np.asarray((self.rate_h / (self.rate_h + np.asarray(hours, dtype=np.float64))) ** self.shape)
-
 
 CALM = HazardComponent(shape=0.5, rate_h=1000.0)
 """A pool with capacity to spare: a loss in 2000 instance-hours."""
@@ -134,23 +130,12 @@ class PreemptionRatePosterior:
         """Expected losses of one instance in an hour."""
         return (1 - self.scarce_chance) * self.calm.mean_per_hour + self.scarce_chance * self.scarce.mean_per_hour
 
-    def survival(self, hours: ArrayLike) -> Array:
-        """Probability that one machine lasts for ``hours``: more than the mean hazard alone would give (Jensen)."""
-        chance = self.scarce_chance
-        return (1 - chance) * self.calm.survival(hours) + chance * self.scarce.survival(hours)
-
     def sample(self, draws: int, generator: np.random.Generator) -> Array:
         """Hazards an hour, shape (draws,)."""
         scarce = generator.random(draws) < self.scarce_chance
         calm_rates = generator.gamma(self.calm.shape, 1 / self.calm.rate_h, draws)
         scarce_rates = generator.gamma(self.scarce.shape, 1 / self.scarce.rate_h, draws)
         return np.where(scarce, scarce_rates, calm_rates)
-
-
-NEVER = PreemptionRatePosterior(
-    calm=HazardComponent(shape=1e-3, rate_h=1e9), scarce=HazardComponent(shape=1e-3, rate_h=1e9), scarce_chance=0.0
-)
-"""Machines on demand: they fail too, so seldom that it is left out."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
-from hetopt.optimizer.cost.bill import BYTES_PER_GB, CHECKPOINTS_KEPT, Volume
+from hetopt.optimizer.cost.bill import BYTES_PER_GB, CHECKPOINTS_KEPT
 from hetopt.optimizer.cost.billing import Term, read_terms
 from hetopt.optimizer.market.instance_type import InstanceType
 
@@ -31,6 +31,9 @@ MORE = 1.1
 KIND_LOG_SD, LAUNCH_LOG_SD = 0.4, 0.3
 """Of the log of what launches take over what is foretold: what all launches of a kind of image share, and the rest.
 Together they are `cost.STARTUP_LOG_SD`."""
+
+VOLUME_BYTES_PER_S = 125e6
+"""Of a gp3 volume without more throughput than comes with it (EBS user guide)."""
 
 USUAL_JOB_S = 10.0
 """Of a job whose profile does not say how long its processes take to their first step."""
@@ -103,7 +106,7 @@ def startup_s(instance: InstanceType, payload: Payload) -> float:
     boot = facts.boot_s.value + gpu * facts.gpu_boot_s.value + bool(instance.bare_metal) * facts.bare_metal_boot_s.value
     download = packages.value * BYTES_PER_GB / min(facts.download_mb_per_s.value * 1e6, network)
     unpack = installed.value * BYTES_PER_GB / (facts.unpack_mb_per_s.value * 1e6)
-    data = payload.data_bytes / min(Volume().mb_per_s * 1e6, network)
+    data = payload.data_bytes / min(VOLUME_BYTES_PER_S, network)
     foretold = boot + download + unpack + data + facts.join_s.value + payload.job_s
     return foretold * payload.measured.get(kind, 1.0)
 

@@ -10,7 +10,7 @@ from hetopt.core.batch_partition import solve_shares
 from hetopt.core.comm.options import settled_collective
 from hetopt.core.comm.payload_bytes import Collective
 from hetopt.optimizer.convergence.steps_law import Z90
-from hetopt.optimizer.cost.bill import Rental, Volume, itemise
+from hetopt.optimizer.cost.bill import Rental, itemise
 from hetopt.optimizer.cost.cost import planned_usage
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.plan import Assumptions, Candidate, CostTerm, Group, Hardware, Prediction, Range
@@ -161,8 +161,8 @@ def cost_terms(space: SearchSpace, job: JobModel, cluster: Cluster, found: Forec
             checkpoint_bytes=job.checkpoint_bytes,
             crossing_bytes=at("crossing_bytes"),
         ),
-        job.rates.billing,
-        volume=Volume(gb=at("disk_gb")),
+        job.billing,
+        disk_gb=at("disk_gb"),
         hazard_basis=_hazard_basis([space.options[index] for index, _ in cluster.machines]),
     )
     median = Range(value=at("cost_usd"), low=at("cost_low_usd"), high=at("cost_high_usd"))

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetopt.core.errors import BadInput
-from hetopt.optimizer.cost.bill import Volume
 from hetopt.optimizer.cost.monte_carlo import Finalist, PossibleRuns, RentedPool, RunTerms, possible_runs
 from hetopt.optimizer.plan import SURE
 from hetopt.optimizer.search.forecast import JobModel
@@ -68,8 +67,8 @@ def _finalist(space: SearchSpace, found: Found, row: int) -> Finalist:
 def _terms(job: JobModel, found: Found, row: int) -> RunTerms:
     startup_s = float(found.forecast.startup_s[row])
     return RunTerms(
-        billing=job.rates.billing,
-        volume=Volume(gb=float(found.forecast.disk_gb[row])),
+        billing=job.billing,
+        disk_gb=float(found.forecast.disk_gb[row]),
         start_up_s=startup_s,
         start_up_log_sd=job.startup_log_sd,
         restart_s=startup_s + job.detection_s,

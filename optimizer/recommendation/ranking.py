@@ -15,7 +15,7 @@ from hetopt.core.profile import Profile
 from hetopt.optimizer.convergence.convergence import RelativeSteps, relative_steps
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.cost.billing import load_billing
-from hetopt.optimizer.cost.cost import STARTUP_LOG_SD, Rates
+from hetopt.optimizer.cost.cost import STARTUP_LOG_SD
 from hetopt.optimizer.fit import fit
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Goal
@@ -83,7 +83,7 @@ def compare(profile: Profile, catalog: Catalog, options: Options, *, count: int 
         shape=shape,
         startup_log_sd=STARTUP_LOG_SD,
         checkpoint_s=0.0,
-        rates=Rates(billing=load_billing(catalog.directory)),
+        billing=load_billing(catalog.directory),
     )
     return Ranking(clusters=rank(space, job, steps, count), basis=steps.source)
 

@@ -25,7 +25,7 @@ from hetopt.optimizer.convergence.convergence import (
 )
 from hetopt.optimizer.convergence.precision_loss import PrecisionLoss, precision_loss
 from hetopt.optimizer.cost.billing import Billing, load_billing
-from hetopt.optimizer.cost.cost import STARTUP_LOG_SD, Rates, checkpoint_bytes, checkpoint_time_s
+from hetopt.optimizer.cost.cost import STARTUP_LOG_SD, checkpoint_bytes, checkpoint_time_s
 from hetopt.optimizer.cost.data_transfer import data_transfer
 from hetopt.optimizer.cost.provisioning import USUAL_JOB_S, Payload, measured_factors
 from hetopt.optimizer.fit import FittedModel, fit
@@ -251,7 +251,7 @@ def search_problem(
     every = evaluation_period_epochs(model, goal)
     sampled = sampled_machines(profile, catalog.instance_types)
     shape = learned_shape(model, sampled)
-    job = job_of(model, shape, goal, options, every, Rates(billing=billing or load_billing(catalog.directory)))
+    job = job_of(model, shape, goal, options, every, billing or load_billing(catalog.directory))
     job = replace(job, transfer=data_transfer(options.data_bytes, options.data_region, catalog.region))
     host = reference_host(model, catalog.instance_types.values())
     space = space_of(model, shape, sampled, catalog, goal, options, host)
@@ -324,7 +324,7 @@ def job_of(
     goal: Goal,
     options: Options,
     every: float,
-    rates: Rates,
+    billing: Billing,
 ) -> JobModel:
     """What does not depend on the cluster, for a run that evaluates ``every`` so many epochs."""
     profile = model.profile
@@ -335,7 +335,7 @@ def job_of(
         startup_log_sd=STARTUP_LOG_SD,
         checkpoint_s=checkpoint_time_s(profile.job.gradient_bytes),
         checkpoint_bytes=checkpoint_bytes(profile.job.gradient_bytes) if profile.job.resumes else 0.0,
-        rates=rates,
+        billing=billing,
         zones=options.zones,
         resumes=profile.job.resumes,
     )

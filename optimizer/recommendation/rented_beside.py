@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from hetopt.core.formatting import cluster as cluster_words
 from hetopt.core.formatting import duration, usd
-from hetopt.optimizer.cost.bill import BYTES_PER_GB
+from hetopt.optimizer.cost.bill import BYTES_PER_GB, beside_usd_per_hour, billed_hours
 from hetopt.optimizer.fit import LinkModel
 from hetopt.optimizer.recommendation.recommend import SearchProblem
 from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, tabulate_rows
@@ -92,12 +92,12 @@ def best_mixed(own: SearchProblem, rented: SearchProblem, limits: Limits, way_by
         if not len(possible):
             continue
         found = forecast(table, job)
-        leaving = found.steps * table.traffic_bytes / BYTES_PER_GB * job.rates.billing.internet_out_usd_per_gb.value
+        leaving = found.steps * table.traffic_bytes / BYTES_PER_GB * job.billing.internet_out_usd_per_gb.value
         # The forecast has a volume and an address for each machine; one's own have none of the provider's.
         own_machines = np.where(possible.option < len(mine), possible.count, 0).sum(axis=1)
-        spared = own_machines * job.rates.per_machine_hour(found.disk_gb)
+        spared = own_machines * beside_usd_per_hour(job.billing, found.disk_gb)
         at_work_s = found.startup_s + found.work_s + found.interruption_s
-        more = leaving - spared * job.rates.billed_hours(at_work_s)
+        more = leaving - spared * billed_hours(at_work_s, job.billing)
         costs = {name: getattr(found, name) + more for name in ("cost_usd", "cost_low_usd", "cost_high_usd")}
         parts.append((possible, replace(found, **costs), leaving))
     if not parts:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetopt.core.budget_law import SECONDS_PER_HOUR
+from hetopt.optimizer.cost.bill import beside_usd_per_hour
 from hetopt.optimizer.search.cluster_rows import Boxes, Columns, least_table, most_compute_s
 from hetopt.optimizer.search.forecast import ClusterTable, JobModel, distance, forecast, steps_of
 from hetopt.optimizer.search.objective import Limits, least_expected, sure_quantile
@@ -61,7 +62,7 @@ def could_beat(boxes: Boxes, bar: Bar) -> tuple[Mask, Array]:
     late_s = np.hypot(
         distance(least.work_s + least.interruption_s, log_sd, 1), distance(table.startup_s, job.startup_log_sd, 1)
     )
-    hourly = table.usd_per_hour + table.machines * job.rates.per_machine_hour(table.disk_gb)
+    hourly = table.usd_per_hour + table.machines * beside_usd_per_hour(job.billing, table.disk_gb)
     dearer = np.hypot(hourly * late_s / SECONDS_PER_HOUR, distance(least.cost_usd, table.price_log_sd, 1))
     cost_usd, high_usd = cost_usd[some], least.cost_usd + dearer + more_high_usd[some]
     high_s = least.total_s + late_s

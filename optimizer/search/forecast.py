@@ -12,8 +12,9 @@ from numpy.typing import ArrayLike, NDArray
 from hetopt.core.batch_partition import GroupShares, solve_group_shares
 from hetopt.optimizer.convergence.convergence import StepsModel
 from hetopt.optimizer.convergence.steps_law import Z90
-from hetopt.optimizer.cost.bill import crossing_bytes
-from hetopt.optimizer.cost.cost import DETECTION_S, Rates, interruptions, planned_usage
+from hetopt.optimizer.cost.bill import Extras, beside_usd_per_hour, billed_hours, crossing_bytes
+from hetopt.optimizer.cost.billing import Billing
+from hetopt.optimizer.cost.cost import DETECTION_S, interruptions, planned_usage
 from hetopt.optimizer.cost.data_transfer import DataTransfer
 from hetopt.optimizer.cost.least_budget import extras_usd_per_hour, fixed_usd, least_budget_usd
 from hetopt.optimizer.search.open_hours import DAY_S, elapsed_s
@@ -47,7 +48,7 @@ class JobModel:
     shape: Shape
     startup_log_sd: float
     checkpoint_s: float
-    rates: Rates
+    billing: Billing
     detection_s: float = DETECTION_S
     checkpoint_bytes: float = 0.0
     zones: int = 1
@@ -184,23 +185,21 @@ def forecast(table: ClusterTable, job: JobModel) -> Forecast:
         * np.hypot(distance(training, training_log_sd, sign), distance(table.startup_s, job.startup_log_sd, sign))
         for sign in (-1, 1)
     )
-    hourly = table.usd_per_hour + table.machines * job.rates.per_machine_hour(table.disk_gb)
+    hourly = table.usd_per_hour + table.machines * beside_usd_per_hour(job.billing, table.disk_gb)
     stops = (1 - table.scarce_chance) * table.calm_per_hour + table.scarce_chance * table.scarce_per_hour
     crossing = crossing_bytes(table.traffic_bytes, crossed_links(table.machines, job.zones), steps)
-    extras = job.rates.extras_usd(
-        planned_usage(
-            start_up_s=table.startup_s,
-            work_s=work,
-            interruption_s=training - work,
-            machines=table.machines,
-            stops_per_hour=stops,
-            interval_s=lost.interval_s,
-            checkpoint_bytes=job.checkpoint_bytes,
-            crossing_bytes=crossing,
-        )
+    usage = planned_usage(
+        start_up_s=table.startup_s,
+        work_s=work,
+        interruption_s=training - work,
+        machines=table.machines,
+        stops_per_hour=stops,
+        interval_s=lost.interval_s,
+        checkpoint_bytes=job.checkpoint_bytes,
+        crossing_bytes=crossing,
     )
-    extras = extras + job.before_usd
-    cost, cost_low, cost_high = (job.rates.billed_hours(seconds) * hourly + extras for seconds in (total, low, high))
+    extras = Extras.of(usage, job.billing).usd + job.before_usd
+    cost, cost_low, cost_high = (billed_hours(seconds, job.billing) * hourly + extras for seconds in (total, low, high))
     for sign, bound in ((-1, cost_low), (1, cost_high)):
         reach = np.hypot(np.abs(bound - cost), distance(cost, table.price_log_sd, sign))
         bound[:] = cost + sign * reach
@@ -232,8 +231,8 @@ def forecast(table: ClusterTable, job: JobModel) -> Forecast:
         cost_low_usd=np.maximum(cost_low, 0.0),
         cost_high_usd=cost_high,
         least_budget_usd=least_budget_usd(
-            table.worst_usd_per_hour + table.machines * extras_usd_per_hour(job.rates.billing, table.disk_gb),
-            fixed_usd(job.checkpoint_bytes, job.rates.billing) + job.before_usd,
+            table.worst_usd_per_hour + table.machines * extras_usd_per_hour(job.billing, table.disk_gb),
+            fixed_usd(job.checkpoint_bytes, job.billing) + job.before_usd,
         ),
     )
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.optimizer.convergence.steps_law import Z90
+from hetopt.optimizer.cost.bill import beside_usd_per_hour
 from hetopt.optimizer.search.cluster_rows import Boxes, Columns
 from hetopt.optimizer.search.forecast import JobModel, evaluations
 from hetopt.optimizer.search.objective import Limits
@@ -80,7 +81,7 @@ class RentalBound:
         full_s = np.maximum(full_s + last * exchange_s, forward * full_s + exchange_s) + compress_s
         run_s = np.minimum(latest_s, aside_s + steps * full_s)
         samples = samples * columns.workers[:, None, None]
-        hourly = (columns.usd_per_hour + job.rates.per_machine_hour(columns.disk_gb))[:, None, None]
+        hourly = (columns.usd_per_hour + beside_usd_per_hour(job.billing, columns.disk_gb))[:, None, None]
         with np.errstate(divide="ignore"):
             usd_per_sample = np.where(samples > 0, hourly * run_s / SECONDS_PER_HOUR / samples, np.inf)
         device, network = float(columns.log_sd.min()), float(columns.network_log_sd.min())
@@ -124,7 +125,7 @@ class RentalBound:
 
 def _latest_s(columns: Columns, job: JobModel, limits: Limits, score: float) -> Array:
     """When a mix with each option ends at the latest, if it is to be better: limits and score, at its least rent."""
-    per_machine = columns.usd_per_hour + job.rates.per_machine_hour(columns.disk_gb)
+    per_machine = columns.usd_per_hour + beside_usd_per_hour(job.billing, columns.disk_gb)
     usd_per_s = (per_machine + (FEWEST_MACHINES - 1) * per_machine.min(initial=np.inf)) / SECONDS_PER_HOUR
     # score = time^w cost^(1 - w), and cost is at least the rent of that time.
     latest = score / usd_per_s ** (1 - limits.time_weight)

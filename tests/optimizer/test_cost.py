@@ -7,19 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetopt.optimizer.cost.bill import beside_usd_per_hour, billed_hours
 from hetopt.optimizer.cost.billing import load_billing
-from hetopt.optimizer.cost.cost import (
-    CALM,
-    SCARCE,
-    Rates,
-    cluster_hazard,
-    daly_interval_s,
-    interruptions,
-    planned_interval_s,
-    restart_factor,
-    scarce_probability,
-)
-from hetopt.optimizer.cost.preemption_rate import PreemptionRatePosterior
+from hetopt.optimizer.cost.checkpointing import daly_interval_s, factor_at
+from hetopt.optimizer.cost.cost import cluster_hazard, interruptions, planned_interval_s
+from hetopt.optimizer.cost.preemption_rate import CALM, SCARCE, PreemptionRatePosterior, scarce_probability
 
 HOUR = 3600.0
 works = st.floats(60, 1e6)
@@ -33,6 +25,11 @@ def _hazard(pools: list[tuple[int, float]]) -> tuple[float, float, float]:
     )
 
 
+def at_dalys_interval(work_s: float, losses_per_hour: float, checkpoint_s: float, restart_s: float) -> float:
+    interval_s = daly_interval_s(HOUR / losses_per_hour, checkpoint_s)
+    return float(factor_at(work_s, losses_per_hour, interval_s, checkpoint_s, restart_s))
+
+
 @pytest.mark.parametrize(
     ("theta_h", "checkpoint_s", "restart_s", "best_min", "overhead"),
     [
@@ -44,8 +41,7 @@ def _hazard(pools: list[tuple[int, float]]) -> tuple[float, float, float]:
 )
 def test_daly_vectors(theta_h: float, checkpoint_s: float, restart_s: float, best_min: float, overhead: float) -> None:
     assert float(daly_interval_s(theta_h * HOUR, checkpoint_s)) / 60 == pytest.approx(best_min, rel=2e-3)
-    factor = restart_factor(np.array(1e9), np.array(1 / theta_h), checkpoint_s, restart_s)
-    assert float(factor) - 1 == pytest.approx(overhead, rel=2e-2)
+    assert at_dalys_interval(1e9, 1 / theta_h, checkpoint_s, restart_s) - 1 == pytest.approx(overhead, rel=2e-2)
 
 
 @given(works, rates_per_hour, st.floats(0.1, 60), st.floats(1, 600), st.floats(1, 3))
@@ -53,7 +49,7 @@ def test_more_losses_slower_restarts_never_help(
     work: float, rate: float, checkpoint: float, restart: float, more: float
 ) -> None:
     def factor(rate: float, restart: float) -> float:
-        return float(restart_factor(np.array(work), np.array(rate), checkpoint, restart))
+        return at_dalys_interval(work, rate, checkpoint, restart)
 
     assert factor(rate, restart) >= 1 - 1e-9
     assert factor(rate, restart * more) >= factor(rate, restart) * (1 - 1e-9)
@@ -104,8 +100,7 @@ def test_one_interval_for_the_prior_costs_more_than_knowing_and_less_than_any_ot
     calm, scarce, chance = _hazard([(8, 0.1)])
     prior = {"calm_per_hour": calm, "scarce_per_hour": scarce, "scarce_chance": chance}
     best = interruptions(36000.0, **prior, checkpoint_s=10, restart_s=210)
-    known = restart_factor(np.array([36000.0]), np.array([calm]), 10, 210) * (1 - chance)
-    assert float(best.expected_factor) > float(known[0])
+    assert float(best.expected_factor) > at_dalys_interval(36000.0, calm, 10, 210) * (1 - chance)
     for scale in (0.5, 2.0):
         other = interruptions(36000.0, **prior, checkpoint_s=10, restart_s=210, interval_s=scale * best.interval_s)
         assert float(other.expected_factor) > float(best.expected_factor)
@@ -131,7 +126,7 @@ def test_repeated_rows_have_the_interval_of_each_alone() -> None:
 
 
 def test_machines_are_billed_by_the_second_after_a_minute() -> None:
-    rates = Rates(billing=load_billing())
-    assert float(rates.billed_hours(1)) == pytest.approx(60 / HOUR)
-    assert float(rates.billed_hours(61)) == pytest.approx(61 / HOUR)
-    assert rates.per_machine_hour(100) == pytest.approx(0.011 + 0.005, rel=0.01)
+    billing = load_billing()
+    assert float(billed_hours(1, billing)) == pytest.approx(60 / HOUR)
+    assert float(billed_hours(61, billing)) == pytest.approx(61 / HOUR)
+    assert beside_usd_per_hour(billing, 100) == pytest.approx(0.011 + 0.005, rel=0.01)

@@ -14,7 +14,6 @@ from hetopt.core.profile import Profile
 from hetopt.core.step_samples import Configuration, Node, StepSample
 from hetopt.optimizer.convergence.convergence import FixedSteps
 from hetopt.optimizer.cost.billing import load_billing
-from hetopt.optimizer.cost.cost import Rates
 from hetopt.optimizer.fit import fit
 from hetopt.optimizer.market.catalog import Catalog, offers
 from hetopt.optimizer.plan import Goal
@@ -39,7 +38,7 @@ JOB = JobModel(
     shape=SHAPE,
     startup_log_sd=0.5,
     checkpoint_s=1.0,
-    rates=Rates(billing=load_billing()),
+    billing=load_billing(),
 )
 seconds = st.floats(1e-6, 1e3)
 

@@ -14,11 +14,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from hetopt.core.errors import BadInput
-from hetopt.optimizer.cost.mixing import in_words, spread_over
+from hetopt.optimizer.cost.cost import cluster_hazard
+from hetopt.optimizer.cost.mixing import in_words, standstill_share
 from hetopt.optimizer.cost.observed_preemptions import ObservedPool, ObservedPreemptions, keep
 from hetopt.optimizer.cost.preemption_rate import (
     CALM,
-    NEVER,
     SCARCE,
     SHOCKS,
     CommonShocks,
@@ -47,12 +47,6 @@ def test_a_component_lies_between_its_prior_and_what_was_seen(losses: int, hours
     for part in (CALM, SCARCE):
         low, high = sorted((part.mean_per_hour, losses / hours))
         assert low * (1 - 1e-9) <= part.after(losses, hours).mean_per_hour <= high * (1 + 1e-9)
-
-
-@given(losses_seen, hours_seen, st.floats(0.01, 100))
-def test_uncertainty_makes_survival_likelier_than_the_mean_hazard(losses: int, hours: float, ahead: float) -> None:
-    belief = UNKNOWN.after(losses, hours)
-    assert float(belief.survival(ahead)) >= math.exp(-belief.mean_per_hour * ahead) - 1e-12
 
 
 @given(losses_seen, hours_seen, losses_seen, hours_seen)
@@ -119,11 +113,9 @@ def test_shocks_hold_against_the_recorded_losses(shared_data: Path) -> None:
 
 @pytest.mark.parametrize("machines", [2, 4, 8, 16])
 def test_mixing_trades_standstill_for_stops(machines: int) -> None:
-    one = spread_over([(machines, UNKNOWN)])
-    two = spread_over([(machines // 2, UNKNOWN), (machines - machines // 2, UNKNOWN)])
-    assert two.standstill_share < one.standstill_share / 5
-    assert two.stops_per_hour >= one.stops_per_hour
-    assert two.missing_share == pytest.approx(one.missing_share)
+    one, two = (cluster_hazard(pools) for pools in ([(machines, UNKNOWN)], 2 * [(machines // 2, UNKNOWN)]))
+    assert standstill_share(2 * [UNKNOWN]) < standstill_share([UNKNOWN]) / 5
+    assert two[0] >= one[0]
 
 
 def test_standstill_is_that_of_recorded_pools(shared_data: Path) -> None:
@@ -137,9 +129,8 @@ def test_standstill_is_that_of_recorded_pools(shared_data: Path) -> None:
         drops = -np.diff(machines)
         hazard = float(drops[drops > 0].sum() / (machines.sum() * hours))
         part = HazardComponent(shape=1e6, rate_h=1e6 / hazard)
-        found = spread_over([(4, PreemptionRatePosterior(calm=part, scarce=part, scarce_chance=0.0))])
-        assert found.standstill_share == pytest.approx(float((machines == 0).mean()), abs=0.1)
-        assert found.missing_share == pytest.approx(1 - float(machines.mean()) / 4, abs=0.1)
+        found = standstill_share([PreemptionRatePosterior(calm=part, scarce=part, scarce_chance=0.0)])
+        assert found == pytest.approx(float((machines == 0).mean()), abs=0.1)
 
 
 def test_the_worth_of_mixing_is_told() -> None:
@@ -162,10 +153,6 @@ def test_the_worth_of_mixing_is_told() -> None:
     assert in_words([group(4, "on-demand"), group(1)]) is None
     assert "one pool" in str(in_words([group(4)]))
     assert "2 pools" in str(in_words([group(2), group(2), group(1, "on-demand")]))
-
-
-def test_machines_on_demand_never_stand_still() -> None:
-    assert spread_over([(4, NEVER)]).standstill_share < 1e-9
 
 
 def test_the_file_of_what_was_seen_moves_the_belief_of_its_pool_alone() -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from hetopt.optimizer.cost.bill import Usage, total_usd
 from hetopt.optimizer.cost.billing import load_billing
 from hetopt.optimizer.cost.checkpointing import daly_interval_s, factor_at
-from hetopt.optimizer.cost.monte_carlo import Finalist, RentedPool, RunTerms, paid_share, possible_runs
+from hetopt.optimizer.cost.monte_carlo import Finalist, RentedPool, RunTerms, possible_runs
 from hetopt.optimizer.cost.preemption_rate import CommonShocks, HazardComponent, PreemptionRatePosterior
 from tests.work import calls_of
 
@@ -106,31 +104,6 @@ def test_shocks_stop_a_cluster_less_often() -> None:
     single = possible_runs([run], SURE, seed=0).total_s.mean()
     bulk = possible_runs([run], RunTerms(billing=BILLING, start_up_s=180.0, restart_s=210.0, checkpoint_s=10.0), seed=0)
     assert bulk.total_s.mean() < single
-
-
-def test_free_first_hours_are_those_of_the_closed_form() -> None:
-    """0.995 of the hours are paid at a hazard of 0.1 an hour, 0.910 at 0.5 and 0.736 at 1."""
-    assert paid_share(np.array([0.1, 0.5, 1.0])).tolist() == pytest.approx([0.995, 0.910, 0.736], abs=5e-4)
-    run = finalist(4, known(0.5))
-    paid, invoiced = (
-        possible_runs(
-            [run],
-            RunTerms(billing=BILLING, start_up_s=180.0, restart_s=210.0, checkpoint_s=10.0, first_hour_free=free),
-            seed=0,
-        )
-        for free in (False, True)
-    )
-    assert invoiced.cost_usd.mean() < paid.cost_usd.mean()
-    assert np.array_equal(invoiced.total_s, paid.total_s)
-
-
-def test_waiting_for_a_dry_pool_adds_its_mean() -> None:
-    """One machine: its pool runs dry at 0.77 of its hazard, for an hour each time."""
-    run = finalist(1, known(0.3), work_s=40 * 3600.0)
-    without = possible_runs([run], SURE, seed=0, draws=4000)
-    waiting = possible_runs([run], replace(SURE, outage_s=3600.0), seed=0, draws=4000)
-    times = 0.77 * 0.3 * float(without.total_s.mean() - 180) / 3600
-    assert float((waiting.total_s - without.total_s).mean()) == pytest.approx(times * 3600, rel=0.05)
 
 
 def test_losses_are_simulated_up_to_hopeless_hazards() -> None:

@@ -18,8 +18,8 @@ from optuna.storages.journal import JournalFileBackend
 from hetopt.core.synchronization import Synchronization
 from hetopt.optimizer.convergence.local_penalty import LocalPenalty
 from hetopt.optimizer.convergence.steps_law import Z90
+from hetopt.optimizer.cost.bill import billed_hours
 from hetopt.optimizer.cost.billing import load_billing
-from hetopt.optimizer.cost.cost import Rates
 from hetopt.optimizer.fit import FittedModel, LinkModel, fit
 from hetopt.optimizer.market.catalog import Catalog, offers
 from hetopt.optimizer.market.quota import read_quotas
@@ -75,7 +75,7 @@ def job(model: FittedModel) -> JobModel:
         shape=learned_shape(model),
         startup_log_sd=0.5,
         checkpoint_s=1.0,
-        rates=Rates(billing=load_billing()),
+        billing=load_billing(),
     )
 
 
@@ -504,7 +504,7 @@ def test_double_prices_double_the_machines(space: SearchSpace, job: JobModel) ->
     columns = {name: getattr(table, name) for name in ClusterTable.__dataclass_fields__}
     dearer = forecast(ClusterTable(**{**columns, "usd_per_hour": 2 * table.usd_per_hour}), job)
     plain = forecast(table, job)
-    hours = job.rates.billed_hours(plain.total_s)
+    hours = billed_hours(plain.total_s, job.billing)
     np.testing.assert_allclose(dearer.cost_usd - plain.cost_usd, table.usd_per_hour * hours)
     np.testing.assert_array_equal(dearer.total_s, plain.total_s)
 
