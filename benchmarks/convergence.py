@@ -33,7 +33,7 @@ from hetopt.optimizer.convergence.averaged_law import AveragedLaw
 from hetopt.optimizer.convergence.convergence import default_laws
 from hetopt.optimizer.convergence.law_choice import choose
 from hetopt.optimizer.convergence.steps_law import MCCANDLISH, SCAVENGER, Z90, PriorRun, StepsLaw
-from hetopt.profiler.pilot import found_at, steps_to_target
+from hetopt.profiler.collect import steps_to_target
 
 GOALS = {"cifar10": 0.04, "bert": 0.01, "ncf": 0.12}
 """Median error with one batch size left out; other jobs in the folder are reported without a goal."""
@@ -125,6 +125,12 @@ def prior_runs(logs: Sequence[Log], steps: Sequence[float]) -> list[PriorRun]:
         PriorRun(global_batch_size=log.batch_size, steps_to_target=count)
         for log, count in zip(logs, steps, strict=True)
     ]
+
+
+def found_at(steps: float, every_steps: float) -> float:
+    """The evaluation that finds a target which is reached after ``steps``: runs end there, not where they cross it."""
+    # 1e-9: a target that is reached at an evaluation is found by that one.
+    return max(1, math.ceil(steps / every_steps - 1e-9)) * every_steps
 
 
 def leave_one_out(

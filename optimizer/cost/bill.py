@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hetopt.core.budget_law import SECONDS_PER_HOUR
+from hetopt.core.budget_law import SECONDS_PER_HOUR, Usd
 from hetopt.optimizer.cost.billing import Billing
 from hetopt.optimizer.market.catalog import Price
 from hetopt.optimizer.plan import OWN, CostTerm
@@ -34,12 +34,12 @@ CHECKPOINTS_KEPT = 2
 """In the bucket at a time: the newest complete one and the one being written."""
 
 
-def disk_usd_per_hour(billing: Billing, disk_gb: Numbers) -> Numbers:
+def disk_usd_per_hour(billing: Billing, disk_gb: Usd) -> Usd:
     """A gp3 volume with the operations and throughput that come with it (its size: `provisioning.disk_gb`)."""
     return billing.ebs_gp3_usd_per_gb_month.value / billing.hours_per_month.value * disk_gb
 
 
-def beside_usd_per_hour(billing: Billing, disk_gb: Numbers) -> Numbers:
+def beside_usd_per_hour(billing: Billing, disk_gb: Usd) -> Usd:
     """USD an hour of one machine beside its own price: its disk and its public address."""
     return disk_usd_per_hour(billing, disk_gb) + billing.public_ipv4_usd_per_hour.value
 
@@ -148,7 +148,7 @@ def total_usd(
     *,
     machine_usd_per_hour: Numbers,
     machines: Numbers,
-    disk_gb: Numbers = USUAL_DISK_GB,
+    disk_gb: float = USUAL_DISK_GB,
 ) -> Array:
     """What runs cost in expectation: the sum of `itemise`'s lines, for many clusters at a time.
 
@@ -204,7 +204,7 @@ def itemise(
     beside = [
         CostTerm(
             name="volumes",
-            usd=machines * float(disk_usd_per_hour(billing, disk_gb)) * hours,
+            usd=machines * disk_usd_per_hour(billing, disk_gb) * hours,
             basis=f"{disk_gb:.0f} GB gp3 a machine at ${disk.value:g} a GB-month ({disk.source}, {disk.date})",
         ),
         CostTerm(
@@ -218,7 +218,7 @@ def itemise(
         terms.append(
             CostTerm(
                 name="expected interruptions",
-                usd=(hourly + machines * float(beside_usd_per_hour(billing, disk_gb))) * (whole - hours),
+                usd=(hourly + machines * beside_usd_per_hour(billing, disk_gb)) * (whole - hours),
                 basis=f"{lost:.0f} s of restarts, repeated work and checkpoints, {hazard_basis}",
             )
         )

@@ -23,9 +23,8 @@ from hetopt.profiler.probe.facts import host_facts, job_facts
 from hetopt.profiler.probe.network import time_collectives
 from hetopt.profiler.probe.pilot import PilotGround, PilotRun
 from hetopt.profiler.probe.replica import Replica
-from hetopt.profiler.probe.sweep import come_back, run_sweep
+from hetopt.profiler.probe.sweep import come_back, run_sweep, threads
 from hetopt.profiler.probe.tensor_bytes import count_on
-from hetopt.profiler.probe.threads import threads
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.fetch import Batch
 from hetopt.trainer.data.micro_batch import MicroBatch

@@ -1,4 +1,7 @@
-"""Step times over local batch sizes: some workers compute at the same time, the others keep still."""
+"""Step times over local batch sizes: some workers compute at the same time, the others keep still.
+
+With them the two figures that relate devices to each other: how fast a worker's multiplies and copies.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ import gc
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -22,9 +26,7 @@ from hetopt.profiler.probe.compressors import time_compressors
 from hetopt.profiler.probe.crew import Alignment, ProbeGroup, align
 from hetopt.profiler.probe.facts import device_memory_bytes, peak_memory_bytes, reset_peak_memory
 from hetopt.profiler.probe.replica import Replica
-from hetopt.profiler.probe.speed import copy_bytes_per_s, matmul_flops_per_s
 from hetopt.profiler.probe.step_memory import count_step
-from hetopt.profiler.probe.threads import threads
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.cursor import Indices
 from hetopt.trainer.data.micro_batch import MicroBatch
@@ -299,3 +301,46 @@ def record_facts(
         )
     )
     return limit_bytes
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Compute with ``count`` threads, then with as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+SPEED_REPEATS = 5
+MATRIX_SIDE = {"cpu": 1024, "cuda": 4096}
+COPY_BYTES = {"cpu": 1 << 26, "cuda": 1 << 28}
+"""Far larger than the caches of one worker, so that memory itself is measured."""
+
+
+def matmul_flops_per_s(device: torch.device) -> float:
+    """Floating-point operations a second of a large fp32 matrix product, as this process may use the device now."""
+    side = MATRIX_SIDE[device.type]
+    left, right = torch.rand(side, side, device=device), torch.rand(side, side, device=device)
+    out = torch.empty_like(left)
+    return 2 * side**3 / _median_s(lambda: torch.mm(left, right, out=out), device)
+
+
+def copy_bytes_per_s(device: torch.device) -> float:
+    """Bytes a second of a memory copy, read plus write."""
+    source = torch.rand(COPY_BYTES[device.type] // 4, device=device)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / _median_s(lambda: target.copy_(source), device)
+
+
+def _median_s(work: Callable[[], object], device: torch.device) -> float:
+    times = []
+    for _ in range(1 + SPEED_REPEATS):
+        begun = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - begun)
+    return statistics.median(times[1:])

@@ -4,45 +4,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Self, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-
-
-class PeakBytes(Protocol):
-    """What is counted between its beginning and its end as a context."""
-
-    @property
-    def live_bytes(self) -> int:
-        """Held by tensors now."""
-        ...
-
-    @property
-    def peak_bytes(self) -> int:
-        """The most that was held at a time since the last `begin_phase`."""
-        ...
-
-    def hold(self, tensors: Iterable[Tensor]) -> None:
-        """Count tensors that are there already."""
-        ...
-
-    def begin_phase(self) -> None:
-        """Forget the peak."""
-        ...
-
-    def pause(self, is_paused: bool) -> None:
-        """Leave out what happens elsewhere, such as reading samples on the host."""
-        ...
-
-    def __enter__(self) -> Any: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> Any: ...
 
 
 class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -62,25 +29,25 @@ class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
 
     @property
     def live_bytes(self) -> int:
-        """Held by tensors now (see `PeakBytes`)."""
+        """Held by tensors now."""
         return self._live
 
     @property
     def peak_bytes(self) -> int:
-        """The most there was (see `PeakBytes`)."""
+        """The most that was held at a time since the last `begin_phase`."""
         return self._peak
 
     def hold(self, tensors: Iterable[Tensor]) -> None:
-        """Count tensors that are there already (see `PeakBytes`)."""
+        """Count tensors that are there already."""
         for storage in self._storages(tensors):
             self._see(storage, storage.nbytes())
 
     def begin_phase(self) -> None:
-        """Forget the peak (see `PeakBytes`)."""
+        """Forget the peak."""
         self._peak = self._live
 
     def pause(self, is_paused: bool) -> None:
-        """Leave out what happens elsewhere (see `PeakBytes`)."""
+        """Leave out what happens elsewhere, such as reading samples on the host."""
         self._is_paused = is_paused
 
     def __torch_dispatch__(
@@ -126,29 +93,33 @@ class AllocatedBytes:
 
     @property
     def live_bytes(self) -> int:
-        """Held now (see `PeakBytes`)."""
+        """Held now."""
         return int(torch.cuda.memory_allocated(self._device))
 
     @property
     def peak_bytes(self) -> int:
-        """The most there was (see `PeakBytes`)."""
+        """The most that was held at a time since the last `begin_phase`."""
         return int(torch.cuda.max_memory_allocated(self._device))
 
     def hold(self, tensors: Iterable[Tensor]) -> None:
-        """Nothing: the allocator knows of all (see `PeakBytes`)."""
+        """Nothing: the allocator knows of all."""
 
     def begin_phase(self) -> None:
-        """Forget the peak (see `PeakBytes`)."""
+        """Forget the peak."""
         torch.cuda.reset_peak_memory_stats(self._device)
 
     def pause(self, is_paused: bool) -> None:
-        """Nothing: the host's memory is not the GPU's (see `PeakBytes`)."""
+        """Nothing: the host's memory is not the GPU's."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         """Nothing is to be undone."""
+
+
+PeakBytes: TypeAlias = TensorBytes | AllocatedBytes
+"""What is counted between its beginning and its end as a context."""
 
 
 def count_on(device: torch.device) -> PeakBytes:

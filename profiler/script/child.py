@@ -34,8 +34,7 @@ from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.core.search_path import search_first
 from hetopt.profiler.probe.compressors import time_compressors
 from hetopt.profiler.probe.crew import ProbeGroup
-from hetopt.profiler.probe.facts import host_facts
-from hetopt.profiler.probe.model_kind import model_kind
+from hetopt.profiler.probe.facts import host_facts, model_kind
 from hetopt.profiler.probe.network import time_collectives
 from hetopt.profiler.probe.sweep import Taken, point_of, record_facts
 from hetopt.profiler.script.course import Measured, ScriptCourse, Sized

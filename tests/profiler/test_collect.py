@@ -16,8 +16,7 @@ from hetopt.core.errors import RunFailed
 from hetopt.core.gradient_noise import SmoothedNoise, pooled_noise
 from hetopt.core.probe_schedule import ProbeSchedule, make_schedule
 from hetopt.core.profile import Evaluation, Profile
-from hetopt.profiler.collect import collect, refusals
-from hetopt.profiler.pilot import steps_to_target
+from hetopt.profiler.collect import collect, refusals, steps_to_target
 from hetopt.profiler.progress import progress
 
 RECORDED = Path(__file__).parent / "recorded"

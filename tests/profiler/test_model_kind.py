@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from hetopt.profiler.probe.model_kind import model_kind
+from hetopt.profiler.probe.facts import model_kind
 
 
 class OwnAttention(nn.Module):
