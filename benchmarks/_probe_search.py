@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks._step_traces import FOLDERS, Samples, read, score
 from hetopt.core.step_samples import Configuration
 from hetopt.optimizer.exploring import Exploration, Measured, Stopped
-from hetopt.optimizer.step_time.baselines import Scavenger
+from hetopt.optimizer.step_time.baselines import scavenger
 from hetopt.optimizer.step_time.model import StepTimeModel
 from hetopt.optimizer.step_time.observed import observe
 
@@ -89,7 +89,7 @@ def partial(everything: Samples) -> Spent:
         cost += price_usd([everything[chosen[0]]], [everything[place].step_time_s for place in chosen])
         shown += chosen
     asked = tuple(sample for place, sample in enumerate(everything) if place not in shown)
-    fitted = Scavenger.fit([everything[place] for place in shown])
+    fitted = scavenger([everything[place] for place in shown])
     one = score(fitted.step_time_s(asked), asked)
     return Spent(usd=cost, median=one.median, p90=one.p90)
 
@@ -103,13 +103,13 @@ def full(everything: Samples) -> Spent:
         price_usd([everything[places[0]]], [everything[place].step_time_s for place in places])
         for places in layouts.values()
     )
-    one = score(Scavenger.fit(everything).step_time_s(everything), everything)
+    one = score(scavenger(everything).step_time_s(everything), everything)
     return Spent(usd=cost, median=one.median, p90=one.p90)
 
 
 def none(everything: Samples, stored: Samples) -> Spent:
     """Scavenger without a search: the stored model of the same job, from another cluster."""
-    one = score(Scavenger.fit(stored).step_time_s(everything), everything)
+    one = score(scavenger(stored).step_time_s(everything), everything)
     return Spent(usd=0.0, median=one.median, p90=one.p90)
 
 

@@ -40,16 +40,16 @@ from benchmarks._step_traces import (
     tasks,
     traces,
 )
-from hetopt.optimizer.step_time.baselines import Ernest, Goodput, Scavenger
+from hetopt.optimizer.step_time.baselines import Goodput, StepTimePeer, ernest, scavenger
 from hetopt.optimizer.step_time.model import StepTimeModel
 from hetopt.optimizer.step_time.observed import observe
 from hetopt.optimizer.step_time.posterior import Posterior, fit
 from hetopt.reports.report import TOLERANCE
 
-Fit = Callable[[Samples], Scavenger | Ernest | Goodput]
+Fit = Callable[[Samples], StepTimePeer]
 PEERS: dict[str, Fit] = {
-    "Scavenger": Scavenger.fit,
-    "Ernest": Ernest.fit,
+    "Scavenger": scavenger,
+    "Ernest": ernest,
     "Pollux, ours": Goodput.fit,
 }
 ADAPTDL = "Pollux, AdaptDL's own code"

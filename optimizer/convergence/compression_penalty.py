@@ -11,8 +11,9 @@ is a gate of its own, closed by a pilot that fell short.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -30,58 +31,115 @@ FAIR_TRIAL = 1.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompressedPilot:
+class BesideDense:
+    """A pilot that was not dense, beside what the target needs at its batch size where whole gradients are summed.
+
+    Attributes:
+        dense_steps: that the target needs there.
+        steps_trained: how long it ran.
+        steps_to_target: absent when it ended before the target.
+    """
+
+    dense_steps: float
+    steps_trained: float
+    steps_to_target: float | None
+
+    def __post_init__(self) -> None:
+        if not (0 < self.dense_steps < math.inf and 0 < self.steps_trained < math.inf):
+            raise ValueError("a pilot's steps are above zero")
+        if self.steps_to_target is not None and not 0 < self.steps_to_target <= self.steps_trained:
+            raise ValueError("a pilot reaches the target within the steps that it was trained for")
+
+    def failed(self, inflation: ArrayLike) -> bool:
+        """Whether it fell short in more steps than it should have needed, were they stretched so."""
+        needed = self.dense_steps * float(np.asarray(inflation))
+        return self.steps_to_target is None and self.steps_trained >= FAIR_TRIAL * needed
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressedPilot(BesideDense):
     """A run towards the target with compression.
 
     Attributes:
         scheme: compressor.
         ratio: fraction of the elements that was sent, in (0, 1].
         gain: retained gradient energy, averaged over the run, in (0, 1].
-        dense_steps: what the target needs at its batch size without compression.
-        steps_trained: how long it ran.
-        steps_to_target: absent when it ended before the target.
     """
 
     scheme: str
     ratio: float
     gain: float
-    dense_steps: float
-    steps_trained: float
-    steps_to_target: float | None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not (0 < self.ratio <= 1 and 0 < self.gain <= 1):
             raise ValueError("a pilot's ratio and gain are in (0, 1]")
-        if not (0 < self.dense_steps < math.inf and 0 < self.steps_trained < math.inf):
-            raise ValueError("a pilot's steps are above zero")
-        if self.steps_to_target is not None and not 0 < self.steps_to_target <= self.steps_trained:
-            raise ValueError("a pilot reaches the target within the steps that it was trained for")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompressionPenalty:
-    """``a`` and how sure it is."""
+class Penalty:
+    """``c`` of ``steps / dense steps = 1 + c distance``, how sure it is, and how many pilots it rests on."""
 
-    coefficient: float = COEFFICIENT
-    coefficient_sd: float = COEFFICIENT_SD
+    coefficient: float
+    coefficient_sd: float
+    pilots: int = 0
 
     def __post_init__(self) -> None:
         if not (0 <= self.coefficient < math.inf and 0 <= self.coefficient_sd < math.inf):
             raise ValueError("the coefficient and its spread are finite and not negative")
 
-    def inflation(self, gain: ArrayLike) -> Array:
-        """Compressed over dense steps, at least 1; gain in (0, 1]."""
-        return np.asarray(1 + self.coefficient * _distance(gain))
+    def inflation_at(self, distance: Array) -> Array:
+        """Steps over those of dense training, at least 1."""
+        return np.asarray(1 + self.coefficient * distance)
 
-    def log_sd(self, gain: ArrayLike) -> Array:
-        """Spread of ``ln`` inflation: zero without compression, growing with what is held back."""
-        away = _distance(gain)
-        return np.asarray(self.coefficient_sd * away / (1 + self.coefficient * away))
+    def log_sd_at(self, distance: Array) -> Array:
+        """Spread of ``ln`` inflation: zero in dense training, growing with the distance from it."""
+        return np.asarray(self.coefficient_sd * distance / (1 + self.coefficient * distance))
 
     @property
     def cautious_coefficient(self) -> float:
         """The upper end of its 90 % interval."""
         return self.coefficient + Z90 * self.coefficient_sd
+
+    def after(self, runs: Iterable[tuple[BesideDense, Array]]) -> Self:
+        """Its posterior over pilots and the distance of each; those that did not arrive tell nothing of it.
+
+        Mean and deviation are summed up over a grid of ``c >= 0``: the prior is normal, cut off at 0, and measured
+        inflation has a log deviation of `PILOT_LOG_SD`.
+        """
+        reached = [
+            (pilot.steps_to_target / pilot.dense_steps, float(distance))
+            for pilot, distance in runs
+            if pilot.steps_to_target is not None
+        ]
+        if not reached:
+            return self
+        inflation, distance = np.array(reached).T
+        mean, sd = self.coefficient, self.coefficient_sd
+        coefficients = np.linspace(0.0, mean + 8 * sd, 401)
+        errors = np.log(inflation / (1 + coefficients[:, None] * distance)) / PILOT_LOG_SD
+        log_weight = -0.5 * (((coefficients - mean) / sd) ** 2 + (errors**2).sum(axis=1))
+        weight = np.exp(log_weight - log_weight.max())
+        weight /= weight.sum()
+        found = float(weight @ coefficients)
+        found_sd = math.sqrt(float(weight @ (coefficients - found) ** 2))
+        return replace(self, coefficient=found, coefficient_sd=found_sd, pilots=len(reached))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressionPenalty(Penalty):
+    """``a``, before any compressed run was seen, or after."""
+
+    coefficient: float = COEFFICIENT
+    coefficient_sd: float = COEFFICIENT_SD
+
+    def inflation(self, gain: ArrayLike) -> Array:
+        """Compressed over dense steps, at least 1; gain in (0, 1]."""
+        return self.inflation_at(_distance(gain))
+
+    def log_sd(self, gain: ArrayLike) -> Array:
+        """Spread of ``ln`` inflation: zero without compression, growing with what is held back."""
+        return self.log_sd_at(_distance(gain))
 
     def least_gain(self, inflation: float) -> float:
         """The gain that stretches a run no more than this, the upper end of the coefficient considered."""
@@ -108,7 +166,7 @@ class QualityGate:
         """Why this compression may not be used, in one sentence; None where nothing speaks against it."""
         own = [pilot for pilot in self.pilots if pilot.scheme == scheme]
         for pilot in own:
-            if pilot.ratio >= ratio and self._failed(pilot):
+            if pilot.ratio >= ratio and pilot.failed(self.penalty.inflation(pilot.gain)):
                 return (
                     f"{scheme} at {pilot.ratio:g} did not reach the target in {pilot.steps_trained:.0f} steps; "
                     f"dense training needs {pilot.dense_steps:.0f}"
@@ -120,45 +178,16 @@ class QualityGate:
             "and no pilot has shown that it reaches the target"
         )
 
-    def _failed(self, pilot: CompressedPilot) -> bool:
-        needed = pilot.dense_steps * float(self.penalty.inflation(pilot.gain))
-        return pilot.steps_to_target is None and pilot.steps_trained >= FAIR_TRIAL * needed
-
 
 OPEN_GATE = QualityGate()
 """The gate before any compressed run was seen."""
 
 
 def fit_penalty(pilots: Sequence[CompressedPilot]) -> CompressionPenalty:
-    """Posterior mean and spread of ``a`` over the pilots that reached the target; the prior where there is none."""
-    reached = [
-        (pilot.steps_to_target / pilot.dense_steps, float(_distance(pilot.gain)))
-        for pilot in pilots
-        if pilot.steps_to_target is not None
-    ]
-    if not reached:
-        return UNFITTED
-    mean, sd = fit_coefficient(reached, COEFFICIENT, COEFFICIENT_SD)
-    return CompressionPenalty(coefficient=mean, coefficient_sd=sd)
-
-
-def fit_coefficient(runs: Sequence[tuple[float, float]], mean: float, sd: float) -> tuple[float, float]:
-    """Posterior mean and deviation of ``c`` in ``inflation = 1 + c distance``, summed up over a grid of ``c >= 0``.
-
-    Args:
-        runs: measured inflation and distance of each, the inflation with a log deviation of `PILOT_LOG_SD`.
-        mean: of the normal prior, which is cut off at 0.
-        sd: likewise.
-    """
-    inflation, distance = np.array(runs).T
-    coefficients = np.linspace(0.0, mean + 8 * sd, 401)
-    errors = np.log(inflation / (1 + coefficients[:, None] * distance)) / PILOT_LOG_SD
-    log_weight = -0.5 * (((coefficients - mean) / sd) ** 2 + (errors**2).sum(axis=1))
-    weight = np.exp(log_weight - log_weight.max())
-    weight /= weight.sum()
-    found = float(weight @ coefficients)
-    return found, math.sqrt(float(weight @ (coefficients - found) ** 2))
+    """The penalty after the pilots that reached the target; the prior where there is none."""
+    return UNFITTED.after((pilot, _distance(pilot.gain)) for pilot in pilots)
 
 
 def _distance(gain: ArrayLike) -> Array:
+    """How far what is held back has left the model behind, in steps."""
     return np.sqrt(1 / np.asarray(gain, dtype=np.float64) - 1)

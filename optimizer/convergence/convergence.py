@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import LearningRateRule, NoiseSample, Pilot, Profile
+from hetopt.core.synchronization_text import parse_sync
 from hetopt.optimizer.convergence.averaged_law import KAPPA, AveragedLaw
 from hetopt.optimizer.convergence.compression_penalty import (
     OPEN_GATE,
     UNFITTED,
+    CompressedPilot,
     CompressionPenalty,
     QualityGate,
     fit_penalty,
 )
 from hetopt.optimizer.convergence.law_choice import choose
-from hetopt.optimizer.convergence.local_penalty import CLOSED_GATE, LocalGate
-from hetopt.optimizer.convergence.pilots import compressed_pilot, is_dense, local_pilot
+from hetopt.optimizer.convergence.local_penalty import CLOSED_GATE, LocalGate, LocalPilot
 from hetopt.optimizer.convergence.steps_law import MCCANDLISH, SCAVENGER, Z90, PriorRun, StepsCurve, StepsLaw
 
 Array = NDArray[np.float64]
@@ -86,23 +87,6 @@ class Convergence:
     penalty: CompressionPenalty = UNFITTED
     gate: QualityGate = OPEN_GATE
     local: LocalGate = CLOSED_GATE
-
-
-class StepsModel(Protocol):
-    """Steps that a goal needs. Arrays in, arrays out; batch sizes in samples, gain in (0, 1]."""
-
-    @property
-    def source(self) -> str:
-        """Where the figure comes from, in words."""
-        ...
-
-    def steps(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
-        """Expected steps to the end of training, for global batch sizes (samples) and compression gains in (0, 1]."""
-        ...
-
-    def log_sd(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
-        """Standard deviation of the log of (true / expected) steps."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,6 +217,10 @@ class FixedSteps:
         return np.zeros(np.broadcast_shapes(np.shape(global_batch_size), np.shape(gain)))
 
 
+StepsModel: TypeAlias = TargetSteps | RelativeSteps | EpochSteps | FixedSteps
+"""Steps that a goal needs. Arrays in, arrays out; batch sizes in samples, gain in (0, 1]."""
+
+
 def default_laws(noise_scale: float | None = None) -> tuple[StepsLaw, ...]:
     """The law that is taken, and those that replace it where they predict held-out runs clearly better."""
     return (AveragedLaw(noise_scale=noise_scale), MCCANDLISH, SCAVENGER)
@@ -244,7 +232,7 @@ def fit_convergence(profile: Profile) -> Convergence:
     runs = [
         PriorRun(global_batch_size=pilot.global_batch_size, steps_to_target=pilot.steps_to_target)
         for pilot in profile.pilots
-        if pilot.steps_to_target is not None and is_dense(pilot)
+        if pilot.steps_to_target is not None and pilot.compression is None and pilot.sync is None
     ]
     sizes = sorted({int(run.global_batch_size) for run in runs})
     if not sizes or (len(sizes) == 1 and noise is None):
@@ -260,17 +248,16 @@ def fit_convergence(profile: Profile) -> Convergence:
         )
     choice = choose(default_laws(noise), runs)
     if len(sizes) > 1:
-        minimum_steps, minimum_samples = fit_steps(sizes, [_mean_steps(profile.pilots, size) for size in sizes])
+        minimum_steps, minimum_samples = fit_steps(sizes, [_mean_steps(runs, size) for size in sizes])
         basis = f"pilots that reached the target at batch sizes {', '.join(map(str, sizes))}"
     else:
         critical = KAPPA * (noise or 0.0)
-        minimum_steps = _mean_steps(profile.pilots, sizes[0]) / (1 + critical / sizes[0])
+        minimum_steps = _mean_steps(runs, sizes[0]) / (1 + critical / sizes[0])
         minimum_samples = minimum_steps * critical
         basis = f"a pilot that reached the target at batch size {sizes[0]} and the measured noise scale"
     rule = profile.job.learning_rate_rule
-    compressed = [compressed_pilot(pilot, choice.curve) for pilot in profile.pilots if pilot.compression is not None]
+    compressed = tuple(_compressed(profile.pilots, choice.curve))
     penalty = fit_penalty(compressed)
-    local = [local_pilot(pilot, choice.curve) for pilot in profile.pilots if pilot.sync is not None]
     return Convergence(
         minimum_steps=minimum_steps,
         minimum_samples=minimum_samples,
@@ -281,8 +268,8 @@ def fit_convergence(profile: Profile) -> Convergence:
         curve=choice.curve,
         learning_rate_rule=rule,
         penalty=penalty,
-        gate=QualityGate(pilots=tuple(compressed), penalty=penalty),
-        local=LocalGate(pilots=tuple(local)),
+        gate=QualityGate(pilots=compressed, penalty=penalty),
+        local=LocalGate(pilots=tuple(_local(profile.pilots, choice.curve))),
     )
 
 
@@ -376,11 +363,48 @@ def batch_range(convergence: Convergence, task_batch_size: int, *, to_target: bo
     return max(1, low), max(1, low, high)
 
 
-def _mean_steps(pilots: Sequence[Pilot], global_batch_size: int) -> float:
+def _mean_steps(runs: Sequence[PriorRun], global_batch_size: int) -> float:
     """Geometric mean over seeds of the steps to the target at one batch size."""
-    logs = [
-        math.log(pilot.steps_to_target)
-        for pilot in pilots
-        if pilot.global_batch_size == global_batch_size and pilot.steps_to_target is not None and is_dense(pilot)
-    ]
-    return math.exp(sum(logs) / len(logs))
+    return statistics.geometric_mean(run.steps_to_target for run in runs if run.global_batch_size == global_batch_size)
+
+
+def _compressed(pilots: Sequence[Pilot], curve: StepsCurve) -> Iterator[CompressedPilot]:
+    """Those that were compressed."""
+    for pilot in pilots:
+        if (way := pilot.compression) is not None:
+            yield CompressedPilot(
+                scheme=way.name,
+                ratio=way.ratio,
+                gain=way.gain,
+                dense_steps=float(curve.steps(pilot.global_batch_size)),
+                steps_trained=_steps_trained(pilot),
+                steps_to_target=pilot.steps_to_target,
+            )
+
+
+def _local(pilots: Sequence[Pilot], curve: StepsCurve) -> Iterator[LocalPilot]:
+    """Those whose workers trained for themselves.
+
+    The share is what its policy aims at, where it aims at one: how it begins is no part of that.
+    """
+    for pilot in pilots:
+        if (told := pilot.sync) is None:
+            continue
+        sync, share = parse_sync(told.policy), told.share
+        if sync.name == "local-sgd":
+            share = 1 / sync.every_steps
+        elif sync.name == "selsync" and sync.delta == "auto":
+            share = sync.synchronised_share
+        yield LocalPilot(
+            sync=sync,
+            share=share,
+            workers=told.workers,
+            dense_steps=float(curve.steps(pilot.global_batch_size)),
+            steps_trained=_steps_trained(pilot),
+            steps_to_target=pilot.steps_to_target,
+        )
+
+
+def _steps_trained(pilot: Pilot) -> float:
+    trained = max((float(evaluation.step) for evaluation in pilot.evaluations), default=1.0)
+    return max(1.0, trained, pilot.steps_to_target or 0.0)

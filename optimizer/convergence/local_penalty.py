@@ -14,7 +14,6 @@ to 0.6, whatever the share, 0.25 in the mean.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,8 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from hetopt.core.errors import setting
 from hetopt.core.synchronization import Synchronization
 from hetopt.core.synchronization_text import spell_sync
-from hetopt.optimizer.convergence.compression_penalty import FAIR_TRIAL, fit_coefficient
-from hetopt.optimizer.convergence.steps_law import Z90
+from hetopt.optimizer.convergence.compression_penalty import BesideDense, Penalty
 
 Array = NDArray[np.float64]
 
@@ -37,59 +35,43 @@ MOST_TIMES_WORKERS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalPilot:
+class LocalPilot(BesideDense):
     """A run towards the target whose workers averaged parameters now and then.
 
     Attributes:
         sync: how.
         share: of its steps that ended in an average, in (0, 1].
         workers: two at least.
-        dense_steps: what the target needs at its batch size where gradients are summed in every step.
-        steps_trained: how long it ran.
-        steps_to_target: absent when it ended before the target.
     """
 
     sync: Synchronization
     share: float
     workers: int
-    dense_steps: float
-    steps_trained: float
-    steps_to_target: float | None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not (0 < self.share <= 1 and self.workers >= 2):
             raise ValueError("a pilot of local training has two workers and a share in (0, 1]")
-        if not (0 < self.dense_steps < math.inf and 0 < self.steps_trained < math.inf):
-            raise ValueError("a pilot's steps are above zero")
-        if self.steps_to_target is not None and not 0 < self.steps_to_target <= self.steps_trained:
-            raise ValueError("a pilot reaches the target within the steps that it was trained for")
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalPenalty:
-    """``c`` and how sure it is; ``pilots`` is how many runs it rests on."""
+class LocalPenalty(Penalty):
+    """``c`` of one policy, before any such run was seen, or after."""
 
     coefficient: float = COEFFICIENT
     coefficient_sd: float = COEFFICIENT_SD
-    pilots: int = 0
-
-    def __post_init__(self) -> None:
-        if not (0 <= self.coefficient < math.inf and 0 <= self.coefficient_sd < math.inf):
-            raise ValueError("the coefficient and its spread are finite and not negative")
 
     def inflation(self, share: ArrayLike, workers: ArrayLike) -> Array:
         """Steps over those of dense training, at least 1; share in (0, 1], workers at least 1."""
-        return np.asarray(1 + self.coefficient * distance(share, workers))
+        return self.inflation_at(distance(share, workers))
 
     def log_sd(self, share: ArrayLike, workers: ArrayLike) -> Array:
         """Spread of ``ln`` inflation: zero for one worker, or where every step ends in an average."""
-        away = distance(share, workers)
-        return np.asarray(self.coefficient_sd * away / (1 + self.coefficient * away))
+        return self.log_sd_at(distance(share, workers))
 
     def cautious_inflation(self, share: float, workers: int) -> float:
         """With the upper end of the coefficient's 90 % interval."""
-        cautious = self.coefficient + Z90 * self.coefficient_sd
-        return 1 + cautious * float(distance(share, workers))
+        return 1 + self.cautious_coefficient * float(distance(share, workers))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +115,8 @@ class LocalGate:
     def objection(self, sync: Synchronization, share: float) -> str | None:
         """Why this policy may not be planned with unasked, in one sentence; None where nothing speaks against it."""
         for pilot in self._own(sync):
-            if pilot.share >= share * (1 - 1e-9) and self._failed(pilot):
+            needed = self.penalty(pilot.sync).inflation(pilot.share, pilot.workers)
+            if pilot.share >= share * (1 - 1e-9) and pilot.failed(needed):
                 return (
                     f"{spell_sync(pilot.sync)} did not reach the target in {pilot.steps_trained:.0f} steps; summing "
                     f"gradients in every step needs {pilot.dense_steps:.0f}"
@@ -146,26 +129,14 @@ class LocalGate:
     def _own(self, sync: Synchronization) -> list[LocalPilot]:
         return [pilot for pilot in self.pilots if family(pilot.sync) == family(sync)]
 
-    def _failed(self, pilot: LocalPilot) -> bool:
-        needed = pilot.dense_steps * float(self.penalty(pilot.sync).inflation(pilot.share, pilot.workers))
-        return pilot.steps_to_target is None and pilot.steps_trained >= FAIR_TRIAL * needed
-
 
 CLOSED_GATE = LocalGate()
 """Before any such run was seen."""
 
 
 def fit_local_penalty(pilots: Sequence[LocalPilot]) -> LocalPenalty:
-    """Posterior mean and spread of ``c`` over the pilots that reached the target; the prior where there is none."""
-    reached = [
-        (pilot.steps_to_target / pilot.dense_steps, float(distance(pilot.share, pilot.workers)))
-        for pilot in pilots
-        if pilot.steps_to_target is not None
-    ]
-    if not reached:
-        return LocalPenalty()
-    mean, sd = fit_coefficient(reached, COEFFICIENT, COEFFICIENT_SD)
-    return LocalPenalty(coefficient=mean, coefficient_sd=sd, pilots=len(reached))
+    """The penalty after the pilots that reached the target; the prior where there is none."""
+    return LocalPenalty().after((pilot, distance(pilot.share, pilot.workers)) for pilot in pilots)
 
 
 def steps_in_words(penalty: LocalPenalty, share: float, workers: int, *, counts: bool) -> str:
@@ -180,11 +151,9 @@ def steps_in_words(penalty: LocalPenalty, share: float, workers: int, *, counts:
     if not counts:
         return "The number of steps is that of summing gradients in every step; what is learned in them may be less."
     more = float(penalty.inflation(share, workers)) - 1
-    basis = f"{penalty.pilots} pilot{'s' if penalty.pilots > 1 else ''}"
+    basis = f"as {penalty.pilots} pilot{'s' * (penalty.pilots > 1)} measured"
     if not penalty.pilots:
         basis = "by what was published of other tasks; profile with `sync` to measure it"
-    else:
-        basis = f"as {basis} measured"
     return f"A target should take about {more:.0%} more steps with it ({basis})."
 
 

@@ -99,7 +99,7 @@ def _least_step_log_sd(columns: Columns, boxes: Boxes, table: ClusterTable, job:
     slowest = replace(
         table, compute_s=most_compute_s(columns, boxes), compress_s=np.maximum(table.compress_s * compress, 1e-12)
     )
-    low, high = steps_of(worst, job).device_share, steps_of(slowest, job).device_share
+    low, high = steps_of(worst, job.shape).device_share, steps_of(slowest, job.shape).device_share
     device, network = table.compute_log_sd, table.network_log_sd
     steadiest = np.clip(network**2 / np.maximum(device**2 + network**2, 1e-300), low, high)
     return np.asarray(np.hypot(steadiest * device, (1 - steadiest) * network))

@@ -7,7 +7,7 @@ A box of one cluster is that cluster, and then the integer shares are solved exa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -17,7 +17,7 @@ from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.cost.preemption_rate import SHOCKS
 from hetopt.optimizer.market.quota import bucket_of
 from hetopt.optimizer.search.forecast import ClusterTable, JobModel, grown, late
-from hetopt.optimizer.search.group_shares import Lines, earliest_finish, feasible, share, water_level
+from hetopt.optimizer.search.group_shares import Lines, Table, earliest_finish, feasible, share, water_level
 from hetopt.optimizer.search.objective import NEAR
 from hetopt.optimizer.search.search_space import MAX_TYPES, Cluster, SearchSpace
 from hetopt.optimizer.step_time.device_memory import ExchangeLine
@@ -33,7 +33,7 @@ NEVER_S = 1e12
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterRows:
+class ClusterRows(Table):
     """Clusters as arrays.
 
     Attributes:
@@ -45,9 +45,6 @@ class ClusterRows:
     count: Integers
     batch: Integers
     exchange: Integers
-
-    def __len__(self) -> int:
-        return len(self.batch)
 
     @classmethod
     def of(cls, clusters: Sequence[Cluster]) -> Self:
@@ -69,10 +66,6 @@ class ClusterRows:
         counts = zip(self.option[row].tolist(), self.count[row].tolist(), strict=True)
         return Cluster.of(counts, int(self.batch[row]), int(self.exchange[row]))
 
-    def take(self, rows: Integers | Mask) -> Self:
-        """The rows at these indices, or where the mask is true."""
-        return type(self)(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
-
     def counting(self, count: Integers) -> Self:
         """The same clusters with other numbers of machines."""
         return replace(self, count=count)
@@ -88,11 +81,6 @@ class ClusterRows:
             option=np.concatenate([self.option, more], axis=1),
             count=np.concatenate([self.count, more], axis=1),
         )
-
-    @classmethod
-    def concatenate(cls, parts: Sequence[Self]) -> Self:
-        """The rows of all parts, in order."""
-        return cls(**{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(cls)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -488,7 +476,7 @@ def best_exchange(columns: Columns, job: JobModel, rows: ClusterRows, compute_s:
         np.where(rows.count > 0, values[rows.option], 0.0).max(axis=1)
         for values in (columns.compress_factor, columns.startup_s)
     )
-    computed_s, more_traffic = compute_s * late(workers, job), grown(workers, alone, job)
+    computed_s, more_traffic = compute_s * late(workers, job.shape), grown(workers, alone, job.shape)
     overlap, is_short = job.shape.overlap("identity"), bool(np.isfinite(columns.free_bytes).any())
     scaled = ((rows.count > 0) & columns.scales_loss[rows.option]).any(axis=1)
     best, least = np.full(len(rows), -1, dtype=np.intp), np.full(len(rows), np.inf)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,6 +16,7 @@ from hetopt.optimizer.cost.billing import Billing
 from hetopt.optimizer.cost.cost import DETECTION_S, interruptions, planned_usage
 from hetopt.optimizer.cost.data_transfer import DataTransfer
 from hetopt.optimizer.cost.least_budget import extras_usd_per_hour, fixed_usd, least_budget_usd
+from hetopt.optimizer.search.group_shares import Table
 from hetopt.optimizer.search.open_hours import DAY_S, elapsed_s
 from hetopt.optimizer.search.search_space import Cluster, SearchSpace
 from hetopt.optimizer.step_time.shape import Shape
@@ -63,7 +63,7 @@ class JobModel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterTable:
+class ClusterTable(Table):
     """Clusters as columns of equal length: what each brings to the forecast. Units as in the field names.
 
     ``latency_s`` and ``traffic_s`` are the messages and the bytes of an exchange, ``traffic_bytes`` over one link;
@@ -102,16 +102,9 @@ class ClusterTable:
     disk_gb: Array
     open_parts: Array
 
-    def __len__(self) -> int:
-        return len(self.machines)
-
-    def take(self, rows: NDArray[np.intp] | NDArray[np.bool_]) -> ClusterTable:
-        """The table with only these rows."""
-        return ClusterTable(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
-
 
 @dataclass(frozen=True, kw_only=True)
-class Forecast:
+class Forecast(Table):
     """Predicted figures of the clusters of a table, as columns. ``*_low`` and ``*_high`` bound 90 %.
 
     ``closed_s`` is what of the total is outside the hours in which machines may be used. ``least_budget_usd`` is the
@@ -143,25 +136,13 @@ class Forecast:
     cost_high_usd: Array
     least_budget_usd: Array
 
-    def __len__(self) -> int:
-        return len(self.total_s)
-
-    def take(self, rows: NDArray[np.intp] | NDArray[np.bool_] | slice) -> Forecast:
-        """The rows at these indices, or where the mask is true."""
-        return Forecast(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
-
-    @classmethod
-    def concatenate(cls, parts: Sequence[Forecast]) -> Forecast:
-        """The rows of all parts, in order."""
-        return cls(**{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(cls)})
-
 
 def forecast(table: ClusterTable, job: JobModel) -> Forecast:
     """Predict every cluster of the table.
 
     Relative errors of step time, steps and interruptions are independent, so their log variances add.
     """
-    step = steps_of(table, job)
+    step = steps_of(table, job.shape)
     steps = job.steps.steps(table.batch, table.gain) * table.stretch
     steps_log_sd = np.hypot(job.steps.log_sd(table.batch, table.gain), table.stretch_log_sd)
     work = steps * step.time_s + evaluations(steps, table.batch, job.evaluate_every_samples) * table.evaluation_s
@@ -254,25 +235,15 @@ class StepColumns:
     log_sds: Mapping[str, Array]
 
 
-class KnownSteps(Protocol):
-    """What is known of all steps of a job."""
-
-    @property
-    def shape(self) -> Shape:
-        """What steps have in common on whatever machines."""
-        ...
-
-
-def steps_of(table: ClusterTable, job: KnownSteps) -> StepColumns:
+def steps_of(table: ClusterTable, shape: Shape) -> StepColumns:
     """The equations of `step_time`, and what is not known of each of their parameters.
 
     Machines of one cluster share their error (all are scaled from one reference), so it does not average out over them.
     """
-    shape = job.shape
-    lateness = late(table.workers, job)
+    lateness = late(table.workers, shape)
     compute = table.compute_s * lateness
     alone = table.machines == 1
-    more = grown(table.workers, alone, job)
+    more = grown(table.workers, alone, shape)
     exchange = table.latency_s + table.traffic_s * more
     overlap = shape.overlap("identity")
     beside = table.under_backward > 0
@@ -312,15 +283,15 @@ def steps_of(table: ClusterTable, job: KnownSteps) -> StepColumns:
     )
 
 
-def late(workers: ArrayLike, job: KnownSteps) -> Array:
+def late(workers: ArrayLike, shape: Shape) -> Array:
     """How much longer the slowest of so many workers computes than each of them does in the mean."""
     counts, which = np.unique(np.asarray(workers, dtype=np.intp), return_inverse=True)
-    return 1 + job.shape.straggling.value * np.array([expected_maximum(count) for count in counts.tolist()])[which]
+    return 1 + shape.straggling.value * np.array([expected_maximum(count) for count in counts.tolist()])[which]
 
 
-def grown(workers: ArrayLike, alone: ArrayLike, job: KnownSteps) -> Array:
+def grown(workers: ArrayLike, alone: ArrayLike, shape: Shape) -> Array:
     """How much longer each byte of an exchange between machines takes so many workers than two."""
-    return growth(workers, np.where(alone, 0.0, job.shape.network_growth.value))
+    return growth(workers, np.where(alone, 0.0, shape.network_growth.value))
 
 
 def crossed_links(machines: ArrayLike, zones: int) -> Array:

@@ -6,7 +6,9 @@ integers stands the level below which no integers can be, for every cluster of a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +18,24 @@ Integers = NDArray[np.intp]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lines:
+class Table:
+    """A record whose fields are arrays with an entry a row."""
+
+    def __len__(self) -> int:
+        return len(getattr(self, fields(self)[0].name))
+
+    def take(self, rows: Integers | NDArray[np.bool_] | slice) -> Self:
+        """The rows at these indices, or where the mask is true."""
+        return type(self)(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Self]) -> Self:
+        """The rows of all parts, in order."""
+        return cls(**{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(cls)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lines(Table):
     """What a worker of each group needs for ``b`` samples: ``max(floor_s, fixed_s + per_sample_s b)``; (rows, groups).
 
     Attributes:
@@ -31,10 +50,6 @@ class Lines:
     most: Array
     together: Array
     once_s: Array
-
-    def take(self, rows: Integers | NDArray[np.bool_]) -> Lines:
-        """The rows at these indices, or where the mask is true."""
-        return Lines(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
     def time_s(self, samples: Array) -> Array:
         """Time of ``samples`` (rows, groups)."""

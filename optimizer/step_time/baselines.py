@@ -6,22 +6,14 @@ They are fitted by scipy, which is imported when one is asked for: that takes as
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 
 from hetopt.core.step_samples import Configuration, StepSample
 from hetopt.optimizer.step_time.design_matrix import Array
-
-
-class StepTimePeer(Protocol):
-    """A fitted model of step times."""
-
-    def step_time_s(self, configurations: Sequence[Configuration]) -> Array:
-        """Seconds of a step, by configuration."""
-        ...
 
 
 def columns(configurations: Sequence[Configuration]) -> tuple[Array, Array, Array]:
@@ -34,55 +26,41 @@ def columns(configurations: Sequence[Configuration]) -> tuple[Array, Array, Arra
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scavenger:
+class Linear:
+    """A step that is linear in what is computed of a row: ``min |diag(1/t) X c - 1|`` over ``c >= 0``.
+
+    Least squares on the relative error, as for every peer; Scavenger's are on the absolute one.
+
+    Attributes:
+        features: ``X`` of workers and largest local batch, a row a configuration.
+    """
+
+    features: Callable[[Array, Array], tuple[Array, ...]]
+    coefficients: Array
+
+    @classmethod
+    def fit(cls, features: Callable[[Array, Array], tuple[Array, ...]], samples: Sequence[StepSample]) -> Linear:
+        """The coefficients of these features."""
+        from scipy.optimize import nnls
+
+        workers, _, batch = columns(samples)
+        matrix = np.stack(features(workers, batch), axis=1) / np.array([one.step_time_s for one in samples])[:, None]
+        return cls(features=features, coefficients=np.asarray(nnls(matrix, np.ones(len(samples)))[0]))
+
+    def step_time_s(self, configurations: Sequence[Configuration]) -> Array:
+        """Seconds of a step, by configuration."""
+        workers, _, batch = columns(configurations)
+        return np.asarray(np.stack(self.features(workers, batch), axis=1) @ self.coefficients)
+
+
+def scavenger(samples: Sequence[StepSample]) -> Linear:
     """``tau = c0 + c1 b + c2 K`` (Tyagi and Sharma, CCGrid 2023, eq. 8-10): computing by batch, waiting by workers."""
-
-    coefficients: Array
-
-    @classmethod
-    def fit(cls, samples: Sequence[StepSample]) -> Scavenger:
-        """Least squares on the relative error, as for every peer; the paper's is on the absolute one."""
-        return cls(coefficients=_non_negative(cls._features(samples), samples))
-
-    def step_time_s(self, configurations: Sequence[Configuration]) -> Array:
-        """Seconds of a step, by configuration."""
-        return np.asarray(self._features(configurations) @ self.coefficients)
-
-    @staticmethod
-    def _features(configurations: Sequence[Configuration]) -> Array:
-        workers, _, batch = columns(configurations)
-        return np.stack([np.ones_like(workers), batch, workers], axis=1)
+    return Linear.fit(lambda workers, batch: (np.ones_like(workers), batch, workers), samples)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ernest:
+def ernest(samples: Sequence[StepSample]) -> Linear:
     """``tau = c0 + c1 b + c2 log k + c3 k``, non-negative (Venkataraman et al., NSDI 2016, for a fixed local batch)."""
-
-    coefficients: Array
-
-    @classmethod
-    def fit(cls, samples: Sequence[StepSample]) -> Ernest:
-        """Non-negative least squares on the relative error."""
-        return cls(coefficients=_non_negative(cls._features(samples), samples))
-
-    def step_time_s(self, configurations: Sequence[Configuration]) -> Array:
-        """Seconds of a step, by configuration."""
-        return np.asarray(self._features(configurations) @ self.coefficients)
-
-    @staticmethod
-    def _features(configurations: Sequence[Configuration]) -> Array:
-        workers, _, batch = columns(configurations)
-        return np.stack([np.ones_like(workers), batch, np.log(workers), workers], axis=1)
-
-
-def _non_negative(features: Array, samples: Sequence[StepSample]) -> Array:
-    """``min |diag(1/t) X c - 1|`` over ``c >= 0``."""
-    from scipy.optimize import nnls
-
-    coefficients, _ = nnls(
-        features / np.array([sample.step_time_s for sample in samples])[:, None], np.ones(len(samples))
-    )
-    return np.asarray(coefficients)
+    return Linear.fit(lambda workers, batch: (np.ones_like(workers), batch, np.log(workers), workers), samples)
 
 
 LOWEST_S, MOST_S = 1e-8, 1e6
@@ -181,3 +159,7 @@ class Goodput:
         )
         both = np.logaddexp(self.power * computing, self.power * np.log(waiting)) / self.power
         return np.asarray(np.exp(np.where(workers > 1, both, computing)))
+
+
+StepTimePeer: TypeAlias = Linear | Goodput
+"""A fitted model of step times."""

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetopt.core.step_samples import Configuration, StepSample
-from hetopt.optimizer.step_time.baselines import Ernest, Goodput, Scavenger, StepTimePeer
+from hetopt.optimizer.step_time.baselines import Goodput, StepTimePeer, ernest, scavenger
 from hetopt.optimizer.step_time.calibration import HeldOut, held_out, quantile
 from hetopt.optimizer.step_time.design_matrix import Array
 from hetopt.optimizer.step_time.model import StepTime
@@ -24,7 +24,7 @@ from hetopt.optimizer.step_time.tiers import Kinship
 PeerName = Literal["scavenger", "ernest", "goodput"]
 ModelName = Literal["hetopt", "scavenger", "ernest", "goodput"]
 PEERS: Mapping[PeerName, Callable[[Sequence[StepSample]], StepTimePeer]] = MappingProxyType(
-    {"scavenger": Scavenger.fit, "ernest": Ernest.fit, "goodput": Goodput.fit}
+    {"scavenger": scavenger, "ernest": ernest, "goodput": Goodput.fit}
 )
 
 FOLDS = 5

@@ -55,7 +55,7 @@ def suited(space: SearchSpace, job: JobModel, clusters: Sequence[Cluster]) -> tu
     whole = np.ones_like(table.gain)
     held_sd = np.sqrt(job.steps.log_sd(table.batch, table.gain) ** 2 - job.steps.log_sd(table.batch, whole) ** 2)
     steps = job.steps.steps(table.batch, table.gain) * table.stretch
-    work_s = steps_of(slow, job).time_s * steps * np.exp(Z90 * np.hypot(held_sd, table.stretch_log_sd))
+    work_s = steps_of(slow, job.shape).time_s * steps * np.exp(Z90 * np.hypot(held_sd, table.stretch_log_sd))
     best: dict[Cluster, tuple[float, Cluster]] = {}
     for cluster, takes_s, workers in zip(possible, work_s.tolist(), table.workers.astype(int), strict=True):
         exchange = space.exchanges[cluster.exchange]

@@ -103,14 +103,14 @@ def test_without_the_upper_end_more_guesses_lose(problem: SearchProblem, monkeyp
         plain = replace(rows.take(some), exchange=np.zeros(len(some), dtype=np.intp))
         _, whole = tabulate_rows(columns, plain)
         way, random = table.take(some), np.random.default_rng(0)
-        whole_s = steps_of(whole, problem.job).time_s
+        whole_s = steps_of(whole, problem.job.shape).time_s
         losses = [
             steps_of(
                 replace(
                     way,
                     compress_s=way.compress_s * np.exp(way.compress_log_sd * random.standard_normal(len(some))),
                 ),
-                problem.job,
+                problem.job.shape,
             ).time_s
             > whole_s
             for _ in range(WORLDS)

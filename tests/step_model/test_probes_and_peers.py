@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hetopt.core.step_samples import Node, StepSample
-from hetopt.optimizer.step_time.baselines import Ernest, Goodput, Scavenger
+from hetopt.optimizer.step_time.baselines import Goodput, ernest, scavenger
 from hetopt.optimizer.step_time.choice import PeerModel, choose, held_out_errors
 from hetopt.optimizer.step_time.model import StepTimeModel
 from hetopt.optimizer.step_time.observed import observe
@@ -77,8 +77,8 @@ def linear(workers: int, batch: int) -> StepSample:
 def test_scavenger_and_ernest_recover_what_they_describe() -> None:
     samples = [linear(workers, batch) for workers in (1, 2, 4, 8) for batch in (8, 32)]
     asked = [linear(16, 64)]
-    for peer in (Scavenger, Ernest):
-        assert peer.fit(samples).step_time_s(asked) == pytest.approx([asked[0].step_time_s], rel=1e-6)
+    for peer in (scavenger, ernest):
+        assert peer(samples).step_time_s(asked) == pytest.approx([asked[0].step_time_s], rel=1e-6)
 
 
 def test_goodput_recovers_what_it_describes() -> None:
