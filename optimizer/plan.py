@@ -380,6 +380,15 @@ class Goal(Record):
     zones: PositiveInt = Field(default=1, description="that the machines are spread over")
 
 
+def limits_in_words(article: str, budget_usd: float | None, deadline_s: float | None) -> str:
+    """'its budget of $5.00 and its deadline of 6 h'; '' without either."""
+    asked = (
+        ("budget", None if budget_usd is None else usd(budget_usd)),
+        ("deadline", None if deadline_s is None else duration(deadline_s)),
+    )
+    return " and ".join(f"{article} {name} of {said}" for name, said in asked if said is not None)
+
+
 class Point(Record):
     """A plan in a few words, with its expected time and cost."""
 
@@ -485,12 +494,7 @@ class Plan(Artifact):
         seen = self.insight
         if seen is None or seen.chance is None or not seen.is_risk:
             return None
-        kept = " and ".join(
-            [
-                *([f"its budget of {usd(self.goal.budget_usd)}"] if self.goal.budget_usd is not None else []),
-                *([f"its deadline of {duration(self.goal.deadline_s)}"] if self.goal.deadline_s is not None else []),
-            ]
-        )
+        kept = limits_in_words("its", self.goal.budget_usd, self.goal.deadline_s)
         return f"it keeps {kept} with a probability of {chance(seen.chance)} only ({chance(seen.asked)} is asked for)"
 
     def risk_with(self, budget_usd: float) -> str | None:

@@ -7,9 +7,10 @@ that names the file, the field and what to do. They are written whole or not at 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, get_args, get_origin
@@ -186,6 +187,24 @@ class Artifact(Record):
                 hint="leave some of the samples out",
             )
         write_atomically(Path(path), text)
+
+    @classmethod
+    def changed(cls, path: Path, change: Callable[[Self | None], Self]) -> Self:
+        """Write what is made of a file that need not exist; processes that do so at once wait for each other.
+
+        Args:
+            path: of the file.
+            change: makes the new artifact of what is there; None: nothing.
+
+        Raises:
+            BadInput: the file cannot be read or written, or holds something else.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            made = change(cls.load(path) if path.exists() else None)
+            made.save(path)
+        return made
 
 
 def kind_in(path: Path) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar, Self
@@ -120,16 +119,12 @@ def observed_file() -> Path:
 
 
 def keep(path: Path, seen: Iterable[ObservedPool], *, until: str) -> ObservedPreemptions:
-    """Add what a run has seen to the file, which need not exist; runs that end at once wait for each other.
+    """Add what a run has seen to the file, which need not exist (see `Artifact.changed` for errors)."""
 
-    Raises:
-        BadInput: the file cannot be read or written, or holds something else.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        known = ObservedPreemptions.load(path) if path.exists() else ObservedPreemptions(until=until)
+    def added(known: ObservedPreemptions | None) -> ObservedPreemptions:
+        known = known or ObservedPreemptions(until=until)
         for pool in seen:
             known = known.adding(pool, until=until)
-        known.save(path)
-    return known
+        return known
+
+    return ObservedPreemptions.changed(path, added)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from hetopt.core.errors import setting
 from hetopt.core.names import unknown
 from hetopt.optimizer.market.catalog import Catalog, Listing, Market, Price
 from hetopt.optimizer.market.instance_type import Accelerator, Architecture, InstanceType
 
+T = TypeVar("T")
 AnyMarket = Literal["spot", "on-demand", "any"]
 Quantity = Callable[[Listing], float | str | None]
 
@@ -60,36 +61,45 @@ class Criteria:
         def wish(name: str, value: float | str, keeps: Callable[[Listing], bool]) -> None:
             found.append(Filter(setting=setting(name, value), keeps=keeps))
 
+        def wish_type(name: str, value: float | str, keeps: Callable[[InstanceType], bool]) -> None:
+            wish(name, value, lambda listing: keeps(listing.instance_type))
+
         if (name := self.accelerator) is not None:
             known_accelerator(name, types)
-            wish("accelerator", name, lambda listing: has_accelerator(listing.instance_type, name))
+            wish_type("accelerator", name, lambda one: has_accelerator(one, name))
         if (devices := self.accelerators_min) is not None:
-            wish("accelerators_min", devices, lambda listing: _whole_devices(listing.instance_type) >= devices)
-        if (fewest := self.vcpus_min) is not None:
-            wish("vcpus_min", fewest, lambda listing: listing.instance_type.vcpus >= fewest)
-        if (most := self.vcpus_max) is not None:
-            wish("vcpus_max", most, lambda listing: listing.instance_type.vcpus <= most)
-        if (memory := self.memory_min_gib) is not None:
-            wish("memory_min_gib", memory, lambda listing: listing.instance_type.memory_gib >= memory)
-        if (rate := self.network_min_gbps) is not None:
-            wish("network_min_gbps", rate, lambda listing: listing.instance_type.network_baseline_gbps >= rate)
-        if (architecture := self.architecture) is not None:
-            wish("architecture", architecture, lambda listing: listing.instance_type.architecture == architecture)
+            wish_type("accelerators_min", devices, lambda one: _whole_devices(one) >= devices)
+        for parameter, asked, keeps in of_types(self):
+            wish_type(parameter, asked, keeps)
         if families := {family.casefold() for family in self.families}:
             for family in families:
                 _known("family", family, {t.family for t in types})
-            wish("families", ",".join(self.families), lambda listing: listing.instance_type.family in families)
+            wish_type("families", ",".join(self.families), lambda one: one.family in families)
         if (market := self.market) != "any":
             wish("market", market, lambda listing: _is_sold(listing, market))
         if (dollars := self.price_max_usd_per_hour) is not None:
             wish("price_max_usd_per_hour", dollars, lambda listing: _at_most(price_in(listing, self.market), dollars))
         if (share := self.interruption_max) is not None:
-            wish(
-                "interruption_max",
-                share,
-                lambda listing: listing.band is not None and listing.band.high <= share,
-            )
+            wish("interruption_max", share, lambda listing: listing.band is not None and listing.band.high <= share)
         return tuple(found)
+
+
+_OF_TYPES: Mapping[str, Callable[[Any], Callable[[InstanceType], bool]]] = {
+    "vcpus_min": lambda asked: lambda found: found.vcpus >= asked,
+    "vcpus_max": lambda asked: lambda found: found.vcpus <= asked,
+    "memory_min_gib": lambda asked: lambda found: found.memory_gib >= asked,
+    "architecture": lambda asked: lambda found: found.architecture == asked,
+    "network_min_gbps": lambda asked: lambda found: found.network_baseline_gbps >= asked,
+    "network_max_gbps": lambda asked: lambda found: found.network_baseline_gbps <= asked,
+}
+"""What can be asked of a type by a number or a word, by the parameter that asks for it."""
+
+
+def of_types(wishes: object) -> Iterator[tuple[str, float | str, Callable[[InstanceType], bool]]]:
+    """Those of a person's wishes: parameter, value, and what keeps a type."""
+    for parameter, keeps in _OF_TYPES.items():
+        if (asked := getattr(wishes, parameter, None)) is not None:
+            yield parameter, asked, keeps(asked)
 
 
 def select(listings: Iterable[Listing], filters: Sequence[Filter]) -> list[Listing]:
@@ -149,10 +159,16 @@ def quantities(market: AnyMarket) -> Mapping[str, Quantity]:
 
 def sort(listings: Iterable[Listing], quantity: Quantity, *, reverse: bool = False) -> list[Listing]:
     """Smallest first (``reverse``: largest). Equals go by family and size; the unknown is last either way."""
-    ordered = sorted(listings, key=lambda listing: _natural_order(listing.instance_type))
-    known = [(value, listing) for listing in ordered if (value := quantity(listing)) is not None]
-    known.sort(key=lambda pair: pair[0], reverse=reverse)
-    return [listing for _, listing in known] + [listing for listing in ordered if quantity(listing) is None]
+    return by_quantity(
+        sorted(listings, key=lambda listing: _natural_order(listing.instance_type)), quantity, reverse=reverse
+    )
+
+
+def by_quantity(items: Sequence[T], quantity: Callable[[T], float | str | None], *, reverse: bool = False) -> list[T]:
+    """Smallest first (``reverse``: largest), equals as they came; the unknown is last either way."""
+    valued: list[tuple[Any, T]] = [(value, item) for item in items if (value := quantity(item)) is not None]
+    valued.sort(key=lambda pair: pair[0], reverse=reverse)
+    return [*(item for _, item in valued), *(item for item in items if quantity(item) is None)]
 
 
 def _natural_order(found: InstanceType) -> tuple[str, int, float, str]:

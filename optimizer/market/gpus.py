@@ -8,7 +8,7 @@ from math import inf
 from typing import Literal
 
 from hetopt.optimizer.market.catalog import Catalog, Listing
-from hetopt.optimizer.market.catalog_filter import AnyMarket, has_accelerator, known_accelerator, price_in
+from hetopt.optimizer.market.catalog_filter import AnyMarket, by_quantity, has_accelerator, known_accelerator, price_in
 from hetopt.optimizer.market.instance_type import Accelerator
 
 GpuSort = Literal[
@@ -104,10 +104,7 @@ def rentable_gpus(
     found = (_cheapest(alike, market) for alike in machines.values())
     kept = [gpu for gpu in found if _fits(gpu, market, memory_min_gib, price_max_usd_per_hour)]
     kept.sort(key=lambda gpu: (gpu.name, gpu.memory_gib))
-    quantity = _quantities(market)[sort]
-    valued = [(value, gpu) for gpu in kept if (value := quantity(gpu)) is not None]
-    valued.sort(key=lambda pair: pair[0], reverse=reverse)
-    return (*(gpu for _, gpu in valued), *(gpu for gpu in kept if quantity(gpu) is None))
+    return tuple(by_quantity(kept, _quantities(market)[sort], reverse=reverse))
 
 
 def _cheapest(machines: Iterable[tuple[Accelerator, Listing]], market: AnyMarket) -> RentableGpu:

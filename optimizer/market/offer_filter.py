@@ -14,12 +14,12 @@ from typing import get_args
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.grammar import call
 from hetopt.core.names import unknown
-from hetopt.optimizer.market.catalog import Catalog, InstanceType, Market, Offer, Price, offers
-from hetopt.optimizer.market.catalog_filter import AnyMarket, has_accelerator, known_accelerator
+from hetopt.optimizer.market.catalog import Catalog, InstanceType, Market, Offer, offers
+from hetopt.optimizer.market.catalog_filter import AnyMarket, has_accelerator, known_accelerator, of_types
 from hetopt.optimizer.market.instance_type import Architecture
 from hetopt.optimizer.market.quota import Quotas, QuotasExclude, increases, most_machines, write_quotas
 from hetopt.optimizer.market.software import pinned
-from hetopt.optimizer.market.zone_prices import ZonePrice, read_zone_prices
+from hetopt.optimizer.market.zone_prices import read_zone_prices
 
 ANY_GPU, NO_GPU = "any", "none"
 
@@ -119,30 +119,25 @@ def _filters(catalog: Catalog, wishes: Wishes) -> list[OfferFilter]:
     def wish(name: str, value: float | str, keeps: Callable[[Offer], bool]) -> None:
         found.append(OfferFilter(name=name, settings=setting(name, value), keeps=keeps))
 
+    def wish_type(name: str, value: float | str, keeps: Callable[[InstanceType], bool]) -> None:
+        wish(name, value, lambda offer: keeps(offer.instance_type))
+
     for name, patterns in (("types", wishes.types), ("exclude", wishes.exclude)):
         for pattern in patterns:
             _means_something(catalog, name, pattern)
     if wishes.zone is not None:
         _belongs(catalog, wishes.zone)
-    if market := _single(wishes.market):
-        wish("market", market, lambda offer: offer.price.market == market)
+    if wishes.market != "any":
+        wish("market", wishes.market, lambda offer: offer.price.market == wishes.market)
     if wishes.types:
-        wish("types", ",".join(wishes.types), lambda offer: _matches(offer.instance_type.name, wishes.types))
+        wish_type("types", ",".join(wishes.types), lambda one: _matches(one.name, wishes.types))
     if wishes.exclude:
-        wish(
-            "exclude",
-            ",".join(wishes.exclude),
-            lambda offer: not _matches(offer.instance_type.name, wishes.exclude),
-        )
+        wish_type("exclude", ",".join(wishes.exclude), lambda one: not _matches(one.name, wishes.exclude))
     if wishes.gpus:
         kept = [_gpu(catalog, text) for text in wishes.gpus]
-        wish("gpus", ",".join(wishes.gpus), lambda offer: any(keeps(offer.instance_type) for keeps in kept))
-    if (architecture := wishes.architecture) is not None:
-        wish("architecture", architecture, lambda offer: offer.instance_type.architecture == architecture)
-    if (least := wishes.network_min_gbps) is not None:
-        wish("network_min_gbps", least, lambda offer: offer.instance_type.network_baseline_gbps >= least)
-    if (most := wishes.network_max_gbps) is not None:
-        wish("network_max_gbps", most, lambda offer: offer.instance_type.network_baseline_gbps <= most)
+        wish_type("gpus", ",".join(wishes.gpus), lambda one: any(keeps(one) for keeps in kept))
+    for parameter, asked, keeps in of_types(wishes):
+        wish_type(parameter, asked, keeps)
     if (dollars := wishes.max_hourly_usd) is not None:
         wish("max_hourly_usd", dollars, lambda offer: offer.price.usd_per_hour <= dollars)
     if wishes.quotas:
@@ -150,10 +145,6 @@ def _filters(catalog: Catalog, wishes: Wishes) -> list[OfferFilter]:
         if len(wishes.quotas) > MOST_QUOTAS:
             found[-1] = replace(found[-1], settings="`quotas`")
     return found
-
-
-def _single(market: AnyMarket) -> Market | None:
-    return None if market == "any" else market
 
 
 def _nothing_left(
@@ -272,18 +263,12 @@ def _in_zone(catalog: Catalog, found: Sequence[Offer], zone: str) -> list[Offer]
         price = prices.get(offer.instance_type.name, {}).get(zone)
         if offer.price.market == "on-demand":
             there.append(offer)
-        elif price is not None and not _is_dearer(price, offer.on_demand):
-            there.append(replace(offer, price=_price_there(offer.price, price)))
+            continue
+        # Where spot costs no less than on demand, which cannot be preempted, it is not on offer.
+        if price is not None and (offer.on_demand is None or price.usd_per_hour < offer.on_demand.usd_per_hour):
+            here = replace(offer.price, usd_per_hour=price.usd_per_hour, is_estimate=False, log_sd=price.log_sd)
+            there.append(replace(offer, price=here))
     return there
-
-
-def _is_dearer(price: ZonePrice, on_demand: Price | None) -> bool:
-    """Whether spot in a zone costs no less than on demand, which cannot be preempted."""
-    return on_demand is not None and price.usd_per_hour >= on_demand.usd_per_hour
-
-
-def _price_there(price: Price, zone: ZonePrice) -> Price:
-    return replace(price, usd_per_hour=zone.usd_per_hour, is_estimate=False, log_sd=zone.log_sd)
 
 
 def _gpu(catalog: Catalog, text: str) -> Callable[[InstanceType], bool]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hetopt.core.errors import BadInput
 from hetopt.optimizer.cost.monte_carlo import Finalist, PossibleRuns, RentedPool, RunTerms, possible_runs
 from hetopt.optimizer.plan import SURE
 from hetopt.optimizer.search.forecast import JobModel
@@ -86,16 +85,7 @@ def confident(
 
     Where no confidence is asked for, the plan that is `SURE` to keep the limits by its interval stays the choice, as
     long as simulated runs agree.
-
-    Raises:
-        BadInput: the confidence is no probability, or there is nothing to keep.
     """
-    if confidence is not None and not 0 < confidence < 1:
-        raise BadInput(
-            f"`confidence` must be above 0 and below 1, got {confidence}.", hint="for example `confidence=0.9`"
-        )
-    if limits.budget_usd is None and limits.deadline_s is None:
-        raise BadInput("`confidence` needs a budget or a deadline to be kept.", hint="give `budget_usd` or `deadline`")
     assert found.chosen is not None
     if confidence is None and found.safe:
         chance = float(_chances(space, job, found, limits, [found.chosen], seed=seed)[0])

@@ -21,7 +21,7 @@ from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.cost import mixing
 from hetopt.optimizer.fit import FittedModel, times_as_long
 from hetopt.optimizer.market.catalog import Catalog
-from hetopt.optimizer.plan import EVIDENCE_IN_WORDS, Candidate, Sensitivity
+from hetopt.optimizer.plan import EVIDENCE_IN_WORDS, Candidate, Sensitivity, limits_in_words
 from hetopt.optimizer.search.objective import BALANCED, FASTEST, Limits, choose
 from hetopt.optimizer.search.search import Found
 from hetopt.optimizer.step_time.links import not_measured
@@ -102,18 +102,14 @@ def _begins_again(profile: Profile) -> Iterator[str]:
 
 def _why(found: Found, chosen: Candidate, limits: Limits, seen: Sensitivity) -> str:
     told = chosen.prediction
-    asked = [
-        *([f"the budget of {usd(limits.budget_usd)}"] if limits.budget_usd is not None else []),
-        *([f"the deadline of {duration(limits.deadline_s)}"] if limits.deadline_s is not None else []),
-    ]
-    within = " and ".join(asked)
+    within = limits_in_words("the", limits.budget_usd, limits.deadline_s)
     machines = chosen.in_words
     what = {
         BALANCED: "balanced plan (a tenth less time would cost over a fifth more)",
         FASTEST: "fastest plan",
         1 - FASTEST: "cheapest plan",
     }.get(limits.time_weight, f"best plan (time counts {limits.time_weight:.0%}, cost the rest)")
-    if not asked:
+    if not within:
         return f"{machines} is the cheapest plan found, at about {usd(told.cost_usd.value)}."
     kept, wanted = formatting.chance(seen.chance or 0.0), formatting.chance(seen.asked)
     if found.safe:

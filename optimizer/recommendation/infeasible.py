@@ -11,6 +11,7 @@ from hetopt.core.errors import BadInput, NoFeasiblePlan
 from hetopt.core.formatting import duration, usd, usd_at_least
 from hetopt.optimizer.market.catalog import Offer
 from hetopt.optimizer.market.quota import Quotas, QuotasExclude, bucket_of, raised
+from hetopt.optimizer.plan import limits_in_words
 from hetopt.optimizer.recommendation.candidates import make_candidate
 from hetopt.optimizer.recommendation.remedies import Question, remedies
 from hetopt.optimizer.search.objective import Limits, expected_totals
@@ -163,11 +164,8 @@ def nothing_fits(question: Question, found: Found, limits: Limits, quotas: str |
         if took_s[row] > limits.deadline_s:
             that = " within the budget" if paid.size and limits.budget_usd is not None else ""
             nearest.append(f"the quickest plan{that} is {described(row)}")
-    asked = [
-        *([f"a budget of {usd(limits.budget_usd)}"] if limits.budget_usd is not None else []),
-        *([f"a deadline of {duration(limits.deadline_s)}"] if limits.deadline_s is not None else []),
-    ]
+    asked = limits_in_words("a", limits.budget_usd, limits.deadline_s)
     return NoFeasiblePlan(
-        f"Nothing fits {' and '.join(asked)}: {'; '.join(nearest)}.",
+        f"Nothing fits {asked}: {'; '.join(nearest)}.",
         hint=", or ".join([*([quotas] if quotas else []), *remedies(question, limits).in_words()]) or None,
     )

@@ -116,11 +116,13 @@ def recommend(
         tell: is called with what is going on.
 
     Raises:
-        BadInput: the goal does not suit the profile, or nothing in the catalogue can be predicted from it.
+        BadInput: the goal does not suit profile or options, or nothing in the catalogue can be predicted from it.
         NoFeasiblePlan: nothing fits, even on expectation; names the cheapest (or quickest) plan that would do. A plan
             that fits on expectation and keeps its limits with less than the asked probability is returned: see
             `Plan.risk`.
     """
+    if options.confidence is not None and goal.budget_usd is None and goal.deadline_s is None:
+        raise BadInput("`confidence` needs a budget or a deadline to be kept.", hint="give `budget_usd` or `deadline`")
     try:
         problem = search_problem(profile, catalog, goal, options, billing, open_hours)
     except QuotasExclude as refused:

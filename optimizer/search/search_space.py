@@ -277,14 +277,9 @@ def _in_company(worker: WorkerModel | Unusable, model: FittedModel, shape: Shape
     measured = reference.workers_per_host if reference.kind == "cuda" else 1
     if worker.workers == measured:
         return worker
+    beside_log_sd = abs(shape.crowded_log_sd(worker.workers) - shape.crowded_log_sd(measured))
     factor = shape.crowded(worker.workers) / shape.crowded(measured)
-    return replace(
-        worker,
-        time=worker.time.slower(factor),
-        log_sd=math.hypot(worker.log_sd, abs(shape.crowded_log_sd(worker.workers) - shape.crowded_log_sd(measured))),
-        evaluation_factor=factor * worker.evaluation_factor,
-        compress_factor=factor * worker.compress_factor,
-    )
+    return worker.slower(factor, math.hypot(worker.log_sd, beside_log_sd))
 
 
 def _as_earlier(
@@ -294,17 +289,7 @@ def _as_earlier(
     if isinstance(worker, Unusable) or worker.evidence == "measured" or earlier is None:
         return worker, None
     told = earlier.told(instance.name, worker.log_sd, device_of(instance))
-    if told is None:
-        return worker, None
-    factor = math.exp(told.log_factor)
-    changed = replace(
-        worker,
-        time=worker.time.slower(factor),
-        log_sd=told.log_sd,
-        evaluation_factor=factor * worker.evaluation_factor,
-        compress_factor=factor * worker.compress_factor,
-    )
-    return changed, told
+    return (worker if told is None else worker.slower(math.exp(told.log_factor), told.log_sd)), told
 
 
 def _as_sampled(

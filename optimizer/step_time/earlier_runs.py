@@ -16,7 +16,6 @@ takes between machines is the cluster's, and told of machines of one family. The
 
 from __future__ import annotations
 
-import fcntl
 import math
 import statistics
 from collections.abc import Iterable
@@ -158,14 +157,5 @@ def kept() -> EarlierRuns | None:
 
 
 def keep(path: Path, seen: Iterable[RunOnType]) -> EarlierRuns:
-    """Add runs to the file, which need not exist; commands that end at once wait for each other.
-
-    Raises:
-        BadInput: the file cannot be read or written, or holds something else.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        known = (EarlierRuns.load(path) if path.exists() else EarlierRuns()).adding(seen)
-        known.save(path)
-    return known
+    """Add runs to the file, which need not exist (see `Artifact.changed` for errors)."""
+    return EarlierRuns.changed(path, lambda known: (known or EarlierRuns()).adding(seen))

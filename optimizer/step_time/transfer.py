@@ -17,7 +17,7 @@ from typing import Literal
 from hetopt.core.batch_partition import WorkerTime
 from hetopt.core.memory import ALONE, ExchangeMemory
 from hetopt.core.profile import Device
-from hetopt.optimizer.fit import FittedDevice, FittedModel, times_as_long
+from hetopt.optimizer.fit import FittedDevice, FittedModel, StepTimeLine, times_as_long
 from hetopt.optimizer.market.gpus import FIRST_CAPABILITY_WITH_BF16
 from hetopt.optimizer.market.instance_type import Accelerator, InstanceType
 from hetopt.optimizer.market.software import pinned
@@ -93,6 +93,16 @@ class WorkerModel:
     compress_factor: float
     room: Room | None = None
     unlike: tuple[WorkerTime, ...] = ()
+
+    def slower(self, factor: float, log_sd: float) -> WorkerModel:
+        """One that takes ``factor`` times as long for all that it does."""
+        return replace(
+            self,
+            time=self.time.slower(factor),
+            log_sd=log_sd,
+            evaluation_factor=factor * self.evaluation_factor,
+            compress_factor=factor * self.compress_factor,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,8 +219,16 @@ def worker_model(
     workers = max(1, instance.cuda_devices)
     for fitted in model.devices:
         if fitted.device.type == instance.name and fitted.device.workers_per_host == workers:
-            return _with_memory(_measured(model, fitted, workers), model, instance, exchange, fitted)
-    found = _on_gpus(model, host, instance) if instance.cuda_devices else _on_cpus(model, host, instance)
+            line, kind = fitted.step_time, fitted.device.kind
+            worker = _worker(model, kind, workers, line, log_sd=line.log_sd, evidence="measured", compress_factor=1.0)
+            return _with_memory(worker, model, instance, exchange, fitted)
+    accelerator = instance.accelerator
+    if not instance.cuda_devices or accelerator is None:
+        found = _on_cpus(model, host, instance)
+    elif model.reference.device.kind == "cuda":
+        found = _from_gpu(model, host, accelerator)
+    else:
+        found = _by_roofline(model, host, instance, accelerator)
     if isinstance(found, WorkerModel) and model.profile.is_counted:
         found = replace(found, evidence="counted")
     return _with_memory(found, model, instance, exchange)
@@ -265,17 +283,32 @@ def _same_cpu(model: FittedModel, instance: InstanceType) -> bool:
     )
 
 
-def _measured(model: FittedModel, fitted: FittedDevice, workers: int) -> WorkerModel:
-    line = fitted.step_time
-    time = WorkerTime(fixed_s=line.fixed_s, per_sample_s=line.per_sample_s, floor_s=line.floor_s)
+def _worker(
+    model: FittedModel,
+    kind: Literal["cpu", "cuda"],
+    workers: int,
+    line: StepTimeLine,
+    *,
+    log_sd: float,
+    evidence: Evidence,
+    compress_factor: float,
+    fixed_factor: float = 1.0,
+    sample_factor: float = 1.0,
+) -> WorkerModel:
+    """One whose steps are those of a line, its fixed time and that of its samples so many times as long."""
+    time = WorkerTime(
+        fixed_s=line.fixed_s * fixed_factor,
+        per_sample_s=line.per_sample_s * sample_factor,
+        floor_s=line.floor_s * fixed_factor,
+    )
     return WorkerModel(
-        kind=fitted.device.kind,
+        kind=kind,
         workers=workers,
         time=time,
-        log_sd=line.log_sd,
-        evidence="measured",
+        log_sd=log_sd,
+        evidence=evidence,
         evaluation_factor=_evaluation_factor(model, time),
-        compress_factor=1.0,
+        compress_factor=compress_factor,
     )
 
 
@@ -300,27 +333,17 @@ def _on_cpus(model: FittedModel, host: ReferenceHost, instance: InstanceType) ->
         eta_sd * math.log(instance.vcpus / threads),
         reference.step_time.log_sd,
     )
-    return _scaled(
+    return _worker(
         model,
-        kind="cpu",
-        workers=1,
+        "cpu",
+        1,
+        reference.step_time,
         fixed_factor=one_thread,
         sample_factor=factor,
         log_sd=log_sd,
         evidence="interpolated" if same_family else "extrapolated",
         compress_factor=factor,
     )
-
-
-def _on_gpus(model: FittedModel, host: ReferenceHost, instance: InstanceType) -> WorkerModel | Unusable:
-    accelerator = instance.accelerator
-    assert accelerator is not None
-    if model.reference.device.kind == "cuda":
-        return _from_gpu(model, host, accelerator)
-    flops, bandwidth = accelerator.fp32_flops_per_s, accelerator.memory_bandwidth_bytes_per_s
-    if flops is None or bandwidth is None:
-        return Unusable(reason=NO_PUBLISHED_RATES)
-    return _by_roofline(model, host, instance, accelerator, flops, bandwidth)
 
 
 def _from_gpu(model: FittedModel, host: ReferenceHost, accelerator: Accelerator) -> WorkerModel | Unusable:
@@ -341,10 +364,11 @@ def _from_gpu(model: FittedModel, host: ReferenceHost, accelerator: Accelerator)
         told, covariance = transferred(host.gpus, (replace(step.place, gpu=gpu),))
         log_factor, log_sd = float(told[0]) - math.log(step.step_time_s), math.sqrt(covariance[0, 0])
     factor = math.exp(log_factor)
-    return _scaled(
+    return _worker(
         model,
-        kind="cuda",
-        workers=accelerator.count,
+        "cuda",
+        accelerator.count,
+        reference.step_time,
         fixed_factor=factor,
         sample_factor=factor,
         log_sd=math.hypot(log_sd, reference.step_time.log_sd),
@@ -361,12 +385,7 @@ def _is_reference(model: FittedModel, host: ReferenceHost, accelerator: Accelera
 
 
 def _by_roofline(
-    model: FittedModel,
-    host: ReferenceHost,
-    instance: InstanceType,
-    accelerator: Accelerator,
-    flops: float,
-    bandwidth: float,
+    model: FittedModel, host: ReferenceHost, instance: InstanceType, accelerator: Accelerator
 ) -> WorkerModel | Unusable:
     """From a CPU to a GPU: matrix work at the GPU's rate, the rest of the CPU's time as memory traffic, plus loading.
 
@@ -375,6 +394,9 @@ def _by_roofline(
     F is counted; M is what the CPU did beside matrix work, ``(c_cpu - load - F / matmul rate) x copy rate``. Loading a
     batch stays on the host's cores.
     """
+    flops, bandwidth = accelerator.fp32_flops_per_s, accelerator.memory_bandwidth_bytes_per_s
+    if flops is None or bandwidth is None:
+        return Unusable(reason=NO_PUBLISHED_RATES)
     job, reference = model.profile.job, model.reference
     device = reference.device
     if job.flops_per_sample is None or device.matmul_flops_per_s is None or device.copy_bytes_per_s is None:
@@ -389,14 +411,13 @@ def _by_roofline(
         job.flops_per_sample / (flops * FP32_EFFICIENCY) + traffic / (bandwidth * BANDWIDTH_EFFICIENCY) + load_s
     )
     fixed_s = job.operators_per_step * LAUNCH_S * per_core
-    time = WorkerTime(fixed_s=fixed_s, per_sample_s=per_sample_s)
-    return WorkerModel(
-        kind="cuda",
-        workers=accelerator.count,
-        time=time,
+    return _worker(
+        model,
+        "cuda",
+        accelerator.count,
+        replace(reference.step_time, fixed_s=fixed_s, per_sample_s=per_sample_s, floor_s=0.0),
         log_sd=math.hypot(CROSS_FAMILY_LOG_SD, reference.step_time.log_sd),
         evidence="extrapolated",
-        evaluation_factor=_evaluation_factor(model, time),
         compress_factor=device.copy_bytes_per_s / (bandwidth * BANDWIDTH_EFFICIENCY),
     )
 
@@ -431,35 +452,6 @@ def _with_memory(
         once_s=update * worker.time.fixed_s,
     )
     return replace(worker, time=time, room=found)
-
-
-def _scaled(
-    model: FittedModel,
-    *,
-    kind: Literal["cpu", "cuda"],
-    workers: int,
-    fixed_factor: float,
-    sample_factor: float,
-    log_sd: float,
-    evidence: Evidence,
-    compress_factor: float,
-) -> WorkerModel:
-    reference = model.reference
-    line = reference.step_time
-    time = WorkerTime(
-        fixed_s=line.fixed_s * fixed_factor,
-        per_sample_s=line.per_sample_s * sample_factor,
-        floor_s=line.floor_s * fixed_factor,
-    )
-    return WorkerModel(
-        kind=kind,
-        workers=workers,
-        time=time,
-        log_sd=log_sd,
-        evidence=evidence,
-        evaluation_factor=_evaluation_factor(model, time),
-        compress_factor=compress_factor,
-    )
 
 
 def thread_scaling(model: FittedModel) -> tuple[float, float]:

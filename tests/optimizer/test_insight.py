@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from hetopt.core.errors import BadInput
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.recommend import Options, recommend
@@ -70,3 +71,8 @@ def test_a_confidence_is_kept(catalog: Catalog, confidence: float) -> None:
     assert seen.chance is not None
     assert seen.chance >= confidence
     assert seen.confidence == confidence
+
+
+def test_a_confidence_in_nothing_is_refused(catalog: Catalog) -> None:
+    with pytest.raises(BadInput, match="needs a budget or a deadline"):
+        recommend(LARGE, catalog, Goal(ends="epochs", amount=1), Options(confidence=0.9), seed=0, now=NOW)
