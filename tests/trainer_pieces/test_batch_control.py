@@ -86,7 +86,7 @@ class TestAllocation(BatchPolicyContract):
     UNIT = 3
 
     def make(self, minimum):
-        return AllocateMicroBatches(micro_batch_size=self.UNIT)
+        return AllocateMicroBatches(micro=self.UNIT)
 
 
 class TestModel(BatchPolicyContract):
@@ -107,7 +107,7 @@ def test_published_clusters_take_one_update(policy, speeds, shares):
     assert before / after >= 0.9 * sum(speeds) / (3 * min(speeds))
 
 
-@pytest.mark.parametrize("policy", [ProportionalShares(), omnilearn(), AllocateMicroBatches(micro_batch_size=4)])
+@pytest.mark.parametrize("policy", [ProportionalShares(), omnilearn(), AllocateMicroBatches(micro=4)])
 def test_epoch_policies_decide_on_the_mean_of_an_epoch(policy):
     """Periods of 10, 30 and 10 steps with 1, 3 and 8.75 s: their mean counts, and nothing moves before the last."""
     state, decision = policy.decide(policy.initial(), observe((40, 40), (1.0, 2.5), steps=10))
@@ -178,15 +178,15 @@ def test_omnilearn_keeps_half_to_three_times_the_equal_share():
 
 
 def test_allocation_moves_whole_micro_batches_until_one_more_would_not_help():
-    history = watch(AllocateMicroBatches(micro_batch_size=4), VirtualCluster((2, 17, 20)), equal((1, 1, 1)), periods=6)
+    history = watch(AllocateMicroBatches(micro=4), VirtualCluster((2, 17, 20)), equal((1, 1, 1)), periods=6)
     assert history.changed == [0]
     assert history.shares[-1] == (4, 44, 48)
-    tight = AllocateMicroBatches(micro_batch_size=4, tolerance=0.0)
+    tight = AllocateMicroBatches(micro=4, tolerance=0.0)
     assert watch(tight, VirtualCluster((2, 17, 20)), equal((1, 1, 1)), periods=6).shares == history.shares
 
 
 def test_allocation_takes_shares_from_elsewhere_to_micro_batches_at_once():
-    policy = AllocateMicroBatches(micro_batch_size=4)
+    policy = AllocateMicroBatches(micro=4)
     _, decision = policy.decide(policy.initial(), observe((7, 9, 16), (1.0, 1.0, 1.0)))
     assert decision.local_batch_sizes == (8, 8, 16)
     with pytest.raises(BadInput, match="cannot be cut into micro-batches of 4"):
@@ -315,7 +315,7 @@ def test_model_is_as_good_as_any_policy_side_by_side(speeds, samples):
         "proportional": ProportionalShares(),
         "dynamic": DynamicShares(),
         "omnilearn": omnilearn(),
-        "allocation": AllocateMicroBatches(micro_batch_size=4),
+        "allocation": AllocateMicroBatches(micro=4),
         "model": ModelShares(),
         "static": KeepShares(),
     }
@@ -521,10 +521,10 @@ def test_runs_that_cannot_be_shared_are_refused(run, says):
         (DynamicShares, {"minimum": 0}),
         (DynamicShares, {"smoothing": 0.0}),
         (DynamicShares, {"dead_band": -0.1}),
-        (DynamicShares, {"least_part": 1.5}),
-        (DynamicShares, {"most_part": 0.5}),
-        (AllocateMicroBatches, {"micro_batch_size": 0}),
-        (AllocateMicroBatches, {"micro_batch_size": 1, "tolerance": 1.0}),
+        (DynamicShares, {"least": 1.5}),
+        (DynamicShares, {"most": 0.5}),
+        (AllocateMicroBatches, {"micro": 0}),
+        (AllocateMicroBatches, {"micro": 1, "tolerance": 1.0}),
         (ModelShares, {"minimum": 0}),
         (ModelShares, {"settled_periods": 0}),
         (ModelShares, {"least_gain": 0.1}),
@@ -532,7 +532,7 @@ def test_runs_that_cannot_be_shared_are_refused(run, says):
     ],
 )
 def test_impossible_policies_are_refused(make, options):
-    with pytest.raises(ValueError, match=r"not|unlike|impossible"):
+    with pytest.raises(ValueError, match=r"not|should"):
         make(**options)
 
 

@@ -97,24 +97,18 @@ def test_policies_are_what_was_said():
         return choose_ratio_policy(name, ratio=0.01, options=OPTIONS, settings=read(SAID[name])[1])
 
     assert ratio("gravac") == Gravac(
-        floor=5,
-        largest=100,
-        window_steps=50,
-        least_gain=0.8,
-        tolerance=0.05,
-        policy="geometric",
-        smoothing=0.5,
+        floor=5, largest=100, window=50, eps=0.8, omega=0.05, raises="geometric", smoothing=0.5
     )
-    assert ratio("accordion") == Accordion.original(gentle=0.1, strong=0.01)
+    assert ratio("accordion") == Accordion(gentle=0.1, strong=0.01, threshold=0.5, smoothing=1, epochs=10, decay=True)
     assert ratio("threshold") == ThresholdRatio(ratio=0.01, delta=0.1, combine="mean")
-    assert ratio("scan") == ScanRatio(options=OPTIONS, time_weight=1, gain_weight=0.5, sensitivity=0.2)
+    assert ratio("scan") == ScanRatio(options=OPTIONS, time=1, gain=0.5, sensitivity=0.2, least_gain=0)
 
     def batch(name):
         return choose_policy(spec(batch_policy=name, batch_settings=read(SAID[name])[1]), minimum=1)
 
     assert batch("proportional") == ProportionalShares(every="period")
-    assert batch("dynamic") == DynamicShares(smoothing=0.2, dead_band=0.1, least_part=0.5, most_part=3, every="epoch")
-    assert batch("allocation") == AllocateMicroBatches(micro_batch_size=4, tolerance=0.1, every="period")
+    assert batch("dynamic") == DynamicShares(smoothing=0.2, dead_band=0.1, least=0.5, most=3, every="epoch")
+    assert batch("allocation") == AllocateMicroBatches(micro=4, tolerance=0.1, every="period")
 
 
 def test_launch_understands_them():

@@ -15,26 +15,28 @@ from hetopt.optimizer.convergence.convergence import Convergence, TargetSteps
 from hetopt.trainer.policies.ratio.accordion import Accordion
 from hetopt.trainer.policies.ratio.auto import AutoRatio
 from hetopt.trainer.policies.ratio.choose import choose_ratio_policy
-from hetopt.trainer.policies.ratio.fixed import FixedRatio
 from hetopt.trainer.policies.ratio.gain_curve import GainCurve
 from hetopt.trainer.policies.ratio.gravac import Gravac
 from hetopt.trainer.policies.ratio.policy import percent
 from hetopt.trainer.policies.ratio.scan import ScanRatio
+from hetopt.trainer.policies.ratio.scheduled import WARM_UP, ScheduledRatio
 from hetopt.trainer.policies.ratio.threshold import ThresholdRatio
-from hetopt.trainer.policies.ratio.warm_up import WarmUp
 
 from .ratio_periods import NETWORK, OPTIONS, curve, observe
 
+ORIGINAL = {"gentle": 0.99, "strong": 0.25, "threshold": 0.5, "smoothing": 1.0, "epochs": 10.0, "decay": True}
+"""Accordion as in the paper, with the released ratios for Top-k."""
+
 POLICIES = {
-    "fixed": FixedRatio(ratio=0.01),
-    "dense": FixedRatio(),
-    "warm-up": WarmUp(),
-    "accordion, released": Accordion.released(),
-    "accordion, original": Accordion.original(),
-    "gravac": Gravac(window_steps=40),
-    "gravac, geometric": Gravac(policy="geometric", largest=2000, window_steps=20),
+    "fixed": ScheduledRatio(ratio=0.01),
+    "dense": ScheduledRatio(),
+    "warm-up": ScheduledRatio(ratio=0.001, schedule=WARM_UP),
+    "accordion, released": Accordion(),
+    "accordion, original": Accordion(**ORIGINAL),
+    "gravac": Gravac(window=40),
+    "gravac, geometric": Gravac(raises="geometric", largest=2000, window=20),
     "threshold": ThresholdRatio(ratio=0.01),
-    "scan": ScanRatio(options=OPTIONS[1:]),
+    "scan": ScanRatio(options=OPTIONS[1:], least_gain=0),
     "auto": AutoRatio(options=OPTIONS, least_gain=0.05),
 }
 
@@ -164,7 +166,7 @@ def test_plans_and_runs_inflate_steps_alike(gain, smallest_steps, smallest_sampl
 
 def test_warm_up_is_dgcs():
     """Sparsity of 75, 93.75, 98.4375, 99.6 and from the fourth epoch on 99.9 %."""
-    policy = WarmUp()
+    policy = ScheduledRatio(ratio=0.001, schedule=WARM_UP)
     assert [round(100 * (1 - policy.at(epoch)), 4) for epoch in range(6)] == [75, 93.75, 98.4375, 99.6, 99.9, 99.9]
     assert policy.first(None).ratio == 0.25
     _, decision = policy.decide(policy.initial(), observe(0.25, epoch=1.02))
@@ -173,7 +175,7 @@ def test_warm_up_is_dgcs():
 
 @given(st.floats(1e-4, 1), st.floats(0, 10), st.floats(0, 10))
 def test_warm_up_never_sends_less_than_the_ratio_nor_more_later(ratio, one, other):
-    policy, (early, late) = WarmUp(ratio=ratio), sorted((one, other))
+    policy, (early, late) = ScheduledRatio(ratio=ratio, schedule=WARM_UP), sorted((one, other))
     assert policy.at(early) >= policy.at(late) >= ratio
 
 
@@ -201,7 +203,7 @@ def test_accordion_smooths_single_norms():
 
 
 def test_the_original_accordion_looks_every_ten_epochs_and_at_the_learning_rate():
-    policy = Accordion.original()
+    policy = Accordion(**ORIGINAL)
     norms = [10.0] * 10 + [4.0] * 10 + [4.0] * 10
     found = accordion_ratios(policy, norms)
     assert found == [0.99] * 20 + [0.25] * 10
@@ -216,16 +218,15 @@ def test_accordion_is_blind_to_norms_that_stay_zero():
 @pytest.mark.parametrize(
     "impossible",
     [
-        lambda: FixedRatio(ratio=0),
-        lambda: WarmUp(ratio=2),
-        lambda: Accordion(gentle=0.1, strong=0.2),
+        lambda: ScheduledRatio(ratio=0),
+        lambda: ScheduledRatio(ratio=1, schedule=(2.0,)),
         lambda: Accordion(threshold=0),
         lambda: Gravac(floor=0.5),
-        lambda: Gravac(window_steps=0),
+        lambda: Gravac(window=0),
         lambda: ThresholdRatio(ratio=1.0),
         lambda: ThresholdRatio(delta=1.5),
         lambda: ScanRatio(options=()),
-        lambda: ScanRatio(options=OPTIONS, time_weight=-1),
+        lambda: ScanRatio(options=OPTIONS, time=-1),
         lambda: AutoRatio(options=OPTIONS[1:]),
         lambda: AutoRatio(options=(*OPTIONS, OPTIONS[0])),
         lambda: AutoRatio(options=OPTIONS, most_lost=0),

@@ -60,7 +60,7 @@ def gravac_factors(policy, gain_of, periods, *, step_time_of=lambda ratio: 0.02 
 )
 def test_factors_rise_as_published(policy, largest, factors):
     """Every factor is worth far more than the one before, so the search goes to the end."""
-    gravac = Gravac(policy=policy, largest=largest, window_steps=20, least_gain=0.1, tolerance=0.0)
+    gravac = Gravac(raises=policy, largest=largest, window=20, eps=0.1, omega=0.0)
     found, state = gravac_factors(gravac, lambda ratio: ratio**0.01, 30, step_time_of=lambda ratio: ratio)
     assert list(dict.fromkeys(found)) == factors
     assert state.done
@@ -69,14 +69,14 @@ def test_factors_rise_as_published(policy, largest, factors):
 
 def test_a_short_run_reaches_the_end_of_a_search_with_short_windows():
     """Five windows of 25 steps, though control periods are of 20."""
-    gravac = Gravac(window_steps=25, tolerance=0.0)
+    gravac = Gravac(window=25, omega=0.0)
     found, _ = gravac_factors(gravac, lambda ratio: ratio**0.01, 20, step_time_of=lambda ratio: ratio)
     assert found[:10:2] == [10, 20, 40, 160, 1000]
 
 
 def test_the_search_ends_where_more_compression_is_worth_nothing():
     """Throughput times gain is 6.65, 7.14, 7.30 and 7.26 at 40x, 80x, 160x and 320x."""
-    gravac = Gravac(policy="geometric", largest=2000, window_steps=20, least_gain=0.1, tolerance=0.02)
+    gravac = Gravac(raises="geometric", largest=2000, window=20, eps=0.1, omega=0.02)
     found, state = gravac_factors(gravac, lambda ratio: ratio**0.05, 30, step_time_of=lambda ratio: 0.1 + ratio)
     assert state.done
     assert found[-1] == 160
@@ -86,7 +86,7 @@ def test_the_search_ends_where_more_compression_is_worth_nothing():
 @given(st.floats(0.0, 0.7), st.sampled_from(["exponential", "geometric"]), st.floats(0.05, 1.0))
 @settings(max_examples=40)
 def test_factors_stay_within_bounds_and_what_is_sent_keeps_enough(exponent, policy, least_gain):
-    gravac = Gravac(policy=policy, window_steps=40, least_gain=least_gain)
+    gravac = Gravac(raises=policy, window=40, eps=least_gain)
     found, _ = gravac_factors(gravac, lambda ratio: ratio**exponent, 40)
     assert all(factor == 1 or 10 <= factor <= 1000 for factor in found)
     assert all(factor == 1 or (1 / factor) ** exponent >= least_gain - 1e-3 for factor in found)
@@ -94,14 +94,14 @@ def test_factors_stay_within_bounds_and_what_is_sent_keeps_enough(exponent, poli
 
 def test_what_nobody_may_send_is_worth_what_everything_was():
     """Where neither the candidate nor the floor keeps enough, periods count for dense steps."""
-    _, state = gravac_factors(Gravac(window_steps=40), lambda ratio: 0.3, 5)
+    _, state = gravac_factors(Gravac(window=40), lambda ratio: 0.3, 5)
     assert set(state.worth) == {1.0}
 
 
 def test_where_everything_is_worth_most_everything_is_sent():
     """In the first period nothing keeps enough; and a step that sends less takes twice as long."""
     gains = itertools.chain([0.1, 0.1], itertools.repeat(0.99))
-    gravac = Gravac(window_steps=60)
+    gravac = Gravac(window=60)
     found, state = gravac_factors(
         gravac, lambda ratio: next(gains), 30, step_time_of=lambda ratio: 0.5 if ratio == DENSE else 1 + ratio
     )
@@ -110,12 +110,12 @@ def test_where_everything_is_worth_most_everything_is_sent():
 
 
 def test_an_impossible_gain_means_plain_data_parallel_training():
-    found, _ = gravac_factors(Gravac(least_gain=1.01), lambda ratio: 1.0, 20)
+    found, _ = gravac_factors(Gravac(eps=1.01), lambda ratio: 1.0, 20)
     assert set(found) == {1}
 
 
 def test_the_floor_rises_where_the_candidate_loses_nothing():
-    gravac = Gravac(policy="geometric", window_steps=20, tolerance=0.01)
+    gravac = Gravac(raises="geometric", window=20, omega=0.01)
     _, state = gravac_factors(gravac, lambda ratio: 1.0, 4, step_time_of=lambda ratio: ratio)
     assert (state.floor, state.candidate) == (80, 160)
 
@@ -208,7 +208,7 @@ def test_one_weight_alone_decides_alone():
 
 
 def test_the_scan_is_repeated_when_gain_or_network_has_moved():
-    policy = ScanRatio(options=OPTIONS[1:])
+    policy = ScanRatio(options=OPTIONS[1:], least_gain=0)
     first = policy.first(NETWORK)
     assert first.ratio == max(RATIOS)
 

@@ -12,33 +12,22 @@ finish earlier.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from pydantic import PositiveInt
 
 from hetopt.core.local_batch_sizes import divided, whole_micro_batches
-from hetopt.trainer.policies.epoch_mean import EpochMean, Every
+from hetopt.core.policy_settings import AllocationSettings
+from hetopt.trainer.policies.epoch_mean import EpochMean
 from hetopt.trainer.policies.policy import BatchDecision, BatchObservation
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AllocateMicroBatches:
+class AllocateMicroBatches(AllocationSettings):
     """Shares in whole micro-batches.
 
-    Args:
-        micro_batch_size: samples of a micro-batch.
-        tolerance: largest difference of two compute times, relative to the longest, that is left alone; None: what
-            one micro-batch resolves.
-        every: when to decide; the paper's is "epoch".
+    Attributes:
+        micro: samples of a micro-batch.
     """
 
-    micro_batch_size: int
-    tolerance: float | None = None
-    every: Every = "epoch"
-
-    def __post_init__(self) -> None:
-        if self.micro_batch_size < 1:
-            raise ValueError(f"a micro-batch has at least one sample, not {self.micro_batch_size}")
-        if self.tolerance is not None and not 0 <= self.tolerance < 1:
-            raise ValueError(f"tolerance must be in [0, 1), not {self.tolerance}")
+    micro: PositiveInt
 
     def initial(self) -> EpochMean:
         """The state before the first period: no measurements."""
@@ -50,7 +39,7 @@ class AllocateMicroBatches:
         Raises:
             BadInput: the global batch is not made of micro-batches, or of too few.
         """
-        shares, size = observation.local_batch_sizes, self.micro_batch_size
+        shares, size = observation.local_batch_sizes, self.micro
         if any(share % size for share in shares):
             multiples = whole_micro_batches(shares, size)
             reason = f"local batch sizes are multiples of {size} samples"

@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 from hetopt.core.errors import BadInput
 from hetopt.core.local_batch_sizes import allocated_micro_batch_size, check_batch
 from hetopt.core.names import known
-from hetopt.core.policy_settings import AllocationSettings, DynamicSettings, ProportionalSettings
 from hetopt.core.run_spec import BATCH_POLICIES, RunSpec
 from hetopt.trainer.policies.allocation import AllocateMicroBatches
 from hetopt.trainer.policies.dynamic import DynamicShares, omnilearn
@@ -29,25 +28,12 @@ def _allocation(spec: RunSpec, minimum: int) -> BatchPolicy[Any]:
             f"Micro-batches of {size} samples are too small: this model needs at least {minimum} at a time.",
             hint=f"choose a micro-batch size of at least {minimum} that divides the global batch",
         )
-    told = AllocationSettings.model_validate(spec.batch_settings)
-    return AllocateMicroBatches(micro_batch_size=size, tolerance=told.tolerance, every=told.every)
+    return AllocateMicroBatches.model_validate({**spec.batch_settings, "micro": size})
 
 
-def _proportional(spec: RunSpec, minimum: int) -> BatchPolicy[Any]:
-    told = ProportionalSettings.model_validate(spec.batch_settings)
-    return ProportionalShares(minimum=minimum, every=told.every)
-
-
-def _dynamic(spec: RunSpec, minimum: int) -> BatchPolicy[Any]:
-    told = DynamicSettings.model_validate(spec.batch_settings)
-    return DynamicShares(
-        minimum=minimum,
-        smoothing=told.smoothing,
-        dead_band=told.dead_band,
-        least_part=told.least,
-        most_part=told.most,
-        every=told.every,
-    )
+def _told(policy: type[ProportionalShares | DynamicShares]) -> Maker:
+    """Makes a policy by what the run tells it."""
+    return lambda spec, minimum: policy.model_validate({**spec.batch_settings, "minimum": minimum})
 
 
 def _rate(spec: RunSpec, minimum: int) -> BatchPolicy[Any]:
@@ -58,8 +44,8 @@ def _rate(spec: RunSpec, minimum: int) -> BatchPolicy[Any]:
 POLICIES: dict[str, Maker] = {
     "uniform": lambda spec, minimum: KeepShares(),
     "static": lambda spec, minimum: KeepShares(),
-    "proportional": _proportional,
-    "dynamic": _dynamic,
+    "proportional": _told(ProportionalShares),
+    "dynamic": _told(DynamicShares),
     "omnilearn": lambda spec, minimum: omnilearn(minimum=minimum),
     "allocation": _allocation,
     "model": lambda spec, minimum: ModelShares(minimum=minimum),

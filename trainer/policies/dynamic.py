@@ -23,14 +23,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Self
 
 from pydantic import PositiveFloat, PositiveInt, model_validator
 
 from hetopt.core.artifact import Record
 from hetopt.core.batch_partition import largest_remainder, proportional_quotas
-from hetopt.trainer.policies.epoch_mean import EpochMean, Every
+from hetopt.core.policy_settings import DynamicSettings
+from hetopt.trainer.policies.epoch_mean import EpochMean
 from hetopt.trainer.policies.policy import BatchDecision, BatchObservation
 
 
@@ -65,33 +65,14 @@ class DynamicState(Record):
         return self
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DynamicShares:
-    """The law above.
+class DynamicShares(DynamicSettings):
+    """The law above. ``least`` and ``most`` are b_min and b_max, in equal shares.
 
-    Args:
-        minimum: least share of a worker.
-        smoothing: weight of the newest time in the average, in (0, 1].
-        dead_band: relative change of a share below which all shares stay.
-        least_part: b_min, in equal shares.
-        most_part: b_max, in equal shares; None: no bound.
-        every: when to decide.
+    Attributes:
+        minimum: least share of a worker, whatever an equal one is.
     """
 
-    minimum: int = 1
-    smoothing: float = 0.5
-    dead_band: float = 0.05
-    least_part: float = 0.0
-    most_part: float | None = None
-    every: Every = "period"
-
-    def __post_init__(self) -> None:
-        if self.minimum < 1:
-            raise ValueError(f"a worker's share is at least one sample, not {self.minimum}")
-        if not (0 < self.smoothing <= 1 and 0 <= self.dead_band < math.inf):
-            raise ValueError(f"impossible smoothing {self.smoothing} or dead_band {self.dead_band}")
-        if not 0 <= self.least_part <= 1 or (self.most_part is not None and not 1 <= self.most_part < math.inf):
-            raise ValueError(f"bounds must enclose the equal share, unlike {self.least_part} and {self.most_part}")
+    minimum: PositiveInt = 1
 
     def initial(self) -> DynamicState:
         """The state before the first period: no times, no caps."""
@@ -152,8 +133,8 @@ class DynamicShares:
 
     def _bounds(self, total: int, caps: Sequence[int | None]) -> tuple[tuple[int, ...], tuple[int | None, ...]]:
         equal = total / len(caps)
-        low = max(self.minimum, math.floor(self.least_part * equal))
-        widest = None if self.most_part is None else max(low, math.ceil(self.most_part * equal))
+        low = max(self.minimum, math.floor(self.least * equal))
+        widest = None if self.most is None else max(low, math.ceil(self.most * equal))
         high = tuple(
             max(low, cap if widest is None else min(cap, widest)) if cap is not None else widest for cap in caps
         )
@@ -164,7 +145,7 @@ class DynamicShares:
 
 def omnilearn(*, minimum: int = 1) -> DynamicShares:
     """The law with the settings of OmniLearn's released code."""
-    return DynamicShares(minimum=minimum, smoothing=1.0, dead_band=0.2, least_part=0.5, most_part=3.0, every="epoch")
+    return DynamicShares(minimum=minimum, smoothing=1.0, dead_band=0.2, least=0.5, most=3.0, every="epoch")
 
 
 def _smoothed(old: tuple[float, ...], new: tuple[float, ...], weight: float) -> tuple[float, ...]:

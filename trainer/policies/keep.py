@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hetopt.core.artifact import Record
-from hetopt.trainer.policies.policy import BatchDecision, BatchObservation
-
-
-class NothingToRemember(Record):
-    """The state of a policy that learns nothing."""
+from hetopt.trainer.policies.policy import BatchDecision, BatchObservation, NothingToRemember
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,10 @@ from hetopt.core.artifact import Record
 StateT = TypeVar("StateT", bound=Record)
 
 
+class NothingToRemember(Record):
+    """The state of a policy that learns nothing."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchObservation:
     """What one control period was like, in rank order. All its steps were computed with these shares.

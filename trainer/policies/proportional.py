@@ -10,28 +10,22 @@ not down, which loses samples.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from pydantic import PositiveInt
 
 from hetopt.core.batch_partition import largest_remainder
-from hetopt.trainer.policies.epoch_mean import EpochMean, Every
+from hetopt.core.policy_settings import ProportionalSettings
+from hetopt.trainer.policies.epoch_mean import EpochMean
 from hetopt.trainer.policies.policy import BatchDecision, BatchObservation
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProportionalShares:
+class ProportionalShares(ProportionalSettings):
     """Shares in proportion to ``b / t`` of the last epoch.
 
-    Args:
+    Attributes:
         minimum: least share of a worker.
-        every: when to decide; the paper's is "epoch".
     """
 
-    minimum: int = 1
-    every: Every = "epoch"
-
-    def __post_init__(self) -> None:
-        if self.minimum < 1:
-            raise ValueError(f"a worker's share is at least one sample, not {self.minimum}")
+    minimum: PositiveInt = 1
 
     def initial(self) -> EpochMean:
         """The state before the first period: no measurements."""

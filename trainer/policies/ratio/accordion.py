@@ -12,13 +12,12 @@ Departures: norms are of the whole gradient, not layer by layer, and a look come
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Self
 
 from pydantic import NonNegativeFloat
 
 from hetopt.core.artifact import Record
 from hetopt.core.comm.network_state import NetworkState
+from hetopt.core.policy_settings import AccordionSettings, Share
 from hetopt.trainer.policies.ratio.policy import RatioDecision, RatioObservation, percent
 
 
@@ -32,43 +31,16 @@ class AccordionState(Record):
     gentle: bool = True
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Accordion:
+class Accordion(AccordionSettings):
     """Two ratios by the change of the gradient's norm.
 
-    Args:
+    Attributes:
         gentle: fraction that is sent in critical regimes.
-        strong: elsewhere.
-        threshold: relative change of the norm that makes a regime critical.
-        smoothing: weight of the newest norm, in (0, 1].
-        every_epochs: between looks; 0: every control period.
-        critical_after_decay: a learning rate that has fallen is critical too.
+        strong: elsewhere; no more than that.
     """
 
-    gentle: float = 0.01
-    strong: float = 0.001
-    threshold: float = 0.2
-    smoothing: float = 0.5
-    every_epochs: float = 0.0
-    critical_after_decay: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0 < self.strong <= self.gentle <= 1:
-            raise ValueError(f"the strong ratio sends no more than the gentle one, not {self.strong}, {self.gentle}")
-        if not (0 < self.threshold < math.inf and 0 < self.smoothing <= 1 and 0 <= self.every_epochs < math.inf):
-            raise ValueError("threshold must be positive, smoothing in (0, 1] and every_epochs not negative")
-
-    @classmethod
-    def released(cls) -> Self:
-        """Accordion with the constants of its released script."""
-        return cls()
-
-    @classmethod
-    def original(cls, *, gentle: float = 0.99, strong: float = 0.25) -> Self:
-        """As in the paper, with the released defaults for Top-k."""
-        return cls(
-            gentle=gentle, strong=strong, threshold=0.5, smoothing=1.0, every_epochs=10.0, critical_after_decay=True
-        )
+    gentle: Share = 0.01
+    strong: Share = 0.001
 
     def initial(self) -> AccordionState:
         """Nothing was seen; training begins in a critical regime."""
@@ -86,13 +58,13 @@ class Accordion:
         gentle, looked_at, next_look = state.gentle, state.norm_at_look, state.next_look_epoch
         rate = observation.learning_rate
         if looked_at is None:
-            looked_at, next_look = norm, observation.epoch + self.every_epochs
+            looked_at, next_look = norm, observation.epoch + self.epochs
         elif observation.epoch >= next_look:
             change = abs(norm - looked_at) / looked_at if looked_at > 0 else math.inf if norm > 0 else 0.0
             gentle = change >= self.threshold
-            looked_at, next_look = norm, observation.epoch + self.every_epochs
+            looked_at, next_look = norm, observation.epoch + self.epochs
         decayed = rate is not None and state.learning_rate is not None and rate < state.learning_rate
-        if self.critical_after_decay and decayed:
+        if self.decay and decayed:
             gentle = True
         state = AccordionState(
             norm=norm,

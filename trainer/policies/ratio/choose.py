@@ -9,21 +9,14 @@ from typing import Any
 from hetopt.core.comm.planner import Option
 from hetopt.core.comm.ratio_controllers import check_ratio_controller
 from hetopt.core.compression_slowdown import CAUTIOUS_COEFFICIENT
-from hetopt.core.policy_settings import (
-    AccordionSettings,
-    GravacSettings,
-    ScanSettings,
-    Settings,
-    ThresholdSettings,
-)
+from hetopt.core.policy_settings import AccordionSettings, GravacSettings, Settings
 from hetopt.trainer.policies.ratio.accordion import Accordion
 from hetopt.trainer.policies.ratio.auto import AutoRatio
-from hetopt.trainer.policies.ratio.fixed import FixedRatio
 from hetopt.trainer.policies.ratio.gravac import Gravac
 from hetopt.trainer.policies.ratio.policy import RatioPolicy
 from hetopt.trainer.policies.ratio.scan import ScanRatio
+from hetopt.trainer.policies.ratio.scheduled import WARM_UP, ScheduledRatio
 from hetopt.trainer.policies.ratio.threshold import ThresholdRatio
-from hetopt.trainer.policies.ratio.warm_up import WarmUp
 
 
 def choose_ratio_policy(
@@ -54,42 +47,19 @@ def choose_ratio_policy(
     said = settings or {}
     match name:
         case "fixed":
-            return FixedRatio(ratio=ratio)
+            return ScheduledRatio(ratio=ratio)
         case "warm_up":
-            return WarmUp(ratio=ratio)
+            return ScheduledRatio(ratio=ratio, schedule=WARM_UP)
         case "accordion":
-            critical = AccordionSettings.model_validate(said)
-            return Accordion(
-                gentle=max(ratio, critical.gentle or min(1.0, 10 * ratio)),
-                strong=ratio,
-                threshold=critical.threshold,
-                smoothing=critical.smoothing,
-                every_epochs=critical.epochs,
-                critical_after_decay=critical.decay,
-            )
+            gentle = AccordionSettings.model_validate(said).gentle or min(1.0, 10 * ratio)
+            return Accordion.model_validate({**said, "gentle": max(ratio, gentle), "strong": ratio})
         case "gravac":
-            search = GravacSettings.model_validate(said)
-            return Gravac(
-                floor=min(search.floor, 1 / ratio),
-                largest=1 / ratio,
-                window_steps=search.window,
-                least_gain=search.eps,
-                tolerance=search.omega,
-                policy=search.raises,
-                smoothing=search.smoothing,
-            )
+            floor = min(GravacSettings.model_validate(said).floor, 1 / ratio)
+            return Gravac.model_validate({**said, "floor": floor, "largest": 1 / ratio})
         case "threshold":
-            vote = ThresholdSettings.model_validate(said)
-            return ThresholdRatio(ratio=ratio, delta=vote.delta, combine=vote.combine)
+            return ThresholdRatio.model_validate({**said, "ratio": ratio})
         case "scan":
-            weights = ScanSettings.model_validate(said)
-            return ScanRatio(
-                options=tuple(options),
-                time_weight=weights.time,
-                gain_weight=weights.gain,
-                sensitivity=weights.sensitivity,
-                least_gain=weights.least_gain,
-            )
+            return ScanRatio.model_validate({**said, "options": tuple(options)})
         case _:
             return AutoRatio(
                 options=tuple(options), coefficient=coefficient, most_lost=most_lost, tries_twins=tries_twins

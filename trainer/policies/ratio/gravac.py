@@ -21,18 +21,14 @@ call for.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat
 
 from hetopt.core.artifact import Record
 from hetopt.core.comm.network_state import NetworkState
+from hetopt.core.policy_settings import GravacSettings
 from hetopt.trainer.policies.ratio.policy import DENSE, RatioDecision, RatioObservation, percent
-
-Raise = Literal["exponential", "geometric"]
 
 
 class GravacState(Record):
@@ -55,35 +51,14 @@ class GravacState(Record):
     done: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Gravac:
-    """The search.
+class Gravac(GravacSettings):
+    """The search. With ``eps`` above 1 everything is sent always.
 
-    Args:
-        floor: first factor.
-        largest: factor beyond which nothing is tried.
-        window_steps: steps between candidates.
-        least_gain: eps; above 1 everything is sent always.
-        tolerance: omega.
-        policy: how the candidate is raised.
-        smoothing: weight of the newest throughput, in (0, 1].
+    Attributes:
+        largest: factor beyond which nothing is tried; no less than the floor.
     """
 
-    floor: float = 10.0
-    largest: float = 1000.0
-    window_steps: int = 500
-    least_gain: float = 0.7
-    tolerance: float = 0.01
-    policy: Raise = "exponential"
-    smoothing: float = 0.3
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.floor <= self.largest < math.inf:
-            raise ValueError(f"factors run from 1 or more upwards, not from {self.floor} to {self.largest}")
-        if self.window_steps < 1 or not 0 < self.least_gain < math.inf:
-            raise ValueError(f"impossible window {self.window_steps} or least gain {self.least_gain}")
-        if not (0 <= self.tolerance < 1 and 0 < self.smoothing <= 1):
-            raise ValueError(f"impossible tolerance {self.tolerance} or smoothing {self.smoothing}")
+    largest: PositiveFloat = 1000.0
 
     def initial(self) -> GravacState:
         """The state before the first step: the least compression allowed."""
@@ -96,29 +71,29 @@ class Gravac:
     def decide(self, state: GravacState, observation: RatioObservation) -> tuple[GravacState, RatioDecision]:
         """The state after this period, and the payloads of the next."""
         state, before = self._measured(state, observation), state
-        if state.window_steps >= self.window_steps and not state.done:
+        if state.window_steps >= self.window and not state.done:
             state = self._next_window(state, observation.level_gains)
-        if self.least_gain > 1 or (state.floor, state.candidate) == (before.floor, before.candidate):
+        if self.eps > 1 or (state.floor, state.candidate) == (before.floor, before.candidate):
             return state, self.payload(state)
         verb = "found" if state.done else "tries"
         reason = f"search {verb} {state.candidate:.4g}x instead of {before.candidate:.4g}x"
         if state.candidate > 1:
             reason += (
-                f"; steps send {percent(1 / state.candidate)} where that keeps {self.least_gain:.0%} of the gradient's "
+                f"; steps send {percent(1 / state.candidate)} where that keeps {self.eps:.0%} of the gradient's "
                 f"energy, else {percent(1 / state.floor)}, else everything"
             )
         return state, self.payload(state, reason)
 
     def payload(self, state: GravacState, reason: str | None = None) -> RatioDecision:
         """What each step chooses from until the window ends."""
-        if self.least_gain > 1 or state.candidate == 1:
+        if self.eps > 1 or state.candidate == 1:
             return RatioDecision(ratio=DENSE, reason=reason)
         return RatioDecision(
             ratio=1 / state.candidate,
             floor_ratio=1 / state.floor,
-            least_gain=self.least_gain,
+            least_gain=self.eps,
             reason=reason,
-            look_after_steps=None if state.done else max(1, self.window_steps - state.window_steps),
+            look_after_steps=None if state.done else max(1, self.window - state.window_steps),
         )
 
     def _measured(self, state: GravacState, observation: RatioObservation) -> GravacState:
@@ -126,7 +101,7 @@ class Gravac:
         sent = DENSE
         if observation.level_gains is not None:
             kept = zip((state.candidate, state.floor), observation.level_gains, strict=True)
-            sent = next((factor for factor, gain in kept if gain >= self.least_gain), DENSE)
+            sent = next((factor for factor, gain in kept if gain >= self.eps), DENSE)
         fresh = max(observation.gain, 1e-12) / observation.step_time_s
         before = worth.get(sent)
         worth[sent] = fresh if before is None else self.smoothing * fresh + (1 - self.smoothing) * before
@@ -134,9 +109,9 @@ class Gravac:
 
     def _next_window(self, state: GravacState, gains: tuple[float, float] | None) -> GravacState:
         state = state.model_copy(update={"window_steps": 0})
-        if gains is not None and gains[1] - gains[0] <= self.tolerance * gains[1]:
+        if gains is not None and gains[1] - gains[0] <= self.omega * gains[1]:
             state = state.model_copy(update={"floor": state.candidate})
-        found = ideal_factor(state.worth, self.tolerance)
+        found = ideal_factor(state.worth, self.omega)
         if found is None and state.candidate >= self.largest:
             found = max(sorted(state.worth), key=state.worth.__getitem__)
         if found is not None:
@@ -148,7 +123,7 @@ class Gravac:
 
     def _raise(self, raised: int) -> float:
         """What the first floor is multiplied by: 2, 4, 16, 256, ... or 2, 4, 8, 16, ..."""
-        exponent = 2 ** (raised - 1) if self.policy == "exponential" else raised
+        exponent = 2 ** (raised - 1) if self.raises == "exponential" else raised
         return 2.0 ** min(exponent, 64)
 
 

@@ -16,12 +16,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
-from pydantic import PositiveFloat
+from pydantic import Field, PositiveFloat
 
 from hetopt.core.artifact import Record
 from hetopt.core.comm.network_state import NetworkState
 from hetopt.core.comm.planner import Option
+from hetopt.core.policy_settings import ScanSettings
 from hetopt.trainer.policies.ratio.policy import RatioDecision, RatioObservation, percent
 
 CANDIDATES = (0.1, 0.033, 0.011, 0.004, 0.001)
@@ -43,32 +45,17 @@ class ScanState(Record):
     time_s: PositiveFloat | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScanRatio:
+class ScanRatio(ScanSettings):
     """Scans its options.
 
-    Args:
-        options: candidates, several ratios of one or more exchanges.
-        time_weight, gain_weight: of the two objectives.
-        sensitivity: relative change of gain or time that calls for another scan.
-        least_gain: what keeps less is not chosen while anything keeps more; the paper has no such floor. (Over quick
-            links the choice went to 0.3 % after one step, whose gain fell to 4 %, and little was learned.)
+    Without ``least_gain``, of which the paper knows nothing, the choice went to 0.3 % after one step over quick links,
+    whose gain fell to 4 %, and little was learned.
 
-    Raises:
-        ValueError: no options, or impossible weights.
+    Attributes:
+        options: candidates, several ratios of one or more exchanges.
     """
 
-    options: tuple[Option, ...]
-    time_weight: float = 0.6
-    gain_weight: float = 0.4
-    sensitivity: float = 0.1
-    least_gain: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not self.options:
-            raise ValueError("a scan needs options")
-        if not (0 <= self.time_weight < math.inf and 0 <= self.gain_weight < math.inf):
-            raise ValueError(f"weights are finite and not negative, not {self.time_weight}, {self.gain_weight}")
+    options: Annotated[tuple[Option, ...], Field(min_length=1)]
 
     def initial(self) -> ScanState:
         """The state before the first scan: no ratio was chosen."""
@@ -95,9 +82,7 @@ class ScanRatio:
         places = [place for place, one in enumerate(prospects) if one.gain >= self.least_gain]
         if not places:
             places = [max(range(len(prospects)), key=lambda place: prospects[place].gain)]
-        chosen = places[
-            scan([prospects[one] for one in places], time_weight=self.time_weight, gain_weight=self.gain_weight)
-        ]
+        chosen = places[scan([prospects[one] for one in places], time_weight=self.time, gain_weight=self.gain)]
         option, prospect = self.options[chosen], prospects[chosen]
         state = ScanState(gain=prospect.gain, time_s=max(prospect.time_s, 1e-12))
         if option.key == observation.option:

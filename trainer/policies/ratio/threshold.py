@@ -7,16 +7,14 @@ have names. The gain is of gradient and residual, which is what is sent; the pap
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated
 
-from pydantic import NonNegativeInt
+from pydantic import Field, NonNegativeInt
 
 from hetopt.core.artifact import Record
 from hetopt.core.comm.network_state import NetworkState
+from hetopt.core.policy_settings import ThresholdSettings
 from hetopt.trainer.policies.ratio.policy import DENSE, RatioDecision, RatioObservation, percent
-
-Combine = Literal["majority", "any", "all", "mean"]
 
 _ROUNDING = 1e-9  # 1 - 0.9 is a little less than 0.1
 
@@ -28,23 +26,16 @@ class ThresholdState(Record):
     compressed_steps: NonNegativeInt = 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ThresholdRatio:
+class ThresholdRatio(ThresholdSettings):
     """One ratio or everything.
 
-    Args:
+    A ``delta`` of 0 is dense, of 1 always compressed. Votes that are combined by ``mean`` judge the workers' mean loss.
+
+    Attributes:
         ratio: fraction that is sent when the workers compress.
-        delta: loss of energy up to which a worker votes to compress; 0: dense, 1: always compressed.
-        combine: how votes become a decision. ``mean`` judges the workers' mean loss instead.
     """
 
-    ratio: float = 0.1
-    delta: float = 0.3
-    combine: Combine = "majority"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.ratio < 1 or not 0 <= self.delta <= 1:
-            raise ValueError(f"the ratio is between 0 and 1 and delta in [0, 1], not {self.ratio}, {self.delta}")
+    ratio: Annotated[float, Field(gt=0, lt=1)] = 0.1
 
     def initial(self) -> ThresholdState:
         """The state before the first step: nothing was sent."""

@@ -1,8 +1,9 @@
-"""Sends less and less over the first epochs: Deep Gradient Compression's warm-up (Lin et al. 2018).
+"""Ratios that are known beforehand: the same from first to last, or less and less over the first epochs.
 
-Early gradients are large and change quickly, and what is held back of them arrives late. From 75 % sparsity on, the
-fraction that is sent shrinks fourfold an epoch: 25 %, 6.25 %, 1.56 %, 0.4 %, and after four epochs it is the run's own
-ratio (0.1 % in the paper). A ratio of the schedule that is below the run's own is left out.
+The latter is Deep Gradient Compression's warm-up (Lin et al. 2018). Early gradients are large and change quickly, and
+what is held back of them arrives late. From 75 % sparsity on, the fraction that is sent shrinks fourfold an epoch: 25
+%, 6.25 %, 1.56 %, 0.4 %, and after four epochs it is the run's own ratio (0.1 % in the paper). A ratio of the schedule
+that is below the run's own is left out.
 """
 
 from __future__ import annotations
@@ -10,21 +11,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hetopt.core.comm.network_state import NetworkState
-from hetopt.trainer.policies.ratio.fixed import NothingToRemember
+from hetopt.trainer.policies.policy import NothingToRemember
 from hetopt.trainer.policies.ratio.policy import RatioDecision, RatioObservation, percent
+
+WARM_UP = (0.25, 0.0625, 0.015625, 0.004)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WarmUp:
+class ScheduledRatio:
     """The schedule, then the ratio.
 
     Args:
-        ratio: after the warm-up.
-        schedule: ratios of the first epochs, one each.
+        ratio: fraction of the elements that is sent after the schedule; 1: dense.
+        schedule: ratios of the first epochs, one each; empty: nothing changes, whatever is measured.
     """
 
-    ratio: float = 0.001
-    schedule: tuple[float, ...] = (0.25, 0.0625, 0.015625, 0.004)
+    ratio: float = 1.0
+    schedule: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if any(not 0 < ratio <= 1 for ratio in (self.ratio, *self.schedule)):
@@ -43,7 +46,7 @@ class WarmUp:
     ) -> tuple[NothingToRemember, RatioDecision]:
         """The ratio of the epoch that has begun."""
         ratio = self.at(observation.epoch)
-        if ratio == observation.ratio:
+        if ratio == observation.ratio or not self.schedule:
             return state, RatioDecision(ratio=ratio)
         return state, RatioDecision(ratio=ratio, reason=f"warm-up: {percent(ratio)} from epoch {observation.epoch:.3g}")
 
