@@ -13,10 +13,9 @@ from hetopt.core.errors import BadInput
 from hetopt.core.synchronization import Synchronization
 from hetopt.profiler.probe.crew import ProbeGroup
 from hetopt.trainer.data.micro_batch import MicroBatch
-from hetopt.trainer.steps.fused_step import FusedStep
+from hetopt.trainer.steps.fused_step import FusedStep, NoExchange
 from hetopt.trainer.steps.local_batch import BatchReader
-from hetopt.trainer.steps.local_step import LocalStep, NoExchange
-from hetopt.trainer.steps.slowdown import NoSlowdown
+from hetopt.trainer.steps.slowdown import Slowdown
 from hetopt.trainer.steps.step import LossModule
 from hetopt.trainer.steps.stopwatch import make_stopwatch
 from hetopt.trainer.sync.sync_assembly import make_synchroniser
@@ -46,12 +45,12 @@ class LocalPilot:
     ) -> None:
         context = crew.context
         stopwatch = make_stopwatch(context.device)
-        inner = FusedStep(
+        step = FusedStep(
             module=loss,
             reader=reader,
             exchange=NoExchange(),
             stopwatch=stopwatch,
-            pace=NoSlowdown(),
+            pace=Slowdown(),
             norms=sync.name == "selsync",
             counts="alone",
         )
@@ -71,7 +70,7 @@ class LocalPilot:
                 f"a pilot with {sync.name} needs at least 2 workers, got 1.",
                 hint="profile with `workers=2`",
             )
-        self._crew, self._step, self._optimizer, self._shares = crew, LocalStep(inner), optimizer, tuple(shares)
+        self._crew, self._step, self._optimizer, self._shares = crew, step, optimizer, tuple(shares)
         self._synchroniser = synchroniser
         self._steps = 0
 

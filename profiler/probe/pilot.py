@@ -35,7 +35,7 @@ from hetopt.trainer.steps.fused_step import FusedStep
 from hetopt.trainer.steps.learning_rate import LearningRate
 from hetopt.trainer.steps.local_batch import BatchReader
 from hetopt.trainer.steps.precision import Autocast, initial_loss_scale, matrices_in
-from hetopt.trainer.steps.slowdown import NoSlowdown
+from hetopt.trainer.steps.slowdown import Slowdown
 from hetopt.trainer.steps.step import LossModule, trainable_parameters
 from hetopt.trainer.steps.stopwatch import make_stopwatch
 from hetopt.trainer.task import Task
@@ -109,7 +109,7 @@ class PilotRun:
             reader=ground.reader,
             exchange=self._held,
             stopwatch=make_stopwatch(context.device),
-            pace=NoSlowdown(),
+            pace=Slowdown(),
             counts="unused",  # workers take samples in groups of their own, so that they cannot add them up in between
         )
         self._cursor = SampleCursor(len(ground.reader.dataset), self._seed)

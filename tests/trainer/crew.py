@@ -36,7 +36,7 @@ from hetopt.trainer.steps.bucketed_step import BucketedStep
 from hetopt.trainer.steps.fused_step import FusedStep
 from hetopt.trainer.steps.local_batch import BatchReader
 from hetopt.trainer.steps.precision import Autocast
-from hetopt.trainer.steps.slowdown import NoSlowdown
+from hetopt.trainer.steps.slowdown import Slowdown
 from hetopt.trainer.steps.step import LossModule, Step
 from hetopt.trainer.steps.stopwatch import CpuStopwatch
 from hetopt.trainer.steps.switching_step import SwitchingStep
@@ -82,7 +82,7 @@ def save_gradients(folder: Path, task_reference: str, splits: list[list[int]], r
         module = LossModule(model, losses.get(kind, task.loss), Autocast(device_type="cpu", precision="fp32"))
         module.follow(counts=kind in losses, read=kind == "read", watch=False)
         if kind == "bucketed":
-            return BucketedStep(module=module, reader=reader, stopwatch=CpuStopwatch(), pace=NoSlowdown(), noise=True)
+            return BucketedStep(module=module, reader=reader, stopwatch=CpuStopwatch(), pace=Slowdown(), noise=True)
         numel = sum(p.numel() for p in model.parameters())
         exchange = Exchange(Compression(), numel)
         return FusedStep(
@@ -90,7 +90,7 @@ def save_gradients(folder: Path, task_reference: str, splits: list[list[int]], r
             reader=reader,
             exchange=exchange,
             stopwatch=CpuStopwatch(),
-            pace=NoSlowdown(),
+            pace=Slowdown(),
             noise="workers",
         )
 
@@ -117,7 +117,7 @@ def gather_under_steps(folder: Path, task_reference: str, rank: int, world_size:
     reader = BatchReader(dataset=task.data(None).train, device=device, seed=0)
     model = build_model(task, device, seed=0)
     module = LossModule(model, task.loss, Autocast(device_type="cpu", precision="fp32"))
-    bucketed = BucketedStep(module=module, reader=reader, stopwatch=CpuStopwatch(), pace=NoSlowdown())
+    bucketed = BucketedStep(module=module, reader=reader, stopwatch=CpuStopwatch(), pace=Slowdown())
     part = MicroBatch(epoch=0, indices=range(4))
     bucketed.warm_up(part)
     delays = random.Random(rank)
@@ -144,7 +144,7 @@ def switch_ways(folder: Path, task_reference: str, rank: int, world_size: int) -
     model = build_model(task, device, seed=0)
     numel = sum(parameter.numel() for parameter in model.parameters())
     module = LossModule(model, task.loss, Autocast(device_type="cpu", precision="fp32"))
-    bucketed = BucketedStep(module=module, reader=reader, stopwatch=CpuStopwatch(), pace=NoSlowdown())
+    bucketed = BucketedStep(module=module, reader=reader, stopwatch=CpuStopwatch(), pace=Slowdown())
     part = MicroBatch(epoch=0, indices=range(4 * rank, 4 * rank + 4))
     bucketed.warm_up(part)
     candidates = Candidates(
@@ -160,7 +160,7 @@ def switch_ways(folder: Path, task_reference: str, rank: int, world_size: int) -
     bf16 = BucketExchange(
         Compression(name="bf16", memory=candidates.memory), [p for p in model.parameters() if p.requires_grad]
     )
-    fused = FusedStep(module=module, reader=reader, exchange=exchange, stopwatch=CpuStopwatch(), pace=NoSlowdown())
+    fused = FusedStep(module=module, reader=reader, exchange=exchange, stopwatch=CpuStopwatch(), pace=Slowdown())
     step = SwitchingStep(fused=fused, exchange=exchange, bucketed=bucketed, first=candidates.dense, bf16=bf16)
     step.warm_up(part)
     told, gradients = [], []

@@ -29,7 +29,7 @@ from hetopt.trainer.steps.learning_rate import AdaptiveScale, LearningRate
 from hetopt.trainer.steps.local_batch import BatchReader
 from hetopt.trainer.steps.noise_groups import NoiseSums
 from hetopt.trainer.steps.precision import Autocast
-from hetopt.trainer.steps.slowdown import NoSlowdown
+from hetopt.trainer.steps.slowdown import Slowdown
 from hetopt.trainer.steps.step import LossModule, StepTrace
 from hetopt.trainer.steps.stopwatch import CpuStopwatch
 from hetopt.trainer.tasks.recipes import step_decay
@@ -175,7 +175,7 @@ def test_noise_is_that_of_the_groups_gradients(noise: str) -> None:
         reader=reader,
         exchange=Exchange(Compression(), 4),
         stopwatch=CpuStopwatch(),
-        pace=NoSlowdown(),
+        pace=Slowdown(),
         noise=noise,
     )
     for scale in (None, 1024.0):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hetopt.core.conditions import ConditionsReader, write_conditions
 from hetopt.core.run_spec import WorkerSpec
 from hetopt.core.scaled_emulation import Conditions, DeclaredTime
-from hetopt.trainer.steps.slowdown import Declared, NoSlowdown, Stretched, make_pace, precisely
+from hetopt.trainer.steps.slowdown import Declared, Slowdown, Stretched, make_pace, precisely
 
 CPU = torch.device("cpu")
 
@@ -134,10 +134,10 @@ def test_what_a_worker_has_decides_its_pace(tmp_path: Path) -> None:
         spec = WorkerSpec.model_validate({"host": "h0", "type": "local", "local_batch_size": 4, **worker})
         return make_pace(spec, CPU, conditions=ConditionsReader(tmp_path), seed=0, own_core=False)
 
-    assert isinstance(pace_of(), NoSlowdown)
+    assert type(pace_of()) is Slowdown
     assert isinstance(pace_of(pace=2), Stretched)
     assert isinstance(pace_of(pace=2, declared={"per_sample_s": 0.1}), Declared)
-    assert not NoSlowdown().waits
+    assert not Slowdown().waits
     assert pace_of(pace=2).waits
 
 

@@ -20,7 +20,7 @@ from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.steps.fused_step import FusedStep
 from hetopt.trainer.steps.local_batch import BatchReader
 from hetopt.trainer.steps.precision import Autocast, LossScale, lacks_units, matrices_in
-from hetopt.trainer.steps.slowdown import NoSlowdown
+from hetopt.trainer.steps.slowdown import Slowdown
 from hetopt.trainer.steps.step import LossModule
 from hetopt.trainer.steps.stopwatch import make_stopwatch
 from hetopt.trainer.task import Task
@@ -59,7 +59,7 @@ def gradient(parts: Sequence[MicroBatch], samples: int, precision: Precision) ->
         reader=reader,
         exchange=kept,
         stopwatch=make_stopwatch(CPU),
-        pace=NoSlowdown(),
+        pace=Slowdown(),
     )
     scale = LossScale(value=2.0**10).value if precision == "fp16" else None
     assert step.run(parts, samples, scale).finite

@@ -51,7 +51,7 @@ from hetopt.trainer.session.turns import Deed
 from hetopt.trainer.session.whole_batch import WholeBatch
 from hetopt.trainer.statistics import DRAWN, Period
 from hetopt.trainer.steps.exchange_assembly import ExchangeMaker, can_overlap
-from hetopt.trainer.steps.slowdown import NoSlowdown, Slowdown
+from hetopt.trainer.steps.slowdown import Slowdown
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.step_config import ExchangeConfig
 from hetopt.trainer.steps.stopwatch import Mark, make_stopwatch
@@ -146,7 +146,7 @@ class BatchFlow:
         self._saver: CheckpointSaver | None = None  # from the first checkpoint on
         self._has_announced = False
         self._engine: Engine | None = None  # from the loader on
-        self._pace: Slowdown = NoSlowdown()
+        self._pace: Slowdown = Slowdown()
         self._table = ShareTable((1,) * world_size)
         self._sources: list[Source] = []  # of batches, in the order in which the script made them
         self._tables: list[ShareTable] = []  # of each

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hetopt.trainer.comm.compressor import Resumable
+from hetopt.trainer.comm.error_feedback import NoResidual
 from hetopt.trainer.comm.exchange import ExchangeStats
 from hetopt.trainer.comm.vectors import energy
 from hetopt.trainer.data.micro_batch import MicroBatch
@@ -32,10 +33,22 @@ class WholeExchange(Resumable, Protocol):
         ...
 
 
+class NoExchange(NoResidual):
+    """Leaves the gradient as it is."""
+
+    def run(self, flat: Tensor, look_at: Sequence[float] = ()) -> ExchangeStats:
+        """Leave the worker's own gradient as it is; nothing is sent."""
+        return ExchangeStats(sent_bytes=0, compress_s=0.0, sync_s=0.0)
+
+
 class FusedStep:
     """Computes the whole gradient in one flat fp32 buffer, then exchanges it at once.
 
     Gradients of all parameters are views into the buffer; a parameter that a step does not use keeps a zero there.
+
+    A worker that trains alone (`NoExchange`) applies the mean gradient of its own samples, whatever the others have.
+    Averaged over the workers, weighted by their samples, updates by such gradients are those by the gradient of the
+    whole batch, for optimizers that are linear in it.
 
     Args:
         module: the model with its loss.
@@ -47,7 +60,7 @@ class FusedStep:
         way: name of what the exchange does, for the traces.
         norms: whether norms of local gradients are asked for.
         counts: where a loss is a mean over something else than samples: whether the counts of ``all`` workers are added
-            up, or of this worker ``alone`` (which exchanges nothing); ``unused``: samples are counted as before.
+            up, or of this worker ``alone``, whose samples then are the whole batch; ``unused``: samples are counted.
     """
 
     def __init__(
@@ -69,7 +82,7 @@ class FusedStep:
         self._norms = norms
         counting = None if counts == "unused" else module
         self._local = LocalGradient(model=module.model, forward=module, reader=reader, device=device, counting=counting)
-        self._adds_counts = counts == "all"
+        self._is_alone, self._adds_counts = counts == "alone", counts == "all"
         self._exchange = exchange
         self._stopwatch = stopwatch
         self._pace = pace
@@ -103,6 +116,7 @@ class FusedStep:
         """Compute and exchange (see `Step`)."""
         begun = self._stopwatch.mark()
         samples = sum(map(len, parts))
+        global_batch_size = max(1, samples) if self._is_alone else global_batch_size
         self._pace.begin(samples)
         self._flat.zero_()
         self._take_gradients()

@@ -11,7 +11,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import ClassVar
 
 import torch
 
@@ -33,47 +33,24 @@ _YIELDING_S = 0.0002
 two cores, four and eight waiting processes), which would be half a percent of a step of 30 ms."""
 
 
-class Slowdown(Protocol):
-    """How far the computation of a step may have come."""
+class Slowdown:
+    """How far the computation of a step may have come: by itself, as far as the device can."""
 
-    @property
-    def waits(self) -> bool:
-        """Whether `reach` ever takes time; where it does not, it need not be called but at the end."""
-        ...
+    waits: ClassVar[bool] = False
+    """Whether `reach` ever takes time; where it does not, it need not be called but at the end."""
 
     def begin(self, samples: int, *, read_s: float = 0.0) -> None:
         """The computation of so many samples starts, or did so long ago as reading them took."""
-        ...
 
     def reach(self, done: float) -> None:
         """Computation has come this far (1 = all of it): wait until the machine it stands for would have, too."""
-        ...
 
     def use(self) -> float:
         """Real over declared time: the median of the steps since it was last told; 0: not known, or none declared."""
-        ...
-
-
-class NoSlowdown:
-    """No slowdown: the worker computes as fast as its device can."""
-
-    @property
-    def waits(self) -> bool:
-        """False: this worker never waits."""
-        return False
-
-    def begin(self, samples: int, *, read_s: float = 0.0) -> None:
-        """Do nothing."""
-
-    def reach(self, done: float) -> None:
-        """Do not wait."""
-
-    def use(self) -> float:
-        """0: no computing time is declared."""
         return 0.0
 
 
-class Stretched:
+class Stretched(Slowdown):
     """Waits ``(factor - 1)`` times the time that was used since the last wait.
 
     Args:
@@ -82,6 +59,8 @@ class Stretched:
         sleep: waits for so many seconds: `time.sleep`, or `busy` where the worker has a core to itself.
     """
 
+    waits = True
+
     def __init__(self, factor: float, used_s: Callable[[], float], sleep: Callable[[float], None] = time.sleep) -> None:
         if factor < 1:
             raise ValueError(f"a slowdown factor must be at least 1, got {factor}")
@@ -89,11 +68,6 @@ class Stretched:
         self._used_s = used_s
         self._sleep = sleep
         self._begun_s = 0.0
-
-    @property
-    def waits(self) -> bool:
-        """True: this worker waits in every step."""
-        return True
 
     def begin(self, samples: int, *, read_s: float = 0.0) -> None:
         """Remember how much time was used so far."""
@@ -104,12 +78,8 @@ class Stretched:
         self._sleep((self._factor - 1) * max(0.0, self._used_s() - self._begun_s))
         self._begun_s = self._used_s()  # a busy wait uses time, too
 
-    def use(self) -> float:
-        """0: no computing time is declared."""
-        return 0.0
 
-
-class Declared:
+class Declared(Slowdown):
     """Waits until the declared time is over; one step takes
 
         (fixed_s + per_sample_s * samples) * slowdown / speed_factor * max(0.1, 1 + noise * N(0, 1))
@@ -124,6 +94,8 @@ class Declared:
         clock: seconds by which the real computation is over, too (a GPU's clock waits for the GPU).
         sleep: waits for so many seconds, to a small part of a millisecond.
     """
+
+    waits = True
 
     def __init__(
         self,
@@ -145,11 +117,6 @@ class Declared:
         self._declared_s = 0.0
         self._waited_s = 0.0
         self._uses: list[float] = []
-
-    @property
-    def waits(self) -> bool:
-        """True: this worker waits in every step."""
-        return True
 
     def begin(self, samples: int, *, read_s: float = 0.0) -> None:
         """Decide how long this step takes."""
@@ -221,7 +188,7 @@ def make_pace(
         clock = time.perf_counter if is_cpu else elapsed_s
         return Declared(worker.declared, worker.host, conditions, seed=seed, clock=clock)
     if worker.slowdown == 1:
-        return NoSlowdown()
+        return Slowdown()
     if is_cpu:
         return Stretched(worker.slowdown, time.thread_time, busy if own_core else time.sleep)
     return Stretched(worker.slowdown, elapsed_s)

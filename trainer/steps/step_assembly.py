@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -21,20 +21,22 @@ from hetopt.trainer.comm.peers import Guard, meet
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.fetch import Batch
 from hetopt.trainer.data.micro_batch import MicroBatch
-from hetopt.trainer.loss_test import STATISTICS_HINT, LossTest
+from hetopt.trainer.failure import is_out_of_memory
+from hetopt.trainer.loss_test import MOST_SAMPLES, STATISTICS_HINT, LossTest, probe_loss
 from hetopt.trainer.steps.bucketed_step import BucketedStep
 from hetopt.trainer.steps.exchange_assembly import ExchangeMaker, can_overlap, is_steered
-from hetopt.trainer.steps.fused_step import FusedStep
+from hetopt.trainer.steps.fused_step import FusedStep, NoExchange
 from hetopt.trainer.steps.local_batch import SampleFeed
 from hetopt.trainer.steps.local_gradient import DoesNotFit, LocalGradient, half_of
-from hetopt.trainer.steps.local_step import LocalStep, NoExchange
-from hetopt.trainer.steps.loss_trial import FEWEST_TRIED, try_loss
 from hetopt.trainer.steps.slowdown import Slowdown
 from hetopt.trainer.steps.step import LossModule, Step, trainable_parameters
 from hetopt.trainer.steps.step_config import StepConfig
 from hetopt.trainer.steps.stopwatch import Stopwatch
 from hetopt.trainer.steps.switching_step import SwitchingStep
 from hetopt.trainer.task import Task
+
+FEWEST_TRIED = 4
+"""Samples that a loss is tested with, where a worker's share is smaller: two parts that BatchNorm can normalise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +89,7 @@ class StepMaker:
 
     def _local(self) -> StepConfig:
         """A step that exchanges nothing: every worker applies its own gradient."""
-        inner = FusedStep(
+        alone = FusedStep(
             module=self.module,
             reader=self.feed,
             exchange=NoExchange(),
@@ -96,7 +98,7 @@ class StepMaker:
             norms=self.context.spec.sync.name == "selsync",
             counts="alone",
         )
-        return self._summed_by(LocalStep(inner))
+        return self._summed_by(alone)
 
     def _summed_by(self, step: Step) -> StepConfig:
         """A step that needs no exchange of whole gradients."""
@@ -248,7 +250,7 @@ class StepMaker:
         context, task = self.context, self.task
         own = LossTest(kind="untested")
         if context.is_leader:
-            own = try_loss(self.module.model, task.loss, self.feed, max(samples, FEWEST_TRIED))
+            own = self._tried_loss(min(max(samples, FEWEST_TRIED), MOST_SAMPLES))
         test = LossTest.from_list(gather_numbers(own.to_list(), context.world_size)[0])
         problem = test.problem(task.accept_inexact)
         if problem is not None and (context.world_size > 1 or self.feed.max_samples is not None):
@@ -257,6 +259,23 @@ class StepMaker:
         note = test.note(self.module.model, task.accept_inexact)
         if note and context.is_leader and context.world_size > 1:
             print(f"hetopt: {note}; {STATISTICS_HINT}.", file=sys.stderr, flush=True)
+
+    def _tried_loss(self, samples: int) -> LossTest:
+        """What the loss is a mean over, by the first so many samples, or as many of them as fit into memory."""
+        places = list(self.feed.first_part(samples).indices)
+
+        def read(some: Sequence[int]) -> Batch:
+            return self.feed.read(MicroBatch(epoch=0, indices=[places[at] for at in some]))
+
+        tried = len(places)
+        while tried > 1:
+            try:
+                return probe_loss(self.module.model, self.task.loss, read, tried)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+            tried //= 2
+        return LossTest(kind="untested")
 
     def _fit(self, compute: Callable[[MicroBatch], None], samples: int) -> None:
         """Compute a share of so many samples, or as much of it as fits into memory at once."""
