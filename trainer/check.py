@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
 from hetopt.core.errors import BadInput
-from hetopt.trainer.check_findings import Ended, Finding, NothingLeft, near, place, run
+from hetopt.trainer.check_findings import Ended, Finding, error, near, place, run, warning
 from hetopt.trainer.data.fetch import Batch, MapDataset, fetch, samples_in
 from hetopt.trainer.inexact import WHOLE_BATCH
 from hetopt.trainer.loss_test import STATISTICS_HINT, probe_loss
@@ -40,15 +40,13 @@ def check(reference: str, folder: Path | None) -> list[Finding]:
     findings: list[Finding] = []
     try:
         task = load_task(reference)
-    except BadInput as error:
-        return [Finding(level="error", text=error.message, hint=error.hint or "correct the task's file")]
+    except BadInput as refused:
+        return [error(text=refused.message, hint=refused.hint or "correct the task's file")]
     try:
         for finding in _look(task, folder):
             findings.append(finding)
     except Ended as found:
         findings.append(found.finding)
-    except NothingLeft:
-        return findings
     return findings
 
 
@@ -57,7 +55,7 @@ def _look(task: Task, folder: Path | None) -> Iterator[Finding]:
     data = _data(task, folder)
     yield from _lengths(task, data)
     batch, once, twice = _batches(task, data.train)
-    yield from _batch_sizes(task, batch, once, twice)
+    _check_batch_sizes(task, batch, once, twice)
     model = _model(task)
     yield from _parameters(task, model)
     yield from _normalisation(task, model)
@@ -79,7 +77,7 @@ def _data(task: Task, folder: Path | None) -> TaskData:
 def _another_type(part: str, made: object, *, wanted: str, hint: str, where: str) -> Ended:
     """A part of the task that gives something else than it should."""
     text = f"The task's {part} gives a {type(made).__name__}, not {wanted}."
-    return Ended(Finding(level="error", text=text, hint=hint, where=where))
+    return Ended(text, hint=hint, where=where)
 
 
 def _lengths(task: Task, data: TaskData) -> Iterator[Finding]:
@@ -88,24 +86,19 @@ def _lengths(task: Task, data: TaskData) -> Iterator[Finding]:
         where = place(type(dataset).__len__, task.data)
         if isinstance(dataset, IterableDataset):
             raise Ended(
-                Finding(
-                    level="error",
-                    text=f"The {role} data is a stream: how many samples an epoch has is unknown.",
-                    hint="give it by index, or train the loop of your own script with hetopt.trainer.session",
-                    where=place(type(dataset), task.data),
-                )
+                f"The {role} data is a stream: how many samples an epoch has is unknown.",
+                hint="give it by index, or train the loop of your own script with hetopt.trainer.session",
+                where=place(type(dataset), task.data),
             )
         length = run(task.data, dataset.__len__, f"The length of the {role} data", where)
         if length != len(dataset) or not isinstance(length, int):
-            yield Finding(
-                level="error",
+            yield error(
                 text=f"The length of the {role} data changes while one looks at it.",
                 hint="return the same number of samples every time",
                 where=where,
             )
     if len(data.train) < task.batch_size:
-        yield Finding(
-            level="warning",
+        yield warning(
             text=f"A batch of {task.batch_size} is larger than the training data, {len(data.train)} samples.",
             hint="choose a smaller batch_size",
             where=place(task.data),
@@ -123,25 +116,21 @@ def _batches(task: Task, dataset: MapDataset) -> tuple[Batch, Batch, Batch]:
     return read(few[:1]), read(few), read(few + few)
 
 
-def _batch_sizes(task: Task, batch: Batch, once: Batch, twice: Batch) -> Iterator[Finding]:
+def _check_batch_sizes(task: Task, batch: Batch, once: Batch, twice: Batch) -> None:
     counts = [samples_in(one) for one in (batch, once, twice)]
     expected = [1, (counts[2] or 0) // 2, counts[2]]
     if counts[2] is None:
-        yield Finding(
-            level="error",
-            text="A batch of the training data holds no tensor, so its samples cannot be counted.",
+        raise Ended(
+            "A batch of the training data holds no tensor, so its samples cannot be counted.",
             hint="return tensors whose first dimension is the sample",
             where=place(task.data),
         )
-        raise NothingLeft
     if counts != expected or counts[2] % 2:
-        yield Finding(
-            level="error",
-            text=f"Batches of 1, n and 2n samples have {counts[0]}, {counts[1]} and {counts[2]} rows.",
+        raise Ended(
+            f"Batches of 1, n and 2n samples have {counts[0]}, {counts[1]} and {counts[2]} rows.",
             hint="one row a sample, in the first dimension: workers weight their gradients by them",
             where=place(task.data),
         )
-        raise NothingLeft
 
 
 def _model(task: Task) -> nn.Module:
@@ -156,29 +145,24 @@ def _model(task: Task) -> nn.Module:
 def _parameters(task: Task, model: nn.Module) -> Iterator[Finding]:
     trained = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
     if not trained:
-        yield Finding(
-            level="error",
-            text="The model has no parameters to train.",
+        raise Ended(
+            "The model has no parameters to train.",
             hint="check requires_grad",
             where=place(task.model),
         )
-        raise NothingLeft
     for name, parameter in trained:
         if parameter.dtype != torch.float32:
-            yield Finding(
-                level="error",
-                text=f"Parameter {name} is {str(parameter.dtype).removeprefix('torch.')}.",
+            raise Ended(
+                f"Parameter {name} is {str(parameter.dtype).removeprefix('torch.')}.",
                 hint="keep parameters float32; the run's precision chooses bf16 or fp16 for the computation",
                 where=place(task.model),
             )
-            raise NothingLeft
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
     shared = [both for both in names.values() if len(both) > 1]
     if shared:
-        yield Finding(
-            level="warning",
+        yield warning(
             text=f"{' and '.join(shared[0])} are one parameter: it is summed once, and counted once.",
             hint="nothing to do if that is meant (tied embeddings)",
             where=place(type(model).__init__, task.model),
@@ -189,8 +173,7 @@ def _normalisation(task: Task, model: nn.Module) -> Iterator[Finding]:
     """What BatchNorm asks of the batch: a worker's share is never a single sample where the batch allows."""
     least = least_samples(model)
     if task.batch_size < 2 * least and least > 1:
-        yield Finding(
-            level="warning",
+        yield warning(
             text=f"The model has BatchNorm, which needs {least} samples of every worker: a batch of {task.batch_size} "
             "is too small for two workers.",
             hint=f"choose a batch_size of at least {2 * least}, or GroupNorm",
@@ -206,27 +189,21 @@ def _loss(task: Task, model: nn.Module, once: Batch, dataset: MapDataset) -> Ite
     first = told[0] if isinstance(told, tuple) and len(told) == 2 else told
     if not isinstance(first, Tensor) or first.dim():
         said = f"has shape {tuple(first.shape)}" if isinstance(first, Tensor) else f"is a {type(first).__name__}"
-        yield Finding(level="error", text=f"The loss {said}; it must be a scalar tensor.", hint=_MEAN, where=where)
-        raise NothingLeft
+        raise Ended(f"The loss {said}; it must be a scalar tensor.", hint=_MEAN, where=where)
     if not first.requires_grad:
-        yield Finding(level="error", text="The loss does not depend on the model.", hint="check the loss", where=where)
-        raise NothingLeft
+        raise Ended("The loss does not depend on the model.", hint="check the loss", where=where)
     if not bool(torch.isfinite(first)):
-        yield Finding(
-            level="error",
-            text=f"The loss of the first samples is {float(first.detach())}.",
+        raise Ended(
+            f"The loss of the first samples is {float(first.detach())}.",
             hint="check the data for values that are not finite, and the loss for logarithms of 0",
             where=where,
         )
-        raise NothingLeft
     if isinstance(told, tuple) and not 0 <= float(told[1]) < math.inf:
-        yield Finding(
-            level="error",
-            text=f"The loss counts {float(told[1])}; a count must be 0 or more, and finite.",
+        raise Ended(
+            f"The loss counts {float(told[1])}; a count must be 0 or more, and finite.",
             hint=_MEAN,
             where=where,
         )
-        raise NothingLeft
     samples = min(len(dataset), max(task.batch_size, 2 * SAMPLES))
     test = run(
         task.loss,
@@ -235,10 +212,9 @@ def _loss(task: Task, model: nn.Module, once: Batch, dataset: MapDataset) -> Ite
     )
     problem = test.problem(task.accept_inexact)
     if problem is not None:
-        yield Finding(level="error", text=problem.message, hint=problem.hint or _MEAN, where=where)
+        yield error(text=problem.message, hint=problem.hint or _MEAN, where=where)
     elif test.kind == "coupled":
-        yield Finding(
-            level="warning",
+        yield warning(
             text=f"The loss depends on the whole batch, as the task accepts: the gradient of {sum(test.sizes)} samples "
             f"differs by {test.off:.1%} from that of {test.sizes[0]} and {test.sizes[1]} of them.",
             hint="keep batches of workers large",
@@ -246,9 +222,7 @@ def _loss(task: Task, model: nn.Module, once: Batch, dataset: MapDataset) -> Ite
         )
     note = test.note(model, task.accept_inexact)
     if note:
-        yield Finding(
-            level="warning", text=f"{note}.", hint=STATISTICS_HINT, where=place(type(model).__init__, task.model)
-        )
+        yield warning(text=f"{note}.", hint=STATISTICS_HINT, where=place(type(model).__init__, task.model))
 
 
 _MEAN = "return the mean over the samples of the batch, or the tuple (sum, count): workers add both up"
@@ -263,8 +237,7 @@ def _gradients(task: Task, model: nn.Module, once: Batch) -> Iterator[Finding]:
     unused = [name for name, one in model.named_parameters() if one.requires_grad and one.grad is None]
     if unused:
         more = f" and {len(unused) - MOST_NAMED} more" if len(unused) > MOST_NAMED else ""
-        yield Finding(
-            level="warning",
+        yield warning(
             text=f"The loss does not use {', '.join(unused[:MOST_NAMED])}{more}: gradients cannot travel while "
             "backward still runs.",
             hint="set requires_grad=False on parameters that are not trained",
@@ -276,8 +249,7 @@ def _gradients(task: Task, model: nn.Module, once: Batch) -> Iterator[Finding]:
         if one.grad is not None and not one.grad.to_dense().isfinite().all()
     ]
     if broken:
-        yield Finding(
-            level="error",
+        yield error(
             text=f"The gradient of {broken[0]} is not finite.",
             hint="check the loss for square roots and divisions at 0",
             where=place(task.loss),
@@ -290,15 +262,13 @@ def _optimizer(task: Task, model: nn.Module) -> Iterator[Finding]:
     known = {id(one) for one in model.parameters()}
     left = [name for name, one in model.named_parameters() if one.requires_grad and id(one) not in own]
     if left:
-        yield Finding(
-            level="warning",
+        yield warning(
             text=f"The optimizer leaves {', '.join(left[:MOST_NAMED])} as they are, yet their gradients are sent.",
             hint="set requires_grad=False on them, or give them to the optimizer",
             where=place(task.optimizer),
         )
     if own - known:
-        yield Finding(
-            level="error",
+        yield error(
             text="The optimizer has parameters that are not the model's.",
             hint="build it from the model it is given: lambda model: SGD(model.parameters(), ...)",
             where=place(task.optimizer),
@@ -320,14 +290,14 @@ def _evaluation(task: Task, model: nn.Module, dataset: MapDataset) -> Iterator[F
             told = run(task.evaluate, lambda: task.evaluate(model, batch), "The task's evaluate", where)
         if not isinstance(told, Mapping) or not told:
             said = f"a {type(told).__name__}, not a dictionary of sums" if not isinstance(told, Mapping) else "no sums"
-            raise Ended(Finding(level="error", text=f"The task's evaluate gives {said}.", hint=_SUMS, where=where))
+            raise Ended(f"The task's evaluate gives {said}.", hint=_SUMS, where=where)
         return {name: float(value) for name, value in told.items()}
 
     once, twice = sums(few), sums(few + few)
     wrong = [name for name, value in once.items() if not near(2 * value, twice[name])]
     if wrong:
-        yield Finding(
-            level="warning" if WHOLE_BATCH in task.accept_inexact else "error",
+        said = warning if WHOLE_BATCH in task.accept_inexact else error
+        yield said(
             text=f"'{wrong[0]}' of evaluate is no sum over samples: the same samples twice over give "
             f"{twice[wrong[0]]:.6g} instead of {2 * once[wrong[0]]:.6g}.",
             hint=_SUMS,
@@ -336,8 +306,7 @@ def _evaluation(task: Task, model: nn.Module, dataset: MapDataset) -> Iterator[F
     metrics = run(task.metrics, lambda: task.metrics(once, len(few)), "The task's metrics")
     if not isinstance(metrics, dict) or task.target.metric not in metrics:
         named = ", ".join(sorted(metrics)) if isinstance(metrics, dict) else "nothing"
-        yield Finding(
-            level="error",
+        yield error(
             text=f"The target metric '{task.target.metric}' is not among the task's metrics: {named}.",
             hint="name one of them in Target(metric=...)",
             where=place(task.metrics),

@@ -6,6 +6,7 @@ import math
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -38,38 +39,31 @@ class Finding:
     where: str = ""
 
 
-class NothingLeft(Exception):  # no failure: the end of what can be looked at
-    """What comes next needs what just failed."""
+error = partial(Finding, level="error")
+warning = partial(Finding, level="warning")
 
 
-class Ended(Exception):  # carries a finding that ends the look
-    """An error that leaves nothing to go on with."""
+class Ended(Exception):  # carries the finding that ends the look
+    """An error that leaves nothing to go on with: what comes next needs what just failed."""
 
-    def __init__(self, finding: Finding) -> None:
-        super().__init__(finding.text)
-        self.finding = finding
+    def __init__(self, text: str, *, hint: str, where: str = "") -> None:
+        super().__init__(text)
+        self.finding = error(text=text, hint=hint, where=where)
 
 
 def run(part: Callable[..., object], do: Callable[[], T], what: str, where: str = "") -> T:
     """Run the user's code; what it raises is a finding with the line of its own file."""
     try:
         return do()
-    except (Ended, NothingLeft):
+    except Ended:
         raise
-    except HetoptError as error:
-        own = _line(error, place(part).rpartition(":")[0]) or where or place(part)
-        raise Ended(
-            Finding(level="error", text=error.message, hint=error.hint or "correct that line", where=own)
-        ) from error
-    except Exception as error:
-        first = next(iter(str(error).splitlines()), "(no message)")
-        finding = Finding(
-            level="error",
-            text=f"{what} raised {type(error).__name__}: {first}",
-            hint="correct that line",
-            where=_line(error, place(part).rpartition(":")[0]) or where or place(part),
-        )
-        raise Ended(finding) from error
+    except Exception as failed:
+        own = _line(failed, place(part).rpartition(":")[0]) or where or place(part)
+        if isinstance(failed, HetoptError):
+            raise Ended(failed.message, hint=failed.hint or "correct that line", where=own) from failed
+        first = next(iter(str(failed).splitlines()), "(no message)")
+        text = f"{what} raised {type(failed).__name__}: {first}"
+        raise Ended(text, hint="correct that line", where=own) from failed
 
 
 def place(*written: object) -> str:
