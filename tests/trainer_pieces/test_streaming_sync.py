@@ -17,6 +17,7 @@ from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import make_stopwatch
 from hetopt.trainer.sync.model_vector import ModelVector
 from hetopt.trainer.sync.streaming_sync import StreamingSync
+from hetopt.trainer.sync.synchroniser import Own
 
 from .thread_group import ThreadGroup
 
@@ -35,15 +36,18 @@ class Worker:
     def __init__(self, sync, compression, groups, rank):
         self.model = model()
         self.vector = ModelVector(self.model)
-        self.sync = StreamingSync(
-            sync=sync,
+        own = Own(
             model=self.model,
             optimizer=torch.optim.SGD(self.model.parameters(), lr=0.1),
-            compression=Compression(name=compression),
             channel=lambda: groups[0].channel(rank),
+            stopwatch=make_stopwatch(CPU),
+        )
+        self.sync = StreamingSync(
+            own,
+            sync=sync,
+            compression=Compression(name=compression),
             beside=lambda *_: groups[1].channel(rank),
             clock=lambda: 0.0,
-            stopwatch=make_stopwatch(CPU),
         )
         self.random = torch.Generator().manual_seed(rank)
 

@@ -49,6 +49,11 @@ class RoundedSum:
         self._parameters = parameters
         self._step = 0
 
+    @classmethod
+    def of(cls, compression: Compression, parameters: int, *, device: torch.device | None = None) -> RoundedSum | None:
+        """The same; None where nothing is rounded: updates are summed in fp32."""
+        return None if compression.name == "identity" else cls(compression, parameters, device=device)
+
     def run(self, message: Tensor, channel: Channel) -> None:
         """Replace a message by the sum of all workers', in place."""
         update, rest = message[: self._parameters], message[self._parameters :]

@@ -7,17 +7,14 @@ bytes, nor, by that, for the slowest worker of each single step.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
-from hetopt.core.artifact import Record
 from hetopt.core.events.log import Event
 from hetopt.core.run_spec import Compression
 from hetopt.core.synchronization import Synchronization
@@ -26,87 +23,36 @@ from hetopt.trainer.comm.channel import Channel, Message
 from hetopt.trainer.comm.exchange import ExchangeStats
 from hetopt.trainer.comm.parameter_average import RoundedSum, average_parameters, weights_by_samples
 from hetopt.trainer.policies.sync.gradient_change import GradientChange
-from hetopt.trainer.policies.sync.policy import SyncDecision, SyncObservation, SyncPolicy
+from hetopt.trainer.policies.sync.policy import SyncDecision, SyncPolicy
 from hetopt.trainer.policies.sync.selsync import SelSync
 from hetopt.trainer.steps.step import StepTrace
-from hetopt.trainer.steps.stopwatch import Stopwatch
-from hetopt.trainer.sync.model_vector import ModelVector
-from hetopt.trainer.sync.outer_step import OuterStep
-from hetopt.trainer.sync.synchroniser import own_state
+from hetopt.trainer.sync.synchroniser import Averaging, Own, Told
 
 VOTE_BYTES = 8
 
 
-@dataclass(frozen=True, kw_only=True)
-class Told:
-    """One step, for the event log. ``divergence``: None where it did not synchronise."""
-
-    step: int
-    sent_bytes: int
-    divergence: float | None = None
-
-
-class ParameterSync:
+class ParameterSync(Averaging):
     """One worker's end of local training (see `Synchronizer`).
 
     Args:
+        own: of this worker.
         sync: what happens at a synchronisation.
         policy: says when.
-        model: this worker's; now the same on all of them.
-        optimizer: whose momentum is this worker's own.
         compression: how averages are rounded.
-        channel: makes one, to the other workers.
-        stopwatch: of the device.
     """
 
-    def __init__(
-        self,
-        *,
-        sync: Synchronization,
-        policy: SyncPolicy[Any],
-        model: nn.Module,
-        optimizer: Optimizer,
-        compression: Compression,
-        channel: Callable[[], Channel],
-        stopwatch: Stopwatch,
-    ) -> None:
-        self._sync = sync
-        self._policy = policy
-        self._state: Record = policy.initial()
-        self._optimizer = optimizer
-        self._vector = ModelVector(model)
-        self._base = self._vector.read()
-        self._rounded = (
-            None
-            if compression.name == "identity"
-            else RoundedSum(compression, self._vector.parameters, device=self._base.device)
-        )
-        self._outer = OuterStep(
-            self._vector.parameters, rate=sync.outer_rate, momentum=sync.outer_momentum, like=self._base
-        )
-        self._channel = channel
-        self._stopwatch = stopwatch
-        self._workers, self._rank = (c := channel()).workers, c.rank
-        self._samples = (0,) * self._workers
+    def __init__(self, own: Own, *, sync: Synchronization, policy: SyncPolicy[Any], compression: Compression) -> None:
+        super().__init__(own, sync.name, sync=sync, policy=policy)
+        self._rounded = RoundedSum.of(compression, self._vector.parameters, device=self._base.device)
         self._local_steps = 0
         self._change = GradientChange(smoothing=sync.smoothing)
         self._votes: Gathering | None = None
-        self._told: deque[Told] = deque()
 
     def after(self, step: int, trace: StepTrace, samples: Sequence[int]) -> StepTrace:
         """Vote, and average if it is time to (see `Synchronizer`)."""
-        self._samples = tuple(before + now for before, now in zip(self._samples, samples, strict=True))
+        self._count(samples)
         self._local_steps += 1
-        changes = self._voted(trace)
-        self._state, decision = self._policy.decide(
-            self._state,
-            SyncObservation(
-                step=step,
-                local_steps=self._local_steps,
-                changes=changes,
-                learning_rate=float(self._optimizer.param_groups[0]["lr"]),
-            ),
-        )
+        decision = self._decide(step, self._local_steps, self._voted(trace))
         sent_bytes = VOTE_BYTES if self._policy.votes else 0
         messages: tuple[Message, ...] = ()
         sync_s, work_s, divergence = 0.0, 0.0, None
@@ -184,61 +130,30 @@ class ParameterSync:
             yield
 
     def event(self, step: int) -> Event:
-        """How many steps synchronised, what was sent, and how far workers had come apart (see `Synchronizer`)."""
-        told: list[Told] = []
-        while self._told and self._told[0].step <= step:
-            told.append(self._told.popleft())
-        if not told:
-            return {}
-        divergences = [one.divergence for one in told if one.divergence is not None]
-        found: Event = {
-            "policy": self._sync.name,
-            "synchronised": len(divergences),
-            "local": len(told) - len(divergences),
-            "sent_bytes": sum(one.sent_bytes for one in told),
-        }
-        if divergences:
-            found["divergence"] = round(sum(divergences) / len(divergences), 9)
-        if isinstance(self._policy, SelSync) and self._sync.delta == "auto":
+        """As of `Averaging`, and the threshold of votes where it is steered."""
+        told = super().event(step)
+        if told and isinstance(self._policy, SelSync) and self._sync.delta == "auto":
             threshold = self._policy.threshold(self._state)  # type: ignore[arg-type]  # its own state
-            found["delta"] = None if threshold is None else round(threshold, 9)
-        return {"sync": found}
+            told["sync"]["delta"] = None if threshold is None else round(threshold, 9)
+        return told
 
     def state(self) -> dict[str, Any]:
-        """This worker's model and optimizer, and what everyone knows (see `Synchronizer`)."""
-        rows = None if self._votes is None else self._votes.wait()
+        """As of `Averaging`, with what this worker holds back, and its votes."""
         return {
-            "policy": self._sync.name,
-            "policy_state": self._state.model_dump(mode="json"),
-            "own": self._vector.own(),
-            "base": self._base,
+            **super().state(),
             "held_back": {} if self._rounded is None else self._rounded.residual.state(),
-            "outer": self._outer.state(),
-            "optimizer": self._optimizer.state_dict(),
-            "samples": list(self._samples),
             "local_steps": self._local_steps,
             "mean": self._change.mean,
             "change": self._change.change,
-            "votes": rows,
+            "votes": None if self._votes is None else self._votes.wait(),
         }
 
-    def resume(self, state: Mapping[str, Any]) -> None:
-        """Go on as this worker; with another policy, from the average (see `Synchronizer`)."""
-        self._base = self._vector.read()
-        if state.get("policy") != self._sync.name:
-            return
-        with own_state():
-            self._state = type(self._policy.initial()).model_validate(state["policy_state"])
-            self._vector.write(state["own"].to(self._base))
-            self._base = state["base"].to(self._base)
-            if self._rounded is not None:
-                self._rounded.residual.load_state(state["held_back"])
-            self._outer.load_state(state["outer"])
-            self._optimizer.load_state_dict(state["optimizer"])
-            self._samples = tuple(int(count) for count in state["samples"])
-            self._local_steps = int(state["local_steps"])
-            self._change = replace(self._change, mean=state["mean"], change=float(state["change"]))
-            self._votes = None if state["votes"] is None else _Arrived(state["votes"])
+    def _go_on(self, state: Mapping[str, Any]) -> None:
+        if self._rounded is not None:
+            self._rounded.residual.load_state(state["held_back"])
+        self._local_steps = int(state["local_steps"])
+        self._change = replace(self._change, mean=state["mean"], change=float(state["change"]))
+        self._votes = None if state["votes"] is None else _Arrived(state["votes"])
 
 
 class _Arrived(Gathering):

@@ -12,7 +12,6 @@ A step then takes as long as computing or as a fragment's journey, whichever is 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,24 +20,17 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
-from hetopt.core.events.log import Event
 from hetopt.core.run_spec import Compression
 from hetopt.core.synchronization import Synchronization
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.exchange import ExchangeStats
 from hetopt.trainer.comm.parameter_average import RoundedSum, average_parameters, weights_by_samples
-from hetopt.trainer.policies.sync.periodic import LargestRate, LocalSgd
-from hetopt.trainer.policies.sync.policy import SyncObservation
+from hetopt.trainer.policies.sync.periodic import LocalSgd
 from hetopt.trainer.steps.step import StepTrace
-from hetopt.trainer.steps.stopwatch import Stopwatch
 from hetopt.trainer.sync.model_vector import ModelVector
-from hetopt.trainer.sync.outer_step import OuterStep
-from hetopt.trainer.sync.synchroniser import own_state
-
-Samples = tuple[int, ...]
+from hetopt.trainer.sync.synchroniser import Averaging, Own, Told
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,67 +75,49 @@ class Flight:
         return self.arrival.result().mean - self.snapshot
 
 
-class StreamingSync:
+class StreamingSync(Averaging):
     """One worker's end (see `Synchronizer`).
 
     Args:
+        own: of this worker.
         sync: local SGD in fragments.
-        model: this worker's; now the same on all of them.
-        optimizer: whose momentum is this worker's own.
         compression: how averages are rounded.
-        channel: makes one, to the other workers.
-        beside: makes one of a group of its own, for collectives that run beside all others.
+        beside: makes a channel of a group of its own, for collectives that run beside all others.
         clock: seconds.
-        stopwatch: of the device.
     """
 
     def __init__(
         self,
+        own: Own,
         *,
         sync: Synchronization,
-        model: nn.Module,
-        optimizer: Optimizer,
         compression: Compression,
-        channel: Callable[[], Channel],
         beside: Callable[[], Channel],
         clock: Callable[[], float],
-        stopwatch: Stopwatch,
     ) -> None:
-        self._name = f"{sync.name} in {sync.fragments} fragments"
-        self._policy = LocalSgd(every_steps=sync.every_steps // sync.fragments, rate_power=sync.rate_power)
-        self._state: LargestRate = self._policy.initial()
-        self._optimizer = optimizer
-        self._vector = ModelVector(model)
-        self._base = self._vector.read()
+        policy = LocalSgd(every_steps=sync.every_steps // sync.fragments, rate_power=sync.rate_power)
+        super().__init__(own, f"{sync.name} in {sync.fragments} fragments", sync=sync, policy=policy)
         self._fragments = _cut(self._vector, self._base, sync, compression)
-        self._outer = OuterStep(
-            self._vector.parameters, rate=sync.outer_rate, momentum=sync.outer_momentum, like=self._base
-        )
-        self._channel, self._beside = channel, beside
+        self._beside = beside
         self._clock = clock
-        self._stopwatch = stopwatch
-        self._workers, self._rank = (c := channel()).workers, c.rank
-        self._samples: Samples = (0,) * self._workers
-        self._counted: list[Samples] = [self._samples] * len(self._fragments)
+        self._counted = [self._samples] * len(self._fragments)
         """Samples of each worker until each fragment last left."""
         self._steps_since = self._next = self._landed = 0
         self._flight: Flight | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hetopt-averages")
-        self._told: deque[tuple[int, Arrival | None]] = deque()
 
     def after(self, step: int, trace: StepTrace, samples: Sequence[int]) -> StepTrace:
         """Take in the fragment that left a step ago, and send the next if it is time to (see `Synchronizer`)."""
-        self._samples = tuple(before + now for before, now in zip(self._samples, samples, strict=True))
+        self._count(samples)
         waited_s, arrival = self._land()
-        self._told.append((step, arrival))
+        told = Told(step=step)
+        if arrival is not None:
+            told = Told(step=step, sent_bytes=arrival.sent_bytes, divergence=arrival.divergence)
+        self._told.append(told)
         self._steps_since += 1
-        rate = float(self._optimizer.param_groups[0]["lr"])
-        self._state, decision = self._policy.decide(
-            self._state, SyncObservation(step=step, local_steps=self._steps_since, changes=None, learning_rate=rate)
-        )
-        if decision.synchronise:
+        if self._decide(step, self._steps_since).synchronise:
             self._depart()
-        stats = ExchangeStats(sent_bytes=arrival.sent_bytes if arrival else 0, compress_s=0.0, sync_s=waited_s)
+        stats = ExchangeStats(sent_bytes=told.sent_bytes, compress_s=0.0, sync_s=waited_s)
         return replace(trace, reduce_end=self._stopwatch.mark(), exchange=stats)
 
     def _depart(self) -> None:
@@ -203,52 +177,20 @@ class StreamingSync:
         with self._vector.replaced_by(mean):
             yield
 
-    def event(self, step: int) -> Event:
-        """How many steps took an average in, what that sent, and how far workers had come apart in its part of the
-        model (see `Synchronizer`).
-
-        All fragments together are one average: of so many steps that take in a fragment one counts as synchronised.
-        """
-        arrivals: list[Arrival | None] = []
-        while self._told and self._told[0][0] <= step:
-            arrivals.append(self._told.popleft()[1])
-        if not arrivals:
-            return {}
-        landed = [one for one in arrivals if one is not None]
-        before, self._landed = self._landed, self._landed + len(landed)
-        rounds = self._landed // len(self._fragments) - before // len(self._fragments)
-        found: Event = {
-            "policy": "local-sgd",
-            "synchronised": rounds,
-            "local": len(arrivals) - rounds,
-            "sent_bytes": sum(one.sent_bytes for one in landed),
-        }
-        if landed:
-            found["divergence"] = round(sum(one.divergence for one in landed) / len(landed), 9)
-        return {"sync": found}
+    def _averages(self, steps: int) -> int:
+        """All fragments together are one average: of so many steps that take in a fragment one counts."""
+        before, self._landed = self._landed, self._landed + steps
+        return self._landed // len(self._fragments) - before // len(self._fragments)
 
     def state(self) -> dict[str, Any]:
-        """This worker's model and optimizer, what is on its way, and what everyone knows (see `Synchronizer`)."""
+        """As of `Averaging`, with what this worker holds back and what is on its way."""
         flight = None
         if self._flight is not None:
             arrival = self._flight.arrival.result()  # from here on, nobody changes what fragments remember
-            flight = {
-                "place": self._flight.place,
-                "snapshot": self._flight.snapshot,
-                "mean": arrival.mean,
-                "divergence": arrival.divergence,
-                "sent_bytes": arrival.sent_bytes,
-            }
-        held_back = [{} if one.rounded is None else one.rounded.residual.state() for one in self._fragments]
+            flight = {"place": self._flight.place, "snapshot": self._flight.snapshot, **vars(arrival)}
         return {
-            "policy": self._name,
-            "policy_state": self._state.model_dump(mode="json"),
-            "own": self._vector.own(),
-            "base": self._base,
-            "held_back": held_back,
-            "outer": self._outer.state(),
-            "optimizer": self._optimizer.state_dict(),
-            "samples": list(self._samples),
+            **super().state(),
+            "held_back": [{} if one.rounded is None else one.rounded.residual.state() for one in self._fragments],
             "counted": [list(samples) for samples in self._counted],
             "steps_since": self._steps_since,
             "next": self._next,
@@ -256,25 +198,14 @@ class StreamingSync:
             "flight": flight,
         }
 
-    def resume(self, state: Mapping[str, Any]) -> None:
-        """Go on as this worker; with another policy, from the average (see `Synchronizer`)."""
-        self._base = self._vector.read()
-        if state.get("policy") != self._name:
-            return
-        with own_state():
-            self._state = LargestRate.model_validate(state["policy_state"])
-            self._vector.write(state["own"].to(self._base))
-            self._base = state["base"].to(self._base)
-            for fragment, held_back in zip(self._fragments, state["held_back"], strict=True):
-                if fragment.rounded is not None:
-                    fragment.rounded.residual.load_state(held_back)
-            self._outer.load_state(state["outer"])
-            self._optimizer.load_state_dict(state["optimizer"])
-            self._samples = tuple(int(count) for count in state["samples"])
-            self._counted = [tuple(int(count) for count in counts) for counts in state["counted"]]
-            self._steps_since, self._next = int(state["steps_since"]), int(state["next"])
-            self._landed = int(state["landed"])
-            self._flight = None if state["flight"] is None else _flown(state["flight"], self._base)
+    def _go_on(self, state: Mapping[str, Any]) -> None:
+        for fragment, held_back in zip(self._fragments, state["held_back"], strict=True):
+            if fragment.rounded is not None:
+                fragment.rounded.residual.load_state(held_back)
+        self._counted = [tuple(int(count) for count in counts) for counts in state["counted"]]
+        self._steps_since, self._next = int(state["steps_since"]), int(state["next"])
+        self._landed = int(state["landed"])
+        self._flight = None if state["flight"] is None else _flown(state["flight"], self._base)
 
 
 def _flown(saved: Mapping[str, Any], like: Tensor) -> Flight:
@@ -295,9 +226,7 @@ def _cut(vector: ModelVector, flat: Tensor, sync: Synchronization, compression: 
         Fragment(
             begin=begin,
             end=flat.numel() if end == parameters else end,
-            rounded=(
-                None if compression.name == "identity" else RoundedSum(compression, end - begin, device=flat.device)
-            ),
+            rounded=RoundedSum.of(compression, end - begin, device=flat.device),
         )
         for begin, end in pairwise(starts)
     )

@@ -23,7 +23,7 @@ from hetopt.trainer.steps.stopwatch import Stopwatch
 from hetopt.trainer.sync.parameter_sync import ParameterSync
 from hetopt.trainer.sync.stale_sync import StaleSync
 from hetopt.trainer.sync.streaming_sync import StreamingSync
-from hetopt.trainer.sync.synchroniser import Synchronizer
+from hetopt.trainer.sync.synchroniser import Own, Synchronizer
 
 
 def make_synchroniser(
@@ -62,17 +62,10 @@ def make_synchroniser(
             staleness=spec.sync.staleness, model=model, optimizer=optimizer, rank=rank, stopwatch=stopwatch
         )
     channel = partial(Channel, clock=clock, on=device)
+    own = Own(model=model, optimizer=optimizer, channel=channel, stopwatch=stopwatch)
     if spec.sync.fragments > 1:
-        return StreamingSync(
-            sync=spec.sync,
-            model=model,
-            optimizer=optimizer,
-            compression=spec.compression,
-            channel=channel,
-            beside=partial(channel, _group_beside(spec.exchange_timeout_s)),
-            clock=clock,
-            stopwatch=stopwatch,
-        )
+        beside = partial(channel, _group_beside(spec.exchange_timeout_s))
+        return StreamingSync(own, sync=spec.sync, compression=spec.compression, beside=beside, clock=clock)
     policy = choose_sync_policy(
         spec.sync,
         workers=len(spec.workers),
@@ -81,15 +74,7 @@ def make_synchroniser(
         global_batch_size=samples_drawn(spec),
     )
     assert policy is not None
-    return ParameterSync(
-        sync=spec.sync,
-        policy=policy,
-        model=model,
-        optimizer=optimizer,
-        compression=spec.compression,
-        channel=channel,
-        stopwatch=stopwatch,
-    )
+    return ParameterSync(own, sync=spec.sync, policy=policy, compression=spec.compression)
 
 
 def _group_beside(timeout_s: float) -> dist.ProcessGroup | None:

@@ -1,16 +1,27 @@
-"""What a run whose workers train for themselves needs of whoever brings their models together."""
+"""What a run whose workers train for themselves needs of whoever brings their models together, and what these share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pydantic import ValidationError
+from torch import nn
+from torch.optim import Optimizer
 
+from hetopt.core.artifact import Record
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import Event
+from hetopt.core.synchronization import Synchronization
+from hetopt.trainer.comm.channel import Channel
+from hetopt.trainer.policies.sync.policy import SyncDecision, SyncObservation, SyncPolicy
 from hetopt.trainer.steps.step import StepTrace
+from hetopt.trainer.steps.stopwatch import Stopwatch
+from hetopt.trainer.sync.model_vector import ModelVector
+from hetopt.trainer.sync.outer_step import OuterStep
 
 
 class Synchronizer(Protocol):
@@ -63,3 +74,120 @@ def own_state() -> Iterator[None]:
         raise BadInput(
             "the checkpoint's state of a local SGD worker is damaged.", hint="use an older checkpoint"
         ) from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """One step, for the event log. ``divergence``: None where nothing was averaged in it."""
+
+    step: int
+    sent_bytes: int = 0
+    divergence: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Own:
+    """What is averaged of one worker, and by what means.
+
+    Attributes:
+        model: this worker's; now the same on all of them.
+        optimizer: whose momentum is this worker's own.
+        channel: makes one, to the other workers.
+        stopwatch: of the device.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
+    channel: Callable[[], Channel]
+    stopwatch: Stopwatch
+
+
+class Averaging:
+    """One worker's end of averages of parameters: its model and optimizer, and what everyone knows.
+
+    Args:
+        own: of this worker.
+        name: in checkpoints, which are gone on from under the same one.
+        sync: what happens at an average.
+        policy: says when.
+    """
+
+    def __init__(self, own: Own, name: str, *, sync: Synchronization, policy: SyncPolicy[Any]) -> None:
+        self._name = name
+        self._sync = sync
+        self._policy = policy
+        self._state: Record = policy.initial()
+        self._optimizer = own.optimizer
+        self._vector = ModelVector(own.model)
+        self._base = self._vector.read()
+        self._outer = OuterStep(
+            self._vector.parameters, rate=sync.outer_rate, momentum=sync.outer_momentum, like=self._base
+        )
+        self._channel = own.channel
+        self._stopwatch = own.stopwatch
+        self._workers, self._rank = (c := own.channel()).workers, c.rank
+        self._samples: tuple[int, ...] = (0,) * self._workers
+        self._told: deque[Told] = deque()
+
+    def _count(self, samples: Sequence[int]) -> None:
+        self._samples = tuple(before + now for before, now in zip(self._samples, samples, strict=True))
+
+    def _decide(self, step: int, local_steps: int, changes: tuple[float, ...] | None = None) -> SyncDecision:
+        """Ask the policy, after so many steps without an average."""
+        rate = float(self._optimizer.param_groups[0]["lr"])
+        seen = SyncObservation(step=step, local_steps=local_steps, changes=changes, learning_rate=rate)
+        self._state, decision = self._policy.decide(self._state, seen)
+        return decision
+
+    def event(self, step: int) -> Event:
+        """How many steps averaged, what was sent, and how far workers had come apart (see `Synchronizer`)."""
+        told: list[Told] = []
+        while self._told and self._told[0].step <= step:
+            told.append(self._told.popleft())
+        if not told:
+            return {}
+        divergences = [one.divergence for one in told if one.divergence is not None]
+        synchronised = self._averages(len(divergences))
+        found: Event = {
+            "policy": self._sync.name,
+            "synchronised": synchronised,
+            "local": len(told) - synchronised,
+            "sent_bytes": sum(one.sent_bytes for one in told),
+        }
+        if divergences:
+            found["divergence"] = round(sum(divergences) / len(divergences), 9)
+        return {"sync": found}
+
+    def _averages(self, steps: int) -> int:
+        """How many averages so many steps are that took one in."""
+        return steps
+
+    def state(self) -> dict[str, Any]:
+        """This worker's model and optimizer, and what everyone knows (see `Synchronizer`)."""
+        return {
+            "policy": self._name,
+            "policy_state": self._state.model_dump(mode="json"),
+            "own": self._vector.own(),
+            "base": self._base,
+            "outer": self._outer.state(),
+            "optimizer": self._optimizer.state_dict(),
+            "samples": list(self._samples),
+        }
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Go on as this worker; with another policy, from the average (see `Synchronizer`)."""
+        self._base = self._vector.read()
+        if state.get("policy") != self._name:
+            return
+        with own_state():
+            self._state = type(self._policy.initial()).model_validate(state["policy_state"])
+            self._vector.write(state["own"].to(self._base))
+            self._base = state["base"].to(self._base)
+            self._outer.load_state(state["outer"])
+            self._optimizer.load_state_dict(state["optimizer"])
+            self._samples = tuple(int(count) for count in state["samples"])
+            self._go_on(state)
+
+    def _go_on(self, state: Mapping[str, Any]) -> None:
+        """Take over the rest of what `state` gave."""
+        raise NotImplementedError
