@@ -18,10 +18,14 @@ _TEXT_BYTES = 256
 
 
 class Store(Protocol):
-    """What a roll call needs of the key-value store of a process group."""
+    """The key-value store in which the workers of a group meet, and call the roll where one is missing."""
 
     def set(self, key: str, value: str, /) -> None:
         """Write ``value`` under ``key``, where every worker of the group can read it."""
+        ...
+
+    def get(self, key: str, /) -> bytes:
+        """What is under a key, once somebody has written it."""
         ...
 
     def check(self, keys: list[str], /) -> bool:
@@ -33,19 +37,7 @@ class Store(Protocol):
         ...
 
 
-class ReadableStore(Protocol):
-    """The key-value store in which the workers of a group meet."""
-
-    def set(self, key: str, value: str, /) -> None:
-        """Write ``value`` under ``key``, where every worker of the group can read it."""
-        ...
-
-    def get(self, key: str, /) -> bytes:
-        """What is under a key, once somebody has written it."""
-        ...
-
-
-def meet_one_version(store: ReadableStore, rank: int, world_size: int, own: str | None = None) -> None:
+def meet_one_version(store: Store, rank: int, world_size: int, own: str | None = None) -> None:
     """Refuse a group whose workers run different versions of hetopt: they would not mean the same by a message.
 
     Called at the door, before the process group is made, by every worker of it.
@@ -78,7 +70,7 @@ def choose_backend(devices: list[str]) -> str:
     return "cpu:gloo,cuda:nccl" if own_cuda else "gloo"
 
 
-def meet_devices(store: ReadableStore, rank: int, world_size: int, own: str) -> str:
+def meet_devices(store: Store, rank: int, world_size: int, own: str) -> str:
     """The collective backend for workers that tell each other their devices, before the process group is made.
 
     Args:

@@ -22,12 +22,12 @@ from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.cursor import Cursor, SampleCursor
 from hetopt.trainer.data.fetch import MapDataset
+from hetopt.trainer.data.injection import Injector
 from hetopt.trainer.data.labels import labels_of
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.data.partitioned_cursor import PartitionedCursor
 from hetopt.trainer.data.partitions import NEED_LABELS, Parts, make_parts
 from hetopt.trainer.data.prefetch import ProcessReadAhead, ReadAhead, ReadingWatch, ThreadReadAhead
-from hetopt.trainer.injector import Injector
 from hetopt.trainer.making import make_model
 from hetopt.trainer.normalisation import least_share
 from hetopt.trainer.policies.choose import choose_policy

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from hetopt.trainer.agreement import gather_texts
 from hetopt.trainer.data.cursor import Indices
-from hetopt.trainer.data.fetch import Batch, MapDataset, fetch
+from hetopt.trainer.data.fetch import Batch, MapDataset, fetch, leaves_of
 from hetopt.trainer.data.micro_batch import MicroBatch
 
 MOST_STEPS = 500
@@ -85,15 +85,5 @@ def _named(samples: Sequence[int]) -> str:
 
 
 def _holds_what_is_not_finite(batch: Batch) -> bool:
-    return any(tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()) for tensor in _tensors(batch))
-
-
-def _tensors(batch: object) -> Iterator[Tensor]:
-    if isinstance(batch, Tensor):
-        yield batch
-    elif isinstance(batch, dict):
-        for each in batch.values():
-            yield from _tensors(each)
-    elif isinstance(batch, (tuple, list)):
-        for each in batch:
-            yield from _tensors(each)
+    tensors = (leaf for leaf in leaves_of(batch) if isinstance(leaf, Tensor) and leaf.is_floating_point())
+    return not all(bool(torch.isfinite(tensor).all()) for tensor in tensors)

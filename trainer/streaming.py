@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 
+from hetopt.core.events.log import EVENTS_FILE, EventLog
 from hetopt.core.stream import Stream
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.cursor import Indices
-from hetopt.trainer.data.fetch import MapDataset
-from hetopt.trainer.data.stream.opening import open_stream
-from hetopt.trainer.data.stream.source import Flow
+from hetopt.trainer.data.fetch import MapDataset, fetch
+from hetopt.trainer.data.stream.clock import RealClock
+from hetopt.trainer.data.stream.cursor import StreamCursor
+from hetopt.trainer.data.stream.received import ReceivedSamples
+from hetopt.trainer.data.stream.redis_source import RedisSource
+from hetopt.trainer.data.stream.replay import Replay, every_nth_of_all
+from hetopt.trainer.data.stream.source import Flow, Source
+from hetopt.trainer.data.stream.wire import header_of
 from hetopt.trainer.policies.stream_rate import stream_learning_rate_scale
 
 
@@ -20,7 +27,16 @@ class Streaming:
         context: this worker, whose spec asks for a stream.
         dataset: the task's training data.
         order: of a replay: this worker's samples in each pass; None: every n-th of all.
+
+    Attributes:
+        cursor: goes along the stream.
+        dataset: what the cursor's indices are of.
+
+    Raises:
+        BadInput: the stream cannot be what the run says.
     """
+
+    dataset: MapDataset
 
     def __init__(
         self, context: WorkerContext, dataset: MapDataset, order: Callable[[int], Indices] | None = None
@@ -29,10 +45,23 @@ class Streaming:
         assert spec.stream is not None
         self._stream: Stream = spec.stream
         self._planned_batch_size = spec.global_batch_size
-        opened = open_stream(context, dataset, order)
-        self._source = opened.source
-        self.cursor = opened.cursor
-        self.dataset = opened.dataset
+        rank, workers = context.rank, context.world_size
+        self._source: Source
+        if spec.stream.source == "replay":
+            self.dataset = dataset
+            order = order or every_nth_of_all(len(dataset), spec.seed, rank, workers)
+            self._source = Replay(spec.stream, rank, order=order, clock=RealClock(), tell=_teller(context))
+        else:
+            self.dataset = received = ReceivedSamples(dataset)
+            self._source = RedisSource(
+                spec.stream,
+                rank,
+                workers,
+                samples=received,
+                expected=header_of(fetch(dataset, [0])),
+                tell=_teller(context),
+            )
+        self.cursor = StreamCursor(self._source, dataset_size=len(dataset), rank=rank, workers=workers)
         self._begun: tuple[int, Mapping[str, int]] | None = None
         self._committed_step: int | None = None
 
@@ -63,3 +92,15 @@ class Streaming:
     def close(self) -> None:
         """Let go of the source."""
         self._source.close()
+
+
+def _teller(context: WorkerContext) -> Callable[[str], None]:
+    """Tells people that this worker waits: in its log, and in the run's events, into which every worker may write."""
+
+    def tell(what: str) -> None:
+        print(f"worker {context.rank} {what}", file=sys.stderr, flush=True)
+        log = EventLog(context.run_dir / EVENTS_FILE)
+        log.write("stream_waits", rank=context.rank, what=what)
+        log.close()
+
+    return tell

@@ -25,7 +25,7 @@ def test_every_epoch_holds_every_sample_once(size, seed, steps):
     stream = []
     for shares, interrupted in steps:
         if interrupted:
-            cursor = SampleCursor.from_state(json.loads(json.dumps(cursor.state())))
+            cursor = cursor.at(json.loads(json.dumps(cursor.state())))
         position, epoch = cursor.position, cursor.epoch
         batch = cursor.take(shares)
         assert [len(part) for part in batch.slices] == shares

@@ -245,8 +245,8 @@ SKEWED, EVEN = 2.0, 1.5
 _WEIGHT = 0.5
 
 
-class SharedSelection:
-    """Selects with a compressor of fixed size, and hands indices on.
+class SharedSelection(IndexChoice):
+    """Selects with a compressor of fixed size, and hands indices on; who selects in a step is up to its kinds.
 
     Args:
         compressor: selects ``count`` elements, always.
@@ -266,13 +266,13 @@ class SharedSelection:
         self._coding: IndexCoding = coding if coding is not None else PlainIndices()
         self._workspace = Workspace()
 
-    def in_turn(self, flat: Tensor, turn: Turn) -> Tensor:
+    def _in_turn(self, flat: Tensor, turn: Turn) -> Tensor:
         """The indices of the worker whose turn it is; nobody else selects."""
         source = turn.step % turn.channel.workers
         own = self._compressor.encode(flat, turn) if turn.channel.rank == source else None
         return self._hand_on(own, flat, turn.channel, source)
 
-    def elected(self, flat: Tensor, turn: Turn) -> tuple[Tensor, float]:
+    def _elected(self, flat: Tensor, turn: Turn) -> tuple[Tensor, float]:
         """The indices of the worker whose selection holds most energy, and the skew: its energy over the mean.
 
         Norms are gathered rather than energies, whose range may exceed that of fp32. Of equals the lowest rank wins;
@@ -296,29 +296,23 @@ class SharedSelection:
         return self._coding.read(message, numel, self._count)
 
 
-class Star(IndexChoice):
+class Star(SharedSelection):
     """Workers choose in turn: no election, and only one of them selects; each waits N steps for its turn."""
-
-    def __init__(self, shared: SharedSelection) -> None:
-        self._shared = shared
 
     def choose(self, flat: Tensor, turn: Turn) -> Tensor:
         """Step modulo workers (see `IndexChoice`)."""
-        return self._shared.in_turn(flat, turn)
+        return self._in_turn(flat, turn)
 
 
-class Var(IndexChoice):
+class Var(SharedSelection):
     """The worker chooses whose selection holds most energy: a gather of four bytes in every step."""
-
-    def __init__(self, shared: SharedSelection) -> None:
-        self._shared = shared
 
     def choose(self, flat: Tensor, turn: Turn) -> Tensor:
         """Elements of the worker whose selection has most energy (see `IndexChoice`)."""
-        return self._shared.elected(flat, turn)[0]
+        return self._elected(flat, turn)[0]
 
 
-class StarOrVar(IndexChoice):
+class StarOrVar(SharedSelection):
     """Turns while the workers' gradients are alike, elections while they are not, or where turns come too rarely.
 
     The skew, largest over mean energy of the workers' selections, is 1 where all are alike and N where one has it all.
@@ -327,17 +321,15 @@ class StarOrVar(IndexChoice):
     future work; the numbers are ours.)
     """
 
-    def __init__(self, shared: SharedSelection) -> None:
-        self._shared = shared
-        self._skew = 1.0
-        self._electing = False
+    _skew = 1.0
+    _electing = False
 
     def choose(self, flat: Tensor, turn: Turn) -> Tensor:
         """By turn or by election (see `IndexChoice`)."""
         many = turn.channel.workers > MANY_WORKERS
         if not (many or self._electing or turn.step % LOOK_EVERY_STEPS == LOOK_EVERY_STEPS - 1):
-            return self._shared.in_turn(flat, turn)
-        indices, skew = self._shared.elected(flat, turn)
+            return self._in_turn(flat, turn)
+        indices, skew = self._elected(flat, turn)
         if math.isfinite(skew):
             self._skew += _WEIGHT * (skew - self._skew)
         self._electing = self._skew > (EVEN if self._electing else SKEWED)

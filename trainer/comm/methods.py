@@ -178,9 +178,7 @@ _CHOICES: dict[str, Callable[[float], IndexChoice]] = {
 }
 """Of the methods whose elements do not depend on the gradient."""
 
-_SHARED: Mapping[str, Callable[[SharedSelection], IndexChoice]] = MappingProxyType(
-    {STAR: Star, VAR: Var, AR_TOPK: StarOrVar}
-)
+_SHARED: Mapping[str, type[SharedSelection]] = MappingProxyType({STAR: Star, VAR: Var, AR_TOPK: StarOrVar})
 
 _CODINGS: Mapping[str, ElementCoding] = MappingProxyType(
     {
@@ -287,7 +285,7 @@ def make_chain(
         by_layer = chosen.method.by_shape and shapes is not None
         sizes = [math.prod(shape) for shape in shapes] if by_layer and shapes is not None else [numel]
         count = sum(kept_elements(size, ratio) for size in sizes)
-        choice = _SHARED[chosen.collective](SharedSelection(compressor, count=count, coding=coding.indices))
+        choice = _SHARED[chosen.collective](compressor, count=count, coding=coding.indices)
         if coding.values == torch.float32:
             return chain(choice, Identity(), AllReduce(), seed=seed)
         return chain(choice, LowPrecision(LowPrecisionFloats(coding.values)), SlicedAllReduce(), seed=seed)

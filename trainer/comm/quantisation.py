@@ -210,7 +210,7 @@ class MaxNorm:
         return UniformGrid(sizes=[flat.numel()], peaks=peaks, levels=levels)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MultiScale:
     """The grid of `MaxNorm`, and further ones each 16 times as fine.
 
@@ -407,14 +407,6 @@ class PackedPayload:
         return flat
 
 
-class Peaks(Protocol):
-    """What tells the peaks of a gradient's segments, such as `MaxNorm` and `TernGrad`."""
-
-    def peaks(self, flat: Tensor) -> Tensor:
-        """One fp32 a segment; NaN or infinite if the gradient is."""
-        ...
-
-
 class Packed(Compressor[PackedPayload]):
     """Quantises on each worker's own grid and packs the codes: where they are gathered, no grid need be shared.
 
@@ -423,7 +415,7 @@ class Packed(Compressor[PackedPayload]):
 
     Args:
         name: the compressor's.
-        peaks: the span of each segment.
+        quantiser: tells the span of each segment.
         sizes: of the segments, in order.
         bits: of a code: 2, 4 or 8.
         levels: s, at most ``2^(bits - 1) - 1``.
@@ -433,11 +425,11 @@ class Packed(Compressor[PackedPayload]):
     combines: ClassVar[tuple[str, ...]] = (GATHER,)
 
     def __init__(
-        self, name: str, peaks: Peaks, *, sizes: Sequence[int], bits: int, levels: int, at_random: bool
+        self, name: str, quantiser: Quantiser, *, sizes: Sequence[int], bits: int, levels: int, at_random: bool
     ) -> None:
         self.name = name
         self.counts_steps = at_random
-        self._peaks = peaks
+        self._quantiser = quantiser
         self._sizes = [size for size in sizes if size]
         self._bits = bits
         self._levels = levels
@@ -447,7 +439,7 @@ class Packed(Compressor[PackedPayload]):
 
     def encode(self, flat: Tensor, turn: Turn) -> PackedPayload:
         """Everything, rounded at random or to nearest (see `Compressor`)."""
-        peaks = self._peaks.peaks(flat)
+        peaks = self._quantiser.peaks(flat)
         usable = torch.nan_to_num(peaks, nan=0.0, posinf=0.0).tolist()
         grid = UniformGrid(sizes=self._sizes, peaks=usable, levels=self._levels)
         codes = torch.empty(flat.numel(), dtype=torch.int16, device=flat.device)

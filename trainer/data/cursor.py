@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -57,49 +57,16 @@ class GlobalBatch:
         return tuple(tuple(self.slice(rank).tolist()) for rank in range(len(self.shares)))
 
 
-class Cursor(Protocol):
-    """A place in the samples of a run, the same on every rank."""
+class Cursor:
+    """A place in the samples of a run, the same on every rank.
 
-    @property
-    def dataset_size(self) -> int:
-        """Number of samples in one epoch."""
-        ...
+    Args:
+        dataset_size: samples that are an epoch.
+        position: samples drawn since the run began.
+    """
 
-    @property
-    def position(self) -> int:
-        """Samples drawn since the run began, by all workers together."""
-        ...
-
-    @property
-    def epoch(self) -> int:
-        """Number of completed epochs."""
-        ...
-
-    def take(self, shares: Sequence[int]) -> GlobalBatch:
-        """The next samples, ``shares[r]`` of them for rank r; moves the cursor behind them."""
-        ...
-
-    def state(self) -> dict[str, int]:
-        """Where the cursor stands, as plain JSON."""
-        ...
-
-    def at(self, state: Mapping[str, int]) -> Cursor:
-        """A cursor over the same data that continues exactly where ``state`` was taken."""
-        ...
-
-
-class SampleCursor:
-    """A place in the endless stream of shuffled epochs over a dataset; the same on every rank, device and platform."""
-
-    def __init__(self, dataset_size: int, seed: int, *, position: int = 0) -> None:
-        if dataset_size < 1:
-            raise BadInput("The training data is empty.", hint="check the task's data")
-        if seed < 0:
-            raise BadInput(f"`seed` must be at least 0, got {seed}.", hint="for example `seed=1`")
-        if position < 0:
-            raise ValueError(f"position must not be negative, not {position}")
+    def __init__(self, dataset_size: int, *, position: int = 0) -> None:
         self._dataset_size = dataset_size
-        self._seed = seed
         self._position = position
 
     @property
@@ -109,21 +76,55 @@ class SampleCursor:
 
     @property
     def position(self) -> int:
-        """Samples drawn since the run began, all epochs together."""
+        """Samples drawn since the run began, by all workers together."""
         return self._position
 
     @property
     def epoch(self) -> int:
         """Number of completed epochs."""
-        return self._position // self._dataset_size
+        return self.position // self._dataset_size
 
     def take(self, shares: Sequence[int]) -> GlobalBatch:
-        """The next ``sum(shares)`` samples of the stream, one slice a rank; moves the cursor behind them."""
-        count = sum(shares)
-        if count < 1 or min(shares) < 0:
-            raise ValueError(f"a step needs at least one sample and no negative share, not {list(shares)}")
+        """The next samples, ``shares[r]`` of them for rank r; moves the cursor behind them."""
+        raise NotImplementedError
+
+    def state(self) -> dict[str, int]:
+        """Where the cursor stands, as plain JSON."""
+        return {"dataset_size": self._dataset_size, "position": self.position}
+
+    def at(self, state: Mapping[str, int]) -> Cursor:
+        """A cursor over the same data that continues exactly where ``state`` was taken."""
+        raise NotImplementedError
+
+
+def count_of(shares: Sequence[int], workers: int | None = None) -> int:
+    """Samples of a step.
+
+    Raises:
+        ValueError: there are none, or not as many shares as workers.
+    """
+    if sum(shares) < 1 or min(shares) < 0 or len(shares) != (workers or len(shares)):
+        raise ValueError(f"a step needs at least one sample and no negative share, not {list(shares)}")
+    return sum(shares)
+
+
+class SampleCursor(Cursor):
+    """A place in the endless stream of shuffled epochs over a dataset; the same on every rank, device and platform."""
+
+    def __init__(self, dataset_size: int, seed: int, *, position: int = 0) -> None:
+        if dataset_size < 1:
+            raise BadInput("The training data is empty.", hint="check the task's data")
+        if seed < 0:
+            raise BadInput(f"`seed` must be at least 0, got {seed}.", hint="for example `seed=1`")
+        if position < 0:
+            raise ValueError(f"position must not be negative, not {position}")
+        super().__init__(dataset_size, position=position)
+        self._seed = seed
+
+    def take(self, shares: Sequence[int]) -> GlobalBatch:
+        """The next ``sum(shares)`` samples of the stream, one slice a rank (see `Cursor`)."""
         first, epoch = self._position, self.epoch
-        last = first + count
+        last = first + count_of(shares)
         samples = self._read(first, last)
         while (reached := first + len(samples)) < last:
             samples = np.concatenate([samples, self._read(reached, last)])
@@ -131,17 +132,12 @@ class SampleCursor:
         return GlobalBatch(epoch=epoch, position=first, samples=samples, shares=tuple(shares))
 
     def state(self) -> dict[str, int]:
-        """Where the cursor stands, as plain JSON."""
-        return {"dataset_size": self._dataset_size, "seed": self._seed, "position": self._position}
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, int]) -> SampleCursor:
-        """A cursor that continues exactly where `state` was taken."""
-        return cls(state["dataset_size"], state["seed"], position=state["position"])
+        """As of `Cursor`, with the seed."""
+        return {**super().state(), "seed": self._seed}
 
     def at(self, state: Mapping[str, int]) -> SampleCursor:
-        """A cursor that continues exactly where ``state`` was taken."""
-        return self.from_state(state)
+        """A cursor of the state's own data and seed (see `Cursor`)."""
+        return SampleCursor(state["dataset_size"], state["seed"], position=state["position"])
 
     def _read(self, first: int, last: int) -> Indices:
         """Positions ``first`` to ``last`` of the stream, cut at the end of the epoch of ``first``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, TypeGuard, cast
 
@@ -95,32 +95,47 @@ def set_epoch(dataset: MapDataset, epoch: int, seed: int) -> None:
 
 def to_device(batch: Batch, device: torch.device | str) -> Batch:
     """Return the same nesting with every tensor on ``device``; leaves that are not tensors stay as they are."""
-    return _each(batch, lambda tensor: tensor.to(device, non_blocking=True))
+    return each_tensor(batch, lambda tensor: tensor.to(device, non_blocking=True))
 
 
 def pinned(batch: Batch) -> Batch:
     """Return the same nesting with every tensor in pinned memory, from where a GPU copies while the CPU goes on."""
-    return _each(batch, Tensor.pin_memory)
+    return each_tensor(batch, Tensor.pin_memory)
 
 
-def _each(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
+def joined(batches: Sequence[Batch]) -> Batch:
+    """Return batches of one nesting, one after the other, as one."""
+    if len(batches) == 1:
+        return batches[0]
+    columns = zip(*([leaf for leaf in leaves_of(batch) if isinstance(leaf, Tensor)] for batch in batches), strict=True)
+    return each_tensor(batches[0], lambda _: torch.cat(next(columns)))
+
+
+def each_tensor(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
+    """Return the same nesting with something else in the place of every tensor, in the order of `leaves_of`."""
     if isinstance(batch, Tensor):
         return change(batch)
     if isinstance(batch, dict):
-        return {key: _each(value, change) for key, value in batch.items()}
+        return {key: each_tensor(value, change) for key, value in batch.items()}
     if isinstance(batch, (tuple, list)):
-        moved = [_each(value, change) for value in batch]
+        moved = [each_tensor(value, change) for value in batch]
         # default_collate keeps named tuples, whose constructor takes the fields one by one and _make all at once.
         return cast(Batch, getattr(batch, "_make", type(batch))(moved))
     return batch
 
 
+def leaves_of(batch: object) -> Iterator[object]:
+    """What is nested in a batch: its tensors, and whatever else it holds."""
+    if isinstance(batch, (dict, tuple, list)):
+        for part in batch.values() if isinstance(batch, dict) else batch:
+            yield from leaves_of(part)
+    else:
+        yield batch
+
+
 def samples_in(batch: object) -> int | None:
     """How many samples a collated batch holds: the length of the first tensor in it; None: there is none."""
-    if isinstance(batch, Tensor):
-        return len(batch) if batch.dim() else None
-    parts = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, (list, tuple)) else ()
-    return next((count for count in map(samples_in, parts) if count is not None), None)
+    return next((len(leaf) for leaf in leaves_of(batch) if isinstance(leaf, Tensor) and leaf.dim()), None)
 
 
 def rows_of(batch: Batch, first: int, last: int) -> Batch:

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from hetopt.trainer.data.cursor import GlobalBatch, Indices
+from hetopt.trainer.data.cursor import Cursor, GlobalBatch, Indices, count_of
 from hetopt.trainer.data.partitions import Parts
 
 
-class PartitionedCursor:
+class PartitionedCursor(Cursor):
     """A place in the stream of each worker: its passes over its parts, one after the other.
 
     Args:
@@ -27,32 +27,21 @@ class PartitionedCursor:
     def __init__(
         self, parts: Parts, dataset_size: int, *, weights: Sequence[int], positions: Sequence[int] | None = None
     ) -> None:
+        super().__init__(dataset_size)
         self._parts = parts
-        self._dataset_size = dataset_size
         self._weights = tuple(weights)
         self._streams = [_Stream(parts, worker) for worker in range(parts.workers)]
         for stream, position in zip(self._streams, positions or (), strict=positions is not None):
             stream.skip(position)
 
     @property
-    def dataset_size(self) -> int:
-        """Samples of the data."""
-        return self._dataset_size
-
-    @property
     def position(self) -> int:
         """Samples drawn since the run began, by all workers together."""
         return sum(stream.drawn for stream in self._streams)
 
-    @property
-    def epoch(self) -> int:
-        """How many times as many samples as the data has were drawn."""
-        return self.position // self._dataset_size
-
     def take(self, shares: Sequence[int]) -> GlobalBatch:
         """The next samples of every worker's own; moves the cursors behind them."""
-        if sum(shares) < 1 or min(shares) < 0 or len(shares) != len(self._streams):
-            raise ValueError(f"a step needs at least one sample and no negative share, not {list(shares)}")
+        count_of(shares, len(self._streams))
         epoch, position = self.epoch, self.position
         taken = [stream.take(count) for stream, count in zip(self._streams, shares, strict=True)]
         return GlobalBatch(
@@ -64,9 +53,9 @@ class PartitionedCursor:
         )
 
     def state(self) -> dict[str, int]:
-        """Where the cursors stand, as plain JSON."""
+        """As of `Cursor`, with where each worker stands."""
         own = {f"drawn_by_{worker}": stream.drawn for worker, stream in enumerate(self._streams)}
-        return {"dataset_size": self._dataset_size, "position": self.position, **own}
+        return {**super().state(), **own}
 
     def at(self, state: Mapping[str, int]) -> PartitionedCursor:
         """A cursor that continues where ``state`` was taken.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,16 +30,10 @@ def open_sockets() -> frozenset[str]:
 def break_all_but(known: frozenset[str]) -> int:
     """Break every TCP connection of this process that was opened since `open_sockets` gave ``known``; how many."""
     broken = 0
-    for name, descriptor in _sockets().items():
-        if name in known:
-            continue
-        try:
-            with socket.socket(fileno=os.dup(descriptor)) as connection:
-                if _is_connected(connection):
-                    connection.shutdown(socket.SHUT_RDWR)
-                    broken += 1
-        except OSError:
-            continue  # it went by itself
+    for connection in _opened_since(known):
+        with suppress(OSError):  # it went by itself
+            connection.shutdown(socket.SHUT_RDWR)
+            broken += 1
     return broken
 
 
@@ -50,16 +45,22 @@ def break_when_deaf(known: frozenset[str]) -> None:
     Args:
         known: what `open_sockets` gave before.
     """
+    for connection in _opened_since(known):
+        with suppress(OSError):
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, DEAF_S // _PROBES)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, DEAF_S // _PROBES)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * DEAF_S)
+
+
+def _opened_since(known: frozenset[str]) -> Iterator[socket.socket]:
+    """Connections of this process that were opened since, each by a descriptor of its own."""
     for name, descriptor in _sockets().items():
-        if name in known:
-            continue
-        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
-            if _is_connected(connection):
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, DEAF_S // _PROBES)
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, DEAF_S // _PROBES)
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * DEAF_S)
+        if name not in known:
+            with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+                if _is_connected(connection):
+                    yield connection
 
 
 def _is_connected(connection: socket.socket) -> bool:

@@ -45,8 +45,31 @@ class Version:
         return self.agreed != NO_GENERATION
 
 
+class _Registered:
+    """What workers write into the store for each other."""
+
+    def to_json(self) -> str:
+        """As it stands in the store."""
+        return json.dumps(asdict(self))  # type: ignore[call-overload]  # every such record is a dataclass
+
+    @classmethod
+    def of_json(cls, text: str) -> Self:
+        """What `to_json` wrote: a stranger's word, until it has been looked at.
+
+        Raises:
+            RunFailed: it is something else.
+        """
+        try:
+            return cls(**vars(_READERS[cls].validate_python(parse_json(text, origin="a message"))))
+        except (BadInput, ValidationError):
+            raise RunFailed(
+                f"what another worker registered of itself cannot be read: {shortened(text, 80)!r}.",
+                hint="launch the run again: it resumes from its last checkpoint",
+            ) from None
+
+
 @dataclass(frozen=True, kw_only=True)
-class Member:
+class Member(_Registered):
     """A worker that wants to train.
 
     Attributes:
@@ -74,22 +97,9 @@ class Member:
         if self.lives and len(self.lives) != len(self.beside):
             raise ValueError(f"{len(self.lives)} lives of {len(self.beside)} workers")
 
-    def to_json(self) -> str:
-        """The member as JSON, as it registers itself in the store."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def of_json(cls, text: str) -> Self:
-        """What `to_json` wrote.
-
-        Raises:
-            RunFailed: it is something else.
-        """
-        return cls(**_fields(cls, text))
-
 
 @dataclass(frozen=True, kw_only=True)
-class Generation:
+class Generation(_Registered):
     """A group of workers that train together; ranks are in the order of their places."""
 
     number: int
@@ -117,30 +127,6 @@ class Generation:
         """Of the states that its workers brought."""
         return max(member.version for member in self.members)
 
-    def to_json(self) -> str:
-        """The closed generation as JSON."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def of_json(cls, text: str) -> Self:
-        """What `to_json` wrote.
-
-        Raises:
-            RunFailed: it is something else.
-        """
-        return cls(**_fields(cls, text))
-
-
-def _fields(kind: type[Member] | type[Generation], text: str) -> dict[str, Any]:
-    """What another worker has written into the store: a stranger's word, until it has been looked at."""
-    try:
-        return dict(vars(_READERS[kind].validate_python(parse_json(text, origin="a message"))))
-    except (BadInput, ValidationError):
-        raise RunFailed(
-            f"what another worker registered of itself cannot be read: {shortened(text, 80)!r}.",
-            hint="launch the run again: it resumes from its last checkpoint",
-        ) from None
-
 
 _READERS: Mapping[type, TypeAdapter[Any]] = {kind: TypeAdapter(kind) for kind in (Member, Generation)}
 
@@ -161,37 +147,24 @@ class Patience:
 
 
 class Presence(Protocol):
-    """What is known for certain of workers, by whoever starts and ends their hosts."""
+    """What is known for certain of workers, by whoever starts and ends their hosts; by itself nothing is."""
 
     def is_away(self, place: int) -> bool:
         """Whether there is no host that a worker could come from."""
-        ...
+        return False
 
     def is_dead(self, place: int, life: str) -> bool:
         """Whether a worker has ended; false: it has not, or nobody knows."""
-        ...
+        return False
 
     @property
     def all_leave(self) -> bool:
         """Whether all hosts will soon be taken away."""
-        ...
+        return False
 
 
-class NothingKnown:
+class NothingKnown(Presence):
     """The presence where nobody says anything: a worker that does not come may be cut off."""
-
-    def is_away(self, place: int) -> bool:
-        """See `Presence`."""
-        return False
-
-    def is_dead(self, place: int, life: str) -> bool:
-        """See `Presence`."""
-        return False
-
-    @property
-    def all_leave(self) -> bool:
-        """See `Presence`."""
-        return False
 
 
 def may_close(

@@ -12,10 +12,10 @@ import torch
 
 from hetopt.core.events.log import Event
 from hetopt.trainer.data.cursor import Cursor, GlobalBatch
-from hetopt.trainer.data.fetch import Batch, MapDataset, changes_with_epoch, fetch, pinned, set_epoch, to_device
+from hetopt.trainer.data.fetch import Batch, MapDataset, changes_with_epoch, fetch, joined, pinned, set_epoch, to_device
+from hetopt.trainer.data.injection import Injector, every_nth
 from hetopt.trainer.data.micro_batch import Cutting, MicroBatch, upcoming
 from hetopt.trainer.data.prefetch import ReadAhead, ReadingWatch
-from hetopt.trainer.injector import Injector, concatenated, every_nth
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +173,7 @@ class SampleFeed:
         if self._injector is None:
             return parts
         plan = self._injector.plan(shares, self._batch.position)
-        own = concatenated([self._on_host(part) for part in parts])
+        own = joined([self._on_host(part) for part in parts])
         self._mixed, self.sizes = self._injector.mix(own, plan), plan.held
         return self._mixed_parts()
 

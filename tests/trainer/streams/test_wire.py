@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.core.errors import BadInput, RunFailed
-from hetopt.trainer.data.stream.wire import header_of, join, pack, read_header, rows, unpack
+from hetopt.trainer.data.fetch import joined, rows_of
+from hetopt.trainer.data.stream.wire import header_of, pack, read_header, unpack
 
 _dtypes = [torch.float32, torch.float64, torch.float16, torch.int64, torch.uint8, torch.bool, torch.int16]
 
@@ -59,8 +60,8 @@ def test_a_batch_survives_the_way(batch: object) -> None:
     assert {len(item) for item in data} == {header.sample_bytes}
     arrived = unpack(header, data)
     assert same(batch, arrived)
-    split = [rows(arrived, 0, 1), rows(arrived, 1, len(data))] if len(data) > 1 else [arrived]
-    assert same(join(split), batch)
+    split = [rows_of(arrived, 0, 1), rows_of(arrived, 1, len(data))] if len(data) > 1 else [arrived]
+    assert same(joined(split), batch)
 
 
 def test_what_arrived_can_be_written_to() -> None:

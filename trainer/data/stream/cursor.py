@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from hetopt.trainer.agreement import gather_numbers
-from hetopt.trainer.data.cursor import GlobalBatch
+from hetopt.trainer.data.cursor import Cursor, GlobalBatch, count_of
 from hetopt.trainer.data.stream.source import Source
 
 ELSEWHERE = -1
 """Stands for a sample of another worker, whose name is not known here."""
 
 
-class StreamCursor:
+class StreamCursor(Cursor):
     """A `Cursor` whose samples are those that arrive at this worker.
 
     Args:
@@ -28,33 +28,15 @@ class StreamCursor:
     """
 
     def __init__(self, source: Source, *, dataset_size: int, rank: int, workers: int) -> None:
+        super().__init__(dataset_size)
         self._source = source
-        self._dataset_size = dataset_size
         self._rank = rank
         self._workers = workers
-        self._position = 0
         self.told: Mapping[str, int] = {}
-
-    @property
-    def dataset_size(self) -> int:
-        """Samples that are an epoch."""
-        return self._dataset_size
-
-    @property
-    def position(self) -> int:
-        """Samples taken since the run began, by all workers together."""
-        return self._position
-
-    @property
-    def epoch(self) -> int:
-        """Number of completed epochs."""
-        return self._position // self._dataset_size
 
     def take(self, shares: Sequence[int]) -> GlobalBatch:
         """This worker's next samples, as soon as they are there; those of others are `ELSEWHERE`."""
-        total, own = sum(shares), shares[self._rank]
-        if total < 1 or min(shares) < 0 or len(shares) != self._workers:
-            raise ValueError(f"a step needs at least one sample and no negative share, not {list(shares)}")
+        total, own = count_of(shares, self._workers), shares[self._rank]
         names = np.full(total, ELSEWHERE, dtype=np.int64)
         epochs = np.zeros(total, dtype=np.int64)
         batch = GlobalBatch(
@@ -72,7 +54,7 @@ class StreamCursor:
         own = self._source.place()
         rows = gather_numbers([float(value) for value in own.values()], self._workers)
         places = {key: int(sum(column)) for key, column in zip(own, zip(*rows, strict=True), strict=True)}
-        self.told = {"dataset_size": self._dataset_size, "position": self._position, **places}
+        self.told = {**super().state(), **places}
         return dict(self.told)
 
     def at(self, state: Mapping[str, int]) -> StreamCursor:

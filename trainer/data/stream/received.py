@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from hetopt.trainer.data.cursor import Indices
-from hetopt.trainer.data.fetch import Batch, MapDataset, fetch
-from hetopt.trainer.data.stream.wire import join, pick, rows
+from hetopt.trainer.data.fetch import Batch, MapDataset, each_tensor, fetch, joined, rows_of
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -32,8 +32,8 @@ class Received:
 
     def split(self, count: int) -> tuple[Received, Received]:
         """The first so many, and the rest."""
-        first = Received(key=self.key, ids=self.ids[:count], batch=rows(self.batch, 0, count))
-        rest = Received(key=self.key, ids=self.ids[count:], batch=rows(self.batch, count, len(self)))
+        first = Received(key=self.key, ids=self.ids[:count], batch=rows_of(self.batch, 0, count))
+        rest = Received(key=self.key, ids=self.ids[count:], batch=rows_of(self.batch, count, len(self)))
         return first, rest
 
 
@@ -65,7 +65,8 @@ class ReceivedSamples:
         first, batch = self._present
         if len(wanted) == self._next - first and wanted[0] == first and bool((np.diff(wanted) == 1).all()):
             return batch
-        return pick(batch, wanted - first)
+        places = torch.from_numpy(wanted - first)
+        return each_tensor(batch, lambda tensor: tensor[places])
 
     def add(self, received: Received) -> None:
         """Put samples that have arrived behind those that wait."""
@@ -86,5 +87,5 @@ class ReceivedSamples:
         self.waiting -= count
         first = self._next
         self._next += count
-        self._present = (first, join([part.batch for part in taken]))
+        self._present = (first, joined([part.batch for part in taken]))
         return np.arange(first, first + count, dtype=np.int64), taken

@@ -1,7 +1,13 @@
 """A data set as a stream: its samples arrive one by one at a constant rate.
 
 What has arrived is a function of the time, so nothing has to be kept or sent, and on a clock that only sleeping moves
-the whole stream is determined.
+the whole stream is determined. What becomes of samples that arrived and were not taken yet is arithmetic on their
+running numbers.
+
+A stream of rate S whose worker takes b samples every t seconds holds, after T steps (arXiv 2301.08897, eq. 4):
+``(t S - b) T`` samples where all wait (persistence), at most b where only a batch of the newest does (truncation), and
+at most ``max(S a, b)`` where those younger than ``a`` do (bounded age). Samples that a batch still lacks to be full are
+never dropped: a stream that is slower than its worker loses none under any policy.
 """
 
 from __future__ import annotations
@@ -12,9 +18,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from hetopt.core.errors import RunFailed
-from hetopt.core.stream import Stream
+from hetopt.core.stream import BufferPolicy, Stream
 from hetopt.trainer.data.cursor import Indices, permutation
-from hetopt.trainer.data.stream.buffer import first_kept, held
 from hetopt.trainer.data.stream.clock import Clock
 from hetopt.trainer.data.stream.source import Flow, RateMeter, Taken
 
@@ -172,3 +177,28 @@ def every_nth_of_all(dataset_size: int, seed: int, rank: int, workers: int) -> C
         return own if len(own) else everything
 
     return order
+
+
+def first_kept(policy: BufferPolicy, *, taken: int, arrived: int, aged: int, count: int) -> int:
+    """The number of the first sample that is still there when ``count`` are to be taken.
+
+    Args:
+        policy: of the buffer.
+        taken: samples that were taken or dropped before: the oldest that waits has this number.
+        arrived: samples that have arrived.
+        aged: those of them that are too old.
+        count: of the batch.
+    """
+    newest = max(taken, arrived - count)
+    match policy:
+        case "persistence":
+            return taken
+        case "truncation":
+            return newest
+        case "bounded_age":
+            return min(newest, max(taken, aged))
+
+
+def held(policy: BufferPolicy, *, taken: int, arrived: int, aged: int, count: int) -> int:
+    """Samples that wait, where batches have ``count``."""
+    return arrived - first_kept(policy, taken=taken, arrived=arrived, aged=aged, count=count)

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from hetopt.core.errors import BadInput, RunFailed
-from hetopt.trainer.data.fetch import Batch
+from hetopt.trainer.data.fetch import Batch, leaves_of
 
 _DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 _DEEPEST = 8
@@ -93,7 +93,7 @@ def pack(batch: Batch) -> tuple[bytes, list[bytes]]:
         BadInput: the batch holds something that cannot travel, or tensors of different lengths.
     """
     header = header_of(batch)
-    columns = [_bytes_of(tensor) for tensor in _tensors_of(batch)]
+    columns = [_bytes_of(tensor) for tensor in leaves_of(batch) if isinstance(tensor, Tensor)]
     if len({len(column) for column in columns}) != 1:
         raise BadInput("The tensors of a batch must have one row a sample, all of them.")
     table = np.ascontiguousarray(np.concatenate(columns, axis=1))
@@ -145,26 +145,6 @@ def read_header(text: bytes) -> Header:
     return Header(tree=tree, leaves=leaves)
 
 
-def rows(batch: Batch, first: int, last: int) -> Batch:
-    """Some samples of a batch."""
-    return _map(batch, lambda tensor: tensor[first:last])
-
-
-def pick(batch: Batch, places: npt.NDArray[np.int64]) -> Batch:
-    """The samples of a batch at these places, in this order."""
-    index = torch.from_numpy(np.ascontiguousarray(places))
-    return _map(batch, lambda tensor: tensor[index])
-
-
-def join(batches: Sequence[Batch]) -> Batch:
-    """The samples of several batches of one header, in one."""
-    if len(batches) == 1:
-        return batches[0]
-    tree = _tree_of(batches[0])
-    columns = zip(*(list(_tensors_of(batch)) for batch in batches), strict=True)
-    return _nested(tree, iter([torch.cat(column) for column in columns]))
-
-
 def _tree_of(batch: Batch, depth: int = 0) -> Any:
     if isinstance(batch, Tensor):
         dtype = str(batch.dtype).removeprefix("torch.")
@@ -208,23 +188,6 @@ def _nested(tree: Any, tensors: Iterator[Tensor]) -> Batch:
     if "list" in tree:
         return [_nested(child, tensors) for child in tree["list"]]
     return tuple(_nested(child, tensors) for child in tree["tuple"])
-
-
-def _tensors_of(batch: Batch) -> Iterator[Tensor]:
-    if isinstance(batch, Tensor):
-        yield batch
-    else:
-        for child in batch.values() if isinstance(batch, dict) else batch:
-            yield from _tensors_of(child)
-
-
-def _map(batch: Batch, change: Any) -> Batch:
-    if isinstance(batch, Tensor):
-        return cast(Batch, change(batch))
-    if isinstance(batch, dict):
-        return {key: _map(value, change) for key, value in batch.items()}
-    changed = [_map(value, change) for value in batch]
-    return changed if isinstance(batch, list) else tuple(changed)
 
 
 def _bytes_of(tensor: Tensor) -> npt.NDArray[np.uint8]:
