@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from hetopt.core.errors import BadInput, CloudRefused, HetoptError
 from hetopt.core.extras import install_command
+from hetopt.core.names import unknown
 from hetopt.core.paths import inside
 from hetopt.optimizer.market.answer_store import AnswerStore
 from hetopt.optimizer.market.catalog import BUNDLED, load_catalog
@@ -68,6 +69,8 @@ def refresh(
         BadInput: there is no such region, another refresh is running, or AWS's files are not what they should be.
         CloudRefused: AWS cannot be reached, or refuses the profile.
     """
+    if region != ALL:
+        _refuse_slip(region)
     now = datetime.datetime.now(datetime.UTC)
     with _alone(catalogs_home()):
         read = _Read(region, reporter)
@@ -87,6 +90,18 @@ def refresh(
         except HetoptError:
             _say_what_stays(read.region, now.date(), reporter.note)
             raise
+
+
+def _refuse_slip(region: str) -> None:
+    """Refuse a region before AWS is asked, if it has a word that no region's name has. AWS may have new ones of others.
+
+    Raises:
+        BadInput: it has; the nearest region is named.
+    """
+    regions = load_catalog().regions
+    words = {word for one in regions for word in one.split("-")[1:-1]}
+    if not region.startswith("cn-") and not words.issuperset(region.split("-")[1:-1] or [region]):
+        raise unknown(region, regions, "AWS region")
 
 
 @dataclass

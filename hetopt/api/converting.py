@@ -28,6 +28,7 @@ from hetopt.api.script_text import (
     shared_files,
 )
 from hetopt.api.text_edits import TextEdits
+from hetopt.core.commands import typed
 from hetopt.core.errors import BadInput
 from hetopt.core.reading import read_text
 
@@ -95,7 +96,8 @@ def convert(script: Path | str) -> Converted:
         if training:
             raise BadInput(
                 f"{path.name} calls `backward` nowhere; {training[0]} does, which it imports.",
-                hint=f"`hetopt convert {training[0]} --no-compare`, and import the new file in a copy of {path.name}",
+                hint=f"`hetopt convert {typed(training[0])} --no-compare`, and import the new file in a copy "
+                f"of {path.name}",
             )
     return convert_text(text, name=path.name)
 

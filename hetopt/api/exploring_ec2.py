@@ -16,6 +16,7 @@ from hetopt.backends.ec2.renter.edge import connect
 from hetopt.backends.ec2.renter.launcher import Ec2Launcher
 from hetopt.backends.ec2.renter.ordering import Wishes
 from hetopt.backends.probe_runs import ProbeRun
+from hetopt.core.commands import typed
 from hetopt.core.errors import BadInput, BudgetStop, CloudRefused, RunFailed
 from hetopt.core.extras import install_command
 from hetopt.core.profile import Profile
@@ -41,7 +42,7 @@ def check(task: str, data: Path | str | None, ec2_data: str | None) -> None:
     if data is not None and ec2_data is None:
         raise BadInput(
             f"rented machines cannot read {data}.",
-            hint=f"`aws s3 sync {data} s3://BUCKET/data/NAME`, then add `ec2_data=s3://BUCKET/data/NAME`",
+            hint=f"`aws s3 sync {typed(data)} s3://BUCKET/data/NAME`, then add `ec2_data=s3://BUCKET/data/NAME`",
         )
 
 

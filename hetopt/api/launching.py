@@ -14,6 +14,7 @@ from hetopt.api.script_text import has_session, lost_files, on_several_workers, 
 from hetopt.api.values import MOST_STEPS, chosen, positive, within
 from hetopt.backends.backend import LaunchOptions, Prepared, check_options
 from hetopt.core.comm.composition import METHODS
+from hetopt.core.commands import typed
 from hetopt.core.errors import BadInput
 from hetopt.core.names import converted_script
 from hetopt.core.policy_settings import BATCH_SETTINGS, Settings, parse_policy
@@ -308,7 +309,7 @@ def _scripted(plan: Plan, changes: Changes, options: LaunchOptions, *, rents: bo
         if said:
             raise BadInput(
                 f"the plan is of the task {plan.run.task}, and `script` names {said[0]}.",
-                hint=f"profile the script first: hetopt profile -- {said[0]}",
+                hint=f"profile the script first: `hetopt profile -- {typed(said[0])}`",
             )
         return plan, ()
     script = said or plan.run.script
@@ -323,7 +324,7 @@ def _scripted(plan: Plan, changes: Changes, options: LaunchOptions, *, rents: bo
     if not has_session(files):
         raise BadInput(
             f"{path} has no session in it, so its workers would each train for themselves.",
-            hint=f"hetopt convert {path}, then launch {converted_script(path)}",
+            hint=f"`hetopt convert {typed(path)}`, then launch {typed(converted_script(path))}",
         )
     takes_data = any(DATA_PLACE in one for one in script[1:])
     if takes_data != (options.data is not None):

@@ -30,6 +30,7 @@ from hetopt.core.errors import BadInput
 from hetopt.core.hosts import read_hosts
 from hetopt.core.precision import Precision
 from hetopt.core.profile import Profile
+from hetopt.core.reading import opened_file
 from hetopt.core.reporter import Reporter
 from hetopt.core.step_samples import StepSamples
 from hetopt.core.synchronization_text import parse_sync
@@ -329,7 +330,7 @@ def search_options(
         confidence=confidence,
         accept_risk=accept_risk,
         trials=trials,
-        journal=None if journal is None else Path(journal),
+        journal=None if journal is None else _journal(Path(journal)),
         observed=observed,
         learning_rate_rule=chosen(learning_rate_rule, get_args(ScalingRule), "learning rate rule"),
         sync=None if sync is None else parse_sync(sync),
@@ -337,6 +338,28 @@ def search_options(
         compression=compressors(compression),
         ratios=ratios(ratio),
     )
+
+
+def _journal(path: Path) -> Path:
+    """The file that a study goes on in, looked at before a search that would be lost.
+
+    Raises:
+        BadInput: it holds something else, or cannot be read or made.
+    """
+    if path.is_dir() or not path.parent.is_dir():
+        raise BadInput(f"{path} cannot be the journal of a search.", hint="name a file in a folder as `journal`")
+    if path.exists():
+        with opened_file(path, hint=_NO_JOURNAL) as stream:
+            first = stream.readline(_MOST_OF_AN_ENTRY)
+        # Optuna's journal is JSON Lines, each with the code of what was done.
+        if first and not (first.startswith(b"{") and b'"op_code"' in first):
+            raise BadInput(f"{path} is not the journal of a search.", hint=_NO_JOURNAL)
+    return path
+
+
+_NO_JOURNAL = "name another file as `journal`, one that it made or that is not there yet"
+_MOST_OF_AN_ENTRY = 100_000
+"""Bytes."""
 
 
 def profile_of(given: Profile | Path | str) -> Profile:

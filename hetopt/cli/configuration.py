@@ -16,7 +16,6 @@ or removes is only ever taken from the command line.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from hetopt.cli import old_names
 from hetopt.core.errors import BadInput
 from hetopt.core.grammar import written
-from hetopt.core.names import known
+from hetopt.core.names import known, meant
 from hetopt.core.paths import expanded, inside
 
 if TYPE_CHECKING:
@@ -49,9 +48,6 @@ RENTED = "ec2"
 """The value of --on that costs money, and is typed as well."""
 
 _LISTS = "`hetopt --help` lists the commands, and `hetopt COMMAND --help-all` their options"
-
-_ALMOST = 0.8
-"""How alike two names are (2 x what they share over what they have) of which one is the other with a slip or two."""
 
 _MOST_BYTES = 1_000_000
 
@@ -117,7 +113,7 @@ def settings(
 def _refuse_misspelt(
     root: Command, environment: Mapping[str, str], some: Mapping[str, Mapping[str, Parameter]]
 ) -> None:
-    """A variable that is almost an option would be a limit that nobody keeps.
+    """A variable that is almost an option, or was one, would be a limit that nobody keeps.
 
     Raises:
         BadInput: there is one.
@@ -125,9 +121,13 @@ def _refuse_misspelt(
     given = {
         name.removeprefix(PREFIX).lower().replace("_", "-"): name for name in environment if name.startswith(PREFIX)
     }
-    names = {option for its in some.values() for option in its}
+    names = frozenset(option for its in some.values() for option in its)
     for name in sorted(given.keys() - names):
-        if difflib.get_close_matches(name, names, n=1, cutoff=_ALMOST):
+        renamed = [new for its in old_names.OPTIONS.values() for old, new in its.items() if old == f"--{name}"]
+        if renamed:
+            variable = PREFIX + renamed[0].removeprefix("--").upper().replace("-", "_")
+            raise BadInput(f"{given[name]} is now called {variable}.", hint="rename it, or unset it")
+        if meant(name, names) is not None:
             every = {option for its in _options(root, None).values() for option in its}
             known(name, every, f"option (in the environment, {given[name]})", hint="correct it, or unset it")
 

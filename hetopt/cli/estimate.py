@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -118,6 +117,7 @@ def _show(told: Estimate, plan_file: Path | None) -> None:
     """At most 22 lines of 80 columns: what was counted, the ways to go, what it rests on, and the next command."""
     from hetopt.cli import plan_view, render
     from hetopt.core import formatting
+    from hetopt.core.commands import typed
     from hetopt.reports.plan_page import limits_of
 
     model = told.model
@@ -129,7 +129,7 @@ def _show(told: Estimate, plan_file: Path | None) -> None:
         render.bullet(sentence)
     render.line("next: hetopt profile -- train.py", style="bold")
     if plan_file is not None:
-        render.line(f"or:   hetopt launch {shlex.quote(str(plan_file))} --on rehearsal --steps 200", style="bold")
+        render.line(f"or:   hetopt launch {typed(plan_file)} --on rehearsal --steps 200", style="bold")
 
 
 def _sentences(told: Estimate) -> Iterator[str]:

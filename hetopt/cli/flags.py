@@ -13,6 +13,7 @@ from collections.abc import Mapping
 FLAGS: Mapping[str, str] = {
     "accelerator": "--gpu",
     "accelerators_min": "--gpus-min",
+    "accept_fewer": "--allow-partial",
     "accept_risk": "--accept-risk",
     "architecture": "--arch",
     "aws_profile": "--profile",

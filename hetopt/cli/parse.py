@@ -9,6 +9,7 @@ from pathlib import Path
 import typer
 
 from hetopt.core.artifact import kind_in
+from hetopt.core.commands import typed
 from hetopt.core.errors import BadInput
 from hetopt.core.grammar import arguments, fields, numbers
 from hetopt.core.quantities import NUMBER, quantity
@@ -84,7 +85,8 @@ def ready_to_write(path: Path | None, *, force: bool, replaces: str | None = Non
     folder = path.parent if path.parent.parts else Path()
     if not folder.is_dir():
         raise BadInput(
-            f"{path} cannot be written: there is no folder {folder}.", hint=f"make it with `mkdir -p {folder}`"
+            f"{path} cannot be written: there is no folder {folder}.",
+            hint=f"make it with `mkdir -p {typed(folder)}`",
         )
     if path.is_dir():
         raise BadInput(f"{path} is a folder.", hint="name a file in it")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from hetopt.cli import render
 from hetopt.core import formatting
+from hetopt.core.commands import typed
 from hetopt.reports.plan_page import MEMORY_RESERVE, asked, next_commands
 from hetopt.reports.plan_plots import front_lines
 
@@ -76,7 +76,7 @@ def _show_answer(plan: Plan, plan_file: Path | None, inventory: Path | None) -> 
         render.line(text, style=style or None)
     lines = sum(_lines(text) for text, _ in heads) + show_choices(plan) + 1
     render.line()
-    names = [shlex.quote(str(name)) for name in (plan_file or "plan.json", inventory or "hosts.toml")]
+    names = [typed(name) for name in (plan_file or "plan.json", inventory or "hosts.toml")]
     commands = [
         f"{word}: {'' if plan_file else 'add -o plan.json, then '}{command}"
         for word, command in zip(("next", "then"), next_commands(plan, *names), strict=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -157,6 +156,7 @@ def profile(asked: Measure) -> None:
 
 def _write(measured: Profile, output: Path | None, *, as_json: bool) -> None:
     from hetopt.cli import profile_view, render, terminal
+    from hetopt.core.commands import typed
 
     if output is not None:
         measured.save(output)
@@ -167,9 +167,7 @@ def _write(measured: Profile, output: Path | None, *, as_json: bool) -> None:
         profile_view.show(measured)
         if output is not None:
             length = " --epochs 30" if measured.job.script else ""
-            render.line(
-                f"next: hetopt recommend {shlex.quote(str(output))} --budget 5{length} -o plan.json", style="bold"
-            )
+            render.line(f"next: hetopt recommend {typed(output)} --budget 5{length} -o plan.json", style="bold")
 
 
 def _agree_to_explore(asked: Measure) -> None:

@@ -188,23 +188,27 @@ class Artifact(Record):
             )
         write_atomically(Path(path), text)
 
-    @classmethod
-    def changed(cls, path: Path, change: Callable[[Self | None], Self]) -> Self:
-        """Write what is made of a file that need not exist; processes that do so at once wait for each other.
 
-        Args:
-            path: of the file.
-            change: makes the new artifact of what is there; None: nothing.
+AnyArtifact = TypeVar("AnyArtifact", bound=Artifact)
 
-        Raises:
-            BadInput: the file cannot be read or written, or holds something else.
-        """
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            made = change(cls.load(path) if path.exists() else None)
-            made.save(path)
-        return made
+
+def changed(kind: type[AnyArtifact], path: Path, change: Callable[[AnyArtifact | None], AnyArtifact]) -> AnyArtifact:
+    """Write what is made of a file that need not exist; processes that do so at once wait for each other.
+
+    Args:
+        kind: of artifact.
+        path: of the file.
+        change: makes the new artifact of what is there; None: nothing.
+
+    Raises:
+        BadInput: the file cannot be read or written, or holds something else.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        made = change(kind.load(path) if path.exists() else None)
+        made.save(path)
+    return made
 
 
 def kind_in(path: Path) -> str | None:

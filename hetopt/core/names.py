@@ -4,6 +4,7 @@ nearest."""
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,6 +12,12 @@ from hetopt.core.errors import BadInput
 
 MOST_LISTED = 24
 """Names that are told one by one; of more, the nearest are."""
+
+_ALMOST = 0.8
+"""How alike two names are (2 x what they share over what they have) of which one is the other with a slip or two."""
+
+_SLIPS = 2
+"""By how many letters they differ in length at most: ``step_time_low_s`` says more than ``step_time_s``."""
 
 
 def converted_script(script: Path) -> Path:
@@ -45,6 +52,18 @@ def unknown(name: str, names: Iterable[str], what: str, *, hint: str | None = No
         hint = listed if spelled else "leave it out"
     guess = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
     return BadInput(f"There is no {what} called {name!r}.", hint=f"{guess}{hint}".strip() or None)
+
+
+@functools.lru_cache(maxsize=256)
+def meant(name: str, names: Iterable[str]) -> str | None:
+    """Which of these a name is that has a slip or two; None: it is a name of its own, which somebody else reads.
+
+    Args:
+        name: none of these.
+        names: hashable, as answers are kept.
+    """
+    as_long = [one for one in names if abs(len(one) - len(name)) <= _SLIPS]
+    return next(iter(difflib.get_close_matches(name.casefold(), as_long, n=1, cutoff=_ALMOST)), None)
 
 
 def either(names: Iterable[object]) -> str:

@@ -3,7 +3,7 @@
     {"nodes": [{"type": "g5.xlarge", "workers": 1}], "local_batch_size": 96, "step_time_s": 0.21, "sync_time_s": 0.05}
 
 Seconds and samples throughout. ``local_batch_size`` is a number, or one a worker in the order of the nodes. Fields that
-are not known here are ignored.
+are not known here are others' and ignored, unless their name is almost that of a field which is missing.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from pydantic import (
 from hetopt.core.artifact import Artifact, PlainText, Told
 from hetopt.core.errors import BadInput
 from hetopt.core.faults import faults
+from hetopt.core.names import meant
+from hetopt.core.reading import shortened
 
 HINT = "a line looks like " + (
     '{"nodes": [{"type": "g5.xlarge", "workers": 2}], "local_batch_size": 32, "step_time_s": 0.21}'
@@ -40,6 +42,17 @@ MOST_SAMPLES = 20_000
 
 class _Line(PlainText):
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_slip(cls, data: object) -> object:
+        if isinstance(data, dict):
+            absent = frozenset(cls.model_fields.keys() - data.keys())
+            for name in data.keys() - cls.model_fields.keys():
+                field = meant(name, absent)
+                if field is not None:
+                    raise ValueError(f"there is no field called {shortened(repr(name), 80)} (did you mean {field!r}?)")
+        return data
 
 
 class Node(_Line):

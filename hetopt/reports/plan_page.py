@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
 from hetopt.core import formatting
+from hetopt.core.commands import typed
 from hetopt.core.names import converted_script
 from hetopt.optimizer.plan import Candidate, Choice, Goal, Plan, Range, Sensitivity
 from hetopt.optimizer.step_time.device_memory import ACCELERATOR_CONTEXT_BYTES, HOST_MEMORY_BYTES, MEMORY_FRACTION
@@ -70,10 +70,10 @@ def next_commands(plan: Plan, plan_file: str, inventory: str = "hosts.toml") -> 
     told = f"{plan.goal.amount:g}" in arguments
     length = "" if told else f"  # told to train {plan.goal.amount:g} {plan.goal.ends}"
     if job.has_session:
-        return (f"{launch} -- {shlex.join(job.script)}{length}",)
-    given = f" -- {shlex.join(arguments)}" if arguments else ""
-    converted = shlex.join([str(converted_script(Path(name))), *arguments])
-    return f"hetopt convert {shlex.quote(name)}{given}", f"{launch} -- {converted}{length}"
+        return (f"{launch} -- {typed(*job.script)}{length}",)
+    given = f" -- {typed(*arguments)}" if arguments else ""
+    converted = typed(converted_script(Path(name)), *arguments)
+    return f"hetopt convert {typed(name)}{given}", f"{launch} -- {converted}{length}"
 
 
 def _choices(plan: Plan) -> Iterable[str]:

@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, model_validator
 
-from hetopt.core.artifact import Artifact, Record
+from hetopt.core.artifact import Artifact, Record, changed
 from hetopt.core.runs import home
 from hetopt.optimizer.cost.preemption_rate import PreemptionRatePosterior
 from hetopt.optimizer.plan import Group, Watched
@@ -119,7 +119,7 @@ def observed_file() -> Path:
 
 
 def keep(path: Path, seen: Iterable[ObservedPool], *, until: str) -> ObservedPreemptions:
-    """Add what a run has seen to the file, which need not exist (see `Artifact.changed` for errors)."""
+    """Add what a run has seen to the file, which need not exist (see `changed` for errors)."""
 
     def added(known: ObservedPreemptions | None) -> ObservedPreemptions:
         known = known or ObservedPreemptions(until=until)
@@ -127,4 +127,4 @@ def keep(path: Path, seen: Iterable[ObservedPool], *, until: str) -> ObservedPre
             known = known.adding(pool, until=until)
         return known
 
-    return ObservedPreemptions.changed(path, added)
+    return changed(ObservedPreemptions, path, added)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -136,10 +137,10 @@ def nothing_fits(question: Question, found: Found, limits: Limits, quotas: str |
     if len(forecast) == 0:
         return _no_cluster(space, quotas)
 
-    def described(row: int) -> str:
-        candidate = make_candidate(space, job, found.cluster(row), forecast, row)
+    def described(found: Found, row: int) -> str:
+        candidate = make_candidate(space, job, found.cluster(row), found.forecast, row)
         told = candidate.prediction
-        least = float(forecast.least_budget_usd[row])
+        least = float(found.forecast.least_budget_usd[row])
         rent = ""
         if least > max(told.cost_usd.value, limits.budget_usd or math.inf):
             rent = f" (rented for {usd_at_least(least)} or more: ten minutes at on-demand prices)"
@@ -147,23 +148,28 @@ def nothing_fits(question: Question, found: Found, limits: Limits, quotas: str |
         return f"{machines}, about {usd(told.cost_usd.value)} and {duration(told.total_s.value)}{rent}"
 
     took_s, cost_usd = expected_totals(forecast)
-    in_time = np.flatnonzero(took_s <= (limits.deadline_s or math.inf))
     needed_usd = np.maximum(cost_usd, forecast.least_budget_usd)
     paid = np.flatnonzero(needed_usd <= (limits.budget_usd or math.inf))
     nearest: list[str] = []
-    if in_time.size:
-        row = int(in_time[np.lexsort((took_s[in_time], needed_usd[in_time]))[0]])
-        that = "" if limits.deadline_s is None else " that meets the deadline"
-        nearest.append(f"the cheapest plan{that} is {described(row)}")
-    elif limits.budget_usd is not None and not paid.size:
-        row = int(needed_usd.argmin())
-        nearest.append(f"the cheapest plan of all is {described(row)}")
+    # The search within these limits need not have kept what is cheapest: that is another question.
+    sparing = question.search(replace(limits, budget_usd=None, time_weight=0.0))
+    took, cost = expected_totals(sparing.forecast)
+    needed = np.maximum(cost, sparing.forecast.least_budget_usd)
+    in_time = np.flatnonzero(took <= (limits.deadline_s or math.inf))
+    rows = in_time if in_time.size or paid.size or limits.budget_usd is None else np.arange(len(cost))
+    if rows.size:
+        of_all = "" if limits.deadline_s is None else " that meets the deadline" if in_time.size else " of all"
+        cheapest = int(rows[np.lexsort((took[rows], needed[rows], cost[rows]))[0]])
+        rented = int(rows[np.lexsort((took[rows], cost[rows], needed[rows]))[0]])
+        nearest.append(f"the cheapest plan{of_all} is {described(sparing, cheapest)}")
+        if needed[rented] < needed[cheapest]:
+            nearest.append(f"the smallest budget would rent {described(sparing, rented)}")
     if limits.deadline_s is not None:
         rows = paid if paid.size and limits.budget_usd is not None else np.arange(len(forecast))
         row = int(rows[np.lexsort((cost_usd[rows], took_s[rows]))[0]])
         if took_s[row] > limits.deadline_s:
             that = " within the budget" if paid.size and limits.budget_usd is not None else ""
-            nearest.append(f"the quickest plan{that} is {described(row)}")
+            nearest.append(f"the quickest plan{that} is {described(found, row)}")
     asked = limits_in_words("a", limits.budget_usd, limits.deadline_s)
     return NoFeasiblePlan(
         f"Nothing fits {asked}: {'; '.join(nearest)}.",

@@ -24,7 +24,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from hetopt.core.artifact import Artifact, Record
+from hetopt.core.artifact import Artifact, Record, changed
 from hetopt.core.profile import Job
 from hetopt.core.runs import home
 from hetopt.optimizer.market.instance_type import InstanceType
@@ -157,5 +157,5 @@ def kept() -> EarlierRuns | None:
 
 
 def keep(path: Path, seen: Iterable[RunOnType]) -> EarlierRuns:
-    """Add runs to the file, which need not exist (see `Artifact.changed` for errors)."""
-    return EarlierRuns.changed(path, lambda known: (known or EarlierRuns()).adding(seen))
+    """Add runs to the file, which need not exist (see `changed` for errors)."""
+    return changed(EarlierRuns, path, lambda known: (known or EarlierRuns()).adding(seen))

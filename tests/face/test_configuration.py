@@ -223,6 +223,13 @@ def test_a_variable_that_is_almost_an_option_is_refused(home: Path) -> None:
     assert settings(ROOT, {"HETOPT_GPUS": "T4", "HETOPT_HOME": "/tmp"}, Path.cwd(), typed="catalog") == ()
 
 
+def test_a_variable_by_its_old_name_is_told_the_new_one(hetopt, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HETOPT_PACE", "1,2")
+    answer = hetopt("gpus")
+    assert answer.code == 2
+    assert "HETOPT_PACE is now called HETOPT_SLOWDOWN." in answer.err
+
+
 def test_a_run_can_be_ended_whatever_a_file_says(hetopt, home: Path) -> None:
     (home / "project" / PROJECT_FILE).write_text("= no TOML")
     answer = hetopt("stop", "nothing")
@@ -245,9 +252,16 @@ def test_the_environment_spends_and_overwrites_nothing(home: Path) -> None:
 
 @given(st.dictionaries(st.text(max_size=8), st.integers() | st.text(max_size=8) | st.booleans(), max_size=3))
 def test_any_environment_is_read(variables: dict[str, str]) -> None:
-    """Variables of other programs, and of hetopt itself, are no options."""
+    """Variables of other programs, and of hetopt itself, are no options; one that is almost an option is named."""
     environment = {f"HETOPT_{name.upper()}": str(value) for name, value in variables.items()}
-    for one in settings(ROOT, {**environment, "XDG_CONFIG_HOME": "/nowhere"}, Path("/nowhere")):
+    try:
+        found = settings(ROOT, {**environment, "XDG_CONFIG_HOME": "/nowhere"}, Path("/nowhere"))
+    except BadInput as error:
+        found, refused = (), error.message
+    else:
+        refused = None
+    assert refused is None or any(name in refused for name in environment)
+    for one in found:
         assert environment[one.source]
 
 

@@ -144,6 +144,30 @@ def test_lines_that_cannot_be_predicted_keep_their_place_and_say_why(
     assert found[1]["nodes"] == unknown["nodes"]
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ({"compresion": {"name": "topk"}}, "'compresion' (did you mean 'compression'?)"),
+        ({"Precision": "bf16"}, "'Precision' (did you mean 'precision'?)"),
+        ({"nodes": [{"type": "gpu", "workers": 1, "zone": "x"}]}, None),
+        ({"nodes": [{"type": "gpu", "worker": 1}]}, "'worker' (did you mean 'workers'?)"),
+        ({"id": 1, "note": "mine", "step_time_low_s": 1, "syncs": 3, "sync": "bsp"}, None),
+    ],
+)
+def test_a_misspelt_field_is_named_and_a_field_of_others_is_theirs(
+    hetopt: Hetopt, profile: Path, tmp_path: Path, line: dict[str, object], said: str | None
+) -> None:
+    queries = tmp_path / "queries.jsonl"
+    queries.write_text(json.dumps({"nodes": [{"type": "gpu", "workers": 1}], "local_batch_size": 8, **line}))
+    answer = hetopt("predict", profile, queries)
+    told = json.loads(answer.out)
+    assert (answer.code, told.get("error", "")[-2:]) == ((0, "") if said is None else (2, ")."))
+    assert said is None or said in told["error"]
+    samples = tmp_path / "samples.jsonl"
+    samples.write_text(queries.read_text()[:-1] + ', "step_time_s": 0.2}')
+    assert hetopt("profile", "--from-samples", samples, "--json").code == answer.code
+
+
 @pytest.mark.parametrize("name", ["scavenger", "ernest", "goodput", "auto"])
 def test_published_models_answer_in_the_same_form(hetopt: Hetopt, profile: Path, tmp_path: Path, name: str) -> None:
     queries = tmp_path / "q.jsonl"

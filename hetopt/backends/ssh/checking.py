@@ -20,6 +20,7 @@ from hetopt.backends.ssh import look
 from hetopt.backends.ssh.conversation import Conversation
 from hetopt.backends.ssh.gpus import places
 from hetopt.core.artifact import Record, Told
+from hetopt.core.commands import typed
 from hetopt.core.errors import HetoptError
 from hetopt.core.extras import requirement
 from hetopt.core.faults import faults
@@ -243,7 +244,7 @@ def alone(host: Host, seen: Seen, *, asked_s: float, banner: str = "") -> list[T
             "it takes part once those programs have ended, or with a higher limit",
         )
     if seen.left:
-        known(f"{len(seen.left)} run{'s' * (len(seen.left) > 1)} left files there", f"`rm -r {' '.join(seen.left)}`")
+        known(f"{len(seen.left)} run{'s' * (len(seen.left) > 1)} left files there", f"`rm -r {typed(*seen.left)}`")
     found += _devices(host, seen)
     return found
 

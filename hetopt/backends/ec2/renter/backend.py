@@ -21,6 +21,7 @@ from hetopt.backends.ec2.renter.order import ORDER_FILE, Network, Order
 from hetopt.backends.ec2.renter.ordering import PROFILE_NAME, Moved, Wishes
 from hetopt.backends.ec2.renter.probing import Prober
 from hetopt.backends.ec2.renter.request import Request
+from hetopt.core.commands import typed
 from hetopt.core.errors import BadInput, BudgetStop, NoFeasiblePlan
 from hetopt.core.formatting import duration
 from hetopt.core.paths import PROXY_PATTERN, is_name, shown
@@ -323,6 +324,6 @@ def _as_machines_read_it(spec: RunSpec, bundle: Bundle, data: str | None) -> Run
     if local is not None:
         raise BadInput(
             f"the data is in {local} on this machine, which rented machines cannot read.",
-            hint=f"copy it once, `aws s3 sync {local} s3://BUCKET/data/NAME`, then give `data=s3://BUCKET/data/NAME`",
+            hint=f"copy it once, `aws s3 sync {typed(local)} s3://BUCKET/data/NAME`, then give `data=s3://BUCKET/data/NAME`",
         )
     return spec.model_copy(update={"task": bundle.task, "script": bundle.script, "data_dir": data})

@@ -15,6 +15,7 @@ from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+from hetopt.core.commands import typed
 from hetopt.core.errors import BadInput
 from hetopt.core.reading import read_bytes
 from hetopt.core.run_spec import DATA_PLACE
@@ -117,9 +118,10 @@ def carried(script: Path, arguments: Sequence[str], *, rented: bool = True) -> C
                     hint=f"copy it to the same place on each, give that as `data`, and write {DATA_PLACE} instead; "
                     "where the script only writes there, name a place that does not exist yet",
                 )
+            folder_of_it = path if size is None else path.parent
             raise BadInput(
                 f"the script is given {what}, which rented machines do not have.",
-                hint=f"copy it once, `aws s3 sync {path if size is None else path.parent} s3://BUCKET/data/NAME`, give "
+                hint=f"copy it once, `aws s3 sync {typed(folder_of_it)} s3://BUCKET/data/NAME`, give "
                 f"`data=s3://BUCKET/data/NAME`, and write {DATA_PLACE} in its place; where the script only writes "
                 "there, name a place that does not exist yet",
             )
