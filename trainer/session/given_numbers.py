@@ -73,7 +73,8 @@ class GivenNumbers:
         for each in of_none:
             if self._is_given(each):
                 flat = unwrapped(each).detach().double().cpu().flatten()
-                told = flat @ (1.5 + torch.arange(len(flat), dtype=torch.float64).cos())
+                is_one = len(flat) > 0 and bool((flat == flat[0]).all())  # however many there are of it
+                told = flat[0] if is_one else flat @ (1.5 + torch.arange(len(flat), dtype=torch.float64).cos())
                 self._values.setdefault(float(told), place or "")
 
     def take(self) -> tuple[float, str]:

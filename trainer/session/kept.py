@@ -30,6 +30,9 @@ from hetopt.trainer.script_lines import Lines
 from hetopt.trainer.session.given_numbers import GivenNumbers
 from hetopt.trainer.session.listening import CHOICES, REDUCTIONS, SHAPED, Listener, tensors_in, unwrapped
 
+_OF_CLASSES = {"cross_entropy", "nll_loss", "multi_margin_loss"}
+"""Their ``weight`` has a number for each class."""
+
 _JUDGED = 3
 """Batches whose losses are asked: what is kept from the second on is in the third."""
 
@@ -152,7 +155,13 @@ class Kept(Listener):
             made = made.together
         if made is not None and name in _JOINS and self.rows not in result.shape[:2]:  # a queue of several batches
             made = _Of(min(one.oldest for one in tags if one is not None), made.newest, False)
-        of_none = [one for one, tag in zip(given, tags, strict=True) if tag is None and one is not target]
+        # A number for each row is the row's; a weight of each class is not, where there are as many.
+        of_classes = named.get("weight") if name in _OF_CLASSES else None
+        of_none = [
+            one
+            for one, tag in zip(given, tags, strict=True)
+            if tag is None and one is not target and (one is of_classes or one.shape[:1] != (self.rows,))
+        ]
         if made is None and target is None:
             self.numbers.note_made(name, given, list(tensors_in([result])))
         elif any(tag is not None and tag.is_rows for tag in tags) or (

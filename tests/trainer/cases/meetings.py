@@ -143,6 +143,20 @@ def numbers_alike(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Ten
     return functional.cross_entropy(model(0.9 * x) + table + at * 0.0 + drawn, y, label_smoothing=0.1)
 
 
+def numbers_of_rows(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
+    """A number for each sample, by a table, and one for all of them, however many those are (labels of a GAN)."""
+    table = {0: 1.0, 1: 0.5, 2: 0.25, 3: 0.125}
+    weight, real = torch.tensor([table[int(one)] for one in y]), torch.full((len(x),), 0.9)
+    out = model(x)
+    of_each = (weight * functional.cross_entropy(out, y, reduction="none")).mean()
+    return of_each + functional.binary_cross_entropy_with_logits(out[:, 0], real)
+
+
+def drawn_in_place(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
+    """What was made as samples are, and has one number for all."""
+    return functional.cross_entropy(model(x * (x.new_empty(len(x), 1).fill_(0.8) / 0.8)), y)
+
+
 def gradient_by_own(open_: Open, *, number: bool) -> None:
     """What all workers have summed is changed by a statistic of this one's samples."""
     model = net()
@@ -230,6 +244,9 @@ EXACT = (
     named("running_number_of_all", running_number, gathers=True),
     *(
         _named_by(one, gathers=True)
-        for one in (sorted_by_length, shuffled_again, terms_for_each, means_over_dimensions, numbers_alike)
+        for one in (
+            sorted_by_length, shuffled_again, terms_for_each, means_over_dimensions, numbers_alike, numbers_of_rows,
+            drawn_in_place,
+        )
     ),
 )  # fmt: skip
