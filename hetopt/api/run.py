@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -365,18 +365,7 @@ def _followed(run: Run, launch: Launch, reporter: Reporter, on_event: Callable[[
     from hetopt.reports.run_words import RecentSteps, figures
     from hetopt.reports.timeline import happening
 
-    handle, renting = run.handle, run.backend if isinstance(run.backend, Renting) else None
-    supervision = Supervision.of(launch, run.folder)
-    if renting is not None:
-        supervision = Supervision.of(
-            launch,
-            run.folder,
-            replace=partial(renting.replace, handle),
-            move=partial(renting.move, handle),
-            add=partial(renting.add, handle),
-            switch=partial(renting.switch, handle),
-            pools=partial(renting.pools, handle),
-        )
+    supervision = Supervision.of(launch, run.folder, run.backend if isinstance(run.backend, Renting) else None)
     progress, reader = supervision.run, EventReader(path=run.folder / EVENTS_FILE)
     unread = reader.unread
     expected = max(launch.prediction.steps.value, 1.0)

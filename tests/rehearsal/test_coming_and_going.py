@@ -57,7 +57,7 @@ def run_dir(_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     supervision = Supervision(
         run_dir=run_dir,
         usd_per_hour=dict.fromkeys(NAMES, 1.0),
-        drop=dropping(run_dir),
+        hands={"drop": dropping(run_dir)},
         supervisor=Supervisor(promise=promise, hysteresis=Hysteresis(looks=2, rest_s=0.0)),
     )
 

@@ -10,18 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hetopt.backends.backend import Pools
+from hetopt.backends.backend import Pools, Renting, RunHandle
 from hetopt.backends.emulation.injection import ask_for_change, comes_and_goes
-from hetopt.backends.supervisor.adding import with_more_of_each_type
-from hetopt.backends.supervisor.decide import Alternative, Decision, Hysteresis, Supervisor
-from hetopt.backends.supervisor.dropping import without_each_host
-from hetopt.backends.supervisor.moving import on_demand_for_all
+from hetopt.backends.supervisor.alternatives import (
+    in_other_zones,
+    on_demand_for_all,
+    with_another_for_each_host,
+    with_more_of_each_type,
+    without_each_host,
+)
+from hetopt.backends.supervisor.decide import Action, Alternative, Decision, Hysteresis, Supervisor
 from hetopt.backends.supervisor.progress import PredictedGain, RunProgress
-from hetopt.backends.supervisor.replacing import with_another_for_each_host
-from hetopt.backends.supervisor.switching import in_other_zones
 from hetopt.core.errors import BadInput, BudgetStop, CloudRefused
 from hetopt.core.events.decisions import gain_in_words, write_decision
 from hetopt.core.events.fold import RunFold
@@ -31,17 +34,12 @@ from hetopt.optimizer.launch_record import Launch
 
 ACTED, MEASURED = "supervisor_acted", "supervisor_measured"
 
-LetGo = Callable[[str], None]
-"""Ends a host of the run; raises `BadInput` where there is none any more, `CloudRefused` where it could not be done."""
+Hand = Callable[[Decision, float], None]
+"""Does what was decided, for a run that needs so many seconds more.
 
-Move = Callable[[float], None]
-"""Has other machines in the place of all that can be taken back, for so many seconds; raises as `Renting.move` does."""
-
-Add = Callable[[str, int, float], None]
-"""Rents so many machines more like a host, for so many seconds; raises as `Renting.add` does."""
-
-Switch = Callable[[str, float], None]
-"""Has the same machines in another zone, for so many seconds; raises as `Renting.switch` does."""
+Raises `BadInput` where it cannot be any more, `BudgetStop` where it is not paid for, `CloudRefused` where the cloud
+does not answer; see `Renting`.
+"""
 
 Look = Callable[[], Pools | None]
 """What the machines cost here and in other zones; None while some come or go."""
@@ -60,12 +58,8 @@ class Supervision:
     Attributes:
         run_dir: of the run.
         usd_per_hour: of each host.
-        drop: ends a host that the run goes on without; None: it needs all of them.
-        replace: ends a host whose place another machine takes; None: there are no others.
-        move: has machines that nobody takes back in the place of all; None: there are none, or it was done.
-        add: rents more machines; None: there are none, or they cannot be paid.
-        switch: has the same machines in another zone; None: nothing is rented.
-        pools: what they cost there and here; None: as planned.
+        hands: what can be done here, by its name; of what was done for good, or cannot be paid, there is none any more.
+        pools: what machines cost here and in other zones; None: as planned.
         boot_s: from asking for a machine to its first step.
         until_there_s: from an order to end a machine to the first step of the one that is asked for instead.
         supervisor: who decides.
@@ -78,11 +72,7 @@ class Supervision:
 
     run_dir: Path
     usd_per_hour: Mapping[str, float]
-    drop: LetGo | None = None
-    replace: LetGo | None = None
-    move: Move | None = None
-    add: Add | None = None
-    switch: Switch | None = None
+    hands: dict[Action, Hand] = field(default_factory=dict)
     pools: Look | None = None
     boot_s: float = 0.0
     until_there_s: float = 0.0
@@ -95,42 +85,29 @@ class Supervision:
 
     @classmethod
     def of(
-        cls,
-        record: Launch,
-        run_dir: Path,
-        *,
-        replace: LetGo | None = None,
-        move: Move | None = None,
-        add: Add | None = None,
-        switch: Switch | None = None,
-        pools: Look | None = None,
-        hysteresis: Hysteresis | None = None,
+        cls, record: Launch, run_dir: Path, renting: Renting | None = None, hysteresis: Hysteresis | None = None
     ) -> Supervision:
         """The supervision of a launch.
 
         Args:
             record: of the launch.
             run_dir: of the run.
-            replace: gives a rented machine back whose place another one takes; None: nothing is rented.
-            move: has machines that nobody takes back in the place of all; None: there are none.
-            add: rents more machines; None: nothing is rented.
-            switch: has the same machines in another zone; None: nothing is rented.
-            pools: what they cost there and here; None: as planned.
+            renting: where its machines are rented; None: they are not.
             hysteresis: how slowly minds are changed.
         """
         # A machine that is lost takes the work since the last checkpoint with it: half of what is between two.
         lost_s = record.spec.checkpoint_every_s / 2
-        if not record.spec.resumes:  # any change of machines costs a run that saves nothing all that it has done
-            replace = move = add = switch = None
+        handle, hands = RunHandle(run_dir=run_dir), dict[Action, Hand]()
+        if comes_and_goes(record.spec):
+            hands["drop"] = dropping(run_dir)
+        if renting is not None and record.spec.resumes:
+            # Any change of machines costs a run that saves nothing all that it has done.
+            hands |= renting_hands(renting, handle)
         return cls(
             run_dir=run_dir,
             usd_per_hour=host_prices(record),
-            drop=dropping(run_dir) if comes_and_goes(record.spec) else None,
-            replace=replace,
-            move=move,
-            add=add,
-            switch=switch,
-            pools=pools,
+            hands=hands,
+            pools=None if renting is None else partial(renting.pools, handle),
             boot_s=record.prediction.startup_s,
             until_there_s=record.prediction.startup_s + lost_s,
             supervisor=Supervisor(promise=promise_of(record), hysteresis=hysteresis or Hysteresis()),
@@ -147,22 +124,10 @@ class Supervision:
         self.supervisor, told = self.supervisor.measured(self.standing)
         if told is not None:
             self._write(MEASURED, told)
-        # What a place of one's own costs is not for a program to limit; what is rented has a guard of its own.
         others = self._others(self._priced())
-        before, (self.supervisor, decision) = self.supervisor, self.supervisor.look(self.standing, 0.0, others)
-        if decision.action == "drop" and self.drop is not None:
-            return self._act(decision, self.drop, before)
-        if decision.action == "replace" and self.replace is not None:
-            return self._act(decision, self.replace, before)
-        if decision.action == "on-demand" and self.move is not None:
-            move, needed_s = self.move, self._left_s(decision)
-            return self._act(decision, lambda _: move(needed_s), before)
-        if decision.action == "add" and self.add is not None:
-            add, needed_s = self.add, self._left_s(decision)
-            return self._act(decision, lambda host: add(host, decision.machines, needed_s), before)
-        if decision.action == "switch" and self.switch is not None:
-            switch, needed_s = self.switch, self._left_s(decision)
-            return self._act(decision, lambda zone: switch(zone, needed_s), before)
+        before, (self.supervisor, decision) = self.supervisor, self.supervisor.look(self.standing, others)
+        if decision.action in self.hands:
+            return self._act(decision, before)
         if decision.acts:
             return f"{decision.reason}; `hetopt report` shows by what"
         if told is None:
@@ -185,18 +150,18 @@ class Supervision:
 
     def _others(self, pools: Pools | None) -> list[Alternative]:
         promise, found = self.supervisor.promise, []
-        if self.drop is not None:
+        if "drop" in self.hands:
             found += without_each_host(self.standing, promise, self.usd_per_hour)
-        if self.replace is not None:
+        if "replace" in self.hands:
             fresh = with_another_for_each_host(self.standing, promise, until_there_s=self.until_there_s)
             found += [one for one in fresh if one.name not in self.replaced]
         # Machines that were asked for are still to come, and to show what they bring.
-        if self.add is not None and self.supervisor.last is None:
+        if "add" in self.hands and self.supervisor.last is None:
             found += with_more_of_each_type(self.standing, promise, self.usd_per_hour, until_there_s=self.until_there_s)
-        if self.switch is not None and pools is not None:
+        if "switch" in self.hands and pools is not None:
             there = in_other_zones(self.standing, promise, pools, boot_s=self.boot_s, until_there_s=self.until_there_s)
             found += [one for one in there if self._may_be_paid(one.name)]
-        if self.move is not None:
+        if "on-demand" in self.hands:
             found += on_demand_for_all(self.standing, promise, until_there_s=self.until_there_s)
         return found
 
@@ -207,11 +172,11 @@ class Supervision:
     def _left_s(self, decision: Decision) -> float:
         """Until the end of the run, after a decision."""
         step_s = decision.expected_step_time_s or self.supervisor.promise.step_time_s
-        return self.until_there_s + max(0.0, self.supervisor.promise.steps - self.standing.step) * step_s
+        return self.until_there_s + self.standing.steps_left(self.supervisor.promise) * step_s
 
-    def _act(self, decision: Decision, let_go: LetGo, before: Supervisor) -> str | None:
+    def _act(self, decision: Decision, before: Supervisor) -> str | None:
         try:
-            let_go(decision.name)
+            self.hands[decision.action](decision, self._left_s(decision))
         except BadInput:
             self.supervisor = before  # the host is gone already, or the run is over
             return None
@@ -220,11 +185,7 @@ class Supervision:
             if decision.action == "switch":
                 said, self.unpaid[decision.name] = decision.name in self.unpaid, self.standing.now_s
                 return None if said else refused.message
-            # The budget will pay for it even less later.
-            if decision.action == "add":
-                self.add = None
-            else:
-                self.move = None
+            del self.hands[decision.action]  # the budget will pay for it even less later
             return refused.message
         except CloudRefused as refused:
             self.supervisor = before  # nothing was done; the next look finds it called for again
@@ -234,7 +195,7 @@ class Supervision:
         if decision.action == "replace":
             self.replaced.add(decision.name)
         if decision.action == "on-demand":
-            self.move = None
+            del self.hands["on-demand"]
         self._write(
             ACTED,
             {
@@ -261,9 +222,19 @@ _DOES = {
 }
 
 
-def dropping(run_dir: Path) -> LetGo:
+def dropping(run_dir: Path) -> Hand:
     """Drops hosts of a rehearsed run: its conductor ends them."""
-    return lambda host: ask_for_change(run_dir, Change(host=host, dies=True))
+    return lambda decision, _: ask_for_change(run_dir, Change(host=decision.name, dies=True))
+
+
+def renting_hands(renting: Renting, handle: RunHandle) -> dict[Action, Hand]:
+    """What can be done about the machines of a rented run."""
+    return {
+        "replace": lambda decision, _: renting.replace(handle, decision.name),
+        "on-demand": lambda _, needed_s: renting.move(handle, needed_s),
+        "add": lambda decision, needed_s: renting.add(handle, decision.name, decision.machines, needed_s),
+        "switch": lambda decision, needed_s: renting.switch(handle, decision.name, needed_s),
+    }
 
 
 def host_prices(record: Launch) -> dict[str, float]:

@@ -2,21 +2,22 @@
 
 What the trainer does by itself (shares, compression, a lost worker) is not decided here; this is about machines. An
 action must have been called for at several looks in a row, promise more than it costs by a margin or keep a deadline
-that would be missed, keep to the budget, and leave time since the last one. Two things wait for nobody: a budget that
-the next look could exceed, and a deadline that only machines on demand still keep.
+that would be missed, and leave time since the last one. A deadline that only machines on demand still keep waits for
+nobody. The budget has a guard of its own, who is asked before anything is rented (`ec2.renter.desired`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from hetopt.backends.supervisor.progress import PredictedGain, RunProgress
+from hetopt.core.budget_law import SECONDS_PER_HOUR
 
-Action = Literal["keep", "replan", "add", "drop", "replace", "switch", "on-demand", "stop"]
+Action = Literal["keep", "replan", "add", "drop", "replace", "switch", "on-demand"]
 
-_HOUR_S = 3600.0
 _TELLING_STEPS = 50
 """Control periods must have passed, and the running mean must have forgotten what was before."""
 
@@ -29,7 +30,7 @@ class Hysteresis:
         looks: in a row that must call for the same action.
         rest_s: between two actions.
         margin: of the time left that an action must save beyond its cost.
-        reserve_s: how far ahead a budget or a deadline is looked at: the time between looks, and to stop.
+        reserve_s: how far ahead a deadline is looked at: the time between looks, and to stop.
     """
 
     looks: int = 3
@@ -68,7 +69,7 @@ class Alternative:
 
     def cost_usd(self, steps_left: float) -> float:
         """USD from now to the end of the run, with ``steps_left`` steps to go."""
-        return self.total_s(steps_left) / _HOUR_S * self.usd_per_hour + self.overlap_usd
+        return self.total_s(steps_left) / SECONDS_PER_HOUR * self.usd_per_hour + self.overlap_usd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,23 +129,20 @@ class Supervisor:
     acted_s: float | None = None
     last: Acted | None = None
 
-    def look(
-        self, standing: RunProgress, spent_usd: float, alternatives: Sequence[Alternative] = ()
-    ) -> tuple[Supervisor, Decision]:
+    def look(self, standing: RunProgress, alternatives: Sequence[Alternative] = ()) -> tuple[Supervisor, Decision]:
         """Decide after one look; the supervisor to look with next time comes first.
 
         Args:
             standing: of the run.
-            spent_usd: so far.
             alternatives: to the present cluster, predicted anew where the run has left its interval.
         """
-        urgent = self._urgent(standing, spent_usd, alternatives)
+        urgent = self._urgent(standing, alternatives)
         if urgent is not None:
             return self._done(urgent, standing), urgent
         if standing.steps_seen == self.looked_at:
             # While a run pauses, looks in a row would see one measurement.
             return self, Decision(action="keep", reason="nothing was measured since the last look")
-        wanted = self._wanted(standing, spent_usd, alternatives)
+        wanted = self._wanted(standing, alternatives)
         key = f"{wanted.action} {wanted.name}"
         in_a_row = self.called_for[1] + 1 if self.called_for[0] == key else 1
         seen = replace(self, called_for=(key, in_a_row), looked_at=standing.steps_seen)
@@ -187,25 +185,15 @@ class Supervisor:
             )
         return replace(self, promise=promise, called_for=("", 0), acted_s=standing.now_s, last=acted)
 
-    def _urgent(self, standing: RunProgress, spent_usd: float, alternatives: Sequence[Alternative]) -> Decision | None:
-        promise, reserve_s = self.promise, self.hysteresis.reserve_s
-        if promise.budget_usd is not None:
-            soon_usd = spent_usd + reserve_s / _HOUR_S * promise.usd_per_hour
-            if soon_usd > promise.budget_usd:
-                return Decision(
-                    action="stop", reason=f"${soon_usd:.2f} of ${promise.budget_usd:.2f} will soon be spent"
-                )
-        if promise.deadline_s is None:
+    def _urgent(self, standing: RunProgress, alternatives: Sequence[Alternative]) -> Decision | None:
+        safe, steps_left = [one for one in alternatives if one.holds], standing.steps_left(self.promise)
+        if self.promise.deadline_s is None or not safe:
             return None
-        safe = [one for one in alternatives if one.holds]
-        if not safe:
-            return None
-        surest = min(safe, key=lambda one: one.total_s(self._steps_left(standing)))
-        needed_s = surest.total_s(self._steps_left(standing))
-        slack_s = promise.deadline_s - standing.now_s - needed_s
+        surest = min(safe, key=lambda one: one.total_s(steps_left))
+        slack_s = self.promise.deadline_s - standing.now_s - surest.total_s(steps_left)
         # One more changeover must fit: the present machines may be lost at once. Where even these machines would be
         # late, nothing is paid for them.
-        if not 0 <= slack_s < surest.changeover_s + reserve_s:
+        if not 0 <= slack_s < surest.changeover_s + self.hysteresis.reserve_s:
             return None
         return Decision(
             action="on-demand",
@@ -214,16 +202,14 @@ class Supervisor:
             expected_step_time_s=surest.step_time_s,
         )
 
-    def _wanted(self, standing: RunProgress, spent_usd: float, alternatives: Sequence[Alternative]) -> Decision:
+    def _wanted(self, standing: RunProgress, alternatives: Sequence[Alternative]) -> Decision:
         now_s = standing.step_time_s
         if now_s is None:
             return Decision(action="keep", reason="nothing was measured yet")
-        promise, steps_left = self.promise, self._steps_left(standing)
+        promise, steps_left = self.promise, standing.steps_left(self.promise)
         left_s = steps_left * now_s
-        left_usd = left_s / _HOUR_S * promise.usd_per_hour
-        better = self._better(left_s, left_usd, spent_usd, steps_left, standing.now_s, alternatives)
-        if better is None:
-            better = self._saves_the_deadline(left_s, spent_usd, steps_left, standing.now_s, alternatives)
+        left_usd = left_s / SECONDS_PER_HOUR * promise.usd_per_hour
+        better = self._better(left_s, left_usd, steps_left, standing.now_s, alternatives)
         if better is not None:
             saving_s, saving_usd = left_s - better.total_s(steps_left), left_usd - better.cost_usd(steps_left)
             return Decision(
@@ -246,45 +232,25 @@ class Supervisor:
         )
 
     def _better(
-        self,
-        left_s: float,
-        left_usd: float,
-        spent_usd: float,
-        steps_left: float,
-        now_s: float,
-        alternatives: Sequence[Alternative],
+        self, left_s: float, left_usd: float, steps_left: float, now_s: float, alternatives: Sequence[Alternative]
     ) -> Alternative | None:
-        """The cheapest alternative that saves money, or time at no more money, by the margin, and fits the budget."""
+        """The cheapest alternative that saves money, or time at no more money, by the margin.
+
+        Where there is none and the present machines would be late: the cheapest that is not. Of equally cheap ones the
+        quickest.
+        """
+        deadline_s = math.inf if self.promise.deadline_s is None else self.promise.deadline_s
+        in_time = [one for one in alternatives if now_s + one.total_s(steps_left) <= deadline_s]
         margin = 1 - self.hysteresis.margin
-        saving = [
+        found = [
             one
             for one in alternatives
-            if (one.cost_usd(steps_left) <= margin * left_usd and self._in_time(one, steps_left, now_s))
+            if (one.cost_usd(steps_left) <= margin * left_usd and one in in_time)
             or (one.total_s(steps_left) <= margin * left_s and one.cost_usd(steps_left) <= left_usd)
         ]
-        return self._cheapest(saving, spent_usd, steps_left)
-
-    def _saves_the_deadline(
-        self, left_s: float, spent_usd: float, steps_left: float, now_s: float, alternatives: Sequence[Alternative]
-    ) -> Alternative | None:
-        """Where the present machines would be late: the cheapest alternative that is not, and fits the budget."""
-        deadline_s = self.promise.deadline_s
-        if deadline_s is None or now_s + left_s <= deadline_s:
-            return None
-        in_time = [one for one in alternatives if not one.holds and self._in_time(one, steps_left, now_s)]
-        return self._cheapest(in_time, spent_usd, steps_left)
-
-    def _cheapest(self, alternatives: Iterable[Alternative], spent_usd: float, steps_left: float) -> Alternative | None:
-        """Of those that fit the budget; of equally cheap ones the quickest."""
-        budget = self.promise.budget_usd
-        fitting = [one for one in alternatives if budget is None or spent_usd + one.cost_usd(steps_left) <= budget]
-        return min(fitting, key=lambda one: (one.cost_usd(steps_left), one.total_s(steps_left)), default=None)
-
-    def _in_time(self, one: Alternative, steps_left: float, now_s: float) -> bool:
-        return self.promise.deadline_s is None or now_s + one.total_s(steps_left) <= self.promise.deadline_s
-
-    def _steps_left(self, standing: RunProgress) -> float:
-        return max(0.0, self.promise.steps - standing.step)
+        if not found and now_s + left_s > deadline_s:
+            found = [one for one in in_time if not one.holds]
+        return min(found, key=lambda one: (one.cost_usd(steps_left), one.total_s(steps_left)), default=None)
 
 
 _IN_WORDS = {

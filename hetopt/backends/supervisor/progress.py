@@ -23,7 +23,6 @@ class PredictedGain:
         step_time_s: predicted.
         step_time_low_s, step_time_high_s: its 90 % interval.
         steps: that the run takes.
-        budget_usd: most that may be spent; None: no limit.
         deadline_s: by when training must end, seconds since the epoch; None: at any time.
         usd_per_hour: of the cluster.
     """
@@ -33,7 +32,6 @@ class PredictedGain:
     step_time_high_s: float
     steps: float
     usd_per_hour: float
-    budget_usd: float | None = None
     deadline_s: float | None = None
 
 
@@ -89,9 +87,9 @@ class RunProgress:
             return ()
         return tuple(share / time_s for share, time_s in zip(self.shares, self.compute_s, strict=True))
 
-    def left_s(self, promise: PredictedGain) -> float | None:
-        """Time to the end at the present pace."""
-        return None if self.step_time_s is None else max(0.0, promise.steps - self.step) * self.step_time_s
+    def steps_left(self, promise: PredictedGain) -> float:
+        """Number of steps to the end of the run."""
+        return max(0.0, promise.steps - self.step)
 
     def after(self, event: LogEvent, run: RunFold) -> Self:
         """Once an event has happened, which the fold of the log has taken; most kinds change no running mean."""
