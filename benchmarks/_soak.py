@@ -20,8 +20,8 @@ from pathlib import Path
 import psutil
 
 from hetopt.backends.backend import RunHandle
-from hetopt.backends.emulation.netns import namespaces
-from hetopt.backends.local import LocalLauncher
+from hetopt.backends.emulation.iproute import namespaces
+from hetopt.backends.processes import LocalLauncher
 from hetopt.core.errors import RunFailed
 from hetopt.core.events.log import EVENTS_FILE, parse_events
 from hetopt.core.run_spec import RunSpec

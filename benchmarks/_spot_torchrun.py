@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks._spot_nodes import Move
 from hetopt.backends.emulation.namespaces import LINK, EmulatedNetwork
-from hetopt.backends.local import QUIET_TORCH
+from hetopt.backends.processes import QUIET_TORCH
 from hetopt.core.events.log import EVENTS_FILE, Event, read_events
 from hetopt.core.nodes import MEETING_PORT
 from hetopt.core.run_folder import write_spec

@@ -40,7 +40,7 @@ from benchmarks._simulated_run import check
 from benchmarks._soak import soak
 from hetopt.backends.backend import RunHandle
 from hetopt.backends.emulation.namespaces import why_not
-from hetopt.backends.local import LocalLauncher
+from hetopt.backends.processes import LocalLauncher
 from hetopt.core.events.log import EVENTS_FILE, Event, read_events
 from hetopt.core.run_spec import RunSpec
 from hetopt.optimizer.cost.checkpointing import CHECKPOINT_INTERVAL_S

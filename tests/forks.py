@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from hetopt.backends.local import QUIET_TORCH
+from hetopt.backends.processes import QUIET_TORCH
 from hetopt.core.forks import WORKERS_NEED, ForkServer
 from tests.disturbance import PATIENCE_S
 

@@ -195,7 +195,7 @@ OURS = {
     "hetopt/core/openmp.py: root.joinpath(*names[:depth])": "of a control group, as the kernel names it, without dots",
     "hetopt/backends/emulation/cgroups.py: hierarchy.root / name": "made of a process id",
     "hetopt/backends/ec2/node/checkpoints.py: path.parent / newest": "what checkpoint_name let through",
-    "hetopt/backends/emulation/netns.py: _FOLDER / name": "made of a process id",
+    "hetopt/backends/emulation/iproute.py: _FOLDER / name": "made of a process id",
     "hetopt/api/known_runs.py: folder / name": "one of four constants",
     "hetopt/core/runs.py: self.home / name": "made of a time and what is left of a label",
     "hetopt/trainer/standalone_host.py: host_log_folder(run_dir, node.host) / 'run' / attempt": "a number",

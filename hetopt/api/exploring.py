@@ -13,9 +13,9 @@ from hetopt.backends.ec2.renter.bundle import make_bundle
 from hetopt.backends.emulation.backend import RehearsalLauncher
 from hetopt.backends.emulation.description import parse_hosts
 from hetopt.backends.emulation.namespaces import why_not
-from hetopt.backends.local import LocalLauncher
 from hetopt.backends.prediction.hosting import ThisMachine
 from hetopt.backends.probe_runs import STARTUP_S, ProbeRun, local_probes, own_probes, read_sample, rehearsed_probes
+from hetopt.backends.processes import LocalLauncher
 from hetopt.backends.ssh.backend import SshProbes, ready_hosts
 from hetopt.backends.ssh.inventory import Inventory
 from hetopt.core import formatting

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from hetopt.api.measuring import measured
 from hetopt.api.profiling_script import Script, profile_script
 from hetopt.api.values import LARGEST_SEED, MOST_STEPS, chosen, names, positive, within
-from hetopt.backends.local import LocalLauncher
+from hetopt.backends.processes import LocalLauncher
 from hetopt.core.comm.compression_text import spell
 from hetopt.core.comm.options import timed_as, tried_ways, whole_ways
 from hetopt.core.errors import BadInput, setting

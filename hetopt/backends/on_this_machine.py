@@ -10,14 +10,11 @@ from pathlib import Path
 from hetopt.backends.backend import LaunchOptions, Prepared, RunHandle
 from hetopt.backends.emulation.backend import RehearsalLauncher
 from hetopt.backends.emulation.description import parse_changes, parse_hosts
-from hetopt.backends.emulation.namespaces import why_not
 from hetopt.backends.emulation.plan import rehearse
-from hetopt.backends.local import LocalLauncher
-from hetopt.backends.prediction.hosting import ThisMachine
+from hetopt.backends.prediction.hosting import Mapped, ThisMachine
 from hetopt.backends.prediction.local_plan import predict_on_local
 from hetopt.backends.prediction.machine_speed import as_runs_found, at_present
-from hetopt.backends.processes import ProcessLauncher
-from hetopt.backends.resuming import resumable
+from hetopt.backends.processes import LocalLauncher, ProcessLauncher
 from hetopt.core.calibration_benchmark import measure_yardstick_s
 from hetopt.core.errors import BadInput
 from hetopt.core.extras import install_command
@@ -26,12 +23,9 @@ from hetopt.core.run_spec import RunSpec
 from hetopt.core.runs import RunFolders
 from hetopt.core.task_reference import check_data_folder, check_found
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch, Place
-from hetopt.optimizer.plan import Earlier, Plan, Prediction
+from hetopt.optimizer.plan import Earlier, Plan
 from hetopt.optimizer.step_time.earlier_runs import EarlierRuns, kept
 from hetopt.optimizer.step_time.host_level import host_named
-
-Mapped = tuple[RunSpec, Prediction, tuple[str, ...]]
-"""The run as its workers are here, what it should take here, and what to know to read these numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +51,8 @@ class _OnThisMachine(ProcessLauncher):
         host, earlier = self._known(wanted.profile)
         wanted, counted = as_runs_found(wanted, earlier)
         remarks = (*remarks, *_said(counted))
-        spec, prediction, notes = self._map(wanted, options)
+        here = self._map(wanted, options)
+        spec = here.run
         if options.data is not None:
             if not wanted.profile.job.script:
                 check_data_folder(Path(options.data))
@@ -69,10 +64,10 @@ class _OnThisMachine(ProcessLauncher):
             on=self.name,
             plan=made,
             spec=_restarted(spec, options),
-            prediction=prediction,
+            prediction=here.prediction,
             host=host,
             earlier=counted,
-            notes=(*remarks, *notes),
+            notes=(*remarks, *here.notes),
         )
         return Prepared(launch=launch)
 
@@ -114,8 +109,7 @@ class LocalBackend(_OnThisMachine, LocalLauncher):
     name: Place = "local"
 
     def _map(self, plan: Plan, options: LaunchOptions) -> Mapped:
-        here = predict_on_local(plan, options.slowdowns)
-        return here.run, here.prediction, here.notes
+        return predict_on_local(plan, options.slowdowns)
 
     def _known(self, profile: Profile) -> tuple[str | None, EarlierRuns | None]:
         return (host_named(profile.host), kept()) if ThisMachine.seen().is_profiled(profile.host) else (None, None)
@@ -133,15 +127,12 @@ class RehearsalBackend(_OnThisMachine, RehearsalLauncher):
         names = [f"h{number}" for number in range(count)]
         changes = () if options.schedule is None else parse_changes(options.schedule, names)
         stands_in = options.stand_in or plan.profile.is_counted
-        rehearsal = rehearse(plan, ThisMachine.seen(), described, changes, stands_in=stands_in)
-        return rehearsal.run, rehearsal.prediction, rehearsal.notes
+        return rehearse(plan, ThisMachine.seen(), described, changes, stands_in=stands_in)
 
     def check_ready(self, prepared: Prepared) -> None:
         """See `hetopt.backends.backend.Backend`; also whether a network can be built here."""
         super().check_ready(prepared)
-        reason = why_not()
-        if reason is not None:
-            raise BadInput(f"no cluster can be rehearsed here: {reason}.", hint="choose `on=local`")
+        self._check(prepared.launch.spec)
 
 
 def _said(counted: Earlier | None) -> tuple[str, ...]:
@@ -150,3 +141,29 @@ def _said(counted: Earlier | None) -> tuple[str, ...]:
 
 def _restarted(spec: RunSpec, options: LaunchOptions) -> RunSpec:
     return spec if options.restarts is None else spec.model_copy(update={"max_restarts": options.restarts})
+
+
+def resumable(launcher: ProcessLauncher, folder: Path, place: str, latest: Path) -> Launch:
+    """The launch of a run that can go on.
+
+    Args:
+        launcher: that started it.
+        folder: the run's.
+        place: where that launcher's runs are, such as ``local``.
+        latest: what names the run's newest checkpoint.
+
+    Raises:
+        BadInput: it was started elsewhere, is not over, or has no checkpoint.
+    """
+    launch = Launch.load(folder / LAUNCH_FILE)
+    if launch.on != place:
+        raise BadInput(
+            f"{folder.name} was started on {launch.on}, and goes on there.",
+            hint=f"hetopt launch --on {launch.on} --resume {folder.name}",
+        )
+    state = launcher.poll(RunHandle(run_dir=folder)).state
+    if not state.is_over:
+        raise BadInput(f"{folder.name} is still {state.value}.", hint=f"end it first with `hetopt stop {folder.name}`")
+    if not latest.exists():
+        raise BadInput(f"{folder.name} has no checkpoint to go on from.", hint="start it anew from its plan")
+    return launch

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,8 +22,11 @@ import psutil
 from hetopt.backends.backend import RunHandle
 from hetopt.backends.lease import lease
 from hetopt.core.artifact import write_atomically
-from hetopt.core.errors import BadInput
+from hetopt.core.errors import BadInput, HetoptError
+from hetopt.core.events.log import EVENTS_FILE, tell_failure
 from hetopt.core.interruption import in_one_piece
+from hetopt.core.listening import LOOPBACK, collectives_on
+from hetopt.core.process_guard import StopSignal, die_with_parent
 from hetopt.core.reading import MissingFile, read_json
 from hetopt.core.run_folder import LIVING_FILE, STOP_FILE, write_spec
 from hetopt.core.run_spec import RunSpec
@@ -56,7 +60,7 @@ class Program:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessLauncher(ABC):
-    """Starts, watches and stops runs on this machine; its two forms say what the process is.
+    """Starts, watches and stops runs on this machine; each of its forms says what the process is.
 
     Attributes:
         attached: the run ends when the process that started it does.
@@ -222,3 +226,49 @@ def _signal(send: Callable[[], None]) -> None:
         send()
     except psutil.NoSuchProcess:
         return
+
+
+QUIET_TORCH = {
+    # The agent greets with paragraphs at INFO and WARNING; what matters to a person reaches the event log.
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "TORCH_SHOW_CPP_STACKTRACES": "0",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalLauncher(ProcessLauncher):
+    """Worker processes under torchrun, on this machine."""
+
+    def program(self, spec: RunSpec, run_dir: Path) -> Program:
+        """See `ProcessLauncher.program`."""
+        return Program(
+            module="hetopt.trainer.host.agent",
+            log_name="host.log",
+            defaults=QUIET_TORCH,
+            fixed=collectives_on(LOOPBACK),
+        )
+
+
+def conduct(argv: Sequence[str], conducted: Callable[[Path, StopSignal], int]) -> int:
+    """Be the process of a run that a `ProcessLauncher` has started; the exit code is hetopt's.
+
+    It ends with the launcher that is named. What it cannot do is told where people look: in the run's log.
+
+    Args:
+        argv: of the process: its module, the run's folder, and the launcher's number where both share fate.
+        conducted: conducts the run in a folder until it is over, or somebody has asked this process to end.
+    """
+    if len(argv) not in (2, 3):
+        print(f"usage: {argv[0]} RUN_DIR [PARENT_PID]", file=sys.stderr)
+        return BadInput.exit_code
+    run_dir, stop_signal = Path(argv[1]), StopSignal()
+    stop_signal.listen()
+    if len(argv) > 2:
+        die_with_parent(int(argv[2]), signal.SIGTERM)
+    try:
+        return conducted(run_dir, stop_signal)
+    except HetoptError as refused:
+        print(refused.message, file=sys.stderr)
+        if run_dir.is_dir():
+            tell_failure(run_dir / EVENTS_FILE, refused.message, hint=refused.hint)
+        return refused.exit_code

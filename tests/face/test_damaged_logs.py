@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from hetopt.api.run import RunRecord
-from hetopt.backends.emulation.slowdown import FitWatch
+from hetopt.backends.emulation.schedule import FitWatch
 from hetopt.backends.probe_runs import local_probes, read_sample
 from hetopt.backends.processes import PROCESS_FILE, run_status
 from hetopt.backends.supervisor.progress import RunProgress

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.backends.local import LocalLauncher
+from hetopt.backends.processes import LocalLauncher
 from hetopt.core.openmp import (
     SPIN,
     SPIN_VARIABLES,

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.backends.prediction.cpu_quotas import under_quotas
-from hetopt.backends.prediction.processor_sharing import finish_times_s
+from hetopt.backends.prediction.processor_sharing import finish_times_s, under_quotas
 
 WORKERS = st.lists(st.tuples(st.floats(0.001, 1.0), st.floats(0.05, 1.0)), min_size=1, max_size=6)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hetopt.backends.backend import RunHandle
-from hetopt.backends.local import LocalLauncher
+from hetopt.backends.processes import LocalLauncher
 from hetopt.core.comm.compression_text import spell
 from hetopt.core.comm.options import timed_as, tried_ways, whole_ways
 from hetopt.core.events.log import EVENTS_FILE, Event, read_events

@@ -19,7 +19,7 @@ from hetopt.backends.emulation.backend import RehearsalLauncher
 from hetopt.backends.emulation.description import parse_change, parse_changes, parse_hosts
 from hetopt.backends.emulation.injection import ask_for_change
 from hetopt.backends.emulation.namespaces import find_leftovers, find_networks
-from hetopt.backends.local import LocalLauncher
+from hetopt.backends.processes import LocalLauncher
 from hetopt.core.conditions import ConditionsReader
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import Event, read_events

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.backends.emulation.schedule import HostNow, Moment, split, still_to_come
-from hetopt.backends.emulation.slowdown import FitWatch, two_digits_up
+from hetopt.backends.emulation.schedule import FitWatch, HostNow, Moment, split, still_to_come
 from hetopt.core.events.records import LogEvent
 from hetopt.core.run_status import RunState, exit_code, judge
 from hetopt.core.scaled_emulation import Change, EmulatedHost
@@ -73,13 +72,6 @@ def test_a_resumed_run_does_not_lose_the_same_host_again() -> None:
     assert still_to_come([drift, death, everybody], []) == [drift, death, everybody]
     assert still_to_come([drift, death], [an_event("condition_changed", host="h1", dies=True)]) == [drift]
     assert still_to_come([drift, death], [an_event("condition_changed", host="h1", dies=False)]) == [drift, death]
-
-
-@given(st.floats(1, 1e6))
-def test_a_slowdown_is_rounded_up_to_two_digits(value: float) -> None:
-    rounded = two_digits_up(value)
-    assert value * (1 - 1e-9) <= rounded <= value * 1.1
-    assert float(f"{rounded:.1e}") == rounded
 
 
 def step(end_s: float, *use: float) -> LogEvent:

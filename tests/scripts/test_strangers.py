@@ -39,7 +39,7 @@ STARTERS = {
     "profile": "import hetopt; print(hetopt.profile('before.py', time_budget_s=5).job.parameters)",
     "exactness": "from pathlib import Path\nfrom hetopt.api.exactness import compare\n"
     "print(compare(Path('before.py'), Path('after.py')).is_exact)",
-    "local": RUN % "" + "from hetopt.backends.local import LocalLauncher\nlauncher = LocalLauncher()" + WAIT,
+    "local": RUN % "" + "from hetopt.backends.processes import LocalLauncher\nlauncher = LocalLauncher()" + WAIT,
     "rehearsal": RUN % MINIATURE
     + "from hetopt.backends.emulation.backend import RehearsalLauncher\nlauncher = RehearsalLauncher()"
     + WAIT,

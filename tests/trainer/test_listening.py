@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import TCPStore
 
 import hetopt
 from benchmarks._ports import own_port
-from hetopt.backends.local import LocalLauncher
+from hetopt.backends.processes import LocalLauncher
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.listening import LOOPBACK, collectives_on
 from hetopt.core.secret import SECRET_VARIABLE, checked_secret, new_secret

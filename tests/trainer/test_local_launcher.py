@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from hetopt.backends.backend import RunHandle
-from hetopt.backends.local import LocalLauncher
+from hetopt.backends.processes import LocalLauncher
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import Event, read_events
 from hetopt.core.run_spec import RunSpec
@@ -27,7 +27,7 @@ from .scenarios import toy_spec
 START = """
 import sys, time
 from pathlib import Path
-from hetopt.backends.local import LocalLauncher
+from hetopt.backends.processes import LocalLauncher
 from hetopt.core.run_spec import RunSpec
 run_dir = Path(sys.argv[1])
 LocalLauncher().start(RunSpec.model_validate_json((run_dir / "wish.json").read_text()), run_dir, {})
@@ -37,7 +37,7 @@ STOP = """
 import sys
 from pathlib import Path
 from hetopt.backends.backend import RunHandle
-from hetopt.backends.local import LocalLauncher
+from hetopt.backends.processes import LocalLauncher
 LocalLauncher().stop(RunHandle(run_dir=Path(sys.argv[1])))
 """
 
@@ -235,7 +235,7 @@ def test_a_pid_that_now_belongs_to_another_process_is_left_alone(tmp_path: Path)
 
 
 def test_the_launcher_does_not_import_torch() -> None:
-    code = "import sys, hetopt.backends.local; sys.exit('torch' in sys.modules)"
+    code = "import sys, hetopt.backends.processes; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

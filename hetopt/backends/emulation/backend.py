@@ -10,8 +10,7 @@ from hetopt.backends.backend import RunHandle
 from hetopt.backends.emulation.cgroups import check_quotas
 from hetopt.backends.emulation.injection import CHANGES_FILE, check_change
 from hetopt.backends.emulation.namespaces import check_size, find_leftovers, remove, why_not
-from hetopt.backends.local import QUIET_TORCH
-from hetopt.backends.processes import ProcessLauncher, Program
+from hetopt.backends.processes import QUIET_TORCH, ProcessLauncher, Program
 from hetopt.core.conditions import CONDITIONS_FILE
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import EVENTS_FILE
@@ -24,13 +23,13 @@ class RehearsalLauncher(ProcessLauncher):
 
     def _check(self, spec: RunSpec) -> None:
         if spec.miniature is None:
-            raise BadInput("the run describes no cluster to rehearse.", hint='use `on="local"`')
+            raise BadInput("the run describes no cluster to rehearse.", hint="choose `on=local`")
         check_size(len(spec.miniature.hosts))
         for change in spec.miniature.changes:
             check_change(spec, change)
         reason = why_not()
         if reason is not None:
-            raise BadInput(f"no cluster can be rehearsed here: {reason}.", hint='use `on="local"`')
+            raise BadInput(f"no cluster can be rehearsed here: {reason}.", hint="choose `on=local`")
         quotas = [host.cpu_cores for host in spec.miniature.hosts if host.cpu_cores is not None]
         check_quotas(quotas, len(os.sched_getaffinity(0)))
 

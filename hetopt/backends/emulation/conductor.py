@@ -13,7 +13,6 @@ checkpoint, as rented machines do.
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -23,18 +22,18 @@ from pathlib import Path
 
 from hetopt.backends.emulation.injection import CHANGES_FILE, comes_and_goes, parse_requests, starts_again
 from hetopt.backends.emulation.namespaces import LINK, EmulatedNetwork
-from hetopt.backends.emulation.schedule import CONDITION_CHANGED, HostNow, Moment, split, still_to_come
-from hetopt.backends.emulation.slowdown import FitWatch
+from hetopt.backends.emulation.schedule import CONDITION_CHANGED, FitWatch, HostNow, Moment, split, still_to_come
+from hetopt.backends.processes import conduct
 from hetopt.core.conditions import ConditionsReader, write_conditions
-from hetopt.core.errors import BadInput, HetoptError
+from hetopt.core.errors import BadInput
 from hetopt.core.events.fold import RunFold
-from hetopt.core.events.log import EVENTS_FILE, EventLog, tell_failure
+from hetopt.core.events.log import EVENTS_FILE, EventLog
 from hetopt.core.events.reader import EventReader
 from hetopt.core.forks import WORKERS_NEED, ForkedProcess, ForkServer, NoFork
 from hetopt.core.living import spec_of_living
 from hetopt.core.nodes import MEETING_PORT, Node
 from hetopt.core.presence import INCARNATION_VARIABLE, PRESENCE_FILE, HostThere, write_presence
-from hetopt.core.process_guard import StopSignal, die_with_parent
+from hetopt.core.process_guard import StopSignal
 from hetopt.core.run_folder import STOP_FILE, read_spec, write_living
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import exit_code, last_log_line
@@ -391,36 +390,18 @@ def _wish(change: Change) -> str:
     return "asked for" if change.at_s is None else f"scheduled for {change.at_s:g} s into the training"
 
 
-def main(argv: list[str]) -> int:
+def rehearse(run_dir: Path, stop_signal: StopSignal) -> int:
     """Rehearse the run in a folder; nothing of the cluster is left when this returns, however it ends.
 
     Raises:
         BadInput: the folder has no usable ``spec.json``, or the run is no rehearsal.
     """
-    run_dir = Path(argv[0])
-    stop_signal = StopSignal()
-    stop_signal.listen()
-    if len(argv) > 1:
-        die_with_parent(int(argv[1]), signal.SIGTERM)
     spec = read_spec(run_dir)
     if spec.miniature is None:
-        raise BadInput("the run is no rehearsal.", hint='use `on="local"`')
+        raise BadInput("the run is no rehearsal.", hint="choose `on=local`")
     with EmulatedNetwork.create(spec.miniature.hosts, owner=str(run_dir)) as network:
         return Conductor(run_dir, spec, spec.miniature, network, stop_signal).conduct()
 
 
-def _tell(run_dir: Path, error: HetoptError) -> None:
-    print(error.message, file=sys.stderr)
-    if run_dir.is_dir():
-        tell_failure(run_dir / EVENTS_FILE, error.message, hint=error.hint)
-
-
 if __name__ == "__main__":
-    if len(sys.argv) not in (2, 3):
-        print("usage: python -m hetopt.backends.emulation.conductor RUN_DIR [PARENT_PID]", file=sys.stderr)
-        sys.exit(BadInput.exit_code)
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except HetoptError as refused:
-        _tell(Path(sys.argv[1]), refused)
-        sys.exit(refused.exit_code)
+    sys.exit(conduct(sys.argv, rehearse))

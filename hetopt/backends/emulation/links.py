@@ -7,7 +7,7 @@ shows, and where they take no time, a message takes as long as waking does. So i
 
 A ring all-reduce has two messages on their way at any time: waking for one overlaps with the other, and links never
 rest. Whatever else is sent goes one after the other: while workers are woken the link rests, and saves up some time in
-which it then sends at full speed (`hetopt.backends.emulation.token_bucket`).
+which it then sends at full speed (`hetopt.backends.emulation.iproute`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hetopt.backends.emulation.token_bucket import BURST_S
+from hetopt.backends.emulation.iproute import BURST_S
 from hetopt.core.comm.cost import Primitive
 from hetopt.optimizer.fit import LinkModel
 

@@ -22,10 +22,8 @@ from typing import IO
 
 from hetopt.backends.emulation import iproute
 from hetopt.backends.emulation.cgroups import CpuQuota, find_quotas
-from hetopt.backends.emulation.iproute import NetworkRefused
-from hetopt.backends.emulation.netns import file_of, kill_in, namespaces, pids_in
+from hetopt.backends.emulation.iproute import NetworkRefused, file_of, kill_in, limit, namespaces, pids_in
 from hetopt.backends.emulation.owner import Owner
-from hetopt.backends.emulation.token_bucket import limit
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.forks import ForkedProcess, ForkServer
 from hetopt.core.scaled_emulation import EmulatedHost

@@ -21,15 +21,15 @@ from hetopt.backends.emulation.hosts import WantedHost, best_shares, check_batch
 from hetopt.backends.emulation.links import BOX_BITS_PER_S, IN_TRAINING, STEERED, STEERED_LOG_SD, box_link
 from hetopt.backends.emulation.stand_in import in_its_place, links_slower, remark
 from hetopt.backends.prediction.communication import ASSUMED_LOG_SD, Foreseen, Meeting, foresee, no_overlap
-from hetopt.backends.prediction.cpu_quotas import under_quotas
 from hetopt.backends.prediction.hosting import (
     HOST_LINK,
+    Mapped,
     SmallWorkers,
     ThisMachine,
     begun_shares,
     predict_run,
 )
-from hetopt.backends.prediction.processor_sharing import least_factor, rounded_up
+from hetopt.backends.prediction.processor_sharing import least_factor, rounded_up, under_quotas
 from hetopt.core import formatting
 from hetopt.core.comm.cost import Primitive
 from hetopt.core.errors import BadInput
@@ -108,13 +108,10 @@ class Scale:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rehearsal:
-    """A run in miniature, what it should take, and what a person must know to read its numbers."""
+class Rehearsal(Mapped):
+    """A run in miniature."""
 
-    run: RunSpec
-    prediction: Prediction
     scale: Scale
-    notes: tuple[str, ...]
 
 
 def rehearse(
@@ -353,9 +350,7 @@ def _predict(
         model,
         plan,
         step,
-        gain=exchange.gain,
-        stretch=exchange.stretch,
-        stretch_log_sd=exchange.stretch_log_sd,
+        exchange,
         step_log_sd=math.hypot(compute_share * compute_log_sd, (1 - compute_share) * exchange.log_sd),
         evaluation_s=evaluation_s,
         startup_s=_startup_s(profile.startup_s, len(hosts), here),

@@ -1,11 +1,17 @@
-"""When the changes of a rehearsal are due, and what a host is like after them. Nothing here does anything."""
+"""What a rehearsal's conductor decides by: when changes are due, what a host is like after them, how slow all must be.
+
+Nothing here does anything.
+"""
 
 from __future__ import annotations
 
+import statistics
+from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from hetopt.core.events.records import ConditionChanged, LogEvent
+from hetopt.backends.prediction.processor_sharing import rounded_up
+from hetopt.core.events.records import ConditionChanged, LogEvent, StepsLogged
 from hetopt.core.scaled_emulation import EVERY_HOST, Change, EmulatedHost
 
 CONDITION_CHANGED = "condition_changed"
@@ -74,3 +80,45 @@ def still_to_come(scheduled: Iterable[Change], earlier: Iterable[LogEvent]) -> l
         for change in scheduled
         if not (change.dies and (change.host in dead or (change.host == EVERY_HOST and dead)))
     ]
+
+
+_PERIODS = 3
+"""Judged by their median: a first step, or a moment in which the machine was busy, must not count for good."""
+_ROOM = 1.15
+
+
+@dataclass(kw_only=True)
+class FitWatch:
+    """How much slower a miniature must run so that the real computation fits into the declared time.
+
+    Follows ``pace_use`` of the run's ``step`` events: real computation over declared time, of each worker.
+
+    Attributes:
+        slowdown: the present one, at least 1.
+        since_s: when it began to hold; periods that began earlier say nothing about it.
+    """
+
+    slowdown: float = 1.0
+    since_s: float = 0.0
+    _use: deque[Sequence[float]] = field(default_factory=lambda: deque(maxlen=_PERIODS))
+
+    def look(self, event: LogEvent, now_s: float) -> int | None:
+        """Take in one event; the rank whose computation does not fit is returned, after `slowdown` was raised."""
+        if not isinstance(event, StepsLogged) or not event.pace_use:
+            return None
+        use = event.pace_use
+        # A step more than the period has: what was measured may lag behind by one.
+        if event.time_s - (event.steps + 1) * event.step_time_s < self.since_s:
+            return None
+        if self._use and len(self._use[-1]) != len(use):
+            self._use.clear()  # others train
+        self._use.append(use)
+        if len(self._use) < _PERIODS:
+            return None
+        medians = [statistics.median(worker) for worker in zip(*self._use, strict=True)]
+        if max(medians) <= 1:
+            return None
+        self.slowdown = rounded_up(self.slowdown * max(medians) * _ROOM)
+        self.since_s = now_s
+        self._use.clear()
+        return medians.index(max(medians))

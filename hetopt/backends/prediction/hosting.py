@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from hetopt.backends.prediction.communication import Foreseen
 from hetopt.core import formatting
 from hetopt.core.batch_partition import WorkerTime, least_within
 from hetopt.core.errors import BadInput
@@ -31,6 +32,15 @@ HOST_LINK = LinkModel(latency_s=5e-5, bytes_per_s=1e9)
 
 MEMORY_FRACTION = 0.9
 """Of the machine's memory, for the workers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mapped:
+    """A run as its workers are on a backend, what it should take there, and what to know to read these numbers."""
+
+    run: RunSpec
+    prediction: Prediction
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,10 +180,8 @@ def predict_run(
     model: FittedModel,
     plan: Plan,
     step: Breakdown,
+    exchange: Foreseen,
     *,
-    gain: float,
-    stretch: float,
-    stretch_log_sd: float,
     step_log_sd: float,
     evaluation_s: float,
     startup_s: float,
@@ -184,19 +192,18 @@ def predict_run(
         model: fitted to the plan's profile.
         plan: for its goal and its global batch.
         step: where the time of one step goes.
-        gain: retained gradient energy of what is sent.
-        stretch: steps to a target over those of summing gradients in every step.
-        stretch_log_sd: spread of its log.
+        exchange: of each of them, by which it takes more steps to a target.
         step_log_sd: standard deviation of the log of (true / predicted) step time.
         evaluation_s: one evaluation by all workers.
         startup_s: from the request to the first step.
     """
     every, batch = plan.run.evaluate_every_epochs, plan.chosen.global_batch_size
     goal = steps_model(model, plan.goal, every)
+    stretch, stretch_log_sd = exchange.stretch, exchange.stretch_log_sd
     if plan.goal.ends == "target":
         loss = precision_loss(plan.profile, plan.run.precision)
         stretch, stretch_log_sd = stretch * loss.stretch, math.hypot(stretch_log_sd, loss.log_sd)
-    steps, steps_log_sd = stretch * float(goal.steps(batch, gain)), float(goal.log_sd(batch, gain))
+    steps, steps_log_sd = stretch * float(goal.steps(batch, exchange.gain)), float(goal.log_sd(batch, exchange.gain))
     steps_log_sd = math.hypot(steps_log_sd, stretch_log_sd)
     count = float(evaluations(steps, batch, every * plan.profile.job.dataset_size))
     training_s = steps * step.step_time_s + count * evaluation_s

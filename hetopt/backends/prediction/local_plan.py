@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from hetopt.backends.prediction.communication import Foreseen, Meeting, foresee, no_overlap
-from hetopt.backends.prediction.hosting import HOST_LINK, begun_shares, division, predict_run
+from hetopt.backends.prediction.hosting import HOST_LINK, Mapped, begun_shares, division, predict_run
 from hetopt.core.batch_partition import WorkerTime, solve_shares
 from hetopt.core.profile import LOCAL
-from hetopt.core.run_spec import RunSpec, WorkerSpec
+from hetopt.core.run_spec import WorkerSpec
 from hetopt.optimizer.fit import FittedDevice, FittedModel, fit, times_as_long
 from hetopt.optimizer.plan import Plan, Prediction
 from hetopt.optimizer.step_time.host_level import RUN_TO_RUN_LOG_SD
@@ -24,16 +23,7 @@ UNMEASURED_DIVISION_LOG_SD = 0.2
 """Added when the host was never measured divided among so many workers."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LocalRun:
-    """A run on this machine, what it should take, and what a person must know to read its numbers."""
-
-    run: RunSpec
-    prediction: Prediction
-    notes: tuple[str, ...]
-
-
-def predict_on_local(plan: Plan, slowdowns: Sequence[float] | None) -> LocalRun:
+def predict_on_local(plan: Plan, slowdowns: Sequence[float] | None) -> Mapped:
     """The plan's run as workers of the machine that was profiled, and what it should take there.
 
     Global batch, compression, goal and seed are kept. Shares are solved anew for the workers that there are, each
@@ -92,7 +82,7 @@ def predict_on_local(plan: Plan, slowdowns: Sequence[float] | None) -> LocalRun:
         overlap=exchange.overlap,
     )
     prediction = _prediction(model, device, plan, step, exchange, shares, crowding)
-    return LocalRun(run=run, prediction=prediction, notes=exchange.notes)
+    return Mapped(run=run, prediction=prediction, notes=exchange.notes)
 
 
 def _worker_time(fitted: FittedDevice, crowding: float, slowdown: float) -> WorkerTime:
@@ -133,9 +123,7 @@ def _prediction(
         model,
         plan,
         step,
-        gain=exchange.gain,
-        stretch=exchange.stretch,
-        stretch_log_sd=exchange.stretch_log_sd,
+        exchange,
         step_log_sd=step_log_sd,
         evaluation_s=evaluation_s,
         startup_s=plan.profile.startup_s or STARTUP_S,

@@ -10,9 +10,10 @@ from hetopt.backends.backend import LaunchOptions, Prepared, RunHandle
 from hetopt.backends.ec2.protocol import LATEST_OBJECT
 from hetopt.backends.ec2.renter.bundle import Bundle, make_bundle
 from hetopt.backends.ec2.renter.placement import Assignment, Machine, ranked_spec
+from hetopt.backends.on_this_machine import resumable
+from hetopt.backends.prediction.hosting import Mapped
 from hetopt.backends.prediction.local_plan import predict_on_local
 from hetopt.backends.processes import ProcessLauncher, Program
-from hetopt.backends.resuming import resumable
 from hetopt.backends.ssh.checking import HostFound, check_hosts
 from hetopt.backends.ssh.conductor import BUNDLE_FILE, OBJECTS_FOLDER
 from hetopt.backends.ssh.inventory import INVENTORY_FILE, Inventory
@@ -55,11 +56,12 @@ class SshBackend(ProcessLauncher):
 
     def prepare(self, made: Plan, wanted: Plan, options: LaunchOptions) -> OnHosts:
         """See `hetopt.backends.backend.Backend`. The hosts are asked what must be known, and nothing is changed."""
-        run, prediction, hosts, notes = _mapped(wanted, _hosts(options))
+        mapped, hosts = _mapped(wanted, _hosts(options))
+        run = mapped.run
         bundle = make_bundle(run.task, run.script, rented=all(host.install for host in hosts))
         inventory = Inventory(hosts=ready_hosts(hosts, run.precision), bundle_sha256=bundle.sha256)
         spec = spec_on(run, inventory, bundle, options.data)
-        prediction, costs = _priced(prediction, inventory.hosts)
+        prediction, costs = _priced(mapped.prediction, inventory.hosts)
         launch = Launch(
             created="",
             started_s=0.0,
@@ -68,7 +70,7 @@ class SshBackend(ProcessLauncher):
             plan=made,
             spec=spec,
             prediction=prediction,
-            notes=(*notes, *costs),
+            notes=(*mapped.notes, *costs),
         )
         return OnHosts(launch=launch, inventory=inventory, bundle=bundle)
 
@@ -135,8 +137,8 @@ def _hosts(options: LaunchOptions) -> tuple[Host, ...]:
     return parse_hosts(options.hosts) if options.hosts is not None else read_hosts(Path(options.inventory or ""))
 
 
-def _mapped(plan: Plan, hosts: Sequence[Host]) -> tuple[RunSpec, Prediction, tuple[Host, ...], tuple[str, ...]]:
-    """The run on these hosts, what it should take there, the hosts that take part, and what to know of that.
+def _mapped(plan: Plan, hosts: Sequence[Host]) -> tuple[Mapped, tuple[Host, ...]]:
+    """The run on these hosts, and those that take part.
 
     A plan that was made for an inventory names its hosts, and is run as it was planned. Any other is shared by all
     hosts alike, until the run has seen how fast each is.
@@ -158,10 +160,11 @@ def _mapped(plan: Plan, hosts: Sequence[Host]) -> tuple[RunSpec, Prediction, tup
             )
     names = dict(zip(host_names(plan.run), (host.name for host in planned), strict=True))
     workers = tuple(worker.model_copy(update={"host": names[worker.host]}) for worker in plan.run.workers)
-    return plan.run.model_copy(update={"workers": workers}), plan.chosen.prediction, planned, ()
+    run = plan.run.model_copy(update={"workers": workers})
+    return Mapped(run=run, prediction=plan.chosen.prediction, notes=()), planned
 
 
-def _shared_alike(plan: Plan, hosts: Sequence[Host]) -> tuple[RunSpec, Prediction, tuple[Host, ...], tuple[str, ...]]:
+def _shared_alike(plan: Plan, hosts: Sequence[Host]) -> tuple[Mapped, tuple[Host, ...]]:
     places = [host.name for host in hosts for _ in host.devices]
     here = predict_on_local(plan, [1.0] * len(places))
     workers = tuple(
@@ -173,7 +176,8 @@ def _shared_alike(plan: Plan, hosts: Sequence[Host]) -> tuple[RunSpec, Predictio
         "fast each host is, the run sees; "
         "`hetopt recommend PROFILE --inventory hosts.toml --market own` plans for these"
     )
-    return here.run.model_copy(update={"workers": workers}), here.prediction, tuple(hosts), (note,)
+    run = here.run.model_copy(update={"workers": workers})
+    return Mapped(run=run, prediction=here.prediction, notes=(note,)), tuple(hosts)
 
 
 def ready_hosts(hosts: Sequence[Host], precision: Precision = "fp32") -> tuple[Host, ...]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import signal
 import sys
 import threading
 import time
@@ -30,19 +29,20 @@ from hetopt.backends.ec2.protocol import (
     spec_digest,
 )
 from hetopt.backends.ec2.renter.placement import Assignment, Machine, placement_json, without
+from hetopt.backends.processes import conduct
 from hetopt.backends.ssh.inventory import INVENTORY_FILE, Inventory
 from hetopt.backends.ssh.link import Link, Part
 from hetopt.backends.ssh.objects import LOAD_FOLDER, FolderObjects, write_text
 from hetopt.backends.ssh.others import is_taken
 from hetopt.core.bucket_traffic import LEASE_OBJECT, PLACEMENT_OBJECT
-from hetopt.core.errors import BadInput, HetoptError, RunFailed
-from hetopt.core.events.log import EVENTS_FILE, EventLog, tell_failure
+from hetopt.core.errors import HetoptError, RunFailed
+from hetopt.core.events.log import EVENTS_FILE, EventLog
 from hetopt.core.events.reader import read_log
 from hetopt.core.hosts import CPU
 from hetopt.core.nodes import host_names
 from hetopt.core.paths import inside
 from hetopt.core.plain_text import one_line
-from hetopt.core.process_guard import StopSignal, die_with_parent
+from hetopt.core.process_guard import StopSignal
 from hetopt.core.run_folder import STOP_FILE, read_spec
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import exit_code, failure_reason, last_log_line
@@ -410,29 +410,15 @@ class Conductor:
         self._log.close()
 
 
-def main(argv: list[str]) -> int:
+def train(run_dir: Path, stop_signal: StopSignal) -> int:
     """Conduct the run in a folder.
 
     Raises:
         BadInput: the folder has no run on hosts of one's own.
     """
-    run_dir = Path(argv[0])
-    stop_signal = StopSignal()
-    stop_signal.listen()
-    if len(argv) > 1:
-        die_with_parent(int(argv[1]), signal.SIGTERM)
-    spec = read_spec(run_dir)
-    inventory = Inventory.load(run_dir / INVENTORY_FILE)
+    spec, inventory = read_spec(run_dir), Inventory.load(run_dir / INVENTORY_FILE)
     return Conductor(run_dir=run_dir, spec=spec, inventory=inventory, stop_signal=stop_signal).conduct()
 
 
 if __name__ == "__main__":
-    if len(sys.argv) not in (2, 3):
-        print("usage: python -m hetopt.backends.ssh.conductor RUN_DIR [PARENT_PID]", file=sys.stderr)
-        sys.exit(BadInput.exit_code)
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except HetoptError as refused:
-        print(refused.message, file=sys.stderr)
-        tell_failure(Path(sys.argv[1]) / EVENTS_FILE, refused.message, hint=refused.hint)
-        sys.exit(refused.exit_code)
+    sys.exit(conduct(sys.argv, train))

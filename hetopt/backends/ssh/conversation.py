@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-from hetopt.backends.ssh.edge import MARK, NO_PYTHON, start, why_unreached
+from hetopt.backends.ssh.edge import MARK, NO_PYTHON, let_go, start, why_unreached
 from hetopt.core.errors import HetoptError, RunFailed
 from hetopt.core.hosts import Host
 from hetopt.core.plain_text import one_line
@@ -100,16 +100,8 @@ class Conversation:
 
     def end(self) -> None:
         """Let go of the host."""
-        if self._process is None:
-            return
-        assert self._process.stdin is not None
-        with suppress(OSError):  # it may have gone already
-            self._process.stdin.close()
-        try:
-            self._process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        if self._process is not None:
+            let_go(self._process, _END_S)
 
     def _next(self, deadline: float) -> str:
         try:

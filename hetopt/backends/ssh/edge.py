@@ -119,6 +119,18 @@ def start(host: Host, source: str, *, errors: IO[bytes] | int = subprocess.PIPE)
     return process
 
 
+def let_go(process: subprocess.Popen[bytes], within_s: float) -> None:
+    """Say to a program on a host that nothing more comes; one that has not ended after so long is cut off."""
+    assert process.stdin is not None
+    with suppress(OSError):  # it may have gone already
+        process.stdin.close()
+    try:
+        process.wait(within_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
 def why_unreached(host: Host, complaint: str) -> RunFailed:
     """What ssh complains of, in one sentence, and what to do."""
     who = f"{host.user}@{host.address}" if host.user else host.address

@@ -15,7 +15,7 @@ from typing import Any
 
 from hetopt.backends.ssh import receive
 from hetopt.backends.ssh.conversation import checked_python
-from hetopt.backends.ssh.edge import MARK, start, why_unreached
+from hetopt.backends.ssh.edge import MARK, let_go, start, why_unreached
 from hetopt.backends.ssh.objects import MODELS, FolderObjects, answer, check_allowed, frame, read_frame
 from hetopt.core.errors import BadInput, HetoptError, RunFailed
 from hetopt.core.hosts import CPU, Host
@@ -23,9 +23,9 @@ from hetopt.core.plain_text import one_line
 from hetopt.core.reading import decoded, read_bytes
 
 BEGIN_WITHIN_S = 120.0
+"""Connecting, and sending the code."""
 INSTALL_WITHIN_S = 1800.0
 """Some gigabytes over a slow line, and their files."""
-"""Connecting, and sending the code."""
 _END_S = 20.0
 _MOST_LINE = 1_000_000
 
@@ -137,17 +137,8 @@ class Link:
 
     def end(self) -> None:
         """Let go: the host ends its part, and removes what it has."""
-        process = self._process
-        if process is None:
-            return
-        assert process.stdin is not None
-        with suppress(OSError):  # it may have gone already
-            process.stdin.close()
-        try:
-            process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        if self._process is not None:
+            let_go(self._process, _END_S)
 
     def cut(self) -> None:
         """End the connection at once: the host does not answer any more."""

@@ -37,7 +37,7 @@ from hetopt.backends.ec2.protocol import (
 )
 from hetopt.backends.ec2.renewal import Allowance, AskPrices
 from hetopt.backends.ec2.uploads import Uploads
-from hetopt.backends.local import QUIET_TORCH
+from hetopt.backends.processes import QUIET_TORCH
 from hetopt.core.bucket_traffic import HEARTBEAT_S, LEASE_OBJECT, PLACEMENT_OBJECT, READ_EVERY_S
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.events.log import EVENTS_FILE
