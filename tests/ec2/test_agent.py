@@ -14,12 +14,11 @@ import pytest
 
 from benchmarks.box.metadata import metadata_service
 from hetopt.backends.ec2.bootstrap import NodeConfig
-from hetopt.backends.ec2.data import Progress
 from hetopt.backends.ec2.lifetime import Timer
 from hetopt.backends.ec2.node.agent import PLACE_WITHIN_S, Agent
 from hetopt.backends.ec2.node.checkpoints import Checkpoints
 from hetopt.backends.ec2.node.imds import Imds, over_http
-from hetopt.backends.ec2.objects import PART_BYTES, S3Objects
+from hetopt.backends.ec2.objects import PART_BYTES, Progress, S3Objects
 from hetopt.backends.ec2.protocol import OUTCOME_OBJECT, Latest, Lease, is_over, placement_of, spec_digest
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import parse_events

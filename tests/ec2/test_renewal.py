@@ -13,11 +13,10 @@ from botocore.stub import Stubber
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from hetopt.backends.ec2.node.prices import SpotPrices
 from hetopt.backends.ec2.protocol import Lease, PaidMachine, Renewal
 from hetopt.backends.ec2.renewal import Allowance, renewed_end_s
 from hetopt.backends.ec2.renter.budget import Guard
-from hetopt.backends.ec2.spot_history import PRICES_EVERY_S, PriceChange
+from hetopt.backends.ec2.spot_history import PRICES_EVERY_S, PriceChange, PriceHistory
 from hetopt.core import budget_law
 from hetopt.optimizer.cost.least_budget import LEAST_LIFETIME_S, least_budget_usd
 
@@ -206,7 +205,7 @@ def test_a_lease_is_read_as_it_was_written_and_as_older_machines_write_it() -> N
 
 def test_a_machine_asks_ec2_and_lives_without_an_answer() -> None:
     client = boto3.client("ec2", region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="x")
-    asks = SpotPrices(client=client)
+    asks = PriceHistory(client=client)
     at = datetime.datetime(2026, 11, 27, tzinfo=datetime.UTC)
     page = {"AvailabilityZone": ZONE, "InstanceType": "c7i.large", "SpotPrice": "0.04", "Timestamp": at}
     with Stubber(client) as stub:

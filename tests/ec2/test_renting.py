@@ -50,13 +50,13 @@ def test_a_plan_is_rented_and_everything_is_removed(
     assert [one.step for one in promised] == [one.step for one in seen.seen]
     # Everybody knows who is who.
     placement = json.loads(cloud(calls.get_object(order, f"{order.prefix}/placement.json"))["Body"])
-    addresses = [placement["hosts"][one.machine.id]["address"] for one in rented.assigned]
+    addresses = [placement["hosts"][machine.id]["address"] for machine in rented.assigned.values()]
     assert placement["meeting"] == f"{min(addresses)}:29400"
-    by_host = {one.host: one.machine.address for one in rented.assigned}
+    by_host = {host: machine.address for host, machine in rented.assigned.items()}
     assert [by_host[worker.host] for worker in rented.spec.workers] == sorted(by_host.values())
     assert {worker.host for worker in plan.run.workers} == set(by_host)
-    for one in rented.assigned:
-        assert one.host.startswith(one.machine.instance_type)
+    for host, machine in rented.assigned.items():
+        assert host.startswith(machine.instance_type)
     entries = read_ledger(tmp_path / LEDGER_FILE)
     assert not unresolved(entries)
     made = {id_ for entry in entries for id_ in entry.ids}

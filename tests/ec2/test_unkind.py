@@ -180,7 +180,9 @@ def test_machines_beside_a_refusal_are_ended_at_once(
         renting = replace(renting, accept=lambda spec: True)
         rented = renting.rent(order_for(), plan.run, {}, bundle.data)
         assert len(rented.assigned) == 1
-        assert alive(cloud) == [rented.assigned[0].machine.id], "the c7g.xlarge, which is there as asked for"
+        assert alive(cloud) == [machine.id for machine in rented.assigned.values()], (
+            "the c7g.xlarge, which is there as asked for"
+        )
     else:
         with pytest.raises(CloudRefused, match="no zone has all machines"):
             renting.rent(order_for(), plan.run, {}, bundle.data)
@@ -407,7 +409,7 @@ def test_the_printed_policy_decides_by_what_arrives(
         cloud(untagged)
     order = order_for()
     rented = renter(cloud, tmp_path, patience).rent(order, plan.run, {}, bundle.data)
-    ids = [one.machine.id for one in rented.assigned]
+    ids = [machine.id for machine in rented.assigned.values()]
     be_unkind(user_id="AROAOTHER:two", arn=f"{ROLE}/Other/two")
     with pytest.raises(ApiRefused, match="ec2:TerminateInstances"):
         cloud(asking("ec2", "terminate_instances", InstanceIds=ids))

@@ -1,18 +1,29 @@
-"""Objects in the run's bucket, as a machine reads and writes them; the only place of the trainer that knows boto3."""
+"""Objects in the run's bucket, as a machine reads and writes them; of a data set several at a time."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from hetopt.backends.ec2.data import READABLE, GoesOn, fetched
 from hetopt.core.errors import BadInput
+from hetopt.core.paths import inside
 
 LARGEST_READ_BYTES = 64 * 2**20
 """Of what is read as a whole: messages, and what a log gains in seconds. Files are fetched in parts."""
+
+AT_A_TIME = 8
+"""Objects. Each large one comes in parts itself, ten at a time."""
+
+READABLE = "name a folder of the run's own bucket, which is what the machines' role may read"
+
+GoesOn = Callable[[int, int], bool]
+"""Is told the bytes that are there, and all; says whether to go on."""
 
 PART_BYTES = 32 * 1024 * 1024
 """Files that are larger travel in parts, four at a time: one PUT carries 5 GB at most, and fails as a whole."""
@@ -93,6 +104,9 @@ class S3Objects:
         client = boto3.client("s3", region_name=region, config=config)
         return cls(client=client, bucket=bucket, prefix=prefix, account_id=account_id)
 
+    def _at(self, name: str) -> dict[str, str]:
+        return {"Bucket": self.bucket, "Key": f"{self.prefix}/{name}", "ExpectedBucketOwner": self.account_id}
+
     def get(self, name: str) -> bytes | None:
         """The bytes of one object of the bucket; None where there is none."""
         found = self.versioned(name)
@@ -100,47 +114,31 @@ class S3Objects:
 
     def versioned(self, name: str) -> Versioned | None:
         """The same, with its tag."""
-        from botocore.exceptions import BotoCoreError, ClientError
-
         try:
-            answer = self.client.get_object(
-                Bucket=self.bucket, Key=f"{self.prefix}/{name}", ExpectedBucketOwner=self.account_id
-            )
+            answer = self.client.get_object(**self._at(name))
             if answer["ContentLength"] > LARGEST_READ_BYTES:
                 return None  # nothing that is read as a whole
             return Versioned(data=answer["Body"].read(), version=str(answer["ETag"]))
-        except (ClientError, BotoCoreError):
+        except failures():
             return None
 
     def put(self, name: str, data: bytes) -> bool:
         """Write one object of the bucket, whatever it held before. Returns whether that worked."""
-        return self._put(name, data, {})
+        return self._put(name, data)
 
     def put_over(self, name: str, data: bytes, version: str | None) -> bool:
         """Write one object, if nobody else has meanwhile."""
-        return self._put(name, data, {"IfNoneMatch": "*"} if version is None else {"IfMatch": version})
+        return self._put(name, data, **({"IfNoneMatch": "*"} if version is None else {"IfMatch": version}))
 
-    def _put(self, name: str, data: bytes, condition: Mapping[str, str]) -> bool:
-        from botocore.exceptions import BotoCoreError, ClientError
-
+    def _put(self, name: str, data: bytes, **condition: str) -> bool:
         try:
-            self.client.put_object(
-                Bucket=self.bucket,
-                Key=f"{self.prefix}/{name}",
-                Body=data,
-                ExpectedBucketOwner=self.account_id,
-                ServerSideEncryption="AES256",
-                **condition,
-            )
-        except (ClientError, BotoCoreError):
+            self.client.put_object(**self._at(name), Body=data, ServerSideEncryption="AES256", **condition)
+        except failures():
             return False
         return True
 
     def send(self, name: str, path: Path) -> bool:
         """Write a file; no object is there before all of its parts are."""
-        from boto3.exceptions import Boto3Error
-        from botocore.exceptions import BotoCoreError, ClientError
-
         try:
             self.client.upload_file(
                 str(path),
@@ -149,27 +147,20 @@ class S3Objects:
                 ExtraArgs={"ExpectedBucketOwner": self.account_id, "ServerSideEncryption": "AES256"},
                 Config=_in_parts(),
             )
-        except (Boto3Error, ClientError, BotoCoreError):
+        except failures():
             return False
         return True
 
     def size_bytes(self, name: str) -> int | None:
         """How large an object is; None where there is none, or where nobody can be reached."""
-        from botocore.exceptions import BotoCoreError, ClientError
-
         try:
-            answer = self.client.head_object(
-                Bucket=self.bucket, Key=f"{self.prefix}/{name}", ExpectedBucketOwner=self.account_id
-            )
-        except (ClientError, BotoCoreError):
+            answer = self.client.head_object(**self._at(name))
+        except failures():
             return None
         return int(answer["ContentLength"])
 
     def fetch(self, name: str, path: Path) -> bool:
         """Read into a file, which has another name until it is whole."""
-        from boto3.exceptions import Boto3Error
-        from botocore.exceptions import BotoCoreError, ClientError
-
         try:
             self.client.download_file(
                 self.bucket,
@@ -178,18 +169,14 @@ class S3Objects:
                 ExtraArgs={"ExpectedBucketOwner": self.account_id},
                 Config=_in_parts(),
             )
-        except (Boto3Error, ClientError, BotoCoreError):
+        except failures():
             return False
         return True
 
     def delete(self, name: str) -> None:
         """Remove one object; what stays goes with the bucket's own rule."""
-        from botocore.exceptions import BotoCoreError, ClientError
-
-        with contextlib.suppress(ClientError, BotoCoreError):
-            self.client.delete_object(
-                Bucket=self.bucket, Key=f"{self.prefix}/{name}", ExpectedBucketOwner=self.account_id
-            )
+        with contextlib.suppress(*failures()):
+            self.client.delete_object(**self._at(name))
 
     def download(self, url: str, folder: Path, goes_on: GoesOn) -> bool:
         """Fetch everything under ``s3://BUCKET/PREFIX`` into a folder; see `fetched`.
@@ -198,18 +185,13 @@ class S3Objects:
             BadInput: there is nothing, an object has a name that no file can have, or the machine's role may not read
                 it.
         """
-        from boto3.exceptions import Boto3Error
-        from botocore.exceptions import BotoCoreError, ClientError
-
         try:
             return fetched(self.client, url, folder, goes_on)
-        except (Boto3Error, ClientError, BotoCoreError) as error:
+        except failures() as error:
             raise BadInput(f"{url} cannot be read by the machines: {error}.", hint=READABLE) from None
 
     def names(self, prefix: str) -> Sequence[str]:
         """All names that begin so."""
-        from botocore.exceptions import BotoCoreError, ClientError
-
         found: list[str] = []
         try:
             pages = self.client.get_paginator("list_objects_v2").paginate(
@@ -217,12 +199,110 @@ class S3Objects:
             )
             for page in pages:
                 found += [one["Key"].removeprefix(f"{self.prefix}/") for one in page.get("Contents", ())]
-        except (ClientError, BotoCoreError):
+        except failures():
             return []
         return sorted(found)
+
+
+def failures() -> tuple[type[Exception], ...]:
+    """What boto3 raises where a call does not succeed; looked up when one does not, as boto3 is imported late."""
+    from boto3.exceptions import Boto3Error
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    return Boto3Error, ClientError, BotoCoreError
 
 
 def _in_parts() -> Any:
     from boto3.s3.transfer import TransferConfig
 
     return TransferConfig(multipart_threshold=PART_BYTES, multipart_chunksize=PART_BYTES, max_concurrency=4)
+
+
+@dataclass
+class _Count:
+    """Bytes that are here; many threads add to it."""
+
+    bytes: int = 0
+    stopped: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, count: int) -> None:
+        if self.stopped:
+            raise InterruptedError
+        with self._lock:
+            self.bytes += count
+
+
+def fetched(client: Any, url: str, folder: Path, goes_on: GoesOn, *, look_every_s: float = 1.0) -> bool:
+    """Bring everything under ``s3://BUCKET/PREFIX`` into a folder. What is there already in its size is not fetched.
+
+    Args:
+        client: of S3.
+        url: where from.
+        folder: where to.
+        goes_on: is asked every so often.
+        look_every_s: how often.
+
+    Returns:
+        whether all of it is there; not where it was not to go on.
+
+    Raises:
+        BadInput: there is nothing, or an object has a name that no file can have.
+        Exception: what the client raises.
+    """
+    bucket, _, prefix = url.removeprefix("s3://").partition("/")
+    prefix = prefix.rstrip("/") + "/" if prefix else ""
+    found = list(_listed(client, bucket, prefix))
+    if not found:
+        raise BadInput(f"there is nothing in {url}.", hint=READABLE)
+    places = [(inside(folder, key.removeprefix(prefix), what="object", any_text=True), key, n) for key, n in found]
+    new = [(path, key, size) for path, key, size in places if not (path.is_file() and path.stat().st_size == size)]
+    total, count = sum(size for _, size in found), _Count()
+    count.bytes = total - sum(size for _, _, size in new)
+
+    def one(path: Path, key: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        client.download_file(bucket, key, str(path), Callback=count.add)
+
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        left: set[Future[None]] = {pool.submit(one, path, key) for path, key, _ in new}
+        try:
+            while left:
+                done, left = wait(left, timeout=look_every_s, return_when=FIRST_COMPLETED)
+                for each in done:
+                    each.result()
+                if not goes_on(count.bytes, total):
+                    return False
+        finally:
+            count.stopped = True
+            pool.shutdown(cancel_futures=True)
+    return goes_on(total, total)
+
+
+def _listed(client: Any, bucket: str, prefix: str) -> Iterator[tuple[str, int]]:
+    """Objects with their sizes; not those by which consoles show folders."""
+    for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
+        for one in page.get("Contents", ()):
+            if not one["Key"].endswith("/"):
+                yield one["Key"], int(one["Size"])
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """Says how far it is, when a tenth more is there, or half a minute has passed."""
+
+    say: Callable[[str], None]
+    clock: Callable[[], float] = time.time
+    every_s: float = 30.0
+    _said_bytes: int = -1
+    _said_s: float = 0.0
+
+    def told(self, done: int, total: int) -> None:
+        """There are so many bytes now, of so many."""
+        now_s = self.clock()
+        if done == self._said_bytes:
+            return
+        first = self._said_bytes < 0
+        if first or done == total or done - self._said_bytes >= total / 10 or now_s >= self._said_s + self.every_s:
+            self._said_bytes, self._said_s = done, now_s
+            self.say(f"{done / 1e9:.2f} of {total / 1e9:.2f} GB of data are here")

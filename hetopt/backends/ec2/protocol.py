@@ -20,11 +20,11 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field, StringConstraints, ValidationError
 
-from hetopt.core.artifact import HostName, Record
+from hetopt.core.artifact import HostName, Record, RecordLeavingOut
 from hetopt.core.errors import BadInput
 from hetopt.core.nodes import Node
 from hetopt.core.run_spec import RunSpec
@@ -123,8 +123,10 @@ class Place(Record):
     address: str
 
 
-class Placements(Record):
+class Placements(RecordLeavingOut):
     """All machines of a run with their places, as the renter writes them."""
+
+    LEFT_OUT: ClassVar[tuple[str, ...]] = ("pauses",)
 
     generation: Generation
     resume_from: str | None = Field(default=None, pattern=rf"^{CHECKPOINT_PATTERN}$")

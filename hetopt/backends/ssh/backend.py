@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hetopt.backends.backend import LaunchOptions, Prepared, RunHandle
-from hetopt.backends.ec2.protocol import LATEST_OBJECT
+from hetopt.backends.ec2.protocol import LATEST_OBJECT, Place
 from hetopt.backends.ec2.renter.bundle import Bundle, make_bundle
-from hetopt.backends.ec2.renter.placement import Assignment, Machine, ranked_spec
+from hetopt.backends.ec2.renter.placement import ranked_spec
 from hetopt.backends.on_this_machine import resumable
 from hetopt.backends.prediction.hosting import Mapped
 from hetopt.backends.prediction.local_plan import predict_on_local
@@ -211,14 +211,8 @@ def spec_on(spec: RunSpec, inventory: Inventory, bundle: Bundle, data: str | Non
         for worker in spec.workers
     )
     there = {"task": bundle.task, "script": bundle.script, "data_dir": data if data is not None else spec.data_dir}
-    machines = [
-        Assignment(
-            host=host.name,
-            machine=Machine(id=host.name, instance_type="", address=inventory.address(host.name), zone=""),
-        )
-        for host in inventory.hosts
-    ]
-    return ranked_spec(spec.model_copy(update={"workers": workers, **there}), machines)
+    places = [Place(host=host.name, address=inventory.address(host.name)) for host in inventory.hosts]
+    return ranked_spec(spec.model_copy(update={"workers": workers, **there}), places)
 
 
 def _priced(prediction: Prediction, hosts: Sequence[Host]) -> tuple[Prediction, tuple[str, ...]]:

@@ -24,11 +24,12 @@ from hetopt.backends.ec2.protocol import (
     OUTCOME_OBJECT,
     Latest,
     Lease,
+    Place,
     Placements,
     is_over,
     spec_digest,
 )
-from hetopt.backends.ec2.renter.placement import Assignment, Machine, placement_json, without
+from hetopt.backends.ec2.renter.placement import placement_json, without
 from hetopt.backends.processes import conduct
 from hetopt.backends.ssh.inventory import INVENTORY_FILE, Inventory
 from hetopt.backends.ssh.link import Link, Part
@@ -301,14 +302,8 @@ class Conductor:
             self._announce(placed.spec, self._members, placed.resume_from)
 
     def _announce(self, spec: RunSpec, members: Sequence[str], resume_from: str | None) -> None:
-        assigned = [
-            Assignment(
-                host=name,
-                machine=Machine(id=self._id(name), instance_type="", address=self.inventory.address(name), zone=""),
-            )
-            for name in members
-        ]
-        data = placement_json(spec, assigned, self._generation, resume_from, pauses=self._pauses)
+        places = {self._id(name): Place(host=name, address=self.inventory.address(name)) for name in members}
+        data = placement_json(spec, places, self._generation, resume_from, pauses=self._pauses)
         self._objects.put(PLACEMENT_OBJECT, data)
 
     def _id(self, name: str) -> str:

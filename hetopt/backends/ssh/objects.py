@@ -19,8 +19,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import IO, Any
 
-from hetopt.backends.ec2.data import GoesOn
-from hetopt.backends.ec2.objects import Versioned
+from hetopt.backends.ec2.objects import GoesOn, Versioned
 from hetopt.backends.ec2.protocol import OUTCOME_OBJECT
 from hetopt.core.artifact import write_atomically
 from hetopt.core.errors import BadInput

@@ -20,12 +20,10 @@ from typing import Protocol
 
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.bootstrap import CONFIG_FILE, NodeConfig
-from hetopt.backends.ec2.data import Progress
 from hetopt.backends.ec2.lifetime import UNITS_FOLDER, UNITS_VARIABLE, Timer
 from hetopt.backends.ec2.node.checkpoints import Checkpoints
 from hetopt.backends.ec2.node.imds import Imds, Notice, over_http
-from hetopt.backends.ec2.node.prices import SpotPrices
-from hetopt.backends.ec2.objects import Objects, S3Objects
+from hetopt.backends.ec2.objects import Objects, Progress, S3Objects
 from hetopt.backends.ec2.protocol import (
     MODELS_FOLDER,
     OUTCOME_OBJECT,
@@ -36,6 +34,7 @@ from hetopt.backends.ec2.protocol import (
     placement_of,
 )
 from hetopt.backends.ec2.renewal import Allowance, AskPrices
+from hetopt.backends.ec2.spot_history import PriceHistory
 from hetopt.backends.ec2.uploads import Uploads
 from hetopt.backends.processes import QUIET_TORCH
 from hetopt.core.bucket_traffic import HEARTBEAT_S, LEASE_OBJECT, PLACEMENT_OBJECT, READ_EVERY_S
@@ -411,7 +410,7 @@ def main(arguments: list[str]) -> int:
     models = replace(objects, prefix=f"{MODELS_FOLDER}/{config.run_id}")
     imds = Imds(transport=over_http, clock=time.time)
     timer = Timer(run=_run, units=Path(os.environ.get(UNITS_VARIABLE, UNITS_FOLDER)), clock=time.time)
-    prices = SpotPrices.connect(region=config.region)
+    prices = PriceHistory.connect(region=config.region)
     return Agent(config=config, root=root, objects=objects, models=models, imds=imds, timer=timer, prices=prices).live()
 
 

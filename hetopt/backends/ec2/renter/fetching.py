@@ -17,7 +17,7 @@ from hetopt.backends.ec2.renter.cluster_state import ClusterState
 from hetopt.backends.ec2.renter.errors import if_there
 from hetopt.backends.ec2.renter.launcher import PLAN_OBJECT
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
-from hetopt.backends.ec2.renter.placement import Assignment, Machine
+from hetopt.backends.ec2.renter.placement import Machine
 from hetopt.backends.ec2.renter.request import Edge, read
 from hetopt.backends.ec2.renter.watch import Watcher, read_lease
 from hetopt.core.bucket_traffic import PLACEMENT_OBJECT
@@ -105,16 +105,12 @@ def _seen(edge: Edge, watcher: Watcher, placements: Placements, lease_end_s: flo
     for id_ in hosts.keys() & known.keys():  # others may wait in another zone, and end there by themselves
         name = known[id_].get("Placement", {}).get("AvailabilityZone")
         zone = next((other for other in order.zones if other.name == name), zone)
-    assigned = [
-        Assignment(
-            host=place.host,
-            machine=Machine(id=id_, instance_type=known[id_]["InstanceType"], address=place.address, zone=zone.name),
-        )
-        for id_, place in hosts.items()
-        if id_ in known
-    ]
-    on_spot = [one for one in assigned if known[one.machine.id].get("InstanceLifecycle") == "spot"]
-    held = [one for one in assigned if one not in on_spot]
+    on_spot: dict[str, Machine] = {}
+    held: dict[str, Machine] = {}
+    for id_, place in hosts.items():
+        if id_ in known:
+            same = on_spot if known[id_].get("InstanceLifecycle") == "spot" else held
+            same[place.host] = Machine(id=id_, instance_type=known[id_]["InstanceType"], address=place.address)
     unseen = ClusterState(time_s=watcher.clock())
     return ClusterState(
         time_s=watcher.clock(),

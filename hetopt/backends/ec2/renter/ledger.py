@@ -60,22 +60,11 @@ class Ledger:
         """Write down what is about to be asked; answers the call's number."""
         call = sum(entry.event == "begun" for entry in read_ledger(self.path))
         token = request.parameters.get("ClientToken")
-        self._write(request, call, "begun", token=token if isinstance(token, str) else None)
+        self.write(request, call, "begun", token=token if isinstance(token, str) else None)
         return call
 
-    def done(self, call: int, request: Request, ids: Iterable[str]) -> None:
-        """Write down what the call made, or removed."""
-        self._write(request, call, "done", ids=tuple(ids))
-
-    def refused(self, call: int, request: Request, reason: str) -> None:
-        """Write down that the cloud said no."""
-        self._write(request, call, "refused", reason=reason)
-
-    def lost(self, call: int, request: Request, reason: str) -> None:
-        """Write down that the answer never came, so that it may have been carried out."""
-        self._write(request, call, "lost", reason=reason)
-
-    def _write(self, request: Request, call: int, event: str, **more: object) -> None:
+    def write(self, request: Request, call: int, event: str, **more: object) -> None:
+        """Write down how a call stands, and what it made, or why it did not; see `Entry`."""
         line: dict[str, object] = {
             "call": call,
             "event": event,
@@ -104,9 +93,9 @@ class LedgerEdge:
             answer = self.inner(request)
         except HetoptError as error:
             unknown = isinstance(error, ApiRefused) and error.may_be_done
-            (self.ledger.lost if unknown else self.ledger.refused)(call, request, error.message)
+            self.ledger.write(request, call, "lost" if unknown else "refused", reason=error.message)
             raise
-        self.ledger.done(call, request, made_ids(request, answer))
+        self.ledger.write(request, call, "done", ids=tuple(made_ids(request, answer)))
         return answer
 
 

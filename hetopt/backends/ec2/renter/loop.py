@@ -16,7 +16,7 @@ from hetopt.backends.ec2.renter.cluster_state import ClusterState
 from hetopt.backends.ec2.renter.errors import ApiRefused, if_there
 from hetopt.backends.ec2.renter.ledger import Made
 from hetopt.backends.ec2.renter.order import Order
-from hetopt.backends.ec2.renter.placement import Assignment, placement_json, ranked_spec
+from hetopt.backends.ec2.renter.placement import placement_json, places_of, ranked_spec
 from hetopt.backends.ec2.renter.reconcile import (
     ASK_AGAIN_S,
     Action,
@@ -247,11 +247,10 @@ class Loop:
         ids = {machine.host: machine.id for machine in state.serving}
         hosts = host_names(spec)
         renter = Renter(edge=self.edge, sleep=self.sleep, tell=self.tell)
-        (found,) = renter.machines(self.order, self.order.zone(state.zone), [[ids[host] for host in hosts]])
-        by_id = {machine.id: machine for machine in found}
-        assigned = [Assignment(host=host, machine=by_id[ids[host]]) for host in hosts]
-        ranked = ranked_spec(spec, assigned)
-        body = placement_json(ranked, assigned, state.generation, state.resume_from, pauses=pauses)
+        (found,) = renter.machines(self.order, [[ids[host] for host in hosts]])
+        places = places_of(dict(zip(hosts, found, strict=True)))
+        ranked = ranked_spec(spec, places.values())
+        body = placement_json(ranked, places, state.generation, state.resume_from, pauses=pauses)
         self.edge(calls.placement_call(self.order, body))
         return ranked
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hetopt.backends.ec2.renter import account, scheduled_ends, ways_out
+from hetopt.backends.ec2.renter import account, scheduled_ends
 from hetopt.backends.ec2.renter.account import image_kind
 from hetopt.backends.ec2.renter.budget import MOVE_S, lifetime_s
 from hetopt.backends.ec2.renter.order import Network, Order, Role, worst_usd_per_hour
@@ -265,8 +265,8 @@ def order_of(
                 hint="leave `zone` out; zone names differ between accounts, ids such as use1-az4 do not",
             )
     own_network = wishes.network != Network()
-    way = ways_out.way_out(edge, zones[0]) if own_network else None
-    traffic = ways_out.traffic_usd(way, roles, billing)
+    way = account.way_out(edge, zones[0]) if own_network else None
+    traffic = account.traffic_usd(way, roles, billing)
     fixed = fixed_usd(checkpoint_bytes(job.gradient_bytes), billing) + traffic
     worst = worst_usd_per_hour(roles, zones)
     move = job.move_usd(worst, fixed_usd=fixed)

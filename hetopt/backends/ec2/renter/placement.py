@@ -6,11 +6,11 @@ put into the order that their addresses will have, and a rank means the same to 
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from hetopt.backends.ec2.protocol import Place, Placements
 from hetopt.backends.ec2.renter.order import Role
 from hetopt.core.errors import CloudRefused
 from hetopt.core.nodes import MEETING_PORT
@@ -24,24 +24,15 @@ class Machine:
     id: str
     instance_type: str
     address: str
-    zone: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Assignment:
-    """A machine and the host of the run that it is."""
-
-    host: str
-    machine: Machine
-
-
-def assign(roles: Sequence[Role], granted: Sequence[Sequence[Machine]]) -> list[Assignment]:
-    """Every host with a machine, those of a role in any order, since its hosts are alike.
+def assign(roles: Sequence[Role], granted: Sequence[Sequence[Machine]]) -> dict[str, Machine]:
+    """A machine for every host, those of a role in any order, since its hosts are alike.
 
     Raises:
         CloudRefused: a role has fewer machines than hosts.
     """
-    assigned = []
+    assigned: dict[str, Machine] = {}
     for role, machines in zip(roles, granted, strict=True):
         if len(machines) < role.machines:
             raise CloudRefused(
@@ -49,13 +40,18 @@ def assign(roles: Sequence[Role], granted: Sequence[Sequence[Machine]]) -> list[
                 hint="launch again, or plan with other types",
             )
         ordered = sorted(machines, key=lambda machine: machine.id)
-        assigned += [Assignment(host=host, machine=machine) for host, machine in zip(role.hosts, ordered, strict=False)]
+        assigned |= zip(role.hosts, ordered, strict=False)
     return assigned
 
 
-def ranked_spec(spec: RunSpec, assigned: Sequence[Assignment]) -> RunSpec:
+def places_of(assigned: Mapping[str, Machine]) -> dict[str, Place]:
+    """The places of machines in the run, by their ids."""
+    return {machine.id: Place(host=host, address=machine.address) for host, machine in assigned.items()}
+
+
+def ranked_spec(spec: RunSpec, places: Iterable[Place]) -> RunSpec:
     """The run with its workers in the order of their machines' addresses, as torchrun will rank them."""
-    address = {one.host: one.machine.address for one in assigned}
+    address = {place.host: place.address for place in places}
     workers = sorted(spec.workers, key=lambda worker: address[worker.host])  # stable: a host's workers stay together
     return spec.model_copy(update={"workers": tuple(workers)})
 
@@ -101,21 +97,20 @@ def shared(spec: RunSpec, workers: Sequence[WorkerSpec], batch: int) -> RunSpec:
 
 def placement_json(
     spec: RunSpec,
-    assigned: Sequence[Assignment],
+    places: Mapping[str, Place],
     generation: int = 0,
     resume_from: str | None = None,
     *,
     pauses: bool = False,
 ) -> bytes:
     """What the machines read to find themselves and each other, and whether to save a checkpoint and wait."""
-    meeting = min(one.machine.address for one in assigned)
-    record = {
-        "generation": generation,
-        "resume_from": resume_from,
-        **({"pauses": True} if pauses else {}),
+    placements = Placements(
+        generation=generation,
+        resume_from=resume_from,
+        pauses=pauses,
         # A port of its own for each generation: what is left of the last must not be met.
-        "meeting": f"{meeting}:{MEETING_PORT + generation}",
-        "hosts": {one.machine.id: {"host": one.host, "address": one.machine.address} for one in assigned},
-        "spec": json.loads(spec.model_dump_json()),
-    }
-    return json.dumps(record, indent=2).encode()
+        meeting=f"{min(place.address for place in places.values())}:{MEETING_PORT + generation}",
+        hosts=dict(places),
+        spec=spec,
+    )
+    return placements.model_dump_json(indent=2).encode()

@@ -21,7 +21,6 @@ from hetopt.backends.ec2.renter.order import Order, Role
 from hetopt.backends.ec2.renter.ordering import Wishes, check_prices, expected_usd, make_order, moved_prices, roles_of
 from hetopt.backends.ec2.renter.permissions import Policy, give_policy, node_policy
 from hetopt.backends.ec2.renter.request import Answer, Edge, Request, read
-from hetopt.backends.ec2.renter.ways_out import table_of, tables_of, ways_out
 from hetopt.core.errors import BadInput, BudgetStop, CloudRefused, HetoptError
 from hetopt.core.formatting import duration
 from hetopt.optimizer.cost.billing import Billing
@@ -195,7 +194,7 @@ class PlanDoctor:
         ids = [zone.subnet_id for zone in order.zones]
         try:
             subnets = self.edge(read("ec2", "describe_subnets", "whether machines get an address", SubnetIds=ids))
-            tables = tables_of(self.edge, (zone.vpc_id for zone in order.zones))
+            tables = account.tables_of(self.edge, (zone.vpc_id for zone in order.zones))
         except CloudRefused as refused:
             yield Check(name="network", verdict="unknown", said=refused.message.rstrip("."), hint=refused.hint)
             return
@@ -365,7 +364,7 @@ def _policies_of(arn: str) -> str | None:
 def _way_out(subnet: Answer, tables: Sequence[Answer], *, addressed: bool) -> Check:
     """Whether what is in a subnet reaches the internet: by a gateway and an address, or by translation."""
     id_, name = subnet["SubnetId"], f"network in {subnet['AvailabilityZone']}"
-    routes = ways_out(table_of(id_, subnet["VpcId"], tables))
+    routes = account.ways_out(account.table_of(id_, subnet["VpcId"], tables))
     if not routes:
         hint = (
             f"`aws ec2 create-route --destination-cidr-block {facts.ANYWHERE.value} --gateway-id GATEWAY "

@@ -11,7 +11,7 @@ from hetopt.backends.ec2.renter import calls
 from hetopt.backends.ec2.renter.errors import ApiRefused, meaning_of
 from hetopt.backends.ec2.renter.ledger import SETTLES_S, Made
 from hetopt.backends.ec2.renter.order import Order, Role, Zone
-from hetopt.backends.ec2.renter.placement import Assignment, Machine, assign, placement_json, ranked_spec, without
+from hetopt.backends.ec2.renter.placement import Machine, assign, placement_json, places_of, ranked_spec, without
 from hetopt.backends.ec2.renter.removal import Found, Remover, is_dying
 from hetopt.backends.ec2.renter.request import Answer, Edge, Request
 from hetopt.core.errors import CloudRefused, HetoptError
@@ -29,10 +29,10 @@ Accept = Callable[[RunSpec], bool]
 
 @dataclass(frozen=True, kw_only=True)
 class Rented:
-    """The machines that were granted: where, which rank each has, and the run as it starts on them."""
+    """The machines that were granted: where, which host each is, and the run as it starts on them."""
 
     zone: Zone
-    assigned: tuple[Assignment, ...]
+    assigned: Mapping[str, Machine]
     spec: RunSpec
 
 
@@ -96,11 +96,12 @@ class Renter:
         try:
             granted = self._rent(order, spec, contents, bundle)
             self.tell("waiting for the machines' addresses")
-            assigned = assign(granted.roles, self.machines(order, granted.zone, granted.ids))
-            self._end_outside(order, [one.machine.id for one in assigned])
-            placed = ranked_spec(granted.spec, assigned)
-            self.edge(calls.placement_call(order, placement_json(placed, assigned, generation, resume_from)))
-            return Rented(zone=granted.zone, assigned=tuple(assigned), spec=placed)
+            assigned = assign(granted.roles, self.machines(order, granted.ids))
+            places = places_of(assigned)
+            self._end_outside(order, list(places))
+            placed = ranked_spec(granted.spec, places.values())
+            self.edge(calls.placement_call(order, placement_json(placed, places, generation, resume_from)))
+            return Rented(zone=granted.zone, assigned=assigned, spec=placed)
         except BaseException as error:
             self._clear(order, error)
             raise
@@ -187,8 +188,8 @@ class Renter:
 
     def ask(
         self, order: Order, roles: Sequence[Role], zone: Zone, *, ask: int, end_s: float | None, together: bool = False
-    ) -> tuple[list[Assignment], list[str]]:
-        """Rent for a run that goes on: the machines that were granted, and the hosts that could not be had.
+    ) -> tuple[Mapping[str, Machine], list[str]]:
+        """Rent for a run that goes on: the machines that were granted, by host, and the hosts that could not be had.
 
         Args:
             order: of the run.
@@ -208,7 +209,7 @@ class Renter:
             if together and refused:
                 self.give_back()
                 granted = []
-            found = self.machines(order, zone, [ids for _, ids in granted]) if granted else []
+            found = self.machines(order, [ids for _, ids in granted]) if granted else []
         except BaseException as error:
             # Nobody would know them, and they would be paid until they end by themselves.
             try:
@@ -221,9 +222,8 @@ class Renter:
                 )
             raise
         assigned = assign([role for role, _ in granted], found)
-        self._end_outside(order, [one.machine.id for one in assigned])
-        there = {one.host for one in assigned}
-        return assigned, [host for role in roles for host in role.hosts if host not in there]
+        self._end_outside(order, [machine.id for machine in assigned.values()])
+        return assigned, [host for role in roles for host in role.hosts if host not in assigned]
 
     def _templates(self, order: Order, zone: Zone, ask: int, end_s: float | None) -> dict[str, Answer]:
         """Launch templates by their steps, for machines that end when the others do."""
@@ -305,7 +305,7 @@ class Renter:
             hint="wait some minutes and launch again",
         )
 
-    def machines(self, order: Order, zone: Zone, granted: Sequence[Sequence[str]]) -> list[list[Machine]]:
+    def machines(self, order: Order, granted: Sequence[Sequence[str]]) -> list[list[Machine]]:
         """The machines by role, once EC2 knows all of them and their addresses.
 
         Raises:
@@ -329,7 +329,7 @@ class Renter:
                         hint="launch again; if it is the disk's key, look at the account's default EBS encryption",
                     )
             if len(found) == len(wanted) and all(one.get("PrivateIpAddress") for one in found.values()):
-                return [[_machine(found[id_], zone) for id_ in ids] for ids in granted]
+                return [[_machine(found[id_]) for id_ in ids] for ids in granted]
             if waited_s >= ADDRESSES_WITHIN_S:
                 raise CloudRefused(
                     f"{len(wanted) - len(found)} of {len(wanted)} machines have not appeared in {waited_s:.0f} s.",
@@ -373,10 +373,7 @@ def _also(error: BaseException, also: str, tell: Tell) -> None:
         tell(also)
 
 
-def _machine(instance: Answer, zone: Zone) -> Machine:
+def _machine(instance: Answer) -> Machine:
     return Machine(
-        id=instance["InstanceId"],
-        instance_type=instance["InstanceType"],
-        address=instance["PrivateIpAddress"],
-        zone=instance.get("Placement", {}).get("AvailabilityZone", zone.name),
+        id=instance["InstanceId"], instance_type=instance["InstanceType"], address=instance["PrivateIpAddress"]
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from hetopt.backends.ec2.renter import calls
 from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState, Duty, MachineState, ending_of
 from hetopt.backends.ec2.renter.errors import if_there
 from hetopt.backends.ec2.renter.order import Order, Zone
-from hetopt.backends.ec2.renter.placement import Assignment
+from hetopt.backends.ec2.renter.placement import Machine
 from hetopt.backends.ec2.renter.request import Answer, Edge, read
 from hetopt.backends.ec2.renter.run_status import BOOT_FOLDER
 from hetopt.backends.ec2.uploads import LOG_TAIL_BYTES
@@ -63,7 +63,7 @@ class Watcher:
         path = self.run_dir / SEEN_FILE
         return ClusterState.load(path) if path.exists() else ClusterState(time_s=self.order.created_s)
 
-    def begin(self, assigned: tuple[Assignment, ...], zone: Zone) -> ClusterState:
+    def begin(self, assigned: Mapping[str, Machine], zone: Zone) -> ClusterState:
         """Write down the machines that were granted, with what each costs an hour, beside those of earlier lives."""
         before = self.last()
         seen = ClusterState(
@@ -83,7 +83,7 @@ class Watcher:
 
     def granted(
         self,
-        assigned: Iterable[Assignment],
+        assigned: Mapping[str, Machine],
         zone: Zone,
         seen: ClusterState,
         *,
@@ -93,7 +93,7 @@ class Watcher:
         """Machines that are on the bill from now on.
 
         Args:
-            assigned: the machines, and what host each is or is to be.
+            assigned: the machines, by the host that each is or is to be.
             zone: where they are.
             seen: the prices that are known.
             on_demand: all of them, whatever the order says.
@@ -101,24 +101,24 @@ class Watcher:
         """
         now_s = self.clock()
 
-        def machine(one: Assignment) -> MachineState:
-            market = "on-demand" if on_demand else self.order.market_of(one.host)
+        def on_the_bill(host: str, machine: Machine) -> MachineState:
+            market = "on-demand" if on_demand else self.order.market_of(host)
             return MachineState(
-                id=one.machine.id,
-                host=one.host,
-                instance_type=one.machine.instance_type,
+                id=machine.id,
+                host=host,
+                instance_type=machine.instance_type,
                 state="pending",
                 since_s=now_s,
                 zone=zone.name,
-                usd_per_hour=seen.usd_per_hour(zone, one.machine.instance_type, market),
+                usd_per_hour=seen.usd_per_hour(zone, machine.instance_type, market),
                 extras_usd_per_hour=self.order.extras_usd_per_hour,
                 on_demand=market == "on-demand",
                 duty=duty,
-                address=one.machine.address,
+                address=machine.address,
                 life=self.order.life,
             )
 
-        return tuple(machine(one) for one in assigned)
+        return tuple(on_the_bill(host, machine) for host, machine in assigned.items())
 
     def save(self, seen: ClusterState) -> None:
         """Write the observed cluster into the run's folder."""
