@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks._collectives import time_exchanges
+from benchmarks._in_process import train_here
 from benchmarks._plain_ddp import train_plainly
 from benchmarks._plain_script import train_in_session
 from benchmarks._torch_hooks import HookName
@@ -26,10 +28,8 @@ from hetopt.core.conditions import ConditionsReader
 from hetopt.core.events.log import EVENTS_FILE, EventLog
 from hetopt.core.run_folder import read_spec
 from hetopt.trainer.allocator import keep_freed_memory
-from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.failure import FailureReport
 from hetopt.trainer.host.stores import group_store
-from hetopt.trainer.loop import train
 from hetopt.trainer.steps.slowdown import make_pace
 
 RUNS_FILE = "runs.json"
@@ -87,28 +87,19 @@ def _work(folder: Path, runs: list[dict[str, str]], rank: int, world_size: int) 
 
 
 def _train(side: str, run_dir: Path, rank: int, world_size: int) -> None:
-    spec, device = read_spec(run_dir), torch.device("cpu")
+    spec = read_spec(run_dir)
     if side == SESSION:
         train_in_session(spec, run_dir)
         return
-    events = EventLog(run_dir / EVENTS_FILE if rank == 0 else None)
-    if side in DDP_SIDES:
-        conditions = ConditionsReader(run_dir)
-        pace = make_pace(spec.workers[rank], device, conditions=conditions, seed=spec.seed + rank, own_core=False)
+    if side not in DDP_SIDES:
+        train_here(spec, run_dir, rank=rank, world_size=world_size)
+        return
+    conditions = ConditionsReader(run_dir)
+    pace = make_pace(
+        spec.workers[rank], torch.device("cpu"), conditions=conditions, seed=spec.seed + rank, own_core=False
+    )
+    with closing(EventLog(run_dir / EVENTS_FILE if rank == 0 else None)) as events:
         train_plainly(spec, rank, events, pace, DDP_SIDES[side])
-    else:
-        train(
-            WorkerContext(
-                spec=spec,
-                rank=rank,
-                world_size=world_size,
-                device=device,
-                run_dir=run_dir,
-                events=events,
-                stop_requested=lambda: False,
-            )
-        )
-    events.close()
 
 
 def _enter(namespace: str) -> None:

@@ -23,11 +23,19 @@ Bound = Literal["at_least", "at_most"]
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How a benchmark was asked to run."""
+    """How a benchmark was asked to run.
+
+    Attributes:
+        quick: from fewer rounds; also where as little is asked for as shows that it still runs.
+        json_file: that also gets the JSON object.
+        smoke: no figure counts.
+        part: that alone is measured; None: all.
+    """
 
     quick: bool
     json_file: Path | None
     smoke: bool = False
+    part: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,10 +102,15 @@ def parser(docstring: str | None) -> argparse.ArgumentParser:
     return shared
 
 
-def options(docstring: str | None) -> Options:
-    """Read a command line that has nothing else."""
-    read = parser(docstring).parse_args()
-    return Options(quick=read.quick or read.smoke, json_file=read.json, smoke=read.smoke)
+def options(docstring: str | None, parts: Sequence[str] = ()) -> Options:
+    """Read a command line that has nothing else, but for the parts of which one may be asked for alone."""
+    command_line = parser(docstring)
+    if parts:
+        only = "only this; with --json, into an earlier result"
+        command_line.add_argument("--part", "--only", dest="part", choices=parts, help=only)
+    read = command_line.parse_args()
+    part = read.part if parts else None
+    return Options(quick=read.quick or read.smoke, json_file=read.json, smoke=read.smoke, part=part)
 
 
 def quartiles(samples: Sequence[float]) -> tuple[float, float, float]:

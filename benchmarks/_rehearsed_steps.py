@@ -10,7 +10,7 @@ Times are those of the cluster: a miniature that had to slow down, because its c
 time, says by how much, and its steps are told in planned time. A shared machine changes its speed by a third from one
 second to the next, and what is not declared follows it: all computing under quotas, and what exchanges ask of
 processors. Steps are predicted twice, before the case for the machine as it then was, and for the machine as it was on
-average while the steps ran, by a yardstick beside them (`benchmarks._machine_speed`). Errors are held against the goals
+average while the steps ran, by a yardstick beside them (`SpeedMeanwhile`). Errors are held against the goals
 by the second, which is how well the cluster is known; intervals by the first, which is what a person is told.
 """
 
@@ -19,15 +19,18 @@ from __future__ import annotations
 import statistics
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import numpy as np
 
 from benchmarks._demo import run
-from benchmarks._machine_speed import SpeedMeanwhile
 from benchmarks._rehearsal import Log, launch, need_namespaces, step_time_s
 from hetopt.backends.emulation.description import parse_hosts
 from hetopt.backends.emulation.plan import Rehearsal, rehearse
@@ -231,3 +234,42 @@ def _by_hand_s(rehearsal: Rehearsal, gradient_bytes: int) -> float:
     rate = min(host.rate_bits_per_s or 1e9 for host in run_.miniature.hosts) / 8
     ratio = run_.compression.ratio
     return slowest + 2 * (count - 1) / count * gradient_bytes * ratio / rate
+
+
+EVERY_S = 0.2
+"""A reading takes about 4 ms: a fiftieth of a processor."""
+
+
+class SpeedMeanwhile:
+    """Reads the yardstick in a thread of its own for as long as the ``with`` block takes.
+
+    What a shared machine was before and after a run says little about what it was meanwhile.
+
+    Readings are processor time: waiting for a processor that the run uses is not counted. Beside one or two busy
+    processors they say what they say alone (0.99 and 1.05 times as much, medians of 40 turns).
+    """
+
+    def __init__(self) -> None:
+        self._readings: list[tuple[float, float]] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._read, name="yardstick", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def yardstick_s(self, *, since_s: float, until_s: float) -> float:
+        """Mean reading between two times since the epoch; of all readings where none lies between them."""
+        within = [reading_s for read_s, reading_s in self._readings if since_s <= read_s <= until_s]
+        return statistics.fmean(within or [reading_s for _, reading_s in self._readings])
+
+    def _read(self) -> None:
+        while True:
+            reading_s = measure_yardstick_s(time.thread_time, repeats=1)
+            self._readings.append((time.time(), reading_s))
+            if self._over.wait(EVERY_S):
+                return

@@ -4,26 +4,89 @@ What is simulated is the world: a clock, a store that can be out of reach, colle
 and others do not, processes that die, freeze and are replaced, a disk that is full or tears what it holds. The
 product decides: `meet_again` forms generations, `Version` tells the newest state, `spec_of_living` deals the batch out.
 
-Training is a chain of hashes over the samples of every step (`_hashed_training`), as the workers bring them to the
+Training is a chain of hashes over the samples of every step (`State`), as the workers bring them to the
 collective: a sample that is lost, repeated or brought by two shows, and so does any other order.
 """
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import random
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import Literal, cast, get_args
 
-from benchmarks._fault_schedule import Fault, Schedule
-from benchmarks._hashed_training import BATCH, State, undisturbed
 from hetopt.core.errors import RunFailed
 from hetopt.core.living import spec_of_living
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.trainer.elastic.membership import Generation, Member, Patience, Version
 from hetopt.trainer.elastic.rendezvous import Abandoned, meet_again, want, wanted
+
+BATCH = 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """What training has come to."""
+
+    step: int = 0
+    position: int = 0
+    chain: str = ""
+
+    def after(self, samples: Sequence[int]) -> State:
+        """With one more step."""
+        chain = hashlib.sha256(f"{self.chain} {list(samples)}".encode()).hexdigest()
+        return State(step=self.step + 1, position=self.position + len(samples), chain=chain)
+
+
+def undisturbed(steps: int) -> State:
+    """What training comes to when nothing happens."""
+    state = State()
+    for _ in range(steps):
+        state = state.after(range(state.position, state.position + BATCH))
+    return state
+
+
+FaultKind = Literal["kill", "leave", "freeze", "partition", "slow", "tear", "full", "kill-all", "store"]
+KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """Something that happens at a moment, to a worker where it is about one, for some time where it passes."""
+
+    at_s: float
+    kind: FaultKind
+    place: int
+    lasts_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """A run to simulate."""
+
+    workers: int
+    steps: int
+    faults: tuple[Fault, ...]
+
+    @classmethod
+    def of(cls, seed: int) -> Schedule:
+        """The schedule of a seed."""
+        draw = random.Random(seed)
+        workers = draw.randint(2, 6)
+        faults = [
+            Fault(
+                at_s=draw.uniform(0.0, 9.0),
+                kind=draw.choice(KINDS),
+                place=draw.randrange(workers),
+                lasts_s=draw.choice([0.3, 1.0, 4.0, 12.0]),
+            )
+            for _ in range(draw.randint(1, 6))
+        ]
+        return cls(workers=workers, steps=draw.randint(20, 60), faults=tuple(sorted(faults, key=lambda one: one.at_s)))
+
 
 _WATCH_S = 0.1
 _CHECKPOINT_STEPS = 10

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks._outcome import Results, parser, publish, run_benchmark
+from benchmarks._outcome import Results, options, publish, run_benchmark
 from benchmarks._quality import BIG_JOBS, DIGITS, data_folder, qualities, time_to
 from benchmarks._rehearsal import (
     Log,
@@ -421,10 +421,7 @@ SMOKE_PARTS = ("speeds", "cells", "noise", "control")
 
 def main() -> None:
     """Run every part, or the one that is asked for, and publish."""
-    command_line = parser(__doc__)
-    jobs = [f"accuracy:{job.task}" for job in BIG_JOBS]
-    command_line.add_argument("--part", choices=[*PARTS, *jobs], help="only this; with --json, into an earlier result")
-    asked = command_line.parse_args()
+    asked = options(__doc__, parts=[*PARTS, *(f"accuracy:{job.task}" for job in BIG_JOBS)])
     need_namespaces(or_skip=asked.smoke)
     scale = SMOKE if asked.smoke else QUICK if asked.quick else FULL
     names = SMOKE_PARTS if asked.smoke else tuple(PARTS)
@@ -435,7 +432,7 @@ def main() -> None:
     for name in names:
         print(f"balance: {name}", file=sys.stderr, flush=True)
         PARTS[name](scale, results)
-    publish(results.outcome("balance", quick=asked.quick or asked.smoke), asked.json, part=asked.part)
+    publish(results.outcome("balance", quick=asked.quick), asked.json_file, part=asked.part)
 
 
 if __name__ == "__main__":

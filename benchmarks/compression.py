@@ -25,7 +25,7 @@ import torch
 
 from benchmarks._contenders import DIGITS, MODELS, WORKERS, Contender, Model, Runs, hosts
 from benchmarks._counted_text import counted_perplexity
-from benchmarks._outcome import Results, parser, publish, run_benchmark
+from benchmarks._outcome import Results, options, publish, run_benchmark
 from benchmarks._paired_runs import PairedRuns, end, note_pairs
 from benchmarks._priced_steps import priced
 from benchmarks._quality import data_folder
@@ -242,14 +242,12 @@ def key(name: str) -> str:
 
 def main() -> None:
     """Measure and publish."""
-    shared = parser(__doc__)
     parts = (*PARTS, LEVELS)
-    shared.add_argument("--only", choices=parts, help="measure this part alone")
-    asked = shared.parse_args()
+    asked = options(__doc__, parts=parts)
     need_namespaces(or_skip=asked.smoke)
     torch.set_num_threads(1)
-    results, quick = Results(), asked.quick or asked.smoke
-    for part in [asked.only] if asked.only else ([STAND_IN, LEVELS] if asked.smoke else parts):
+    results, quick = Results(), asked.quick
+    for part in [asked.part] if asked.part else ([STAND_IN, LEVELS] if asked.smoke else parts):
         if part == LEVELS:
             numel = 100_000 if asked.smoke else SELECTED_FROM
             time_levels(results, repeats=QUICK_REPEATS if quick else REPEATS, numel=numel)
@@ -264,7 +262,7 @@ def main() -> None:
         record(name, found, results)
         if part == "characters":
             count_text(results)
-    publish(results.outcome("compression", quick=quick), asked.json, part=asked.only)
+    publish(results.outcome("compression", quick=quick), asked.json_file, part=asked.part)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from benchmarks._decided import (
 )
 from benchmarks._gpu_decisions import gpu_decisions
 from benchmarks._gpu_throughput import folder as gpu_folder
-from benchmarks._outcome import Results, parser, publish, run_benchmark
+from benchmarks._outcome import Results, options, publish, run_benchmark
 from benchmarks._step_traces import AZURE, FOLDERS, traces
 from benchmarks._trace_decisions import ADAPTDL, PEERS, Table, adaptdl, fitted_whole, priors_of_others, table
 
@@ -210,22 +210,17 @@ def gpus(results: Results, data: Path, *, every: int) -> None:
 
 
 def main() -> None:
-    shared = parser(__doc__)
-    shared.add_argument("--part", choices=("all", "clusters", "gpus"), default="all", help="only one of the parts")
-    asked = shared.parse_args()
-    quick = asked.quick or asked.smoke
-    results = Results()
+    asked, results = options(__doc__, parts=("clusters", "gpus")), Results()
     root, data = traces(), gpu_folder()
     if root is None or data is None:
         print("The public measurements are not there (HETOPT_SHARED_DATA names the data folder).")
         return
-    if asked.part in ("all", "clusters"):
-        folders = QUICK_FOLDERS[:1] if asked.smoke else QUICK_FOLDERS if quick else (*FOLDERS, *AZURE)
-        clusters(results, root, folders=folders, with_others=not quick)
-    if asked.part in ("all", "gpus"):
-        gpus(results, data, every=12 if asked.smoke else 4 if quick else 1)
-    part = None if asked.part == "all" else asked.part
-    publish(results.outcome("decisions", quick=quick), asked.json, part=part)
+    if asked.part in (None, "clusters"):
+        folders = QUICK_FOLDERS[:1] if asked.smoke else QUICK_FOLDERS if asked.quick else (*FOLDERS, *AZURE)
+        clusters(results, root, folders=folders, with_others=not asked.quick)
+    if asked.part in (None, "gpus"):
+        gpus(results, data, every=12 if asked.smoke else 4 if asked.quick else 1)
+    publish(results.outcome("decisions", quick=asked.quick), asked.json_file, part=asked.part)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks._outcome import Results, parser, publish, run_benchmark
+from benchmarks._outcome import Results, options, publish, run_benchmark
 from benchmarks._rehearsal import need_namespaces
 from benchmarks.box.box import Box
 from benchmarks.box.iam import actions_of, others_denied
@@ -158,9 +158,7 @@ def tell(box: Box, played: Played) -> None:
 
 def main() -> None:
     """Play the story once, as it is one run, whose length the forms differ in; and tell the others."""
-    command_line = parser(__doc__)
-    command_line.add_argument("--part", choices=PARTS, help="only this; with --json, into an earlier result")
-    asked = command_line.parse_args()
+    asked = options(__doc__, parts=list(PARTS))
     length = SMOKE if asked.smoke else QUICK if asked.quick else FULL
     results = Results()
     with tempfile.TemporaryDirectory(prefix="hetopt-benchmark-") as name:
@@ -169,7 +167,7 @@ def main() -> None:
             play_in_the_box(results, Path(name), length)
         if asked.part != "box":
             tell_stories(results, Path(name), length)
-    publish(results.outcome("ec2_in_a_box", quick=asked.quick or asked.smoke), asked.json, part=asked.part)
+    publish(results.outcome("ec2_in_a_box", quick=asked.quick), asked.json_file, part=asked.part)
 
 
 def play_in_the_box(results: Results, folder: Path, length: Length) -> None:

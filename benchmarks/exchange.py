@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks._collectives import Cell, Request
-from benchmarks._outcome import Results, parser, publish, run_benchmark
+from benchmarks._outcome import Results, options, publish, run_benchmark
 from benchmarks._published_collectives import PUBLISHED_RING, PUBLISHED_TREE, shared_index
 from benchmarks._rate_schedule import AUTO, PHASES, Phase, phases_of, scheduled_runs, slowdown_coefficients
 from benchmarks._rehearsal import Log, Ratio, launch, need_namespaces, time_exchanges
@@ -346,16 +346,14 @@ PARTS = {
 
 def main() -> None:
     """Run every part, or the one that is asked for, and publish."""
-    command_line = parser(__doc__)
-    command_line.add_argument("--part", choices=PARTS, help="only this; with --json, into an earlier result")
-    asked = command_line.parse_args()
+    asked = options(__doc__, parts=list(PARTS))
     need_namespaces(or_skip=asked.smoke)
     scale = SMOKE if asked.smoke else QUICK if asked.quick else FULL
     results = Results()
     for name in PARTS if asked.part is None else (asked.part,):
         print(f"exchange: {name}", file=sys.stderr, flush=True)
         PARTS[name](scale, results)
-    publish(results.outcome("exchange", quick=asked.quick or asked.smoke), asked.json, part=asked.part)
+    publish(results.outcome("exchange", quick=asked.quick), asked.json_file, part=asked.part)
 
 
 if __name__ == "__main__":

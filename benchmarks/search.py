@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 
 from benchmarks import _search_study
-from benchmarks._outcome import Bound, Results, parser, publish, run_benchmark
+from benchmarks._outcome import Bound, Results, options, publish, run_benchmark
 from benchmarks._search_contenders import CONTENDERS, run
 from benchmarks._search_growth import Growth, measure
 from benchmarks._search_spaces import EPOCHS, Question, best_score, everything, small
@@ -149,20 +149,16 @@ def grow(profiles: Sequence[str]) -> dict[str, float]:
 
 
 def main() -> None:
-    shared = parser(__doc__)
-    shared.add_argument("--part", choices=("all", "spaces", "study"), default="all", help="only one of the parts")
-    asked = shared.parse_args()
-    quick = asked.quick or asked.smoke
-    results = Results()
-    if asked.part in ("all", "spaces"):
+    asked, results = options(__doc__, parts=("spaces", "study")), Results()
+    quick = asked.quick
+    if asked.part in (None, "spaces"):
         spaces(results, 3 if asked.smoke else 30 if quick else SPACES, grown=not asked.smoke, quick=quick)
-    if asked.part in ("all", "study"):
+    if asked.part in (None, "study"):
         jobs, links = (1, (1,)) if asked.smoke else (2, (1, 100)) if quick else (None, _search_study.LINKS_GBIT)
         studied = _search_study.answers(jobs=jobs, links=links)
         _search_study.show(studied)
         results.figures |= _search_study.figures(studied)
-    part = None if asked.part == "all" else asked.part
-    publish(results.outcome("search", quick=quick), asked.json, part=part)
+    publish(results.outcome("search", quick=quick), asked.json_file, part=asked.part)
 
 
 def spaces(results: Results, count: int, *, grown: bool, quick: bool) -> None:

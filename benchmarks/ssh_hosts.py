@@ -125,7 +125,7 @@ def trained(inventory: Path, network: EmulatedNetwork, losses: int, cuts: int, r
     plan = hetopt.recommend(
         RECORDED, budget_usd=2, epochs=20, types="c7i.large", max_workers=2, trials=0, batch_size=BATCH
     )
-    task = f"{Path(__file__).with_name('_generated_images.py')}:task"
+    task = f"{Path(__file__).with_name('_toy.py')}:generated_images"
     run = plan.run.model_copy(update={"checkpoint_every_s": CHECKPOINT_EVERY_S, "task": task})
     begun_s = time.perf_counter()
     going = hetopt.launch(plan.model_copy(update={"run": run}), on="ssh", inventory=inventory, steps=10**6)

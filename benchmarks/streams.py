@@ -26,10 +26,10 @@ import numpy as np
 import torch
 
 from benchmarks._in_process import train_here
-from benchmarks._outcome import Results, parser, publish, run_benchmark
+from benchmarks._outcome import Results, options, publish, run_benchmark
 from benchmarks._redis_server import DURABLE, MISSING, PROGRAM, RedisServer
 from benchmarks._stream_crew import RUNS_FILE
-from benchmarks._stream_task import small_digits
+from benchmarks._toy import small_digits
 from hetopt.core.events.log import EVENTS_FILE, read_events
 from hetopt.core.run_folder import write_spec
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
@@ -51,7 +51,7 @@ SEED = 0
 PUBLISHED_EPOCHS, PUBLISHED_SAMPLES, PUBLISHED_DEVICES, PUBLISHED_COMPUTE_S = 225, 50_000, 16, 1.0
 """ResNet-152 on CIFAR-10 (arXiv 2301.08897); its devices compute a batch of 64 in about a second."""
 
-TASK = f"{Path(__file__).with_name('_stream_task.py')}:small_digits"
+TASK = f"{Path(__file__).with_name('_toy.py')}:small_digits"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,15 +76,14 @@ RATES = (
     Rates(name="normal_256_28", distribution="normal", mean=256, deviation=28, speedup=1.42),
 )
 SIDES = ("conventional", "scadles")
+PARTS = ("scadles", "buffers", "redis", "kills")
 
 
 def main() -> None:
-    command = parser(__doc__)
-    command.add_argument("--part", choices=("scadles", "buffers", "redis", "kills"), help="only this one")
-    asked = command.parse_args()
-    quick, smoke = asked.quick or asked.smoke, asked.smoke
+    asked = options(__doc__, parts=PARTS)
+    quick, smoke = asked.quick, asked.smoke
     # Training to a target and kills take a minute at least: their shortest forms are asked for by name.
-    parts = {asked.part} if asked.part else {"buffers", "redis"} if smoke else {"scadles", "buffers", "redis", "kills"}
+    parts = {asked.part} if asked.part else {"buffers", "redis"} if smoke else set(PARTS)
     results = Results()
     folder = Path(tempfile.mkdtemp(prefix="hetopt-streams-"))
     try:
@@ -102,7 +101,7 @@ def main() -> None:
                 kills(folder / "kills", 1 if smoke else 5 if quick else 50, results)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    publish(results.outcome("streams", quick=quick), asked.json, part=asked.part)
+    publish(results.outcome("streams", quick=quick), asked.json_file, part=asked.part)
 
 
 def compare(folder: Path, distributions: tuple[Rates, ...], rounds: int, results: Results) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from benchmarks._contenders import DIGITS, MODELS, WORKERS, Contender, Model, Runs, hosts
-from benchmarks._outcome import Results, parser, publish, run_benchmark
+from benchmarks._outcome import Results, options, publish, run_benchmark
 from benchmarks._paired_runs import ALLOWED, PairedRuns, end, note_pairs
 from benchmarks._priced_steps import PricedRun, PricedStep, evaluations_of, priced
 from benchmarks._quality import data_folder
@@ -226,12 +226,10 @@ def chosen(name: str, *, quick: bool) -> str:
 
 def main() -> None:
     """Measure and publish."""
-    shared = parser(__doc__)
-    shared.add_argument("--only", choices=[*TASKS, STAND_IN, SKEW], help="measure this part alone")
-    asked = shared.parse_args()
+    asked = options(__doc__, parts=[*TASKS, STAND_IN, SKEW])
     need_namespaces(or_skip=asked.smoke)
-    results, quick = Results(), asked.quick or asked.smoke
-    for name in parts(asked.only, quick=quick, smoke=asked.smoke):
+    results, quick = Results(), asked.quick
+    for name in parts(asked.part, quick=quick, smoke=asked.smoke):
         if name == SKEW:
             show_skew(skew(smoke=asked.smoke), results)
         else:
@@ -239,7 +237,7 @@ def main() -> None:
             found = compare(MODELS.get(model, DIGITS), quick=quick, smoke=asked.smoke)
             show(model, found)
             record(model, found, results)
-    publish(results.outcome("sync", quick=quick), asked.json, part=asked.only)
+    publish(results.outcome("sync", quick=quick), asked.json_file, part=asked.part)
 
 
 def parts(only: str | None, *, quick: bool, smoke: bool) -> tuple[str, ...]:

@@ -57,7 +57,7 @@ OURS = {
     "renter/scheduled_ends.py": "_TAIL",
     "renter/spot_pools.py": "PAIR_RESTS_S TOGETHER_S",
     "renter/user_code.py": "MOST_FILES MOST_BYTES",
-    "spot_history.py": "PRICES_EVERY_S",
+    "spot_history.py": "PRICES_EVERY_S _WITHIN_S",
     "uploads.py": "LOG_TAIL_BYTES",
     "renter/watch.py": "_STRANGE_SHOWN LARGEST_EVENTS_BYTES UNLISTED_S",
 }

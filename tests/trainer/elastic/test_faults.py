@@ -11,10 +11,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks._fault_schedule import Schedule
 from benchmarks._faulty_runs import OUTCOME_FILE, RUNS_FILE
-from benchmarks._hashed_training import undisturbed
-from benchmarks._simulated_run import Simulation, check
+from benchmarks._simulated_run import Schedule, Simulation, check, undisturbed
 from hetopt.core.events.log import Event, read_events
 from tests.disturbance import PATIENCE_S
 from tests.thinned import few
