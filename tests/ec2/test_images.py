@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.box.images import PARAMETERS, UBUNTU
+from benchmarks.box.manners import PARAMETERS, UBUNTU
 from hetopt.backends.ec2.renter import account, calls
 from hetopt.backends.ec2.renter.account import IMAGES
 from hetopt.backends.ec2.renter.doctor import role_checks

@@ -19,14 +19,15 @@ from hetopt.backends.emulation import iproute
 from hetopt.backends.emulation.cgroups import Hierarchy, bandwidth_us, check_quotas
 from hetopt.backends.emulation.iproute import NetworkRefused
 from hetopt.backends.emulation.namespaces import (
+    ALIAS_BYTES,
     MOST_HOSTS,
     EmulatedNetwork,
+    Owner,
     find_leftovers,
     find_networks,
     remove,
     why_not,
 )
-from hetopt.backends.emulation.owner import ALIAS_BYTES, Owner
 from hetopt.core.errors import BadInput
 from hetopt.core.forks import ForkServer
 from hetopt.core.scaled_emulation import EmulatedHost

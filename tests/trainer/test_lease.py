@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.backends.lease import lease
+from hetopt.backends.processes import lease
 from hetopt.core.errors import BadInput
 
 HOLD = "import sys; sys.stdin.read()"

@@ -10,6 +10,7 @@ told from a living rehearsal, and removed, without any file.
 from __future__ import annotations
 
 import json
+import os
 import re
 import secrets
 import subprocess
@@ -17,13 +18,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import IO
 
 from hetopt.backends.emulation import iproute
 from hetopt.backends.emulation.cgroups import CpuQuota, find_quotas
 from hetopt.backends.emulation.iproute import NetworkRefused, file_of, kill_in, limit, namespaces, pids_in
-from hetopt.backends.emulation.owner import Owner
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.forks import ForkedProcess, ForkServer
 from hetopt.core.scaled_emulation import EmulatedHost
@@ -38,6 +39,8 @@ _ID = re.compile(r"[0-9a-f]{4}")
 _YOUNG_S = 0.5
 _PROBE = "a look at what is possible here"
 _RIGHTS = "needs root or CAP_NET_ADMIN and CAP_SYS_ADMIN"
+
+ALIAS_BYTES = 255  # IFALIASZ in <linux/if.h>, less the final zero
 
 _CONGESTION_CONTROL = "reno"
 """In every kernel and open to every namespace, so that links behave alike on all machines. BBR, the default of some,
@@ -362,3 +365,57 @@ def _owner(network_id: str) -> Owner | None:
 
 def _lacks_rights(error: NetworkRefused) -> bool:
     return "not permitted" in error.reason or "ermission denied" in error.reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class Owner:
+    """The process that made a network, and what for.
+
+    Attributes:
+        pid: its number, which another process may have been given since.
+        started_ticks: when it started, in clock ticks since boot: with the number it names one process for good, and
+            unlike a time of day it does not move when somebody sets the clock.
+        purpose: for a person, usually the run's folder.
+    """
+
+    pid: int
+    started_ticks: int
+    purpose: str
+
+    @classmethod
+    def this_process(cls, purpose: str) -> Owner:
+        """The calling process as an owner, told apart from a later one of the same number by its start."""
+        pid = os.getpid()
+        started_ticks = _started_ticks(pid)
+        if started_ticks is None:
+            raise OSError(f"/proc does not know process {pid}")
+        return cls(pid=pid, started_ticks=started_ticks, purpose=purpose)
+
+    @classmethod
+    def parse(cls, alias: str) -> Owner | None:
+        """The owner that `alias` gave; None for any other text."""
+        found = re.fullmatch(r"pid (\d+) started (\d+) for (.*)", alias, re.DOTALL)
+        return cls(pid=int(found[1]), started_ticks=int(found[2]), purpose=found[3]) if found else None
+
+    @property
+    def alias(self) -> str:
+        """The owner as text that fits an interface; of a long purpose the end is kept, which tells folders apart."""
+        head = f"pid {self.pid} started {self.started_ticks} for "
+        printable = re.sub(r"\s+", " ", self.purpose).encode("utf-8", errors="replace")
+        room = ALIAS_BYTES - len(head)
+        return head + printable[max(0, len(printable) - room) :].decode("utf-8", errors="ignore")
+
+    @property
+    def lives(self) -> bool:
+        """Whether that process is still running; a zombie is not."""
+        return _started_ticks(self.pid) == self.started_ticks
+
+
+def _started_ticks(pid: int) -> int | None:
+    """Field 22 of ``/proc/PID/stat``, counted behind the name in parentheses; None when there is no such process."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    state, started_ticks = fields[0], int(fields[19])
+    return None if state in "ZX" else started_ticks
