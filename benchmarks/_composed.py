@@ -44,7 +44,7 @@ class Trajectory:
     Attributes:
         stretches: in order.
         evaluations: steps done, and the quality then; larger is better.
-        dense_bytes: of one step's whole gradient.
+        dense_bytes: of one step's whole gradient; 1 where none was exchanged.
     """
 
     stretches: tuple[Stretch, ...]
@@ -100,18 +100,23 @@ def trajectory(log: Log, *, by: By, compression: Compression, job: Job) -> Traje
     """
     sign = 1 if job.higher_is_better else -1
     stretches, evaluations, dense_bytes = [], [], 1.0
-    exchange = next(event["exchange"] for event in log if "exchange" in event)
+    exchange = next((event["exchange"] for event in log if "exchange" in event), None)
     for event in log:
         if event["event"] == "step":
             # Of a period whose every step was one between two ways nothing is told: it counts with the one before.
             exchange = event.get("exchange", exchange)
-            dense_bytes = float(exchange["dense_bytes"])
             averages = event.get("sync")
-            sent_bytes = float(exchange["sent_bytes"]) if averages is None else averages["sent_bytes"] / event["steps"]
-            if by == "hetopt":
-                way = Way(by=by, compression=_in_use(compression, exchange))
+            if exchange is None:  # parameters are averaged, and no gradient ever travelled
+                way, sent_bytes = Way(by=by, compression=compression), 0.0
+            elif by == "hetopt":
+                way, sent_bytes = Way(by=by, compression=_in_use(compression, exchange)), float(exchange["sent_bytes"])
             else:
-                way = Way(by="ddp" if exchange["way"] == "none" else by, compression=Compression())
+                hook = "ddp" if exchange["way"] == "none" else by
+                way, sent_bytes = Way(by=hook, compression=Compression()), float(exchange["sent_bytes"])
+            if exchange is not None:
+                dense_bytes = float(exchange["dense_bytes"])
+            if averages is not None:
+                sent_bytes = averages["sent_bytes"] / event["steps"]
             stretches.append(Stretch(steps=int(event["steps"]), way=way, sent_bytes=sent_bytes))
         elif event["event"] == "evaluated":
             evaluations.append((int(event["step"]), sign * float(event["metrics"][job.metric])))

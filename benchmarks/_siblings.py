@@ -22,21 +22,16 @@ from hetopt.trainer.data.fetch import MapDataset, TensorPairs, fetch, inputs_and
 from hetopt.trainer.task import Schedule, Target, Task, TaskData
 from hetopt.trainer.tasks.corpus import find_corpus, windows
 from hetopt.trainer.tasks.digits import digits as bundled_digits
-from hetopt.trainer.tasks.language import VOCABULARY_SIZE, lstm_small
 from hetopt.trainer.tasks.lstm import LSTMLanguageModel
 from hetopt.trainer.tasks.recipes import language_model, sgd, step_decay
 from hetopt.trainer.tasks.vision import resnet20_cifar10, vgg11_cifar10
 
-IMAGE_EPOCHS, TEXT_EPOCHS, DIGITS_EPOCHS = 4, 3, 5
+IMAGE_EPOCHS, DIGITS_EPOCHS = 4, 5
 """Of images as many as let `benchmarks.sync` train eleven policies with three seeds in 25 minutes of two cores."""
 
 CONVNET_EPOCHS, CHARACTER_EPOCHS = 3.0, 0.75
 SHORT_CONVNET_EPOCHS, SHORT_CHARACTER_EPOCHS = 1.0, 0.25
-SHORT_TEXT_EPOCHS = 2
-"""Of quick forms. Without a rate that falls at the end, single evaluations lie 50 perplexities apart."""
-
-WINDOWS = 768
-"""Of the evaluation text, 27 thousand words: a tenth of it."""
+"""Of quick forms."""
 
 CHARACTERS, CHARACTER_WINDOW, EVALUATED_WINDOWS = 96, 32, 800
 """Different ones, the first stands for all that are rare; in a sample; and samples to evaluate on."""
@@ -59,27 +54,6 @@ def resnet() -> Task:
 def vgg() -> Task:
     """VGG-11 at a quarter of its width on a fifth of CIFAR-10: 2.4 MB of gradient."""
     return replace(vgg11_cifar10(), model=partial(narrow_vgg, 10), schedule=_late(IMAGE_EPOCHS))
-
-
-def lstm(epochs: float = TEXT_EPOCHS) -> Task:
-    """The small LSTM at half its width on a tenth of WikiText-2: 8.7 MB of gradient."""
-    bundled = lstm_small()
-
-    def data(folder: Path | None) -> TaskData:
-        whole = bundled.data(folder)
-        assert isinstance(whole.evaluation, TensorPairs)
-        pairs = TensorPairs(whole.evaluation.inputs[:WINDOWS], whole.evaluation.targets[:WINDOWS])
-        return replace(whole, evaluation=pairs)
-
-    model = partial(
-        LSTMLanguageModel, vocabulary_size=VOCABULARY_SIZE, width=100, layers=2, dropout=0.0, initial_range=0.1
-    )
-    return replace(bundled, model=model, data=data, schedule=step_decay(2 / 3 * epochs, factor=0.25))
-
-
-def short_lstm() -> Task:
-    """The same for a run of `SHORT_TEXT_EPOCHS`: its learning rate falls as late in it."""
-    return lstm(SHORT_TEXT_EPOCHS)
 
 
 def convnet() -> Task:

@@ -174,7 +174,9 @@ def measure(runs: Runs, rates: Sequence[float]) -> Comparison:
     Raises:
         RunFailed: a run failed.
     """
-    fast = {name: each for name, each in runs.others.items() if not each.weighs_throughput}
+    fast = {
+        name: each for name, each in runs.others.items() if not each.weighs_throughput and not each.trains_at_every_rate
+    }
     note(f"training {len(fast)} sides on unlimited links")
     sides = [runs.side(name, each) for name, each in fast.items()]
     logs = {name: told[0] for name, told in rehearse(hosts(None), sides, rounds=1).items()}
@@ -192,6 +194,7 @@ def measure(runs: Runs, rates: Sequence[float]) -> Comparison:
     for rate in comparison.rates:
         note(f"training {AUTO} at {rate:g}x")
         train_own(comparison, rate)
+        train_local(comparison, rate)
         confirm(comparison, rate)
     look_closer(comparison)
     for rate in comparison.rates:
@@ -249,6 +252,17 @@ def train_own(comparison: Comparison, rate: float) -> None:
     comparison.own_measuring_s[rate] = statistics.fmean(map(measuring_s, own))
     assert runs.step_s is not None
     comparison.own_computation[rate] = statistics.fmean(map(computation_s, own)) / runs.step_s
+
+
+def train_local(comparison: Comparison, rate: float) -> None:
+    """Those that average parameters, at a rate, with all seeds."""
+    runs = comparison.runs
+    for name, each in runs.others.items():
+        if each.trains_at_every_rate:
+            note(f"training {name} at {rate:g}x")
+            logs = train(runs, name, each, comparison.bits_per_s(rate), seeds=runs.seeds)
+            comparison.trajectories[name] = [as_trajectory(runs, each, log) for log in logs]
+            comparison.end_to_end[name, rate] = mean_curve([qualities(log, runs.model.job) for log in logs])
 
 
 def look_closer(comparison: Comparison) -> None:

@@ -97,8 +97,7 @@ def test_what_the_base_still_gains_is_told():
 
 
 def test_no_sibling_has_left_the_comparison_of_averages():
-    """But the LSTM on words, which counting pairs of them beats: characters stand for it."""
-    assert set(sync.TASKS) == set(MODELS) - {"lstm"}
+    assert set(sync.TASKS) == set(MODELS)
 
 
 def test_beside_a_rival_that_ends_with_less_its_own_end_is_the_target():
