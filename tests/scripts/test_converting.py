@@ -74,6 +74,20 @@ def test_loops_are_found_through_what_people_wrap_around_loaders(loop: str) -> N
     assert "        run.backward(loss)\n" in text
 
 
+def test_workers_judge_their_parts_and_what_sampled_through_options_still_does() -> None:
+    converted = convert_text(FORMS["one test set in parts"])
+    place = 'int(os.environ.get("{}", "{}"))'
+    world, rank = place.format("WORLD_SIZE", "1"), place.format("RANK", "0")
+    assert (
+        "train_sampler, test_sampler = torch.utils.data.RandomSampler(samples()), DistributedSampler(" in converted.text
+    )
+    assert f"DistributedSampler(samples(), shuffle=False, num_replicas={world}, rank={rank})" in converted.text
+    assert "lr=0.1)" in converted.text
+    told = " ".join(converted.remarks)
+    assert "multiplied the learning rate by the workers, and no longer does" in told
+    assert "seeds by the worker's number" in told
+
+
 def test_gradient_accumulation_is_told_to_the_session() -> None:
     body = """    loss = model(x).sum() / k
     loss.backward()
@@ -208,6 +222,7 @@ def _recorded(folder: Path, name: str, script: Path, rank: int, workers: int) ->
         os.environ[SPEC_VARIABLE] = str(folder / "spec.json")
         store = dist.FileStore(str(folder / "store"), workers)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=workers)
+    torch.seed()  # as processes begin
     gradients.main([str(folder), name, str(script)])
 
 
