@@ -52,6 +52,11 @@ _ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE":
 _ASKED = {"get_rank": "RANK", "get_world_size": "WORLD_SIZE", "get_local_rank": "LOCAL_RANK"}
 _GROUPS = ("init_process_group", "destroy_process_group", "barrier")
 _SUMS = ("all_reduce", "reduce")
+_SCALED = re.compile(r"batch_?si?ze?|(?<![a-z])(?:lr|rate)(?![a-z])", re.IGNORECASE)
+_RESCALED = (
+    "Line {line} scaled the {what} by the workers, and no longer does: a session shares out a batch of one size, "
+    "whatever the cluster."
+)
 _FROM_ONE = ("broadcast", "broadcast_object_list")
 _OTHER_COLLECTIVES = ("all_gather", "all_gather_object", "all_gather_into_tensor", "gather", "scatter")
 _SEEDS = ("manual_seed", "manual_seed_all", "seed", "set_seed", "seed_everything", "default_rng")
@@ -824,25 +829,35 @@ class _Conversion:
                 )
 
     def _rescale(self) -> None:
-        """What is divided among workers stays whole; a learning rate that grows with them is named."""
+        """What follows the number of workers stays as it is for all: the batch they share, and its learning rate."""
         size = Derived(self._file, ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
         for node in ast.walk(self._file.tree):
-            if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Div, ast.FloorDiv)):
+            if isinstance(node, ast.AugAssign) and isinstance(node.op, (ast.Div, ast.FloorDiv, ast.Mult)):
+                what = _SCALED.search(self._source(node.target))
+                if what and size.is_in(node.value):
+                    self._remove(node)
+                    self._remarks.append(_RESCALED.format(line=node.lineno, what=_scaled(what[0])))
+            elif isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Div, ast.FloorDiv)):
                 said = self._source(node.right)
                 if "batch" in self._source(node.left) and (size.is_in(node.right) or re.search(r"gpus|world", said)):
                     self._edits.replace(node, node.left)
-                    self._remarks.append(
-                        f"Line {node.lineno} divided the batch by the workers: the session does that now."
-                    )
+                    self._remarks.append(_RESCALED.format(line=node.lineno, what=_scaled("batch")))
             elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-                sides = (node.left, node.right)
-                rates = [one for one in sides if re.search(r"\blr\b|rate", self._source(one)) and not size.is_in(one)]
-                if rates and any(map(size.is_in, sides)):
-                    self._edits.replace(node, rates[0])
-                    self._remarks.append(
-                        f"Line {node.lineno} multiplied the learning rate by the workers, and no longer does: give the "
-                        "product that was good, as a session's batch does not grow with them."
-                    )
+                sizes = [one for one in (node.left, node.right) if size.is_in(one)]
+                if len(sizes) != 1:
+                    continue
+                other = node.left if sizes[0] is node.right else node.right
+                what = _SCALED.search(self._source(other)) or _SCALED.search(self._given_to(node))
+                if what:
+                    self._edits.replace(node, other)
+                    self._remarks.append(_RESCALED.format(line=node.lineno, what=_scaled(what[0])))
+
+    def _given_to(self, value: ast.expr) -> str:
+        """The name or the option that an expression is the value of."""
+        outer = self._file.parents[value]
+        if isinstance(outer, ast.keyword):
+            return outer.arg or ""
+        return self._source(outer.targets[0]) if isinstance(outer, ast.Assign) else ""
 
     def _remove(self, statement: ast.stmt) -> None:
         """With its lines; a block that is left empty goes as well, or passes."""
@@ -1009,6 +1024,10 @@ class _Conversion:
         told = [*(f"{one}\n" for one in others), f"{'' if last is None else chr(10)}{_IMPORT}\n"]
         for one in reversed(told):
             self._edits.insert(line, one, first=True)
+
+
+def _scaled(name: str) -> str:
+    return "batch" if name.lower().startswith("batch") else "learning rate"
 
 
 def _shuffles(sampler: ast.Call) -> str | ast.expr:
