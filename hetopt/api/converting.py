@@ -52,13 +52,21 @@ _ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE":
 _ASKED = {"get_rank": "RANK", "get_world_size": "WORLD_SIZE", "get_local_rank": "LOCAL_RANK"}
 _GROUPS = ("init_process_group", "destroy_process_group", "barrier")
 _SUMS = ("all_reduce", "reduce")
-_OTHER_COLLECTIVES = ("all_gather", "broadcast", "all_gather_object", "broadcast_object_list", "gather", "scatter")
+_SCALED = re.compile(r"batch_?si?ze?|(?<![a-z])(?:lr|rate)(?![a-z])", re.IGNORECASE)
+_RESCALED = (
+    "Line {line} scaled the {what} by the workers, and no longer does: a session shares out a batch of one size, "
+    "whatever the cluster."
+)
+_FROM_ONE = ("broadcast", "broadcast_object_list")
+_OTHER_COLLECTIVES = ("all_gather", "all_gather_object", "all_gather_into_tensor", "gather", "scatter")
+_SEEDS = ("manual_seed", "manual_seed_all", "seed", "set_seed", "seed_everything", "default_rng")
 _MEETING = ("MASTER_ADDR", "MASTER_PORT", *PLACES)
 _SCHEDULE = re.compile(r"sched|LR$|Plateau|Warmup|Annealing|OneCycle|scaler|prof|writer|pbar|env|stats", re.IGNORECASE)
 _OPTIMIZER = re.compile(r"opt", re.IGNORECASE)
 _MODEL = re.compile(r"model|net|module", re.IGNORECASE)
 _JUDGES = re.compile(r"test|val|eval", re.IGNORECASE)
 _USES = ("zero_grad", "train", "parameters", "named_parameters", "state_dict", "eval")
+_AROUND_LOADERS = ("enumerate", "tqdm", "trange", "islice", "iter", "track", "log_every")
 _NO_OPTIMIZERS = ("list", "sum", "filter", "clip_grad_norm_", "clip_grad_value_", "deepcopy", "join")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -510,7 +518,7 @@ class _Conversion:
                     f"{self._where(told)}: the loop reads several loaders side by side.",
                     hint="begin the session by hand: `run.loader` for each of them",
                 )
-            if called(told) not in ("enumerate", "tqdm", "trange", "islice", "iter", "track") or not told.args:
+            if called(told) not in _AROUND_LOADERS or not told.args:
                 return None
             told = told.args[0]
         if isinstance(told, ast.Subscript) and isinstance(told.slice, ast.Name):
@@ -575,7 +583,10 @@ class _Conversion:
         spawned: set[str] = set()
         for target, value in self._pairs:
             if isinstance(value, ast.Call) and called(value) == "DistributedSampler":
-                samplers[self._source(target)] = value
+                if _JUDGES.search(self._source(target)):
+                    self._place_sampler(value)
+                else:
+                    samplers[self._source(target)] = value
             if any(isinstance(one, ast.Call) and called(one) in _WRAPPERS for one in ast.walk(value)):
                 wrapped.add(self._source(target))
         for call in self._calls:
@@ -607,6 +618,7 @@ class _Conversion:
             elif isinstance(node, ast.Call) and called(node) in _ASKED and self._is_distributed(node):
                 self._edits.replace(node, self._asked(_ASKED[called(node)], instead_of=node))
         self._rescale()
+        self._name_seeds()
         if wrapped or samplers:
             self._remarks.append(
                 "The batch size of a loader under DistributedDataParallel is that of one worker; of a session it is "
@@ -667,11 +679,23 @@ class _Conversion:
                 made = keyword.value
             if made is None:
                 continue
-            wanted = [one.value for one in made.keywords if one.arg == "shuffle"]
-            self._edits.replace(keyword, "shuffle=", wanted[0] if wanted else "True")
+            self._edits.replace(keyword, "shuffle=", _shuffles(made))
             for one in loader.keywords:
                 if one.arg == "shuffle":
                     self._edits.drop_keyword(one)
+
+    def _place_sampler(self, made: ast.Call) -> None:
+        """Workers go on evaluating a part each, so that what they sum up stays right; they have no group yet there."""
+        known = {"num_replicas": 1, "rank": 2}
+        parts: list[str | ast.expr] = [made.func, "(", made.args[0]] if made.args else [made.func, "("]
+        for one in made.args[1:]:
+            parts += [", ", one]
+        for keyword in made.keywords:
+            parts += [", " if len(parts) > 2 else "", f"{keyword.arg}=", keyword.value]
+        for name, variable in (("num_replicas", "WORLD_SIZE"), ("rank", "RANK")):
+            if len(made.args) <= known[name] and all(one.arg != name for one in made.keywords):
+                parts.append(f", {name}={self._asked(variable)}")
+        self._edits.replace(made, *parts, ")")
 
     def _take_out_samplers(self, samplers: dict[str, ast.Call]) -> None:
         """Whoever else asks for a sampler finds none."""
@@ -687,8 +711,19 @@ class _Conversion:
             ]
             if isinstance(statement, ast.Assign) and not others:
                 self._remove(statement)
+            elif any(self._is_option(one) for one in others):
+                self._edits.replace(made, *_by_itself(made))
+                self._imports.add("import torch")
             else:
                 self._edits.replace(made, "None")
+
+    def _is_option(self, sampler: ast.AST) -> bool:
+        """Whether it is among a loader's options: ``{"batch_size": 32, "sampler": sampler}``."""
+        outer = self._file.parents[sampler]
+        if isinstance(outer, ast.Dict):
+            keys = [key for key, value in zip(outer.keys, outer.values, strict=True) if value is sampler]
+            return isinstance(keys[0], ast.Constant) and keys[0].value == "sampler"
+        return isinstance(outer, ast.keyword) and outer.arg == "sampler"
 
     def _is_handled(self, sampler: ast.AST) -> bool:
         for outer, child in self._file.around(sampler):
@@ -724,6 +759,8 @@ class _Conversion:
             self._remove(statement)
         elif name in _SUMS and self._is_distributed(value) and value.args:
             self._average(statement, value, entry, start)
+        elif name in _FROM_ONE and self._is_distributed(value):
+            self._with_others_only(statement)
 
     def _average(self, statement: ast.Expr, call: ast.Call, entry: _Frame, start: ast.stmt) -> None:
         """A loss that is summed to be logged becomes a mean by samples; other sums are left to several workers."""
@@ -735,14 +772,18 @@ class _Conversion:
             count = "" if "AVG" in text else f" * {self._run}.world_size"
             self._edits.replace(call, told, f".fill_({self._run}.mean(", told, f"){count})")
             return
-        margin = self._edits.margin(statement.lineno)
-        self._edits.insert(statement.lineno, f"{margin}if torch.distributed.is_initialized():\n", around=1)
-        self._edits.indent(statement.lineno, statement.end_lineno or statement.lineno)
-        self._imports.add("import torch.distributed")
+        self._with_others_only(statement)
         self._remarks.append(
             f"Line {call.lineno} sums over the workers, whose parts of a batch are unequal: right for counts and sums; "
             "of means, run.mean(value) is the mean over all samples."
         )
+
+    def _with_others_only(self, statement: ast.Expr) -> None:
+        """A script that is started alone has no group to do it in, and nobody to do it with."""
+        margin = self._edits.margin(statement.lineno)
+        self._edits.insert(statement.lineno, f"{margin}if torch.distributed.is_initialized():\n", around=1)
+        self._edits.indent(statement.lineno, statement.end_lineno or statement.lineno)
+        self._imports.add("import torch.distributed")
 
     def _is_inside(self, node: ast.AST, entry: _Frame, start: ast.stmt) -> bool:
         """Whether a node is in the function of the session, after its beginning."""
@@ -778,24 +819,45 @@ class _Conversion:
             said = self._source(node.slice)
             self._edits.replace(node, f"{self._source(node.value)}.get({said}, {said.replace(name, _ALONE[name])})")
 
+    def _name_seeds(self) -> None:
+        rank = Derived(self._file, ("RANK", "LOCAL_RANK"))
+        for call in self._calls:
+            if called(call) in _SEEDS and any(map(rank.is_in, call.args)):
+                self._remarks.append(
+                    f"Line {call.lineno} seeds by the worker's number: data and splits that are drawn with that seed "
+                    "are others on each worker, and a session needs them alike."
+                )
+
     def _rescale(self) -> None:
-        """What is divided among workers stays whole; a learning rate that grows with them is named."""
+        """What follows the number of workers stays as it is for all: the batch they share, and its learning rate."""
         size = Derived(self._file, ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
         for node in ast.walk(self._file.tree):
-            if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Div, ast.FloorDiv)):
+            if isinstance(node, ast.AugAssign) and isinstance(node.op, (ast.Div, ast.FloorDiv, ast.Mult)):
+                what = _SCALED.search(self._source(node.target))
+                if what and size.is_in(node.value):
+                    self._remove(node)
+                    self._remarks.append(_RESCALED.format(line=node.lineno, what=_scaled(what[0])))
+            elif isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Div, ast.FloorDiv)):
                 said = self._source(node.right)
                 if "batch" in self._source(node.left) and (size.is_in(node.right) or re.search(r"gpus|world", said)):
                     self._edits.replace(node, node.left)
-                    self._remarks.append(
-                        f"Line {node.lineno} divided the batch by the workers: the session does that now."
-                    )
+                    self._remarks.append(_RESCALED.format(line=node.lineno, what=_scaled("batch")))
             elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-                sides = (node.left, node.right)
-                if any(map(size.is_in, sides)) and any(re.search(r"\blr\b|rate", self._source(one)) for one in sides):
-                    self._remarks.append(
-                        f"Line {node.lineno} multiplies the learning rate by the workers: leave that out, unless the "
-                        "batch size is multiplied as well."
-                    )
+                sizes = [one for one in (node.left, node.right) if size.is_in(one)]
+                if len(sizes) != 1:
+                    continue
+                other = node.left if sizes[0] is node.right else node.right
+                what = _SCALED.search(self._source(other)) or _SCALED.search(self._given_to(node))
+                if what:
+                    self._edits.replace(node, other)
+                    self._remarks.append(_RESCALED.format(line=node.lineno, what=_scaled(what[0])))
+
+    def _given_to(self, value: ast.expr) -> str:
+        """The name or the option that an expression is the value of."""
+        outer = self._file.parents[value]
+        if isinstance(outer, ast.keyword):
+            return outer.arg or ""
+        return self._source(outer.targets[0]) if isinstance(outer, ast.Assign) else ""
 
     def _remove(self, statement: ast.stmt) -> None:
         """With its lines; a block that is left empty goes as well, or passes."""
@@ -954,14 +1016,32 @@ class _Conversion:
     def _import(self) -> None:
         tree = self._file.tree
         imports = [one for one in tree.body if isinstance(one, (ast.Import, ast.ImportFrom))]
-        known = {one.name for node in imports if isinstance(node, ast.Import) for one in node.names}
+        known = {ast.unparse(_with_names(node, [one])) for node in imports for one in node.names}
         last = imports[-1] if imports else None
         is_documented = ast.get_docstring(tree) is not None and len(tree.body) > 1
         line = tree.body[int(is_documented)].lineno if last is None else (last.end_lineno or last.lineno) + 1
-        others = sorted(one for one in self._imports - {_IMPORT} if one.removeprefix("import ") not in known)
+        others = sorted(self._imports - {_IMPORT} - known)
         told = [*(f"{one}\n" for one in others), f"{'' if last is None else chr(10)}{_IMPORT}\n"]
         for one in reversed(told):
             self._edits.insert(line, one, first=True)
+
+
+def _scaled(name: str) -> str:
+    return "batch" if name.lower().startswith("batch") else "learning rate"
+
+
+def _shuffles(sampler: ast.Call) -> str | ast.expr:
+    """What a DistributedSampler is told of shuffling."""
+    wanted = [one.value for one in sampler.keywords if one.arg == "shuffle"] + sampler.args[3:4]
+    return wanted[0] if wanted else "True"
+
+
+def _by_itself(sampler: ast.Call) -> tuple[str | ast.expr, ...]:
+    """A sampler of all of its samples in the place of one of a worker's part."""
+    told = [*sampler.args[:1], *(one.value for one in sampler.keywords if one.arg == "dataset")]
+    shuffles = _shuffles(sampler)
+    is_ordered = isinstance(shuffles, ast.Constant) and shuffles.value is False
+    return f"torch.utils.data.{'Sequential' if is_ordered else 'Random'}Sampler(", *told[:1], ")"
 
 
 def _parts(name: str) -> list[str]:

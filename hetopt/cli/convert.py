@@ -64,6 +64,7 @@ def convert(asked: Conversion) -> None:
         f"largest relative difference of a gradient over {found.steps} steps: {found.alone:.1e} alone, "
         f"{found.shared:.1e} on two workers that share batches 3 to 1"
     )
+    render.note("not compared: what comes later, as the last batch of an epoch, schedules, evaluation and files")
     if not found.is_exact:
         raise RunFailed(
             f"the new script does not compute what the old one does: {EXACT:g} would be rounding.",

@@ -82,9 +82,9 @@ class Loader:
         self.source.handing.read_ahead()
         self.prepared.base_dataloader = self.source
 
-    def give_next(self) -> None:
+    def give_next(self, batch: Any) -> None:
         """The batch that was yielded first and was not given yet is computed now."""
-        self.part = self.source.handing.give_next()
+        self.part = self.source.handing.give_next(batch)
 
     def skip(self, batches: int) -> None:
         """Begin the epoch that comes behind so many batches."""
@@ -97,7 +97,7 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         for batch in self.prepared:
             if self.source is not None and self.gives:
-                self.give_next()
+                self.give_next(batch)
             yield batch
 
     def __len__(self) -> int:
@@ -164,9 +164,11 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # Accelerate h
         return loader
 
     def prepare(self, *args: Any, **kwargs: Any) -> Any:
-        """As of Accelerate; with a model and an optimizer the session begins."""
+        """As of Accelerate; with a model and an optimizer the session begins, and after its end with others."""
+        known = len(self._models) + len(self._optimizers)
         prepared = super().prepare(*args, **kwargs)
-        if self.run is None and self._models and self._optimizers:
+        is_new = len(self._models) + len(self._optimizers) > known
+        if self.run is None and is_new and self._models and self._optimizers:
             self._begin()
         return prepared
 
@@ -194,6 +196,12 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # Accelerate h
         if self.run is None:
             super().backward(loss, **kwargs)
             return
+        read, trains = self.gradient_state.active_dataloader, self._trains
+        if self.run.world_size > 1 and read and trains and read is not trains.prepared and trains.part is None:
+            raise BadInput(
+                "The loop trains on another loader than the one that is shared out, the first that was prepared.",
+                hint="prepare the loader that trains before those that evaluate",
+            )
         loss = loss / self.gradient_accumulation_steps
         self.run.backward(loss if self.scaler is None else self.scaler.scale(loss), weight=weight, **kwargs)
 

@@ -11,7 +11,7 @@ together. Evaluation data is read whole by every worker.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,34 @@ from hetopt.trainer.session import Session, session
 check_version("lightning", (2, 6), 3)
 
 from lightning.pytorch.strategies import SingleDeviceStrategy  # noqa: E402  # behind the sentence about its version
+
+
+class _Early:
+    """A loader that is asked for before there are optimizers, for the number of its batches; none is read.
+
+    Args:
+        loader: what it stands for.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loader, name)
+
+
+def _of_each(batch: Any, loaders: int) -> Sequence[Any]:
+    """What each loader gave of a batch; None: it cannot be told apart."""
+    if loaders == 1:
+        return [batch]
+    parts = list(batch.values()) if isinstance(batch, Mapping) else list(batch)
+    return parts if len(parts) == loaders else [None] * loaders
 
 
 class HetoptStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # Lightning has no types
@@ -50,6 +78,7 @@ class HetoptStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # Lightning h
         self._options = options
         self._loaders: list[Any] = []
         self._is_stepping = False
+        self._layer_sync: Any = None  # Lightning's, of Trainer(sync_batchnorm=True)
         # The leader alone logs and saves; the sampler, and how many steps there are, are those of one process.
         self.global_rank = self.local_rank = find_worker()[0]
 
@@ -82,12 +111,20 @@ class HetoptStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # Lightning h
         stay_together(self.root_device)
 
     def setup(self, trainer: Any) -> None:
-        """As of Lightning."""
-        self._trainer = trainer
+        """As of Lightning, and then the loaders that were asked for before there were optimizers, as schedules do."""
+        self._trainer = None
         super().setup(trainer)
+        self._trainer = trainer
+        loop = trainer.fit_loop
+        if self._is_training and loop._combined_loader is not None:
+            early = loop._combined_loader.flattened
+            loop._combined_loader.flattened = [self.process_dataloader(one.loader) for one in early]
+            iter(loop._data_fetcher)
 
     def process_dataloader(self, dataloader: Any) -> Any:
         """Share out a loader that trains."""
+        if self._trainer is None:
+            return _Early(dataloader)
         if not self._is_training:
             return dataloader
         if self.run is None:
@@ -101,6 +138,7 @@ class HetoptStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # Lightning h
         usual = {
             "accumulate": self._trainer.accumulate_grad_batches,
             "scaler": getattr(self.precision_plugin, "scaler", None),
+            "batch_norm": "own" if self._layer_sync is None else "synchronized",
         }
         for one in self.lightning_module.modules():
             if hasattr(one, "distributed_available_fn"):
@@ -113,16 +151,23 @@ class HetoptStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # Lightning h
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """The batch that was read first is computed now."""
-        for loader in self._loaders:
-            loader.handing.give_next()
+        reading = [one for one in self._loaders if one.handing.waiting] or self._loaders
+        for loader, part in zip(reading, _of_each(batch, len(reading)), strict=True):
+            loader.handing.give_next(part)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """As of Lightning; what is logged inside is of a part of a batch."""
         self._is_stepping = True
         try:
-            return super().training_step(*args, **kwargs)
+            told = super().training_step(*args, **kwargs)
         finally:
             self._is_stepping = False
+        if told is None and self.lightning_module.automatic_optimization and find_worker()[1] > 1:
+            raise BadInput(
+                "training_step gave None, which skips the batch, of which other workers have their parts.",
+                hint="leave the samples out of the dataset, or give a loss of 0 for them",
+            )
+        return told
 
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
         """As of Lightning, and then the gradients of all workers; modules with a ``backward`` of their own included."""

@@ -55,6 +55,8 @@ class WithSession:
     state: Any
     control: Any
     current_flos: float
+    label_smoother: Any
+    compute_loss_func: Any
     _get_num_items_in_batch: Any
     _tr_loss: Tensor
     _globalstep_last_logged: int
@@ -85,6 +87,20 @@ class WithSession:
         reading = read_loss(loss, samples)
         divided = math.isclose(reading.denominator, float(num_items_in_batch), rel_tol=SAME)
         return "sum" if reading.kind == "sum" and divided else None
+
+    def _smoothed_weight(self, inputs: Any, num_items_in_batch: Any) -> Weight | None:
+        """How much a loss counts whose labels transformers smooths; None: they are not, or it tells by itself.
+
+        It adds what the targets and what all classes cost, the one divided by as many as there are labels, the other by
+        so many times the classes: the graph tells two denominators.
+        """
+        is_own = type(self).compute_loss is not transformers.Trainer.compute_loss  # type: ignore[attr-defined]
+        if self.label_smoother is None or self.compute_loss_func is not None or is_own or "labels" not in inputs:
+            return None
+        if num_items_in_batch is not None:
+            return "sum"
+        labels = inputs["labels"]
+        return float((labels != self.label_smoother.ignore_index).sum()) if labels.dim() == 1 else None
 
     # What follows takes the place of methods of the Trainer.
 
@@ -124,13 +140,15 @@ class WithSession:
         run, loader = self.run, self.accelerator._trains
         if run is None or run.world_size == 1:
             if loader is not None and loader.source is not None:
-                loader.give_next()
+                loader.give_next(inputs)
             loss: Tensor = super().training_step(model, inputs, num_items_in_batch)  # type: ignore[misc]  # of the Trainer
             return loss
-        loader.give_next()
+        loader.give_next(inputs)
+
+        smoothed = self._smoothed_weight(inputs, num_items_in_batch)
 
         def backward(loss: Tensor, **kwargs: Any) -> None:
-            weight = self.loss_weight(loss, loader.part.rows, num_items_in_batch)
+            weight = self.loss_weight(loss, loader.part.rows, num_items_in_batch) if smoothed is None else smoothed
             Accelerator.backward(self.accelerator, loss, weight=weight, **kwargs)
 
         self.accelerator.backward = backward

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import random
 import runpy
 import sys
 import time
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
@@ -88,6 +90,7 @@ def main(arguments: list[str]) -> None:
     recorder = GradientRecorder(paths[rank], paths)
     register_optimizer_step_post_hook(recorder.after_step)
     _draw_nothing()
+    _draw_alike()
     if workers == 1:
         be_alone()
     torch.set_num_threads(1)
@@ -164,6 +167,13 @@ def _draw_nothing() -> None:
     Tensor.bernoulli_ = lambda given, p=0.5, **_: given.copy_(p) if isinstance(p, Tensor) else given.fill_(p)  # type: ignore[assignment, method-assign]
     RandomSampler.__iter__ = _in_order  # type: ignore[method-assign]  # as said at the top
     DistributedSampler.__iter__ = _in_order  # type: ignore[method-assign, assignment]
+
+
+def _draw_alike() -> None:
+    """Of scripts that set no seed all begin with the same weights and data."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
 
 
 def _as_it_is(given: Tensor, *_: Any, **__: Any) -> Tensor:

@@ -130,7 +130,111 @@ def trainer_resumed(way: Way) -> Any:
     return {"parts": figures, "saved": saved}
 
 
+def trainer_smoothed(way: Way) -> Any:
+    """Labels that are smoothed, as an argument says; evaluated before, between and after two trainings."""
+    told = arguments(way, num_train_epochs=1, gradient_accumulation_steps=2, label_smoothing_factor=0.1)
+    data = texts(97)
+    trainer = trainer_of(way)(language_model(), told, data_collator=padded, train_dataset=data, eval_dataset=data[:30])
+    exams = [trainer.evaluate()]
+    for _ in range(2):
+        trainer.train()
+        exams.append(trainer.evaluate())
+    exams.append(trainer.predict(data[:8]).metrics)
+    return {**told_by(trainer), "exams": [{name: row[name] for name in row if "loss" in name} for row in exams]}
+
+
+# What a batch's samples have to do with each other
+
+
+def standardised(loss: Tensor, gain: Tensor) -> Tensor:
+    """A loss that no parts add up to: a statistic of the batch comes back to each of its samples."""
+    return (loss * (gain - gain.mean()) / gain.std()).mean()
+
+
+def trainer_statistic(way: Way) -> None:
+    class Ours(trainer_of(way)):  # type: ignore[misc]  # a class that is made here
+        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **options: Any) -> Any:
+            logits = model(inputs["input_ids"]).logits[:, -1]
+            return standardised(cross_entropy(logits, inputs["labels"], reduction="none"), inputs["labels"].float())
+
+    data = [{**row, "input_ids": row["input_ids"] % 50} for row in classes(64)]
+    Ours(language_model(), arguments(way, num_train_epochs=1), train_dataset=data).train()
+
+
+def accelerated_statistic(way: Way) -> None:
+    accelerator = accelerator_of(way)
+    model, optimizer, loader = accelerator.prepare(model := net(), sgd(model), DataLoader(points(), batch_size=16))
+    for x, y in loader:
+        accelerator.backward(standardised(cross_entropy(model(x), y, reduction="none"), x[:, 0]))
+        optimizer.step()
+        optimizer.zero_grad()
+    accelerator.end_training()
+
+
+def lightning_statistic(way: Way) -> None:
+    import lightning
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+
+        def configure_optimizers(self) -> Any:
+            return sgd(self)
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            return standardised(cross_entropy(self.net(batch[0]), batch[1], reduction="none"), batch[0][:, 0])
+
+    lightning_of(way, max_epochs=1).fit(Module(), DataLoader(points(), batch_size=16))
+
+
 # Accelerate
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def accelerator_of(way: Way, **options: Any) -> Any:
+    if way.is_plain:
+        from accelerate import Accelerator
+    else:
+        from hetopt.integrations.accelerate import Accelerator
+    return Accelerator(cpu=True, **options)
+
+
+def accelerated_tokens(way: Way) -> Any:
+    """A window of batches is read ahead, and its losses are divided by the tokens of all of them."""
+    accelerator = accelerator_of(way, gradient_accumulation_steps=2)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(50, 16), nn.Linear(16, 50))
+    loader = DataLoader(texts(96), batch_size=16, collate_fn=padded)
+    model, optimizer, loader = accelerator.prepare(model, sgd(model), loader)
+    batches = iter(loader)
+    for _ in range(len(loader) // 2):
+        window = [next(batches) for _ in range(2)]
+        tokens = sum(int((one["labels"] >= 0).sum()) for one in window)
+        tokens = tokens if way.is_plain else accelerator.run.total(tokens)
+        for one in window:
+            with accelerator.accumulate(model):
+                out = model(one["input_ids"]).transpose(1, 2)
+                accelerator.backward(2 * cross_entropy(out, one["labels"], reduction="sum") / tokens)
+                optimizer.step()
+                optimizer.zero_grad()
+    accelerator.end_training()
+    return {"weight": model[1].weight.detach()}
+
+
+def accelerated_exam_first(way: Way) -> None:
+    """The loader that was prepared first is not the one that trains."""
+    accelerator = accelerator_of(way)
+    _, loader = accelerator.prepare(DataLoader(points(), batch_size=8), DataLoader(points(), batch_size=16))
+    model, optimizer = accelerator.prepare(model := net(), sgd(model))
+    for x, y in loader:
+        accelerator.backward(cross_entropy(model(x), y))
+        optimizer.step()
+        optimizer.zero_grad()
+    accelerator.end_training()
 
 
 def points(samples: int = 128) -> TensorDataset:
@@ -145,12 +249,7 @@ def net() -> nn.Sequential:
 
 def accelerated(way: Way) -> Any:
     """Accelerate's usual loop: windows of two batches and a rest, clipping, a schedule, figures, its own checkpoint."""
-    if way.is_plain:
-        from accelerate import Accelerator
-    else:
-        from hetopt.integrations.accelerate import Accelerator
-
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    accelerator = accelerator_of(way, gradient_accumulation_steps=2)
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.5)
@@ -195,6 +294,64 @@ def accelerated(way: Way) -> Any:
 # Lightning
 
 
+def lightning_of(way: Way, **options: Any) -> Any:
+    import lightning
+
+    from hetopt.integrations.lightning import HetoptStrategy
+
+    return lightning.Trainer(
+        accelerator="cpu", devices=1, strategy="auto" if way.is_plain else HetoptStrategy(),
+        **{"logger": False, "enable_checkpointing": False, **QUIET, **options},
+    )  # fmt: skip
+
+
+def lightning_scheduled(way: Way) -> Any:
+    """A schedule over as many steps as the Trainer expects, which it asks for before there are optimizers; BatchNorm
+    that is synchronised, as the Trainer's argument says; fitted twice."""
+    import lightning
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.net = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 4))
+
+        def configure_optimizers(self) -> Any:
+            steps = int(self.trainer.estimated_stepping_batches)
+            schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer := sgd(self), 0.2, total_steps=steps)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            return cross_entropy(self.net(batch[0]), batch[1])
+
+    trainer = lightning_of(way, max_epochs=1, accumulate_grad_batches=2, sync_batchnorm=not way.is_plain)
+    steps = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        trainer.fit(Module(), DataLoader(points(98), batch_size=16, shuffle=True))
+        steps.append(trainer.global_step)
+        trainer.fit_loop.max_epochs += 1
+    return {"steps": steps}
+
+
+def lightning_skipped(way: Way) -> None:
+    """A batch without a loss."""
+    import lightning
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+
+        def configure_optimizers(self) -> Any:
+            return sgd(self)
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            return None if index == 2 else cross_entropy(self.net(batch[0]), batch[1])
+
+    lightning_of(way, max_epochs=1).fit(Module(), DataLoader(points(), batch_size=16))
+
+
 def lightning_module(way: Way) -> Any:
     """Lightning's own loop: windows of two batches and a rest, clipping, a schedule, early stopping, the best model."""
     import lightning
@@ -226,8 +383,6 @@ def lightning_module(way: Way) -> Any:
             self.seen.update(len(out))
             self.log_dict({"right": self.right, "seen": self.seen})
 
-    from hetopt.integrations.lightning import HetoptStrategy
-
     figures: list[dict[str, Any]] = []
     for epochs, path in ((2, None), (6, "best")):
         torch.manual_seed(1)
@@ -235,11 +390,9 @@ def lightning_module(way: Way) -> Any:
         data = DataLoader(points(101), batch_size=16, shuffle=True, generator=torch.Generator().manual_seed(epochs))
         best = ModelCheckpoint(monitor="exam", save_top_k=1, save_last=True)
         stop = EarlyStopping("exam", patience=1)
-        strategy = "auto" if way.is_plain else HetoptStrategy()
-        trainer = lightning.Trainer(
-            accelerator="cpu", devices=1, max_epochs=epochs, strategy=strategy, callbacks=[best, stop],
-            accumulate_grad_batches=2, gradient_clip_val=0.5, log_every_n_steps=1, num_sanity_val_steps=1,
-            logger=CSVLogger(way.folder), **QUIET,
+        trainer = lightning_of(
+            way, max_epochs=epochs, callbacks=[best, stop], accumulate_grad_batches=2, gradient_clip_val=0.5,
+            log_every_n_steps=1, num_sanity_val_steps=1, logger=CSVLogger(way.folder), enable_checkpointing=True,
         )  # fmt: skip
         where = None if path is None else figures[-1]["best"]
         trainer.fit(module, data, DataLoader(points(70), batch_size=16), ckpt_path=where)
@@ -251,8 +404,6 @@ def lightning_module(way: Way) -> Any:
 def lightning_manual(way: Way) -> Any:
     """Manual optimisation of two optimizers in turn, whose steps Lightning gives a closure that does nothing."""
     import lightning
-
-    from hetopt.integrations.lightning import HetoptStrategy
 
     class Module(lightning.LightningModule):
         def __init__(self) -> None:
@@ -274,10 +425,7 @@ def lightning_manual(way: Way) -> Any:
                 self.untoggle_optimizer(optimizer)
 
     torch.manual_seed(0)
-    trainer = lightning.Trainer(
-        accelerator="cpu", devices=1, max_epochs=1, strategy="auto" if way.is_plain else HetoptStrategy(),
-        logger=False, enable_checkpointing=False, **QUIET,
-    )  # fmt: skip
+    trainer = lightning_of(way, max_epochs=1)
     trainer.fit(Module(), DataLoader(points(101), batch_size=16))
     return {"steps": trainer.global_step}
 
@@ -391,9 +539,17 @@ def with_lightning(way: Way) -> Any:
 CASES: tuple[Callable[[Way], Any], ...] = (
     trainer_tokens,
     trainer_resumed,
+    trainer_smoothed,
+    trainer_statistic,
     accelerated,
+    accelerated_tokens,
+    accelerated_statistic,
+    accelerated_exam_first,
     lightning_module,
     lightning_manual,
+    lightning_scheduled,
+    lightning_statistic,
+    lightning_skipped,
     logged,
     with_transformers,
     with_accelerate,

@@ -26,7 +26,18 @@ class Case:
         return {label: torch.load(self.folder / name / f"{label}.pt") for label in LABELS}
 
 
-NAMES = ("trainer_tokens", "trainer_resumed", "accelerated", "lightning_module", "lightning_manual")
+NAMES = (
+    "trainer_tokens", "trainer_resumed", "trainer_smoothed", "accelerated", "accelerated_tokens", "lightning_module",
+    "lightning_manual", "lightning_scheduled",
+)  # fmt: skip
+REFUSED = {
+    "trainer_statistic": "comes back to each of them",
+    "accelerated_statistic": "comes back to each of them",
+    "lightning_statistic": "comes back to each of them",
+    "accelerated_exam_first": "prepare the loader that trains before those that evaluate",
+    "lightning_skipped": "training_step gave None, which skips the batch",
+}
+"""What both workers say."""
 EXAMPLES = ("with_transformers", "with_accelerate", "with_lightning")
 
 
@@ -88,6 +99,15 @@ def test_gradients_steps_and_figures_are_those_of_one_machine(name: str, case: C
     if name != "trainer_resumed":  # which also tells what was saved
         for label in LABELS[1:]:
             assert far(plain["result"], told[label]["result"]) == ""
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_parts_do_not_add_up_to_is_refused_in_frameworks_too(name: str, case: Case) -> None:
+    told = case(name)
+    assert distance(told["plain"]["steps"], told["alone"]["steps"]) == 0.0
+    assert told["alone"]["said"] == ""
+    for label in ("two-0", "two-1"):
+        assert REFUSED[name] in told[label]["said"]
 
 
 def test_transformers_checkpoint_goes_on_in_mid_epoch_and_the_leader_alone_saves(case: Case) -> None:

@@ -28,6 +28,8 @@ def samples():
 torch.manual_seed(1)
 """
 
+_SEED = "torch.manual_seed(1)\n"
+
 _DDP = """import os
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -221,6 +223,56 @@ def main(rank, world_size, epochs, batch_size):
 if __name__ == "__main__":
     world_size = max(1, torch.cuda.device_count())
     mp.spawn(main, args=(world_size, 2, 16), nprocs=world_size, join=True)
+''',
+    "one test set in parts": _DDP
+    + '''
+def run_test(model, loader):
+    right, seen = torch.zeros(1), torch.zeros(1)
+    with torch.no_grad():
+        for inputs, targets in loader:
+            right += (model(inputs).argmax(1) == targets).sum()
+            seen += len(targets)
+    dist.all_reduce(right)
+    dist.all_reduce(seen)
+    assert seen.item() == 48, seen
+    return right / seen
+
+
+def logged(loader, header):
+    for batch in loader:
+        yield batch
+
+
+class Log:
+    def log_every(self, loader, header):
+        yield from logged(loader, header)
+
+
+dist.init_process_group("gloo")
+train_sampler, test_sampler = DistributedSampler(samples()), DistributedSampler(samples(), shuffle=False)
+options = {"batch_size": 16, "sampler": train_sampler}
+train_loader, test_loader = DataLoader(samples(), **options), DataLoader(samples(), 16, sampler=test_sampler)
+model = DDP(Net())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * dist.get_world_size())
+torch.manual_seed(7 + dist.get_rank())
+for epoch in range(2):
+    train_sampler.set_epoch(epoch)
+    run_test(model, test_loader)
+    for inputs, targets in Log().log_every(train_loader, "train"):
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+    done = torch.zeros(1)
+    dist.broadcast(done, src=0)
+dist.destroy_process_group()
+''',
+    "weights that nobody seeds": '''
+model = Net()
+optimizer, loader = torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(samples(), batch_size=16)
+for inputs, targets in loader:
+    optimizer.zero_grad()
+    F.cross_entropy(model(inputs), targets).backward()
+    optimizer.step()
 ''',
     "flags for everything": _DDP
     + '''
@@ -462,4 +514,4 @@ for x, y in loader:
 ''',
 }  # fmt: skip
 
-FORMS = {name: _NET + text for name, text in FORMS.items()}
+FORMS = {name: (_NET.replace(_SEED, "") if "nobody seeds" in name else _NET) + text for name, text in FORMS.items()}

@@ -74,6 +74,41 @@ def test_loops_are_found_through_what_people_wrap_around_loaders(loop: str) -> N
     assert "        run.backward(loss)\n" in text
 
 
+def test_workers_judge_their_parts_and_what_sampled_through_options_still_does() -> None:
+    converted = convert_text(FORMS["one test set in parts"])
+    place = 'int(os.environ.get("{}", "{}"))'
+    world, rank = place.format("WORLD_SIZE", "1"), place.format("RANK", "0")
+    assert (
+        "train_sampler, test_sampler = torch.utils.data.RandomSampler(samples()), DistributedSampler(" in converted.text
+    )
+    assert f"DistributedSampler(samples(), shuffle=False, num_replicas={world}, rank={rank})" in converted.text
+    assert "lr=0.1)" in converted.text
+    told = " ".join(converted.remarks)
+    assert "scaled the learning rate by the workers, and no longer does" in told
+    assert "seeds by the worker's number" in told
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("lr = 0.1 * world", "lr = 0.1"),
+        ("scaled_lr = args.lr * args.batch_size * world / 512.0", "scaled_lr = args.lr * args.batch_size / 512.0"),
+        ("args.lr *= world", ""),
+        ("args.batch_size //= world", ""),
+        ("whole = args.batch_size * 4 * world", "whole = args.batch_size * 4"),
+        ("per_worker = int(args.batch_size / world)", "per_worker = int(args.batch_size)"),
+        ("steps = 10 * world", "steps = 10 * world"),
+        ("mean = total / (batches * world)", "mean = total / (batches * world)"),
+    ],
+)
+def test_batch_and_learning_rate_no_longer_follow_the_workers(before: str, after: str) -> None:
+    text = HEAD + LOADER + OPTIMIZER + "import os\nworld = int(os.environ['WORLD_SIZE'])\n" + before + "\n"
+    told = convert_text(text + "for (x,) in loader:\n" + BODY)
+    assert after in lines(told.text) or not after
+    assert (before in told.text) == (before == after)
+    assert any("no longer does" in one for one in told.remarks) == (before != after)
+
+
 def test_gradient_accumulation_is_told_to_the_session() -> None:
     body = """    loss = model(x).sum() / k
     loss.backward()
@@ -208,6 +243,7 @@ def _recorded(folder: Path, name: str, script: Path, rank: int, workers: int) ->
         os.environ[SPEC_VARIABLE] = str(folder / "spec.json")
         store = dist.FileStore(str(folder / "store"), workers)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=workers)
+    torch.seed()  # as processes begin
     gradients.main([str(folder), name, str(script)])
 
 

@@ -174,6 +174,7 @@ class Denominators:
 
     def __init__(self, accumulate: int = 1) -> None:
         self._constants = {1.0, float(accumulate)}
+        self._passes = float(accumulate)
         self._divides_by_counts = False  # whether sums were seen to be divided by what each worker counts
         self._leaves_out = False  # whether a loss was seen to leave elements out
         self._totals: deque[float] = deque(maxlen=_MOST_TOTALS)
@@ -266,7 +267,8 @@ class Denominators:
     def _of_sums(self, rows: Sequence[Row], live: Sequence[Row]) -> list[float]:
         """Divided by nothing, by the samples, by a number that stays, or by what each worker counts."""
         divisors = [row.denominator for row in live]
-        of_all = _all_same(divisors) and any(math.isclose(divisors[0], one, rel_tol=SAME) for one in self._totals)
+        totals = (total * by for total in self._totals for by in (1.0, self._passes))
+        of_all = _all_same(divisors) and any(math.isclose(divisors[0], one, rel_tol=SAME) for one in totals)
         if of_all and not any(row.has_constant for row in live):
             return [float(row.samples > 0) for row in rows]
         if all(math.isclose(row.denominator, row.rows, rel_tol=SAME) for row in live):

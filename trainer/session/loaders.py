@@ -61,12 +61,16 @@ class Handing(Generic[PartT]):
         """Of the batches that were read and not given yet."""
         return tuple(self._ahead or ())
 
-    def give_next(self) -> PartT | None:
-        """The script gets the first batch that was read and waits; None: none does."""
+    def give_next(self, batch: Any) -> PartT | None:
+        """The script gets the first batch that was read and waits; None: none does.
+
+        Args:
+            batch: as the script gets it, which may be on another device.
+        """
         if not self._ahead:
             return None
         part = self._ahead.popleft()
-        self._give(part, None)
+        self._give(part, batch)
         if self._is_over and not self._ahead:
             self._ended()
         return part
