@@ -20,6 +20,7 @@ from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.hosts import Host
 from hetopt.core.paths import expanded
 from hetopt.core.plain_text import one_line
+from hetopt.core.search_path import INSTALLED_ONLY
 
 SSH_VARIABLE = "HETOPT_SSH"
 """Another command than ``ssh``, as git has GIT_SSH_COMMAND: ``ssh -F other_config``."""
@@ -72,7 +73,8 @@ def ssh_argv(host: Host, command: str, environment: Mapping[str, str] = os.envir
 def python_command(python: str, source_bytes: int) -> str:
     """The command that runs so many bytes of Python from its standard input; what follows them is the program's own.
 
-    It first says which Python it is, so that one that is too old to read the program says that.
+    It first says which Python it is, so that one that is too old to read the program says that. Neither it nor what it
+    starts finds modules in the folder that the user begins in (`hetopt.core.search_path`).
 
     Args:
         python: interpreter; a ``~/`` is the user's home there.
@@ -86,6 +88,7 @@ def python_command(python: str, source_bytes: int) -> str:
     )
     script = (
         f"command -v {path} >/dev/null 2>&1 || {{ echo {shlex.quote(MARK + NO_PYTHON)}; exit 0; }}; "
+        f"export {shlex.join(f'{name}={value}' for name, value in INSTALLED_ONLY.items())}; "
         f"exec {path} -u -c {shlex.quote(first)}"
     )
     return f"exec sh -c {shlex.quote(script)}"

@@ -100,12 +100,13 @@ def is_known(run: LocalRun | None, now_s: float) -> bool:
 
 
 def settle(runs: Mapping[str, LocalRun], now_s: float, sleep: Callable[[float], None]) -> None:
-    """Wait until lists show everything that a dead process has made, or may have."""
+    """Wait until lists show everything that a dead process has made, or may have. One whose clock was ahead of this
+    counts as of now."""
     begun = [entry.time_s for run in runs.values() for entry in run.hanging]
     begun += [run.made_s for run in runs.values() if run.over and run.made_s is not None]
     wait_s = max((moment + SETTLES_S - now_s for moment in begun), default=0.0)
-    if 0 < wait_s <= SETTLES_S:
-        sleep(wait_s)
+    if wait_s > 0:
+        sleep(min(wait_s, SETTLES_S))
 
 
 def _seen(path: Path) -> ClusterState | None:
