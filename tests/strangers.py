@@ -15,8 +15,10 @@ def put_strangers(folder: Path) -> None:
 
 
 def script_among_strangers(folder: Path) -> Path:
-    """A script that saves and resumes, with a module of its own, which a program that it starts finds too; it names the strangers,
-    so that they travel with it."""
+    """A script that saves and resumes, with a module of its own, which a program that it starts finds too.
+
+    It names the strangers, so that they travel with it.
+    """
     own = (
         "import json, sys, subprocess, typing, numpy, own\n"
         "assert own.WHOSE == 'the script', own\n"
