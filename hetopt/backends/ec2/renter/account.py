@@ -290,7 +290,7 @@ def zones_for(
     roomy = sorted((one for one in open_ if _room(one) >= machines), key=_room)
     if open_ and not roomy:
         raise CloudRefused(
-            f"no subnet has {machines} free addresses, one for each machine: the largest has {max(map(_room, open_)):.0f}.",
+            f"no subnet has {machines} free addresses, one a machine; the most are {max(map(_room, open_)):.0f}.",
             hint="name larger `subnets`, or remove what is left over with `hetopt gc --on ec2`",
         )
     subnets = {one["AvailabilityZone"]: one for one in roomy}
