@@ -25,6 +25,9 @@ RUN_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,79}$"
 PROXY_PATTERN = r"^http://[A-Za-z0-9.-]{1,253}:[0-9]{1,5}$"
 """Of a proxy: no credentials, as what machines are told when they boot is no secret."""
 
+BUCKET_PATTERN = r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$"
+"""Of a bucket of S3 (Amazon S3 user guide, "Bucket naming rules")."""
+
 REGION_PATTERN = r"^[a-z]{2}(-[a-z]{1,20}){1,4}-[0-9]{1,2}$"
 
 _PLAIN_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=+@,-]*")

@@ -22,6 +22,7 @@ from hetopt.core.profile import Profile
 from hetopt.core.run_status import RunState
 from hetopt.optimizer.market.catalog import Catalog
 from tests.ec2.conftest import plan_of
+from tests.strangers import SAID, script_among_strangers
 
 STAND_IN = ("--substitute", "c7i.large=m7i.large", "--substitute", "c7i.xlarge=m7i.xlarge")
 
@@ -220,4 +221,23 @@ def test_a_canary_boots_exchanges_and_ends_before_the_rest_is_rented(
     (sample,) = json.loads((folder / "launch.json").read_text())["plan"]["profile"]["samples"]
     assert {node["type"] for node in sample["nodes"]} == {"c7i.large", "c7i.xlarge"}
     assert sample["step_time_s"] > 0
+    nothing_is_left(stage)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_no_stranger_that_travels_with_a_script_is_imported_for_ours(
+    stage: Stage, profile: Profile, catalog: Catalog, tmp_path: Path
+) -> None:
+    plan, box = stage.home / "plan.json", stage.box
+    made = plan_of(profile, catalog, (("c7i.large", 1, "spot"),))
+    (tmp_path / "mine").mkdir()
+    script = (str(script_among_strangers(tmp_path / "mine")), "--epochs", "2")
+    made.model_copy(update={"run": made.run.model_copy(update={"script": script})}).save(plan)
+    played = stage.play((plan, "--yes", "--unprobed"), (), within_s=800)
+    logs = [*box.folder.rglob("*.log"), *played.folder.rglob("*.log")]
+    said = "\n".join(log.read_text(errors="replace") for log in logs)
+    assert SAID not in said
+    assert played.code == 0, said + played.err
+    assert "epoch 1 is over" in said
     nothing_is_left(stage)

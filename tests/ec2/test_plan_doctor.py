@@ -197,6 +197,23 @@ def test_a_type_that_left_the_zones_of_the_others_is_found(examined: Doctor, acc
     found(examined(edge=Apart(account))["zones"], "no zone of the region has all of c7i.large, c7g.xlarge", "--exclude")
 
 
+def test_subnets_without_an_address_for_each_machine_are_found(examined: Doctor, account: BotoEdge) -> None:
+    class Full(WithPrices):
+        def __call__(self, request: Request) -> Answer:
+            answer = super().__call__(request)
+            for one in answer.get("Subnets", ()):
+                one["AvailableIpAddressCount"] = 1
+            return answer
+
+    found(examined(edge=Full(account))["zones"], "no subnet has 4 free addresses", "`subnets`")
+
+
+def test_a_name_that_no_bucket_has_is_found(account: BotoEdge) -> None:
+    """It could not be made either."""
+    checks = {one.name: one for one in account_checks(account, REGION, "MyBucket", "hetopt-node", lambda: 0.0)}
+    found(checks["bucket"], "must be 3 to 63 small letters", "no bucket can have another name")
+
+
 def test_the_printed_policy_is_all_that_the_doctor_needs(examined: Doctor) -> None:
     """IAM decides every call by it; whoever may not ask IAM for simulations is told that nobody knows."""
     policy = operator_policy(account_id=ACCOUNT, region=REGION, bucket=BUCKET, role="hetopt-node")

@@ -11,11 +11,10 @@ import pytest
 
 from hetopt.backends.emulation.namespaces import why_not
 from tests.disturbance import PATIENCE_S
+from tests.strangers import SAID, script_among_strangers
 
 HERE = Path(__file__).resolve().parent
 EXAMPLES = HERE.parents[1] / "examples" / "script"
-
-STRANGERS = ("hetopt", "json", "numpy", "torch", "typing")
 
 WAIT = """
 import time
@@ -44,7 +43,7 @@ STARTERS = {
     + "from hetopt.backends.emulation.backend import RehearsalLauncher\nlauncher = RehearsalLauncher()"
     + WAIT,
 }
-SAID = {"profile": "38282", "exactness": "True", "local": "finished", "rehearsal": "finished"}
+PRINTED = {"profile": "38282", "exactness": "True", "local": "finished", "rehearsal": "finished"}
 
 
 @pytest.fixture
@@ -52,16 +51,7 @@ def folder(tmp_path: Path) -> Path:
     """A script with a module of its own, and strangers beside both."""
     for name, source in (("before", EXAMPLES / "train.py"), ("after", EXAMPLES / "train_hetopt.py")):
         shutil.copy(source, tmp_path / f"{name}.py")
-    own = (
-        "import sys, subprocess, own\n"
-        "assert own.WHOSE == 'the script', own\n"
-        "subprocess.run([sys.executable, 'tool.py'], check=True)\n"
-    )
-    (tmp_path / "train.py").write_text(own + (HERE / "resumable.py").read_text())
-    (tmp_path / "own.py").write_text("WHOSE = 'the script'\n")
-    (tmp_path / "tool.py").write_text("import own\n")
-    for name in STRANGERS:
-        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('the stranger {name}.py was imported')\n")
+    script_among_strangers(tmp_path)
     return tmp_path
 
 
@@ -72,5 +62,5 @@ def test_no_stranger_is_imported_for_a_module_of_ours(starter: str, folder: Path
     program = [sys.executable, "-P", "-c", STARTERS[starter]]
     ended = subprocess.run(program, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     said = "\n".join([ended.stderr, *(log.read_text() for log in folder.glob("run/log/**/*.log"))])
-    assert "stranger" not in said
-    assert ended.stdout.split()[-1:] == [SAID[starter]], said
+    assert SAID not in said
+    assert ended.stdout.split()[-1:] == [PRINTED[starter]], said

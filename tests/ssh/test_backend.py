@@ -23,6 +23,7 @@ from benchmarks._ssh_servers import Servers
 from hetopt.api.exploring import place_on_hosts
 from hetopt.backends.emulation.namespaces import EmulatedNetwork
 from hetopt.backends.probe_runs import own_probes
+from hetopt.backends.ssh.checking import check_hosts
 from hetopt.backends.ssh.conductor import Situation, next_move
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.hosts import Host, read_hosts
@@ -36,6 +37,7 @@ from hetopt.optimizer.plan import Plan
 from hetopt.optimizer.step_time.profiled import sampled_machines
 from tests.api.test_backends import RECORDED, Stories
 from tests.disturbance import PATIENCE_S
+from tests.strangers import SAID, put_strangers, script_among_strangers
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +115,27 @@ def test_a_run_ends_and_nothing_of_it_is_left_on_the_hosts(
     assert run.launch is not None
     assert run.launch.prediction.cost_usd.value == pytest.approx(0.2 * run.launch.prediction.total_s.value / 3600)
     assert log_files(run.folder, 1)
+
+
+def test_no_stranger_of_a_host_or_beside_a_script_is_imported_for_ours(
+    plan: Plan, inventory: Path, servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither those in the folder that the user begins in nor those that travel with the script."""
+    monkeypatch.setenv("HETOPT_HOME", str(tmp_path / "home"))
+    (tmp_path / "user").mkdir()
+    put_strangers(tmp_path / "user")
+    for place in range(2):
+        shell = servers.folder / f"box{place}.shell"
+        shell.write_text(f"cd {tmp_path / 'user'}\n{shell.read_text()}")
+    (tmp_path / "mine").mkdir()
+    script = (str(script_among_strangers(tmp_path / "mine")), "--epochs", "2")
+    of_script = plan.model_copy(update={"run": plan.run.model_copy(update={"script": script})})
+    run = hetopt.launch(of_script, on="ssh", inventory=inventory)
+    status = run.wait()
+    said = "\n".join(log.read_text() for log in (run.folder / "log").rglob("*.log"))
+    assert SAID not in said
+    assert status.state is RunState.FINISHED, said
+    assert [one.verdict for one in check_hosts(read_hosts(inventory))] != ["bad", "bad"]
 
 
 def test_a_plan_for_hosts_that_are_alike_runs_on_as_many_of_them(

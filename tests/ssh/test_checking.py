@@ -176,6 +176,26 @@ def test_what_is_wrong_with_a_real_host_is_found(servers: Servers, tmp_path: Pat
             python="/usr/bin/python3",
         ),
         servers.host("busy", private="127.0.0.7", busy_cpus=1e-6, **here),
+        servers.host(
+            "many-files",
+            own_processes=True,
+            shell_prints=f"mount -t tmpfs -o size=9g,nr_inodes=10 tmpfs {tmp_path}/small",
+            folder=f"{tmp_path}/small/hetopt",
+            private="127.0.0.8",
+            **here,
+        ),
+        servers.host(
+            "noexec",
+            own_processes=True,
+            shell_prints=f"mount -t tmpfs -o size=9g,noexec tmpfs {tmp_path}/small",
+            folder=f"{tmp_path}/small/hetopt",
+            private="127.0.0.9",
+            install=True,
+            **here,
+        ),
+        servers.host("closed", shell_prints="echo This account is not available.; exit 1", **here),
+        Host(name="behind", address="behind.invalid", jump="gate.invalid"),
+        Host(name="shut", address="behind.invalid", jump="127.0.0.1:1"),
     ]
     found = {one.name: one for one in check_hosts(hosts, "bf16")}
     assert f"{tmp_path}/small has 1" in said(found["full"])
@@ -186,6 +206,12 @@ def test_what_is_wrong_with_a_real_host_is_found(servers: Servers, tmp_path: Pat
     assert "its GPUs are NVIDIA GeForce GTX 1080 Ti, and not L4" in said(found["other"])
     assert "nothing can be written to /var" in said(found["no-rights"])
     assert "above busy_cpus" in said(found["busy"])
+    assert f"{tmp_path}/small has room for 9 more files, and a run needs 1,000" in said(found["many-files"])
+    assert f"{tmp_path}/small is mounted noexec" in said(found["noexec"])
+    assert said(found["closed"]) == "cannot run a program (This account is not available)"
+    assert "through its jump host: Could not resolve hostname gate.invalid" in said(found["behind"])
+    assert "through its jump host: connect to host 127.0.0.1 port 1: Connection refused" in said(found["shut"])
+    assert "`ssh -J 127.0.0.1:1 behind.invalid`" in found["shut"].troubles[0].hint
     assert all(trouble.hint for one in found.values() for trouble in one.troubles)
 
 

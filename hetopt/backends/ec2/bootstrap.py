@@ -27,7 +27,7 @@ from hetopt.backends.ec2.lifetime import (
     end_timer,
 )
 from hetopt.core.errors import BadInput
-from hetopt.core.paths import PROXY_PATTERN, REGION_PATTERN, RUN_PATTERN, is_name
+from hetopt.core.paths import BUCKET_PATTERN, PROXY_PATTERN, REGION_PATTERN, RUN_PATTERN, is_name
 from hetopt.core.reading import parse_json
 from hetopt.core.secret import SECRET_PATTERN
 
@@ -40,7 +40,7 @@ WHEELS_FOLDER = "wheels"
 _SAFE = {
     "run_id": RUN_PATTERN,
     "region": REGION_PATTERN,
-    "bucket": r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]",
+    "bucket": BUCKET_PATTERN,
     "account_id": r"[0-9]{12}",
     "bundle_sha256": r"[0-9a-f]{64}",
     "spec_sha256": r"[0-9a-f]{64}",

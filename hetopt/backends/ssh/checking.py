@@ -39,6 +39,9 @@ CPU_PACKAGES_BYTES, GPU_PACKAGES_BYTES = 1.5e9, 8e9
 LEAST_FREE_BYTES = 2e9
 """What a run keeps on a host: the code, a few megabytes, and two checkpoints of a model of a hundred megabytes."""
 
+LEAST_FREE_FILES = 1000
+"""The code is 250 files; logs, checkpoints and what compiling leaves are as many again."""
+
 
 class Seen(Record):
     """What a host says of itself (`look`)."""
@@ -57,6 +60,8 @@ class Seen(Record):
     writable: bool
     there: Told
     free_bytes: int
+    free_files: int | None = None
+    runs_nothing: bool = False
     file_system: tuple[Told, Told]
     packages: dict[Told, Told | None]
     installs: Told | None = None
@@ -229,6 +234,16 @@ def alone(host: Host, seen: Seen, *, asked_s: float, banner: str = "") -> list[T
         bad(
             f"{seen.there} has {bytes_(seen.free_bytes)} free, and a run needs {bytes_(needed)}",
             'make room, or name another folder: folder = "/data/alice/hetopt"',
+        )
+    if seen.free_files is not None and seen.free_files < LEAST_FREE_FILES:
+        bad(
+            f"{seen.there} has room for {seen.free_files:,} more files, and a run needs {LEAST_FREE_FILES:,}",
+            'remove some (`df -i` tells), or name another folder: folder = "/data/alice/hetopt"',
+        )
+    if host.install and seen.runs_nothing:
+        bad(
+            f"{seen.there} is mounted noexec, so nothing that is installed there can run",
+            'name a folder on another disk: folder = "/data/alice/hetopt"',
         )
     off_s = seen.time_s - asked_s
     if abs(off_s) > LARGEST_SKEW_S + FACTS_WITHIN_S * (off_s > 0):

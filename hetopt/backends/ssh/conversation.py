@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-from hetopt.backends.ssh.edge import MARK, NO_PYTHON, let_go, start, why_unreached
+from hetopt.backends.ssh.edge import MARK, NO_PYTHON, UNREACHED, let_go, start, why_unreached
 from hetopt.core.errors import HetoptError, RunFailed
 from hetopt.core.hosts import Host
 from hetopt.core.plain_text import one_line
@@ -62,6 +62,7 @@ class Conversation:
     python: tuple[int, ...] = ()
     _said: queue.Queue[str | None] = field(default_factory=queue.Queue)
     _complaints: list[bytes] = field(default_factory=list)
+    _printed: list[str] = field(default_factory=list)
     _silent: threading.Event = field(default_factory=threading.Event)
     _process: subprocess.Popen[bytes] | None = None
 
@@ -119,21 +120,25 @@ class Conversation:
         code = self._process.wait()
         self._silent.wait(_END_S)
         complaint = b"".join(self._complaints).decode(errors="replace")
-        if code == 255 or not complaint.strip():
+        # A shell that lets nobody in says so where others greet: nologin, for one.
+        said = complaint.strip().splitlines() or self._printed
+        if code == UNREACHED or not said:
             return why_unreached(self.host, complaint)
-        last = one_line(complaint.strip().splitlines()[-1])[:200]
-        return RunFailed(f"{self.host.name} cannot run a program ({last}).", hint="see that its shell and Python work")
+        return RunFailed(
+            f"{self.host.name} cannot run a program ({one_line(said[-1])[:200].rstrip('.')}).",
+            hint='see that its shell runs one, or name another interpreter there: python = "~/venv/bin/python"',
+        )
 
     def _hear(self, stream: IO[bytes]) -> None:
         """Tell what the program says from what its shell prints before."""
-        before: list[str] = []
+        before = self._printed
         with stream:
             for data in iter(lambda: stream.readline(_MOST_LINE), b""):
                 line = data.decode(errors="replace").rstrip("\n")
                 if line.startswith(MARK):
                     self.banner = self.banner or " ".join(before)[:200]
                     self._said.put(line.removeprefix(MARK))
-                    before = []
+                    before.clear()
                 elif line.strip() and not self.python:
                     before.append(one_line(line.strip()))
         self._said.put(None)

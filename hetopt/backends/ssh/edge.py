@@ -20,6 +20,7 @@ from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.hosts import Host
 from hetopt.core.paths import expanded
 from hetopt.core.plain_text import one_line
+from hetopt.core.search_path import INSTALLED_ONLY
 
 SSH_VARIABLE = "HETOPT_SSH"
 """Another command than ``ssh``, as git has GIT_SSH_COMMAND: ``ssh -F other_config``."""
@@ -29,7 +30,7 @@ MARK = "HETOPT-SAYS "
 """What a program says begins so; whatever a shell prints before is passed over."""
 NO_PYTHON = "no-python"
 
-_UNREACHED = 255
+UNREACHED = 255
 """ssh's own exit code where it never came to run the command (ssh(1), exit status)."""
 
 _OPTIONS = {
@@ -72,7 +73,8 @@ def ssh_argv(host: Host, command: str, environment: Mapping[str, str] = os.envir
 def python_command(python: str, source_bytes: int) -> str:
     """The command that runs so many bytes of Python from its standard input; what follows them is the program's own.
 
-    It first says which Python it is, so that one that is too old to read the program says that.
+    It first says which Python it is, so that one that is too old to read the program says that. Neither it nor what it
+    starts finds modules in the folder that the user begins in (`hetopt.core.search_path`).
 
     Args:
         python: interpreter; a ``~/`` is the user's home there.
@@ -86,6 +88,7 @@ def python_command(python: str, source_bytes: int) -> str:
     )
     script = (
         f"command -v {path} >/dev/null 2>&1 || {{ echo {shlex.quote(MARK + NO_PYTHON)}; exit 0; }}; "
+        f"export {shlex.join(f'{name}={value}' for name, value in INSTALLED_ONLY.items())}; "
         f"exec {path} -u -c {shlex.quote(first)}"
     )
     return f"exec sh -c {shlex.quote(script)}"
@@ -134,8 +137,15 @@ def let_go(process: subprocess.Popen[bytes], within_s: float) -> None:
 def why_unreached(host: Host, complaint: str) -> RunFailed:
     """What ssh complains of, in one sentence, and what to do."""
     who = f"{host.user}@{host.address}" if host.user else host.address
-    typed = shlex.join(["ssh", *(["-p", str(host.port)] if host.port else []), who])
+    options = {"-p": host.port, "-i": host.key, "-J": host.jump}
+    typed = shlex.join(["ssh", *(str(w) for name, value in options.items() if value for w in (name, value)), who])
     lines = [line for line in complaint.splitlines() if line.strip()]
+    if _JUMP.search("\n".join(lines[1:])):  # what is said of the jump host must not be taken for the host's own
+        worded = next(line.strip("@ ") for line in lines if re.search("[A-Za-z]", line))
+        first = one_line(worded)[:200].removeprefix("ssh: ").rstrip(".")
+        return RunFailed(
+            f"{host.name} is not reached through its jump host: {first}.", hint=f"see that `{typed}` logs in by itself"
+        )
     for pattern, said, hint in _REASONS:
         if found := re.search(pattern, complaint, re.IGNORECASE):
             first = found[1] if found.groups() else ""
@@ -143,6 +153,9 @@ def why_unreached(host: Host, complaint: str) -> RunFailed:
     last = one_line(lines[-1])[:200].rstrip(".") if lines else "ssh ended without saying why"
     return RunFailed(f"{host.name} is not reached: {last}.", hint=f"see what `{typed}` says")
 
+
+_JUMP = re.compile(r"^(?:kex_exchange_identification|stdio forwarding failed)", re.MULTILINE)
+"""What the ssh that goes through another says after that one's own words, where it has ended (OpenSSH, `kex.c`)."""
 
 _REASONS = (
     (

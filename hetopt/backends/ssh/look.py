@@ -177,6 +177,8 @@ def _facts(asked: dict[str, Any]) -> dict[str, Any]:
         "writable": os.access(there, os.W_OK | os.X_OK),
         "there": there,
         "free_bytes": disk.f_bavail * disk.f_frsize,
+        "free_files": disk.f_favail if disk.f_files else None,  # btrfs, for one, has no table of them
+        "runs_nothing": bool(disk.f_flag & os.ST_NOEXEC),
         "file_system": _file_system(there),
         "packages": _packages(),
         "installs": _installs(asked["install"]),

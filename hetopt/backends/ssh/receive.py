@@ -71,7 +71,6 @@ def main() -> None:
         return
     os.chdir(f"{root}/code")  # where a task's file is found by the name that the run has for it
     os.environ["PYTHONPATH"] = f"{root}/code"
-    os.environ["PYTHONSAFEPATH"] = "1"  # see hetopt.core.search_path
     _say({"ready": root})
     os.execv(python, [python, "-u", "-m", "hetopt.backends.ssh.node", root])
 

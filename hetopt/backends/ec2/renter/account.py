@@ -14,6 +14,7 @@ plan says how much that is.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +26,7 @@ from hetopt.backends.ec2.renter.order import BootImage, Rate, Role, WayOut, Zone
 from hetopt.backends.ec2.renter.request import Answer, Edge, read
 from hetopt.backends.ec2.renter.spot_pools import newest_prices, price_request
 from hetopt.core.errors import BadInput, CloudRefused, setting
+from hetopt.core.paths import BUCKET_PATTERN, is_name, shown
 from hetopt.optimizer.cost.billing import Billing
 from hetopt.optimizer.cost.provisioning import provisioning_facts
 from hetopt.optimizer.market.catalog import Catalog
@@ -132,7 +134,13 @@ def check_bucket(edge: Edge, bucket: str, account_id: str, region: str) -> None:
 
     Raises:
         CloudRefused: it does not.
+        BadInput: none can be called so.
     """
+    if not is_name(BUCKET_PATTERN, bucket):
+        raise BadInput(
+            f"`bucket` must be 3 to 63 small letters, digits, dots and dashes, got {shown(bucket)}.",
+            hint="no bucket can have another name: correct it, or leave it out to use the account's usual one",
+        )
     told = edge(
         read(
             "s3",
@@ -276,7 +284,16 @@ def zones_for(
         Filters=[{"Name": "instance-type", "Values": names}],
     )
     offered = _offered(edge(offerings)["InstanceTypeOfferings"])
-    subnets = {one["AvailabilityZone"]: one for one in subnets_of(edge, named) if one.get("State") == "available"}
+    machines = sum(role.machines for role in roles)
+    open_ = [one for one in subnets_of(edge, named) if one.get("State") == "available"]
+    # Of several in a zone the one with most room.
+    roomy = sorted((one for one in open_ if _room(one) >= machines), key=_room)
+    if open_ and not roomy:
+        raise CloudRefused(
+            f"no subnet has {machines} free addresses, one a machine; the most are {max(map(_room, open_)):.0f}.",
+            hint="name larger `subnets`, or remove what is left over with `hetopt gc --on ec2`",
+        )
+    subnets = {one["AvailabilityZone"]: one for one in roomy}
     spot = newest_prices(edge(price_request(names, now_s)))
     zones = []
     for zone in sorted(set.intersection(*(offered.get(name, set()) for name in names)) & set(subnets)):
@@ -299,6 +316,11 @@ def zones_for(
     if not zones:
         raise _no_zone(names, offered, subnets, named)
     return tuple(sorted(zones, key=partial(usd_per_hour, roles)))
+
+
+def _room(subnet: Answer) -> float:
+    """Its free addresses, where that is told."""
+    return float(subnet.get("AvailableIpAddressCount", math.inf))
 
 
 def _rate(catalog: Catalog, name: str, spot: float | None, extras_usd: float) -> Rate:

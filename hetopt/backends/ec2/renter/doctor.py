@@ -294,7 +294,7 @@ def _clock(offset_s: float | None) -> Check:
 def _try(name: str, step: Callable[[], None], said: str) -> Check:
     try:
         step()
-    except CloudRefused as refused:
+    except (CloudRefused, BadInput) as refused:
         return bad(name, refused)
     return Check(name=name, verdict="good", said=said)
 

@@ -31,6 +31,7 @@ from hetopt.backends.ec2.renter.removal import Found
 from hetopt.backends.ec2.renter.request import Edge, read
 from hetopt.core.bucket_traffic import HEARTBEAT_S, LEASE_OBJECT
 from hetopt.core.errors import BadInput, CloudRefused
+from hetopt.core.paths import BUCKET_PATTERN, is_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,12 +101,13 @@ def is_known(run: LocalRun | None, now_s: float) -> bool:
 
 
 def settle(runs: Mapping[str, LocalRun], now_s: float, sleep: Callable[[float], None]) -> None:
-    """Wait until lists show everything that a dead process has made, or may have."""
+    """Wait until lists show everything that a dead process has made, or may have. One whose clock was ahead of this
+    counts as of now."""
     begun = [entry.time_s for run in runs.values() for entry in run.hanging]
     begun += [run.made_s for run in runs.values() if run.over and run.made_s is not None]
     wait_s = max((moment + SETTLES_S - now_s for moment in begun), default=0.0)
-    if 0 < wait_s <= SETTLES_S:
-        sleep(wait_s)
+    if wait_s > 0:
+        sleep(min(wait_s, SETTLES_S))
 
 
 def _seen(path: Path) -> ClusterState | None:
@@ -126,7 +128,6 @@ SILENT_S = 5 * HEARTBEAT_S
 """Machines that have not said for so long that they live are taken to be gone."""
 
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,79}")
-_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _ABSENT = frozenset({*facts.NO_OBJECT.value, facts.NO_BUCKET.value})
 
 
@@ -165,7 +166,7 @@ class Bucket:
         run_id = things[0].run_id
         bucket = next((one.bucket for one in things if one.bucket), default_bucket(self.account_id, self.region))
         lease: Lease | None = None
-        if _RUN.fullmatch(run_id) and _BUCKET.fullmatch(bucket):
+        if _RUN.fullmatch(run_id) and is_name(BUCKET_PATTERN, bucket):
             try:
                 lease, beat_s = self._lease(bucket, run_id), self._beat_s(bucket, run_id)
             except CloudRefused as refused:

@@ -12,7 +12,7 @@ from hetopt.backends.ec2.protocol import spec_digest
 from hetopt.backends.ec2.renter.tags import RunTags
 from hetopt.core.artifact import Artifact, HostName, Record, RunName
 from hetopt.core.budget_law import SECONDS_PER_HOUR
-from hetopt.core.paths import PROXY_PATTERN, REGION_PATTERN
+from hetopt.core.paths import BUCKET_PATTERN, PROXY_PATTERN, REGION_PATTERN
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.secret import SECRET_PATTERN
 from hetopt.optimizer.plan import Market
@@ -99,7 +99,7 @@ class Order(Artifact):
     account_id: str = Field(pattern=r"^\d{12}$")
     owner: str = Field(description="the id of the caller or of the caller's role, as policies can compare it")
     launched_by: str = Field(default="", description="the caller's name, for people")
-    bucket: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")
+    bucket: str = Field(pattern=BUCKET_PATTERN)
     instance_profile: str = Field(pattern=r"^[\w+=,.@-]{1,128}$")
     end_role: str | None = Field(
         default=None, description="in which machines are ended from outside; absent: they are not"
