@@ -24,7 +24,7 @@ from hetopt.backends.ec2.renter.canary import (
 from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, Ec2Launcher
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order, Role
-from hetopt.backends.probe_runs import ProbeRun, probe_spec, read_sample
+from hetopt.backends.probe_runs import ProbeRun, probe, read_sample
 from hetopt.core.errors import BadInput, BudgetStop, RunFailed
 from hetopt.core.events.log import EVENTS_FILE
 from hetopt.core.events.reader import read_log
@@ -72,7 +72,7 @@ def _probe(profile: Profile, catalog: Catalog, layout: tuple[str, ...]) -> Probe
         for place, node in enumerate(nodes)
         for _ in range(node.workers)
     )
-    return ProbeRun(configuration=Configuration(nodes=nodes, local_batch_size=size), spec=probe_spec(profile, specs))
+    return probe(profile, nodes, size, specs)
 
 
 def _workers_on(catalog: Catalog, name: str) -> int:
