@@ -192,22 +192,10 @@ def sibling(attribute: str) -> str:
     return f"{Path(__file__).with_name('_siblings.py')}:{attribute}"
 
 
-def _images(attribute: str, data: str | None, batch: int, epochs: float) -> Job:
-    return Job(
-        task=sibling(attribute),
-        data=data,
-        batch=batch,
-        epochs=epochs,
-        metric="accuracy",
-        higher_is_better=True,
-        points=0.01,
-    )
-
-
 MODELS: Mapping[str, Model] = MappingProxyType(
     {
         "convnet": Model(
-            job=_images("convnet", "cifar10", 128, CONVNET_EPOCHS),
+            job=Job(task=sibling("convnet"), data="cifar10", batch=128, epochs=CONVNET_EPOCHS),
             quick_epochs=SHORT_CONVNET_EPOCHS,
             quick_task=sibling("short_convnet"),
             evaluations=3,
@@ -232,14 +220,14 @@ MODELS: Mapping[str, Model] = MappingProxyType(
             speed_up=6.67,
         ),
         "resnet": Model(
-            job=_images("resnet", "cifar10", 128, IMAGE_EPOCHS),
+            job=Job(task=sibling("resnet"), data="cifar10", batch=128, epochs=IMAGE_EPOCHS),
             quick_epochs=2,
             evaluations=4,
             margin=0.02,
             speed_up=4.32,
         ),
         "vgg": Model(
-            job=_images("vgg", "cifar10", 128, IMAGE_EPOCHS),
+            job=Job(task=sibling("vgg"), data="cifar10", batch=128, epochs=IMAGE_EPOCHS),
             quick_epochs=1,
             evaluations=4,
             margin=0.02,
@@ -249,7 +237,7 @@ MODELS: Mapping[str, Model] = MappingProxyType(
 )
 
 DIGITS = Model(
-    job=_images("digits", None, 64, DIGITS_EPOCHS),
+    job=Job(task=sibling("digits"), data=None, batch=64, epochs=DIGITS_EPOCHS),
     quick_epochs=DIGITS_EPOCHS,
     evaluations=4,
     margin=0.02,

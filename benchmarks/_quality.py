@@ -27,9 +27,9 @@ class Job:
     data: str | None
     batch: int
     epochs: float
-    metric: str
-    higher_is_better: bool
-    points: float
+    metric: str = "accuracy"
+    higher_is_better: bool = True
+    points: float = 0.01
     learning_rate_scale: float = 1.0
 
 
@@ -46,9 +46,6 @@ DIGITS = PacedJob(
     batch=96,
     best_step_s=0.07,
     epochs=4,
-    metric="accuracy",
-    higher_is_better=True,
-    points=0.01,
 )
 BIG_JOBS = (
     PacedJob(
@@ -57,9 +54,6 @@ BIG_JOBS = (
         batch=128,
         best_step_s=0.55,
         epochs=5,
-        metric="accuracy",
-        higher_is_better=True,
-        points=0.01,
     ),
     PacedJob(
         task="lstm-small",

@@ -40,7 +40,7 @@ from hetopt.backends.ec2.renter.edge import BotoEdge, Retrying
 from hetopt.backends.ec2.renter.errors import TABLE
 from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
-from hetopt.backends.ec2.renter.ordering import Wishes, make_order
+from hetopt.backends.ec2.renter.ordering import Orders, Wishes
 from hetopt.backends.ec2.renter.permissions import Policy, operator_policy
 from hetopt.backends.ec2.renter.request import Answer, Edge, Request
 from hetopt.core.errors import HetoptError, RunFailed
@@ -428,17 +428,15 @@ class _Telling:
         plan = self.plan
 
         def make() -> None:
-            order = make_order(
-                plan,
-                self._edge(None, after=False),
-                self.narrator.catalog,
-                load_billing(),
-                Wishes(),
-                run_id=self.run_dir.name,
+            orders = Orders(
+                edge=self._edge(None, after=False),
+                catalog=self.narrator.catalog,
+                billing=load_billing(),
+                wishes=Wishes(),
                 version="0.1.0",
-                bundle_sha256=self.narrator.bundle_sha256,
-                now_s=self.account.now_s,
             )
+            sha256, now_s = self.narrator.bundle_sha256, self.account.now_s
+            order = orders.of_plan(plan, run_id=self.run_dir.name, bundle_sha256=sha256, now_s=now_s)
             order.save(self.run_dir / ORDER_FILE)
             plan.save(self.run_dir / PLAN_OBJECT)
             (self.run_dir / BUNDLE_FILE).write_bytes(b"code")

@@ -62,12 +62,7 @@ def local_probes(profile: Profile, workers: int) -> tuple[ProbeRun, ...]:
                 WorkerSpec(host=LOCAL, type=LOCAL, local_batch_size=size, threads=max(1, cpus // count))
                 for _ in range(count)
             )
-            found.append(
-                ProbeRun(
-                    configuration=Configuration(nodes=(Node(type=LOCAL, workers=count),), local_batch_size=size),
-                    spec=probe_spec(profile, specs),
-                )
-            )
+            found.append(probe(profile, (Node(type=LOCAL, workers=count),), size, specs))
     return tuple(found)
 
 
@@ -84,12 +79,7 @@ def own_probes(profile: Profile, hosts: Sequence[Host]) -> tuple[ProbeRun, ...]:
                 for _ in host.devices
             )
             nodes = tuple(Node(type=host.name, workers=len(host.devices)) for host in layout)
-            found.append(
-                ProbeRun(
-                    configuration=Configuration(nodes=nodes, local_batch_size=size),
-                    spec=probe_spec(profile, workers),
-                )
-            )
+            found.append(probe(profile, nodes, size, workers))
     return tuple(found)
 
 
@@ -162,6 +152,14 @@ def _local_sizes(profile: Profile, workers: int) -> tuple[int, ...]:
 
 def _placeholders(shares: Sequence[int]) -> tuple[WorkerSpec, ...]:
     return tuple(WorkerSpec(host=LOCAL, type=LOCAL, local_batch_size=samples) for samples in shares)
+
+
+def probe(
+    profile: Profile, nodes: tuple[Node, ...], shares: int | tuple[int, ...], workers: tuple[WorkerSpec, ...]
+) -> ProbeRun:
+    """A run of these workers, and the configuration that they are."""
+    asked = Configuration(nodes=nodes, local_batch_size=shares)
+    return ProbeRun(configuration=asked, spec=probe_spec(profile, workers))
 
 
 def probe_spec(profile: Profile, workers: tuple[WorkerSpec, ...]) -> RunSpec:

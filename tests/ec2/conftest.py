@@ -10,7 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from random import Random
@@ -23,7 +23,7 @@ from hetopt.backends.ec2.renter.bundle import Bundle, make_bundle
 from hetopt.backends.ec2.renter.edge import BotoEdge, Retrying
 from hetopt.backends.ec2.renter.ledger import LEDGER_FILE, Ledger, LedgerEdge
 from hetopt.backends.ec2.renter.order import Order
-from hetopt.backends.ec2.renter.ordering import Wishes, make_order
+from hetopt.backends.ec2.renter.ordering import Orders, Wishes
 from hetopt.backends.ec2.renter.removal import Found, Remover
 from hetopt.backends.ec2.renter.request import Answer, Edge, Request
 from hetopt.core.profile import Profile
@@ -288,16 +288,7 @@ def order_for(
     """``order_for("run")``: the order of the plan under that name."""
 
     def make(run_id: str = "20261120-000000-digits-0001", chosen: Plan = plan, **wishes: Any) -> Order:
-        return make_order(
-            chosen,
-            cloud,
-            catalog,
-            billing,
-            replace(Wishes(), **wishes),
-            run_id=run_id,
-            version="0.1.0",
-            bundle_sha256=bundle.sha256,
-            now_s=patience.now_s,
-        )
+        orders = Orders(edge=cloud, catalog=catalog, billing=billing, wishes=Wishes(**wishes), version="0.1.0")
+        return orders.of_plan(chosen, run_id=run_id, bundle_sha256=bundle.sha256, now_s=patience.now_s)
 
     return make

@@ -23,7 +23,7 @@ from hetopt.backends.ec2.renter.bundle import Bundle
 from hetopt.backends.ec2.renter.edge import BotoEdge
 from hetopt.backends.ec2.renter.errors import meaning_of
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
-from hetopt.backends.ec2.renter.ordering import Wishes, make_order
+from hetopt.backends.ec2.renter.ordering import Orders, Wishes
 from hetopt.backends.ec2.renter.request import Edge
 from hetopt.core.errors import HetoptError
 from hetopt.core.profile import Profile
@@ -66,16 +66,9 @@ def lives(
         folder.mkdir()
 
         def order(edge: Edge) -> Order:
-            return make_order(
-                small_plan,
-                edge,
-                catalog,
-                billing,
-                Wishes(),
-                run_id=folder.name,
-                version="0.1.0",
-                bundle_sha256=bundle.sha256,
-                now_s=patience.now_s,
+            orders = Orders(edge=edge, catalog=catalog, billing=billing, wishes=Wishes(), version="0.1.0")
+            return orders.of_plan(
+                small_plan, run_id=folder.name, bundle_sha256=bundle.sha256, now_s=patience.now_s
             ).model_copy(update={"region": "us-east-1"})
 
         return Life(cloud=cloud, plan=small_plan, bundle=b"code", folder=folder, patience=patience, make_order=order)

@@ -18,7 +18,7 @@ from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.backends.ec2.renter.edge import connect
 from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Network, Order
-from hetopt.backends.ec2.renter.ordering import PROFILE_NAME, Moved, Wishes
+from hetopt.backends.ec2.renter.ordering import PROFILE_NAME, Moved, Orders, Wishes
 from hetopt.backends.ec2.renter.probing import Prober
 from hetopt.backends.ec2.renter.request import Request
 from hetopt.core.commands import typed
@@ -89,18 +89,9 @@ class Ec2Backend(Ec2Launcher):
         region = ordering.region_of(wanted)
         bundle = make_bundle(wanted.run.task, wanted.run.script)
         spec = _as_machines_read_it(wanted.run, bundle, options.data)
-        now = datetime.datetime.now(datetime.UTC)
-        order = ordering.make_order(
-            wanted,
-            connect(region),
-            load_catalog(region),
-            load_billing(),
-            _wishes(options),
-            run_id=f"{now:%Y%m%d-%H%M%S}-dry-run",
-            version=version("hetopt"),
-            bundle_sha256=bundle.sha256,
-            now_s=now.timestamp(),
-        ).of_run(spec)
+        orders, now = _orders(region, _wishes(options)), datetime.datetime.now(datetime.UTC)
+        dry_run, now_s = f"{now:%Y%m%d-%H%M%S}-dry-run", now.timestamp()
+        order = orders.of_plan(wanted, run_id=dry_run, bundle_sha256=bundle.sha256, now_s=now_s).of_run(spec)
         launch = Launch(
             created="",
             started_s=0.0,
@@ -120,22 +111,17 @@ class Ec2Backend(Ec2Launcher):
             bundle=bundle,
             risk=risk,
             accept_fewer=options.accept_fewer,
-            canary=self._prober(wanted, bundle, options) if options.canary else None,
+            canary=self._prober(wanted, bundle, options.data, orders) if options.canary else None,
         )
 
-    def _prober(self, plan: Plan, bundle: Bundle, options: LaunchOptions) -> Prober:
+    def _prober(self, plan: Plan, bundle: Bundle, data: str | None, orders: Orders) -> Prober:
         """What runs a canary: as the plan's own launch, with a run and a hard stop of its own."""
-        region = ordering.region_of(plan)
         assert plan.profile is not None
         return Prober(
-            edge=connect(region),
+            **vars(orders),
             launcher=self,
-            catalog=load_catalog(region),
-            billing=load_billing(),
-            wishes=_wishes(options),
             bundle=bundle,
-            data=options.data,
-            version=version("hetopt"),
+            data=data,
             gradient_bytes=plan.profile.job.gradient_bytes,
             clock=self.clock,
             sleep=self.sleep,
@@ -150,18 +136,14 @@ class Ec2Backend(Ec2Launcher):
         before = Order.load(folder / ORDER_FILE)
         wishes = _wishes(options)
         now_s = datetime.datetime.now(datetime.UTC).timestamp()
-        order = ordering.make_order(
+        same_place = replace(
+            wishes,
+            bucket=wishes.bucket or before.bucket,
+            network=before.network if wishes.network == Network() else wishes.network,
+        )
+        order = _orders(before.region, same_place).of_plan(
             launch.plan,
-            connect(before.region),
-            load_catalog(before.region),
-            load_billing(),
-            replace(
-                wishes,
-                bucket=wishes.bucket or before.bucket,
-                network=before.network if wishes.network == Network() else wishes.network,
-            ),
             run_id=folder.name,
-            version=version("hetopt"),
             bundle_sha256=before.bundle_sha256,
             now_s=now_s,
             life=before.life + 1,
@@ -242,6 +224,17 @@ class Ec2Backend(Ec2Launcher):
         launch = launch.model_copy(update={"spec": read_spec(folder)})
         launch.save(folder / LAUNCH_FILE)
         return handle, launch
+
+
+def _orders(region: str, wishes: Wishes) -> Orders:
+    """Written with the credentials and the catalogue that are here."""
+    return Orders(
+        edge=connect(region),
+        catalog=load_catalog(region),
+        billing=load_billing(),
+        wishes=wishes,
+        version=version("hetopt"),
+    )
 
 
 def _wishes(options: LaunchOptions) -> Wishes:

@@ -18,7 +18,7 @@ from hetopt.backends.ec2.renter.calls import get_object
 from hetopt.backends.ec2.renter.errors import if_there
 from hetopt.backends.ec2.renter.order import Order
 from hetopt.backends.ec2.renter.request import Edge
-from hetopt.backends.probe_runs import ProbeRun, probe_spec
+from hetopt.backends.probe_runs import ProbeRun, probe
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.events.records import LogEvent, StepsLogged
 from hetopt.core.formatting import duration
@@ -81,9 +81,7 @@ def canary_probe(plan: Plan) -> ProbeRun:
         WorkerSpec(host=host, type=name, local_batch_size=size)
         for host, name, size in zip(hosts, types, shares, strict=True)
     )
-    return ProbeRun(
-        configuration=Configuration(nodes=nodes, local_batch_size=shares), spec=probe_spec(plan.profile, workers)
-    )
+    return probe(plan.profile, nodes, shares, workers)
 
 
 def first_step_s(order: Order, events: Iterable[LogEvent]) -> float:

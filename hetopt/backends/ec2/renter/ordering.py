@@ -139,65 +139,6 @@ def budget_of(plan: Plan, wished_usd: float | None) -> float:
     return budget
 
 
-def make_order(
-    plan: Plan,
-    edge: Edge,
-    catalog: Catalog,
-    billing: Billing,
-    wishes: Wishes,
-    *,
-    run_id: str,
-    version: str,
-    bundle_sha256: str,
-    now_s: float,
-    life: int = 0,
-    spent_usd: float = 0.0,
-) -> Order:
-    """Ask what must be known, and write the order of a plan.
-
-    Args:
-        plan: what to run.
-        edge: carries out calls.
-        catalog: of the plan's region.
-        billing: prices beside the machines' own.
-        wishes: what was chosen at launch.
-        run_id: the run's name.
-        version: of hetopt.
-        bundle_sha256: of the code.
-        now_s: seconds since the epoch.
-        life: how often the run was resumed.
-        spent_usd: what its earlier lives have cost.
-
-    Raises:
-        CloudRefused: the account, a zone, an image or the bucket is not there.
-        BudgetStop: the budget does not last until the cluster has booted.
-        BadInput: the plan cannot be rented as it is.
-    """
-    # Who brings the data set to the region has paid for that out of the same budget.
-    before_usd = plan.chosen.prediction.data_transfer_usd
-    job = Job(
-        roles=roles_of(plan, catalog, wishes.substitutes),
-        budget_usd=budget_of(plan, wishes.budget_usd),
-        gradient_bytes=plan.profile.job.gradient_bytes,
-        deadline_s=plan.goal.deadline_s,
-        spent_usd=spent_usd + before_usd,
-        disk_gb=plan.chosen.disk_gb,
-        may_cost_usd=plan.chosen.prediction.cost_usd.high - before_usd,
-    )
-    return order_of(
-        job,
-        edge,
-        catalog,
-        billing,
-        wishes,
-        run_id=run_id,
-        version=version,
-        bundle_sha256=bundle_sha256,
-        now_s=now_s,
-        life=life,
-    ).of_run(plan.run)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """What machines are rented for.
@@ -233,72 +174,112 @@ class Job:
         return 0.0 if self.spent_usd + needed + usd > self.budget_usd else usd
 
 
-def order_of(
-    job: Job,
-    edge: Edge,
-    catalog: Catalog,
-    billing: Billing,
-    wishes: Wishes,
-    *,
-    run_id: str,
-    version: str,
-    bundle_sha256: str,
-    now_s: float,
-    life: int = 0,
-) -> Order:
-    """The order of a job; arguments and errors as in `make_order`."""
-    roles, budget = job.roles, job.budget_usd
-    who = account.identity(edge)
-    bucket = wishes.bucket or account.default_bucket(who.account_id, catalog.region)
-    account.check_bucket(edge, bucket, who.account_id, catalog.region)
-    extras = extras_usd_per_hour(billing, job.disk_gb)
-    if not wishes.network.public_address:
-        extras -= billing.public_ipv4_usd_per_hour.value
-    zones = account.zones_for(edge, roles, catalog, extras, now_s, wishes.network.subnets)
-    if wishes.network.security_group is not None:
-        account.check_group(edge, wishes.network.security_group, zones[0].vpc_id)
-    if wishes.zone is not None:
-        zones = tuple(zone for zone in zones if wishes.zone in (zone.name, zone.zone_id))
-        if not zones:
-            raise BadInput(
-                f"the zone {wishes.zone} does not have all types of the plan in this account.",
-                hint="leave `zone` out; zone names differ between accounts, ids such as use1-az4 do not",
-            )
-    own_network = wishes.network != Network()
-    way = account.way_out(edge, zones[0]) if own_network else None
-    traffic = account.traffic_usd(way, roles, billing)
-    fixed = fixed_usd(checkpoint_bytes(job.gradient_bytes), billing) + traffic
-    worst = worst_usd_per_hour(roles, zones)
-    move = job.move_usd(worst, fixed_usd=fixed)
-    longest_s = lifetime_s(budget, fixed_usd=fixed + move + job.spent_usd, worst_usd_per_hour=worst)
-    return Order(
-        run_id=run_id,
-        life=life,
-        hetopt_version=version,
-        region=catalog.region,
-        account_id=who.account_id,
-        owner=who.owner,
-        launched_by=who.arn,
-        bucket=bucket,
-        instance_profile=wishes.instance_profile,
-        end_role=scheduled_ends.end_role(edge),
-        volume_gb=job.disk_gb,
-        extras_usd_per_hour=extras,
-        zones=zones,
-        roles=roles,
-        images=account.boot_images(edge, (role.image_kind for role in roles), wishes.images, volume_gb=job.disk_gb),
-        network=wishes.network,
-        way_out=way,
-        traffic_usd=traffic,
-        bundle_sha256=bundle_sha256,
-        group_secret=new_secret(),
-        created_s=now_s,
-        budget_usd=budget,
-        fixed_usd=fixed,
-        move_usd=move,
-        checkpoint_s=_checkpoint_s(job.gradient_bytes, roles, catalog),
-        lifetime_s=min(longest_s, job.deadline_s or longest_s),
-    )
+@dataclass(frozen=True, kw_only=True)
+class Orders:
+    """Writes orders, of what must be asked for them.
+
+    Attributes:
+        edge: carries out calls.
+        catalog: of the region.
+        billing: prices beside the machines' own.
+        wishes: what was chosen at launch.
+        version: of hetopt.
+    """
+
+    edge: Edge
+    catalog: Catalog
+    billing: Billing
+    wishes: Wishes
+    version: str
+
+    def of_plan(
+        self, plan: Plan, *, run_id: str, bundle_sha256: str, now_s: float, life: int = 0, spent_usd: float = 0.0
+    ) -> Order:
+        """The order of a plan.
+
+        Args:
+            plan: what to run.
+            run_id: the run's name.
+            bundle_sha256: of the code.
+            now_s: seconds since the epoch.
+            life: how often the run was resumed.
+            spent_usd: what its earlier lives have cost.
+
+        Raises:
+            CloudRefused: the account, a zone, an image or the bucket is not there.
+            BudgetStop: the budget does not last until the cluster has booted.
+            BadInput: the plan cannot be rented as it is.
+        """
+        # Who brings the data set to the region has paid for that out of the same budget.
+        before_usd = plan.chosen.prediction.data_transfer_usd
+        job = Job(
+            roles=roles_of(plan, self.catalog, self.wishes.substitutes),
+            budget_usd=budget_of(plan, self.wishes.budget_usd),
+            gradient_bytes=plan.profile.job.gradient_bytes,
+            deadline_s=plan.goal.deadline_s,
+            spent_usd=spent_usd + before_usd,
+            disk_gb=plan.chosen.disk_gb,
+            may_cost_usd=plan.chosen.prediction.cost_usd.high - before_usd,
+        )
+        order = self.of_job(job, run_id=run_id, bundle_sha256=bundle_sha256, now_s=now_s, life=life)
+        return order.of_run(plan.run)
+
+    def of_job(self, job: Job, *, run_id: str, bundle_sha256: str, now_s: float, life: int = 0) -> Order:
+        """The order of a job; arguments and errors as in `of_plan`."""
+        roles, budget = job.roles, job.budget_usd
+        who = account.identity(self.edge)
+        bucket = self.wishes.bucket or account.default_bucket(who.account_id, self.catalog.region)
+        account.check_bucket(self.edge, bucket, who.account_id, self.catalog.region)
+        extras = extras_usd_per_hour(self.billing, job.disk_gb)
+        if not self.wishes.network.public_address:
+            extras -= self.billing.public_ipv4_usd_per_hour.value
+        zones = account.zones_for(self.edge, roles, self.catalog, extras, now_s, self.wishes.network.subnets)
+        if self.wishes.network.security_group is not None:
+            account.check_group(self.edge, self.wishes.network.security_group, zones[0].vpc_id)
+        if self.wishes.zone is not None:
+            zones = tuple(zone for zone in zones if self.wishes.zone in (zone.name, zone.zone_id))
+            if not zones:
+                raise BadInput(
+                    f"the zone {self.wishes.zone} does not have all types of the plan in this account.",
+                    hint="leave `zone` out; zone names differ between accounts, ids such as use1-az4 do not",
+                )
+        own_network = self.wishes.network != Network()
+        way = account.way_out(self.edge, zones[0]) if own_network else None
+        traffic = account.traffic_usd(way, roles, self.billing)
+        fixed = fixed_usd(checkpoint_bytes(job.gradient_bytes), self.billing) + traffic
+        worst = worst_usd_per_hour(roles, zones)
+        move = job.move_usd(worst, fixed_usd=fixed)
+        longest_s = lifetime_s(budget, fixed_usd=fixed + move + job.spent_usd, worst_usd_per_hour=worst)
+        return Order(
+            run_id=run_id,
+            life=life,
+            hetopt_version=self.version,
+            region=self.catalog.region,
+            account_id=who.account_id,
+            owner=who.owner,
+            launched_by=who.arn,
+            bucket=bucket,
+            instance_profile=self.wishes.instance_profile,
+            end_role=scheduled_ends.end_role(self.edge),
+            volume_gb=job.disk_gb,
+            extras_usd_per_hour=extras,
+            zones=zones,
+            roles=roles,
+            images=account.boot_images(
+                self.edge, (role.image_kind for role in roles), self.wishes.images, volume_gb=job.disk_gb
+            ),
+            network=self.wishes.network,
+            way_out=way,
+            traffic_usd=traffic,
+            bundle_sha256=bundle_sha256,
+            group_secret=new_secret(),
+            created_s=now_s,
+            budget_usd=budget,
+            fixed_usd=fixed,
+            move_usd=move,
+            checkpoint_s=_checkpoint_s(job.gradient_bytes, roles, self.catalog),
+            lifetime_s=min(longest_s, job.deadline_s or longest_s),
+        )
 
 
 def moved_prices(plan: Plan, order: Order) -> list[Moved]:

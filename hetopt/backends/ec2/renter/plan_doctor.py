@@ -18,13 +18,11 @@ from hetopt.backends.ec2.renter.doctor import Check, Verdict, bad, role_checks, 
 from hetopt.backends.ec2.renter.edge import Login
 from hetopt.backends.ec2.renter.errors import ApiRefused
 from hetopt.backends.ec2.renter.order import Order, Role
-from hetopt.backends.ec2.renter.ordering import Wishes, check_prices, expected_usd, make_order, moved_prices, roles_of
+from hetopt.backends.ec2.renter.ordering import Orders, check_prices, expected_usd, moved_prices, roles_of
 from hetopt.backends.ec2.renter.permissions import Policy, give_policy, node_policy
-from hetopt.backends.ec2.renter.request import Answer, Edge, Request, read
+from hetopt.backends.ec2.renter.request import Answer, Request, read
 from hetopt.core.errors import BadInput, BudgetStop, CloudRefused, HetoptError
 from hetopt.core.formatting import duration
-from hetopt.optimizer.cost.billing import Billing
-from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Plan
 
 LEAST_LOGIN_S = 1200.0
@@ -32,23 +30,15 @@ LEAST_LOGIN_S = 1200.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanDoctor:
-    """Asks what a plan needs.
+class PlanDoctor(Orders):
+    """Asks what a plan needs, and writes the order that a launch would.
 
     Attributes:
-        edge: carries out calls.
-        wishes: what would be chosen at launch.
         login: where the credentials came from, and until when they hold.
-        version: of hetopt.
         now_s: seconds since the epoch.
     """
 
-    edge: Edge
-    catalog: Catalog
-    billing: Billing
-    wishes: Wishes
     login: Callable[[], Login]
-    version: str
     now_s: float
 
     def checks(self, plan: Plan) -> Iterator[Check]:
@@ -65,7 +55,7 @@ class PlanDoctor:
         yield self._disk_key(roles)
         yield self._internet()
         try:
-            order = self._order(plan)
+            order = self.of_plan(plan, run_id="doctor", bundle_sha256="0" * 64, now_s=self.now_s)
         except HetoptError as refused:
             yield bad("budget" if isinstance(refused, BudgetStop) else "zones", refused)
             return
@@ -167,19 +157,6 @@ class PlanDoctor:
         said = f"the account blocks internet gateways ({mode}): machines reach neither S3 nor packages by them"
         hint = "an administrator excludes the network: `aws ec2 create-vpc-block-public-access-exclusion`"
         return Check(name=name, verdict="bad", said=said, hint=hint)
-
-    def _order(self, plan: Plan) -> Order:
-        return make_order(
-            plan,
-            self.edge,
-            self.catalog,
-            self.billing,
-            self.wishes,
-            run_id="doctor",
-            version=self.version,
-            bundle_sha256="0" * 64,
-            now_s=self.now_s,
-        )
 
     def _zones(self, order: Order) -> Check:
         names = ", ".join(zone.name for zone in order.zones)

@@ -24,8 +24,7 @@ from hetopt.backends.ec2.renter.canary import (
 from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, Ec2Launcher
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order, Role
-from hetopt.backends.ec2.renter.request import Edge
-from hetopt.backends.probe_runs import ProbeRun, probe_spec, read_sample
+from hetopt.backends.probe_runs import ProbeRun, probe, read_sample
 from hetopt.core.errors import BadInput, BudgetStop, RunFailed
 from hetopt.core.events.log import EVENTS_FILE
 from hetopt.core.events.reader import read_log
@@ -34,7 +33,6 @@ from hetopt.core.profile import Profile
 from hetopt.core.run_spec import WorkerSpec
 from hetopt.core.run_status import RunState
 from hetopt.core.step_samples import Configuration, Node, StepSample
-from hetopt.optimizer.cost.billing import Billing
 from hetopt.optimizer.cost.cost import checkpoint_bytes
 from hetopt.optimizer.cost.provisioning import Payload, disk_gb
 from hetopt.optimizer.market.catalog import Catalog
@@ -74,7 +72,7 @@ def _probe(profile: Profile, catalog: Catalog, layout: tuple[str, ...]) -> Probe
         for place, node in enumerate(nodes)
         for _ in range(node.workers)
     )
-    return ProbeRun(configuration=Configuration(nodes=nodes, local_batch_size=size), spec=probe_spec(profile, specs))
+    return probe(profile, nodes, size, specs)
 
 
 def _workers_on(catalog: Catalog, name: str) -> int:
@@ -112,28 +110,20 @@ def roles_for(probe: ProbeRun, catalog: Catalog) -> tuple[Role, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prober:
-    """Rents for probes.
+class Prober(ordering.Orders):
+    """Rents for probes, by orders of its own.
 
     Attributes:
-        edge: for what must be asked before an order is written.
         launcher: rents, watches and gives back.
-        wishes: what was chosen for all probes.
         bundle: the code, with the task's own file where it has one.
         data: where its data is, in S3.
-        version: of hetopt.
         clock: seconds since the epoch.
         sleep: waits.
     """
 
-    edge: Edge
     launcher: Ec2Launcher
-    catalog: Catalog
-    billing: Billing
-    wishes: ordering.Wishes
     bundle: Bundle
     data: str | None
-    version: str
     gradient_bytes: int
     clock: Callable[[], float]
     sleep: Callable[[float], None]
@@ -188,7 +178,7 @@ class Prober:
     def _rented(
         self, probe: ProbeRun, folder: Path, roles: Sequence[Role], budget_usd: float, lives_s: float | None
     ) -> tuple[Order, StepSample, float]:
-        order = ordering.order_of(
+        order = self.of_job(
             ordering.Job(
                 roles=tuple(roles),
                 budget_usd=budget_usd,
@@ -196,12 +186,7 @@ class Prober:
                 disk_gb=self._disk_gb(probe),
                 deadline_s=lives_s,
             ),
-            self.edge,
-            self.catalog,
-            self.billing,
-            self.wishes,
             run_id=folder.name,
-            version=self.version,
             bundle_sha256=self.bundle.sha256,
             now_s=self.clock(),
         )

@@ -242,12 +242,7 @@ class Remover:
             CloudRefused: something stayed; the first reason is told.
         """
         refused: list[CloudRefused] = []
-
-        def attempt(step: Callable[[], None]) -> None:
-            try:
-                step()
-            except CloudRefused as error:
-                refused.append(error)
+        attempt = partial(_attempt, refused)
 
         def each(kind: Kind, operation: str, key: str, service: str = "ec2") -> None:
             for id_ in by_kind.get(kind, ()):
@@ -285,13 +280,7 @@ class Remover:
         """
         everything: dict[str, Found] = {}
         refused: list[CloudRefused] = []
-
-        def attempt(step: Callable[[], None]) -> None:
-            try:
-                step()
-            except CloudRefused as error:
-                refused.append(error)
-
+        attempt = partial(_attempt, refused)
         attempt(lambda: self.remove(self._known()))
         # What could not be removed by its id may be in no list yet: a list without it is no sign that it is gone.
         settled = not self.made.hanging and not refused
@@ -436,6 +425,14 @@ class Remover:
                 raise
             return list(ids)
         return []
+
+
+def _attempt(refused: list[CloudRefused], step: Callable[[], None]) -> None:
+    """Do one thing of several; what is refused keeps none of the others from being done."""
+    try:
+        step()
+    except CloudRefused as error:
+        refused.append(error)
 
 
 def is_dying(instance: Answer) -> bool:
