@@ -104,4 +104,9 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    """What can be used here: without torch, ``help(hetopt)`` and completion are of planning."""
+    from importlib.util import find_spec
+
+    has_torch = find_spec("torch") is not None
+    names = [name for name in __all__ if has_torch or not _HOMES.get(name, "").startswith("hetopt.trainer.")]
+    return sorted([*names, *(name for name in globals() if name.startswith("__"))])

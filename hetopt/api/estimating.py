@@ -6,6 +6,7 @@ import datetime
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -79,6 +80,25 @@ class Estimate:
     sample_bytes: float
     fits: tuple[Fit, ...]
     assumed: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """What was asked, the plan, and what was assumed."""
+        return "\n".join([self._asked, str(self.plan), *self._assumed])
+
+    def __repr__(self) -> str:
+        return f"<Estimate of {self._asked}: {self.plan!r}>"
+
+    def _repr_html_(self) -> str:
+        """As notebooks show it."""
+        return "".join(f"<p>{escape(one)}</p>" for one in (self._asked, *self._assumed)) + self.plan._repr_html_()
+
+    @property
+    def _asked(self) -> str:
+        return f"{self.model.name}, {self.samples:,} samples, {self.flops:.2g} FLOPs"
+
+    @property
+    def _assumed(self) -> list[str]:
+        return [f"Assumed: {', '.join(self.assumed)}."] if self.assumed else []
 
 
 def estimate(

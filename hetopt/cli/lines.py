@@ -28,6 +28,8 @@ def opened(path: Path, option: str) -> Iterator[tuple[Iterator[str], bool]]:
         BadInput: it cannot be read, also while it is being read.
     """
     if str(path) == "-":
+        if sys.stdin.isatty():
+            raise BadInput(f"{option} would be read from this terminal.", hint="name a JSON Lines file, or pipe one in")
         at_once = stat.S_ISREG(os.fstat(sys.stdin.fileno()).st_mode)
         yield lines_of(sys.stdin, origin="standard input", hint="give JSON Lines"), at_once
         return

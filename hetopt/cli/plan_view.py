@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hetopt.cli import render
 from hetopt.core import formatting
 from hetopt.core.commands import typed
-from hetopt.reports.plan_page import MEMORY_RESERVE, asked, next_commands
+from hetopt.reports.plan_page import EVIDENCE_IN_SHORT, MEMORY_RESERVE, asked, next_commands
 from hetopt.reports.plan_plots import front_lines
 
 if TYPE_CHECKING:
@@ -27,14 +27,6 @@ MOST_LINES = 22
 
 AS_SURE = 0.02
 """Chances that differ by no more are as high."""
-
-EVIDENCE = {
-    "measured": "measured",
-    "interpolated": "same kind measured",
-    "counted": "counted",
-    "extrapolated": "not measured",
-}
-"""What a step time rests on, in few words; from the best known to the least."""
 
 
 def show(plan: Plan, *, plan_file: Path | None = None, inventory: Path | None = None, explain: bool = False) -> None:
@@ -174,8 +166,8 @@ def _machines_of(way: Choice, usual_batch: int, *, evidence: bool) -> str:
     groups = way.candidate.groups
     quotas = " ".join(f"{need.bucket}={need.vcpus}" for need in way.quotas)
     rests = {group.evidence for group in groups}
-    least = next(known for known in reversed(EVIDENCE) if known in rests)
-    basis = EVIDENCE[least] if len(rests) == 1 else f"in part {EVIDENCE[least]}"
+    least = next(known for known in reversed(EVIDENCE_IN_SHORT) if known in rests)
+    basis = EVIDENCE_IN_SHORT[least] if len(rests) == 1 else f"in part {EVIDENCE_IN_SHORT[least]}"
     return "; ".join(
         filter(
             None,
@@ -355,7 +347,7 @@ def _machine_row(group: Group) -> list[str]:
         group.terms + band + seen,
         formatting.usd(group.price_usd_per_hour),
         str(low) if low == high else f"{low}–{high}",
-        group.evidence,
+        EVIDENCE_IN_SHORT[group.evidence],
     ]
 
 

@@ -120,7 +120,11 @@ def _choice(way: Choice, axes: _Axes, *, is_chosen: bool) -> str:
     machines = "this machine" if way.candidate is None else way.candidate.in_words
     have = "" if way.candidate is None else way.candidate.hardware_in_words
     quotas = "; ".join(f"{need.vcpus} vCPUs of {need.name} (a new account: {need.new_account})" for need in way.quotas)
-    rests = "measured" if way.candidate is None else " and ".join(sorted({group.evidence for group in groups}))
+    rests = (
+        "measured"
+        if way.candidate is None
+        else " and ".join(sorted({EVIDENCE_IN_SHORT[group.evidence] for group in groups}))
+    )
     took, paid = way.total_s, way.cost_usd
     span = "" if way.candidate is None else formatting.usd_span(paid.low, paid.high)
     lines = [", ".join(filter(None, [have, f"step time {rests}"])), quotas]
@@ -216,13 +220,21 @@ def _shares(chosen: Candidate) -> str:
                 f"{len(group.local_batch_sizes)} on {group.machines} × {escape(group.instance_type)}",
                 have,
                 f'<span data-figure="largest_share" data-value="{high}">{share}</span>',
-                escape(group.evidence),
+                EVIDENCE_IN_SHORT[group.evidence],
                 formatting.usd(group.price_usd_per_hour) + (" (estimate)" if group.price_is_estimate else ""),
             ]
         )
     columns = ["workers", "each machine", "samples of a step, each", "step time is", "price an hour, each"]
     return table("what each worker does", columns, rows, numbers=frozenset({2, 4}))
 
+
+EVIDENCE_IN_SHORT = {
+    "measured": "measured",
+    "interpolated": "same kind measured",
+    "counted": "counted",
+    "extrapolated": "not measured",
+}
+"""What a step time rests on, in few words; from the best known to the least."""
 
 MEMORY_RESERVE = (
     f"{MEMORY_FRACTION:g} of a GPU less {ACCELERATOR_CONTEXT_BYTES // 2**20} MiB of CUDA context, "

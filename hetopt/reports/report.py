@@ -388,7 +388,8 @@ def _verdict(
             if changed
             else "what the workers sent changed on the way, where one way was predicted"
             if exchange_changes
-            else "the machine was busier or slower than while it was profiled; profile it again",
+            else f"the machine was {'busier or slower' if parts_s[worst] > 0 else 'quieter or faster'} than while it was "
+            "profiled; profile it again",
             "steps": "the target took another number of steps than the pilots suggested",
             "start-up": "starting the processes took another time than in the profile"
             if interrupted is None or interrupted.sessions <= 1
@@ -398,7 +399,8 @@ def _verdict(
             "evaluations and checkpoints": "what is between steps took another time than in the profile",
         }[worst]
         sentences.append(
-            f"Most of the difference is in the {worst} ({parts_s[worst]:+.1f} s of {apart_s:+.1f} s): {advice}."
+            f"The largest part of the difference is in the {worst} ({parts_s[worst]:+.1f} s of {apart_s:+.1f} s): "
+            f"{advice}."
         )
     if changed or slowed:
         what = [

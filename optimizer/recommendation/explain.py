@@ -172,6 +172,8 @@ def _against_uniform(
 def _no_better_mix(found: Found, seen: Sensitivity) -> str:
     proof = found.proof
     if proof is None or seen.gap is None:
+        if not found.mixes:
+            return "No mix of machine types was tried."
         return f"None of the {found.mixes:,} mixes of machine types that were tried did better by more than 2 %."
     types = "two" if proof.types == 2 else "up to three"
     return f"No mix of {types} machine types is better by more than {seen.gap:.1%}: all were considered."

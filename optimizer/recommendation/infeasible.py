@@ -173,5 +173,6 @@ def nothing_fits(question: Question, found: Found, limits: Limits, quotas: str |
     asked = limits_in_words("a", limits.budget_usd, limits.deadline_s)
     return NoFeasiblePlan(
         f"Nothing fits {asked}: {'; '.join(nearest)}.",
-        hint=", or ".join([*([quotas] if quotas else []), *remedies(question, limits).in_words()]) or None,
+        hint=", or ".join([*([quotas] if quotas else []), *remedies(question, limits).in_words(question.asked)])
+        or None,
     )

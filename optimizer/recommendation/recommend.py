@@ -453,7 +453,7 @@ def computings(
     if wanted is not None and wanted not in known:
         raise BadInput(
             f"{setting('precision', wanted)} was not measured: the profile has steps in {', '.join(known)}.",
-            hint=f"hetopt profile TASK --precision {wanted}, on a machine that has it",
+            hint=f"hetopt profile TASK --precision {wanted}, on a machine that has it, or leave `precision` out",
         )
     averages = options.sync is not None and options.sync.name != "bsp"
     if wanted == "fp16" and averages:

@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hetopt.core.formatting import duration, round_up_s, round_up_usd, usd
+from hetopt.core.formatting import chance, duration, round_up_s, round_up_usd, usd
 from hetopt.optimizer.cost.monte_carlo import PossibleRuns
 from hetopt.optimizer.plan import SURE
 from hetopt.optimizer.recommendation.confidence import confident, simulate, sparing
@@ -50,14 +50,19 @@ class Remedies:
     both: tuple[float, float] | None = None
     confidence: float | None = None
 
-    def in_words(self) -> Iterator[str]:
-        """One phrase for each remedy, such as 'raise the budget to $12.40'."""
+    def in_words(self, kept: float | None = None) -> Iterator[str]:
+        """One phrase for each remedy, such as 'raise the budget to $12.40'.
+
+        Args:
+            kept: the probability with which it is kept, where that has to be said.
+        """
+        sure = "" if kept is None else f", which {chance(kept)} of simulated runs keep"
         if self.budget_usd is not None:
-            yield f"raise the budget to {usd(self.budget_usd)}"
+            yield f"raise the budget to {usd(self.budget_usd)}{sure}"
         if self.deadline_s is not None:
-            yield f"allow {duration(self.deadline_s)}"
+            yield f"allow {duration(self.deadline_s)}{sure}"
         if self.both is not None:
-            yield f"raise the budget to {usd(self.both[0])} and allow {duration(self.both[1])}"
+            yield f"raise the budget to {usd(self.both[0])} and allow {duration(self.both[1])}{sure}"
         if self.confidence is not None:
             yield f"ask for no more than `confidence={self.confidence:g}`"
 

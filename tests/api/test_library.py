@@ -37,6 +37,28 @@ def test_every_name_is_there_documented_and_typed() -> None:
         _ = hetopt.nonsense
 
 
+def test_help_is_there_without_torch() -> None:
+    """`help(hetopt)` looks at every name that is offered: none may need what is not installed."""
+    code = (
+        "import importlib.util, inspect, sys, hetopt\n"
+        "sys.modules['torch'] = None\n"
+        "found = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, *more: None if name == 'torch' else found(name, *more)\n"
+        "names = dict(inspect.getmembers(hetopt))\n"
+        "print('recommend' in names, 'Task' in names, 'import_module' in names)"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.split() == ["True", "False", "False"]
+
+
+def test_an_estimate_is_read_in_three_lines() -> None:
+    made = hetopt.estimate(params="110M", samples="3M", tokens=128, types="g5.xlarge", max_workers=1)
+    assert str(made).startswith("110 M parameters, 3,000,000 samples, 2.5e+17 FLOPs\n1 × g5.xlarge: ")
+    assert "Assumed: 256 samples a step" in str(made)
+    assert "<table>" in made._repr_html_()
+    assert len(repr(made)) < 250
+
+
 def test_names_stay_functions_whatever_is_imported() -> None:
     """A room of the same name would hide a function as soon as one of its modules is imported."""
     rooms = {one.name for one in pkgutil.iter_modules(hetopt.__path__)}

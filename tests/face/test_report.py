@@ -27,7 +27,7 @@ from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.recommend import Options, recommend
-from hetopt.reports.report import Report, make_report
+from hetopt.reports.report import Compared, Report, Unit, _verdict, make_report
 from hetopt.reports.timeline import timeline
 from tests.logs import history_of
 
@@ -427,3 +427,18 @@ def test_a_stopped_run_goes_on_only_where_it_has_a_checkpoint(
     with pytest.raises(RunStopped) as kept:
         finish(Run.find(launch.run_id), rented=False, as_json=False)
     assert kept.value.hint == f"go on with `hetopt launch --on local --resume {launch.run_id}`"
+
+
+@pytest.mark.parametrize(("step_s", "told"), [(0.2, "busier or slower"), (0.05, "quieter or faster")])
+def test_the_verdict_says_which_way_the_machine_differed(step_s: float, told: str) -> None:
+    def figure(name: str, unit: Unit, predicted: float, measured: float) -> Compared:
+        return Compared(name=name, unit=unit, predicted=predicted, low=predicted, high=predicted, measured=measured)
+
+    figures = [
+        figure("step time", "s", 0.1, step_s),
+        figure("steps", "steps", 100, 100),
+        figure("start-up", "s", 5, 5),
+        figure("run time", "s", 15, 5 + 100 * step_s),
+    ]
+    said = _verdict({one.name: one for one in figures}, False, (), 0, None, streams=False)
+    assert f"the machine was {told} than while it was profiled" in " ".join(said)
