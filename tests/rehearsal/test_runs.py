@@ -74,7 +74,7 @@ def events(run_dir: Path, name: str | None = None) -> list[Event]:
 
 def processes_of(run_dir: Path) -> list[psutil.Process]:
     found = []
-    for process in psutil.process_iter(["cmdline", "status"]):
+    for process in psutil.process_iter(["cmdline", "status", "ppid"]):
         line = process.info["cmdline"] or []
         if str(run_dir) in line and "-c" not in line and process.info["status"] != psutil.STATUS_ZOMBIE:
             found.append(process)
@@ -86,9 +86,12 @@ def network_of(run_dir: Path) -> list[str]:
 
 
 def conductor_of(run_dir: Path) -> psutil.Process:
-    # As they were when they were found: some have ended since.
-    found = processes_of(run_dir)
-    [conductor] = [one for one in found if "hetopt.backends.emulation.conductor" in one.info["cmdline"]]
+    # As they were when they were found: some have ended since. A child that has not begun its own program yet still
+    # has the name of the conductor that forked it.
+    found = {
+        one.pid: one for one in processes_of(run_dir) if "hetopt.backends.emulation.conductor" in one.info["cmdline"]
+    }
+    [conductor] = [one for one in found.values() if one.info["ppid"] not in found]
     return conductor
 
 
