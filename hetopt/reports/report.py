@@ -379,6 +379,7 @@ def _verdict(
         apart_s = run_time.measured - run_time.predicted
         parts_s = _parts_s(figures, interrupted)
         worst = max(parts_s, key=lambda name: parts_s[name] * apart_s)
+        how = "busier or slower" if parts_s[worst] > 0 else "quieter or faster"
         advice = {
             "step time": "steps waited for samples to arrive, for longer than was predicted"
             if streams
@@ -388,8 +389,7 @@ def _verdict(
             if changed
             else "what the workers sent changed on the way, where one way was predicted"
             if exchange_changes
-            else f"the machine was {'busier or slower' if parts_s[worst] > 0 else 'quieter or faster'} than while it was "
-            "profiled; profile it again",
+            else f"the machine was {how} than while it was profiled; profile it again",
             "steps": "the target took another number of steps than the pilots suggested",
             "start-up": "starting the processes took another time than in the profile"
             if interrupted is None or interrupted.sessions <= 1
