@@ -45,7 +45,8 @@ molecules (SE(3)-Transformer's is in molecules a millisecond). By the scripts an
 DeepLearningExamples."""
 
 LEAST_BATCH = 8
-"""A batch below this part of the column's median is another job."""
+"""A batch of this part of the column's median, or below it, is another job: Transformer-XL large at 2 beside 16, which
+the data's README names. Only so are there the 982 cells that it counts, and its baselines come out as it says."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +117,7 @@ def read_columns(data: Path) -> tuple[Column, ...]:
             gpu: statistics.median(float(row["batch_size_per_gpu"] or 1) for row in rows) for gpu, rows in cells.items()
         }
         least = statistics.median(batches.values()) / LEAST_BATCH
-        kept = [gpu for gpu in cells if batches[gpu] >= least]
+        kept = [gpu for gpu in cells if batches[gpu] > least]
         if len(kept) > 1:
             found.append(
                 Column(
