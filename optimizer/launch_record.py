@@ -7,6 +7,7 @@ from typing import ClassVar, TypeAlias
 from pydantic import Field
 
 from hetopt.core.artifact import Artifact
+from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.core.run_spec import OWN_NAME, RunSpec
 from hetopt.optimizer.plan import Earlier, Plan, Prediction
 
@@ -48,6 +49,18 @@ class Launch(Artifact):
     def hourly_usd(self) -> float:
         """What the plan's machines cost an hour, at the plan's prices."""
         return sum(group.machines * group.price_usd_per_hour for group in self.plan.chosen.groups)
+
+    @property
+    def running_usd_per_hour(self) -> float:
+        """What this run costs in an hour in which it trains: on one's own machines what their owner said, here nothing.
+
+        Machines that are rented, or rehearsed, cost what the plan says.
+        """
+        if self.on in ("ec2", "rehearsal"):
+            return self.hourly_usd
+        said = self.prediction
+        working_s = said.total_s.value - said.closed_s
+        return said.cost_usd.value / working_s * SECONDS_PER_HOUR if working_s > 0 else 0.0
 
     @property
     def speeds(self) -> dict[str, float]:

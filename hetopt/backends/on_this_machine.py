@@ -19,6 +19,7 @@ from hetopt.core.calibration_benchmark import measure_yardstick_s
 from hetopt.core.errors import BadInput
 from hetopt.core.extras import install_command
 from hetopt.core.profile import Profile
+from hetopt.core.run_folder import latest_checkpoint
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.runs import RunFolders
 from hetopt.core.task_reference import check_data_folder, check_found
@@ -73,7 +74,7 @@ class _OnThisMachine(ProcessLauncher):
 
     def prepare_resumed(self, folder: Path, options: LaunchOptions) -> Prepared:
         """See `hetopt.backends.backend.Backend`."""
-        launch = resumable(self, folder, self.name, folder / "checkpoint" / "LATEST")
+        launch = resumable(self, folder, self.name)
         launch = launch.model_copy(update={"spec": _restarted(launch.spec, options)})
         return Prepared(launch=launch, folder=folder)
 
@@ -143,14 +144,13 @@ def _restarted(spec: RunSpec, options: LaunchOptions) -> RunSpec:
     return spec if options.restarts is None else spec.model_copy(update={"max_restarts": options.restarts})
 
 
-def resumable(launcher: ProcessLauncher, folder: Path, place: str, latest: Path) -> Launch:
+def resumable(launcher: ProcessLauncher, folder: Path, place: str) -> Launch:
     """The launch of a run that can go on.
 
     Args:
         launcher: that started it.
         folder: the run's.
         place: where that launcher's runs are, such as ``local``.
-        latest: what names the run's newest checkpoint.
 
     Raises:
         BadInput: it was started elsewhere, is not over, or has no checkpoint.
@@ -164,6 +164,6 @@ def resumable(launcher: ProcessLauncher, folder: Path, place: str, latest: Path)
     state = launcher.poll(RunHandle(run_dir=folder)).state
     if not state.is_over:
         raise BadInput(f"{folder.name} is still {state.value}.", hint=f"end it first with `hetopt stop {folder.name}`")
-    if not latest.exists():
+    if latest_checkpoint(folder) is None:
         raise BadInput(f"{folder.name} has no checkpoint to go on from.", hint="start it anew from its plan")
     return launch

@@ -65,11 +65,7 @@ def show_status(fact: dict[str, Any]) -> None:
         )
         render.line(f"  {formatting.duration(fact['step_time_s'])} a step{said}")
     if fact["elapsed_s"]:
-        cost = (
-            f"; {formatting.usd(fact['usd_at_plan_rate'])} at the plan's {formatting.usd(fact['plan_usd_per_hour'])}/h"
-            if fact["usd_at_plan_rate"] is not None
-            else ""
-        )
+        cost = "" if fact["usd"] is None else f"; {cost_words(fact['usd'], fact['usd_per_hour'], fact['on'])}"
         in_all = f" in {fact['sessions']} sessions" if fact["sessions"] > 1 else ""
         again = f", {formatting.count(fact['lost_steps'])} steps of it done again" if fact["lost_steps"] else ""
         since = f"{in_all}{again}" if in_all or again else " since launch"
@@ -89,6 +85,14 @@ def show_status(fact: dict[str, Any]) -> None:
     if fact["unread"]:
         render.note(fact["unread"])
     render.note(fact["folder"])
+
+
+def cost_words(usd: float, usd_per_hour: float, on: str | None, of: str = "") -> str:
+    """What a run has cost, and at which rate; ``of`` stands behind the amount."""
+    if not usd_per_hour:
+        return "$0, as nothing is rented"
+    whose = "your hosts'" if on == "ssh" else "the plan's"
+    return f"{formatting.usd(usd)}{of} at {whose} {formatting.usd(usd_per_hour)} an hour"
 
 
 def _show_conditions(fact: dict[str, Any]) -> None:

@@ -79,7 +79,7 @@ def _facts(run: Run, *, ask: bool) -> dict[str, Any]:
     record = run.record()
     launch, progress = record.launch, record.progress
     speeds = launch.speeds if launch else {}
-    hourly = launch.hourly_usd if launch else None
+    hourly = launch.running_usd_per_hour if launch else None
     predicted_steps = launch.prediction.steps.value if launch else None
     elapsed_s = progress.elapsed_s
     return {
@@ -98,8 +98,8 @@ def _facts(run: Run, *, ask: bool) -> dict[str, Any]:
         "step_time_s": progress.step_time_s,
         "predicted_step_time_s": launch.prediction.step_time_s.value if launch else None,
         "elapsed_s": elapsed_s,
-        "plan_usd_per_hour": hourly,
-        "usd_at_plan_rate": hourly * elapsed_s / 3600 if hourly is not None and elapsed_s is not None else None,
+        "usd_per_hour": hourly,
+        "usd": hourly * elapsed_s / 3600 if hourly is not None and elapsed_s is not None else None,
         "rental": rental,
         "restarts": progress.restarts,
         "sessions": progress.sessions,
@@ -127,11 +127,11 @@ def _facts(run: Run, *, ask: bool) -> dict[str, Any]:
 
 def resume_command(run: Run, state: RunStatus, on: str | None) -> str | None:
     """The command that goes on with a run which ended before its end, where it has a checkpoint here."""
-    from hetopt.core.run_folder import CHECKPOINT_FOLDER
+    from hetopt.core.run_folder import latest_checkpoint
     from hetopt.core.run_status import RunState
 
     ended = state.state in (RunState.FAILED, RunState.STOPPED)
-    there = ended and on is not None and (run.folder / CHECKPOINT_FOLDER).is_dir()
+    there = ended and on is not None and latest_checkpoint(run.folder) is not None
     return f"hetopt launch --on {on} --resume {run.name}" if there else None
 
 

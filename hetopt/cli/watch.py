@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hetopt.cli import render
+from hetopt.cli.run_view import cost_words
 from hetopt.core import formatting
 from hetopt.reports.live_run import LiveRun
-from hetopt.reports.run_words import figures, rents
+from hetopt.reports.run_words import figures
 
 if TYPE_CHECKING:
     from hetopt.api.run import Run
@@ -94,11 +95,10 @@ def _money(watched: LiveRun, state: str, now_s: float) -> list[str]:
     if launch is None or elapsed_s is None:
         return []
     since = f"  {formatting.duration(elapsed_s)} since launch"
-    if not rents(launch):
-        return [f"{since}; $0, as nothing is rented"]
-    budget, spent = launch.plan.goal.budget_usd, formatting.usd(watched.usd(elapsed_s) or 0.0)
+    budget = launch.plan.goal.budget_usd
     of = f" of a budget of {formatting.usd(budget)}" if budget is not None else ""
-    return [f"{since}; {spent}{of} at the plan's {formatting.usd(launch.hourly_usd)} an hour"]
+    spent = cost_words(watched.usd(elapsed_s) or 0.0, launch.running_usd_per_hour, launch.on, of)
+    return [f"{since}; {spent}"]
 
 
 def _exchange(watched: LiveRun) -> list[str]:

@@ -25,6 +25,12 @@ MODEL_NAMES = "model*.safetensors"
 MODEL_FILES = (MODEL_FILE, UNFINISHED_MODEL_FILE, "model.pt", "model-unfinished.pt")
 """All names that a run's model may have, the better first: the last two are those of hetopt 0.1, in torch's format."""
 CHECKPOINT_FOLDER = "checkpoint"
+LATEST_FILE = "LATEST"
+"""In it: names the newest checkpoint that is complete."""
+OBJECTS_FOLDER = "objects"
+"""What hosts of one's own have sent here, as machines that are rented send it to a bucket."""
+LATEST_OBJECT = "ckpt/LATEST"
+"""The same of a run whose hosts send their checkpoints away."""
 MANIFEST_FILE = "manifest.json"
 """Of each checkpoint, in its folder."""
 
@@ -32,6 +38,15 @@ MANIFEST_FILE = "manifest.json"
 def is_unfinished(model: Path) -> bool:
     """Whether a file of this name is the model of a run that was stopped before its planned end."""
     return model.stem == Path(UNFINISHED_MODEL_FILE).stem
+
+
+def latest_checkpoint(run_dir: Path) -> Path | None:
+    """What names the newest checkpoint that is kept in a run's folder, wherever the run was; None: none is.
+
+    Those of rented machines are in their bucket.
+    """
+    kept = (run_dir / CHECKPOINT_FOLDER / LATEST_FILE, run_dir / OBJECTS_FOLDER / LATEST_OBJECT)
+    return next((path for path in kept if path.is_file()), None)
 
 
 def model_in(run_dir: Path) -> Path | None:

@@ -182,8 +182,8 @@ class LiveRun:
         return self.progress.elapsed_s + max(0.0, since_s)
 
     def usd(self, elapsed_s: float) -> float | None:
-        """What the plan's machines cost in that time, at the plan's rate; None: no plan."""
-        return self.launch.hourly_usd * elapsed_s / SECONDS_PER_HOUR if self.launch is not None else None
+        """What the run costs in that time; None: no plan."""
+        return self.launch.running_usd_per_hour * elapsed_s / SECONDS_PER_HOUR if self.launch is not None else None
 
     def summary(
         self, name: str, state: str, *, now_s: float, reason: str | None = None, rented_usd: float | None = None
@@ -202,7 +202,7 @@ class LiveRun:
         usd = rented_usd if rented_usd is not None else None if elapsed_s is None else self.usd(elapsed_s)
         planned: dict[str, object] = {}
         if launch is not None:
-            said, rate = launch.prediction, launch.hourly_usd / SECONDS_PER_HOUR
+            said, rate = launch.prediction, launch.running_usd_per_hour / SECONDS_PER_HOUR
             paid = Range(value=rate * said.total_s.value, low=rate * said.total_s.low, high=rate * said.total_s.high)
             planned = {
                 "on": launch.on,
@@ -210,7 +210,7 @@ class LiveRun:
                 "started_s": launch.started_s,
                 "predicted_s": said.total_s,
                 "predicted_step_time_s": said.step_time_s.value,
-                "usd_per_hour": launch.hourly_usd,
+                "usd_per_hour": launch.running_usd_per_hour,
                 "budget_usd": launch.plan.goal.budget_usd,
                 "predicted_usd": paid,
                 "rented_s": launch.plan.chosen.prediction.total_s.value,

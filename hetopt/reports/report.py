@@ -200,7 +200,7 @@ def make_report(launch: Launch, progress: RunFold, told: Timeline, *, state: str
             f"{launch.run_id} has not logged a step yet, so there is nothing to report.",
             hint=f"look at it with `hetopt status {launch.run_id}` or `hetopt logs {launch.run_id}`",
         )
-    compared = _compare(launch, progress, step_time_s, launch.hourly_usd)
+    compared = _compare(launch, progress, step_time_s)
     by_name = {figure.name: figure for figure in compared}
     finished = progress.finish_reason is not None and progress.finish_reason != "stopped"
     run_time = by_name.get("run time")
@@ -258,7 +258,7 @@ def make_report(launch: Launch, progress: RunFold, told: Timeline, *, state: str
     )
 
 
-def _compare(launch: Launch, progress: RunFold, step_time_s: float, hourly_usd: float) -> tuple[Compared, ...]:
+def _compare(launch: Launch, progress: RunFold, step_time_s: float) -> tuple[Compared, ...]:
     """What was predicted beside what was measured, all sessions together; time in which nothing ran is left out."""
     said = launch.prediction
     step_time = _held("step time", "s", said.step_time_s, step_time_s)
@@ -268,13 +268,17 @@ def _compare(launch: Launch, progress: RunFold, step_time_s: float, hourly_usd: 
     startup_s = progress.startup_s or 0.0
     startup = Range(value=said.startup_s, low=said.startup_s, high=said.startup_s)
     total_s = startup_s + progress.training_s + progress.recovery_s
+    own = launch.on == "ssh"
+    hourly = launch.running_usd_per_hour if own else launch.hourly_usd
     return (
         step_time,
         _held("steps", "steps", said.steps, progress.steps_done),
         _held("training time", "s", said.training_s, progress.training_s),
         _held("start-up", "s", startup, startup_s),
         _held("run time", "s", said.total_s, total_s),
-        _held("cost at the plan's rate", "USD", said.total_s, total_s, factor=hourly_usd / SECONDS_PER_HOUR),
+        _held(
+            "cost" if own else "cost at the plan's rate", "USD", said.total_s, total_s, factor=hourly / SECONDS_PER_HOUR
+        ),
     )
 
 

@@ -80,19 +80,12 @@ def figures(
     if waiting is not None and latest is not None and len(latest.wait_s) > 1:
         told.append(f"straggler wait {formatting.share(waiting)}")
     if launch is not None and money and progress.elapsed_s is not None:
-        told.append(
-            formatting.usd(launch.hourly_usd * progress.elapsed_s / SECONDS_PER_HOUR) if rents(launch) else "$0"
-        )
+        told.append(formatting.usd(launch.running_usd_per_hour * progress.elapsed_s / SECONDS_PER_HOUR))
     if left is not None:
         form = "%H:%M" if left < DAY_S else "%a %H:%M"
         told.append(f"ends in {formatting.duration(left)}, at {time.strftime(form, time.localtime(now_s + left))}")
     metrics = formatting.reached(progress.metrics, None)
     return told + ([f"evaluated: {metrics}"] if metrics else [])
-
-
-def rents(launch: Launch) -> bool:
-    """Whether time costs money, or would at the plan's prices: on one's own machine it costs nothing."""
-    return launch.on != "local"
 
 
 class RunLog:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hetopt.backends.backend import LaunchOptions
-from hetopt.backends.ec2.protocol import LATEST_OBJECT, Latest
+from hetopt.backends.ec2.protocol import Latest
 from hetopt.backends.ec2.renter import calls
 from hetopt.backends.ec2.renter.backend import Ec2Backend
 from hetopt.backends.ec2.renter.canary import CANARY_USD, Canary, canary_probe, folded, told
@@ -18,6 +18,7 @@ from hetopt.backends.ec2.renter.edge import BotoEdge
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.core.errors import BadInput, BudgetStop, NoFeasiblePlan, RunFailed
 from hetopt.core.profile import Profile
+from hetopt.core.run_folder import LATEST_OBJECT
 from hetopt.core.runs import RunFolders
 from hetopt.core.step_samples import StepSample
 from hetopt.optimizer.market.catalog import Catalog

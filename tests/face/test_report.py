@@ -18,14 +18,16 @@ from hetopt.backends.prediction.hosting import ThisMachine
 from hetopt.backends.prediction.local_plan import predict_on_local
 from hetopt.cli import launch_view, plan_view, run_view
 from hetopt.cli.follow import finish
+from hetopt.cli.status import resume_command
 from hetopt.core.errors import BadInput, RunStopped
 from hetopt.core.events.log import EVENTS_FILE, Event
 from hetopt.core.profile import Profile
-from hetopt.core.run_folder import CHECKPOINT_FOLDER
+from hetopt.core.run_folder import CHECKPOINT_FOLDER, LATEST_FILE
+from hetopt.core.run_status import RunState, RunStatus
 from hetopt.core.stream import Stream
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.market.catalog import load_catalog
-from hetopt.optimizer.plan import Goal, Plan
+from hetopt.optimizer.plan import Goal, Plan, Range
 from hetopt.optimizer.recommendation.recommend import Options, recommend
 from hetopt.reports.report import Compared, Report, Unit, _verdict, make_report
 from hetopt.reports.timeline import timeline
@@ -424,6 +426,7 @@ def test_a_stopped_run_goes_on_only_where_it_has_a_checkpoint(
         finish(Run.find(launch.run_id), rented=False, as_json=False)
     assert stopped.value.hint == "it has no checkpoint to go on from: launch its plan anew"
     (folder / CHECKPOINT_FOLDER).mkdir()
+    (folder / CHECKPOINT_FOLDER / LATEST_FILE).write_text("step-7\n", encoding="utf-8")
     with pytest.raises(RunStopped) as kept:
         finish(Run.find(launch.run_id), rented=False, as_json=False)
     assert kept.value.hint == f"go on with `hetopt launch --on local --resume {launch.run_id}`"
@@ -442,3 +445,28 @@ def test_the_verdict_says_which_way_the_machine_differed(step_s: float, told: st
     ]
     said = _verdict({one.name: one for one in figures}, False, (), 0, None, streams=False)
     assert f"the machine was {told} than while it was profiled" in " ".join(said)
+
+
+def test_a_run_costs_what_it_runs_on(launch: Launch) -> None:
+    """Here nothing, on one's own hosts what their owner said, whatever the plan's machines would cost."""
+    assert launch.hourly_usd > 0
+    assert launch.running_usd_per_hour == 0
+    took = launch.prediction.total_s
+    priced = launch.prediction.model_copy(update={"cost_usd": Range(value=took.value, low=took.low, high=took.high)})
+    own = launch.model_copy(update={"on": "ssh", "prediction": priced})
+    assert own.running_usd_per_hour == pytest.approx(3600)
+    costs = [one for one in _report(own, _events(own)).compared if one.unit == "USD"]
+    assert [(one.name, one.predicted) for one in costs] == [("cost", pytest.approx(took.value))]
+    assert own.model_copy(update={"on": "ec2"}).running_usd_per_hour == launch.hourly_usd
+
+
+@pytest.mark.parametrize(("on", "kept"), [("local", "checkpoint/LATEST"), ("ssh", "objects/ckpt/LATEST")])
+def test_a_checkpoint_is_found_wherever_the_run_was(launch: Launch, tmp_path: Path, on: str, kept: str) -> None:
+    folder = tmp_path / launch.run_id
+    (folder / kept).parent.mkdir(parents=True)
+    run = Run.in_folder(folder)
+    stopped = RunStatus(state=RunState.STOPPED)
+    assert resume_command(run, stopped, on) is None
+    (folder / kept).write_text("step-7\n", encoding="utf-8")
+    assert resume_command(run, stopped, on) == f"hetopt launch --on {on} --resume {launch.run_id}"
+    assert resume_command(run, RunStatus(state=RunState.RUNNING), on) is None

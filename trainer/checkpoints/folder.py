@@ -30,7 +30,7 @@ from hetopt.core.artifact import write_atomically
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.paths import inside
 from hetopt.core.reading import MissingFile, parse_json, read_text
-from hetopt.core.run_folder import CHECKPOINT_FOLDER, MANIFEST_FILE, MODEL_FILE, UNFINISHED_MODEL_FILE
+from hetopt.core.run_folder import CHECKPOINT_FOLDER, LATEST_FILE, MANIFEST_FILE, MODEL_FILE, UNFINISHED_MODEL_FILE
 from hetopt.trainer.checkpoints.manifest import STATE_FILE, SUFFIX, SUFFIX_BEFORE, FileRecord, Manifest, rank_file
 from hetopt.trainer.checkpoints.state import RankState, SharedState
 from hetopt.trainer.comm.error_feedback import redistribute
@@ -66,7 +66,7 @@ class CheckpointFolder:
 
     def __init__(self, run_dir: Path) -> None:
         self._folder = run_dir / CHECKPOINT_FOLDER
-        self._latest = self._folder / "LATEST"
+        self._latest = self._folder / LATEST_FILE
 
     def path(self, step: int) -> Path:
         """Where the checkpoint of a step is."""

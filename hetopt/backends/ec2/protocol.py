@@ -30,7 +30,6 @@ from hetopt.core.nodes import Node
 from hetopt.core.run_spec import RunSpec
 
 OUTCOME_OBJECT = "outcome.json"
-LATEST_OBJECT = "ckpt/LATEST"
 WANTED_OBJECT = "ckpt/WANTED"
 
 MODELS_FOLDER = "models"

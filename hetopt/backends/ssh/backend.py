@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hetopt.backends.backend import LaunchOptions, Prepared, RunHandle
-from hetopt.backends.ec2.protocol import LATEST_OBJECT, Place
+from hetopt.backends.ec2.protocol import Place
 from hetopt.backends.ec2.renter.bundle import Bundle, make_bundle
 from hetopt.backends.ec2.renter.placement import ranked_spec
 from hetopt.backends.on_this_machine import resumable
@@ -15,7 +15,7 @@ from hetopt.backends.prediction.hosting import Mapped
 from hetopt.backends.prediction.local_plan import predict_on_local
 from hetopt.backends.processes import ProcessLauncher, Program
 from hetopt.backends.ssh.checking import HostFound, check_hosts
-from hetopt.backends.ssh.conductor import BUNDLE_FILE, OBJECTS_FOLDER
+from hetopt.backends.ssh.conductor import BUNDLE_FILE
 from hetopt.backends.ssh.inventory import INVENTORY_FILE, Inventory
 from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.core.errors import BadInput, RunFailed
@@ -76,7 +76,7 @@ class SshBackend(ProcessLauncher):
 
     def prepare_resumed(self, folder: Path, options: LaunchOptions) -> OnHosts:
         """See `hetopt.backends.backend.Backend`."""
-        launch = resumable(self, folder, PLACE, folder / OBJECTS_FOLDER / LATEST_OBJECT)
+        launch = resumable(self, folder, PLACE)
         return OnHosts(launch=launch, folder=folder, inventory=Inventory.load(folder / INVENTORY_FILE))
 
     def check_ready(self, prepared: Prepared) -> None:

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Literal
 
 from hetopt.backends.ec2.protocol import (
-    LATEST_OBJECT,
     OUTCOME_OBJECT,
     Latest,
     Lease,
@@ -44,13 +43,12 @@ from hetopt.core.nodes import host_names
 from hetopt.core.paths import inside
 from hetopt.core.plain_text import one_line
 from hetopt.core.process_guard import StopSignal
-from hetopt.core.run_folder import STOP_FILE, read_spec
+from hetopt.core.run_folder import LATEST_OBJECT, OBJECTS_FOLDER, STOP_FILE, read_spec
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import exit_code, failure_reason, last_log_line
 from hetopt.core.secret import new_secret
 from hetopt.core.worker_logs import LOG_FOLDER, host_log_folder
 
-OBJECTS_FOLDER = "objects"
 BUNDLE_FILE = "bundle.tar.gz"
 TURN_S = 0.1
 AGAIN_S = 5.0

@@ -95,7 +95,7 @@ def _summary(report: Report, launch: Launch, run: RunSeries) -> Iterable[str]:
             f"of about {formatting.count(expected)}",
             share_bar("steps done", run.step[-1] / max(expected, 1.0)),
         )
-    for name in ("run time", "cost at the plan's rate", "step time"):
+    for name in ("run time", "cost at the plan's rate", "cost", "step time"):
         if name not in figures:
             continue
         one = figures[name]
@@ -215,9 +215,11 @@ def _money(report: Report, launch: Launch) -> str:
     said = ""
     if here is not None:
         budget = launch.plan.goal.budget_usd
+        own = report.on == "ssh"
+        rate = "on your hosts" if own else f"at the plan's {formatting.usd(report.hourly_usd)} an hour"
         limit = f", of a budget of {formatting.usd(budget)}" if budget is not None else ""
         said = (
-            f"<p>This run took {_figure(here, 'measured')} at the plan's {formatting.usd(report.hourly_usd)} an hour, "
+            f"<p>This run took {_figure(here, 'measured')} {rate}, "
             f"predicted were {_figure(here, 'low')} to {_figure(here, 'high')}{limit}.</p>"
         )
     rented = formatting.usd(report.rented_cost_usd)

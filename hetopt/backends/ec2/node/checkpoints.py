@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from hetopt.backends.ec2.objects import Objects
-from hetopt.backends.ec2.protocol import CHECKPOINT_PATTERN, LATEST_OBJECT, WANTED_OBJECT, Latest, checkpoint_name
+from hetopt.backends.ec2.protocol import CHECKPOINT_PATTERN, WANTED_OBJECT, Latest, checkpoint_name
 from hetopt.core.artifact import write_atomically
 from hetopt.core.errors import RunFailed
 from hetopt.core.paths import inside
-from hetopt.core.run_folder import CHECKPOINT_FOLDER
+from hetopt.core.run_folder import CHECKPOINT_FOLDER, LATEST_FILE, LATEST_OBJECT
 
 _FOLDER = re.compile(rf"({CHECKPOINT_PATTERN})(\.partial)?")
 _PARTS = re.compile(r"(state|rank-[0-9]{1,6})\.(safetensors|pt)|manifest\.json")
@@ -78,12 +78,12 @@ class Checkpoints:
             if not self.objects.fetch(name, path):
                 raise RunFailed(f"the checkpoint {checkpoint} cannot be read.", hint="launch the run again")
         if folder.is_dir():
-            write_atomically(folder / "LATEST", checkpoint + "\n")
+            write_atomically(folder / LATEST_FILE, checkpoint + "\n")
             self._named = checkpoint
 
     def _lead(self, *, ended: bool) -> bool:
         """Pick the newest checkpoint, once the one before is complete; name it when it is."""
-        path = self.run_dir / CHECKPOINT_FOLDER / "LATEST"
+        path = self.run_dir / CHECKPOINT_FOLDER / LATEST_FILE
         newest = checkpoint_name(path.read_text(encoding="utf-8").strip()) if path.exists() else None
         free = self._pending is None or (ended and self._pending != newest)
         if (

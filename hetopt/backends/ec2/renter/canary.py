@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hetopt.backends.ec2.protocol import LATEST_OBJECT, Latest
+from hetopt.backends.ec2.protocol import Latest
 from hetopt.backends.ec2.renter.calls import get_object
 from hetopt.backends.ec2.renter.errors import if_there
 from hetopt.backends.ec2.renter.order import Order
@@ -22,6 +22,7 @@ from hetopt.backends.probe_runs import ProbeRun, probe
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.events.records import LogEvent, StepsLogged
 from hetopt.core.formatting import duration
+from hetopt.core.run_folder import LATEST_OBJECT
 from hetopt.core.run_spec import WorkerSpec
 from hetopt.core.step_samples import Configuration, Node, StepSample
 from hetopt.optimizer.market.catalog import Catalog

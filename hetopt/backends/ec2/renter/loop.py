@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetopt.backends.ec2 import facts
-from hetopt.backends.ec2.protocol import LATEST_OBJECT, Latest, Renewal
+from hetopt.backends.ec2.protocol import Latest, Renewal
 from hetopt.backends.ec2.renter import calls
 from hetopt.backends.ec2.renter.cluster_state import ClusterState
 from hetopt.backends.ec2.renter.errors import ApiRefused, if_there
@@ -40,7 +40,7 @@ from hetopt.backends.ec2.renter.spot_pools import are_due, billed_from_s, price_
 from hetopt.backends.ec2.renter.watch import Watcher
 from hetopt.core.errors import BadInput, CloudRefused, HetoptError
 from hetopt.core.nodes import host_names
-from hetopt.core.run_folder import read_spec, write_spec
+from hetopt.core.run_folder import LATEST_OBJECT, read_spec, write_spec
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import last_events
 
