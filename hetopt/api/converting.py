@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hetopt.api.script_text import (
     PLACES,
@@ -31,6 +32,9 @@ from hetopt.api.text_edits import TextEdits
 from hetopt.core.commands import typed
 from hetopt.core.errors import BadInput
 from hetopt.core.reading import read_text
+
+if TYPE_CHECKING:
+    from hetopt.trainer.session.begin import BatchNormWay
 
 _IMPORT = "from hetopt import session"
 _BY_HAND = "change the four lines by hand, as docs/your-own-code.md shows"
@@ -88,11 +92,12 @@ class Converted:
     remarks: tuple[str, ...] = ()
 
 
-def convert(script: Path | str) -> Converted:
+def convert(script: Path | str, *, batch_norm: BatchNormWay = "own") -> Converted:
     """Write a session into a training script.
 
     Args:
         script: a file with one loop over a DataLoader, in functions or in a class.
+        batch_norm: what the session is told of BatchNorm; `"synchronized"` normalises by the whole batch.
 
     Raises:
         BadInput: it is no Python file, or not of that form; the sentence says what was looked for, and where.
@@ -107,18 +112,19 @@ def convert(script: Path | str) -> Converted:
                 hint=f"`hetopt convert {typed(training[0])} --no-compare`, and import the new file in a copy "
                 f"of {path.name}",
             )
-    return convert_text(text, name=path.name)
+    return convert_text(text, name=path.name, batch_norm=batch_norm)
 
 
-def convert_text(text: str, *, name: str = "script.py") -> Converted:
+def convert_text(text: str, *, name: str = "script.py", batch_norm: BatchNormWay = "own") -> Converted:
     """As `convert`, from text to text.
 
     Args:
         text: of the script.
         name: of the file, for messages and the diff.
+        batch_norm: as of `convert`.
     """
     file = SourceFile.of(text, name)
-    new, remarks = _Conversion(file).run()
+    new, remarks = _Conversion(file, batch_norm).run()
     lines = difflib.unified_diff(
         text.splitlines(keepends=True), new.splitlines(keepends=True), f"a/{name}", f"b/{name}", n=2
     )
@@ -155,7 +161,8 @@ class _Way:
 
 
 class _Conversion:
-    def __init__(self, file: SourceFile) -> None:
+    def __init__(self, file: SourceFile, batch_norm: BatchNormWay) -> None:
+        self._batch_norm = batch_norm
         self._file, self._edits = file, TextEdits(file.text)
         self._source, self._where = file.source, file.where
         self._remarks: list[str] = []
@@ -883,6 +890,7 @@ class _Conversion:
         margin = self._edits.margin(start.lineno)
         accumulate = self._accumulation(start, str(entry.optimizer))
         options = "" if accumulate is None else f", accumulate={accumulate}"
+        options += "" if self._batch_norm == "own" else f', batch_norm="{self._batch_norm}"'
         self._edits.insert(
             start.lineno, f"{margin}with session({entry.model}, {entry.optimizer}{options}) as {self._run}:\n"
         )

@@ -33,11 +33,18 @@ class Exactness:
         alone: largest relative difference of a gradient, of the converted script alone.
         shared: the same, of two workers that share every batch 3 to 1.
         steps: that were compared.
+        normalises: whether the model has BatchNorm in training mode, by which a worker's samples depend on each other.
     """
 
     alone: float
     shared: float
     steps: int
+    normalises: bool = False
+
+    @property
+    def is_of_batch_norm(self) -> bool:
+        """Whether the workers differ as BatchNorm lets them, which normalises the samples of each by themselves."""
+        return self.normalises and self.alone <= EXACT < self.shared
 
     @property
     def is_exact(self) -> bool:
@@ -82,7 +89,7 @@ def compare(before: Path, after: Path, arguments: Sequence[str] = (), *, reporte
                 hint="give it arguments (warm-up, initial weights, data) with which it learns from the first step on",
             )
         alone, shared = found.largest
-        return Exactness(alone=alone, shared=shared, steps=found.steps)
+        return Exactness(alone=alone, shared=shared, steps=found.steps, normalises=found.normalises)
 
 
 def unequal() -> RunSpec:

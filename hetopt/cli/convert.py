@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hetopt.cli.options import options
+
+if TYPE_CHECKING:
+    from hetopt.api.exactness import Exactness
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +45,6 @@ def convert(asked: Conversion) -> None:
     """
     import hetopt
     from hetopt.api.exactness import EXACT
-    from hetopt.api.exactness import compare as compare_gradients
     from hetopt.cli import parse, render, terminal
     from hetopt.core.artifact import write_atomically
     from hetopt.core.errors import RunFailed
@@ -58,15 +60,34 @@ def convert(asked: Conversion) -> None:
     render.note(f"wrote {target}")
     if not asked.compare:
         return
-    with render.progress("comparing both for three steps") as reporter:
-        found = compare_gradients(asked.script, target, asked.arguments or (), reporter=reporter)
-    render.line(
-        f"largest relative difference of a gradient over {found.steps} steps: {found.alone:.1e} alone, "
-        f"{found.shared:.1e} on two workers that share batches 3 to 1"
-    )
+    found = _compared(asked, target)
+    if found.is_of_batch_norm:
+        write_atomically(target, hetopt.convert(asked.script, batch_norm="synchronized").text)
+        render.note(
+            "that is BatchNorm, which normalises the samples of each worker by themselves: wrote "
+            f'batch_norm="synchronized" into the session of {target}, which normalises by the whole batch; workers '
+            "then wait for each other in every such layer"
+        )
+        found = _compared(asked, target)
     render.note("not compared: what comes later, as the last batch of an epoch, schedules, evaluation and files")
     if not found.is_exact:
         raise RunFailed(
             f"the new script does not compute what the old one does: {EXACT:g} would be rounding.",
-            hint="docs/your-own-code.md says which losses need a word; random numbers of the model are a cause as well",
+            hint="BatchNorm amplifies rounding in float32: compare the script in float64 (torch.set_default_dtype)"
+            if found.is_of_batch_norm
+            else "docs/your-own-code.md says which losses need a word; random numbers of the model are a cause as well",
         )
+
+
+def _compared(asked: Conversion, target: Path) -> Exactness:
+    """Both scripts for three steps, and what they differ by."""
+    from hetopt.api.exactness import compare
+    from hetopt.cli import render
+
+    with render.progress("comparing both for three steps") as reporter:
+        found = compare(asked.script, target, asked.arguments or (), reporter=reporter)
+    render.line(
+        f"largest relative difference of a gradient over {found.steps} steps: {found.alone:.1e} alone, "
+        f"{found.shared:.1e} on two workers that share batches 3 to 1"
+    )
+    return found

@@ -153,6 +153,7 @@ class ScriptProbe:
                 f"the batches of {order.script} hold no tensor that tells how many samples they are of.",
                 hint="name its option for the batch size, such as `batch_argument=batch-size`",
             )
+        self._dataset_size()  # refused at the first step, not when all is measured
         self._events.write(STARTED)
         crew = self._crew(1)
         yield from ScriptCourse(order=order, observer=observer, measured=self._measured, crew=crew).run()
@@ -241,20 +242,29 @@ class ScriptProbe:
     def _gradient_bytes(self) -> int:
         return sum(one.nbytes for one in self._observer.parameters)
 
+    def _dataset_size(self) -> int:
+        """Samples of an epoch.
+
+        Raises:
+            BadInput: nothing tells.
+        """
+        size = self._order.dataset_size or self._observer.dataset_size
+        if size is None:
+            raise BadInput(
+                f"nothing tells how many samples an epoch of {self._order.script} has.",
+                hint="say it: `epoch_samples=50000`; a script that draws batches without end: all that it draws from",
+            )
+        return size
+
     def _job(self) -> Job:
         order, observer, measured = self._order, self._observer, self._measured
-        dataset_size = order.dataset_size or observer.dataset_size
-        if dataset_size is None:
-            raise BadInput(
-                f"nothing tells how many samples an epoch of {order.script} has.", hint="say it: `epoch_samples=50000`"
-            )
         flops = measured.flops / measured.flops_samples if measured.flops and measured.flops_samples else None
         return Job(
             task=Path(order.script).name,
             script=(order.script, *order.arguments),
             parameters=sum(one.numel() for one in observer.parameters),
             gradient_bytes=self._gradient_bytes,
-            dataset_size=dataset_size,
+            dataset_size=self._dataset_size(),
             batch_size=order.batch_size or observer.batch_size,
             least_local_batch_size=LEAST_SAMPLES if observer.normalises else 1,
             learning_rate_rule="none",

@@ -28,11 +28,15 @@ from torch.utils.data.distributed import DistributedSampler
 from hetopt.core.paths import inside
 from hetopt.core.search_path import search_first
 from hetopt.profiler.script.hooks import be_alone
+from hetopt.profiler.script.observer import normalises
 
 STEPS = 3
 """Float32 rounding is amplified by training from then on."""
 
 FILE = "{name}-{rank}.pt"
+NORMALISES_FILE = "{name}-normalises"
+"""Is there if the model normalises by the samples of its batch."""
+
 _PATIENCE_S = 20.0
 
 TINY = 1e-12
@@ -89,6 +93,13 @@ def main(arguments: list[str]) -> None:
     paths = [inside(Path(folder), FILE.format(name=name, rank=one)) for one in range(workers)]
     recorder = GradientRecorder(paths[rank], paths)
     register_optimizer_step_post_hook(recorder.after_step)
+
+    def notice(module: nn.Module, inputs: Any) -> None:
+        if normalises(module):
+            inside(Path(folder), NORMALISES_FILE.format(name=name)).touch()
+            hook.remove()
+
+    hook = nn.modules.module.register_module_forward_pre_hook(notice)
     _draw_nothing()
     _draw_alike()
     if workers == 1:
@@ -112,11 +123,13 @@ class Differences:
         largest: relative difference over all steps, for each of the others; infinite where they are of other
             parameters, or fewer.
         zero: steps whose gradient is all zeros, so that nothing was compared.
+        normalises: whether the script that is right normalises by the samples of its batch (BatchNorm).
     """
 
     steps: int
     largest: tuple[float, ...]
     zero: int = 0
+    normalises: bool = False
 
 
 def differences(folder: Path, name: str, others: Sequence[str]) -> Differences:
@@ -146,6 +159,7 @@ def differences(folder: Path, name: str, others: Sequence[str]) -> Differences:
         steps=len(right[0]) if right else 0,
         largest=tuple(apart(read(one)) for one in others),
         zero=sum(not one.any() for own in right for one in own),
+        normalises=inside(folder, NORMALISES_FILE.format(name=name)).exists(),
     )
 
 

@@ -104,6 +104,11 @@ class _Seen:
     gradient: Tensor | None = None
 
 
+def normalises(module: nn.Module) -> bool:
+    """Whether a module that is called now normalises by the samples of its batch."""
+    return module.training and isinstance(module, nn.modules.batchnorm._BatchNorm)
+
+
 class Observer:
     """Listens to a script (see `hetopt.profiler.script.hooks`). A step ends when the optimizer that stepped first does.
 
@@ -332,8 +337,7 @@ class Observer:
 
     def _notice(self, module: nn.Module, inputs: Any) -> None:
         self._modules[id(module)] = module
-        if module.training and isinstance(module, nn.modules.batchnorm._BatchNorm):
-            self.normalises = True
+        self.normalises |= normalises(module)
 
     def _end_step(self, now: Mark) -> None:
         self._around.close()

@@ -14,10 +14,11 @@ import torch
 import torch.distributed as dist
 
 from hetopt.api.converting import convert, convert_text
-from hetopt.api.exactness import EXACT, unequal
+from hetopt.api.exactness import EXACT, Exactness, unequal
 from hetopt.core.errors import BadInput
 from hetopt.core.run_folder import SPEC_VARIABLE
 from hetopt.profiler.script import gradients
+from hetopt.trainer.session.begin import BatchNormWay
 
 from .forms import FORMS
 from .warm import FORKS
@@ -247,11 +248,11 @@ def _recorded(folder: Path, name: str, script: Path, rank: int, workers: int) ->
     gradients.main([str(folder), name, str(script)])
 
 
-@pytest.mark.parametrize("name", FORMS)
-def test_a_form_of_script_computes_what_it_did(name: str, tmp_path: Path) -> None:
+def _differences(tmp_path: Path, text: str, batch_norm: BatchNormWay = "own") -> gradients.Differences:
+    """Of a script and what is made of it."""
     before, after = tmp_path / "before.py", tmp_path / "after.py"
-    before.write_text(FORMS[name])
-    after.write_text(convert(before).text)
+    before.write_text(text)
+    after.write_text(convert(before, batch_norm=batch_norm).text)
     (tmp_path / "spec.json").write_text(unequal().model_dump_json())
     started = [
         FORKS.Process(target=_recorded, args=(tmp_path, label, script, rank, workers))
@@ -264,11 +265,34 @@ def test_a_form_of_script_computes_what_it_did(name: str, tmp_path: Path) -> Non
         one.join(PATIENCE_S)
     said = "".join(path.read_text() for path in tmp_path.glob("*.said"))
     assert [one.exitcode for one in started] == [0] * len(started), said
-    found = gradients.differences(tmp_path, "before", ("alone", "shared"))
+    return gradients.differences(tmp_path, "before", ("alone", "shared"))
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_form_of_script_computes_what_it_did(name: str, tmp_path: Path) -> None:
+    found = _differences(tmp_path, FORMS[name])
     assert found.steps == gradients.STEPS
+    assert not found.normalises
     assert found.largest[0] == 0.0
     assert found.largest[1] <= EXACT
     assert not found.zero
+
+
+def test_batch_norm_is_found_and_synchronized_computes_what_it_did(tmp_path: Path) -> None:
+    text = (
+        HEAD.replace("nn.Linear(4, 2)", "nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)).double()")
+        .replace("torch.zeros(8, 4)", "torch.randn(64, 4).double()")
+        .replace("\nmodel", "\ntorch.manual_seed(0)\nmodel")
+    )
+    body = BODY.replace("model(x).sum()", "model(x).square().mean()")
+    text += "loader = DataLoader(data, batch_size=16)\n" + OPTIMIZER + "for (x,) in loader:\n" + body
+    ways: tuple[BatchNormWay, ...] = ("own", "synchronized")
+    for way in ways:
+        (tmp_path / way).mkdir()
+    own, synchronized = (_differences(tmp_path / way, text, way) for way in ways)
+    assert own.largest[1] > EXACT >= max(synchronized.largest)
+    assert own.normalises
+    assert Exactness(alone=own.largest[0], shared=own.largest[1], steps=3, normalises=True).is_of_batch_norm
 
 
 def test_nothing_is_compared_where_gradients_are_zero(tmp_path: Path) -> None:

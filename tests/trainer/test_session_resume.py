@@ -73,6 +73,9 @@ def test_what_cannot_be_saved_or_resumed_is_said(tmp_path: Path) -> None:
         with pytest.raises(BadInput, match="before there was a loader"):
             run.checkpoint()
         batches = run.loader(loader())
+        for deed in (run.resume, run.checkpoint):
+            with pytest.raises(BadInput, match="has best of type float, which cannot be restored in place"):
+                deed({"schedule": schedule, "best": 0.5})  # type: ignore[dict-item]  # what is to be refused
         assert run.resume() == 0
         for x, y in batches:
             with pytest.raises(RunFailed, match="in the middle of step"):

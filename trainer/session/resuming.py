@@ -78,6 +78,21 @@ class Restored:
         self.done += 1
 
 
+def check_extra(extra: Extra) -> None:
+    """See that a script's other things can be saved and restored in place.
+
+    Raises:
+        BadInput: one is a number, or another thing that nothing can be loaded into.
+    """
+    for name, one in extra.items():
+        if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
+            raise BadInput(
+                f"`extra` has {name} of type {type(one).__name__}, which cannot be restored in place: it has no "
+                "state_dict and load_state_dict.",
+                hint="keep it in a small object that has both, as docs/your-own-code.md shows for a best value",
+            )
+
+
 def script_state(model: nn.Module, optimizer: Groups, extra: Extra) -> dict[str, Any]:
     """What all workers share of a script besides its model and optimizer.
 

@@ -44,7 +44,7 @@ from hetopt.trainer.session.flow import Stopped
 from hetopt.trainer.session.inspection import explain_script_error
 from hetopt.trainer.session.progress import Resumed
 from hetopt.trainer.session.registry import REGISTRY
-from hetopt.trainer.session.resuming import Extra, Restored, own_state, restore, script_state
+from hetopt.trainer.session.resuming import Extra, Restored, check_extra, own_state, restore, script_state
 from hetopt.trainer.session.summing import GradientFlow
 from hetopt.trainer.session.trackers import Tracker, give
 from hetopt.trainer.session.turns import MOST_TOLD, Deed, Disagreement
@@ -224,6 +224,7 @@ class Session(GradientFlow):
                 "run.checkpoint was called before there was a loader of the session.",
                 hint="call it after `loader = run.loader(loader)`",
             )
+        check_extra(extra)
         self._extra = extra
         if not self._is_between_steps:
             raise RunFailed(
@@ -285,6 +286,7 @@ class Session(GradientFlow):
                 another script.
         """
         self._check_recoverable("run.resume")
+        check_extra(extra)
         self._extra = extra
         self._gate.take(Deed.RESUME, self._handed.newest)
         folder = CheckpointFolder(self._run_dir)
