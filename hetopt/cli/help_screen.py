@@ -136,7 +136,8 @@ class OneScreen(_Screen, TyperCommand):
             - len(first)
             - 1
         )
-        rows.append((ALL, f"{left} more options, and all there is to say."))
+        more = f"{left} more option{'s' * (left != 1)}, and all" if left else "All"
+        rows.append((ALL, f"{more} there is to say."))
         width = formatter.width - max(len(name) for name, _ in rows) - 4
         with formatter.section("Options"):
             formatter.write_dl([(name, _in_a_line(text, width)) for name, text in rows])

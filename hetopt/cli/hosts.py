@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,13 +48,13 @@ def check(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Look for what would keep your machines from training together; a line each, and what to do. Nothing is changed.
+    """Look for what keeps your machines from training together. Nothing is changed.
 
     \b
       hetopt hosts check
       hetopt hosts check --hosts alice@box1,bob@box2
     \f
-    All are asked at once, by the ssh of this machine with your own configuration, keys, agent and jump hosts. It is
+    A line for each, and what to do. All are asked at once, by the ssh of this machine with your own configuration, keys, agent and jump hosts. It is
     never asked for a password, and accepts no key that is not known. Looked at: whether each is reached, its Python and
     what training needs of it, disk, clock, GPUs and driver, whether two names are one machine, whether home folders are
     shared, whether each reaches all others, and the rate of the links in both directions.
@@ -74,26 +74,33 @@ def check(
 
 
 def show(found: Sequence[HostFound], *, for_plans: bool) -> None:
-    """A line for each host or for each thing that is wrong with it, and, for a file of hosts, what plans need."""
+    """A line for each host or for each thing that is wrong, and, for a file of hosts, what plans need.
+
+    What is said of several hosts in the same words is said once.
+    """
     from hetopt.cli import render
 
+    hosts: dict[tuple[str, str], list[str]] = {}
     for one in found:
-        _show(one)
+        for line in _lines(one):
+            hosts.setdefault(line, []).append(one.name)
+    for (mark, said), names in hosts.items():
+        render.bullet(f"{', '.join(names)}: {said}", mark=mark)
     for one in found if for_plans else ():
         if one.for_plans:
             render.note(f"for plans, add to [{one.name}]: {one.for_plans}")
 
 
-def _show(found: HostFound) -> None:
+def _lines(found: HostFound) -> Iterator[tuple[str, str]]:
+    """A mark and what is said of a host."""
     from hetopt.api.hosts import in_words
-    from hetopt.cli import render
 
     worst = [one for one in found.troubles if one.verdict == found.verdict]
     if found.verdict != "bad":
-        render.bullet(f"{found.name}: {in_words(found)}", mark=MARKS["good"])
+        yield MARKS["good"], in_words(found)
         worst = list(found.troubles)
     for one in worst:
-        render.bullet(f"{found.name}: {one.said} → {one.hint}", mark=MARKS[one.verdict])
+        yield MARKS[one.verdict], f"{one.said} → {one.hint}"
 
 
 def _facts(found: HostFound) -> dict[str, Any]:

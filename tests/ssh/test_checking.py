@@ -219,8 +219,12 @@ def test_packages_that_a_host_lacks_are_named_with_the_command(capsys: pytest.Ca
     lacks = PACKAGES | dict.fromkeys(("torch", "psutil", "safetensors", "scikit-learn"))
     facts = seen(packages=lacks, gpus=[])
     troubles = alone(Host(name="box1", address="box1"), facts, asked_s=1000.0)
-    show([HostFound(name="box1", seen=facts, troubles=tuple(troubles), rates={})], for_plans=False)
-    assert_shown("own-machines.md", "hetopt hosts check --hosts", capsys.readouterr().out)
+    boxes = [HostFound(name=name, seen=facts, troubles=tuple(troubles), rates={}) for name in ("box1", "box2")]
+    show(boxes, for_plans=False)
+    shown = capsys.readouterr().out
+    assert "box1, box2: " in shown
+    assert shown.count("-m venv") == 1
+    assert_shown("own-machines.md", "hetopt hosts check --hosts", shown)
 
 
 def test_a_healthy_host_is_none_of_them() -> None:
@@ -282,6 +286,7 @@ def test_the_command_says_a_line_for_each(servers: Servers, monkeypatch: pytest.
     assert facts[0]["seen"]["packages"]["torch"]
     settings = facts[0]["for_plans"]
     assert f"cpus = {facts[0]['seen']['cpus']}" in settings
+    assert "memory_gib = " in settings
     again = CliRunner().invoke(app, ["check", str(inventory)])
     assert f"for plans, add to [box1]: {settings}" in again.output
     inventory.write_text(

@@ -6,6 +6,7 @@ Nothing is written on any of them. What they say is judged by pure functions (`a
 from __future__ import annotations
 
 import inspect
+import math
 import secrets
 import shlex
 from collections.abc import Mapping, Sequence
@@ -149,9 +150,11 @@ def check_hosts(hosts: Sequence[Host], precision: Precision = "fp32") -> tuple[H
 
 
 def _for_plans(host: Host, seen: Seen, rates: Mapping[str, tuple[float, float]]) -> str:
-    """Whole megabits, rounded down: a plan that counts on more than there is would be late."""
+    """Whole megabits and tenths of a GiB, rounded down: a plan that counts on more than there is would be late."""
     slowest = min((min(both) for both in rates.values()), default=None)
     settings = [f"cpus = {seen.cpus}"] * (host.cpus is None)
+    if host.memory_gib is None and seen.memory_bytes is not None:
+        settings.append(f"memory_gib = {math.floor(10 * seen.memory_bytes / 2**30) / 10:g}")
     if host.network_mbit is None:
         settings.append("network_mbit = 1000" if slowest is None else f"network_mbit = {max(1, int(slowest / 1e6))}")
     return ", ".join(settings)
@@ -222,8 +225,9 @@ def alone(host: Host, seen: Seen, *, asked_s: float, banner: str = "") -> list[T
     if missing and not host.install:
         bad(
             f"{seen.executable} has no {', '.join(missing)}",
-            f"`{seen.executable} -m pip install {shlex.join(map(requirement, missing))}`; or have the inventory name "
-            'an interpreter that has them, python = "~/venv/bin/python", or each run install its own, install = true',
+            # Debian and others let pip install nothing beside the system's own packages (PEP 668).
+            f"`{seen.executable} -m venv ~/venv && ~/venv/bin/pip install {shlex.join(map(requirement, missing))}` "
+            'there, and python = "~/venv/bin/python" in the inventory; or let each run install its own, install = true',
         )
     if not seen.writable:
         bad(f"nothing can be written to {seen.there}", 'name a folder of yours: folder = "/data/alice/hetopt"')
