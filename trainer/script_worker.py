@@ -23,7 +23,7 @@ from hetopt.core.events.reader import read_log
 from hetopt.core.outputs import OUTPUT_FOLDER, OUTPUT_VARIABLE
 from hetopt.core.process_guard import die_with_parent
 from hetopt.core.run_folder import RUN_VARIABLE, SPEC_VARIABLE, living_file, read_living
-from hetopt.core.run_spec import RunSpec
+from hetopt.core.run_spec import DATA_PLACE, RunSpec
 from hetopt.core.search_path import search_first
 from hetopt.trainer.allocator import keep_freed_memory
 from hetopt.trainer.host.agent import HOST_PID_VARIABLE
@@ -126,6 +126,11 @@ def _named(error: Exception, who: str, lines: Lines) -> Exception:
         return error
     traceback.print_exception(error)
     told = explained(error, lines)
+    if isinstance(error, FileNotFoundError):
+        told.hint = (
+            "see that the file is on every worker's machine; for it to travel there, launch with `data` naming its "
+            f"folder, and {DATA_PLACE} in its place among the script's arguments"
+        )
     told.message = f"{who}{told.message}"
     return told
 

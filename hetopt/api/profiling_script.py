@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from hetopt.api.script_text import PLACES, has_session, lost_files, on_several_workers, read_script, resumes
+from hetopt.api.script_text import PLACES, default_of, has_session, lost_files, on_several_workers, read_script, resumes
 from hetopt.backends.backend import POLL_S
 from hetopt.core.artifact import read_record
 from hetopt.core.errors import BadInput, HetoptError, RunFailed
@@ -92,7 +92,7 @@ class Script:
 
     @property
     def own_batch_size(self) -> int | None:
-        """What the arguments give for the batch size; None: no option was named.
+        """What the arguments give for the batch size, or else the script's parser; None: no option was named.
 
         Raises:
             BadInput: the option is among the arguments with no whole number, or not at all.
@@ -102,7 +102,7 @@ class Script:
         name, said = self._option, self.batch_argument.partition("=")[2]
         values = [one.partition("=")[2] for one in self.arguments if one.startswith(f"{name}=")]
         values += [after for one, after in zip(self.arguments, self.arguments[1:], strict=False) if one == name]
-        value = values[-1] if values else said
+        value = values[-1] if values else said or default_of(read_script(self.path), name)
         if not value.isdigit() or int(value) < 1:
             raise BadInput(
                 f"the script's arguments do not say what {name} is"

@@ -247,6 +247,18 @@ def called(call: ast.Call) -> str:
     )
 
 
+def default_of(files: Iterable[SourceFile], option: str) -> str:
+    """What a script's argument parser gives an option that is not typed; empty: that is not said by a plain value."""
+    for file in files:
+        for call in ast.walk(file.tree):
+            if not (isinstance(call, ast.Call) and called(call) == "add_argument"):
+                continue
+            if any(isinstance(one, ast.Constant) and one.value == option for one in call.args):
+                values = [one.value for one in call.keywords if one.arg == "default"]
+                return str(values[0].value) if values and isinstance(values[0], ast.Constant) else ""
+    return ""
+
+
 def own_sharding(file: SourceFile) -> Finding | None:
     """Where a script takes a part of its data by its worker's number; None: nowhere in plain sight.
 

@@ -54,10 +54,11 @@ def check(
       hetopt hosts check
       hetopt hosts check --hosts alice@box1,bob@box2
     \f
-    A line for each, and what to do. All are asked at once, by the ssh of this machine with your own configuration, keys, agent and jump hosts. It is
-    never asked for a password, and accepts no key that is not known. Looked at: whether each is reached, its Python and
-    what training needs of it, disk, clock, GPUs and driver, whether two names are one machine, whether home folders are
-    shared, whether each reaches all others, and the rate of the links in both directions.
+    A line for each, and what to do. All are asked at once, by the ssh of this machine with your own configuration,
+    keys, agent and jump hosts. It is never asked for a password, and accepts no key that is not known. Looked at:
+    whether each is reached, its Python and what training needs of it, disk, clock, GPUs and driver, whether two names
+    are one machine, whether home folders are shared, whether each reaches all others, and the rate of the links in both
+    directions.
 
     It exits with 6 if something would keep them from training.
     """

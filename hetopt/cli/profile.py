@@ -151,23 +151,24 @@ def profile(asked: Measure) -> None:
         measured = hetopt.profile(
             **given(asked, hetopt.profile, samples=elsewhere, time_budget_s=time_budget_s, reporter=reporter)
         )
-    _write(measured, output, as_json=asked.as_json)
+    _write(measured, output, asked)
 
 
-def _write(measured: Profile, output: Path | None, *, as_json: bool) -> None:
+def _write(measured: Profile, output: Path | None, asked: Measure) -> None:
     from hetopt.cli import profile_view, render, terminal
     from hetopt.core.commands import typed
 
     if output is not None:
         measured.save(output)
         render.note(f"wrote {output}")
-    if as_json:
+    if asked.as_json:
         terminal.write(measured.to_json())
     else:
         profile_view.show(measured)
         if output is not None:
             length = " --epochs 30" if measured.job.script else ""
-            render.line(f"next: hetopt recommend {typed(output)} --budget 5{length} -o plan.json", style="bold")
+            own = "" if asked.inventory is None else f" --inventory {typed(asked.inventory)}"
+            render.line(f"next: hetopt recommend {typed(output)} --budget 5{length}{own} -o plan.json", style="bold")
 
 
 def _agree_to_explore(asked: Measure) -> None:

@@ -100,7 +100,8 @@ class ScriptCourse:
         self.observer.batch_size = own or self.observer.batch_size
         begun_s = self.crew.elapsed_s()
         sizes = self._sizes()
-        ahead = [size for size in sizes if size <= self._own]
+        # The script's own size comes first: it is what training takes, and is measured however short the time is.
+        ahead = sorted((size for size in sizes if size <= self._own), reverse=True)
         later = [size for size in sizes if size > self._own]
         yield from self._sweep(ahead, begun_s, order.sweep_s * (len(ahead) / len(sizes)))
         trained_from_s = self.crew.elapsed_s()
@@ -139,7 +140,7 @@ class ScriptCourse:
     def _sweep(self, sizes: Sequence[int], begun_s: float, limit_s: float) -> Course:
         for position, size in enumerate(sizes):
             left_s = limit_s - (self.crew.elapsed_s() - begun_s)
-            last = self.measured.sizes[-1] if self.measured.sizes else None
+            last = max(self.measured.sizes, key=lambda one: one.samples, default=None)
             if last is not None and len(self.measured.sizes) >= FEWEST_SIZES:
                 step_s = statistics.median(last.taken.samples_s) * max(1.0, size / last.samples)
                 if left_s < (1 + FEWEST_TIMED) * step_s:

@@ -73,6 +73,18 @@ def test_the_noise_of_a_gradient_is_found_whatever_parts_are_compared(
     assert statistics.fmean(one.gradient_square for one in told) == pytest.approx(square, rel=0.1)
 
 
+def test_the_scripts_own_batch_size_is_timed_first() -> None:
+    measured = made(sweep=1)
+    asked = measured.run()
+    wish: Wish | None = next(asked)
+    while wish is not None:
+        try:
+            wish = asked.send(step(round(OWN * wish.factor)))
+        except StopIteration:
+            wish = None
+    assert [one.samples for one in measured.measured.sizes] == [64, 32, 16, 8, 4, 128, 256]
+
+
 @pytest.mark.parametrize("like", [0.05, 0.1, 0.2, 0.3, 0.45])
 def test_steps_of_the_size_before_are_told_from_those_that_were_asked_for(
     like: float, monkeypatch: pytest.MonkeyPatch

@@ -239,6 +239,18 @@ def test_the_batch_size_is_set_by_the_scripts_own_option(
     assert script.own_batch_size in (64, 8, 16)
 
 
+def test_a_batch_size_that_is_not_typed_is_the_parsers_default(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    for given, known in (("default=8", 8), ("default=sizes[0]", None), ("required=True", None)):
+        path.write_text(f"parser.add_argument('-b', '--batch_size', type=int, {given})\n")
+        script = Script(path=path, batch_argument="batch_size")
+        if known is not None:
+            assert script.own_batch_size == known
+        else:
+            with pytest.raises(BadInput, match="do not say what --batch_size is"):
+                _ = script.own_batch_size
+
+
 def test_an_option_without_a_number_is_refused() -> None:
     script = Script(path=Path("train.py"), arguments=("--batch-size", "many"), batch_argument="batch-size")
     with pytest.raises(BadInput, match="'many' is no number of samples"):

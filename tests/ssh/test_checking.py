@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
+import tarfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +16,10 @@ from typing import Any
 import pytest
 
 from benchmarks._ssh_servers import Servers
+from hetopt.backends.ec2.renter.bundle import make_bundle
 from hetopt.backends.emulation.namespaces import EmulatedNetwork
 from hetopt.backends.ssh import look
-from hetopt.backends.ssh.checking import HostFound, Seen, Ways, alone, check_hosts, cuda_of, together
+from hetopt.backends.ssh.checking import LEAST_FREE_FILES, HostFound, Seen, Ways, alone, check_hosts, cuda_of, together
 from hetopt.cli.hosts import show
 from hetopt.core.hosts import Host
 from tests.docs.shown import assert_shown
@@ -225,6 +228,12 @@ def test_packages_that_a_host_lacks_are_named_with_the_command(capsys: pytest.Ca
     assert "box1, box2: " in shown
     assert shown.count("-m venv") == 1
     assert_shown("own-machines.md", "hetopt hosts check --hosts", shown)
+
+
+def test_what_a_run_needs_has_room_for_the_code_and_its_compiled_files() -> None:
+    with tarfile.open(fileobj=io.BytesIO(make_bundle("digits").data)) as archive:
+        files = len(archive.getnames())
+    assert 2 * files < LEAST_FREE_FILES
 
 
 def test_a_healthy_host_is_none_of_them() -> None:
