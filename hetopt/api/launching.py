@@ -351,7 +351,10 @@ def _resuming(name: str, planned: RunSpec, run: RunSpec) -> Iterator[str]:
             f"{priced}. With run.checkpoint and run.resume it goes on."
         )
     elif not planned.resumes:
-        yield f"{name} goes on from checkpoints, and the plan reckons without: it will be cheaper than planned."
+        yield (
+            f"{name} goes on from checkpoints, and the plan reckons without: an interruption takes less than was "
+            "planned."
+        )
 
 
 def submit(prepared: Prepared, where: Backend, *, begun: Callable[[str], None] = lambda name: None) -> Run:

@@ -390,7 +390,7 @@ def _followed(run: Run, launch: Launch, reporter: Reporter, on_event: Callable[[
         if reader.unread.lines != unread.lines:
             unread = reader.unread
             reporter.note(f"{unread.sentence}")
-        if progress.logged_steps:
+        if progress.logged_steps and not progress.clock.awaits:
             now = figures(progress, launch, step_time_s=recent.step_time_s, now_s=time.time())
             reporter(PIECES.join(now), min(progress.step / expected, 1.0))
         if status.state.is_over:

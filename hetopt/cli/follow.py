@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hetopt.cli import fetch, render, terminal
@@ -11,11 +12,13 @@ from hetopt.cli.status import resume_command
 from hetopt.core import formatting
 from hetopt.core.errors import BudgetStop, HetoptError, RunFailed, RunStopped
 from hetopt.core.interruption import stopping
-from hetopt.core.run_folder import UNFINISHED_MODEL_FILE
+from hetopt.core.run_folder import UNFINISHED_MODEL_FILE, checkpoint_step
 from hetopt.core.run_status import RunState
+from hetopt.reports.report import TOLERANCE
 
 if TYPE_CHECKING:
     from hetopt.api.run import Run
+    from hetopt.core.events.fold import RunFold
     from hetopt.optimizer.launch_record import Launch
 
 
@@ -43,6 +46,8 @@ def started(submit: Callable[[Callable[[str], None]], Run], *, rents: bool, deta
                 what = f"the rented machines of {run.name}" if rents else f"run {run.name}"
                 with stopping(what, f"hetopt stop {run.name}", live):
                     run.backend.stop(run.handle)
+                if not rents:
+                    _stopped_here(run)
             raise
     finish(run, rented=rents, as_json=as_json)
     terminal.flush()
@@ -76,9 +81,12 @@ def finish(run: Run, *, rented: bool, as_json: bool) -> None:
         terminal.write(run.report().to_json())
     else:
         figures = formatting.reached(progress.metrics, progress.loss)
-        took = f" in {formatting.duration(progress.training_s)}" if progress.training_s is not None else ""
+        took = f" in {_took(progress)}" if progress.training_s is not None else ""
         render.line(f"{status.state.value} after {done}{took}{': ' if figures else ''}{figures}", style="bold")
         render.note(f"model and log are in {run.folder}; compare with the prediction by `hetopt report`")
+        other = _of_another_length(record.launch, progress) if status.state is RunState.FINISHED else None
+        if other is not None:
+            render.note(other)
     if ended_by is not None:
         raise ended_by
     if status.state is RunState.STOPPED:
@@ -86,6 +94,38 @@ def finish(run: Run, *, rented: bool, as_json: bool) -> None:
         raise RunStopped(
             f"the run was stopped after {done}; the model of so far is {run.folder / UNFINISHED_MODEL_FILE}.",
             hint=f"go on with `{again}`" if again else "it has no checkpoint to go on from: launch its plan anew",
+        )
+
+
+def _took(progress: RunFold) -> str:
+    """From the launch to the end, as it was predicted: the same sum as the run time of the report."""
+    startup_s, training_s = progress.startup_s or 0.0, progress.training_s or 0.0
+    return formatting.with_startup(startup_s + training_s + progress.recovery_s, startup_s)
+
+
+def _of_another_length(launch: Launch | None, progress: RunFold) -> str | None:
+    """What to know of a script that says itself how long it trains, where the plan reckons with another length."""
+    if launch is None or not launch.spec.script or launch.plan.goal.ends == "target":
+        return None
+    unit, planned = launch.plan.goal.ends, launch.plan.goal.amount
+    trained = progress.epoch if unit == "epochs" else float(progress.step)
+    if planned is None or not trained or abs(trained - planned) <= TOLERANCE * planned:
+        return None
+    return (
+        f"the script trained {formatting.count(round(trained, 1))} {unit}, and the plan reckons with "
+        f"{formatting.count(planned)}: its time and cost are those of another length"
+    )
+
+
+def _stopped_here(run: Run) -> None:
+    """After Ctrl-C: how far it came, whether that is kept, and how to go on."""
+    with suppress(OSError, ValueError, HetoptError):  # a terminal that is gone: the run has ended all the same
+        again = resume_command(run, run.status(), run.launch.on if run.launch else None)
+        kept = checkpoint_step(run.folder)
+        step = run.record().progress.step
+        saved = "it has no checkpoint to go on from" if kept is None else f"its checkpoint is of step {kept:,}"
+        render.note(
+            f"stopped at step {formatting.count(step)}; {saved}{f': go on with `{again}`' if again and kept else ''}"
         )
 
 

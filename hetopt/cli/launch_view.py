@@ -8,6 +8,7 @@ from hetopt.cli import ec2_view, render, terminal
 from hetopt.core import formatting
 from hetopt.core.comm.compression_text import spell_options
 from hetopt.core.policy_settings import spell_policy
+from hetopt.core.run_folder import checkpoint_step
 from hetopt.core.run_spec import Compression, RunSpec, WorkerSpec
 from hetopt.core.scaled_emulation import EmulatedHost, ScaledEmulation
 from hetopt.core.synchronization_text import spell_partition
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 def show(prepared: Prepared) -> None:
     """Print the launch on stdout."""
     if prepared.launch.on != "ec2":
-        _show_here(prepared.launch)
+        _show_here(prepared)
         return
     from hetopt.api.rental import rental_of
 
@@ -39,7 +40,7 @@ def show_dry(prepared: Prepared, *, as_json: bool) -> None:
         if as_json:
             terminal.write(prepared.launch.to_json())
         else:
-            _show_here(prepared.launch)
+            _show_here(prepared)
         return
     from hetopt.api.rental import rental_of
 
@@ -60,7 +61,9 @@ def wanted(prepared: Prepared) -> Plan:
     return rental_of(prepared).wanted
 
 
-def _show_here(record: Launch) -> None:
+def _show_here(prepared: Prepared) -> None:
+    record = prepared.launch
+    resumed = None if prepared.folder is None else checkpoint_step(prepared.folder)
     spec, said = record.spec, record.prediction
     own = record.on == "ssh"
     where = "on your hosts" if own else "on this machine"
@@ -80,11 +83,25 @@ def _show_here(record: Launch) -> None:
         render.bullet(f"As it would be rented, {record.plan.risk}.")
     for note in record.notes:
         render.bullet(note)
+    if resumed is not None:
+        _show_rest(record, resumed)
+        return
     render.line(
-        f"  predicted {'there' if own else 'here'}: {formatting.duration(said.total_s.value)} "
+        f"  predicted {'there' if own else 'here'}: {formatting.with_startup(said.total_s.value, said.startup_s)} "
         f"({formatting.duration(said.total_s.low)} – {formatting.duration(said.total_s.high)}), "
         f"{formatting.count(said.steps.value)} steps of {formatting.duration(said.step_time_s.value)}. "
         f"Nothing is rented: total {formatting.usd(said.cost_usd.value) if own and said.cost_usd.value else '$0'}."
+    )
+
+
+def _show_rest(record: Launch, step: int) -> None:
+    """What is left for a run that goes on from this step: its start-up again, and the rest of its training."""
+    said = record.prediction
+    steps = max(said.steps.value, 1.0)
+    left_s = said.training_s.value * max(0.0, 1.0 - step / steps)
+    render.line(
+        f"  goes on from step {formatting.count(step)} of about {formatting.count(round(steps))}; the rest is "
+        f"predicted to take {formatting.with_startup(said.startup_s + left_s, said.startup_s)}."
     )
 
 

@@ -73,7 +73,7 @@ def ready_to_write(path: Path | None, *, force: bool, replaces: str | None = Non
     Args:
         path: of the output.
         force: whether anything may be replaced.
-        replaces: kind of artifact that is replaced unasked: what the same command makes again in seconds.
+        replaces: kind of artifact, or of page, that is replaced unasked: what the same command makes again in seconds.
 
     Raises:
         BadInput: the folder is missing or read-only, the path is a folder, or the file exists and may not be replaced.
@@ -94,9 +94,16 @@ def ready_to_write(path: Path | None, *, force: bool, replaces: str | None = Non
         raise BadInput(
             f"{path} cannot be written: permission denied.", hint="name a file in a folder that you can write to"
         )
-    if path.is_file() and not force and (replaces is None or kind_in(path) != replaces):
+    if path.is_file() and not force and not (replaces is not None and _is_kind(path, replaces)):
         if is_attended():
             if typer.confirm(f"{path} exists. Replace it?", err=True):
                 return
             raise typer.Exit(2)
         raise BadInput(f"{path} exists already.", hint="add --force to replace it, or name another file")
+
+
+def _is_kind(path: Path, kind: str) -> bool:
+    """Whether a file is an artifact, or a page, of this kind."""
+    from hetopt.reports.document import is_page
+
+    return kind_in(path) == kind or is_page(path, kind)

@@ -232,7 +232,7 @@ def recommend(asked: Recommend) -> None:
     from hetopt.cli import parse, render
 
     parse.ready_to_write(asked.output, force=asked.force, replaces="plan")
-    parse.ready_to_write(asked.report, force=asked.force)
+    parse.ready_to_write(asked.report, force=asked.force, replaces="hetopt plan")
     market = parse.market(asked.market, spot=asked.spot, on_demand=asked.on_demand)
     weight = parse.time_weight(asked.time_weight)
     if asked.rank:

@@ -35,8 +35,8 @@ def report(
     from hetopt.cli import render, run_view, terminal
     from hetopt.cli.parse import ready_to_write
 
-    for path in (output, html):
-        ready_to_write(path, force=force)
+    ready_to_write(output, force=force, replaces="report")
+    ready_to_write(html, force=force, replaces="hetopt run")
     followed = hetopt.Run.find(run)
     made = hetopt.report(followed)
     record = followed.record()

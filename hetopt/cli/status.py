@@ -86,7 +86,7 @@ def _facts(run: Run, *, ask: bool) -> dict[str, Any]:
         "run": run.name,
         "folder": str(run.folder),
         "state": state.state.value,
-        "reason": state.reason or progress.finish_reason,
+        "reason": state.reason or (None if progress.finish_reason == state.state.value else progress.finish_reason),
         "on": launch.on if launch else None,
         "resume": resume_command(run, state, launch.on if launch else None),
         "task": progress.task or (launch.spec.task if launch else None),

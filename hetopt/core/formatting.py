@@ -34,6 +34,16 @@ def duration(seconds: float) -> str:
     return f"{days} d {rest} h" if rest else f"{days} d"
 
 
+def with_startup(total_s: float, startup_s: float) -> str:
+    """A duration from a launch to its end, and what of it is start-up: '31.2 s with 27 s of start-up'."""
+    return f"{duration(total_s)} with {duration(startup_s)} of start-up"
+
+
+def difference(seconds: float) -> str:
+    """How much longer or shorter something took: '4.4 s more', '2 min 33 s less'."""
+    return f"{duration(abs(seconds))} {'less' if seconds < 0 else 'more'}"
+
+
 def duration_span(value_s: float, low_s: float, high_s: float) -> str:
     """Two durations around a third, in its unit: '1.2–4.0 h'."""
     size, name = next(((size, name) for least, size, name in _UNITS if value_s >= least), (1e-3, "ms"))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from hetopt.core.artifact import read_record, write_atomically
+from hetopt.core.reading import read_text
 from hetopt.core.run_spec import RunSpec
 
 SPEC_FILE = "spec.json"
@@ -47,6 +49,13 @@ def latest_checkpoint(run_dir: Path) -> Path | None:
     """
     kept = (run_dir / CHECKPOINT_FOLDER / LATEST_FILE, run_dir / OBJECTS_FOLDER / LATEST_OBJECT)
     return next((path for path in kept if path.is_file()), None)
+
+
+def checkpoint_step(run_dir: Path) -> int | None:
+    """After how many steps the newest of those was saved; None: there is none, or it does not say."""
+    latest = latest_checkpoint(run_dir)
+    named = None if latest is None else re.search(r"step-([0-9]{1,15})\b", read_text(latest))
+    return None if named is None else int(named[1])
 
 
 def model_in(run_dir: Path) -> Path | None:

@@ -11,8 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from html import escape
+from pathlib import Path
 
 from hetopt.core import formatting
+from hetopt.core.reading import opened_file
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2126; --soft: #56606b; --paper: #fff; --card: #f5f7f9; --line: #d5dae0;
@@ -160,6 +162,7 @@ def document(
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"{_maker(kind)}\n"
         f"{head}<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
         f'<header>\n<p class="kind">{escape(kind)}</p>\n<h1>{escape(title)}</h1>\n'
         + "\n".join(about)
@@ -167,6 +170,23 @@ def document(
         + "\n".join(main)
         + f"\n</main>\n<footer>{below}</footer>{script}\n</body>\n</html>\n"
     )
+
+
+def _maker(kind: str) -> str:
+    return f'<meta name="generator" content="{escape(kind)}">'
+
+
+def is_page(path: Path, kind: str) -> bool:
+    """Whether a file is a page of this kind, as `document` makes them.
+
+    Raises:
+        BadInput: it cannot be read.
+    """
+    with opened_file(path) as stream:
+        return _maker(kind).encode() in stream.read(_HEAD_BYTES)
+
+
+_HEAD_BYTES = 1024
 
 
 def section(name: str, *inside: str) -> str:

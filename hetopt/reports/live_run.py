@@ -219,7 +219,7 @@ class LiveRun:
         return RunSummary(
             run=name,
             state=state,
-            reason=reason or progress.failure or progress.finish_reason,
+            reason=reason or progress.failure or (None if progress.finish_reason == state else progress.finish_reason),
             task=progress.task or (launch.spec.task if launch is not None else ""),
             workers=len(progress.roster.present) or (len(launch.spec.workers) if launch is not None else 0),
             latest_s=progress.last_event_s,

@@ -107,10 +107,9 @@ class BroughtTogether(Record):
 class Interrupted(Record):
     """What a run's interruptions came to: it was stopped and went on, or lost workers. All of it is in its run time."""
 
-    sessions: int = Field(description="how often it was launched, the times that it went on included")
-    idle_s: NonNegativeFloat = Field(
-        description="between sessions, when nothing ran: no part of the run time, nor paid"
-    )
+    sessions: int = Field(description="how often it began to train, the times that it went on included")
+    launches: int = Field(default=0, description="how often it was launched; 0: a report of an older version")
+    idle_s: NonNegativeFloat = Field(description="between sessions: no part of the run time, nor of its cost")
     recoveries: int = Field(description="of the workers, within a session")
     recovery_s: NonNegativeFloat = Field(description="that these took, from the last step before to the next one")
     lost_steps: int = Field(description="done again, from a checkpoint")
@@ -195,6 +194,11 @@ def make_report(launch: Launch, progress: RunFold, told: Timeline, *, state: str
         BadInput: the run has not logged a single step yet.
     """
     step_time_s = progress.step_time_s
+    if step_time_s is None and state == "failed":
+        raise BadInput(
+            f"{launch.run_id} failed before its first step, so there is nothing to report.",
+            hint=f"read why with `hetopt status {launch.run_id}` or `hetopt logs {launch.run_id}`",
+        )
     if step_time_s is None:
         raise BadInput(
             f"{launch.run_id} has not logged a step yet, so there is nothing to report.",
@@ -207,7 +211,7 @@ def make_report(launch: Launch, progress: RunFold, told: Timeline, *, state: str
     within = None if run_time is None or run_time.error is None else abs(run_time.error) <= TOLERANCE
     rented = launch.plan.chosen.prediction
     speeds = launch.speeds
-    interrupted = _interrupted(progress, step_time_s)
+    interrupted = _interrupted(progress, step_time_s, launches=len(launch.starts))
     return Report(
         run_id=launch.run_id,
         task=progress.task,
@@ -319,11 +323,12 @@ def _together(progress: RunFold) -> BroughtTogether | None:
     )
 
 
-def _interrupted(progress: RunFold, step_time_s: float) -> Interrupted | None:
+def _interrupted(progress: RunFold, step_time_s: float, *, launches: int) -> Interrupted | None:
     if progress.sessions <= 1 and not progress.restarts:
         return None
     return Interrupted(
         sessions=progress.sessions,
+        launches=launches,
         idle_s=progress.clock.idle_s,
         recoveries=progress.restarts,
         recovery_s=progress.recovery_s,
@@ -338,10 +343,11 @@ def _of_interruptions(told: Interrupted | None) -> list[str]:
         return []
     sentences = []
     if told.sessions > 1:
+        between = ", when nothing ran," if told.launches >= told.sessions else ""
+        inside = "" if between or not told.launches else f" of {told.launches} launch{'es' * (told.launches > 1)}"
         sentences.append(
-            f"Its {told.sessions} sessions are added up, start-ups included; the {formatting.duration(told.idle_s)} "
-            "between "
-            "them, when nothing ran, are no part of its time or cost."
+            f"Its {told.sessions} sessions{inside} are added up, start-ups included; the "
+            f"{formatting.duration(told.idle_s)} between them{between} are no part of its time or cost."
         )
     if told.recoveries:
         times = "once" if told.recoveries == 1 else f"{told.recoveries} times"
@@ -375,7 +381,8 @@ def _verdict(
     changed = sum(happening.kind == "condition_changed" for happening in happenings)
     slowed = sum(happening.kind == "miniature_slowed" for happening in happenings)
     sentences = [
-        f"The run took {run_time.measured:.1f} s where {run_time.predicted:.1f} s were predicted "
+        f"The run took {formatting.duration(run_time.measured)} where {formatting.duration(run_time.predicted)} were "
+        "predicted "
         f"({run_time.error:+.1%}): {'within' if within else 'not within'} 10 %, which is the goal."
     ]
     if not within:
@@ -403,8 +410,8 @@ def _verdict(
             "evaluations and checkpoints": "what is between steps took another time than in the profile",
         }[worst]
         sentences.append(
-            f"The largest part of the difference is in the {worst} ({parts_s[worst]:+.1f} s of {apart_s:+.1f} s): "
-            f"{advice}."
+            f"The largest part of the difference is in the {worst} ({formatting.difference(parts_s[worst])}; "
+            f"{formatting.difference(apart_s)} in all): {advice}."
         )
     if changed or slowed:
         what = [
@@ -416,7 +423,7 @@ def _verdict(
     inside = run_time.low <= run_time.measured <= run_time.high
     sentences.append(
         f"It {'lies' if inside else 'does not lie'} in the predicted 90 % interval, "
-        f"{run_time.low:.1f} to {run_time.high:.1f} s."
+        f"{formatting.duration(run_time.low)} to {formatting.duration(run_time.high)}."
     )
     return tuple(sentences)
 

@@ -16,9 +16,10 @@ from hetopt.backends.emulation.description import parse_hosts
 from hetopt.backends.emulation.plan import rehearse
 from hetopt.backends.prediction.hosting import ThisMachine
 from hetopt.backends.prediction.local_plan import predict_on_local
-from hetopt.cli import launch_view, plan_view, run_view
-from hetopt.cli.follow import finish
+from hetopt.cli import confirm, launch_view, plan_view, run_view
+from hetopt.cli.follow import _of_another_length, finish
 from hetopt.cli.status import resume_command
+from hetopt.core import formatting
 from hetopt.core.errors import BadInput, RunStopped
 from hetopt.core.events.log import EVENTS_FILE, Event
 from hetopt.core.profile import Profile
@@ -30,6 +31,7 @@ from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal, Plan, Range
 from hetopt.optimizer.recommendation.recommend import Options, recommend
 from hetopt.reports.report import Compared, Report, Unit, _verdict, make_report
+from hetopt.reports.run_words import figures
 from hetopt.reports.timeline import timeline
 from tests.logs import history_of
 
@@ -237,7 +239,7 @@ def test_a_slow_run_is_called_slow_and_the_cause_is_named(launch: Launch) -> Non
     report = _report(launch, _events(launch, slowdown=1.5))
     assert report.within_tolerance is False
     assert "not within 10 %" in report.verdict[0]
-    assert "step time (+11.0 s of +12.0 s)" in report.verdict[1]
+    assert "step time (11 s more; 12 s more in all)" in report.verdict[1]
     assert "does not lie" in report.verdict[-1]
 
 
@@ -470,3 +472,64 @@ def test_a_checkpoint_is_found_wherever_the_run_was(launch: Launch, tmp_path: Pa
     (folder / kept).write_text("step-7\n", encoding="utf-8")
     assert resume_command(run, stopped, on) == f"hetopt launch --on {on} --resume {launch.run_id}"
     assert resume_command(run, RunStatus(state=RunState.RUNNING), on) is None
+
+
+def test_a_run_that_failed_before_its_first_step_is_told_so(launch: Launch) -> None:
+    history = history_of(_events(launch)[:2], launch.starts)
+    with pytest.raises(BadInput, match="failed before its first step"):
+        make_report(launch, history.run, timeline(history, time_factor=1.0), state="failed")
+
+
+def test_a_run_that_goes_on_says_from_where(
+    launch: Launch, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    (tmp_path / CHECKPOINT_FOLDER).mkdir()
+    (tmp_path / CHECKPOINT_FOLDER / LATEST_FILE).write_text("step-281\n", encoding="utf-8")
+    said = launch.prediction
+    half_s = said.startup_s + said.training_s.value * (1 - 281 / said.steps.value)
+    launch_view.show(Prepared(launch=launch, folder=tmp_path))
+    out = capsys.readouterr().out
+    assert "goes on from step 281 of about 562" in out
+    assert f"predicted to take {formatting.with_startup(half_s, said.startup_s)}" in out
+    assert "predicted here" not in out
+
+
+def test_while_a_run_begins_again_nothing_is_said_of_its_old_pace(launch: Launch) -> None:
+    events = [event for event in _events(launch) if event["event"] != "training_finished"]
+    for resumed_s, tells in (((), True), ((1e9,), False)):
+        begun = launch.model_copy(update={"resumed_s": resumed_s})
+        run = history_of(events, begun.starts).run
+        run.step //= 2
+        said = " ".join(figures(run, begun, step_time_s=1.0, now_s=2e9))
+        assert ("ends in" in said) is tells
+
+
+def test_sessions_of_one_launch_are_not_called_launches(launch: Launch) -> None:
+    first = _events(launch)
+    later = [{**event, "time_s": event["time_s"] + 1000} for event in first]
+    told = " ".join(_report(launch, [*first, *later]).verdict)
+    assert "Its 2 sessions of 1 launch are added up" in told
+    assert "nothing ran" not in told
+    resumed = launch.model_copy(update={"resumed_s": (later[0]["time_s"] - 1,)})
+    assert "when nothing ran" in " ".join(_report(resumed, [*first, *later]).verdict)
+
+
+def test_a_script_of_another_length_than_its_plan_is_told_once(launch: Launch) -> None:
+    script = launch.model_copy(update={"spec": launch.spec.model_copy(update={"script": ("train.py",)})})
+    whole = history_of(_events(launch), launch.starts).run
+    assert _of_another_length(script, whole) is None
+    whole.epoch = 3.0
+    assert "trained 3 epochs, and the plan reckons with 100:" in str(_of_another_length(script, whole))
+    assert _of_another_length(launch, whole) is None, "a task ends where its plan says"
+
+
+def test_nobody_is_asked_where_nothing_costs_money(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(confirm, "is_attended", lambda: True)
+    monkeypatch.setattr(confirm.typer, "confirm", lambda text, **_: asked.append(text) or True)
+    assert confirm.confirmed(Prepared(launch=launch), yes=False).launch is launch
+    assert asked == []
+    priced = launch.prediction.model_copy(update={"cost_usd": Range(value=1, low=1, high=1)})
+    confirm.confirmed(Prepared(launch=launch.model_copy(update={"on": "ssh", "prediction": priced})), yes=False)
+    assert asked == ["Start?"]

@@ -224,6 +224,8 @@ def test_the_command_writes_the_page(recorded: Path, tmp_path: Path, hetopt: Cal
     path = tmp_path / "run.html"
     assert hetopt("report", "--html", path).code == 0
     assert path.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert hetopt("report", "--html", path).code == 0, "the page that it wrote itself"
+    path.write_text("my own page", encoding="utf-8")
     again = hetopt("report", "--html", path)
     assert again.code == 2
     assert "exists already" in again.err

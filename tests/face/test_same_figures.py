@@ -19,6 +19,7 @@ from hetopt.core.profile import Profile
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.recommend import Options, recommend
+from hetopt.reports.document import document
 from hetopt.reports.plan_page import page
 from hetopt.reports.plan_plots import front_lines, front_svg
 
@@ -134,3 +135,9 @@ def test_a_plan_is_replaced_unasked_and_nothing_else(plan: Plan, tmp_path: Path)
         parse.ready_to_write(other, force=False, replaces="plan")
     with pytest.raises(BadInput, match="exists already"):
         parse.ready_to_write(mine, force=False)
+    page = tmp_path / "run.html"
+    page.write_text(document(kind="hetopt run", title="mine", about=(), main=(), below=""), encoding="utf-8")
+    parse.ready_to_write(page, force=False, replaces="hetopt run")
+    for no_page in (page, other):
+        with pytest.raises(BadInput, match="exists already"):
+            parse.ready_to_write(no_page, force=False, replaces="hetopt plan")

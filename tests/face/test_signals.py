@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -142,6 +143,8 @@ def test_a_signal_stops_the_run_and_more_of_them_wait(
     ended, told = run.ended()
     assert ended == code, told
     assert f"stopping run {run.folder.name}" in told
+    again = f"go on with `hetopt launch --on local --resume {run.folder.name}`"
+    assert re.search(rf"stopped at step [\d,]+; its checkpoint is of step [\d,]+: {again}", told)
     assert ("still ending, please wait" in told) == (len(numbers) > 1)
     assert "Traceback" not in told
     assert_stopped_with_what_it_had(run)

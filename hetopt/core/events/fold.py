@@ -91,6 +91,11 @@ class RunClock:
         self.now_s = max(self.now_s, time_s - self._left_out_s)
         return begins
 
+    @property
+    def awaits(self) -> bool:
+        """Whether it was launched, or went on, and nothing has come of that yet."""
+        return self._next < len(self.starts)
+
     def _begun(self, event: LogEvent) -> float | None:
         """When the session began that this event is the first of, if it is."""
         began_s: float | None = None
