@@ -11,6 +11,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from hetopt.core.artifact import Artifact, Record, RecordLeavingOut
 from hetopt.core.batch_partition import WorkerTime
+from hetopt.core.errors import BadInput
 from hetopt.core.formatting import chance, cluster, count, duration, usd
 from hetopt.core.html_table import html_table
 from hetopt.core.policy_settings import Settings
@@ -505,6 +506,19 @@ class Plan(Artifact):
         raised = self.goal.budget_usd is not None and budget_usd > self.goal.budget_usd
         covered = raised and self.goal.deadline_s is None and seen.asked <= SURE and budget_usd >= seen.cost_90_usd
         return None if covered else self.risk
+
+    def refuse_if_estimated(self) -> None:
+        """Refuse to train by it where its job was described, not measured.
+
+        Raises:
+            BadInput: nothing of that job can be run.
+        """
+        if self.profile is not None and self.profile.is_counted:
+            raise BadInput(
+                "This plan is an estimate: its job was described, and nothing of it can be run.",
+                hint="measure the job with `hetopt profile -- train.py`, then `hetopt recommend profile.json`; "
+                "`hetopt launch PLAN --on rehearsal` runs the plan with something that stands in for the job",
+            )
 
     def adjusted(
         self,

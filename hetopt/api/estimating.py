@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from hetopt.api.catalogs import in_regions
-from hetopt.api.planning import Names, catalog_of, compared_regions, search_options
+from hetopt.api.planning import Names, catalog_of, compared_regions, search_options, tell_price_ages
 from hetopt.api.values import chosen, duration_s, positive
 from hetopt.core.errors import BadInput, NoFeasiblePlan
 from hetopt.core.formatting import bytes_
@@ -192,10 +192,12 @@ def estimate(
         compared = compared_regions(profile, goal, options, quotas, catalog, 0, told)
         in_use, options = compared.best.catalog, replace(options, quotas=compared.best.quotas)
     else:
-        in_use, compared = catalog_of(region, catalog, told).catalog, None
+        in_use, compared = catalog_of(region, catalog), None
         _refuse_what_no_gpu_holds(model, memory, (in_use,))
     plan = recommend(profile, in_use, goal, options, seed=0, now=now, tell=lambda text: told(text, None))
-    if compared is not None:
+    if compared is None:
+        tell_price_ages(plan, in_use, told)
+    else:
         plan = plan.model_copy(update={"regions": compared.offers})
     return Estimate(
         plan=plan,

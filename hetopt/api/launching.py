@@ -213,14 +213,9 @@ def prepare(
     if steps is not None:
         within(steps, "steps", 1, MOST_STEPS, example="500")
     made = plan if isinstance(plan, Plan) else Plan.load(Path(plan))
-    described = made.profile is not None and made.profile.is_counted
-    stands_in = options.stand_in or described
-    if described and on != "rehearsal":
-        raise BadInput(
-            "This plan is an estimate: its job was described, and nothing of it can be run.",
-            hint="measure the job with `hetopt profile -- train.py`, then `hetopt recommend profile.json`; "
-            "`on=rehearsal` runs the plan with something that stands in for the job",
-        )
+    if on != "rehearsal":
+        made.refuse_if_estimated()
+    stands_in = options.stand_in or made.profile.is_counted
     chosen(made.run.batch_policy, list(BATCH_POLICIES), "batch policy")
     if made.run.compression.name not in METHODS:
         raise BadInput(

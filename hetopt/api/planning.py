@@ -36,7 +36,8 @@ from hetopt.core.step_samples import StepSamples
 from hetopt.core.synchronization_text import parse_sync
 from hetopt.optimizer.cost.observed_preemptions import ObservedPreemptions, observed_file
 from hetopt.optimizer.market.account_quotas import AccountQuotas, account_quotas_file
-from hetopt.optimizer.market.catalog_choice import ANY_REGION, CatalogInUse, regional_catalogs
+from hetopt.optimizer.market.catalog import Catalog
+from hetopt.optimizer.market.catalog_choice import ANY_REGION, age_note, regional_catalogs
 from hetopt.optimizer.market.catalog_filter import AnyMarket
 from hetopt.optimizer.market.instance_type import Architecture
 from hetopt.optimizer.market.quota import read_quotas
@@ -219,7 +220,7 @@ def recommend(
     told("the catalogue")
     compared = compared_regions(measured, goal, options, quotas, catalog, seed, told) if region == ANY_REGION else None
     if compared is None:
-        loaded = catalog_of(region, catalog, told).catalog
+        loaded = catalog_of(region, catalog)
     else:
         loaded, options = compared.best.catalog, replace(options, quotas=compared.best.quotas)
     for remark in contradictions(measured, loaded.instance_types):
@@ -239,7 +240,9 @@ def recommend(
             plan = plan.model_copy(update={"advice": None})  # which is whether to rent
         else:
             plan = better_of(measured, loaded, hosts, goal, options, rented, seed=seed, now=now)
-    if compared is not None:
+    if compared is None:
+        tell_price_ages(plan, loaded, told)
+    else:
         plan = plan.model_copy(update={"regions": compared.offers})
     return sync_options.into_plan(sync_wish, plan)
 
@@ -263,7 +266,10 @@ def rank_clusters(
     """
     told = reporter or Reporter()
     options = replace(options, earlier=_earlier(told))
-    return compare(profile_of(profile), catalog_of(region, catalog, told).catalog, options)
+    found = in_use(region, None if catalog is None else Path(catalog))
+    if found.note:
+        told.note(found.note)
+    return compare(profile_of(profile), found.catalog, options)
 
 
 def search_options(
@@ -381,12 +387,20 @@ def profile_of(given: Profile | Path | str) -> Profile:
     return Profile.load(path)
 
 
-def catalog_of(region: str, folder: Path | str | None, told: Reporter) -> CatalogInUse:
-    """The catalogue that is planned with; what is to be known of it is noted."""
-    found = in_use(region, None if folder is None else Path(folder))
-    if found.note:
-        told.note(found.note)
-    return found
+def catalog_of(region: str, folder: Path | str | None) -> Catalog:
+    """The catalogue that is planned with."""
+    return in_use(region, None if folder is None else Path(folder)).catalog
+
+
+def tell_price_ages(plan: Plan, catalog: Catalog, told: Reporter) -> None:
+    """Note how old the prices are that a plan shows; nothing of those that it does not."""
+    shown = [plan.chosen, *(way.candidate for way in plan.choices if way.candidate is not None)]
+    dates = {group.price_date for one in shown for group in one.groups if not group.is_own}
+    note = age_note(
+        catalog, map(datetime.date.fromisoformat, dates), today=datetime.datetime.now(datetime.UTC).date()
+    )
+    if note is not None:
+        told.note(note)
 
 
 def compared_regions(

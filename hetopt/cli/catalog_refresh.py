@@ -8,7 +8,7 @@ import typer
 
 from hetopt.cli.catalog import app
 from hetopt.cli.help_screen import OneScreen
-from hetopt.cli.options import FIRST_REGION, Json
+from hetopt.cli.options import FIRST_REGION, Json, every_region
 
 if TYPE_CHECKING:
     from hetopt.api.catalog_refreshing import OwnCatalog
@@ -19,7 +19,10 @@ LEFT_OUT_SHOWN = 5
 @app.command(cls=OneScreen)
 def refresh(
     region: Annotated[
-        str, typer.Option("--region", "-r", help="AWS region; all: every one, without the account.")
+        str,
+        typer.Option(
+            "--region", "-r", callback=every_region("all"), help="AWS region; all: every one, without the account."
+        ),
     ] = FIRST_REGION,
     account: Annotated[
         bool,

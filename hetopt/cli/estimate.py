@@ -58,7 +58,7 @@ class Described:
     gpus: Annotated[str | None, typer.Option(help="Only machines with these: A10G, L4:4, L4:4+.")] = None
     quotas: Annotated[
         list[str] | None,
-        typer.Option("--quota", metavar="FAMILY=VCPUS", help="vCPUs that may run at once; default: a new account's."),
+        typer.Option("--quota", metavar="FAMILY=VCPUS", help="vCPUs that may run at once: g=8; the word default: those of a new account."),
     ] = None
     max_workers: Annotated[int, typer.Option(help="Most GPUs in a cluster.")] = 64
     catalog: CatalogFolder = None
@@ -136,10 +136,11 @@ def _sentences(told: Estimate) -> Iterator[str]:
     from hetopt.cli import plan_view
     from hetopt.core import formatting
 
-    step = told.plan.chosen.prediction.step_time_s
+    way = plan_view.chosen_way(told.plan)
+    took = told.plan.chosen.prediction.total_s if way is None else way.total_s
     yield (
-        f"Counted FLOPs, not measured: a step may take {step.high / step.value:.1f} times as long, or as short; "
-        "profiling narrows that."
+        f"Counted FLOPs, not measured: it may take {took.low / took.value:.2g} to {took.high / took.value:.2g} times "
+        "the time shown (90 %); profiling narrows that."
     )
     yield (
         f"Memory: {formatting.bytes_(told.state_bytes)} for weights, gradients and Adam, "

@@ -46,6 +46,7 @@ def _texts(
     texts: dict[Path, str | bytes] = {}
     if plan is not None:
         made = hetopt.Plan.load(plan)
+        made.refuse_if_estimated()
         name, wheel = own_wheel()
         if torchrun is not None:
             texts[torchrun / name] = wheel

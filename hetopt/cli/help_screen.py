@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 ALL = "--help-all"
 MARGIN = 2
 """Columns that click leaves free beside its help, which it never makes narrower than 50 columns by itself."""
+_WHOLE = 1000
+"""Characters: more than any first sentence has."""
 _WANTS_ALL = "hetopt.cli.help_screen.all"
 
 FIRST: Mapping[str, Sequence[str]] = MappingProxyType(
@@ -163,6 +165,12 @@ class OneScreenGroup(_Screen, TyperGroup):
             others = [name for name in self.commands if name not in MAIN]
             formatter.write_text(f"also: {', '.join(others)}")
         formatter.write_text(f"hetopt COMMAND --help has examples; {ALL} has everything.")
+
+    def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:
+        """See click, which cuts what is said of a command to one line."""
+        rows = [(name, one.get_short_help_str(_WHOLE)) for name, one in self.commands.items() if not one.hidden]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
     def format_epilog(self, ctx: Context, formatter: HelpFormatter) -> None:
         """See click."""

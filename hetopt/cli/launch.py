@@ -277,17 +277,17 @@ def launch(asked: Launch) -> None:
 
     if asked.plan is None and asked.resume is None:
         raise BadInput("no plan was named.", hint="make one with `hetopt recommend PROFILE --budget USD -o plan.json`")
-    place = _place(asked.on, asked.resume)
+    place = _place(asked.on, asked.resume, asked.plan)
     where = backend(place, Reporter(note=render.note))
     prepared = _prepared(asked, where, place)
     if asked.dry_run:
         launch_view.show_dry(prepared, as_json=asked.as_json)
         return
+    where.check_ready(prepared)
     if not asked.as_json:
         launch_view.show(prepared)
     elif asked.detach:
         render.note(unfollowed(rental_of(prepared)))
-    where.check_ready(prepared)
     agreed = confirm.confirmed(prepared, yes=asked.yes)
     rents = place == "ec2"
     follow.started(
@@ -351,18 +351,21 @@ def _launch_options(asked: Launch, place: Place, accept_fewer: Callable[[RunSpec
     return LaunchOptions(**typed)
 
 
-def _place(name: str | None, resume: str | None) -> Place:
+def _place(name: str | None, resume: str | None, plan: Path | None) -> Place:
     """Where to launch: as it was said, where the run that goes on was, or asked for. Nothing that rents is a default.
 
     Raises:
-        BadInput: nobody is there to say where.
+        BadInput: nobody is there to say where, or the plan is an estimate, which only a rehearsal can run.
     """
+    import hetopt
     from hetopt.api.run import Run
     from hetopt.cli import parse
     from hetopt.core.errors import BadInput
 
     if name is not None:
         return name
+    if resume is None and plan is not None:
+        hetopt.Plan.load(plan).refuse_if_estimated()
     begun = None if resume is None else Run.find(resume).launch
     if begun is not None and begun.on != "ec2":
         return begun.on

@@ -67,6 +67,11 @@ def runs(incomplete: str) -> list[str]:
         return []  # a shell that completes has no place for a sentence
 
 
+def every_region(word: str) -> Callable[[str], str]:
+    """Reads a region; 'any' and 'all' are both the command's own word for every one of them."""
+    return lambda region: word if region in ("any", "all") else region
+
+
 NewestRun = Annotated[
     str | None,
     typer.Argument(autocompletion=runs, help="Run, or any unambiguous part of its name. Default: the newest."),
@@ -77,7 +82,12 @@ CatalogFolder = Annotated[
     typer.Option("--catalog", metavar="DIR", help="Folder of another catalogue, in the format of the bundled one."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-RegionOrAny = Annotated[str, typer.Option("--region", "-r", help="AWS region; any: the best of all.")]
+RegionOrAny = Annotated[
+    str,
+    typer.Option(
+        "--region", "-r", callback=every_region("any"), help="AWS region; any: the best of all."
+    ),
+]
 Budget = Annotated[str | None, typer.Option("--budget", help="Total USD, a hard cap on the whole bill.")]
 Deadline = Annotated[str | None, typer.Option("--deadline", help="Longest total time, such as 6h.")]
 Market = Annotated[

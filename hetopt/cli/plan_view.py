@@ -98,9 +98,9 @@ def show_choices(plan: Plan) -> int:
         return 0
     lines = 0
     rows = [("", "time (90 %)", "cost (90 %)", "per hour", "chance")]
-    # Where none of them was measured, a reason says so once.
+    # Where none of them was measured, or all were counted, a sentence says so once.
     rented = [way.candidate for way in plan.choices if way.candidate is not None]
-    unlike = {group.evidence for one in rented for group in one.groups} != {"extrapolated"}
+    unlike = {group.evidence for one in rented for group in one.groups} not in ({"extrapolated"}, {"counted"})
     sure = next((way.chance or 0.0 for way in plan.choices if way.candidate == plan.chosen), 0.0)
     rows += [
         _figures(way, is_chosen=way.candidate == plan.chosen and plan.advice is None, sure=sure) for way in plan.choices
@@ -115,10 +115,8 @@ def show_choices(plan: Plan) -> int:
         if gap:
             shown = zip((row[column] for column in kept), widths, strict=True)
             cells = (gap * " ").join(cell.ljust(width) for cell, width in shown).rstrip()
-        elif way is None:
-            continue
-        else:
-            cells = f"{row[0]}: {', '.join(filter(None, row[1:3]))}"
+        else:  # a list instead of columns, which wraps
+            cells = f"{row[0]}{': ' if way else '  '}{', '.join(filter(None, (*row[1:3], row[4])))}"
         render.line(cells, style="dim" if way is None else "bold" if row[0].startswith("»") else None, hang=4)
         lines += _lines(cells, hang=4)
         if way is not None:
@@ -190,9 +188,11 @@ def _batch(candidate: Candidate, usual: int) -> str:
 
 
 def _method(candidate: Candidate) -> str:
-    """The exchange, where it is not the plain one."""
+    """The exchange and what workers compute in, where they are not the plain ones."""
     way = formatting.method(candidate.compression, candidate.sync, candidate.precision)
-    return "" if way == "none" else way.removeprefix("none, ")
+    if way == "none" or way.startswith("none, "):
+        return way[len("none") :].removeprefix(", ")
+    return way if candidate.sync.is_local else f"gradients by {way}"
 
 
 def region_notes(plan: Plan) -> Iterator[str]:
@@ -219,14 +219,19 @@ def _memory_bound(candidate: Candidate) -> Iterator[str]:
         yield f"{'; '.join(dict.fromkeys(bound))}."
 
 
+def chosen_way(plan: Plan) -> Choice | None:
+    """The plan's own row, where rows are shown."""
+    return next((way for way in plan.choices if way.candidate == plan.chosen), None)
+
+
 def quota_notes(plan: Plan) -> Iterator[str]:
     """What a new account would have to ask for first, where nobody knows what this one has."""
-    own = next((way for way in plan.choices if way.candidate == plan.chosen), None)
+    own = chosen_way(plan)
     for need in () if own is None else own.quotas:
         if need.granted is None and need.vcpus > need.new_account:
             yield (
-                f"Quota {need.bucket}={need.vcpus}; new accounts have {need.new_account}: `hetopt doctor`, or "
-                "`quotas=default`."
+                f"vCPU quota {need.bucket}={need.vcpus}; new accounts: {need.new_account} (`hetopt doctor` or "
+                "`quotas=default`)."
             )
 
 

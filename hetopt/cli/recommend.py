@@ -30,8 +30,8 @@ class Recommend:
         str,
         typer.Option(
             autocompletion=one_of("hetopt.optimizer.plan:Objective"),
-            help="Within the limits: balanced (stop paying where 10 % less time costs over 20 % more), fastest or "
-            "cheapest.",
+            help="fastest, cheapest or balanced. Within the limits; balanced stops paying where 10 % less time costs "
+            "over 20 % more.",
         ),
     ] = "balanced"
     time_weight: Annotated[
@@ -103,8 +103,8 @@ class Recommend:
         typer.Option(
             "--quota",
             metavar="FAMILY=VCPUS",
-            help="vCPUs that may run at once: g=8, spot:standard=32; default: what a new account has; none: no limit. "
-            "May be repeated. Default: what `hetopt doctor` read of your account, or no limit.",
+            help="vCPUs that may run at once: g=8, spot:standard=32. The word default: what a new account has; none: no "
+            "limit. May be repeated. Left out: what `hetopt doctor` read of your account, or no limit.",
         ),
     ] = None
     data: Annotated[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,21 +60,24 @@ def catalog_in_use(
 
 
 def _in_use(catalog: Catalog, today: datetime.date) -> CatalogInUse:
-    region = catalog.region
     oldest = oldest_prices(catalog)
     day = min(oldest.values(), default=None)
     ages = ", ".join(f"{kind} {(today - when).days} days old ({when})" for kind, when in oldest.items())
-    bundled = catalog.directory == BUNDLED
-    note = None
-    if day is not None and (today - day).days > STALE_DAYS:
-        whose = "" if bundled else f" in {catalog.directory}"
-        days = sorted({(today - when).days for when in oldest.values()})
-        span = " to ".join(str(age) for age in (days[0], days[-1])[: len(days)])
-        note = (
-            f"Prices{whose} are {span} days old: `hetopt catalog refresh --region {region}` reads today's, "
-            "without an account."
-        )
-    return CatalogInUse(catalog=catalog, bundled=bundled, day=day, ages=ages, note=note)
+    note = age_note(catalog, oldest.values(), today=today)
+    return CatalogInUse(catalog=catalog, bundled=catalog.directory == BUNDLED, day=day, ages=ages, note=note)
+
+
+def age_note(catalog: Catalog, dates: Iterable[datetime.date], *, today: datetime.date) -> str | None:
+    """A sentence on prices of these days, where one of them is older than `STALE_DAYS`."""
+    days = sorted({(today - when).days for when in dates})
+    if not days or days[-1] <= STALE_DAYS:
+        return None
+    whose = "" if catalog.directory == BUNDLED else f" in {catalog.directory}"
+    span = " to ".join(str(age) for age in (days[0], days[-1])[: len(days)])
+    return (
+        f"Prices{whose} are {span} days old: `hetopt catalog refresh --region {catalog.region}` reads today's, "
+        "without an account."
+    )
 
 
 def regional_catalogs(

@@ -210,13 +210,16 @@ def known_accelerator(name: str, types: Iterable[InstanceType]) -> None:
     """Refuse the name of an accelerator that no type has.
 
     Raises:
-        BadInput: hints at names that are close.
+        BadInput: hints at names that are close, and lists all without their other spellings.
     """
-    _known("accelerator", name, {spelling for t in types if t.accelerator for spelling in _names(t.accelerator)})
+    found = [one.accelerator for one in types if one.accelerator]
+    every = ", ".join(sorted({one.name for one in found}))
+    names = {spelling for one in found for spelling in _names(one)}
+    _known("accelerator", name, names, hint=f"choose one of: {every}")
 
 
-def _known(kind: str, name: str, names: set[str]) -> None:
+def _known(kind: str, name: str, names: set[str], hint: str | None = None) -> None:
     """Refuse a name that no instance type has."""
     if _plain(name) not in {_plain(other) for other in names}:
-        many = None if len(names) <= 40 else "see `hetopt catalog list --sort name`"
+        many = "see `hetopt catalog list --sort name`" if len(names) > 40 else hint
         raise unknown(name, sorted(names), kind, hint=many)

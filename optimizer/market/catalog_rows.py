@@ -16,7 +16,7 @@ SCHEMA_VERSION = 1
 MOST_DIGITS = 15
 """Of a whole number: more are no count of anything that is rented."""
 
-NAME_ANOTHER = "name a folder in the format of the bundled catalogue, or leave `catalog` out"
+NAME_ANOTHER = "name a folder in the format of the bundled catalogue (see docs/catalogue.md), or leave `catalog` out"
 HINT = "correct the file, or leave `catalog` out to use the bundled catalogue"
 
 

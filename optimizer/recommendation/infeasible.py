@@ -24,7 +24,12 @@ MOST_NAMED = 3
 
 
 def nothing_usable(
-    region: str, offered: Sequence[Offer], excluded: Mapping[str, int], quotas: str | None = None
+    region: str,
+    offered: Sequence[Offer],
+    excluded: Mapping[str, int],
+    quotas: str | None = None,
+    *,
+    by_gpus: bool = False,
 ) -> BadInput:
     """The error where machines are offered and none of them can be planned with: says why, and what can change that.
 
@@ -33,6 +38,7 @@ def nothing_usable(
         offered: what was asked for.
         excluded: how many of them were left out, for each reason.
         quotas: the increase of quotas that would help, as `quota.increases` says it; absent: none would.
+        by_gpus: whether they were asked for by their GPUs, and not by type.
     """
     names = sorted({offer.instance_type.name for offer in offered})
     who = (
@@ -41,7 +47,8 @@ def nothing_usable(
         else " and ".join(names)
     )
     verb = "can" if len(names) > MOST_NAMED else "cannot"
-    others = f"name other `types`, or leave it out; `hetopt catalog list --region {region}` shows what there is"
+    named, listing = ("gpus", "gpus") if by_gpus else ("types", "catalog list")
+    others = f"name other `{named}`, or leave it out; `hetopt {listing} --region {region}` shows what there is"
     changes = [
         *([quotas] if quotas else []),
         *(["profile on a machine of the kind that you want to rent"] if MENDED_BY_PROFILING & excluded.keys() else []),

@@ -409,7 +409,9 @@ def space_of(
     if not usable:
         if TOO_LITTLE_MEMORY in excluded and not MENDED_BY_PROFILING & excluded.keys():
             raise fits_nowhere(model, catalog, offered)
-        raise nothing_usable(catalog.region, offered, excluded, _quotas_that_help(model, shape, catalog, options, host))
+        helps = _quotas_that_help(model, shape, catalog, options, host)
+        by_gpus = bool(set(options.gpus) - {"any"}) and not options.only_types
+        raise nothing_usable(catalog.region, offered, excluded, helps, by_gpus=by_gpus)
     job = model.profile.job
     if options.batch_size is not None and options.batch_size > job.dataset_size:
         raise BadInput(

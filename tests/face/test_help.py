@@ -60,6 +60,13 @@ def test_help_all_leaves_nothing_out(path: str) -> None:
             assert all(name in told for name in parameter.opts), parameter.name
     for name, below in getattr(COMMANDS[path], "commands", {}).items():
         assert below.hidden or name in told
+    assert "..." not in told.partition("Commands:")[2], "what is said of a command is whole"
+
+
+@pytest.mark.parametrize("path", ["estimate", "recommend"])
+def test_first_options_name_their_choices(path: str) -> None:
+    told = " ".join(shown(path, "--help").split())
+    assert "--objective" not in told or "fastest, cheapest or balanced" in told
 
 
 def test_what_comes_first_is_there() -> None:
