@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hetopt.backends.backend import TAKES, LaunchOptions
-from hetopt.core.errors import BadInput
+from hetopt.core.errors import BadInput, setting
 from hetopt.core.reporter import Reporter
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 
@@ -92,7 +92,8 @@ def backend(name: str, reporter: Reporter | None = None) -> Backend:
     if name not in BACKENDS:
         raise BadInput(
             f"this version of hetopt cannot launch on {name!r}.",
-            hint=f"choose one of {', '.join(BACKENDS)}; `on=local` and `on=rehearsal` cost nothing",
+            hint=f"choose one of {', '.join(BACKENDS)}; {setting('on', 'local')} and {setting('on', 'rehearsal')} "
+            "cost nothing",
         )
     return BACKENDS[name](reporter or Reporter())
 

@@ -56,7 +56,7 @@ def parse_wish(compression: str | None, ratio_policy: str | None, collective: st
     if compression is not None:
         if asked is None and policy not in (None, AUTO):
             raise BadInput(
-                f"`compression=auto` decides the ratio itself, and `ratio_policy={policy}` would decide it as well.",
+                f'`compression="auto"` decides the ratio itself, and `ratio_policy={policy}` would decide it as well.',
                 hint=f"name a compressor as well, for example `compression=topk(0.01)` and `ratio_policy={policy}`",
             )
         if policy is None:
@@ -105,7 +105,7 @@ def decide(wish: CompressionOverrides, run: RunSpec) -> RunSpec:
     if run.learning_rate_rule == "adascale" and (compression.name != IDENTITY or policy != "fixed"):
         raise BadInput(
             "The plan's learning rate follows the noise of the gradient, which nobody sees once it is compressed.",
-            hint="plan again with another `learning_rate_rule`, or launch with `compression=dense`",
+            hint='plan again with another `learning_rate_rule`, or launch with `compression="dense"`',
         )
     changes = {
         "compression": compression,

@@ -115,30 +115,30 @@ def check_place(on: str, hosts: str | None, types: Sequence[str], inventory: Pat
         BadInput: there is no such place, or it is not described, or this machine cannot rehearse.
     """
     if on not in ("local", "rehearsal", "ssh", "ec2"):
-        places = "choose `on=local`, `on=rehearsal`, `on=ssh` or `on=ec2`"
+        places = 'choose `on="local"`, `on="rehearsal"`, `on="ssh"` or `on="ec2"`'
         raise BadInput(f"{on!r} cannot be explored.", hint=places)
     if (on == "ssh") != (inventory is not None):
         raise BadInput(
-            "`inventory` names the hosts that `on=ssh` explores.",
+            '`inventory` names the hosts that `on="ssh"` explores.',
             hint="hetopt profile TASK --explore --on ssh --inventory hosts.toml --probe-budget 0.10",
         )
     if (on == "ec2") != bool(types):
         raise BadInput(
-            "`types` names the machines that `on=ec2` explores.",
+            '`types` names the machines that `on="ec2"` explores.',
             hint="hetopt profile TASK --explore --on ec2 --types c7i.large,g5.xlarge --probe-budget 0.50",
         )
     if on != "rehearsal" and hosts is not None:
-        raise BadInput("`hosts` describes a rehearsed cluster.", hint="choose `on=rehearsal` with it")
+        raise BadInput("`hosts` describes a rehearsed cluster.", hint='choose `on="rehearsal"` with it')
     if on == "rehearsal":
         if hosts is None:
             raise BadInput(
-                "`on=rehearsal` explores a cluster that is described.",
+                '`on="rehearsal"` explores a cluster that is described.',
                 hint="for example `hosts=speed=1,rate=100mbit x4; speed=0.5,rate=100mbit x4`",
             )
         parse_hosts(hosts)
         reason = why_not()
         if reason is not None:
-            raise BadInput(f"no cluster can be rehearsed here: {reason}.", hint="choose `on=local`")
+            raise BadInput(f"no cluster can be rehearsed here: {reason}.", hint='choose `on="local"`')
 
 
 def place_here(measured: Profile, *, hosts: str | None, workers: int | None, tell: Reporter) -> Place:

@@ -204,10 +204,12 @@ def prepare(
     sync_wish = sync_options.parse_wish(changes.sync, changes.partition, changes.inject)
     stream_wish = stream_options.parse_stream(changes.stream)
     if stream_wish is not None and on in ("ssh", "ec2"):
-        raise BadInput("`stream` is for `on=local` and `on=rehearsal`.", hint="leave it out, or choose `on=local`")
+        raise BadInput(
+            '`stream` is for `on="local"` and `on="rehearsal"`.', hint='leave it out, or choose `on="local"`'
+        )
     if policy == "rate":
         if stream_wish is None:
-            raise BadInput("`batch_policy=rate` follows streams, and there is none.", hint="add `stream`")
+            raise BadInput('`batch_policy="rate"` follows streams, and there is none.', hint="add `stream`")
         policy = batch_settings = None  # what a stream implies
     steps = changes.steps
     if steps is not None:

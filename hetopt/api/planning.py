@@ -26,7 +26,7 @@ from hetopt.api.values import (
     within,
 )
 from hetopt.core.artifact import kind_in
-from hetopt.core.errors import BadInput
+from hetopt.core.errors import BadInput, setting
 from hetopt.core.hosts import read_hosts
 from hetopt.core.precision import Precision
 from hetopt.core.profile import Profile
@@ -174,8 +174,8 @@ def recommend(
     chosen(market, (*get_args(AnyMarket), "own"), "market")
     if market == "own" and (inventory is None or region == ANY_REGION):
         raise BadInput(
-            "`market=own` plans for machines of your own, in no region.",
-            hint="name them with `inventory=hosts.toml`, and leave `region=any` out",
+            '`market="own"` plans for machines of your own, in no region.',
+            hint='name them with `inventory="hosts.toml"`, and leave `region="any"` out',
         )
     sync_wish = sync_options.parse_wish(sync, None, None)
     options = search_options(
@@ -396,9 +396,7 @@ def tell_price_ages(plan: Plan, catalog: Catalog, told: Reporter) -> None:
     """Note how old the prices are that a plan shows; nothing of those that it does not."""
     shown = [plan.chosen, *(way.candidate for way in plan.choices if way.candidate is not None)]
     dates = {group.price_date for one in shown for group in one.groups if not group.is_own}
-    note = age_note(
-        catalog, map(datetime.date.fromisoformat, dates), today=datetime.datetime.now(datetime.UTC).date()
-    )
+    note = age_note(catalog, map(datetime.date.fromisoformat, dates), today=datetime.datetime.now(datetime.UTC).date())
     if note is not None:
         told.note(note)
 
@@ -441,7 +439,7 @@ def _observed(named: Path | str | None, told: Reporter) -> ObservedPreemptions |
     found = ObservedPreemptions.load(path)
     hours = sum(pool.instance_hours for pool in found.pools)
     told.note(
-        f"preemption rates of spot: the prior, updated by {hours:.0f} instance-hours in {path} (`observed=none`: not)"
+        f'preemption rates of spot: the prior, updated by {hours:.0f} instance-hours in {path} (`observed="none"`: not)'
     )
     return found
 
@@ -455,7 +453,7 @@ def _quotas(given: Sequence[str], region: str, told: Reporter) -> Sequence[str]:
     if region not in known.regions:
         return given
     age = known.age_in_words(region, datetime.datetime.now(datetime.UTC))
-    told.note(f"quotas of account {known.account_id} in {region}, {age} (`quotas=none`: not counted)")
+    told.note(f'quotas of account {known.account_id} in {region}, {age} (`quotas="none"`: not counted)')
     return (known.regions[region].quotas,)
 
 
@@ -512,6 +510,7 @@ def _target_value(target: str | float | None, metric: str, usual: float, task: s
     name, value = metric_target(target)
     if name != metric:
         raise BadInput(
-            f"{task} was profiled for {metric}, not {name}.", hint=f"for example `target={metric}={usual:g}`"
+            f"{task} was profiled for {metric}, not {name}.",
+            hint=f"for example {setting('target', f'{metric}={usual:g}')}",
         )
     return value

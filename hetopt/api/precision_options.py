@@ -54,7 +54,7 @@ def in_precision(plan: Plan, asked: str | None, on: Place) -> tuple[Plan, tuple[
     if precision == "fp16" and plan.run.is_local:
         raise BadInput(
             "fp16 needs gradients to be summed in every step, as workers agree on its loss scale there.",
-            hint=f"choose {setting('precision', 'bf16')}, or `sync=bsp`",
+            hint=f"choose {setting('precision', 'bf16')}, or {setting('sync', 'bsp')}",
         )
     run = plan.run.model_copy(update={"precision": precision})
     note = f"The plan computes in {planned}, this run in {precision} as asked: the prediction is for that."

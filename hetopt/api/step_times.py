@@ -130,7 +130,7 @@ class StepTimes:
     def _whole_steps(self) -> tuple[StepSample, ...]:
         if not self.samples:
             raise BadInput(
-                "published models need whole steps, which only imported samples have.", hint="choose `model=hetopt`"
+                "published models need whole steps, which only imported samples have.", hint='choose `model="hetopt"`'
             )
         return self.samples
 

@@ -111,7 +111,7 @@ def on_stream(wish: StreamOptions, run: RunSpec, policy: BatchPolicy | None) -> 
     factor = 1.0 if run.miniature is None else run.miniature.time_factor
     if run.miniature is not None and wish.source == "redis":
         raise BadInput(
-            "hosts of a rehearsal reach nobody but each other, and no Redis.", hint="choose `on=local`, or a replay"
+            "hosts of a rehearsal reach nobody but each other, and no Redis.", hint='choose `on="local"`, or a replay'
         )
     if wish.drawn is None:
         rates = wish.rates

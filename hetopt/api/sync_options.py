@@ -76,7 +76,7 @@ def decide(wish: SyncOverrides, run: RunSpec, *, exchange_was_asked: bool) -> Ru
         run = run.model_copy(update=plain)
     reason = why_not_local(run)
     if reason is not None:
-        raise BadInput(reason, hint="choose `sync=bsp`, or leave the other out")
+        raise BadInput(reason, hint='choose `sync="bsp"`, or leave the other out')
     return run
 
 
@@ -87,7 +87,7 @@ def _settling(run: RunSpec, *, was_typed: bool, exchange_was_asked: bool) -> Run
         run = run.model_copy(update=weighed)
     reason = why_not_settling(run)
     if reason is not None:
-        raise BadInput(reason, hint="choose `compression=auto` with `sync=auto`, or another `sync`")
+        raise BadInput(reason, hint='choose `compression="auto"` with `sync="auto"`, or another `sync`')
     return run
 
 

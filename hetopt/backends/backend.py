@@ -10,7 +10,7 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from hetopt.core.errors import BadInput
+from hetopt.core.errors import BadInput, setting
 from hetopt.core.reading import shortened
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import RunStatus
@@ -136,8 +136,8 @@ def check_options(place: str, options: LaunchOptions) -> None:
         if getattr(options, name) != getattr(unset, name) and name not in TAKES[place]:
             owners = [owner for owner, its in TAKES.items() if name in its]
             instead = "describe slower hosts with `hosts`" if name == "slowdowns" else "leave it out"
-            on = " or ".join(f"`on={owner}`" for owner in owners)
-            raise BadInput(f"`{name}` is for {on}.", hint=f"{instead}, or choose `on={owners[0]}`")
+            on = " or ".join(setting("on", owner) for owner in owners)
+            raise BadInput(f"`{name}` is for {on}.", hint=f"{instead}, or choose {setting('on', owners[0])}")
     factors = options.slowdowns
     if factors is not None and not (factors and all(map(_is_slowdown, factors))):
         said = ", ".join(map(str, factors)) or "none"

@@ -58,7 +58,11 @@ class Described:
     gpus: Annotated[str | None, typer.Option(help="Only machines with these: A10G, L4:4, L4:4+.")] = None
     quotas: Annotated[
         list[str] | None,
-        typer.Option("--quota", metavar="FAMILY=VCPUS", help="vCPUs that may run at once: g=8; the word default: those of a new account."),
+        typer.Option(
+            "--quota",
+            metavar="FAMILY=VCPUS",
+            help="vCPUs that may run at once: g=8; the word default: those of a new account.",
+        ),
     ] = None
     max_workers: Annotated[int, typer.Option(help="Most GPUs in a cluster.")] = 64
     catalog: CatalogFolder = None

@@ -84,9 +84,7 @@ CatalogFolder = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RegionOrAny = Annotated[
     str,
-    typer.Option(
-        "--region", "-r", callback=every_region("any"), help="AWS region; any: the best of all."
-    ),
+    typer.Option("--region", "-r", callback=every_region("any"), help="AWS region; any: the best of all."),
 ]
 Budget = Annotated[str | None, typer.Option("--budget", help="Total USD, a hard cap on the whole bill.")]
 Deadline = Annotated[str | None, typer.Option("--deadline", help="Longest total time, such as 6h.")]

@@ -231,7 +231,7 @@ def quota_notes(plan: Plan) -> Iterator[str]:
         if need.granted is None and need.vcpus > need.new_account:
             yield (
                 f"vCPU quota {need.bucket}={need.vcpus}; new accounts: {need.new_account} (`hetopt doctor` or "
-                "`quotas=default`)."
+                '`quotas="default"`).'
             )
 
 

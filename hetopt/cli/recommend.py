@@ -103,8 +103,8 @@ class Recommend:
         typer.Option(
             "--quota",
             metavar="FAMILY=VCPUS",
-            help="vCPUs that may run at once: g=8, spot:standard=32. The word default: what a new account has; none: no "
-            "limit. May be repeated. Left out: what `hetopt doctor` read of your account, or no limit.",
+            help="vCPUs that may run at once: g=8, spot:standard=32. The word default: what a new account has; none: "
+            "no limit. May be repeated. Left out: what `hetopt doctor` read of your account, or no limit.",
         ),
     ] = None
     data: Annotated[

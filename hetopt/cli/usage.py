@@ -14,7 +14,7 @@ UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """What typer raises for all of that; it has no public name of its own."""
 
 _COUNTED = {"recommend": "`hetopt estimate`, which needs no profile"}
-_NO_SPOT = {command: "--market on-demand" for command in ("estimate", "gpus", "recommend")}
+_NO_SPOT = dict.fromkeys(("estimate", "gpus", "recommend"), "--market on-demand")
 ELSEWHERE: Mapping[str, Mapping[str, str]] = {
     "--params": _COUNTED,
     "--config": _COUNTED,
@@ -49,9 +49,7 @@ def refused(error: Any, typed: Sequence[str]) -> BadInput | None:
     if message.startswith("No such command"):
         meant = COMMANDS.get(typed[command.count(" ")]) if command == "hetopt" else None
         if meant is not None:
-            return BadInput(
-                f"There is no command called {typed[0]!r}.", hint=f"did you mean `hetopt {meant}`? {shows}"
-            )
+            return BadInput(f"There is no command called {typed[0]!r}.", hint=f"did you mean `hetopt {meant}`? {shows}")
         return unknown(typed[command.count(" ")], context.command.list_commands(context), "command", hint=shows)
     if hasattr(error, "possibilities"):
         every = [name for one in context.command.params for name in one.opts if name.startswith("--")]

@@ -227,5 +227,5 @@ def _beside(best: str, made: dict[str, Plan], refused: dict[str, HetoptError], o
     took, cost = found.chosen.prediction.total_s.value, found.chosen.prediction.cost_usd.value
     who = "Your own machines" if other == "own" else "Rented machines"
     machines = ", ".join(f"{group.machines} × {group.instance_type}" for group in found.chosen.groups)
-    planned = ": `market=own` plans for them" if other == "own" else ""
+    planned = ': `market="own"` plans for them' if other == "own" else ""
     return f"{who} ({machines}) would do it in {duration(took)} for {usd(cost)}{planned}."

@@ -146,12 +146,12 @@ class ScriptProbe:
             raise BadInput(
                 f"{observer.seen_at['step']}: the optimizer steps, and no batch was read from a DataLoader{unread}, so "
                 "the batch size is not known.",
-                hint="name its option for the batch size, such as `batch_argument=batch-size`",
+                hint='name its option for the batch size, such as `batch_argument="batch-size"`',
             )
         if not observer.batch_size and order.batch_size is None:
             raise BadInput(
                 f"the batches of {order.script} hold no tensor that tells how many samples they are of.",
-                hint="name its option for the batch size, such as `batch_argument=batch-size`",
+                hint='name its option for the batch size, such as `batch_argument="batch-size"`',
             )
         self._dataset_size()  # refused at the first step, not when all is measured
         self._events.write(STARTED)

@@ -117,9 +117,9 @@ def test_a_plan_runs_is_followed_and_reported(tmp_path: Path, monkeypatch: pytes
     ("arguments", "said"),
     [
         ({"on": "moon"}, "cannot launch on 'moon'"),
-        ({"on": "local", "hosts": "speed=1"}, r"`hosts` is for `on=rehearsal`"),
-        ({"on": "local", "budget_usd": 5}, r"`budget_usd` is for `on=ec2`"),
-        ({"on": "rehearsal", "slowdowns": (1, 2)}, r"`slowdowns` is for `on=local`"),
+        ({"on": "local", "hosts": "speed=1"}, '`hosts` is for `on="rehearsal"`'),
+        ({"on": "local", "budget_usd": 5}, '`budget_usd` is for `on="ec2"`'),
+        ({"on": "rehearsal", "slowdowns": (1, 2)}, '`slowdowns` is for `on="local"`'),
         ({"on": "local", "steps": 0}, r"`steps` must be at least 1, got 0"),
         ({"on": "local", "steps": "many"}, r"`steps` must be a number, got 'many'"),
         ({"on": "local", "steps": 10**30}, r"`steps` must be at most 1,000,000,000,000, got 1000"),
@@ -127,8 +127,8 @@ def test_a_plan_runs_is_followed_and_reported(tmp_path: Path, monkeypatch: pytes
         ({"on": "local", "restarts": -1}, r"`restarts` must be a number from 0 to 1,000,000, got -1"),
         ({"on": "ec2", "budget_usd": [5]}, r"`budget_usd` must be an amount in USD, got \[5\]"),
         ({"on": "local", "batch_policy": "rate"}, "follows streams"),
-        ({"on": "ec2", "stream": "replay(40)"}, r"`stream` is for `on=local`"),
-        ({"on": "ec2", "restarts": 1}, r"`restarts` is for `on=local`"),
+        ({"on": "ec2", "stream": "replay(40)"}, '`stream` is for `on="local"`'),
+        ({"on": "ec2", "restarts": 1}, '`restarts` is for `on="local"`'),
     ],
 )
 def test_what_cannot_be_is_said_in_the_library_s_words(arguments: dict[str, object], said: str) -> None:
@@ -177,7 +177,7 @@ def test_a_run_that_goes_on_is_the_run_that_it_was(place: Place, name: str, tmp_
 
 @pytest.mark.parametrize("place", ["local", "rehearsal"])
 def test_a_budget_means_nothing_to_a_run_on_this_machine(place: Place, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="`budget_usd` is for `on=ec2`"):
+    with pytest.raises(BadInput, match='`budget_usd` is for `on="ec2"`'):
         prepare_resumed(Run.in_folder(tmp_path), backend(place), place, LaunchOptions(budget_usd=3.0))
 
 

@@ -230,7 +230,7 @@ def test_the_task_of_the_page_is_in_order(tmp_path: Path) -> None:
 
 def test_a_backend_takes_the_options_that_it_names(background: type[LocalBackend]) -> None:
     check_options("background", LaunchOptions(slowdowns=(1.0, 2.0)))
-    with pytest.raises(BadInput, match="`bucket` is for `on=ec2`"):
+    with pytest.raises(BadInput, match='`bucket` is for `on="ec2"`'):
         check_options("background", LaunchOptions(bucket="mine"))
     with pytest.raises(ValueError, match="backend 'background' already"):
         register_backend("background", lambda reporter: background())

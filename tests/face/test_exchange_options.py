@@ -170,7 +170,7 @@ def test_every_combination_is_taken_or_refused_as_the_matrix_says(combination: C
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        ({"compression": "auto", "ratio_policy": "accordion"}, "`compression=auto` decides the ratio itself"),
+        ({"compression": "auto", "ratio_policy": "accordion"}, '`compression="auto"` decides the ratio itself'),
         ({"ratio_policy": "gravca"}, "no ratio policy called 'gravca'"),
         ({"collective": "all-gather"}, "no collective called 'all-gather'"),
         ({"compression": "topk:0.1,collective=ar_topk", "collective": "all_gather"}, "and `collective` for all_gather"),

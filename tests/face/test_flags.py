@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import io
+import re
 import shlex
+import tokenize
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -30,6 +33,20 @@ def options(command: click.Command) -> set[str]:
     """Every option of a command and of those below it."""
     found = {one for parameter in command.params for one in parameter.opts}
     return found.union(*(options(below) for below in getattr(command, "commands", {}).values()))
+
+
+def test_texts_are_in_quotes_where_the_library_names_them() -> None:
+    """``on="local"`` can be typed in Python as it is said; ``on=local`` is a name that nobody has."""
+    bare = re.compile(r"(?<!`)`[a-z_]+=(?!True`|False`|None`)[A-Za-z][\w./-]*`(?!`)")
+    package = Path(hetopt.__file__).parent
+    said = {
+        f"{path}:{token.start[0]} {token.string}"
+        for folder in (one for one in package.iterdir() if one.is_dir() and one.name != "cli")
+        for path in folder.resolve().rglob("*.py")
+        for token in tokenize.tokenize(io.BytesIO(path.read_bytes()).readline)
+        if token.type == tokenize.STRING and bare.search(token.string)
+    }
+    assert said == set()
 
 
 def test_every_flag_is_an_option_of_some_command() -> None:

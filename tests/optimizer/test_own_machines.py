@@ -281,12 +281,12 @@ def test_nothing_is_rented_where_that_is_asked_for(tmp_path: Path) -> None:
     wish = {"epochs": 50, "budget_usd": 50, "types": "c7i.large", "trials": 0, "inventory": path}
     better = hetopt.recommend(profile(), **wish)
     assert not any(group.is_own for group in better.chosen.groups)
-    assert "`market=own` plans for them" in better.reasons[0]
+    assert '`market="own"` plans for them' in better.reasons[0]
     plan = hetopt.recommend(profile(), market="own", **wish)
     assert all(group.is_own for group in plan.chosen.groups)
     assert next_commands(plan, "plan.json") == ("hetopt launch plan.json --on ssh --inventory hosts.toml",)
     for wrong in ({"inventory": None}, {"region": "any"}):
-        with pytest.raises(BadInput, match="`market=own`"):
+        with pytest.raises(BadInput, match='`market="own"`'):
             hetopt.recommend(profile(), market="own", **{**wish, **wrong})
 
 

@@ -23,13 +23,13 @@ class RehearsalLauncher(ProcessLauncher):
 
     def _check(self, spec: RunSpec) -> None:
         if spec.miniature is None:
-            raise BadInput("the run describes no cluster to rehearse.", hint="choose `on=local`")
+            raise BadInput("the run describes no cluster to rehearse.", hint='choose `on="local"`')
         check_size(len(spec.miniature.hosts))
         for change in spec.miniature.changes:
             check_change(spec, change)
         reason = why_not()
         if reason is not None:
-            raise BadInput(f"no cluster can be rehearsed here: {reason}.", hint="choose `on=local`")
+            raise BadInput(f"no cluster can be rehearsed here: {reason}.", hint='choose `on="local"`')
         quotas = [host.cpu_cores for host in spec.miniature.hosts if host.cpu_cores is not None]
         check_quotas(quotas, len(os.sched_getaffinity(0)))
 

@@ -398,7 +398,7 @@ def rehearse(run_dir: Path, stop_signal: StopSignal) -> int:
     """
     spec = read_spec(run_dir)
     if spec.miniature is None:
-        raise BadInput("the run is no rehearsal.", hint="choose `on=local`")
+        raise BadInput("the run is no rehearsal.", hint='choose `on="local"`')
     with EmulatedNetwork.create(spec.miniature.hosts, owner=str(run_dir)) as network:
         return Conductor(run_dir, spec, spec.miniature, network, stop_signal).conduct()
 

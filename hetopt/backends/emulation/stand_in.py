@@ -38,7 +38,7 @@ def in_its_place(plan: Plan, machine: ThisMachine) -> Plan:
     if METHODS[compression.name].by_shape:
         raise BadInput(
             f"what {compression.name} sends depends on the shapes of parameters, and a stand-in has others.",
-            hint="launch with `compression=dense`",
+            hint='launch with `compression="dense"`',
         )
     steps = math.ceil(plan.chosen.prediction.steps.value)
     if plan.run.stop.max_steps is not None:

@@ -71,7 +71,7 @@ def region_of(plan: Plan) -> str:
     if any(group.is_own for group in plan.chosen.groups):
         raise BadInput(
             "the plan is for machines of your own, of which nothing is rented.",
-            hint="choose `on=ssh` with their `inventory`, or plan without it",
+            hint='choose `on="ssh"` with their `inventory`, or plan without it',
         )
     if len(regions) > 1:
         raise BadInput(
