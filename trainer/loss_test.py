@@ -259,4 +259,5 @@ def as_before(model: nn.Module) -> Iterator[None]:
             module.training = mode
         with torch.no_grad():
             for buffer, kept in buffers:
-                buffer.copy_(kept)
+                if not torch.equal(buffer, kept):  # a graph may need those that stayed as they were
+                    buffer.copy_(kept)

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler, get_worker_in
 from hetopt.core.batch_partition import largest_remainder
 from hetopt.core.errors import BadInput
 from hetopt.trainer.agreement import gather_numbers
+from hetopt.trainer.session.padding import Padding
 
 Shares: TypeAlias = tuple[int, ...]
 Place: TypeAlias = tuple[int, int]
@@ -45,6 +46,8 @@ class Part:
         place: of the batch.
         is_last: whether it is the last of its epoch, as far as that is known.
         mark: fingerprint of the batch's first sample, where every worker reads it; 0: not known.
+        mixed_by: the collate function that brought samples together; empty: none did.
+        padding: of some samples, where there is any.
     """
 
     samples: int
@@ -53,6 +56,8 @@ class Part:
     place: Place = (0, 0)
     is_last: bool = False
     mark: int = 0
+    mixed_by: str = ""
+    padding: tuple[Padding, ...] = ()
 
     @property
     def weight(self) -> float:

@@ -42,6 +42,11 @@ NUMBERS_HINT = (
 )
 """What works where samples meet a number that each worker has computed of its own."""
 
+_OTHERS_HINT = (
+    "its own message says where, and what to do; or accept the difference: "
+    f'session(..., accept_inexact=("{WHOLE_BATCH}",))'
+)
+
 _GATHERED_HINT = "gather the same features on all workers, and call run.backward for each loss on all of them"
 
 _MOST_TOTALS = 64
@@ -231,6 +236,10 @@ class Denominators:
         for bad in (Said.WHOLE_BATCH, Said.UNKNOWN):
             if bad in said:
                 who = next(number for number, row in enumerate(rows) if row.samples and row.said == bad)
+                if bad == Said.WHOLE_BATCH:
+                    raise BadInput(
+                        f"The loss of samples of worker {who} depends on others of its share.", hint=_OTHERS_HINT
+                    )
                 raise BadInput(f"Worker {who} cannot tell how its loss depends on its samples.", hint=WEIGHT_HINT)
         if said == {Said.CONSTANT}:
             return _shares([float(row.samples) for row in rows])

@@ -35,6 +35,7 @@ from hetopt.trainer.policies.choose import choose_policy
 from hetopt.trainer.session.alike import take_optimizer, take_parameters
 from hetopt.trainer.session.batches import Part, ShareTable, Splits, drawn_by_first, full_batch
 from hetopt.trainer.session.gate import Gate
+from hetopt.trainer.session.given_numbers import origins_of
 from hetopt.trainer.session.gradient import GradientSum, Scaler, check_parameters, named_parameters
 from hetopt.trainer.session.handed import Handed, HandedOut, storages
 from hetopt.trainer.session.inspection import inspect_loader
@@ -229,7 +230,7 @@ class BatchFlow:
         """
         inspect_loader(loader, self.world_size)
         assert isinstance(loader, DataLoader)
-        begun = partial(self._begin_part, len(self._sources) + 1)
+        begun = partial(self._begin_part, len(self._sources) + 1, origins_of(loader))
         if self.world_size == 1:
             self._share_alone(loader)
             alone = OwnLoader(loader, self._ask, self._begin_batch, run=self)
@@ -320,7 +321,7 @@ class BatchFlow:
             self._go_on()
         self._ask(is_first)
         part, rows = self._splits.take(size)
-        self._begin_part(self._splits.source, part, None)
+        self._begin_part(self._splits.source, (), part, None)
         return rows if isinstance(batch, int) else batch[rows]
 
     def _add(self, source: Source, table: ShareTable) -> None:
@@ -421,9 +422,9 @@ class BatchFlow:
         for one in self._listeners():
             one.take(Handed(part=part))
 
-    def _begin_part(self, source: int, part: Part, batch: Any) -> None:
+    def _begin_part(self, source: int, origins: tuple[object, ...], part: Part, batch: Any) -> None:
         for one in self._listeners():
-            one.take(Handed(part=part, source=source, storages=storages(batch)))
+            one.take(Handed(part=part, source=source, storages=storages(batch), origins=origins))
 
     def _listeners(self) -> Sequence[Member]:
         """This session, and those that follow its batches."""

@@ -14,12 +14,13 @@ import math
 import random
 import struct
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Sampler
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from hetopt.trainer.session.listening import unwrapped
@@ -35,18 +36,35 @@ _MARK = 2**32
 
 
 class GivenNumbers:
-    """Of one worker, batch by batch."""
+    """Of one worker, batch by batch.
 
-    def __init__(self) -> None:
+    Args:
+        knows_tensors: whether what torch has made unheard was there before the first batch; else it may be of samples.
+    """
+
+    def __init__(self, *, knows_tensors: bool = True) -> None:
+        self._knows_tensors = knows_tensors
         self._values: dict[float, str] = {}
         self._known = WeakTensorKeyDictionary()  # what torch made, and whether of numbers from outside
         self._drawn: object = None
 
-    def begin(self) -> None:
-        """A batch begins: what was drawn before is in its samples."""
+    def begin(self, origins: Iterable[object] = ()) -> None:
+        """A batch begins: what was drawn before is in its samples.
+
+        Args:
+            origins: what it comes from: a data set, whose numbers are in its samples, and samplers, which choose by
+                theirs.
+        """
         now = _drawn()
         if now != self._drawn:
             self._values, self._drawn = {}, now
+        for origin in origins:
+            for name, value in list(getattr(origin, "__dict__", {}).items()):
+                place = f"{type(origin).__name__}.{name} of the loader"
+                if isinstance(value, float):
+                    self._values.setdefault(value, place)
+                elif isinstance(origin, Sampler) and (values := _weights(value)) is not None:
+                    self._note_values(values, place)
 
     def note_made(self, name: str, given: Sequence[Tensor], made: Sequence[Tensor]) -> None:
         """Torch has made tensors of no samples."""
@@ -72,10 +90,15 @@ class GivenNumbers:
             self._values.setdefault(float(one), place or "")
         for each in of_none:
             if self._is_given(each):
-                flat = unwrapped(each).detach().double().cpu().flatten()
-                is_one = len(flat) > 0 and bool((flat == flat[0]).all())  # however many there are of it
-                told = flat[0] if is_one else flat @ (1.5 + torch.arange(len(flat), dtype=torch.float64).cos())
-                self._values.setdefault(float(told), place or "")
+                self._note_values(unwrapped(each), place)
+
+    def _note_values(self, tensor: Tensor, place: str | None) -> None:
+        if not tensor.dtype.is_floating_point or tensor.numel() > _MOST_VALUES:
+            return
+        flat = tensor.detach().double().cpu().flatten()
+        is_one = len(flat) > 0 and bool((flat == flat[0]).all())  # however many there are of it
+        told = flat[0] if is_one else flat @ (1.5 + torch.arange(len(flat), dtype=torch.float64).cos())
+        self._values.setdefault(float(told), place or "")
 
     def take(self) -> tuple[float, str]:
         """How many numbers there were since the last loss, and which; and where the one came in that is least like one
@@ -92,10 +115,37 @@ class GivenNumbers:
     def _is_given(self, tensor: Tensor) -> bool:
         """Whether it is of numbers from outside: torch has not made it while there was somebody to hear it."""
         one = unwrapped(tensor)
-        if one.requires_grad or not one.dtype.is_floating_point or one.numel() > _MOST_VALUES:
+        if one.requires_grad:
             return False
-        known: bool = self._known.get(one, True)  # type: ignore[no-untyped-call]  # torch's gap
+        known: bool = self._known.get(one, self._knows_tensors)  # type: ignore[no-untyped-call]  # torch's gap
         return known
+
+
+def origins_of(loader: object) -> tuple[object, ...]:
+    """What the batches of a loader come from: its data set, those inside that, and its samplers."""
+    found: list[object] = []
+    waiting = [loader]
+    while waiting and len(found) < _MOST_ORIGINS:
+        has: dict[str, object] = getattr(waiting.pop(), "__dict__", {})
+        several = has.get("datasets")
+        inside = [has.get("dataset"), has.get("batch_sampler"), has.get("sampler")]
+        inside += several if isinstance(several, list) else []
+        new = [one for one in inside if one is not None and not any(one is other for other in found)]
+        found += new
+        waiting += new
+    return tuple(found)
+
+
+_MOST_ORIGINS = 16
+
+
+def _weights(value: object) -> Tensor | None:
+    """Of samples, as samplers have them."""
+    if isinstance(value, list) and value and all(isinstance(one, (float, np.floating)) for one in value):
+        value = np.asarray(value)
+    if isinstance(value, np.ndarray) and value.dtype.kind == "f":
+        value = torch.from_numpy(value.astype(np.float64))
+    return value if isinstance(value, Tensor) else None
 
 
 def differ(marks: Sequence[float]) -> bool:

@@ -30,12 +30,14 @@ class Handed:
     Attributes:
         part: what it is of the whole batch.
         source: number of the loader.
+        origins: data sets and samplers of the loader.
         storages: where its tensors lie; held weakly, so that no other storage gets the place of one that is gone.
     """
 
     part: Part
     source: int = 0
     storages: frozenset[StorageWeakRef] = frozenset()
+    origins: tuple[object, ...] = ()
 
 
 @dataclass

@@ -33,9 +33,6 @@ from hetopt.trainer.session.listening import CHOICES, REDUCTIONS, SHAPED, Listen
 _OF_CLASSES = {"cross_entropy", "nll_loss", "multi_margin_loss"}
 """Their ``weight`` has a number for each class."""
 
-_JUDGED = 3
-"""Batches whose losses are asked: what is kept from the second on is in the third."""
-
 _OVERWRITES = {"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"}
 _JOINS = {"cat", "concat", "concatenate", "hstack", "vstack"}
 _PRODUCTS = {"matmul", "__matmul__", "mm", "bmm"}
@@ -75,17 +72,18 @@ class Kept(Listener):
 
     Args:
         model: of the script, whose parameters may be of no samples but by gradients.
+        is_first: whether nothing was computed before.
 
     Attributes:
         numbers: that met samples, or what is of all workers, from outside torch.
         has_hook: whether the script has put one on a tensor.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, is_first: bool = True) -> None:
         super().__init__(0)
         self._model = model
         self._parameters = {_storage(one): name for name, one in model.named_parameters()}
-        self.numbers = GivenNumbers()
+        self.numbers = GivenNumbers(knows_tensors=is_first)
         self._lines = Lines(sys.argv[0] if sys.argv else "")
         self._given: dict[StorageWeakRef, _Of] = {}  # where batches lie
         self._made = WeakTensorKeyDictionary()  # what torch gave back
@@ -96,23 +94,20 @@ class Kept(Listener):
         self.has_hook = False
         self._turn = 0
 
-    def take(self, rows: int, storages: frozenset[StorageWeakRef]) -> bool:
+    def take(self, rows: int, storages: frozenset[StorageWeakRef], origins: Sequence[object] = ()) -> None:
         """The script is given a batch.
 
         Args:
             rows: of this worker's share.
             storages: where its tensors lie.
-
-        Returns:
-            Whether its loss is still of interest.
+            origins: data sets and samplers that it comes from.
         """
         if self._was_asked:
             self._was_asked, self._turn = False, self._turn + 1
             self._places = WeakTensorKeyDictionary()
         self.rows, self._is_own = rows, False
-        self.numbers.begin()
+        self.numbers.begin(origins)
         self._given.update(dict.fromkeys(storages, self._rows_now))
-        return self._turn < _JUDGED
 
     @property
     def _rows_now(self) -> _Of:

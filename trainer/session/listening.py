@@ -35,14 +35,16 @@ class Listener(TorchFunctionMode):
 
     Args:
         rows: samples that the script was given.
+        is_sure: whether they are only where a dimension is as long as they are many, not several times that.
 
     Attributes:
         rows: of the present batch.
         is_listening: whether the calls are the script's.
     """
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, *, is_sure: bool = False) -> None:
         super().__init__()
+        self._is_sure = is_sure
         self.rows = rows
         self.is_listening = True
 
@@ -99,7 +101,7 @@ class Listener(TorchFunctionMode):
         is as long as they are many, each may have several rows (its tokens)."""
         sizes = tensor.shape[:2]
         exact = [dim for dim, size in enumerate(sizes) if size == self.rows]
-        if exact or self.rows <= _MULTIPLES:
+        if exact or self._is_sure or self.rows <= _MULTIPLES:
             return exact
         return [dim for dim, size in enumerate(sizes) if size and size % self.rows == 0][:1]
 

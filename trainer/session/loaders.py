@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from hetopt.core.errors import BadInput
 from hetopt.trainer.data.fetch import samples_in
 from hetopt.trainer.session.batches import Part, Place, ShareTable, SlicedStream, Slices
+from hetopt.trainer.session.collating import CheckedCollate, Noted
 from hetopt.trainer.session.progress import Progress, Remaining, Resumed
 from hetopt.trainer.session.random_state import RandomState
 
@@ -139,7 +140,7 @@ class SlicedLoader:
                 rank,
                 batch_size=loader.batch_size,
                 drop_last=loader.drop_last,
-                collate=loader.collate_fn,
+                collate=CheckedCollate(loader.collate_fn),
             )
             self._own: DataLoader[Any] = DataLoader(
                 self._stream, batch_size=None, collate_fn=_as_it_is, generator=loader.generator, **_kept(loader)
@@ -151,7 +152,7 @@ class SlicedLoader:
             self._own = DataLoader(
                 loader.dataset,
                 batch_sampler=self._slices,
-                collate_fn=loader.collate_fn,
+                collate_fn=CheckedCollate(loader.collate_fn),
                 generator=chance.own_generator(loader.generator),
                 **_kept(loader),
             )
@@ -201,8 +202,9 @@ class SlicedLoader:
     def _from_slices(self, batches: Iterator[Any], start: dict[str, Any]) -> Iterator[Any]:
         assert self._slices is not None
         self._enter(start)
-        for batch in batches:
-            self.handing.read(self._slices.parts.popleft(), batch)
+        for read in batches:
+            part, batch = _taken(self._slices.parts.popleft(), read)
+            self.handing.read(part, batch)
             yield batch
             self._asked(False)
         self._end()
@@ -216,7 +218,7 @@ class SlicedLoader:
         if not self._looks_ahead:
             coming = self._read(batches)
         while coming is not None:
-            part, batch = coming
+            part, batch = _taken(*coming)
             if self._looks_ahead:
                 coming = self._read(batches)
                 part = replace(part, is_last=coming is None)
@@ -245,6 +247,13 @@ class SlicedLoader:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
+
+
+def _taken(part: Part, batch: Any) -> tuple[Part, Any]:
+    """A batch as the script gets it, and what is known of it."""
+    if isinstance(batch, Noted):
+        return replace(part, mixed_by=batch.mixed_by, padding=batch.padding), batch.batch
+    return part, batch
 
 
 def _as_it_is(item: Any) -> Any:

@@ -22,6 +22,7 @@ from hetopt.trainer.session.hooks import bent_by_hooks, has_hooks
 from hetopt.trainer.session.kept import Kept
 from hetopt.trainer.session.listening import Listener
 from hetopt.trainer.session.mixing import Outputs
+from hetopt.trainer.session.padding import Padding, PaddingWatch
 from hetopt.trainer.session.row_statistics import RowStatistics
 from hetopt.trainer.session.whole_batch import WholeBatch, depends_on_rows
 
@@ -75,37 +76,43 @@ class LossWatch:
         self._asks_earlier = shares and WHOLE_BATCH not in accepted
         self._kept: Kept | None = None  # for as long as losses may depend on what the script keeps
         self._ended: list[Listener] = []  # not out of torch's way yet
+        self._batches = 0
+        self._turn, self._was_looked_at = 0, False  # losses that were followed by another batch
         self._number = 0  # losses of the present batch that were looked at
         self._met, self._asked = {0}, set[int]()  # numbers of losses in their batch: there are, asked of coupling
         self._batch_norm: BatchNormNote | None = None
+        self._padding: PaddingWatch | None = None
 
     def begin_batch(self, handed: Handed) -> None:
         """The script gets a batch: from here on modules' outputs are kept, while there are losses to look at."""
         self._begin_earlier(handed)
-        if self._number == 0 and (self._outputs is not None or self._batch_norm is not None):
+        if self._number == 0 and any((self._outputs, self._batch_norm, self._statistics, self._padding)):
             return  # this one is asked for ahead: the loss of the one before is still to come
         self._end_batch()
         self._number = 0
-        if self._asks_coupling and self._met - self._asked:
+        number, self._batches = self._batches, self._batches + 1
+        is_new, rows = bool(self._met - self._asked), handed.part.rows
+        if self._asks_coupling and is_new:
             self._outputs = Outputs(self._model)
-            if handed.part.rows > 1 and Listener.can_listen(self._model):
-                self._statistics = RowStatistics(handed.part.rows, handed.storages)
-                self._statistics.begin()
+        if self._asks_coupling and (is_new or is_heard(number)) and rows > 1 and Listener.can_listen(self._model):
+            self._statistics = RowStatistics(rows, handed.storages, is_sure=not is_new)
+            self._statistics.begin()
         if self._asks_statistics:
             self._batch_norm = BatchNormNote(self._model)
+        if self._asks_coupling and handed.part.padding and Listener.can_listen(self._model):
+            self._padding = PaddingWatch(self._model, handed.part.padding, rows)
 
     def _begin_earlier(self, handed: Handed) -> None:
-        """Hear what becomes of one more batch, for as long as its loss may tell anything new."""
-        if not self._asks_earlier:
-            return
-        self._asks_earlier = Listener.can_listen(self._model)
-        if self._asks_earlier and self._kept is None:
-            self._kept = Kept(self._model)
-            self._kept.begin()
-        if self._asks_earlier and self._kept is not None:
-            self._asks_earlier = self._kept.take(handed.part.rows, handed.storages)
-        if not self._asks_earlier:
+        """Hear what becomes of one more batch."""
+        self._turn, self._was_looked_at = self._turn + self._was_looked_at, False
+        self._asks_earlier = self._asks_earlier and Listener.can_listen(self._model)
+        if not (self._asks_earlier and is_heard(self._turn)):
             self._end_earlier()
+            return
+        if self._kept is None:
+            self._kept = Kept(self._model, is_first=self._turn == 0)
+            self._kept.begin()
+        self._kept.take(handed.part.rows, handed.storages, handed.origins)
 
     def _end_earlier(self) -> None:
         if self._kept is not None:
@@ -131,6 +138,7 @@ class LossWatch:
         """
         rows = part.rows
         problem: BadInput | None = None
+        self._was_looked_at = True
         try:
             own = self._row(loss, weight, part, rows)
         except BadInput as error:
@@ -139,9 +147,10 @@ class LossWatch:
             own = replace(own, is_gathered=True, value=float(loss.detach()))
         number, self._number = self._number, self._number + 1
         self._met.add(number)
-        if self._outputs is not None and not own.is_gathered and number not in self._asked:
-            found = self._outputs.look(loss, rows)
-            self._asked.add(number)
+        if not own.is_gathered and any((self._outputs, self._statistics)):
+            is_new = self._outputs is not None and number not in self._asked
+            found = self._outputs.look(loss, rows) if self._outputs is not None and is_new else "separate"
+            self._asked |= {number} if is_new else set()
             place = None if self._statistics is None else self._statistics.problem(loss)
             if place is not None and own.said != Said.STATED_SUM:
                 problem = _by_statistic(part, place)
@@ -149,12 +158,18 @@ class LossWatch:
             elif found == "coupled" and own.said != Said.STATED_SUM:
                 problem = _coupled(part)
                 own = replace(own, said=Said.WHOLE_BATCH)
-            elif (bent := self._bent(loss)) is not None:
+            elif is_new and (bent := self._bent(loss)) is not None:
                 problem = _by_hook(bent)
                 own = replace(own, said=Said.WHOLE_BATCH)
             elif found == "unclear" and weight is None and problem is None:
                 problem = _unclear()
                 own = replace(own, said=Said.UNKNOWN)
+        if part.mixed_by and self._asks_coupling:
+            problem = _by_collate(part.mixed_by)
+            own = replace(own, said=Said.WHOLE_BATCH)
+        elif self._padding is not None and (read := self._padding.read_by(loss)) is not None:
+            problem = _by_padding(read)
+            own = replace(own, said=Said.WHOLE_BATCH)
         earlier = None if self._kept is None else self._kept.problem(loss)
         if earlier is not None:
             problem = _of_earlier(part, earlier)
@@ -260,13 +275,13 @@ class LossWatch:
         self._end_earlier()
 
     def _end_batch(self) -> None:
-        for one in (self._outputs, self._batch_norm):
+        for one in (self._outputs, self._batch_norm, self._padding):
             if one is not None:
                 one.close()
         if self._statistics is not None:
             self._ended.append(self._statistics)
         self._ended = _still_there(self._ended)
-        self._outputs = self._batch_norm = self._statistics = None
+        self._outputs = self._batch_norm = self._statistics = self._padding = None
 
     @contextmanager
     def unheard(self) -> Iterator[None]:
@@ -287,6 +302,20 @@ class LossWatch:
         if reading.kind == "unknown":
             raise _unknown(reading)
         return Row.of(reading, samples=part.samples, rows=rows)
+
+
+def is_heard(number: int) -> bool:
+    """Whether it is asked of the losses of a batch whether samples meet: of the first three and, as scripts have phases
+    (a warm-up without mixup), of three from each power of two on, so that what lasts as long as all before is met.
+
+    Args:
+        number: of the batch, from 0.
+    """
+    return number < _HEARD or number - (1 << number.bit_length() - 1) < _HEARD
+
+
+_HEARD = 3
+"""Batches at a time: what is kept from the second on is in the third's loss."""
 
 
 def _still_there(ended: list[Listener]) -> list[Listener]:
@@ -342,6 +371,24 @@ def _by_number(place: str) -> BadInput:
         f"The samples meet a number at {place or 'some line'} that is another one on each worker, as it was computed "
         "of its own share: the gradients of parts are not the gradient of the batch.",
         hint=NUMBERS_HINT,
+    )
+
+
+def _by_padding(read: Padding) -> BadInput:
+    return BadInput(
+        f"The loss depends on how long samples are padded (one of {read.needed} to {read.length}) by {read.by}, and "
+        "each worker pads to the longest of its own: the gradients of parts are not the gradient of the batch.",
+        hint="leave padding out by a mask or by packing, or pad all samples to one length in the collate function; or "
+        f'accept the difference: session(..., accept_inexact=("{WHOLE_BATCH}",))',
+    )
+
+
+def _by_collate(name: str) -> BadInput:
+    return BadInput(
+        f"The loader's collate function {name} brings samples of a batch together (mixup, negatives, a statistic), and "
+        "each worker has its own samples alone: the gradients of parts are not the gradient of the batch.",
+        hint="do that in the loop with the samples of all workers, whole = run.gather(rows); or accept the difference: "
+        f'session(..., accept_inexact=("{WHOLE_BATCH}",))',
     )
 
 

@@ -8,7 +8,7 @@ Parts of a batch do not add up to the whole where they are not: every worker see
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -23,6 +23,7 @@ _ROWS_APART = {
       "Clamp", "ClampMin", "ClampMax", "ToCopy", "Clone", "View", "UnsafeView", "ReshapeAlias", "Alias", "Slice",
       "Squeeze", "Transpose", "Permute", "Add", "Sub", "Mul", "Div", "MaskedFill", "Where", "LogSoftmax", "Softmax",
       "Rsub")),
+    "torch::autograd::AccumulateGrad",
     *(f"{name}Backward1" for name in ("Squeeze", "Mul", "Div", "Add", "Sub", "Rsub")),
 }  # fmt: skip
 """Operators that keep rows apart as long as they take no two values that both depend on the model."""
@@ -81,7 +82,7 @@ def couples(loss: Tensor, given: Sequence[Tensor], rows: int) -> Found:
         given: outputs of modules with a row for each sample, or so many; those next to the loss count.
         rows: samples.
     """
-    heads, tail = _heads(loss, given)
+    heads, tail = _heads(loss, given, rows)
     if rows < 2 or _is_plain(tail, rows):
         return "separate"
     if not heads:
@@ -139,20 +140,52 @@ def _pairs(tail: Sequence[Any]) -> bool:
     meets = spreads = False
     for node in tail:
         made = math.prod(node._input_metadata[0].shape)
-        taken = [math.prod(one._input_metadata[at].shape) for one, at in node.next_functions if one is not None]
+        taken = [
+            math.prod(one._input_metadata[at].shape)
+            for one, at in node.next_functions
+            if one is not None and not _is_parameter(one)
+        ]
         meets |= len(taken) > 1 and made > 1
         spreads |= len(taken) > 1 and made > max(taken)
-    return spreads or (meets and any(node.name().rstrip("0123456789") in _REORDER for node in tail))
+    reorders = any(node.name().rstrip("0123456789") in _REORDER for node in tail if not _is_layer(node))
+    return spreads or (meets and reorders)
 
+
+def _is_layer(node: Any) -> bool:
+    """Whether rows are multiplied by a parameter."""
+    return any(_is_parameter(one) for one, _ in node.next_functions)
+
+
+def _is_parameter(node: Any) -> bool:
+    """Whether a value is a parameter, perhaps transposed, as in the products of a gradient that a penalty is of."""
+    while node is not None and node.name() in _MOVED:
+        node = node.next_functions[0][0]
+    return node is not None and node.name() == "torch::autograd::AccumulateGrad"
+
+
+_MOVED = {f"{name}Backward0" for name in ("T", "Transpose", "Permute", "View", "ReshapeAlias", "Unsqueeze", "ToCopy")}
 
 _REORDER = {
     f"{name}Backward" for name in ("Index", "IndexSelect", "Gather", "Flip", "Roll", "Sort", "Topk", "Mm", "Cdist")
 }
 
 
-def _heads(loss: Tensor, given: Sequence[Tensor]) -> tuple[list[Tensor], list[Any]]:
-    """The outputs that are next to a loss, and the operators between."""
-    by_node = {one.grad_fn: one for one in given}
+def _heads(loss: Tensor, given: Sequence[Tensor], rows: int) -> tuple[list[Tensor], list[Any]]:
+    """The outputs that are next to a loss, and the operators between: of a model that has none with a row for each
+    sample, as one of all nodes of a graph, those behind the samples that are taken of it."""
+    heads, tail = _between(loss, {one.grad_fn: one for one in given}, lambda node: False)
+    if heads:
+        return heads, tail
+    return _between(loss, {}, lambda node: node.name() in _TAKEN and list(node._input_metadata[0].shape[:1]) == [rows])
+
+
+_TAKEN = {"IndexBackward0", "IndexSelectBackward0"}
+
+
+def _between(
+    loss: Tensor, by_node: Mapping[Any, Tensor], is_end: Callable[[Any], bool]
+) -> tuple[list[Tensor], list[Any]]:
+    """The outputs next to a loss, and the operators on the way to them and to other ends."""
     heads: dict[Any, Tensor] = {}
     tail: list[Any] = []
     waiting, seen = [loss.grad_fn], set()
@@ -163,6 +196,8 @@ def _heads(loss: Tensor, given: Sequence[Tensor]) -> tuple[list[Tensor], list[An
         seen.add(node)
         if node in by_node:
             heads[node] = by_node[node]
+            continue
+        if is_end(node):
             continue
         tail.append(node)
         waiting += [one for one, _ in node.next_functions]

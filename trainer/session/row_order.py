@@ -76,6 +76,23 @@ class RowOrders:
             return Unknown() if name in _JOINS else Differ()
         return self._moved(name, args, named, known[0], result)
 
+    def chooses(self, name: str, args: Sequence[Any], named: Mapping[str, Any], of_samples: Sequence[Tensor]) -> bool:
+        """Whether a call takes some of the rows by numbers from outside torch, in another order than theirs: they were
+        compared there, as by `numpy.argsort`. What each row says of itself (`numpy.nonzero`) keeps the order.
+
+        Args:
+            name: of the function.
+            args: of the call.
+            named: likewise.
+            of_samples: tensors among them that torch has made of samples.
+        """
+        own = args[0] if args else named.get("input")
+        dim = self._dim(own) if isinstance(own, Tensor) else None
+        index = _as_numbers(self._index(name, args, named, dim))
+        if index is None or any(index is one for one in of_samples) or _as_index(index, self._rows) is not None:
+            return False
+        return bool((index.diff() < 0).any())
+
     def note(self, made: Tensor, order: Order) -> None:
         """Remember the order of a result's rows."""
         if order is None:
@@ -100,7 +117,7 @@ class RowOrders:
         dim = self._dim(own) if isinstance(own, Tensor) else None
         if own is None or dim is None or not isinstance(order, Tensor | None):
             return order
-        index: Any = None
+        index = self._index(name, args, named, dim)
         if name in ("sort", "argsort", "msort"):
             index = list(tensors_in([result]))[-1]
         elif name == "flip" and dim in [one % own.dim() for one in _numbers([args[1:], named.get("dims", ())])]:
@@ -108,18 +125,23 @@ class RowOrders:
         elif name == "roll" and dim in (dims := _numbers(named.get("dims", args[2:]))):
             shift = _numbers(named.get("shifts", args[1:2]))[dims.index(dim)]
             index = torch.arange(self._rows).roll(shift)
-        elif name == "index_select" and named.get("dim", args[1] if len(args) > 1 else None) == dim:
-            index = named.get("index", args[-1])
-        elif name == "__getitem__":
-            places = args[1] if isinstance(args[1], tuple) else (args[1],)
-            plain = not any(one is None or one is Ellipsis for one in places)
-            index = places[dim] if plain and len(places) > dim else None
         taken = _as_index(index, self._rows)
         if taken is None:
             return order
         before = torch.arange(self._rows) if order is None else order
         after = before[taken]
         return None if torch.equal(after, torch.arange(self._rows)) else after
+
+    @staticmethod
+    def _index(name: str, args: Sequence[Any], named: Mapping[str, Any], dim: int | None) -> Any:
+        """What a call takes rows by, which are in a dimension; None: it takes none."""
+        if name == "index_select" and dim is not None and named.get("dim", args[1] if len(args) > 1 else None) == dim:
+            return named.get("index", args[-1])
+        if name == "__getitem__" and dim is not None:
+            places = args[1] if isinstance(args[1], tuple) else (args[1],)
+            plain = not any(one is None or one is Ellipsis for one in places)
+            return places[dim] if plain and len(places) > dim else None
+        return None
 
 
 def _same(one: Order, other: Order) -> bool:
@@ -136,8 +158,15 @@ def _numbers(given: Any) -> list[int]:
 
 def _as_index(index: Any, rows: int) -> Tensor | None:
     """Numbers of rows, one for each; None: it is something else."""
-    if isinstance(index, (list, np.ndarray)) and len(index) == rows:
-        index = torch.as_tensor(index)
-    if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.shape != (rows,):
-        return None
-    return index.detach().cpu()
+    numbers = _as_numbers(index)
+    return None if numbers is None or len(numbers) != rows else numbers.detach().cpu()
+
+
+def _as_numbers(index: Any) -> Tensor | None:
+    """Numbers of rows; None: it is something else."""
+    if isinstance(index, list) and all(isinstance(one, (int, np.integer)) for one in index):
+        index = np.asarray(index, dtype=np.int64)
+    if isinstance(index, np.ndarray) and index.dtype.kind == "i":
+        index = torch.from_numpy(np.ascontiguousarray(index, dtype=np.int64))
+    is_list = isinstance(index, Tensor) and index.dtype == torch.int64 and index.dim() == 1
+    return index if is_list else None

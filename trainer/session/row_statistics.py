@@ -58,10 +58,11 @@ class RowStatistics(Listener):
     Args:
         rows: samples that the script was given, at least two.
         storages: where they lie.
+        is_sure: whether samples are only where a dimension is as long as they are many.
     """
 
-    def __init__(self, rows: int, storages: frozenset[StorageWeakRef]) -> None:
-        super().__init__(rows)
+    def __init__(self, rows: int, storages: frozenset[StorageWeakRef], *, is_sure: bool = False) -> None:
+        super().__init__(rows, is_sure=is_sure)
         self._storages = storages
         self._lines = Lines(sys.argv[0] if sys.argv else "")
         self._tags = WeakTensorKeyDictionary()
@@ -88,13 +89,14 @@ class RowStatistics(Listener):
         if made is None:
             return
         order = self._orders.of_result(name, args, named, given, tags, result)
+        of_batch = [one for one, tag in zip(given, tags, strict=True) if tag is not None]
         of_samples = [one for one, tag in zip(given, tags, strict=True) if tag in (_Of.SAMPLE, _Of.ROWS)]
         if made == _Of.STATISTIC and any(unwrapped(one).dim() for one in of_samples):
             made = _Of.MIXED
         elif made == _Of.STATISTIC and name.strip("_") in _PRODUCTS:
             several = [one for one, tag in zip(given, tags, strict=True) if tag == made and one.dim()]
             made = _Of.MIXED if len(several) > 1 else made
-        elif made == _Of.ROWS and isinstance(order, Differ):
+        elif made == _Of.ROWS and (isinstance(order, Differ) or self._orders.chooses(name, args, named, of_batch)):
             made = _Of.MIXED
         elif made == _Of.SCALED and (name in _UNSCALED or _is_ratio(name, tags)):
             made = _Of.ROWS

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence
+from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler, default_collate
 
 from .memories import Gather, named, trained
-from .scripts import Open, net, sgd, shuffled
+from .scripts import Open, net, points, sgd, shuffled
 
 Compute = Callable[[nn.Module, Gather, Tensor, Tensor], Tensor]
 
@@ -157,6 +158,179 @@ def drawn_in_place(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Te
     return functional.cross_entropy(model(x * (x.new_empty(len(x), 1).fill_(0.8) / 0.8)), y)
 
 
+def hardest_by_numpy(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
+    """Online hard example mining whose samples are compared outside torch."""
+    losses = gather(functional.cross_entropy(model(x), y, reduction="none"))
+    hardest = np.argsort(-losses.detach().numpy())[: len(losses) // 2]
+    return losses[torch.from_numpy(hardest.copy())].mean()
+
+
+def chosen_by_numpy(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
+    """Samples that are chosen by what each is itself, and all of them in another order."""
+    of_some = functional.cross_entropy(model(x), y, reduction="none")[np.flatnonzero(y.numpy() > 0)]
+    order = np.argsort(y.numpy(), kind="stable")
+    x, y = x[order], y[order]
+    return of_some.mean() + functional.cross_entropy(model(x), y, reduction="none")[y > 0].mean()
+
+
+def critic_with_penalty(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
+    """WGAN-GP: two means of outputs, and one of a function of gradients by inputs (Gulrajani et al. 2017)."""
+    critic = nn.Sequential(model, nn.LeakyReLU(0.2), nn.Linear(4, 1, bias=False))
+    nn.init.ones_(critic[2].weight)
+    between = (0.3 * x + 0.7 * x.tanh()).requires_grad_()
+    (by,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
+    return critic(x).mean() - critic(x.tanh()).mean() + 0.1 * ((by.norm(2, dim=1) - 1) ** 2).mean()
+
+
+def nodes_of_a_graph(open_: Open) -> None:
+    """A graph network computes all nodes, of which a batch has some in its loss."""
+    model, data = net(), points()
+    opt = sgd(model)
+    nodes, classes = data.tensors
+    near = (torch.cdist(nodes, nodes) < 2.0).float()
+    near /= near.sum(1, keepdim=True)
+    with open_(model, opt) as run:
+        for (chosen,) in run.loader(shuffled(TensorDataset(torch.arange(100)), batch=24)):
+            opt.zero_grad()
+            run.backward(functional.cross_entropy((near @ model(near @ nodes))[chosen], classes[chosen]))
+            opt.step()
+
+
+def coefficient(open_: Open) -> None:
+    """A loss of a parameter and of numbers of the samples (the temperature of SAC)."""
+    model = nn.ParameterList([nn.Parameter(torch.zeros(1))])
+    opt = sgd(model)
+    with open_(model, opt) as run:
+        for x, _ in run.loader(shuffled()):
+            opt.zero_grad()
+            run.backward((-model[0].exp() * (x[:, :1] - 2.0)).mean())
+            opt.step()
+
+
+def later(open_: Open, *, gathers: bool, first: int) -> None:
+    """Inputs that are standardised by their batch, from one on."""
+    model, number = net(), 0
+
+    def compute(gather: Gather, batch: list[Tensor]) -> Tensor:
+        nonlocal number
+        x, number = batch[0], number + 1
+        if number > first:
+            x = (x - gather(x).mean(0)) / gather(x).std(0)
+        return functional.cross_entropy(model(x), batch[1])
+
+    trained(open_, model, compute, gathers=gathers, data=points(16 * (2 * first + 2)))
+
+
+class Noisy(Dataset[Any]):
+    """Whose samples get harder as the loss falls."""
+
+    def __init__(self) -> None:
+        self.of, self.noise = points(), 1.0
+
+    def __len__(self) -> int:
+        return len(self.of)
+
+    def __getitem__(self, at: int) -> tuple[Tensor, Tensor]:
+        x, y = self.of[at]
+        return x + self.noise * (at * x).sin(), y
+
+
+def harder_samples(open_: Open, *, gathers: bool) -> None:
+    """A data set that is told the loss of a batch."""
+    model, data = net(), Noisy()
+
+    def compute(gather: Gather, batch: list[Tensor]) -> Tensor:
+        of_all = functional.cross_entropy(gather(model(batch[0])), gather(batch[1]))
+        data.noise = (of_all if gathers else functional.cross_entropy(model(batch[0]), batch[1])).item()
+        return functional.cross_entropy(model(batch[0]), batch[1])
+
+    trained(open_, model, compute, gathers=gathers, data=data)
+
+
+def drawn_by_losses(open_: Open) -> None:
+    """A sampler that is told the losses of samples, each worker's of its own."""
+    model = net()
+    opt = sgd(model)
+    sampler = WeightedRandomSampler([1.0] * 128, 128)
+    data = TensorDataset(*points().tensors, torch.arange(128))
+    with open_(model, opt) as run:
+        torch.manual_seed(1)
+        for x, y, at in run.loader(DataLoader(data, 16, sampler=sampler)):
+            losses = functional.cross_entropy(model(x), y, reduction="none")
+            opt.zero_grad()
+            run.backward(losses.mean())
+            opt.step()
+            sampler.weights[at] = losses.detach().double()
+
+
+def mixup(samples: list[Any]) -> list[Tensor]:
+    """As torchvision's reference has it, with the neighbour."""
+    x, y = default_collate(samples)
+    goal = functional.one_hot(y, 4).float()
+    return [0.7 * x + 0.3 * x.roll(1, 0), 0.7 * goal + 0.3 * goal.roll(1, 0)]
+
+
+def noise(samples: list[Any]) -> list[Tensor]:
+    """Drawn for each sample, and sorted by label."""
+    x, y = default_collate(sorted(samples, key=lambda one: int(one[1])))
+    return [x + 0.0 * torch.randn_like(x), y]
+
+
+def collated(open_: Open, *, by: Callable[[list[Any]], list[Tensor]]) -> None:
+    """Batches that a collate function has changed."""
+    model = net()
+    opt = sgd(model)
+    with open_(model, opt) as run:
+        for x, y in run.loader(shuffled(collate_fn=by)):
+            opt.zero_grad()
+            run.backward(functional.cross_entropy(model(x), y))
+            opt.step()
+
+
+class Reader(nn.Module):
+    """Of sequences that are padded."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.how = how
+        self.embed, self.states, self.out = nn.Embedding(20, 8), nn.LSTM(8, 8, batch_first=True), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        states, _ = self.states(self.embed(x))
+        if self.how == "largest":
+            return self.out(states.relu().amax(1))
+        if self.how == "last":
+            return self.out(states[torch.arange(len(x)), lengths - 1])
+        if self.how == "each":
+            return self.out(states)
+        there = (x > 0).unsqueeze(2)
+        return self.out((states * there).sum(1) / lengths.unsqueeze(1) if self.how == "masked" else states.mean(1))
+
+
+def padded(open_: Open, *, how: str, to: int = 0) -> None:
+    """Each share is padded to its longest sample, or all to one length."""
+    generator = torch.Generator().manual_seed(3)
+    texts = [torch.randint(1, 20, (4 + n % 9,), generator=generator) for n in range(128)]
+
+    def collate(samples: list[Tensor]) -> tuple[Tensor, Tensor]:
+        x = nn.utils.rnn.pad_sequence(samples, batch_first=True)
+        return functional.pad(x, (0, max(0, to - x.shape[1]))), torch.tensor([len(one) for one in samples])
+
+    model = Reader(how)
+    opt = sgd(model)
+    with open_(model, opt) as run:
+        for x, lengths in run.loader(shuffled(texts, collate_fn=collate)):
+            opt.zero_grad()
+            out = model(x, lengths)
+            run.backward(
+                functional.cross_entropy(out.flatten(0, 1), (x % 4).flatten().where(x.flatten() > 0, -100))
+                if how == "each"
+                else functional.cross_entropy(out, lengths % 4)
+            )
+            opt.step()
+
+
 def gradient_by_own(open_: Open, *, number: bool) -> None:
     """What all workers have summed is changed by a statistic of this one's samples."""
     model = net()
@@ -222,11 +396,17 @@ REFUSED = {
         _named_by(one, gathers=False): STATISTIC
         for one in (
             inner_step, inner_step_of_functions, step_of_inputs, mixed_with_others, pasted_of_others, load_of_experts,
+            hardest_by_numpy,
         )
     },
     **{_named_by(one, gathers=False): NUMBER for one in (weighed_by_counts, less_a_number)},
     named("clipped_by_hooks", hooked, hook=clipped): ("A hook changes the gradient of 0.weight", "run.backward(loss)"),
     named("clipped_inside", hooked, hook=clipped, inside=True): ("A hook changes the gradient of 0.weight",),
+    named("mixed_by_collate", collated, by=mixup): ("collate function mixup (meetings.py, line", "run.gather(rows)"),
+    **{
+        named(f"padding_in_{how}", padded, how=how): ("how long samples are padded", "meetings.py, line", "by a mask")
+        for how in ("mean", "largest")
+    },
     named("gradient_by_own_loss", gradient_by_own, number=False): ("the gradient of 0.weight", "meetings.py, line"),
 }  # fmt: skip
 """Before the first step."""
@@ -234,19 +414,33 @@ REFUSED = {
 LATER = {
     named("running_number_of_own", running_number, gathers=False): NUMBER,
     named("gradient_by_own_number", gradient_by_own, number=True): NUMBER,
+    named("later_of_own", later, gathers=False, first=1): STATISTIC,
+    named("harder_samples_of_own", harder_samples, gathers=False): ("meet a number at Noisy.noise of the loader",),
+    named("drawn_by_losses", drawn_by_losses): ("meet a number at WeightedRandomSampler.weights of the loader",),
 }
 """Before the second, as nothing is kept before the first."""
+
+MUCH_LATER = {named("much_later_of_own", later, gathers=False, first=12): STATISTIC}
+"""Before the seventeenth: three batches are asked from each power of two on."""
 
 EXACT = (
     *(_named_by(one, gathers=True) for one in (inner_step, inner_step_of_functions, weighed_by_counts, less_a_number)),
     named("scaled_by_hooks", hooked, hook=scaled),
     named("hooks_that_look", hooked, hook=looked_at),
     named("running_number_of_all", running_number, gathers=True),
+    nodes_of_a_graph,
+    coefficient,
+    named("drawn_by_collate", collated, by=noise),
+    named("padding_to_one_length", padded, how="mean", to=12),
+    *(named(f"padding_not_in_{how}", padded, how=how) for how in ("masked", "last", "each")),
+    named("later_of_all", later, gathers=True, first=1),
+    named("harder_samples_of_all", harder_samples, gathers=True),
+    _named_by(hardest_by_numpy, gathers=True),
     *(
         _named_by(one, gathers=True)
         for one in (
             sorted_by_length, shuffled_again, terms_for_each, means_over_dimensions, numbers_alike, numbers_of_rows,
-            drawn_in_place,
+            drawn_in_place, chosen_by_numpy, critic_with_penalty,
         )
     ),
 )  # fmt: skip

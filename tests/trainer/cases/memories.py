@@ -196,7 +196,7 @@ def buffers_of_inputs(open_: Open) -> None:
     def compute(gather: Gather, batch: list[Tensor]) -> Tensor:
         nonlocal right, number
         number += 1
-        assert number < 5 or not torch._C._len_torch_function_stack(), "nobody listens any more"
+        assert number != 8 or not torch._C._len_torch_function_stack(), "nobody listens after seven batches"
         rows = len(batch[0])
         spread = batch[0].std()
         inputs = place if rows == len(place) else batch[0]

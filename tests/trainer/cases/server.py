@@ -166,7 +166,8 @@ def main() -> None:
         cases = {one.__name__: one for one in strangers.MORE}
         wanted = list(cases)
     if wanted == ["meetings"]:
-        cases = {one.__name__: one for one in (*meetings.EXACT, *meetings.REFUSED, *meetings.LATER)}
+        some = (*meetings.EXACT, *meetings.REFUSED, *meetings.LATER, *meetings.MUCH_LATER)
+        cases = {one.__name__: one for one in some}
         wanted = list(cases)
     if wanted == ["memories"]:
         cases = {one.__name__: one for one in (*memories.EXACT, *memories.REFUSED, memories.changed_by_hand)}
