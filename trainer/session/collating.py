@@ -30,6 +30,9 @@ _FEWEST = 3
 _ALONE = 8
 """Samples that are collated by themselves: of some the largest value over time is in no padding."""
 
+_REFUSALS = (ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)
+"""Of a collate function that does not take a sample, or of a sample that cannot be copied."""
+
 _ASKED = 3
 """Batches of each process that reads: a random mixup may leave one as it is."""
 
@@ -69,7 +72,7 @@ class CheckedCollate:
             again = copy.deepcopy(samples)
             alone = [copy.deepcopy(one) for one in samples[:_ALONE]]
             turned = _turned(again[-1])
-        except Exception:  # of samples that cannot be copied nothing can be told
+        except _REFUSALS:  # of samples that cannot be copied nothing can be told
             return self._collate(samples)
         before = States.now()
         made = self._collate(samples)
@@ -79,7 +82,7 @@ class CheckedCollate:
             with torch._C.DisableTorchFunction():  # nobody hears what the script has not called
                 other = None if turned is None else self._collate([*again[:-1], turned])
                 lone = [self._collate([one]) for one in alone]
-        except Exception:  # it does not take such a sample, or one alone
+        except _REFUSALS:  # it does not take such a sample, or one alone
             return made
         finally:
             after.use()
