@@ -92,7 +92,7 @@ class CheckedCollate:
         if not paddings and not mixes:
             return made
         name = self._name()
-        return Noted(made, name if mixes else "", tuple(Padding(*one, by=name) for one in paddings))
+        return Noted(made, name if mixes else "", tuple(Padding(*one, name) for one in paddings))
 
     def _name(self) -> str:
         code = getattr(self._collate, "__code__", None)
@@ -103,16 +103,22 @@ class CheckedCollate:
 _Row: TypeAlias = list[Tensor]
 
 
-def _padding(rows: Sequence[_Row], alone: Sequence[_Row]) -> tuple[int, int, int] | None:
-    """The row of a sample that is longer in a batch than alone, and both lengths; None: it is not, or is not found."""
+def _padding(rows: Sequence[_Row], alone: Sequence[_Row]) -> tuple[int, int, int, Tensor] | None:
+    """The row of a sample that is longer in a batch than alone, both lengths, and what it is alone; None: it is not, or
+    is not found."""
     places = [at for at, row in enumerate(rows) if alone and _same(row, alone[0])]
     if len(places) != 1:
         return None
     pairs = zip(rows[places[0]], alone[0], strict=True)
-    longer = [
-        sizes for row, its in pairs for sizes in zip(row.shape, its.shape, strict=True) if sizes[0] > sizes[1] > 0
-    ]
-    return (places[0], *longer[0]) if longer else None
+    return next(
+        (
+            (places[0], long, short, its)
+            for row, its in pairs
+            for long, short in zip(row.shape, its.shape, strict=True)
+            if long > short > 0
+        ),
+        None,
+    )
 
 
 def _turned(sample: Any) -> Any:

@@ -29,12 +29,14 @@ class Padding(NamedTuple):
         row: of the sample.
         length: of the batch, along the dimension that is padded.
         needed: what the sample would have alone.
+        alone: what is padded of it, as it is alone.
         by: the collate function.
     """
 
     row: int
     length: int
     needed: int
+    alone: Tensor
     by: str
 
 
@@ -78,9 +80,15 @@ class PaddingWatch:
         with torch.no_grad(), as_before(module):
             module.eval()
             try:
-                return next((one for one in self._paddings if self._differs(module, given, derivatives, one)), None)
+                meant = [one for one in self._paddings if self._holds(given, one)]
+                return next((one for one in meant if self._differs(module, given, derivatives, one)), None)
             except (RuntimeError, TypeError, ValueError, IndexError):
                 return None  # it takes no such sample
+
+    def _holds(self, given: Any, of: Padding) -> bool:
+        """Whether the sample is among what the model was called with: scripts read batches ahead."""
+        rows = [(one, _row_dim(one, self._rows)) for one in tree_leaves(given) if isinstance(one, Tensor)]
+        return any(_begins(one.select(at, of.row), of.alone) for one, at in rows if at is not None)
 
     def _differs(self, module: nn.Module, given: Any, derivatives: Sequence[Tensor | None], of: Padding) -> bool:
         """Whether what a loss depends on is another with less padding, or is behind the sample's end."""
@@ -109,6 +117,13 @@ class PaddingWatch:
     def _row(self, one: Tensor, of: Padding) -> Tensor:
         at = _row_dim(one, self._rows)
         return one if at is None else one.narrow(at, of.row, 1)
+
+
+def _begins(row: Tensor, alone: Tensor) -> bool:
+    """Whether a row begins as a sample is alone."""
+    if row.dim() != alone.dim() or any(its > mine for mine, its in zip(row.shape, alone.shape, strict=True)):
+        return False
+    return torch.equal(row[tuple(slice(size) for size in alone.shape)].to(alone), alone)
 
 
 def _apart(derivative: Tensor, long: Tensor, short: Tensor) -> bool:
