@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from hetopt.trainer.data.fetch import leaves_of
-from hetopt.trainer.session.padding import Padding
+from hetopt.trainer.session.padding import Padding, tensors_in
 from hetopt.trainer.session.random_state import States
 
 _FEWEST = 3
@@ -169,7 +168,7 @@ def _rows(batch: Any, dims: Sequence[int | None]) -> list[_Row]:
 
 
 def _tensors(batch: Any) -> list[Tensor]:
-    return [one for one in leaves_of(batch) if isinstance(one, Tensor) and one.layout == torch.strided]
+    return [one for one in tensors_in(batch) if one.layout == torch.strided]
 
 
 def _same(row: Sequence[Tensor], other: Sequence[Tensor]) -> bool:

@@ -9,7 +9,9 @@ evaluation mode, padded as it was and less. What of its outputs the loss does no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -38,6 +40,33 @@ class Padding(NamedTuple):
     needed: int
     alone: Tensor
     by: str
+
+
+def mapped(change: Callable[[Tensor], Tensor], given: Any) -> Any:
+    """The same arguments with other tensors, in containers and in objects that hold a batch."""
+
+    def each(one: Any) -> Any:
+        if isinstance(one, Tensor):
+            return change(one)
+        if not hasattr(one, "__dict__") or callable(one):
+            return one
+        other = copy.copy(one)
+        vars(other).update({name: mapped(change, value) for name, value in vars(one).items()})
+        return other
+
+    return tree_map(each, given)
+
+
+def tensors_in(given: Any) -> list[Tensor]:
+    """The tensors in containers and in objects that hold a batch, in their order."""
+    found: list[Tensor] = []
+
+    def keep(one: Tensor) -> Tensor:
+        found.append(one)
+        return one
+
+    mapped(keep, given)
+    return found
 
 
 class PaddingWatch:
@@ -87,7 +116,7 @@ class PaddingWatch:
 
     def _holds(self, given: Any, of: Padding) -> bool:
         """Whether the sample is among what the model was called with: scripts read batches ahead."""
-        rows = [(one, _row_dim(one, self._rows)) for one in tree_leaves(given) if isinstance(one, Tensor)]
+        rows = [(one, _row_dim(one, self._rows)) for one in tensors_in(given)]
         return any(_begins(one.select(at, of.row), of.alone) for one, at in rows if at is not None)
 
     def _differs(self, module: nn.Module, given: Any, derivatives: Sequence[Tensor | None], of: Padding) -> bool:
@@ -95,7 +124,7 @@ class PaddingWatch:
         long, short = (
             _tensors(module(*arguments, **named))
             for length in (of.length, of.needed)
-            for arguments, named in [tree_map(lambda one, length=length: self._cut(one, of, length), given)]
+            for arguments, named in [mapped(partial(self._cut, of=of, length=length), given)]
         )
         if not len(derivatives) == len(long) == len(short):
             return False
@@ -104,9 +133,9 @@ class PaddingWatch:
             for own, longer, shorter in zip(derivatives, long, short, strict=True)
         )
 
-    def _cut(self, one: Any, of: Padding, length: int) -> Any:
+    def _cut(self, one: Tensor, of: Padding, length: int) -> Tensor:
         """The sample's row of an argument, padded to a length."""
-        at = _row_dim(one, self._rows) if isinstance(one, Tensor) else None
+        at = _row_dim(one, self._rows)
         if at is None:
             return one
         one = self._row(one, of)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -287,6 +288,14 @@ def collated(open_: Open, *, by: Callable[[list[Any]], list[Tensor]]) -> None:
             opt.step()
 
 
+@dataclass
+class Texts:
+    """A batch."""
+
+    x: Tensor
+    lengths: Tensor
+
+
 class Reader(nn.Module):
     """Of sequences that are padded."""
 
@@ -296,7 +305,8 @@ class Reader(nn.Module):
         self.how = how
         self.embed, self.states, self.out = nn.Embedding(20, 8), nn.LSTM(8, 8, batch_first=True), nn.Linear(8, 4)
 
-    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+    def forward(self, batch: Texts) -> Tensor:
+        x, lengths = batch.x, batch.lengths
         states, _ = self.states(self.embed(x))
         if self.how == "largest":
             return self.out(states.relu().amax(1))
@@ -313,20 +323,20 @@ def padded(open_: Open, *, how: str, to: int = 0) -> None:
     generator = torch.Generator().manual_seed(3)
     texts = [torch.randint(1, 20, (4 + n % 9,), generator=generator) for n in range(128)]
 
-    def collate(samples: list[Tensor]) -> tuple[Tensor, Tensor]:
+    def collate(samples: list[Tensor]) -> Texts:
         x = nn.utils.rnn.pad_sequence(samples, batch_first=True)
-        return functional.pad(x, (0, max(0, to - x.shape[1]))), torch.tensor([len(one) for one in samples])
+        return Texts(functional.pad(x, (0, max(0, to - x.shape[1]))), torch.tensor([len(one) for one in samples]))
 
     model = Reader(how)
     opt = sgd(model)
     with open_(model, opt) as run:
-        for x, lengths in run.loader(shuffled(texts, collate_fn=collate)):
+        for batch in run.loader(shuffled(texts, collate_fn=collate)):
             opt.zero_grad()
-            out = model(x, lengths)
+            x, out = batch.x, model(batch)
             run.backward(
                 functional.cross_entropy(out.flatten(0, 1), (x % 4).flatten().where(x.flatten() > 0, -100))
                 if how == "each"
-                else functional.cross_entropy(out, lengths % 4)
+                else functional.cross_entropy(out, batch.lengths % 4)
             )
             opt.step()
 
