@@ -290,6 +290,14 @@ class Prediction(Record):
         )
 
 
+def _took(total_s: Range, cost_usd: Range) -> str:
+    """Time and cost with their intervals."""
+    return (
+        f"{duration(total_s.value)} ({duration(total_s.low)} to {duration(total_s.high)}), "
+        f"{usd(cost_usd.value)} ({usd(cost_usd.low)} to {usd(cost_usd.high)})"
+    )
+
+
 SMALL = 0.01
 """Of a bill: what is less is not worth a line of its own."""
 
@@ -313,6 +321,13 @@ class Candidate(RecordLeavingOut):
         if sum(sum(group.local_batch_sizes) for group in self.groups) != self.global_batch_size:
             raise ValueError("the shares of all workers must sum to global_batch_size")
         return self
+
+    def __str__(self) -> str:
+        """Cluster, time and cost."""
+        return f"{self.in_words}: {_took(self.prediction.total_s, self.prediction.cost_usd)}"
+
+    def __repr__(self) -> str:
+        return f"<Candidate {self}>"
 
     @property
     def in_words(self) -> str:
@@ -360,6 +375,14 @@ class Choice(Record):
     earlier: Earlier | None = Field(
         default=None, description="what earlier runs said of the machine that was profiled, counted in"
     )
+
+    def __str__(self) -> str:
+        """Its names, machines, time and cost."""
+        machines = "this machine" if self.candidate is None else self.candidate.in_words
+        return f"{'/'.join(self.names)}: {machines}, {_took(self.total_s, self.cost_usd)}"
+
+    def __repr__(self) -> str:
+        return f"<Choice {self}>"
 
     @property
     def usd_per_hour(self) -> float:
@@ -565,11 +588,7 @@ class Plan(Artifact):
     def _in_a_line(self) -> str:
         said = self.chosen.prediction
         machines = cluster((group.machines, group.instance_type) for group in self.chosen.groups)
-        return (
-            f"{machines}: {duration(said.total_s.value)} "
-            f"({duration(said.total_s.low)} to {duration(said.total_s.high)}), "
-            f"{usd(said.cost_usd.value)} ({usd(said.cost_usd.low)} to {usd(said.cost_usd.high)})"
-        )
+        return f"{machines}: {_took(said.total_s, said.cost_usd)}"
 
     def __repr__(self) -> str:
         return f"<Plan {self._in_a_line}>"

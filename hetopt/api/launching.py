@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -124,6 +125,10 @@ def launch(
         NoFeasiblePlan: ec2: the plan is a risk that was not accepted.
         CloudRefused, BudgetStop: ec2: it cannot be had. Nothing is left.
     """
+    if isinstance(slowdowns, Real):
+        raise BadInput(
+            f"`slowdowns` must be a factor for each worker, got {slowdowns}.", hint="for example `slowdowns=[1, 2]`"
+        )
     options = LaunchOptions(
         data=None if data is None else str(data),
         restarts=restarts,

@@ -104,6 +104,10 @@ def profile(
         RunFailed: the measurement failed.
     """
     told = reporter or Reporter()
+    if not isinstance(task, str):
+        raise BadInput(
+            f"`task` must be the name of a task or script, got {task!r}.", hint='for example `hetopt.profile("digits")`'
+        )
     if not SHORTEST_BUDGET_S <= time_budget_s <= LONGEST_BUDGET_S:
         raise BadInput(
             f"`time_budget_s` must be {SHORTEST_BUDGET_S:g} to {LONGEST_BUDGET_S:g} seconds, got {time_budget_s:g}.",

@@ -299,6 +299,14 @@ class Profile(Artifact, RecordLeavingOut):
         default=0.0, description="what its machines cost; nothing where they are owned"
     )
 
+    def __str__(self) -> str:
+        """What it is of, and where it was measured."""
+        on = self.host.accelerator or self.host.cpu_model
+        return f"{self.job.task}, {self.job.parameters:,} parameters, batch size {self.job.batch_size:,}, on {on}"
+
+    def __repr__(self) -> str:
+        return f"<Profile of {self}>"
+
     @property
     def is_counted(self) -> bool:
         """Whether operations were counted and nothing was measured, as `hetopt estimate` does it."""

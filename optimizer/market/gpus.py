@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
+from hetopt.core.formatting import usd
 from hetopt.optimizer.market.catalog import Catalog, Listing
 from hetopt.optimizer.market.catalog_filter import AnyMarket, by_quantity, has_accelerator, known_accelerator, price_in
 from hetopt.optimizer.market.instance_type import Accelerator
@@ -44,6 +45,15 @@ class RentableGpu:
     source: str | None
     count: int
     machine: Listing
+
+    def __str__(self) -> str:
+        """Its name and memory, and the cheapest machine that has it."""
+        price = self.usd_per_hour()
+        asks = "" if price is None else f", {usd(price)} an hour"
+        return f"{self.name} {self.memory_gib:.0f} GiB: {self.count} in {self.machine.instance_type.name}{asks}"
+
+    def __repr__(self) -> str:
+        return f"<RentableGpu {self}>"
 
     @property
     def region(self) -> str | None:

@@ -113,9 +113,26 @@ def test_a_plan_runs_is_followed_and_reported(tmp_path: Path, monkeypatch: pytes
         hetopt.resume(run.name + "-not-there")
 
 
+def test_what_is_printed_is_a_line() -> None:
+    profile = hetopt.Profile.load(RECORDED)
+    plan = hetopt.recommend(profile, budget_usd=2, epochs=4, types="c7i.large", max_workers=2, trials=0)
+    for one in (profile, plan.chosen, *plan.choices, *hetopt.gpus()):
+        assert "\n" not in str(one)
+        assert len(str(one)) < 160
+        assert str(one) in repr(one)
+    assert profile.job.task in str(profile)
+    assert "c7i.large" in str(plan.chosen)
+
+
+def test_a_task_is_a_name() -> None:
+    with pytest.raises(BadInput, match="`task` must be the name of a task or script, got 3"):
+        hetopt.profile(3)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        ({"on": "local", "slowdowns": 2}, r"`slowdowns` must be a factor for each worker, got 2"),
         ({"on": "moon"}, "cannot launch on 'moon'"),
         ({"on": "local", "hosts": "speed=1"}, '`hosts` is for `on="rehearsal"`'),
         ({"on": "local", "budget_usd": 5}, '`budget_usd` is for `on="ec2"`'),
