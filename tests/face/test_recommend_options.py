@@ -192,7 +192,10 @@ def test_a_report_and_a_journal_are_written(hetopt: Hetopt, tmp_path: Path) -> N
     assert journal.stat().st_size > 0
     again = _plan(hetopt, "--budget", 2, "--resume", journal)
     assert again["chosen"] == first["chosen"]
-    assert hetopt("recommend", PROFILE, "--budget", 2, "--report", tmp_path / "plan.html").code == 2
+    assert hetopt("recommend", PROFILE, "--budget", 2, "--report", tmp_path / "plan.html").code == 0, "a page of ours"
+    (tmp_path / "own.html").write_text("<!doctype html>\n")
+    assert hetopt("recommend", PROFILE, "--budget", 2, "--report", tmp_path / "own.html").code == 2
+    assert (tmp_path / "own.html").read_text() == "<!doctype html>\n"
     (tmp_path / "text").write_text("no journal\n")
     answer = hetopt("recommend", PROFILE, *QUICK, "--budget", 2, "--resume", tmp_path / "text")
     assert answer.code == 2
