@@ -430,8 +430,8 @@ LATER = {
 }
 """Before the second, as nothing is kept before the first."""
 
-MUCH_LATER = {named("much_later_of_own", later, gathers=False, first=12): STATISTIC}
-"""Before the seventeenth: three batches are asked from each power of two on."""
+MUCH_LATER = {named("much_later_of_own", later, gathers=False, first=200): STATISTIC}
+"""Before the 257th: three batches are asked from there on."""
 
 EXACT = (
     *(_named_by(one, gathers=True) for one in (inner_step, inner_step_of_functions, weighed_by_counts, less_a_number)),
