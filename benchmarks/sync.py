@@ -5,7 +5,8 @@ Real processes train; what their steps take over links of any rate is added up f
 whichever is more. Speed-ups are pairs of runs with the same seed: the median, and the lowest and highest of them. The
 models are siblings of published ones (`benchmarks._siblings`): ResNet-20 at 16 pixels, VGG-11 at a quarter of its
 width, a ConvNet, and an LSTM on characters. The last part gives every worker a single label, with samples handed on
-and without. ``--only`` asks for one part; any of them takes less than half an hour on two cores.
+and without; and BSP is trained at other learning rates. ``--only`` asks for one part; any of them takes less than half
+an hour on two cores, the learning rates an hour.
 
 Policies that average take more steps to the same quality; in the published table they took them. hetopt's own, and
 local SGD as its rival, have half as many more, in which the learning rate falls as late, and averages in 8 bits; the
@@ -17,7 +18,7 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks._contenders import DIGITS, MODELS, WORKERS, Contender, Model, Runs, hosts
 from benchmarks._outcome import Results, options, publish, run_benchmark
@@ -61,7 +62,10 @@ POLICIES: Mapping[str, Policy] = {
 QUICK = (BSP, BSP_IN_8_BITS, OWN, RIVAL, "local-sgd(8)")
 SEEDS = 3
 
-STAND_IN, SKEW = "digits", "skew"
+STAND_IN, SKEW, LEARNING_RATES = "digits", "skew", "learning-rates"
+
+FACTORS = (0.5, 1.0, 2.0)
+"""Of the learning rate that a model's runs have: the base is to be as well tuned as its rivals."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +137,29 @@ def synchronised(
         sent_share=sent / (bsp_steps * dense_bytes),
         share=together / sum(each.steps for each in stretches),
     )
+
+
+def tune(model: str, *, smoke: bool, results: Results) -> None:
+    """What BSP ends with at other learning rates than the one that all runs of a model have."""
+    job, runs = MODELS[model].job, Runs(model=MODELS[model], quick=False)
+    seeds = range(1 if smoke else SEEDS)
+    epochs = 0.25 if smoke else runs.epochs
+    sides = []
+    for factor in FACTORS:
+        for seed in seeds:
+            whole = side(runs, f"{factor:g}", POLICIES[BSP], epochs=epochs, seed=seed)
+            scaled = whole.spec.model_copy(update={"learning_rate_scale": factor * job.learning_rate_scale})
+            sides.append(replace(whole, spec=scaled))
+    note(f"training {model} at {len(FACTORS)} learning rates")
+    logs = rehearse(hosts(None), sides, rounds=1)
+    sign = 1 if job.higher_is_better else -1
+    for factor in FACTORS:
+        told = [logs[_run_name(f"{factor:g}", seed)][0] for seed in seeds]
+        ends = [sign * end(priced(log, job, WORKERS)) for log in told]
+        print(f"{model}: {job.metric} {statistics.fmean(ends):.4g} at {factor:g} of its learning rate, {ends}")
+        label = f"{model}_final_{job.metric}_bsp_at_{key(f'{factor:g}')}_of_its_learning_rate"
+        results.baselines[label] = round(statistics.fmean(ends), 4)
+        results.baselines[f"{label}_apart"] = round(max(ends) - min(ends), 4)
 
 
 def _run_name(policy: str, seed: int) -> str:
@@ -226,12 +253,15 @@ def chosen(name: str, *, quick: bool) -> str:
 
 def main() -> None:
     """Measure and publish."""
-    asked = options(__doc__, parts=[*TASKS, STAND_IN, SKEW])
+    asked = options(__doc__, parts=[*TASKS, STAND_IN, SKEW, LEARNING_RATES])
     need_namespaces(or_skip=asked.smoke)
     results, quick = Results(), asked.quick
     for name in parts(asked.part, quick=quick, smoke=asked.smoke):
         if name == SKEW:
             show_skew(skew(smoke=asked.smoke), results)
+        elif name == LEARNING_RATES:
+            for each in TASKS:
+                tune(each, smoke=asked.smoke, results=results)
         else:
             model = chosen(name, quick=quick)
             found = compare(MODELS.get(model, DIGITS), quick=quick, smoke=asked.smoke)
@@ -246,7 +276,7 @@ def parts(only: str | None, *, quick: bool, smoke: bool) -> tuple[str, ...]:
         return (only or STAND_IN,)
     if only is not None:
         return (only,)
-    return ("convnet", SKEW) if quick else (*TASKS, SKEW)
+    return ("convnet", SKEW) if quick else (*TASKS, SKEW, LEARNING_RATES)
 
 
 if __name__ == "__main__":
