@@ -20,8 +20,9 @@ from dataclasses import dataclass, field, replace
 from hetopt.core.comm.cost import TRAINER, LinkSpeed, Operation
 from hetopt.core.comm.options import Candidate, Candidates, CompressTime
 from hetopt.core.compression_slowdown import MOST_LOST, distance
+from hetopt.core.policy_settings import Settings
 from hetopt.core.profile import Profile
-from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
+from hetopt.core.run_spec import RatioPolicyName, RunSpec, StopRule, WorkerSpec
 from hetopt.trainer.comm.network_tracker import Timed, measured
 from hetopt.trainer.policies.ratio.gain_curve import interpolated
 from hetopt.trainer.policies.ratio.paired_trial import PART, Verdict
@@ -234,22 +235,24 @@ def candidates_of(job: SimulatedJob, network: SimulatedNetwork) -> Candidates:
     return replace(bare, compress=compress, rounded_s=rounded_s, bf16_in_buckets=True)
 
 
-def spec_of(network: SimulatedNetwork) -> RunSpec:
-    """A run to a target that leaves its exchange to hetopt."""
+def spec_of(network: SimulatedNetwork, policy: RatioPolicyName = "auto", settings: Settings | None = None) -> RunSpec:
+    """A run to a target that leaves its exchange to a policy that weighs all there is."""
     workers = tuple(WorkerSpec(host=f"h{i}", type="t", local_batch_size=8) for i in range(network.workers))
     return RunSpec(
         task="digits",
         workers=workers,
-        ratio_policy="auto",
+        ratio_policy=policy,
+        ratio_settings=settings or {},
         collective_policy="cheapest",
         stop=StopRule(max_steps=10**6, target=True),
     )
 
 
-def trained(run: SimulatedRun) -> SimulatedRun:
+def trained(run: SimulatedRun, policy: RatioPolicyName = "auto", settings: Settings | None = None) -> SimulatedRun:
     """Drive the controller to the target."""
     candidates = candidates_of(run.job, run.network)
-    steering = AdaptiveController(spec_of(run.network), candidates, measured(run.calibrated()), tries_twins=True)
+    spec = spec_of(run.network, policy, settings)
+    steering = AdaptiveController(spec, candidates, measured(run.calibrated()), tries_twins=True)
     step_s = None
     while not run.is_over:
         if steering.try_ratio is not None:

@@ -8,6 +8,9 @@ left out, whatever it keeps.
 
 Each ablation takes one rule or constant away, on the same runs. `BEFORE` is what the controller did that this one took
 the place of.
+
+The last part is AR-Topk's: its own schedules of latency and rate (arXiv 2312.02493), its own rule with its own settings
+(`scan`, without the floor that hetopt gives it), and `auto` beside it.
 """
 
 from __future__ import annotations
@@ -33,7 +36,9 @@ from benchmarks._simulated_exchange import (
     trained,
 )
 from hetopt.core.comm.cost import LinkSpeed
+from hetopt.core.policy_settings import Settings
 from hetopt.core.profile import Profile
+from hetopt.core.run_spec import RatioPolicyName
 
 RECORDED = Path(__file__).parent.parent / "tests" / "recorded"
 GBIT = 1.25e8
@@ -75,8 +80,15 @@ def steady(latency_s: float, gbit: float) -> Callable[[float, random.Random], Li
 def phases(latency_s: float, gbits: Sequence[float]) -> Callable[[float, random.Random], LinkSpeed]:
     """One rate after the other, each for as much progress."""
 
+    return schedule([(latency_s, gbit) for gbit in gbits])
+
+
+def schedule(links: Sequence[tuple[float, float]]) -> Callable[[float, random.Random], LinkSpeed]:
+    """One latency, s, and rate, Gbit/s, after the other, each for as much progress."""
+
     def at(part: float, _: random.Random) -> LinkSpeed:
-        return LinkSpeed(latency_s=latency_s, bytes_per_s=GBIT * gbits[min(len(gbits) - 1, int(part * len(gbits)))])
+        latency_s, gbit = links[min(len(links) - 1, int(part * len(links)))]
+        return LinkSpeed(latency_s=latency_s, bytes_per_s=GBIT * gbit)
 
     return at
 
@@ -102,6 +114,19 @@ NETWORKS = (
     SimulatedNetwork(name="wrong_timings", workers=2, link=steady(5e-4, 0.3), slower=(("all_reduce", 6.8),)),
     SimulatedNetwork(name="shared_cores", workers=8, link=steady(5e-4, 0.4), wait_s=0.03, compress=3.0),
 )
+
+
+FALLING = ((1e-3, 25.0), (2e-3, 20.0), (4e-3, 15.0), (8e-3, 10.0), (16e-3, 5.0), (32e-3, 1.0))
+SCHEDULES = (
+    SimulatedNetwork(
+        name="schedule_c1", workers=8, link=schedule(((1e-3, 25.0), (1e-3, 1.0), (50e-3, 1.0), (50e-3, 25.0)))
+    ),
+    SimulatedNetwork(name="schedule_c2", workers=8, link=schedule((*FALLING, *FALLING[-2::-1]))),
+)
+"""Of arXiv 2312.02493: C1 as it is printed; C2, which is printed in words, as the released code has it."""
+
+PUBLISHED_SCAN: Settings = {"least_gain": 0.0}
+"""AR-Topk's rule without the floor that hetopt gives it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,14 +206,19 @@ class Compared:
     over_dense: float
 
 
-def compared(networks: Sequence[SimulatedNetwork], seeds: range) -> list[Compared]:
-    """`auto` on every job, network and seed."""
+def compared(
+    networks: Sequence[SimulatedNetwork],
+    seeds: range,
+    policy: RatioPolicyName = "auto",
+    settings: Settings | None = None,
+) -> list[Compared]:
+    """A policy on every job, network and seed."""
     found = []
     for job in jobs():
         for network in networks:
             for seed in seeds:
                 dense_s, best_s = references_s(job, network, seed if network.name == "rates_wander" else 0)
-                run = trained(SimulatedRun(job=job, network=network, target=TARGET, seed=seed))
+                run = trained(SimulatedRun(job=job, network=network, target=TARGET, seed=seed), policy, settings)
                 found.append(
                     Compared(
                         job=job.name,
@@ -205,12 +235,10 @@ def mean(values: Sequence[float]) -> float:
     return math.exp(statistics.fmean(map(math.log, values)))
 
 
-def main() -> None:
-    """Print the table; the last line is JSON."""
-    asked = options(__doc__)
-    seeds = range(1 if asked.quick else SEEDS)
-    networks = NETWORKS[1:4:2] if asked.smoke else NETWORKS
-    results = Results()
+def networks_part(results: Results, *, quick: bool, smoke: bool) -> None:
+    """`auto` on all networks, and without each of its rules."""
+    seeds = range(1 if quick else SEEDS)
+    networks = NETWORKS[1:4:2] if smoke else NETWORKS
     whole = compared(networks, seeds)
     print(f"{'job':18s} {'network':14s} over the best fixed choice (each seed), over dense")
     for job in jobs():
@@ -226,7 +254,7 @@ def main() -> None:
     results.figures["over_best_worst"] = round(max(one.over_best for one in whole), 4)
     results.goal("over_dense_worst", max(one.over_dense for one in whole), at_most=1.03)
     results.baselines.update(BEFORE)
-    if not asked.quick:
+    if not quick:
         once = compared(networks, range(1))
         full = mean([one.over_best for one in once])
         for ablation in ABLATIONS:
@@ -237,7 +265,35 @@ def main() -> None:
             results.figures[f"ablation_{ablation.name}"] = round(lost, 4)
             results.figures[f"ablation_{ablation.name}_worst"] = round(worst, 4)
             print(f"{ablation.name:36s} {lost:.3f} of the time in the mean, {worst:.3f} at worst")
-    publish(results.outcome("auto", quick=asked.quick), asked.json_file)
+
+
+def schedules_part(results: Results, *, quick: bool, smoke: bool) -> None:
+    """AR-Topk's rule and `auto` on AR-Topk's schedules."""
+    seeds = range(1 if quick else SEEDS)
+    print("\nover the best fixed choice and over dense, geometric means; at worst")
+    rules: dict[RatioPolicyName, Settings] = {"scan": PUBLISHED_SCAN, "auto": {}}
+    for policy, settings in rules.items():
+        place = results.figures if policy == "auto" else results.baselines
+        for network in SCHEDULES[:1] if smoke else SCHEDULES:
+            rows = compared([network], seeds, policy, settings)
+            told: dict[str, float] = {}
+            for over in ("over_best", "over_dense"):
+                each = [getattr(one, over) for one in rows]
+                told |= {over: mean(each), f"{over}_worst": max(each)}
+            place.update({f"{network.name}_{policy}_{name}": round(value, 4) for name, value in told.items()})
+            print(f"{network.name:12s} {policy:6s} {' '.join(f'{value:.3f}' for value in told.values())}")
+
+
+PARTS = {"networks": networks_part, "schedules": schedules_part}
+
+
+def main() -> None:
+    """Print the tables; the last line is JSON."""
+    asked = options(__doc__, parts=list(PARTS))
+    results = Results()
+    for name in PARTS if asked.part is None else (asked.part,):
+        PARTS[name](results, quick=asked.quick, smoke=asked.smoke)
+    publish(results.outcome("auto", quick=asked.quick), asked.json_file, part=asked.part)
 
 
 if __name__ == "__main__":
