@@ -244,19 +244,27 @@ def measured() -> str:
         told = json.loads(path.read_text(encoding="utf-8"))
         goals, baselines = told.get("goals", {}), told.get("baselines", {})
         verdict = "all goals met" if told["met"] else "not all goals met"
-        figures = told["figures"].items()
+        figures = told["figures"]
+        others = {name: value for name, value in figures.items() if name not in goals}
+        others |= {f"baseline: {name}": value for name, value in baselines.items()}
         parts += [
             f"## {told['benchmark']}",
             "",
             f"`{_command(told)}`, {_when(told, ages)}{_changed(told)}: {verdict}.",
             *_other_parts(told),
             "",
-            "| figure | value | goal |",
-            "|---|---:|---|",
-            *(f"| {name} | {_number(value)} | {_goal(goals.get(name, {}))} |" for name, value in figures),
-            *(f"| baseline: {name} | {_number(value)} | |" for name, value in baselines.items()),
-            "",
         ]
+        if goals:
+            rows = (f"| {name} | {_number(figures[name])} | {_goal(goal)} |" for name, goal in goals.items())
+            parts += ["| figure | value | goal |", "|---|---:|---|", *rows, ""]
+        if others:
+            summary = f"{len(others)} more figure{'s' * (len(others) > 1)}, without a goal"
+            parts += [
+                f"<details markdown><summary>{summary}</summary>",
+                *("", "| figure | value |", "|---|---:|"),
+                *(f"| {name} | {_number(value)} |" for name, value in others.items()),
+                *("", "</details>", ""),
+            ]
     return "\n".join(parts)
 
 
@@ -555,11 +563,15 @@ def evidence() -> str:
 
     parts = ["# Evidence", "", textwrap.fill(ABOUT_EVIDENCE, 119, break_on_hyphens=False), ""]
     for about, title in ABOUT_PARTS.items():
-        parts += [f"## {title}", "", "| what is believed | value | read | where | doctor |", "|---|---|---|---|---|"]
+        parts += [f"## {title}", ""]
         for found in facts.all_facts().values():
             if found.about == about:
-                value = "" if found.value is True else _code(found.value)
-                parts.append(f"| {found.means} | {value} | {found.read} | {_cell(found.source)} | {found.doctor} |")
+                value = "" if found.value is True else f": {_code(found.value)}"
+                doctor = f" Doctor: {found.doctor}." if found.doctor else ""
+                said = f"{found.means.removesuffix('.')}{value}. Read {found.read}: {found.source}.{doctor}"
+                parts.append(
+                    textwrap.fill(said, 119, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
+                )
         parts.append("")
     parts += ["## Codes of refusals", "", "| codes | what is done | where |", "|---|---|---|"]
     done = {
@@ -568,7 +580,7 @@ def evidence() -> str:
         "passing": "waited for, where it passes",
         "stop": "told",
     }
-    parts += [f"| {_code(row.codes)} | {done[row.reaction]} | {_cell(row.source)} |" for row in TABLE]
+    parts += [f"| {_cell(_code(row.codes))} | {done[row.reaction]} | {_cell(row.source)} |" for row in TABLE]
     parts += ["", "## Quotas", "", textwrap.fill(f"{QUOTAS_SEEN[0].upper()}{QUOTAS_SEEN[1:]}.", 119), ""]
     parts += ["| code | name | a new account has |", "|---|---|---:|"]
     parts += [f"| `{one.code}` | {_cell(one.name)} | {one.default} |" for one in named_quotas()]
@@ -586,9 +598,7 @@ def evidence() -> str:
             119,
         ),
         "",
-        "| call | member | why it holds |",
-        "|---|---|---|",
-        *(f"| {call} | {member} | {_cell(why)} |" for (call, member), why in read["ON_CONDITION"].items()),
+        *(f"- {call}, {member}: {why}" for (call, member), why in read["ON_CONDITION"].items()),
         "",
     ]
     return "\n".join(parts)
@@ -608,7 +618,7 @@ def _code(value: object) -> str:
         return ", ".join(f"{name}: {_code(one)}" for name, one in value.items())
     if isinstance(value, tuple | frozenset):
         return ", ".join(_code(one) for one in (value if isinstance(value, tuple) else sorted(value)))
-    return f"`{_cell(str(value))}`"
+    return f"`{value}`"
 
 
 def _cell(text: str) -> str:

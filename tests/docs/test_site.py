@@ -130,7 +130,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_site_is_built_without_a_warning_and_fetches_nothing(site: Path) -> None:
     front = (site / "index.html").read_text(encoding="utf-8")
-    assert "quickstart.html" in front
+    menu = re.findall(r'href="\./([\w/-]+)\.html" class="md-nav__link', front)
+    written = re.findall(r": ([\w/-]+)\.md$", (REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert ["index", *menu] == [page.replace("decisions/README", "decisions/index") for page in written]
     for page in site.rglob("*.html"):
         fetched = re.findall(
             r'<(?:script|link|img)[^>]+(?:src|href)="(https?:[^"]+)"', page.read_text(encoding="utf-8")
@@ -155,6 +157,27 @@ def test_the_site_is_searched_and_read_on_a_phone(site: Path, tmp_path: Path) ->
             assert found(page, word), word
             assert [address for address in page.fetched if not address.startswith((here, "data:", "blob:"))] == []
             assert page.complaints == []
+        server.shutdown()
+
+
+CUT = """
+[...document.querySelectorAll(".md-content pre > code, .md-content .md-typeset__scrollwrap, .md-content img")]
+  .filter(one => one.scrollWidth > one.clientWidth + 1 || (one.tagName === "IMG" && !one.naturalWidth))
+  .map(one => one.textContent.slice(0, 60))
+"""
+
+
+def test_nothing_on_a_page_is_cut_at_a_desk(site: Path, tmp_path: Path) -> None:
+    """Tables, code and pictures of every page, decisions aside, are seen whole. On a telephone they are scrolled."""
+    handler = partial(Quiet, directory=site)
+    pages = [page for page in sorted(site.rglob("*.html")) if page.parent.name != "decisions"]
+    assert len(pages) > 60
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, browser(tmp_path) as page:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for path in pages:
+            page.open(f"http://127.0.0.1:{server.server_port}/{path.relative_to(site).as_posix()}", width=max(WIDTHS))
+            assert page.value(CUT) == [], path.name
+            assert page.complaints == [], path.name
         server.shutdown()
 
 
