@@ -140,7 +140,7 @@ def synchronised(
 
 
 def tune(model: str, *, smoke: bool, results: Results) -> None:
-    """What BSP ends with at other learning rates than the one that all runs of a model have."""
+    """What BSP ends with at its learning rate, half of that and twice as much, named as parts of its task's."""
     job, runs = MODELS[model].job, Runs(model=MODELS[model], quick=False)
     seeds = range(1 if smoke else SEEDS)
     epochs = 0.25 if smoke else runs.epochs
@@ -156,10 +156,14 @@ def tune(model: str, *, smoke: bool, results: Results) -> None:
     for factor in FACTORS:
         told = [logs[_run_name(f"{factor:g}", seed)][0] for seed in seeds]
         ends = [sign * end(priced(log, job, WORKERS)) for log in told]
-        print(f"{model}: {job.metric} {statistics.fmean(ends):.4g} at {factor:g} of its learning rate, {ends}")
-        label = f"{model}_final_{job.metric}_bsp_at_{key(f'{factor:g}')}_of_its_learning_rate"
+        scale = f"{factor * job.learning_rate_scale:g}"
+        apart = max(ends) - min(ends)
+        print(
+            f"{model}: {job.metric} {statistics.fmean(ends):.4g} at {scale} of its task's learning rate ({apart:.2g})"
+        )
+        label = f"{model}_final_{job.metric}_bsp_at_{key(scale)}_of_the_learning_rate"
         results.baselines[label] = round(statistics.fmean(ends), 4)
-        results.baselines[f"{label}_apart"] = round(max(ends) - min(ends), 4)
+        results.baselines[f"{label}_apart"] = round(apart, 4)
 
 
 def _run_name(policy: str, seed: int) -> str:
