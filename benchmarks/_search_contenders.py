@@ -73,7 +73,7 @@ class Trials:
 
 def run(contender: Contender, question: Question, seconds: float, seed: int) -> Trials:
     """Let one contender search for so many seconds of processor time."""
-    trials = Trials(question=question, columns=Columns.of(question.space), seconds=seconds)
+    trials = Trials(question=question, columns=Columns(question.space), seconds=seconds)
     contender(trials, seed)
     return trials
 

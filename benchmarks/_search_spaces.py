@@ -92,7 +92,7 @@ def everything(space: SearchSpace, job: JobModel, types: int) -> tuple[ClusterRo
         if sum(counts) <= space.max_machines
         for batch in range(len(space.batch_sizes))
     ]
-    rows, table = tabulate_rows(Columns.of(space), ClusterRows.of(clusters), job)
+    rows, table = tabulate_rows(Columns(space), ClusterRows.of(clusters), job)
     return rows, forecast(table, job)
 
 

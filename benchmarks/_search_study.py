@@ -79,7 +79,7 @@ def answers(*, jobs: int | None = None, links: Sequence[int] = LINKS_GBIT, trial
 
 def _alone(question: Question, trials: int) -> float:
     """The best score of a study that is told nothing."""
-    columns, limits = Columns.of(question.space), question.limits
+    columns, limits = Columns(question.space), question.limits
     options = range(len(question.space.options))
     asked = study_mixes(columns, question.job, limits, [], options, seed=0, trials=trials)
     rows, table = tabulate_rows(columns, ClusterRows.of(asked), question.job)

@@ -218,7 +218,7 @@ def _candidate(problem: SearchProblem, machines: Machines, way: Compression) -> 
     space = replace(problem.space, exchanges=(option,))
     places = {one.name: place for place, one in enumerate(space.options)}
     cluster = Cluster.of(((places[name], count) for name, count in machines.items()), 0, 0)
-    columns = Columns.of(space)
+    columns = Columns(space)
     _, table = tabulate_rows(columns, ClusterRows.of([cluster]))
     return make_candidate(space, problem.job, cluster, forecast(table, problem.job), 0)
 

@@ -90,7 +90,7 @@ def compare(profile: Profile, catalog: Catalog, options: Options, *, count: int 
 
 def rank(space: SearchSpace, job: JobModel, steps: RelativeSteps, count: int) -> tuple[Ranked, ...]:
     """The clusters of one type that none beats in time and cost at once, quickest first; at most ``count``."""
-    columns = Columns.of(space)
+    columns = Columns(space)
     rows, table = tabulate_rows(columns, uniform_rows(columns), job)
     if not len(rows):
         return ()

@@ -85,7 +85,7 @@ def best_mixed(own: SearchProblem, rented: SearchProblem, limits: Limits, way_by
         open_hours=own.space.open_hours,
     )
     job = replace(rented.job, slots_s=own.job.slots_s)
-    columns = Columns.of(space)
+    columns = Columns(space)
     parts: list[tuple[ClusterRows, Forecast, Array]] = []
     for rows in _rows(space, columns, len(mine)):
         possible, table = tabulate_rows(columns, rows, job)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hetopt.core.formatting import chance, duration, round_up_s, usd, usd_at_least
 from hetopt.core.formatting import cluster as cluster_words
@@ -73,25 +74,22 @@ def point(space: SearchSpace, cluster: Cluster, figures: Forecast, row: int) -> 
 def _scenarios(space: SearchSpace, job: JobModel, found: Found, limits: Limits) -> Iterator[Scenario]:
     assert found.chosen is not None
     # What it costs an hour changes with prices: that limit was for choosing.
-    columns = Columns.of(replace(space, max_hourly_usd=None))
+    columns = Columns(replace(space, max_hourly_usd=None))
     near = np.union1d(best_rows(found.forecast, limits, WEIGHED), [*found.front, found.chosen])
     rows = found.rows.take(near)
     here = int(np.searchsorted(near, found.chosen))
     spot = np.array([option.offer.price.market == "spot" for option in space.options])
-    worlds = (
-        (
-            "spot prices 20 % higher",
-            replace(columns, usd_per_hour=columns.usd_per_hour * np.where(spot, 1.2, 1.0)),
-            job,
-        ),
-        ("spot prices 20 % lower", replace(columns, usd_per_hour=columns.usd_per_hour * np.where(spot, 0.8, 1.0)), job),
-        ("half the bandwidth between machines", replace(columns, link_s_per_byte=2 * columns.link_s_per_byte), job),
-        ("twice the bandwidth between machines", replace(columns, link_s_per_byte=columns.link_s_per_byte / 2), job),
-        ("a high preemption rate everywhere", replace(columns, scarce_chance=np.where(spot, 1.0, 0.0)), job),
-        ("provisioning twice as long", replace(columns, startup_s=2 * columns.startup_s), job),
+    usd, bytes_s = columns.usd_per_hour, columns.link_s_per_byte
+    worlds: tuple[tuple[str, dict[str, NDArray[np.float64]]], ...] = (
+        ("spot prices 20 % higher", {"usd_per_hour": usd * np.where(spot, 1.2, 1.0)}),
+        ("spot prices 20 % lower", {"usd_per_hour": usd * np.where(spot, 0.8, 1.0)}),
+        ("half the bandwidth between machines", {"link_s_per_byte": 2 * bytes_s}),
+        ("twice the bandwidth between machines", {"link_s_per_byte": bytes_s / 2}),
+        ("a high preemption rate everywhere", {"scarce_chance": np.where(spot, 1.0, 0.0)}),
+        ("provisioning twice as long", {"startup_s": 2 * columns.startup_s}),
     )
-    for change, other, other_job in worlds:
-        yield _scenario(change, space, other, other_job, rows, here, limits)
+    for change, other in worlds:
+        yield _scenario(change, space, columns.changed(**other), job, rows, here, limits)
 
 
 def _less(question: Question, found: Found, limits: Limits) -> Iterator[Scenario]:

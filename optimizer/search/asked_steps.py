@@ -176,7 +176,7 @@ class AskedSteps:
         slowest = max(
             option.worker.time.time_s(batch) for option, batch in zip(workers, asked.batch_sizes, strict=True)
         )
-        table = given_table(Columns.of(space), rows, np.array([slowest]))
+        table = given_table(Columns(space), rows, np.array([slowest]))
         return options, table, steps_of(table, self.shape)
 
     def _exchange(self, asked: Configuration) -> ExchangeOption:

@@ -7,6 +7,7 @@ A box of one cluster is that cluster, and then the integer shares are solved exa
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -83,63 +84,14 @@ class ClusterRows(Table):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
 class Columns:
-    """A search space as arrays: of options, of exchanges by number of workers, of batches."""
+    """A search space as arrays: of options, of exchanges by number of workers, of batches. They are not changed.
 
-    space: SearchSpace
-    lines: Lines
-    workers: Integers
-    usd_per_hour: Array
-    worst_usd_per_hour: Array
-    price_log_sd: Array
-    log_sd: Array
-    compress_factor: Array
-    evaluation_s: Array
-    startup_s: Array
-    disk_gb: Array
-    scarce_chance: Array
-    calm_per_hour: Array
-    scarce_per_hour: Array
-    bus_latency_s: Array
-    bus_s_per_byte: Array
-    link_latency_s: Array
-    link_s_per_byte: Array
-    relief: Array
-    network_log_sd: Array
-    precision: Integers
-    precision_stretch: Array
-    precision_stretch_log_sd: Array
-    quota: Integers
-    vcpus: Integers
-    collective: Integers
-    gain: Array
-    under_backward: Array
-    messages: Array
-    traffic_bytes: Array
-    compress_s: Array
-    stretch: Array
-    stretch_log_sd: Array
-    share_log_sd: Array
-    compress_log_sd: Array
-    late: Array
-    is_plain: Mask
-    is_local: Mask
-    scales_loss: Mask
-    on_cpu: Mask
-    fewest: tuple[Array, Array, Array]
-    fewest_steps: tuple[Array, Array]
-    largest: tuple[Array, Array, Array]
-    batches: Integers
-    free_bytes: Array
-    step_bytes: Array
-    fresh_bytes: Array
-    exchange_bytes: Array
-    open: Array
+    Args:
+        space: what is searched.
+    """
 
-    @classmethod
-    def of(cls, space: SearchSpace) -> Self:
-        """The arrays of a space."""
+    def __init__(self, space: SearchSpace) -> None:
         options, exchanges = space.options, space.exchanges
         names, networks = COLLECTIVES, [option.network for option in options]
         buckets, precisions = sorted(space.quotas), space.precisions
@@ -154,72 +106,75 @@ class Columns:
         times = [option.worker.time for option in options]
         rooms = [option.worker.room for option in options]
         taken = [exchange.memory or ExchangeLine(kept_bytes=0, fixed_bytes=0, each_bytes=0) for exchange in exchanges]
-        wire = tuple(per_workers(name) for name in ("messages", "traffic_bytes", "compress_s"))
-        steps = (per_workers("stretch"), per_workers("stretch_log_sd"))
-        # What the least of so many workers or more would bring: some collectives of few workers cost more than of many.
-        fewest = tuple(np.minimum.accumulate(values[:, ::-1], axis=1)[:, ::-1] for values in (*wire, *steps))
-        largest = tuple(np.maximum.accumulate(values, axis=1) for values in wire)
-        return cls(
-            space=space,
-            lines=Lines(
-                fixed_s=column([t.fixed_s for t in times]),
-                per_sample_s=column([t.per_sample_s for t in times]),
-                floor_s=column([t.floor_s for t in times]),
-                most=column([np.inf if t.max_samples is None else t.max_samples for t in times]),
-                together=column([np.inf if t.micro_batch is None else t.micro_batch for t in times]),
-                once_s=column([t.once_s for t in times]),
-            ),
-            workers=np.array([option.worker.workers for option in options], dtype=np.intp),
-            usd_per_hour=column([option.usd_per_hour for option in options]),
-            worst_usd_per_hour=column([option.worst_usd_per_hour for option in options]),
-            price_log_sd=column([option.offer.price.log_sd for option in options]),
-            log_sd=column([option.worker.log_sd for option in options]),
-            compress_factor=column([option.worker.compress_factor for option in options]),
-            evaluation_s=column([option.evaluation_s for option in options]),
-            startup_s=column([option.startup_s for option in options]),
-            disk_gb=column([option.disk_gb for option in options]),
-            scarce_chance=column([option.scarce_chance for option in options]),
-            calm_per_hour=column([option.calm_per_hour for option in options]),
-            scarce_per_hour=column([option.scarce_per_hour for option in options]),
-            bus_latency_s=column([option.bus.latency_s for option in options]),
-            bus_s_per_byte=column([1 / option.bus.bytes_per_s for option in options]),
-            link_latency_s=np.array([[one.links[name].latency_s for one in networks] for name in names]),
-            link_s_per_byte=np.array([[1 / one.links[name].bytes_per_s for one in networks] for name in names]),
-            relief=column([one.relief for one in networks]),
-            network_log_sd=column([one.log_sd for one in networks]),
-            precision=np.array([precisions.index(option.precision) for option in options], dtype=np.intp),
-            precision_stretch=column([option.stretch for option in options]),
-            precision_stretch_log_sd=column([option.stretch_log_sd for option in options]),
-            quota=np.array([place.get(bucket_of(option.offer), -1) for option in options], dtype=np.intp),
-            vcpus=np.array([option.offer.instance_type.vcpus for option in options], dtype=np.intp),
-            collective=np.array([names.index(exchange.collective) for exchange in exchanges], dtype=np.intp),
-            gain=column([exchange.gain for exchange in exchanges]),
-            under_backward=column([float(exchange.under_backward) for exchange in exchanges]),
-            messages=wire[0],
-            traffic_bytes=wire[1],
-            compress_s=wire[2],
-            stretch=steps[0],
-            stretch_log_sd=steps[1],
-            share_log_sd=column([exchange.share_log_sd for exchange in exchanges]),
-            compress_log_sd=column([exchange.compress_log_sd for exchange in exchanges]),
-            late=per_workers("late"),
-            is_plain=np.array([exchange.is_plain for exchange in exchanges], dtype=np.bool_),
-            is_local=np.array([exchange.sync.is_local for exchange in exchanges], dtype=np.bool_),
-            scales_loss=np.array([option.precision == "fp16" for option in options], dtype=np.bool_),
-            on_cpu=np.array([option.worker.kind == "cpu" for option in options], dtype=np.bool_),
-            fewest=(fewest[0], fewest[1], fewest[2]),
-            fewest_steps=(fewest[3], fewest[4]),
-            largest=(largest[0], largest[1], largest[2]),
-            batches=np.array(space.batch_sizes, dtype=np.intp),
-            free_bytes=column([np.inf if r is None or r.free_bytes is None else r.free_bytes for r in rooms]),
-            step_bytes=column([0.0 if r is None else r.step_bytes for r in rooms]),
-            fresh_bytes=column([0.0 if r is None else r.fresh_bytes for r in rooms]),
-            exchange_bytes=np.array([[one.kept_bytes, one.fixed_bytes, one.each_bytes] for one in taken]),
-            open=np.array(
-                [(1.0,) if space.open_hours is None else space.open_hours.of_host(one.name) for one in options],
-                dtype=np.float64,
-            ),
+
+        def least_from(values: Array) -> Array:
+            return np.asarray(np.minimum.accumulate(values[:, ::-1], axis=1)[:, ::-1])
+
+        self.space = space
+        self.lines = Lines(
+            fixed_s=column([t.fixed_s for t in times]),
+            per_sample_s=column([t.per_sample_s for t in times]),
+            floor_s=column([t.floor_s for t in times]),
+            most=column([np.inf if t.max_samples is None else t.max_samples for t in times]),
+            together=column([np.inf if t.micro_batch is None else t.micro_batch for t in times]),
+            once_s=column([t.once_s for t in times]),
         )
+        self.workers = np.array([option.worker.workers for option in options], dtype=np.intp)
+        self.usd_per_hour = column([option.usd_per_hour for option in options])
+        self.worst_usd_per_hour = column([option.worst_usd_per_hour for option in options])
+        self.price_log_sd = column([option.offer.price.log_sd for option in options])
+        self.log_sd = column([option.worker.log_sd for option in options])
+        self.compress_factor = column([option.worker.compress_factor for option in options])
+        self.evaluation_s = column([option.evaluation_s for option in options])
+        self.startup_s = column([option.startup_s for option in options])
+        self.disk_gb = column([option.disk_gb for option in options])
+        self.scarce_chance = column([option.scarce_chance for option in options])
+        self.calm_per_hour = column([option.calm_per_hour for option in options])
+        self.scarce_per_hour = column([option.scarce_per_hour for option in options])
+        self.bus_latency_s = column([option.bus.latency_s for option in options])
+        self.bus_s_per_byte = column([1 / option.bus.bytes_per_s for option in options])
+        self.link_latency_s = np.array([[one.links[name].latency_s for one in networks] for name in names])
+        self.link_s_per_byte = np.array([[1 / one.links[name].bytes_per_s for one in networks] for name in names])
+        self.relief = column([one.relief for one in networks])
+        self.network_log_sd = column([one.log_sd for one in networks])
+        self.precision = np.array([precisions.index(option.precision) for option in options], dtype=np.intp)
+        self.precision_stretch = column([option.stretch for option in options])
+        self.precision_stretch_log_sd = column([option.stretch_log_sd for option in options])
+        self.quota = np.array([place.get(bucket_of(option.offer), -1) for option in options], dtype=np.intp)
+        self.vcpus = np.array([option.offer.instance_type.vcpus for option in options], dtype=np.intp)
+        self.collective = np.array([names.index(exchange.collective) for exchange in exchanges], dtype=np.intp)
+        self.gain = column([exchange.gain for exchange in exchanges])
+        self.under_backward = column([float(exchange.under_backward) for exchange in exchanges])
+        self.messages, self.traffic_bytes = per_workers("messages"), per_workers("traffic_bytes")
+        self.compress_s = per_workers("compress_s")
+        self.stretch, self.stretch_log_sd = per_workers("stretch"), per_workers("stretch_log_sd")
+        self.wire = (self.messages, self.traffic_bytes, self.compress_s)
+        # What the least of so many workers or more would bring: some collectives of few workers cost more than of many.
+        self.fewest = tuple(map(least_from, self.wire))
+        self.fewest_steps = (least_from(self.stretch), least_from(self.stretch_log_sd))
+        self.largest = tuple(np.maximum.accumulate(values, axis=1) for values in self.wire)
+        self.share_log_sd = column([exchange.share_log_sd for exchange in exchanges])
+        self.compress_log_sd = column([exchange.compress_log_sd for exchange in exchanges])
+        self.late = per_workers("late")
+        self.is_plain = np.array([exchange.is_plain for exchange in exchanges], dtype=np.bool_)
+        self.is_local = np.array([exchange.sync.is_local for exchange in exchanges], dtype=np.bool_)
+        self.scales_loss = np.array([option.precision == "fp16" for option in options], dtype=np.bool_)
+        self.on_cpu = np.array([option.worker.kind == "cpu" for option in options], dtype=np.bool_)
+        self.batches = np.array(space.batch_sizes, dtype=np.intp)
+        self.free_bytes = column([np.inf if r is None or r.free_bytes is None else r.free_bytes for r in rooms])
+        self.step_bytes = column([0.0 if r is None else r.step_bytes for r in rooms])
+        self.fresh_bytes = column([0.0 if r is None else r.fresh_bytes for r in rooms])
+        self.exchange_bytes = np.array([[one.kept_bytes, one.fixed_bytes, one.each_bytes] for one in taken])
+        self.open = np.array(
+            [(1.0,) if space.open_hours is None else space.open_hours.of_host(one.name) for one in options],
+            dtype=np.float64,
+        )
+
+    def changed(self, **columns: Array) -> Columns:
+        """The same space with other columns in the place of its own."""
+        made = copy(self)
+        vars(made).update(columns)
+        return made
 
     def most_machines(self) -> Integers:
         """Of each option alone: what the number of machines, of workers, its quota and the hourly limit allow."""
@@ -285,8 +240,7 @@ def tabulate_rows(columns: Columns, rows: ClusterRows, job: JobModel | None = No
     computed = np.where(workers > 0, shares.raised * raised_s + (workers - shares.raised) * base_s, 0.0).sum(axis=1)
     largest = shares.base + (shares.raised > 0)
     evaluation = (columns.evaluation_s[rows.option] * largest / batch[:, None]).max(axis=1)
-    wire = (columns.messages, columns.traffic_bytes, columns.compress_s)
-    table = _table(columns, rows, workers.sum(axis=1), wire, shares.compute_s, evaluation)
+    table = _table(columns, rows, workers.sum(axis=1), columns.wire, shares.compute_s, evaluation)
     return rows, replace(table, mean_compute_s=computed / workers.sum(axis=1))
 
 
@@ -296,8 +250,7 @@ def given_table(columns: Columns, rows: ClusterRows, compute_s: Array) -> Cluste
     Evaluations are left out.
     """
     workers = (rows.count * columns.workers[rows.option]).sum(axis=1)
-    wire = (columns.messages, columns.traffic_bytes, columns.compress_s)
-    return _table(columns, rows, workers, wire, compute_s, np.zeros_like(compute_s))
+    return _table(columns, rows, workers, columns.wire, compute_s, np.zeros_like(compute_s))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -357,7 +310,7 @@ def _table(
     columns: Columns,
     rows: ClusterRows,
     workers: Integers,
-    wire: tuple[Array, Array, Array],
+    wire: tuple[Array, ...],
     compute_s: Array,
     evaluation_s: Array,
     *,

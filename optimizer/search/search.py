@@ -146,7 +146,7 @@ def search(
         tell: is called with what is going on.
     """
     effort = effort or Effort()
-    columns = Columns.of(space)
+    columns = Columns(space)
     pool = Pool(columns, job, limits)
     tell("clusters of one type")
     pool.add(uniform_rows(columns), keep=None)

@@ -61,7 +61,7 @@ def problem(request: pytest.FixtureRequest, catalog: Catalog) -> SearchProblem:
 
 def priced(problem: SearchProblem, space: SearchSpace | None = None) -> tuple[ClusterRows, ClusterTable, Forecast]:
     """Every cluster of one type."""
-    columns = Columns.of(space or problem.space)
+    columns = Columns(space or problem.space)
     rows, table = tabulate_rows(columns, uniform_rows(columns), problem.job)
     return rows, table, forecast(table, problem.job)
 
@@ -99,7 +99,7 @@ def test_without_the_upper_end_more_guesses_lose(problem: SearchProblem, monkeyp
         some = np.flatnonzero(rows.exchange > 0)
         if not len(some):
             return 0.0
-        columns = Columns.of(problem.space)
+        columns = Columns(problem.space)
         plain = replace(rows.take(some), exchange=np.zeros(len(some), dtype=np.intp))
         _, whole = tabulate_rows(columns, plain)
         way, random = table.take(some), np.random.default_rng(0)

@@ -163,7 +163,7 @@ def test_free_choice_is_the_best_of_the_pinned_ones(bf16: float, fp16: float, we
 
 def test_machines_of_one_cluster_compute_alike() -> None:
     found = problem(gpu_profile(0.9, 1.1, fp16=1.05))
-    columns = Columns.of(found.space)
+    columns = Columns(found.space)
     assert len(found.space.precisions) > 1
     count = len(found.space.options)
     first, second = (side.reshape(-1) for side in np.meshgrid(range(count), range(count)))

@@ -140,7 +140,7 @@ def everything(space: SearchSpace, job: JobModel) -> Forecast:
 def test_columns_equal_one_cluster_at_a_time(model: FittedModel, space: SearchSpace) -> None:
     """The vectorised table and the one that is written out price alike, column for column."""
     space = replace(space, exchanges=_with_local(model, space))
-    columns = Columns.of(space)
+    columns = Columns(space)
     counts = itertools.product(range(3), repeat=len(TYPES))
     clusters = [Cluster.of(enumerate(count), b, e) for count in counts if sum(count) for b in (0, 3) for e in range(3)]
     rows, quick = tabulate_rows(columns, ClusterRows.of(clusters))
@@ -165,7 +165,7 @@ def test_each_cluster_gets_the_exchange_that_suits_it(
     space = replace(space, exchanges=(*space.exchanges, _with_local(model, space)[2]))
     counts = [count for count in itertools.product(range(3), repeat=len(few)) if 0 < sum(count) <= MACHINES]
     clusters = [Cluster.of(enumerate(count), b, 0) for count in counts if count.count(0) for b in (0, 3)]
-    rows, _ = tabulate_rows(Columns.of(space), ClusterRows.of(clusters), job)
+    rows, _ = tabulate_rows(Columns(space), ClusterRows.of(clusters), job)
     found = [rows.cluster(row) for row in range(len(rows))]
     assert found == list(suited(space, job, clusters))
     used = {cluster.exchange for cluster in found}
@@ -175,7 +175,7 @@ def test_each_cluster_gets_the_exchange_that_suits_it(
 
 
 def test_every_cluster_of_one_type_is_enumerated(space: SearchSpace, job: JobModel) -> None:
-    rows, _ = tabulate_rows(Columns.of(space), uniform_rows(Columns.of(space)), job)
+    rows, _ = tabulate_rows(Columns(space), uniform_rows(Columns(space)), job)
     clusters = {rows.cluster(row) for row in range(len(rows))}
     every = [
         Cluster(machines=((option, count),), batch=batch, exchange=exchange)
@@ -214,7 +214,7 @@ def test_no_box_is_dropped_that_holds_something_better(
     if first == second:
         return
     counts = [(n, m) for n in range(low[0], low[0] + more[0] + 1) for m in range(low[1], low[1] + more[1] + 1)]
-    columns = Columns.of(wide)
+    columns = Columns(wide)
     clusters = [Cluster.of([(first, n), (second, m)], batch, exchange) for n, m in counts]
     rows, table = tabulate_rows(columns, ClusterRows.of(clusters))
     if not len(rows):
@@ -251,7 +251,7 @@ LIMITS = [
 @pytest.mark.parametrize("types", [2, 3])
 @pytest.mark.parametrize("limits", LIMITS)
 def test_mixes_are_searched_exactly(space: SearchSpace, job: JobModel, limits: Limits, types: int) -> None:
-    columns = Columns.of(space)
+    columns = Columns(space)
     pool = Pool(columns, job, limits)
     pool.add(uniform_rows(columns), keep=None)
     pool.uniform = len(pool.rows)
@@ -283,7 +283,7 @@ def test_full_memory_does_not_hide_what_is_better(space: SearchSpace, job: JobMo
         for option in space.options
     )
     space = replace(space, options=little, max_machines=32, max_workers=64, batch_sizes=(64,))
-    columns, limits = Columns.of(space), Limits(deadline_s=40 * 3600.0, time_weight=0.0)
+    columns, limits = Columns(space), Limits(deadline_s=40 * 3600.0, time_weight=0.0)
     pool = Pool(columns, job, limits)
     pool.add(uniform_rows(columns), keep=None)
     pool.uniform = len(pool.rows)
@@ -436,7 +436,7 @@ def test_regret_against_brute_force(
 def test_the_study_alone_finds_nearly_the_best(space: SearchSpace, job: JobModel, everything: Forecast) -> None:
     limits = Limits(budget_usd=1.0, time_weight=1.0)
     start = Cluster(machines=((0, 1),), batch=0, exchange=0)
-    columns = Columns.of(space)
+    columns = Columns(space)
     asked = study_mixes(columns, job, limits, [start], range(len(space.options)), seed=0, trials=600)
     found = forecast(tabulate_rows(columns, ClusterRows.of(asked), job)[1], job)
     best = everything.total_s[limits.risk(everything) <= 1].min()
@@ -447,7 +447,7 @@ def test_a_study_goes_on_from_its_journal(space: SearchSpace, job: JobModel, tmp
     def study(trials: int, budget: float = 1.0) -> list[Cluster]:
         start = Cluster(machines=((0, 1),), batch=0, exchange=0)
         return study_mixes(
-            Columns.of(space), job, Limits(budget_usd=budget, time_weight=1.0), [start], (0, 1, 2), seed=0,
+            Columns(space), job, Limits(budget_usd=budget, time_weight=1.0), [start], (0, 1, 2), seed=0,
             trials=trials, journal=tmp_path / "search.journal",
         )  # fmt: skip
 
@@ -483,7 +483,7 @@ def test_the_front_is_not_dominated_and_holds_both_optima(space: SearchSpace, jo
 
 
 def _uniform(space: SearchSpace, job: JobModel) -> Forecast:
-    return forecast(tabulate_rows(Columns.of(space), uniform_rows(Columns.of(space)), job)[1], job)
+    return forecast(tabulate_rows(Columns(space), uniform_rows(Columns(space)), job)[1], job)
 
 
 def test_pruning_loses_no_point_of_the_front(
@@ -500,7 +500,7 @@ def test_pruning_loses_no_point_of_the_front(
 
 
 def test_double_prices_double_the_machines(space: SearchSpace, job: JobModel) -> None:
-    _, table = tabulate_rows(Columns.of(space), uniform_rows(Columns.of(space)))
+    _, table = tabulate_rows(Columns(space), uniform_rows(Columns(space)))
     columns = {name: getattr(table, name) for name in ClusterTable.__dataclass_fields__}
     dearer = forecast(ClusterTable(**{**columns, "usd_per_hour": 2 * table.usd_per_hour}), job)
     plain = forecast(table, job)
