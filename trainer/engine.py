@@ -16,8 +16,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 from hetopt.trainer.agreement import Gathering
@@ -26,6 +24,7 @@ from hetopt.trainer.balance import Balance
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.stream.source import Flow
 from hetopt.trainer.divergence import LossRecord
+from hetopt.trainer.generators import Generators
 from hetopt.trainer.likeness import marks_of
 from hetopt.trainer.slow_comm_detector import IN_A_ROW, SlowCommDetector
 from hetopt.trainer.statistics import Period, PeriodLog
@@ -262,8 +261,7 @@ class Unfinished:
     """What a step changes before it is done: where the data stood, and the random generators, when it began."""
 
     cursor: dict[str, int]
-    cpu_generator: Tensor
-    cuda_generator: Tensor | None
+    generators: Generators
 
 
 class TaskEngine(Engine):
@@ -381,7 +379,9 @@ class TaskEngine(Engine):
         """
         shares = self.balance.shares  # samples of every rank, ``sum b_i = B``
         self._learning_rate.apply(self._optimizer, self.epoch, learning_rate_scale)
-        self.unfinished = self._as_it_is() if self.context.spec.is_elastic else None
+        if self.context.spec.is_elastic:
+            cursor = dict(self._feed.cursor.state())
+            self.unfinished = Unfinished(cursor=cursor, generators=Generators.at(self.context.device))
         scale = self.loss_scale
         parts = self._feed.take(shares)  # micro-batches
         held = self._feed.sizes  # of every rank, with copies that were handed on
@@ -402,11 +402,3 @@ class TaskEngine(Engine):
         if sum(held) != sum(shares):  # with copies from others; losses are told as of the local batches
             trace = replace(trace, loss_sum=trace.loss_sum * (sum(shares) / sum(held)))
         self.after(trace, held)
-
-    def _as_it_is(self) -> Unfinished:
-        device = self.context.device
-        return Unfinished(
-            cursor=dict(self._feed.cursor.state()),
-            cpu_generator=torch.get_rng_state(),
-            cuda_generator=torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
-        )

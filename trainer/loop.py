@@ -175,7 +175,7 @@ class _Run:
         own, unfinished = own_after, self._engine.unfinished
         if unfinished is not None:
             shared = replace(shared, cursor=unfinished.cursor)
-            own = replace(own, cpu_generator=unfinished.cpu_generator, cuda_generator=unfinished.cuda_generator)
+            own = replace(own, **vars(unfinished.generators))
         return Held(
             version=Version(agreed=self._agreed, step=self._engine.step, decisions=self._decisions),
             shared=shared.snapshot(),

@@ -13,8 +13,8 @@ from hetopt.backends.ec2.renter.bundle import make_bundle
 from hetopt.backends.emulation.backend import RehearsalLauncher
 from hetopt.backends.emulation.description import parse_hosts
 from hetopt.backends.emulation.namespaces import why_not
-from hetopt.backends.prediction.hosting import ThisMachine
-from hetopt.backends.probe_runs import STARTUP_S, ProbeRun, local_probes, own_probes, read_sample, rehearsed_probes
+from hetopt.backends.prediction.hosting import STARTUP_S, ThisMachine
+from hetopt.backends.probe_runs import ProbeRun, local_probes, own_probes, read_sample, rehearsed_probes
 from hetopt.backends.processes import LocalLauncher
 from hetopt.backends.ssh.backend import SshProbes, ready_hosts
 from hetopt.backends.ssh.inventory import Inventory
@@ -30,6 +30,7 @@ from hetopt.core.step_samples import Configuration, StepSample
 from hetopt.optimizer.exploring import Exploration, Measured, Stopped
 from hetopt.optimizer.fit import fit
 from hetopt.optimizer.market.catalog import load_catalog
+from hetopt.optimizer.recommendation import own_machines
 from hetopt.optimizer.step_time.probes import PROBE_STEPS
 
 STAND_IN_USD_PER_HOUR = 0.10
@@ -173,7 +174,11 @@ def place_on_hosts(measured: Profile, *, inventory: Path | str, tell: Reporter) 
     launcher = SshProbes(inventory=Inventory(hosts=hosts, bundle_sha256=bundle.sha256), bundle=bundle)
     hourly = {host.name: host.cost_usd_per_hour or STAND_IN_USD_PER_HOUR for host in hosts}
     return _place(
-        launcher, own_probes(measured, hosts), lambda asked: sum(hourly[node.type] for node in asked.nodes), tell
+        launcher,
+        own_probes(measured, hosts),
+        lambda asked: sum(hourly[node.type] for node in asked.nodes),
+        tell,
+        startup_s=own_machines.STARTUP_S,
     )
 
 
@@ -183,7 +188,7 @@ def _place(
     usd_per_hour: Callable[[Configuration], float],
     tell: Reporter,
     *,
-    startup_s: float = STARTUP_S,
+    startup_s: float,
     is_here: bool = False,
 ) -> Place:
     """Where probes are paid for by the time that they take; on other machines than this one starts are told too."""

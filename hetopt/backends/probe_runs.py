@@ -24,9 +24,6 @@ WARM_UP_STEPS = 10
 
 PERIOD_STEPS = 5
 
-STARTUP_S = 9.0
-"""Starting processes that import torch, where the profile does not say."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeRun:

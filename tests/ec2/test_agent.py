@@ -138,7 +138,7 @@ def test_a_script_runs_beside_its_files_and_ends_with_its_exit_code(
     objects.put("placement.json", placement(spec))
     root = tmp_path / "one"
     agent_of_it = agent(root, objects, Commands())
-    agent_of_it.config = replace(agent_of_it.config, spec_sha256=spec_digest(spec))
+    agent_of_it.config = agent_of_it.config.model_copy(update={"spec_sha256": spec_digest(spec)})
     task = root / "code" / "task"
     task.mkdir(parents=True)
     (task / "small.txt").write_text("carried")

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.backends.ec2.bootstrap import NodeConfig
 from hetopt.backends.ec2.protocol import Latest, Lease, Placements, is_over, placement_of
 from hetopt.backends.ec2.renter.ledger import read_ledger
 
@@ -66,12 +64,6 @@ def test_a_lease_is_finite_or_none(data: bytes) -> None:
 def test_an_outcome_and_a_checkpoint_are_told_or_not(data: bytes) -> None:
     assert is_over(data, 0) in (True, False)
     assert Latest.of(data) is None or Latest.of(data)
-
-
-@given(damaged(PLACEMENT))
-def test_a_configuration_is_refused_in_one_way(data: bytes) -> None:
-    with pytest.raises(ValueError, match=r"."):
-        NodeConfig.from_json(data.decode("utf-8", "replace"))
 
 
 def test_a_ledger_passes_over_what_it_did_not_write(tmp_path: Any) -> None:

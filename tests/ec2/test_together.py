@@ -100,7 +100,7 @@ class Machines:
             version="0.1.0",
             group_secret="5ec4e7" + 58 * "0",
         )
-        (root / CONFIG_FILE).write_text(config.to_json())
+        (root / CONFIG_FILE).write_text(config.model_dump_json())
         service = self.services.enter_context(metadata_service({"/latest/meta-data/instance-id": id_}))
         self.agents[id_] = subprocess.Popen(
             [sys.executable, "-m", "hetopt.backends.ec2.node.agent", str(root)],

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.comm.compressor import State
+from hetopt.trainer.generators import Generators
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,35 +61,22 @@ class SharedState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankState:
+class RankState(Generators):
     """The part that is each worker's own; ``local`` where it trains for itself (`Synchronizer`), ``script`` where one
     drives it."""
 
     memory: State
-    cpu_generator: Tensor
-    cuda_generator: Tensor | None
     local: Mapping[str, Any] | None = None
     script: Mapping[str, Any] | None = None
 
     @classmethod
     def now(cls, memory: State, device: torch.device, *, local: Mapping[str, Any] | None = None) -> RankState:
         """The state of this worker at this moment."""
-        return cls(
-            memory=memory,
-            cpu_generator=torch.get_rng_state(),
-            cuda_generator=torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
-            local=local,
-        )
+        return cls(memory=memory, local=local, **vars(Generators.at(device)))
 
     def snapshot(self) -> RankState:
         """The same with tensors of its own, on the CPU."""
         return replace(self, memory=copied(self.memory), local=copied(self.local), script=copied(self.script))
-
-    def restore_generators(self, device: torch.device) -> None:
-        """Continue the random sequences; a device that the state does not know keeps its own."""
-        torch.set_rng_state(self.cpu_generator)
-        if device.type == "cuda" and self.cuda_generator is not None:
-            torch.cuda.set_rng_state(self.cuda_generator, device)
 
 
 def run_digest(spec: RunSpec) -> str:

@@ -19,6 +19,7 @@ from hetopt.core.errors import RunFailed
 from hetopt.trainer.data.fetch import Batch
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.failure import is_out_of_memory
+from hetopt.trainer.generators import Generators
 from hetopt.trainer.steps.step import LossModule, Reader
 
 _RUNS_WITH_LESS = 1
@@ -49,18 +50,16 @@ class Before:
     """What a forward pass changes besides gradients: the model's buffers and torch's random sequences, as they were."""
 
     buffers: tuple[tuple[Tensor, Tensor], ...]
-    cpu_generator: Tensor
+    generators: Generators
     device: torch.device
-    cuda_generator: Tensor | None
 
     @classmethod
     def now(cls, model: nn.Module, device: torch.device) -> Before:
         """Keep them as they are."""
         return cls(
             buffers=tuple((buffer, buffer.clone()) for buffer in model.buffers()),
-            cpu_generator=torch.get_rng_state(),
+            generators=Generators.at(device),
             device=device,
-            cuda_generator=torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
         )
 
     def restore(self) -> None:
@@ -68,9 +67,7 @@ class Before:
         with torch.no_grad():
             for buffer, kept in self.buffers:
                 buffer.copy_(kept)
-        torch.set_rng_state(self.cpu_generator)
-        if self.cuda_generator is not None:
-            torch.cuda.set_rng_state(self.cuda_generator, self.device)
+        self.generators.restore_generators(self.device)
 
 
 class LocalGradient:

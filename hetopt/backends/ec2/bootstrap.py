@@ -10,9 +10,10 @@ only imitated.
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import asdict, dataclass
+from typing import Annotated, Self
+
+from pydantic import PositiveFloat, StringConstraints, model_validator
 
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.lifetime import (
@@ -26,9 +27,8 @@ from hetopt.backends.ec2.lifetime import (
     end_service,
     end_timer,
 )
-from hetopt.core.errors import BadInput
-from hetopt.core.paths import BUCKET_PATTERN, PROXY_PATTERN, REGION_PATTERN, RUN_PATTERN, is_name
-from hetopt.core.reading import parse_json
+from hetopt.core.artifact import Record, RunName
+from hetopt.core.paths import BUCKET_PATTERN, PROXY_PATTERN, REGION_PATTERN
 from hetopt.core.secret import SECRET_PATTERN
 
 CONFIG_FILE = "node.json"
@@ -37,22 +37,11 @@ CPU_TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 WHEELS_FOLDER = "wheels"
 """Where machines leave what they have installed, for those that boot later."""
 
-_SAFE = {
-    "run_id": RUN_PATTERN,
-    "region": REGION_PATTERN,
-    "bucket": BUCKET_PATTERN,
-    "account_id": r"[0-9]{12}",
-    "bundle_sha256": r"[0-9a-f]{64}",
-    "spec_sha256": r"[0-9a-f]{64}",
-    "version": r"[A-Za-z0-9.+-]{1,40}",
-    "group_secret": SECRET_PATTERN,
-    "proxy": rf"({PROXY_PATTERN.strip('^$')})?",
-}
+Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeConfig:
-    """What a machine is told when it boots.
+class NodeConfig(Record):
+    """What a machine is told when it boots: nothing in it that a shell could read as more than a word.
 
     Attributes:
         end_s: when it ends, unless the lease says otherwise, in seconds since the epoch: what the budget pays for at
@@ -64,54 +53,29 @@ class NodeConfig:
         proxy: by which they reach S3 and packages; empty: by themselves.
     """
 
-    run_id: str
-    region: str
-    bucket: str
-    account_id: str
-    bundle_sha256: str
-    spec_sha256: str
-    end_s: float
-    latest_end_s: float
+    run_id: RunName
+    region: Annotated[str, StringConstraints(pattern=REGION_PATTERN)]
+    bucket: Annotated[str, StringConstraints(pattern=BUCKET_PATTERN)]
+    account_id: Annotated[str, StringConstraints(pattern=r"^[0-9]{12}$")]
+    bundle_sha256: Digest
+    spec_sha256: Digest
+    end_s: PositiveFloat
+    latest_end_s: PositiveFloat
     has_gpu: bool
-    version: str
-    group_secret: str
-    proxy: str = ""
+    version: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.+-]{1,40}$")]
+    group_secret: Annotated[str, StringConstraints(pattern=rf"^{SECRET_PATTERN}$")]
+    proxy: Annotated[str, StringConstraints(pattern=rf"^({PROXY_PATTERN.strip('^$')})?$")] = ""
 
-    def __post_init__(self) -> None:
-        """Refuse whatever a shell could read as more than a word."""
-        for name, pattern in _SAFE.items():
-            value = getattr(self, name)
-            if not is_name(pattern, value):
-                raise ValueError(f"{name} cannot be {value!r}")
-        if not 0 < self.end_s <= self.latest_end_s < math.inf:
+    @model_validator(mode="after")
+    def _ends(self) -> Self:
+        if self.end_s > self.latest_end_s:
             raise ValueError(f"end_s cannot be {self.end_s}, and the latest {self.latest_end_s}")
+        return self
 
     @property
     def prefix(self) -> str:
         """Where the run's objects are in the bucket."""
         return f"runs/{self.run_id}"
-
-    def to_json(self) -> str:
-        """For the file that the node's agent reads."""
-        return json.dumps(asdict(self), indent=2)
-
-    @classmethod
-    def from_json(cls, text: str) -> NodeConfig:
-        """Read what `to_json` wrote.
-
-        Raises:
-            ValueError: it is something else.
-        """
-        try:
-            found = parse_json(text, origin=CONFIG_FILE)
-        except BadInput as error:
-            raise ValueError(error.message) from None
-        if not isinstance(found, dict):
-            raise ValueError("a node's configuration is an object")
-        try:
-            return cls(**found)
-        except TypeError as error:
-            raise ValueError(str(error)) from None
 
 
 def _proxied(proxy: str) -> str:
@@ -178,7 +142,7 @@ failed() {{
 trap 'failed $LINENO' ERR
 
 cat >"$root/{CONFIG_FILE}" <<'HETOPT'
-{config.to_json()}
+{config.model_dump_json(indent=2)}
 HETOPT
 
 object get code/{config.bundle_sha256}.tar.gz "$root/code.tar.gz"

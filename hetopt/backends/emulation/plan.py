@@ -22,7 +22,9 @@ from hetopt.backends.emulation.links import BOX_BITS_PER_S, IN_TRAINING, STEERED
 from hetopt.backends.emulation.stand_in import in_its_place, links_slower, remark
 from hetopt.backends.prediction.communication import ASSUMED_LOG_SD, Foreseen, Meeting, foresee, no_overlap
 from hetopt.backends.prediction.hosting import (
+    AGENT_S,
     HOST_LINK,
+    WORKER_S,
     Mapped,
     SmallWorkers,
     ThisMachine,
@@ -50,12 +52,6 @@ MOST_FOR_LINKS = 3.0
 
 BUILD_S = 1.0
 """Until the conductor has built the network."""
-
-AGENT_S = 1.9
-"""Processor time of torchrun's agent until it starts its workers, almost all of it importing torch."""
-
-WORKER_S = 3.0
-"""Processor time of a worker until its first step, where the profile does not say."""
 
 REHEARSED_LOG_SD = 0.03
 """Declared times are kept to the millisecond; what is left is how punctually a worker wakes up."""

@@ -25,6 +25,15 @@ from hetopt.optimizer.recommendation.recommend import steps_model
 from hetopt.optimizer.search.forecast import evaluations
 from hetopt.optimizer.step_time.step_time import Breakdown
 
+AGENT_S = 1.9
+"""Processor time of torchrun's agent until it starts its workers, almost all of it importing torch."""
+
+WORKER_S = 3.0
+"""Processor time of a worker until its first step, where the profile does not say."""
+
+STARTUP_S = AGENT_S + WORKER_S
+"""Starting processes of this machine, where the profile does not say; recorded profiles say 4.0, 4.4 and 5.4 s."""
+
 STARTUP_LOG_SD = 0.15
 
 HOST_LINK = LinkModel(latency_s=5e-5, bytes_per_s=1e9)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from hetopt.backends.prediction.communication import Foreseen, Meeting, foresee, no_overlap
-from hetopt.backends.prediction.hosting import HOST_LINK, Mapped, begun_shares, division, predict_run
+from hetopt.backends.prediction.hosting import HOST_LINK, STARTUP_S, Mapped, begun_shares, division, predict_run
 from hetopt.core.batch_partition import WorkerTime, solve_shares
 from hetopt.core.profile import LOCAL
 from hetopt.core.run_spec import WorkerSpec
@@ -15,9 +15,6 @@ from hetopt.optimizer.plan import Plan, Prediction
 from hetopt.optimizer.step_time.host_level import RUN_TO_RUN_LOG_SD
 from hetopt.optimizer.step_time.profiled import learned_shape
 from hetopt.optimizer.step_time.step_time import Breakdown, step_time
-
-STARTUP_S = 8.0
-"""Starting processes that import torch, where the profile does not say."""
 
 UNMEASURED_DIVISION_LOG_SD = 0.2
 """Added when the host was never measured divided among so many workers."""

@@ -37,6 +37,7 @@ from hetopt.backends.ec2.renewal import Allowance, AskPrices
 from hetopt.backends.ec2.spot_history import PriceHistory
 from hetopt.backends.ec2.uploads import Uploads
 from hetopt.backends.processes import QUIET_TORCH
+from hetopt.core.artifact import read_record
 from hetopt.core.bucket_traffic import HEARTBEAT_S, LEASE_OBJECT, PLACEMENT_OBJECT, READ_EVERY_S
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.events.log import EVENTS_FILE
@@ -44,7 +45,6 @@ from hetopt.core.events.reader import read_log
 from hetopt.core.events.records import ProbeEvent, TrainingFinished
 from hetopt.core.listening import collectives_on
 from hetopt.core.paths import inside
-from hetopt.core.reading import read_text
 from hetopt.core.run_folder import STOP_FILE, write_spec
 from hetopt.core.run_status import failure_reason
 from hetopt.core.search_path import INSTALLED_ONLY
@@ -398,12 +398,7 @@ def main(arguments: list[str]) -> int:
         BadInput: the folder holds no configuration.
     """
     root = Path(arguments[0])
-    try:
-        config = NodeConfig.from_json(read_text(root / CONFIG_FILE))
-    except (BadInput, ValueError) as error:
-        raise BadInput(
-            f"{root} is not the folder of a rented machine: {error}.", hint="only a machine that hetopt rented has one"
-        ) from None
+    config = read_record(NodeConfig, root / CONFIG_FILE, hint="only a machine that hetopt rented has one")
     objects = S3Objects.connect(
         region=config.region, bucket=config.bucket, prefix=config.prefix, account_id=config.account_id
     )
