@@ -41,7 +41,7 @@ def _texts(
     import hetopt
     from hetopt.core.secret import new_secret
     from hetopt.reports.exports import SCRIPT_FILE, SPEC_FILE, own_wheel, skypilot_task, torchrun_script
-    from hetopt.reports.schemas import schemas as all_schemas
+    from hetopt.reports.exports import schemas as all_schemas
 
     texts: dict[Path, str | bytes] = {}
     if plan is not None:

@@ -1,4 +1,4 @@
-"""A plan in the words of other launchers: commands for torchrun, a task for SkyPilot, and the wheel they install."""
+"""What other programs read: a plan as torchrun's commands or SkyPilot's task, the wheel they install, JSON Schemas."""
 
 from __future__ import annotations
 
@@ -12,14 +12,23 @@ import shlex
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
 
 import hetopt.core
 from hetopt.core import formatting
+from hetopt.core.artifact import Artifact
 from hetopt.core.errors import BadInput
 from hetopt.core.nodes import MEETING_PORT
 from hetopt.core.plain_text import one_line
+from hetopt.core.profile import Profile
+from hetopt.core.run_spec import RunSpec
 from hetopt.core.secret import SECRET_VARIABLE
+from hetopt.core.step_samples import StepSample, StepSamples
+from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.plan import Group, Plan
+from hetopt.reports.report import Report
 
 SPEC_FILE = "spec.json"
 SCRIPT_FILE = "run.sh"
@@ -191,3 +200,31 @@ def _sources() -> Iterator[tuple[str, bytes]]:
 
 def _digest(content: bytes) -> str:
     return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+_FILES: dict[str, type[BaseModel]] = {
+    "profile": Profile,
+    "step-sample": StepSample,
+    "step-samples": StepSamples,
+    "plan": Plan,
+    "run-spec": RunSpec,
+    "launch": Launch,
+    "report": Report,
+}
+
+
+def schemas() -> dict[str, str]:
+    """The text of each schema by its file's name."""
+    return {f"{name}.schema.json": _text(name, record) for name, record in _FILES.items()}
+
+
+def _text(name: str, record: type[BaseModel]) -> str:
+    schema: dict[str, Any] = {"$schema": DIALECT, **record.model_json_schema(), "title": name}
+    if issubclass(record, Artifact):
+        schema["properties"]["kind"] = {"const": record.KIND}
+        schema["properties"]["schema_version"] = {"const": record.VERSION}
+        schema["required"] = ["kind", "schema_version", *schema.get("required", [])]
+        schema["description"] = f"{schema.get('description', '')} Made by `{record.MADE_BY}`.".strip()
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hetopt.core.budget_law import SECONDS_PER_HOUR
+from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.cost.bill import beside_usd_per_hour
 from hetopt.optimizer.search.cluster_rows import Boxes, Columns, least_table, most_compute_s
-from hetopt.optimizer.search.forecast import ClusterTable, JobModel, distance, forecast, steps_of
+from hetopt.optimizer.search.forecast import ClusterTable, JobModel, distance, evaluations, forecast, steps_of
 from hetopt.optimizer.search.objective import Limits, least_expected, sure_quantile
-from hetopt.optimizer.search.rental_bound import NEVER_USD, RentalBound
+from hetopt.optimizer.step_time.step_time import expected_maximum
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
+
+NEVER_USD = 1e12
+"""More than anything costs; finite, so that arithmetic stays so."""
+
+FEWEST_MACHINES = 2
+"""Machines of a mix at least: one of each of two types."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,3 +111,129 @@ def _least_step_log_sd(columns: Columns, boxes: Boxes, table: ClusterTable, job:
     device, network = table.compute_log_sd, table.network_log_sd
     steadiest = np.clip(network**2 / np.maximum(device**2 + network**2, 1e-300), low, high)
     return np.asarray(np.hypot(steadiest * device, (1 - steadiest) * network))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RentalBound:
+    """What has to be rented at least for a mix to end in time, which bounds on the counts cannot see.
+
+    A run that ends by T has steps of at most ``tau = (T - startup) / steps``, in which a worker takes no more than
+    ``q = (left(tau) - fixed) / per_sample`` samples, where ``left`` is what the exchange leaves of a step. So the
+    machines n of a cluster hold the batch, ``sum n w q >= B``, and each sample costs at least
+    ``rho = min price / (w q)`` an hour. As T falls, q falls by more than in proportion, so ``T rho(T)`` is least at the
+    latest end that is allowed, or where the worker's memory is full: a quicker run is not cheaper by renting less.
+
+    Every run has a latest end. A deadline says it; so does a budget, and the score to be beaten, as two machines of
+    the cheapest kind cost that much an hour. Arrays are (options, batches, exchanges).
+
+    Attributes:
+        samples: that a machine takes of a step at most; 0 where not even one for each of its workers.
+        usd_per_sample: its price for the whole run over that, USD, at least.
+        late_factor: cost at the upper end of the interval over the expected cost, at least.
+        batch: global batch sizes.
+    """
+
+    samples: Array
+    usd_per_sample: Array
+    late_factor: Array
+    batch: Array
+
+    @classmethod
+    def of(cls, columns: Columns, job: JobModel, limits: Limits, score: float) -> RentalBound:
+        """For plans with a score below ``score``; infinite where there are limits that count alone."""
+        latest_s = _latest_s(columns, job, limits, score)[:, None, None]
+        batch, gain = columns.batches.astype(np.float64)[:, None], columns.gain[None, :]
+        steps = job.steps.steps(batch, gain)
+        # The others of a cluster can only make it begin later.
+        aside_s = columns.startup_s[:, None, None] + (
+            evaluations(steps, batch, job.evaluate_every_samples) * _evaluation_s(columns)[:, :, None]
+        )
+        exchange_s, compress_s = (values[:, None, :] for values in _exchange_s(columns))
+        overlap = job.shape.overlap("identity")
+        hidden = columns.under_backward > 0
+        forward, last = np.where(hidden, overlap.forward, 1.0), np.where(hidden, overlap.last, 1.0)
+        # A step is never shorter than C + last T, nor than forward C + T (see `step_time.together`).
+        room_s = np.maximum(latest_s - aside_s, 0.0) / steps - compress_s
+        slowest = 1 + job.shape.straggling.value * expected_maximum(FEWEST_MACHINES)
+        left_s = np.minimum(room_s - last * exchange_s, (room_s - exchange_s) / np.maximum(forward, 1e-9)) / slowest
+        fixed_s, per_sample_s, floor_s, most = (
+            values[:, None, None]
+            for values in (columns.lines.fixed_s, columns.lines.per_sample_s, columns.lines.floor_s, columns.lines.most)
+        )
+        samples = np.minimum((left_s - fixed_s) / per_sample_s, most)
+        samples = np.where((samples >= 1) & (left_s >= floor_s), samples, 0.0)
+        # With its memory full a worker takes no more, however long the run; it is full in a run of this length.
+        full_s = slowest * (fixed_s + per_sample_s * most)
+        full_s = np.maximum(full_s + last * exchange_s, forward * full_s + exchange_s) + compress_s
+        run_s = np.minimum(latest_s, aside_s + steps * full_s)
+        samples = samples * columns.workers[:, None, None]
+        hourly = (columns.usd_per_hour + beside_usd_per_hour(job.billing, columns.disk_gb))[:, None, None]
+        with np.errstate(divide="ignore"):
+            usd_per_sample = np.where(samples > 0, hourly * run_s / SECONDS_PER_HOUR / samples, np.inf)
+        device, network = float(columns.log_sd.min()), float(columns.network_log_sd.min())
+        cancelling = device * network / max(math.hypot(device, network), 1e-300)
+        log_sd = np.hypot(cancelling, job.steps.log_sd(batch, gain))
+        trained = np.maximum(0.0, 1 - columns.startup_s.max(initial=0.0) / run_s)
+        return cls(
+            samples=np.asarray(samples, np.float64),
+            usd_per_sample=usd_per_sample,
+            late_factor=1 + trained * np.expm1(Z90 * log_sd),
+            batch=columns.batches.astype(np.float64),
+        )
+
+    def alone_usd(self) -> tuple[Array, Array]:
+        """What a run costs at least where this is the cheapest option of its cluster; (options, batches, exchanges).
+
+        Expected, and at the upper end of the interval.
+        """
+        alone = self.usd_per_sample * self.batch[None, :, None]
+        return alone, alone * self.late_factor
+
+    def more_usd(self, boxes: Boxes) -> tuple[Array, Array]:
+        """What the machines beside the fewest of each box cost at least: expected, and at the upper end.
+
+        `NEVER_USD` where a group of the box is too slow to be in any such cluster.
+        """
+        rows = boxes.least
+        batch, exchange = rows.batch[:, None], rows.exchange[:, None]
+        present = boxes.most > 0
+        samples = self.samples[rows.option, batch, exchange]
+        price = np.where(present, self.usd_per_sample[rows.option, batch, exchange], np.inf)
+        late_price = price * self.late_factor[rows.option, batch, exchange]
+        missing = np.maximum(self.batch[rows.batch] - (rows.count * samples).sum(axis=1), 0.0)
+        too_slow = (present & (samples <= 0)).any(axis=1)
+
+        def of(least: Array) -> Array:
+            return np.where(too_slow, NEVER_USD, missing * np.where(np.isfinite(least), least, 0.0))
+
+        return of(price.min(axis=1)), of(late_price.min(axis=1))
+
+
+def _latest_s(columns: Columns, job: JobModel, limits: Limits, score: float) -> Array:
+    """When a mix with each option ends at the latest, if it is to be better: limits and score, at its least rent."""
+    per_machine = columns.usd_per_hour + beside_usd_per_hour(job.billing, columns.disk_gb)
+    usd_per_s = (per_machine + (FEWEST_MACHINES - 1) * per_machine.min(initial=np.inf)) / SECONDS_PER_HOUR
+    # score = time^w cost^(1 - w), and cost is at least the rent of that time.
+    latest = score / usd_per_s ** (1 - limits.time_weight)
+    if limits.deadline_s is not None:
+        latest = np.minimum(latest, limits.deadline_s)
+    if limits.budget_usd is not None:
+        latest = np.minimum(latest, limits.budget_usd / usd_per_s)
+    return np.asarray(latest)
+
+
+def _evaluation_s(columns: Columns) -> Array:
+    """One evaluation of a cluster with each option at least, (options, batches).
+
+    Each of its workers has a sample of the batch, and the parts of all workers add up to one.
+    """
+    evenly = columns.evaluation_s.min(initial=np.inf) / columns.space.max_workers
+    return np.asarray(np.maximum(columns.evaluation_s[:, None] / columns.batches[None, :], evenly))
+
+
+def _exchange_s(columns: Columns) -> tuple[Array, Array]:
+    """Exchange and compression of the fewest machines of a mix, with the option's own links; (options, exchanges)."""
+    messages, traffic_bytes, compress_s = (values[:, FEWEST_MACHINES] for values in columns.fewest)
+    latency_s = columns.link_latency_s[columns.collective].T
+    s_per_byte = columns.link_s_per_byte[columns.collective].T / np.maximum(columns.relief, 1.0)[:, None]
+    return messages * latency_s + traffic_bytes * s_per_byte, columns.compress_factor[:, None] * compress_s

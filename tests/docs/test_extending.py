@@ -26,7 +26,7 @@ from hetopt.core.run_spec import BATCH_POLICIES, RunSpec, StopRule, WorkerSpec
 from hetopt.core.run_status import RunState
 from hetopt.trainer.policies.choose import POLICIES, choose_policy
 from hetopt.trainer.policies.choose import register as register_policy
-from hetopt.trainer.policies.keep import KeepShares
+from hetopt.trainer.policies.policy import KeepShares
 from tests.api.test_backends import Stories, plan  # noqa: F401  # a fixture
 from tests.disturbance import PATIENCE_S
 from tests.forks import Forked

@@ -16,8 +16,7 @@ from torch.distributed.run import parse_args
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import RunSpec, WorkerSpec
 from hetopt.optimizer.plan import Group, Plan
-from hetopt.reports.exports import skypilot_task, torchrun_script
-from hetopt.reports.schemas import schemas
+from hetopt.reports.exports import schemas, skypilot_task, torchrun_script
 from tests.disturbance import PATIENCE_S
 from tests.listeners import watched
 

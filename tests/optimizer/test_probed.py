@@ -6,9 +6,9 @@ import pytest
 
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import Profile
+from hetopt.optimizer.exploring import check_probed, unprobed_types
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Goal, Plan
-from hetopt.optimizer.probe_advice import check_probed, unprobed_types
 from hetopt.optimizer.recommendation.recommend import Options, recommend
 
 from .conftest import NOW

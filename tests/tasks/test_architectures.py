@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from hetopt.trainer.tasks.digits import digits_network
+from hetopt.trainer.tasks.language import LSTMLanguageModel
 from hetopt.trainer.tasks.load import load_task
-from hetopt.trainer.tasks.lstm import LSTMLanguageModel
 from hetopt.trainer.tasks.resnet import (
     ResNet,
     ZeroPadShortcut,

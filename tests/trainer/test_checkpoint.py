@@ -21,11 +21,10 @@ from safetensors.torch import load_file
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.events.log import EventLog, read_events
 from hetopt.core.run_spec import RunSpec
-from hetopt.trainer.checkpoints.fingerprint import parameters_sha256
 from hetopt.trainer.checkpoints.folder import CheckpointFolder, Found, Torn, save_model
 from hetopt.trainer.checkpoints.manifest import STATE_FILE, FileRecord, Manifest, rank_file
 from hetopt.trainer.checkpoints.saver import REFUSED, WRITTEN, CheckpointSaver, is_due
-from hetopt.trainer.checkpoints.state import RankState, SharedState, run_digest
+from hetopt.trainer.checkpoints.state import RankState, SharedState, parameters_sha256, run_digest
 
 from .scenarios import toy_spec
 

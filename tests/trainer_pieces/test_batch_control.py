@@ -19,9 +19,8 @@ from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.trainer.policies.allocation import AllocateMicroBatches
 from hetopt.trainer.policies.choose import choose_policy
 from hetopt.trainer.policies.dynamic import DynamicShares, omnilearn
-from hetopt.trainer.policies.keep import KeepShares
 from hetopt.trainer.policies.model import ModelShares
-from hetopt.trainer.policies.policy import BatchObservation
+from hetopt.trainer.policies.policy import BatchObservation, KeepShares
 from hetopt.trainer.policies.proportional import ProportionalShares
 
 from .contracts import BatchPolicyContract

@@ -15,10 +15,9 @@ from hetopt.core.staleness import MOST_FLIGHTS, StalenessSchedule
 from hetopt.core.synchronization import Synchronization
 from hetopt.core.synchronization_rules import POLICIES, steps_of_round, why_not_local
 from hetopt.trainer.policies.sync.choose import choose_sync_policy
-from hetopt.trainer.policies.sync.gradient_change import GradientChange
 from hetopt.trainer.policies.sync.periodic import MOST_APART
 from hetopt.trainer.policies.sync.policy import SyncObservation
-from hetopt.trainer.policies.sync.selsync import votes_needed
+from hetopt.trainer.policies.sync.selsync import GradientChange, votes_needed
 
 WORKERS = 4
 

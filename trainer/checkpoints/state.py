@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.comm.compressor import State
@@ -97,3 +97,12 @@ def copied(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(copied(each) for each in value)
     return value
+
+
+def parameters_sha256(model: nn.Module) -> str:
+    """A fingerprint of all parameters: equal only when they are bit-identical."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        digest.update(name.encode())
+        digest.update(parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

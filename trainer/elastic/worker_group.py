@@ -8,6 +8,7 @@ process group from the newest state that any of them holds (`hetopt.trainer.elas
 from __future__ import annotations
 
 import datetime
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -20,7 +21,7 @@ import torch.distributed as dist
 
 from hetopt.core.errors import HetoptError, RunFailed
 from hetopt.core.events.log import EVENTS_FILE, EventLog
-from hetopt.core.living import spec_of_living
+from hetopt.core.local_batch_sizes import spec_of_living
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.agreement import meet_one_version
 from hetopt.trainer.comm.peers import HungPeer, has_timed_out
@@ -28,10 +29,12 @@ from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.elastic.connections import break_all_but, open_sockets
 from hetopt.trainer.elastic.handover import Held, told
 from hetopt.trainer.elastic.membership import Generation, Member, NothingKnown, Patience, Presence
-from hetopt.trainer.elastic.rendezvous import LOOK_S, Abandoned, meet_again, want
+from hetopt.trainer.elastic.rendezvous import LOOK_S, Abandoned, RendezvousStore, meet_again, want, wanted
 from hetopt.trainer.elastic.stores import TcpRendezvousStore, connect, where_to_meet
-from hetopt.trainer.elastic.watch import Watch
 from hetopt.trainer.failure import is_peer_loss
+
+EVERY_S = 0.25
+"""Between looks for another generation."""
 
 _PATIENCE = Patience()
 _NOTHING_KNOWN = NothingKnown()
@@ -288,3 +291,47 @@ class WorkerGroup:
             stop_requested=self._stop_requested,
             store=store,
         )
+
+
+class Watch:
+    """A thread that looks whether another generation is wanted or a member is dead, and ends the waiting of this one.
+
+    One look costs a message to the store and back.
+
+    Args:
+        store: a connection that nothing else uses.
+        number: of the present generation.
+        end_waiting: breaks the connections of the present generation; called until `stop`, for more may be opened.
+        is_lost: whether a member of the present generation is known to be dead: while connections are being made,
+            nothing else tells, and all would wait until they time out.
+    """
+
+    def __init__(
+        self,
+        store: RendezvousStore,
+        number: int,
+        end_waiting: Callable[[], object],
+        is_lost: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._store = store
+        self._number = number
+        self._end_waiting = end_waiting
+        self._is_lost = is_lost
+        self._over = threading.Event()
+        self.rang = False
+        self._thread = threading.Thread(target=self._look, name="watches-generations", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread that watches, and wait for it."""
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._over.wait(EVERY_S):
+            try:
+                self.rang = self.rang or wanted(self._store) > self._number or self._is_lost()
+            except (RuntimeError, ValueError):
+                self.rang = True  # the store is gone, and with it its host: whoever is left meets elsewhere
+            if self.rang:
+                self._end_waiting()

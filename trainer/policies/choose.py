@@ -11,9 +11,8 @@ from hetopt.core.names import known
 from hetopt.core.run_spec import BATCH_POLICIES, RunSpec
 from hetopt.trainer.policies.allocation import AllocateMicroBatches
 from hetopt.trainer.policies.dynamic import DynamicShares, omnilearn
-from hetopt.trainer.policies.keep import KeepShares
 from hetopt.trainer.policies.model import ModelShares
-from hetopt.trainer.policies.policy import BatchPolicy
+from hetopt.trainer.policies.policy import BatchPolicy, KeepShares
 from hetopt.trainer.policies.proportional import ProportionalShares
 from hetopt.trainer.policies.stream_rate import RateShares
 

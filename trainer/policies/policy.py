@@ -83,3 +83,18 @@ class BatchPolicy(Protocol, Generic[StateT]):
         They sum to what the observed shares sum to, but under the policy ``rate``.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class KeepShares:
+    """The policy that changes nothing, whatever is measured."""
+
+    def initial(self) -> NothingToRemember:
+        """The empty state: this policy remembers nothing."""
+        return NothingToRemember()
+
+    def decide(
+        self, state: NothingToRemember, observation: BatchObservation
+    ) -> tuple[NothingToRemember, BatchDecision]:
+        """Keep the observed local batch sizes."""
+        return state, BatchDecision(local_batch_sizes=observation.local_batch_sizes)

@@ -30,10 +30,9 @@ from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.outputs import OUTPUT_FOLDER, OUTPUT_VARIABLE
 from hetopt.core.run_folder import RUN_VARIABLE
 from hetopt.trainer.agreement import gather_numbers
-from hetopt.trainer.checkpoints.fingerprint import parameters_sha256
 from hetopt.trainer.checkpoints.folder import CheckpointFolder, Found, leave_model
 from hetopt.trainer.checkpoints.saver import CheckpointSaver
-from hetopt.trainer.checkpoints.state import SharedState, run_digest
+from hetopt.trainer.checkpoints.state import SharedState, parameters_sha256, run_digest
 from hetopt.trainer.comm.compressor import State
 from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.comm.hierarchical import HierarchicalExchange

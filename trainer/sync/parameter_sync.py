@@ -22,9 +22,8 @@ from hetopt.trainer.agreement import Gathering
 from hetopt.trainer.comm.channel import Channel, Message
 from hetopt.trainer.comm.exchange import ExchangeStats
 from hetopt.trainer.comm.parameter_average import RoundedSum, average_parameters, weights_by_samples
-from hetopt.trainer.policies.sync.gradient_change import GradientChange
 from hetopt.trainer.policies.sync.policy import SyncDecision, SyncPolicy
-from hetopt.trainer.policies.sync.selsync import SelSync
+from hetopt.trainer.policies.sync.selsync import GradientChange, SelSync
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.sync.synchroniser import Averaging, Own, Told
 

@@ -30,7 +30,7 @@ from hetopt.core.events.fold import RunFold
 from hetopt.core.events.log import EVENTS_FILE, EventLog
 from hetopt.core.events.reader import EventReader
 from hetopt.core.forks import WORKERS_NEED, ForkedProcess, ForkServer, NoFork
-from hetopt.core.living import spec_of_living
+from hetopt.core.local_batch_sizes import spec_of_living
 from hetopt.core.nodes import MEETING_PORT, Node
 from hetopt.core.presence import INCARNATION_VARIABLE, PRESENCE_FILE, HostThere, write_presence
 from hetopt.core.process_guard import StopSignal

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.core.errors import BadInput, RunFailed
-from hetopt.core.living import spec_of_living
+from hetopt.core.local_batch_sizes import spec_of_living
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.elastic.membership import (
     NO_GENERATION,

@@ -29,7 +29,7 @@ from hetopt.core.presence import (
 )
 from hetopt.trainer.elastic.connections import DEAF_S, break_all_but, open_sockets
 from hetopt.trainer.elastic.stores import TcpRendezvousStore, connect, reachable, where_to_meet
-from hetopt.trainer.elastic.watch import EVERY_S, Watch
+from hetopt.trainer.elastic.worker_group import EVERY_S, Watch
 from hetopt.trainer.host import stores
 from hetopt.trainer.packing import pack, save_packed, unpack
 from tests.disturbance import PATIENCE_S

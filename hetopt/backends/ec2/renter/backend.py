@@ -29,10 +29,10 @@ from hetopt.core.run_folder import read_spec
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.runs import RunFolders
 from hetopt.optimizer.cost.billing import load_billing
+from hetopt.optimizer.exploring import check_probed
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Plan
-from hetopt.optimizer.probe_advice import check_probed
 
 
 @dataclass(frozen=True, kw_only=True)
