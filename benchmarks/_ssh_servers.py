@@ -10,12 +10,22 @@ import getpass
 import os
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hetopt.core.hosts import Host
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+
+SLOW = """
+import os, time
+while data := os.read(0, {piece}):
+    while data:
+        data = data[os.write(1, data):]
+    time.sleep(0.1)
+"""
+"""Passes on ten pieces a second."""
 
 
 @dataclass(kw_only=True)
@@ -56,9 +66,13 @@ class Servers:
         shell_prints: str = "",
         passwords_only: bool = False,
         user: str | None = None,
+        most_bytes_per_s: int | None = None,
         **more: object,
     ) -> Host:
-        """A host that `ssh NAME` reaches; its record. With its own processes, it sees no others of this machine."""
+        """A host that `ssh NAME` reaches; its record. With its own processes, it sees no others of this machine.
+
+        What it says can be held up, as on a slow line.
+        """
         server = self.folder / f"{name}.sshd"
         force = self.folder / f"{name}.shell"
         # What a login shell does: prints whatever its owner's files print, and runs the command. A host with a part of
@@ -76,6 +90,10 @@ class Servers:
             inside += "unshare --pid --fork --kill-child --mount-proc "
         if group is not None:  # whatever runs on the host has its part of the processors
             inside = f"sh -c 'echo $$ >{group}; exec \"$@\"' sh {inside}"
+        if most_bytes_per_s is not None:
+            slow = self.folder / f"{name}.slow.py"
+            slow.write_text(SLOW.format(piece=most_bytes_per_s // 10))
+            inside = f"sh -c '\"$@\" | exec {sys.executable} {slow}' sh {inside}"
         if known:
             public = (self.folder / "host_key.pub").read_text().split()
             with (self.folder / "known_hosts").open("a") as file:

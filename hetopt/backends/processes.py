@@ -11,6 +11,7 @@ nobody has to clean up after a crash.
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import signal
@@ -19,7 +20,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,11 +30,19 @@ from hetopt.backends.backend import RunHandle
 from hetopt.core.artifact import write_atomically
 from hetopt.core.errors import BadInput, HetoptError
 from hetopt.core.events.log import EVENTS_FILE, tell_failure
+from hetopt.core.events.records import CheckpointSaved, LogEvent, StepsLogged, TrainingStarted
 from hetopt.core.interruption import in_one_piece
 from hetopt.core.listening import LOOPBACK, collectives_on
 from hetopt.core.process_guard import StopSignal, die_with_parent
 from hetopt.core.reading import MissingFile, read_json
-from hetopt.core.run_folder import LIVING_FILE, STOP_FILE, write_spec
+from hetopt.core.run_folder import (
+    CHECKPOINT_FOLDER,
+    LATEST_OBJECT,
+    LIVING_FILE,
+    OBJECTS_FOLDER,
+    STOP_FILE,
+    write_spec,
+)
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import RunState, RunStatus, judge, last_events, last_words
 from hetopt.core.search_path import INSTALLED_ONLY
@@ -47,6 +56,9 @@ LEASE_FILE = "lease"
 
 ENDING_S = 5.0
 """How long the last processes of a run that is over may take to end."""
+
+LONGEST_STOP_S = 600.0
+"""A run that has not ended by itself so long after somebody wished it does not hear that."""
 
 
 @contextmanager
@@ -106,7 +118,7 @@ class ProcessLauncher(ABC):
 
     Attributes:
         attached: the run ends when the process that started it does.
-        grace_s: how long `stop` lets the workers finish their step and save a checkpoint.
+        grace_s: how long `stop` waits for workers that neither step, as long as theirs take, nor save a checkpoint.
         clock: seconds, monotonic.
         sleep: waits for so many seconds.
     """
@@ -190,7 +202,7 @@ class ProcessLauncher(ABC):
         family = _family(process)
         # A run that is still starting looks at the wish only after seconds, and has nothing to save.
         started = self.poll(handle).state is not RunState.STARTING
-        if not (started and self._gone(run_dir, self.grace_s)):
+        if not (started and self._ends_by_itself(run_dir)):
             family = _family(process) or family
             _signal(process.terminate)
             if not self._gone(run_dir, self.grace_s):
@@ -200,6 +212,23 @@ class ProcessLauncher(ABC):
             _signal(member.kill)
         self._until(lambda: not any(_lives(member) for member in family), self.grace_s)
         self._reap(run_dir)
+
+    def _ends_by_itself(self, run_dir: Path) -> bool:
+        """Let the workers finish their steps and save a checkpoint: as long as it grows, it is waited for.
+
+        Over a slow link it arrives for minutes. Ended meanwhile, the run would lose the steps since the one before.
+        """
+        begun_s = changed_s = self.clock()
+        patience_s, saved = self.grace_s + _step_s(last_events(run_dir)), _saved(run_dir)
+        while not self._gone(run_dir, min(1.0, patience_s)):
+            now_s, now = self.clock(), _saved(run_dir)
+            if now != saved:
+                saved, changed_s = now, now_s
+            elif now_s - changed_s >= patience_s:
+                return False
+            if now_s - begun_s >= LONGEST_STOP_S:
+                return False
+        return True
 
     def _gone(self, run_dir: Path, within_s: float) -> bool:
         def gone() -> bool:
@@ -221,6 +250,25 @@ class ProcessLauncher(ABC):
         process = self._started.get(run_dir)
         if process is not None and process.poll() is not None:
             del self._started[run_dir]
+
+
+def _step_s(events: Sequence[LogEvent]) -> float:
+    """How long nothing may be heard of a run that is well: of its steps since workers started, and of a checkpoint."""
+    starts = [at for at, event in enumerate(events) if isinstance(event, TrainingStarted)]
+    since = events[starts[-1] if starts else 0 :]
+    times_s = [event.time_s for event in since if isinstance(event, TrainingStarted | StepsLogged)]
+    apart_s = max((later - earlier for earlier, later in itertools.pairwise(times_s)), default=0.0)
+    return apart_s + max((event.written_s for event in since if isinstance(event, CheckpointSaved)), default=0.0)
+
+
+def _saved(run_dir: Path) -> dict[Path, int]:
+    """What checkpoints and models the run's folder has, whole or in part, and how many bytes of each."""
+    folders = (run_dir / CHECKPOINT_FOLDER, (run_dir / OBJECTS_FOLDER / LATEST_OBJECT).parent)
+    sizes: dict[Path, int] = {}
+    for path in (*run_dir.glob("model*"), *(path for folder in folders for path in folder.rglob("*"))):
+        with suppress(OSError):  # a newer one has taken its place
+            sizes[path] = path.stat().st_size
+    return sizes
 
 
 def run_status(run_dir: Path) -> RunStatus:

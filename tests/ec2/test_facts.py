@@ -30,7 +30,7 @@ TOLD_TO_PEOPLE = re.compile(r"\s")
 """Sentences with an example in them are no constants; nor is an error's words."""
 
 OURS = {
-    "node/agent.py": "TURN_S STUCK_S PLACE_WITHIN_S REPLACED_WITHIN_S _LAST_UPLOADS_S",
+    "node/agent.py": "TURN_S STUCK_S PLACE_WITHIN_S REPLACED_WITHIN_S LAST_UPLOADS_S",
     "node/imds.py": "_RENEWED_EARLY_S _TIMEOUT_S",
     "node/unpack.py": "_PIECE_BYTES",
     "objects.py": "AT_A_TIME LARGEST_READ_BYTES PART_BYTES",

@@ -29,6 +29,7 @@ from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.hosts import Host, read_hosts
 from hetopt.core.profile import Profile
 from hetopt.core.reporter import Reporter
+from hetopt.core.run_folder import checkpoint_step
 from hetopt.core.run_status import RunState
 from hetopt.core.worker_logs import log_files
 from hetopt.optimizer.market.catalog import load_catalog
@@ -160,6 +161,37 @@ def test_a_plan_for_hosts_that_are_alike_runs_on_as_many_of_them(
     run = hetopt.launch(plan, on="ssh", inventory=inventory, steps=4)
     assert run.wait().state is RunState.FINISHED
     assert {worker.host for worker in run.report().workers} == {"box0", "box1"}
+
+
+LARGE = """
+from torch import nn
+from hetopt.trainer.task import Target
+from hetopt.trainer.tasks.digits import digits_data
+from hetopt.trainer.tasks.recipes import classification, sgd
+task = classification(
+    name="large",
+    model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 20_000), nn.ReLU(), nn.Linear(20_000, 10)),
+    data=digits_data, optimizer=sgd(0.01), target=Target(metric="accuracy", value=0.9), batch_size=64,
+)
+"""
+
+
+@pytest.mark.slow  # half a minute of a slow line
+def test_a_run_that_is_stopped_keeps_its_last_step_over_a_slow_line(
+    plan: Plan, servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its checkpoint, 12 MB, comes for longer than a run that does not hear is waited for."""
+    monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
+    servers.host("far", most_bytes_per_s=400_000)
+    inventory = servers.folder / "hosts.toml"
+    inventory.write_text(f'[far]\nprivate = "127.0.0.2"\npython = "{sys.executable}"\nfolder = "{tmp_path / "far"}"\n')
+    (tmp_path / "large.py").write_text(LARGE)
+    large = plan.run.model_copy(update={"task": f"{tmp_path / 'large.py'}:task", "checkpoint_every_s": 3600.0})
+    run = hetopt.launch(plan.model_copy(update={"run": large}), on="ssh", inventory=inventory, steps=1_000_000)
+    until(run, 5)
+    assert run.stop().state is RunState.STOPPED
+    assert checkpoint_step(run.folder) == run.record().progress.step
+    assert run.model is not None
 
 
 @pytest.mark.slow

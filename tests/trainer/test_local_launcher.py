@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from hetopt.backends.backend import RunHandle
-from hetopt.backends.processes import LocalLauncher
+from hetopt.backends.processes import LocalLauncher, ProcessLauncher, Program, run_status
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import Event, read_events
 from hetopt.core.run_spec import RunSpec
@@ -27,7 +27,7 @@ from .scenarios import toy_spec
 START = """
 import sys, time
 from pathlib import Path
-from hetopt.backends.processes import LocalLauncher
+from hetopt.backends.processes import LocalLauncher, ProcessLauncher, Program, run_status
 from hetopt.core.run_spec import RunSpec
 run_dir = Path(sys.argv[1])
 LocalLauncher().start(RunSpec.model_validate_json((run_dir / "wish.json").read_text()), run_dir, {})
@@ -37,7 +37,7 @@ STOP = """
 import sys
 from pathlib import Path
 from hetopt.backends.backend import RunHandle
-from hetopt.backends.processes import LocalLauncher
+from hetopt.backends.processes import LocalLauncher, ProcessLauncher, Program, run_status
 LocalLauncher().stop(RunHandle(run_dir=Path(sys.argv[1])))
 """
 
@@ -255,3 +255,64 @@ def test_gpu_workers_train_alone_and_beside_others(
     assert status.state == RunState.FINISHED, status
     metrics = [event["metrics"]["mse"] for event in has(tmp_path, "evaluated")]
     assert metrics[-1] < metrics[0]
+
+
+class Waits(ProcessLauncher):
+    """Its runs wait for a file in their folder before they end, and then say that they did so by themselves."""
+
+    def program(self, spec: RunSpec, run_dir: Path) -> Program:
+        script = 'until [ -e "$0/go" ]; do sleep 0.05; done; touch "$0/by-itself"'
+        return Program(module="none", log_name="host.log", defaults={}, prefix=("sh", "-c", script, str(run_dir)))
+
+
+def stopped(folder: Path, grows: bool, apart_s: float, ends_after_s: float) -> bool:
+    """Stop a run whose steps take so long, and which ends so long after that; whether it was left to end by itself.
+
+    Args:
+        folder: of the run.
+        grows: whether its checkpoint does meanwhile.
+        apart_s: between two steps.
+        ends_after_s: since it was told.
+    """
+    now_s = [0.0]
+
+    def sleep(_: float) -> None:
+        """Five seconds are over, in which a part of the checkpoint has come; the run itself ends when its time is."""
+        now_s[0] += 5.0
+        if grows:
+            with (part.parent / f"{part.name}.partial").open("a") as stream:
+                stream.write("part")
+        if now_s[0] >= ends_after_s and not (folder / "go").exists():
+            (folder / "go").touch()
+            wait_for(lambda: (folder / "by-itself").exists(), folder)
+            wait_for(lambda: run_status(folder).state.is_over, folder)
+
+    part = folder / "objects" / "ckpt" / "step-2" / "state.safetensors"
+    part.parent.mkdir(parents=True)
+    launcher = Waits(grace_s=20.0, clock=lambda: now_s[0], sleep=sleep)
+    one = {"local_batch_sizes": [8], "compute_s": [1.0], "sync_s": [0.0], "wait_s": [0.0]}
+    steps = {**one, "steps": 1, "step_time_s": 1.0, "epoch": 0.1, "samples_seen": 8, "loss": 1.0}
+    told = [{"event": "training_started"}, *({"event": "step", "step": step, **steps} for step in (1, 2))]
+    lines = [json.dumps({**event, "time_s": 1000.0 + apart_s * turn}) for turn, event in enumerate(told)]
+    (folder / "events.jsonl").write_text("\n".join([*lines, ""]))
+    handle = launcher.start(spec(), folder, {})
+    assert launcher.poll(handle).state is RunState.RUNNING
+    launcher.stop(handle)
+    assert not processes_of(folder)
+    return (folder / "by-itself").exists()
+
+
+@pytest.mark.parametrize(
+    ("grows", "apart_s", "ends_after_s", "by_itself"),
+    [
+        (False, 1.0, 15.0, True),
+        (False, 1.0, 60.0, False),  # it hangs
+        (True, 1.0, 60.0, True),  # its checkpoint comes over a slow link
+        (True, 1.0, 5000.0, False),  # it does not hear
+        (False, 50.0, 60.0, True),  # its steps are as long
+    ],
+)
+def test_a_run_that_is_stopped_finishes_its_step_and_its_checkpoint(
+    tmp_path: Path, grows: bool, apart_s: float, ends_after_s: float, by_itself: bool
+) -> None:
+    assert stopped(tmp_path, grows, apart_s, ends_after_s) is by_itself

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from hetopt.backends.ec2.node.agent import Agent
 from hetopt.backends.ec2.node.imds import Notice
+from hetopt.backends.processes import LONGEST_STOP_S
 from hetopt.backends.ssh import gpus
 from hetopt.backends.ssh.objects import LOAD_FOLDER, MODELS, OBJECTS, Connection, Cut, RemoteObjects
 from hetopt.backends.ssh.others import LOOK_EVERY_S, Others
@@ -102,6 +103,7 @@ def main(arguments: list[str]) -> int:
             turn_s=TURN_S,
             read_every_s=READ_EVERY_S,
             heartbeat_s=HEARTBEAT_S,
+            last_uploads_s=LONGEST_STOP_S,  # nobody takes it back meanwhile, and links are as slow as they are
         ).live()
     except HetoptError as error:
         print(error.message, file=sys.stderr)

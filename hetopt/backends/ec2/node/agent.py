@@ -60,7 +60,8 @@ PLACE_WITHIN_S = 900.0
 """A machine that nobody gives a place for so long has nobody who follows its run, and ends what is paid for it."""
 REPLACED_WITHIN_S = 600.0
 """Machines that have lost others wait so long for somebody who replaces them; a notice comes two minutes early."""
-_LAST_UPLOADS_S = 60.0
+LAST_UPLOADS_S = 60.0
+"""A notice comes two minutes early, and training ends in the first of them."""
 
 
 class Terms(Protocol):
@@ -110,6 +111,7 @@ class Agent:
         prices: what spot pools have cost; by it the lease is extended where nobody follows the run.
         read_every_s: between looks for news.
         heartbeat_s: between words that it lives, with which goes what the run has written.
+        last_uploads_s: once its workers have ended, for what the last checkpoint lacks.
         root: where the boot script installed everything.
         objects: of the run.
         models: where what it trained goes.
@@ -128,6 +130,7 @@ class Agent:
     turn_s: float = TURN_S
     read_every_s: float = READ_EVERY_S
     heartbeat_s: float = HEARTBEAT_S
+    last_uploads_s: float = LAST_UPLOADS_S
     _armed_s: float = 0.0
     _said: str = ""
     _doomed: bool = False
@@ -359,7 +362,7 @@ class Agent:
     def _last_uploads(self, uploads: Uploads, checkpoints: Checkpoints) -> None:
         """All that was written, within a time: the others' parts of the last checkpoint may take a little."""
         # Where all go on from is said already when a new placement is there.
-        deadline_s = self.clock() + (0.0 if self._superseded else _LAST_UPLOADS_S)
+        deadline_s = self.clock() + (0.0 if self._superseded else self.last_uploads_s)
         self._superseded = False
         uploads.model()
         while not checkpoints.send(ended=True) and self.clock() < deadline_s:
