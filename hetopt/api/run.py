@@ -19,7 +19,7 @@ from hetopt.core.events.decisions import DECISIONS_FILE, read_with_decisions
 from hetopt.core.events.fold import RunFold, RunHistory
 from hetopt.core.events.log import EVENTS_FILE
 from hetopt.core.events.reader import EventReader, Unread
-from hetopt.core.events.records import StepsLogged
+from hetopt.core.events.records import RunStarted, StepsLogged
 from hetopt.core.interruption import stopping
 from hetopt.core.outputs import OUTPUT_FOLDER, Outputs, written_in
 from hetopt.core.reporter import PIECES, Reporter
@@ -362,7 +362,7 @@ def _followed(run: Run, launch: Launch, reporter: Reporter, on_event: Callable[[
     """Read the log as it grows, say how far the run is, and let the supervisor look from time to time."""
     from hetopt.backends.backend import Renting
     from hetopt.backends.supervisor.acting import Supervision
-    from hetopt.reports.run_words import RecentSteps, figures
+    from hetopt.reports.run_words import RecentSteps, figures, pause
     from hetopt.reports.timeline import happening
 
     supervision = Supervision.of(launch, run.folder, run.backend if isinstance(run.backend, Renting) else None)
@@ -387,10 +387,15 @@ def _followed(run: Run, launch: Launch, reporter: Reporter, on_event: Callable[[
             # The report draws what is routine.
             if passed is not None and not passed.is_routine:
                 reporter.note(f"step {formatting.count(progress.step)}: {passed.sentence}")
+            if isinstance(event, RunStarted) and progress.logged_steps:
+                reporter.note(f"step {formatting.count(progress.step)}: {pause(progress, event.time_s)}")
         if reader.unread.lines != unread.lines:
             unread = reader.unread
             reporter.note(f"{unread.sentence}")
-        if progress.logged_steps and not progress.clock.awaits:
+        waits = pause(progress, time.time())
+        if waits is not None and not status.state.is_over:
+            reporter(waits, min(progress.step / expected, 1.0))
+        elif progress.logged_steps and not progress.clock.awaits:
             now = figures(progress, launch, step_time_s=recent.step_time_s, now_s=time.time())
             reporter(PIECES.join(now), min(progress.step / expected, 1.0))
         if status.state.is_over:

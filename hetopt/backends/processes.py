@@ -44,7 +44,7 @@ from hetopt.core.run_folder import (
     write_spec,
 )
 from hetopt.core.run_spec import RunSpec
-from hetopt.core.run_status import RunState, RunStatus, judge, last_events, last_words
+from hetopt.core.run_status import RunState, RunStatus, judge, last_events, last_words, log_bytes
 from hetopt.core.search_path import INSTALLED_ONLY
 from hetopt.core.worker_logs import LOG_FOLDER
 
@@ -169,6 +169,7 @@ class ProcessLauncher(ABC):
         command = [*program.prefix, sys.executable, "-m", program.module, str(run_dir)]
         if self.attached:
             command.append(str(os.getpid()))
+        logged = log_bytes(run_dir)  # by earlier sessions
         # Whoever is interrupted must know which process it is to end.
         with (log / program.log_name).open("ab") as output, in_one_piece():
             process = subprocess.Popen(
@@ -181,7 +182,11 @@ class ProcessLauncher(ABC):
                 pass_fds=(held,),
             )
             self._started[run_dir] = process
-            identity = {"pid": process.pid, "create_time": psutil.Process(process.pid).create_time()}
+            identity = {
+                "pid": process.pid,
+                "create_time": psutil.Process(process.pid).create_time(),
+                "log_bytes": logged,
+            }
             write_atomically(run_dir / PROCESS_FILE, json.dumps(identity) + "\n")
         return RunHandle(run_dir=run_dir)
 
@@ -276,11 +281,19 @@ def run_status(run_dir: Path) -> RunStatus:
     # Alive is asked first: a run that ends in between has then written its last event before it is read.
     alive = _find_process(run_dir) is not None
     return judge(
-        last_events(run_dir),
+        last_events(run_dir, _earlier_bytes(run_dir) if alive else 0),
         alive=alive,
         stop_wished=(run_dir / STOP_FILE).exists(),
         last_line=None if alive else last_words(run_dir),
     )
+
+
+def _earlier_bytes(run_dir: Path) -> int:
+    """How long the log was when the process began: what earlier sessions did says nothing of this one."""
+    try:
+        return int(read_json(run_dir / PROCESS_FILE).get("log_bytes", 0))
+    except (BadInput, ValueError, TypeError, AttributeError):
+        return 0
 
 
 def _find_process(run_dir: Path) -> psutil.Process | None:

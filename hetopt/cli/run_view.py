@@ -59,6 +59,8 @@ def show_status(fact: dict[str, Any]) -> None:
         f"  step {formatting.count(fact['step'])}{of}, epoch {fact['epoch']:.1f}, "
         + (formatting.reached(fact["metrics"], fact["loss"]) or "not evaluated yet")
     )
+    if fact["pausing"] is not None:
+        render.line(f"  {fact['pausing']}")
     if fact["step_time_s"]:
         said = (
             f", predicted {formatting.duration(fact['predicted_step_time_s'])}" if fact["predicted_step_time_s"] else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -68,6 +69,7 @@ def _facts_or_why(run: Run) -> dict[str, Any]:
 
 def _facts(run: Run, *, ask: bool) -> dict[str, Any]:
     from hetopt.core.conditions import ConditionsReader
+    from hetopt.reports.run_words import pause
 
     started = run.launch
     if started is not None and started.on == "ec2":
@@ -121,6 +123,7 @@ def _facts(run: Run, *, ask: bool) -> dict[str, Any]:
             for worker in progress.workers
         ],
         "conditions": ConditionsReader(run.folder).now().model_dump() if speeds else None,
+        "pausing": pause(progress, time.time()) if not state.state.is_over else None,
         "happenings": [one.model_dump() for one in record.timeline.happenings],
     }
 

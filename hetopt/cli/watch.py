@@ -10,7 +10,7 @@ from hetopt.cli import render
 from hetopt.cli.run_view import cost_words
 from hetopt.core import formatting
 from hetopt.reports.live_run import LiveRun
-from hetopt.reports.run_words import figures
+from hetopt.reports.run_words import figures, pause
 
 if TYPE_CHECKING:
     from hetopt.api.run import Run
@@ -48,7 +48,8 @@ def picture(name: str, state: str, watched: LiveRun, *, now_s: float) -> render.
     now = figures(progress, watched.launch, step_time_s=watched.step_time_s, now_s=now_s, money=False)
     done = progress.step / expected if expected else None
     filled = [] if done is None else [f"{render.bar(done, render.BAR)} {formatting.share(done)}"]
-    told = [*_pace(watched), *_money(watched, state, now_s), *_exchange(watched)]
+    waits = pause(progress, now_s)
+    told = [*([f"  {waits}"] if waits else []), *_pace(watched), *_money(watched, state, now_s), *_exchange(watched)]
     after = [
         *([f"  {watched.unread.sentence}"] if watched.unread.lines else []),
         *(f"  at {formatting.duration(max(0.0, one.time_s))} {one.sentence}" for one in reversed(watched.happenings)),

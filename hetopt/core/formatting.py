@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hetopt.core.precision import Precision
 from hetopt.core.run_spec import Compression
@@ -166,6 +166,13 @@ def chance(probability: float) -> str:
 def cluster(machines: Iterable[tuple[int, str]]) -> str:
     """Machines by count and type: '2 × c7i.large + 1 × g5.xlarge'."""
     return " + ".join(f"{number} × {name}" for number, name in machines)
+
+
+def listed(names: Sequence[str]) -> str:
+    """'a, b and c'; of more than three, 'a, b and 6 others'."""
+    if len(names) <= 3:
+        return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+    return f"{', '.join(names[:2])} and {len(names) - 2} others"
 
 
 def bit_rate(bits_per_s: float) -> str:

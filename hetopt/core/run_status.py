@@ -104,18 +104,28 @@ def exit_code(codes: Sequence[int], *, host_died: bool) -> int:
     return min(own) if own else RunFailed.exit_code if any(codes) else 0
 
 
-def last_events(run_dir: Path) -> list[LogEvent]:
+def log_bytes(run_dir: Path) -> int:
+    """How long a run's log is."""
+    path = run_dir / EVENTS_FILE
+    return path.stat().st_size if path.exists() else 0
+
+
+def last_events(run_dir: Path, since: int = 0) -> list[LogEvent]:
     """The end of a run's log.
+
+    Args:
+        run_dir: the run's folder.
+        since: bytes of it that are not looked at, such as those of earlier sessions.
 
     Raises:
         BadInput: it cannot be read.
     """
-    *lines, _unfinished = _tail(run_dir / EVENTS_FILE).split(b"\n")
+    *lines, _unfinished = _tail(run_dir / EVENTS_FILE, since).split(b"\n")
     return LineParser().parse(lines)
 
 
-def _tail(path: Path) -> bytes:
-    """The end of a file, from the start of a line; empty when there is none.
+def _tail(path: Path, since: int = 0) -> bytes:
+    """The end of a file, from the start of a line, without so many bytes at its beginning; empty when there is none.
 
     Raises:
         BadInput: it cannot be read.
@@ -123,11 +133,11 @@ def _tail(path: Path) -> bytes:
     try:
         with opened_file(path, hint=ITS_OWNER) as stream:
             size = stream.seek(0, 2)
-            stream.seek(max(0, size - _TAIL_BYTES))
+            begin = stream.seek(max(since, size - _TAIL_BYTES))
             data = stream.read(_TAIL_BYTES)
     except MissingFile:
         return b""
-    return data[data.find(b"\n") + 1 :] if size > _TAIL_BYTES else data
+    return data[data.find(b"\n") + 1 :] if begin > since else data
 
 
 def read_tail(path: Path) -> str:

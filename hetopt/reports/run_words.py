@@ -88,6 +88,32 @@ def figures(
     return told + ([f"evaluated: {metrics}"] if metrics else [])
 
 
+def pause(progress: RunFold, now_s: float) -> str | None:
+    """Why no step is done now: who went, came or is not heard, for how long, and what follows; None: training goes on.
+
+    Args:
+        progress: of the run.
+        now_s: seconds since the epoch.
+    """
+    event = progress.pausing
+    if event is None:
+        return None
+    took = formatting.duration(max(0.0, now_s - event.time_s))
+    if isinstance(event, RunStarted):
+        where = formatting.listed(list(dict.fromkeys(worker.host for worker in event.workers)))
+        after = f" from step {formatting.count(event.resumed_step)}" if event.resumed_step else ""
+        return f"workers start on {where}{after}, for {took} so far"
+    alone = {progress.roster.workers[place].host for place in progress.roster.present} <= {event.host}
+    if event.dies:
+        follows = "the run waits for it" if alone else "the others go on from the last checkpoint"
+        return f"{event.host} is gone for {took}: {follows}"
+    if event.cut:
+        follows = "the run waits for it" if alone else "unless it is heard again, the others go on without it"
+        return f"{event.host} is not heard for {took}: {follows}"
+    comes = "is there again" if event.returns else "has to leave"
+    return f"{event.host} {comes}: all save a checkpoint and workers start anew, for {took} so far"
+
+
 class RunLog:
     """What the log of a run says, a line at a time."""
 

@@ -21,7 +21,9 @@ from hetopt.cli.follow import _of_another_length, finish
 from hetopt.cli.status import resume_command
 from hetopt.core import formatting
 from hetopt.core.errors import BadInput, RunStopped
+from hetopt.core.events.fold import RunFold
 from hetopt.core.events.log import EVENTS_FILE, Event
+from hetopt.core.events.records import LogEvent
 from hetopt.core.profile import Profile
 from hetopt.core.run_folder import CHECKPOINT_FOLDER, LATEST_FILE
 from hetopt.core.run_status import RunState, RunStatus
@@ -31,9 +33,9 @@ from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal, Plan, Range
 from hetopt.optimizer.recommendation.recommend import Options, recommend
 from hetopt.reports.report import Compared, Report, Unit, _verdict, make_report
-from hetopt.reports.run_words import figures
+from hetopt.reports.run_words import figures, pause
 from hetopt.reports.timeline import timeline
-from tests.logs import history_of
+from tests.logs import an_event, history_of
 
 Golden = Callable[[str, str], None]
 
@@ -533,3 +535,39 @@ def test_nobody_is_asked_where_nothing_costs_money(launch: Launch, monkeypatch: 
     priced = launch.prediction.model_copy(update={"cost_usd": Range(value=1, low=1, high=1)})
     confirm.confirmed(Prepared(launch=launch.model_copy(update={"on": "ssh", "prediction": priced})), yes=False)
     assert asked == ["Start?"]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "fates", "said"),
+    [
+        ("ab", ["cut"], "b is not heard for 8 s: unless it is heard again, the others go on without it"),
+        ("ab", ["dies"], "b is gone for 8 s: the others go on from the last checkpoint"),
+        ("ab", ["returns"], "b is there again: all save a checkpoint and workers start anew, for 8 s so far"),
+        ("ab", ["notice"], "b has to leave: all save a checkpoint and workers start anew, for 8 s so far"),
+        ("b", ["dies"], "b is gone for 8 s: the run waits for it"),
+        ("ab", ["dies", "workers"], "workers start on a from step 40, for 8 s so far"),
+        ("ab", ["cut", "heals"], None),
+        ("ab", ["dies", "workers", "training"], None),
+        ("ab", ["returns", "step"], None),
+    ],
+)
+def test_a_run_that_stands_still_says_why_since_when_and_what_follows(
+    hosts: str, fates: list[str], said: str | None
+) -> None:
+    def started(names: str, step: int) -> LogEvent:
+        workers = [{"host": name} for name in names]
+        return an_event("run_started", time_s=1000.0, workers=workers, resumed_step=step)
+
+    def told(fate: str) -> LogEvent:
+        match fate:
+            case "workers":
+                return started("a", 40)
+            case "training":
+                return an_event("training_started", time_s=1000.0)
+            case "step":
+                return an_event("step", time_s=1000.0)
+            case _:
+                return an_event("condition_changed", time_s=1000.0, host="b", **{fate: True})
+
+    run = RunFold.of([started(hosts, 0), an_event("training_started"), *map(told, fates)])
+    assert pause(run, 1008.0) == said

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -17,10 +18,11 @@ import pytest
 from hetopt.backends.backend import RunHandle
 from hetopt.backends.processes import LocalLauncher, ProcessLauncher, Program, run_status
 from hetopt.core.errors import BadInput
-from hetopt.core.events.log import Event, read_events
+from hetopt.core.events.log import EVENTS_FILE, Event, EventLog, read_events
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import RunState, RunStatus
 from tests.disturbance import PATIENCE_S
+from tests.logs import fields
 
 from .scenarios import toy_spec
 
@@ -290,12 +292,12 @@ def stopped(folder: Path, grows: bool, apart_s: float, ends_after_s: float) -> b
     part = folder / "objects" / "ckpt" / "step-2" / "state.safetensors"
     part.parent.mkdir(parents=True)
     launcher = Waits(grace_s=20.0, clock=lambda: now_s[0], sleep=sleep)
-    one = {"local_batch_sizes": [8], "compute_s": [1.0], "sync_s": [0.0], "wait_s": [0.0]}
-    steps = {**one, "steps": 1, "step_time_s": 1.0, "epoch": 0.1, "samples_seen": 8, "loss": 1.0}
-    told = [{"event": "training_started"}, *({"event": "step", "step": step, **steps} for step in (1, 2))]
-    lines = [json.dumps({**event, "time_s": 1000.0 + apart_s * turn}) for turn, event in enumerate(told)]
-    (folder / "events.jsonl").write_text("\n".join([*lines, ""]))
+    events = [
+        fields("training_started", time_s=1000.0),
+        *(fields("step", time_s=1000.0 + t) for t in (apart_s, 2 * apart_s)),
+    ]
     handle = launcher.start(spec(), folder, {})
+    (folder / EVENTS_FILE).write_text("".join(f"{json.dumps(event)}\n" for event in events))
     assert launcher.poll(handle).state is RunState.RUNNING
     launcher.stop(handle)
     assert not processes_of(folder)
@@ -316,3 +318,19 @@ def test_a_run_that_is_stopped_finishes_its_step_and_its_checkpoint(
     tmp_path: Path, grows: bool, apart_s: float, ends_after_s: float, by_itself: bool
 ) -> None:
     assert stopped(tmp_path, grows, apart_s, ends_after_s) is by_itself
+
+
+def test_a_run_that_goes_on_is_starting_until_its_own_workers_have_begun(tmp_path: Path) -> None:
+    """Whatever the session before has left in its log."""
+    (tmp_path / EVENTS_FILE).write_text('{"event": "training_started", "time_s": 1000.0}\n')
+    launcher = Waits()
+    handle = launcher.start(spec(), tmp_path, {})
+    try:
+        assert launcher.poll(handle).state is RunState.STARTING
+        with closing(EventLog(tmp_path / EVENTS_FILE)) as log:
+            log.write("condition_changed", host="a", returns=True)
+            assert launcher.poll(handle).state is RunState.STARTING
+            log.write("training_started", step=5)
+        assert launcher.poll(handle).state is RunState.RUNNING
+    finally:
+        launcher.stop(handle)

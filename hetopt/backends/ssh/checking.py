@@ -25,7 +25,7 @@ from hetopt.core.commands import typed
 from hetopt.core.errors import HetoptError
 from hetopt.core.extras import requirement
 from hetopt.core.faults import faults
-from hetopt.core.formatting import bit_rate, bytes_, duration
+from hetopt.core.formatting import bit_rate, bytes_, duration, listed
 from hetopt.core.hosts import CPU, Host
 from hetopt.core.precision import Precision
 
@@ -368,7 +368,7 @@ def together(
             shared.setdefault(one.file_system[1], []).append(name)
     for source, names in shared.items():
         for name in names if len(names) > 1 else ():
-            said = f"its {seen[name].there} is on {source}, as that of {_some([o for o in names if o != name])}"
+            said = f"its {seen[name].there} is on {source}, as that of {listed([o for o in names if o != name])}"
             hint = 'name a folder on a disk of its own: folder = "/tmp/hetopt"; checkpoints are faster there'
             found[name].append(Trouble(verdict="unknown", said=said, hint=hint))
     if len({_version(version) for version in torches.values()}) > 1:
@@ -397,17 +397,11 @@ def _unreached(seen: Mapping[str, Seen], ways: Mapping[str, Ways], found: dict[s
         for how, others in failed.items():
             at = f" at {seen[others[0]].address}" if len(others) == 1 else ""
             hint = (
-                f"let {name} reach all ports of {_some(others)} (firewall), or have all of them in one VPN and "
+                f"let {name} reach all ports of {listed(others)} (firewall), or have all of them in one VPN and "
                 "say their addresses there: `private`"
             )
-            said = f"it cannot reach {_some(others)}{at} ({how.lower()})"
+            said = f"it cannot reach {listed(others)}{at} ({how.lower()})"
             found[name].append(Trouble(verdict="bad", said=said, hint=hint))
-
-
-def _some(names: Sequence[str]) -> str:
-    if len(names) <= 3:
-        return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
-    return f"{', '.join(names[:2])} and {len(names) - 2} others"
 
 
 def in_words(found: HostFound) -> str:

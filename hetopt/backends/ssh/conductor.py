@@ -53,8 +53,10 @@ BUNDLE_FILE = "bundle.tar.gz"
 TURN_S = 0.1
 AGAIN_S = 5.0
 """Between tries to reach a host that is away."""
+UNHEARD_S = 10.0
+"""A host that asks for nothing for so long is told of: it asks several times a second."""
 SILENT_S = 45.0
-"""A host that asks for nothing for so long is lost: it asks several times a second."""
+"""One that asks for nothing for so long is lost."""
 SURVIVORS_S = 20.0
 """Once a host's workers have failed, those of the others end by themselves, or are ended after so long."""
 RETURN_WITHIN_S = 600.0
@@ -145,6 +147,7 @@ class Conductor:
     _alone_s: float | None = None
     _fresh: set[str] = field(default_factory=set)
     _taken: set[str] = field(default_factory=set)
+    _unheard: set[str] = field(default_factory=set)
     _reasons: list[str] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -202,10 +205,16 @@ class Conductor:
     def _look(self, now_s: float) -> None:
         """See who went and who came, and hear what the user wishes."""
         for name, link in list(self._links.items()):
-            if not link.is_over and now_s - link.heard_s > SILENT_S:
+            silent_s = now_s - link.heard_s
+            if not link.is_over and silent_s > SILENT_S:
                 link.cut()
+            unheard = link.speaks and silent_s > UNHEARD_S
+            if unheard != (name in self._unheard) and not link.is_over:
+                self._unheard ^= {name}
+                self._log.write("condition_changed", host=name, cut=unheard, heals=not unheard)
             if link.is_over:
                 del self._links[name]
+                self._unheard.discard(name)
                 self._again_s[name] = now_s + AGAIN_S
                 if name in self._members and not self._stopping:
                     # Whoever comes back must not take the place that is lost.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 import json
 import subprocess
 import threading
@@ -58,7 +59,8 @@ class Link:
         lock: held while an object is read or written: hosts ask at the same time.
         wrote: told the name and the bytes of every whole object that it has written.
         errors: the file that gets what it complains of.
-        heard_s: when it asked for something last.
+        heard_s: when it said something last.
+        speaks: whether it has asked for anything yet: before, it imports what it runs.
     """
 
     host: Host
@@ -68,6 +70,7 @@ class Link:
     wrote: Callable[[str, bytes], None]
     errors: Path
     heard_s: float = 0.0
+    speaks: bool = False
     gone: threading.Event = field(default_factory=threading.Event)
     _process: subprocess.Popen[bytes] | None = None
 
@@ -155,14 +158,24 @@ class Link:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
-            while (asked := read_frame(self._process.stdout.read)) is not None:
-                self.heard_s = time.monotonic()
+            while (asked := read_frame(self._read)) is not None:
                 self._process.stdin.write(frame(*self._answer(*asked)))
                 self._process.stdin.flush()
         except (OSError, ValueError):
             self.cut()  # it is gone, or says what nobody understands
         finally:
             self.gone.set()
+
+    def _read(self, count: int) -> bytes:
+        """So many bytes, or fewer at the end; a part that comes over a slow line is heard while it does."""
+        assert self._process is not None
+        stream = self._process.stdout
+        assert isinstance(stream, io.BufferedReader)
+        data = bytearray()
+        while len(data) < count and (piece := stream.read1(count - len(data))):
+            data += piece
+            self.heard_s, self.speaks = time.monotonic(), True
+        return bytes(data)
 
     def _answer(self, asked: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
         objects = self.models if asked.get("place") == MODELS else self.objects

@@ -23,6 +23,7 @@ from hetopt.core.events.parts import ExchangeTold, StartedWorker, SyncTold
 from hetopt.core.events.records import (
     CheckpointSaved,
     ClockJumped,
+    ConditionChanged,
     Evaluated,
     ExchangeChanged,
     LogEvent,
@@ -267,6 +268,7 @@ class RunFold:
         has_ended: by itself: its workers have said so.
         failure: why the latest attempt failed, if it did: the first reason since workers last started is the cause.
         failure_hint: what would help, where whoever failed knew.
+        pausing: why no step is done now: a host went, came or is not heard, or workers start; None: training goes on.
     """
 
     clock: RunClock = field(default_factory=RunClock)
@@ -297,6 +299,7 @@ class RunFold:
     has_ended: bool = False
     failure: str | None = None
     failure_hint: str | None = None
+    pausing: ConditionChanged | RunStarted | None = None
     _session_began_s: float = 0.0
     _training_since_s: float | None = None
     _worked_s: float = 0.0
@@ -326,6 +329,7 @@ class RunFold:
                 self._trained_before_s += before_s - self._training_since_s
             self._session_began_s, self._training_since_s = before_s, None
         self.last_event_s = event.time_s
+        self._pause(event)
         match event:
             case StepsLogged():
                 self._step(event)
@@ -350,6 +354,17 @@ class RunFold:
                 self.training_started_s = event.time_s
             case ProbeEvent(event="probe_finished"):
                 self.has_ended, self.failure, self.failure_hint = True, None, None
+
+    def _pause(self, event: LogEvent) -> None:
+        match event:
+            case ConditionChanged(heals=True):
+                self.pausing = None
+            case ConditionChanged() if event.dies or event.returns or event.notice or event.cut:
+                self.pausing = event
+            case RunStarted():
+                self.pausing = event
+            case TrainingStarted() | StepsLogged() | TrainingFinished() | RunFailure():
+                self.pausing = None
 
     @property
     def loss(self) -> float | None:
