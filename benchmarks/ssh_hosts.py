@@ -21,6 +21,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,15 @@ def events_of(run: hetopt.Run) -> list[dict[str, Any]]:
     path = run.folder / "events.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [json.loads(line) for line in lines]
+
+
+@contextmanager
+def ending(run: hetopt.Run) -> Iterator[hetopt.Run]:
+    """A run that nothing is left of afterwards, whatever happens."""
+    try:
+        yield run
+    finally:
+        run.stop()
 
 
 def until(run: hetopt.Run, what: Any) -> list[dict[str, Any]]:
@@ -139,10 +150,10 @@ def from_inventory_to_end(inventory: Path, results: Results, *, epochs: int) -> 
     )
     results.figures["hosts_planned"] = sum(group.machines for group in plan.chosen.groups)
     launched_s = time.perf_counter()
-    run = hetopt.launch(plan, on="ssh", inventory=planned)
-    until(run, steps_in)
-    results.figures["launch_s"] = round(time.perf_counter() - launched_s, 4)
-    assert run.wait().state.value == "finished"
+    with ending(hetopt.launch(plan, on="ssh", inventory=planned)) as run:
+        until(run, steps_in)
+        results.figures["launch_s"] = round(time.perf_counter() - launched_s, 4)
+        assert run.wait().state.value == "finished"
     trained_s = run.record().progress.training_s
     assert trained_s is not None
     results.goal("own_s", time.perf_counter() - begun_s - trained_s, at_most=180)
@@ -158,7 +169,14 @@ def trained(inventory: Path, network: EmulatedNetwork, losses: int, cuts: int, r
         RECORDED, budget_usd=2, epochs=20, types="c7i.large", max_workers=2, trials=0, batch_size=BATCH
     )
     run = plan.run.model_copy(update={"checkpoint_every_s": CHECKPOINT_EVERY_S, "task": TASK})
-    going = hetopt.launch(plan.model_copy(update={"run": run}), on="ssh", inventory=inventory, steps=10**6)
+    planned = plan.model_copy(update={"run": run})
+    with ending(hetopt.launch(planned, on="ssh", inventory=inventory, steps=10**6)) as going:
+        disturbed(going, network, losses, cuts, results)
+    assert going.status().state.value == "stopped"
+
+
+def disturbed(going: hetopt.Run, network: EmulatedNetwork, losses: int, cuts: int, results: Results) -> None:
+    """Let it settle; then cut links of its hosts, and take hosts away."""
     settled = until(going, lambda events: max(steps_in(events), default=0) > SETTLED_STEPS)
     last = [event["compute_s"] for event in settled if event["event"] == "step"][-10:]
     balance = statistics.median(statistics.mean(one) / max(one) for one in last)
@@ -166,18 +184,19 @@ def trained(inventory: Path, network: EmulatedNetwork, losses: int, cuts: int, r
     chance = random.Random(0)
     broken = sum(cut_once(going, network, chance.randrange(len(SPEEDS))) for _ in range(cuts))
     results.goal("lost_or_repeated", broken, at_most=0)
+    print(f"{cuts} cuts: {broken} steps lost or repeated", file=sys.stderr)
     redone = [0.0]
-    for _ in range(losses):
+    for loss in range(losses):
         time.sleep(chance.uniform(0, 2 * CHECKPOINT_EVERY_S))
         before = until(going, steps_in)
         network.kill(chance.randrange(1, len(SPEEDS)))
         start = starts_in(before)
         after = until(going, lambda events, start=start: starts_in(events) >= start + 2)
         redone.append(redone_s(before, until(going, lambda events, before=before: steps_in(events[len(before) :]))))
+        print(f"loss {loss + 1} of {losses}: {redone[-1]:.1f} s are done again", file=sys.stderr)
         furthest = max(steps_in(after), default=0)
         until(going, lambda events, furthest=furthest: max(steps_in(events), default=0) > furthest)
     results.goal("redone_s_most", max(redone), at_most=CHECKPOINT_EVERY_S)
-    assert going.stop().state.value == "stopped"
 
 
 def main() -> None:
@@ -197,8 +216,8 @@ def main() -> None:
         results.goal("check_32_hosts_s", checked_s(servers, 4 if asked.smoke else 32), at_most=10)
         losses, cuts = (0, 1) if asked.smoke else (1, 1) if asked.quick else (20, 10)
         inventory = inventory_of(servers, network)
-        from_inventory_to_end(inventory, results, epochs=1 if asked.quick else 3)
         trained(inventory, network, losses, cuts, results)
+        from_inventory_to_end(inventory, results, epochs=1 if asked.quick else 3)
         deadline_s = time.monotonic() + 30
         while (left := left_on(servers, network)) and time.monotonic() < deadline_s:
             time.sleep(0.2)

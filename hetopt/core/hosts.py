@@ -282,6 +282,8 @@ def _host(name: str, given: Mapping[str, Any], where: str) -> Host:
 
 
 def _value(key: str, value: Any, where: str) -> Any:
+    if key == "address" and isinstance(value, str):
+        _address_alone(value, where)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if key == "private":
         return _private(value, where)
@@ -302,6 +304,22 @@ def _value(key: str, value: Any, where: str) -> Any:
     if not fits:
         raise BadInput(f"{where}: {key} must be {what}, got {shown(str(value))}.", hint=_FILE_HINT)
     return float(value) if key in _AMOUNTS else value
+
+
+def _address_alone(text: str, where: str) -> None:
+    """A user and a port are settings of their own.
+
+    Raises:
+        BadInput: they stand in the address.
+    """
+    hop = re.fullmatch(_HOP, text)
+    if hop is not None and (hop[1] or hop[4]):
+        user = f'user = "{hop[1][:-1]}", ' if hop[1] else ""
+        port = f", port = {hop[4][1:]}" if hop[4] else ""
+        raise BadInput(
+            f"{where}: address must be a host's name or number alone, got {shown(text)}.",
+            hint=f'a setting each: {user}address = "{hop[2]}"{port}',
+        )
 
 
 def _private(value: Any, where: str) -> str:

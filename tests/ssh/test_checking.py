@@ -32,6 +32,8 @@ HEALTHY: dict[str, Any] = {
     "file_system": ("ext4", "/dev/sda1"), "packages": PACKAGES, "gpus": [["RTX 3090", "24576", "570.1", "8.6"]],
     "cuda": "13.0", "address": "10.0.0.1", "port": 4000, "listen_trouble": None,
 }  # fmt: skip
+EXPIRED = "Password change required but no TTY available."
+"""What PAM says to whoever has no terminal (sshd, `session.c`)."""
 GPU = Host(name="box1", address="box1", devices=("RTX 3090",))
 
 
@@ -57,6 +59,11 @@ def test_every_bad_host_is_found_and_told(servers: Servers) -> None:
         servers.host("wrong-user", user="nobody-is-called-so", **here),
         servers.host("passwords", passwords_only=True, **here),
         servers.host("no-python", python="python9"),
+        servers.host("half-a-line", shell_prints="printf Hello", private="127.0.0.5", **here),
+        servers.host("reads", shell_prints="read line", **here),
+        servers.host("no-shell", shell_prints="exit 1", **here),
+        servers.host("expired", shell_prints=f"echo '{EXPIRED}' >&2; exit 1", **here),
+        servers.host("limited", shell_prints="ulimit -v 500000", private="127.0.0.6", **here),
         servers.host("old-python", python=str(old_python(servers.folder))),
     ]
     found = {one.name: one for one in check_hosts(hosts)}
@@ -73,6 +80,11 @@ def test_every_bad_host_is_found_and_told(servers: Servers) -> None:
     assert "keys that are here" in said(found["wrong-user"])
     assert "without a password" in said(found["passwords"])
     assert said(found["no-python"]) == "has no python9"
+    assert "prints 'Hello' where no terminal is" in said(found["half-a-line"])
+    assert "what its shell runs first reads the standard input" in said(found["reads"])
+    assert said(found["no-shell"]) == "cannot run a program (it ends with 1 and says nothing)"
+    assert said(found["expired"]) == "wants its user's password changed"
+    assert "a process may have 512 MB of memory (`ulimit -v`)" in said(found["limited"])
     assert "has Python 2.7" in said(found["old-python"])
     assert (servers.folder / "known_hosts").read_text().count("stranger") == 0
     assert not (Path("~/.cache/hetopt").expanduser() / "box1").exists()

@@ -12,7 +12,7 @@ from hetopt.core.hosts import Host, parse_hosts
 OPTIONS = (
     "-o BatchMode=yes -o StrictHostKeyChecking=yes -o ConnectTimeout=6 -o ServerAliveInterval=5 "
     "-o ServerAliveCountMax=4 -o ClearAllForwardings=yes -o ForwardAgent=no -o ForwardX11=no -o RequestTTY=no "
-    "-o RemoteCommand=none -o LogLevel=ERROR"
+    "-o RemoteCommand=none -o LogLevel=ERROR -o ControlMaster=no"
 )
 
 
@@ -38,7 +38,7 @@ def test_another_ssh_is_named_by_the_environment() -> None:
 
 @pytest.mark.parametrize("python", ["python3", "~/it's mine/bin/python", "/a b/python", "$(reboot)", "x; reboot"])
 def test_an_interpreter_is_one_word_of_the_shell(python: str) -> None:
-    outer = shlex.split(python_command(python, 10))
+    outer = shlex.split(python_command(python, b"pass"))
     assert outer[:3] == ["exec", "sh", "-c"]
     script = shlex.split(outer[3])
     path = f"$HOME/{python[2:]}" if python.startswith("~/") else python

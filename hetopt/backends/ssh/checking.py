@@ -39,7 +39,8 @@ CPU_PACKAGES_BYTES, GPU_PACKAGES_BYTES = 1.5e9, 8e9
 """Of the locked packages once they are installed; `catalogs/aws/provisioning.json` has what was measured of each."""
 LEAST_FREE_BYTES = 2e9
 """What a run keeps on a host: the code, a few megabytes, and two checkpoints of a model of a hundred megabytes."""
-
+LEAST_ADDRESS_SPACE_BYTES = 2e9
+"""A worker of the bundled digits has 1.7 GB of addresses on a CPU, and tens of GB with CUDA."""
 LEAST_FREE_FILES = 1000
 """The code is 343 files in 27 folders, and compiling leaves as many again; then there are logs and checkpoints."""
 
@@ -63,6 +64,7 @@ class Seen(Record):
     free_bytes: int
     free_files: int | None = None
     runs_nothing: bool = False
+    address_space_bytes: int | None = None
     file_system: tuple[Told, Told]
     packages: dict[Told, Told | None]
     installs: Told | None = None
@@ -223,11 +225,18 @@ def alone(host: Host, seen: Seen, *, asked_s: float, banner: str = "") -> list[T
             f'name another interpreter there: python = "{PYTHON.value}"',
         )
     if missing and not host.install:
+        wanted = shlex.join(map(requirement, missing))
         bad(
             f"{seen.executable} has no {', '.join(missing)}",
             # Debian and others let pip install nothing beside the system's own packages (PEP 668).
-            f"`{seen.executable} -m venv ~/venv && ~/venv/bin/pip install {shlex.join(map(requirement, missing))}` "
+            f"`{typed(seen.executable)} -m venv ~/venv && ~/venv/bin/pip install {wanted}` "
             'there, and python = "~/venv/bin/python" in the inventory; or let each run install its own, install = true',
+        )
+    if seen.address_space_bytes is not None and seen.address_space_bytes < LEAST_ADDRESS_SPACE_BYTES:
+        bad(
+            f"a process may have {bytes_(seen.address_space_bytes)} of memory (`ulimit -v`), "
+            f"and a worker takes {bytes_(LEAST_ADDRESS_SPACE_BYTES)} as soon as it has torch",
+            "take the limit out of its shell's files, or ask its owner",
         )
     if not seen.writable:
         bad(f"nothing can be written to {seen.there}", 'name a folder of yours: folder = "/data/alice/hetopt"')

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import re
 import subprocess
 import threading
 import time
@@ -120,10 +121,10 @@ class Conversation:
         code = self._process.wait()
         self._silent.wait(_END_S)
         complaint = b"".join(self._complaints).decode(errors="replace")
-        # A shell that lets nobody in says so where others greet: nologin, for one.
-        said = complaint.strip().splitlines() or self._printed
-        if code == UNREACHED or not said:
+        if code == UNREACHED or re.search("password", complaint, re.IGNORECASE):
             return why_unreached(self.host, complaint)
+        # A shell that lets nobody in says so where others greet: nologin, for one.
+        said = complaint.strip().splitlines() or self._printed or [f"it ends with {code} and says nothing"]
         return RunFailed(
             f"{self.host.name} cannot run a program ({one_line(said[-1])[:200].rstrip('.')}).",
             hint='see that its shell runs one, or name another interpreter there: python = "~/venv/bin/python"',

@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import subprocess
+import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import IO
@@ -29,6 +30,7 @@ CONNECT_S = 6
 MARK = "HETOPT-SAYS "
 """What a program says begins so; whatever a shell prints before is passed over."""
 NO_PYTHON = "no-python"
+READ_BY_SHELL = "what its shell runs first reads the standard input, which is the program's"
 
 UNREACHED = 255
 """ssh's own exit code where it never came to run the command (ssh(1), exit status)."""
@@ -45,6 +47,7 @@ _OPTIONS = {
     "RequestTTY": "no",
     "RemoteCommand": "none",
     "LogLevel": "ERROR",
+    "ControlMaster": "no",  # one that is there is used; ours ends with the run, and must not end others' sessions
 }
 
 
@@ -70,24 +73,27 @@ def ssh_argv(host: Host, command: str, environment: Mapping[str, str] = os.envir
     return [*words, "--", host.address.strip("[]"), command]
 
 
-def python_command(python: str, source_bytes: int) -> str:
-    """The command that runs so many bytes of Python from its standard input; what follows them is the program's own.
+def python_command(python: str, code: bytes) -> str:
+    """The command that runs Python from its standard input; what follows that is the program's own.
 
     It first says which Python it is, so that one that is too old to read the program says that. Neither it nor what it
     starts finds modules in the folder that the user begins in (`hetopt.core.search_path`).
 
     Args:
         python: interpreter; a ``~/`` is the user's home there.
-        source_bytes: of the program.
+        code: of the program; another than this is not run.
     """
     path = f'"$HOME"/{shlex.quote(python[2:])}' if python.startswith("~/") else shlex.quote(python)
     first = (
-        "import sys;"
-        f"sys.stdout.write('{MARK}%d.%d\\n' % tuple(sys.version_info[:2]));sys.stdout.flush();"
-        f"exec(compile(sys.stdin.buffer.read({source_bytes}), 'hetopt', 'exec'), {{'__name__': 'hetopt_host'}})"
+        "import sys,zlib;"
+        # Whatever a shell printed before may lack the end of its line.
+        f"sys.stdout.write('\\n{MARK}%d.%d\\n' % tuple(sys.version_info[:2]));sys.stdout.flush();"
+        f"code=sys.stdin.buffer.read({len(code)});"
+        f"zlib.crc32(code)=={zlib.crc32(code)} or sys.exit({READ_BY_SHELL!r});"
+        "exec(compile(code, 'hetopt', 'exec'), {'__name__': 'hetopt_host'})"
     )
     script = (
-        f"command -v {path} >/dev/null 2>&1 || {{ echo {shlex.quote(MARK + NO_PYTHON)}; exit 0; }}; "
+        f"command -v {path} >/dev/null 2>&1 || {{ echo; echo {shlex.quote(MARK + NO_PYTHON)}; exit 0; }}; "
         f"export {shlex.join(f'{name}={value}' for name, value in INSTALLED_ONLY.items())}; "
         f"exec {path} -u -c {shlex.quote(first)}"
     )
@@ -106,7 +112,7 @@ def start(host: Host, source: str, *, errors: IO[bytes] | int = subprocess.PIPE)
         BadInput: there is no ssh here.
     """
     code = source.encode()
-    argv = ssh_argv(host, python_command(host.python, len(code)))
+    argv = ssh_argv(host, python_command(host.python, code))
     try:
         process = subprocess.Popen(
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
@@ -182,6 +188,11 @@ _REASONS = (
     (r"Connection refused", "has no ssh server at this address and port", "see that sshd runs there, and its port"),
     (r"(?:timed out|timeout)", f"does not answer within {CONNECT_S} s", "see that it is on, and on the network"),
     (r"(?:No route to host|Network is unreachable)", "is not on any network that this machine is on", "join it (VPN?)"),
+    (
+        r"(?:password has expired|password change required|change your password)",
+        "wants its user's password changed",
+        "log in once yourself, `{typed}`, and change it",
+    ),
     (
         r"(?:Identity file \S+ not accessible|Bad configuration|Bad owner or permissions)",
         "is not asked: ssh refuses its own configuration",

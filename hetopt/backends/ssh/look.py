@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import re
+import resource
 import socket
 import subprocess
 import sys
@@ -178,6 +179,7 @@ def _facts(asked: dict[str, Any]) -> dict[str, Any]:
         "there": there,
         "free_bytes": disk.f_bavail * disk.f_frsize,
         "free_files": disk.f_favail if disk.f_files else None,  # btrfs, for one, has no table of them
+        "address_space_bytes": _address_space_bytes(),
         "runs_nothing": bool(disk.f_flag & os.ST_NOEXEC),
         "file_system": _file_system(there),
         "packages": _packages(),
@@ -221,6 +223,12 @@ def _memory_bytes() -> int | None:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):
         return None
+
+
+def _address_space_bytes() -> int | None:
+    """To which a process of this user is limited; None: it is not."""
+    most = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if most == resource.RLIM_INFINITY else most
 
 
 def _file_system(path: str) -> list[str]:
