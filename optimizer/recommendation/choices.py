@@ -229,10 +229,17 @@ def not_worth_renting(ways: Sequence[Choice], chosen: Candidate, deadline_s: flo
         return None
     if deadline_s is not None and here.total_s.high > deadline_s:
         return None
+    others, begin = ("your own ones", "start-up") if _is_own(chosen) else ("rented ones", "provisioning")
+    verdict = "Not worth a launch elsewhere" if _is_own(chosen) else "Not worth renting"
     return (
-        f"Not worth renting: this machine needs {duration(here.total_s.value)} and $0. Of "
-        f"{duration(told.total_s.value)} on rented ones, {share(told.startup_s / told.total_s.value)} is provisioning."
+        f"{verdict}: this machine needs {duration(here.total_s.value)} and $0. Of "
+        f"{duration(told.total_s.value)} on {others}, {share(told.startup_s / told.total_s.value)} is {begin}."
     )
+
+
+def _is_own(chosen: Candidate) -> bool:
+    """Whether nothing of it is rented."""
+    return all(group.is_own for group in chosen.groups)
 
 
 def reasons(ways: Sequence[Choice], chosen: Candidate, space: SearchSpace) -> tuple[str, ...]:
@@ -245,7 +252,8 @@ def _reasons(ways: Sequence[Choice], chosen: Candidate, space: SearchSpace) -> I
     workers = sum(len(group.local_batch_sizes) for group in chosen.groups)
     lost = told.communication_s / told.step_time_s.value
     if told.startup_s > told.training_s.value:
-        yield f"Provisioning takes {duration(told.startup_s)}, longer than the training itself."
+        begin = "Start-up" if _is_own(chosen) else "Provisioning"
+        yield f"{begin} takes {duration(told.startup_s)}, longer than the training itself."
     elif workers > 1 and lost > MUCH:
         yield f"Workers spend {share(lost)} of each step on communication: more of them would gain little."
     reach = told.step_time_s.high / told.step_time_s.value

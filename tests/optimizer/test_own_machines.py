@@ -121,6 +121,17 @@ def test_the_plan_is_never_worse_than_the_better_of_either_alone(hosts: list[Hos
         assert both.score < score(plan)
 
 
+def test_nothing_that_is_said_of_own_machines_calls_them_rented() -> None:
+    """A job of seconds, which this machine does itself as soon as any other."""
+    digits = Profile.load(REPOSITORY / "tests" / "recorded" / "digits.json")
+    goal = Goal(ends="target", budget_usd=5)
+    plan = on_own_machines(digits, load_catalog(), [box("mine")], goal, OPTIONS, seed=0, now=NOW)
+    assert plan.advice is not None
+    assert plan.advice.startswith("Not worth a launch elsewhere: this machine needs")
+    assert plan.advice.endswith("is start-up.")
+    assert any(reason.startswith("Start-up takes") for reason in plan.reasons)
+
+
 def test_a_slow_host_is_left_out_where_it_costs_more_than_it_brings() -> None:
     quick, slow = box("quick", cpus=32), box("slow", cpus=2, usd_per_hour=2.0)
     assert [group.instance_type for group in own(quick, slow).chosen.groups] == ["quick"]
