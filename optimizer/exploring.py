@@ -175,10 +175,6 @@ def unprobed_types(plan: Plan) -> tuple[str, ...]:
 def check_probed(plan: Plan, *, unprobed: bool) -> None:
     """Refuse to rent machine types on which no step was ever measured, nor on one of their family.
 
-    Args:
-        plan: to be launched for real.
-        unprobed: the user wants it so.
-
     Raises:
         BadInput: such a type is in the plan.
     """

@@ -60,10 +60,6 @@ def of_parameters(parameters: float, tokens: int) -> ModelCount:
     """A transformer of which only the number of parameters is known: ``6 N`` a token, shaped as GPT-2.
 
     From ``N = 12 L h^2`` and ``h = 64 L``. Embeddings are part of ``N``, the term of attention is left out.
-
-    Args:
-        parameters: all of them.
-        tokens: in a sample.
     """
     width = (WIDTH_OVER_DEPTH * parameters / 12) ** (1 / 3)
     layers = max(1, round(width / WIDTH_OVER_DEPTH))

@@ -79,15 +79,7 @@ def _apart(spec: RunSpec) -> Event:
 def tell_network(
     events: EventLog, network: NetworkState, timings: Sequence[Timed], *, step: int, **more: float | bool
 ) -> None:
-    """Write ``network_measured``.
-
-    Args:
-        events: the log.
-        network: as it is thought to be.
-        timings: that say so.
-        step: steps done.
-        more: to be told with it.
-    """
+    """Write ``network_measured``."""
     hop = next(iter(network.links.values())).speed
     events.write(
         "network_measured",

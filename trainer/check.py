@@ -31,12 +31,7 @@ MOST_NAMED = 3
 
 
 def check(reference: str, folder: Path | None) -> list[Finding]:
-    """Try all parts of a task on a few samples; nothing is written.
-
-    Args:
-        reference: names the task, as everywhere.
-        folder: of the data.
-    """
+    """Try all parts of a task on a few samples; nothing is written."""
     findings: list[Finding] = []
     try:
         task = load_task(reference)

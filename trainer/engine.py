@@ -176,14 +176,7 @@ class Engine:
         return Period.of(rows, local_batch_sizes=self.balance.shares)
 
     def tell(self, period: Period, *, epoch: float, samples_seen: int, **more: Any) -> None:
-        """Write the ``step`` event.
-
-        Args:
-            period: that was gathered last.
-            epoch: passes over the data by its end.
-            samples_seen: likewise.
-            more: fields of the event.
-        """
+        """Write the ``step`` event."""
         step = self.step - self.log.unread
         self.context.events.write(
             "step",
@@ -222,12 +215,7 @@ class Engine:
             self.context.events.write("exchange_changed", step=self.step, **change)
 
     def share(self, period: Period, epoch: int) -> bool:
-        """Judge the shares if it is time to; whether they change from the next step on.
-
-        Args:
-            period: that was gathered last.
-            epoch: completed.
-        """
+        """Judge the shares if it is time to; whether they change from the next step on."""
         if not self.balance.is_due(period):
             return False
         change = self.balance.judge(period, epoch)
@@ -373,9 +361,6 @@ class TaskEngine(Engine):
 
         The gradient that the optimizer sees is ``sum_i g_i``: g_i the gradient of rank i's mean loss times its part
         ``b_i / B`` of the batch. Sent as a whole it is that of one machine with all B samples.
-
-        Args:
-            learning_rate_scale: over the task's own rate.
         """
         shares = self.balance.shares  # samples of every rank, ``sum b_i = B``
         self._learning_rate.apply(self._optimizer, self.epoch, learning_rate_scale)

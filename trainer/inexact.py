@@ -21,11 +21,6 @@ NAMES = (BATCH_STATISTICS, WHOLE_BATCH)
 def check_accepted(accepted: Sequence[str], of: str, names: Sequence[str] = NAMES) -> tuple[str, ...]:
     """What is accepted, as a tuple.
 
-    Args:
-        accepted: names.
-        of: whose argument it is.
-        names: that there are.
-
     Raises:
         BadInput: nothing is called so.
     """

@@ -141,11 +141,7 @@ class _Run:
         self._metrics: dict[str, float] = {}
 
     def resume(self, held: Held | None = None) -> None:
-        """Continue from the newest state that a worker holds, or else from the newest checkpoint, if there is one.
-
-        Args:
-            held: what this worker has from an earlier generation.
-        """
+        """Continue from the newest state that a worker holds, or else from the newest checkpoint, if there is one."""
         crew = self._crew
         if crew is None:
             self._resume_from_disk()

@@ -34,10 +34,6 @@ def try_twins(training: Training, ratio: float) -> Verdict:
     """Train both for some steps, and compare; nothing of the training itself changes. Called by all ranks together.
 
     A worker whose memory does not hold two more models says so by a loss that is not a number.
-
-    Args:
-        training: that is under way.
-        ratio: that the thin twin sends.
     """
     context, feed = training.context, training.feed
     samples = [max(LEAST_SAMPLES, share // PART) for share in training.balance.shares]

@@ -13,11 +13,7 @@ _PACKAGES = "site-packages"
 
 
 class Lines:
-    """Finds lines of a script and of the modules beside it.
-
-    Args:
-        script: the file that runs.
-    """
+    """Finds lines of a script and of the modules beside it."""
 
     def __init__(self, script: str) -> None:
         self._script = Path(script).resolve()

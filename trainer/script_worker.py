@@ -140,10 +140,6 @@ def surroundings(environment: Mapping[str, str], device: str) -> dict[str, str]:
 
     A script takes the first device there is (``cuda``, ``cuda:0``) or that of its local rank, so a worker sees its own
     alone; where it sees none, its local rank is torchrun's, by which scripts let one worker of a machine prepare data.
-
-    Args:
-        environment: as torchrun made it.
-        device: of this worker, among those that are visible.
     """
     kind, _, index = device.partition(":")
     if kind != "cuda":

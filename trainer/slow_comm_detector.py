@@ -16,9 +16,6 @@ class SlowCommDetector:
 
     The bits travel under the next step, so it rings a step or a few late and costs nobody a wait. A worker that others
     wait for sees short exchanges: if even that one finds them long, it is the network.
-
-    Args:
-        world_size: workers.
     """
 
     def __init__(self, world_size: int) -> None:

@@ -46,13 +46,6 @@ from hetopt.trainer.task import Task, TaskData
 class Training:
     """One worker's part of a training run; everything but generators and what is held back is alike on all ranks.
 
-    Args:
-        context: this worker.
-        task: to train.
-        data: of the task.
-        model: that begins like those of all other workers.
-        saver: of checkpoints, whose progress each control row tells.
-
     Attributes:
         milestones: when things are due; they change when the samples of a step do.
         balance: the shares.
@@ -169,9 +162,6 @@ class Training:
     def settle(self, promise: Promise) -> Settled:
         """Average parameters from the next step on, and to the end. Nothing may be held back any more; called by all
         ranks together.
-
-        Args:
-            promise: of averages, the same on all ranks.
         """
         settled = Settled(
             every_steps=promise.every_steps,

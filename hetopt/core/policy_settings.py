@@ -155,13 +155,6 @@ def parse_policy(
 ) -> tuple[str, Settings]:
     """``name(key=value)``: the name, and the settings that are not the usual ones.
 
-    Args:
-        text: as written.
-        names: that there are.
-        settings: of those that have any.
-        where: begins the sentence about what cannot be.
-        what: they name.
-
     Raises:
         BadInput: an unknown name or key, or a value that cannot be.
     """

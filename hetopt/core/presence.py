@@ -47,12 +47,7 @@ def life_of(environment: Mapping[str, str], pid: int) -> str:
 
 
 class KnownPresence:
-    """Presence as the file tells it; without one nothing is known. A look costs one system call.
-
-    Args:
-        run_dir: of the run.
-        hosts: of its workers, by place.
-    """
+    """Presence as the file tells it; without one nothing is known. A look costs one system call."""
 
     def __init__(self, run_dir: Path, hosts: Sequence[str]) -> None:
         self._file = ReplacedRecord(Hosts, run_dir / PRESENCE_FILE)

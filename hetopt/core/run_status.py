@@ -54,11 +54,7 @@ class RunStatus:
     hint: str | None = None
 
     def next_step(self, reading: str) -> str:
-        """What to do: what helps, where that is known, or else to read more.
-
-        Args:
-            reading: where there is more to read.
-        """
+        """What to do: what helps, where that is known, or else to read more."""
         return reading if self.hint is None else f"{self.hint.rstrip('.')}; or {reading}"
 
 

@@ -55,10 +55,6 @@ _UNITS: Mapping[str, Unit] = dict.fromkeys(("synchronised_share", "participants"
 def parse_sync(text: str, *, option: str = "`sync`") -> Synchronization:
     """When workers put together what they have learned.
 
-    Args:
-        text: as written.
-        option: where, for the sentence about what cannot be.
-
     Raises:
         BadInput: a name that is unknown, or a value that cannot be.
     """

@@ -101,12 +101,7 @@ class AskedSteps:
         return network_of(self.model, self.catalog.instance_types[name], self.shape, seen, self.earlier)
 
     def with_network(self, priors: Mapping[str, Normal], name: str) -> Mapping[str, Normal]:
-        """Priors for what plans do not answer, such as machines with idle GPUs, on the network that plans take.
-
-        Args:
-            priors: what is believed beside it.
-            name: the type that links are told of.
-        """
+        """Priors for what plans do not answer, such as machines with idle GPUs, on the network that plans take."""
         if name not in self.catalog.instance_types:
             return priors
         network = self.network(name)

@@ -85,11 +85,7 @@ class ClusterRows(Table):
 
 
 class Columns:
-    """A search space as arrays: of options, of exchanges by number of workers, of batches. They are not changed.
-
-    Args:
-        space: what is searched.
-    """
+    """A search space as arrays: of options, of exchanges by number of workers, of batches. They are not changed."""
 
     def __init__(self, space: SearchSpace) -> None:
         options, exchanges = space.options, space.exchanges

@@ -335,14 +335,7 @@ def _as_sampled(
 def without_idle_limits(
     options: Sequence[MachineOption], exchanges: Sequence[ExchangeOption], *, batch_size: int, workers: int
 ) -> tuple[MachineOption, ...]:
-    """The options without limits of memory that no cluster comes to, so that they are not compared by these.
-
-    Args:
-        options: that there are.
-        exchanges: that are chosen from.
-        batch_size: the largest.
-        workers: of the largest cluster.
-    """
+    """The options without limits of memory that no cluster comes to, so that they are not compared by these."""
     lines = [one.memory for one in exchanges if one.memory is not None]
     kept = max((one.kept_bytes for one in lines), default=0.0)
     taken = max((one.taken_bytes(workers) for one in lines), default=0.0)

@@ -37,12 +37,6 @@ class ExchangeTrials:
     """Each way once, all at once or one after the other. What a pilot has no time for begins anew in the next.
 
     Built and called by all ranks together.
-
-    Args:
-        ways: as people write them.
-        shapes: of the parameters.
-        device: where the gradient lies.
-        seed: of what is drawn at random.
     """
 
     def __init__(self, ways: Sequence[str], shapes: Shapes, device: torch.device, seed: int) -> None:
@@ -53,14 +47,7 @@ class ExchangeTrials:
         self._open: list[_Trial] = []
 
     def follow(self, local: Tensor, crew: ProbeGroup, *, pilot: int, step: int) -> tuple[ExchangeTried, ...]:
-        """Exchange this worker's weighted gradient of one step; what was found by the trials that this ends.
-
-        Args:
-            local: left as it is.
-            crew: of the workers.
-            pilot: whose gradient it is.
-            step: likewise.
-        """
+        """Exchange this worker's weighted gradient of one step; what was found by the trials that this ends."""
         if pilot != self._pilot:  # other weights
             self._pilot, self._open = pilot, [self._trial(trial.way) for trial in self._open]
         while len(self._open) < self._together and self._ways:

@@ -55,12 +55,6 @@ class ResidualGains:
     Top-k then keeps a fraction of gradient *plus residual*, which is less than of the gradient alone: the residual is
     full of what was small. A gain at a given ratio is measured on the residual of the nearest followed ratio. The
     weights move as in dense training, so this is what a compressed run sees at its start; later the two may part.
-
-    Args:
-        ratios: where gains are wanted.
-        followed: ratios whose residuals are followed.
-        elements: length of the flat gradient.
-        device: where it lies.
     """
 
     def __init__(self, ratios: Sequence[float], followed: Sequence[float], elements: int, device: torch.device) -> None:

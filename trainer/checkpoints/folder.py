@@ -79,9 +79,6 @@ class CheckpointFolder:
     def newest(self, digest: str) -> Found:
         """The newest checkpoint all of whose files are as they were written; reads them all.
 
-        Args:
-            digest: of the run that wants to go on.
-
         Raises:
             BadInput: it belongs to another run or another version of hetopt, or there are checkpoints and none is
                 whole.

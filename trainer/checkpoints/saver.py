@@ -100,14 +100,7 @@ class CheckpointSaver:
         return REFUSED if self._under_way.parts.exception() is not None else WRITTEN
 
     def begin(self, shared: SharedState, own: RankState, *, digest: str, begun_s: float) -> None:
-        """Copy the state and begin to write it; nothing may be under way.
-
-        Args:
-            shared: as it is now; the leader writes it.
-            own: likewise, of this worker.
-            digest: of the run.
-            begun_s: when training paused for this, on the clock.
-        """
+        """Copy the state and begin to write it; nothing may be under way."""
         assert self._under_way is None
         step, of_all, of_mine = shared.step, shared.snapshot() if self._rank == 0 else None, own.snapshot()
 

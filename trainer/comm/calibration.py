@@ -237,14 +237,7 @@ def _times_s(channel: Channel, primitive: Primitive, run: Callable[[], None], re
 
 
 def timed_candidates(candidates: Candidates, network: NetworkState, *, device: torch.device, seed: int) -> Candidates:
-    """The candidates, with what a worker does itself for each of them.
-
-    Args:
-        candidates: of the run.
-        network: of its workers.
-        device: where gradients lie.
-        seed: of all randomness.
-    """
+    """The candidates, with what a worker does itself for each of them."""
     compress = time_compressors(
         candidates.families,
         candidates.numel,

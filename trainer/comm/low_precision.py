@@ -196,11 +196,7 @@ def _exponent(part: Tensor) -> int:
 
 
 class LowPrecision(Compressor["LowPrecisionPayload"]):
-    """Sends everything in a half, a quarter or an eighth of the bytes, in slices that are summed by a worker each.
-
-    Args:
-        coding: of slices.
-    """
+    """Sends everything in a half, a quarter or an eighth of the bytes, in slices that are summed by a worker each."""
 
     combines: ClassVar[tuple[str, ...]] = (DENSE,)
 

@@ -248,15 +248,7 @@ class NetworkWatch:
     cost_s: float = FIRST_COST_S
 
     def after(self, way: str, step_s: float, sync_s: float, *, steps: int, sends_all: bool) -> NetworkWatch:
-        """After a period.
-
-        Args:
-            way: in which gradients were exchanged.
-            step_s: of its median step.
-            sync_s: that it waited for the exchange.
-            steps: of it.
-            sends_all: see the attribute.
-        """
+        """After a period."""
         fresh = Usual(step_s=step_s, sync_s=sync_s, steps=steps)
         before = self.usual.get(way)
         # The first step of a way is slower than those that follow, and tells nothing alone.

@@ -171,9 +171,6 @@ class StochasticRounding:
     mean by up to 2^-17 of a level; a second, finer number that all elements of a call share makes u uniform on all of
     [0, 1). So every element is unbiased, up to the rounding of fp32 itself, and independent of the others but for 2^-16
     of a level.
-
-    Args:
-        generator: on the device of what is rounded.
     """
 
     def __init__(self, generator: Generator) -> None:

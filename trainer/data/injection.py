@@ -63,13 +63,7 @@ def _givers(injection: Injection, workers: int) -> int:
 
 
 class Injector:
-    """Mixes what this worker has drawn with what others give it.
-
-    Args:
-        injection: who gives how much.
-        seed: of the run.
-        channel: makes one, to the other workers.
-    """
+    """Mixes what this worker has drawn with what others give it."""
 
     def __init__(self, injection: Injection, *, seed: int, channel: Callable[[], Channel]) -> None:
         self._injection = injection

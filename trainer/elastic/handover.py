@@ -52,11 +52,6 @@ def hand_over(held: Held | None, generation: Generation, rank: int) -> Held | No
 
     Called by all workers of the generation, in whose group they are.
 
-    Args:
-        held: by this worker, if anything.
-        generation: the present one.
-        rank: of this worker.
-
     Raises:
         RunFailed: what arrived cannot be read.
     """

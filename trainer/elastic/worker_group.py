@@ -100,9 +100,6 @@ class WorkerGroup:
     def join(self, held: Held | None = None) -> WorkerContext:
         """Become part of the next generation, as soon as there is one.
 
-        Args:
-            held: what this worker has of the training.
-
         Raises:
             RunFailed: too few workers are left.
             Abandoned: the run was asked to stop, or is over.

@@ -42,11 +42,6 @@ def group_store(environment: Mapping[str, str], rank: int, timeout: datetime.tim
     torchrun's agent holds it, or rank 0 opens it, on the address that the others know it by and on no other. Workers
     that were started again do not see what the last ones left.
 
-    Args:
-        environment: has MASTER_ADDR and MASTER_PORT.
-        rank: of this worker.
-        timeout: of whoever waits for others.
-
     Raises:
         BadInput: the variables are missing, or name no address that rank 0 could be reached by.
     """

@@ -42,13 +42,7 @@ def is_steered(spec: RunSpec, compression: Compression) -> bool:
 
 
 def can_overlap(device: torch.device, world_size: int, *, wishes: bool = True) -> bool:
-    """Whether the whole cluster can sum buckets under backward; called by all workers, which answer alike.
-
-    Args:
-        device: of this worker.
-        world_size: workers.
-        wishes: whether this worker's model allows it.
-    """
+    """Whether the whole cluster can sum buckets under backward; called by all workers, which answer alike."""
     if world_size == 1:
         return False
     is_cuda = device.type == "cuda"

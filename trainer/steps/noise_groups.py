@@ -29,11 +29,7 @@ class NoiseSums:
 
 
 class MicroBatchGroups:
-    """Every micro-batch of a worker is a group: its gradient is what it adds to the flat buffer.
-
-    Args:
-        flat: where gradients accumulate.
-    """
+    """Every micro-batch of a worker is a group: its gradient is what it adds to the flat buffer."""
 
     def __init__(self, flat: Tensor) -> None:
         self._flat = flat

@@ -77,11 +77,7 @@ class ExchangeConfig:
         self.follow()
 
     def event(self, traffic: GroupTraffic) -> Event:
-        """The field of a ``step`` event that tells about its exchanges; none where there were none.
-
-        Args:
-            traffic: of all workers in a period.
-        """
+        """The field of a ``step`` event that tells about its exchanges; none where there were none."""
         steering = self.steering
         if len(traffic.rows) == 1 or not traffic.exchanges or not traffic.is_finite:
             return {}

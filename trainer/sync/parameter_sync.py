@@ -31,14 +31,7 @@ VOTE_BYTES = 8
 
 
 class ParameterSync(Averaging):
-    """One worker's end of local training (see `Synchronizer`).
-
-    Args:
-        own: of this worker.
-        sync: what happens at a synchronisation.
-        policy: says when.
-        compression: how averages are rounded.
-    """
+    """One worker's end of local training (see `Synchronizer`)."""
 
     def __init__(self, own: Own, *, sync: Synchronization, policy: SyncPolicy[Any], compression: Compression) -> None:
         super().__init__(own, sync.name, sync=sync, policy=policy)

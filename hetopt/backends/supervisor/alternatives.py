@@ -26,13 +26,7 @@ shrink the cluster."""
 def without_each_host(
     standing: RunProgress, promise: PredictedGain, usd_per_hour: Mapping[str, float]
 ) -> list[Alternative]:
-    """An alternative for each host that the others could do without; none while the run is as it was predicted.
-
-    Args:
-        standing: of the run.
-        promise: of its plan.
-        usd_per_hour: of each host.
-    """
+    """An alternative for each host that the others could do without; none while the run is as it was predicted."""
     now_s, hosts, speeds = standing.step_time_s, standing.hosts, standing.speeds
     if now_s is None or now_s <= promise.step_time_high_s or not speeds:
         return []
@@ -117,12 +111,6 @@ def with_more_of_each_type(
 
     With ``k`` more of speed ``v`` a step takes ``B / (sum v_j + k v)``, and the exchange after that. While the new
     machines boot, the others train: the change costs ``s (1 - t_n / t_w)``, as in `with_another_for_each_host`.
-
-    Args:
-        standing: of the run.
-        promise: of its plan.
-        usd_per_hour: of each host.
-        until_there_s: from asking for a machine until it trains.
     """
     deadline_s, now_s, speeds = promise.deadline_s, standing.step_time_s, standing.speeds
     if deadline_s is None or now_s is None or not speeds:

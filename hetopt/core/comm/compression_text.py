@@ -29,10 +29,6 @@ _UNITS = {"ratio": FRACTION, "floor_ratio": FRACTION}
 def parse_compression(text: str, *, option: str = "`compression`") -> Compression:
     """``NAME(RATIO, key=value)``; keys are the fields of `Compression`, a ratio may be written as ``100x`` or ``1%``.
 
-    Args:
-        text: as written.
-        option: where, for the sentence about what cannot be.
-
     Raises:
         BadInput: an unknown name or key (the nearest is named), or a value that cannot be.
     """

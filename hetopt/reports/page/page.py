@@ -31,13 +31,7 @@ LEAST_GAP = 0.045
 
 
 def page(report: Report, launch: Launch, run: RunSeries) -> str:
-    """The document.
-
-    Args:
-        report: predicted against measured.
-        launch: what was started.
-        run: over time.
-    """
+    """The document."""
     over = stretches(run.end_s)
     marks = _marks(report.happenings)
     axes = Axes(end_s=over.end_s, marks_s=[one.time_s for one in marks])
