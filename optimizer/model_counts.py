@@ -178,8 +178,8 @@ def _sequence(tokens: int) -> str:
     return f"{tokens:,} tokens"
 
 
-def _linear(rows: int, columns: int, *, bias: bool = True) -> int:
-    return rows * columns + (columns if bias else 0)
+def _linear(rows: int, columns: int) -> int:
+    return (rows + 1) * columns
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from hetopt.core.html_table import html_table
 from hetopt.core.policy_settings import Settings
 from hetopt.core.precision import Precision
 from hetopt.core.profile import Profile
-from hetopt.core.run_spec import BatchPolicy, Compression, RatioPolicyName, RunSpec, StopRule
+from hetopt.core.run_spec import BatchPolicy, Compression, RunSpec, StopRule
 from hetopt.core.synchronization import Synchronization
 
 Market = Literal["spot", "on-demand"]
@@ -549,10 +549,6 @@ class Plan(Artifact):
         steps: int | None = None,
         policy: BatchPolicy | None = None,
         batch_settings: Settings | None = None,
-        compression: Compression | None = None,
-        ratio_policy: RatioPolicyName | None = None,
-        ratio_settings: Settings | None = None,
-        collective_policy: Literal["fixed", "cheapest"] | None = None,
     ) -> Self:
         """The same plan, to be run otherwise; what is not given stays as it was planned.
 
@@ -560,18 +556,10 @@ class Plan(Artifact):
             steps: end after so many, instead of at the plan's end.
             policy: how the batch is shared.
             batch_settings: of that, that are not the usual ones.
-            compression: of gradients.
-            ratio_policy: who decides how much of them is sent.
-            ratio_settings: of that, that are not the usual ones.
-            collective_policy: whether the collective follows the network.
         """
         changes = {
             "batch_policy": policy,
             "batch_settings": batch_settings,
-            "compression": compression,
-            "ratio_policy": ratio_policy,
-            "ratio_settings": ratio_settings,
-            "collective_policy": collective_policy,
             "stop": None if steps is None else StopRule(max_steps=steps),
         }
         run = self.run.model_copy(update={name: value for name, value in changes.items() if value is not None})

@@ -120,14 +120,13 @@ def added_noise(variance: float, *, noise_scale: float | None, batch_size: float
     return variance * (noise_scale + batch_size / workers) / (noise_scale + batch_size)
 
 
-def noise_inflation(noise: float, signal: float = 1.0, coefficient: float = NOISE_COEFFICIENT) -> float:
+def noise_inflation(noise: float, signal: float = 1.0) -> float:
     """Steps with gradients that were rounded and forgotten over steps of dense training, at least 1.
 
     Args:
         noise: ``e`` of `added_noise`.
         signal: ``s``, in (0, 1].
-        coefficient: ``c``.
     """
-    if not (0 <= noise < math.inf and 0 < signal <= 1 and 0 <= coefficient < math.inf):
-        raise ValueError(f"noise, signal and coefficient cannot be {noise}, {signal}, {coefficient}")
-    return (1 + coefficient * noise) / signal
+    if not (0 <= noise < math.inf and 0 < signal <= 1):
+        raise ValueError(f"noise and signal cannot be {noise} and {signal}")
+    return (1 + NOISE_COEFFICIENT * noise) / signal

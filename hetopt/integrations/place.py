@@ -14,6 +14,9 @@ import torch.distributed as dist
 from hetopt.core.errors import BadInput
 from hetopt.trainer.session.joining import find_place, meet
 
+_PATIENCE_S = 300.0
+"""A worker that is later than this is lost."""
+
 _TOLD = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 _BY_MPI = ("PMI_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "MPI_LOCAL")
 
@@ -70,13 +73,12 @@ def take_own_device(environment: Mapping[str, str]) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = shown.split(",")[int(local_rank) % devices]
 
 
-def stay_together(device: torch.device, timeout_s: float = 300.0) -> None:
+def stay_together(device: torch.device) -> None:
     """Meet the other workers until the process ends: frameworks train several times, and say things before they train.
 
     Args:
         device: that the model is to be on.
-        timeout_s: a worker that is later than this is lost.
     """
     rank, world_size = find_worker()
     if world_size > 1 and not dist.is_initialized():
-        atexit.register(meet(rank, world_size, timeout_s, device))
+        atexit.register(meet(rank, world_size, _PATIENCE_S, device))

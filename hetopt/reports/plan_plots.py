@@ -77,7 +77,11 @@ def front_svg(plan: Plan) -> str:
     return "\n".join(parts)
 
 
-def front_lines(plan: Plan, *, columns: int, rows: int = 10) -> list[str]:
+_ROWS = 10
+"""Of a front in characters."""
+
+
+def front_lines(plan: Plan, *, columns: int) -> list[str]:
     """The front in characters: ``●`` the chosen plan, ``·`` the others, cost on the left and time below."""
     told = plan.chosen.prediction
     own = (told.total_s.value, told.cost_usd.value)
@@ -85,14 +89,14 @@ def front_lines(plan: Plan, *, columns: int, rows: int = 10) -> list[str]:
     times, costs = (LogAxis.around([*(p[side] for p in points), own[side]]) for side in (0, 1))
     left = max(len(formatting.usd(costs.low)), len(formatting.usd(costs.high)))
     width = max(20, columns - left - 3)
-    grid = [[" "] * width for _ in range(rows)]
+    grid = [[" "] * width for _ in range(_ROWS)]
     for place, mark in [*((place, "·") for place in points), (own, "●")]:
         column = min(width - 1, int(times.share(place[0]) * width))
-        row = rows - 1 - min(rows - 1, int(costs.share(place[1]) * rows))
+        row = _ROWS - 1 - min(_ROWS - 1, int(costs.share(place[1]) * _ROWS))
         grid[row][column] = mark
     lines = []
     for row, cells in enumerate(grid):
-        label = formatting.usd(costs.high) if row == 0 else formatting.usd(costs.low) if row == rows - 1 else ""
+        label = formatting.usd(costs.high) if row == 0 else formatting.usd(costs.low) if row == _ROWS - 1 else ""
         lines.append(f"{label:>{left}} │{''.join(cells).rstrip()}")
     first, last = formatting.duration(times.low), formatting.duration(times.high)
     lines.append(f"{'':>{left}} └{'─' * width}")

@@ -110,18 +110,18 @@ def choose(laws: Sequence[StepsLaw], runs: Sequence[PriorRun]) -> Choice:
     )
 
 
-def conformal_factor(held: Sequence[HeldOut], coverage: float = COVERAGE) -> float | None:
-    """What to multiply the spread by so that ``coverage`` of new batch sizes fall in the interval.
+def conformal_factor(held: Sequence[HeldOut]) -> float | None:
+    """What to multiply the spread by so that `COVERAGE` of new batch sizes fall in the interval.
 
     Split-conformal prediction by batch size: of ``m`` scores ``|ln(predicted / measured)| / half-width`` the
-    ``ceil(coverage (m + 1))``-th smallest. One score a batch size, the worst of its repeats. None when they are too
+    ``ceil(COVERAGE (m + 1))``-th smallest. One score a batch size, the worst of its repeats. None when they are too
     few (nine at 90 %): the quantile would be without bound, and the law's own interval is all there is.
     """
     scores: dict[float, float] = {}
     for each in held:
         size = each.run.global_batch_size
         scores[size] = max(scores.get(size, 0.0), abs(each.log_error) / (Z90 * each.log_sd))
-    rank = math.ceil(coverage * (len(scores) + 1))
+    rank = math.ceil(COVERAGE * (len(scores) + 1))
     return sorted(scores.values())[rank - 1] if 0 < rank <= len(scores) else None
 
 

@@ -67,10 +67,10 @@ class Finalist:
         """Machines over all pools."""
         return sum(pool.machines for pool in self.pools)
 
-    def stops_per_hour(self, shocks: CommonShocks = SHOCKS) -> float:
+    def stops_per_hour(self) -> float:
         """Expected losses that stop the job; machines that go together stop it once."""
         return sum(
-            pool.belief.mean_per_hour * float(shocks.effective_machines(pool.machines))
+            pool.belief.mean_per_hour * float(SHOCKS.effective_machines(pool.machines))
             for pool in self.pools
             if pool.belief is not None
         )

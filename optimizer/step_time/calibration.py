@@ -76,14 +76,14 @@ def quantile(found: HeldOut, level: float) -> float | None:
     return float(scores[order][np.searchsorted(reached, level - 1e-12)])
 
 
-def half_width(model: Posterior, level: float = 0.9) -> float:
-    """Half-width of an interval in predicted standard deviations.
+def half_width(model: Posterior) -> float:
+    """Half-width of the 90 % interval in predicted standard deviations.
 
     The normal quantile and the conformal one are weighed by the layouts that stand behind each: leaving one layout out
     says little about layouts far beyond all that were measured, and less the fewer there are.
     """
     found = held_out(model)
-    measured = quantile(found, level)
+    measured = quantile(found, 0.9)
     if measured is None:
         return Z90
     layouts = len(np.unique(found.layout))

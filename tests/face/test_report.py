@@ -391,9 +391,7 @@ def test_text_of_a_launch_with_compression(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     told = decide(parse_wish(*typed), plan.run)
-    wanted = plan.adjusted(
-        compression=told.compression, ratio_policy=told.ratio_policy, collective_policy=told.collective_policy
-    )
+    wanted = plan.model_copy(update={"run": told})
     here = predict_on_local(wanted, (1.0, 2.0))
     launch = Launch(
         created="",

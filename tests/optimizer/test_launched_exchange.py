@@ -204,9 +204,14 @@ def plan(catalog: Catalog) -> Plan:
     return recommend(make_profile(), catalog, Goal(ends="target", budget_usd=5.0), options, seed=0, now=NOW)
 
 
+def exchanging(plan: Plan, **changes: object) -> Plan:
+    """The plan with other ways to send gradients."""
+    return plan.model_copy(update={"run": plan.run.model_copy(update=changes)})
+
+
 @pytest.mark.parametrize("combination", combinations(), ids=lambda c: f"{c.name}-{c.memory}-{c.collective}")
 def test_any_compression_can_be_predicted_in_both_places(plan: Plan, combination: Combination) -> None:
-    wanted = plan.adjusted(compression=asked(combination, 0.0001))
+    wanted = exchanging(plan, compression=asked(combination, 0.0001))
     here = predict_on_local(wanted, (1, 2, 2))
     hosts = parse_hosts("speed=1,rate=20mbit x3")
     there = rehearse(wanted, ThisMachine(processors=2, operating_system="Linux"), hosts)
@@ -218,9 +223,9 @@ def test_any_compression_can_be_predicted_in_both_places(plan: Plan, combination
 
 def test_less_to_send_over_slow_links_is_predicted_to_be_quicker(plan: Plan) -> None:
     hosts, machine = parse_hosts("speed=1,rate=10mbit x3"), ThisMachine(processors=2, operating_system="Linux")
-    settled = plan.adjusted(ratio_policy="fixed", collective_policy="fixed")
+    settled = exchanging(plan, ratio_policy="fixed", collective_policy="fixed")
     dense, half, thin = (
-        rehearse(settled.adjusted(compression=compression), machine, hosts).prediction
+        rehearse(exchanging(settled, compression=compression), machine, hosts).prediction
         for compression in (Compression(), Compression(name="bf16"), Compression(name="topk", ratio=0.01))
     )
     assert dense.communication_s > half.communication_s > thin.communication_s
@@ -230,7 +235,7 @@ def test_less_to_send_over_slow_links_is_predicted_to_be_quicker(plan: Plan) -> 
 
 def test_levels_that_would_overflow_are_refused_before_anything_starts(plan: Plan) -> None:
     levels = Compression(name="qsgd_maxnorm", bits=8, levels=60)
-    wanted = plan.adjusted(compression=levels, ratio_policy="fixed", collective_policy="fixed")
+    wanted = exchanging(plan, compression=levels, ratio_policy="fixed", collective_policy="fixed")
     assert predict_on_local(wanted, (1, 1)).run.compression.levels == 60
     with pytest.raises(BadInput, match="overflow"):
         predict_on_local(wanted, (1, 1, 1))

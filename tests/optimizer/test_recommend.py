@@ -13,7 +13,6 @@ from hetopt.backends.prediction.local_plan import predict_on_local
 from hetopt.core.comm.options import ROUNDED
 from hetopt.core.errors import BadInput, NoFeasiblePlan
 from hetopt.core.profile import Profile
-from hetopt.core.run_spec import Compression
 from hetopt.optimizer.cost.observed_preemptions import ObservedPool, ObservedPreemptions
 from hetopt.optimizer.fit import fit
 from hetopt.optimizer.market.catalog import Catalog
@@ -104,11 +103,6 @@ def test_adascale_begins_by_the_square_root_where_no_noise_was_measured(some: Ca
 
 
 def test_a_plan_can_be_cut_short_and_shared_otherwise(plan: Plan) -> None:
-    topk = Compression(name="topk", ratio=0.01)
-    compressed = plan.adjusted(compression=topk, ratio_policy="accordion", collective_policy="cheapest")
-    assert (compressed.run.compression, compressed.run.ratio_policy) == (topk, "accordion")
-    assert compressed.run.collective_policy == "cheapest"
-    assert (compressed.goal, compressed.run.stop) == (plan.goal, plan.run.stop)
     adjusted = plan.adjusted(steps=40, policy="dynamic")
     assert (adjusted.run.stop.max_steps, adjusted.run.stop.target) == (40, False)
     assert adjusted.run.batch_policy == "dynamic"

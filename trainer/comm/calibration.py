@@ -309,14 +309,13 @@ def time_rounded(
     *,
     memory: str,
     device: torch.device,
-    group: dist.ProcessGroup | None = None,
 ) -> float:
     """What a worker does itself to exchange everything in fewer bits; a part of a large gradient stands for all."""
-    channel = Channel(group, on=device)
+    channel = Channel(on=device)
     part = numel
     while part > 1 and network.expected_s(operations(name, part, 1.0, workers=channel.workers)) > LONGEST_S:
         part //= 2
-    exchange = Exchange(Compression(name=name, memory=memory), part, device=device, group=group)
+    exchange = Exchange(Compression(name=name, memory=memory), part, device=device)
     return _slowest_s(channel, exchange, made_up_gradient(part, device, channel.rank)) * numel / part
 
 

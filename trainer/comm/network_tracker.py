@@ -68,7 +68,7 @@ def measured(samples: Sequence[Timed], *, algorithms: Algorithms = TRAINER) -> N
     return NetworkState(links=links)
 
 
-def measured_again(state: NetworkState, samples: Sequence[Timed], *, algorithms: Algorithms = TRAINER) -> NetworkState:
+def measured_again(state: NetworkState, samples: Sequence[Timed]) -> NetworkState:
     """The network after a jump, from a few timings between machines: the link as they say, all else as it was.
 
     Latency and time of a byte are fitted by least squares with variances in proportion to the times. So the largest
@@ -76,13 +76,13 @@ def measured_again(state: NetworkState, samples: Sequence[Timed], *, algorithms:
     alone would pass it for a quicker one.
     """
     link = state.links["network"]
-    rows = [state.parts([(1.0, [sample.operation])], algorithms).rows["network"] for sample in samples]
+    rows = [state.parts([(1.0, [sample.operation])], TRAINER).rows["network"] for sample in samples]
     alpha, beta = _scales([(row[ALPHA] * link.values[ALPHA], row[BETA] * link.values[BETA]) for row in rows], samples)
     link = link.moved({ALPHA: (alpha, ANYWHERE_SD), BETA: (beta, ANYWHERE_SD)})
     # How sure that is. The largest come first: what surprises later counts for less.
     for sample in sorted(samples, key=lambda sample: sample.operation.payload_bytes, reverse=True):
         parts = state.model_copy(update={"links": {**state.links, "network": link}}).parts(
-            [(1.0, [sample.operation])], algorithms
+            [(1.0, [sample.operation])], TRAINER
         )
         sd_s = TIMING_ERROR * max(sample.time_s, parts.time_s)
         error_s = min(max(sample.time_s - parts.time_s, -CLIP * sd_s), CLIP * sd_s)

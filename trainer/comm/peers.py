@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -123,7 +123,6 @@ def roll_call(
     world_size: int,
     *,
     patience_s: float = _ROLL_CALL_S,
-    clock: Callable[[], float] = time.monotonic,
 ) -> tuple[int, ...]:
     """The ranks that neither lost the exchange too, nor say from now on that they wait in it.
 
@@ -135,9 +134,9 @@ def roll_call(
     others = [other for other in range(world_size) if other != rank]
     for other in others:
         store.delete_key(_waits(other))
-    deadline = clock() + patience_s
+    deadline = time.monotonic() + patience_s
     missing = others
-    while missing and clock() < deadline:
+    while missing and time.monotonic() < deadline:
         missing = [other for other in missing if not (store.check([_lost(other)]) or store.check([_waits(other)]))]
         time.sleep(_LOOKS_EVERY_S)
     return tuple(missing)

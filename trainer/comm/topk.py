@@ -186,7 +186,7 @@ _EXACT_UP_TO = 4 * _SAMPLE
 _SELECTED_PART = 0.02
 
 
-def kept_energies(flat: Tensor, counts: Sequence[int], kept: Tensor | None = None) -> tuple[float, ...]:
+def kept_energies(flat: Tensor, counts: Sequence[int]) -> tuple[float, ...]:
     """Energy of the k largest magnitudes of ``flat``, for each k in ``counts``.
 
     One sort serves all counts: Top-k is an orthogonal projection, so energies of nested selections are prefix sums. Of
@@ -196,12 +196,11 @@ def kept_energies(flat: Tensor, counts: Sequence[int], kept: Tensor | None = Non
     Args:
         flat: 1-D fp32, finite.
         counts: each between 0 and the number of elements.
-        kept: the largest elements of ``flat`` if somebody has selected them already, in any order.
     """
     numel = flat.numel()
     if numel <= _EXACT_UP_TO:
         kept = flat
-    elif kept is None or kept.numel() == 0:
+    else:
         exact = [count for count in counts if 0 < count <= _SELECTED_PART * numel]
         kept = flat.index_select(0, largest_magnitudes(flat, max(exact))) if exact else flat.new_empty(0)
     whole, known = energy(flat), kept.numel()

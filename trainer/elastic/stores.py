@@ -50,7 +50,7 @@ def _parsed(meeting: str) -> tuple[str, int]:
     return address, int(port)
 
 
-def reachable(meetings: Sequence[str], within_s: float = _REACHED_WITHIN_S) -> list[str]:
+def reachable(meetings: Sequence[str]) -> list[str]:
     """Those of the addresses where somebody listens, in their order.
 
     Raises:
@@ -65,7 +65,7 @@ def reachable(meetings: Sequence[str], within_s: float = _REACHED_WITHIN_S) -> l
             attempt.connect_ex(_parsed(meeting))
             selector.register(attempt, selectors.EVENT_WRITE, meeting)
             waiting += 1
-        deadline_s = time.monotonic() + within_s
+        deadline_s = time.monotonic() + _REACHED_WITHIN_S
         while waiting and (left_s := deadline_s - time.monotonic()) > 0:
             for key, _ in selector.select(left_s):
                 registered = key.fileobj

@@ -97,7 +97,6 @@ def make_option(
     numel: int,
     workers: int,
     compress_s: float,
-    gain: float | None = None,
     shapes: Shapes | None = None,
     coding: str = PLAIN,
 ) -> Option:
@@ -110,7 +109,6 @@ def make_option(
         numel: elements of the gradient.
         workers: in the group.
         compress_s: as measured.
-        gain: see `Option`; absent: of what is rounded as `KEPT` says, the ratio of a random choice.
         shapes: of the parameters, for compressors that work by layer.
         coding: of selected elements.
 
@@ -118,12 +116,9 @@ def make_option(
         BadInput: no such compressor, or it cannot travel so.
         ValueError: nothing is known of the gain, and no Top-k curve tells it.
     """
-    if gain is None and name in KEPT:
-        gain = KEPT[name]
-    elif gain is None and name == "randomk":
-        gain = ratio
-    elif gain is None and not METHODS[known(name, METHODS, "compressor")].by_ratio:
-        raise ValueError(f"how much of a gradient {name} keeps has to be given")
+    gain = ratio if name == "randomk" else KEPT.get(name)  # of what is rounded, and of a random choice
+    if gain is None and not METHODS[known(name, METHODS, "compressor")].by_ratio:
+        raise ValueError(f"how much of a gradient {name} keeps is not known")
     return Option(
         compressor=name,
         collective=collective,
