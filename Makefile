@@ -9,7 +9,7 @@ SBOM ?= sbom.json
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install -c $(PINS)
 BENCHMARKS := $(filter-out __init__ _%,$(basename $(notdir $(wildcard benchmarks/*.py))))
 # Those that have a form of a minute.
-SMOKED := auto balance chance chaos command_line decisions exchange planned report_page search spot_rehearsal spot_replay streams sync time_to_target topk_selection
+SMOKED := auto balance chance chaos command_line decisions exchange planned report_page search spot_rehearsal streams sync time_to_target topk_selection
 
 # Tests side by side: many wait for processes of their own. 0 runs them in one, for a debugger.
 JOBS ?= 3

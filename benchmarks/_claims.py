@@ -22,7 +22,7 @@ class Claim:
         system: name and paper.
         claim: in words.
         published: as it is printed.
-        benchmark: that answers it; None: none does.
+        benchmark: that answers it; None: none does, and ``note`` says why.
         theirs: of the published method here; figures in braces.
         ours: of hetopt's default.
         baseline: of the best rival in the same run.
@@ -41,6 +41,11 @@ class Claim:
     how: How = "not measured"
     note: str = ""
     told_on: str = ""
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the published method, or its law, ran here, and a figure says what it came to."""
+        return self.benchmark is not None and "{" in self.theirs
 
     @property
     def page(self) -> str:
@@ -75,6 +80,8 @@ PAGES = {
 
 SMALL = "a small ConvNet on two cores"
 
+OMNILEARN_SAYS = "14 to 85 % less time (1.16 to 6.7 times as fast) over all its models and clusters; none is told alone"
+
 
 def _balanced(system: str, key: str, cores: str, published: str, theirs: str, note: str) -> Claim:
     """A cluster of unequal cores: times as fast as equal batches."""
@@ -91,23 +98,44 @@ def _balanced(system: str, key: str, cores: str, published: str, theirs: str, no
     )
 
 
-def _averaged(model: str, published: str, key: str, here: str, metric: str = "accuracy") -> Claim:
+def _averaged(model: str, published: str, key: str, here: str, metric: str = "accuracy", note: str = "") -> Claim:
     """SelSync as it is published, and hetopt's, beside BSP and local SGD that are rounded alike."""
     ends = f"{{{key}_final_{metric}_%s:.3g}}"
-    sooner = f"{{{key}_speed_up_at_1x:.2f}}, {{{key}_speed_up_at_5x:.2f}} and {{{key}_speed_up_at_20x:.2f}}"
+
+    def sooner(figure: str) -> str:
+        at_1x, at_5x, at_20x = (f"{{{figure % f'{rate}x'}:.2f}}" for rate in (1, 5, 20))
+        return f"{at_1x}, {at_5x} and {at_20x}"
+
+    own, rounded, local = (
+        sooner(f"{key}_{figure}_at_%s") for figure in ("speed_up", "bsp__int8_over_bsp", "local_sgd_8___int8_over_bsp")
+    )
     return Claim(
         system=SELSYNC,
         claim=f"{model}, threshold 0.3: times as fast as BSP, at its quality",
         published=published,
         benchmark="sync",
-        theirs=f"ends at {ends % 'selsync_0_3'} where BSP has {ends % 'bsp'}, its seeds "
-        f"{{{key}_final_{metric}_bsp_apart:.2g}} apart",
-        ours=f"{sooner} at 1, 5 and 20 times as much communication as computing (share chosen, int8, half as many "
-        f"steps more; 0: not every seed gets there); ends at {ends % 'selsync_auto___int8'}",
-        baseline=f"BSP in 8 bits ends at {ends % 'bsp__int8'}, local SGD every 8 steps, rounded and prolonged as "
-        f"hetopt's, at {ends % 'local_sgd_8___int8'}",
+        theirs=f"ends at {ends % 'selsync_0_3'} with {{{key}_synchronised_share_selsync_0_3:.0%}} of the steps "
+        f"synchronised (published: 17, 9 and 27 %), and at {ends % 'selsync_auto'} with "
+        f"{{{key}_synchronised_share_selsync_auto:.0%}}, where BSP has {ends % 'bsp'}, its seeds "
+        f"{{{key}_final_{metric}_bsp_apart:.2g}} apart: too far off to be timed",
+        ours=f"{own} at 1, 5 and 20 times as much communication as computing (share chosen, int8, half as many "
+        f"steps more; 0: not every seed gets there), to BSP's quality less {{{key}_tolerance:.2g}}; ends at "
+        f"{ends % 'selsync_auto___int8'}",
+        baseline=f"BSP in 8 bits {rounded}, ends at {ends % 'bsp__int8'}; local SGD every 8 steps, rounded and "
+        f"prolonged as hetopt's, {local}, ends at {ends % 'local_sgd_8___int8'}",
         how="composed",
-        note=f"{here}, three seeds",
+        note=f"not reproduced; {here}, three seeds; all synchronise in the first 10 steps, in the first 25 published"
+        f"{note}",
+    )
+
+
+def _steered(policy: str) -> str:
+    """What follows a network, on the published schedules: times of the best fixed choice, and of dense training."""
+    return (
+        f"{{schedule_c1_{policy}_over_best:.2f}} and {{schedule_c2_{policy}_over_best:.2f}} times as long to the "
+        f"target as the best fixed choice in hindsight, {{schedule_c1_{policy}_over_dense:.2f}} and "
+        f"{{schedule_c2_{policy}_over_dense:.2f}} times as long as dense training (geometric means; at worst "
+        f"{{schedule_c1_{policy}_over_dense_worst:.2f}} and {{schedule_c2_{policy}_over_dense_worst:.2f}})"
     )
 
 
@@ -121,7 +149,7 @@ def _streamed(key: str, rates: str, published: str, note: str) -> Claim:
         ours="the same rule",
         baseline="equal batches: 1",
         how="emulated",
-        note=note,
+        note=f"eight workers instead of 16, small and so much faster that streams are 8 times as fast; {note}",
     )
 
 
@@ -141,13 +169,10 @@ CLAIMS = (
     ),
     Claim(
         system=PARTITION,
-        claim="its rule, shares in proportion to speed, on workers of 9, 9, 6 and 24 cores",
-        published="",
-        benchmark="balance",
-        theirs="{speed_up_proportional_9_9_6_24:.2f}",
-        ours="{speed_up_9_9_6_24:.2f}",
-        baseline="ideal {ideal_speed_up_9_9_6_24:.2f}",
-        how="emulated",
+        claim="VGG16, one of two workers delayed by 0.01 and 0.02 s: times as fast; and accuracies",
+        published="0.98, 1.02; 0.965 to 0.995",
+        note="by its own logs nothing is gained there; the accuracies are those of last batches, on parts of the data "
+        "that overlap",
     ),
     Claim(
         system=QUANTISERS,
@@ -162,8 +187,9 @@ CLAIMS = (
         "{convnet_global_random_k_over_dense_at_5x_in_equal_steps:.2f} where communication takes as long as computing, "
         "and 5 times as long, in equal numbers of steps",
         how="composed",
-        note=f"{SMALL}, three seeds. Both published figures are those of global random-K, whose replicas diverge in "
-        "the released code; the best of its others are 1.03 and 1.14",
+        note=f"{SMALL}, four workers, three seeds; max-norm of 31 levels a worker in 8 bits. Both published figures "
+        "are those of global random-K (10,000 elements of millions), whose replicas diverge in the released code; the "
+        "best of its others are 1.03 (max-norm of 2 bits) and 1.14 (PowerSGD, which is not in this run)",
     ),
     Claim(
         system=QUANTISERS,
@@ -174,28 +200,22 @@ CLAIMS = (
         "global random-K of a tenth {convnet_final_accuracy_global_random_k:.3f}",
         baseline="dense sums {convnet_final_accuracy_dense:.3f}, their seeds {convnet_tolerance:.3f} apart",
         how="composed",
-        note=f"{SMALL}, three seeds",
-    ),
-    Claim(
-        system=QUANTISERS,
-        claim="encoding and decoding a gradient, GB a second on two cores",
-        published="",
-        benchmark="compressors",
-        theirs="max-norm {qsgd_maxnorm_all_reduce_gb_per_s:.2f}, two scales {qsgd_two_scale_gb_per_s:.2f}",
-        ours="int8 {int8_gb_per_s:.2f}, bf16 {bf16_gb_per_s:.2f}",
-        baseline="PowerSGD {powersgd_gb_per_s:.2f}; copying {memory_copy_gb_per_s:.1f}",
-        how="emulated",
+        note=f"{SMALL}, four workers, three seeds; max-norm of 31 levels a worker in 8 bits. That global random-K "
+        "keeps its accuracy is not reproduced: in the released code each worker keeps its own gradient where nothing "
+        "is sent",
     ),
     Claim(
         system=AR_TOPK,
         claim="Table VI: which of all-gather, ring and tree is the fastest, in its 27 settings",
         published="as printed",
         benchmark="exchange",
-        theirs="its own measurements",
-        ours="the same best in {published_same_best:.0f}; times {published_mean_error:.1%} off in the mean, "
-        "{published_largest_error:.0%} at most",
+        theirs="by its law of costs the same best in {published_same_best:.0f}; times {published_mean_error:.1%} off "
+        "in the mean, {published_largest_error:.0%} at most",
         how="predicted",
-        note="latency and rate are the paper's, so that only the law of costs is judged",
+        note="law, latency and rate are the paper's, and some of the printed times are that law's to the last digit: "
+        "this shows that the law is written down rightly here, and nothing of any network. Nine settings more, of ViT, "
+        "are left out: their times are those of 133 million parameters, where the released code has 304 million (with "
+        "which the same is best in 8, and times are up to 2.3 times the printed)",
     ),
     Claim(
         system=AR_TOPK,
@@ -205,7 +225,7 @@ CLAIMS = (
         theirs="{published_star_speed_up_resnet50_1_percent:.2f} times as fast by the law of costs; the nine steps of "
         "three models {published_star_speed_up_mean_error:.1%} off in the mean",
         how="predicted",
-        note="latency, rate and the dense step are the paper's",
+        note="latency, rate and the dense step are the paper's; its fourth model, ViT, is left out, as above",
     ),
     Claim(
         system=AR_TOPK,
@@ -220,19 +240,32 @@ CLAIMS = (
     ),
     Claim(
         system=AR_TOPK,
-        claim="a ratio and a collective that follow the network (schedules C1, C2)",
-        published="accuracy within 0.2 points of dense",
-        benchmark="exchange",
-        theirs="not run",
-        ours="`auto`: at most {auto_over_least_of_any_loss_worst_phase:.2f} times the best fixed choice of each phase, "
-        "{auto_over_best_fixed_with_settling_worst_phase:.2f} with what settling costs",
-        how="emulated",
-        note="rates of 1000, 100, 25 and 1000 Mbit/s between hosts",
+        claim="a ratio and a collective that follow the network (schedules C1, C2): accuracy beside dense training",
+        published="ResNet18 0.7 to 0.9 points below, ResNet50 0.1 to 0.2 below, AlexNet and ViT as high or higher",
+        benchmark="auto",
+        theirs=_steered("scan"),
+        ours=_steered("auto"),
+        how="simulated",
+        note="three recorded jobs, three seeds, to 400 steps of dense progress, so that what a ratio loses is made up "
+        "in time. C1 as printed (1 ms and 25 Gbit/s, 1 and 1, 50 and 1, 50 and 25); for C2 the released code's (1 ms "
+        "and 25 Gbit/s to 32 ms and 1 Gbit/s, and back). Of its rule the scan is exact, where the paper searches",
     ),
-    _averaged("ResNet101", "2.03", "resnet", "ResNet-20 at 16 pixels on two cores, four epochs"),
+    _averaged("ResNet101", "2.03 (1.67 with 0.5)", "resnet", "ResNet-20 at 16 pixels on two cores, four epochs"),
     _averaged("ResNet101 and VGG11, by a small ConvNet", "2.03, 6.16", "convnet", SMALL),
-    _averaged("VGG11", "6.16", "vgg", "VGG-11 at a quarter of its width on two cores, four epochs"),
-    _averaged("Transformer", "2.42", "characters", "an LSTM on characters", metric="perplexity"),
+    _averaged(
+        "VGG11",
+        "6.16 (13.75 with 0.5)",
+        "vgg",
+        "VGG-11 at a quarter of its width on two cores, four epochs",
+        note=". By the steps that the paper prints, no more than 1.7 (2.1) can be: those that synchronise, over BSP's",
+    ),
+    _averaged("Transformer", "2.42 (2.06 with 0.5)", "characters", "an LSTM on characters", metric="perplexity"),
+    Claim(
+        system=SELSYNC,
+        claim="AlexNet on ImageNet, threshold 0.3: times as fast as BSP, at its quality",
+        published="4.62",
+        note="no data set of that kind trains on two cores",
+    ),
     Claim(
         system=SELSYNC,
         claim="FedAvg (1, 0.25), one of its rivals: ResNet101 at BSP's quality",
@@ -247,12 +280,14 @@ CLAIMS = (
     Claim(
         system=SELSYNC,
         claim="SSP, one of its rivals, fails on deep models",
-        published="ResNet101 93.8 where BSP has 98.5",
+        published="ResNet101 93.8 where BSP has 98.5, VGG11 68.7 where it has 90.9; but AlexNet 4.53 and the "
+        "Transformer 2.02 times as fast, at BSP's quality",
         told_on="methods/ssp.md",
         benchmark="sync",
         theirs="{convnet_final_accuracy_ssp_3:.3g} where BSP has {convnet_final_accuracy_bsp:.3g}",
         how="composed",
-        note=f"reproduced; {SMALL}",
+        note=f"reproduced as to image models; {SMALL}, at most 3 steps apart; published are 100 and 200, in runs of a "
+        "hundred thousand",
     ),
     _balanced(
         DYNAMIC,
@@ -274,28 +309,36 @@ CLAIMS = (
         how="emulated",
         note="not reproduced: more than balance alone can give",
     ),
-    _balanced(
-        OMNILEARN, "12_12_8_16", "12, 12, 8 and 16", "14 to 85 % less time", "omnilearn", "one of its clusters, HL2"
-    ),
-    _balanced(OMNILEARN, "9_9_6_24", "9, 9, 6 and 24", "14 to 85 % less time", "omnilearn", "HL4"),
+    _balanced(OMNILEARN, "12_12_8_16", "12, 12, 8 and 16", OMNILEARN_SAYS, "omnilearn", "one of its clusters, HL2"),
+    _balanced(OMNILEARN, "9_9_6_24", "9, 9, 6 and 24", OMNILEARN_SAYS, "omnilearn", "HL4"),
     _balanced(
         OMNILEARN,
         "6_6_4_32",
         "6, 6, 4 and 32",
-        "14 to 85 % less time",
+        OMNILEARN_SAYS,
         "omnilearn",
         "HL8: its bounds (half to three times the usual batch) keep it from the ideal",
+    ),
+    Claim(
+        system=OMNILEARN,
+        claim="accuracy of asynchronous training",
+        published="up to 6.9 points better",
+        note="there is no asynchronous training with batches by speed here",
     ),
     Claim(
         system=GRAVAC,
         claim="ResNet101, VGG16, LSTM: times as fast as Top-k at 10x, at dense quality",
         published="4.32, 1.95, 6.67",
         benchmark="compression",
-        theirs="a small ConvNet {convnet_gravac_topk_over_topk_10x_at_20x:.2f} (on Top-k, 20 times as much "
-        "communication as computing), at an accuracy of {convnet_final_accuracy_gravac_topk:.3f}; an LSTM on "
-        "characters never, and ends at a perplexity of {characters_final_perplexity_gravac_topk:.2f} (on Top-k), "
-        "{characters_final_perplexity_gravac_dgc:.2f} (DGC), {characters_final_perplexity_gravac_redsync:.2f} "
-        "(RedSync) and {characters_final_perplexity_gravac_randomk:.2f} (random-k), and sends "
+        theirs="a small ConvNet {convnet_gravac_topk_over_topk_10x_at_20x:.2f} on Top-k and "
+        "{convnet_gravac_dgc_over_topk_10x_at_20x:.2f} on DGC, an LSTM on characters "
+        "{characters_gravac_topk_over_topk_10x_at_20x:.2f} and {characters_gravac_dgc_over_topk_10x_at_20x:.2f}, at 20 "
+        "times as much communication as computing, to the lower of what dense training and Top-k at 10x end with, less "
+        "what dense seeds differ by. The ConvNet ends at {convnet_final_accuracy_gravac_topk:.3f} and "
+        "{convnet_final_accuracy_gravac_dgc:.3f}; the LSTM at a perplexity of "
+        "{characters_final_perplexity_gravac_topk:.2f} (on Top-k), {characters_final_perplexity_gravac_dgc:.2f} (DGC), "
+        "{characters_final_perplexity_gravac_redsync:.2f} (RedSync) and "
+        "{characters_final_perplexity_gravac_randomk:.2f} (random-k), and sends "
         "{characters_sent_over_dense_gravac_topk:.0%}, {characters_sent_over_dense_gravac_dgc:.0%}, "
         "{characters_sent_over_dense_gravac_redsync:.0%} and {characters_sent_over_dense_gravac_randomk:.0%} of the "
         "bytes of dense training",
@@ -303,11 +346,13 @@ CLAIMS = (
         "{convnet_final_accuracy_dense:.3f} with dense sums, its seeds {convnet_tolerance:.3f} apart; of the LSTM "
         "Top-k at 10x ends at {characters_final_perplexity_topk_10x:.2f} with "
         "{characters_sent_over_dense_topk_10x:.0%} of the bytes, dense training at "
-        "{characters_final_perplexity_dense:.2f}, its seeds {characters_tolerance:.2f} apart",
+        "{characters_final_perplexity_dense:.2f}, its seeds {characters_tolerance:.2f} apart; counting three "
+        "characters in a row comes to {characters_perplexity_of_counts_of_3:.2f}, four to "
+        "{characters_perplexity_of_counts_of_4:.2f}, which no run here reaches",
         how="composed",
-        note="three seeds; decided in every step, eps 0.7, a window of 25 steps. Not reproduced: where a tenth of a "
-        "gradient keeps less than eps, everything is sent, and that is often here. It ends nearer to dense training "
-        "than Top-k at 10x, for more bytes. Counts of three characters come to 6.78",
+        note="three seeds; decided in every step, eps 0.7, a window of 25 steps, which is the released code's (500 are "
+        "published). Not reproduced: where a tenth of a gradient keeps less than eps, everything is sent, and that is "
+        "often here. It ends nearer to dense training than Top-k at 10x, for more bytes",
     ),
     Claim(
         system=GRAVAC,
@@ -321,8 +366,9 @@ CLAIMS = (
         "{characters_final_perplexity_gravac_topk:.2f}, Accordion (1 % and 0.1 % of the same) at "
         "{characters_final_perplexity_accordion:.2f}, dense training at {characters_final_perplexity_dense:.2f}",
         how="composed",
-        note="not reproduced: Accordion sends hardly anything, so that it is quick, and does not come near to dense "
-        "quality. It sees how the gradient's norm changes, and not what its own payload keeps",
+        note="not reproduced, and not in the paper's cell: its Accordion goes between ranks 1 and 4 of PowerSGD, this "
+        "one between 1 % and 0.1 % of Top-k. It sends hardly anything, so that it is quick, and does not come near to "
+        "dense quality. It sees how the gradient's norm changes, and not what its own payload keeps",
     ),
     Claim(
         system=GRAVAC,
@@ -358,10 +404,33 @@ CLAIMS = (
         how="simulated",
         note="its profiles, partial and full, at the folders' prices",
     ),
-    _streamed("uniform_38_24", "38 ± 24", "1.89 (S1, ResNet152)", "rates as unequal as drawn here gain more"),
-    _streamed("uniform_300_112", "300 ± 112", "1.15 (S2)", "not reproduced: here computing limits, not the streams"),
-    _streamed("normal_64_24", "64 ± 24", "3.29 (S1')", "less than published"),
-    _streamed("normal_256_28", "256 ± 28", "1.42 (S2')", "not reproduced: rates are nearly equal"),
+    Claim(
+        system=SCAVENGER,
+        claim="time and cost of the cluster that its predictions choose",
+        published="2 times as fast, at half the cost",
+        benchmark="decisions",
+        theirs="{no_probe_extra_cost_scavenger:.1%} more worker-seconds than the cheapest cluster that keeps a "
+        "throughput, which it misses in {no_probe_missed_scavenger:.1%} of the choices; with its own interval "
+        "{no_probe_extra_cost_scavenger_with_its_interval:.1%} and {no_probe_missed_scavenger_with_its_interval:.1%}",
+        ours="{no_probe_extra_cost_hetopt:.1%} and {no_probe_missed_hetopt:.1%}",
+        baseline="Ernest {no_probe_extra_cost_ernest:.1%} and {no_probe_missed_ernest:.1%}, with its own interval "
+        "{no_probe_extra_cost_ernest_with_its_interval:.1%} and {no_probe_missed_ernest_with_its_interval:.1%}; the "
+        "cheapest by the hour {no_probe_extra_cost_the_cheapest_per_hour:.1%} and "
+        "{no_probe_missed_the_cheapest_per_hour:.1%}",
+        how="predicted",
+        note="not the paper's cell: what it beats are configurations that people would choose, which it alone has",
+    ),
+    _streamed(
+        "uniform_38_24",
+        "38 ± 24",
+        "1.89 and 1.56 (S1, ResNet152 and VGG19)",
+        "rates as unequal as drawn here gain more",
+    ),
+    _streamed(
+        "uniform_300_112", "300 ± 112", "1.15 and 2.83 (S2)", "not reproduced: here computing limits, not the streams"
+    ),
+    _streamed("normal_64_24", "64 ± 24", "3.29 and 2.06 (S1')", "less than published"),
+    _streamed("normal_256_28", "256 ± 28", "1.42 and 2.13 (S2')", "not reproduced: rates are nearly equal"),
     Claim(
         system=SCADLES,
         claim="samples kept by truncation over those kept by persistence",
@@ -374,7 +443,7 @@ CLAIMS = (
     Claim(
         system=SCADLES,
         claim="workers that hold one label each: accuracy with samples handed on",
-        published="93.6 % where 56 % without",
+        published="93.6 % where 56 % without (ten devices with a label each); 77.8 % where 35 % (25 with four each)",
         benchmark="sync",
         theirs="{accuracy_one_label_handed_on:.1%} where {accuracy_one_label:.1%} without",
         baseline="all labels everywhere {accuracy_all_labels:.1%}",
@@ -382,9 +451,16 @@ CLAIMS = (
         note="reproduced, on digits",
     ),
     Claim(
+        system=SCADLES,
+        claim="compressing where a tenth keeps 0.7 of the energy: accuracy, and what is sent",
+        published="ResNet152 98.4 with a tenth of the bytes, VGG19 81.9 where 85.5 with nearly all",
+        note="the rule is there (`--ratio-policy threshold`) and was not trained with; by its energy test GraVAC's "
+        "contest is the same, but for the candidate",
+    ),
+    Claim(
         system=ALLOCATION,
         claim="workers of unequal speed: less time than with equal shares",
-        published="a third to a half",
+        published="a third to a half (1.5 to 2 times as fast)",
         benchmark="balance",
         theirs="{speed_up_allocation_9_9_6_24:.2f} and {speed_up_allocation_2_17_20:.2f} times as fast on two clusters",
         ours="{speed_up_9_9_6_24:.2f} and {speed_up_2_17_20:.2f}",

@@ -33,10 +33,10 @@ SNAPSHOT = "snapshot.pt"
 
 def main(run_dir: Path, every_s: float) -> None:
     """Train without end."""
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=30))
+    spec = read_spec(run_dir)
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=spec.exchange_timeout_s))
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.set_num_threads(1)
-    spec = read_spec(run_dir)
     task = load_task(spec.task)
     data = task.data(None)
     torch.manual_seed(spec.seed)

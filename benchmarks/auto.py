@@ -6,8 +6,7 @@ uses; what is simulated are the times of steps, the gains, and the steps that ar
 dense progress, by a coefficient that it is not told. Settling, trials and measurements count, and no fixed choice is
 left out, whatever it keeps.
 
-Each ablation takes one rule or constant away, on the same runs. `BEFORE` is what the controller did that this one took
-the place of.
+Each ablation takes one rule or constant away, on the same runs.
 
 The last part is AR-Topk's: its own schedules of latency and rate (arXiv 2312.02493), its own rule with its own settings
 (`scan`, without the floor that hetopt gives it), and `auto` beside it.
@@ -46,14 +45,6 @@ TARGET = 400.0
 """Steps of dense training."""
 
 SEEDS = 3
-
-BEFORE = {
-    "before_over_best_mean": 1.1805,
-    "before_over_best_median": 1.0832,
-    "before_over_best_worst": 2.538,
-    "before_over_dense_worst": 1.049,
-}
-"""Of the controller at commit 76cb9e5, of 3,700 lines and 103 constants, on the same runs."""
 
 
 @functools.cache
@@ -253,7 +244,6 @@ def networks_part(results: Results, *, quick: bool, smoke: bool) -> None:
     results.figures["over_best_median"] = round(statistics.median(one.over_best for one in whole), 4)
     results.figures["over_best_worst"] = round(max(one.over_best for one in whole), 4)
     results.goal("over_dense_worst", max(one.over_dense for one in whole), at_most=1.03)
-    results.baselines.update(BEFORE)
     if not quick:
         once = compared(networks, range(1))
         full = mean([one.over_best for one in once])

@@ -2,7 +2,8 @@
 
 The part of each recording in which most nodes come and go is replayed in namespaces, as fast as `COMPRESSION` says:
 hosts are killed, and those that return start from nothing. **hetopt** trains under its own launcher, with notice before
-a host dies and without; the peer is torchrun's elastic agent with a script that saves snapshots at a fixed interval.
+a host dies and without; the peer is torchrun's elastic agent with a script that saves snapshots at a fixed interval, of
+several the one with which it trained most, and that waits for the dead as long as hetopt does.
 
 Goodput is samples that are in the model at the end for each second of a host that was paid. The **oracle** knows the
 recording: it trains on every host that has started, at the pace of the quicker side in calm times, and pays for no
@@ -45,7 +46,9 @@ SMOKE_COMPRESSION, SMOKE_HOSTS = 150.0, 2
 HOSTS = 4
 """Real workers at most: a larger cluster is rehearsed in groups of nodes."""
 CHECKPOINT_EVERY_S = 600.0
-"""Of the recording's time, on both sides."""
+"""Of the recording's time."""
+SNAPSHOTS_EVERY_S = (CHECKPOINT_EVERY_S, 60.0)
+"""The same of the peer, whose every change undoes what came since the last: all are tried."""
 BATCH, FIXED_S, PER_SAMPLE_S = 96, 0.02, 0.002
 OF_ORACLE = 0.9
 ROUNDS = 3
@@ -108,6 +111,20 @@ def run_hetopt(folder: Path, wish: RunSpec, *, lasts_s: float) -> list[Event]:
     finally:
         launcher.stop(handle)
     return read_events(folder / EVENTS_FILE)
+
+
+def best_under_torchrun(
+    folder: Path, wish: RunSpec, moves: Sequence[Move], *, lasts_s: float, compression: float
+) -> list[Event]:
+    """The event log of the peer with that interval between snapshots with which it trained most."""
+    found = []
+    for every_s in SNAPSHOTS_EVERY_S:
+        run_dir = folder / f"{every_s:g}"
+        run_dir.mkdir()
+        events = run_under_torchrun(run_dir, wish, moves, lasts_s=lasts_s, snapshot_every_s=every_s / compression)
+        print(f"    snapshots every {every_s:g} s: {samples_in(events, lasts_s):,.0f} samples", file=sys.stderr)
+        found.append(events)
+    return max(found, key=lambda events: samples_in(events, lasts_s))
 
 
 def gone_for_good_s(wish: RunSpec) -> float:
@@ -196,7 +213,7 @@ def rehearse(
             print(f"  {trace.name}: {side}, {len(moves)} changes in {lasts_s:.0f} s", file=sys.stderr)
             wish = spec(trace.nodes, () if side == "torchrun" else moves, every_s)
             if side == "torchrun":
-                logs[side] = run_under_torchrun(run_dir, wish, moves, lasts_s=lasts_s, snapshot_every_s=every_s)
+                logs[side] = best_under_torchrun(run_dir, wish, moves, lasts_s=lasts_s, compression=compression)
             else:
                 logs[side] = run_hetopt(run_dir, wish, lasts_s=lasts_s)
         moves = moves_of(trace, compression=compression, seed=seed, notice=False)

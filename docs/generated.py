@@ -34,6 +34,10 @@ BENCHMARKS = DOCS.parent / "benchmarks"
 AGES = BENCHMARKS / "ages.json"
 """How many commits there were since each result was measured, and lines changed of what it runs, as counted when the
 pages were last made."""
+REWRITTEN = 0.5
+"""Lines added or taken away of what a benchmark runs, over those that it has, beyond which its figures are quoted as of
+other code."""
+
 SCRIPT = DOCS.parent / "examples" / "script"
 WIDTH = 100
 
@@ -41,7 +45,9 @@ HEADLINES = {
     "decisions": "The cheapest cluster that meets a throughput, chosen for eight public jobs by predicted steps with "
     "one and two nodes profiled, costs {no_probe_extra_cost_hetopt:.1%} more worker-seconds than the best by the "
     "measured steps, and misses the throughput in {no_probe_missed_hetopt:.1%} of the choices (Ernest "
-    "{no_probe_extra_cost_ernest:.1%} and {no_probe_missed_ernest:.1%}, Scavenger "
+    "{no_probe_extra_cost_ernest:.1%} and {no_probe_missed_ernest:.1%}, as careful as hetopt, by the interval of its "
+    "own errors, {no_probe_extra_cost_ernest_with_its_interval:.1%} and "
+    "{no_probe_missed_ernest_with_its_interval:.1%}, Scavenger "
     "{no_probe_extra_cost_scavenger:.1%} and {no_probe_missed_scavenger:.1%}, AdaptDL "
     "{no_probe_extra_cost_pollux_adaptdl_own_code:.1%} and {no_probe_missed_pollux_adaptdl_own_code:.1%}; noise alone "
     "costs {extra_cost_seen_all_rows:.1%}); with one larger cluster measured {one_probe_extra_cost_hetopt:.1%} and "
@@ -56,11 +62,13 @@ HEADLINES = {
     "figure",
     "chance": "The chance in a plan's headline: over {plans:.0f} random plans simulated event by event, limits are "
     "kept within {error_median:.1%} (median) as often as said, and {shortfall_worst_plan:.1%} less often at worst",
-    "prediction": "Steps on a GPU cluster that took no part in the fit are {no_probe_median_cluster_held_out:.0%} off "
-    "in the median without a measurement there (the 90% intervals held {lowest_coverage_cluster_held_out:.0%} of the "
-    "steps of the worst cluster), and {one_probe_median_cluster_held_out:.1%} after one (Ernest "
-    "{one_probe_median_ernest_every:.1%}, AdaptDL {one_probe_median_adaptdl_every:.1%}). On the six public "
-    "folders from which the priors' shapes were read off: {no_probe_median:.1%} without one (Ernest "
+    "prediction": "Steps on up to 64 GPUs of a kind of cluster that the priors know nothing of, where one and two "
+    "machines were profiled, are {no_probe_median_cluster_held_out:.1%} off in the median (Ernest "
+    "{no_probe_median_ernest_every:.1%}, AdaptDL {no_probe_median_adaptdl_every:.0%}; the 90% intervals held "
+    "{lowest_coverage_cluster_held_out:.0%} of the steps of the worst cluster), and "
+    "{one_probe_median_cluster_held_out:.1%} after one larger layout was measured (AdaptDL "
+    "{one_probe_median_adaptdl_every:.1%}, Ernest {one_probe_median_ernest_every:.1%}). On the six public "
+    "folders from which the priors' shapes were read off: {no_probe_median:.1%} without that (Ernest "
     "{no_probe_median_ernest:.1%}, AdaptDL {no_probe_median_adaptdl:.0%}). Run times of the demo "
     "are {demo_median_absolute_error:.1%} off, "
     "{demo_worst_absolute_error:.0%} at worst (by steps times the profiled step time "
@@ -87,8 +95,11 @@ HEADLINES = {
     "{one_measured_median:.0%} off in the median and {one_measured_p90:.0%} in one of ten cases, jobs left out (by the "
     "median ratio of other jobs {median_by_median_ratio_of_other_jobs:.0%} and "
     "{p90_by_median_ratio_of_other_jobs:.0%}, by memory bandwidth "
-    "{median_by_bandwidth:.0%} and {p90_by_bandwidth:.0%}); whole kinds of job left out "
-    "{kind_held_out_median:.0%} and {kind_held_out_p90:.0%}; 90 % intervals held {one_measured_coverage:.0%}",
+    "{median_by_bandwidth:.0%} and {p90_by_bandwidth:.0%}); on AWS's GPUs {one_measured_aws_median:.1%} and "
+    "{one_measured_aws_p90:.0%} (by the median ratio, which is better there, "
+    "{aws_median_by_median_ratio_of_other_jobs:.1%} and {aws_p90_by_median_ratio_of_other_jobs:.0%}); whole kinds of "
+    "job left out {kind_held_out_median:.0%} and {kind_held_out_p90:.0%}; 90 % intervals "
+    "held {one_measured_coverage:.0%}",
     "exchange": "Median error of predicted communication time: {cost_model_median_error:.1%}. While link rates change,"
     " a step of `auto` takes at most {auto_over_least_of_any_loss_worst_phase:.2f} times as long as the best fixed "
     "choice in hindsight, {auto_over_best_fixed_with_settling_worst_phase:.2f} times with the time it needs to find "
@@ -97,14 +108,16 @@ HEADLINES = {
     "auto": "On seven simulated networks, jobs under `--compression auto` take {over_best_mean:.2f} times as long "
     "to a target as with the best fixed choice in hindsight (geometric mean; median {over_best_median:.2f}, worst "
     "{over_best_worst:.2f}, where the best choice loses more steps than `auto` risks), and at worst "
-    "{over_dense_worst:.3f} times as long as dense training; its predecessor took {before_over_best_mean:.2f} "
-    "({before_over_best_median:.2f}, {before_over_best_worst:.2f}) and {before_over_dense_worst:.3f} times",
+    "{over_dense_worst:.3f} times as long as dense training. On the schedules of AR-Topk's paper it takes "
+    "{schedule_c1_auto_over_best:.2f} and {schedule_c2_auto_over_best:.2f} times as long as that choice, AR-Topk's own "
+    "rule {schedule_c1_scan_over_best:.2f} and {schedule_c2_scan_over_best:.2f}",
     "planned": "On three rehearsed clusters (equal machines, unequal ones, slow links) the planned workers, batch and "
     "exchange take {equal_planned_over_best:.2f}, {unequal_planned_over_best:.2f} and "
     "{slow_links_planned_over_best:.2f} times as long to the target as the best of {equal_configurations:.0f} other "
     "configurations, by measured steps and predicted numbers of them (all machines with whole gradients "
     "{equal_all_machines_dense_over_best:.2f}, {unequal_all_machines_dense_over_best:.2f} and "
-    "{slow_links_all_machines_dense_over_best:.2f}); precision is not among what was tried",
+    "{slow_links_all_machines_dense_over_best:.2f}); neither precision nor averages of parameters are among what was "
+    "tried",
     "sync": "To the accuracy of BSP, within what its seeds differ by, on a small ConvNet with three seeds each: "
     "SelSync with a threshold that hetopt chooses (a share of 0.2), averages in 8 bits and half as many steps more "
     "is {convnet_speed_up_at_1x:.2f}, {convnet_speed_up_at_5x:.1f} and {convnet_speed_up_at_20x:.1f} times as fast "
@@ -120,10 +133,12 @@ HEADLINES = {
     "on characters in {over_the_best_at_0_1x:.2f}, {over_the_best_at_1x:.2f}, {over_the_best_at_5x:.2f} and "
     "{over_the_best_at_20x:.2f} of the time of the best of twelve other ways, where communication takes 0.1, 1, 5 and "
     "20 times as long as computing, and end at {final_perplexity_hetopt_auto:.2f}. The best at each is local SGD "
-    "every 8 steps with averages in 8 bits. The {measuring_before_the_first_step_s:.0f} s that `auto` measures for "
-    "before its first step are left out",
+    "every 8 steps with averages in 8 bits. Runs are short: the {measuring_before_the_first_step_s:.0f} s that "
+    "`auto` measures for before its first step, as long as it then trains at 0.1 times "
+    "({seconds_hetopt_auto_at_0_1x:.0f} s), are left out",
     "compression": "A small LSTM on characters (counts of three in a row come to "
-    "{characters_perplexity_of_counts_of_3:.2f}), three seeds each: GraVAC on Top-k, deciding in every step, ends at "
+    "{characters_perplexity_of_counts_of_3:.2f}, of four to {characters_perplexity_of_counts_of_4:.2f}, which none of "
+    "these runs reaches), three seeds each: GraVAC on Top-k, deciding in every step, ends at "
     "a perplexity of {characters_final_perplexity_gravac_topk:.2f} with {characters_sent_over_dense_gravac_topk:.0%} "
     "of the bytes of dense training, which ends at {characters_final_perplexity_dense:.2f}; Top-k at 10x at "
     "{characters_final_perplexity_topk_10x:.2f} with {characters_sent_over_dense_topk_10x:.0%}, Accordion at "
@@ -135,16 +150,15 @@ HEADLINES = {
     "differ by",
     "streams": "Training on samples as they arrive, with the published rates of ScaDLES, is "
     "{uniform_38_24_speedup:.1f}, {normal_64_24_speedup:.2f}, {uniform_300_112_speedup:.2f} and "
-    "{normal_256_28_speedup:.2f} times as fast as synchronous training with equal batches (rates of 38 ± 24, 64 ± 24,"
+    "{normal_256_28_speedup:.2f} times as fast as synchronous training with batches of 64 (rates of 38 ± 24, 64 ± 24,"
     " 300 ± 112 and 256 ± 28 a second; published: 1.89, 3.29, 1.15 and 1.42)",
     "chaos": "After a worker is killed the next step is done within {recovery_s:.1f} s; {real_failed:.0f} of "
     "{real_schedules:.0f} generated schedules of faults on real runs went wrong",
     "spot_rehearsal": "On a recorded spot cluster, replayed with hosts that die and return, training comes to "
     "{notice_of_oracle_0:.0%} of what one could who knew the recording, {sudden_of_oracle_0:.0%} where hosts die "
-    "without notice, and under torchrun with snapshots to {torchrun_of_oracle_0:.0%}",
-    "spot_replay": "Simulated on recorded spot pools, used by no command yet: a policy of least expected cost keeps "
-    "deadlines for {cold_over_uniform_progress:.2f} times what the uniform-progress rule pays, and "
-    "{cold_over_knowing:.2f} times what it would if the pool's rates were known",
+    "without notice (the least of three draws {notice_of_oracle_least_0:.0%} and {sudden_of_oracle_least_0:.0%}), and "
+    "under torchrun, in one draw, to {torchrun_of_oracle_0:.0%} (untuned: snapshots as rare as hetopt's checkpoints, "
+    "every ten minutes of the recording, of which each change undoes what came since)",
     "ec2_in_a_box": "Renting, losing machines and ending on a simulated EC2 leaves {instances_left:.0f} machines "
     "behind; the ledger differs from the bill by {ledger_error:.2%}",
     "boot": "A machine without a GPU boots with the real pip and packages in {index_memory_gib:.1f} GiB of memory and "
@@ -159,23 +173,24 @@ HEADLINES = {
 """A sentence of each benchmark, in this order; without committed figures, nothing."""
 
 FRONT = {
-    "decisions": "The cheapest cluster for a throughput, chosen by predicted steps of eight public jobs, costs "
-    "{no_probe_extra_cost_hetopt:.0%} over the best ({extra_cost_seen_all_rows:.0%} is noise) and misses "
+    "decisions": "Clusters chosen by predicted steps of eight public jobs cost "
+    "{no_probe_extra_cost_hetopt:.0%} over the cheapest ({extra_cost_seen_all_rows:.0%} is noise) and miss "
     "{no_probe_missed_hetopt:.0%} of the throughputs (Ernest {no_probe_extra_cost_ernest:.0%} and "
-    "{no_probe_missed_ernest:.0%}, AdaptDL {no_probe_extra_cost_pollux_adaptdl_own_code:.0%} and "
-    "{no_probe_missed_pollux_adaptdl_own_code:.0%})",
-    "prediction": "Step times on an unknown GPU cluster are {no_probe_median_cluster_held_out:.0%} off in the median, "
-    "and {one_probe_median_cluster_held_out:.1%} after one measurement there (Ernest "
-    "{one_probe_median_ernest_every:.1%}, AdaptDL {one_probe_median_adaptdl_every:.1%})",
-    "transfer": "Throughput on a GPU where the job never ran is {one_measured_median:.0%} off in the median and "
-    "{one_measured_p90:.0%} in one of ten cases (by memory bandwidth {median_by_bandwidth:.0%} and "
-    "{p90_by_bandwidth:.0%})",
+    "{no_probe_missed_ernest:.0%}, with an interval {no_probe_extra_cost_ernest_with_its_interval:.0%} and "
+    "{no_probe_missed_ernest_with_its_interval:.0%})",
+    "prediction": "Step times on a new kind of cluster, profiled on one and two machines, are "
+    "{no_probe_median_cluster_held_out:.0%} off in the median (Ernest {no_probe_median_ernest_every:.0%}), "
+    "{one_probe_median_cluster_held_out:.1%} after one larger measurement (AdaptDL "
+    "{one_probe_median_adaptdl_every:.1%})",
+    "transfer": "Throughput on a GPU where a job never ran is {one_measured_median:.0%} off in the median and "
+    "{one_measured_p90:.0%} in one of ten cases (by the median ratio of other jobs "
+    "{median_by_median_ratio_of_other_jobs:.0%} and {p90_by_median_ratio_of_other_jobs:.0%})",
     "balance": "Workers of 2, 17 and 20 cores train {speed_up_2_17_20:.1f} times as fast as with equal batches, "
     "{share_of_ideal_2_17_20:.0%} of the ideal; equal ones take {equal_workers_over_ddp_small_network:.2f}, "
-    "{equal_workers_over_ddp_resnet20:.2f} and {equal_workers_over_ddp_4_m_parameters:.2f} of the time of "
-    "DistributedDataParallel on three networks",
-    "spot_rehearsal": "On a recorded spot cluster training comes to {notice_of_oracle_0:.0%} of what one could who "
-    "knew the recording, under torchrun with snapshots to {torchrun_of_oracle_0:.0%}",
+    "{equal_workers_over_ddp_resnet20:.2f} and {equal_workers_over_ddp_4_m_parameters:.2f} of "
+    "DistributedDataParallel's time on three networks",
+    "spot_rehearsal": "On a recorded spot cluster training comes to {notice_of_oracle_0:.0%} of an oracle's, under "
+    "torchrun with untuned snapshots to {torchrun_of_oracle_0:.0%}",
 }
 """What the README tells: of each promise (the number is right, the plan is the best, the run keeps it), shortly."""
 
@@ -184,7 +199,8 @@ ABOUT_MEASURED = (
     "Made from `benchmarks/results/`, which holds the last run of each benchmark, in the form that is named. A goal is "
     "what it is to reach; a baseline ran in the same call. Figures are seconds, bytes, dollars or ratios, as their "
     "names say. Results stay as they are until they are measured again: each says how many commits of the repository "
-    "came after the one that was measured.",
+    "came after the one that was measured; *since rewritten* are those of which more than half of the lines that run "
+    "have changed.",
     "**Where:** on a virtual machine with two cores. Links are those of network namespaces on it; workers that are "
     "faster or slower than it are real processes that wait until the machine they stand for would be done. No GPU was "
     "used unless the name of a benchmark or figure says so.",
@@ -296,9 +312,9 @@ ABOUT_REPRODUCTION = (
 
 def reproduction() -> str:
     """The page of what others have published, beside what was measured here."""
-    answered = sum(claim.benchmark is not None for claim in CLAIMS)
+    answered = sum(claim.is_answered for claim in CLAIMS)
     parts = ["# Reproduction", "", textwrap.fill(ABOUT_REPRODUCTION, 119), ""]
-    parts += [f"{answered} of {len(CLAIMS)} published figures are answered by a committed result.", ""]
+    parts += [f"Of {len(CLAIMS)} published figures {answered} have a committed result of their method.", ""]
     for system in dict.fromkeys(claim.system for claim in CLAIMS):
         parts += [f"## {system[0].upper()}{system[1:]}", ""]
         parts += _answers([claim for claim in CLAIMS if claim.system == system], _ages())
@@ -669,8 +685,10 @@ def _changed(told: dict[str, Any]) -> str:
 def _ages() -> dict[str, str]:
     """How long ago each result was measured, in words; those of the last commit are left out."""
     counted = json.loads(AGES.read_text(encoding="utf-8"))
+    changed = {name: lines / of_lines for name, (lines, of_lines) in counted["lines_changed"].items()}
     return {
         name: f", {'at least ' * (name in counted['at_least'])}{since} commit{'s' * (since != 1)} ago"
+        f"{', since rewritten' * (changed[name] > REWRITTEN)}"
         for name, since in counted["commits_since"].items()
         if since
     }

@@ -20,6 +20,14 @@ def test_a_claim_is_answered_or_says_why_not(claim: Claim) -> None:
     assert any("{" in words for words in (claim.theirs, claim.ours)), "figures, not opinions"
 
 
+def test_what_counts_as_answered_has_a_figure_of_the_published_method() -> None:
+    for claim in CLAIMS:
+        assert claim.published, f"{claim.claim}: nothing published is no claim"
+        assert claim.is_answered == (claim.benchmark is not None), f"{claim.claim}: its method did not run here"
+    told = Claim(system="one", claim="that", published="2", benchmark="auto", theirs="not run", ours="{figure}")
+    assert not told.is_answered
+
+
 def test_all_nine_systems_are_there() -> None:
     assert len({claim.system for claim in CLAIMS}) >= 9
     assert len(CLAIMS) >= 20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import json
 import re
 import shutil
 import subprocess
@@ -57,6 +58,19 @@ def test_the_plots_show_what_was_measured() -> None:
     """Made anew by `python docs/plots.py`."""
     for path, drawn in page_maker("plots").pictures().items():
         assert path.read_text(encoding="utf-8") == drawn
+
+
+def test_figures_of_other_code_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the README too, whose figures are those that are read."""
+    made = page_maker("generated")
+    monkeypatch.setattr(made, "AGES", tmp_path / "ages.json")
+    lines = {"balance": [51, 100], "decisions": [50, 100], "prediction": [300, 100]}
+    counted = {"commits_since": {"balance": 7, "decisions": 7, "prediction": 1}, "lines_changed": lines, "at_least": []}
+    made.AGES.write_text(json.dumps(counted))
+    told = dict(zip(made.FRONT, made.headlines(made.FRONT, shortly=True).replace("\n ", "").split("\n- "), strict=True))
+    assert told["balance"].endswith(", 7 commits ago, since rewritten).")
+    assert told["decisions"].endswith(", 7 commits ago).")
+    assert told["prediction"].endswith(", 1 commit ago, since rewritten).")
 
 
 def test_the_picture_shows_what_was_printed() -> None:
