@@ -205,6 +205,7 @@ OURS = {
     "hetopt/trainer/tasks/corpus.py: folder / inside": "a constant",
     "hetopt/trainer/tasks/corpus.py: folder / inside / naming.format(first)": "a constant",
     "hetopt/trainer/tasks/corpus.py: folder / inside / naming.format(second)": "a constant",
+    "hetopt/core/search_path.py: script.parent / first": "a module that the person's own script imports",
     "hetopt/api/script_text.py: base.joinpath(*name.split('.'))": "identifiers of Python, in a person's own script",
     "hetopt/core/paths.py: folder.joinpath(*parts)": "the one place",
 }  # fmt: skip

@@ -8,7 +8,6 @@ the keyboard, and no display. Its session finds the run.
 from __future__ import annotations
 
 import os
-import runpy
 import signal
 import sys
 import traceback
@@ -24,7 +23,7 @@ from hetopt.core.outputs import OUTPUT_FOLDER, OUTPUT_VARIABLE
 from hetopt.core.process_guard import die_with_parent
 from hetopt.core.run_folder import RUN_VARIABLE, SPEC_VARIABLE, living_file, read_living
 from hetopt.core.run_spec import DATA_PLACE, RunSpec
-from hetopt.core.search_path import search_first
+from hetopt.core.search_path import run_script
 from hetopt.trainer.allocator import keep_freed_memory
 from hetopt.trainer.host.agent import HOST_PID_VARIABLE
 from hetopt.trainer.script_lines import Lines, explained
@@ -88,12 +87,11 @@ def _run(run_dir: Path, spec: RunSpec, place: Place) -> None:
     keep_freed_memory()
     script, lines = spec.script[0], Lines(spec.script[0])
     sys.argv = list(spec.script_command)
-    search_first(Path(script).resolve().parent)
     who = f"worker {place.rank}, " if place.world_size > 1 else ""
     reason, ended_at = "script", script
     try:
         try:
-            runpy.run_path(script, run_name="__main__")
+            run_script(script)
         except SystemExit as stop:
             ended_at = lines.of(stop.__traceback__)
             if stop.code not in (None, 0):

@@ -11,6 +11,7 @@ import difflib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -366,8 +367,9 @@ class _Conversion:
                 "cannot be followed.",
                 hint="begin the session by hand: session((model, other), (optimizer, other_optimizer))",
             )
-        models = dict.fromkeys(self._source(model) for one in known for model in self._models(one)[:1])
-        return f"({', '.join(stepped)})", f"({', '.join(models)})" if len(models) > 1 else next(iter(models))
+        models = dict.fromkeys(_whole([self._source(model) for model in self._models(one)]) for one in known)
+        every = dict.fromkeys(part for one in models for part in _parts(one))
+        return f"({', '.join(stepped)})", f"({', '.join(every)})" if len(every) > 1 else next(iter(every))
 
     def _stepped(self, scope: ast.AST) -> Iterator[str]:
         """Optimizers that step there."""
@@ -396,7 +398,7 @@ class _Conversion:
             receivers = [self._source(one) for one in self._models(made)]
             whole = [one for one in used if all(its == one or its.startswith(f"{one}.") for its in receivers)]
             whole = [one for one in whole if one != "self"]
-            return min([*whole, *receivers[:1]], key=len)
+            return min([*whole, _whole(receivers)], key=len)
         named = [one for one in used if _MODEL.search(one.rpartition(".")[2]) and "(" not in one]
         named = [one for one in named if one.partition(".")[0] not in ("torch", "nn", "models")]
         return min(named, key=lambda one: (used.count(one) * -1, len(one)), default=None)
@@ -970,7 +972,12 @@ class _Conversion:
             )
             every = [one for one in ast.walk(node.test) if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Mod)]
             if steps and every:
-                return self._source(every[0].right)
+                number = self._source(every[0].right)
+                off = any(
+                    isinstance(one, ast.UnaryOp) and isinstance(one.op, ast.Not) and self._source(one.operand) == number
+                    for one in ast.walk(node.test)
+                )
+                return f"{number} or 1" if off else number
         return None
 
     @staticmethod
@@ -1050,6 +1057,16 @@ def _by_itself(sampler: ast.Call) -> tuple[str | ast.expr, ...]:
     shuffles = _shuffles(sampler)
     is_ordered = isinstance(shuffles, ast.Constant) and shuffles.value is False
     return f"torch.utils.data.{'Sequential' if is_ordered else 'Random'}Sampler(", *told[:1], ")"
+
+
+def _whole(parts: list[str]) -> str:
+    """The model that all of these are parts of; where there is none, all of them: ``(one, two)``."""
+    steps = zip(*(one.split(".") for one in parts), strict=False)
+    common = [step[0] for step in takewhile(lambda step: len(set(step)) == 1, steps)]
+    if common and common != ["self"]:
+        return ".".join(common)
+    every = list(dict.fromkeys(parts))
+    return f"({', '.join(every)})" if len(every) > 1 else every[0]
 
 
 def _parts(name: str) -> list[str]:

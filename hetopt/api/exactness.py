@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from hetopt.api.profiling_script import alone_environment
 from hetopt.core.errors import RunFailed
@@ -17,6 +18,8 @@ from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 
 EXACT = 1e-5
 """Largest relative difference of a gradient that rounding in float32 leaves."""
+
+Precision: TypeAlias = Literal["float32", "float64"]
 
 PATIENCE_S = 600.0
 SHARES = (3, 1)
@@ -34,12 +37,14 @@ class Exactness:
         shared: the same, of two workers that share every batch 3 to 1.
         steps: that were compared.
         normalises: whether the model has BatchNorm in training mode, by which a worker's samples depend on each other.
+        precision: that both were computed in.
     """
 
     alone: float
     shared: float
     steps: int
     normalises: bool = False
+    precision: Precision = "float32"
 
     @property
     def is_of_batch_norm(self) -> bool:
@@ -52,13 +57,22 @@ class Exactness:
         return max(self.alone, self.shared) <= EXACT
 
 
-def compare(before: Path, after: Path, arguments: Sequence[str] = (), *, reporter: Reporter | None = None) -> Exactness:
+def compare(
+    before: Path,
+    after: Path,
+    arguments: Sequence[str] = (),
+    *,
+    precision: Precision = "float32",
+    reporter: Reporter | None = None,
+) -> Exactness:
     """Run both for three steps and compare what their optimizers found in ``.grad``.
 
     Args:
         before: the script as it was.
         after: with a session.
         arguments: of both.
+        precision: ``float64`` computes in it what a script computes in float32, as deep networks amplify its rounding
+            within three steps; ``float32`` leaves the script as it is.
         reporter: told what runs.
 
     Raises:
@@ -73,11 +87,11 @@ def compare(before: Path, after: Path, arguments: Sequence[str] = (), *, reporte
         recorded = ["hetopt.profiler.script.gradients", str(folder)]
         torchrun = ["hetopt.trainer.torchrun", "--nproc-per-node", str(len(SHARES)), "--module"]
         told("the script as it was", 0.0)
-        _run([*python, *recorded, "before", str(before), *arguments], before)
+        _run([*python, *recorded, "before", precision, str(before), *arguments], before)
         told("the new script alone", 1 / 3)
-        _run([*python, *recorded, "alone", str(after), *arguments], after)
+        _run([*python, *recorded, "alone", precision, str(after), *arguments], after)
         told("the new script on two workers", 2 / 3)
-        _run([*python, *torchrun, *recorded, "shared", str(after), *arguments], after, HETOPT_SPEC=str(spec))
+        _run([*python, *torchrun, *recorded, "shared", precision, str(after), *arguments], after, HETOPT_SPEC=str(spec))
         from hetopt.profiler.script.gradients import differences
 
         found = differences(folder, "before", ("alone", "shared"))
@@ -89,7 +103,9 @@ def compare(before: Path, after: Path, arguments: Sequence[str] = (), *, reporte
                 hint="give it arguments (warm-up, initial weights, data) with which it learns from the first step on",
             )
         alone, shared = found.largest
-        return Exactness(alone=alone, shared=shared, steps=found.steps, normalises=found.normalises)
+        return Exactness(
+            alone=alone, shared=shared, steps=found.steps, normalises=found.normalises, precision=precision
+        )
 
 
 def unequal() -> RunSpec:

@@ -17,7 +17,7 @@ from hetopt.backends.backend import LaunchOptions, Prepared, check_options
 from hetopt.core.comm.composition import METHODS
 from hetopt.core.commands import typed
 from hetopt.core.errors import BadInput
-from hetopt.core.names import converted_script
+from hetopt.core.names import converted_script, typed_script
 from hetopt.core.policy_settings import BATCH_SETTINGS, Settings, parse_policy
 from hetopt.core.reporter import Reporter
 from hetopt.core.run_spec import BATCH_POLICIES, DATA_PLACE, BatchPolicy, RunSpec
@@ -306,7 +306,7 @@ def _scripted(plan: Plan, changes: Changes, options: LaunchOptions, *, rents: bo
         BadInput: the plan is of a task, or the script has no session, no place for its data, or shares out its data
             itself.
     """
-    said = changes.script
+    said = typed_script(changes.script)
     if not plan.run.script:
         if said:
             raise BadInput(

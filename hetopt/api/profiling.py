@@ -18,6 +18,7 @@ from hetopt.core.comm.options import timed_as, tried_ways, whole_ways
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.events.log import EVENTS_FILE, read_events
 from hetopt.core.extras import install_command
+from hetopt.core.names import typed_script
 from hetopt.core.openmp import usable_processors
 from hetopt.core.precision import Precision
 from hetopt.core.probe_schedule import ProbeSchedule, make_schedule
@@ -117,6 +118,7 @@ def profile(
     if workers is not None:
         within(workers, "workers", 1, MOST_WORKERS, example="2")
     _check_type(machine_type)
+    task, *arguments = typed_script((task, *arguments))
     if is_script(task):
         refused = {
             "data": data,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from hetopt.api.converting import convert
 from hetopt.api.script_text import PLACES, default_of, has_session, lost_files, on_several_workers, read_script, resumes
 from hetopt.backends.backend import POLL_S
 from hetopt.core.artifact import read_record
@@ -172,11 +173,18 @@ def profile_script(
             started_at_s=began_s,
             hetopt_version=version("hetopt"),
         )
-        job = profile.job.model_copy(update={"has_session": has_session(text), "resumes": resumes(text)})
-        return profile.model_copy(update={"job": job})
+        found = {"has_session": has_session(text), "converts": _converts(script.path), "resumes": resumes(text)}
+        return profile.model_copy(update={"job": profile.job.model_copy(update=found)})
     finally:
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _converts(script: Path) -> bool:
+    with suppress(BadInput):
+        convert(script)
+        return True
+    return False
 
 
 def _starts(script: Script, *, workers: int, accelerators: int, time_budget_s: float) -> tuple[_Start, ...]:

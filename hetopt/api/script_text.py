@@ -12,6 +12,7 @@ from pathlib import Path
 from hetopt.core.errors import BadInput
 from hetopt.core.outputs import OUTPUT_VARIABLE
 from hetopt.core.reading import read_text
+from hetopt.core.search_path import code_folder
 
 PLACES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 """What torchrun tells a worker about its place among the others."""
@@ -28,9 +29,14 @@ _ASKED = {
 _LEADER = re.compile(r"rank|leader|master|main_process|is_main|primary|chief|gpu_id|\bgpu\b|proc_id", re.IGNORECASE)
 _WRITERS = (
     "save_pretrained", "save_file", "save_image", "savefig", "savetxt", "savez", "to_csv", "to_json", "to_parquet",
-    "write_text", "write_bytes", "save_model", "save_checkpoint_file",
+    "write_text", "write_bytes", "save_model", "save_checkpoint_file", "savez_compressed", "imwrite", "imsave",
+    "FileHandler",
 )  # fmt: skip
 _SAVING_MODULES = ("torch", "np", "numpy")
+_OPENERS = ("gzip", "bz2", "lzma", "io", "codecs")
+"""Modules whose ``open`` takes a path, then a mode."""
+
+_SPLITTERS = ("array_split", "tensor_split", "chunk")
 _SHARDERS = ("shard", "islice", "split_dataset_by_node", "Subset", "array_split")
 
 
@@ -97,16 +103,16 @@ class SourceFile:
 
 
 def read_script(path: Path) -> tuple[SourceFile, ...]:
-    """A script and the modules beside it that it imports, the script first.
+    """A script and the modules of its author's that it imports, the script first.
 
     Raises:
         BadInput: it cannot be read, or is no Python.
     """
-    folder, known, waiting = path.parent, {path.resolve()}, [path]
+    folder, known, waiting = code_folder(path), {path.resolve()}, [path]
     files = []
     while waiting:
         one = waiting.pop(0)
-        name = path.name if one == path else str(one.relative_to(folder))
+        name = path.name if one == path else str(one.resolve().relative_to(folder))
         file = SourceFile.of(read_text(one, hint="name the script after --"), name)
         files.append(file)
         for found in _local_modules(file, one.parent, folder):
@@ -125,8 +131,8 @@ def _local_modules(file: SourceFile, beside: Path, folder: Path) -> Iterator[Pat
         elif isinstance(node, ast.ImportFrom):
             module = node.module or ""
             names = [module, *(f"{module}.{one.name}".lstrip(".") for one in node.names)]
-            for _ in range(node.level):
-                base = beside if base is folder and node.level else base.parent
+            if node.level:
+                base = [beside, *beside.parents][node.level - 1]
         for name in names:
             stem = base.joinpath(*name.split(".")) if name else base
             for candidate in (stem.with_suffix(".py"), stem / "__init__.py"):
@@ -267,7 +273,11 @@ def own_sharding(file: SourceFile) -> Finding | None:
     rank = Derived(file, ("RANK", "LOCAL_RANK"))
     if not rank.is_asked:
         return None
+    parts = {file.source(name) for name, value in assigned(file.tree) if _is_split(value)}
     for node in ast.walk(file.tree):
+        is_part = isinstance(node, ast.Subscript) and (_is_split(node.value) or file.source(node.value) in parts)
+        if isinstance(node, ast.Subscript) and is_part and rank.is_in(node.slice):
+            return file.finding(node)
         if isinstance(node, ast.Slice) and any(rank.is_in(one) for one in (node.lower, node.upper, node.step)):
             return file.finding(file.parents[node])
         if isinstance(node, ast.Call):
@@ -283,6 +293,10 @@ def own_sharding(file: SourceFile) -> Finding | None:
         ):
             return file.finding(node)
     return None
+
+
+def _is_split(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and called(node) in _SPLITTERS
 
 
 class Derived:
@@ -387,7 +401,8 @@ def shared_files(file: SourceFile) -> tuple[ast.Call, ...]:
 def _writes(call: ast.Call) -> bool:
     name = called(call)
     if name == "open":
-        place = 1 if isinstance(call.func, ast.Name) else 0  # of the mode: open(path, mode), path.open(mode)
+        # The mode's place: open(path, mode), path.open(mode).
+        place = 1 if isinstance(call.func, ast.Name) or _root(call.func) in _OPENERS else 0
         modes = [*call.args[place : place + 1], *(one.value for one in call.keywords if one.arg == "mode")]
         return any(isinstance(one, ast.Constant) and re.fullmatch(r"[wax][bt+]*", str(one.value)) for one in modes)
     if name == "save":

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hetopt.core.errors import BadInput
@@ -18,6 +18,30 @@ _ALMOST = 0.8
 
 _SLIPS = 2
 """By how many letters they differ in length at most: ``step_time_low_s`` says more than ``step_time_s``."""
+
+_INTERPRETERS = ("python", "python3")
+
+
+def typed_script(words: Sequence[str]) -> tuple[str, ...]:
+    """A script's file and its arguments, of how people start it: ``python train.py``, ``-m package.train``.
+
+    Raises:
+        BadInput: there is no such module in this folder.
+    """
+    told = [*words]
+    if len(told) > 1 and Path(told[0]).name in _INTERPRETERS:
+        del told[0]
+    if told[:1] != ["-m"]:
+        return tuple(told)
+    name = told[1] if len(told) > 1 else ""
+    place = Path(*name.split(".")) if name else Path()
+    for path in (place.with_suffix(".py"), place / "__main__.py") if name else ():
+        if path.is_file():
+            return (str(path), *told[2:])
+    raise BadInput(
+        f"there is no module {name!r} in {Path.cwd()}.",
+        hint="go to the folder in which `python -m` finds it, or give the path of its file",
+    )
 
 
 def converted_script(script: Path) -> Path:

@@ -47,7 +47,7 @@ class Host(Record):
 class Job(RecordLeavingOut):
     """What is trained. One sample is one item of the task's data set (an image, a window of tokens)."""
 
-    LEFT_OUT = ("has_session", "resumes", "model_kind", "parameter_shapes")
+    LEFT_OUT = ("has_session", "converts", "resumes", "model_kind", "parameter_shapes")
 
     task: str
     script: tuple[str, ...] = Field(
@@ -55,6 +55,9 @@ class Job(RecordLeavingOut):
     )
     has_session: bool = Field(
         default=True, description="can be launched; false: a script that `hetopt convert` has to write a session into"
+    )
+    converts: bool = Field(
+        default=True, description="`hetopt convert` writes a session into it; false: a person has to"
     )
     resumes: bool = Field(
         default=True, description="goes on from checkpoints; false: a script that saves none begins again"

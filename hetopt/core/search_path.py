@@ -8,8 +8,11 @@ own folder first, as with ``python SCRIPT``; what has been imported by then stay
 
 from __future__ import annotations
 
+import ast
 import os
+import runpy
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 _VARIABLE = "PYTHONSAFEPATH"
@@ -24,6 +27,52 @@ def search_first(folder: Path) -> None:
     if not os.environ.pop(_VARIABLE, None):
         del sys.path[0]
     sys.path.insert(0, str(folder))
+
+
+def run_script(script: str) -> None:
+    """Run a file as the main program, as ``python FILE`` does; as ``python -m`` does where it imports its package."""
+    path = Path(script).resolve()
+    root = code_folder(path)
+    search_first(root)
+    if root == path.parent:
+        runpy.run_path(script, run_name="__main__")
+        return
+    sys.path.insert(1, str(path.parent))
+    runpy.run_module(".".join(path.relative_to(root).with_suffix("").parts), run_name="__main__", alter_sys=True)
+
+
+def code_folder(script: Path) -> Path:
+    """Where what a script imports of its author's is looked for: its own folder; where it imports relatively, or a
+    package that it is in by name, the folder around that package, in which ``python -m PACKAGE.SCRIPT`` is typed."""
+    path = script.resolve()
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return path.parent  # whoever runs or reads it says so
+    return min((root for node in ast.walk(tree) for root in _roots(node, path)), default=path.parent, key=_depth)
+
+
+def _depth(folder: Path) -> int:
+    return len(folder.parts)
+
+
+def _roots(node: ast.AST, script: Path) -> Iterator[Path]:
+    """Around the packages that a statement imports, of those that the script is in."""
+    if isinstance(node, ast.ImportFrom) and node.level:
+        around = script.parents[min(node.level, len(script.parents) - 1)]
+        while (around / "__init__.py").is_file():
+            around = around.parent
+        yield around
+        return
+    modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+    modules += [one.name for one in node.names] if isinstance(node, ast.Import) else []
+    for module in modules:
+        first = module.partition(".")[0]
+        beside = script.parent / first
+        if not beside.is_dir() and not beside.with_suffix(".py").is_file():
+            # A folder without that file is the checkout of what is installed, as likely as not.
+            packages = (one for one in script.parents if one.name == first and (one / "__init__.py").is_file())
+            yield from (one.parent for one in packages)
 
 
 def begin_in(folder: str) -> None:

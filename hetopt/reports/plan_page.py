@@ -71,6 +71,9 @@ def next_commands(plan: Plan, plan_file: str, inventory: str = "hosts.toml") -> 
     length = "" if told else f"  # told to train {plan.goal.amount:g} {plan.goal.ends}"
     if job.has_session:
         return (f"{launch} -- {typed(*job.script)}{length}",)
+    if not job.converts:
+        by_hand = f"# write a session into {typed(name)}: docs/your-own-code.md, without a DataLoader by `run.split`"
+        return by_hand, f"{launch} -- {typed(*job.script)}{length}"
     given = f" -- {typed(*arguments)}" if arguments else ""
     converted = typed(converted_script(Path(name)), *arguments)
     return f"hetopt convert {typed(name)}{given}", f"{launch} -- {converted}{length}"

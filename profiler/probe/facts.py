@@ -104,14 +104,25 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory_bytes(device: torch.device) -> int | None:
-    """Most memory used since the last reset: of the process on a CPU, of its tensors on a GPU. None where unknown."""
+    """Most memory used since the last reset: of its tensors on a GPU, of the process on a CPU. None where unknown.
+
+    Pages of files (libraries, mapped data) are left out: workers of a machine share them, and the kernel takes them
+    back where memory is short. How many of them a process touches depends on whether it began as a fork.
+    """
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
+        return resident_peak_bytes(Path("/proc/self/status").read_text())
     return None
+
+
+def resident_peak_bytes(status: str) -> int | None:
+    """Of a ``/proc/PID/status`` (Linux, proc_pid_status): the most in memory, less the pages of files there now."""
+    told = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+    if "VmHWM" not in told:
+        return None
+    most, of_files = (1024 * int(told.get(name, "0 kB").split()[0]) for name in ("VmHWM", "RssFile"))
+    return max(1, most - of_files)
 
 
 def _cpu_model() -> str:

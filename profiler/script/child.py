@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import os
-import runpy
 import signal
 import sys
 import time
@@ -31,7 +30,7 @@ from hetopt.core.paths import inside
 from hetopt.core.probe_schedule import Sweep
 from hetopt.core.profile import Job
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
-from hetopt.core.search_path import search_first
+from hetopt.core.search_path import run_script
 from hetopt.profiler.probe.compressors import time_compressors
 from hetopt.profiler.probe.crew import ProbeGroup
 from hetopt.profiler.probe.facts import host_facts, model_kind
@@ -75,12 +74,11 @@ class ScriptProbe:
         torch.set_num_threads(order.threads)
         listen(self._observer)
         sys.argv = [order.script, *order.arguments]
-        search_first(Path(order.script).resolve().parent)
         _hear_arguments(self._refused)
         signal.signal(signal.SIGALRM, self._late)
         signal.setitimer(signal.ITIMER_REAL, order.startup_s)
         try:
-            runpy.run_path(order.script, run_name="__main__")
+            run_script(order.script)
         except Finished as end:
             if end.error is not None:
                 raise end.error from None

@@ -1,8 +1,8 @@
 """Runs a script for a few steps and keeps the gradients that its optimizers step by: what two scripts are compared by.
 
-``python -m hetopt.profiler.script.gradients FOLDER NAME SCRIPT ARGUMENTS``, in several processes by torchrun. What
-is drawn at random is left out meanwhile, as workers, and samplers of another kind, draw other numbers: dropout of all
-kinds drops nothing, and samplers give the samples in their order.
+``python -m hetopt.profiler.script.gradients FOLDER NAME PRECISION SCRIPT ARGUMENTS``, in several processes by torchrun.
+What is drawn at random is left out meanwhile, as workers, and samplers of another kind, draw other numbers: dropout of
+all kinds drops nothing, and samplers give the samples in their order.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import os
 import random
-import runpy
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -26,8 +25,9 @@ from torch.utils.data import RandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from hetopt.core.paths import inside
-from hetopt.core.search_path import search_first
+from hetopt.core.search_path import run_script
 from hetopt.profiler.script.hooks import be_alone
+from hetopt.profiler.script.in_float64 import FLOAT64, Float64
 from hetopt.profiler.script.observer import normalises
 
 STEPS = 3
@@ -88,7 +88,7 @@ class GradientRecorder:
 
 def main(arguments: list[str]) -> None:
     """Run the script until it has done enough steps."""
-    folder, name, script, *rest = arguments
+    folder, name, precision, script, *rest = arguments
     rank, workers = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     paths = [inside(Path(folder), FILE.format(name=name, rank=one)) for one in range(workers)]
     recorder = GradientRecorder(paths[rank], paths)
@@ -104,11 +104,12 @@ def main(arguments: list[str]) -> None:
     _draw_alike()
     if workers == 1:
         be_alone()
+    if precision == FLOAT64:
+        Float64().begin()
     torch.set_num_threads(1)
     sys.argv = [script, *rest]
-    search_first(Path(script).resolve().parent)
     try:
-        runpy.run_path(script, run_name="__main__")
+        run_script(script)
     except SystemExit as stop:
         recorder.end(0 if stop.code in (None, 0) else 1)
     recorder.end(0)

@@ -2,7 +2,8 @@
 
 Rank 0 writes, for every job, compression and local batch size, the peak that its profile's law predicts, from counts at
 other sizes, and the peak that the worker came to between its first update and its last. What is done once, before and
-after, is tried with what memory there is, or is the host's. A job is a task; or a script, which is profiled as it is
+after, is tried with what memory there is, or is the host's; so are buffers of messages, which are gloo's, and hold a
+gradient of 64 KiB or less once for every worker. A job is a task; or a script, which is profiled as it is
 and then trained as `hetopt convert` makes it, with a session.
 """
 
@@ -13,7 +14,7 @@ import json
 import os
 import runpy
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -34,10 +35,12 @@ from hetopt.core.synchronization import Synchronization
 from hetopt.profiler.probe.replica import Replica
 from hetopt.profiler.probe.step_memory import count_step
 from hetopt.profiler.probe.tensor_bytes import TensorBytes
+from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.loop import Material, train
 from hetopt.trainer.session.run import Session
+from hetopt.trainer.session.turns import Turns
 from hetopt.trainer.steps.local_batch import BatchReader
 
 CPU = torch.device("cpu")
@@ -84,8 +87,18 @@ def counting() -> Iterator[tuple[TensorBytes, list[int]]]:
         if len(peaks) == 2:
             count.begin_phase()
 
+    def by_the_host(do: Callable[..., None]) -> Callable[..., None]:
+        def done(*arguments: Any, **options: Any) -> None:
+            count.pause(True)
+            do(*arguments, **options)
+            count.pause(False)
+
+        return done
+
     hook = register_optimizer_step_pre_hook(update)
-    yield count, peaks
+    messages = patch.object(Channel, "all_reduce", by_the_host(Channel.all_reduce))
+    with messages, patch.object(Turns, "make_room", by_the_host(Turns.make_room)):
+        yield count, peaks
     hook.remove()
     gc.collect()
 

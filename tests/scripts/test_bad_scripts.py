@@ -189,6 +189,9 @@ SHARDED = 'import os\nrank = int(os.environ.get("RANK", 0))\nworld = int(os.envi
         ("mine = data.shard(num_shards=world, index=rank)\n", 4),
         ("for i, x in enumerate(data):\n    if i % world == rank:\n        train(x)\n", 5),
         ("def read(data, r, w):\n    return data[r::w]\n\n\nread(data, rank, world)\n", 5),
+        ("parts = np.array_split(data, world)\nmine = parts[rank]\n", 5),
+        ("mine = torch.tensor_split(data, world)[rank]\n", 4),
+        ("name = os.environ['NAMES'].split(',')[rank]\n", None),
         ("sampler = DistributedSampler(data, num_replicas=world, rank=rank)\n", None),
         ('device = f"cuda:{rank}"\nname = devices[rank]\nbatch = 64 // world\nhead = data[:10]\n', None),
         ("if rank == 0:\n    print(data[1:3])\n", None),
@@ -204,6 +207,8 @@ def test_a_part_of_the_data_by_the_workers_number_is_found(text: str, line: int 
     ("text", "lines"),
     [
         ("torch.save(m, 'm.pt')\nopen('a', 'w')\nopen('a')\nPath('a').open('wb')\nopen(a, mode='a')\n", [1, 2, 4, 5]),
+        ("logging.FileHandler('a.log')\nwith gzip.open('a', 'wt') as f:\n    pass\ngzip.open('a')\n", [1, 2]),
+        ("cv2.imwrite('a.png', x)\nplt.imsave('a.png', x)\nnp.savez_compressed('a', x)\n", [1, 2, 3]),
         ("if rank == 0:\n    torch.save(model, 'm.pt')\nelse:\n    pass\n", []),
         ("if run.is_leader and good:\n    model.save_pretrained('m')\n", []),
         ("torch.save(model, f'm-{rank}.pt')\ntorch.save(model, tempfile.mktemp())\n", []),

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from hetopt.api.converting import convert, convert_text
-from hetopt.api.exactness import EXACT, Exactness, unequal
+from hetopt.api.exactness import EXACT, Exactness, Precision, unequal
 from hetopt.core.errors import BadInput
 from hetopt.core.run_folder import SPEC_VARIABLE
 from hetopt.profiler.script import gradients
@@ -233,7 +233,48 @@ def test_other_forms_are_refused_with_what_was_looked_for(text: str, said: str) 
         convert_text(text)
 
 
-def _recorded(folder: Path, name: str, script: Path, rank: int, workers: int) -> None:
+TWO = HEAD.replace("model = nn.Linear(4, 2)\n", "model, head = nn.Linear(4, 2), nn.Linear(2, 2)\n") + LOADER
+
+
+@pytest.mark.parametrize(
+    ("made", "models"),
+    [
+        ("[*model.parameters(), *head.parameters()]", "(model, head)"),
+        ("itertools.chain(model.parameters(), head.parameters())", "(model, head)"),
+        ("[{'params': model.a.parameters()}, {'params': model.b.parameters(), 'lr': 1}]", "model"),
+        ("[*net.body.a.parameters(), *net.body.b.parameters()]", "net.body"),
+        ("model.parameters()", "model"),
+    ],
+)
+def test_all_that_an_optimizer_trains_is_in_the_session(made: str, models: str) -> None:
+    text = TWO + OPTIMIZER.replace("model.parameters()", made) + "for (x,) in loader:\n" + BODY
+    assert f"with session({models}, opt) as run:" in convert_text(text).text
+
+
+def test_all_that_several_optimizers_train_is_as_well() -> None:
+    text = (
+        TWO
+        + "third = nn.Linear(2, 2)\n"
+        + OPTIMIZER.replace("model.parameters()", "[*model.parameters(), *head.parameters()]")
+        + OPTIMIZER.replace("opt", "other_opt").replace("model", "third").replace("torch.other_optim", "torch.optim")
+        + "for (x,) in loader:\n"
+        + BODY
+        + "    other_opt.step()\n"
+    )
+    assert "with session((model, head, third), (opt, other_opt)) as run:" in convert_text(text).text
+
+
+@pytest.mark.parametrize(
+    ("test", "said"),
+    [("(i + 1) % every == 0", "every"), ("not every or (i + 1) % every == 0", "every or 1")],
+)
+def test_accumulation_that_may_be_off_is_of_one_pass(test: str, said: str) -> None:
+    body = BODY.replace("    opt.step()\n", f"    if {test}:\n        opt.step()\n")
+    text = HEAD + LOADER + OPTIMIZER + "every = 0\nfor i, (x,) in enumerate(loader):\n" + body
+    assert f"with session(model, opt, accumulate={said}) as run:" in convert_text(text).text
+
+
+def _recorded(folder: Path, name: str, precision: Precision, script: Path, rank: int, workers: int) -> None:
     """One process of a script whose gradients are kept."""
     said = os.open(folder / f"{name}-{rank}.said", os.O_WRONLY | os.O_CREAT)
     os.dup2(said, 1)
@@ -245,17 +286,19 @@ def _recorded(folder: Path, name: str, script: Path, rank: int, workers: int) ->
         store = dist.FileStore(str(folder / "store"), workers)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=workers)
     torch.seed()  # as processes begin
-    gradients.main([str(folder), name, str(script)])
+    gradients.main([str(folder), name, precision, str(script)])
 
 
-def _differences(tmp_path: Path, text: str, batch_norm: BatchNormWay = "own") -> gradients.Differences:
+def _differences(
+    tmp_path: Path, text: str, batch_norm: BatchNormWay = "own", precision: Precision = "float32"
+) -> gradients.Differences:
     """Of a script and what is made of it."""
     before, after = tmp_path / "before.py", tmp_path / "after.py"
     before.write_text(text)
     after.write_text(convert(before, batch_norm=batch_norm).text)
     (tmp_path / "spec.json").write_text(unequal().model_dump_json())
     started = [
-        FORKS.Process(target=_recorded, args=(tmp_path, label, script, rank, workers))
+        FORKS.Process(target=_recorded, args=(tmp_path, label, precision, script, rank, workers))
         for label, script, workers in (("before", before, 1), ("alone", after, 1), ("shared", after, 2))
         for rank in range(workers)
     ]
@@ -293,6 +336,43 @@ def test_batch_norm_is_found_and_synchronized_computes_what_it_did(tmp_path: Pat
     assert own.largest[1] > EXACT >= max(synchronized.largest)
     assert own.normalises
     assert Exactness(alone=own.largest[0], shared=own.largest[1], steps=3, normalises=True).is_of_batch_norm
+
+
+DEEP = """import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+layers = [part for _ in range(8) for part in (nn.Linear(16, 16, bias=False), nn.BatchNorm1d(16), nn.ReLU())]
+model = nn.Sequential(*layers, nn.Linear(16, 1))
+values = np.random.default_rng(0).normal(size=(64, 17)).astype(np.float32)
+data = TensorDataset(torch.from_numpy(values[:, :16]), torch.from_numpy(values[:, 16:]))
+loader = DataLoader(data, batch_size=16)
+opt = torch.optim.SGD(model.parameters(), lr=0.5)
+for x, y in loader:
+    opt.zero_grad()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=NARROW):
+        loss = nn.functional.mse_loss(model(x.float()).to(torch.float32), y.to(dtype=torch.float32))
+    loss.backward()
+    opt.step()
+"""
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_float64_tells_amplified_rounding_from_a_mistake(narrow: bool, tmp_path: Path) -> None:
+    """A deep network with BatchNorm amplifies rounding within three steps; mixed precision rounds more coarsely."""
+    ways: dict[str, tuple[BatchNormWay, Precision]] = {
+        "rounded": ("synchronized", "float32"),
+        "exact": ("synchronized", "float64"),
+        "mistaken": ("own", "float64"),
+    }
+    for name in ways:
+        (tmp_path / name).mkdir()
+    text = DEEP.replace("NARROW", str(narrow))
+    off = {name: max(_differences(tmp_path / name, text, *way).largest) for name, way in ways.items()}
+    assert off["rounded"] > EXACT > 1e-9 > off["exact"]
+    assert off["mistaken"] > EXACT
 
 
 def test_nothing_is_compared_where_gradients_are_zero(tmp_path: Path) -> None:

@@ -93,6 +93,11 @@ def test_what_is_typed_next_is_what_can_be_typed(profile: Profile, plan: Plan) -
     job = profile.job.model_copy(update={"script": ("train_hetopt.py",), "has_session": True})
     converted = plan.model_copy(update={"profile": profile.model_copy(update={"job": job})})
     (only,) = next_commands(converted, "plan.json")
+    assert profile.job.converts
+    by_hand = profile.job.model_copy(update={"converts": False})
+    hand, launch = next_commands(plan.model_copy(update={"profile": profile.model_copy(update={"job": by_hand})}), "p")
+    assert hand.startswith("# write a session into")
+    assert launch.partition("  # ")[0].endswith(f" -- {BEFORE} --batch-size 32")
     assert only.startswith("hetopt launch plan.json --on ")
     assert only.partition("  # ")[0].endswith(" -- train_hetopt.py")
 

@@ -47,7 +47,7 @@ from hetopt.core.listening import collectives_on
 from hetopt.core.paths import inside
 from hetopt.core.run_folder import STOP_FILE, write_spec
 from hetopt.core.run_status import failure_reason
-from hetopt.core.search_path import INSTALLED_ONLY
+from hetopt.core.search_path import INSTALLED_ONLY, code_folder
 from hetopt.core.secret import SECRET_VARIABLE
 from hetopt.core.worker_logs import host_log_folder
 
@@ -221,7 +221,7 @@ class Agent:
         folder = None
         if spec.script:
             path = inside(self.root / "code", spec.script[0], what="script", any_text=True)
-            spec, folder = spec.model_copy(update={"script": (str(path), *spec.script[1:])}), path.parent
+            spec, folder = spec.model_copy(update={"script": (str(path), *spec.script[1:])}), code_folder(path)
         write_spec(run_dir, spec)
         self._say(instance_id, "training")
         host = self._start_host(run_dir, placement, folder)

@@ -16,6 +16,7 @@ from pathlib import Path
 import hetopt.core
 from hetopt.backends.ec2.renter.user_code import carried, distributions, user_code
 from hetopt.core.errors import BadInput
+from hetopt.core.search_path import code_folder
 
 NEEDED = ("numpy", "psutil", "pydantic", "torch", "safetensors", "scikit-learn", "boto3")
 """What a machine installs: what training needs, and the way to S3. Their versions and hashes: `make locks`."""
@@ -73,7 +74,8 @@ def make_bundle(task: str, script: Sequence[str] = (), *, rented: bool = True) -
         files += _own(Path(script[0]), locks, rented=rented)
         given = carried(Path(script[0]), script[1:], rented=rented)
         files += [one for one in _in_folder(given.files) if one not in files]
-        inside = (f"{TASK_FOLDER}/{Path(script[0]).name}", *given.arguments)
+        path = Path(script[0]).resolve()
+        inside = (f"{TASK_FOLDER}/{path.relative_to(code_folder(path)).as_posix()}", *given.arguments)
         return Bundle(data=_archive(files), task=task, script=inside)
     if colon and where.endswith(".py"):
         files += _own(Path(where), locks, rented=rented)

@@ -19,6 +19,7 @@ from hetopt.core.commands import typed
 from hetopt.core.errors import BadInput
 from hetopt.core.reading import read_bytes
 from hetopt.core.run_spec import DATA_PLACE
+from hetopt.core.search_path import code_folder
 
 REQUIREMENTS = "requirements.txt"
 MOST_FILES = 500
@@ -46,8 +47,8 @@ class UserCode:
 def user_code(file: Path, *, provided: frozenset[str] | None) -> UserCode:
     """Everything that a file needs of its folder.
 
-    A module is looked for beside the file, as Python does for a script. A package travels whole. A ``requirements.txt``
-    there with a hash for every package is installed on the machines.
+    A module is looked for in `code_folder`, as Python does for a script. A package travels whole. A
+    ``requirements.txt`` there with a hash for every package is installed on the machines.
 
     Args:
         file: a task's, or a script.
@@ -57,10 +58,12 @@ def user_code(file: Path, *, provided: frozenset[str] | None) -> UserCode:
     Raises:
         BadInput: the file cannot be read, or imports what machines do not have.
     """
-    folder = file.resolve().parent
+    folder = code_folder(file)
     listed = _requirements(folder)
     found: dict[str, bytes] = {}
-    waiting = [file.resolve()]
+    path = file.resolve()
+    package = [] if folder == path.parent else _beside(folder, path.relative_to(folder).parts[0])
+    waiting = [path, *package]
     while waiting:
         path = waiting.pop()
         name = path.relative_to(folder).as_posix()
@@ -100,7 +103,7 @@ def carried(script: Path, arguments: Sequence[str], *, rented: bool = True) -> C
     Raises:
         BadInput: one is a folder, or a large file, which no machine has.
     """
-    folder = script.resolve().parent
+    folder = code_folder(script)
     told: list[str] = []
     files: dict[str, bytes] = {}
     for place, argument in enumerate(arguments):
