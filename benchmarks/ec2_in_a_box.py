@@ -3,8 +3,9 @@
 The API is a moto server; each instance that it says is running is a network namespace, which boots by its own user data
 and trains. A plan of four machines of two types loses one machine with notice, then the one at which all others meet
 without a word, while its own type is not to be had any more. The run must reach its end, all machines must be gone, and
-the run's ledger must come to what moto's record of instance-seconds comes to at the pools' prices. At last rented
-machines are probed, within a budget of their own.
+the run's ledger must come to what moto's record of instance-seconds comes to at the pools' prices. Then the plan is
+launched with a canary, which must be in it for less than a dollar before the rest is rented. At last rented machines
+are probed, within a budget of their own.
 
 The other part are stories (``--part stories``): 400 lives of runs by a seed, on an account in which lists and tags lag,
 calls are throttled, refused, answered with faults or not at all, credentials end, pools run dry and prices move by zone
@@ -34,9 +35,12 @@ from benchmarks.box.iam import actions_of, others_denied
 from benchmarks.box.stories import KINDS, UNASKED, plan_on, policy_without
 from benchmarks.box.story import HETOPT, Act, Played, Stage, meeting_host, timeline, trained
 from hetopt.backends.ec2.renter.authorizations import Asked
-from hetopt.backends.ec2.renter.cluster_state import ClusterState
+from hetopt.backends.ec2.renter.canary import CANARY_USD
+from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
+from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.core.errors import RunFailed
 from hetopt.core.profile import Profile
+from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.market.catalog import Catalog, load_catalog
 from hetopt.optimizer.plan import Plan
 
@@ -133,10 +137,28 @@ def probed(stage: Stage) -> Profile:
     Nothing is planned from it: machines of the box are equally fast, whatever their types are called.
     """
     print("probing", file=sys.stderr)
-    stage.box.exhaust([])  # what the story ran out of is to be had again
     profile = stage.home / "probed.json"
     stage.hetopt("profile", "digits", "--time-budget", 5, "-o", profile, *EXPLORED)
     return Profile.load(profile)
+
+
+def canaried(stage: Stage, plan: Path, results: Results) -> None:
+    """The plan launched with a canary before it, for a few steps: what it cost, and whether the plan has learned."""
+    print("launching with a canary", file=sys.stderr)
+    stage.box.exhaust([])  # what the story ran out of is to be had again
+    told = stage.hetopt("launch", plan, "--on", "ec2", "--canary", "--steps", 40, "--yes", "--unprobed").stderr
+    print(next(line for line in told.splitlines() if line.startswith("canary: ")))
+    (canary,) = (stage.home / "runs").glob("*-canary-*")
+    order, seen = Order.load(canary / ORDER_FILE), ClusterState.load(canary / SEEN_FILE)
+    run = stage.folder()
+    assert run is not None
+    learned = Launch.load(run / LAUNCH_FILE).plan
+    mine = {machine.id for machine in seen.machines}
+    billed = stage.box.bill_usd(order.extras_usd_per_hour, mine)
+    results.goal("canary_usd", order.fixed_usd + billed, at_most=CANARY_USD)
+    results.goal("canary_machines", len(mine), at_least=len(MIX), at_most=len(MIX))
+    results.goal("canary_steps_in_the_plan", 0 if learned.profile is None else len(learned.profile.samples), at_least=1)
+    results.goal("canary_ledger_error", abs(seen.spent_usd(seen.time_s) / billed - 1), at_most=LEDGER_GOAL)
 
 
 def losses(seen: ClusterState) -> list[str]:
@@ -185,6 +207,7 @@ def play_in_the_box(results: Results, folder: Path, length: Length) -> None:
         tell(box, played)
         _results(results, box, played, Plan.load(plan), left)
         if length.explores:
+            canaried(stage, plan, results)
             explored = probed(stage)
             print(f"probes: {len(explored.samples)} layouts for ${explored.profiling_usd:.4f}")
             results.goal("probed_layouts", len(explored.samples), at_least=1)

@@ -86,7 +86,9 @@ def _asked_of_s3(environment: Mapping[str, Any]) -> tuple[str, str, dict[str, An
     bucket, _, key = str(environment.get("PATH_INFO", "")).lstrip("/").partition("/")
     query = dict(urllib.parse.parse_qsl(str(environment.get("QUERY_STRING", "")), keep_blank_values=True))
     if key:
-        return method, f"{method.lower()}_object", {"Bucket": bucket, "Key": key}
+        parts = {"POST": "put", "DELETE": "abort"} if {"uploads", "uploadId"} & set(query) else {}
+        verb = parts.get(method, method.lower())
+        return method, f"{verb}_object", {"Bucket": bucket, "Key": key}
     if method == "HEAD":
         return method, "head_bucket", {"Bucket": bucket}
     if "list-type" in query:
@@ -98,8 +100,9 @@ def _asked_of_scheduler(environment: Mapping[str, Any], body: bytes) -> tuple[st
     method = str(environment["REQUEST_METHOD"])
     things, _, name = str(environment.get("PATH_INFO", "")).lstrip("/").partition("/")
     if method == "GET":
-        lists = {"schedule-groups": "list_schedule_groups", "tags": "list_tags_for_resource"}
-        operation = lists.get(things, f"list_{things}")
+        if things == "tags":
+            return "ListTagsForResource", "list_tags_for_resource", {"ResourceArn": name}
+        operation = f"list_{things.replace('-', '_')}"
     else:
         verb = {"POST": "create", "DELETE": "delete"}[method]
         operation = f"{verb}_{things.replace('-', '_').removesuffix('s')}"

@@ -474,12 +474,10 @@ def teach_the_account(temper: Temper) -> None:
         return ActionResult({"Subnets": [] if temper.subnets == "none" else found["Subnets"]})
 
     def describe_route_tables(self: RouteTables) -> ActionResult:
-        """A default network has a gateway, which moto's has not."""
-        out = [{"DestinationCidrBlock": "0.0.0.0/0", "GatewayId": "igw-0123456789abcdef0", "State": "active"}]
-        tables = dict(plain_routes(self).result)["RouteTables"]  # type: ignore[call-overload]
-        told = [{"VpcId": one.vpc_id, "Associations": [{"Main": True}]} for one in tables]
-        routes = temper.routes if isinstance(temper.routes, list) else out if temper.routes else []
-        return ActionResult({"RouteTables": [{**one, "Routes": routes} for one in told]})
+        told = dict(plain_routes(self).result)["RouteTables"]  # type: ignore[call-overload]
+        if temper.routes is True:
+            return ActionResult({"RouteTables": told})
+        return ActionResult({"RouteTables": [{**one, "Routes": temper.routes or []} for one in told]})
 
     def get_ebs_default_kms_key_id(self: Settings) -> ActionResult:
         return ActionResult({"KmsKeyId": temper.disk_key})

@@ -25,7 +25,7 @@ from hetopt.backends.ec2.renter.plan_doctor import PlanDoctor
 from hetopt.backends.ec2.renter.request import Edge
 from hetopt.core.errors import BadInput, CloudRefused
 from hetopt.core.extras import install_command
-from hetopt.core.paths import inside, run_name
+from hetopt.core.paths import REGION_PATTERN, ROLE_PATTERN, inside, is_name, run_name, shown
 from hetopt.core.runs import runs_home
 from hetopt.optimizer.cost.billing import load_billing
 from hetopt.optimizer.market.account_quotas import account_quotas_file, keep_quotas
@@ -86,11 +86,21 @@ class Setup:
         """With the usual names where none are given; the account is that of the credentials.
 
         Raises:
-            BadInput: the account's number is none.
+            BadInput: the account's number is none, or a name none of a region, a bucket or a role.
             CloudRefused: AWS does not say whose the credentials are.
         """
         if account is not None and not (account.isdigit() and len(account) == 12):
             raise BadInput(f"an account number has 12 digits, not {account!r}.", hint="`aws sts get-caller-identity`")
+        # They become a part of policies, in which * is every one.
+        if not is_name(REGION_PATTERN, region):
+            raise BadInput(f"`region` must be one like us-east-1, got {shown(region)}.", hint="name one region")
+        if bucket:
+            accounts.check_bucket_name(bucket)
+        if role and not is_name(ROLE_PATTERN, role):
+            raise BadInput(
+                f"`role` must be 1 to 64 letters, digits and +=,.@-_, got {shown(role)}.",
+                hint="name a role without its path, or leave `role` out",
+            )
         number = accounts.identity(connect(region)).account_id if account is None else account
         place = bucket or accounts.default_bucket(number, region)
         return cls(region=region, account=number, bucket=place, role=role or PROFILE_NAME)
@@ -111,14 +121,21 @@ class Setup:
 
         Args:
             types: allow only these instance types; none: all.
+
+        Raises:
+            BadInput: one of them is none.
         """
+        only = sorted(names(types, "types"))
+        if only:
+            known = load_catalog(self.region)
+            only = [known.instance_type(one).name for one in only]
         return {
             "operator_policy": permissions.operator_policy(
                 account_id=self.account,
                 region=self.region,
                 bucket=self.bucket,
                 role=self.role,
-                types=sorted(names(types, "types")),
+                types=only,
             ),
             "node_trust": permissions.trust_policy(),
             "node_policy": permissions.node_policy(bucket=self.bucket),

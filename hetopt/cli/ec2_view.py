@@ -44,6 +44,7 @@ def show(rental: Rental) -> None:
     render.facts(
         {
             "cluster": f"{formatting.usd(hourly)} an hour now, {formatting.usd(worst)} at most",
+            **({"canary": rental.canary_line} if rental.canary_line else {}),
             "expected": f"{formatting.usd(value)} for {formatting.duration(plan.chosen.prediction.total_s.value)}, "
             f"up to {formatting.usd(high)}",
             "budget": f"{formatting.usd(order.budget_usd)}, a hard stop: the machines end by themselves after "

@@ -28,6 +28,9 @@ PROXY_PATTERN = r"^http://[A-Za-z0-9.-]{1,253}:[0-9]{1,5}$"
 BUCKET_PATTERN = r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$"
 """Of a bucket of S3 (Amazon S3 user guide, "Bucket naming rules")."""
 
+ROLE_PATTERN = r"^[A-Za-z0-9_+=,.@-]{1,64}$"
+"""Of a role without its path (IAM API reference, CreateRole)."""
+
 REGION_PATTERN = r"^[a-z]{2}(-[a-z]{1,20}){1,4}-[0-9]{1,2}$"
 
 _PLAIN_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=+@,-]*")

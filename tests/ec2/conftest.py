@@ -134,6 +134,13 @@ def be_unkind(**how: object) -> None:
     urllib.request.urlopen(asked).close()
 
 
+def account_truth() -> dict[str, Any]:
+    """What nobody but the account itself knows."""
+    with urllib.request.urlopen(f"{os.environ['AWS_ENDPOINT_URL']}/unkind") as answer:
+        told: dict[str, Any] = json.loads(answer.read())
+    return told
+
+
 def make_bucket(name: str = BUCKET) -> Request:
     return Request(step="b", service="s3", operation="create_bucket", parameters={"Bucket": name}, purpose="")
 

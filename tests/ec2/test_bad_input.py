@@ -64,6 +64,22 @@ REFUSALS = {
         ("CreateLaunchTemplate", 403, "UnauthorizedOperation", AS_WANTED),
         r"may not do ec2:CreateLaunchTemplate: as the test wants it.*hetopt setup",
     ),
+    "a tag policy": (
+        ("CreateSecurityGroup", 400, "TagPolicyViolation", "The value is not allowed for the tag key: 'hetopt:owner'."),
+        "a tag policy of the organisation refuses what hetopt tags: .* keys that begin with hetopt:",
+    ),
+    "a bucket whose policy denies": (
+        ("PUT", 403, "AccessDenied", "User: x is not authorized, with an explicit deny in a resource-based policy"),
+        "the bucket's own policy denies it.*aws s3api get-bucket-policy --bucket hetopt-",
+    ),
+    "a bucket with a key": (
+        ("PUT", 403, "AccessDenied", "User: x is not authorized to perform: kms:GenerateDataKey on resource: k"),
+        "the bucket's key must be allowed to you and to the machines' role",
+    ),
+    "a permissions boundary": (
+        ("CreateLaunchTemplate", 403, "UnauthorizedOperation", "x, with an explicit deny in a permissions boundary"),
+        "the permissions boundary of these credentials denies it",
+    ),
     "a role that is not there": (
         ("CreateFleet", 403, "AuthFailure.ServiceLinkedRoleCreationNotPermitted", AS_WANTED),
         r"create-service-linked-role",
@@ -79,6 +95,8 @@ def plan_file(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 
 ONE_OF_EACH = (
+    "a bucket whose policy denies",
+    "a tag policy",
     "expired session",
     "clock skew",
     "a new account",
@@ -131,6 +149,34 @@ def test_a_profile_that_there_is_not(
     assert answer.code in (2, 4)
     assert "nobody" in answer.err
     assert "Traceback" not in answer.err
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("AWS_ENDPOINT_URL", "localhost:4566", "an address that is set for AWS is none: .*localhost:4566.*http://"),
+        ("HTTP_PROXY", "http://127.0.0.1:9", "the proxy for AWS cannot be used: .*127.0.0.1:9.*look at HTTPS_PROXY"),
+        ("AWS_CONFIG_FILE", "broken", "Unable to parse config file: .*broken.*aws configure"),
+    ],
+)
+def test_what_is_set_wrongly_here(
+    hetopt: Hetopt,
+    plan_file: Path,
+    cloud: BotoEdge,
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    value: str,
+    said: str,
+) -> None:
+    """It comes from botocore, as an exception of one kind or another, before any call is made."""
+    (plan_file.parent / "broken").write_text("this is [no configuration\n")
+    monkeypatch.chdir(plan_file.parent)
+    monkeypatch.setenv("NO_PROXY", "")
+    monkeypatch.setenv(variable, value)
+    refused(hetopt("launch", "--on", "ec2", plan_file, "--yes"), 4, said)
+    answer = hetopt("doctor", "--plan", plan_file)
+    assert answer.code == 4
+    assert "Traceback" not in answer.err + answer.out
 
 
 def test_a_plan_for_a_region_that_there_is_not(hetopt: Hetopt, plan_file: Path, cloud: BotoEdge) -> None:

@@ -13,6 +13,7 @@ import pytest
 from benchmarks.box.box import Box
 from benchmarks.box.story import Act, Stage, meeting_host, timeline, trained
 from hetopt.backends.backend import RunHandle
+from hetopt.backends.ec2.renter.canary import CANARY_USD
 from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.backends.ec2.renter.launcher import Ec2Launcher
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
@@ -216,6 +217,9 @@ def test_a_canary_boots_exchanges_and_ends_before_the_rest_is_rented(
     assert sorted([first, others[0]]) == ["c7i.large", "c7i.xlarge"], "one of each, before the others"
     assert len(others) == 4, "and then the plan's three"
     assert "canary: step-30 is in the bucket" in told.stderr
+    (canary,) = (stage.home / "runs").glob("*-canary-*")
+    seen = ClusterState.load(canary / SEEN_FILE)
+    assert 0 < seen.spent_usd(seen.time_s) < CANARY_USD
     folder = stage.folder()
     assert folder is not None
     (sample,) = json.loads((folder / "launch.json").read_text())["plan"]["profile"]["samples"]

@@ -76,7 +76,7 @@ def test_it_is_rented_as_the_plan_is_and_leaves_nothing(
 ) -> None:
     folder = tmp_path / "runs" / "20261120-000000-canary-0001"
     folder.mkdir(parents=True)
-    found = prober(machines_of_a_canary(cloud, folder)).canary(plan, folder)
+    found = prober(machines_of_a_canary(cloud, folder)).canary(plan, folder, CANARY_USD)
     order = Order.load(folder / ORDER_FILE)
     assert order.budget_usd == CANARY_USD
     assert [(role.instance_types, role.machines, role.market) for role in order.roles] == [
@@ -98,7 +98,7 @@ def test_machines_that_a_dollar_does_not_boot_have_no_canary(
     folder.mkdir(parents=True)
     dear = plan_of(profile, catalog, (("p4d.24xlarge", 2, "on-demand"),))
     with pytest.raises(BudgetStop, match=r"a canary has \$1.00: .* pays for only") as told:
-        prober(lambda: None).canary(dear, folder)
+        prober(lambda: None).canary(dear, folder, CANARY_USD)
     assert "--probe-budget" in str(told.value.hint)
 
 
@@ -106,7 +106,7 @@ def test_a_canary_without_a_checkpoint_has_failed(cloud: BotoEdge, prober: Make,
     folder = tmp_path / "runs" / "20261120-000000-canary-0002"
     folder.mkdir(parents=True)
     with pytest.raises(RunFailed, match="no checkpoint in the bucket"):
-        prober(machines_of_a_canary(cloud, folder, checkpoint=False)).canary(plan, folder)
+        prober(machines_of_a_canary(cloud, folder, checkpoint=False)).canary(plan, folder, CANARY_USD)
     assert leftovers(cloud) == []
 
 
@@ -153,6 +153,9 @@ def test_the_rest_is_not_rented_where_the_budget_no_longer_holds(
     assert launch.plan.profile is not None
     assert launch.plan.profile.samples, "the run's own plan has it"
     assert launch.prediction == launch.plan.chosen.prediction
+    order = Order.load(handle.run_dir / ORDER_FILE)
+    assert order.budget_usd == prepared.order.budget_usd - 0.01, "the canary is paid out of the budget"
+    assert order.lifetime_s < prepared.order.lifetime_s
     where.stop(handle)
     assert leftovers(cloud) == []
     assert any("canary" in one for one in said)
@@ -177,3 +180,7 @@ def test_what_has_no_canary(hetopt: Callable[..., Answer], cloud: BotoEdge, plan
     answer = hetopt("launch", tmp_path / "plan.json", "--on", "ec2", "--canary", "--dry-run", "--json")
     assert answer.code == 0, answer.err
     assert json.loads(answer.out)
+    shown = hetopt("launch", tmp_path / "plan.json", "--on", "ec2", "--canary", "--dry-run", "--budget", "0.8")
+    assert shown.code == 0, shown.err
+    told = " ".join(shown.out.split())
+    assert "1 × c7i.large and 1 × c7g.xlarge for some minutes first, for at most $0.8" in told

@@ -106,9 +106,9 @@ def test_a_group_that_keeps_its_machines_apart_is_refused(
     with pytest.raises(CloudRefused, match="does not let its machines reach each other") as told:
         order_for(network=Network(security_group=group))
     assert f"authorize-security-group-ingress --group-id {group}" in str(told.value.hint)
-    with pytest.raises(CloudRefused, match="is not there"):
+    with pytest.raises(CloudRefused, match="there is no security group"):
         order_for(network=Network(security_group="sg-0123456789abcdef0"))
-    with pytest.raises(CloudRefused, match="is not there"):
+    with pytest.raises(CloudRefused, match="not all of the subnets"):
         order_for(network=Network(subnets=(NOWHERE,)))
 
 
@@ -134,6 +134,26 @@ def test_what_cannot_be_named(
     assert subnet["SubnetId"] in answer.out
     assert "AssociatePublicIpAddress" in answer.out
     assert json.loads(answer.out)
+
+
+def test_a_default_network_that_leads_nowhere_is_not_rented_in(
+    cloud: BotoEdge, hetopt: Callable[..., Answer], plan: Plan, subnet: dict[str, Any], tmp_path: Path
+) -> None:
+    """Machines there would boot, be paid for, and never tell of themselves."""
+    plan.save(tmp_path / "plan.json")
+    launch = ("launch", tmp_path / "plan.json", "--on", "ec2", "--yes")
+    for unkind, said in (
+        ({"subnets": "private"}, "no public address"),
+        ({"routes": False}, "no route to the internet"),
+    ):
+        be_unkind(**{"subnets": "public", "routes": True, **unkind})
+        refused(hetopt(*launch), 4, f"machines would reach neither S3 nor packages: .*{said}.*aws ec2")
+    named = hetopt(*launch[:-1], "--dry-run", "--subnet", subnet["SubnetId"])
+    assert named.code == 0, "it may have endpoints, which are no routes"
+    gone = "0123456789abcdef0"
+    refused(hetopt(*launch, "--subnet", f"subnet-{gone}"), 4, "not all of the subnets .* describe-subnets")
+    refused(hetopt(*launch, "--security-group", f"sg-{gone}"), 4, f"there is no security group sg-{gone}")
+    assert leftovers(cloud) == []
 
 
 def test_subnets_of_two_networks_are_refused() -> None:

@@ -106,7 +106,12 @@ def test_where_all_is_well_nothing_is_said_against_it(examined: Doctor, account:
     ("unkind", "name", "said", "hint"),
     [
         ({"subnets": "none"}, "zones", "no default subnet", "aws ec2 create-default-vpc"),
-        ({"subnets": "private"}, NETWORKS, "no public address", "--map-public-ip-on-launch`; likewise in the others"),
+        (
+            {"subnets": "private"},
+            NETWORKS,
+            "no public address",
+            "--map-public-ip-on-launch`, or name other",
+        ),
         ({"routes": False}, NETWORKS, "no route to the internet", "aws ec2 create-route"),
         (
             {"gateways": "block-ingress"},
@@ -137,6 +142,12 @@ def test_where_all_is_well_nothing_is_said_against_it(examined: Doctor, account:
             "permission ec2:RunInstances (c7i.large)",
             "iam:PassRole",
             "--print-policy",
+        ),
+        (
+            {"refuses": {"RunInstances": ["PendingVerification", "Your request is being validated"]}},
+            "permission ec2:RunInstances (c7i.large)",
+            "still verifying this account",
+            "wait for its e-mail",
         ),
         (
             {"refuses": {"CreateFleet": ["UnauthorizedOperation", "not authorized to perform: ec2:CreateTags"]}},

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.box.iam import allows, other_actions, others_denied
+from benchmarks.box.iam import allows, other_actions, others_denied, several
+from hetopt.api.account import Setup
 from hetopt.backends.ec2 import facts
+from hetopt.backends.ec2.objects import PART_BYTES, S3Objects
 from hetopt.backends.ec2.renter import permissions
 from hetopt.backends.ec2.renter.account import Identity
 from hetopt.backends.ec2.renter.authorizations import Asked, Place, authorizations
@@ -24,8 +31,10 @@ from hetopt.backends.ec2.renter.removal import Remover
 from hetopt.backends.ec2.renter.request import Request
 from hetopt.backends.ec2.renter.scheduled_ends import END_ROLE
 from hetopt.backends.ec2.renter.tags import OWNER, RUN_ID
+from hetopt.backends.ec2.spot_history import PriceHistory
+from hetopt.core.errors import BadInput
 from hetopt.optimizer.plan import Plan
-from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, Patience, Recording
+from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, Patience, Recording, account_truth, be_unkind
 from tests.ec2.test_renting import rent
 
 ROLE = "hetopt-node"
@@ -114,6 +123,92 @@ def test_every_call_of_a_run_is_allowed(
     assert not [one for one in asked if not allows([operator()], one)]
 
 
+FORMS: dict[str, dict[str, Any]] = {
+    "any type": {},
+    "some types": {"types": "c7i.large,g5.xlarge"},
+    "another role, bucket and region": {"role": "Team-node", "bucket": "team", "region": "eu-west-1"},
+}
+"""Ways to call `hetopt setup --print-policy`."""
+
+
+def printed(types: str | tuple[str, ...] = (), **wanted: str) -> dict[str, permissions.Policy]:
+    told = Setup.of(**{"region": REGION, **wanted}, account=ACCOUNT).policies(types)
+    return {name: policy for name, policy in told.items() if name != "commands"}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_action_is_a_pattern_and_what_aws_can_bound_is_bounded(form: str) -> None:
+    for name, policy in printed(**FORMS[form]).items():
+        for statement in policy["Statement"]:
+            actions = set(several(statement["Action"]))
+            assert not [one for one in actions if set("*?") & set(one)], name
+            if "*" in several(statement.get("Resource", [])):
+                assert actions <= facts.KNOW_NO_RESOURCE.value, name
+            assert "NotAction" not in statement
+            assert "NotResource" not in statement
+
+
+NOT_KNOWN_TO_IT = {("RESOURCE_MISMATCH", "ssm:GetParameter"), ("RESOURCE_MISMATCH", "servicequotas:GetServiceQuota")}
+"""What is right, and parliament 1.6.4 does not know: public parameters belong to no account (Systems Manager user
+guide, 'Calling AMI public parameters': arn:aws:ssm:us-east-2::parameter/aws/service/...), and quotas bound
+GetServiceQuota since (`facts.KNOW_NO_RESOURCE`). Read 2026-11-27."""
+
+
+def _file_of(package: str, name: str) -> str:
+    """All that parliament takes of pkg_resources, which setuptools has no more."""
+    return str(files(package) / name)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_public_linter_finds_nothing(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes each statement alone, and a call that is allowed by several has all it needs in none of them: so each
+    action is looked at with every resource that any statement names for it."""
+    monkeypatch.setitem(sys.modules, "pkg_resources", SimpleNamespace(resource_filename=_file_of))
+    parliament: Any = pytest.importorskip("parliament", reason="pip install parliament")
+
+    def found(statements: list[dict[str, Any]]) -> set[tuple[str, str]]:
+        told = parliament.analyze_policy_string(json.dumps({"Version": "2012-10-17", "Statement": statements}))
+        return {
+            (one.issue, str(detail["action"] if isinstance(detail, dict) else detail))
+            for one in told.findings
+            for detail in (one.detail if isinstance(one.detail, list) else [one.detail])
+        }
+
+    for name, policy in printed(**FORMS[form]).items():
+        if name.endswith("trust"):  # of a role: it knows policies of callers, which name a resource and no principal
+            (trust,) = policy["Statement"]
+            role = f"arn:aws:iam::{ACCOUNT}:role/{ROLE}"
+            assert found([{**{key: trust[key] for key in trust if key != "Principal"}, "Resource": role}]) == set()
+            continue
+        alone = {one for one in found(policy["Statement"]) if one[0] != "RESOURCE_MISMATCH"}
+        assert alone == set(), name
+        resources: dict[tuple[str, str], list[str]] = {}
+        for statement in policy["Statement"]:
+            for action in statement["Action"]:
+                resources.setdefault((statement["Effect"], action), []).extend(statement["Resource"])
+        joined = [
+            {"Effect": effect, "Action": action, "Resource": list(dict.fromkeys(named))}
+            for (effect, action), named in resources.items()
+        ]
+        assert found(joined) <= NOT_KNOWN_TO_IT, name
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ({"role": "*"}, "`role` must be"),
+        ({"role": "team/node"}, "`role` must be"),
+        ({"bucket": "*"}, "`bucket` must be"),
+        ({"region": "*"}, "region"),
+        ({"types": "c7i.*"}, "instance type"),
+    ],
+)
+def test_no_pattern_comes_in_by_a_name(wanted: dict[str, str], said: str) -> None:
+    """A role called * would be every role."""
+    with pytest.raises(BadInput, match=said):
+        printed(**wanted)
+
+
 def owned(one: Asked, by: str) -> Asked:
     """The same about a thing of somebody else's."""
     context = {key: by if key.startswith("aws:ResourceTag") else value for key, value in one.context.items()}
@@ -200,6 +295,29 @@ def test_machines_may_not_do_what_renters_do() -> None:
         for one in authorizations(request, place(SESSION)):
             reads = one.action == "s3:GetObject" or "s3:prefix" in one.context
             assert allows([node], one) is reads, one
+
+
+def test_machines_use_what_they_are_granted_and_no_more(cloud: BotoEdge, tmp_path: Path) -> None:
+    """As IAM decides each of their calls, in the way in which they make it."""
+    objects = S3Objects.connect(region=REGION, bucket=BUCKET, prefix="runs/r", account_id=ACCOUNT)
+    node = permissions.node_policy(bucket=BUCKET)
+    be_unkind(policy=node)
+    large = tmp_path / "rank-0.safetensors"
+    large.write_bytes(b"0" * (PART_BYTES + 1))
+    assert objects.put("state/i-0.json", b"{}")
+    assert objects.send("ckpt/step-1/rank-0.safetensors", large)
+    assert objects.names("ckpt/") == ["ckpt/step-1/rank-0.safetensors"]
+    assert objects.size_bytes("ckpt/step-1/rank-0.safetensors") == PART_BYTES + 1
+    assert objects.get("state/i-0.json") == b"{}"
+    objects.delete("ckpt/step-1/rank-0.safetensors")
+    assert objects.names("ckpt/") == []
+    begun = objects.client.create_multipart_upload(Bucket=BUCKET, Key="runs/r/ckpt/x")  # as boto3 does where one fails
+    objects.client.abort_multipart_upload(Bucket=BUCKET, Key="runs/r/ckpt/x", UploadId=begun["UploadId"])
+    assert PriceHistory.connect(region=REGION)(["c7i.large"], time.time()) is not None
+    told = account_truth()
+    assert not told["refused"]
+    granted = {one for statement in node["Statement"] if statement["Effect"] == "Allow" for one in statement["Action"]}
+    assert set(told["allowed"]) == {one.lower() for one in granted}
 
 
 def test_what_decides_is_iams_order() -> None:

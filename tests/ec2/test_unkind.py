@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 import re
-import urllib.request
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -34,7 +31,7 @@ from hetopt.backends.ec2.renter.tags import RunTags
 from hetopt.core.errors import CloudRefused
 from hetopt.optimizer.market.pricing import parts
 from hetopt.optimizer.plan import Plan
-from tests.ec2.conftest import ACCOUNT, BUCKET, Patience, Recording, be_unkind, leftovers, stack
+from tests.ec2.conftest import ACCOUNT, BUCKET, Patience, Recording, account_truth, be_unkind, leftovers, stack
 from tests.face.conftest import Answer as Said
 
 Make = Callable[..., Order]
@@ -422,12 +419,6 @@ def test_the_printed_policy_decides_by_what_arrives(
     assert leftovers(cloud) == []
 
 
-def truth() -> dict[str, Any]:
-    with urllib.request.urlopen(f"{os.environ['AWS_ENDPOINT_URL']}/unkind") as answer:
-        told: dict[str, Any] = json.loads(answer.read())
-    return told
-
-
 def test_the_printed_policy_allows_what_the_commands_ask_and_grants_nothing_else(
     cloud: BotoEdge,
     hetopt: Hetopt,
@@ -465,7 +456,7 @@ def test_the_printed_policy_allows_what_the_commands_ask_and_grants_nothing_else
     monkeypatch.setenv("HETOPT_HOME", str(tmp_path / "fresh"))
     monkeypatch.setattr(BotoEdge, "__call__", with_two_regions())
     hetopt("gc", "--on", "ec2")
-    told = truth()
+    told = account_truth()
     refused = {one["action"].lower() for one in told["refused"]}
     assert refused == {"iam:simulateprincipalpolicy"} <= set(NOT_GRANTED)
     elsewhere = {one.permission.lower() for one in parts("us-east-1", datetime.datetime.now(datetime.UTC))}
@@ -479,7 +470,7 @@ def test_a_call_that_the_policy_does_not_allow_is_kept_with_what_it_asked(cloud:
     be_unkind(policy=policy, user_id="AROATEAM:one", arn=f"{ROLE}/Team/one")
     with pytest.raises(ApiRefused):
         cloud(asking("ec2", "create_launch_template", LaunchTemplateName="x", LaunchTemplateData={}))
-    (one,) = truth()["refused"]
+    (one,) = account_truth()["refused"]
     assert one["action"] == "ec2:CreateLaunchTemplate"
     assert "launch-template" in one["resource"]
 

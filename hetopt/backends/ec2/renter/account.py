@@ -21,8 +21,8 @@ from functools import partial
 from typing import Any
 
 from hetopt.backends.ec2 import facts
-from hetopt.backends.ec2.renter.errors import ApiRefused
-from hetopt.backends.ec2.renter.order import BootImage, Rate, Role, WayOut, Zone, usd_per_hour
+from hetopt.backends.ec2.renter.errors import ApiRefused, if_there
+from hetopt.backends.ec2.renter.order import BootImage, Network, Order, Rate, Role, WayOut, Zone, usd_per_hour
 from hetopt.backends.ec2.renter.request import Answer, Edge, read
 from hetopt.backends.ec2.renter.spot_pools import newest_prices, price_request
 from hetopt.core.errors import BadInput, CloudRefused, setting
@@ -121,10 +121,29 @@ def identity(edge: Edge) -> Identity:
     return Identity(account_id=answer["Account"], arn=answer["Arn"], user_id=answer["UserId"])
 
 
+def role_arn(account_id: str, name: str) -> str:
+    """The ARN of a role by its name: a service's own has a path, others are taken to have none."""
+    service = facts.SERVICE_ROLES.value.get(name)
+    return f"arn:aws:iam::{account_id}:role/{name if service is None else f'aws-service-role/{service}/{name}'}"
+
+
 def regions(edge: Edge) -> list[str]:
     """Every region that the account can use."""
     answer = edge(read("ec2", "describe_regions", "which regions the account can use"))
     return sorted(str(one["RegionName"]) for one in answer["Regions"])
+
+
+def check_bucket_name(bucket: str) -> None:
+    """Refuse what no bucket can be called.
+
+    Raises:
+        BadInput: it is such a name.
+    """
+    if not is_name(BUCKET_PATTERN, bucket):
+        raise BadInput(
+            f"`bucket` must be 3 to 63 small letters, digits, dots and dashes, got {shown(bucket)}.",
+            hint="no bucket can have another name: correct it, or leave it out to use the account's usual one",
+        )
 
 
 def check_bucket(edge: Edge, bucket: str, account_id: str, region: str) -> None:
@@ -136,11 +155,7 @@ def check_bucket(edge: Edge, bucket: str, account_id: str, region: str) -> None:
         CloudRefused: it does not.
         BadInput: none can be called so.
     """
-    if not is_name(BUCKET_PATTERN, bucket):
-        raise BadInput(
-            f"`bucket` must be 3 to 63 small letters, digits, dots and dashes, got {shown(bucket)}.",
-            hint="no bucket can have another name: correct it, or leave it out to use the account's usual one",
-        )
+    check_bucket_name(bucket)
     told = edge(
         read(
             "s3",
@@ -361,7 +376,14 @@ def subnets_of(edge: Edge, named: Sequence[str]) -> list[Answer]:
     """
     if not named:
         return default_subnets(edge)
-    found = list(edge(read("ec2", "describe_subnets", "the subnets that were named", SubnetIds=list(named)))["Subnets"])
+    asked = read("ec2", "describe_subnets", "the subnets that were named", SubnetIds=list(named))
+    answer = if_there(edge, asked, facts.NO_SUBNET.value)
+    if answer is None:
+        raise CloudRefused(
+            f"not all of the subnets {', '.join(named)} are in this region.",
+            hint="`aws ec2 describe-subnets` lists them: name others, or leave `subnets` out to take the default ones",
+        )
+    found = list(answer["Subnets"])
     networks = sorted({str(one["VpcId"]) for one in found})
     if len(networks) > 1:
         raise BadInput(
@@ -376,9 +398,14 @@ def check_group(edge: Edge, group: str, vpc_id: str) -> None:
     Raises:
         CloudRefused: it does not.
     """
-    [found] = edge(read("ec2", "describe_security_groups", "the group of the machines", GroupIds=[group]))[
-        "SecurityGroups"
-    ]
+    asked = read("ec2", "describe_security_groups", "the group of the machines", GroupIds=[group])
+    answer = if_there(edge, asked, facts.NOT_KNOWN_YET.value)
+    if answer is None:
+        raise CloudRefused(
+            f"there is no security group {group} in this region.",
+            hint="`aws ec2 describe-security-groups` lists them: name another, or leave `security_group` out",
+        )
+    [found] = answer["SecurityGroups"]
     if found["VpcId"] != vpc_id:
         raise CloudRefused(
             f"the security group {group} is in the network {found['VpcId']}, and the machines are in {vpc_id}.",
@@ -440,6 +467,77 @@ def ways_out(table: Answer) -> list[Answer]:
         for one in table.get("Routes", ())
         if one.get("DestinationCidrBlock") == facts.ANYWHERE.value and one.get("State") != facts.DEAD_ROUTE.value
     ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unreachable:
+    """Why machines in a subnet reach neither S3 nor packages, and what mends that."""
+
+    said: str
+    hint: str
+
+
+def unreachable(subnet: Answer, tables: Sequence[Answer], *, addressed: bool) -> Unreachable | None:
+    """Whether what is in a subnet reaches the internet, by a gateway and an address, or by translation: None if so.
+
+    Args:
+        subnet: that one.
+        tables: the routes of its network.
+        addressed: whether machines are to have public addresses, as far as the subnet gives them any.
+    """
+    id_ = str(subnet["SubnetId"])
+    routes = ways_out(table_of(id_, subnet["VpcId"], tables))
+    if not routes:
+        hint = (
+            f"`aws ec2 create-route --destination-cidr-block {facts.ANYWHERE.value} --gateway-id GATEWAY "
+            "--route-table-id TABLE`"
+        )
+        return Unreachable(said="there is no route to the internet", hint=hint)
+    if not all(str(one.get("GatewayId", "")).startswith(facts.GATEWAY_IDS.value) for one in routes):
+        return None
+    if not addressed:
+        said = "the only way out is an internet gateway, which serves machines with a public address alone"
+        return Unreachable(said=said, hint="let them have one, or name other `subnets`")
+    if not subnet.get("MapPublicIpOnLaunch"):
+        said = "machines get no public address, and the only way out is an internet gateway"
+        hint = f"`aws ec2 modify-subnet-attribute --subnet-id {id_} --map-public-ip-on-launch`, or name other `subnets`"
+        return Unreachable(said=said, hint=hint)
+    return None
+
+
+def ways_by_zone(edge: Edge, order: Order) -> dict[str, Unreachable | None]:
+    """By the name of each zone of an order, why its machines reach neither S3 nor packages; None where they do.
+
+    Raises:
+        CloudRefused: that cannot be read.
+    """
+    ids = [zone.subnet_id for zone in order.zones]
+    found = edge(read("ec2", "describe_subnets", "whether machines get an address", SubnetIds=ids))["Subnets"]
+    tables = tables_of(edge, (zone.vpc_id for zone in order.zones))
+    addressed = order.network.public_address
+    return {str(one["AvailabilityZone"]): unreachable(one, tables, addressed=addressed) for one in found}
+
+
+def where_reachable(edge: Edge, order: Order) -> Order:
+    """The order with those zones alone whose machines reach S3 and packages; as it is, where nobody can tell.
+
+    Only of the default network: one that was named may have endpoints, which are no routes.
+
+    Raises:
+        CloudRefused: in none of them they do: they would boot, be paid for, and never tell of themselves.
+    """
+    if order.network != Network():
+        return order
+    try:
+        ways = ways_by_zone(edge, order)
+    except CloudRefused:
+        return order
+    open_ = tuple(zone for zone in order.zones if ways.get(zone.name) is None)
+    if not open_:
+        found = ways[order.zones[0].name]
+        assert found is not None
+        raise CloudRefused(f"machines would reach neither S3 nor packages: {found.said}.", hint=found.hint)
+    return order.model_copy(update={"zones": open_})
 
 
 def way_out(edge: Edge, zone: Zone) -> WayOut | None:

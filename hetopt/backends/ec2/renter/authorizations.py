@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from hetopt.backends.ec2 import facts
-from hetopt.backends.ec2.renter.account import Identity
+from hetopt.backends.ec2.renter.account import Identity, role_arn
 from hetopt.backends.ec2.renter.errors import instance_types_of
 from hetopt.backends.ec2.renter.request import Request
 
@@ -21,6 +21,7 @@ _OF_OBJECTS = {
     "get_object": "s3:GetObject",
     "head_object": "s3:GetObject",
     "delete_object": "s3:DeleteObject",
+    "abort_object": "s3:AbortMultipartUpload",
 }
 _OF_BUCKETS = {"head_bucket": "s3:ListBucket", "list_objects_v2": "s3:ListBucket"}
 
@@ -118,7 +119,23 @@ def authorizations(request: Request, place: Place) -> Iterator[Asked]:
         yield from _making(request, place)
     else:
         service, _, name = request.api_name.partition(":")
-        yield Asked(action=f"{service.replace('-', '')}:{name}", resource="*", context=caller)
+        resource = _looked_at(request, place)
+        yield Asked(action=f"{service.replace('-', '')}:{name}", resource=resource, context=caller)
+
+
+def _looked_at(request: Request, place: Place) -> str:
+    """The ARN of what a call reads, as far as AWS knows one of it; else ``*``."""
+    told, account_id = request.parameters, place.who.account_id
+    match request.operation:
+        case "get_role":
+            return role_arn(account_id, str(told["RoleName"]))
+        case "get_instance_profile":
+            return f"arn:aws:iam::{account_id}:instance-profile/{told['InstanceProfileName']}"
+        case "get_service_quota":
+            return f"arn:aws:servicequotas:{place.region}:{account_id}:{told['ServiceCode']}/{told['QuotaCode']}"
+        case "list_tags_for_resource":
+            return str(told["ResourceArn"])
+    return "*"
 
 
 def _scheduling(request: Request, place: Place) -> Iterator[Asked]:
@@ -187,7 +204,7 @@ def _renting(request: Request, place: Place, tags: Mapping[str, Mapping[str, str
             yield _tagging("ec2:RunInstances", thing, place, tags[thing])
     yield Asked(
         action="iam:PassRole",
-        resource=f"arn:aws:iam::{place.who.account_id}:role/{place.role}",
+        resource=role_arn(place.who.account_id, place.role),
         context={**place.caller, "iam:PassedToService": facts.MACHINES_SERVICE.value},
     )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hetopt.backends.backend import LaunchOptions, Prepared, RunHandle
 from hetopt.backends.ec2.renter import calls, ordering
-from hetopt.backends.ec2.renter.account import IMAGES
+from hetopt.backends.ec2.renter.account import IMAGES, where_reachable
 from hetopt.backends.ec2.renter.bundle import Bundle, make_bundle
 from hetopt.backends.ec2.renter.canary import CANARY_USD, canary_probe, folded, told
 from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
@@ -23,7 +23,7 @@ from hetopt.backends.ec2.renter.probing import Prober
 from hetopt.backends.ec2.renter.request import Request
 from hetopt.core.commands import typed
 from hetopt.core.errors import BadInput, BudgetStop, NoFeasiblePlan
-from hetopt.core.formatting import duration
+from hetopt.core.formatting import duration, usd
 from hetopt.core.paths import PROXY_PATTERN, is_name, shown
 from hetopt.core.run_folder import read_spec
 from hetopt.core.run_spec import RunSpec
@@ -56,6 +56,19 @@ class Rental(Prepared):
     accept_fewer: Callable[[RunSpec], bool] | None = None
     spent_usd: float = 0.0
     canary: Prober | None = None
+
+    @property
+    def canary_usd(self) -> float:
+        """What the canary may cost at most, out of the budget."""
+        return min(CANARY_USD, self.order.budget_usd)
+
+    @property
+    def canary_line(self) -> str:
+        """What is rented before the rest, for a person; empty where nothing is."""
+        if self.canary is None:
+            return ""
+        machines = " and ".join(f"1 × {node.type}" for node in canary_probe(self.wanted).configuration.nodes)
+        return f"{machines} for some minutes first, for at most {usd(self.canary_usd)} of the budget"
 
     def moved_prices(self) -> list[Moved]:
         """What machines cost now beside what was planned, a row a type."""
@@ -92,6 +105,7 @@ class Ec2Backend(Ec2Launcher):
         orders, now = _orders(region, _wishes(options)), datetime.datetime.now(datetime.UTC)
         dry_run, now_s = f"{now:%Y%m%d-%H%M%S}-dry-run", now.timestamp()
         order = orders.of_plan(wanted, run_id=dry_run, bundle_sha256=bundle.sha256, now_s=now_s).of_run(spec)
+        order = where_reachable(orders.edge, order)
         launch = Launch(
             created="",
             started_s=0.0,
@@ -130,7 +144,7 @@ class Ec2Backend(Ec2Launcher):
     def prepare_resumed(self, folder: Path, options: LaunchOptions) -> Rental:
         """See `hetopt.backends.backend.Backend`. What the run has cost so far counts towards its budget."""
         if options.canary:
-            raise BadInput("a run that goes on has had its canary: it ran.", hint="leave `canary` out")
+            raise BadInput("a run that is resumed has run, and needs no canary.", hint="leave `canary` out")
         launch = Launch.load(folder / LAUNCH_FILE)
         seen = _ended(folder, launch)
         before = Order.load(folder / ORDER_FILE)
@@ -141,7 +155,8 @@ class Ec2Backend(Ec2Launcher):
             bucket=wishes.bucket or before.bucket,
             network=before.network if wishes.network == Network() else wishes.network,
         )
-        order = _orders(before.region, same_place).of_plan(
+        orders = _orders(before.region, same_place)
+        order = orders.of_plan(
             launch.plan,
             run_id=folder.name,
             bundle_sha256=before.bundle_sha256,
@@ -155,13 +170,15 @@ class Ec2Backend(Ec2Launcher):
             launch=launch.model_copy(update={"spec": spec}),
             folder=folder,
             wanted=launch.plan,
-            order=order,
+            order=where_reachable(orders.edge, order),
             accept_fewer=options.accept_fewer,
             spent_usd=seen.spent_usd(now_s),
         )
 
     def _after_canary(self, prepared: Rental, prober: Prober, folders: RunFolders) -> Rental:
-        """Rent the canary, and put what it measured into the plan, which must still keep its budget.
+        """Rent the canary, and put what it measured into the plan, which must still keep its budget: what is left.
+
+        The rest is ordered anew, at the prices of then: minutes have passed since it was.
 
         Raises:
             CloudRefused, BudgetStop, RunFailed: the canary failed, or the plan costs too much by what it measured.
@@ -169,15 +186,15 @@ class Ec2Backend(Ec2Launcher):
         """
         now = datetime.datetime.now(datetime.UTC)
         folder = folders.create("canary", now, secret=True)
-        self.tell(f"canary {folder.name}: one machine of each type, for at most ${CANARY_USD:.2f}")
-        canary = prober.canary(prepared.wanted, folder)
+        self.tell(f"canary {folder.name}: {prepared.canary_line}")
+        canary = prober.canary(prepared.wanted, folder, prepared.canary_usd)
         plan = folded(prepared.wanted, canary, prober.catalog)
         self.tell(told(prepared.wanted, plan, canary))
-        high = plan.chosen.prediction.cost_usd.high
-        if high > prepared.order.budget_usd and high > prepared.wanted.chosen.prediction.cost_usd.high * 1.001:
+        high, left_usd = plan.chosen.prediction.cost_usd.high, prepared.order.budget_usd - canary.usd
+        if high > left_usd and high > prepared.wanted.chosen.prediction.cost_usd.high * 1.001:
             raise BudgetStop(
-                f"by what the canary measured the plan may cost up to ${high:.2f}, and the budget is "
-                f"${prepared.order.budget_usd:.2f}.",
+                f"by what the canary measured the plan may cost up to {usd(high)}, and {usd(left_usd)} of the budget "
+                "are left.",
                 hint="plan again with what it measured, or raise `budget_usd`",
             )
         deadline_s, was, now_is = plan.goal.deadline_s, prepared.wanted.chosen.prediction, plan.chosen.prediction
@@ -187,8 +204,17 @@ class Ec2Backend(Ec2Launcher):
                 f"{duration(deadline_s)}.",
                 hint="plan again with what it measured, or leave `canary` out to launch it all the same",
             )
+        order = prober.of_plan(
+            plan,
+            run_id=prepared.order.run_id,
+            bundle_sha256=prepared.order.bundle_sha256,
+            now_s=self.clock(),
+            spent_usd=canary.usd,
+        ).of_run(prepared.launch.spec)
+        order = where_reachable(prober.edge, order.model_copy(update={"budget_usd": left_usd}))
+        ordering.check_prices(plan, order)
         launch = prepared.launch.model_copy(update={"plan": plan, "prediction": now_is})
-        return replace(prepared, wanted=plan, launch=launch)
+        return replace(prepared, wanted=plan, launch=launch, order=order)
 
     def check_ready(self, prepared: Prepared) -> None:
         """See `hetopt.backends.backend.Backend`.

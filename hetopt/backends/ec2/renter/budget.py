@@ -13,6 +13,7 @@ from typing import Literal
 
 from hetopt.core import budget_law
 from hetopt.core.errors import BadInput, BudgetStop
+from hetopt.core.formatting import usd
 from hetopt.optimizer.cost.least_budget import LEAST_LIFETIME_S, least_budget_usd
 
 MOVE_S = 1500.0
@@ -31,8 +32,8 @@ def lifetime_s(budget_usd: float, *, fixed_usd: float, worst_usd_per_hour: float
     if left_s < LEAST_LIFETIME_S * (1 - 1e-9):
         least_usd = least_budget_usd(worst_usd_per_hour, fixed_usd)
         raise BudgetStop(
-            f"${budget_usd:.2f} pays for only {max(left_s, 0) / 60:.0f} minutes of this cluster at its on-demand price "
-            f"of ${worst_usd_per_hour:.2f} an hour, which spot prices can rise to.",
+            f"{usd(budget_usd)} pays for only {max(left_s, 0) / 60:.0f} minutes of this cluster at its on-demand price "
+            f"of {usd(worst_usd_per_hour)} an hour, which spot prices can rise to.",
             hint=f"raise the budget to `budget_usd={math.ceil(least_usd * 100) / 100:.2f}`, or plan a smaller cluster",
         )
     return left_s - budget_law.SHUTDOWN_S

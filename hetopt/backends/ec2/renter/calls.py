@@ -235,7 +235,10 @@ def machine_settings(order: Order, kind: str) -> dict[str, Any]:
 
 def _template_call(order: Order, kind: str, generation: int, end_s: float) -> Request:
     if order.spec_sha256 is None:
-        raise BadInput("the order names no run for its machines.", hint="it is of an older version: launch again")
+        raise BadInput(
+            "the run was ordered by an older version of hetopt, which did not say what its machines are to run.",
+            hint="launch its plan again",
+        )
     step = template_step(kind)
     name = f"hetopt-{order.run_id}-{kind}" + (f"-g{generation}" if generation else "")
     script = user_data(

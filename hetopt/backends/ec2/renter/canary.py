@@ -21,7 +21,7 @@ from hetopt.backends.ec2.renter.request import Edge
 from hetopt.backends.probe_runs import ProbeRun, probe
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.events.records import LogEvent, StepsLogged
-from hetopt.core.formatting import duration
+from hetopt.core.formatting import duration, usd
 from hetopt.core.run_folder import LATEST_OBJECT
 from hetopt.core.run_spec import WorkerSpec
 from hetopt.core.step_samples import Configuration, Node, StepSample
@@ -93,7 +93,10 @@ def first_step_s(order: Order, events: Iterable[LogEvent]) -> float:
     """
     first = next((event for event in events if isinstance(event, StepsLogged)), None)
     if first is None:
-        raise RunFailed("the canary ended before its first step.", hint="look at what its machines printed")
+        raise RunFailed(
+            "the canary ended before its first step.",
+            hint=f"read what its machines printed: `hetopt logs {order.run_id}`",
+        )
     return max(0.0, first.time_s - order.created_s)
 
 
@@ -108,7 +111,8 @@ def left_checkpoint(edge: Edge, order: Order) -> str:
     if latest is None:
         raise RunFailed(
             "the canary has left no checkpoint in the bucket, so a preemption would lose the run.",
-            hint="`hetopt doctor PLAN` looks at the machines' role; what they printed is in the run's folder",
+            hint="`hetopt doctor PLAN` looks at the machines' role; they printed what `hetopt logs "
+            f"{order.run_id}` shows",
         )
     return latest.checkpoint
 
@@ -131,8 +135,8 @@ def told(plan: Plan, after: Plan, canary: Canary) -> str:
     return (
         f"canary: {canary.checkpoint} is in the bucket; first step after {duration(canary.startup_s)} "
         f"({duration(was.startup_s)} foretold), a step of {duration(canary.sample.step_time_s)}, for "
-        f"${canary.usd:.3f}. The plan's step is now {duration(now.step_time_s.value)} "
-        f"({duration(was.step_time_s.value)} before), its cost ${now.cost_usd.value:.2f} (${was.cost_usd.value:.2f})"
+        f"{usd(canary.usd)}. The plan's step is now {duration(now.step_time_s.value)} "
+        f"({duration(was.step_time_s.value)} before), its cost {usd(now.cost_usd.value)} ({usd(was.cost_usd.value)})"
     )
 
 

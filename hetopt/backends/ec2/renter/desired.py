@@ -23,6 +23,7 @@ from hetopt.backends.ec2.renter.spot_pools import billed_from_s, may_leave, pair
 from hetopt.core.bucket_traffic import HEARTBEAT_S
 from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.core.errors import BadInput, BudgetStop
+from hetopt.core.formatting import usd
 from hetopt.core.nodes import host_names
 from hetopt.core.run_spec import RunSpec
 
@@ -205,5 +206,5 @@ def _paid(order: Order, state: ClusterState, needed_s: float, now_s: float, why_
 
 def _unpaid(order: Order, what: str) -> BudgetStop:
     return BudgetStop(
-        f"the budget of ${order.budget_usd:.2f} does not pay for {what}", hint="resume it with a higher `budget_usd`"
+        f"the budget of {usd(order.budget_usd)} does not pay for {what}", hint="resume it with a higher `budget_usd`"
     )

@@ -237,10 +237,11 @@ def try_only(edge: Edge, operation: str, parameters: Mapping[str, object], *, of
     except ApiRefused as refused:
         if refused.code == facts.ONLY_TRIED.value:
             return Check(name=name, verdict="good", said="allowed")
-        if refused.code == facts.NOT_ALLOWED.value or refused.code.startswith(facts.DENIED.value):
-            return bad(name, refused)
         if refused.code == facts.TEMPLATE_NOT_KNOWN_YET.value:
             return Check(name=name, verdict="unknown", said="EC2 tries it only with a template that is there")
+        # Parameters of a call that is only tried may be refused for that alone; what the account lacks stops a launch.
+        if refused.reaction == "stop" and refused.is_known and not refused.code.startswith(facts.INVALID.value):
+            return bad(name, refused)
         return Check(name=name, verdict="unknown", said=refused.message.rstrip("."), hint=refused.hint)
     return Check(
         name=name, verdict="unknown", said="the call was carried out instead of tried", hint="look with `hetopt gc`"
@@ -249,7 +250,7 @@ def try_only(edge: Edge, operation: str, parameters: Mapping[str, object], *, of
 
 def _profile(edge: Edge, instance_profile: str) -> Check:
     request = read("iam", "get_instance_profile", "", InstanceProfileName=instance_profile)
-    make = "an administrator makes it with the commands of `hetopt setup --print-policy`"
+    make = f"an administrator makes it with the commands of `hetopt setup --print-policy --role {instance_profile}`"
     try:
         roles = edge(request)["InstanceProfile"]["Roles"]
     except ApiRefused as refused:

@@ -88,10 +88,10 @@ class BotoEdge:
             raise ApiRefused(
                 request, str(told.get("Code", "Unknown")), str(told.get("Message", "")), endpoint=endpoint
             ) from None
-        except (BotoCoreError, HTTPClientError) as error:
+        except (BotoCoreError, HTTPClientError, ResponseParserError) as error:
             raise ApiRefused(request, type(error).__name__, str(error), endpoint=endpoint) from None
-        except ResponseParserError as error:
-            raise ApiRefused(request, type(error).__name__, str(error), endpoint=endpoint) from None
+        except ValueError as error:  # an address that is none; parameters are refused by names of their own
+            raise ApiRefused(request, ValueError.__name__, str(error), endpoint=endpoint) from None
         self._see_clock(answer.pop("ResponseMetadata", {}))
         return answer
 

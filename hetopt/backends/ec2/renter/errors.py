@@ -97,7 +97,7 @@ TABLE = (
     Meaning(
         codes=("InternalError", "InternalFailure", "InternalServerError", "ServiceUnavailable", "Unavailable", "50?"),
         reaction="again",
-        cause="the service has a fault of its own",
+        cause="{service} has a fault of its own",
         hint="try again in some minutes; https://health.aws.amazon.com says more",
         source=_EC2,
     ),
@@ -120,7 +120,21 @@ TABLE = (
         source=_BOTOCORE,
     ),
     Meaning(
-        codes=("SSLError", "ProxyConnectionError"),
+        codes=("ProxyConnectionError", "InvalidProxiesConfigError"),
+        reaction="stop",
+        cause="the proxy for AWS cannot be used: {text}",
+        hint="look at HTTPS_PROXY and NO_PROXY, then try again",
+        source=_BOTOCORE,
+    ),
+    Meaning(
+        codes=("ValueError",),
+        reaction="stop",
+        cause="an address that is set for AWS is none: {text}",
+        hint="AWS_ENDPOINT_URL and `endpoint_url` in ~/.aws/config begin with http:// or https://: correct them",
+        source=_BOTOCORE.replace("exceptions", "what Endpoint raises besides exceptions"),
+    ),
+    Meaning(
+        codes=("SSLError",),
         reaction="stop",
         cause="no secure connection to {endpoint} can be made",
         hint="look at HTTPS_PROXY and AWS_CA_BUNDLE, then try again",
@@ -132,6 +146,14 @@ TABLE = (
         cause="these credentials may not do {action}: {text}",
         hint="an administrator allows it with the policy of `hetopt setup --print-policy`",
         source=_EC2,
+    ),
+    Meaning(
+        codes=("TagPolicyViolation", "TagPolicyViolationException"),
+        reaction="stop",
+        cause="a tag policy of the organisation refuses what hetopt tags: {text}",
+        hint="its administrators allow the keys that begin with hetopt: (`hetopt launch PLAN --on ec2 --dry-run "
+        "--json` shows them), or use an account without that policy",
+        source="runs-on/runs-on issue 485, of CreateFleet; Organizations user guide, 'Tag policies', 2026-11-27",
     ),
     Meaning(
         codes=("403", "Forbidden"),
@@ -186,6 +208,13 @@ TABLE = (
         reaction="stop",
         cause="there are no AWS credentials here",
         hint="run `aws configure` or `aws sso login --profile NAME`, and check with `aws sts get-caller-identity`",
+        source=_BOTOCORE,
+    ),
+    Meaning(
+        codes=("ConfigParseError", "InvalidConfigError"),
+        reaction="stop",
+        cause="{text}",
+        hint="correct that file, which `aws configure` writes anew, then check with `aws sts get-caller-identity`",
         source=_BOTOCORE,
     ),
     Meaning(
@@ -246,7 +275,7 @@ TABLE = (
         codes=("InsufficientFreeAddressesInSubnet",),
         reaction="elsewhere",
         cause="the subnet has no free addresses left",
-        hint="remove what is left over with `hetopt gc --on ec2`, or make a larger default subnet",
+        hint="remove what is left over with `hetopt gc --on ec2`, or name larger `subnets`",
         source=_EC2,
     ),
     Meaning(
@@ -347,6 +376,13 @@ TABLE = (
         source=_EC2 + f"; InvalidIamInstanceProfileArn: {facts.NONE_FOUND}",
     ),
     Meaning(
+        codes=(f"{facts.NO_ROLE.value}*",),
+        reaction="stop",
+        cause="IAM knows no such role or instance profile: {text}",
+        hint="an administrator makes it with the commands of `hetopt setup --print-policy`",
+        source="IAM API reference, GetRole and GetInstanceProfile",
+    ),
+    Meaning(
         codes=("Invalid*.NotFound*", "NoSuch*", "InvalidFleetId*"),
         reaction="stop",
         cause="what was asked for is not there: {text}",
@@ -366,6 +402,18 @@ _ORGANISATION = (
     "the organisation forbids it, whatever the account allows: ask its administrators, or plan for another region, "
     "`hetopt recommend PROFILE --region REGION`"
 )
+_DENIERS = {
+    facts.ORGANISATION_DENIES.value: _ORGANISATION,
+    facts.RESOURCES_ARE_GUARDED.value: _ORGANISATION,
+    facts.KEY_DENIES.value: "the bucket's key must be allowed to you and to the machines' role, by who keeps it; or "
+    "make a bucket that needs none, `hetopt setup --create-bucket --bucket NAME`, and name that `bucket`",
+    facts.BUCKET_DENIES.value: "the bucket's own policy denies it, whatever yours allows: read it with `aws s3api "
+    "get-bucket-policy --bucket {bucket}`, or name another `bucket`",
+    facts.BOUNDARY_DENIES.value: "the permissions boundary of these credentials denies it: who set it must widen it",
+    facts.ENDPOINT_DENIES.value: "the policy of the network's endpoint denies it: its administrators allow it, or "
+    "launch from another network",
+}
+"""What to do where something else than the caller's own policies denies a call, by what its text names; the first."""
 
 UNKNOWN = Meaning(
     codes=("*",),
@@ -391,18 +439,20 @@ class ApiRefused(CloudRefused):
         code: of the API.
         text: what the API said.
         reaction: whether trying again can help.
+        is_known: whether the table has the code.
         may_be_done: whether it, or an attempt before the one that was refused, may have been carried out.
     """
 
     def __init__(self, request: Request, code: str, text: str, *, endpoint: str = "AWS") -> None:
         row = meaning_of(code)
         words = _words(request, code, text, endpoint)
-        hint = _ORGANISATION if facts.ORGANISATION_DENIES.value in text else row.hint
+        hint = next((hint for named, hint in _DENIERS.items() if named in text), row.hint)
         super().__init__(f"{row.cause.format_map(words)}.", hint=hint.format_map(words))
         self.code = code
         self.text = text
         self.request = request
         self.reaction = row.reaction
+        self.is_known = row is not UNKNOWN
         self.may_be_done = row.reaction == "again"
 
 

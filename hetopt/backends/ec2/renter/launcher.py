@@ -194,7 +194,7 @@ class Ec2Launcher:
         state = loop.watcher.last()
         ids = [machine.id for machine in state.alive if machine.host == host]
         if not ids or state.stop_wished_s is not None:
-            raise BadInput(f"no machine of {loop.order.run_id} is {host} now", hint="look at it with `hetopt status`")
+            raise BadInput(f"no machine of {loop.order.run_id} is {host} now.", hint="look at it with `hetopt status`")
         Remover(edge=loop.edge, sleep=self.sleep).end_machines(ids)
         self._look_at_once(handle)
 

@@ -12,6 +12,7 @@ from hetopt.backends.ec2.renter.budget import MOVE_S, lifetime_s
 from hetopt.backends.ec2.renter.order import Network, Order, Role, worst_usd_per_hour
 from hetopt.backends.ec2.renter.request import Edge
 from hetopt.core.errors import BadInput, BudgetStop
+from hetopt.core.formatting import usd
 from hetopt.core.secret import new_secret
 from hetopt.optimizer.cost.billing import Billing
 from hetopt.optimizer.cost.cost import checkpoint_bytes, checkpoint_time_s
@@ -133,7 +134,7 @@ def budget_of(plan: Plan, wished_usd: float | None) -> float:
     says_how_likely = plan.insight is not None and plan.insight.chance is not None
     if not (says_how_likely and planned is not None and budget >= planned) and high > budget * 1.001:
         raise BudgetStop(
-            f"the plan may cost up to ${high:.2f}, and the budget is ${budget:.2f}.",
+            f"the plan may cost up to {usd(high)}, and the budget is {usd(budget)}.",
             hint="plan again with `hetopt recommend PROFILE --budget USD`, or raise `budget_usd`",
         )
     return budget
@@ -319,7 +320,7 @@ def check_prices(plan: Plan, order: Order) -> None:
             for one in increases
         )
         raise BudgetStop(
-            f"at the prices of now the plan may cost ${high:.2f}, and the budget is ${order.budget_usd:.2f} ({why}).",
+            f"at the prices of now the plan may cost {usd(high)}, and the budget is {usd(order.budget_usd)} ({why}).",
             hint="plan again, or raise `budget_usd`",
         )
 

@@ -21,6 +21,7 @@ from typing import Any
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.bootstrap import WHEELS_FOLDER
 from hetopt.backends.ec2.protocol import MODELS_FOLDER
+from hetopt.backends.ec2.renter.account import role_arn
 from hetopt.backends.ec2.renter.request import Request
 from hetopt.backends.ec2.renter.scheduled_ends import END_ROLE, NAMED
 from hetopt.backends.ec2.renter.tags import OWNER, RUN_ID
@@ -28,31 +29,6 @@ from hetopt.core.outputs import OUTPUT_FOLDER
 from hetopt.core.run_folder import MODEL_NAMES
 
 Policy = dict[str, Any]
-
-READS = (
-    "ec2:DescribeAvailabilityZones",
-    "ec2:DescribeFleets",
-    "ec2:DescribeImages",
-    "ec2:DescribeInstanceTypeOfferings",
-    "ec2:DescribeInstanceTypes",
-    "ec2:DescribeInstances",
-    "ec2:DescribeLaunchTemplates",
-    "ec2:DescribeRegions",
-    "ec2:DescribeRouteTables",
-    "ec2:DescribeSecurityGroups",
-    "ec2:DescribeSpotPriceHistory",
-    "ec2:DescribeSubnets",
-    "ec2:DescribeTags",
-    "ec2:DescribeVolumes",
-    "ec2:DescribeVpcBlockPublicAccessOptions",
-    "ec2:GetEbsDefaultKmsKeyId",
-    "iam:GetInstanceProfile",
-    "iam:GetRole",
-    "scheduler:ListScheduleGroups",
-    "scheduler:ListTagsForResource",
-    "servicequotas:GetAWSDefaultServiceQuota",
-    "servicequotas:GetServiceQuota",
-)
 
 MAKES = ("ec2:CreateFleet", "ec2:CreateLaunchTemplate", "ec2:CreateSecurityGroup", "ec2:RunInstances")
 """Creating a fleet asks for RunInstances too."""
@@ -95,7 +71,18 @@ def operator_policy(*, account_id: str, region: str, bucket: str, role: str, typ
     mine = {"StringLike": {"aws:userid": [owner, f"{owner}:*"]}}
     schedules, group = (f"arn:aws:scheduler:{region}:{account_id}:{thing}" for thing in _SCHEDULES)
     return _policy(
-        _statement("Look", READS, ["*"]),
+        _statement("Look", sorted(facts.KNOW_NO_RESOURCE.value), ["*"]),
+        _statement(
+            "LookAtRoles",
+            ["iam:GetInstanceProfile", "iam:GetRole"],
+            [
+                f"arn:aws:iam::{account_id}:instance-profile/{role}",
+                *(role_arn(account_id, name) for name in (END_ROLE, *facts.SERVICE_ROLES.value)),
+            ],
+        ),
+        _statement(
+            "LookAtQuotas", ["servicequotas:GetServiceQuota"], [f"arn:aws:servicequotas:{region}:{account_id}:ec2/*"]
+        ),
         _statement(
             "LookUpImages", ["ssm:GetParameter"], [f"arn:aws:ssm:{region}::parameter{facts.PUBLIC_PARAMETERS.value}"]
         ),
@@ -131,17 +118,18 @@ def operator_policy(*, account_id: str, region: str, bucket: str, role: str, typ
         _statement(
             "GiveMachinesTheirRole",
             ["iam:PassRole"],
-            [f"arn:aws:iam::{account_id}:role/{role}"],
+            [role_arn(account_id, role)],
             {"StringEquals": {"iam:PassedToService": facts.MACHINES_SERVICE.value}},
         ),
         # A schedule has no tags: it is known by its group's name, which nobody can guess.
         _statement("EndMachinesFromOutside", ["scheduler:CreateSchedule", "scheduler:DeleteSchedule"], [schedules]),
         _statement("GroupEnds", ["scheduler:CreateScheduleGroup", "scheduler:TagResource"], [group], tagged),
+        _statement("LookAtEnds", ["scheduler:ListTagsForResource"], [group]),
         _statement("RemoveMyEnds", ["scheduler:DeleteScheduleGroup"], [group], mine),
         _statement(
             "GiveEndsTheirRole",
             ["iam:PassRole"],
-            [f"arn:aws:iam::{account_id}:role/{END_ROLE}"],
+            [role_arn(account_id, END_ROLE)],
             {"StringEquals": {"iam:PassedToService": facts.SCHEDULER_SERVICE.value}},
         ),
         _statement("ListTheBucket", ["s3:ListBucket"], [f"arn:aws:s3:::{bucket}"]),

@@ -86,7 +86,8 @@ def shared(spec: RunSpec, workers: Sequence[WorkerSpec], batch: int) -> RunSpec:
         # A task computes what does not fit at once in micro-batches.
         if spec.script and worker.max_local_batch_size is not None and share > worker.max_local_batch_size:
             raise CloudRefused(
-                f"{worker.host} cannot hold {share} samples, and the others that would are lost.",
+                f"{worker.host} has memory for {worker.max_local_batch_size} samples at once, and would get {share} of "
+                "the batch, as other machines are lost; a script has no micro-batches.",
                 hint="launch the plan again",
             )
     sharing = (

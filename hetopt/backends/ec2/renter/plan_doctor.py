@@ -8,7 +8,7 @@ is made or changed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter import account
@@ -20,9 +20,9 @@ from hetopt.backends.ec2.renter.errors import ApiRefused
 from hetopt.backends.ec2.renter.order import Order, Role
 from hetopt.backends.ec2.renter.ordering import Orders, check_prices, expected_usd, moved_prices, roles_of
 from hetopt.backends.ec2.renter.permissions import Policy, give_policy, node_policy
-from hetopt.backends.ec2.renter.request import Answer, Request, read
+from hetopt.backends.ec2.renter.request import Request, read
 from hetopt.core.errors import BadInput, BudgetStop, CloudRefused, HetoptError
-from hetopt.core.formatting import duration
+from hetopt.core.formatting import duration, usd
 from hetopt.optimizer.plan import Plan
 
 LEAST_LOGIN_S = 1200.0
@@ -101,10 +101,10 @@ class PlanDoctor(Orders):
 
     def _service_roles(self, roles: Sequence[Role]) -> Iterator[Check]:
         """EC2's own roles, which its first spot machine and its first fleet need."""
-        services = {facts.FLEET_ROLE.value: facts.FLEET_SERVICE.value}
-        if any(role.market == "spot" for role in roles):
-            services[facts.SPOT_ROLE.value] = facts.SPOT_SERVICE.value
-        for role, service in services.items():
+        rents_spot = any(role.market == "spot" for role in roles)
+        for role, service in facts.SERVICE_ROLES.value.items():
+            if role == facts.SPOT_ROLE.value and not rents_spot:
+                continue
             name, command = f"role {role}", f"aws iam create-service-linked-role --aws-service-name {service}"
             make = f"an administrator runs once: `{command}`"
             try:
@@ -128,8 +128,7 @@ class PlanDoctor(Orders):
         if all(role.market == "on-demand" for role in roles):
             said = f"by {key}, which the caller must be allowed to use"
             return Check(name=name, verdict="unknown", said=said, hint=f"`aws kms describe-key --key-id {key}`")
-        path = f"aws-service-role/{facts.SPOT_SERVICE.value}/{facts.SPOT_ROLE.value}"
-        role = f"arn:aws:iam::{key.split(':')[4]}:role/{path}"
+        role = account.role_arn(key.split(":")[4], facts.SPOT_ROLE.value)
         grant = (
             f"`aws kms create-grant --key-id {key} --grantee-principal {role} --operations "
             f"{' '.join(facts.DISK_KEY_OPERATIONS.value)}`, or put EC2 into the key's policy"
@@ -168,15 +167,22 @@ class PlanDoctor(Orders):
             said = f"machines go by {order.network.proxy}, which only they can try"
             yield Check(name="network", verdict="unknown", said=said, hint="nothing needs to be done where it is right")
             return
-        ids = [zone.subnet_id for zone in order.zones]
         try:
-            subnets = self.edge(read("ec2", "describe_subnets", "whether machines get an address", SubnetIds=ids))
-            tables = account.tables_of(self.edge, (zone.vpc_id for zone in order.zones))
+            ways = account.ways_by_zone(self.edge, order)
         except CloudRefused as refused:
             yield Check(name="network", verdict="unknown", said=refused.message.rstrip("."), hint=refused.hint)
             return
-        ways = [_way_out(subnet, tables, addressed=order.network.public_address) for subnet in subnets["Subnets"]]
-        yield from _alike(ways)
+        # What is the same of several zones in one sentence, with the way out of the first.
+        reasons = {zone: None if found is None else found.said for zone, found in ways.items()}
+        for reason in dict.fromkeys(reasons.values()):
+            same = {zone: ways[zone] for zone in ways if reasons[zone] == reason}
+            name = f"network in {', '.join(same)}"
+            if reason is None:
+                yield Check(name=name, verdict="good", said="there is a way out to S3 and packages")
+                continue
+            hints = list(dict.fromkeys(found.hint for found in same.values() if found is not None))
+            likewise = "; likewise in the others" if len(hints) > 1 else ""
+            yield Check(name=name, verdict="bad", said=reason, hint=f"{hints[0]}{likewise}")
 
     def _prices(self, plan: Plan, order: Order) -> Check:
         """What machines cost now beside what was planned."""
@@ -193,7 +199,7 @@ class PlanDoctor(Orders):
     def _budget(self, plan: Plan, order: Order) -> Check:
         expected, high = expected_usd(plan, order)
         said = (
-            f"${expected:.2f} expected and ${high:.2f} at most of 90 %, of ${order.budget_usd:.2f}, which pays for "
+            f"{usd(expected)} expected and {usd(high)} at most of 90 %, of {usd(order.budget_usd)}, which pays for "
             f"{duration(order.lifetime_s)} at on-demand prices"
         )
         return Check(name="budget", verdict="good", said=said)
@@ -336,34 +342,3 @@ def _policies_of(arn: str) -> str | None:
     if kind == "assumed-role":
         return f"arn:aws:iam::{parts[4]}:role/{name.partition('/')[0]}"
     return arn if kind == "user" else None
-
-
-def _way_out(subnet: Answer, tables: Sequence[Answer], *, addressed: bool) -> Check:
-    """Whether what is in a subnet reaches the internet: by a gateway and an address, or by translation."""
-    id_, name = subnet["SubnetId"], f"network in {subnet['AvailabilityZone']}"
-    routes = account.ways_out(account.table_of(id_, subnet["VpcId"], tables))
-    if not routes:
-        hint = (
-            f"`aws ec2 create-route --destination-cidr-block {facts.ANYWHERE.value} --gateway-id GATEWAY "
-            "--route-table-id TABLE`"
-        )
-        return Check(name=name, verdict="bad", said="there is no route to the internet", hint=hint)
-    gateways_only = all(str(one.get("GatewayId", "")).startswith(facts.GATEWAY_IDS.value) for one in routes)
-    if gateways_only and not addressed:
-        said = "the only way out is an internet gateway, which serves machines with a public address alone"
-        return Check(name=name, verdict="bad", said=said, hint="let them have one, or name other `subnets`")
-    if gateways_only and not subnet.get("MapPublicIpOnLaunch"):
-        hint = f"`aws ec2 modify-subnet-attribute --subnet-id {id_} --map-public-ip-on-launch`"
-        said = "machines get no public address, and the only way out is an internet gateway"
-        return Check(name=name, verdict="bad", said=said, hint=hint)
-    return Check(name=name, verdict="good", said="there is a way out to S3 and packages")
-
-
-def _alike(ways: Sequence[Check]) -> Iterator[Check]:
-    """What is the same of several zones in one sentence, with the way out of the first; others have theirs likewise."""
-    for first in dict.fromkeys((one.verdict, one.said) for one in ways):
-        same = [one for one in ways if (one.verdict, one.said) == first]
-        hints = list(dict.fromkeys(one.hint for one in same if one.hint))
-        likewise = "; likewise in the others" if len(hints) > 1 else ""
-        zones = ", ".join(one.name.removeprefix("network in ") for one in same)
-        yield replace(same[0], name=f"network in {zones}", hint=f"{hints[0]}{likewise}" if hints else None)

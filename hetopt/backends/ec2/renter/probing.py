@@ -14,7 +14,6 @@ from hetopt.backends.ec2.renter import ordering
 from hetopt.backends.ec2.renter.account import image_kind
 from hetopt.backends.ec2.renter.bundle import Bundle
 from hetopt.backends.ec2.renter.canary import (
-    CANARY_USD,
     TRAINS_S,
     Canary,
     canary_probe,
@@ -28,6 +27,7 @@ from hetopt.backends.probe_runs import ProbeRun, probe, read_sample
 from hetopt.core.errors import BadInput, BudgetStop, RunFailed
 from hetopt.core.events.log import EVENTS_FILE
 from hetopt.core.events.reader import read_log
+from hetopt.core.formatting import usd
 from hetopt.core.interruption import stopping
 from hetopt.core.profile import Profile
 from hetopt.core.run_spec import WorkerSpec
@@ -143,12 +143,13 @@ class Prober(ordering.Orders):
         """
         return self._rented(probe, folder, roles_for(probe, self.catalog), budget_usd, None)[1:]
 
-    def canary(self, plan: Plan, folder: Path) -> Canary:
+    def canary(self, plan: Plan, folder: Path, budget_usd: float) -> Canary:
         """The same with one machine of each type of a plan, rented as the plan rents it.
 
         Args:
             plan: that one.
             folder: the run's, empty.
+            budget_usd: what it may cost at most.
 
         Raises:
             CloudRefused, BudgetStop, RunFailed: as in `measure`; or it has left no checkpoint.
@@ -161,10 +162,10 @@ class Prober(ordering.Orders):
         ]
         lives_s = plan.chosen.prediction.startup_s + TRAINS_S
         try:
-            order, sample, usd = self._rented(probe, folder, roles, CANARY_USD, lives_s)
+            order, sample, spent_usd = self._rented(probe, folder, roles, budget_usd, lives_s)
         except BudgetStop as refused:
             raise BudgetStop(
-                f"a canary has ${CANARY_USD:.2f}: {refused.message}",
+                f"a canary has {usd(budget_usd)}: {refused.message}",
                 hint="leave `canary` out, or measure a step of one of the types by a budget of your own: `hetopt "
                 "profile TASK --explore --on ec2 --types TYPE --probe-budget USD`",
             ) from None
@@ -172,7 +173,7 @@ class Prober(ordering.Orders):
             sample=sample,
             startup_s=first_step_s(order, read_log(folder / EVENTS_FILE).events),
             checkpoint=left_checkpoint(self.edge, order),
-            usd=usd,
+            usd=spent_usd,
         )
 
     def _rented(

@@ -25,6 +25,7 @@ from hetopt.backends.ec2.renter.order import Order, Role
 from hetopt.backends.ec2.renter.placement import shared, without
 from hetopt.backends.ec2.renter.run_status import TRIES, failed, hopeless_hosts, hopeless_types
 from hetopt.core.errors import CloudRefused
+from hetopt.core.formatting import usd
 from hetopt.core.nodes import host_names
 from hetopt.core.run_spec import RunSpec, WorkerSpec
 
@@ -217,7 +218,7 @@ def must_end(order: Order, state: ClusterState, now_s: float, *, patience_s: flo
         late = now_s > state.stop_wished_s + order.checkpoint_s + patience_s
         return Clear(state=state) if late else None
     if guard_of(order, state, now_s).decide(state.spent_usd(now_s), now_s) == "stop":
-        reason = f"the budget of ${order.budget_usd:.2f} is reached"
+        reason = f"the budget of {usd(order.budget_usd)} is reached"
         return Stop(state=_with(state, stop_wished_s=now_s, stop_reason=reason))
     return None
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter import calls
 from hetopt.backends.ec2.renter.errors import ApiRefused, meaning_of
 from hetopt.backends.ec2.renter.ledger import SETTLES_S, Made
@@ -120,7 +121,7 @@ class Renter:
 
     def _somewhere(self, order: Order, spec: RunSpec, results: Mapping[str, Answer]) -> Granted:
         """The first zone that has all machines; where none has, and fewer may do, the first with some."""
-        reasons: list[str] = []
+        reasons: dict[str, list[str]] = {}
         hint: str | None = None
         fewer = order.zones if self.accept is not None else ()
         tries = [*((zone, True) for zone in order.zones), *((zone, False) for zone in fewer)]
@@ -129,7 +130,8 @@ class Renter:
             granted, refused = self._in_zone(order, order.roles, zone, attempt, results, together=together)
             left = spec if not refused else None
             if together:
-                reasons += [f"{zone.name}: {error.message}" for error in refused]
+                for error in refused:
+                    reasons.setdefault(error.message, []).append(zone.name)
                 hint = next((error.hint for error in refused), hint)
             elif refused:
                 left = self._on_fewer(order, spec, granted, refused)
@@ -142,7 +144,8 @@ class Renter:
             if granted:
                 # Other groups of the same zone were granted: they are paid for, and of no use alone.
                 self._release(order)
-        raise CloudRefused(f"no zone has all machines of the plan. {' '.join(reasons)}", hint=hint)
+        told = " ".join(f"{', '.join(dict.fromkeys(zones))}: {message}" for message, zones in reasons.items())
+        raise CloudRefused(f"no zone has all machines of the plan. {told}", hint=hint)
 
     def _in_zone(
         self,
@@ -267,7 +270,8 @@ class Renter:
             self.give_back([*ids, *fleets] if ids else [])
         except CloudRefused as stayed:
             raise CloudRefused(
-                f"{why.message} {len(ids)} were granted all the same, and could not be ended: {stayed.message}",
+                f"{why.message} {len(ids)} machines were granted all the same, and could not be ended: "
+                f"{stayed.message}",
                 hint="end them at once: `hetopt gc --on ec2 --remove`",
             ) from None
         raise why
@@ -326,7 +330,9 @@ class Renter:
                     reason = one.get("StateReason", {}).get("Message") or "EC2 does not say why"
                     raise CloudRefused(
                         f"{one['InstanceId']} ({one['InstanceType']}) ended before it began: {reason}.",
-                        hint="launch again; if it is the disk's key, look at the account's default EBS encryption",
+                        hint="it may not use the key of the account's disks: `hetopt doctor PLAN` says how to mend it"
+                        if facts.KEY_REFUSED.value in reason
+                        else "launch again, or plan with other types",
                     )
             if len(found) == len(wanted) and all(one.get("PrivateIpAddress") for one in found.values()):
                 return [[_machine(found[id_]) for id_ in ids] for ids in granted]
