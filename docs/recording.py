@@ -1,7 +1,7 @@
 """Draws the README's picture from what commands printed: ``python docs/recording.py``; ``--record`` runs them first.
 
 What was printed is kept in ``images/demo.txt``, as a terminal of 80 columns and 24 lines shows it. The picture shows it
-line by line, a screen a command, again and again, beginning with the plan; where somebody asks for less motion, it
+line by line, a screen a command, again and again, beginning with the first; where somebody asks for less motion, it
 stands still.
 """
 
@@ -18,6 +18,7 @@ IMAGES = Path(__file__).resolve().parent / "images"
 SAID = IMAGES / "demo.txt"
 PICTURE = IMAGES / "demo.svg"
 COMMANDS = (
+    "hetopt estimate --params 110M --samples 3M --tokens 128 --budget 200",
     "hetopt profile digits -o profile.json",
     "hetopt recommend profile.json --budget 2 --epochs 100 --batch-size 256 -o plan.json",
     "hetopt launch plan.json --on local --slowdown 1,2 --yes",
@@ -28,7 +29,7 @@ ROWS = 24
 SCREEN = "\f"
 """Ends what one command printed."""
 
-STILL = 1
+STILL = 0
 """The command that is shown where nothing moves."""
 
 LINE_S = 0.12
@@ -38,7 +39,12 @@ _ADVANCE, _HEIGHT, _MARGIN = 7.8, 18, 16  # of a letter and a line, in pixels
 
 
 def record() -> str:
-    """Run the commands in an empty folder; what each printed, after its prompt."""
+    """Run the commands in an empty folder; what each printed, after its prompt.
+
+    Refused on a busy machine: what is shown there is how far others change the speed of a machine.
+    """
+    if os.getloadavg()[0] > (os.cpu_count() or 1):
+        sys.exit("this machine is busy: record when it has nothing else to do, as `hetopt profile` asks for, too")
     said = []
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "HETOPT_HOME": folder, "COLUMNS": str(COLUMNS), "NO_COLOR": "1"}
@@ -82,7 +88,7 @@ def draw(said: str) -> str:
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" width="{width:.0f}" '
             f'height="{height}" role="img" aria-labelledby="title">',
-            '<title id="title">What hetopt printed: a profile, a plan, a run, and its report</title>',
+            '<title id="title">What hetopt printed: an estimate, a profile, a plan, a run, and its report</title>',
             "<style>",
             "text{font:13px ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace;fill:#d6dde6;"
             "white-space:pre}",
