@@ -86,6 +86,31 @@ def test_the_readme_is_read_in_minutes() -> None:
     assert len((REPOSITORY / "README.md").read_text(encoding="utf-8").split()) < 900
 
 
+SKYPILOT_GRADE = 8.06
+"""Of the page of SkyPilot 0.14.1 on PyPI, by the function below, on 2026-11-27."""
+
+
+@pytest.mark.parametrize("path", ["README.md", "docs/index.md", "docs/quickstart.md"])
+def test_the_first_pages_are_read_as_easily_as_those_of_others(path: str) -> None:
+    assert reading_grade((REPOSITORY / path).read_text(encoding="utf-8")) < SKYPILOT_GRADE
+
+
+def reading_grade(markdown: str) -> float:
+    """Years of school that its prose asks for: 0.39 words a sentence + 11.8 syllables a word - 15.59 (Kincaid 1975).
+
+    Without code, tables, headings and pictures; a syllable is a run of vowels, but for an e at the end.
+    """
+    text = re.sub(r"```.*?```|<!--.*?-->|<[^>]+>", "", markdown, flags=re.DOTALL)
+    text = "\n".join(line for line in text.splitlines() if not line.startswith(("|", "#", "![", "    ")))
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r"`[^`]*`", "it", text))
+    text = re.sub(r"\n\s*(?:[-*]|\d+\.)\s+|\n\s*\n", ". ", text)
+    sentences = [one for one in re.split(r"[.!?:](?:\s|$)", text) if re.search(r"[A-Za-z]{2}", one)]
+    words = re.findall(r"[A-Za-z]+(?:'[a-z]+)?", text)
+    silent = sum(word.endswith("e") and not word.endswith(("le", "ee")) and len(word) > 3 for word in words)
+    syllables = sum(max(1, len(re.findall(r"[aeiouy]+", word.lower()))) for word in words) - silent
+    return 0.39 * len(words) / len(sentences) + 11.8 * syllables / len(words) - 15.59
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name)
 def test_links_lead_somewhere(path: Path) -> None:
     for target in LINK.findall(path.read_text(encoding="utf-8")):
