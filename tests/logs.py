@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from hetopt.core.events.fold import RunHistory
+from hetopt.core.events.log import EVENTS_FILE
 from hetopt.core.events.records import ANY_EVENT, RECORDS, LogEvent, kinds
+from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 
 KNOWN = frozenset(kind for record in RECORDS for kind in kinds(record))
 
@@ -42,6 +45,15 @@ def event_of(fields: Mapping[str, Any]) -> LogEvent:
 def an_event(name: str, **given: Any) -> LogEvent:
     """One event as it is read."""
     return event_of(fields(name, **given))
+
+
+def recorded_run(folder: Path, launch: Launch, log: Iterable[Mapping[str, Any] | str]) -> Path:
+    """The folder of a run, made with its launch and its log: events, or lines as they are."""
+    folder.mkdir(parents=True)
+    launch.save(folder / LAUNCH_FILE)
+    lines = [one if isinstance(one, str) else json.dumps(one) for one in log]
+    (folder / EVENTS_FILE).write_text("\n".join([*lines, ""]), encoding="utf-8")
+    return folder
 
 
 def history_of(log: Iterable[Mapping[str, Any]], starts: Iterable[float] = ()) -> RunHistory:

@@ -20,9 +20,8 @@ import pytest
 import hetopt as hetopt_library
 from benchmarks import newcomer
 from hetopt.backends.emulation.namespaces import why_not
-from hetopt.core.events.log import EVENTS_FILE
 from hetopt.core.profile import Profile
-from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
+from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal
 from hetopt.optimizer.recommendation.recommend import Options, recommend
@@ -31,6 +30,7 @@ from tests.face.conftest import RECORDED, hetopt, small_catalogue
 from tests.face.test_help import examples
 from tests.face.test_report import _disturbed, launch, plan, rehearsed
 from tests.face.test_task_check import SMALLEST
+from tests.logs import recorded_run
 
 pytestmark = pytest.mark.usefixtures("small_catalogue")
 
@@ -97,12 +97,9 @@ def here(written: Path, tmp_path: Path, rehearsed: Launch, monkeypatch: pytest.M
     shutil.copytree(written, tmp_path / "here", symlinks=True)
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setenv("HETOPT_HOME", str(tmp_path / "home"))
-    run = tmp_path / "home" / "runs" / rehearsed.run_id
-    (run / "log").mkdir(parents=True)
+    run = recorded_run(tmp_path / "home" / "runs" / rehearsed.run_id, rehearsed, _disturbed(rehearsed))
+    (run / "log").mkdir()
     (run / "log" / "host.log").write_text("started\n", encoding="utf-8")
-    rehearsed.save(run / LAUNCH_FILE)
-    lines = [json.dumps(event) for event in _disturbed(rehearsed)]
-    (run / EVENTS_FILE).write_text("\n".join([*lines, ""]), encoding="utf-8")
     return tmp_path / "here"
 
 

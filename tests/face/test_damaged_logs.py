@@ -33,6 +33,7 @@ from hetopt.reports.page.series import series
 from hetopt.reports.report import Report, make_report
 from hetopt.reports.scalars import Exposed, exposition, scalars
 from hetopt.reports.tensorboard import event_file
+from tests.logs import recorded_run
 from tests.work import calls_of
 
 from .test_report import launch, plan
@@ -202,11 +203,9 @@ def home(launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
         ("20261126-000001-old-0001", [*lines[:2], json.dumps(without), json.dumps(evil), *lines[3:]]),
         ("20261126-000002-good-0002", lines),
     ):
-        folder = tmp_path / "runs" / name
-        folder.mkdir(parents=True)
         started_s = json.loads(lines[0])["time_s"] - 10.0
-        launch.model_copy(update={"run_id": name, "started_s": started_s}).save(folder / LAUNCH_FILE)
-        (folder / EVENTS_FILE).write_text("\n".join([*text, ""]), encoding="utf-8")
+        started = launch.model_copy(update={"run_id": name, "started_s": started_s})
+        recorded_run(tmp_path / "runs" / name, started, text)
     return tmp_path / "runs"
 
 

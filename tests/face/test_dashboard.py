@@ -26,6 +26,7 @@ from hetopt.reports.live_run import MOST_POINTS, LiveRun
 from hetopt.reports.page.dashboard import NOT_READ
 from tests.browser import WIDTHS, browser
 from tests.disturbance import PATIENCE_S
+from tests.logs import recorded_run
 
 from .conftest import start
 from .test_plan_page import outlined
@@ -39,9 +40,6 @@ EVIL = "</td><script>alert(1)</script><img src=x onerror=alert(2)>"
 def recorded(home: Path, launch: Launch, number: int, *, keep: int | None = None, evil: bool = False) -> Path:
     """A run of a home; ``keep`` of its events, so that it has no end."""
     name = f"20261120-000000-digits-{number:04d}"
-    folder = home / name
-    folder.mkdir(parents=True)
-    launch.model_copy(update={"run_id": name}).save(folder / LAUNCH_FILE)
     events = _compressed(launch)[:keep]
     if evil:
         for event in events:
@@ -52,8 +50,7 @@ def recorded(home: Path, launch: Launch, number: int, *, keep: int | None = None
                 event["metrics"] = {EVIL: 1.0}
             if event["event"] == "training_finished":
                 event["reason"] = EVIL
-    (folder / EVENTS_FILE).write_text("".join(f"{json.dumps(event)}\n" for event in events), encoding="utf-8")
-    return folder
+    return recorded_run(home / name, launch.model_copy(update={"run_id": name}), events)
 
 
 @contextmanager

@@ -15,17 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.core.errors import BadInput
-from hetopt.core.events.log import EVENTS_FILE, Event
+from hetopt.core.events.log import Event
 from hetopt.core.profile import PilotSync, Profile
 from hetopt.core.synchronization_text import parse_sync
 from hetopt.optimizer.convergence.convergence import fit_convergence
-from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
+from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import OWN, Goal, Plan
 from hetopt.optimizer.recommendation.recommend import Options, recommend
 from hetopt.optimizer.step_time.earlier_runs import OF_THE_TYPE, EarlierRuns, RunOnType, device_of
 from hetopt.reports.learn import learn
-from tests.logs import history_of
+from tests.logs import history_of, recorded_run
 
 RECORDED = Path(__file__).resolve().parents[1] / "recorded"
 STEPS = 2000
@@ -264,12 +264,8 @@ def test_the_next_plan_of_another_job_moves_towards_what_a_run_found_and_says_so
     """By commands alone: report --learn, then predict and recommend of another job, on another size with that GPU."""
     monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
     launch = launched(first).model_copy(update={"on": "local"})
-    folder = tmp_path / "runs" / launch.run_id
-    folder.mkdir(parents=True)
-    launch.save(folder / LAUNCH_FILE)
     truth_s = SLOWER * first.chosen.prediction.step_time_s.value
-    lines = [json.dumps(event) for event in log_of(launch, truth_s)]
-    (folder / EVENTS_FILE).write_text("\n".join([*lines, ""]), encoding="utf-8")
+    recorded_run(tmp_path / "runs" / launch.run_id, launch, log_of(launch, truth_s))
     ran = first.chosen.groups[0].instance_type
     kind = next(size for size in (f"{ran.partition('.')[0]}.{n}xlarge" for n in ("", "2")) if size != ran)
     other = RECORDED / "lstm-small.json"
@@ -333,11 +329,7 @@ def test_the_command_begins_a_profile_and_goes_on_with_it(
 ) -> None:
     monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
     launch = launched(first).model_copy(update={"on": "local"})
-    folder = tmp_path / "runs" / launch.run_id
-    folder.mkdir(parents=True)
-    launch.save(folder / LAUNCH_FILE)
-    lines = [json.dumps(event) for event in log_of(launch, 0.01)]
-    (folder / EVENTS_FILE).write_text("\n".join([*lines, ""]), encoding="utf-8")
+    recorded_run(tmp_path / "runs" / launch.run_id, launch, log_of(launch, 0.01))
     path = tmp_path / "learned.json"
     answer = hetopt("report", "--learn", path)
     assert answer.code == 0

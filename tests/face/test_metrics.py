@@ -22,11 +22,11 @@ from hetopt.api.known_runs import KnownRuns
 from hetopt.core.errors import BadInput
 from hetopt.core.events.fold import RunFold
 from hetopt.core.events.log import EVENTS_FILE
-from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
+from hetopt.optimizer.launch_record import Launch
 from hetopt.reports.scalars import HELP, Exposed, exposition, scalars
 from hetopt.reports.tensorboard import _crc32c, _masked, event_file, tag
 from tests.disturbance import PATIENCE_S
-from tests.logs import events_of
+from tests.logs import events_of, recorded_run
 
 from .test_report import _compressed, launch, plan, rehearsed
 
@@ -36,12 +36,7 @@ __all__ = ["launch", "plan", "rehearsed"]
 @pytest.fixture
 def recorded(rehearsed: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
-    folder = tmp_path / "runs" / rehearsed.run_id
-    folder.mkdir(parents=True)
-    rehearsed.save(folder / LAUNCH_FILE)
-    lines = [json.dumps(event) for event in _compressed(rehearsed)]
-    (folder / EVENTS_FILE).write_text("\n".join([*lines, ""]), encoding="utf-8")
-    return folder
+    return recorded_run(tmp_path / "runs" / rehearsed.run_id, rehearsed, _compressed(rehearsed))
 
 
 def test_prometheus_gets_the_newest_of_each(rehearsed: Launch) -> None:

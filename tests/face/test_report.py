@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,20 +21,20 @@ from hetopt.cli.status import resume_command
 from hetopt.core import formatting
 from hetopt.core.errors import BadInput, RunStopped
 from hetopt.core.events.fold import RunFold
-from hetopt.core.events.log import EVENTS_FILE, Event
+from hetopt.core.events.log import Event
 from hetopt.core.events.records import LogEvent
 from hetopt.core.profile import Profile
 from hetopt.core.run_folder import CHECKPOINT_FOLDER, LATEST_FILE
 from hetopt.core.run_status import RunState, RunStatus
 from hetopt.core.stream import Stream
-from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
+from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal, Plan, Range
 from hetopt.optimizer.recommendation.recommend import Options, recommend
 from hetopt.reports.report import Compared, Report, Unit, _verdict, make_report
 from hetopt.reports.run_words import figures, pause
 from hetopt.reports.timeline import timeline
-from tests.logs import an_event, history_of
+from tests.logs import an_event, history_of, recorded_run
 
 Golden = Callable[[str, str], None]
 
@@ -419,11 +418,7 @@ def test_a_stopped_run_goes_on_only_where_it_has_a_checkpoint(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
-    folder = tmp_path / "runs" / launch.run_id
-    folder.mkdir(parents=True)
-    launch.save(folder / LAUNCH_FILE)
-    events = _events(launch, reason="stopped")
-    (folder / EVENTS_FILE).write_text("".join(f"{json.dumps(event)}\n" for event in events), encoding="utf-8")
+    folder = recorded_run(tmp_path / "runs" / launch.run_id, launch, _events(launch, reason="stopped"))
     with pytest.raises(RunStopped) as stopped:
         finish(Run.find(launch.run_id), rented=False, as_json=False)
     assert stopped.value.hint == "it has no checkpoint to go on from: launch its plan anew"

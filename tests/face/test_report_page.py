@@ -18,15 +18,15 @@ from hypothesis import strategies as st
 
 from hetopt.core.errors import BadInput
 from hetopt.core.events.fold import RunHistory
-from hetopt.core.events.log import EVENTS_FILE, Event
+from hetopt.core.events.log import Event
 from hetopt.core.events.reader import read_log
-from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
+from hetopt.optimizer.launch_record import Launch
 from hetopt.reports.page.page import page
 from hetopt.reports.page.series import envelope, series, stretches
 from hetopt.reports.report import make_report
 from hetopt.reports.timeline import timeline
 from tests.browser import WIDTHS, browser
-from tests.logs import history_of
+from tests.logs import history_of, recorded_run
 from tests.work import calls_of
 
 from .test_plan_page import outlined
@@ -212,12 +212,7 @@ def test_a_hundred_thousand_steps_of_sixteen_workers_fit_into_a_page(launch: Lau
 def recorded(rehearsed: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home with one run."""
     monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
-    folder = tmp_path / "runs" / rehearsed.run_id
-    folder.mkdir(parents=True)
-    rehearsed.save(folder / LAUNCH_FILE)
-    lines = [json.dumps(event) for event in _compressed(rehearsed)]
-    (folder / EVENTS_FILE).write_text("\n".join([*lines, ""]), encoding="utf-8")
-    return folder
+    return recorded_run(tmp_path / "runs" / rehearsed.run_id, rehearsed, _compressed(rehearsed))
 
 
 def test_the_command_writes_the_page(recorded: Path, tmp_path: Path, hetopt: Callable[..., Any]) -> None:

@@ -18,8 +18,9 @@ from hetopt.cli.watch import picture
 from hetopt.core.events.decisions import write_decision
 from hetopt.core.events.log import EVENTS_FILE
 from hetopt.core.reporter import PIECES
-from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
+from hetopt.optimizer.launch_record import Launch
 from hetopt.reports.live_run import LiveRun
+from tests.logs import recorded_run
 from tests.work import calls_of
 
 from .conftest import on_a_terminal
@@ -29,18 +30,10 @@ from .test_report_page import long_run
 __all__ = ["launch", "plan", "rehearsed"]
 
 
-def written(folder: Path, launch: Launch, lines: list[str]) -> Path:
-    folder.mkdir(parents=True)
-    launch.save(folder / LAUNCH_FILE)
-    (folder / EVENTS_FILE).write_text("\n".join([*lines, ""]), encoding="utf-8")
-    return folder
-
-
 @pytest.fixture
 def recorded(rehearsed: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
-    lines = [json.dumps(event) for event in _compressed(rehearsed)]
-    return written(tmp_path / "runs" / rehearsed.run_id, rehearsed, lines)
+    return recorded_run(tmp_path / "runs" / rehearsed.run_id, rehearsed, _compressed(rehearsed))
 
 
 @pytest.mark.parametrize("columns", [80, 40])
@@ -55,7 +48,7 @@ def test_a_picture_of_a_run(
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     events = _compressed(rehearsed)
-    folder = written(tmp_path / "run", rehearsed, [json.dumps(event) for event in events[:-4]])
+    folder = recorded_run(tmp_path / "run", rehearsed, events[:-4])
     watched = LiveRun.of(folder, rehearsed)
     watched.read()
     out = io.StringIO()
@@ -89,7 +82,7 @@ def test_a_line_of_progress_says_all_at_any_width(columns: int) -> None:
 
 def test_only_what_is_new_is_read(rehearsed: Launch, tmp_path: Path) -> None:
     lines = [json.dumps(event) for event in _compressed(rehearsed)]
-    folder = written(tmp_path / "run", rehearsed, lines[:5])
+    folder = recorded_run(tmp_path / "run", rehearsed, lines[:5])
     watched = LiveRun.of(folder, None)
     watched.read()
     before = watched.log._offset
@@ -103,7 +96,7 @@ def test_only_what_is_new_is_read(rehearsed: Launch, tmp_path: Path) -> None:
 
 
 def test_what_the_supervisor_did_is_seen_once(rehearsed: Launch, tmp_path: Path) -> None:
-    folder = written(tmp_path / "run", rehearsed, [json.dumps(event) for event in _compressed(rehearsed)])
+    folder = recorded_run(tmp_path / "run", rehearsed, _compressed(rehearsed))
     watched = LiveRun.of(folder, None)
     watched.read()
     before = list(watched.happenings)
@@ -117,7 +110,7 @@ def test_what_the_supervisor_did_is_seen_once(rehearsed: Launch, tmp_path: Path)
 def test_a_look_takes_little_work_and_no_more_as_the_run_goes_on(launch: Launch, tmp_path: Path) -> None:
     """Sixteen workers, with as many events a second as a run writes at most."""
     lines = long_run(120, 16)
-    folder = written(tmp_path / "run", launch, lines[:22])
+    folder = recorded_run(tmp_path / "run", launch, lines[:22])
     watched = LiveRun.of(folder, launch)
     console = Console(file=io.StringIO(), width=120, force_terminal=True)
 
