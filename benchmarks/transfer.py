@@ -28,9 +28,13 @@ from hetopt.core.step_samples import Configuration, Node, StepSample
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.market.instance_type import Accelerator, AcceleratorModel, InstanceType
 from hetopt.optimizer.step_time import gpu_transfer
+from hetopt.optimizer.step_time import model as step_model
 from hetopt.optimizer.step_time.gpu_transfer import Gpu, GpuModel, Measured, Told, save
+from hetopt.optimizer.step_time.links import SWITCHED_FAMILIES
 from hetopt.optimizer.step_time.model import StepTimeModel
 from hetopt.optimizer.step_time.observed import observe
+from hetopt.optimizer.step_time.priors import PRIORS, SWITCHED
+from hetopt.optimizer.step_time.step_time import expected_maximum
 
 QUICK_JOBS = 10
 Z90 = 1.645
@@ -99,8 +103,8 @@ RULES: dict[str, Rule] = {
 }
 
 
-def machine(gpu: Gpu, count: int = 1) -> InstanceType:
-    """A machine with such GPUs."""
+def machine(gpu: Gpu, count: int = 1, *, switched: bool = False) -> InstanceType:
+    """A machine with such GPUs; its family says whether a switch joins them, as in catalogues."""
     name, memory, form = gpu.key.rsplit(" ", 2)
     named = f"{name} PCIe" if form == "PCIe" and name in gpu_transfer.SOCKETED and name != "P100" else name
     model = AcceleratorModel(
@@ -119,8 +123,9 @@ def machine(gpu: Gpu, count: int = 1) -> InstanceType:
     accelerator = Accelerator(
         name=named, manufacturer="NVIDIA", count=count, fraction=1.0, memory_gib=float(memory), model=model
     )
+    named = f"{SWITCHED_FAMILIES[0]}.{count}" if switched else type_name(gpu)
     return InstanceType(
-        name=type_name(gpu), vcpus=8, memory_gib=64, network_baseline_gbps=10, accelerator=accelerator, source="-"
+        name=named, vcpus=8, memory_gib=64, network_baseline_gbps=10, accelerator=accelerator, source="-"
     )
 
 
@@ -226,14 +231,37 @@ class Models:
         return found
 
 
-def eight_from_one(machines: Sequence[Machine]) -> list[float]:
-    """|predicted / measured throughput - 1| of eight GPUs in one machine, from a step of one."""
+def eight_from_one(machines: Sequence[Machine], *, switched: bool) -> list[float]:
+    """|predicted / measured throughput - 1| of eight GPUs in one machine, from a step of one.
+
+    What is believed of machines with a switch is told by the other jobs.
+    """
     found = []
     for one in machines:
-        types = {type_name(one.one.place.gpu): machine(one.one.place.gpu, 8)}
-        told = StepTimeModel.fit(observe([sample(one.one)]), types).predict([asked(one.one, 8)])[0]
+        others = [other for other in machines if model_of(other.job) != model_of(one.job)]
+        types = {type_name(one.one.place.gpu): machine(one.one.place.gpu, 8, switched=switched)}
+        told_by_others = {"contention": replace(PRIORS["contention"], mean=contention(others))} if others else SWITCHED
+        with mock.patch.object(step_model, "SWITCHED", told_by_others):
+            told = StepTimeModel.fit(observe([sample(one.one)]), types).predict([asked(one.one, 8)])[0]
         found.append(abs(one.eight_s / told.step_time_s - 1))
     return found
+
+
+def model_of(job: str) -> str:
+    """What two jobs have in common that train the same by another's scripts."""
+    return job.removesuffix("-nvidia")
+
+
+def contention(machines: Sequence[Machine]) -> float:
+    """The prior's log, by which eight GPUs take as many times as long as one as the median job does, by its median."""
+    ratios = defaultdict[str, list[float]](list)
+    for one in machines:
+        ratios[one.job].append(one.eight_s / one.one.step_time_s)
+    straggling = PRIORS["straggling"].mean
+    assert straggling is not None
+    ratio = float(np.median([np.median(job) for job in ratios.values()]))
+    crowded = ratio / (1 + math.exp(straggling) * expected_maximum(8))
+    return math.log(max(0.01, (crowded - 1) / (1 - 1 / 8)))
 
 
 def held_out(
@@ -474,9 +502,29 @@ def untold(columns: Sequence[Column]) -> list[Column]:
     ]
 
 
+def full_machines(results: Results, machines: Sequence[Machine]) -> None:
+    """Eight GPUs from one, by what is between them."""
+    for interconnect, (must, aim) in MACHINES.items():
+        pairs = [one for one in machines if one.interconnect == interconnect]
+        if pairs:
+            off = float(np.median(eight_from_one(pairs, switched=interconnect == "nvswitch")))
+            print(f"{f'8 GPUs from 1, {interconnect}':34}{off:8.1%}{must:18.0%}{aim:10.0%}")
+            results.figures[f"eight_gpus_from_one_{interconnect}"] = round(off, 4)
+
+
+def with_goals(results: Results) -> Results:
+    """The same with what is wanted of its figures."""
+    for name, (least, most) in GOALS.items():
+        if name in results.figures:
+            results.goal(name, results.figures[name], at_least=least, at_most=most)
+    return results
+
+
 def main() -> None:
     shared = parser(__doc__)
-    shared.add_argument("--tail", action="store_true", help="only which jobs and GPUs make the largest errors")
+    only = shared.add_mutually_exclusive_group()
+    only.add_argument("--tail", action="store_true", help="only which jobs and GPUs make the largest errors")
+    only.add_argument("--machines", action="store_true", help="only eight GPUs from one")
     shared.add_argument("--fit", type=Path, metavar="FILE", help="write what all jobs tell to FILE, and end")
     options = shared.parse_args()
     quick = options.quick or options.smoke
@@ -485,12 +533,17 @@ def main() -> None:
         print("The GPU throughputs are not there (HETOPT_SHARED_DATA names the data folder).")
         return
     columns = read_columns(data)
+    jobs = sorted({column.job for column in columns})
+    some = set(jobs[:: max(1, len(jobs) // QUICK_JOBS)] if quick else jobs)
+    results = Results()
+    if options.machines:
+        full_machines(results, [one for one in read_machines(data) if one.job in some])
+        publish(with_goals(results).outcome("transfer", quick=quick), options.json, part="machines")
+        return
     believed = fit(columns, CALIBRATION)
     if options.fit is not None:
         save(believed, options.fit)
         return
-    jobs = sorted({column.job for column in columns})
-    some = set(jobs[:: max(1, len(jobs) // QUICK_JOBS)] if quick else jobs)
     told = [column for column in columns if column.job in some]
     types = {type_name(cell.place.gpu): machine(cell.place.gpu) for column in columns for cell in column.cells}
     catalog = load_catalog("us-east-1", None)
@@ -499,7 +552,6 @@ def main() -> None:
         for key, name in RENTED.items()
         if (price := catalog.price(name, "on-demand")) is not None
     }
-    results = Results()
     print(
         f"{'throughput of another GPU':34}{'median / p90':>18}{'must':>9}{'aim':>10}{'AWS suite':>21}{'regret':>10}"
         f"{'coverage':>10}   width\n{BEYOND:>132}"
@@ -528,16 +580,8 @@ def main() -> None:
         row(results, f"no row of the GPU{suffix}", unseen, prices)
         if not suffix:
             results.figures["of_the_gpu_without_a_row"] = round(of_the_gpu(unseen), 4)
-    for interconnect, (must, aim) in MACHINES.items():
-        pairs = [one for one in read_machines(data) if one.interconnect == interconnect and one.job in some]
-        if pairs:
-            off = float(np.median(eight_from_one(pairs)))
-            print(f"{f'8 GPUs from 1, {interconnect}':34}{off:8.1%}{must:18.0%}{aim:10.0%}")
-            results.figures[f"eight_gpus_from_one_{interconnect}"] = round(off, 4)
-    for name, (least, most) in GOALS.items():
-        if name in results.figures:
-            results.goal(name, results.figures[name], at_least=least, at_most=most)
-    publish(results.outcome("transfer", quick=quick), options.json)
+    full_machines(results, [one for one in read_machines(data) if one.job in some])
+    publish(with_goals(results).outcome("transfer", quick=quick), options.json)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetopt.core.step_samples import Configuration
+from hetopt.core.step_samples import IN_PRECISION, Configuration
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.plan import EVIDENCE_IN_WORDS, Evidence
 from hetopt.optimizer.step_time.calibration import half_width
@@ -16,7 +16,7 @@ from hetopt.optimizer.step_time.observed import Observed
 from hetopt.optimizer.step_time.physics import SHARED
 from hetopt.optimizer.step_time.posterior import LEARNED, Posterior, fit
 from hetopt.optimizer.step_time.prediction import Linearised, predict
-from hetopt.optimizer.step_time.priors import PRIORS, Normal
+from hetopt.optimizer.step_time.priors import PRIORS, SWITCHED, Normal
 from hetopt.optimizer.step_time.probes import OF_SOCKETS, Probe, suggest
 from hetopt.optimizer.step_time.tiers import Kinship, measured_steps, relatives
 
@@ -72,6 +72,11 @@ def largest_shares(variances: Mapping[str, float]) -> dict[str, float]:
     return {name: value / total for name, value in inorder if value > 0.005 * total}
 
 
+def switched_types(catalog: Mapping[str, InstanceType]) -> set[str]:
+    """Types whose GPUs a switch joins."""
+    return {name for name, instance in catalog.items() if instance.family.startswith(SWITCHED_FAMILIES)}
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepTimeModel:
     """hetopt's model of step times, fitted.
@@ -90,6 +95,8 @@ class StepTimeModel:
         cls, observed: Observed, catalog: Mapping[str, InstanceType], priors: Mapping[str, Normal] = PRIORS
     ) -> StepTimeModel:
         """Fit to measurements. Seconds at most, for the samples that `observe` lets through."""
+        if {name.partition(IN_PRECISION)[0] for name in observed.rows.types} <= switched_types(catalog):
+            priors = {**priors, **SWITCHED}
         posterior = fit(observed, priors=priors)
         return cls(posterior=posterior, half_width=half_width(posterior), catalog=catalog)
 
@@ -163,8 +170,7 @@ class StepTimeModel:
         measured = self.posterior.observed.rows.types
         names = dict.fromkeys((*measured, *(c.kind(node) for c in configurations for node in c.nodes)))
         kin = relatives(tuple(names), measured, self.catalog, measured_steps(self.posterior, self.catalog))
-        switched = {name for name, instance in self.catalog.items() if instance.family.startswith(SWITCHED_FAMILIES)}
-        return kin, predict(self.posterior, configurations, kin[len(measured) :], switched)
+        return kin, predict(self.posterior, configurations, kin[len(measured) :], switched_types(self.catalog))
 
     def _step_times(self, kin: Sequence[Kinship], asked: Linearised) -> list[StepTime]:
         tiers = np.array([TIERS.index(relative.evidence) for relative in kin])

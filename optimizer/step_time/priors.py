@@ -58,6 +58,10 @@ PRIORS: Mapping[str, Normal] = MappingProxyType(
     }
 )
 
+SWITCHED: Mapping[str, Normal] = MappingProxyType({"contention": replace(PRIORS["contention"], mean=-3.1)})
+"""Instead, where a switch joins the GPUs of each type that was measured: eight of them take 1.065 times as long as one,
+the median over 14 public jobs, each by its own (`benchmarks.transfer`, which scores a job by what the others tell)."""
+
 OWN_LINK_SD = 1e-3
 """The first type is what the links of others are compared with."""
 

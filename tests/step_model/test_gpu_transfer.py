@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks._gpu_throughput import folder, read_columns
-from benchmarks.transfer import RULES, by_rule, errors, half_each
+from benchmarks._gpu_throughput import folder, read_columns, read_machines
+from benchmarks.transfer import RULES, by_rule, contention, errors, half_each
 from hetopt.core.errors import BadInput
 from hetopt.core.step_samples import Configuration, Node, StepSample
 from hetopt.optimizer.market.catalog import load_catalog
@@ -27,6 +27,7 @@ from hetopt.optimizer.step_time.gpu_transfer import (
 )
 from hetopt.optimizer.step_time.model import StepTimeModel
 from hetopt.optimizer.step_time.observed import observe
+from hetopt.optimizer.step_time.priors import SWITCHED
 from hetopt.optimizer.step_time.utilisation import REFERENCE
 
 TYPES = load_catalog("us-east-1", None).instance_types
@@ -267,6 +268,30 @@ def test_the_public_data_are_read_as_their_readme_says() -> None:
     }
     for name, figures in published.items():
         assert errors(by_rule(columns, RULES[name])) == pytest.approx(figures, abs=0.005)
+
+
+def test_gpus_that_a_switch_joins_slow_each_other_less() -> None:
+    """Eight of them, from a step of one: as public machines have it. What a type is must be known of all that count."""
+
+    def slower(*types: str) -> float:
+        alone = [
+            StepSample(nodes=(Node(type=name, workers=1),), local_batch_size=8, step_time_s=step_time_s)
+            for name, step_time_s in zip(types, (0.2, 0.6), strict=False)
+        ]
+        full = Configuration(nodes=(Node(type=types[0], workers=8),), local_batch_size=8)
+        return StepTimeModel.fit(observe(alone), TYPES).predict([full])[0].step_time_s / 0.2
+
+    assert 1.03 < slower("p4d.24xlarge") < 1.08 < slower("g6.48xlarge") < 1.15
+    assert slower("p4d.24xlarge", "g6.48xlarge") > 1.09
+
+
+def test_what_is_believed_of_switches_is_what_public_machines_say() -> None:
+    data = folder()
+    if data is None:
+        pytest.skip("the GPU throughputs are not there (HETOPT_SHARED_DATA)")
+    switched = [one for one in read_machines(data) if one.interconnect == "nvswitch"]
+    assert len(switched) == 85
+    assert SWITCHED["contention"].mean == pytest.approx(contention(switched), abs=0.05)
 
 
 def test_public_throughputs_are_met_better_than_by_peak_rates() -> None:
