@@ -8,9 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
 
 import psutil
 import pytest
@@ -30,6 +32,7 @@ from hetopt.backends.emulation.namespaces import (
 )
 from hetopt.core.errors import BadInput
 from hetopt.core.forks import ForkServer
+from hetopt.core.interruption import Terminated
 from hetopt.core.scaled_emulation import EmulatedHost
 from tests.disturbance import PATIENCE_S
 
@@ -262,6 +265,34 @@ def test_what_fails_half_way_leaves_nothing(box: None) -> None:
     with pytest.raises(NetworkRefused, match="File exists"):
         EmulatedNetwork.create([*hosts(3), EmulatedHost(name="h0")], owner="a failure")
     assert not [network for network in find_networks() if network.owner and network.owner.purpose == "a failure"]
+
+
+@pytest.mark.parametrize("command", range(4))
+def test_a_signal_while_a_network_is_made_leaves_nothing(
+    box: None, monkeypatch: pytest.MonkeyPatch, command: int
+) -> None:
+    """In the command that makes its first namespace, of which nobody knows the name yet, and in each of the next."""
+    ran, asked = iproute.run, list[Sequence[str]]()
+
+    def interrupted(tool: Literal["ip", "tc"], arguments: Sequence[str], **more: Any) -> str:
+        told = ran(tool, arguments, **more)
+        asked.append(arguments)
+        if len(asked) == command + 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return told
+
+    def ends(number: int, frame: FrameType | None) -> None:
+        raise Terminated(number)
+
+    monkeypatch.setattr(iproute, "run", interrupted)
+    before = signal.signal(signal.SIGTERM, ends)
+    try:
+        with pytest.raises(Terminated):
+            EmulatedNetwork.create(hosts(1), owner="a test")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert list(asked[0][:2]) == ["netns", "add"]
+    assert not [name for name in iproute.namespaces() if name.startswith(asked[0][2])]
 
 
 def test_somebody_without_rights_is_told_so_in_one_sentence(box: None) -> None:

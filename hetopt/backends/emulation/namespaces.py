@@ -27,6 +27,7 @@ from hetopt.backends.emulation.cgroups import CpuQuota, find_quotas
 from hetopt.backends.emulation.iproute import NetworkRefused, file_of, kill_in, limit, namespaces, pids_in
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.forks import ForkedProcess, ForkServer
+from hetopt.core.interruption import in_one_piece
 from hetopt.core.scaled_emulation import EmulatedHost
 
 PREFIX = "hetopt-"
@@ -75,8 +76,10 @@ class EmulatedNetwork:
             NetworkRefused: this process may not make networks, or the kernel lacks a part (see `why_not`).
         """
         check_size(len(hosts))
-        network_id = _claim_id()
+        claimed: list[str] = []
         try:
+            with in_one_piece():  # a signal in the middle of it would leave a namespace that nobody knows of
+                claimed.append(network_id := _claim_id())
             quotas = {
                 place: CpuQuota.create(_namespace(network_id, host), host.cpu_cores)
                 for place, host in enumerate(hosts)
@@ -85,7 +88,8 @@ class EmulatedNetwork:
             network = cls(network_id, hosts, quotas)
             network._build(Owner.this_process(owner))
         except BaseException:
-            remove(network_id)
+            for each in claimed:
+                remove(each)
             raise
         return network
 
