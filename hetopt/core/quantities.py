@@ -47,7 +47,7 @@ COUNT = Unit(
 """Of things that there are millions of: parameters, samples, FLOPs."""
 DURATION = Unit(
     what="a length of time",
-    example="6h or 1h30m",
+    example="6h or 1h30m, not a date",
     scales={"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0},
     adds=True,
     most=100 * 365.25 * 86400,

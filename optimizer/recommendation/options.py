@@ -163,8 +163,10 @@ class Options:
                 asked = setting("objective", self.objective)
                 raise BadInput(f"{asked} and `time_weight` exclude each other.", hint="keep one of them")
         if self.confidence is not None and not 0 < self.confidence < 1:
+            meant = self.confidence / 100 if 1 < self.confidence < 100 else 0.9
             raise BadInput(
-                f"`confidence` must be above 0 and below 1, got {self.confidence}.", hint="for example `confidence=0.9`"
+                f"`confidence` must be above 0 and below 1, got {self.confidence:g}.",
+                hint=f"for example `confidence={meant:g}`",
             )
         _ = self.effort
 

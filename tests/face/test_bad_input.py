@@ -106,6 +106,7 @@ def test_a_folder_instead_of_a_profile(hetopt: Hetopt, tmp_path: Path) -> None:
         (["--budget", "5", "--epochs", "1e300"], "--epochs must be at most 1,000,000,000.0, got 1e+300"),
         (["--budget", "5", "--seed", "-1"], "--seed must be at least 0, got -1"),
         (["--budget", "5", "--seed", "9" * 30], "--seed must be at most 9,223,372,036,854,775,807, got 999"),
+        (["--deadline", "2026-12-01"], "write 6h or 1h30m, not a date"),
         (["--deadline", "6"], "--deadline needs a unit, got '6'"),
         (["--deadline", "1e300"], "--deadline needs a unit, got '1e300'"),
         (["--deadline", "1e300h"], "--deadline must be at most 36525d, got '1e300h'"),

@@ -64,6 +64,7 @@ def _groups(plan: dict[str, Any]) -> list[dict[str, Any]]:
         (["--arch", "sparc"], "There is no architecture called 'sparc'"),
         (["--quota", "g"], "--quota must be FAMILY=VCPUS"),
         (["--confidence", "1.5"], "--confidence must be above 0 and below 1, got 1.5"),
+        (["--confidence", "95"], "for example --confidence 0.95"),
         (["--max-workers", "0"], "--max-workers must be 1 to 4096, got 0"),
         (["--max-workers", "4097"], "--max-workers must be 1 to 4096, got 4097"),
         (["--mixed-types", "4"], "--mixed-types must be 1 to 3, got 4"),
