@@ -24,8 +24,9 @@ from hetopt.api.exploring import place_on_hosts
 from hetopt.backends.emulation.namespaces import EmulatedNetwork
 from hetopt.backends.probe_runs import own_probes
 from hetopt.backends.ssh.checking import check_hosts
-from hetopt.backends.ssh.conductor import Situation, next_move
+from hetopt.backends.ssh.conductor import MOST_SKEW_S, Situation, in_our_time, next_move
 from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.events.log import EVENTS_FILE
 from hetopt.core.hosts import Host, read_hosts
 from hetopt.core.profile import Profile
 from hetopt.core.reporter import Reporter
@@ -36,6 +37,7 @@ from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.market.owned import owned
 from hetopt.optimizer.plan import Plan
 from hetopt.optimizer.step_time.profiled import sampled_machines
+from hetopt.reports.run_words import pause
 from tests.api.test_backends import RECORDED, Stories
 from tests.disturbance import PATIENCE_S
 from tests.strangers import SAID, put_strangers, script_among_strangers
@@ -194,6 +196,47 @@ def test_a_run_that_is_stopped_keeps_its_last_step_over_a_slow_line(
     assert run.model is not None
 
 
+def node_of(run: hetopt.Run, host: str) -> psutil.Process:
+    """The process on a host that its part in a run is."""
+    return next(
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if "hetopt.backends.ssh.node" in (process.info["cmdline"] or [])
+        and any(word.endswith(f"/runs/{run.name}/{host}") for word in process.info["cmdline"])
+    )
+
+
+@pytest.mark.slow
+def test_a_host_that_is_not_heard_is_told_of_before_it_is_given_up(
+    plan: Plan, inventory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stands still, as a machine that sleeps, and goes on."""
+    monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
+    run = hetopt.launch(plan, on="ssh", inventory=inventory, steps=1_000_000)
+    until(run, 5)
+    node = node_of(run, "box1")
+    node.suspend()
+    try:
+        happens(run, "cut")
+        said = pause(run.record().progress, time.time())
+    finally:
+        node.resume()
+    happens(run, "heals")
+    until(run, run.record().progress.step + 3)
+    assert started_with(run) == [2], "it was not given up"
+    assert run.stop().state is RunState.STOPPED
+    assert said is None or said.startswith("box1 is not heard for"), "steps go on without its node for a while"
+
+
+def happens(run: hetopt.Run, fate: str) -> None:
+    """Wait until a host meets that."""
+    deadline = time.monotonic() + PATIENCE_S
+    while f'"{fate}": true' not in (run.folder / EVENTS_FILE).read_text():
+        assert not run.status().state.is_over, run.status()
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
 @pytest.mark.slow
 def test_a_host_is_lost_and_returns(
     plan: Plan, inventory: Path, two_machines: EmulatedNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -244,12 +287,7 @@ def test_a_host_is_left_to_others_while_they_use_it(
     inventory.write_text(text)
     run = hetopt.launch(plan, on="ssh", inventory=inventory, steps=1_000_000)
     until(run, 5)
-    node = next(
-        process
-        for process in psutil.process_iter(["cmdline"])
-        if "hetopt.backends.ssh.node" in (process.info["cmdline"] or [])
-        and any(word.endswith(f"/runs/{run.name}/desk") for word in process.info["cmdline"])
-    )
+    node = node_of(run, "desk")
     enter = ["nsenter", "--target", str(node.pid), "--pid", "--mount"]
     with subprocess.Popen([*enter, "sh", "-c", "while :; do :; done"], start_new_session=True) as owners:
         try:
@@ -325,6 +363,23 @@ def test_a_host_that_cannot_take_part_is_refused_before_anything_begins(
     with pytest.raises(BadInput, match="needs to know which"):
         hetopt.launch(plan, on="ssh")
     assert not list(tmp_path.iterdir())
+
+
+@given(
+    events=st.lists(st.tuples(st.floats(0, 2e9), st.sampled_from(["step", "evaluated", "no event"]))),
+    ahead_s=st.floats(-1e5, 1e5),
+)
+def test_events_of_a_host_whose_clock_is_off_are_told_in_our_time(
+    events: list[tuple[float, str]], ahead_s: float
+) -> None:
+    """All of them, by as much, and nothing else of them changes."""
+    written = [json.dumps({"event": name, "time_s": round(time_s, 6), "loss": 0.5}) for time_s, name in events]
+    lines = "".join(f"{line}\n" for line in [*written, "no event", '{"event": "x"}']).encode()
+    *told, _, _ = in_our_time(lines, ahead_s).decode().splitlines()
+    by_s = ahead_s if abs(ahead_s) > MOST_SKEW_S else 0.0
+    for line, (time_s, name) in zip(told, events, strict=True):
+        assert json.loads(line) == {"event": name, "time_s": pytest.approx(time_s - by_s, abs=1e-5), "loss": 0.5}
+    assert in_our_time(lines, ahead_s).endswith(b'no event\n{"event": "x"}\n')
 
 
 NAMES = st.sets(st.sampled_from("abcd"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 import sys
 import threading
 import time
@@ -59,6 +60,8 @@ SILENT_S = 45.0
 """One that asks for nothing for so long is lost."""
 SURVIVORS_S = 20.0
 """Once a host's workers have failed, those of the others end by themselves, or are ended after so long."""
+MOST_SKEW_S = 2.0
+"""Between the clocks of two machines: answers take part of it, and no figure of a run is finer."""
 RETURN_WITHIN_S = 600.0
 """How long a run without any host waits for one."""
 _LATER = Lease(end_s=1e11, stop_training_s=1e11)
@@ -120,6 +123,20 @@ def next_move(now: Situation) -> Move:
     return "go on"
 
 
+def in_our_time(lines: bytes, ahead_s: float) -> bytes:
+    """Events as this machine would have dated them: what reads a run holds them against when it was launched here.
+
+    Args:
+        lines: of a log, as a host wrote them.
+        ahead_s: of its clock; up to `MOST_SKEW_S` nothing is changed.
+    """
+    if abs(ahead_s) <= MOST_SKEW_S:
+        return lines
+    return re.sub(
+        rb'(?m)^(\{.*?"time_s": )([0-9.e+-]+)', lambda found: found[1] + b"%.6f" % (float(found[2]) - ahead_s), lines
+    )
+
+
 @dataclass(kw_only=True)
 class Conductor:
     """Conducts one run from beginning to end.
@@ -148,6 +165,7 @@ class Conductor:
     _fresh: set[str] = field(default_factory=set)
     _taken: set[str] = field(default_factory=set)
     _unheard: set[str] = field(default_factory=set)
+    _ahead_s: dict[str, float] = field(default_factory=dict)
     _reasons: list[str] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -211,7 +229,7 @@ class Conductor:
             unheard = link.speaks and silent_s > UNHEARD_S
             if unheard != (name in self._unheard) and not link.is_over:
                 self._unheard ^= {name}
-                self._log.write("condition_changed", host=name, cut=unheard, heals=not unheard)
+                self._log.write("condition_changed", host=name, **{"cut" if unheard else "heals": True})
             if link.is_over:
                 del self._links[name]
                 self._unheard.discard(name)
@@ -247,6 +265,7 @@ class Conductor:
             self._again_s[name] = time.monotonic() + AGAIN_S
             return
         self._fresh.add(name)
+        self._ahead_s.pop(name, None)
         if self._members:
             self._log.write("condition_changed", host=name, returns=True)
 
@@ -355,7 +374,7 @@ class Conductor:
         first, _, rest = name.partition("/")
         if first == "events":
             with (self.run_dir / EVENTS_FILE).open("ab") as stream:
-                stream.write(data)
+                stream.write(in_our_time(data, self._ahead_s.get(host, 0.0)))
         elif first == LOG_FOLDER:
             write_text(inside(self.run_dir / LOG_FOLDER, rest, what="log"), data)
             self._objects.delete(name)  # it is there now
@@ -368,6 +387,8 @@ class Conductor:
         try:
             told = json.loads(data)
             does, generation = str(told["does"]), told.get("generation")
+            # Where the clock is set later, an event says so.
+            self._ahead_s.setdefault(host, float(told["time_s"]) - time.time())
         except (ValueError, KeyError, TypeError):
             return
         if does.startswith("ended with ") and generation == self._generation:
