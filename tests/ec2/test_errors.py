@@ -7,8 +7,9 @@ from random import Random
 
 import pytest
 
+from benchmarks.box.stories import COMMAND
 from hetopt.backends.ec2.renter.edge import FIRST_WAIT_S, LONGEST_WAIT_S, Retrying, wait_before
-from hetopt.backends.ec2.renter.errors import TABLE, UNKNOWN, ApiRefused, meaning_of
+from hetopt.backends.ec2.renter.errors import TABLE, UNKNOWN, ApiRefused, Meaning, meaning_of
 from hetopt.backends.ec2.renter.request import Answer, Request
 from hetopt.core.errors import CloudRefused
 from hetopt.optimizer.market.quota import quota_of
@@ -85,6 +86,12 @@ class Refusing:
         if self.asked <= self.times:
             raise ApiRefused(request, self.code, "")
         return {"ok": True}
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.codes[0])
+def test_every_refusal_ends_with_what_to_do(row: Meaning) -> None:
+    """By the rule of the generated stories."""
+    assert row.hint is None or COMMAND.search(row.hint), row.hint
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.codes[0])

@@ -195,7 +195,8 @@ TABLE = (
         codes=("Blocked",),
         reaction="stop",
         cause="AWS has blocked this account: {text}",
-        hint="ask at https://aws.amazon.com/support, or use another account",
+        hint="ask at https://aws.amazon.com/support, and try `hetopt doctor --plan` again when it is lifted; or use "
+        "another account",
         source=_EC2,
     ),
     Meaning(
