@@ -98,7 +98,16 @@ def _balanced(system: str, key: str, cores: str, published: str, theirs: str, no
     )
 
 
-def _averaged(model: str, published: str, key: str, here: str, metric: str = "accuracy", note: str = "") -> Claim:
+def _averaged(
+    model: str,
+    published: str,
+    key: str,
+    here: str,
+    metric: str = "accuracy",
+    note: str = "",
+    *,
+    rivals_get_there: bool = True,
+) -> Claim:
     """SelSync as it is published, and hetopt's, beside BSP and local SGD that are rounded alike."""
     ends = f"{{{key}_final_{metric}_%s:.3g}}"
 
@@ -121,8 +130,9 @@ def _averaged(model: str, published: str, key: str, here: str, metric: str = "ac
         ours=f"{own} at 1, 5 and 20 times as much communication as computing (share chosen, int8, half as many "
         f"steps more; 0: not every seed gets there), to BSP's quality less {{{key}_tolerance:.2g}}; ends at "
         f"{ends % 'selsync_auto___int8'}",
-        baseline=f"BSP in 8 bits {rounded}, ends at {ends % 'bsp__int8'}; local SGD every 8 steps, rounded and "
-        f"prolonged as hetopt's, {local}, ends at {ends % 'local_sgd_8___int8'}",
+        baseline=f"BSP in 8 bits {rounded if rivals_get_there else 'does not get there with every seed'}, ends at "
+        f"{ends % 'bsp__int8'}; local SGD every 8 steps, rounded and prolonged as hetopt's, "
+        f"{local if rivals_get_there else 'neither'}, ends at {ends % 'local_sgd_8___int8'}",
         how="composed",
         note=f"not reproduced; {here}, three seeds; all synchronise in the first 10 steps, in the first 25 published"
         f"{note}",
@@ -250,7 +260,13 @@ CLAIMS = (
         "in time. C1 as printed (1 ms and 25 Gbit/s, 1 and 1, 50 and 1, 50 and 25); for C2 the released code's (1 ms "
         "and 25 Gbit/s to 32 ms and 1 Gbit/s, and back). Of its rule the scan is exact, where the paper searches",
     ),
-    _averaged("ResNet101", "2.03 (1.67 with 0.5)", "resnet", "ResNet-20 at 16 pixels on two cores, four epochs"),
+    _averaged(
+        "ResNet101",
+        "2.03 (1.67 with 0.5)",
+        "resnet",
+        "ResNet-20 at 16 pixels on two cores, four epochs",
+        rivals_get_there=False,
+    ),
     _averaged("ResNet101 and VGG11, by a small ConvNet", "2.03, 6.16", "convnet", SMALL),
     _averaged(
         "VGG11",
