@@ -9,8 +9,9 @@ elements, a division its divisor.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -44,6 +45,7 @@ class LossReading:
         may_be_counted: whether the data may say what the denominator is: of a cross entropy, which leaves targets
             out, and of a sum that is divided by a tensor.
         has_constant: whether it has a term that does not depend on the samples.
+        is_by_sample: whether it adds terms of one sample each, whatever these are.
         unread: of which kind the reason is.
         problem: half a sentence, about "the loss".
     """
@@ -54,6 +56,7 @@ class LossReading:
     mixture: float = 1.0
     may_be_counted: bool = False
     has_constant: bool = False
+    is_by_sample: bool = False
     unread: Unread = ""
     problem: str = ""
 
@@ -87,21 +90,28 @@ class _Terms:
     """What was found on the way down."""
 
     samples: int
+    of_one: Container[Node] = ()
+    beside: Mapping[int, bool] = field(default_factory=dict)
     found: list[_Term] = field(default_factory=list)
     constants: int = 0
+    is_by_sample: bool = False
 
 
-def read_loss(loss: Tensor, samples: int) -> LossReading:
+def read_loss(
+    loss: Tensor, samples: int, of_one: Container[Node] = (), beside: Mapping[int, bool] = MappingProxyType({})
+) -> LossReading:
     """Read the graph of a scalar loss.
 
     Args:
         loss: before its backward pass.
         samples: of the batch that it is of.
+        of_one: operators whose scalar results are known to be of one sample alone: their sum is one over samples.
+        beside: samples of other batches that terms may be of, and whether their means weigh as this batch's do.
     """
-    terms = _Terms(samples)
+    terms = _Terms(samples, of_one, beside)
     try:
         _walk(loss.grad_fn, terms)
-        return _merged(terms)
+        return replace(_merged(terms), is_by_sample=terms.is_by_sample) if terms.is_by_sample else _merged(terms)
     except _Unknown as reason:
         return LossReading(kind="unknown", unread=reason.unread, problem=str(reason))
 
@@ -132,11 +142,14 @@ def _walk(root: Node, terms: _Terms) -> None:
     while waiting:
         node, factors, divisors = waiting.pop()
         name = _name(node)
-        if name in _SUMS_OF_TWO:
+        if node in terms.of_one:
+            terms.found.append(_Term(is_mean=False, denominator=1.0, factors=factors, divisors=divisors))
+            terms.is_by_sample = True
+        elif name in _SUMS_OF_TWO:
             waiting += [(one, factors, divisors) for one in _inputs(node)]
         elif node is None:
             continue  # a number
-        elif _is_constant(node):
+        elif _is_constant(node) or _is_elementwise(node, tuple(node._input_metadata[0].shape)):
             terms.constants += 1
         elif name in _SAME_VALUE:
             waiting.append((_inputs(node)[0], factors, divisors))
@@ -154,7 +167,7 @@ def _walk(root: Node, terms: _Terms) -> None:
             waiting.append((inner, factors if scalar is None else (*factors, scalar), divisors))
         elif (listed := _listed(node, terms.samples)) is not None:
             share = 1 / len(listed) if name == "MeanBackward0" else 1.0
-            waiting += [(one, (*factors, share), divisors) for one in listed]
+            waiting += [(one, (*factors, *own, share), divisors) for one, own in listed]
         elif name in _OVER_DIMS and math.prod(node._input_metadata[0].shape) == 1:
             term = _over_dims(node, terms.samples)
             terms.found.append(replace(term, factors=factors, divisors=divisors))
@@ -167,13 +180,43 @@ def _walk(root: Node, terms: _Terms) -> None:
             raise _Unknown("bent", f"ends in {called}, which is no known mean or sum")
 
 
-def _listed(node: Node, samples: int) -> list[Node] | None:
+_Listed: TypeAlias = list[tuple[Node, tuple[float, ...]]]
+"""Losses, and what each is multiplied with."""
+
+
+def _listed(node: Node, samples: int) -> _Listed | None:
     """The scalars that were stacked and then averaged or summed, each a loss; None: they are not, or one a sample."""
-    if _name(node) not in ("MeanBackward0", "SumBackward0") or _name(_inputs(node)[0]) != "StackBackward0":
+    if _name(node) not in ("MeanBackward0", "SumBackward0") or len(node._saved_self_sym_sizes) != 1:
         return None
-    if node._saved_self_sym_sizes[0] % samples == 0 or len(node._saved_self_sym_sizes) != 1:
+    if node._saved_self_sym_sizes[0] % samples == 0:
         return None
-    return _inputs(_inputs(node)[0])
+    return _stacked(_inputs(node)[0], node._saved_self_sym_sizes[0])
+
+
+def _stacked(node: Node, count: int) -> _Listed | None:
+    """The scalars of a stack under one weight each, of numbers or of parameters; None: it is none."""
+    name = _name(node)
+    if name == "StackBackward0":
+        return [(one, ()) for one in _inputs(node)]
+    if not name.startswith(("Mul", "Div", "Add", "Sub")):
+        return None
+    left, right = _inputs(node)[0], next(iter(_inputs(node)[1:]), None)
+    inner, other = (right, left) if left is None or _is_elementwise(left, (count,)) else (left, right)
+    listed = None if inner is None else _stacked(inner, count)
+    if listed is None or (name.startswith("Div") and inner is not left):
+        return None
+    if other is not None:
+        of_parameters = _is_elementwise(other, (count,))
+        added = [(other, ())] if name.startswith(("Add", "Sub")) else []
+        return [*listed, *added] if of_parameters else None
+    if name.startswith(("Add", "Sub")):
+        return listed  # a number
+    saved = getattr(node, "_saved_other" if inner is left else "_saved_self", None)
+    if saved is None:
+        return listed
+    by = [float(saved)] * count if not isinstance(saved, Tensor) or saved.numel() == 1 else saved.flatten().tolist()
+    by = [1 / one for one in by] if name.startswith("Div") and all(by) else by
+    return [(one, (*own, its)) for (one, own), its in zip(listed, by, strict=True)] if len(by) == len(listed) else None
 
 
 def _value(node: Node) -> Node:
@@ -216,6 +259,9 @@ def _mean(node: Node, samples: int) -> _Term:
 def _sum(node: Node, samples: int) -> _Term:
     sizes = node._saved_self_sym_sizes
     term = _inside(_inputs(node)[0], samples)
+    inner = _inputs(node)[0]
+    if _name(inner) == "IndexBackward0" and inner._saved_self_sym_sizes[0] % samples == 0:  # of some of the samples
+        return _Term(is_mean=False, denominator=1.0)
     if not term.is_mean and term.denominator > 0 and not any(size % samples == 0 for size in sizes):
         shape = " x ".join(map(str, sizes)) or "1"
         raise _Unknown("shape", f"is a sum over {shape} values, which are not those of {samples} samples")
@@ -276,7 +322,7 @@ def _merged(terms: _Terms) -> LossReading:
     if not terms.found:
         return LossReading(kind="constant", has_constant=True)
     counts = [one for one in terms.found if one.is_mean]
-    readings = [_alone(one, terms.samples, counts) for one in terms.found]
+    readings = [_alone(one, terms, counts) for one in terms.found]
     if len(readings) == 1 and readings[0].factor == 1 and not terms.constants:
         return readings[0]
     if any(one.kind == "samples" for one in readings):
@@ -302,12 +348,20 @@ def _merged(terms: _Terms) -> LossReading:
     )
 
 
-def _alone(term: _Term, samples: int, means: Sequence[_Term]) -> LossReading:
+def _alone(term: _Term, terms: _Terms, means: Sequence[_Term]) -> LossReading:
     """What one term is. A sum that is divided by what another term is a mean over is a mean itself."""
+    samples = terms.samples
     divisor = math.prod(term.divisors)
     factor = math.prod(term.factors)
     if term.is_mean:
-        whole = term.denominator % samples == 0 and not term.is_counted
+        of = [rows for rows in (samples, *terms.beside) if term.denominator % rows == 0 and not term.is_counted]
+        if of and not terms.beside.get(max(of), True):
+            raise _Unknown(
+                "shape",
+                f"has a mean over {max(of)} samples of another loader's batch, of which this worker "
+                "has another proportion",
+            )
+        whole = bool(of)
         if not whole and not term.is_counted:
             raise _Unknown("shape", f"is a mean over {term.denominator:g} elements of {samples} samples")
         return LossReading(
@@ -319,7 +373,7 @@ def _alone(term: _Term, samples: int, means: Sequence[_Term]) -> LossReading:
     for mean in means:
         is_whole = mean.denominator % samples == 0 and not mean.is_counted
         if any(_same(mean.denominator, one) or (is_whole and _same(samples, one)) for one in term.divisors):
-            alike = _alone(replace(mean, factors=(), divisors=()), samples, ())
+            alike = _alone(replace(mean, factors=(), divisors=()), terms, ())
             return replace(alike, factor=factor * alike.denominator / divisor)
     counts = [count for count in map(_one_over, term.factors) if count is not None]
     counted = bool(counts) or any(isinstance(one, _Tensor) for one in term.divisors)
@@ -355,16 +409,21 @@ def _is_constant(node: Node, depth: int = 0) -> bool:
     if name == "LinalgVectorNormBackward0":
         return _is_elementwise(_inputs(node)[0], tuple(node._saved_self.shape))
     inner = _present(node)
+    if name in _TAKEN:
+        return _is_elementwise(inner[0], tuple(node._saved_self_sym_sizes))
     return (
         bool(inner) and name in _ELEMENTWISE and depth < _DEEPEST and all(_is_constant(one, depth + 1) for one in inner)
     )
 
 
+_TAKEN = {"SelectBackward0", "IndexBackward0"}
+"""They take one of several values."""
+
 _PARAMETER = "torch::autograd::AccumulateGrad"
 _DEEPEST = 50
 _ELEMENTWISE = {f"{name}Backward{number}" for number in (0, 1) for name in
                 ("Pow", "Abs", "Mul", "Div", "Add", "Sub", "Neg", "Exp", "Log", "Sqrt", "Softplus", "ToCopy", "Clone",
-                 "Log1P", "Stack")}  # fmt: skip
+                 "Log1P", "Stack", "Softmax", "LogSoftmax", "Sigmoid", "Relu")}  # fmt: skip
 
 
 def _is_elementwise(node: Node, shape: tuple[int, ...], depth: int = 0) -> bool:

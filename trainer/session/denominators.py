@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 from hetopt.core.errors import BadInput
 from hetopt.trainer.inexact import WHOLE_BATCH
 from hetopt.trainer.loss_reading import SAME, LossReading
-from hetopt.trainer.session.given_numbers import differ
+from hetopt.trainer.session.given_numbers import NO_CUT, Cut, differ
 
 Weight: TypeAlias = float | Literal["sum"]
 """What a script says of its loss: what it is a mean over, or that it is a sum."""
@@ -28,24 +28,33 @@ WEIGHT_HINT = (
 )
 
 
+_ACCEPT = f'; or accept the difference: session(..., accept_inexact=("{WHOLE_BATCH}",))'
+
 EARLIER_HINT = (
-    "keep what is of the samples of all workers: run.gather(rows.detach()) in place of rows, where it is written; or "
-    f'accept the difference: session(..., accept_inexact=("{WHOLE_BATCH}",))'
+    "keep what is of the samples of all workers: run.gather(rows.detach()) in place of rows, where it is written"
+    f"{_ACCEPT}"
 )
 """What works where a script keeps something of its samples."""
 
 NUMBERS_HINT = (
     "compute it of the samples of all workers, by run.gather(rows), run.total(count) or run.mean(value); divide a sum "
     "by it rather than each sample; state what the loss is a mean over where it is right, "
-    "run.backward(loss, weight=n); or "
-    f'accept the difference: session(..., accept_inexact=("{WHOLE_BATCH}",))'
+    f"run.backward(loss, weight=n){_ACCEPT}"
 )
 """What works where samples meet a number that each worker has computed of its own."""
 
-_OTHERS_HINT = (
-    "its own message says where, and what to do; or accept the difference: "
-    f'session(..., accept_inexact=("{WHOLE_BATCH}",))'
-)
+_OTHERS_HINT = f"its own message says where, and what to do{_ACCEPT}"
+
+
+def not_of_the_batch(what: str, remedy: str) -> BadInput:
+    """The refusal of what parts of a batch do not add up to.
+
+    Args:
+        what: is wrong, as half a sentence.
+        remedy: what to do, beside to accept the difference.
+    """
+    return BadInput(f"{what}: the gradients of parts are not the gradient of the batch.", hint=remedy + _ACCEPT)
+
 
 _GATHERED_HINT = "gather the same features on all workers, and call run.backward for each loss on all of them"
 
@@ -91,6 +100,7 @@ class Row:
         is_gathered: whether it was computed of rows of all workers.
         value: of the loss, where it was.
         numbers_mark: of numbers from outside torch that its samples met (see `GivenNumbers`).
+        cut: by what they were told apart there.
     """
 
     samples: int
@@ -104,6 +114,7 @@ class Row:
     is_gathered: bool = False
     value: float = 0.0
     numbers_mark: float = 0.0
+    cut: Cut = NO_CUT
 
     @classmethod
     def of(cls, reading: LossReading, *, samples: int, rows: int) -> Row:
@@ -149,12 +160,13 @@ class Row:
             float(self.is_gathered),
             self.value,
             self.numbers_mark,
+            *map(float, self.cut),
         ]
 
     @classmethod
     def read(cls, numbers: Sequence[float]) -> Row:
         """The row that `numbers` wrote, whatever comes behind it."""
-        samples, rows, said, denominator, factor, mixture, counted, constant, gathered, value, mark, *_ = numbers
+        samples, rows, said, denominator, factor, mixture, counted, constant, gathered, value, mark, *rest = numbers
         return cls(
             samples=int(samples),
             rows=int(rows),
@@ -167,6 +179,7 @@ class Row:
             is_gathered=bool(gathered),
             value=value,
             numbers_mark=mark,
+            cut=Cut(int(rest[0]), *rest[1:4]),
         )
 
 
@@ -225,7 +238,7 @@ class Denominators:
                     hint="leave out the weight: run.backward(loss)",
                 )
             return _shares([float(row.samples) for row in rows])
-        if said <= {Said.SAMPLES, Said.COUNTED, Said.SUM} and differ([row.numbers_mark for row in live]):
+        if said <= {Said.SAMPLES, Said.COUNTED, Said.SUM} and numbers_differ(live):
             raise BadInput("The samples of the workers meet other numbers than each other's.", hint=NUMBERS_HINT)
         if said == {Said.STATED}:
             return _shares([row.denominator if row.samples else 0.0 for row in rows])
@@ -302,6 +315,11 @@ class Denominators:
             )
         self._constants.add(divisors[0])  # the batch may be smaller at the end of an epoch, and the number the same
         return [float(row.samples > 0) for row in rows]
+
+
+def numbers_differ(live: Sequence[Row]) -> bool:
+    """Whether samples met numbers from outside torch that are each worker's own."""
+    return differ([row.numbers_mark for row in live], [row.cut for row in live])
 
 
 def _are_reciprocals(live: Sequence[Row]) -> bool:

@@ -37,7 +37,7 @@ from hetopt.trainer.session.batches import Part, ShareTable, Splits, drawn_by_fi
 from hetopt.trainer.session.gate import Gate
 from hetopt.trainer.session.given_numbers import origins_of
 from hetopt.trainer.session.gradient import GradientSum, Scaler, check_parameters, named_parameters
-from hetopt.trainer.session.handed import Handed, HandedOut, storages
+from hetopt.trainer.session.handed import Handed, HandedOut, singles, storages
 from hetopt.trainer.session.inspection import inspect_loader
 from hetopt.trainer.session.loaders import OwnLoader, SlicedLoader
 from hetopt.trainer.session.local import Between, synchroniser_of
@@ -424,7 +424,15 @@ class BatchFlow:
 
     def _begin_part(self, source: int, origins: tuple[object, ...], part: Part, batch: Any) -> None:
         for one in self._listeners():
-            one.take(Handed(part=part, source=source, storages=storages(batch), origins=origins))
+            one.take(
+                Handed(
+                    part=part,
+                    source=source,
+                    storages=storages(batch),
+                    origins=origins,
+                    singles=singles(batch, part.rows),
+                )
+            )
 
     def _listeners(self) -> Sequence[Member]:
         """This session, and those that follow its batches."""

@@ -6,6 +6,11 @@
 What became a Python number or an array is nobody's any more, but what comes back can be compared: constants and
 schedules are alike on all workers, and what was computed of a worker's own share is not. Numbers that only some workers
 need (of a branch that the others do not take) say nothing, and neither do those that a script may have drawn.
+
+    keep = torch.from_numpy(each.numpy() > np.median(each.numpy()))     # where is each cut on the workers?
+
+What has a number for each sample is the sample's, but where it cuts in two what had left torch before, the cut is one
+number: it lies between the largest value below and the smallest above, and on no two workers may these be apart.
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ import random
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,6 +40,34 @@ _MOST_VALUES = 2**16
 _MARK = 2**32
 
 
+LEAVES = {"numpy", "tolist", "__array__"}
+"""Values are outside torch from there on."""
+
+_CHANCE = 1000
+"""Of as many ways in which two workers may choose samples one has those of both on one side of a value: of fewer it may
+be chance."""
+
+
+class Cut(NamedTuple):
+    """Samples that were told apart by a value of theirs.
+
+    Attributes:
+        which: number of the choice, the values and the side, or of the way in which weights were made of values;
+            0: there was none.
+        lowest: the value that they were told apart by, or a figure of that way, is not below this.
+        highest: nor above this.
+        ways: to choose as many samples of as many.
+    """
+
+    which: int = 0
+    lowest: float = 0.0
+    highest: float = 0.0
+    ways: float = 0.0
+
+
+NO_CUT = Cut()
+
+
 class GivenNumbers:
     """Of one worker, batch by batch.
 
@@ -47,6 +80,8 @@ class GivenNumbers:
         self._values: dict[float, str] = {}
         self._known = WeakTensorKeyDictionary()  # what torch made, and whether of numbers from outside
         self._drawn: object = None
+        self._left: list[np.ndarray[Any, Any]] = []  # a value for each sample that left torch, since the last loss
+        self._choices, self._cut, self._cut_at = 0, NO_CUT, ""
 
     def begin(self, origins: Iterable[object] = ()) -> None:
         """A batch begins: what was drawn before is in its samples.
@@ -92,6 +127,54 @@ class GivenNumbers:
             if self._is_given(each):
                 self._note_values(unwrapped(each), place)
 
+    @property
+    def have_left(self) -> bool:
+        """Whether values of samples have left torch since the last loss."""
+        return bool(self._left)
+
+    def note_left(self, values: Tensor) -> None:
+        """Torch gives values of samples away.
+
+        Args:
+            values: [samples] or [samples, classes].
+        """
+        if values.dtype.is_floating_point and values.dim() and len(self._left) < _MOST_LEFT:
+            told = values.detach().double().cpu().reshape(len(values), -1)
+            self._left.append((told.amax(1) if told.numel() else told).numpy())
+
+    def note_chosen(self, chosen: Any, rows: int, place: str | None) -> None:
+        """Samples meet something from outside torch that may have a number for each.
+
+        Args:
+            chosen: a tensor, array or list of these, or of which rows are taken.
+            rows: samples.
+            place: the line.
+        """
+        if self._cut.which:
+            return
+        is_in = _as_choice(chosen, rows)
+        weights = _as_weights(chosen, rows) if is_in is None else None
+        if is_in is None and weights is None:
+            return
+        self._choices += 1
+        for number, values in enumerate(self._left):
+            if len(values) != rows:
+                continue
+            if is_in is None:
+                if (found := _made_of(weights, values)) is not None:
+                    kind, lowest, highest = found
+                    which = 1 + kind + _KINDS * (number + _MOST_LEFT * self._choices)
+                    self._cut, self._cut_at = Cut(-which, lowest, highest, _CHANCE), place or ""
+                    return
+                continue
+            ways = min(math.comb(rows, int(is_in.sum())), _CHANCE)
+            one, other = values[is_in], values[~is_in]
+            for side, below, above in ((0, other, one), (1, one, other)):
+                if below.max() <= above.min():
+                    which = 1 + side + 2 * (number + _MOST_LEFT * self._choices)
+                    self._cut, self._cut_at = Cut(which, below.max(), above.min(), ways), place or ""
+                    return
+
     def _note_values(self, tensor: Tensor, place: str | None) -> None:
         if not tensor.dtype.is_floating_point or tensor.numel() > _MOST_VALUES:
             return
@@ -100,9 +183,15 @@ class GivenNumbers:
         told = flat[0] if is_one else flat @ (1.5 + torch.arange(len(flat), dtype=torch.float64).cos())
         self._values.setdefault(float(told), place or "")
 
-    def take(self) -> tuple[float, str]:
-        """How many numbers there were since the last loss, and which; and where the one came in that is least like one
-        that somebody wrote. 0: none that could be compared."""
+    def take(self) -> tuple[float, Cut, str]:
+        """How many numbers there were since the last loss, and which (0: none that could be compared); how samples were
+        told apart; and where that was, or the number came in that is least like one that somebody wrote."""
+        cut, at = self._cut, self._cut_at
+        self._left, self._choices, self._cut = [], 0, NO_CUT
+        mark, place = self._taken()
+        return mark, cut, at if cut.which else place
+
+    def _taken(self) -> tuple[float, str]:
         values, self._values = self._values, {}
         now, before = _drawn(), self._drawn
         self._drawn = now
@@ -115,7 +204,7 @@ class GivenNumbers:
     def _is_given(self, tensor: Tensor) -> bool:
         """Whether it is of numbers from outside: torch has not made it while there was somebody to hear it."""
         one = unwrapped(tensor)
-        if one.requires_grad:
+        if one.requires_grad or one is not tensor:  # what torch.func wraps it has made
             return False
         known: bool = self._known.get(one, self._knows_tensors)  # type: ignore[no-untyped-call]  # torch's gap
         return known
@@ -148,10 +237,64 @@ def _weights(value: object) -> Tensor | None:
     return value if isinstance(value, Tensor) else None
 
 
-def differ(marks: Sequence[float]) -> bool:
-    """Whether two workers met as many numbers, and others."""
+_MOST_LEFT = 8
+_KINDS = 4
+_FIT = 1e-4
+"""Of the spread of weights that may be left of rounding where they are a function of other values."""
+
+
+def _as_weights(chosen: Any, rows: int) -> np.ndarray[Any, Any] | None:
+    """[rows] a number for each, most of them different; None: it has none."""
+    given = chosen.detach().cpu().numpy() if isinstance(chosen, Tensor) else np.asarray(chosen)
+    given = given.reshape(-1)
+    is_one = given.dtype.kind == "f" and len(given) == rows > 3 and np.isfinite(given).all()
+    return given.astype(np.float64) if is_one and 2 * len(np.unique(given)) > rows else None
+
+
+def _made_of(weights: Any, values: np.ndarray[Any, Any]) -> tuple[int, float, float] | None:
+    """How weights are made of values where a statistic of these may be in it, and between what a figure of that lies:
+    a line (a score of each, a part of their sum), an exponential (softmax), a power, or a line of their ranks, which
+    are each share's own; None: in none of these ways."""
+    ranks = values.argsort().argsort().astype(np.float64)
+    ways = [(0, values, weights, 1.0)]
+    if (weights > 0).all():
+        ways.append((1, values, np.log(weights), 0.0))
+        ways += [(2, np.log(values), np.log(weights), 0.0)] if (values > 0).all() else []
+    for kind, x, y, at in [*ways, (3, ranks, weights, 0.0)]:
+        x_spread, y_spread = np.ptp(x), np.ptp(y)
+        if not (x_spread > 0 and y_spread > 0):
+            continue
+        slope, start = np.polyfit(x, y, 1)
+        if np.abs(slope * x + start - y).max() <= _FIT * y_spread:
+            figure, off = slope * at + start, 10 * _FIT * (abs(slope) + abs(start))
+            return (kind, 1.0, 0.0) if kind == 3 else (kind, figure - off, figure + off)
+    return None
+
+
+def _as_choice(chosen: Any, rows: int) -> np.ndarray[Any, Any] | None:
+    """[rows] whether each is taken, or has the larger of two numbers; None: it says no such thing."""
+    given = chosen.detach().cpu().numpy() if isinstance(chosen, Tensor) else np.asarray(chosen)
+    given = given.reshape(-1)
+    if given.dtype.kind not in "bif" or not 1 < len(given) <= rows:
+        return None
+    if given.dtype.kind == "i" and (len(given) < rows or len(np.unique(given)) == rows):
+        is_in = np.zeros(rows, dtype=bool)
+        if given.min() < 0 or given.max() >= rows:
+            return None
+        is_in[given] = True
+        return is_in if 0 < is_in.sum() < rows else None
+    return given == given.max() if len(given) == rows and len(np.unique(given)) == 2 else None
+
+
+def differ(marks: Sequence[float], cuts: Sequence[Cut] = ()) -> bool:
+    """Whether two workers met as many numbers, and others, or told samples apart by values that cannot be the same."""
     known = [divmod(int(mark), _MARK) for mark in marks if mark]
-    return any(count == other and which != that for count, which in known for other, that in known)
+    apart = any(
+        one.which == other.which != 0 and one.lowest > other.highest and one.ways * other.ways >= _CHANCE
+        for one in cuts
+        for other in cuts
+    )
+    return apart or any(count == other and which != that for count, which in known for other, that in known)
 
 
 def _numbers(given: Any) -> Iterator[float]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from hetopt.core.errors import BadInput
 from hetopt.trainer.session.batches import Part
@@ -31,6 +32,7 @@ class Handed:
         part: what it is of the whole batch.
         source: number of the loader.
         origins: data sets and samplers of the loader.
+        singles: tensors of one sample each, of a batch that lists them, and the sample's place.
         storages: where its tensors lie; held weakly, so that no other storage gets the place of one that is gone.
     """
 
@@ -38,6 +40,7 @@ class Handed:
     source: int = 0
     storages: frozenset[StorageWeakRef] = frozenset()
     origins: tuple[object, ...] = ()
+    singles: WeakTensorKeyDictionary = field(default_factory=WeakTensorKeyDictionary)
 
 
 @dataclass
@@ -53,11 +56,16 @@ class HandedOut:
 
     Args:
         weigh: whether a part may be less than its batch: a worker that is alone need not tell batches apart.
+
+    Attributes:
+        beside: rows of the newest batches of other loaders than the last loss's, and whether they weigh as its do.
     """
 
     def __init__(self, *, weigh: bool = True) -> None:
         self._weigh = weigh
         self._groups: list[_Group] = []
+        self._newest: dict[int, Part] = {}  # of each loader
+        self.beside: Mapping[int, bool] = {}
         self._is_ahead = False  # whether the script asks for batches before it needs them
 
     @property
@@ -78,6 +86,7 @@ class HandedOut:
 
     def give(self, handed: Handed) -> None:
         """Remember a batch that was handed out, in the group of those that no backward pass used yet."""
+        self._newest[handed.source] = handed.part
         last = self._groups[-1] if self._groups else None
         if last is not None and not last.used and all(one.source != handed.source for one in last.batches):
             last.batches.append(handed)
@@ -121,6 +130,8 @@ class HandedOut:
                     hint="ask for a batch after the backward pass of the one before",
                 )
         group.used = True
+        others = (part for source, part in self._newest.items() if source != found.source)
+        self.beside = {part.rows: part.weight == found.part.weight for part in others}
         del self._groups[: self._groups.index(group)]
         return found.part
 
@@ -159,6 +170,23 @@ def storages(batch: Any) -> frozenset[StorageWeakRef]:
     """Where the tensors of a batch lie."""
     strided = (one for one in _tensors(batch) if one.layout == torch.strided)
     return frozenset(StorageWeakRef(one.untyped_storage()) for one in strided)  # type: ignore[no-untyped-call]  # torch's gap
+
+
+def singles(batch: Any, rows: int) -> WeakTensorKeyDictionary:
+    """The tensors of one sample each, and its place, of a batch that has lists of them: images, boxes of each.
+
+    Args:
+        batch: of the loader.
+        rows: samples in it.
+    """
+    found = WeakTensorKeyDictionary()
+    inside = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
+    for one in (batch, *inside):
+        if not isinstance(one, (list, tuple)) or len(one) != rows:
+            continue
+        if any(not isinstance(its, Tensor) or its.shape[:1] != (rows,) for its in one):  # else they are columns
+            found.update({its: place for place, several in enumerate(one) for its in _tensors(several)})
+    return found
 
 
 def _tensors(batch: Any) -> Iterator[Tensor]:

@@ -20,6 +20,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -27,7 +28,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from hetopt.core.errors import BadInput
 from hetopt.trainer.script_lines import Lines
-from hetopt.trainer.session.given_numbers import GivenNumbers
+from hetopt.trainer.session.given_numbers import LEAVES, GivenNumbers
 from hetopt.trainer.session.listening import CHOICES, REDUCTIONS, SHAPED, Listener, tensors_in, unwrapped
 
 _OF_CLASSES = {"cross_entropy", "nll_loss", "multi_margin_loss"}
@@ -134,6 +135,8 @@ class Kept(Listener):
             self._set(*args[:2])
             return
         self.has_hook |= name == "register_hook"
+        if name in LEAVES and args[0].shape[:1] == (self.rows,) and self._tag(args[0]) is not None:
+            self.numbers.note_left(args[0])
         if name == "backward":
             self._is_own = self._tag(args[0]) is not None
             return
@@ -163,6 +166,8 @@ class Kept(Listener):
             target is not None and self._trained(target) is not None
         ):
             self.numbers.note_met(name, args, named, of_none, self._lines.now())
+            for one in self._chosen(name, args, given, tags) if self.numbers.have_left else ():
+                self.numbers.note_chosen(one, self.rows, self._lines.now())
         if target is not None:
             self._write(target, made, covers=covers)
         elif made is not None:
@@ -170,6 +175,19 @@ class Kept(Listener):
                 self._made[unwrapped(one)] = made if self.row_dims(one) else made.together
         if made is not None and made.oldest < made.newest:
             self._note_place(given, tags, made, result if target is None else target)
+
+    def _chosen(self, name: str, args: Sequence[Any], given: Sequence[Tensor], tags: Sequence[_Of | None]) -> list[Any]:
+        """What meets the samples from outside torch and may have a number for each, or numbers of them."""
+        if name in ("__getitem__", "index_select", "__setitem__"):
+            index = args[2] if name == "index_select" and len(args) > 2 else args[1] if len(args) > 1 else None
+            index = index[0] if isinstance(index, tuple) and index else index
+            is_own = isinstance(index, Tensor) and self._tag(index) is not None
+            return [index] if isinstance(index, Tensor | np.ndarray | list) and not is_own else []
+        return [
+            one
+            for one, tag in zip(given, tags, strict=True)
+            if tag is None and one.numel() == self.rows and one.shape[:1] == (self.rows,)
+        ]
 
     def _is_product(self, name: str, args: Sequence[Any]) -> bool:
         """Whether rows are summed over by a product of matrices."""
@@ -275,4 +293,5 @@ def _covers(name: str, args: Sequence[Any], target: Tensor) -> bool:
     """Whether nothing is left of what was there."""
     index = args[1] if name == "__setitem__" else None
     is_all = name in _OVERWRITES or index is Ellipsis or index == slice(None)
-    return is_all and target.numel() * target.element_size() == target.untyped_storage().nbytes()
+    is_somewhere = is_all and _storage(target) is not None
+    return is_somewhere and target.numel() * target.element_size() == target.untyped_storage().nbytes()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from torch import Tensor, nn
 
@@ -15,8 +16,18 @@ from hetopt.trainer.inexact import BATCH_STATISTICS, WHOLE_BATCH
 from hetopt.trainer.loss_reading import LossReading, read_loss
 from hetopt.trainer.session.batch_norm import BatchNormNote
 from hetopt.trainer.session.batches import Part
-from hetopt.trainer.session.denominators import EARLIER_HINT, NUMBERS_HINT, WEIGHT_HINT, Denominators, Row, Said, Weight
-from hetopt.trainer.session.given_numbers import differ
+from hetopt.trainer.session.denominators import (
+    EARLIER_HINT,
+    NUMBERS_HINT,
+    WEIGHT_HINT,
+    Denominators,
+    Row,
+    Said,
+    Weight,
+    not_of_the_batch,
+    numbers_differ,
+)
+from hetopt.trainer.session.given_numbers import NO_CUT
 from hetopt.trainer.session.handed import Handed
 from hetopt.trainer.session.hooks import bent_by_hooks, has_hooks
 from hetopt.trainer.session.kept import Kept
@@ -80,6 +91,7 @@ class LossWatch:
         self._turn, self._was_looked_at = 0, False  # losses that were followed by another batch
         self._number = 0  # losses of the present batch that were looked at
         self._met, self._asked = {0}, set[int]()  # numbers of losses in their batch: there are, asked of coupling
+        self._is_by_sample = False  # whether losses were seen to add terms of one sample each
         self._batch_norm: BatchNormNote | None = None
         self._padding: PaddingWatch | None = None
 
@@ -94,8 +106,9 @@ class LossWatch:
         is_new, rows = bool(self._met - self._asked), handed.part.rows
         if self._asks_coupling and is_new:
             self._outputs = Outputs(self._model)
-        if self._asks_coupling and (is_new or is_heard(number)) and rows > 1 and Listener.can_listen(self._model):
-            self._statistics = RowStatistics(rows, handed.storages, is_sure=not is_new)
+        hears = is_new or is_heard(number) or self._is_by_sample
+        if self._asks_coupling and hears and rows > 1 and Listener.can_listen(self._model):
+            self._statistics = RowStatistics(rows, handed.storages, handed.singles, is_sure=not is_new)
             self._statistics.begin()
         if self._asks_statistics:
             self._batch_norm = BatchNormNote(self._model)
@@ -128,19 +141,26 @@ class LossWatch:
         """
         return 1.0 if part is None or self._world_size == 1 else self._own_factor(loss, weight, part)
 
-    def look(self, loss: Tensor, weight: Weight | Tensor | None, part: Part) -> Word:
+    def look(
+        self,
+        loss: Tensor,
+        weight: Weight | Tensor | None,
+        part: Part,
+        beside: Mapping[int, bool] = MappingProxyType({}),
+    ) -> Word:
         """Look at a loss before its backward pass: what the others have to know of it.
 
         Args:
             loss: of this worker's part.
             weight: what the script says of it; None: nothing.
             part: of the batch.
+            beside: see `HandedOut`.
         """
         rows = part.rows
         problem: BadInput | None = None
         self._was_looked_at = True
         try:
-            own = self._row(loss, weight, part, rows)
+            own = self._row(loss, weight, part, beside)
         except BadInput as error:
             own, problem = Row(samples=part.samples, rows=rows, said=Said.UNKNOWN), error
         if self._whole.was_asked and depends_on_rows(loss):
@@ -149,7 +169,9 @@ class LossWatch:
         self._met.add(number)
         if not own.is_gathered and any((self._outputs, self._statistics)):
             is_new = self._outputs is not None and number not in self._asked
-            found = self._outputs.look(loss, rows) if self._outputs is not None and is_new else "separate"
+            found = "separate"
+            if self._outputs is not None and is_new:
+                found = self._outputs.look(loss, rows, *([] if self._statistics is None else [self._statistics.places]))
             self._asked |= {number} if is_new else set()
             place = None if self._statistics is None else self._statistics.problem(loss)
             if place is not None and own.said != Said.STATED_SUM:
@@ -174,8 +196,8 @@ class LossWatch:
         if earlier is not None:
             problem = _of_earlier(part, earlier)
             own = replace(own, said=Said.EARLIER)
-        mark, met_at = (0.0, "") if self._kept is None else self._kept.numbers.take()
-        own = replace(own, numbers_mark=mark) if mark else own
+        mark, cut, met_at = (0.0, NO_CUT, "") if self._kept is None else self._kept.numbers.take()
+        own = replace(own, numbers_mark=mark, cut=cut) if mark or cut.which else own
         if self._batch_norm is not None and not own.is_gathered:
             self._batch_norm.look(loss)
         return Word(own=own, problem=problem, met_at=met_at)
@@ -215,7 +237,7 @@ class LossWatch:
         except BadInput:
             if word.problem is not None and word.own.samples:
                 raise word.problem from None
-            if differ([row.numbers_mark for row in map(Row.read, told) if row.samples]):
+            if numbers_differ([row for row in map(Row.read, told) if row.samples]):
                 raise _by_number(word.met_at) from None
             raise
 
@@ -295,10 +317,13 @@ class LossWatch:
             for one in listeners:
                 one.is_listening = one in (self._statistics, self._kept)
 
-    def _row(self, loss: Tensor, weight: Weight | Tensor | None, part: Part, rows: int) -> Row:
+    def _row(self, loss: Tensor, weight: Weight | Tensor | None, part: Part, beside: Mapping[int, bool]) -> Row:
+        rows = part.rows
         if weight is not None:
             return Row.stated(_number(weight), samples=part.samples, rows=rows)
-        reading: LossReading = read_loss(loss, rows)
+        of_one = {} if self._statistics is None else self._statistics.of_one
+        reading: LossReading = read_loss(loss, rows, of_one, beside)
+        self._is_by_sample |= reading.is_by_sample
         if reading.kind == "unknown":
             raise _unknown(reading)
         return Row.of(reading, samples=part.samples, rows=rows)
@@ -364,12 +389,10 @@ def _unclear() -> BadInput:
 
 
 def _by_statistic(part: Part, place: str) -> BadInput:
-    return BadInput(
+    return not_of_the_batch(
         "A statistic over the samples (a mean, a gradient) comes back to each of them, or they meet others, or some "
-        f"are chosen among them, at {place}, and this worker has {part.samples} of {part.batch}: the gradients of "
-        "parts are not the gradient of the batch.",
-        hint="compute that of the samples of all workers, whole = run.gather(rows), or before the batch is shared out; "
-        f'or accept the difference: session(..., accept_inexact=("{WHOLE_BATCH}",))',
+        f"are chosen among them, at {place}, and this worker has {part.samples} of {part.batch}",
+        "compute that of the samples of all workers, whole = run.gather(rows), or before the batch is shared out",
     )
 
 
@@ -382,29 +405,26 @@ def _by_number(place: str) -> BadInput:
 
 
 def _by_padding(read: Padding) -> BadInput:
-    return BadInput(
+    return not_of_the_batch(
         f"The loss depends on how long samples are padded (one of {read.needed} to {read.length}) by {read.by}, and "
-        "each worker pads to the longest of its own: the gradients of parts are not the gradient of the batch.",
-        hint="leave padding out by a mask or by packing, or pad all samples to one length in the collate function; or "
-        f'accept the difference: session(..., accept_inexact=("{WHOLE_BATCH}",))',
+        "each worker pads to the longest of its own",
+        "leave padding out by a mask or by packing, or pad all samples to one length in the collate function",
     )
 
 
 def _by_collate(name: str) -> BadInput:
-    return BadInput(
+    return not_of_the_batch(
         f"The loader's collate function {name} brings samples of a batch together (mixup, negatives, a statistic), and "
-        "each worker has its own samples alone: the gradients of parts are not the gradient of the batch.",
-        hint="do that in the loop with the samples of all workers, whole = run.gather(rows); or accept the difference: "
-        f'session(..., accept_inexact=("{WHOLE_BATCH}",))',
+        "each worker has its own samples alone",
+        "do that in the loop with the samples of all workers, whole = run.gather(rows)",
     )
 
 
 def _by_hook(name: str) -> BadInput:
-    return BadInput(
+    return not_of_the_batch(
         f"A hook changes the gradient of {name} by more than a factor (clips, normalises or adds to it), of each "
-        "worker's samples alone: the gradients of parts are not the gradient of the batch.",
-        hint="change .grad after run.backward(loss), where it is of all workers, and before optimizer.step(); or "
-        f'accept the difference: session(..., accept_inexact=("{WHOLE_BATCH}",))',
+        "worker's samples alone",
+        "change .grad after run.backward(loss), where it is of all workers, and before optimizer.step()",
     )
 
 
@@ -417,9 +437,8 @@ def _of_earlier(part: Part, what: str) -> BadInput:
 
 
 def _coupled(part: Part) -> BadInput:
-    return BadInput(
+    return not_of_the_batch(
         "The loss of a sample depends on the other samples of its batch, as contrastive losses do, and this worker has "
-        f"{part.samples} of {part.batch}: the gradients of parts are not the gradient of the batch.",
-        hint="compute it of the features of all workers, features = run.gather(features), and call run.backward(loss); "
-        f'or accept the difference: session(..., accept_inexact=("{WHOLE_BATCH}",))',
+        f"{part.samples} of {part.batch}",
+        "compute it of the features of all workers, features = run.gather(features), and call run.backward(loss)",
     )

@@ -14,6 +14,9 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
+Places: TypeAlias = Callable[[Tensor], tuple[int | None, Tensor] | None]
+"""Which dimension of a tensor samples are in (None: it is of one), and the place of each in the batch."""
+
 Found: TypeAlias = Literal["separate", "coupled", "unclear"]
 
 _ROWS_APART = {
@@ -53,15 +56,16 @@ class Outputs:
         self._given: list[Tensor] = []
         self._hooks = [module.register_forward_hook(self._keep) for module in _hookable(model)]
 
-    def look(self, loss: Tensor, rows: int) -> Found:
+    def look(self, loss: Tensor, rows: int, places: Places = lambda one: None) -> Found:
         """Whether a loss couples samples, told before its backward pass.
 
         Args:
             loss: a scalar.
             rows: samples that it was computed of.
+            places: where the samples of an output are, where that is known.
         """
-        given = [one for one in self._given if one.grad_fn is not None and _samples_in(one, rows) is not None]
-        return couples(loss, given, rows)
+        given = [one for one in self._given if one.grad_fn is not None and _samples_in(one, rows, places) is not None]
+        return couples(loss, given, rows, places)
 
     def close(self) -> None:
         """Remove the hooks and drop what they kept."""
@@ -74,13 +78,14 @@ class Outputs:
             self._given += _tensors(output)
 
 
-def couples(loss: Tensor, given: Sequence[Tensor], rows: int) -> Found:
+def couples(loss: Tensor, given: Sequence[Tensor], rows: int, places: Places = lambda one: None) -> Found:
     """Whether the second derivatives of a loss across rows are anything but zero.
 
     Args:
         loss: a scalar.
         given: outputs of modules with a row for each sample, or so many; those next to the loss count.
         rows: samples.
+        places: where they are in an output, where that is known.
     """
     heads, tail = _heads(loss, given, rows)
     if rows < 2 or _is_plain(tail, rows):
@@ -93,7 +98,7 @@ def couples(loss: Tensor, given: Sequence[Tensor], rows: int) -> Found:
             (own * _unalike(own)).sum()
             for head, one in zip(heads, first, strict=True)
             if one is not None and one.requires_grad
-            for own, _ in [_halves(head, one, rows)]
+            for own, _ in [_halves(head, one, rows, places)]
         ]
         if not of_half:
             return "unclear" if _pairs(tail) else "separate"  # linear
@@ -103,9 +108,9 @@ def couples(loss: Tensor, given: Sequence[Tensor], rows: int) -> Found:
     own = across = 0.0
     for head, one in zip(heads, second, strict=True):
         if one is not None:
-            mine, others = _halves(head, one, rows)
-            own = max(own, float(mine.abs().max()))
-            across = max(across, float(others.abs().max()))
+            mine, others = _halves(head, one, rows, places)
+            own = max([own, *mine.abs().flatten().tolist()])
+            across = max([across, *others.abs().flatten().tolist()])
     if across > NEGLIGIBLE * own:
         return "coupled"
     return "unclear" if own == 0 and _pairs(tail) else "separate"
@@ -119,20 +124,29 @@ def _unalike(like: Tensor) -> Tensor:
     return (1.5 + torch.arange(like.numel(), device=like.device).cos()).to(like.dtype).view(like.shape)
 
 
-def _halves(head: Tensor, derivative: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+def _halves(head: Tensor, derivative: Tensor, rows: int, places: Places) -> tuple[Tensor, Tensor]:
     """The part of a derivative that is of the first half of the samples, and the rest."""
-    dim = _samples_in(head, rows)
-    assert dim is not None
-    cut = rows // 2 * (head.shape[dim] // rows)
-    return derivative.narrow(dim, 0, cut), derivative.narrow(dim, cut, head.shape[dim] - cut)
+    found = _samples_in(head, rows, places)
+    assert found is not None
+    dim, at = found
+    is_first = (at < rows // 2).to(derivative.device)
+    if dim is None:
+        return (derivative, derivative[:0]) if is_first else (derivative[:0], derivative)
+    each = (is_first.nonzero()[:, 0], (~is_first).nonzero()[:, 0])
+    return derivative.index_select(dim, each[0]), derivative.index_select(dim, each[1])
 
 
-def _samples_in(output: Tensor, rows: int) -> int | None:
+def _samples_in(output: Tensor, rows: int, places: Places) -> tuple[int | None, Tensor] | None:
     """The dimension of an output in which the samples are, or, in the first, their tokens; the second one if sequences
-    come first."""
+    come first; and the place of each in the batch."""
+    if (known := places(output)) is not None:
+        return known
     sizes = output.shape[:2]
     exact = next((dim for dim, size in enumerate(sizes) if size == rows), None)
-    return exact if exact is not None or not sizes or sizes[0] % rows else 0
+    if exact is None and (not sizes or sizes[0] % rows):
+        return None
+    dim = exact or 0
+    return dim, torch.arange(rows).repeat_interleave(sizes[dim] // rows)
 
 
 def _pairs(tail: Sequence[Any]) -> bool:

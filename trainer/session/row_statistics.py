@@ -27,7 +27,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from hetopt.trainer.loss_reading import read_loss
 from hetopt.trainer.script_lines import Lines
 from hetopt.trainer.session.listening import CHOICES, MAKERS, REDUCTIONS, SHAPED, Listener, tensors_in, unwrapped
-from hetopt.trainer.session.row_order import Differ, RowOrders
+from hetopt.trainer.session.row_order import JOINS, Differ, Order, RowOrders, Unknown
 
 _EXTREMES = {"max", "min", "amax", "amin", "aminmax"}
 """Of whole numbers these are lengths, to pad or to pack by."""
@@ -58,17 +58,36 @@ class RowStatistics(Listener):
     Args:
         rows: samples that the script was given, at least two.
         storages: where they lie.
+        singles: tensors of one sample, and its place.
         is_sure: whether samples are only where a dimension is as long as they are many.
+
+    Attributes:
+        of_one: the operators that gave scalars of one sample alone, and the place of the sample.
     """
 
-    def __init__(self, rows: int, storages: frozenset[StorageWeakRef], *, is_sure: bool = False) -> None:
+    def __init__(
+        self,
+        rows: int,
+        storages: frozenset[StorageWeakRef],
+        singles: Mapping[Tensor, int] | WeakTensorKeyDictionary,
+        *,
+        is_sure: bool = False,
+    ) -> None:
         super().__init__(rows, is_sure=is_sure)
         self._storages = storages
         self._lines = Lines(sys.argv[0] if sys.argv else "")
         self._tags = WeakTensorKeyDictionary()
         self._means = WeakTensorKeyDictionary()  # scalars that are divided by what they are of
-        self._orders = RowOrders(rows, lambda tag: tag == _Of.ROWS)
+        self._orders = RowOrders(rows, lambda tag: tag in (_Of.SAMPLE, _Of.ROWS))
         self._place: str | None = None
+        self.of_one: dict[Any, int] = {}
+        for one, place in list(singles.items()):
+            self._tags[one] = _Of.SAMPLE
+            self._orders.note(one, torch.tensor(place))
+
+    def places(self, tensor: Tensor) -> tuple[int | None, Tensor] | None:
+        """See `RowOrders`."""
+        return self._orders.places(tensor)
 
     def problem(self, loss: Tensor) -> str | None:
         """Where a statistic came back to the samples of a loss; None: nowhere, or the lines are not the script's."""
@@ -88,7 +107,9 @@ class RowStatistics(Listener):
             made = _Of.ROWS if self.selects_rows(args) else None
         if made is None:
             return
-        order = self._orders.of_result(name, args, named, given, tags, result)
+        results = list(tensors_in([args[0] if name == "__setitem__" else result]))
+        orders = self._orders.of_results(name, args, named, given, tags, results)
+        differ = any(isinstance(one, Differ) for one in orders)
         of_batch = [one for one, tag in zip(given, tags, strict=True) if tag is not None]
         of_samples = [one for one, tag in zip(given, tags, strict=True) if tag in (_Of.SAMPLE, _Of.ROWS)]
         if made == _Of.STATISTIC and any(unwrapped(one).dim() for one in of_samples):
@@ -96,7 +117,9 @@ class RowStatistics(Listener):
         elif made == _Of.STATISTIC and name.strip("_") in _PRODUCTS:
             several = [one for one, tag in zip(given, tags, strict=True) if tag == made and one.dim()]
             made = _Of.MIXED if len(several) > 1 else made
-        elif made == _Of.ROWS and (isinstance(order, Differ) or self._orders.chooses(name, args, named, of_batch)):
+        elif (made == _Of.SAMPLE and differ and name in JOINS) or (
+            made == _Of.ROWS and (differ or self._orders.chooses(name, args, named, of_batch))
+        ):
             made = _Of.MIXED
         elif made == _Of.SCALED and (name in _UNSCALED or _is_ratio(name, tags)):
             made = _Of.ROWS
@@ -112,19 +135,30 @@ class RowStatistics(Listener):
                 made = _Of.MIXED
         if made in (_Of.SCALED, _Of.MIXED):
             self._place = self._place or self._lines.now()
-        for one in tensors_in([args[0] if name == "__setitem__" else result]):
-            self._tags[unwrapped(one)] = self._of_one(made, name, args, one)
+        for one, order in zip(results, orders, strict=True):
+            tag = self._tags[unwrapped(one)] = self._of_one(made, name, args, one, order)
             self._orders.note(one, order)
             if one.requires_grad and not unwrapped(one).dim():  # a graph that was gone through keeps no values
                 self._means[one] = read_loss(one, self.rows).kind in ("samples", "counted")
+                if tag == _Of.SAMPLE and isinstance(order, Tensor) and one.grad_fn is not None:
+                    self.of_one[one.grad_fn] = int(order)
 
-    def _of_one(self, made: _Of, name: str, args: Sequence[Any], one: Tensor) -> _Of:
-        """What a result is of: losses reduce over the samples as well, and of rows one may be taken."""
-        if made != _Of.ROWS:
+    def _of_one(self, made: _Of, name: str, args: Sequence[Any], one: Tensor, order: Order) -> _Of:
+        """What a result is of: losses reduce over the samples, of rows one may be taken, and single ones joined."""
+        if made not in (_Of.SAMPLE, _Of.ROWS):
             return made
-        if self._takes_one(name, args):
-            return _Of.SAMPLE
-        return made if unwrapped(one).dim() else _Of.STATISTIC
+        if isinstance(order, Tensor):
+            made = _Of.ROWS if order.dim() else _Of.SAMPLE
+        elif self._takes_one(name, args):
+            made = _Of.SAMPLE
+        elif order is None:  # all of them
+            made = _Of.ROWS
+        return _Of.STATISTIC if made == _Of.ROWS and not unwrapped(one).dim() else made
+
+    def row_dims(self, tensor: Tensor) -> list[int]:
+        """See `Listener`; also of some of the rows."""
+        part = self._orders.part_dim(tensor)
+        return super().row_dims(tensor) if part is None else [part]
 
     def _takes_one(self, name: str, args: Sequence[Any]) -> bool:
         """Whether a call gives rows one by one."""
@@ -154,6 +188,8 @@ class RowStatistics(Listener):
             elif tag in (_Of.ROWS, _Of.SCALED) or (tag is None and has_rows):
                 own = _Of.SCALED if is_mean else _Of.ROWS
             self._tags[unwrapped(made)] = of if of in (_Of.SAMPLE, _Of.MIXED) else own
+            if of == _Of.SAMPLE:
+                self._orders.note(made, Unknown())
 
     def _tag(self, tensor: Tensor) -> _Of | None:
         tensor = unwrapped(tensor)
@@ -163,7 +199,10 @@ class RowStatistics(Listener):
                 lies = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]  # torch's gap
             except RuntimeError:
                 return None  # of a tensor that only pretends to have a storage
-            return _Of.ROWS if lies in self._storages else None
+            if lies not in self._storages:
+                return None
+            self._orders.is_first = self._orders.is_first and 0 in self.row_dims(tensor)
+            return _Of.ROWS
         return found
 
 

@@ -117,7 +117,7 @@ class GradientFlow(BatchFlow):
             own = 1.0 if part is None or self.world_size == 1 else part.weight
             self._complete(loss, own, part)
             return
-        word = self._loss.look(loss, weight, part)
+        word = self._loss.look(loss, weight, part, self._handed.beside)
         if self._rides(part):
             torch.autograd.backward(loss, **options)
             self._note_computed()

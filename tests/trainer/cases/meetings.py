@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad
+from torch.func import functional_call, grad, jacrev, vmap
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler, default_collate
@@ -20,10 +20,10 @@ from .scripts import Open, net, points, sgd, shuffled
 Compute = Callable[[nn.Module, Gather, Tensor, Tensor], Tensor]
 
 
-def runs(compute: Compute, open_: Open, *, gathers: bool) -> None:
+def runs(compute: Compute, open_: Open, **how: Any) -> None:
     """A common loop with such a loss."""
     model = net()
-    trained(open_, model, lambda gather, batch: compute(model, gather, *batch), gathers=gathers)
+    trained(open_, model, lambda gather, batch: compute(model, gather, *batch), **how)
 
 
 def inner_step(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
@@ -172,6 +172,151 @@ def chosen_by_numpy(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> T
     order = np.argsort(y.numpy(), kind="stable")
     x, y = x[order], y[order]
     return of_some.mean() + functional.cross_entropy(model(x), y, reduction="none")[y > 0].mean()
+
+
+def partners_by_python(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
+    """mixup sample by sample; the partner is the next one."""
+    mixed = [0.7 * one + 0.3 * x[(at + 1) % len(x)] for at, one in enumerate(x)]
+    return functional.cross_entropy(model(torch.stack(mixed)), y)
+
+
+def soft_partners_by_python(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
+    """The same with the labels mixed."""
+    told = functional.one_hot(y, 4).float()
+    each = [(0.7 * one + 0.3 * x[at - 1], 0.7 * told[at] + 0.3 * told[at - 1]) for at, one in enumerate(x)]
+    inputs, labels = zip(*each, strict=True)
+    return functional.cross_entropy(model(torch.stack(inputs)), torch.stack(labels))
+
+
+def rolled_by_slices(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
+    return functional.cross_entropy(model(0.7 * x + 0.3 * torch.cat([x[1:], x[:1]])), y)
+
+
+def halves_mixed(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
+    half = len(x) // 2
+    x = x.clone()
+    x[:half] += 0.3 * x[half : 2 * half]
+    return functional.cross_entropy(model(x), y)
+
+
+def less_the_first(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
+    return functional.cross_entropy(model(x - 0.5 * x[0]), y)
+
+
+def mean_of_some(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
+    """Distances to a mean that the samples of one class have."""
+    return functional.cross_entropy(model(x - 0.5 * x[y == y[0]].mean(0)), y)
+
+
+def one_by_one(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
+    """A loop over the samples, as for graphs and images of several sizes."""
+    terms = (
+        functional.cross_entropy(model(one), its) * (1.5 if its > 1 else 1.0) for one, its in zip(x, y, strict=True)
+    )
+    return sum(terms, x.new_zeros(())) / len(x)
+
+
+def some_at_a_time(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
+    each = (
+        functional.cross_entropy(model(x[at : at + 3]), y[at : at + 3], reduction="sum") for at in range(0, len(x), 3)
+    )
+    return sum(each, x.new_zeros(())) / len(x)
+
+
+def written_one_by_one(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
+    out = torch.zeros(len(x), 4)
+    for at, one in enumerate(x):
+        out[at] = model(one)
+    return functional.cross_entropy(out, y)
+
+
+def two_views(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
+    """Of each sample, computed together; each meets its own."""
+    one, other = model(torch.cat([x, x.flip(1)])).chunk(2)
+    return functional.cross_entropy(one, y) + (one - other).square().mean()
+
+
+def two_kinds_of_samples(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
+    each = functional.cross_entropy(model(x), y, reduction="none")
+    return (2 * each[y > 1].sum() + each[y <= 1].sum()) / len(x)
+
+
+def boxes(open_: Open) -> None:
+    """Detection: a list of images and one of their boxes, and of each image a mean over the boxes that it has."""
+
+    def collate(samples: list[Any]) -> Any:
+        return tuple(zip(*samples, strict=True))
+
+    def item(seed: int) -> tuple[Tensor, dict[str, Tensor]]:
+        generator = torch.Generator().manual_seed(seed)
+        count = seed % 3 + 1
+        labels = torch.randint(0, 4, (count,), generator=generator)
+        return torch.randn(3, 3, generator=generator), {"labels": labels}
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(9, 12), nn.Unflatten(1, (3, 4)))
+    opt = sgd(model)
+    data: Any = [item(seed) for seed in range(64)]
+    with open_(model, opt) as run:
+        for images, told in run.loader(DataLoader(data, batch_size=16, shuffle=True, collate_fn=collate)):
+            out, terms = model(torch.stack(images)), []
+            for at, one in enumerate(told):
+                count = len(one["labels"])
+                each = functional.cross_entropy(out[at, :count], one["labels"], reduction="sum") / count
+                terms.append(each + 0.1 * out[at, :count].abs().mean())
+            opt.zero_grad()
+            run.backward(sum(terms, torch.zeros(())) / len(told))
+            opt.step()
+
+
+def mask_by_numpy(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
+    """Self-paced learning: the easier half of what a worker has."""
+    each = gather(functional.cross_entropy(model(x), y, reduction="none"))
+    told = each.detach().numpy()
+    return (each * torch.from_numpy((told < np.median(told)).astype(np.float32))).mean()
+
+
+def easier_by_numpy(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
+    """The same, taken in their order."""
+    each = gather(functional.cross_entropy(model(x), y, reduction="none"))
+    return each[np.sort(np.argsort(each.detach().numpy())[: len(each) // 2])].mean()
+
+
+def weighed_by_list(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
+    each = gather(functional.cross_entropy(model(x), y, reduction="none"))
+    told = each.tolist()
+    return (each * torch.tensor([2.0 if one > sorted(told)[3 * len(told) // 4] else 0.5 for one in told])).mean()
+
+
+def scored_by_numpy(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
+    """Harder samples count more, by a softmax over what a worker has."""
+    each = gather(functional.cross_entropy(model(x), y, reduction="none"))
+    told = np.exp(each.detach().numpy())
+    return (each * torch.from_numpy(told / told.mean())).mean()
+
+
+def ranked_by_numpy(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
+    each = gather(functional.cross_entropy(model(x), y, reduction="none"))
+    return (each * torch.from_numpy(each.detach().numpy().argsort().argsort().astype(np.float32))).mean() / 64
+
+
+def weighed_by_a_function(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
+    """The same on all workers."""
+    each = functional.cross_entropy(model(x), y, reduction="none")
+    return (each * torch.from_numpy(np.exp(-each.detach().numpy()))).mean()
+
+
+def differentiated_by_rows(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
+    """A penalty on each sample's Jacobian, by `torch.func`."""
+    own = dict(model.named_parameters())
+    by = vmap(jacrev(lambda one: functional_call(model, own, (one,))))(x)
+    return functional.cross_entropy(model(x), y) + 1e-2 * by.square().sum((1, 2)).mean()
+
+
+def mask_by_a_number(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
+    """The same on all workers."""
+    each = functional.cross_entropy(model(x), y, reduction="none")
+    return (each * torch.from_numpy((each.detach().numpy() > 1.4).astype(np.float32))).mean()
 
 
 def critic_with_penalty(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
@@ -392,10 +537,10 @@ def looked_at(gradient: Tensor) -> None:
     float(gradient.norm())
 
 
-def _named_by(compute: Compute, *, gathers: bool) -> Any:
+def _named_by(compute: Compute, *, gathers: bool, **how: Any) -> Any:
     """A script of a loss, under its name."""
     whose = "of_all" if gathers else "of_own"
-    return named(f"{compute.__name__}_{whose}", lambda open_: runs(compute, open_, gathers=gathers))
+    return named(f"{compute.__name__}_{whose}", lambda open_: runs(compute, open_, gathers=gathers, **how))
 
 
 STATISTIC = ("statistic over the samples (a mean, a gradient)", "meetings.py, line", "run.gather(rows)")
@@ -406,10 +551,15 @@ REFUSED = {
         _named_by(one, gathers=False): STATISTIC
         for one in (
             inner_step, inner_step_of_functions, step_of_inputs, mixed_with_others, pasted_of_others, load_of_experts,
-            hardest_by_numpy,
+            hardest_by_numpy, partners_by_python, soft_partners_by_python, rolled_by_slices, halves_mixed,
+            less_the_first, mean_of_some,
         )
     },
     **{_named_by(one, gathers=False): NUMBER for one in (weighed_by_counts, less_a_number)},
+    **{
+        _named_by(one, gathers=False, batch=64): NUMBER
+        for one in (mask_by_numpy, easier_by_numpy, weighed_by_list, scored_by_numpy, ranked_by_numpy)
+    },
     named("clipped_by_hooks", hooked, hook=clipped): ("A hook changes the gradient of 0.weight", "run.backward(loss)"),
     named("clipped_inside", hooked, hook=clipped, inside=True): ("A hook changes the gradient of 0.weight",),
     named("mixed_by_collate", collated, by=mixup): ("collate function mixup (meetings.py, line", "run.gather(rows)"),
@@ -450,7 +600,10 @@ EXACT = (
         _named_by(one, gathers=True)
         for one in (
             sorted_by_length, shuffled_again, terms_for_each, means_over_dimensions, numbers_alike, numbers_of_rows,
-            drawn_in_place, chosen_by_numpy, critic_with_penalty,
+            drawn_in_place, chosen_by_numpy, critic_with_penalty, one_by_one, some_at_a_time, written_one_by_one,
+            two_views, two_kinds_of_samples, mask_by_a_number, mask_by_numpy, easier_by_numpy,
+            weighed_by_list, scored_by_numpy, ranked_by_numpy, weighed_by_a_function, differentiated_by_rows,
         )
     ),
+    boxes,
 )  # fmt: skip

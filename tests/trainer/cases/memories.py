@@ -24,11 +24,11 @@ def trained(open_: Open, model: nn.Module, compute: Callable[[Gather, list[Tenso
         open_: a session.
         model: of the script.
         compute: the loss of a batch.
-        how: ``gathers``, and ``data`` where it is no common one.
+        how: ``gathers``, and ``data`` and ``batch`` where they are no common ones.
     """
     opt = sgd(model)
     with open_(model, opt) as run:
-        for batch in run.loader(shuffled(how.get("data"))):
+        for batch in run.loader(shuffled(how.get("data"), how.get("batch", 16))):
             opt.zero_grad()
             run.backward(compute(run.gather if how["gathers"] else lambda rows: rows, batch))
             opt.step()
