@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader
 from hetopt.core.errors import BadInput
 from hetopt.integrations.exchanging import gather, total
 from hetopt.integrations.place import alone, check_version, find_worker, stay_together, take_own_device
+from hetopt.integrations.wording import ACCELERATE, Words, in_words
 from hetopt.trainer.session import Session, session
 from hetopt.trainer.session.denominators import Weight
 from hetopt.trainer.session.leaving import leave_at_exit
@@ -117,6 +118,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # Accelerate h
 
     Attributes:
         run: the session, once a model and an optimizer are prepared.
+        words: in which it refuses.
 
     Raises:
         BadInput: Accelerate has begun as one of several processes already, or is to split the model.
@@ -124,6 +126,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # Accelerate h
 
     run: Session | None = None
     session_options: Mapping[str, Any] = MappingProxyType({})
+    words: Words = ACCELERATE
     _trains: Loader | None = None
 
     def __init__(self, *args: Any, session: Mapping[str, Any] = MappingProxyType({}), **kwargs: Any) -> None:
@@ -203,7 +206,8 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # Accelerate h
                 hint="prepare the loader that trains before those that evaluate",
             )
         loss = loss / self.gradient_accumulation_steps
-        self.run.backward(loss if self.scaler is None else self.scaler.scale(loss), weight=weight, **kwargs)
+        with in_words(self.words):
+            self.run.backward(loss if self.scaler is None else self.scaler.scale(loss), weight=weight, **kwargs)
 
     @property
     def _is_sharing(self) -> bool:

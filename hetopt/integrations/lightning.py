@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 from hetopt.core.errors import BadInput
 from hetopt.integrations.exchanging import gather, told_by_leader, total
 from hetopt.integrations.place import check_version, find_worker, stay_together, take_own_device
+from hetopt.integrations.wording import LIGHTNING, in_words
 from hetopt.trainer.session import Session, session
 
 check_version("lightning", (2, 6), 3)
@@ -182,7 +183,8 @@ class HetoptStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # Lightning h
             gradient: None = None, retain_graph: bool | None = None, create_graph: bool = False, inputs: Any = None
         ) -> None:
             del loss.backward  # the session calls torch's own
-            run.backward(loss, retain_graph=retain_graph, create_graph=create_graph, inputs=inputs)
+            with in_words(LIGHTNING):
+                run.backward(loss, retain_graph=retain_graph, create_graph=create_graph, inputs=inputs)
             loss.backward = backward  # type: ignore[method-assign]
 
         loss.backward = backward  # type: ignore[method-assign]  # whoever calls it: Lightning or the module

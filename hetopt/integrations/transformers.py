@@ -24,6 +24,7 @@ from hetopt.core.paths import inside
 from hetopt.integrations.accelerate import Accelerator, Loader, skip_first_batches
 from hetopt.integrations.exchanging import of_leader, total
 from hetopt.integrations.place import check_version, find_worker
+from hetopt.integrations.wording import TRANSFORMERS
 from hetopt.trainer.loss_reading import SAME, read_loss
 from hetopt.trainer.session import Session
 from hetopt.trainer.session.denominators import Weight
@@ -109,6 +110,7 @@ class WithSession:
         accelerator = self.accelerator
         accelerator.__class__ = Accelerator
         accelerator.session_options = {"accumulate": self.args.gradient_accumulation_steps, **self._session_options}
+        accelerator.words = TRANSFORMERS
         accelerator.check_alone()
         if self.args.auto_find_batch_size and find_worker()[1] > 1:
             raise BadInput(

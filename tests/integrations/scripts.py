@@ -188,6 +188,34 @@ def lightning_statistic(way: Way) -> None:
     lightning_of(way, max_epochs=1).fit(Module(), DataLoader(points(), batch_size=16))
 
 
+def lightning_weighted(way: Way) -> None:
+    """A mean over some of the samples, whose backward pass the module calls: what a refusal says may be done."""
+    import lightning
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.count = net(), 0
+
+        def configure_optimizers(self) -> Any:
+            return sgd(self)
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            chosen = batch[1] > 0
+            self.count = int(chosen.sum())
+            each = cross_entropy(self.net(batch[0]), batch[1], reduction="none")
+            return (each * chosen).sum() * (1 / max(1, self.count))
+
+        def backward(self, loss: Any) -> None:
+            run = getattr(self.trainer.strategy, "run", None)
+            if run is None:
+                loss.backward()
+            else:
+                run.backward(loss, weight=self.count)
+
+    lightning_of(way, max_epochs=1).fit(Module(), DataLoader(points(), batch_size=16))
+
+
 # Accelerate
 
 
@@ -549,6 +577,7 @@ CASES: tuple[Callable[[Way], Any], ...] = (
     lightning_manual,
     lightning_scheduled,
     lightning_statistic,
+    lightning_weighted,
     lightning_skipped,
     logged,
     with_transformers,

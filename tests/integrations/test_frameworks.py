@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from hetopt.core.errors import BadInput
+from hetopt.integrations.wording import ACCELERATE, LIGHTNING, TRANSFORMERS, in_words
+from hetopt.trainer.session.denominators import EARLIER_HINT, NUMBERS_HINT, WEIGHT_HINT
 from tests.disturbance import PATIENCE_S
 from tests.trainer.test_session_cases import LABELS, distance
 
@@ -31,13 +35,30 @@ NAMES = (
     "lightning_manual", "lightning_scheduled",
 )  # fmt: skip
 REFUSED = {
-    "trainer_statistic": "comes back to each of them",
-    "accelerated_statistic": "comes back to each of them",
-    "lightning_statistic": "comes back to each of them",
-    "accelerated_exam_first": "prepare the loader that trains before those that evaluate",
-    "lightning_skipped": "training_step gave None, which skips the batch",
+    "trainer_statistic": (
+        "comes back to each of them",
+        "self.run.gather(rows)",
+        'Trainer(..., session={"accept_inexact": ("whole_batch",)})',
+    ),
+    "accelerated_statistic": (
+        "comes back to each of them",
+        "accelerator.run.gather(rows)",
+        'Accelerator(session={"accept_inexact"',
+    ),
+    "lightning_statistic": (
+        "comes back to each of them",
+        "self.trainer.strategy.run.gather(rows)",
+        "HetoptStrategy(accept_inexact=",
+    ),
+    "accelerated_exam_first": ("prepare the loader that trains before those that evaluate",),
+    "lightning_skipped": ("training_step gave None, which skips the batch",),
 }
 """What both workers say."""
+HINTS = {
+    "accelerate": (ACCELERATE, "pass accelerator.backward(loss, weight=n), n being", "accelerator.run.gather("),
+    "transformers": (TRANSFORMERS, "num_items_in_batch) of your Trainer return n, n being", "self.run.gather("),
+    "lightning": (LIGHTNING, "backward(self, loss) of your module, n being", "self.trainer.strategy.run.gather("),
+}
 EXAMPLES = ("with_transformers", "with_accelerate", "with_lightning")
 
 
@@ -86,7 +107,7 @@ def check_steps(told: dict[str, Any]) -> None:
         assert distance(plain, told[label]["steps"]) < 1e-5
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", [*EXAMPLES, "lightning_weighted"])
 def test_examples_train_as_the_plain_scripts_that_they_were(name: str, case: Case) -> None:
     check_steps(case(name))
 
@@ -101,13 +122,23 @@ def test_gradients_steps_and_figures_are_those_of_one_machine(name: str, case: C
             assert far(plain["result"], told[label]["result"]) == ""
 
 
+@pytest.mark.parametrize("name", HINTS)
+def test_refusals_name_what_the_user_of_a_framework_has(name: str) -> None:
+    words, weight, gather = HINTS[name]
+    for hint, told in ((WEIGHT_HINT, weight), (NUMBERS_HINT, gather), (EARLIER_HINT, gather)):
+        with pytest.raises(BadInput) as refused, in_words(words):
+            raise BadInput("The loss is one.", hint=hint)
+        assert told in str(refused.value)
+        assert not re.search(r"(?<![\w.])run\.|session\(", str(refused.value))
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_parts_do_not_add_up_to_is_refused_in_frameworks_too(name: str, case: Case) -> None:
     told = case(name)
     assert distance(told["plain"]["steps"], told["alone"]["steps"]) == 0.0
     assert told["alone"]["said"] == ""
     for label in ("two-0", "two-1"):
-        assert REFUSED[name] in told[label]["said"]
+        assert all(words in told[label]["said"] for words in REFUSED[name]), told[label]["said"]
 
 
 def test_transformers_checkpoint_goes_on_in_mid_epoch_and_the_leader_alone_saves(case: Case) -> None:
