@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -85,20 +85,32 @@ class _Term:
     may_be_counted: bool = False
 
 
+class Beside(NamedTuple):
+    """Another loader's batch.
+
+    Attributes:
+        weighs_alike: whether a mean over it weighs as one over this batch does.
+        is_new: whether it was handed out since the last loss; an older one is meant where nothing else fits.
+    """
+
+    weighs_alike: bool
+    is_new: bool
+
+
 @dataclass
 class _Terms:
     """What was found on the way down."""
 
     samples: int
     of_one: Container[Node] = ()
-    beside: Mapping[int, bool] = field(default_factory=dict)
+    beside: Mapping[int, Beside] = field(default_factory=dict)
     found: list[_Term] = field(default_factory=list)
     constants: int = 0
     is_by_sample: bool = False
 
 
 def read_loss(
-    loss: Tensor, samples: int, of_one: Container[Node] = (), beside: Mapping[int, bool] = MappingProxyType({})
+    loss: Tensor, samples: int, of_one: Container[Node] = (), beside: Mapping[int, Beside] = MappingProxyType({})
 ) -> LossReading:
     """Read the graph of a scalar loss.
 
@@ -106,7 +118,7 @@ def read_loss(
         loss: before its backward pass.
         samples: of the batch that it is of.
         of_one: operators whose scalar results are known to be of one sample alone: their sum is one over samples.
-        beside: samples of other batches that terms may be of, and whether their means weigh as this batch's do.
+        beside: samples of other loaders' batches that terms may be of.
     """
     terms = _Terms(samples, of_one, beside)
     try:
@@ -354,14 +366,19 @@ def _alone(term: _Term, terms: _Terms, means: Sequence[_Term]) -> LossReading:
     divisor = math.prod(term.divisors)
     factor = math.prod(term.factors)
     if term.is_mean:
-        of = [rows for rows in (samples, *terms.beside) if term.denominator % rows == 0 and not term.is_counted]
-        if of and not terms.beside.get(max(of), True):
+        whole = term.denominator % samples == 0 and not term.is_counted
+        others = [
+            rows
+            for rows, other in terms.beside.items()
+            if term.denominator % rows == 0 and not term.is_counted and (not whole or (other.is_new and rows > samples))
+        ]
+        if others and not terms.beside[max(others)].weighs_alike:
             raise _Unknown(
                 "shape",
-                f"has a mean over {max(of)} samples of another loader's batch, of which this worker "
+                f"has a mean over {max(others)} samples of another loader's batch, of which this worker "
                 "has another proportion",
             )
-        whole = bool(of)
+        whole = whole or bool(others)
         if not whole and not term.is_counted:
             raise _Unknown("shape", f"is a mean over {term.denominator:g} elements of {samples} samples")
         return LossReading(

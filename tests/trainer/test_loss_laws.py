@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hetopt.core.errors import BadInput
-from hetopt.trainer.loss_reading import read_loss
+from hetopt.trainer.loss_reading import Beside, read_loss
 from hetopt.trainer.session.denominators import Denominators, Row
 
 CLASSES = 7
@@ -298,3 +298,11 @@ def test_what_no_weights_can_add_up_is_refused(name: str, sizes: list[int], seed
         assert (found - whole).norm() <= 1e-6 * whole.norm()
     else:
         assert "run.backward" in (refusal.hint or "")
+
+
+@pytest.mark.parametrize(("is_new", "kind"), [(False, "samples"), (True, "unknown")])
+def test_a_batch_of_another_loader_is_meant_where_it_was_asked_for_as_well(is_new: bool, kind: str) -> None:
+    """Eight values may be two of each of four samples, or of another loader's eight."""
+    values = nn.Linear(2, 2)(torch.ones(4, 2))
+    beside = {8: Beside(weighs_alike=False, is_new=is_new)}
+    assert read_loss(values.square().mean(), 4, beside=beside).kind == kind

@@ -18,6 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from hetopt.core.errors import BadInput
+from hetopt.trainer.loss_reading import Beside
 from hetopt.trainer.session.batches import Part
 
 _MOST_NODES = 5_000
@@ -58,14 +59,14 @@ class HandedOut:
         weigh: whether a part may be less than its batch: a worker that is alone need not tell batches apart.
 
     Attributes:
-        beside: rows of the newest batches of other loaders than the last loss's, and whether they weigh as its do.
+        beside: by their rows, the newest batches of other loaders than the last loss's.
     """
 
     def __init__(self, *, weigh: bool = True) -> None:
         self._weigh = weigh
         self._groups: list[_Group] = []
         self._newest: dict[int, Part] = {}  # of each loader
-        self.beside: Mapping[int, bool] = {}
+        self.beside: Mapping[int, Beside] = {}
         self._is_ahead = False  # whether the script asks for batches before it needs them
 
     @property
@@ -130,8 +131,12 @@ class HandedOut:
                     hint="ask for a batch after the backward pass of the one before",
                 )
         group.used = True
-        others = (part for source, part in self._newest.items() if source != found.source)
-        self.beside = {part.rows: part.weight == found.part.weight for part in others}
+        new = {one.source for one in group.batches}
+        self.beside = {
+            part.rows: Beside(weighs_alike=part.weight == found.part.weight, is_new=source in new)
+            for source, part in sorted(self._newest.items(), key=lambda item: item[0] in new)
+            if source != found.source and part.rows > 0
+        }
         del self._groups[: self._groups.index(group)]
         return found.part
 

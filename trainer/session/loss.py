@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hetopt.core.errors import BadInput
 from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.inexact import BATCH_STATISTICS, WHOLE_BATCH
-from hetopt.trainer.loss_reading import LossReading, read_loss
+from hetopt.trainer.loss_reading import Beside, LossReading, read_loss
 from hetopt.trainer.session.batch_norm import BatchNormNote
 from hetopt.trainer.session.batches import Part
 from hetopt.trainer.session.denominators import (
@@ -146,7 +146,7 @@ class LossWatch:
         loss: Tensor,
         weight: Weight | Tensor | None,
         part: Part,
-        beside: Mapping[int, bool] = MappingProxyType({}),
+        beside: Mapping[int, Beside] = MappingProxyType({}),
     ) -> Word:
         """Look at a loss before its backward pass: what the others have to know of it.
 
@@ -317,7 +317,7 @@ class LossWatch:
             for one in listeners:
                 one.is_listening = one in (self._statistics, self._kept)
 
-    def _row(self, loss: Tensor, weight: Weight | Tensor | None, part: Part, beside: Mapping[int, bool]) -> Row:
+    def _row(self, loss: Tensor, weight: Weight | Tensor | None, part: Part, beside: Mapping[int, Beside]) -> Row:
         rows = part.rows
         if weight is not None:
             return Row.stated(_number(weight), samples=part.samples, rows=rows)
