@@ -43,7 +43,7 @@ class LossReading:
         factor: that scalars multiply it with; of several terms the largest.
         mixture: a figure of the factors of all terms, the same where they are.
         may_be_counted: whether the data may say what the denominator is: of a cross entropy, which leaves targets
-            out, and of a sum that is divided by a tensor.
+            out, and of a sum that is divided by a tensor, or by a number that is as large as what it sums is many.
         has_constant: whether it has a term that does not depend on the samples.
         is_by_sample: whether it adds terms of one sample each, whatever these are.
         unread: of which kind the reason is.
@@ -83,6 +83,8 @@ class _Term:
     divisors: tuple[float, ...] = ()
     is_counted: bool = False
     may_be_counted: bool = False
+    summed: Node = None
+    """The operator of a sum, which tells how many values it is of."""
 
 
 class Beside(NamedTuple):
@@ -186,7 +188,7 @@ def _walk(root: Node, terms: _Terms) -> None:
         elif (read := _READERS.get(name)) is not None:
             term = read(node, terms.samples)
             is_scaled = factors or divisors
-            terms.found.append(replace(term, factors=factors, divisors=divisors) if is_scaled else term)
+            terms.found.append(replace(term, factors=factors, divisors=divisors, summed=node) if is_scaled else term)
         else:
             called = name.rstrip("0123456789").removesuffix("Backward")
             raise _Unknown("bent", f"ends in {called}, which is no known mean or sum")
@@ -392,22 +394,46 @@ def _alone(term: _Term, terms: _Terms, means: Sequence[_Term]) -> LossReading:
         if any(_same(mean.denominator, one) or (is_whole and _same(samples, one)) for one in term.divisors):
             alike = _alone(replace(mean, factors=(), divisors=()), terms, ())
             return replace(alike, factor=factor * alike.denominator / divisor)
-    counts = [count for count in map(_one_over, term.factors) if count is not None]
-    counted = bool(counts) or any(isinstance(one, _Tensor) for one in term.divisors)
+    counts = [count for one in term.factors if (count := _one_over(one, term, samples)) is not None]
+    counted = bool(counts) or any(isinstance(one, _Tensor) or _is_count(one, term.summed) for one in term.divisors)
     count = math.prod(counts)
     return LossReading(kind="sum", denominator=divisor * count, factor=factor * count, may_be_counted=counted)
 
 
-def _one_over(factor: float) -> int | None:
-    """What a tensor is one over, as a script computes it that multiplies with one over a count; None: no count.
+def _one_over(factor: float, term: _Term, samples: int) -> int | None:
+    """What a factor is one over, as a script computes it that multiplies with one over a count; None: no count.
 
-    A plain number is a coefficient, and so is a half. Where counts are so large that any number is near one over some,
-    nobody can tell.
+    A plain number is a coefficient unless the sum is of as many values, and so is a half; one over the samples tells by
+    itself. Where counts are so large that any number is near one over some, nobody can tell.
     """
-    if not isinstance(factor, _Tensor) or factor <= 10 * _FLOAT32:
+    if factor <= 10 * _FLOAT32:
+        return None
+    if not isinstance(factor, _Tensor) and (_same(1 / factor, samples) or not _is_count(1 / factor, term.summed)):
         return None
     count = round(1 / factor)
     return count if count > 2 and math.isclose(count * factor, 1.0, rel_tol=_FLOAT32) else None
+
+
+def _is_count(divisor: float, summed: Node) -> bool:
+    """Whether a sum is of as many values, or under weights that add up to as much: a script may have counted them."""
+    name = _name(summed)
+    if name in _CROSS_ENTROPY:
+        return _same(float(summed._saved_total_weight), divisor)
+    if name in _BY_REDUCTION:
+        return _same(summed._saved_self.numel(), divisor)
+    if name != "SumBackward0":
+        return False
+    if _same(math.prod(summed._saved_self_sym_sizes), divisor):
+        return True
+    inner = _value(_inputs(summed)[0])
+    weights: Tensor | None = None
+    if _name(inner).startswith("MulBackward") and len(_present(inner)) == 1:
+        weights = inner._saved_other if _inputs(inner)[0] is not None else inner._saved_self
+    elif _name(inner).startswith("WhereBackward"):
+        weights = inner._saved_condition if _inputs(inner)[0] is not None else ~inner._saved_condition
+    elif _name(inner).startswith("MaskedFillBackward"):
+        weights = ~inner._saved_mask
+    return isinstance(weights, Tensor) and weights.dim() > 0 and _same(float(weights.sum()), divisor)
 
 
 def _described(reading: LossReading) -> str:

@@ -57,14 +57,14 @@ def own(rank: int) -> RankState:
 
 @given(st.floats(0.05, 10.0), st.floats(0.5, 30.0))
 def test_a_loss_undoes_no_more_than_an_interval(period_s: float, every_s: float) -> None:
-    """Periods are alike; what is written counts at the end of the period after."""
+    """Periods are alike; what is written counts at the end of the period after, and what was told is a period old."""
     counts_s = begun_s = 0.0
     under_way = False
     for now_s in (period_s * number for number in range(1, 100)):
         assert now_s - counts_s <= max(every_s, 2 * period_s) + 1e-9
         if under_way:
             counts_s, under_way = begun_s, False
-        if is_due(now_s - begun_s, period_s=period_s, every_s=every_s):
+        if is_due(now_s - period_s - begun_s, period_s=period_s, every_s=every_s):
             begun_s, under_way = now_s, True
 
 

@@ -268,6 +268,49 @@ def test_workers_that_count_as_many_tokens_are_no_sum_by_a_constant() -> None:
         together(model, masked, parts, Denominators(accumulate=counts[0]))
 
 
+COUNTED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "masked": lambda each, kept: (each * kept).sum() / kept.sum().item(),
+    "masked from the left": lambda each, kept: -(kept * -each).sum() / float(kept.sum()),
+    "chosen": lambda each, kept: each[kept].sum() / int(kept.sum()),
+    "selected": lambda each, kept: each.masked_select(kept).sum() / int(kept.sum()),
+    "where": lambda each, kept: torch.where(kept, each, 0.0).sum() / int(kept.sum()),
+    "where not": lambda each, kept: torch.where(~kept, torch.zeros_like(each), each).sum() / int(kept.sum()),
+    "filled": lambda each, kept: each.masked_fill(~kept, 0.0).sum() / int(kept.sum()),
+    "weighted": lambda each, kept: (each * (2.0 * kept)).sum() / float(2 * kept.sum()),
+    "multiplied": lambda each, kept: (each * kept).sum() * (1 / kept.sum().item()),
+}
+
+
+@pytest.mark.parametrize("name", [*COUNTED, "cross entropy"])
+def test_as_many_tokens_as_samples_are_no_sum_by_the_batch(name: str) -> None:
+    """A number of tokens may happen to be that of the samples of all workers, which scripts write as a constant."""
+
+    def loss(model: Net, parts: Parts) -> Tensor:
+        if name == "cross entropy":
+            return of_tokens(model, parts, reduction="sum") / int((parts[2][:, 1:] != PADDING).sum())
+        x = parts[2]
+        each = functional.cross_entropy(model.tokens(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten(), reduction="none")
+        return COUNTED[name](each, x[:, 1:].flatten() != PADDING)
+
+    by = 2 if name == "weighted" else 1
+    parts = split(make_parts(5, 144), [3, 2])
+    assert [by * int((one[2][:, 1:] != PADDING).sum()) for one in parts] == [by * 5, by * 5]
+    with pytest.raises(BadInput, match="a sum"):
+        together(Net(), loss, parts, Denominators(accumulate=by * 5))
+
+
+def test_a_sum_by_the_size_of_the_batch_needs_no_word() -> None:
+    """As scripts of autoencoders divide it, however many values a sample has, and under whatever mask."""
+    model, parts = Net(), make_parts(5, 144)
+
+    def loss(model: Net, parts: Parts) -> Tensor:
+        return (model.samples(parts[0]).square() * (one_hot(parts[1]) + 0.5)).sum() / 5
+
+    found = together(model, loss, split(parts, [3, 2]), Denominators())
+    whole = gradient(model, loss(model, parts))
+    assert (found - whole).norm() <= 1e-6 * whole.norm()
+
+
 def test_one_over_a_count_that_is_the_same_on_all_workers_is_no_coefficient() -> None:
     """Sequences without padding, in equal parts, are as many tokens everywhere: taken for a coefficient, their sums
     would be added up to as many times the gradient as there are workers."""
@@ -276,8 +319,8 @@ def test_one_over_a_count_that_is_the_same_on_all_workers_is_no_coefficient() ->
     loss = REFUSED["reciprocal of a count"]
     with pytest.raises(BadInput, match=f"divided by {4 * (TOKENS - 1)} on every worker"):
         together(model, loss, split(whole, [4, 4]), Denominators())
-    found = together(model, lambda m, b: of_tokens(m, b, reduction="sum") * 0.05, split(whole, [4, 4]), Denominators())
-    expected = gradient(model, of_tokens(model, whole, reduction="sum") * 0.05)
+    found = together(model, lambda m, b: of_tokens(m, b, reduction="sum") * 0.07, split(whole, [4, 4]), Denominators())
+    expected = gradient(model, of_tokens(model, whole, reduction="sum") * 0.07)
     assert (found - expected).norm() <= 1e-6 * expected.norm()
 
 

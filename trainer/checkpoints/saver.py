@@ -27,15 +27,16 @@ WRITTEN, REFUSED = 1.0, -1.0
 def is_due(since_s: float, *, period_s: float, every_s: float) -> bool:
     """Whether a checkpoint is to begin now, so that a loss undoes at most ``max(every_s, 2 period_s)`` of training.
 
-    One that begins at the end of the next period would count at the end of the one after: ``since_s + 2 period_s``
-    could be lost by then (more, where writing takes longer than a period).
+    What workers tell of a period is up to a period old, and a checkpoint that begins at the end of the next would count
+    at the end of the one after: ``since_s + 3 period_s`` could be lost by then (more, where writing takes longer than a
+    period).
 
     Args:
-        since_s: the last one began.
+        since_s: the last one began, as the workers told.
         period_s: length of a control period.
         every_s: the interval that is wished for.
     """
-    return since_s + 2 * period_s >= every_s
+    return since_s + 3 * period_s >= every_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -149,9 +149,13 @@ class Slices(Sampler[list[int]]):
         self.drawn: Place = (-1, 0)
 
     def __iter__(self) -> Iterator[list[int]]:
+        # At once: a loader with reader processes begins twice, and a sampler may draw the order as it begins.
+        return self._own(iter(self._batches) if self._rank == 0 else iter(()))
+
+    def _own(self, source: Iterator[Sequence[int]]) -> Iterator[list[int]]:
         self.parts.clear()
         epoch = self.drawn[0] + 1
-        for number, (batch, is_last) in enumerate(self._agreed()):
+        for number, (batch, is_last) in enumerate(self._agreed(source)):
             self.drawn = (epoch, number + 1)
             if self._passes(number):
                 continue
@@ -163,9 +167,8 @@ class Slices(Sampler[list[int]]):
     def __len__(self) -> int:
         return len(self._batches)  # type: ignore[arg-type]  # as a sampler's own: it may have none
 
-    def _agreed(self) -> Iterator[tuple[list[int], bool]]:
+    def _agreed(self, source: Iterator[Sequence[int]]) -> Iterator[tuple[list[int], bool]]:
         """The batches of an epoch as rank 0 draws them, and which is the last."""
-        source = iter(self._batches) if self._rank == 0 else iter(())
         ahead: list[list[int]] = []
         more = True
         while more:

@@ -38,8 +38,8 @@ EARLIER_HINT = (
 
 NUMBERS_HINT = (
     "compute it of the samples of all workers, by run.gather(rows), run.total(count) or run.mean(value); divide a sum "
-    "by it rather than each sample; state what the loss is a mean over where it is right, "
-    f"run.backward(loss, weight=n){_ACCEPT}"
+    "by it rather than each sample; share out indices that are drawn, rows = run.split(indices); state what the loss "
+    f"is a mean over where it is right, run.backward(loss, weight=n){_ACCEPT}"
 )
 """What works where samples meet a number that each worker has computed of its own."""
 

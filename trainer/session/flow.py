@@ -252,7 +252,7 @@ class BatchFlow:
             asked=self._ask,
             begun=begun,
             ended=self._end_data,
-            first=lambda numbers: self._gate.drawn_by_first(self._handed.newest, numbers),
+            first=self._drawn_by_first,
             looks_ahead=self._accumulate > 1,
             run=self,
         )
@@ -323,6 +323,14 @@ class BatchFlow:
         part, rows = self._splits.take(size)
         self._begin_part(self._splits.source, (), part, None)
         return rows if isinstance(batch, int) else batch[rows]
+
+    def _drawn_by_first(self, numbers: Sequence[int]) -> list[int]:
+        """What rank 0 has drawn, and from here on all draw in the loop as it does."""
+        told = self._gate.drawn_by_first(self._handed.newest, numbers)
+        if self._chance is not None:
+            with self._gate.watched():
+                self._chance.agree()
+        return told
 
     def _add(self, source: Source, table: ShareTable) -> None:
         """Batches come from there as well; local batch sizes are decided for the newest."""

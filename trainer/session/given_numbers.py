@@ -127,6 +127,15 @@ class GivenNumbers:
             if self._is_given(each):
                 self._note_values(unwrapped(each), place)
 
+    def note_shared(self, whole: Tensor, place: str | None) -> None:
+        """This worker's rows are taken of what must be the same on all workers.
+
+        Args:
+            whole: that.
+            place: the line.
+        """
+        self._note_values(whole.double() if whole.numel() <= _MOST_VALUES else whole, f"{place} (rows by run.split)")
+
     @property
     def have_left(self) -> bool:
         """Whether values of samples have left torch since the last loss."""

@@ -147,6 +147,7 @@ class Kept(Listener):
         made = _of_all([one for one in tags if one is not None])
         if name == "__getitem__" and made is None and self.selects_rows(args):
             made = self._rows_now
+            self.numbers.note_shared(args[0], self._lines.now())
         if made is not None and (
             (name in {*REDUCTIONS, *CHOICES} and self.is_over_rows(name, args, named)) or self._is_product(name, args)
         ):

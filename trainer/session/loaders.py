@@ -202,12 +202,16 @@ class SlicedLoader:
     def _from_slices(self, batches: Iterator[Any], start: dict[str, Any]) -> Iterator[Any]:
         assert self._slices is not None
         self._enter(start)
-        for read in batches:
+        while (read := self._next(batches)) is not _NONE:
             part, batch = _taken(self._slices.parts.popleft(), read)
             self.handing.read(part, batch)
             yield batch
             self._asked(False)
         self._end()
+
+    def _next(self, batches: Iterator[Any]) -> Any:
+        with self._chance.reads():
+            return next(batches, _NONE)
 
     def _from_stream(self, batches: Iterator[tuple[Part, Any]], start: dict[str, Any]) -> Iterator[Any]:
         self._enter(start)
@@ -247,6 +251,10 @@ class SlicedLoader:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
+
+
+_NONE = object()
+"""In place of a batch: there is none left."""
 
 
 def _taken(part: Part, batch: Any) -> tuple[Part, Any]:

@@ -398,8 +398,8 @@ def _by_statistic(part: Part, place: str) -> BadInput:
 
 def _by_number(place: str) -> BadInput:
     return BadInput(
-        f"The samples meet a number at {place or 'some line'} that is another one on each worker, as it was computed "
-        "of its own share: the gradients of parts are not the gradient of the batch.",
+        f"The samples meet a number at {place or 'some line'} that is another one on each worker, as each has drawn it "
+        "or computed it of its own share: the gradients of parts are not the gradient of the batch.",
         hint=NUMBERS_HINT,
     )
 

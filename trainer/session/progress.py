@@ -141,18 +141,16 @@ class Progress:
             self.done, self._goes_on, self._has_begun, self._resumed = self.batches, True, False, resumed
 
     def _now(self) -> dict[str, Any]:
-        return {
-            "own": States.now().plain(),
-            "alike": None if self._chance is None else self._chance.alike.plain(),
-            "generators": [one.get_state() for one in self._generators],
-        }
+        random = {"own": States.now().plain()} if self._chance is None else self._chance.kept()
+        return {**random, "generators": [one.get_state() for one in self._generators]}
 
     def _use(self, kept: Mapping[str, Any]) -> None:
-        States.of_plain(kept["own"]).use()
+        if self._chance is not None and "reading" in kept:
+            self._chance.use(kept)
+        else:
+            States.of_plain(kept["own"]).use()
         for one, state in zip(self._generators, kept.get("generators", ()), strict=False):
             one.set_state(state)
-        if self._chance is not None and kept["alike"] is not None:
-            self._chance.alike = States.of_plain(kept["alike"])
 
 
 def _inner(sampler: object) -> object:

@@ -6,6 +6,7 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -877,8 +878,71 @@ def whole_data(open_: Open) -> None:
             opt.step()
 
 
+class Deep(nn.Module):
+    """Leaves layers out, all samples of a batch the same ones (stochastic depth)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = x + torch.relu(block(x)) if random.random() < 0.6 else x
+        return self.last(x)
+
+
+class OrderByPython(BatchSampler):
+    """Shuffles by the generator that the loop draws from as well."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = list(range(96))
+        random.shuffle(order)
+        return (order[at : at + 16] for at in range(0, 96, 16))
+
+
+def drawn_for_the_batch(open_: Open, readers: int = 0) -> None:
+    """A depth, and the weight of a term, for all samples of a batch; the second epoch's order behind them."""
+    random.seed(3), np.random.seed(3)
+    model = Deep()
+    opt = sgd(model)
+    loader = DataLoader(
+        points(96), batch_sampler=OrderByPython(range(96), batch_size=16, drop_last=False), num_workers=readers
+    )
+    with open_(model, opt) as run:
+        for x, y in chain.from_iterable([loader := run.loader(loader), loader]):
+            opt.zero_grad()
+            weight = float(np.random.beta(0.5, 0.5))
+            out = model(x)
+            run.backward(weight * cross_entropy(out, y) + (1 - weight) * out.square().mean())
+            opt.step()
+
+
+def drawn_for_the_batch_by_readers(open_: Open) -> None:
+    drawn_for_the_batch(open_, readers=1)
+
+
+def rows_of_drawn_indices(open_: Open) -> None:
+    """The rows of what all workers draw alike by NumPy."""
+    np.random.seed(3)
+    x, y = points().tensors
+    model = net()
+    opt = sgd(model)
+    with open_(model, opt) as run:
+        for _ in range(6):
+            rows = torch.from_numpy(np.random.randint(len(x), size=16))[run.split(16)]
+            opt.zero_grad()
+            run.backward(cross_entropy(model(x[rows]), y[rows]))
+            opt.step()
+
+
 EXACT = (
     usual,
+    drawn_for_the_batch,
+    drawn_for_the_batch_by_readers,
+    rows_of_drawn_indices,
     double,
     mixed_kinds,
     sparse,
@@ -1182,6 +1246,20 @@ def split_by_rank(open_: Open) -> None:
         run.split(101 - 30 * rank())
 
 
+def own_indices(open_: Open) -> None:
+    """Every worker takes its rows of a batch that it has drawn itself."""
+    x, y = points().tensors
+    model = net()
+    opt = sgd(model)
+    torch.manual_seed(3)
+    with open_(model, opt) as run:
+        for _ in range(6):
+            rows = torch.randint(len(x), (16,))[run.split(16)]
+            opt.zero_grad()
+            run.backward(cross_entropy(model(x[rows]), y[rows]))
+            opt.step()
+
+
 def clip_before_sum(open_: Open) -> None:
     model = net()
     opt = sgd(model)
@@ -1240,6 +1318,7 @@ REFUSED = {
     gathered_in_one: ("a row for each sample of this worker's part", "each view"),
     gathered_and_added: ("that of the whole batch already", "leave out the weight"),
     gathered_behind: ("run.backward(loss) in place of loss.backward()",),
+    own_indices: ("scripts.py, line", "(rows by run.split)", "another one on each worker", "run.split(indices)"),
     split_by_rank: ("batches of 101 and 71 samples", "the batch of all of them"),
     sharpness_by_itself: ("changes parameter 0.weight by this worker's samples", "run.backward(loss)"),
     clip_before_sum: ("a loss that the session has not seen", "run.backward(loss)"),
