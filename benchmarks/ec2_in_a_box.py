@@ -57,6 +57,8 @@ NOTICE_S = 40.0
 """Shorter than EC2's two minutes, as machines boot faster here."""
 WITHIN_S = 1500.0
 LEDGER_GOAL = 0.01
+MACHINES = 32
+"""That may ever be rented: of the run, its canary, what is launched behind that, and probes."""
 PARTS = ("box", "stories")
 WORKERS = 4
 """Processes that tell stories, each on an account of its own."""
@@ -196,7 +198,7 @@ def main() -> None:
 def play_in_the_box(results: Results, folder: Path, length: Length) -> None:
     """The run on rehearsed hosts, from its plan to its bill."""
     (folder / "home").mkdir()
-    with Box(folder=folder / "box", catalog=load_catalog(REGION)) as box:
+    with Box(folder=folder / "box", catalog=load_catalog(REGION), places=MACHINES) as box:
         stage = Stage(box=box, home=folder / "home")
         stage.hetopt("setup", "--create-bucket", "--yes")
         plan = planned(stage, length)

@@ -78,14 +78,25 @@ class Stage:
         """One command to its end.
 
         Raises:
-            RunFailed: it did not end well.
+            RunFailed: it did not end well, or the box itself failed.
         """
-        done = subprocess.run(
-            [*HETOPT, *map(str, arguments)], capture_output=True, text=True, check=False, env=self._environment()
-        )
-        if done.returncode != 0:
-            raise RunFailed(f"`hetopt {arguments[0]}` ended with {done.returncode}: {done.stderr}", hint="read it")
-        return done
+        command = [*HETOPT, *map(str, arguments)]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self._environment()
+        ) as process:
+            out = err = None
+            while out is None:
+                try:
+                    out, err = process.communicate(timeout=_TURN_S)
+                except subprocess.TimeoutExpired:
+                    try:
+                        self.box.check()
+                    except RunFailed:
+                        process.kill()
+                        raise
+        if process.returncode != 0:
+            raise RunFailed(f"`hetopt {arguments[0]}` ended with {process.returncode}: {err}", hint="read it")
+        return subprocess.CompletedProcess(command, process.returncode, out, err)
 
     def play(self, arguments: Sequence[object], acts: Sequence[Act], *, within_s: float) -> Played:
         """Launch, and do each act when its time has come.
