@@ -14,7 +14,7 @@ from hetopt.cli import lines, parse, render, terminal
 from hetopt.core import formatting
 from hetopt.core.errors import BadInput
 from hetopt.core.gradient_noise import Moments, noise_scale
-from hetopt.core.profile import Device, Pilot, Profile, StepTime
+from hetopt.core.profile import Device, Link, Pilot, Profile, StepTime
 from hetopt.core.step_samples import StepSample, StepSamples, read_samples
 from hetopt.core.throughput import Timing, summarize
 
@@ -39,10 +39,7 @@ def show(profile: Profile) -> None:
         numbers={"batch", "step", "spread", "samples/s each", "memory"},
     )
     for link in profile.links:
-        render.line(
-            f"  {link.collective.replace('_', '-')} between {link.workers} workers: "
-            f"{formatting.duration(link.latency_s)} + {formatting.bytes_(link.bytes_per_s)}/s"
-        )
+        render.line(f"  {link.collective.replace('_', '-')} between {link.workers} workers: {_link_time(link)}")
     render.heading("Training")
     for sentence in _training(profile):
         render.bullet(sentence)
@@ -52,6 +49,16 @@ def show(profile: Profile) -> None:
             f"{len(noisy)} step times vary a lot: the machine was busy with other things. "
             "Measure again when it is quiet for narrower predictions."
         )
+
+
+def _link_time(link: Link) -> str:
+    """Latency and rate, as far as the measurement tells: between processes of a machine it may tell one alone."""
+    from hetopt.core.comm.network_fit import FASTEST_BYTES_PER_S
+
+    latency, rate = formatting.duration(link.latency_s), f"{formatting.bytes_(link.bytes_per_s)}/s"
+    if link.bytes_per_s >= FASTEST_BYTES_PER_S:
+        return f"{latency}, whatever the size"
+    return f"{latency} + {rate}" if link.latency_s > 0 else rate
 
 
 def _step_rows(device: Device) -> list[list[str]]:

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from hetopt.cli.profile import profile
 from hetopt.cli.profile_view import show
+from hetopt.core.comm.network_fit import FASTEST_BYTES_PER_S
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import Profile
 from tests.disturbance import PATIENCE_S
@@ -122,6 +123,20 @@ def test_the_summary_names_what_matters(made: tuple[Path, str], capsys: pytest.C
     unfinished = Profile.load(made[0]).model_copy(update={"pilots": (), "noise": (), "gain": (), "links": ()})
     show(unfinished)
     assert "no pilot came far enough" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_rate_that_no_payload_showed_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """Between processes of one machine, all may be latency or all rate."""
+    profile = Profile.load(RECORDED / "digits.json")
+    link = profile.links[0]
+    links = (
+        link.model_copy(update={"latency_s": 2e-3, "bytes_per_s": FASTEST_BYTES_PER_S}),
+        link.model_copy(update={"latency_s": 0.0, "bytes_per_s": 2e6}),
+    )
+    show(profile.model_copy(update={"links": links}))
+    told = capsys.readouterr().out
+    assert ": 2 ms, whatever the size" in told
+    assert ": 2 MB/s" in told
 
 
 @pytest.mark.parametrize("moment", ["loading the task", "starting workers", "looking at the model"])
