@@ -81,6 +81,13 @@ def _ec2() -> Any:
     return get_service_model("ec2")
 
 
+_PARTS_OF_BUCKETS = {
+    "policy": "bucket_policy",
+    "versioning": "bucket_versioning",
+    "lifecycle": "bucket_lifecycle_configuration",
+}
+
+
 def _asked_of_s3(environment: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
     method = str(environment["REQUEST_METHOD"])
     bucket, _, key = str(environment.get("PATH_INFO", "")).lstrip("/").partition("/")
@@ -93,7 +100,8 @@ def _asked_of_s3(environment: Mapping[str, Any]) -> tuple[str, str, dict[str, An
         return method, "head_bucket", {"Bucket": bucket}
     if "list-type" in query:
         return method, "list_objects_v2", {"Bucket": bucket, "Prefix": query.get("prefix", "")}
-    return method, f"{method.lower()}_bucket", {"Bucket": bucket}
+    about = next((name for part, name in _PARTS_OF_BUCKETS.items() if part in query), "bucket")
+    return method, f"{method.lower()}_{about}", {"Bucket": bucket}
 
 
 def _asked_of_scheduler(environment: Mapping[str, Any], body: bytes) -> tuple[str, str, dict[str, Any]]:

@@ -26,8 +26,11 @@ hold together, until ``/moto-api/reset``; what is drawn among them is drawn by t
     {"lives": {...}}                machines boot, train, and come to grief; see `benchmarks.box.bodies`
     {"subnets": "none"}             the default network was deleted; "private": its machines get no public address
     {"routes": false}               no subnet has a way out; or the routes that each has
-    {"gateways": "block-ingress"}   what the account blocks
-    {"disk_key": "arn:aws:kms:..."} the default key of disks; {"grants": [...]}: who may use it
+    {"gateways": "block-ingress"}   what the account blocks; {"excluded": {"vpc-1": "allow-bidirectional"}}: but not of
+    {"names": false}                networks resolve no names
+    {"acl": [...]}                  the rules of every subnet, instead of those that let everything through
+    {"kinds": {"us-east-1b": "local-zone"}}     zones that are none of the region's own
+    {"disk_key": "arn:aws:kms:..."} the default key of disks; {"grants": [...]}: who may use it; {"key_state": ...}
     {"no_roles": ["AWSServiceRoleForEC2Spot"]}  of EC2's own roles
     {"profile": "hetopt-node"}      there is an instance profile of that name, with its role
     {"end_role": true}              and the role in which the scheduler ends machines
@@ -64,11 +67,14 @@ from moto.ec2.models import instances as moto_instances
 from moto.ec2.models.fleets import Fleet
 from moto.ec2.models.instances import Instance, StateReason
 from moto.ec2.models.spot_requests import SpotFleetLaunchSpec
+from moto.ec2.responses.availability_zones_and_regions import AvailabilityZonesAndRegions
 from moto.ec2.responses.fleets import Fleets
+from moto.ec2.responses.network_acls import NetworkACLs
 from moto.ec2.responses.route_tables import RouteTables
 from moto.ec2.responses.settings import Settings
 from moto.ec2.responses.spot_instances import SpotInstances
 from moto.ec2.responses.subnets import Subnets
+from moto.ec2.responses.vpcs import VPCs
 from moto.iam.models import iam_backends
 from moto.iam.responses import IamResponse
 from moto.kms.responses import KmsResponse
@@ -150,6 +156,11 @@ class Temper:
         self.gateways = "off"
         self.disk_key = "alias/aws/ebs"
         self.grants: list[str] = []
+        self.key_state = "Enabled"
+        self.excluded: dict[str, str] = {}
+        self.names = True
+        self.acl: list[dict[str, Any]] | None = None
+        self.kinds: dict[str, str] = {}
         self.no_roles: list[str] = []
         self.denied: list[str] = []
 
@@ -298,7 +309,7 @@ class Temper:
 _PLAIN = (
     *("lag_s", "tag_lag_s", "ending_s", "short", "pools", "quotas", "quotas_bind", "refuses", "refuses_at"),
     *("throttled", "faulty", "cut", "expired", "subnets", "routes", "gateways", "disk_key", "grants", "no_roles"),
-    "denied",
+    *("denied", "key_state", "excluded", "names", "acl", "kinds"),
 )
 
 
@@ -466,6 +477,8 @@ def teach_the_account(temper: Temper) -> None:
     """Networks, keys and rights of the account, as the test says; moto has neither keys' defaults nor simulations."""
     plain_subnets, plain_routes = Subnets.describe_subnets, RouteTables.describe_route_tables
     plain_role = IamResponse.get_role
+    plain_attribute, plain_acls = VPCs.describe_vpc_attribute, NetworkACLs.describe_network_acls
+    plain_zones = AvailabilityZonesAndRegions.describe_availability_zones
 
     def describe_subnets(self: Subnets) -> ActionResult:
         found = dict(plain_subnets(self).result)  # type: ignore[call-overload]
@@ -485,6 +498,36 @@ def teach_the_account(temper: Temper) -> None:
     def describe_vpc_block_public_access_options(self: Settings) -> ActionResult:
         return ActionResult({"VpcBlockPublicAccessOptions": {"InternetGatewayBlockMode": temper.gateways}})
 
+    def describe_vpc_block_public_access_exclusions(self: Settings) -> ActionResult:
+        told = [
+            {"ResourceArn": f"arn:aws:ec2::x/{id_}", "InternetGatewayExclusionMode": mode, "State": "create-complete"}
+            for id_, mode in temper.excluded.items()
+        ]
+        return ActionResult({"VpcBlockPublicAccessExclusions": told})
+
+    def describe_vpc_attribute(self: VPCs) -> ActionResult:
+        told = dict(plain_attribute(self).result)  # type: ignore[call-overload]
+        return ActionResult({**told, "enableDnsSupport": {"Value": temper.names}} if not temper.names else told)
+
+    def describe_network_acls(self: NetworkACLs) -> ActionResult:
+        told = plain_acls(self)
+        if temper.acl is None:
+            return told
+        subnets = [one.id for one in self.ec2_backend.describe_subnets()]
+        acl = {"NetworkAclId": "acl-1", "Associations": [{"SubnetId": one} for one in subnets], "Entries": temper.acl}
+        return ActionResult({"NetworkAcls": [acl]})
+
+    def describe_availability_zones(self: AvailabilityZonesAndRegions) -> ActionResult:
+        found = dict(plain_zones(self).result)["AvailabilityZones"]  # type: ignore[call-overload]
+        told = [
+            {"ZoneName": one.name, "ZoneId": one.zone_id, "ZoneType": temper.kinds.get(one.name, "availability-zone")}
+            for one in found
+        ]
+        return ActionResult({"AvailabilityZones": told})
+
+    def describe_key(self: KmsResponse) -> str:
+        return json.dumps({"KeyMetadata": {"KeyId": self._get_param("KeyId"), "KeyState": temper.key_state}})
+
     def list_grants(self: KmsResponse) -> str:
         return json.dumps({"Grants": [{"GranteePrincipal": one} for one in temper.grants], "Truncated": False})
 
@@ -501,7 +544,10 @@ def teach_the_account(temper: Temper) -> None:
             {"EvalActionName": one, "EvalDecision": "implicitDeny" if one in temper.denied else "allowed"}
             for one in self._get_param("ActionNames", [])
         ]
-        return ActionResult({"EvaluationResults": decided, "IsTruncated": False})
+        # 'IAM might return fewer results, even when there are more results available' (API reference).
+        at = int(self._get_param("Marker") or 0)
+        more = {"Marker": str(at + 1)} if at + 1 < len(decided) else {}
+        return ActionResult({"EvaluationResults": decided[at : at + 1], "IsTruncated": bool(more), **more})
 
     Subnets.describe_subnets = describe_subnets  # type: ignore[method-assign]
     RouteTables.describe_route_tables = describe_route_tables  # type: ignore[method-assign]
@@ -509,6 +555,13 @@ def teach_the_account(temper: Temper) -> None:
     Settings.describe_vpc_block_public_access_options = (  # type: ignore[attr-defined]
         describe_vpc_block_public_access_options
     )
+    Settings.describe_vpc_block_public_access_exclusions = (  # type: ignore[attr-defined]
+        describe_vpc_block_public_access_exclusions
+    )
+    VPCs.describe_vpc_attribute = describe_vpc_attribute  # type: ignore[method-assign]
+    NetworkACLs.describe_network_acls = describe_network_acls  # type: ignore[method-assign]
+    AvailabilityZonesAndRegions.describe_availability_zones = describe_availability_zones  # type: ignore[method-assign]
+    KmsResponse.describe_key = describe_key  # type: ignore[method-assign]
     KmsResponse.list_grants = list_grants  # type: ignore[method-assign]
     IamResponse.get_role = get_role  # type: ignore[method-assign]
     IamResponse.simulate_principal_policy = simulate_principal_policy  # type: ignore[attr-defined]

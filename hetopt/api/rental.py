@@ -28,21 +28,26 @@ def rental_of(prepared: Prepared) -> Rental:
 def unfollowed(rental: Rental) -> str:
     """What becomes of a run that nobody follows, because its launch was left or the machine that follows it sleeps."""
     lives_s, takes_s = rental.order.lifetime_s, rental.wanted.chosen.prediction.total_s.high
+    cheaper = ", and later as long as spot machines cost less, whose prices they ask EC2 for"
     told = (
-        "where nobody follows, or this machine sleeps, training goes on, but machines that are lost are not replaced, "
-        f"and all save a checkpoint and end when the budget is spent: after {duration(lives_s)} at on-demand prices, "
-        f"and later by what spot costs less, which the machines ask EC2; the run may take {duration(takes_s)}"
+        "if nobody follows the run, or this machine sleeps, training goes on; machines that are lost are not replaced. "
+        "When the budget is spent, all save a checkpoint and end: after "
+        f"{duration(lives_s)} at on-demand prices{cheaper if rental.order.has_spot else ''}. "
+        f"The run may take {duration(takes_s)}"
     )
     if takes_s <= lives_s:
         return told
-    return f"{told}: `hetopt status` before that, and now and then, grants it more time as long as less was spent"
+    if not rental.order.has_spot:
+        return f"{told}, which is longer: it would end unfinished, with a checkpoint"
+    return f"{told}, which is longer: `hetopt status`, now and then, gives it more time as long as less was spent"
 
 
 def last_end(order: Order) -> str:
     """What ends a machine that nothing of the run reaches, such as one that never boots."""
     if order.end_role is None:
         return (
-            f"none outside the machines, as there is no role {END_ROLE} to be seen: see `hetopt setup --print-policy`"
+            f"the machines' own timers alone, as the account has no role {END_ROLE}: `hetopt setup --print-policy` "
+            "tells how it is made"
         )
     lives = duration(order.latest_end_s + SHUTDOWN_S - order.created_s)
     return f"the account's scheduler ends each machine {lives} from now, whatever else has failed"

@@ -20,7 +20,7 @@ def show(rental: Rental) -> None:
     from hetopt.api.rental import last_end, unfollowed, way_out
 
     plan, order = rental.wanted, rental.order
-    zone = order.zones[0]
+    zone, names = order.zones[0], [one.name for one in order.zones]
     render.line(
         f"{plan.run.task} on {formatting.cluster((role.machines, role.instance_types[0]) for role in order.roles)} "
         f"in {zone.name} ({zone.zone_id})",
@@ -46,15 +46,15 @@ def show(rental: Rental) -> None:
             "cluster": f"{formatting.usd(hourly)} an hour now, {formatting.usd(worst)} at most",
             **({"canary": rental.canary_line} if rental.canary_line else {}),
             "expected": f"{formatting.usd(value)} for {formatting.duration(plan.chosen.prediction.total_s.value)}, "
-            f"up to {formatting.usd(high)}",
+            f"and up to {formatting.usd(high)} where it takes longer",
             "budget": f"{formatting.usd(order.budget_usd)}, a hard stop: the machines end by themselves after "
-            f"{formatting.duration(order.lifetime_s)}, unless somebody who follows the run finds that less was spent",
+            f"{formatting.duration(order.lifetime_s)}{_LONGER if order.has_spot else ''}",
             **({"deadline": _DEADLINE.format(formatting.usd(order.move_usd))} if order.move_usd else {}),
             "unfollowed": unfollowed(rental),
             "last end": last_end(order),
             **({"way out": out} if (out := way_out(order)) is not None else {}),
             "bucket": order.bucket,
-            "zones": f"{', '.join(one.name for one in order.zones)}, in this order",
+            "zones": f"tried one after another until one has all machines: {', '.join(names)}",
         }
     )
 
@@ -80,12 +80,14 @@ def _show_machines(order: Order, moved: Mapping[str, Moved]) -> None:
         ["machines", "or", "market", "planned $/h", "now $/h", "at most $/h"],
         rows,
         numbers={"planned $/h", "now $/h", "at most $/h"},
-        caption="prices of one machine; disk, address and requests add "
-        f"{formatting.usd(order.extras_usd_per_hour)} an hour each",
+        caption="prices are of one machine; its disk, its address and requests add "
+        f"{formatting.usd(order.extras_usd_per_hour)} an hour",
     )
 
 
-_DEADLINE = "a run that you follow moves to on-demand machines when only these still keep it; {} is kept for that"
+_LONGER = "; `hetopt status` gives them longer where less was spent by then"
+
+_DEADLINE = "a run that you follow moves to on-demand machines when only they still keep it; {} is kept for that"
 
 
 def show_calls(requests: Sequence[Request]) -> None:
@@ -105,7 +107,7 @@ def show_calls(requests: Sequence[Request]) -> None:
         ],
         numbers={"", "$/h now", "at most"},
         fixed={"call"},
-        caption="nothing was made; --json prints every parameter, `hetopt doctor --plan PLAN` what would stop it",
+        caption="nothing was made; --json prints every parameter, `hetopt doctor PLAN` finds what would stop a launch",
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 READ = "2026-11-26, the service models of botocore 1.44.5"
 """When the documentation was last read, of all that follow."""
 
-PAGES = frozenset({"NextToken", "ContinuationToken"})
+PAGES = frozenset({"NextToken", "ContinuationToken", "Marker"})
 """What paginators add."""
 
 _TAGS = "TagSpecifications TagSpecifications.ResourceType TagSpecifications.Tags TagSpecifications.Tags.Key " + (
@@ -38,6 +38,7 @@ PLAIN: Mapping[str, str] = {
     "LaunchTemplateData.BlockDeviceMappings.Ebs.VolumeType LaunchTemplateData.IamInstanceProfile "
     "LaunchTemplateData.IamInstanceProfile.Name LaunchTemplateData.ImageId LaunchTemplateData.MetadataOptions "
     "LaunchTemplateData.MaintenanceOptions "
+    "LaunchTemplateData.MetadataOptions.HttpEndpoint "
     "LaunchTemplateData.MetadataOptions.HttpTokens LaunchTemplateData.MetadataOptions.InstanceMetadataTags "
     "LaunchTemplateData.TagSpecifications LaunchTemplateData.TagSpecifications.Tags "
     "LaunchTemplateData.TagSpecifications.Tags.Key LaunchTemplateData.TagSpecifications.Tags.Value "
@@ -52,6 +53,7 @@ PLAIN: Mapping[str, str] = {
     "ec2:DescribeInstanceTypes": "MaxResults",
     "ec2:DescribeInstances": _FILTERS,
     "ec2:DescribeLaunchTemplates": _FILTERS,
+    "ec2:DescribeNetworkAcls": _FILTERS,
     "ec2:DescribeRegions": "",
     "ec2:DescribeRouteTables": _FILTERS,
     "ec2:DescribeSecurityGroups": f"GroupIds {_FILTERS}",
@@ -59,6 +61,8 @@ PLAIN: Mapping[str, str] = {
     "ec2:DescribeSubnets": f"SubnetIds {_FILTERS}",
     "ec2:DescribeTags": _FILTERS,
     "ec2:DescribeVolumes": _FILTERS,
+    "ec2:DescribeVpcAttribute": "VpcId Attribute",
+    "ec2:DescribeVpcBlockPublicAccessExclusions": "",
     "ec2:DescribeVpcBlockPublicAccessOptions": "",
     "ec2:GetEbsDefaultKmsKeyId": "",
     "ec2:RevokeSecurityGroupEgress": "GroupId IpPermissions.IpRanges",
@@ -66,18 +70,22 @@ PLAIN: Mapping[str, str] = {
     "BlockDeviceMappings.Ebs.DeleteOnTermination BlockDeviceMappings.Ebs.VolumeType DryRun IamInstanceProfile "
     "IamInstanceProfile.Name InstanceMarketOptions InstanceMarketOptions.MarketType InstanceMarketOptions.SpotOptions "
     "InstanceType MaintenanceOptions MaintenanceOptions.AutoRecovery MetadataOptions MetadataOptions.HttpTokens "
-    "MetadataOptions.InstanceMetadataTags TagSpecifications TagSpecifications.Tags TagSpecifications.Tags.Key "
-    "TagSpecifications.Tags.Value",
+    "MetadataOptions.HttpEndpoint MetadataOptions.InstanceMetadataTags TagSpecifications TagSpecifications.Tags "
+    "TagSpecifications.Tags.Key TagSpecifications.Tags.Value",
     "iam:GetInstanceProfile": "InstanceProfileName",
     "iam:GetRole": "RoleName",
     "iam:SimulatePrincipalPolicy": "ActionNames ContextEntries ContextEntries.ContextKeyName "
     "ContextEntries.ContextKeyType ContextEntries.ContextKeyValues ResourceArns",
+    "kms:DescribeKey": "KeyId",
     "kms:ListGrants": "KeyId",
     "s3:AbortMultipartUpload": f"{_OBJECT} UploadId",
     "s3:CompleteMultipartUpload": f"{_OBJECT} UploadId MultipartUpload MultipartUpload.Parts "
     "MultipartUpload.Parts.ETag MultipartUpload.Parts.PartNumber MultipartUpload.Parts.ChecksumCRC32",
     "s3:CreateMultipartUpload": f"{_OBJECT} ChecksumAlgorithm",
     "s3:DeleteObject": _OBJECT,
+    "s3:GetBucketLifecycleConfiguration": "Bucket ExpectedBucketOwner",
+    "s3:GetBucketPolicy": "Bucket ExpectedBucketOwner",
+    "s3:GetBucketVersioning": "Bucket ExpectedBucketOwner",
     "s3:GetObject": f"{_OBJECT} Range",
     "s3:GetPublicAccessBlock": "Bucket",
     "s3:HeadBucket": "Bucket ExpectedBucketOwner",
@@ -90,6 +98,8 @@ PLAIN: Mapping[str, str] = {
     "s3:PutBucketLifecycleConfiguration": "Bucket ExpectedBucketOwner LifecycleConfiguration "
     "LifecycleConfiguration.Rules LifecycleConfiguration.Rules.ID LifecycleConfiguration.Rules.Status "
     "LifecycleConfiguration.Rules.Expiration LifecycleConfiguration.Rules.Expiration.Days "
+    "LifecycleConfiguration.Rules.NoncurrentVersionExpiration "
+    "LifecycleConfiguration.Rules.NoncurrentVersionExpiration.NoncurrentDays "
     "LifecycleConfiguration.Rules.AbortIncompleteMultipartUpload "
     "LifecycleConfiguration.Rules.AbortIncompleteMultipartUpload.DaysAfterInitiation",
     "s3:PutBucketPolicy": "Bucket ExpectedBucketOwner Policy",

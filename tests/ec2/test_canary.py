@@ -174,7 +174,9 @@ def test_the_rest_is_not_rented_where_the_deadline_no_longer_holds(
     assert leftovers(cloud) == []
 
 
-def test_what_has_no_canary(hetopt: Callable[..., Answer], cloud: BotoEdge, plan: Plan, tmp_path: Path) -> None:
+def test_what_has_no_canary(
+    hetopt: Callable[..., Answer], cloud: BotoEdge, plan: Plan, profile: Profile, catalog: Catalog, tmp_path: Path
+) -> None:
     plan.save(tmp_path / "plan.json")
     refused(hetopt("launch", tmp_path / "plan.json", "--on", "local", "--canary"), 2, "--canary is for")
     answer = hetopt("launch", tmp_path / "plan.json", "--on", "ec2", "--canary", "--dry-run", "--json")
@@ -183,4 +185,7 @@ def test_what_has_no_canary(hetopt: Callable[..., Answer], cloud: BotoEdge, plan
     shown = hetopt("launch", tmp_path / "plan.json", "--on", "ec2", "--canary", "--dry-run", "--budget", "0.8")
     assert shown.code == 0, shown.err
     told = " ".join(shown.out.split())
-    assert "1 × c7i.large and 1 × c7g.xlarge for some minutes first, for at most $0.8" in told
+    assert "1 × c7i.large and 1 × c7g.xlarge for some minutes before the rest, for at most $0.8" in told
+    plan_of(profile, catalog, (("c7i.large", 2, "spot"), ("c7i.large", 1, "on-demand"))).save(tmp_path / "pools.json")
+    pools = hetopt("launch", tmp_path / "pools.json", "--on", "ec2", "--canary", "--dry-run", "--unprobed")
+    assert "2 × c7i.large for some minutes before the rest" in " ".join(pools.out.split())

@@ -159,13 +159,25 @@ def test_each_launch_says_what_becomes_of_a_run_that_nobody_follows(
 ) -> None:
     look = ("launch", "--on", "ec2", plan_file, "--dry-run")
     told = " ".join(hetopt(*look, "--budget", "0.15").out.split())
-    assert re.search(r"or this machine sleeps, training goes on.* spent: after 1\d min.* the run may take 25 min", told)
-    assert "`hetopt status` before that" in told
+    assert re.search(r"or this machine sleeps, training goes on.* end: after 1\d min.* The run may take 25 min", told)
+    assert "which is longer: `hetopt status`, now and then" in told
     longer = " ".join(hetopt(*look).out.split())
     assert "or this machine sleeps, training goes on" in longer
-    assert "`hetopt status` before that" not in longer, "five dollars last longer"
+    assert "which is longer" not in longer, "five dollars last longer"
     answer = hetopt("launch", "--on", "ec2", plan_file, "--yes", "--detach", "--json")
     assert "or this machine sleeps, training goes on" in " ".join(answer.err.split()), "a program's person, too"
+
+
+@pytest.mark.parametrize("market", ["spot", "on-demand"])
+def test_nothing_is_said_of_spot_prices_where_no_machine_is_on_spot(
+    cloud: BotoEdge, hetopt: Hetopt, profile: Profile, catalog: Catalog, tmp_path: Path, market: str
+) -> None:
+    """What costs the same whenever it is asked lives no longer by being asked."""
+    plan_of(profile, catalog, (("c7i.large", 2, market),)).save(tmp_path / "plan.json")
+    told = " ".join(hetopt("launch", "--on", "ec2", tmp_path / "plan.json", "--dry-run", "--unprobed").out.split())
+    assert "a hard stop: the machines end by themselves" in told
+    for words in ("`hetopt status` gives them longer", "as long as spot machines cost less"):
+        assert (words in told) is (market == "spot"), told
 
 
 def test_leftovers_of_a_run_that_nobody_knows_are_found_and_removed(

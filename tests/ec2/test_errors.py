@@ -39,6 +39,28 @@ def test_each_code_is_a_sentence_and_a_command(row: object, code: str) -> None:
     assert "\n" not in refused.message
 
 
+ELSEWHERE = {
+    "BandwidthLimitExceeded": "CloudSearch",
+    "LimitExceededException": "a limit of things, not of calls, in the services that are called here",
+    "PriorRequestNotComplete": "Route 53",
+    "ProvisionedThroughputExceededException": "DynamoDB",
+    "TransactionInProgressException": "DynamoDB",
+}
+
+
+def test_whatever_botocore_takes_for_throttling_is_tried_again() -> None:
+    """Renting calls are made once by botocore, and tried again here."""
+    from botocore.retries.standard import ThrottledRetryableChecker
+
+    known = set(ThrottledRetryableChecker._THROTTLED_ERROR_CODES)
+    assert known >= set(ELSEWHERE)
+    assert {code for code in known - set(ELSEWHERE) if meaning_of(code).reaction != "again"} == set()
+
+
+def test_a_zone_without_disks_is_left_for_the_next() -> None:
+    assert meaning_of("InsufficientVolumeCapacity").reaction == "elsewhere"
+
+
 def test_no_code_is_in_two_rows() -> None:
     codes = [code for _, code in CODES]
     assert len(codes) == len(set(codes))

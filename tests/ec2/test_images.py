@@ -84,6 +84,20 @@ def test_an_image_that_does_not_fit_is_refused_before_anything_is_rented(cloud: 
         account.boot_image(cloud, "x86_64-cpu", "ami-0123456789abcdef0", GB)
 
 
+def test_an_image_whose_other_disks_outlive_their_machines_is_refused(cloud: BotoEdge) -> None:
+    """Nobody would look for them, and they cost what they hold."""
+
+    def image(*disks: tuple[str, bool]) -> Callable[[Request], Answer]:
+        mappings = [{"DeviceName": name, "Ebs": {"VolumeSize": 8, "DeleteOnTermination": goes}} for name, goes in disks]
+        told = {"ImageId": UBUNTU, "Architecture": "x86_64", "RootDeviceName": "/dev/sda1"}
+        return lambda _: {"Images": [{**told, "BlockDeviceMappings": mappings}]}
+
+    with pytest.raises(BadInput, match="brings /dev/sdb, which stays, and is paid for"):
+        account.boot_image(image(("/dev/sda1", True), ("/dev/sdb", False)), "x86_64-cpu", UBUNTU, GB)
+    # Of its root, the machine's own settings say that it goes.
+    assert account.boot_image(image(("/dev/sda1", False), ("/dev/sdb", True)), "x86_64-cpu", UBUNTU, GB).ami == UBUNTU
+
+
 def test_the_doctor_looks_each_image_of_a_plan_up(cloud: BotoEdge, profile: Profile, catalog: Catalog) -> None:
     plan = plan_of(profile, catalog, (("g5.xlarge", 2, "spot"), ("c7g.xlarge", 1, "on-demand")))
     roles = roles_of(plan, catalog)

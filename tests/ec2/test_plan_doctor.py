@@ -15,9 +15,9 @@ from hetopt.backends.ec2.renter.doctor import Check, account_checks
 from hetopt.backends.ec2.renter.edge import BotoEdge, Login
 from hetopt.backends.ec2.renter.errors import ApiRefused
 from hetopt.backends.ec2.renter.ordering import Wishes
-from hetopt.backends.ec2.renter.permissions import operator_policy
+from hetopt.backends.ec2.renter.permissions import bucket_calls, operator_policy
 from hetopt.backends.ec2.renter.plan_doctor import PlanDoctor, _policies_of
-from hetopt.backends.ec2.renter.request import Answer, Request
+from hetopt.backends.ec2.renter.request import Answer, Request, read
 from hetopt.core.profile import Profile
 from hetopt.optimizer.cost.billing import Billing
 from hetopt.optimizer.market.catalog import Catalog
@@ -36,6 +36,20 @@ STATIC = Login(source="shared-credentials-file", end_s=None, is_temporary=False)
 
 NETWORKS = "network in us-east-1a, us-east-1b, us-east-1c, us-east-1d, us-east-1f"
 """Those of the default network that have both types of the plan."""
+
+
+def rule(number: int, action: str = "allow", *, egress: bool = False, **of: Any) -> dict[str, Any]:
+    """A rule of a network ACL, as EC2 tells it."""
+    told = {"RuleNumber": number, "RuleAction": action, "Egress": egress, "Protocol": "-1", "CidrBlock": "0.0.0.0/0"}
+    if "ports" in of:
+        told |= {"Protocol": "6", "PortRange": {"From": of["ports"][0], "To": of["ports"][1]}}
+    return told | {"CidrBlock": of.get("of", "0.0.0.0/0")}
+
+
+ALL = [
+    rule(number, action, egress=way) for way in (False, True) for number, action in ((100, "allow"), (32767, "deny"))
+]
+"""Those of a default network."""
 
 
 class WithPrices:
@@ -94,9 +108,9 @@ def test_where_all_is_well_nothing_is_said_against_it(examined: Doctor, account:
         one for one in checks.values() if one.verdict != "good"
     ]
     tried = [one.operation for one in seen.seen if one.parameters.get("DryRun")]
-    assert tried == ["run_instances", "create_fleet"] * 2, "for each of the plan's groups"
+    assert tried == ["run_instances"] * 2 + ["create_fleet"] * 2, "for each of the plan's groups"
     changing = [one.operation for one in seen.seen if not one.reads_only and not one.parameters.get("DryRun")]
-    assert set(changing) == {"simulate_principal_policy"}
+    assert not changing
     assert not account(Request(step="d", service="ec2", operation="describe_instances", parameters={}, purpose=""))[
         "Reservations"
     ]
@@ -115,15 +129,31 @@ def test_where_all_is_well_nothing_is_said_against_it(examined: Doctor, account:
         ({"routes": False}, NETWORKS, "no route to the internet", "aws ec2 create-route"),
         (
             {"gateways": "block-ingress"},
-            "internet",
+            NETWORKS,
             "blocks internet gateways",
-            "create-vpc-block-public-access-exclusion",
+            "create-vpc-block-public-access-exclusion --vpc-id vpc-",
         ),
+        ({"names": False}, NETWORKS, "resolves no names", "--enable-dns-support Value=true"),
+        (
+            {"acl": [rule(90, "deny", egress=True, ports=(443, 443)), *ALL]},
+            NETWORKS,
+            "does not let HTTPS out (TCP 443, rule 90)",
+            "--egress --rule-number 89 --protocol tcp --port-range From=443,To=443",
+        ),
+        (
+            {"acl": [rule(100, egress=True), rule(99, ports=(443, 443)), rule(32767, "deny")]},
+            NETWORKS,
+            "does not let answers in (TCP 32768-60999, rule 32767)",
+            "--ingress --rule-number 32766",
+        ),
+        ({"disk_key": KEY, "key_state": "PendingDeletion"}, "disk encryption", "is PendingDeletion", "aws kms cancel-"),
+        ({"disk_key": KEY, "key_state": "Disabled"}, "disk encryption", "is Disabled", "`aws kms enable-key"),
         ({"quotas": {}}, "quota L-34B43A08", "6 vCPUs are needed", "request-service-quota-increase"),
         ({"quotas": {"L-34B43A08": 0.0}}, "quota L-34B43A08", "0 are granted", "--desired-value 6"),
         ({"disk_key": KEY}, "disk encryption", "no grant", f"aws kms create-grant --key-id {KEY}"),
         ({"no_roles": ["AWSServiceRoleForEC2Spot"]}, "role AWSServiceRoleForEC2Spot", "has none", "spot.amazonaws.com"),
         ({"no_roles": ["AWSServiceRoleForEC2Fleet"]}, "role AWSServiceRoleForEC2Fleet", "has none", "ec2fleet."),
+        ({"denied": ["s3:GetObject"]}, "permissions, simulated", "s3:GetObject", "--print-policy"),  # on a later page
         ({"denied": ["ec2:TerminateInstances"]}, "permissions, simulated", "ec2:TerminateInstances", "--print-policy"),
         (
             {"denied": ["ec2:DescribeSpotPriceHistory"]},  # as roles of version 0.1 are
@@ -164,6 +194,12 @@ def test_what_the_account_lacks_is_found(
     found(examined()[name], said, hint)
 
 
+def test_every_type_that_may_be_rented_is_tried(examined: Doctor) -> None:
+    """An organisation may allow the planned one, and not what stands in for it."""
+    tried = [name for name in examined(substitutes={"c7i.large": ["c6i.large"]}) if "RunInstances" in name]
+    assert tried == [f"permission ec2:RunInstances ({name})" for name in ("c7i.large", "c6i.large", "c7g.xlarge")]
+
+
 def test_machines_that_run_count_against_the_quota(examined: Doctor, account: BotoEdge) -> None:
     class Running(WithPrices):
         def __call__(self, request: Request) -> Answer:
@@ -179,6 +215,65 @@ def test_machines_that_run_count_against_the_quota(examined: Doctor, account: Bo
 def test_a_key_that_spot_machines_may_use_is_no_fault(examined: Doctor) -> None:
     be_unkind(disk_key=KEY, grants=[f"arn:aws:iam::{ACCOUNT}:role/aws-service-role/x/AWSServiceRoleForEC2Spot"])
     assert examined()["disk encryption"].verdict == "good"
+
+
+def test_what_a_run_needs_to_keep_its_deadline_is_looked_at(
+    examined: Doctor, profile: Profile, catalog: Catalog
+) -> None:
+    """Its quota on demand is another one, of which nothing is used until then."""
+    made = plan_of(profile, catalog, (("c7i.large", 2, "spot"),), budget_usd=50.0)
+    goal = made.goal.model_copy(update={"deadline_s": 36_000.0})
+    made = made.model_copy(update={"goal": goal})
+    assert not [name for name in examined(made) if name.startswith("deadline")], "there is enough"
+    be_unkind(quotas={"L-34B43A08": 64.0, "L-1216C47A": 2.0})
+    check = examined(made)["deadline, quota L-1216C47A"]
+    found(check, "could not move to on-demand machines", "request-service-quota-increase", verdict="unknown")
+    assert not [name for name in examined() if name.startswith("deadline")], "a plan without one never moves"
+
+
+def of_bucket(edge: BotoEdge, operation: str, **told: Any) -> None:
+    parameters = {"Bucket": BUCKET, **told}
+    edge(Request(step="b", service="s3", operation=operation, parameters=parameters, purpose=""))
+
+
+def test_a_bucket_that_keeps_what_a_run_deletes_is_told(
+    examined: Doctor, account: BotoEdge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.ec2.reviewed_members.unread", lambda *_: [])  # the organisation does this
+    of_bucket(account, "put_bucket_versioning", VersioningConfiguration={"Status": "Enabled"})
+    check = examined()["versions in the bucket"]
+    found(check, "checkpoints that a run deletes stay", "Status=Suspended", verdict="unknown")
+    for made in bucket_calls(BUCKET, REGION, ACCOUNT):
+        account(made)
+    assert examined()["versions in the bucket"].verdict == "good", "setup has them deleted"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "verdict"),
+    [
+        ("aws:SourceVpce", "vpce-0123456789abcdef0", "unknown"),
+        ("aws:sourceip", ["192.0.2.0/24"], "unknown"),
+        ("aws:SecureTransport", "false", "good"),
+        ("aws:SourceVpc", None, "good"),
+    ],
+)
+def test_a_bucket_that_looks_at_where_calls_come_from_is_told(
+    examined: Doctor, account: BotoEdge, monkeypatch: pytest.MonkeyPatch, key: str, value: Any, verdict: str
+) -> None:
+    monkeypatch.setattr("tests.ec2.reviewed_members.unread", lambda *_: [])
+    mine = account(read("ec2", "describe_subnets", ""))["Subnets"][0]["VpcId"]
+    denial = {
+        "Effect": "Deny",
+        "Principal": "*",
+        "Action": "s3:*",
+        "Resource": [f"arn:aws:s3:::{BUCKET}/*"],
+        "Condition": {"StringNotEquals": {key: mine if value is None else value}},
+    }
+    of_bucket(account, "put_bucket_policy", Policy=json.dumps({"Version": "2012-10-17", "Statement": denial}))
+    check = examined()["the bucket's policy"]
+    assert check.verdict == verdict, check
+    if verdict == "unknown":
+        found(check, f"denies by where a call comes from ({key}", f"get-bucket-policy --bucket {BUCKET}", verdict)
 
 
 def test_a_type_that_left_the_region_is_found(examined: Doctor, account: BotoEdge) -> None:
@@ -364,4 +459,4 @@ def test_the_command_proves_a_plan(account: BotoEdge, hetopt: Callable[..., Said
     assert told["permission ec2:RunInstances (c7i.large)"]["verdict"] == "good"
     assert BUCKET in told["bucket"]["said"]
     told_last = " ".join(hetopt("doctor", "--plan", tmp_path / "plan.json").out.split())
-    assert told_last.endswith(f"1 of 30 would stop a launch: {NETWORKS}"), "what a screen keeps of it"
+    assert told_last.endswith(f"1 of 31 would stop a launch: {NETWORKS}"), "what a screen keeps of it"

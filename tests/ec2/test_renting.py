@@ -90,6 +90,7 @@ def test_what_moto_drops_is_in_the_request(order_for: Make, plan: Plan, bundle: 
     requests = {one.step: one for one in calls.launch_calls(order, {}, bundle.data)}
     data = requests["template-x86_64-cpu"].parameters["LaunchTemplateData"]
     assert data["MetadataOptions"]["HttpTokens"] == "required"
+    assert data["MetadataOptions"]["HttpEndpoint"] == "enabled", "which an account's default may have turned off"
     assert data["InstanceInitiatedShutdownBehavior"] == "terminate"
     assert data["IamInstanceProfile"] == {"Name": "hetopt-node"}
     (disk,) = data["BlockDeviceMappings"]

@@ -183,6 +183,15 @@ METADATA_HEADERS: Fact[Mapping[str, str]] = Fact(
     means="The token of version 2, and how long it is to last, travel in these headers.",
     source="EC2 user guide, 'How Instance Metadata Service Version 2 works'",
 )
+METADATA_HAS_DEFAULTS = Fact(
+    value=True,
+    about="boot",
+    means="What a launch does not say of metadata, an account's default says, and then the image: it may be off there. "
+    "Where tokens are enforced, nothing starts that does not require them.",
+    source="EC2 user guide, 'Order of precedence for instance metadata options'; EC2 API reference, "
+    "ModifyInstanceMetadataDefaults and InstanceMetadataDefaultsResponse",
+    read="2026-11-28",
+)
 METADATA_TOKEN_S = Fact(
     value=21_600,
     about="boot",
@@ -596,7 +605,89 @@ GATEWAYS_OPEN = Fact(
     about="calls",
     means="The mode in which an account blocks no internet gateway.",
     source="EC2 API reference, VpcBlockPublicAccessOptions; VPC user guide, 'Block public access to VPCs and subnets'",
-    doctor="internet",
+    doctor="network in ZONE",
+)
+_BLOCKS = "VPC user guide, 'Block public access to VPCs and subnets'; EC2 API reference, "
+ONLY_OUT: Fact[frozenset[str]] = Fact(
+    value=frozenset({"block-ingress", "allow-egress"}),
+    about="calls",
+    means="In this mode of the account, and with this exclusion of a network, NAT gateways lead out, and internet "
+    "gateways do not.",
+    source=f"{_BLOCKS}BlockPublicAccessStates and VpcBlockPublicAccessExclusion",
+    read="2026-11-28",
+    doctor="network in ZONE",
+)
+EXCLUDED_BOTH_WAYS = Fact(
+    value="allow-bidirectional",
+    about="calls",
+    means="What is excluded so is as if the account blocked nothing.",
+    source=f"{_BLOCKS}CreateVpcBlockPublicAccessExclusion",
+    read="2026-11-28",
+    doctor="network in ZONE",
+)
+EXCLUSION_HOLDS: Fact[tuple[str, ...]] = Fact(
+    value=("create-complete", "update-complete"),
+    about="calls",
+    means="The states of an exclusion that is in force.",
+    source="EC2 API reference, VpcBlockPublicAccessExclusion",
+    read="2026-11-28",
+    doctor="network in ZONE",
+)
+RESOLVES_NAMES = Fact(
+    value="enableDnsSupport",
+    about="calls",
+    means="Where this attribute of a network is off, Amazon's server answers no question for a name. Its other one, "
+    "enableDnsHostnames, gives machines names, by which none of hetopt's is called.",
+    source="EC2 API reference, ModifyVpcAttribute and DescribeVpcAttribute",
+    read="2026-11-28",
+    doctor="network in ZONE",
+)
+ACLS_STAND_OUTSIDE = Fact(
+    value=True,
+    about="calls",
+    means="A network ACL looks at what enters and leaves a subnet, in each direction by itself, and not at what its "
+    "machines send each other; nor at questions for names, for metadata and for the time.",
+    source="VPC user guide, 'Control subnet traffic with network access control lists'",
+    read="2026-11-28",
+)
+ACL_ALLOWS = Fact(
+    value="allow",
+    about="calls",
+    means="The action of a rule of a network ACL that lets through; the rule with the smallest number decides.",
+    source="EC2 API reference, NetworkAclEntry",
+    read="2026-11-28",
+    doctor="network in ZONE",
+)
+ACL_TCP: Fact[frozenset[str]] = Fact(
+    value=frozenset({ALL_PROTOCOLS.value, "6"}),
+    about="calls",
+    means="The protocols of such a rule that TCP is among, by their numbers.",
+    source="EC2 API reference, NetworkAclEntry; IANA, 'Protocol Numbers'",
+    read="2026-11-28",
+    doctor="network in ZONE",
+)
+HTTPS_PORT = Fact(
+    value=443,
+    about="calls",
+    means="The port at which S3, EC2 and the indexes of packages answer.",
+    source="AWS general reference, 'AWS service endpoints': HTTPS; IANA, 'Service Name and Port Number Registry'",
+    read="2026-11-28",
+)
+EPHEMERAL_PORTS: Fact[tuple[int, int]] = Fact(
+    value=(32768, 60999),
+    about="calls",
+    means="The ports from which Amazon Linux asks, and at which it is answered.",
+    source="VPC user guide, 'Ephemeral ports', which rounds the end to 61000; Linux, ip-sysctl, ip_local_port_range",
+    read="2026-11-28",
+    doctor="network in ZONE",
+)
+USUAL_ZONE = Fact(
+    value="availability-zone",
+    about="calls",
+    means="The kind of a zone with the region's own prices; local and wavelength zones have others, and fewer types.",
+    source="EC2 API reference, AvailabilityZone; the spot price feed, in which local zones are regions of their own",
+    read="2026-11-28",
+    doctor="region",
 )
 
 # Storage
@@ -639,6 +730,48 @@ REDIRECTS_ARE_FOLLOWED = Fact(
     means="botocore follows S3 to the bucket's own region, so a bucket elsewhere answers as if it was here.",
     source="botocore, S3RegionRedirectorv2; S3 user guide, 'Making requests using the REST API'",
     doctor="bucket",
+)
+KEEPS_VERSIONS = Fact(
+    value="Enabled",
+    about="storage",
+    means="In a bucket with this versioning what is deleted, or expires, stays as an older version, and is paid for "
+    "until a rule for noncurrent versions deletes it.",
+    source="S3 user guide, 'Expiring objects'",
+    read="2026-11-28",
+    doctor="versions in the bucket",
+)
+NO_LIFECYCLE = Fact(
+    value="NoSuchLifecycleConfiguration",
+    about="storage",
+    means="What S3 answers where a bucket has no rules for that.",
+    source="S3 API reference, GetBucketLifecycleConfiguration",
+    read="2026-11-28",
+    doctor="versions in the bucket",
+)
+NO_BUCKET_POLICY = Fact(
+    value="NoSuchBucketPolicy",
+    about="storage",
+    means="What S3 answers where a bucket has no policy.",
+    source="S3 API reference, error responses",
+    read="2026-11-28",
+    doctor="the bucket's policy",
+)
+WHERE_CALLS_COME_FROM: Fact[frozenset[str]] = Fact(
+    value=frozenset({"aws:sourceip", "aws:sourcevpc", "aws:sourcevpce", "aws:vpcsourceip"}),
+    about="storage",
+    means="Keys, whose case does not matter, by which a policy denies what does not come from a place. They are not "
+    "met by machines because they are met by whoever launches.",
+    source="IAM user guide, 'AWS global condition context keys'; S3 user guide, 'Controlling access from VPC endpoints "
+    "with bucket policies'",
+    read="2026-11-28",
+    doctor="the bucket's policy",
+)
+SIMULATION_HAS_PAGES = Fact(
+    value=True,
+    about="rights",
+    means="IAM may answer a simulation in parts of any size, of which each names the next.",
+    source="IAM API reference, SimulatePrincipalPolicy: MaxItems, IsTruncated and Marker",
+    read="2026-11-28",
 )
 PART_LIMIT_GB = Fact(
     value=5,
@@ -748,6 +881,7 @@ KNOW_NO_RESOURCE: Fact[frozenset[str]] = Fact(
             "ec2:DescribeInstanceTypes",
             "ec2:DescribeInstances",
             "ec2:DescribeLaunchTemplates",
+            "ec2:DescribeNetworkAcls",
             "ec2:DescribeRegions",
             "ec2:DescribeRouteTables",
             "ec2:DescribeSecurityGroups",
@@ -755,6 +889,7 @@ KNOW_NO_RESOURCE: Fact[frozenset[str]] = Fact(
             "ec2:DescribeSubnets",
             "ec2:DescribeTags",
             "ec2:DescribeVolumes",
+            "ec2:DescribeVpcBlockPublicAccessExclusions",
             "ec2:DescribeVpcBlockPublicAccessOptions",
             "ec2:GetEbsDefaultKmsKeyId",
             "scheduler:ListScheduleGroups",
@@ -819,6 +954,22 @@ DISK_KEY_OPERATIONS: Fact[tuple[str, ...]] = Fact(
     about="rights",
     means="What that grant must hold.",
     source="EC2 user guide, 'Service-linked role for Spot Instance requests': customer managed keys",
+    doctor="disk encryption",
+)
+KEY_SERVES = Fact(
+    value="Enabled",
+    about="rights",
+    means="The state of a key that can be used. Machines do not start by a default key of disks in another.",
+    source="KMS API reference, KeyMetadata; EC2 API reference, ModifyEbsDefaultKmsKeyId: instances fail to launch",
+    read="2026-11-28",
+    doctor="disk encryption",
+)
+KEY_GOES = Fact(
+    value="PendingDeletion",
+    about="rights",
+    means="The state of a key that is to be deleted; where that is cancelled, it must be enabled as well.",
+    source="KMS developer guide, 'Cancel key deletion'",
+    read="2026-11-28",
     doctor="disk encryption",
 )
 OWN_DISK_KEY = Fact(

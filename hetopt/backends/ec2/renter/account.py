@@ -1,15 +1,8 @@
-"""What must be asked before an order can be written: whose account it is, zones with the types, images, prices, routes.
+"""What must be asked before an order can be written: whose account it is, zones with the types, images, prices.
 
 Machines boot Amazon Linux 2023 everywhere, with NVIDIA's driver where there is a GPU. The ids of images are looked up
 by public parameters that Amazon keeps: the newest image, in any region. A region without the parameter is asked for the
 newest image of that name. Both have Python 3.12 and the AWS command line, which booting relies on.
-
-Machines reach S3 and packages by a gateway, or by translation, whose traffic is paid for by the GB. What is counted is
-what a run is known to cause. A NAT gateway costs its hours whether anybody trains or not, and is not made here. Data
-and checkpoints go the same way where S3 has no gateway endpoint, which is free: that is told, and not counted, as no
-plan says how much that is.
-
-    traffic = machines * packages * USD a GB
 """
 
 from __future__ import annotations
@@ -22,13 +15,11 @@ from typing import Any
 
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter.errors import ApiRefused, if_there
-from hetopt.backends.ec2.renter.order import BootImage, Network, Order, Rate, Role, WayOut, Zone, usd_per_hour
+from hetopt.backends.ec2.renter.order import BootImage, Rate, Role, Zone, usd_per_hour
 from hetopt.backends.ec2.renter.request import Answer, Edge, read
 from hetopt.backends.ec2.renter.spot_pools import newest_prices, price_request
 from hetopt.core.errors import BadInput, CloudRefused, setting
 from hetopt.core.paths import BUCKET_PATTERN, is_name, shown
-from hetopt.optimizer.cost.billing import Billing
-from hetopt.optimizer.cost.provisioning import provisioning_facts
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.market.software import pinned
@@ -217,7 +208,15 @@ def boot_image(edge: Edge, kind: str, chosen: str | None, volume_gb: int) -> Boo
             hint=f"name another: {setting('images', {kind: 'AMI'})}, or leave `images` out to take Amazon's newest",
         )
     root = str(image.get("RootDeviceName") or facts.ROOT_DEVICE.value)
-    sizes = [disk.get("Ebs", {}).get("VolumeSize", 0) for disk in image.get("BlockDeviceMappings", ())]
+    disks = image.get("BlockDeviceMappings", ())
+    stay = [one["DeviceName"] for one in disks if one.get("Ebs", {}).get("DeleteOnTermination") is False]
+    if others := [name for name in stay if name != root]:
+        raise BadInput(
+            f"the image {id_} brings {', '.join(others)}, which stays, and is paid for, when its machine has ended.",
+            hint="make an image whose disks go with their machine (DeleteOnTermination), or leave "
+            f"{setting('images', {kind: id_})} out to take Amazon's newest",
+        )
+    sizes = [disk.get("Ebs", {}).get("VolumeSize", 0) for disk in disks]
     if max(sizes, default=0) > volume_gb:
         raise BadInput(
             f"the image {id_} needs a disk of {max(sizes)} GB, and machines get one of {volume_gb} GB.",
@@ -372,7 +371,7 @@ def subnets_of(edge: Edge, named: Sequence[str]) -> list[Answer]:
 
     Raises:
         CloudRefused: one of them is not there.
-        BadInput: they are in several networks, and a security group is in one.
+        BadInput: they are in several networks, and a security group is in one; or in a place with prices of its own.
     """
     if not named:
         return default_subnets(edge)
@@ -389,7 +388,26 @@ def subnets_of(edge: Edge, named: Sequence[str]) -> list[Answer]:
         raise BadInput(
             f"the subnets are in several networks: {', '.join(networks)}.", hint="name `subnets` of one network"
         )
+    _check_kinds(edge, found)
     return found
+
+
+def _check_kinds(edge: Edge, subnets: Sequence[Answer]) -> None:
+    """Make sure that subnets are in the region itself: in other places its prices bound no bill.
+
+    Raises:
+        BadInput: one of them is elsewhere.
+    """
+    zones = edge(read("ec2", "describe_availability_zones", "whether the subnets are in the region itself"))
+    kinds = {str(one["ZoneName"]): str(one.get("ZoneType", "")) for one in zones["AvailabilityZones"]}
+    for one in subnets:
+        kind = kinds.get(str(one["AvailabilityZone"]), facts.USUAL_ZONE.value)
+        if "OutpostArn" in one or kind != facts.USUAL_ZONE.value:
+            where = "on an Outpost" if "OutpostArn" in one else f"in {one['AvailabilityZone']}, a {kind}"
+            raise BadInput(
+                f"the subnet {one['SubnetId']} is {where}: types, prices and spot machines there are not the region's.",
+                hint="name `subnets` in availability zones of the region, or leave `subnets` out",
+            )
 
 
 def check_group(edge: Edge, group: str, vpc_id: str) -> None:
@@ -436,130 +454,3 @@ def _offered(offerings: Iterable[Answer]) -> dict[str, set[str]]:
     for found in offerings:
         offered.setdefault(found["InstanceType"], set()).add(found["Location"])
     return offered
-
-
-def tables_of(edge: Edge, networks: Iterable[str]) -> list[Answer]:
-    """The tables of routes of networks.
-
-    Raises:
-        CloudRefused: they cannot be read.
-    """
-    filters = [{"Name": "vpc-id", "Values": list(dict.fromkeys(networks))}]
-    return list(edge(read("ec2", "describe_route_tables", "ways out of the subnets", Filters=filters))["RouteTables"])
-
-
-def table_of(subnet_id: str, network: str, tables: Sequence[Answer]) -> Answer:
-    """A subnet's own table of routes, or its network's main one."""
-    main: Answer = {}
-    for table in tables:
-        for link in table.get("Associations", ()):
-            if link.get("SubnetId") == subnet_id:
-                return table
-            if link.get("Main") and table.get("VpcId") == network:
-                main = table
-    return main
-
-
-def ways_out(table: Answer) -> list[Answer]:
-    """The routes that lead to the internet."""
-    return [
-        one
-        for one in table.get("Routes", ())
-        if one.get("DestinationCidrBlock") == facts.ANYWHERE.value and one.get("State") != facts.DEAD_ROUTE.value
-    ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Unreachable:
-    """Why machines in a subnet reach neither S3 nor packages, and what mends that."""
-
-    said: str
-    hint: str
-
-
-def unreachable(subnet: Answer, tables: Sequence[Answer], *, addressed: bool) -> Unreachable | None:
-    """Whether what is in a subnet reaches the internet, by a gateway and an address, or by translation: None if so.
-
-    Args:
-        subnet: that one.
-        tables: the routes of its network.
-        addressed: whether machines are to have public addresses, as far as the subnet gives them any.
-    """
-    id_ = str(subnet["SubnetId"])
-    routes = ways_out(table_of(id_, subnet["VpcId"], tables))
-    if not routes:
-        hint = (
-            f"`aws ec2 create-route --destination-cidr-block {facts.ANYWHERE.value} --gateway-id GATEWAY "
-            "--route-table-id TABLE`"
-        )
-        return Unreachable(said="there is no route to the internet", hint=hint)
-    if not all(str(one.get("GatewayId", "")).startswith(facts.GATEWAY_IDS.value) for one in routes):
-        return None
-    if not addressed:
-        said = "the only way out is an internet gateway, which serves machines with a public address alone"
-        return Unreachable(said=said, hint="let them have one, or name other `subnets`")
-    if not subnet.get("MapPublicIpOnLaunch"):
-        said = "machines get no public address, and the only way out is an internet gateway"
-        hint = f"`aws ec2 modify-subnet-attribute --subnet-id {id_} --map-public-ip-on-launch`, or name other `subnets`"
-        return Unreachable(said=said, hint=hint)
-    return None
-
-
-def ways_by_zone(edge: Edge, order: Order) -> dict[str, Unreachable | None]:
-    """By the name of each zone of an order, why its machines reach neither S3 nor packages; None where they do.
-
-    Raises:
-        CloudRefused: that cannot be read.
-    """
-    ids = [zone.subnet_id for zone in order.zones]
-    found = edge(read("ec2", "describe_subnets", "whether machines get an address", SubnetIds=ids))["Subnets"]
-    tables = tables_of(edge, (zone.vpc_id for zone in order.zones))
-    addressed = order.network.public_address
-    return {str(one["AvailabilityZone"]): unreachable(one, tables, addressed=addressed) for one in found}
-
-
-def where_reachable(edge: Edge, order: Order) -> Order:
-    """The order with those zones alone whose machines reach S3 and packages; as it is, where nobody can tell.
-
-    Only of the default network: one that was named may have endpoints, which are no routes.
-
-    Raises:
-        CloudRefused: in none of them they do: they would boot, be paid for, and never tell of themselves.
-    """
-    if order.network != Network():
-        return order
-    try:
-        ways = ways_by_zone(edge, order)
-    except CloudRefused:
-        return order
-    open_ = tuple(zone for zone in order.zones if ways.get(zone.name) is None)
-    if not open_:
-        found = ways[order.zones[0].name]
-        assert found is not None
-        raise CloudRefused(f"machines would reach neither S3 nor packages: {found.said}.", hint=found.hint)
-    return order.model_copy(update={"zones": open_})
-
-
-def way_out(edge: Edge, zone: Zone) -> WayOut | None:
-    """By what machines of a zone go out; None where that cannot be read, or they go by an address of their own."""
-    try:
-        table = table_of(zone.subnet_id, zone.vpc_id, tables_of(edge, [zone.vpc_id]))
-    except CloudRefused:
-        return None
-    if not any("NatGatewayId" in one for one in ways_out(table)):
-        return None
-    endpoint = any(
-        "DestinationPrefixListId" in one and str(one.get("GatewayId", "")).startswith(facts.ENDPOINT_IDS.value)
-        for one in table.get("Routes", ())
-    )
-    return WayOut(s3_by_endpoint=endpoint)
-
-
-def traffic_usd(way: WayOut | None, roles: Sequence[Role], billing: Billing) -> float:
-    """What machines cause by that way to install their packages, where none of them finds these in the bucket."""
-    if way is None:
-        return 0.0
-    known = provisioning_facts()
-    gpu, cpu = known.gpu_packages_gb.value, known.cpu_packages_gb.value
-    packages_gb = sum(role.machines * (gpu if role.image_kind.endswith("-gpu") else cpu) for role in roles)
-    return packages_gb * billing.nat_gateway_usd_per_gb.value

@@ -23,7 +23,13 @@ _OF_OBJECTS = {
     "delete_object": "s3:DeleteObject",
     "abort_object": "s3:AbortMultipartUpload",
 }
-_OF_BUCKETS = {"head_bucket": "s3:ListBucket", "list_objects_v2": "s3:ListBucket"}
+_OF_BUCKETS = {
+    "head_bucket": "s3:ListBucket",
+    "list_objects_v2": "s3:ListBucket",
+    "get_bucket_policy": "s3:GetBucketPolicy",
+    "get_bucket_versioning": "s3:GetBucketVersioning",
+    "get_bucket_lifecycle_configuration": "s3:GetLifecycleConfiguration",
+}
 
 _MADE = {
     "create_security_group": ("security-group",),
@@ -133,6 +139,8 @@ def _looked_at(request: Request, place: Place) -> str:
             return f"arn:aws:iam::{account_id}:instance-profile/{told['InstanceProfileName']}"
         case "get_service_quota":
             return f"arn:aws:servicequotas:{place.region}:{account_id}:{told['ServiceCode']}/{told['QuotaCode']}"
+        case "describe_vpc_attribute":
+            return place.ec2("vpc", str(told["VpcId"]))
         case "list_tags_for_resource":
             return str(told["ResourceArn"])
     return "*"

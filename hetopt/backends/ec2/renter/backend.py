@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from hetopt.backends.backend import LaunchOptions, Prepared, RunHandle
 from hetopt.backends.ec2.renter import calls, ordering
-from hetopt.backends.ec2.renter.account import IMAGES, where_reachable
+from hetopt.backends.ec2.renter.account import IMAGES
 from hetopt.backends.ec2.renter.bundle import Bundle, make_bundle
 from hetopt.backends.ec2.renter.canary import CANARY_USD, canary_probe, folded, told
 from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
@@ -21,9 +22,10 @@ from hetopt.backends.ec2.renter.order import ORDER_FILE, Network, Order
 from hetopt.backends.ec2.renter.ordering import PROFILE_NAME, Moved, Orders, Wishes
 from hetopt.backends.ec2.renter.probing import Prober
 from hetopt.backends.ec2.renter.request import Request
+from hetopt.backends.ec2.renter.ways_out import where_reachable
 from hetopt.core.commands import typed
 from hetopt.core.errors import BadInput, BudgetStop, NoFeasiblePlan
-from hetopt.core.formatting import duration, usd
+from hetopt.core.formatting import duration, listed, usd
 from hetopt.core.paths import PROXY_PATTERN, is_name, shown
 from hetopt.core.run_folder import read_spec
 from hetopt.core.run_spec import RunSpec
@@ -67,8 +69,9 @@ class Rental(Prepared):
         """What is rented before the rest, for a person; empty where nothing is."""
         if self.canary is None:
             return ""
-        machines = " and ".join(f"1 × {node.type}" for node in canary_probe(self.wanted).configuration.nodes)
-        return f"{machines} for some minutes first, for at most {usd(self.canary_usd)} of the budget"
+        types = Counter(node.type for node in canary_probe(self.wanted).configuration.nodes)
+        machines = listed([f"{number} × {name}" for name, number in types.items()])
+        return f"{machines} for some minutes before the rest, for at most {usd(self.canary_usd)} of the budget"
 
     def moved_prices(self) -> list[Moved]:
         """What machines cost now beside what was planned, a row a type."""

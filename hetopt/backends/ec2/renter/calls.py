@@ -68,7 +68,11 @@ def preparation(order: Order, contents: Mapping[str, bytes], bundle: bytes) -> t
         lease_call(order, end_s, end_s - order.checkpoint_s),
         *(
             put_object(
-                order, f"object {name}", f"{order.prefix}/{name}", body, "for the machines and for other terminals"
+                order,
+                f"object {name}",
+                f"{order.prefix}/{name}",
+                body,
+                "what machines and your other terminals read of the run",
             )
             for name, body in contents.items()
         ),
@@ -113,7 +117,9 @@ def group_calls(order: Order, zone: Zone) -> tuple[Request, ...]:
     name = f"hetopt-{order.run_id}"
     itself = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": Reference(step=GROUP_STEP, key="GroupId")}]}
     anywhere = {"CidrIp": "0.0.0.0/0"}
-    ports = sorted({443, *([int(order.network.proxy.rpartition(":")[2])] if order.network.proxy else [])})
+    ports = sorted(
+        {facts.HTTPS_PORT.value, *([int(order.network.proxy.rpartition(":")[2])] if order.network.proxy else [])}
+    )
     group = Reference(step=GROUP_STEP, key="GroupId")
     lookup = Request(
         step="find-group",
@@ -213,7 +219,13 @@ def machine_settings(order: Order, kind: str) -> dict[str, Any]:
     return {
         "ImageId": image.ami,
         "IamInstanceProfile": {"Name": order.instance_profile},
-        "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1, "InstanceMetadataTags": "enabled"},
+        # All that machines need of it (`facts.METADATA_HAS_DEFAULTS`).
+        "MetadataOptions": {
+            "HttpEndpoint": "enabled",
+            "HttpTokens": "required",
+            "HttpPutResponseHopLimit": 1,
+            "InstanceMetadataTags": "enabled",
+        },
         # A machine that starts again has nothing to do (`bootstrap`), and is paid until it has ended.
         "MaintenanceOptions": {"AutoRecovery": "disabled"},
         # The default is to stop, which leaves the volume on the bill.
@@ -273,7 +285,7 @@ def _template_call(order: Order, kind: str, generation: int, end_s: float) -> Re
             "LaunchTemplateData": data,
             "TagSpecifications": order.tags.specification("launch-template"),
         },
-        purpose=f"how {kind} machines boot: shutting down ends them, their disk is encrypted, IMDSv2 only",
+        purpose=f"how {kind} machines boot: with an encrypted disk, which goes when they shut down",
         makes="launch-template",
         result=("LaunchTemplate",),
         if_exists=Request(
@@ -393,7 +405,7 @@ def lease_call(
     told: dict[str, object] = {"end_s": round(end_s, 1), "stop_training_s": round(stop_training_s, 1)}
     if renewal is not None:
         told["renewal"] = renewal.model_dump(mode="json")
-    request = _lease(order, "lease", told, "until when the budget lets them live")
+    request = _lease(order, "lease", told, "until when the machines may live, by the budget")
     return request if over is None else replace(request, parameters={**request.parameters, "IfMatch": over})
 
 

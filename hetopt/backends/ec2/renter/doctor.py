@@ -99,6 +99,11 @@ def role_checks(
     """The images that a plan's machines boot, and the quotas that it needs, one for each family and market."""
     for kind in dict.fromkeys(role.image_kind for role in roles):
         yield _image(edge, kind, (images or {}).get(kind), disk_gb)
+    yield from quota_checks(edge, catalog, roles)
+
+
+def quota_checks(edge: Edge, catalog: Catalog, roles: Sequence[Role]) -> Iterator[Check]:
+    """The quotas that roles need beside what runs, one for each family and market."""
     wanted = needed((catalog.instance_type(role.instance_types[0]), role.market, role.machines) for role in roles)
     try:
         running = _running(edge, catalog)

@@ -53,6 +53,13 @@ TABLE = (
         + "; UnfulfillableCapacity in answers of fleets: aws-parallelcluster-node pull request 673, Karpenter",
     ),
     Meaning(
+        codes=("InsufficientVolumeCapacity", "InsufficientAddressCapacity"),
+        reaction="elsewhere",
+        cause="this zone has no disk or no address left for {types} right now",
+        hint="wait some minutes; or launch in another zone, `hetopt launch PLAN --on ec2 --zone ZONE`",
+        source=_EC2 + "; aws-parallelcluster, failures of launches: InsufficientVolumeCapacity, 2026-11-28",
+    ),
+    Meaning(
         codes=("SpotMaxPriceTooLow",),
         reaction="elsewhere",
         cause="the spot price of {types} is above what EC2 accepts",
@@ -85,7 +92,10 @@ TABLE = (
             "RequestLimitExceeded",
             "Throttling",
             "ThrottlingException",
+            "ThrottledException",
             "RequestThrottled",
+            "RequestThrottledException",
+            "TooManyRequestsException",
             "SlowDown",
             "EC2ThrottledException",
         ),
@@ -228,7 +238,6 @@ TABLE = (
     Meaning(
         codes=(
             "ExpiredToken*",
-            "RequestExpired",
             "TokenRetrievalError",
             "UnauthorizedSSOTokenError",
             "SSOTokenLoadError",
@@ -238,6 +247,14 @@ TABLE = (
         cause="the AWS session has expired",
         hint="run `aws sso login --profile NAME`, and check with `aws sts get-caller-identity`",
         source=_COMMON + "; " + _BOTOCORE,
+    ),
+    Meaning(
+        codes=("RequestExpired",),
+        reaction="stop",
+        cause="the call is too old for EC2: the AWS session has expired, or the clock of this machine is wrong",
+        hint="`aws sts get-caller-identity` fails where the session has expired: then `aws sso login --profile NAME`; "
+        "else set the clock, `timedatectl set-ntp true`",
+        source=f"{_COMMON}: 15 minutes after its date, or after its expiry, or before its date",
     ),
     Meaning(
         codes=(

@@ -11,6 +11,7 @@ from hetopt.backends.ec2.renter.account import image_kind
 from hetopt.backends.ec2.renter.budget import MOVE_S, lifetime_s
 from hetopt.backends.ec2.renter.order import Network, Order, Role, worst_usd_per_hour
 from hetopt.backends.ec2.renter.request import Edge
+from hetopt.backends.ec2.renter.ways_out import traffic_usd, way_out
 from hetopt.core.errors import BadInput, BudgetStop
 from hetopt.core.formatting import usd
 from hetopt.core.secret import new_secret
@@ -245,8 +246,8 @@ class Orders:
                     hint="leave `zone` out; zone names differ between accounts, ids such as use1-az4 do not",
                 )
         own_network = self.wishes.network != Network()
-        way = account.way_out(self.edge, zones[0]) if own_network else None
-        traffic = account.traffic_usd(way, roles, self.billing)
+        way = way_out(self.edge, zones[0]) if own_network else None
+        traffic = traffic_usd(way, roles, self.billing)
         fixed = fixed_usd(checkpoint_bytes(job.gradient_bytes), self.billing) + traffic
         worst = worst_usd_per_hour(roles, zones)
         move = job.move_usd(worst, fixed_usd=fixed)

@@ -98,6 +98,7 @@ def operator_policy(*, account_id: str, region: str, bucket: str, role: str, typ
             [f"{everything}:instance/*"],
             {**only_types, **tagged},
         ),
+        _statement("LookAtNetwork", ["ec2:DescribeVpcAttribute"], [f"{everything}:vpc/*"], {"StringEquals": here}),
         _statement("GroupInNetwork", ["ec2:CreateSecurityGroup"], [f"{everything}:vpc/*"], {"StringEquals": here}),
         _statement(
             "RentFrom",
@@ -131,6 +132,11 @@ def operator_policy(*, account_id: str, region: str, bucket: str, role: str, typ
             ["iam:PassRole"],
             [role_arn(account_id, END_ROLE)],
             {"StringEquals": {"iam:PassedToService": facts.SCHEDULER_SERVICE.value}},
+        ),
+        _statement(
+            "LookAtTheBucket",
+            ["s3:GetBucketPolicy", "s3:GetBucketVersioning", "s3:GetLifecycleConfiguration"],
+            [f"arn:aws:s3:::{bucket}"],
         ),
         _statement("ListTheBucket", ["s3:ListBucket"], [f"arn:aws:s3:::{bucket}"]),
         _statement("UseTheBucket", ["s3:GetObject", "s3:PutObject"], [f"arn:aws:s3:::{bucket}/*"]),
@@ -278,6 +284,8 @@ def bucket_calls(bucket: str, region: str, account_id: str) -> tuple[Request, ..
         "Status": "Enabled",
         "Filter": {"Prefix": ""},
         "Expiration": {"Days": KEPT_DAYS},
+        # For buckets that keep versions: theirs would stay for ever.
+        "NoncurrentVersionExpiration": {"NoncurrentDays": 1},
         "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 1},
     }
     runs = [

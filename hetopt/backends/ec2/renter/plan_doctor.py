@@ -8,25 +8,29 @@ is made or changed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter import account
 from hetopt.backends.ec2.renter.authorizations import Asked, Place, authorizations
+from hetopt.backends.ec2.renter.bucket_doctor import bucket_checks
 from hetopt.backends.ec2.renter.calls import fleet_call, machine_settings, template_step
-from hetopt.backends.ec2.renter.doctor import Check, Verdict, bad, role_checks, try_only
+from hetopt.backends.ec2.renter.doctor import Check, Verdict, bad, quota_checks, role_checks, try_only
 from hetopt.backends.ec2.renter.edge import Login
 from hetopt.backends.ec2.renter.errors import ApiRefused
 from hetopt.backends.ec2.renter.order import Order, Role
 from hetopt.backends.ec2.renter.ordering import Orders, check_prices, expected_usd, moved_prices, roles_of
 from hetopt.backends.ec2.renter.permissions import Policy, give_policy, node_policy
 from hetopt.backends.ec2.renter.request import Request, read
+from hetopt.backends.ec2.renter.ways_out import ways_by_zone
 from hetopt.core.errors import BadInput, BudgetStop, CloudRefused, HetoptError
 from hetopt.core.formatting import duration, usd
 from hetopt.optimizer.plan import Plan
 
 LEAST_LOGIN_S = 1200.0
 """Renting, booting and the first looks: credentials that end before cannot see a run begin."""
+
+_OWN_KEY_AGAIN = "aws ec2 reset-ebs-default-kms-key-id"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +57,6 @@ class PlanDoctor(Orders):
         yield from role_checks(self.edge, self.catalog, roles, plan.chosen.disk_gb, self.wishes.images)
         yield from self._service_roles(roles)
         yield self._disk_key(roles)
-        yield self._internet()
         try:
             order = self.of_plan(plan, run_id="doctor", bundle_sha256="0" * 64, now_s=self.now_s)
         except HetoptError as refused:
@@ -63,6 +66,8 @@ class PlanDoctor(Orders):
         yield from self._ways_out(order)
         yield self._prices(plan, order)
         yield self._budget(plan, order)
+        yield from self._move(order)
+        yield from bucket_checks(self.edge, order)
         yield from self._renting(order)
         yield from self._simulated(order)
         yield self._simulated_of_machines(order)
@@ -80,7 +85,7 @@ class PlanDoctor(Orders):
         if older:
             said = f"it is older than the catalogue (prices: {'; '.join(older)}), so it may not be the best any more"
             return Check(name="plan", verdict="unknown", said=said, hint=f"make it again with `{Plan.MADE_BY}`")
-        return Check(name="plan", verdict="good", said="made with the newest prices that the catalogue has")
+        return Check(name="plan", verdict="good", said="it was made with the newest prices that the catalogue has")
 
     def _login(self, plan: Plan) -> Check:
         """Whether the credentials last: who follows a run grants it time."""
@@ -88,7 +93,8 @@ class PlanDoctor(Orders):
         renew = "log in again first: `aws sso login --profile NAME`, or what gave you these credentials"
         if login.end_s is None:
             verdict: Verdict = "unknown" if login.is_temporary else "good"
-            said = f"{login.source}: " + ("they end, and do not say when" if login.is_temporary else "they do not end")
+            when = "end at some time that they do not tell" if login.is_temporary else "do not end"
+            said = f"the credentials (from {login.source}) {when}"
             return Check(name=name, verdict=verdict, said=said, hint=renew if login.is_temporary else None)
         left_s, longest_s = login.end_s - self.now_s, plan.chosen.prediction.total_s.high
         said = f"the credentials end in {duration(max(0.0, left_s))}"
@@ -124,9 +130,21 @@ class PlanDoctor(Orders):
         except CloudRefused as refused:
             return Check(name=name, verdict="unknown", said=refused.message.rstrip("."), hint=refused.hint)
         if key.endswith(facts.OWN_DISK_KEY.value):
-            return Check(name=name, verdict="good", said="by AWS's own key, which everybody may use")
+            return Check(
+                name=name, verdict="good", said="disks are encrypted by AWS's own key, which everybody may use"
+            )
+        try:
+            asked = read("kms", "describe_key", "whether the key of disks can be used", KeyId=key)
+            state = str(self.edge(asked)["KeyMetadata"]["KeyState"])
+        except CloudRefused:
+            state = facts.KEY_SERVES.value  # as far as anybody here may know
+        if state != facts.KEY_SERVES.value:
+            going = f"`aws kms cancel-key-deletion --key-id {key}`, then " if state == facts.KEY_GOES.value else ""
+            hint = f"{going}`aws kms enable-key --key-id {key}`, or go back to AWS's own: `{_OWN_KEY_AGAIN}`"
+            said = f"disks are encrypted by {key}, which is {state}: machines would end as they begin"
+            return Check(name=name, verdict="bad", said=said, hint=hint)
         if all(role.market == "on-demand" for role in roles):
-            said = f"by {key}, which the caller must be allowed to use"
+            said = f"disks are encrypted by {key}, which you must be allowed to use"
             return Check(name=name, verdict="unknown", said=said, hint=f"`aws kms describe-key --key-id {key}`")
         role = account.role_arn(key.split(":")[4], facts.SPOT_ROLE.value)
         grant = (
@@ -136,26 +154,12 @@ class PlanDoctor(Orders):
         try:
             grants = self.edge(read("kms", "list_grants", "who may use the key of disks", KeyId=key))["Grants"]
         except CloudRefused as refused:
-            said = f"by {key}, and who may use it cannot be read ({refused.message.rstrip('.')})"
+            said = f"disks are encrypted by {key}, and who may use it cannot be read ({refused.message.rstrip('.')})"
             return Check(name=name, verdict="unknown", said=said, hint=f"if spot machines may not: {grant}")
         if any(str(one.get("GranteePrincipal", "")).endswith(facts.SPOT_ROLE.value) for one in grants):
-            return Check(name=name, verdict="good", said=f"by {key}, which spot machines may use")
-        said = f"by {key}, of which spot machines have no grant: they would end as they begin"
+            return Check(name=name, verdict="good", said=f"disks are encrypted by {key}, which spot machines may use")
+        said = f"disks are encrypted by {key}, which spot machines have no grant for: they would end as they begin"
         return Check(name=name, verdict="bad", said=said, hint=grant)
-
-    def _internet(self) -> Check:
-        """Whether the account blocks internet gateways in the region."""
-        name, operation = "internet", "describe_vpc_block_public_access_options"
-        try:
-            told = self.edge(read("ec2", operation, "whether gateways are blocked"))["VpcBlockPublicAccessOptions"]
-        except CloudRefused as refused:
-            return Check(name=name, verdict="unknown", said=refused.message.rstrip("."), hint=refused.hint)
-        mode = str(told.get("InternetGatewayBlockMode", facts.GATEWAYS_OPEN.value))
-        if mode == facts.GATEWAYS_OPEN.value:
-            return Check(name=name, verdict="good", said="the account does not block internet gateways")
-        said = f"the account blocks internet gateways ({mode}): machines reach neither S3 nor packages by them"
-        hint = "an administrator excludes the network: `aws ec2 create-vpc-block-public-access-exclusion`"
-        return Check(name=name, verdict="bad", said=said, hint=hint)
 
     def _zones(self, order: Order) -> Check:
         names = ", ".join(zone.name for zone in order.zones)
@@ -168,19 +172,22 @@ class PlanDoctor(Orders):
             yield Check(name="network", verdict="unknown", said=said, hint="nothing needs to be done where it is right")
             return
         try:
-            ways = account.ways_by_zone(self.edge, order)
+            found = ways_by_zone(self.edge, order)
         except CloudRefused as refused:
             yield Check(name="network", verdict="unknown", said=refused.message.rstrip("."), hint=refused.hint)
             return
+        for one in found.unread:
+            yield Check(name="network", verdict="unknown", said=one.message.rstrip("."), hint=one.hint)
         # What is the same of several zones in one sentence, with the way out of the first.
-        reasons = {zone: None if found is None else found.said for zone, found in ways.items()}
+        ways = found.by_zone
+        reasons = {zone: None if why is None else why.said for zone, why in ways.items()}
         for reason in dict.fromkeys(reasons.values()):
             same = {zone: ways[zone] for zone in ways if reasons[zone] == reason}
             name = f"network in {', '.join(same)}"
             if reason is None:
-                yield Check(name=name, verdict="good", said="there is a way out to S3 and packages")
+                yield Check(name=name, verdict="good", said="S3 and packages can be reached")
                 continue
-            hints = list(dict.fromkeys(found.hint for found in same.values() if found is not None))
+            hints = list(dict.fromkeys(one.hint for one in same.values() if one is not None))
             likewise = "; likewise in the others" if len(hints) > 1 else ""
             yield Check(name=name, verdict="bad", said=reason, hint=f"{hints[0]}{likewise}")
 
@@ -199,26 +206,36 @@ class PlanDoctor(Orders):
     def _budget(self, plan: Plan, order: Order) -> Check:
         expected, high = expected_usd(plan, order)
         said = (
-            f"{usd(expected)} expected and {usd(high)} at most of 90 %, of {usd(order.budget_usd)}, which pays for "
-            f"{duration(order.lifetime_s)} at on-demand prices"
+            f"the run should cost {usd(expected)}, and not above {usd(high)} in nine of ten; the budget of "
+            f"{usd(order.budget_usd)} pays for {duration(order.lifetime_s)} at on-demand prices"
         )
         return Check(name="budget", verdict="good", said=said)
 
+    def _move(self, order: Order) -> Iterator[Check]:
+        """Whether the account may have the machines on demand that a run moves to before its deadline passes."""
+        spot = [role.model_copy(update={"market": "on-demand"}) for role in order.roles if role.market == "spot"]
+        for check in quota_checks(self.edge, self.catalog, spot) if order.move_usd else ():
+            if check.verdict == "good":
+                continue
+            said = f"{check.said}: the run could not move to on-demand machines before its deadline"
+            yield replace(check, name=f"deadline, {check.name}", verdict="unknown", said=said)
+
     def _renting(self, order: Order) -> Iterator[Check]:
-        """Run each role's machines, only to be checked: with their image, disk, network and role."""
+        """Run each role's machines, only to be checked: with their image, disk, network and role, by every type."""
         zone = order.zones[0]
-        for role in order.roles:
+        for role, name in ((each, name) for each in order.roles for name in each.instance_types):
             market = {"MarketType": "spot", "SpotOptions": {"SpotInstanceType": "one-time"}}
             parameters = {
                 **machine_settings(order, role.image_kind),
-                "InstanceType": role.instance_types[0],
+                "InstanceType": name,
                 "MinCount": role.machines,
                 "MaxCount": role.machines,
                 "SubnetId": zone.subnet_id,
                 **({"InstanceMarketOptions": market} if role.market == "spot" else {}),
             }
-            for operation, told in (("run_instances", parameters), ("create_fleet", _fleet(order, role))):
-                yield try_only(self.edge, operation, told, of=role.instance_types[0])
+            yield try_only(self.edge, "run_instances", parameters, of=name)
+        for role in order.roles:
+            yield try_only(self.edge, "create_fleet", _fleet(order, role), of=role.instance_types[0])
 
     def _simulated(self, order: Order) -> Iterator[Check]:
         """What IAM says of calls that nothing can be tried of: removing, handing over the role, objects."""

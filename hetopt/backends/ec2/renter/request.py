@@ -60,7 +60,7 @@ class Request:
     @property
     def reads_only(self) -> bool:
         """Whether the request only reads."""
-        return self.operation.startswith(("describe_", "get_", "head_", "list_"))
+        return self.operation.startswith(("describe_", "get_", "head_", "list_", "simulate_"))
 
     @property
     def api_name(self) -> str:
