@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from random import Random
 
@@ -55,6 +56,26 @@ def test_whatever_botocore_takes_for_throttling_is_tried_again() -> None:
     known = set(ThrottledRetryableChecker._THROTTLED_ERROR_CODES)
     assert known >= set(ELSEWHERE)
     assert {code for code in known - set(ELSEWHERE) if meaning_of(code).reaction != "again"} == set()
+
+
+def test_every_fault_of_login_region_or_configuration_has_its_row() -> None:
+    """They are botocore's own, and come before anything has left this machine."""
+    import botocore.exceptions
+
+    about = re.compile(
+        "Login|SSO|Credential|AuthToken|TokenProvider|MFA|Region|Endpoint|Retry|Config|Checksum|Capacity"
+    )
+    others = re.compile("BaseEndpointResolver|Waiter|Outpost|Unsupported.*S3|UnsupportedS3|BuiltInName|Discovery")
+    found = {
+        name
+        for name, one in vars(botocore.exceptions).items()
+        if isinstance(one, type)
+        and issubclass(one, botocore.exceptions.BotoCoreError)
+        and about.search(name)
+        and not others.search(name)
+    }
+    assert len(found) > 30
+    assert {name for name in found if meaning_of(name) is UNKNOWN} == set()
 
 
 def test_a_zone_without_disks_is_left_for_the_next() -> None:
