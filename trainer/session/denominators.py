@@ -17,6 +17,7 @@ from typing import Literal, TypeAlias
 from hetopt.core.errors import BadInput
 from hetopt.trainer.inexact import WHOLE_BATCH
 from hetopt.trainer.loss_reading import SAME, LossReading
+from hetopt.trainer.session.drawn import draws_differ
 from hetopt.trainer.session.given_numbers import NO_CUT, Cut, differ
 
 Weight: TypeAlias = float | Literal["sum"]
@@ -42,6 +43,12 @@ NUMBERS_HINT = (
     f"is a mean over where it is right, run.backward(loss, weight=n){_ACCEPT}"
 )
 """What works where samples meet a number that each worker has computed of its own."""
+
+DRAWS_HINT = (
+    "draw it by random or numpy.random, which all workers draw alike in the loop, or by a torch.Generator of its own "
+    f"that is seeded alike; where it is a library's (layerdrop, stochastic depth by batch), turn that off{_ACCEPT}"
+)
+"""What works where torch draws something for the whole batch."""
 
 _OTHERS_HINT = f"its own message says where, and what to do{_ACCEPT}"
 
@@ -101,6 +108,7 @@ class Row:
         value: of the loss, where it was.
         numbers_mark: of numbers from outside torch that its samples met (see `GivenNumbers`).
         cut: by what they were told apart there.
+        draws_mark: of what torch has drawn for the whole batch (see `Drawn`).
     """
 
     samples: int
@@ -115,6 +123,7 @@ class Row:
     value: float = 0.0
     numbers_mark: float = 0.0
     cut: Cut = NO_CUT
+    draws_mark: float = 0.0
 
     @classmethod
     def of(cls, reading: LossReading, *, samples: int, rows: int) -> Row:
@@ -161,6 +170,7 @@ class Row:
             self.value,
             self.numbers_mark,
             *map(float, self.cut),
+            self.draws_mark,
         ]
 
     @classmethod
@@ -180,6 +190,7 @@ class Row:
             value=value,
             numbers_mark=mark,
             cut=Cut(int(rest[0]), *rest[1:4]),
+            draws_mark=rest[4],
         )
 
 
@@ -229,6 +240,10 @@ class Denominators:
         if Said.EARLIER in said:
             who = next(number for number, row in enumerate(rows) if row.samples and row.said == Said.EARLIER)
             raise BadInput(f"The loss of worker {who} depends on its samples of an earlier batch.", hint=EARLIER_HINT)
+        if draws_of_batch_differ(live):
+            raise BadInput(
+                "The workers draw other random numbers for the whole batch than each other.", hint=DRAWS_HINT
+            )
         if len({row.is_gathered for row in live}) > 1:
             raise BadInput("The loss is of gathered rows (run.gather) on some workers alone.", hint=_GATHERED_HINT)
         if live[0].is_gathered and _are_one([row.value for row in live]):
@@ -320,6 +335,11 @@ class Denominators:
 def numbers_differ(live: Sequence[Row]) -> bool:
     """Whether samples met numbers from outside torch that are each worker's own."""
     return differ([row.numbers_mark for row in live], [row.cut for row in live])
+
+
+def draws_of_batch_differ(live: Sequence[Row]) -> bool:
+    """Whether torch has drawn for the whole batch, and something else on each worker."""
+    return draws_differ([row.draws_mark for row in live], [row.rows for row in live])
 
 
 def _are_reciprocals(live: Sequence[Row]) -> bool:

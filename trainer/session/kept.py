@@ -28,6 +28,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from hetopt.core.errors import BadInput
 from hetopt.trainer.script_lines import Lines
+from hetopt.trainer.session.drawn import Drawn
 from hetopt.trainer.session.given_numbers import LEAVES, GivenNumbers
 from hetopt.trainer.session.listening import CHOICES, REDUCTIONS, SHAPED, Listener, tensors_in, unwrapped
 
@@ -77,6 +78,7 @@ class Kept(Listener):
 
     Attributes:
         numbers: that met samples, or what is of all workers, from outside torch.
+        drawn: by torch for the whole batch.
         has_hook: whether the script has put one on a tensor.
     """
 
@@ -85,6 +87,7 @@ class Kept(Listener):
         self._model = model
         self._parameters = {_storage(one): name for name, one in model.named_parameters()}
         self.numbers = GivenNumbers(knows_tensors=is_first)
+        self.drawn = Drawn()
         self._lines = Lines(sys.argv[0] if sys.argv else "")
         self._given: dict[StorageWeakRef, _Of] = {}  # where batches lie
         self._made = WeakTensorKeyDictionary()  # what torch gave back
@@ -95,19 +98,23 @@ class Kept(Listener):
         self.has_hook = False
         self._turn = 0
 
-    def take(self, rows: int, storages: frozenset[StorageWeakRef], origins: Sequence[object] = ()) -> None:
+    def take(
+        self, rows: int, storages: frozenset[StorageWeakRef], origins: Sequence[object] = (), *, is_even: bool = False
+    ) -> None:
         """The script is given a batch.
 
         Args:
             rows: of this worker's share.
             storages: where its tensors lie.
             origins: data sets and samplers that it comes from.
+            is_even: whether all workers have as many rows.
         """
         if self._was_asked:
             self._was_asked, self._turn = False, self._turn + 1
             self._places = WeakTensorKeyDictionary()
         self.rows, self._is_own = rows, False
         self.numbers.begin(origins)
+        self.drawn.begin(rows, is_even=is_even)
         self._given.update(dict.fromkeys(storages, self._rows_now))
 
     @property
@@ -129,7 +136,10 @@ class Kept(Listener):
         Raises:
             BadInput: the call changes a parameter by samples.
         """
-        if self.rows < 2 or name.endswith("_like") or name.startswith("new_"):
+        if self.rows < 2:
+            return
+        self.drawn.hear(name, args, named, result, self._lines.now)
+        if name.endswith("_like") or name.startswith("new_"):
             return
         if name == "__set__":
             self._set(*args[:2])

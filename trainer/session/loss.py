@@ -17,6 +17,7 @@ from hetopt.trainer.loss_reading import Beside, LossReading, read_loss
 from hetopt.trainer.session.batch_norm import BatchNormNote
 from hetopt.trainer.session.batches import Part
 from hetopt.trainer.session.denominators import (
+    DRAWS_HINT,
     EARLIER_HINT,
     NUMBERS_HINT,
     WEIGHT_HINT,
@@ -24,6 +25,7 @@ from hetopt.trainer.session.denominators import (
     Row,
     Said,
     Weight,
+    draws_of_batch_differ,
     not_of_the_batch,
     numbers_differ,
 )
@@ -40,12 +42,13 @@ from hetopt.trainer.session.whole_batch import WholeBatch, depends_on_rows
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Word:
-    """What a worker tells the others of its loss, what is wrong with it as far as this worker knows, and where samples
-    met a number that may be its own."""
+    """What a worker tells the others of its loss, what is wrong with it as far as this worker knows, where samples met
+    a number that may be its own, and where torch drew for the whole batch."""
 
     own: Row
     problem: BadInput | None = None
     met_at: str = ""
+    drawn_at: str = ""
 
 
 class LossWatch:
@@ -125,7 +128,8 @@ class LossWatch:
         if self._kept is None:
             self._kept = Kept(self._model, is_first=self._turn == 0)
             self._kept.begin()
-        self._kept.take(handed.part.rows, handed.storages, handed.origins)
+        is_even = len(set(handed.part.shares)) == 1
+        self._kept.take(handed.part.rows, handed.storages, handed.origins, is_even=is_even)
 
     def _end_earlier(self) -> None:
         if self._kept is not None:
@@ -197,10 +201,12 @@ class LossWatch:
             problem = _of_earlier(part, earlier)
             own = replace(own, said=Said.EARLIER)
         mark, cut, met_at = (0.0, NO_CUT, "") if self._kept is None else self._kept.numbers.take()
-        own = replace(own, numbers_mark=mark, cut=cut) if mark or cut.which else own
+        draws, drawn_at = (0.0, "") if self._kept is None else self._kept.drawn.take()
+        if mark or cut.which or draws:
+            own = replace(own, numbers_mark=mark, cut=cut, draws_mark=draws)
         if self._batch_norm is not None and not own.is_gathered:
             self._batch_norm.look(loss)
-        return Word(own=own, problem=problem, met_at=met_at)
+        return Word(own=own, problem=problem, met_at=met_at, drawn_at=drawn_at)
 
     def _bent(self, loss: Tensor) -> str | None:
         """The parameter whose gradient a hook of the script changes in a way that parts do not add up; None: none."""
@@ -237,7 +243,10 @@ class LossWatch:
         except BadInput:
             if word.problem is not None and word.own.samples:
                 raise word.problem from None
-            if numbers_differ([row for row in map(Row.read, told) if row.samples]):
+            live = [row for row in map(Row.read, told) if row.samples]
+            if draws_of_batch_differ(live):
+                raise _by_draw(word.drawn_at) from None
+            if numbers_differ(live):
                 raise _by_number(word.met_at) from None
             raise
 
@@ -401,6 +410,14 @@ def _by_number(place: str) -> BadInput:
         f"The samples meet a number at {place or 'some line'} that is another one on each worker, as each has drawn it "
         "or computed it of its own share: the gradients of parts are not the gradient of the batch.",
         hint=NUMBERS_HINT,
+    )
+
+
+def _by_draw(place: str) -> BadInput:
+    return BadInput(
+        f"What torch draws at {place or 'some line'} is one for the whole batch (a coin, a size, an order, noise), and "
+        "each worker draws another: the gradients of parts are not the gradient of the batch.",
+        hint=DRAWS_HINT,
     )
 
 

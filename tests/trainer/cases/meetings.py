@@ -159,6 +159,44 @@ def drawn_in_place(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Te
     return functional.cross_entropy(model(x * (x.new_empty(len(x), 1).fill_(0.8) / 0.8)), y)
 
 
+def coin_of_torch(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
+    """Teacher forcing, or a layer that is left out: one coin for all samples."""
+    return functional.cross_entropy(model(x.square() if torch.rand(1).item() < 0.5 else x), y)
+
+
+def coin_inside(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
+    """The same as a factor, as stochastic depth by batch has it."""
+    return functional.cross_entropy(model(x + x.square() * torch.empty(1, 1).bernoulli_(0.5)), y)
+
+
+def size_of_torch(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
+    """One size, or one head, for all."""
+    return functional.cross_entropy(model(x * (1 + int(torch.randint(3, (1,))))), y)
+
+
+def columns_of_torch(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
+    """The same columns are left out of all samples."""
+    keep = torch.randperm(x.shape[1])[: x.shape[1] // 2]
+    return functional.cross_entropy(model(x * torch.zeros(x.shape[1]).index_fill(0, keep, 1.0)), y)
+
+
+def weight_of_torch(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
+    """A mixture of two views of each sample, by one weight."""
+    own = torch.distributions.Beta(0.4, 0.4).sample()
+    return functional.cross_entropy(model(own * x + (1 - own) * x.flip(1)), y)
+
+
+def draws_alike(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
+    """A coin that all workers draw alike, one that decides nothing (a layerdrop of 0), and what each sample draws."""
+    if torch.rand(1, generator=torch.Generator().manual_seed(len(model))).item() < 0.5:
+        x = x.tanh()
+    if torch.rand([]) < 0.0:
+        return model(x).sum()
+    each = torch.rand_like(x) + torch.rand(len(x), 1) + torch.stack([torch.rand(1) for _ in x])
+    table = functional.dropout(torch.ones(x.shape[1]))
+    return functional.cross_entropy(model(x + 0.0 * each + 0.0 * table), y)
+
+
 def hardest_by_numpy(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
     """Online hard example mining whose samples are compared outside torch."""
     losses = gather(functional.cross_entropy(model(x), y, reduction="none"))
@@ -544,6 +582,7 @@ def _named_by(compute: Compute, *, gathers: bool, **how: Any) -> Any:
 
 
 STATISTIC = ("statistic over the samples (a mean, a gradient)", "meetings.py, line", "run.gather(rows)")
+DRAW = ("What torch draws at meetings.py, line", "each worker draws another", "by random or numpy.random")
 NUMBER = ("meet a number at", "meetings.py, line", "another one on each worker", "run.mean(value)")
 
 REFUSED = {
@@ -554,6 +593,10 @@ REFUSED = {
             hardest_by_numpy, partners_by_python, soft_partners_by_python, rolled_by_slices, halves_mixed,
             less_the_first, mean_of_some,
         )
+    },
+    **{
+        _named_by(one, gathers=False): DRAW
+        for one in (coin_of_torch, coin_inside, size_of_torch, columns_of_torch, weight_of_torch)
     },
     **{_named_by(one, gathers=False): NUMBER for one in (weighed_by_counts, less_a_number)},
     **{
@@ -603,6 +646,7 @@ EXACT = (
             drawn_in_place, chosen_by_numpy, critic_with_penalty, one_by_one, some_at_a_time, written_one_by_one,
             two_views, two_kinds_of_samples, mask_by_a_number, mask_by_numpy, easier_by_numpy,
             weighed_by_list, scored_by_numpy, ranked_by_numpy, weighed_by_a_function, differentiated_by_rows,
+            draws_alike,
         )
     ),
     boxes,
