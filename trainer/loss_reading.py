@@ -282,6 +282,15 @@ def _sum(node: Node, samples: int) -> _Term:
     return term if term.is_mean else _Term(is_mean=False, denominator=1.0)
 
 
+def _squared_norm(node: Node, samples: int) -> _Term:
+    """A sum of squares, as scripts write it that penalise the embeddings of a batch: ``rows.norm(2).pow(2)``."""
+    norm = _value(_inputs(node)[0])
+    is_square = _name(norm) == "LinalgVectorNormBackward0" and float(node._saved_exponent) == norm._saved_ord == 2.0
+    if not is_square or not any(size % samples == 0 for size in norm._saved_self.shape):
+        raise _Unknown("bent", "ends in Pow, which is no known mean or sum")
+    return _Term(is_mean=False, denominator=1.0)
+
+
 def _over_dims(node: Node, samples: int) -> _Term:
     """A mean or sum over the dimensions that are left, by their numbers."""
     term = _inside(node, samples)
@@ -328,6 +337,7 @@ _READERS: dict[str, Callable[[Node, int], _Term]] = {
     **dict.fromkeys(_BY_ROWS, _by_rows),
     "MeanBackward0": _mean,
     "SumBackward0": _sum,
+    "PowBackward0": _squared_norm,
 }
 
 

@@ -7,6 +7,7 @@ A stream (an iterable dataset) cannot be indexed: every worker reads all of it a
 
 from __future__ import annotations
 
+import copy
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from hetopt.core.batch_partition import largest_remainder
 from hetopt.core.errors import BadInput
 from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.session.padding import Padding
+from hetopt.trainer.session.random_state import States
 
 Shares: TypeAlias = tuple[int, ...]
 Place: TypeAlias = tuple[int, int]
@@ -320,16 +322,35 @@ class SlicedStream(IterableDataset[Any]):
             number += stride
 
 
-def full_batch(loader: DataLoader[Any]) -> int:
-    """Samples of a full batch.
+def full_batch(loader: DataLoader[Any], first: Callable[[Sequence[int]], list[int]]) -> int:
+    """Samples of a full batch; where nobody says, of the first that rank 0 would draw.
+
+    Args:
+        loader: of the script; all workers ask.
+        first: gives all workers the numbers that it is given on rank 0.
 
     Raises:
-        BadInput: nobody says.
+        BadInput: the loader gives none, or only by being changed.
     """
     size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
-    if not isinstance(size, int) or size < 1:
+    if isinstance(size, int) and size > 0:
+        return size
+    (size,) = first([_first_batch(loader)])
+    if size < 1:
         raise BadInput(
             "The loader does not say how large its batches are, so that they cannot be shared out.",
             hint="give the DataLoader a batch_size, or its batch_sampler an attribute batch_size",
         )
     return size
+
+
+def _first_batch(loader: DataLoader[Any]) -> int:
+    """Samples of the first batch of a copy of the loader's batch sampler, which draws no random number by that; 0: it
+    cannot be copied, or gives none."""
+    before, data = States.now(), loader.dataset
+    try:
+        return len(list(next(iter(copy.deepcopy(loader.batch_sampler, {id(data): data})), ())))  # type: ignore[arg-type]
+    except Exception:  # of the script's own sampler: whatever it raises, it raises again where it is read
+        return 0
+    finally:
+        before.use()

@@ -5,8 +5,8 @@ another on each worker, as torch draws each worker's own numbers for its samples
     size = int(torch.randint(6, 14, (1,)))          # images of several sizes
     keep = torch.randperm(64)[:48]                  # columns, heads, experts
 
-What is drawn for each sample is as long as a worker has samples, which differs between unequal workers, or several times
-that. What has the same shape on all workers is of the batch, and then all must draw it from the same state of the
+What is drawn for each sample is as long as a worker has samples, which differs between unequal workers, or several
+times that. What has the same shape on all workers is of the batch, and then all must draw it from the same state of the
 generator (values of a coin are alike by chance). Dropout is left out: nobody counts on one mask for all, and a table
 of positions has one in many models.
 """

@@ -239,7 +239,7 @@ class BatchFlow:
             return alone  # type: ignore[return-value]  # as a loader
         self._gate.take(Deed.DRAW, self._handed.newest)
         self._check_lengths(loader)
-        size = full_batch(loader)
+        size = full_batch(loader, partial(self._gate.drawn_by_first, self._handed.newest))
         minimum = least_share(self._model, size, self.world_size)
         balance = self._balance(self._plan.shares(size, minimum=minimum), minimum)
         table = ShareTable(balance.shares, minimum=minimum)

@@ -187,11 +187,15 @@ def singles(batch: Any, rows: int) -> WeakTensorKeyDictionary:
     found = WeakTensorKeyDictionary()
     inside = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
     for one in (batch, *inside):
-        if not isinstance(one, (list, tuple)) or len(one) != rows:
-            continue
+        if not isinstance(one, (list, tuple)) or len(one) != rows or len({_kind(its) for its in one}) > 1:
+            continue  # several kinds of things are columns (of a graph, or packed), by chance as many as samples
         if any(not isinstance(its, Tensor) or its.shape[:1] != (rows,) for its in one):  # else they are columns
             found.update({its: place for place, several in enumerate(one) for its in _tensors(several)})
     return found
+
+
+def _kind(one: Any) -> object:
+    return (one.dtype, one.dim()) if isinstance(one, Tensor) else type(one)
 
 
 def _tensors(batch: Any) -> Iterator[Tensor]:

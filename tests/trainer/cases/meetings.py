@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev, vmap
 from torch.nn import functional
-from torch.nn.utils.rnn import pack_padded_sequence
-from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler, default_collate
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence
+from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset, WeightedRandomSampler, default_collate
 
 from .memories import Gather, named, trained
 from .scripts import Open, net, points, sgd, shuffled
@@ -195,6 +195,63 @@ def draws_alike(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tenso
     each = torch.rand_like(x) + torch.rand(len(x), 1) + torch.stack([torch.rand(1) for _ in x])
     table = functional.dropout(torch.ones(x.shape[1]))
     return functional.cross_entropy(model(x + 0.0 * each + 0.0 * table), y)
+
+
+def squared_norms(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
+    """A penalty on what a batch uses, as recommenders have it of embeddings (He et al. 2020, LightGCN)."""
+    out = model(x)
+    return functional.cross_entropy(out, y) + 0.01 * (out.norm(2).pow(2) + out.tanh().norm() ** 2) / len(x)
+
+
+class Buckets(Sampler[list[int]]):
+    """Batches of samples of similar lengths. It does not say how many are in one, and the last has fewer."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        self._lengths = lengths
+
+    def __len__(self) -> int:
+        return -(-len(self._lengths) // 16)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = sorted(range(len(self._lengths)), key=lambda one: self._lengths[one])
+        for number in torch.randperm(len(self)).tolist():
+            yield order[16 * number : 16 * (number + 1)]
+
+
+class Reads(nn.Module):
+    """What it says of packed texts, by its last state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.reader, self.head = nn.LSTM(5, 16), nn.Linear(16, 4)
+
+    def forward(self, texts: PackedSequence) -> Tensor:
+        said: Tensor = self.head(self.reader(texts)[1][0][-1])
+        return said
+
+
+def bucketed(open_: Open) -> None:
+    """Packed sequences are a tuple of four, as many as one of the workers has samples."""
+    generator = torch.Generator().manual_seed(0)
+    texts = [torch.randn(3 + one % 9, 5, generator=generator) for one in range(90)]
+
+    def collate(own: list[int]) -> tuple[PackedSequence, Tensor]:
+        return pack_sequence([texts[one] for one in own], enforce_sorted=False), torch.tensor(own) % 4
+
+    model = Reads()
+    opt = sgd(model)
+    torch.manual_seed(1)
+    loader = DataLoader(
+        range(90),  # type: ignore[arg-type]  # a sequence is a data set
+        batch_sampler=Buckets([len(one) for one in texts]),
+        collate_fn=collate,
+    )
+    with open_(model, opt) as run:
+        for packed, y in run.loader(loader):
+            opt.zero_grad()
+            run.backward(functional.cross_entropy(model(packed), y))
+            opt.step()
 
 
 def hardest_by_numpy(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
@@ -646,8 +703,9 @@ EXACT = (
             drawn_in_place, chosen_by_numpy, critic_with_penalty, one_by_one, some_at_a_time, written_one_by_one,
             two_views, two_kinds_of_samples, mask_by_a_number, mask_by_numpy, easier_by_numpy,
             weighed_by_list, scored_by_numpy, ranked_by_numpy, weighed_by_a_function, differentiated_by_rows,
-            draws_alike,
+            draws_alike, squared_norms,
         )
     ),
     boxes,
+    bucketed,
 )  # fmt: skip
