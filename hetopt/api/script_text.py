@@ -29,12 +29,26 @@ _ASKED = {
 _LEADER = re.compile(r"rank|leader|master|main_process|is_main|primary|chief|gpu_id|\bgpu\b|proc_id", re.IGNORECASE)
 _WRITERS = (
     "save_pretrained", "save_file", "save_image", "savefig", "savetxt", "savez", "to_csv", "to_json", "to_parquet",
-    "write_text", "write_bytes", "save_model", "save_checkpoint_file", "savez_compressed", "imwrite", "imsave",
-    "FileHandler",
+    "to_pickle", "to_excel", "to_feather", "to_hdf", "to_html", "write_text", "write_bytes", "write_csv", "write_json",
+    "write_parquet", "write_html", "write_image", "tofile", "save_model", "save_checkpoint_file", "savez_compressed",
+    "imwrite", "imsave", "mimsave", "FileHandler", "RotatingFileHandler", "TimedRotatingFileHandler",
 )  # fmt: skip
-_SAVING_MODULES = ("torch", "np", "numpy")
-_OPENERS = ("gzip", "bz2", "lzma", "io", "codecs")
+_SAVING_MODULES = ("torch", "np", "numpy", "torchaudio", "OmegaConf")
+_WRITING = {
+    "shutil": ("copy", "copy2", "copyfile", "copytree", "move", "make_archive"),
+    "os": ("rename", "replace", "symlink"),
+    "joblib": ("dump",),
+    "sqlite3": ("connect",),
+    "shelve": ("open",),
+}
+"""Functions of modules that write what they are given the name of."""
+
+_OPENERS = ("gzip", "bz2", "lzma", "io", "codecs", "tarfile")
 """Modules whose ``open`` takes a path, then a mode."""
+
+_OPENING = ("open", "File", "ZipFile", "GzipFile")
+_MODE = re.compile(r"[wax](?:[bt+]*|[:|]\w*)")
+_LEAVING = ("exit", "quit", "_exit", "SystemExit")
 
 _SPLITTERS = ("array_split", "tensor_split", "chunk")
 _SHARDERS = ("shard", "islice", "split_dataset_by_node", "Subset", "array_split")
@@ -162,7 +176,25 @@ def on_several_workers(files: Iterable[SourceFile]) -> tuple[str, ...]:
     ]
     if len(written) > MOST_NAMED:
         told.append(f"{len(written) - MOST_NAMED} other lines write files as well.")
+    told += [
+        f"{one.place} ends the script on some workers alone ({one.code}): the others wait for them, but after training."
+        for file in files
+        for one in _left_by_some(file)
+    ]
     return tuple(told)
+
+
+def _left_by_some(file: SourceFile) -> Iterator[Finding]:
+    """Where the script ends by the worker's number."""
+    rank = Derived(file, ("RANK", "LOCAL_RANK"))
+    for node in ast.walk(file.tree) if rank.is_asked else ():
+        if not isinstance(node, ast.Call) or called(node) not in _LEAVING:
+            continue
+        tests = [
+            outer.test for outer, child in file.around(node) if isinstance(outer, ast.If) and child is not outer.test
+        ]
+        if any(rank.is_in(one) for test in tests for one in ast.walk(test)):
+            yield file.finding(node)
 
 
 def lost_files(files: Iterable[SourceFile]) -> tuple[str, ...]:
@@ -314,14 +346,17 @@ class Derived:
     def __init__(self, file: SourceFile, variables: tuple[str, ...], names: Iterable[str] = ()) -> None:
         self._file, self._variables = file, variables
         self._names = set(names)
+        self._attributes: set[str] = set()
         self.is_asked = bool(self._names) or any(self._asks(node) for node in ast.walk(file.tree))
         if not self.is_asked:
             return
         pairs = [*((file.source(target), value) for target, value in assigned(file.tree)), *given(file.tree)]
+        fields = list(_fields(file))
         while True:
-            known = set(self._names)
+            known = len(self._names) + len(self._attributes)
             self._names |= {name for name, value in pairs if self.is_in(value)}
-            if self._names == known:
+            self._attributes |= {name for name, value in fields if self.is_in(value)}
+            if len(self._names) + len(self._attributes) == known:
                 return
 
     def _asks(self, node: ast.AST) -> bool:
@@ -343,10 +378,47 @@ class Derived:
         if self._asks(node):
             return True
         if isinstance(node, (ast.Name, ast.Attribute)):
-            return self._file.source(node) in self._names
+            is_field = (
+                isinstance(node, ast.Attribute) and node.attr in self._attributes and _named(node.value) != "self"
+            )
+            return is_field or self._file.source(node) in self._names
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+            return node.slice.value in self._attributes
         is_number = isinstance(node, (ast.BinOp, ast.UnaryOp, ast.IfExp, ast.BoolOp))
         is_number = is_number or (isinstance(node, ast.Call) and called(node) in ("int", "max", "min", "range"))
         return is_number and any(self.is_in(one) for one in ast.iter_child_nodes(node))
+
+
+def _fields(file: SourceFile) -> Iterator[tuple[str, ast.expr]]:
+    """Attributes of objects and keys of dictionaries, with what is put there: in the body of a class or one of its
+    methods, by name in a record (``Namespace(rank=...)``), as the default of an option, in a dictionary."""
+    for target, value in assigned(file.tree):
+        if isinstance(target, ast.Attribute):
+            yield target.attr, value
+        elif isinstance(target, ast.Name) and isinstance(file.parents.get(file.parents[target]), ast.ClassDef):
+            yield target.id, value
+        elif isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
+            yield str(target.slice.value), value
+    records = {"dict", "Namespace", "SimpleNamespace", "EasyDict"}
+    records |= {one.name for one in ast.walk(file.tree) if isinstance(one, ast.ClassDef) and not _has_init(one)}
+    for node in ast.walk(file.tree):
+        if isinstance(node, ast.Dict):
+            keys = zip(node.keys, node.values, strict=True)
+            yield from ((str(key.value), value) for key, value in keys if isinstance(key, ast.Constant))
+        elif isinstance(node, ast.Call) and called(node) == "add_argument":
+            options = [str(one.value) for one in node.args if isinstance(one, ast.Constant)]
+            defaults = [one.value for one in node.keywords if one.arg == "default"]
+            yield from ((one.lstrip("-").replace("-", "_"), value) for one in options for value in defaults)
+        elif isinstance(node, ast.Call) and called(node) in records:
+            yield from ((one.arg, one.value) for one in node.keywords if one.arg)
+
+
+def _has_init(node: ast.ClassDef) -> bool:
+    return any(isinstance(one, ast.FunctionDef) and one.name == "__init__" for one in node.body)
+
+
+def _named(node: ast.AST) -> str:
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def given(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
@@ -399,15 +471,26 @@ def shared_files(file: SourceFile) -> tuple[ast.Call, ...]:
 
 
 def _writes(call: ast.Call) -> bool:
-    name = called(call)
-    if name == "open":
+    name, module = called(call), _root(call.func)
+    if name in _WRITING.get(module, ()):
+        return True
+    if name in _OPENING:
         # The mode's place: open(path, mode), path.open(mode).
-        place = 1 if isinstance(call.func, ast.Name) or _root(call.func) in _OPENERS else 0
+        place = 1 if isinstance(call.func, ast.Name) or module in _OPENERS or name != "open" else 0
         modes = [*call.args[place : place + 1], *(one.value for one in call.keywords if one.arg == "mode")]
-        return any(isinstance(one, ast.Constant) and re.fullmatch(r"[wax][bt+]*", str(one.value)) for one in modes)
-    if name == "save":
-        return _root(call.func) in _SAVING_MODULES and len(call.args) > 1
+        return any(isinstance(one, ast.Constant) and _MODE.fullmatch(str(one.value)) for one in modes)
+    if name == "save":  # of a module, or of a thing: an image, a tokenizer
+        return len(call.args) > 1 if module in _SAVING_MODULES else any(map(_is_text, call.args[:1]))
+    if name == "dump":
+        return any(map(_is_text, call.args[1:2]))
+    if name == "basicConfig":
+        return any(one.arg == "filename" for one in call.keywords)
     return name in _WRITERS
+
+
+def _is_text(node: ast.AST) -> bool:
+    """Whether a text stands there, as names of files are written."""
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
 def is_guarded(file: SourceFile, node: ast.AST, *, depth: int = 3) -> bool:

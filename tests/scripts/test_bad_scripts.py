@@ -12,7 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.api.script_text import SourceFile, has_session, lost_files, own_sharding, read_script, shared_files
+from hetopt.api.script_text import (
+    SourceFile,
+    has_session,
+    lost_files,
+    on_several_workers,
+    own_sharding,
+    read_script,
+    shared_files,
+)
 from hetopt.core.artifact import read_record
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.profiler.script.order import FAILED_FILE, ORDER_FILE, Failure, ScriptOrder
@@ -209,6 +217,10 @@ def test_a_part_of_the_data_by_the_workers_number_is_found(text: str, line: int 
         ("torch.save(m, 'm.pt')\nopen('a', 'w')\nopen('a')\nPath('a').open('wb')\nopen(a, mode='a')\n", [1, 2, 4, 5]),
         ("logging.FileHandler('a.log')\nwith gzip.open('a', 'wt') as f:\n    pass\ngzip.open('a')\n", [1, 2]),
         ("cv2.imwrite('a.png', x)\nplt.imsave('a.png', x)\nnp.savez_compressed('a', x)\n", [1, 2, 3]),
+        ("joblib.dump(m, 'a.joblib')\npickle.dump(m, f)\nshutil.copy(a, b)\nos.replace(a, b)\n", [1, 3, 4]),
+        ("logging.basicConfig(filename='a.log')\nlogging.basicConfig(level=1)\nnp.save('a', x)\n", [1, 3]),
+        ("df.to_pickle('a')\nh5py.File('a', 'w')\nh5py.File('a')\ntarfile.open(a, 'w:gz')\n", [1, 2, 4]),
+        ("Image.open(x).save('a.png')\nrun.save(x)\nOmegaConf.save(c, 'a.yaml')\ndump(m, f'{n}.bin')\n", [1, 3, 4]),
         ("if rank == 0:\n    torch.save(model, 'm.pt')\nelse:\n    pass\n", []),
         ("if run.is_leader and good:\n    model.save_pretrained('m')\n", []),
         ("torch.save(model, f'm-{rank}.pt')\ntorch.save(model, tempfile.mktemp())\n", []),
@@ -219,6 +231,27 @@ def test_a_part_of_the_data_by_the_workers_number_is_found(text: str, line: int 
 )  # fmt: skip
 def test_files_that_every_worker_writes_are_found(text: str, lines: list[int]) -> None:
     assert [one.lineno for one in shared_files(SourceFile.of(text, "train.py"))] == lines
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("class C:\n    place = int(os.environ['RANK'])\n\n\nxs = xs[C.place :: C.number]\n", 5),
+        ("@dataclass\nclass C:\n    place: int = 0\n\n\nc = C(place=int(os.environ['RANK']))\nxs[c.place :: 4]\n", 7),
+        ("p.add_argument('--place', default=int(os.environ['RANK']))\na = p.parse()\nxs[a.place :]\n", 3),
+        ("c = {'place': int(os.environ['RANK'])}\nxs[c['place'] :: 2]\n", 2),
+        ("c = Namespace(rank=int(os.environ['RANK']))\n\n\nclass A:\n    def f(self):\n        w[: self.rank]\n", None),
+    ],
+)  # fmt: skip
+def test_a_workers_number_is_followed_through_attributes_and_keys(text: str, line: int | None) -> None:
+    found = own_sharding(SourceFile.of(text, "train.py"))
+    assert (None if found is None else found.place) == (None if line is None else f"train.py, line {line}")
+
+
+def test_an_end_on_some_workers_alone_is_named() -> None:
+    text = "rank = int(os.environ['RANK'])\nif bad:\n    sys.exit(1)\nif rank != 0:\n    sys.exit()\n"
+    (told,) = on_several_workers([SourceFile.of(text, "train.py")])
+    assert told.startswith("train.py, line 5 ends the script on some workers alone (sys.exit())")
 
 
 def test_a_session_is_found_in_a_module_beside_the_script_and_not_in_its_words(tmp_path: Path) -> None:
