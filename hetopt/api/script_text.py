@@ -27,6 +27,7 @@ _ASKED = {
     "get_node_local_rank": "LOCAL_RANK",
 }
 _LEADER = re.compile(r"rank|leader|master|main_process|is_main|primary|chief|gpu_id|\bgpu\b|proc_id", re.IGNORECASE)
+_ALONE = re.compile(r"is_initialized|is_available|world|num_replicas", re.IGNORECASE)
 _WRITERS = (
     "save_pretrained", "save_file", "save_image", "savefig", "savetxt", "savez", "to_csv", "to_json", "to_parquet",
     "to_pickle", "to_excel", "to_feather", "to_hdf", "to_html", "write_text", "write_bytes", "write_csv", "write_json",
@@ -520,4 +521,7 @@ def is_guarded(file: SourceFile, node: ast.AST, *, depth: int = 3) -> bool:
 
 
 def _is_of_leader(file: SourceFile, test: ast.AST) -> bool:
+    """Whether a test is about the leader; where one of several is enough, whether all are, or about being alone."""
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.Or):
+        return all(_is_of_leader(file, one) or _ALONE.search(file.source(one)) for one in test.values)
     return bool(_LEADER.search(file.source(test)))

@@ -222,6 +222,8 @@ def test_a_part_of_the_data_by_the_workers_number_is_found(text: str, line: int 
         ("df.to_pickle('a')\nh5py.File('a', 'w')\nh5py.File('a')\ntarfile.open(a, 'w:gz')\n", [1, 2, 4]),
         ("Image.open(x).save('a.png')\nrun.save(x)\nOmegaConf.save(c, 'a.yaml')\ndump(m, f'{n}.bin')\n", [1, 3, 4]),
         ("if rank == 0:\n    torch.save(model, 'm.pt')\nelse:\n    pass\n", []),
+        ("if not args.spawned or (args.spawned and run.is_leader):\n    torch.save(m, 'm.pt')\n", [2]),
+        ("if not dist.is_initialized() or dist.get_rank() == 0:\n    torch.save(m, 'm.pt')\n", []),
         ("if run.is_leader and good:\n    model.save_pretrained('m')\n", []),
         ("torch.save(model, f'm-{rank}.pt')\ntorch.save(model, tempfile.mktemp())\n", []),
         ("def save():\n    torch.save(m, 'm.pt')\n\n\ndef train():\n    if self.gpu_id == 0:\n        save()\n", []),

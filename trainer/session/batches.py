@@ -8,6 +8,7 @@ A stream (an iterable dataset) cannot be indexed: every worker reads all of it a
 from __future__ import annotations
 
 import copy
+import pickle
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -347,10 +348,13 @@ def full_batch(loader: DataLoader[Any], first: Callable[[Sequence[int]], list[in
 def _first_batch(loader: DataLoader[Any]) -> int:
     """Samples of the first batch of a copy of the loader's batch sampler, which draws no random number by that; 0: it
     cannot be copied, or gives none."""
-    before, data = States.now(), loader.dataset
+    data = loader.dataset
     try:
-        return len(list(next(iter(copy.deepcopy(loader.batch_sampler, {id(data): data})), ())))  # type: ignore[arg-type]
-    except Exception:  # of the script's own sampler: whatever it raises, it raises again where it is read
+        copied: Any = copy.deepcopy(loader.batch_sampler, {id(data): data})
+    except (TypeError, NotImplementedError, RuntimeError, pickle.PicklingError):  # it holds what cannot be copied
         return 0
+    before = States.now()
+    try:
+        return len(list(next(iter(copied), ())))
     finally:
         before.use()
