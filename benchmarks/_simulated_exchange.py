@@ -6,7 +6,8 @@ the run, collectives that are slower beside training than they were timed, waits
 `trained` drives `AdaptiveController` through them with the rows that workers would gather.
 
 Progress is counted in steps of dense training, by the law that `hetopt.core.compression_slowdown` states, with a
-coefficient (and a bend) that the controller is not told: a judge of its own.
+coefficient (and a bend) that the controller is not told: a judge of its own. The loss is a power law of progress, which
+twins and the guard against a rising loss see with noise.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from dataclasses import dataclass, field, replace
 
 from hetopt.core.comm.cost import TRAINER, LinkSpeed, Operation
 from hetopt.core.comm.options import Candidate, Candidates, CompressTime
-from hetopt.core.compression_slowdown import MOST_LOST, distance
+from hetopt.core.compression_slowdown import distance
 from hetopt.core.policy_settings import Settings
 from hetopt.core.profile import Profile
 from hetopt.core.run_spec import RatioPolicyName, RunSpec, StopRule, WorkerSpec
 from hetopt.trainer.comm.network_tracker import Timed, measured
+from hetopt.trainer.policies.ratio import paired_trial
 from hetopt.trainer.policies.ratio.gain_curve import interpolated
-from hetopt.trainer.policies.ratio.paired_trial import PART, Verdict
 from hetopt.trainer.steps.adaptive_controller import BACKWARD, AdaptiveController
 from hetopt.trainer.steps.traffic import GroupTraffic, Traffic
 
@@ -38,8 +39,16 @@ NOISE = 0.04
 SETTLING = 0.1
 """How a residual moves gains: gain(c) = recorded(c) ^ ((c / c0) ^ SETTLING) with the residual of c0."""
 
-TWIN_STEPS = 10
-"""That a trial of twins takes, of each."""
+LEARNED, FALLS = 20.0, 0.5
+"""Of the loss after so much progress: (1 + progress / LEARNED) ^ -FALLS."""
+
+LOSS_NOISE, APART = 0.03, 0.003
+"""Relative standard deviation of the mean loss over a few steps, and of what twins' losses of the same samples differ
+by for other reasons than that one learns less: 0.0005 to 0.005 on digits, Top-k of 30 and 10 %, from step 15 on."""
+
+RISES, DIVERGED = 1.05, 2.0
+"""What a step that holds something back multiplies the loss by where the learning rate is too high for that, and the
+loss, times that of the first step, from which no run returns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +120,13 @@ class SimulatedNetwork:
         slower: factors on collectives beside training, by primitive.
         wait_s: that every exchange takes longer beside training.
         compress: factor on everything that a worker does itself.
+        gains: exponents of the gains that were recorded, one after the other, each for as much progress.
+        minds: factors on how much the job minds what is held back, likewise.
+        disturbed: chance of each step that something else begins on the machines, steps that it lasts, and the factor
+            that those take longer.
+        is_unstable: for some time, which the seed says, the learning rate is too high for holding anything back.
+        spikes: chance of each period that its loss is twice as high as the model's, for what its samples are.
+        long: times as many steps as other runs.
     """
 
     name: str
@@ -119,6 +135,12 @@ class SimulatedNetwork:
     slower: tuple[tuple[str, float], ...] = ()
     wait_s: float = 0.0
     compress: float = 1.0
+    gains: tuple[float, ...] = (1.0,)
+    minds: tuple[float, ...] = (1.0,)
+    disturbed: tuple[float, int, float] = (0.0, 0, 1.0)
+    is_unstable: bool = False
+    spikes: float = 0.0
+    long: int = 1
 
 
 @dataclass(kw_only=True)
@@ -135,15 +157,42 @@ class SimulatedRun:
     progress: float = 0.0
     residual_of: float = 1.0
     backlog: float = 0.0
+    trials: int = 0
     used: list[tuple[int, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
+        self._machines = random.Random(self.seed)  # the same steps are disturbed whatever is sent
+        self._disturbed = 0
+        draw = random.Random(self.seed)
+        begins = draw.uniform(0.1, 0.4)
+        ends = begins + draw.uniform(0.2, 1.0)
+        self._unstable = (begins * self.target, ends * self.target) if self.network.is_unstable else (0.0, 0.0)
+
+    @property
+    def part(self) -> float:
+        """Of the way to the target that is done."""
+        return min(1.0, max(0.0, self.progress / self.target))
 
     @property
     def link(self) -> LinkSpeed:
         """As it is now; what wanders does so in the same way whatever is sent."""
-        return self.network.link(min(1.0, self.progress / self.target), random.Random(self.seed))
+        return self.network.link(self.part, random.Random(self.seed))
+
+    @property
+    def loss(self) -> float:
+        """Over that of the first step."""
+        return _loss(self.progress)
+
+    def gain(self, ratio: float) -> float:
+        """Energy that is kept at a ratio now."""
+        return self.job.gain(ratio, self.residual_of) ** _now(self.network.gains, self.part)
+
+    def advanced(self, progress: float, gain: float, *, holds_back: bool) -> float:
+        """Progress after a step from there."""
+        if holds_back and self._unstable[0] <= self.step < self._unstable[1]:
+            return _progress(RISES * _loss(progress))
+        return progress + 1 / (1 + _now(self.network.minds, self.part) * (self.job.slowdown(gain) - 1))
 
     def parts_s(self, candidate: Candidate) -> tuple[float, float, float, float]:
         """Computing, own work, what of the exchange is waited for, and the whole of it."""
@@ -166,25 +215,32 @@ class SimulatedRun:
     def take(self, candidate: Candidate) -> tuple[float, float, float, float]:
         """One step: computing, own work, waiting, and the gain."""
         option = candidate.option
-        times = [self._around(one) for one in self.parts_s(candidate)[:3]]
+        chance, steps, factor = self.network.disturbed
+        self._disturbed = steps if self._machines.random() < chance else max(0, self._disturbed - 1)
+        times = [self._around(one) * (factor if self._disturbed else 1.0) for one in self.parts_s(candidate)[:3]]
         self.elapsed_s += sum(times)
         if option.gain is None:
             rate = min(1.0, 3 * option.ratio)
             self.residual_of = math.exp((1 - rate) * math.log(self.residual_of) + rate * math.log(option.ratio))
-            gain = self.job.gain(option.ratio, self.residual_of)
+            gain = self.gain(option.ratio)
         else:
             self.residual_of = 1.0
             gain = option.gain
         backlog = (1 - gain) * (1 + self.backlog)
         delivered, self.backlog = 1 + self.backlog - backlog, backlog
-        self.progress += delivered - 1 + 1 / self.job.slowdown(gain)
+        self.progress = self.advanced(self.progress, gain, holds_back=option.gain is None) + delivered - 1
         self.step += 1
         return times[0], times[1], times[2], gain
 
     @property
+    def has_diverged(self) -> bool:
+        """Whether it will never reach the target."""
+        return self.network.is_unstable and self.loss > DIVERGED
+
+    @property
     def is_over(self) -> bool:
-        """Whether the target is reached."""
-        return self.progress >= self.target
+        """Whether the target is reached, or never will be."""
+        return self.progress >= self.target or self.has_diverged
 
     def timed(self, primitive: str, size: float) -> Timed:
         """A collective by itself."""
@@ -207,14 +263,43 @@ class SimulatedRun:
         self.elapsed_s += sum((one.time_s + 0.004) * (5 if one.time_s < 0.05 else 1) for one in timings)
         return tuple(timings)
 
-    def tried(self, ratio: float) -> Verdict:
-        """What twins say, and what they took."""
-        self.elapsed_s += 2 * TWIN_STEPS * self.job.compute_s / PART
-        harmless = self.job.slowdown(self.job.gain(ratio, ratio)) <= 1 + MOST_LOST
-        return Verdict(ratio=ratio, says="harmless" if harmless else "harmful")
+    def tried(self, ratio: float) -> paired_trial.Verdict:
+        """What twins say, and what they took: what is held back at first shows in no loss, as measured on an LSTM."""
+        trial, verdict = paired_trial.PairedTrial(ratio=ratio), None
+        self.trials += 1
+        draw = random.Random(f"{self.seed} {self.trials}")  # luck that does not depend on what went before
+        whole = thin = self.progress
+        gain = self.job.gain(ratio, ratio) ** _now(self.network.gains, self.part)
+        noise = math.sqrt(paired_trial.PART / (paired_trial.CHUNK_STEPS * self.network.workers / 8))
+        while verdict is None:
+            losses = [0.0, 0.0]
+            for _ in range(paired_trial.CHUNK_STEPS):
+                losses = [losses[0] + _loss(whole), losses[1] + _loss(thin)]
+                whole = self.advanced(whole, 1.0, holds_back=False)
+                thin = self.advanced(thin, gain, holds_back=True)
+            samples = math.exp(draw.gauss(0, LOSS_NOISE * noise)) / paired_trial.CHUNK_STEPS
+            row = [samples * loss * math.exp(draw.gauss(0, APART * noise)) for loss in losses]
+            verdict = trial.after([[*row, 1.0]])
+        steps = len(trial.whole) * paired_trial.CHUNK_STEPS
+        self.elapsed_s += 2 * steps * self.job.compute_s / paired_trial.PART
+        return verdict
 
     def _around(self, value: float) -> float:
         return value * math.exp(self._random.gauss(0, self.noise)) if self.noise else value
+
+
+def _now(phases: Sequence[float], part: float) -> float:
+    return phases[min(len(phases) - 1, int(part * len(phases)))]
+
+
+def _loss(progress: float) -> float:
+    """Over that of the first step; beyond it where less than nothing was learned."""
+    return float((1 + max(progress, -0.9 * LEARNED) / LEARNED) ** -FALLS)
+
+
+def _progress(loss: float) -> float:
+    """At which it is that high."""
+    return float(LEARNED * (loss ** (-1 / FALLS) - 1))
 
 
 def candidates_of(job: SimulatedJob, network: SimulatedNetwork) -> Candidates:
@@ -261,7 +346,10 @@ def trained(run: SimulatedRun, policy: RatioPolicyName = "auto", settings: Setti
         traffic, step_s = _period(run, steering, steering.period_steps(wished))
         if steering.watch(traffic):
             steering.measured(run.measured_again())
-        steering.judge(traffic, step=run.step, epoch=run.step / 100, learning_rate=0.1)
+        loss = run.loss * math.exp(run._random.gauss(0, LOSS_NOISE))
+        if run.network.spikes and run._random.random() < run.network.spikes:
+            loss *= 2
+        steering.judge(traffic, step=run.step, epoch=run.step / 100, learning_rate=0.1, loss=loss)
     return run
 
 
@@ -282,7 +370,7 @@ def _period(run: SimulatedRun, steering: AdaptiveController, steps: int) -> tupl
             run.elapsed_s += 0.3 * row[0]
             row = (1.3 * row[0], *row[1:])
         if is_look:
-            curve = [run.job.gain(ratio, run.residual_of) for ratio in looks]
+            curve = [run.gain(ratio) for ratio in looks]
             run.elapsed_s += run.job.select_s[0]
         if place < told and not (is_look and candidate.in_buckets):
             rows.append(row)
@@ -320,4 +408,4 @@ def fixed_s(run: SimulatedRun, candidate: Candidate, *, patience: float = math.i
         run.take(candidate)
         if run.elapsed_s > patience:
             return math.inf
-    return run.elapsed_s
+    return math.inf if run.has_diverged else run.elapsed_s

@@ -6,7 +6,7 @@ uses; what is simulated are the times of steps, the gains, and the steps that ar
 dense progress, by a coefficient that it is not told. Settling, trials and measurements count, and no fixed choice is
 left out, whatever it keeps.
 
-Each ablation takes one rule or constant away, on the same runs.
+Each ablation takes one rule or constant away, halves or doubles it, on the same runs and on `CASES`.
 
 The last part is AR-Topk's: its own schedules of latency and rate (arXiv 2312.02493), its own rule with its own settings
 (`scan`, without the floor that hetopt gives it), and `auto` beside it.
@@ -25,6 +25,7 @@ from pathlib import Path
 
 import hetopt.trainer.comm.network_tracker as watch
 import hetopt.trainer.policies.ratio.auto as auto
+import hetopt.trainer.policies.ratio.paired_trial as twins
 from benchmarks._outcome import Results, options, publish, run_benchmark
 from benchmarks._simulated_exchange import (
     SimulatedJob,
@@ -44,7 +45,7 @@ GBIT = 1.25e8
 TARGET = 400.0
 """Steps of dense training."""
 
-SEEDS = 3
+SEEDS, ABLATION_SEEDS = 3, 2
 
 
 @functools.cache
@@ -107,6 +108,22 @@ NETWORKS = (
 )
 
 
+CASES = (
+    SimulatedNetwork(name="loss_rises", workers=4, link=steady(5e-4, 0.1), is_unstable=True),
+    SimulatedNetwork(name="loss_spikes", workers=4, link=steady(5e-4, 0.1), spikes=0.02),
+    SimulatedNetwork(name="gains_change", workers=4, link=steady(5e-4, 0.1), gains=(2.0, 0.6, 1.5, 0.8)),
+    SimulatedNetwork(name="minds_at_first", workers=4, link=steady(5e-4, 0.1), minds=(10.0, 1.0, 1.0, 1.0)),
+    SimulatedNetwork(name="disturbed", workers=4, link=steady(5e-4, 0.2), disturbed=(0.01, 10, 2.0)),
+    SimulatedNetwork(
+        name="timed_too_long", workers=4, link=steady(5e-4, 0.3), slower=(("all_gather", 0.4), ("broadcast", 0.4))
+    ),
+    SimulatedNetwork(name="rates_change_long", workers=4, link=phases(5e-4, (1, 0.04, 1, 0.04, 0.2)), long=3),
+)
+"""What the networks above do not hold, for which some rules are there: late gradients for which the learning rate is
+too high for a while, batches that are hard, gains that change, a task that minds late gradients at first, other work on
+the machines, collectives that are quicker beside training than they were timed, and rates that last long."""
+
+
 FALLING = ((1e-3, 25.0), (2e-3, 20.0), (4e-3, 15.0), (8e-3, 10.0), (16e-3, 5.0), (32e-3, 1.0))
 SCHEDULES = (
     SimulatedNetwork(
@@ -152,8 +169,6 @@ ABLATIONS = (
     Ablation(name="more_optimism", place=auto, attribute="UNTRIED", instead=0.5),
     Ablation(name="trials_of_2_steps", place=auto, attribute="TRIAL_STEPS", instead=2),
     Ablation(name="trials_of_8_steps", place=auto, attribute="TRIAL_STEPS", instead=8),
-    Ablation(name="trials_cost_nothing", place=auto, attribute="EXPLORATION", instead=1.0),
-    Ablation(name="no_exploration_after_the_first", place=auto, attribute="EXPLORATION", instead=0.0),
     Ablation(name="nothing_forgotten", place=auto, attribute="FORGOTTEN", instead=math.inf),
     Ablation(name="any_saving_is_worth_a_change", place=auto, attribute="LEAST_SAVING", instead=0.0),
     Ablation(name="one_look_at_gains", place=auto, attribute="LOOK_EVERY_STEPS", instead=10**6),
@@ -163,6 +178,36 @@ ABLATIONS = (
     ),
     Ablation(name="no_twins", place=auto.Outlook, attribute="worth_trying", instead=lambda self, best: None),
     Ablation(name="twins_from_step_200_on", place=auto.Outlook, attribute="worth_trying", instead=_late_twins),
+    Ablation(name="twins_tried_once", place=auto, attribute="TWINS_LATER", instead=10**6),
+    Ablation(name="twins_every_50_steps", place=auto, attribute="TWINS_LATER", instead=1),
+    Ablation(name="twins_after_25_steps", place=auto, attribute="TWINS_AFTER", instead=25),
+    Ablation(name="twins_after_100_steps", place=auto, attribute="TWINS_AFTER", instead=100),
+    Ablation(name="odds_of_twins_stay", place=auto, attribute="ODDS", instead=1.0),
+    Ablation(name="twins_compared_every_2_steps", place=twins, attribute="CHUNK_STEPS", instead=2),
+    Ablation(name="twins_compared_every_8_steps", place=twins, attribute="CHUNK_STEPS", instead=8),
+    Ablation(name="twins_for_20_steps", place=twins, attribute="MOST_STEPS", instead=20),
+    Ablation(name="twins_for_80_steps", place=twins, attribute="MOST_STEPS", instead=80),
+    Ablation(name="twins_on_whole_batches", place=twins, attribute="PART", instead=1),
+    Ablation(name="twins_on_quarter_batches", place=twins, attribute="PART", instead=4),
+    Ablation(name="twins_judged_before_they_learned", place=twins, attribute="LEAST_DROP", instead=0.0),
+    Ablation(name="twins_judged_at_half_the_drop", place=twins, attribute="LEAST_DROP", instead=0.025),
+    Ablation(name="twins_judged_at_twice_the_drop", place=twins, attribute="LEAST_DROP", instead=0.1),
+    Ablation(name="twins_harmful_as_soon_as_behind", place=twins, attribute="HARMFUL", instead=twins.MOST_LOST),
+    Ablation(name="twins_harmful_at_twice_as_much", place=twins, attribute="HARMFUL", instead=2 * twins.HARMFUL),
+    Ablation(name="losses_may_rise", place=auto, attribute="RISEN", instead=math.inf),
+    Ablation(name="losses_may_rise_by_a_quarter", place=auto, attribute="RISEN", instead=1.25),
+    Ablation(name="losses_may_double", place=auto, attribute="RISEN", instead=2.0),
+    Ablation(name="everything_ever_after_a_rise", place=auto, attribute="FULL_FOR", instead=10**6),
+    Ablation(name="everything_briefly_after_a_rise", place=auto, attribute="FULL_FOR", instead=1.25),
+    Ablation(name="fit_without_graces", place=watch, attribute="_GRACES_S", instead=(0.0,)),
+    Ablation(name="fit_graces_cost_nothing", place=watch, attribute="_GRACE_COSTS", instead=0.0),
+    Ablation(name="fit_no_timing_is_lost", place=watch, attribute="_LOST", instead=math.inf),
+    Ablation(name="fit_no_time_counts_for_less", place=watch, attribute="CLIP", instead=1e6),
+    Ablation(name="fit_half_the_timing_error", place=watch, attribute="TIMING_ERROR", instead=0.025),
+    Ablation(name="fit_twice_the_timing_error", place=watch, attribute="TIMING_ERROR", instead=0.1),
+    Ablation(name="fit_of_one_step", place=watch, attribute="_PASSES", instead=1),
+    Ablation(name="fit_without_least_shares", place=watch, attribute="_LEAST_SHARE", instead=1e-9),
+    Ablation(name="fit_surer_before_it_was_measured", place=watch, attribute="ANYWHERE_SD", instead=1.0),
     Ablation(name="measured_again_at_once", place=watch, attribute="MEASURED_AFTER", instead=0.0),
     Ablation(name="measured_again_rarely", place=watch, attribute="MEASURED_AFTER", instead=100.0),
     Ablation(name="no_change_is_seen", place=watch, attribute="ANOTHER", instead=math.inf),
@@ -179,7 +224,7 @@ def references_s(job: SimulatedJob, network: SimulatedNetwork, seed: int) -> tup
     candidates = candidates_of(job, network)
 
     def alone() -> SimulatedRun:
-        return SimulatedRun(job=job, network=network, target=TARGET, seed=seed, noise=0.0)
+        return SimulatedRun(job=job, network=network, target=TARGET * network.long, seed=seed, noise=0.0)
 
     best_s = dense_s = fixed_s(alone(), candidates.dense)
     for candidate in candidates.all:
@@ -208,14 +253,17 @@ def compared(
     for job in jobs():
         for network in networks:
             for seed in seeds:
-                dense_s, best_s = references_s(job, network, seed if network.name == "rates_wander" else 0)
-                run = trained(SimulatedRun(job=job, network=network, target=TARGET, seed=seed), policy, settings)
+                dense_s, best_s = references_s(job, network, seed)
+                run = SimulatedRun(job=job, network=network, target=TARGET * network.long, seed=seed)
+                elapsed_s = trained(run, policy, settings).elapsed_s
+                if run.has_diverged:  # and begins anew, with everything sent
+                    elapsed_s += dense_s
                 found.append(
                     Compared(
                         job=job.name,
                         network=network.name,
-                        over_best=run.elapsed_s / best_s,
-                        over_dense=run.elapsed_s / dense_s,
+                        over_best=elapsed_s / best_s,
+                        over_dense=elapsed_s / dense_s,
                     )
                 )
     return found
@@ -227,34 +275,43 @@ def mean(values: Sequence[float]) -> float:
 
 
 def networks_part(results: Results, *, quick: bool, smoke: bool) -> None:
-    """`auto` on all networks, and without each of its rules."""
+    """`auto` on all networks, and on the cases."""
     seeds = range(1 if quick else SEEDS)
     networks = NETWORKS[1:4:2] if smoke else NETWORKS
-    whole = compared(networks, seeds)
+    cases = CASES[:1] if smoke else CASES
+    whole, others = compared(networks, seeds), compared(cases, seeds)
     print(f"{'job':18s} {'network':14s} over the best fixed choice (each seed), over dense")
     for job in jobs():
-        for network in networks:
-            own = [one for one in whole if (one.job, one.network) == (job.name, network.name)]
+        for network in (*networks, *cases):
+            own = [one for one in (*whole, *others) if (one.job, one.network) == (job.name, network.name)]
             told = " ".join(f"{one.over_best:.3f}" for one in own), " ".join(f"{one.over_dense:.3f}" for one in own)
             print(f"{job.name:18s} {network.name:14s} {told[0]:20s} {told[1]}")
             results.figures[f"{job.name.replace('-', '_')}_{network.name}_over_best"] = round(
                 mean([one.over_best for one in own]), 4
             )
+    results.figures["cases_over_best_mean"] = round(mean([one.over_best for one in others]), 4)
+    results.figures["cases_over_best_worst"] = round(max(one.over_best for one in others), 4)
+    results.figures["cases_over_dense_worst"] = round(max(one.over_dense for one in others), 4)
     results.figures["over_best_mean"] = round(mean([one.over_best for one in whole]), 4)
     results.figures["over_best_median"] = round(statistics.median(one.over_best for one in whole), 4)
     results.figures["over_best_worst"] = round(max(one.over_best for one in whole), 4)
     results.goal("over_dense_worst", max(one.over_dense for one in whole), at_most=1.03)
-    if not quick:
-        once = compared(networks, range(1))
-        full = mean([one.over_best for one in once])
-        for ablation in ABLATIONS:
-            with ablation.made():
-                rows = compared(networks, range(1))
-            lost = mean([one.over_best for one in rows]) / full
-            worst = max(b.over_best / a.over_best for a, b in zip(once, rows, strict=True))
-            results.figures[f"ablation_{ablation.name}"] = round(lost, 4)
-            results.figures[f"ablation_{ablation.name}_worst"] = round(worst, 4)
-            print(f"{ablation.name:36s} {lost:.3f} of the time in the mean, {worst:.3f} at worst")
+
+
+def ablations(of_twins_and_fit: bool, results: Results, *, quick: bool, smoke: bool) -> None:
+    """`auto` without each of its rules, beside itself, on the networks and the cases."""
+    names = ("twins", "odds", "fit")
+    asked = [one for one in ABLATIONS if one.name.startswith(names) is of_twins_and_fit]
+    everything = CASES[:1] if quick else (*NETWORKS, *CASES)
+    some = range(1 if quick else ABLATION_SEEDS)
+    once = compared(everything, some)
+    for ablation in asked[:1] if smoke else asked:
+        with ablation.made():
+            rows = compared(everything, some)
+        over = [after.over_best / before.over_best for before, after in zip(once, rows, strict=True)]
+        results.figures[f"ablation_{ablation.name}"] = round(mean(over), 4)
+        results.figures[f"ablation_{ablation.name}_worst"] = round(max(over), 4)
+        print(f"{ablation.name:36s} {mean(over):.3f} of the time in the mean, {max(over):.3f} at worst", flush=True)
 
 
 def schedules_part(results: Results, *, quick: bool, smoke: bool) -> None:
@@ -274,7 +331,12 @@ def schedules_part(results: Results, *, quick: bool, smoke: bool) -> None:
             print(f"{network.name:12s} {policy:6s} {' '.join(f'{value:.3f}' for value in told.values())}")
 
 
-PARTS = {"networks": networks_part, "schedules": schedules_part}
+PARTS = {
+    "networks": networks_part,
+    "ablations": functools.partial(ablations, False),
+    "ablations_of_twins_and_fit": functools.partial(ablations, True),
+    "schedules": schedules_part,
+}
 
 
 def main() -> None:

@@ -21,7 +21,6 @@ from hetopt.trainer.policies.ratio.auto import AutoRatio, Outlook
 from hetopt.trainer.policies.ratio.averaging import (
     EVERY_STEPS,
     HARMLESS_EVERY_STEPS,
-    HARMLESS_STEPS,
     LEAST_SAVING,
     MORE_STEPS,
     MOST_EVERY_STEPS,
@@ -151,7 +150,7 @@ def test_workers_of_a_task_that_does_not_mind_meet_more_rarely_the_longer_an_ave
         if EVERY_STEPS < promise.every_steps < HARMLESS_EVERY_STEPS:
             assert average_s / promise.every_steps <= 1.1 * virtual.compute_s
         step_s = max(virtual.compute_s, average_s / promise.every_steps)
-        assert promise.saving == pytest.approx(1 - HARMLESS_STEPS * step_s / promise.instead.per_progress_s, abs=0.1)
+        assert promise.saving == pytest.approx(1 - step_s / promise.instead.per_progress_s, abs=0.1)
 
 
 def test_a_verdict_of_some_steps_makes_no_thin_gradient_as_good_as_an_average():

@@ -14,8 +14,8 @@ What an option (compressor, collective, ratio; dense among them) is worth is J, 
 computation were as much less as a prediction may be wrong (`UNTRIED`): optimism in the face of uncertainty (Lai and
 Robbins 1985). A trial is a period of `TRIAL_STEPS`, and no look rules out for good (`FORGOTTEN`). What trials take
 longer than the best would have taken for the same progress is booked, and those that may cost more than is left of
-`TRIAL_STEPS x J + EXPLORATION x time so far` wait. Dense training is tried once, whatever is thought of it: never to
-lose to it by more than that is a promise.
+`TRIAL_STEPS x J` wait. Dense training is tried once, whatever is thought of it: never to lose to it by more than that
+is a promise.
 
 **Commit** to the least J. It is left for what saves `LEAST_SAVING` of it.
 
@@ -58,9 +58,6 @@ UNTRIED = 0.25
 LEAST_SAVING = 0.02
 """Of J, that is worth a change."""
 
-EXPLORATION = 0.02
-"""Part of the run's time that trials may cost."""
-
 FORGOTTEN = 4
 """Times the steps that a run had when an option was last in use, after which that is forgotten: one look may have been
 disturbed, and must rule nothing out for good."""
@@ -71,8 +68,11 @@ LOOK_EVERY_STEPS = 50
 TWINS_AFTER, TWINS_LATER = 50, 4
 """Steps after which twins that did not keep up are tried again, and how many times as many after each trial."""
 
-RISEN = 1.5
-"""Times the least loss of a period, above which everything is sent."""
+RISEN, FULL_FOR = 1.5, 2
+"""Times the least loss of a period, above which everything is sent, and times the run's steps by then until which."""
+
+ODDS = 0.5
+"""That twins which fell behind keep up the next time, after each trial."""
 
 _LEAST_DELIVERY = 0.02  # of a step, in dense steps: less is not told apart
 
@@ -106,7 +106,7 @@ class AutoState(Record):
         changes: that the watch of the network had counted.
         dense_tried: whether dense training ever was.
         best_s: the least J there was when the present option's trial began; absent while none is on trial.
-        spent_s, elapsed_s: booked for trials, and in all.
+        spent_s: booked for trials.
         compute_s, backward_s: means since that change, the part of it that makes gradients beside it.
         computed: steps that say so.
         least_loss: of a period; absent before the first.
@@ -126,7 +126,6 @@ class AutoState(Record):
     dense_tried: bool = False
     best_s: PositiveFloat | None = None
     spent_s: NonNegativeFloat = 0.0
-    elapsed_s: NonNegativeFloat = 0.0
     compute_s: NonNegativeFloat = 0.0
     backward_s: NonNegativeFloat = 0.0
     computed: NonNegativeFloat = 0.0
@@ -222,7 +221,7 @@ class AutoRatio:
         assert now is not None
         state = _booked(state, now, observation)
         if used.gain is None and _has_risen(state, observation.loss):
-            state = state.model_copy(update={"full_until": 2 * state.steps})
+            state = state.model_copy(update={"full_until": FULL_FOR * state.steps})
             return self._changed(state, now, self._dense, "the loss has risen far above the least it was")
         usable = outlook.usable()
         if not outlook.keeps_enough(used, now.gain):
@@ -241,7 +240,7 @@ class AutoRatio:
 
     def _trial(self, state: AutoState, best: Judged, others: Sequence[Judged]) -> Judged | None:
         """What to try next; nothing that may cost more than is left, or cannot be better by what a change is worth."""
-        left_s = TRIAL_STEPS * best.per_progress_s + EXPLORATION * state.elapsed_s - state.spent_s
+        left_s = TRIAL_STEPS * best.per_progress_s - state.spent_s
         hopeful = [
             one
             for one in others
@@ -295,7 +294,6 @@ class AutoRatio:
             "changes": observation.changes,
             "gain": used.gain if used.gain is not None else max(1e-6, observation.gain),
             "dense_tried": state.dense_tried or is_dense(used),
-            "elapsed_s": state.elapsed_s + observation.steps * observation.step_time_s,
             "compute_s": compute_s,
             "backward_s": backward_s,
             "computed": computed,
@@ -437,7 +435,7 @@ class Outlook:
         saving_s = best.per_progress_s - chosen.per_progress_s
         # A run of unknown length is taken to last as long again as it has, and for one more trial.
         steps_left = max(TWINS_AFTER, state.steps) if state.steps_left is None else state.steps_left
-        odds = 0.5**state.trials if state.verdict is not None and state.verdict.says == "harmful" else 1.0
+        odds = ODDS**state.trials if state.verdict is not None and state.verdict.says == "harmful" else 1.0
         pays = odds * saving_s * steps_left >= most_cost_s(state.compute_s)
         return chosen.option.ratio if pays and saving_s >= LEAST_SAVING * best.per_progress_s else None
 
