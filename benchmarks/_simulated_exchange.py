@@ -186,7 +186,7 @@ class SimulatedRun:
 
     def gain(self, ratio: float) -> float:
         """Energy that is kept at a ratio now."""
-        return self.job.gain(ratio, self.residual_of) ** _now(self.network.gains, self.part)
+        return float(self.job.gain(ratio, self.residual_of) ** _now(self.network.gains, self.part))
 
     def advanced(self, progress: float, gain: float, *, holds_back: bool) -> float:
         """Progress after a step from there."""

@@ -36,6 +36,7 @@ from benchmarks._simulated_exchange import (
     trained,
 )
 from hetopt.core.comm.cost import LinkSpeed
+from hetopt.core.compression_slowdown import MOST_LOST
 from hetopt.core.policy_settings import Settings
 from hetopt.core.profile import Profile
 from hetopt.core.run_spec import RatioPolicyName
@@ -192,7 +193,7 @@ ABLATIONS = (
     Ablation(name="twins_judged_before_they_learned", place=twins, attribute="LEAST_DROP", instead=0.0),
     Ablation(name="twins_judged_at_half_the_drop", place=twins, attribute="LEAST_DROP", instead=0.025),
     Ablation(name="twins_judged_at_twice_the_drop", place=twins, attribute="LEAST_DROP", instead=0.1),
-    Ablation(name="twins_harmful_as_soon_as_behind", place=twins, attribute="HARMFUL", instead=twins.MOST_LOST),
+    Ablation(name="twins_harmful_as_soon_as_behind", place=twins, attribute="HARMFUL", instead=MOST_LOST),
     Ablation(name="twins_harmful_at_twice_as_much", place=twins, attribute="HARMFUL", instead=2 * twins.HARMFUL),
     Ablation(name="losses_may_rise", place=auto, attribute="RISEN", instead=math.inf),
     Ablation(name="losses_may_rise_by_a_quarter", place=auto, attribute="RISEN", instead=1.25),
@@ -298,7 +299,17 @@ def networks_part(results: Results, *, quick: bool, smoke: bool) -> None:
     results.goal("over_dense_worst", max(one.over_dense for one in whole), at_most=1.03)
 
 
-def ablations(of_twins_and_fit: bool, results: Results, *, quick: bool, smoke: bool) -> None:
+def ablations_part(results: Results, *, quick: bool, smoke: bool) -> None:
+    """`auto` without each of its rules but those of twins and of the fit."""
+    ablate(results, quick=quick, smoke=smoke, of_twins_and_fit=False)
+
+
+def twins_and_fit_part(results: Results, *, quick: bool, smoke: bool) -> None:
+    """`auto` without each rule of twins and of the fit."""
+    ablate(results, quick=quick, smoke=smoke, of_twins_and_fit=True)
+
+
+def ablate(results: Results, *, quick: bool, smoke: bool, of_twins_and_fit: bool) -> None:
     """`auto` without each of its rules, beside itself, on the networks and the cases."""
     names = ("twins", "odds", "fit")
     asked = [one for one in ABLATIONS if one.name.startswith(names) is of_twins_and_fit]
@@ -333,8 +344,8 @@ def schedules_part(results: Results, *, quick: bool, smoke: bool) -> None:
 
 PARTS = {
     "networks": networks_part,
-    "ablations": functools.partial(ablations, False),
-    "ablations_of_twins_and_fit": functools.partial(ablations, True),
+    "ablations": ablations_part,
+    "ablations_of_twins_and_fit": twins_and_fit_part,
     "schedules": schedules_part,
 }
 
