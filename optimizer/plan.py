@@ -12,7 +12,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from hetopt.core.artifact import Artifact, Record, RecordLeavingOut
 from hetopt.core.batch_partition import WorkerTime
 from hetopt.core.errors import BadInput
-from hetopt.core.formatting import chance, cluster, count, duration, usd
+from hetopt.core.formatting import chance, cluster, count, duration, usd, vcpus
 from hetopt.core.html_table import html_table
 from hetopt.core.policy_settings import Settings
 from hetopt.core.precision import Precision
@@ -134,10 +134,10 @@ class Hardware(Record):
 
     @property
     def in_words(self) -> str:
-        """'8 × A100 40 GiB', or '16 vCPUs 32 GiB' without a GPU."""
+        """'8 × A100 40 GiB', '1/8 L4 3 GiB' of a part, or '16 vCPUs 32 GiB' without a GPU."""
         if self.gpu is None:
-            return f"{self.vcpus} vCPU{'s' * (self.vcpus > 1)} {self.memory_gib:g} GiB"
-        many = "" if self.gpus == 1 else f"{self.gpus:g} × "
+            return f"{vcpus(self.vcpus)} {self.memory_gib:g} GiB"
+        many = "" if self.gpus == 1 else f"{self.gpus:g} × " if self.gpus > 1 else f"1/{1 / self.gpus:g} "
         memory = "" if self.gpu_memory_gib is None else f" {self.gpu_memory_gib:.0f} GiB"
         return f"{many}{self.gpu}{memory}"
 
@@ -302,6 +302,10 @@ SMALL = 0.01
 """Of a bill: what is less is not worth a line of its own."""
 
 
+_CELLS = ("cluster", "market", "time", "cost", "90 %", "batch size")
+"""Heads of the table that notebooks show of candidates."""
+
+
 class Candidate(RecordLeavingOut):
     """A cluster and its prediction."""
 
@@ -328,6 +332,23 @@ class Candidate(RecordLeavingOut):
 
     def __repr__(self) -> str:
         return f"<Candidate {self}>"
+
+    def _repr_html_(self) -> str:
+        """As notebooks show it: a row like those of a plan."""
+        return html_table(f"Candidate: {self}", _CELLS, [self.cells])
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Its row in a table under `_CELLS`."""
+        said = self.prediction
+        return (
+            cluster((group.machines, group.instance_type) for group in self.groups),
+            ", ".join(dict.fromkeys(group.market for group in self.groups)),
+            duration(said.total_s.value),
+            usd(said.cost_usd.value),
+            f"up to {usd(said.cost_usd.high)}",
+            f"{self.global_batch_size:,}",
+        )
 
     @property
     def in_words(self) -> str:
@@ -383,6 +404,12 @@ class Choice(Record):
 
     def __repr__(self) -> str:
         return f"<Choice {self}>"
+
+    def _repr_html_(self) -> str:
+        """As notebooks show it: a row like those of a plan, and the chance to keep the limits."""
+        kept = () if self.chance is None else (f"{chance(self.chance)} within the limits",)
+        here = ("this machine", "", duration(self.total_s.value), usd(self.cost_usd.value), "", "")
+        return html_table(str(self), _CELLS, [here if self.candidate is None else self.candidate.cells], below=kept)
 
     @property
     def usd_per_hour(self) -> float:
@@ -575,8 +602,7 @@ class Plan(Artifact):
     @property
     def _in_a_line(self) -> str:
         said = self.chosen.prediction
-        machines = cluster((group.machines, group.instance_type) for group in self.chosen.groups)
-        return f"{machines}: {_took(said.total_s, said.cost_usd)}"
+        return f"{self.chosen.in_words}: {_took(said.total_s, said.cost_usd)}"
 
     def __repr__(self) -> str:
         return f"<Plan {self._in_a_line}>"
@@ -584,16 +610,4 @@ class Plan(Artifact):
     def _repr_html_(self) -> str:
         """As notebooks show it: the clusters of the front, the chosen one first."""
         candidates = [self.chosen, *(one for one in self.pareto if one != self.chosen)]
-        rows = [
-            [
-                cluster((group.machines, group.instance_type) for group in one.groups),
-                ", ".join(dict.fromkeys(group.market for group in one.groups)),
-                duration(one.prediction.total_s.value),
-                usd(one.prediction.cost_usd.value),
-                f"up to {usd(one.prediction.cost_usd.high)}",
-                f"{one.global_batch_size:,}",
-            ]
-            for one in candidates
-        ]
-        head = ("cluster", "market", "time", "cost", "90 %", "batch size")
-        return html_table(f"Plan: {self._in_a_line}", head, rows, below=self.explanation)
+        return html_table(f"Plan: {self._in_a_line}", _CELLS, [one.cells for one in candidates], below=self.explanation)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from hetopt.core.errors import BadInput, CloudRefused, HetoptError
 from hetopt.core.extras import install_command
-from hetopt.core.names import unknown
 from hetopt.core.paths import inside
 from hetopt.optimizer.market.answer_store import AnswerStore
 from hetopt.optimizer.market.catalog import BUNDLED, load_catalog
@@ -22,6 +21,7 @@ from hetopt.optimizer.market.catalog_folder import write_catalog
 from hetopt.optimizer.market.catalog_refresh import refreshed
 from hetopt.optimizer.market.public_file import PublicFiles
 from hetopt.optimizer.market.public_prices import PublicFeeds
+from hetopt.optimizer.market.region_cities import unknown_region
 
 if TYPE_CHECKING:
     from hetopt.core.reporter import Reporter
@@ -101,7 +101,7 @@ def _refuse_slip(region: str) -> None:
     regions = load_catalog().regions
     words = {word for one in regions for word in one.split("-")[1:-1]}
     if not region.startswith("cn-") and not words.issuperset(region.split("-")[1:-1] or [region]):
-        raise unknown(region, regions, "AWS region")
+        raise unknown_region(region, regions, "AWS region")
 
 
 @dataclass

@@ -13,7 +13,7 @@ from hetopt.optimizer.market import catalog_filter
 from hetopt.optimizer.market.catalog import Catalog, Listing, no_prices
 from hetopt.optimizer.market.catalog_choice import ANY_REGION, CatalogInUse, catalog_in_use, regional_catalogs
 from hetopt.optimizer.market.catalog_filter import AnyMarket, Criteria
-from hetopt.optimizer.market.gpus import GpuSort, RentableGpu, rentable_gpus
+from hetopt.optimizer.market.gpus import GpuSort, RentableGpu, RentableGpus, rentable_gpus
 
 __all__ = ["Criteria", "Found", "RentableGpu", "find", "gpus", "in_use"]
 
@@ -84,7 +84,7 @@ def gpus(
     sort: GpuSort = "price",
     reverse: bool = False,
     catalog: Path | str | None = None,
-) -> tuple[RentableGpu, ...]:
+) -> RentableGpus:
     """The GPUs that can be rented in a region, each with its published facts and the cheapest machine that has it.
 
     Works offline and without torch, from the catalogue in use; prices have date and source.

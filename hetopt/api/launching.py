@@ -318,7 +318,7 @@ def _scripted(plan: Plan, changes: Changes, options: LaunchOptions, *, rents: bo
     for name in ("partition", "inject", "stream", "steps"):
         if getattr(changes, name) is not None:
             raise BadInput(
-                f"`{name}` is for tasks: a script reads its own data, and says itself when it ends.",
+                f"`{name}` is for tasks: a script reads its own data, and its own loop ends it.",
                 hint="leave it out",
             )
     path = Path(script[0])

@@ -482,8 +482,8 @@ def _goal(
         return Goal(budget_usd=budget_usd, deadline_s=deadline_s, ends=ends, amount=amount)
     if job.script:
         raise BadInput(
-            f"{job.task} is a script, which says itself when training ends, and nothing tells hetopt.",
-            hint="say it with `epochs` or `steps`",
+            f"hetopt cannot see how long the script {job.task} trains.",
+            hint="give `epochs` or `steps`",
         )
     value = _target_value(target, job.target_metric, job.target_value, job.task)
     if target is None and job.usual_epochs is not None and not any(one.steps_to_target for one in profile.pilots):

@@ -135,7 +135,7 @@ def profile(
                 )
         accelerators = _accelerators()
         if not Path(task).is_file():
-            raise BadInput(f"there is no script {task}.", hint="give its path after --")
+            raise BadInput(f"there is no script {task} in {Path.cwd()}.", hint="give the path of its file")
         if epoch_samples is not None:
             within(epoch_samples, "epoch_samples", 1, MOST_STEPS, example="50000")
         return profile_script(

@@ -128,7 +128,7 @@ def read_script(path: Path) -> tuple[SourceFile, ...]:
     while waiting:
         one = waiting.pop(0)
         name = path.name if one == path else str(one.resolve().relative_to(folder))
-        file = SourceFile.of(read_text(one, hint="name the script after --"), name)
+        file = SourceFile.of(read_text(one, hint="give the path of the script"), name)
         files.append(file)
         for found in _local_modules(file, one.parent, folder):
             if found.resolve() not in known:

@@ -70,7 +70,7 @@ def _show_answer(plan: Plan, plan_file: Path | None, inventory: Path | None) -> 
     render.line()
     names = [typed(name) for name in (plan_file or "plan.json", inventory or "hosts.toml")]
     commands = [
-        f"{word}: {'' if plan_file else 'add -o plan.json, then '}{command}"
+        f"{word}: {'add -o plan.json, then ' if word == 'next' and not plan_file else ''}{command}"
         for word, command in zip(("next", "then"), next_commands(plan, *names), strict=False)
     ]
     before, after = tuple(region_notes(plan)), tuple(quota_notes(plan))
@@ -162,7 +162,8 @@ def _machines_of(way: Choice, usual_batch: int, *, evidence: bool) -> str:
     if way.candidate is None:
         return "this machine, measured" if way.earlier is None else "this machine, as measured and as runs found it"
     groups = way.candidate.groups
-    quotas = " ".join(f"{need.bucket}={need.vcpus}" for need in way.quotas)
+    quotas = "".join(f"{need.vcpus:,} + " for need in way.quotas[:-1])
+    quotas += "".join(formatting.vcpus(need.vcpus) for need in way.quotas[-1:])
     rests = {group.evidence for group in groups}
     least = next(known for known in reversed(EVIDENCE_IN_SHORT) if known in rests)
     basis = EVIDENCE_IN_SHORT[least] if len(rests) == 1 else f"in part {EVIDENCE_IN_SHORT[least]}"
@@ -174,7 +175,7 @@ def _machines_of(way: Choice, usual_batch: int, *, evidence: bool) -> str:
                 way.candidate.hardware_in_words,
                 _batch(way.candidate, usual_batch),
                 _method(way.candidate),
-                quotas,
+                f"quota {quotas}" if quotas else "",
                 basis if evidence else "",
             ],
         )
@@ -230,8 +231,8 @@ def quota_notes(plan: Plan) -> Iterator[str]:
     for need in () if own is None else own.quotas:
         if need.granted is None and need.vcpus > need.new_account:
             yield (
-                f"vCPU quota {need.bucket}={need.vcpus}; new accounts: {need.new_account} (`hetopt doctor` or "
-                '`quotas="default"`).'
+                f"Needs a quota of {formatting.vcpus(need.vcpus)} ({need.bucket}); a new account has "
+                f"{need.new_account} (`hetopt doctor`)."
             )
 
 

@@ -112,7 +112,7 @@ def _training(profile: Profile) -> list[str]:
             else f"no pilot came far enough to compare {precision} with {profile.precisions[0]}"
         )
     if job.script:
-        sentences.append("the script says itself when it ends: `hetopt recommend` wants --epochs or --steps")
+        sentences.append("how long the script trains cannot be seen: give `hetopt recommend` --epochs or --steps")
     elif not profile.pilots:
         sentences.append(f"no pilot came far enough to say how many steps {goal} takes")
     if profile.noise:
@@ -121,12 +121,15 @@ def _training(profile: Profile) -> list[str]:
             Moments(gradient_variance=last_sample.gradient_variance, gradient_square=last_sample.gradient_square)
         )
         sentences.append(
-            f"gradient noise scale {formatting.count(round(scale))} samples by the last sample"
+            f"gradient noise scale: {formatting.count(round(scale))} samples; larger batches save few steps"
             if scale is not None
-            else "the gradient's signal could not be told from its noise by the last sample"
+            else "gradient noise scale: unknown, as the gradient was mostly noise when last measured"
         )
     at_one_percent = [point for point in profile.gain if point.ratio == 0.01]
-    sentences += [f"Top-k of 1 % keeps {100 * point.gain:.0f} % of the gradient's energy" for point in at_one_percent]
+    sentences += [
+        f"the largest 1 % of the gradient's values hold {100 * point.gain:.0f} % of its energy (top-k)"
+        for point in at_one_percent
+    ]
     return sentences
 
 

@@ -163,6 +163,11 @@ def chance(probability: float) -> str:
     return f"{math.floor(probability * 100 + 1e-9)} %"
 
 
+def vcpus(number: int) -> str:
+    """'1 vCPU', '1,536 vCPUs'."""
+    return f"{number:,} vCPU{'s' * (number != 1)}"
+
+
 def cluster(machines: Iterable[tuple[int, str]]) -> str:
     """Machines by count and type: '2 × c7i.large + 1 × g5.xlarge'."""
     return " + ".join(f"{number} × {name}" for number, name in machines)

@@ -17,6 +17,8 @@ from pydantic import (
 )
 
 from hetopt.core.artifact import Artifact, Record, RecordLeavingOut, Told
+from hetopt.core.formatting import count, duration
+from hetopt.core.html_table import html_table
 from hetopt.core.memory import TrainingMemory
 from hetopt.core.precision import Precision
 from hetopt.core.step_samples import ModelKind, StepSample
@@ -309,6 +311,23 @@ class Profile(Artifact, RecordLeavingOut):
 
     def __repr__(self) -> str:
         return f"<Profile of {self}>"
+
+    def _repr_html_(self) -> str:
+        """As notebooks show it: how long a step takes, and on what."""
+        rows = [
+            (
+                (self.host.accelerator or self.host.cpu_model) if device.type == "local" else device.type,
+                f"{device.workers_per_host}",
+                device.precision,
+                count(point.local_batch_size),
+                duration(point.step_time_s),
+                count(round(point.local_batch_size / point.step_time_s)),
+            )
+            for device in self.devices
+            for point in device.step_times
+        ]
+        head = ("device", "workers at once", "precision", "batch of a worker", "step", "samples/s of a worker")
+        return html_table(f"Profile of {self}", head, rows)
 
     @property
     def is_counted(self) -> bool:

@@ -68,7 +68,7 @@ def next_commands(plan: Plan, plan_file: str, inventory: str = "hosts.toml") -> 
         return (launch,)
     name, *arguments = job.script
     told = f"{plan.goal.amount:g}" in arguments
-    length = "" if told else f"  # told to train {plan.goal.amount:g} {plan.goal.ends}"
+    length = "" if told else f"  # and its own argument to train {plan.goal.amount:g} {plan.goal.ends}"
     if job.has_session:
         return (f"{launch} -- {typed(*job.script)}{length}",)
     if not job.converts:
@@ -122,7 +122,9 @@ def _choice(way: Choice, axes: _Axes, *, is_chosen: bool) -> str:
     groups = () if way.candidate is None else way.candidate.groups
     machines = "this machine" if way.candidate is None else way.candidate.in_words
     have = "" if way.candidate is None else way.candidate.hardware_in_words
-    quotas = "; ".join(f"{need.vcpus} vCPUs of {need.name} (a new account: {need.new_account})" for need in way.quotas)
+    quotas = "; ".join(
+        f"{formatting.vcpus(need.vcpus)} of {need.name} (a new account: {need.new_account})" for need in way.quotas
+    )
     rests = (
         "measured"
         if way.candidate is None

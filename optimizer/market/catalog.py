@@ -18,6 +18,7 @@ from hetopt.core.paths import inside
 from hetopt.optimizer.market.catalog_rows import Row, read_rows
 from hetopt.optimizer.market.instance_type import Accelerator, AcceleratorModel, InstanceType, read_instance_types
 from hetopt.optimizer.market.provenance import Source, Sources, read_sources
+from hetopt.optimizer.market.region_cities import unknown_region
 
 __all__ = [
     "Accelerator",
@@ -200,7 +201,10 @@ class Catalog:
         Raises:
             BadInput: there is none; hints at names that are close.
         """
-        return self.instance_types[known(name, self.instance_types, "instance type", hint="see `hetopt catalog list`")]
+        gpus = {one.accelerator.name.casefold() for one in self.instance_types.values() if one.accelerator is not None}
+        hint = f"the machines with a GPU of that name: `hetopt catalog list --gpu {name}`"
+        hint = hint if name.casefold() in gpus else "see `hetopt catalog list`"
+        return self.instance_types[known(name, self.instance_types, "instance type", hint=hint)]
 
     def listing(self, name: str) -> Listing:
         """What is known of the type in this region, which may be nothing (see `instance_type` for errors)."""
@@ -319,7 +323,8 @@ def _region_rows(catalog: Catalog, region: str) -> Iterable[Row]:
 
 
 def _read_region(catalog: Catalog, region: str) -> dict[str, Listing]:
-    known(region, catalog.regions, "region")
+    if region not in catalog.regions:
+        raise unknown_region(region, catalog.regions)
     listings: dict[str, Listing] = {}
     for row in _region_rows(catalog, region):
         found = catalog.instance_types.get(row.required("instance_type"))

@@ -8,6 +8,7 @@ from math import inf
 from typing import Literal
 
 from hetopt.core.formatting import usd
+from hetopt.core.html_table import html_table
 from hetopt.optimizer.market.catalog import Catalog, Listing
 from hetopt.optimizer.market.catalog_filter import AnyMarket, by_quantity, has_accelerator, known_accelerator, price_in
 from hetopt.optimizer.market.instance_type import Accelerator
@@ -72,6 +73,33 @@ class RentableGpu:
         return max((rate for rate in (self.bf16_tflops, self.fp16_tflops) if rate is not None), default=None)
 
 
+class RentableGpus(tuple[RentableGpu, ...]):
+    """GPUs in the order that was asked for: a line each when printed, a table in a notebook."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self))
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (
+                gpu.name,
+                f"{gpu.memory_gib:.0f}",
+                *("" if rate is None else f"{rate:.4g}" for rate in (gpu.fp32_tflops, gpu.bf16_tflops)),
+                f"{gpu.count} in {gpu.machine.instance_type.name}",
+                *(
+                    "" if price is None else usd(price.usd_per_hour)
+                    for price in (gpu.machine.on_demand, gpu.machine.spot)
+                ),
+                gpu.region or "",
+            )
+            for gpu in self
+        ]
+        head = ("GPU", "GiB", "fp32 TFLOP/s", "bf16 TFLOP/s", "cheapest machine", "on demand, an hour", "spot, an hour")
+        return html_table("GPUs that can be rented", (*head, "region"), rows)
+
+
 def rentable_gpus(
     catalog: Catalog,
     names: Sequence[str] = (),
@@ -82,7 +110,7 @@ def rentable_gpus(
     sort: GpuSort = "price",
     reverse: bool = False,
     elsewhere: Sequence[Catalog] = (),
-) -> tuple[RentableGpu, ...]:
+) -> RentableGpus:
     """Every GPU of a catalogue's region that torch's CUDA builds can use, once.
 
     Args:
@@ -114,7 +142,7 @@ def rentable_gpus(
     found = (_cheapest(alike, market) for alike in machines.values())
     kept = [gpu for gpu in found if _fits(gpu, market, memory_min_gib, price_max_usd_per_hour)]
     kept.sort(key=lambda gpu: (gpu.name, gpu.memory_gib))
-    return tuple(by_quantity(kept, _quantities(market)[sort], reverse=reverse))
+    return RentableGpus(by_quantity(kept, _quantities(market)[sort], reverse=reverse))
 
 
 def _cheapest(machines: Iterable[tuple[Accelerator, Listing]], market: AnyMarket) -> RentableGpu:

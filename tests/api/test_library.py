@@ -18,6 +18,8 @@ from hetopt.backends.backend import LaunchOptions
 from hetopt.core.errors import BadInput
 from hetopt.core.reporter import Reporter
 from hetopt.optimizer.launch_record import Place
+from hetopt.optimizer.market.catalog import load_catalog
+from hetopt.optimizer.market.region_cities import CITIES
 
 RECORDED = Path(__file__).resolve().parents[1] / "recorded" / "digits.json"
 
@@ -53,7 +55,7 @@ def test_help_is_there_without_torch() -> None:
 
 def test_an_estimate_is_read_in_three_lines() -> None:
     made = hetopt.estimate(params="110M", samples="3M", tokens=128, types="g5.xlarge", max_workers=1)
-    assert str(made).startswith("110 M parameters, 3,000,000 samples, 2.5e+17 FLOPs\n1 × g5.xlarge: ")
+    assert str(made).startswith("110 M parameters, 3,000,000 samples, 2.5e+17 FLOPs\n1 × g5.xlarge (spot): ")
     assert "Assumed: 256 samples a step" in str(made)
     assert "<table>" in made._repr_html_()
     assert len(repr(made)) < 250
@@ -218,3 +220,42 @@ def test_a_run_tells_what_its_folder_holds(tmp_path: Path, monkeypatch: pytest.M
     (newer.folder / "model.safetensors").touch()
     assert newer.fetch_model() == (newer.folder / "model.safetensors", None)
     assert newer.record().progress.sessions == 2
+
+
+def test_a_notebook_shows_a_table_of_each_answer() -> None:
+    made = hetopt.estimate(params="110M", samples="3M", tokens=128, budget_usd=200)
+    plan = made.plan
+    for shown in (plan, plan.profile, plan.chosen, *plan.choices, hetopt.gpus()):
+        page = shown._repr_html_()
+        assert page.count("</tr>") >= 2, "a head and a row"
+        assert "None" not in page
+        assert page.count("<td>") % page.count("<th>") == 0, "a cell in each column"
+    here = hetopt.recommend(RECORDED, budget_usd=2, epochs=50).choices[0]
+    assert here.candidate is None
+    assert "<td>this machine</td>" in here._repr_html_()
+
+
+def test_gpus_are_printed_a_line_each() -> None:
+    found = hetopt.gpus()
+    assert str(found).splitlines() == [str(gpu) for gpu in found]
+    assert "L4" in hetopt.gpus("L4")._repr_html_()
+
+
+def test_a_city_names_its_region() -> None:
+    with pytest.raises(BadInput, match="Frankfurt is eu-central-1"):
+        hetopt.gpus(region="frankfurt")
+
+
+def test_every_region_of_the_catalogue_has_a_city() -> None:
+    assert set(load_catalog().regions) <= CITIES.keys()
+
+
+def test_the_name_of_a_gpu_is_no_type_and_says_which_have_it() -> None:
+    with pytest.raises(BadInput, match=r"catalog list --gpu l4"):
+        load_catalog().instance_type("l4")
+
+
+def test_a_printed_plan_says_what_is_rented() -> None:
+    made = hetopt.estimate(params="110M", samples="3M", tokens=128, types="g6f.2xlarge", max_workers=1)
+    assert "(spot): " in str(made.plan)
+    assert made.plan.chosen.hardware_in_words == "1/4 L4 6 GiB"

@@ -50,7 +50,7 @@ def test_it_is_one_machine_of_each_type(plan: Plan, profile: Profile, catalog: C
     assert [node.type for node in several.configuration.nodes] == ["c7i.large"] * 2, "two exchange; one would not"
     assert len(canary_probe(plan_of(profile, catalog, (("c7i.large", 1, "spot"),))).configuration.nodes) == 1
     script = plan.model_copy(update={"run": plan.run.model_copy(update={"script": ("train.py",)})})
-    with pytest.raises(BadInput, match="a script says itself when it ends"):
+    with pytest.raises(BadInput, match="a script ends by its own loop"):
         canary_probe(script)
 
 

@@ -77,7 +77,7 @@ def test_what_a_plan_needs_is_measured(profile: Profile) -> None:
 
 
 def test_a_plan_is_of_the_scripts_own_batch_and_says_when_it_ends(profile: Profile, plan: Plan) -> None:
-    with pytest.raises(BadInput, match="says itself when training ends"):
+    with pytest.raises(BadInput, match="cannot see how long the script"):
         hetopt.recommend(profile, budget_usd=2)
     assert plan.run.global_batch_size == 32
     assert plan.run.script == profile.job.script
@@ -89,7 +89,7 @@ def test_what_is_typed_next_is_what_can_be_typed(profile: Profile, plan: Plan) -
     assert convert == f"hetopt convert {BEFORE} -- --batch-size 32"
     command, _, length = launch.partition("  # ")
     assert command.endswith(f" -- {EXAMPLES / 'train_hetopt.py'} --batch-size 32")
-    assert length == f"told to train {plan.goal.amount:g} {plan.goal.ends}", "which its own arguments say"
+    assert length == f"and its own argument to train {plan.goal.amount:g} {plan.goal.ends}"
     job = profile.job.model_copy(update={"script": ("train_hetopt.py",), "has_session": True})
     converted = plan.model_copy(update={"profile": profile.model_copy(update={"job": job})})
     (only,) = next_commands(converted, "plan.json")
@@ -105,7 +105,7 @@ def test_what_is_typed_next_is_what_can_be_typed(profile: Profile, plan: Plan) -
 def test_what_the_profile_says_is_of_a_script(profile: Profile, capsys: pytest.CaptureFixture[str]) -> None:
     profile_view.show(profile)
     told = capsys.readouterr().out
-    assert "says itself when it ends" in told
+    assert "how long the script trains cannot be seen" in told
     assert "pilot" not in told
 
 

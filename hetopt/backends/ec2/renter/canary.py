@@ -61,7 +61,7 @@ def canary_probe(plan: Plan) -> ProbeRun:
     """
     if plan.run.script:
         raise BadInput(
-            "a canary runs some steps of a task, and a script says itself when it ends.",
+            "a canary runs some steps of a task, and a script ends by its own loop.",
             hint="rent a smaller plan first: `hetopt recommend PROFILE --max-workers 2`",
         )
     if plan.profile is None:
