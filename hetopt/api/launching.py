@@ -338,8 +338,19 @@ def _scripted(plan: Plan, changes: Changes, options: LaunchOptions, *, rents: bo
     found = {"script": (str(path.resolve()), *script[1:]), "resumes": resumes(files)}
     run = plan.run.model_copy(update=found)
     lost = lost_files(files) if rents else ()
-    remarks = (*_resuming(path.name, plan.run, run), *on_several_workers(files), *lost)
+    remarks = (
+        *_another_script(path, Path(plan.run.script[0])),
+        *_resuming(path.name, plan.run, run),
+        *on_several_workers(files),
+        *lost,
+    )
     return plan.model_copy(update={"run": run}), remarks
+
+
+def _another_script(path: Path, planned: Path) -> Iterator[str]:
+    """That predictions are of another script, where neither it nor what `convert` makes of it is launched."""
+    if path.name not in (planned.name, converted_script(planned).name):
+        yield f"The plan is of {planned.name}: what it predicts is not of {path.name}, which was not profiled."
 
 
 def _resuming(name: str, planned: RunSpec, run: RunSpec) -> Iterator[str]:

@@ -17,7 +17,6 @@ from pydantic import (
 )
 
 from hetopt.core.artifact import Artifact, Record, RecordLeavingOut, Told
-from hetopt.core.formatting import count, duration
 from hetopt.core.html_table import html_table
 from hetopt.core.memory import TrainingMemory
 from hetopt.core.precision import Precision
@@ -319,14 +318,14 @@ class Profile(Artifact, RecordLeavingOut):
                 (self.host.accelerator or self.host.cpu_model) if device.type == "local" else device.type,
                 f"{device.workers_per_host}",
                 device.precision,
-                count(point.local_batch_size),
-                duration(point.step_time_s),
-                count(round(point.local_batch_size / point.step_time_s)),
+                f"{point.local_batch_size:,}",
+                f"{1e3 * point.step_time_s:.3g}",
+                f"{point.local_batch_size / point.step_time_s:,.0f}",
             )
             for device in self.devices
             for point in device.step_times
         ]
-        head = ("device", "workers at once", "precision", "batch of a worker", "step", "samples/s of a worker")
+        head = ("device", "workers at once", "precision", "batch of a worker", "step (ms)", "samples/s of a worker")
         return html_table(f"Profile of {self}", head, rows)
 
     @property

@@ -168,8 +168,10 @@ def test_what_begins_again_and_what_does_not_do_on_several_workers_is_said(plan:
 
     assert "train_hetopt.py saves no checkpoint: after a loss it begins again" in notes(EXAMPLES / "train_hetopt.py")
     assert "the plan has priced that" in notes(EXAMPLES / "train_hetopt.py")
+    assert "which was not profiled" not in notes(EXAMPLES / "train_hetopt.py"), "what convert made of train.py"
     resumable = Path(__file__).with_name("resumable.py")
     assert "resumable.py goes on from checkpoints, and the plan reckons without" in notes(resumable)
+    assert "The plan is of train.py: what it predicts is not of resumable.py" in notes(resumable)
     assert "begins again" not in notes(resumable, "{data}", data="x")
     sharing = tmp_path / "sharing.py"
     text = (EXAMPLES / "train_hetopt.py").read_text() + "\nimport os\nrank = int(os.environ['RANK'])\n"
