@@ -209,7 +209,7 @@ def test_machines_that_run_count_against_the_quota(examined: Doctor, account: Bo
             return super().__call__(request)
 
     check = examined(edge=Running(account))["quota L-34B43A08"]
-    found(check, "64 are granted, of which machines that run have 64", "hetopt gc --on ec2")
+    found(check, "64 are granted; machines that run use 64 of them", "hetopt gc --on ec2")
 
 
 def test_a_key_that_spot_machines_may_use_is_no_fault(examined: Doctor) -> None:

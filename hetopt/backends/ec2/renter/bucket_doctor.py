@@ -64,7 +64,7 @@ def _policy(edge: Edge, order: Order) -> tuple[bool, str, str | None]:
     networks = {zone.vpc_id for zone in order.zones}
     asked = {key: values for key, values in keys.items() if not networks.issubset(values)}
     if not asked:
-        return True, "it does not look at where machines are", None
+        return True, "it denies nothing by where a call comes from", None
     wanted = "; ".join(f"{key} {', '.join(map(str, values))}" for key, values in sorted(asked.items()))
     said = f"it denies by where a call comes from ({wanted}), and machines are in {', '.join(sorted(networks))}"
     return False, said, f"see that it lets them in: `aws s3api get-bucket-policy --bucket {order.bucket}`"

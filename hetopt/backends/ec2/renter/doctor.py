@@ -167,7 +167,7 @@ def _quota(edge: Edge, quota: Quota, vcpus: int, running: int) -> Check:
         f"`aws service-quotas request-service-quota-increase --service-code ec2 --quota-code {quota.code} "
         f"--desired-value {vcpus + running}`"
     )
-    beside = f", of which machines that run have {running}" if running else ""
+    beside = f"; machines that run use {running} of them" if running else ""
     name = f"quota {quota.code}"
     try:
         granted = _granted(edge, quota.code)

@@ -198,7 +198,7 @@ class PlanDoctor(Orders):
         except BudgetStop as refused:
             return bad("prices", refused)
         moved = "; ".join(
-            f"{one.instance_type} ${one.usd_per_hour:.4g} an hour now, ${one.planned_usd_per_hour:.4g} planned"
+            f"{one.instance_type} costs {usd(one.usd_per_hour)} an hour, planned with {usd(one.planned_usd_per_hour)}"
             for one in moved_prices(plan, order)
         )
         return Check(name="prices", verdict="good", said=moved)
