@@ -202,7 +202,6 @@ ABLATIONS = (
     Ablation(name="everything_briefly_after_a_rise", place=auto, attribute="FULL_FOR", instead=1.25),
     Ablation(name="fit_without_graces", place=watch, attribute="_GRACES_S", instead=(0.0,)),
     Ablation(name="fit_graces_cost_nothing", place=watch, attribute="_GRACE_COSTS", instead=0.0),
-    Ablation(name="fit_no_timing_is_lost", place=watch, attribute="_LOST", instead=math.inf),
     Ablation(name="fit_no_time_counts_for_less", place=watch, attribute="CLIP", instead=1e6),
     Ablation(name="fit_half_the_timing_error", place=watch, attribute="TIMING_ERROR", instead=0.025),
     Ablation(name="fit_twice_the_timing_error", place=watch, attribute="TIMING_ERROR", instead=0.1),

@@ -36,7 +36,6 @@ CLIP = 2.5  # standard errors, beyond which a time counts for less
 _LEAST_SHARE = 0.002  # that latency, or bytes, have in the quickest, or slowest, timing; nothing could never grow
 _GRACES_S = (0.0, 0.0003, 0.0005, 0.0007, 0.001, 0.0014, 0.002, 0.003)
 _GRACE_COSTS = 0.5  # of relative errors, all timings together; less is what noise of a twentieth may explain
-_LOST = 1.0  # a timing so far from everything says no more by being farther
 _PASSES, _SETTLED = 20, 1e-3  # steps of the fit at most, and relative changes that are none
 
 
@@ -114,7 +113,7 @@ def _fitted(samples: Sequence[Timed], scope: Scope, algorithms: Algorithms) -> L
     def unexplained(link: LinkState) -> float:
         expected = NetworkState(links={scope: link})
         ratios = [expected.expected_s([s.operation], algorithms=algorithms) / s.time_s for s in samples]
-        return sum(min(abs(math.log(ratio)), _LOST) for ratio in ratios) + _GRACE_COSTS * (link.grace_s > 0)
+        return sum(abs(math.log(ratio)) for ratio in ratios) + _GRACE_COSTS * (link.grace_s > 0)
 
     longest_s = max(sample.time_s for sample in samples)
     graces_s = [grace_s for grace_s in _GRACES_S if grace_s < longest_s]
