@@ -106,7 +106,7 @@ def _report(total: int, refused: list[str]) -> None:
         raise BadInput("there are no queries.", hint=HINT)
     if refused:
         what = "The only query" if total == 1 else f"{len(refused)} of {total} queries"
-        raise BadInput(f"{what} could not be predicted; {refused[0]}", hint="their lines of the output say why")
+        raise BadInput(f"{what} could not be predicted; {refused[0]}", hint="each such line of the output says why")
 
 
 def suggest(times: StepTimes, asked: list[Query], count: int) -> None:

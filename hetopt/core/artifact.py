@@ -27,6 +27,7 @@ from pydantic import (
     model_validator,
 )
 
+from hetopt.core.commands import typed
 from hetopt.core.errors import BadInput
 from hetopt.core.faults import faults
 from hetopt.core.paths import HOST_PATTERN, RUN_PATTERN
@@ -140,7 +141,9 @@ class Artifact(Record):
             BadInput: not JSON, another kind of artifact, a newer schema, or a field that cannot be.
         """
         again = f"make it again with `{cls.MADE_BY}`"
-        data = parse_json(text, origin=origin, hint=again)
+        is_script = Path(origin).suffix == ".py"
+        what_first = f"profile it first: `hetopt profile -- {typed(origin)}`" if is_script else again
+        data = parse_json(text, origin=origin, hint=what_first)
         origin = shortened(origin)
         if not isinstance(data, dict) or data.get("kind") != cls.KIND:
             found = data.get("kind") if isinstance(data, dict) else None

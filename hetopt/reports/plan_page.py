@@ -123,7 +123,8 @@ def _choice(way: Choice, axes: _Axes, *, is_chosen: bool) -> str:
     machines = "this machine" if way.candidate is None else way.candidate.in_words
     have = "" if way.candidate is None else way.candidate.hardware_in_words
     quotas = "; ".join(
-        f"{formatting.vcpus(need.vcpus)} of {need.name} (a new account: {need.new_account})" for need in way.quotas
+        f"quota of {formatting.vcpus(need.vcpus)}: {need.name} (a new account has {need.new_account})"
+        for need in way.quotas
     )
     rests = (
         "measured"
@@ -172,9 +173,9 @@ def _sure(seen: Sensitivity | None) -> Iterable[str]:
         yield tile("keeps its limits", figure("chance", seen.chance, formatting.chance), "of simulated runs")
     if seen.gap is not None:
         yield tile(
-            "best mix that was missed",
-            f"{figure('gap', seen.gap, _fine_percent)} better",
-            "at most: proved by search of all",
+            "room for improvement",
+            f"{figure('gap', seen.gap, _fine_percent)} at most",
+            "all clusters were searched",
         )
 
 

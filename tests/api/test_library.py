@@ -259,3 +259,10 @@ def test_a_printed_plan_says_what_is_rented() -> None:
     made = hetopt.estimate(params="110M", samples="3M", tokens=128, types="g6f.2xlarge", max_workers=1)
     assert "(spot): " in str(made.plan)
     assert made.plan.chosen.hardware_in_words == "1/4 L4 6 GiB"
+
+
+def test_a_script_in_place_of_a_profile_is_to_be_profiled(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import torch\n")
+    with pytest.raises(BadInput, match=r"profile it first: `hetopt profile -- .*train\.py`"):
+        hetopt.recommend(script, budget_usd=2, epochs=1)
