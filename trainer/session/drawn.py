@@ -17,6 +17,7 @@ import struct
 import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -69,7 +70,7 @@ class Drawn:
         """
         if self._scalars:
             self._hear_use(name, args, named, place)
-        if name not in _DRAWS or not isinstance(result, Tensor) or not (torch.is_grad_enabled() or _is_of_torch()):
+        if name not in _DRAWS or not isinstance(result, Tensor) or not _is_of_training():
             return
         if result.numel() == 1:
             self._scalars[result] = _drawn_from(result, named)
@@ -136,16 +137,15 @@ def _drawn_from(drawn: Tensor, named: Mapping[str, Any]) -> float:
     return float(flat @ (1.5 + torch.arange(len(flat), dtype=torch.float64).cos()))
 
 
-def _is_of_torch() -> bool:
-    """Whether one of torch's distributions draws, which does so without gradients whatever the script does."""
-    frame = sys._getframe(2)
-    for _ in range(_DEEP):
-        if str(frame.f_globals.get("__name__")).startswith("torch.distributions."):
-            return True
-        if frame.f_back is None:
-            break
+def _is_of_training() -> bool:
+    """Whether a loss may be of what is drawn: not of what draws an order of samples or their seeds, as loaders of
+    evaluation do in the loop, nor without gradients, but for torch's distributions, which always draw so."""
+    frame: FrameType | None = sys._getframe(2)
+    for_loss = torch.is_grad_enabled()
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__"))
+        if module.startswith("torch.utils.data"):
+            return False
+        for_loss |= module.startswith("torch.distributions")
         frame = frame.f_back
-    return False
-
-
-_DEEP = 6
+    return for_loss

@@ -187,7 +187,9 @@ def weight_of_torch(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> T
 
 
 def draws_alike(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
-    """A coin that all workers draw alike, one that decides nothing (a layerdrop of 0), and what each sample draws."""
+    """A coin that all workers draw alike, one that decides nothing (a layerdrop of 0), what each sample draws, and the
+    order of samples that are looked at in between."""
+    len(list(DataLoader(points(8), batch_size=8, shuffle=True)))
     if torch.rand(1, generator=torch.Generator().manual_seed(len(model))).item() < 0.5:
         x = x.tanh()
     if torch.rand([]) < 0.0:
