@@ -41,7 +41,7 @@ from hetopt.core.profile import Profile
 from hetopt.core.run_spec import Compression, StopRule
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal, Plan
-from hetopt.optimizer.recommendation.options import Options
+from hetopt.optimizer.recommendation.options import Options, PlanRequest
 from hetopt.optimizer.recommendation.recommend import recommend
 
 RATES = ("25mbit", "100mbit", "400mbit")
@@ -137,7 +137,7 @@ def _coverage(cases: Sequence[Case]) -> float:
 
 def _plan(profile: Profile, goal: Goal) -> Plan:
     options = Options(batch_size=256, only_types=("c7a.large",))
-    return recommend(profile, load_catalog(), goal, options, seed=0, now=datetime.now(UTC))
+    return recommend(PlanRequest(profile, load_catalog(), goal, options), seed=0, now=datetime.now(UTC))
 
 
 def _to_target(profile: Profile, *, seeds: int) -> dict[str, float]:

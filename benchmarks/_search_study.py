@@ -16,7 +16,7 @@ from hetopt.core.profile import Profile
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal
 from hetopt.optimizer.recommendation.options import TIME_WEIGHTS
-from hetopt.optimizer.recommendation.recommend import Options, search_problem
+from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, search_problem
 from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, tabulate_rows
 from hetopt.optimizer.search.forecast import forecast
 from hetopt.optimizer.search.objective import Limits
@@ -94,7 +94,7 @@ def _questions(jobs: int | None, links: Sequence[int]) -> Iterator[tuple[str, in
     recorded = [(Profile.load(RECORDED / f"{name}.json"), epochs) for name, epochs in EPOCHS.items()]
     for profile, epochs in (*recorded, *DESCRIBED)[:jobs]:
         goal = Goal(ends="epochs", amount=epochs, budget_usd=1.0)
-        problem = search_problem(profile, catalog, goal, Options())
+        problem = search_problem(PlanRequest(profile, catalog, goal, Options()))
         for link in links:
             space = _linked(problem.space, link)
             cheapest = search(space, problem.job, Limits(time_weight=0.0), seed=0, effort=Effort(types=1))

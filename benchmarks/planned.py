@@ -38,7 +38,7 @@ from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.market.quota import read_quotas
 from hetopt.optimizer.plan import Candidate, Goal, Plan
 from hetopt.optimizer.recommendation.candidates import make_candidate
-from hetopt.optimizer.recommendation.options import Options
+from hetopt.optimizer.recommendation.options import Options, PlanRequest
 from hetopt.optimizer.recommendation.planned_run import run_spec
 from hetopt.optimizer.recommendation.recommend import SearchProblem, recommend, search_problem
 from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, tabulate_rows
@@ -118,7 +118,7 @@ class Configuration:
 def configurations(shape: Shape, profile: Profile) -> list[Configuration]:
     """The plan first, then what is tried."""
     goal = _goal(profile)
-    plan = recommend(profile, load_catalog(), goal, _options(shape), seed=0, now=datetime.now(UTC))
+    plan = recommend(PlanRequest(profile, load_catalog(), goal, _options(shape)), seed=0, now=datetime.now(UTC))
     found = [Configuration(name="planned", plan=plan)]
     for cluster, times, way in TRIED:
         batch = profile.job.batch_size * (1 + times)
@@ -209,7 +209,7 @@ def _options(shape: Shape) -> Options:
 
 def _problem(shape: Shape, profile: Profile, goal: Goal, batch: int) -> SearchProblem:
     asked = replace(_options(shape), batch_size=batch)
-    return search_problem(profile, load_catalog(), goal, asked)
+    return search_problem(PlanRequest(profile, load_catalog(), goal, asked))
 
 
 def _candidate(problem: SearchProblem, machines: Machines, way: Compression) -> Candidate:

@@ -29,7 +29,7 @@ from hetopt.core.profile import Profile
 from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal
-from hetopt.optimizer.recommendation.recommend import Options, recommend
+from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
 from hetopt.reports.live_run import LiveRun
 from hetopt.reports.page.page import page
 from hetopt.reports.page.series import series
@@ -70,7 +70,9 @@ def make_launch() -> Launch:
     """A launch to hold the logs against; what it predicts does not matter here."""
     goal = Goal(budget_usd=2.0, ends="epochs", amount=100.0)
     moment = datetime(2026, 11, 20, tzinfo=UTC)
-    plan = recommend(Profile.load(RECORDED), load_catalog(), goal, Options(batch_size=256), seed=0, now=moment)
+    plan = recommend(
+        PlanRequest(Profile.load(RECORDED), load_catalog(), goal, Options(batch_size=256)), seed=0, now=moment
+    )
     return Launch(
         created=moment.isoformat(),
         started_s=1000.0,

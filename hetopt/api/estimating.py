@@ -25,6 +25,7 @@ from hetopt.optimizer.market.catalog_filter import AnyMarket
 from hetopt.optimizer.market.gpus import rentable_gpus
 from hetopt.optimizer.model_counts import ModelCount, of_config, of_flops, of_parameters
 from hetopt.optimizer.plan import Goal, Objective, Plan
+from hetopt.optimizer.recommendation.options import PlanRequest
 from hetopt.optimizer.recommendation.recommend import recommend
 from hetopt.optimizer.step_time.device_memory import usable_on_gpu
 from hetopt.optimizer.step_time.utilisation import CONTRIBUTION
@@ -194,7 +195,7 @@ def estimate(
     else:
         in_use, compared = catalog_of(region, catalog), None
         _refuse_what_no_gpu_holds(model, memory, (in_use,))
-    plan = recommend(profile, in_use, goal, options, seed=0, now=now, tell=lambda text: told(text, None))
+    plan = recommend(PlanRequest(profile, in_use, goal, options), seed=0, now=now, tell=lambda text: told(text, None))
     if compared is None:
         tell_price_ages(plan, in_use, told)
     else:

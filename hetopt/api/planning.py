@@ -42,7 +42,7 @@ from hetopt.optimizer.market.catalog_filter import AnyMarket
 from hetopt.optimizer.market.instance_type import Architecture
 from hetopt.optimizer.market.quota import read_quotas
 from hetopt.optimizer.plan import Goal, Objective, Plan, ScalingRule
-from hetopt.optimizer.recommendation.options import Options
+from hetopt.optimizer.recommendation.options import Options, PlanRequest
 from hetopt.optimizer.recommendation.own_machines import better_of, on_own_machines
 from hetopt.optimizer.recommendation.ranking import Ranking, compare
 from hetopt.optimizer.recommendation.recommend import recommend as find_plan
@@ -226,9 +226,10 @@ def recommend(
     for remark in contradictions(measured, loaded.instance_types):
         told.note(remark)
     now = datetime.datetime.now(datetime.UTC)
+    request = PlanRequest(measured, loaded, goal, options)
 
     def rented() -> Plan:
-        return find_plan(measured, loaded, goal, options, seed=seed, now=now, tell=lambda text: told(text, None))
+        return find_plan(request, seed=seed, now=now, tell=lambda text: told(text, None))
 
     if inventory is None:
         plan = rented()
@@ -236,10 +237,10 @@ def recommend(
         hosts = read_hosts(Path(inventory))
         told("your own machines")
         if market == "own":
-            plan = on_own_machines(measured, loaded, hosts, goal, options, seed=seed, now=now)
+            plan = on_own_machines(request, hosts, seed=seed, now=now)
             plan = plan.model_copy(update={"advice": None})  # which is whether to rent
         else:
-            plan = better_of(measured, loaded, hosts, goal, options, rented, seed=seed, now=now)
+            plan = better_of(request, hosts, rented, seed=seed, now=now)
     if compared is None:
         tell_price_ages(plan, loaded, told)
     else:

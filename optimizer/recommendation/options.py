@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import get_args
@@ -14,14 +14,18 @@ from hetopt.core.comm.compression_text import IDENTITY, NONE
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.names import known
 from hetopt.core.precision import Precision
+from hetopt.core.profile import Profile
 from hetopt.core.synchronization import Synchronization
+from hetopt.optimizer.cost.billing import Billing
 from hetopt.optimizer.cost.observed_preemptions import ObservedPreemptions
+from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.catalog_filter import AnyMarket
 from hetopt.optimizer.market.instance_type import Architecture
 from hetopt.optimizer.market.offer_filter import Wishes
 from hetopt.optimizer.market.quota import Bucket
 from hetopt.optimizer.plan import Goal, Objective, ScalingRule
 from hetopt.optimizer.search.objective import BALANCED, FASTEST
+from hetopt.optimizer.search.open_hours import OpenHours
 from hetopt.optimizer.search.search import STUDY_TRIALS, Effort, Limits
 from hetopt.optimizer.search.search_space import MAX_TYPES
 from hetopt.optimizer.step_time.earlier_runs import EarlierRuns
@@ -206,3 +210,35 @@ class Options:
             deadline_s=goal.deadline_s,
             time_weight=TIME_WEIGHTS[self.objective] if self.time_weight is None else self.time_weight,
         )
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """What to plan, and from what.
+
+    Attributes:
+        profile: what was measured of the job.
+        catalog: what can be rented.
+        goal: what the run is for, and its limits.
+        options: what narrows the search.
+        billing: the prices beside the machines' own; absent: those of the catalogue's folder.
+        open_hours: when machines may be used; absent: always.
+    """
+
+    profile: Profile
+    catalog: Catalog
+    goal: Goal
+    options: Options
+    _: KW_ONLY
+    billing: Billing | None = None
+    open_hours: OpenHours | None = None
+
+    @property
+    def limits(self) -> Limits:
+        """What the plan must keep, and what is wanted of it."""
+        return self.options.limits(self.goal)
+
+    @property
+    def without_quotas(self) -> PlanRequest:
+        """The same, as if any number of vCPUs might run at once."""
+        return replace(self, options=replace(self.options, quotas={}))

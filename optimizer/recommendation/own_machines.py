@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from datetime import datetime
 from functools import partial
 
@@ -17,15 +17,14 @@ import numpy as np
 from hetopt.core.errors import BadInput, HetoptError, NoFeasiblePlan
 from hetopt.core.formatting import duration, usd
 from hetopt.core.hosts import Host
-from hetopt.core.profile import Profile
 from hetopt.optimizer.cost.billing import Billing, load_billing
-from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.owned import owned
 from hetopt.optimizer.market.quota import QuotasExclude
-from hetopt.optimizer.plan import Goal, Plan
-from hetopt.optimizer.recommendation.options import Options
+from hetopt.optimizer.plan import Plan
+from hetopt.optimizer.recommendation.options import PlanRequest
 from hetopt.optimizer.recommendation.recommend import recommend, search_problem
 from hetopt.optimizer.recommendation.rented_beside import Mixed, best_mixed
+from hetopt.optimizer.search.objective import Limits
 from hetopt.optimizer.search.open_hours import OpenHours
 
 NOT_LAUNCHED = "a what-if, see docs/ssh.md, as what hetopt rents is not in your network"
@@ -47,17 +46,12 @@ def nothing_beside(billing: Billing) -> Billing:
     return replace(billing, **free)
 
 
-def on_own_machines(
-    profile: Profile, catalog: Catalog, hosts: Sequence[Host], goal: Goal, options: Options, *, seed: int, now: datetime
-) -> Plan:
+def on_own_machines(request: PlanRequest, hosts: Sequence[Host], *, seed: int, now: datetime) -> Plan:
     """The best plan for some of one's own machines, up to three unlike ones together.
 
     Args:
-        profile: what was measured of the job.
-        catalog: of what can be rented, which knows GPUs and CPUs.
+        request: what to plan; its options that narrow what is rented do not narrow what one has.
         hosts: of the inventory.
-        goal: what the run is for, and its limits.
-        options: those that say what is wanted; those that narrow what is rented do not narrow what one has.
         seed: of the search.
         now: the plan's date.
 
@@ -65,38 +59,16 @@ def on_own_machines(
         BadInput: of a host something is not said that a plan needs.
         NoFeasiblePlan: they do not keep the limits.
     """
-    problem = own_problem(profile, catalog, hosts, options, now)
-    plan = recommend(
-        profile,
-        problem.catalog,
-        goal,
-        problem.options,
-        seed=seed,
-        now=now,
-        billing=problem.billing,
-        open_hours=problem.open_hours,
-    )
+    plan = recommend(own_request(request, hosts, now), seed=seed, now=now)
     waits = _waits(plan, hosts)
     return plan if waits is None else plan.model_copy(update={"reasons": (waits, *plan.reasons)})
 
 
-@dataclass(frozen=True, kw_only=True)
-class OwnProblem:
-    """What a search for one's own machines is given, see `recommend`."""
-
-    catalog: Catalog
-    options: Options
-    billing: Billing
-    open_hours: OpenHours | None
-
-
-def own_problem(
-    profile: Profile, catalog: Catalog, hosts: Sequence[Host], options: Options, now: datetime
-) -> OwnProblem:
-    """The search for one's own machines, with arguments and errors as of `on_own_machines`."""
-    own = owned(catalog, hosts, now.date(), measured=profile.measured_machines)
+def own_request(request: PlanRequest, hosts: Sequence[Host], now: datetime) -> PlanRequest:
+    """The same, asked of one's own machines, with arguments and errors as of `on_own_machines`."""
+    own = owned(request.catalog, hosts, now.date(), measured=request.profile.measured_machines)
     wanted = replace(
-        options,
+        request.options,
         market="any",
         quotas=own.quotas,
         only_types=(),
@@ -106,14 +78,15 @@ def own_problem(
         zone=None,
         zones=1,
         data_region=None,
-        startup_s=profile.startup_s or STARTUP_S,
+        startup_s=request.profile.startup_s or STARTUP_S,
         observed=None,
         journal=None,
     )
-    return OwnProblem(
+    return replace(
+        request,
         catalog=own.catalog,
         options=wanted,
-        billing=nothing_beside(load_billing(catalog.directory)),
+        billing=nothing_beside(load_billing(request.catalog.directory)),
         open_hours=OpenHours.of(hosts, now.astimezone()),
     )
 
@@ -129,24 +102,13 @@ def _waits(plan: Plan, hosts: Sequence[Host]) -> str | None:
 
 
 def better_of(
-    profile: Profile,
-    catalog: Catalog,
-    hosts: Sequence[Host],
-    goal: Goal,
-    options: Options,
-    rented: Callable[[], Plan],
-    *,
-    seed: int,
-    now: datetime,
+    request: PlanRequest, hosts: Sequence[Host], rented: Callable[[], Plan], *, seed: int, now: datetime
 ) -> Plan:
     """The better of a plan for one's own machines and one that rents.
 
     Args:
-        profile: what was measured of the job.
-        catalog: of what can be rented.
+        request: what to plan.
         hosts: of the inventory.
-        goal: what the run is for, and its limits.
-        options: what narrows the search.
         rented: makes the other plan.
         seed: of the search.
         now: the plan's date.
@@ -157,7 +119,7 @@ def better_of(
     made: dict[str, Plan] = {}
     refused: dict[str, HetoptError] = {}
     makers: dict[str, Callable[[], Plan]] = {
-        "own": partial(on_own_machines, profile, catalog, hosts, goal, options, seed=seed, now=now),
+        "own": partial(on_own_machines, request, hosts, seed=seed, now=now),
         "rented": rented,
     }
     for name, make in makers.items():
@@ -165,36 +127,32 @@ def better_of(
             made[name] = make()
         except (NoFeasiblePlan, QuotasExclude) as none:
             refused[name] = none
-    mixed = _mixed(profile, catalog, hosts, goal, options, now)
+    mixed = _mixed(request, hosts, now)
     if not made:
         raise _with_mixed(refused["rented"], mixed)
-    best = min(made, key=lambda name: (made[name].risk is not None, _score(made[name], goal, options)))
+    best = min(made, key=lambda name: (made[name].risk is not None, _score(made[name], request.limits)))
     other = next((name for name in made if name != best), None)
     said, explained = [_beside(best, made, refused, other)], list(made[best].explanation)
     if mixed is None:
         explained += [] if any(host.internet_mbit for host in hosts) else [_NO_WAY]
-    elif mixed.safe and mixed.score < _score(made[best], goal, options):
+    elif mixed.safe and mixed.score < _score(made[best], request.limits):
         said.insert(0, f"{_alone(made.get('own'))}{mixed.in_words}: {NOT_LAUNCHED}.")
     else:
         explained.append(f"Of clusters of both, the best is no better: {mixed.in_words}.")
     return made[best].model_copy(update={"reasons": (*said, *made[best].reasons[:2]), "explanation": tuple(explained)})
 
 
-def _mixed(
-    profile: Profile, catalog: Catalog, hosts: Sequence[Host], goal: Goal, options: Options, now: datetime
-) -> Mixed | None:
+def _mixed(request: PlanRequest, hosts: Sequence[Host], now: datetime) -> Mixed | None:
     """The best cluster of both; None: there is none, or nobody said how fast the way between is."""
     reached = [host for host in hosts if host.internet_mbit is not None]
-    if not reached or options.mixed_types < 2:
+    if not reached or request.options.mixed_types < 2:
         return None
-    mine = own_problem(profile, catalog, reached, options, now)
     try:
-        own = search_problem(profile, mine.catalog, goal, mine.options, mine.billing, mine.open_hours)
-        rented = search_problem(profile, catalog, goal, options)
+        own, rented = search_problem(own_request(request, reached, now)), search_problem(request)
     except (BadInput, NoFeasiblePlan):
         return None  # of one of them there is nothing, which its own plan has said
     way = min(host.internet_mbit or math.inf for host in reached) * 1e6 / 8
-    return best_mixed(own, rented, options.limits(goal), way)
+    return best_mixed(own, rented, request.limits, way)
 
 
 def _with_mixed(refused: HetoptError, mixed: Mixed | None) -> HetoptError:
@@ -211,9 +169,9 @@ def _alone(own: Plan | None) -> str:
     return f"Your own machines do it in {duration(told.total_s.value)} for {usd(told.cost_usd.value)}; "
 
 
-def _score(plan: Plan, goal: Goal, options: Options) -> float:
+def _score(plan: Plan, limits: Limits) -> float:
     said = plan.chosen.prediction
-    return float(options.limits(goal).score(np.array(said.total_s.value), np.array(said.cost_usd.value)))
+    return float(limits.score(np.array(said.total_s.value), np.array(said.cost_usd.value)))
 
 
 def _beside(best: str, made: dict[str, Plan], refused: dict[str, HetoptError], other: str | None) -> str:

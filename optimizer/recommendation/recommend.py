@@ -40,13 +40,12 @@ from hetopt.optimizer.recommendation.confidence import confident
 from hetopt.optimizer.recommendation.explain import dearer_on_spot, explain
 from hetopt.optimizer.recommendation.infeasible import MOST_NAMED, larger_quotas, nothing_fits, nothing_usable
 from hetopt.optimizer.recommendation.memory import NOT_COUNTED, fits_nowhere, memory_table
-from hetopt.optimizer.recommendation.options import Options
+from hetopt.optimizer.recommendation.options import Options, PlanRequest
 from hetopt.optimizer.recommendation.planned_run import run_spec
 from hetopt.optimizer.recommendation.remedies import Question, remedies
 from hetopt.optimizer.recommendation.sensitivity import insight
 from hetopt.optimizer.search.exchange_menu import Menu, exchange_menu
 from hetopt.optimizer.search.forecast import JobModel
-from hetopt.optimizer.search.open_hours import OpenHours
 from hetopt.optimizer.search.search import Effort, Found, search
 from hetopt.optimizer.search.search_space import (
     Computing,
@@ -72,6 +71,7 @@ from hetopt.optimizer.step_time.transfer import (
 
 __all__ = [
     "Options",
+    "PlanRequest",
     "evaluation_period_epochs",
     "job_of",
     "minimum_gain",
@@ -89,30 +89,16 @@ EVALUATION_SHARE = 0.1
 
 
 def recommend(
-    profile: Profile,
-    catalog: Catalog,
-    goal: Goal,
-    options: Options,
-    *,
-    seed: int,
-    now: datetime,
-    billing: Billing | None = None,
-    open_hours: OpenHours | None = None,
-    tell: Callable[[str], None] = lambda text: None,
+    request: PlanRequest, *, seed: int, now: datetime, tell: Callable[[str], None] = lambda text: None
 ) -> Plan:
     """The best plan for the goal within its budget and deadline. The same arguments give the same plan.
 
     Ctrl-C ends the search early, with the best plan so far.
 
     Args:
-        profile: what was measured of the job.
-        catalog: what can be rented.
-        goal: what the run is for, and its limits.
-        options: what narrows the search.
+        request: what to plan, and from what.
         seed: of the search.
         now: the plan's date.
-        billing: the prices beside the machines' own; absent: those of the catalogue's folder.
-        open_hours: when machines may be used; absent: always.
         tell: is called with what is going on.
 
     Raises:
@@ -121,18 +107,18 @@ def recommend(
             that fits on expectation and keeps its limits with less than the asked probability is returned: see
             `Plan.risk`.
     """
-    if options.confidence is not None and goal.budget_usd is None and goal.deadline_s is None:
+    catalog, options, limits = request.catalog, request.options, request.limits
+    if options.confidence is not None and limits.budget_usd is None and limits.deadline_s is None:
         raise BadInput("`confidence` needs a budget or a deadline to be kept.", hint="give `budget_usd` or `deadline`")
     try:
-        problem = search_problem(profile, catalog, goal, options, billing, open_hours)
+        problem = search_problem(request)
     except QuotasExclude as refused:
         tell("what quotas would have to be raised")
-        more = _larger_quotas(profile, catalog, goal, options, billing, seed)
+        more = _larger_quotas(request, seed)
         if more is None:  # then nothing fits without them either, and that is the error
-            recommend(profile, catalog, goal, replace(options, quotas={}), seed=seed, now=now, billing=billing)
+            recommend(request.without_quotas, seed=seed, now=now)
         raise QuotasExclude(refused.message, hint=more or refused.hint) from None
     goal, model, space, job, host = problem.goal, problem.model, problem.space, problem.job, problem.host
-    limits = options.limits(goal)
     found = search(space, job, limits, seed=seed, effort=options.effort, tell=tell)
     # Hints are found by searching again: quietly, and without a study.
     again = replace(options.effort, trials=0, journal=None)
@@ -145,7 +131,7 @@ def recommend(
     )
     if found.chosen is None:
         tell("what would have to be allowed")
-        more = _larger_quotas(profile, catalog, goal, options, billing, seed) if options.quotas else None
+        more = _larger_quotas(request, seed) if options.quotas else None
         raise nothing_fits(question, found, limits, more)
     if limits.budget_usd is not None or limits.deadline_s is not None:
         told = confident(space, job, found, limits, options.confidence, seed=seed)
@@ -206,18 +192,15 @@ def recommend(
             evaluate_every_epochs=problem.evaluate_every_epochs,
             learning_rate_rule=options.learning_rate_rule,
         ),
-        profile=profile,
+        profile=request.profile,
     )
 
 
-def _larger_quotas(
-    profile: Profile, catalog: Catalog, goal: Goal, options: Options, billing: Billing | None, seed: int
-) -> str | None:
+def _larger_quotas(request: PlanRequest, seed: int) -> str | None:
     """The least increase of quotas with which clusters of one type keep the limits; absent: none does."""
-    wide = search_problem(profile, catalog, goal, replace(options, quotas={}), billing)
-    limits = options.limits(wide.goal)
-    found = search(wide.space, wide.job, limits, seed=seed, effort=Effort(types=1))
-    return larger_quotas(wide.space, found, options.quotas, limits)
+    wide = search_problem(request.without_quotas)
+    found = search(wide.space, wide.job, request.limits, seed=seed, effort=Effort(types=1))
+    return larger_quotas(wide.space, found, request.options.quotas, request.limits)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,23 +220,17 @@ class SearchProblem:
     evaluate_every_epochs: float
 
 
-def search_problem(
-    profile: Profile,
-    catalog: Catalog,
-    goal: Goal,
-    options: Options,
-    billing: Billing | None = None,
-    open_hours: OpenHours | None = None,
-) -> SearchProblem:
-    """What `recommend` searches; arguments and errors as there."""
+def search_problem(request: PlanRequest) -> SearchProblem:
+    """What `recommend` searches; errors as there."""
+    profile, catalog, options = request.profile, request.catalog, request.options
     if options.data_region is not None:
         known(options.data_region, catalog.regions, "region")
-    goal = _completed(goal, profile).model_copy(update={"zone": options.zone, "zones": options.zones})
+    goal = _completed(request.goal, profile).model_copy(update={"zone": options.zone, "zones": options.zones})
     model = fit(profile)
     every = evaluation_period_epochs(model, goal)
     sampled = sampled_machines(profile, catalog.instance_types)
     shape = learned_shape(model, sampled)
-    job = job_of(model, shape, goal, options, every, billing or load_billing(catalog.directory))
+    job = job_of(model, shape, goal, options, every, request.billing or load_billing(catalog.directory))
     job = replace(job, transfer=data_transfer(options.data_bytes, options.data_region, catalog.region))
     host = reference_host(model, catalog.instance_types.values())
     space = space_of(model, shape, sampled, catalog, goal, options, host)
@@ -261,8 +238,9 @@ def search_problem(
         own = profile.job.batch_size
         enough = [size for size in space.batch_sizes if size <= own or job.steps.steps(size, 1.0) >= FEWEST_UPDATES]
         space = replace(space, batch_sizes=tuple(enough) or space.batch_sizes[:1])
-    if open_hours is not None:
-        space, job = replace(space, open_hours=open_hours), replace(job, slots_s=open_hours.slots_s)
+    if request.open_hours is not None:
+        space = replace(space, open_hours=request.open_hours)
+        job = replace(job, slots_s=request.open_hours.slots_s)
     return SearchProblem(goal=goal, model=model, space=space, job=job, host=host, evaluate_every_epochs=every)
 
 

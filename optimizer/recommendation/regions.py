@@ -11,7 +11,7 @@ from hetopt.core.profile import Profile
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.quota import Quotas
 from hetopt.optimizer.plan import Goal, RegionOffer
-from hetopt.optimizer.recommendation.options import Options
+from hetopt.optimizer.recommendation.options import Options, PlanRequest
 from hetopt.optimizer.recommendation.recommend import search_problem
 from hetopt.optimizer.search.objective import expected_totals
 from hetopt.optimizer.search.search import Effort, search
@@ -76,7 +76,7 @@ def _offers(
     limits = options.limits(goal)
     for market in markets:
         try:
-            problem = search_problem(profile, market.catalog, goal, replace(options, quotas=market.quotas))
+            problem = search_problem(PlanRequest(profile, market.catalog, goal, replace(options, quotas=market.quotas)))
         except BadInput:
             continue  # Nothing of what was asked for is sold there.
         found = search(problem.space, problem.job, limits, seed=seed, effort=Effort(types=1))

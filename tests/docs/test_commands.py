@@ -24,7 +24,7 @@ from hetopt.core.profile import Profile
 from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal
-from hetopt.optimizer.recommendation.recommend import Options, recommend
+from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
 from tests.docs.test_readme import DOCUMENTS, REPOSITORY, commands
 from tests.face.conftest import RECORDED, hetopt, small_catalogue
 from tests.face.test_help import examples
@@ -78,7 +78,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     goal = Goal(budget_usd=50.0, ends="epochs", amount=2000.0)
     options = Options(batch_size=1024, only_types=("c7i.large",), max_machines=4, market="spot", objective="fastest")
     profile, moment = Profile.load(folder / "profile.json"), datetime.now(UTC)
-    recommend(profile, load_catalog(), goal, options, seed=0, now=moment).save(folder / "plan.json")
+    recommend(PlanRequest(profile, load_catalog(), goal, options), seed=0, now=moment).save(folder / "plan.json")
     told = hetopt_library.estimate(
         params="110M", samples="3M", tokens=128, gpus="A10G", quotas=("spot:g=40",), market="spot", objective="fastest"
     )

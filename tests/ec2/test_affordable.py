@@ -17,7 +17,7 @@ from hetopt.core.errors import BudgetStop
 from hetopt.core.profile import Profile
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Goal, Plan, Sensitivity
-from hetopt.optimizer.recommendation.recommend import Options, recommend
+from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
 from tests.face.conftest import RECORDED
 
 from .conftest import leftovers
@@ -37,7 +37,7 @@ def test_a_plan_for_a_budget_is_ordered_with_it(
     profile = Profile.load(RECORDED / "lstm-small.json")
     options = Options(trials=0, max_workers=8, mixed_types=2, accept_risk=True)
     goal = Goal(ends="epochs", amount=3, budget_usd=budget, deadline_s=deadline_s)
-    made = recommend(profile, catalog, goal, options, seed=0, now=datetime(2026, 11, 20, tzinfo=UTC))
+    made = recommend(PlanRequest(profile, catalog, goal, options), seed=0, now=datetime(2026, 11, 20, tzinfo=UTC))
     order = order_for(chosen=made)
     assert order.budget_usd == budget
     assert order.volume_gb == made.chosen.disk_gb

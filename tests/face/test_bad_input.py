@@ -18,7 +18,7 @@ from hetopt.core.profile import Profile
 from hetopt.core.run_folder import write_spec
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal, Plan
-from hetopt.optimizer.recommendation.recommend import Options, recommend
+from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
 from tests.face.conftest import RECORDED, Answer
 
 pytestmark = pytest.mark.usefixtures("small_catalogue")
@@ -257,7 +257,9 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
     profile = Profile.load(RECORDED / "digits.json")
     goal = Goal(budget_usd=2.0, ends="epochs", amount=10.0)
     made = recommend(
-        profile, load_catalog(), goal, Options(batch_size=64), seed=0, now=datetime(2026, 11, 20, tzinfo=UTC)
+        PlanRequest(profile, load_catalog(), goal, Options(batch_size=64)),
+        seed=0,
+        now=datetime(2026, 11, 20, tzinfo=UTC),
     )
     path = tmp_path_factory.mktemp("plan") / "plan.json"
     made.save(path)

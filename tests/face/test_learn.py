@@ -22,7 +22,7 @@ from hetopt.optimizer.convergence.convergence import fit_convergence
 from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import OWN, Goal, Plan
-from hetopt.optimizer.recommendation.recommend import Options, recommend
+from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
 from hetopt.optimizer.step_time.earlier_runs import OF_THE_TYPE, EarlierRuns, RunOnType, device_of
 from hetopt.reports.learn import learn
 from tests.logs import history_of, recorded_run
@@ -36,7 +36,9 @@ SLOWER = 2.2
 def plan_from(profile: Profile, types: tuple[str, ...], earlier: EarlierRuns | None = None) -> Plan:
     goal = Goal(budget_usd=5.0, ends="epochs", amount=20.0)
     options = Options(batch_size=256, max_workers=4, trials=20, only_types=types, earlier=earlier)
-    return recommend(profile, load_catalog(), goal, options, seed=0, now=datetime(2026, 11, 20, tzinfo=UTC))
+    return recommend(
+        PlanRequest(profile, load_catalog(), goal, options), seed=0, now=datetime(2026, 11, 20, tzinfo=UTC)
+    )
 
 
 def launched(plan: Plan) -> Launch:

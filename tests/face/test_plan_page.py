@@ -17,7 +17,7 @@ from hetopt.core import formatting
 from hetopt.core.profile import Profile
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal, Plan
-from hetopt.optimizer.recommendation.recommend import Options, recommend
+from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
 from hetopt.reports.document import STYLE
 from hetopt.reports.plan_page import page
 from hetopt.reports.plan_plots import LogAxis, dot_plot, front_lines
@@ -30,10 +30,12 @@ FIGURE = re.compile(r'<span data-figure="(\w+)" data-value="([^"]+)">([^<]*)</sp
 @pytest.fixture(scope="module")
 def plan() -> Plan:
     return recommend(
-        Profile.load(RECORDED),
-        load_catalog(),
-        Goal(ends="epochs", amount=164, budget_usd=0.5),
-        Options(max_workers=8, trials=40),
+        PlanRequest(
+            Profile.load(RECORDED),
+            load_catalog(),
+            Goal(ends="epochs", amount=164, budget_usd=0.5),
+            Options(max_workers=8, trials=40),
+        ),
         seed=0,
         now=datetime(2026, 11, 20, tzinfo=UTC),
     )

@@ -30,7 +30,7 @@ from hetopt.core.stream import Stream
 from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal, Plan, Range
-from hetopt.optimizer.recommendation.recommend import Options, recommend
+from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
 from hetopt.reports.report import Compared, Report, Unit, _verdict, make_report
 from hetopt.reports.run_words import figures, pause
 from hetopt.reports.timeline import timeline
@@ -44,7 +44,9 @@ def plan() -> Plan:
     profile = Profile.load(Path(__file__).resolve().parents[1] / "recorded" / "digits.json")
     goal = Goal(budget_usd=2.0, ends="epochs", amount=100.0)
     options = Options(batch_size=256, market="spot", objective="fastest")
-    return recommend(profile, load_catalog(), goal, options, seed=0, now=datetime(2026, 11, 20, tzinfo=UTC))
+    return recommend(
+        PlanRequest(profile, load_catalog(), goal, options), seed=0, now=datetime(2026, 11, 20, tzinfo=UTC)
+    )
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from hetopt.core.errors import BadInput
 from hetopt.core.profile import Profile
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal, Plan
-from hetopt.optimizer.recommendation.recommend import Options, recommend
+from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
 from hetopt.reports.document import document
 from hetopt.reports.plan_page import page
 from hetopt.reports.plan_plots import front_lines, front_svg
@@ -108,14 +108,14 @@ def test_spot_that_costs_more_than_on_demand_is_not_taken_and_that_is_said() -> 
     dear = replace(listing.on_demand, market="spot", usd_per_hour=1.5 * listing.on_demand.usd_per_hour)
     odd = replace(catalog, listings={"c7i.xlarge": replace(listing, spot=dear)})
     goal, options = Goal(budget_usd=50, ends="epochs", amount=200), Options(max_workers=2, trials=0)
-    made = recommend(Profile.load(RECORDED), odd, goal, options, seed=0, now=datetime.now(UTC))
+    made = recommend(PlanRequest(Profile.load(RECORDED), odd, goal, options), seed=0, now=datetime.now(UTC))
     assert {group.market for group in made.chosen.groups} == {"on-demand"}
     said = "Spot costs no less than on demand for c7i.xlarge: on demand is taken."
     assert said in made.explanation
     assert said == made.reasons[0], "on the screen, too"
     on_spot = replace(options, market="spot", only_types=("c7i.*",))
     with pytest.raises(BadInput, match=r"spot costs no less than on demand for c7i\.xlarge") as refused:
-        recommend(Profile.load(RECORDED), odd, goal, on_spot, seed=0, now=datetime.now(UTC))
+        recommend(PlanRequest(Profile.load(RECORDED), odd, goal, on_spot), seed=0, now=datetime.now(UTC))
     assert refused.value.hint == 'take `market="on-demand"`'
 
 

@@ -15,7 +15,7 @@ from hetopt.core.formatting import duration_span, usd_span
 from hetopt.optimizer.market.catalog import Catalog, load_catalog
 from hetopt.optimizer.market.quota import FAMILIES, NEW_ACCOUNT, Bucket, QuotasExclude, named_quota, read_quotas
 from hetopt.optimizer.plan import Choice, Goal, Hardware, Plan
-from hetopt.optimizer.recommendation.recommend import Options, recommend
+from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
 from hetopt.optimizer.search.objective import BALANCED, Limits
 from tests.face.described import RESNET101
 
@@ -28,7 +28,7 @@ SMALL = make_profile(minimum_steps=20, minimum_samples=2000)
 
 
 def _plan(catalog: Catalog, options: Options = FEW, **goal: float) -> Plan:
-    return recommend(LARGE, catalog, Goal(ends="target", **goal), options, seed=0, now=NOW)
+    return recommend(PlanRequest(LARGE, catalog, Goal(ends="target", **goal), options), seed=0, now=NOW)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_this_machine_costs_nothing_and_is_not_waited_for(plan: Plan) -> None:
 
 
 def test_a_job_of_seconds_is_not_worth_renting(catalog: Catalog) -> None:
-    told = recommend(SMALL, catalog, Goal(ends="target", budget_usd=5.0), FEW, seed=0, now=NOW)
+    told = recommend(PlanRequest(SMALL, catalog, Goal(ends="target", budget_usd=5.0), FEW), seed=0, now=NOW)
     assert told.advice is not None
     assert "Not worth renting" in told.advice
     here = told.choices[0]
@@ -105,7 +105,7 @@ def test_doubt_counts_in_what_is_shown(catalog: Catalog) -> None:
     """An eighth of an L4 for a month, or for anything between three days and ten months, is not the cheapest."""
     options = Options(objective="cheapest", mixed_types=1, only_types=("g6f.large", "g5.xlarge"))
     goal = Goal(ends="epochs", amount=90, budget_usd=5000.0)
-    told = recommend(RESNET101, load_catalog("eu-central-1"), goal, options, seed=0, now=NOW)
+    told = recommend(PlanRequest(RESNET101, load_catalog("eu-central-1"), goal, options), seed=0, now=NOW)
     assert [group.instance_type for group in told.chosen.groups] == ["g5.xlarge"]
     costs = [way.cost_usd for way in told.choices if way.candidate is not None]
     assert costs[0] == told.chosen.prediction.cost_usd

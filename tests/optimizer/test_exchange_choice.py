@@ -11,7 +11,7 @@ import pytest
 from hetopt.core.profile import Profile
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Goal
-from hetopt.optimizer.recommendation.options import Options
+from hetopt.optimizer.recommendation.options import Options, PlanRequest
 from hetopt.optimizer.recommendation.recommend import SearchProblem, search_problem
 from hetopt.optimizer.search import cluster_rows
 from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, tabulate_rows, uniform_rows
@@ -56,7 +56,9 @@ def problem(request: pytest.FixtureRequest, catalog: Catalog) -> SearchProblem:
         if path.is_file()
         else make_profile(parameters=int(job.split()[0]) * 1_000_000, per_sample_s=0.01)
     )
-    return search_problem(profile, catalog, Goal(ends="epochs", amount=50.0), Options(max_workers=16, batch_size=64))
+    return search_problem(
+        PlanRequest(profile, catalog, Goal(ends="epochs", amount=50.0), Options(max_workers=16, batch_size=64))
+    )
 
 
 def priced(problem: SearchProblem, space: SearchSpace | None = None) -> tuple[ClusterRows, ClusterTable, Forecast]:

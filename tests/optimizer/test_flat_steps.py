@@ -15,7 +15,7 @@ from hetopt.core.profile import Profile
 from hetopt.optimizer.fit import fit, times_as_long
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Goal
-from hetopt.optimizer.recommendation.recommend import Options, recommend
+from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
 from hetopt.optimizer.step_time.transfer import (
     THREAD_SCALING,
     WorkerModel,
@@ -86,7 +86,9 @@ def test_a_run_here_takes_what_its_steps_and_evaluations_take(catalog: Catalog, 
     """It was foretold in hours where it took a minute: an evaluation times the ratio of a slope to next to nothing."""
     profile = _profile(slope, divided)
     options = Options(trials=0, max_workers=4, only_types=("c7a.large", "c7a.xlarge"))
-    plan = recommend(profile, catalog, Goal(ends="epochs", amount=2, budget_usd=5.0), options, seed=0, now=NOW)
+    plan = recommend(
+        PlanRequest(profile, catalog, Goal(ends="epochs", amount=2, budget_usd=5.0), options), seed=0, now=NOW
+    )
     run = predict_on_local(plan, (1.0, 1.0)).prediction
     longest_s = max(point.step_time_s for device in profile.devices for point in device.step_times)
     evaluations = math.ceil(2 / plan.run.evaluate_every_epochs) + 1

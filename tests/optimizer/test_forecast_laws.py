@@ -17,7 +17,7 @@ from hetopt.optimizer.cost.billing import load_billing
 from hetopt.optimizer.fit import fit
 from hetopt.optimizer.market.catalog import Catalog, offers
 from hetopt.optimizer.plan import Goal
-from hetopt.optimizer.recommendation.recommend import Options, recommend
+from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
 from hetopt.optimizer.search.forecast import ClusterTable, JobModel, crossed_links, forecast
 from hetopt.optimizer.search.search_space import machine_options
 from hetopt.optimizer.step_time.model import StepTimeModel
@@ -209,7 +209,9 @@ def test_step_samples_beside_a_profile_are_planned_with(catalog: Catalog) -> Non
 
 def test_a_plan_from_samples_says_measured(catalog: Catalog) -> None:
     options = Options(trials=20, only_types=("g5.xlarge", "g4dn.xlarge"))
-    plan = recommend(_sampled(LARGE), catalog, Goal(ends="epochs", amount=1, budget_usd=50), options, seed=0, now=NOW)
+    plan = recommend(
+        PlanRequest(_sampled(LARGE), catalog, Goal(ends="epochs", amount=1, budget_usd=50), options), seed=0, now=NOW
+    )
     assert {group.evidence for group in plan.chosen.groups} == {"measured"}
     assert not any("The network between machines" in said for said in plan.explanation)
 
@@ -266,10 +268,12 @@ def test_zones_cost_what_crosses_them(catalog: Catalog) -> None:
     goal = Goal(ends="epochs", amount=5, budget_usd=5.0)
     plans = [
         recommend(
-            profile,
-            catalog,
-            goal,
-            Options(trials=0, only_types=("c7a.4xlarge",), zones=zones, market="spot", objective="fastest"),
+            PlanRequest(
+                profile,
+                catalog,
+                goal,
+                Options(trials=0, only_types=("c7a.4xlarge",), zones=zones, market="spot", objective="fastest"),
+            ),
             seed=0,
             now=NOW,
         ).chosen

@@ -7,7 +7,7 @@ import pytest
 from hetopt.core.errors import BadInput
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Goal, Plan
-from hetopt.optimizer.recommendation.recommend import Options, recommend
+from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
 
 from .conftest import NOW
 from .profiles import make_profile
@@ -17,7 +17,7 @@ SMALL = Options(trials=20, max_workers=8, only_types=("c7a.*", "g5.xlarge", "g4d
 
 
 def _plan(catalog: Catalog, budget: float, options: Options = SMALL) -> Plan:
-    return recommend(LARGE, catalog, Goal(ends="target", budget_usd=budget), options, seed=0, now=NOW)
+    return recommend(PlanRequest(LARGE, catalog, Goal(ends="target", budget_usd=budget), options), seed=0, now=NOW)
 
 
 @pytest.fixture(scope="module")
@@ -75,4 +75,4 @@ def test_a_confidence_is_kept(catalog: Catalog, confidence: float) -> None:
 
 def test_a_confidence_in_nothing_is_refused(catalog: Catalog) -> None:
     with pytest.raises(BadInput, match="needs a budget or a deadline"):
-        recommend(LARGE, catalog, Goal(ends="epochs", amount=1), Options(confidence=0.9), seed=0, now=NOW)
+        recommend(PlanRequest(LARGE, catalog, Goal(ends="epochs", amount=1), Options(confidence=0.9)), seed=0, now=NOW)

@@ -24,7 +24,7 @@ from hetopt.core.run_spec import Compression, RatioPolicyName, RunSpec, StopRule
 from hetopt.optimizer.fit import CompressorLine, FittedModel, LinkModel, fit
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Goal, Plan
-from hetopt.optimizer.recommendation.recommend import Options, recommend
+from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
 from hetopt.trainer.policies.ratio.auto import AutoRatio
 from tests.collective_time import collective_time_s
 
@@ -201,7 +201,9 @@ def test_a_profile_that_timed_nothing_is_told() -> None:
 @pytest.fixture(scope="module")
 def plan(catalog: Catalog) -> Plan:
     options = Options(trials=20, batch_size=128, only_types=("c7a.large", "c7a.xlarge"))
-    return recommend(make_profile(), catalog, Goal(ends="target", budget_usd=5.0), options, seed=0, now=NOW)
+    return recommend(
+        PlanRequest(make_profile(), catalog, Goal(ends="target", budget_usd=5.0), options), seed=0, now=NOW
+    )
 
 
 def exchanging(plan: Plan, **changes: object) -> Plan:

@@ -27,7 +27,7 @@ from hetopt.optimizer.launch_record import Place
 from hetopt.optimizer.market.catalog import Catalog, load_catalog
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation import recommend as recommending
-from hetopt.optimizer.recommendation.options import Options
+from hetopt.optimizer.recommendation.options import Options, PlanRequest
 from hetopt.optimizer.search.exchange_menu import ExchangeOption, Menu, exchange_menu, exchange_of
 
 from .conftest import NOW
@@ -84,7 +84,9 @@ def planned(way: str = "", precision: Precision = "fp32") -> Plan:
         if way:
             option = next(one for one in options() if name(one) == way)
             patch.setattr(recommending, "_menu", lambda *_, **__: Menu(options=(option,)))
-        return recommending.recommend(profile(), known(), GOAL, replace(FEW, precision=precision), seed=0, now=NOW)
+        return recommending.recommend(
+            PlanRequest(profile(), known(), GOAL, replace(FEW, precision=precision)), seed=0, now=NOW
+        )
 
 
 def name(option: ExchangeOption) -> str:
@@ -171,7 +173,7 @@ def test_a_method_that_this_version_lacks_is_named() -> None:
 def test_profiles_without_a_measurement_are_planned_without_it(missing: str) -> None:
     """What is not known is not chosen, and nothing else changes its way."""
     less = profile().model_copy(update={missing: ()})
-    plan = recommending.recommend(less, known(), GOAL, FEW, seed=0, now=NOW)
+    plan = recommending.recommend(PlanRequest(less, known(), GOAL, FEW), seed=0, now=NOW)
     assert plan.chosen.prediction.total_s.value > 0
     if missing == "gain":
         assert not METHODS[plan.chosen.compression.name].by_ratio

@@ -15,7 +15,7 @@ from hetopt.core.run_spec import RunSpec
 from hetopt.optimizer.fit import fit
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Goal, Plan, Prediction
-from hetopt.optimizer.recommendation.recommend import Options, recommend
+from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
 from tests.collective_time import collective_time_s
 
 from .conftest import NOW
@@ -25,7 +25,9 @@ from .profiles import make_profile
 @pytest.fixture(scope="module")
 def plan(catalog: Catalog) -> Plan:
     options = Options(trials=20, batch_size=128, only_types=("c7a.large", "c7a.xlarge"))
-    return recommend(make_profile(), catalog, Goal(ends="epochs", amount=2, budget_usd=5.0), options, seed=0, now=NOW)
+    return recommend(
+        PlanRequest(make_profile(), catalog, Goal(ends="epochs", amount=2, budget_usd=5.0), options), seed=0, now=NOW
+    )
 
 
 def test_the_job_is_kept_and_the_machines_are_replaced(plan: Plan) -> None:

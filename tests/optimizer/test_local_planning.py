@@ -27,7 +27,7 @@ from hetopt.optimizer.convergence.local_penalty import (
 from hetopt.optimizer.fit import fit
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Goal, Plan
-from hetopt.optimizer.recommendation.recommend import Options, recommend
+from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
 from hetopt.optimizer.search.exchange_menu import exchange_menu
 from hetopt.optimizer.step_time.design_matrix import exchange_of
 from hetopt.optimizer.step_time.local_options import measured_options
@@ -163,7 +163,7 @@ def planned(catalog: Catalog, profile: Profile, **options: object) -> Plan:
         only_types=("c7a.large", "c7a.xlarge"),
         **{"market": "spot", "objective": "fastest", **options},
     )  # type: ignore[arg-type]
-    return recommend(profile, catalog, Goal(ends="target", budget_usd=20.0), few, seed=0, now=NOW)
+    return recommend(PlanRequest(profile, catalog, Goal(ends="target", budget_usd=20.0), few), seed=0, now=NOW)
 
 
 @pytest.fixture(scope="module")

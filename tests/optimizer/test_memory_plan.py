@@ -16,7 +16,7 @@ from hetopt.core.step_samples import Configuration, Node
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.memory import NOT_COUNTED
-from hetopt.optimizer.recommendation.recommend import Options, recommend
+from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
 from hetopt.optimizer.search.asked_steps import AskedSteps
 from tests.optimizer.profiles import make_profile
 
@@ -47,7 +47,7 @@ def heavy(kept_gib: float, sample_gib: float, *, script: bool = False) -> Profil
 
 def planned(catalog: Catalog, profile: Profile, **more: object) -> Plan:
     options = Options(trials=0, mixed_types=1, max_workers=4, only_types=TYPES, **more)  # type: ignore[arg-type]
-    return recommend(profile, catalog, STEPS, options, seed=0, now=NOW)
+    return recommend(PlanRequest(profile, catalog, STEPS, options), seed=0, now=NOW)
 
 
 def check(plan: Plan) -> None:

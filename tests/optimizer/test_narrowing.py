@@ -12,7 +12,7 @@ from hetopt.core.profile import Profile
 from hetopt.core.step_samples import Node, StepSample
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal, Plan
-from hetopt.optimizer.recommendation.recommend import Options, recommend
+from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
 from tests.face.described import BERT
 
 SAID = re.compile(r"may be ([\d.]+)x longer or shorter; a probe on (\S+) for about \$([\d.]+) would leave ([\d.]+)x")
@@ -21,7 +21,9 @@ SAID = re.compile(r"may be ([\d.]+)x longer or shorter; a probe on (\S+) for abo
 def planned(profile: Profile, types: tuple[str, ...]) -> Plan:
     goal = Goal(budget_usd=20.0, ends="epochs", amount=2.0)
     options = Options(only_types=types, max_machines=1, trials=20, precision="fp32")
-    return recommend(profile, load_catalog(), goal, options, seed=0, now=datetime(2026, 11, 20, tzinfo=UTC))
+    return recommend(
+        PlanRequest(profile, load_catalog(), goal, options), seed=0, now=datetime(2026, 11, 20, tzinfo=UTC)
+    )
 
 
 @pytest.mark.parametrize("types", [("g5.*",), ("g6.*",), ("p4d.*",)])

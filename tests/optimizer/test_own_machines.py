@@ -22,8 +22,8 @@ from hetopt.optimizer.market.owned import owned
 from hetopt.optimizer.market.quota import QuotasExclude, read_quotas
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.candidates import NOT_KNOWN
-from hetopt.optimizer.recommendation.options import Options
-from hetopt.optimizer.recommendation.own_machines import NOT_LAUNCHED, better_of, on_own_machines, own_problem
+from hetopt.optimizer.recommendation.options import Options, PlanRequest
+from hetopt.optimizer.recommendation.own_machines import NOT_LAUNCHED, better_of, on_own_machines, own_request
 from hetopt.optimizer.recommendation.recommend import recommend, search_problem
 from hetopt.optimizer.recommendation.rented_beside import Mixed, best_mixed
 from hetopt.optimizer.search.objective import NEAR
@@ -45,11 +45,11 @@ def profile() -> Profile:
 
 @cache
 def rented() -> Plan:
-    return recommend(profile(), load_catalog(), GOAL, OPTIONS, seed=0, now=NOW)
+    return recommend(PlanRequest(profile(), load_catalog(), GOAL, OPTIONS), seed=0, now=NOW)
 
 
 def own(*hosts: Host) -> Plan:
-    return on_own_machines(profile(), load_catalog(), hosts, GOAL, OPTIONS, seed=0, now=NOW)
+    return on_own_machines(PlanRequest(profile(), load_catalog(), GOAL, OPTIONS), hosts, seed=0, now=NOW)
 
 
 def score(plan: Plan) -> float:
@@ -83,16 +83,15 @@ INVENTORIES = st.lists(HOSTS, min_size=1, max_size=3).map(named)
 
 
 def mixed(hosts: list[Host], options: Options = OPTIONS) -> Mixed | None:
-    mine = own_problem(profile(), load_catalog(), hosts, options, NOW)
-    own = search_problem(profile(), mine.catalog, GOAL, mine.options, mine.billing, mine.open_hours)
-    rent = search_problem(profile(), load_catalog(), GOAL, options)
+    request = PlanRequest(profile(), load_catalog(), GOAL, options)
+    own, rent = search_problem(own_request(request, hosts, NOW)), search_problem(request)
     way = min(host.internet_mbit or 100.0 for host in hosts)
-    return best_mixed(own, rent, options.limits(GOAL), way * 1e6 / 8)
+    return best_mixed(own, rent, request.limits, way * 1e6 / 8)
 
 
 @given(INVENTORIES)
 def test_the_plan_is_never_worse_than_the_better_of_either_alone(hosts: list[Host]) -> None:
-    plan = better_of(profile(), load_catalog(), hosts, GOAL, OPTIONS, rented, seed=0, now=NOW)
+    plan = better_of(PlanRequest(profile(), load_catalog(), GOAL, OPTIONS), hosts, rented, seed=0, now=NOW)
     alone = [score(rented())]
     try:
         mine = own(*hosts)
@@ -125,7 +124,7 @@ def test_nothing_that_is_said_of_own_machines_calls_them_rented() -> None:
     """A job of seconds, which this machine does itself as soon as any other."""
     digits = Profile.load(REPOSITORY / "tests" / "recorded" / "digits.json")
     goal = Goal(ends="target", budget_usd=5)
-    plan = on_own_machines(digits, load_catalog(), [box("mine")], goal, OPTIONS, seed=0, now=NOW)
+    plan = on_own_machines(PlanRequest(digits, load_catalog(), goal, OPTIONS), [box("mine")], seed=0, now=NOW)
     assert plan.advice is not None
     assert plan.advice.startswith("Not worth a launch elsewhere: this machine needs")
     assert plan.advice.endswith("is start-up.")
@@ -144,9 +143,11 @@ def test_a_rented_machine_beside_a_slow_host_is_told() -> None:
     goal = GOAL.model_copy(update={"budget_usd": 50})
 
     def rent() -> Plan:
-        return recommend(profile(), load_catalog(), goal, replace(options, max_machines=1), seed=0, now=NOW)
+        return recommend(
+            PlanRequest(profile(), load_catalog(), goal, replace(options, max_machines=1)), seed=0, now=NOW
+        )
 
-    plan = better_of(profile(), load_catalog(), hosts, goal, options, rent, seed=0, now=NOW)
+    plan = better_of(PlanRequest(profile(), load_catalog(), goal, options), hosts, rent, seed=0, now=NOW)
     assert plan.reasons[0].startswith("Your own machines do it in ")
     assert "1 × c7i.xlarge" in plan.reasons[0]
     assert "beside 1 × slow makes it" in plan.reasons[0]
@@ -184,18 +185,18 @@ def test_a_faster_way_never_takes_longer(hosts: list[Host], factor: float) -> No
 def test_more_than_three_machines_train_together_where_they_are_alike() -> None:
     boxes = [box(f"box{place}", cpus=2, network_mbit=1e4, usd_per_hour=0.01) for place in range(5)]
     options = replace(OPTIONS, objective="fastest", max_workers=8)
-    plan = on_own_machines(profile(), load_catalog(), boxes, GOAL, options, seed=0, now=NOW)
+    plan = on_own_machines(PlanRequest(profile(), load_catalog(), GOAL, options), boxes, seed=0, now=NOW)
     assert [(group.instance_type, group.machines) for group in plan.chosen.groups] == [("box0", 5)]
 
 
 def test_quotas_of_a_new_account_do_not_keep_one_from_ones_own_machines() -> None:
     def rent() -> Plan:
         gpus = replace(OPTIONS, only_types=("g6.xlarge",), quotas=read_quotas(("g=0",)))
-        return recommend(profile(), load_catalog(), GOAL, gpus, seed=0, now=NOW)
+        return recommend(PlanRequest(profile(), load_catalog(), GOAL, gpus), seed=0, now=NOW)
 
     with pytest.raises(QuotasExclude):
         rent()
-    plan = better_of(profile(), load_catalog(), [box("box")], GOAL, OPTIONS, rent, seed=0, now=NOW)
+    plan = better_of(PlanRequest(profile(), load_catalog(), GOAL, OPTIONS), [box("box")], rent, seed=0, now=NOW)
     assert plan.chosen.groups[0].is_own
     assert plan.reasons[0] == "Rented machines are out of reach of your quotas."
 
@@ -319,7 +320,7 @@ def test_hosts_that_were_measured_are_known_by_their_names() -> None:
     )
     known = profile().model_copy(update={"samples": samples})
     hosts = [box("box0"), box("box1")]
-    plan = on_own_machines(known, load_catalog(), hosts, GOAL, OPTIONS, seed=0, now=NOW)
+    plan = on_own_machines(PlanRequest(known, load_catalog(), GOAL, OPTIONS), hosts, seed=0, now=NOW)
     assert {group.evidence for group in plan.chosen.groups} == {"measured"}
     assert plan.chosen.groups[0].instance_type == "box0", "the quicker of two at one price"
     assert sampled_machines(known, load_catalog().instance_types) is None
@@ -337,11 +338,11 @@ def test_a_start_takes_what_launches_on_that_host_took() -> None:
     known = profile().model_copy(update={"provisioned": tuple(launches)})
 
     def start_s(*hosts: Host) -> float:
-        plan = on_own_machines(known, load_catalog(), hosts, GOAL, OPTIONS, seed=0, now=NOW)
+        plan = on_own_machines(PlanRequest(known, load_catalog(), GOAL, OPTIONS), hosts, seed=0, now=NOW)
         return plan.chosen.prediction.startup_s
 
     assert start_s(box("box0")) == pytest.approx(5.0)
     assert start_s(box("box1")) == pytest.approx(30.0)
     assert start_s(box("box2")) == pytest.approx(profile().startup_s), "nothing is known of it"
-    again = recommend(known, load_catalog(), GOAL, OPTIONS, seed=0, now=NOW)
+    again = recommend(PlanRequest(known, load_catalog(), GOAL, OPTIONS), seed=0, now=NOW)
     assert again.chosen.prediction == rented().chosen.prediction

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hetopt.core.compression_slowdown import CAUTIOUS_COEFFICIENT
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Goal
-from hetopt.optimizer.recommendation.recommend import Options, recommend
+from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
 
 from .conftest import NOW
 from .profiles import make_profile
@@ -14,7 +14,7 @@ from .profiles import make_profile
 def test_a_plan_tells_its_run(catalog: Catalog) -> None:
     options = Options(trials=20, batch_size=256, only_types=("c7a.large",))
     goal = Goal(ends="epochs", amount=1, budget_usd=9.0)
-    plan = recommend(make_profile(), catalog, goal, options, seed=0, now=NOW)
+    plan = recommend(PlanRequest(make_profile(), catalog, goal, options), seed=0, now=NOW)
     assert plan.run.slowdown_coefficient == CAUTIOUS_COEFFICIENT
 
 
@@ -24,7 +24,9 @@ def test_a_script_that_saves_nothing_is_priced_so(catalog: Catalog) -> None:
     goal = Goal(ends="epochs", amount=400, budget_usd=90.0)
     profile = make_profile()
     begins_again = profile.model_copy(update={"job": profile.job.model_copy(update={"resumes": False})})
-    usual, lost = (recommend(one, catalog, goal, options, seed=0, now=NOW) for one in (profile, begins_again))
+    usual, lost = (
+        recommend(PlanRequest(one, catalog, goal, options), seed=0, now=NOW) for one in (profile, begins_again)
+    )
     assert (usual.run.resumes, lost.run.resumes) == (True, False)
     total_s = [plan.chosen.prediction.total_s.value for plan in (usual, lost)]
     assert 1.01 * total_s[0] < total_s[1]

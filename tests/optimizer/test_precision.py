@@ -21,7 +21,7 @@ from hetopt.optimizer.convergence.precision_loss import precision_loss
 from hetopt.optimizer.fit import fit
 from hetopt.optimizer.market.catalog import Catalog, load_catalog
 from hetopt.optimizer.plan import Goal, Plan
-from hetopt.optimizer.recommendation.options import Options
+from hetopt.optimizer.recommendation.options import Options, PlanRequest
 from hetopt.optimizer.recommendation.recommend import SearchProblem, recommend, search_problem
 from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns
 from hetopt.optimizer.search.search import search
@@ -71,11 +71,11 @@ def known() -> Catalog:
 
 
 def problem(profile: Profile, goal: Goal = TO_TARGET, options: Options = FEW) -> SearchProblem:
-    return search_problem(profile, known(), goal, options)
+    return search_problem(PlanRequest(profile, known(), goal, options))
 
 
 def planned(profile: Profile, goal: Goal = TO_TARGET, options: Options = FEW) -> Plan:
-    return recommend(profile, known(), goal, options, seed=0, now=NOW)
+    return recommend(PlanRequest(profile, known(), goal, options), seed=0, now=NOW)
 
 
 def test_without_measurements_nothing_changes() -> None:

@@ -16,7 +16,7 @@ from hetopt.backends.prediction.machine_speed import OWN_LOG_SD, at_present, slo
 from hetopt.core.calibration_benchmark import REPEATS, measure_yardstick_s
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Goal, Plan
-from hetopt.optimizer.recommendation.recommend import Options, recommend
+from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
 
 from .conftest import NOW
 from .profiles import make_profile
@@ -31,7 +31,9 @@ slowness = st.floats(0.2, 5.0)
 def plan(catalog: Catalog) -> Plan:
     profile = make_profile().model_copy(update={"yardstick_s": THEN_S})
     options = Options(trials=20, batch_size=128, only_types=("c7a.large", "c7a.xlarge"))
-    return recommend(profile, catalog, Goal(ends="steps", amount=200, budget_usd=5.0), options, seed=0, now=NOW)
+    return recommend(
+        PlanRequest(profile, catalog, Goal(ends="steps", amount=200, budget_usd=5.0), options), seed=0, now=NOW
+    )
 
 
 @given(slower=slowness)

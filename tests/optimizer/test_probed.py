@@ -9,7 +9,7 @@ from hetopt.core.profile import Profile
 from hetopt.optimizer.exploring import check_probed, unprobed_types
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Goal, Plan
-from hetopt.optimizer.recommendation.recommend import Options, recommend
+from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
 
 from .conftest import NOW
 from .profiles import make_device, make_profile
@@ -17,7 +17,9 @@ from .profiles import make_device, make_profile
 
 def _plan(catalog: Catalog, profile: Profile, *types: str) -> Plan:
     options = Options(trials=20, only_types=types)
-    return recommend(profile, catalog, Goal(ends="epochs", amount=1, budget_usd=9), options, seed=0, now=NOW)
+    return recommend(
+        PlanRequest(profile, catalog, Goal(ends="epochs", amount=1, budget_usd=9), options), seed=0, now=NOW
+    )
 
 
 def test_an_extrapolated_type_is_refused_by_name(catalog: Catalog) -> None:

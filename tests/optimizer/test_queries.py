@@ -19,7 +19,7 @@ from hetopt.core.errors import NoFeasiblePlan
 from hetopt.core.profile import Profile
 from hetopt.optimizer.market.catalog import Catalog, load_catalog
 from hetopt.optimizer.plan import Candidate, Goal, Plan
-from hetopt.optimizer.recommendation.options import TIME_WEIGHTS, Options
+from hetopt.optimizer.recommendation.options import TIME_WEIGHTS, Options, PlanRequest
 from hetopt.optimizer.recommendation.recommend import recommend
 from hetopt.optimizer.search.objective import NEAR
 
@@ -63,7 +63,7 @@ def known() -> Catalog:
 def answer(goal: Goal, options: Options) -> Plan | None:
     """The plan; None: nothing fits."""
     try:
-        return recommend(job(), known(), goal, options, seed=0, now=NOW)
+        return recommend(PlanRequest(job(), known(), goal, options), seed=0, now=NOW)
     except NoFeasiblePlan:
         return None
 

@@ -17,7 +17,7 @@ from hetopt.optimizer.cost.observed_preemptions import ObservedPool, ObservedPre
 from hetopt.optimizer.fit import fit
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import SURE, Goal, Plan, ScalingRule
-from hetopt.optimizer.recommendation.recommend import Options, evaluation_period_epochs, recommend
+from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, evaluation_period_epochs, recommend
 from hetopt.optimizer.step_time.profiled import learned_shape
 from hetopt.optimizer.step_time.step_time import expected_maximum
 from tests.disturbance import PATIENCE_S
@@ -37,7 +37,7 @@ def some(catalog: Catalog) -> Catalog:
 
 
 def _plan(catalog: Catalog, goal: Goal, options: Options = QUICK, *, profile: Profile = LARGE, seed: int = 0) -> Plan:
-    return recommend(profile, catalog, goal, options, seed=seed, now=NOW)
+    return recommend(PlanRequest(profile, catalog, goal, options), seed=seed, now=NOW)
 
 
 def _chance(plan: Plan) -> float:
@@ -292,12 +292,13 @@ def test_planning_is_light(tmp_path: Path) -> None:
         "import sys; from datetime import datetime; from pathlib import Path\n"
         "from hetopt.optimizer.market.catalog import load_catalog\n"
         "from hetopt.optimizer.plan import Goal\n"
-        "from hetopt.optimizer.recommendation.recommend import Options, recommend\n"
+        "from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend\n"
         "from hetopt.core.profile import Profile\n"
         f"profile = Profile.load(Path({str(tmp_path / 'profile.json')!r}))\n"
         "goal = Goal(ends='target', budget_usd=5.0)\n"
         "options = Options(market='spot')\n"
-        "plan = recommend(profile, load_catalog(), goal, options, seed=0, now=datetime(2026, 1, 1))\n"
+        "request = PlanRequest(profile, load_catalog(), goal, options)\n"
+        "plan = recommend(request, seed=0, now=datetime(2026, 1, 1))\n"
         "assert '1264 offers' in plan.searched and 'bare metal' in plan.searched, plan.searched\n"
         "heavy = {'torch', 'scipy', 'sklearn', 'boto3', 'rich', 'typer'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"

@@ -11,7 +11,7 @@ from hetopt.core.profile import Profile
 from hetopt.optimizer.cost.data_transfer import data_transfer
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal
-from hetopt.optimizer.recommendation.options import Options
+from hetopt.optimizer.recommendation.options import Options, PlanRequest
 from hetopt.optimizer.recommendation.recommend import recommend
 from hetopt.optimizer.recommendation.regions import Compared, Market, compare_regions
 from tests.face.conftest import RECORDED
@@ -45,17 +45,16 @@ def test_far_data_pays_its_way() -> None:
 
 def test_what_is_paid_before_is_in_the_bill_and_in_the_budget() -> None:
     options = Options(trials=0, mixed_types=1, data_bytes=90e9, data_region="eu-west-1")
-    made = recommend(PROFILE, HERE, GOAL, options, seed=0, now=datetime(2026, 11, 26, tzinfo=UTC)).chosen.prediction
+    made = recommend(
+        PlanRequest(PROFILE, HERE, GOAL, options), seed=0, now=datetime(2026, 11, 26, tzinfo=UTC)
+    ).chosen.prediction
     line = next(term for term in made.cost_terms if term.name.startswith("data set"))
     assert line.usd == made.data_transfer_usd == pytest.approx(1.8)
     assert "eu-west-1 to us-west-2" in line.basis
     assert sum(term.usd for term in made.cost_terms) == pytest.approx(made.cost_usd.value)
     with pytest.raises(NoFeasiblePlan):
         recommend(
-            PROFILE,
-            HERE,
-            GOAL.model_copy(update={"budget_usd": 1.7}),
-            options,
+            PlanRequest(PROFILE, HERE, GOAL.model_copy(update={"budget_usd": 1.7}), options),
             seed=0,
             now=datetime(2026, 11, 26, tzinfo=UTC),
         )

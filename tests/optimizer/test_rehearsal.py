@@ -21,7 +21,7 @@ from hetopt.core.run_spec import RunSpec
 from hetopt.core.scaled_emulation import ScaledEmulation
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Assumptions, Candidate, Goal, Group, Plan
-from hetopt.optimizer.recommendation.recommend import Options, recommend
+from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
 
 from .conftest import NOW
 from .profiles import make_device, make_profile
@@ -34,7 +34,9 @@ FIXED_S, PER_SAMPLE_S = 1.1 * 0.004, 1.8 * 0.0004
 @pytest.fixture(scope="module")
 def plan(catalog: Catalog) -> Plan:
     options = Options(trials=20, batch_size=128, only_types=("c7a.large", "c7a.xlarge"))
-    return recommend(make_profile(), catalog, Goal(ends="epochs", amount=2, budget_usd=5.0), options, seed=0, now=NOW)
+    return recommend(
+        PlanRequest(make_profile(), catalog, Goal(ends="epochs", amount=2, budget_usd=5.0), options), seed=0, now=NOW
+    )
 
 
 def of(plan: Plan, machines: Sequence[tuple[int, Assumptions]], batch: int = 128) -> Plan:

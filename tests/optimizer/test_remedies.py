@@ -14,7 +14,7 @@ from hetopt.core.formatting import chance, duration, round_up_s, round_up_usd, u
 from hetopt.core.profile import Profile
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import SURE, Goal, Plan
-from hetopt.optimizer.recommendation.recommend import Options, recommend
+from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
 
 from .conftest import NOW
 from .profiles import make_profile
@@ -26,7 +26,7 @@ QUESTIONS = 9
 
 def _asked(profile: Profile, catalog: Catalog, goal: Goal, options: Options) -> Plan | NoFeasiblePlan:
     try:
-        return recommend(profile, catalog, goal, options, seed=0, now=NOW)
+        return recommend(PlanRequest(profile, catalog, goal, options), seed=0, now=NOW)
     except NoFeasiblePlan as error:
         return error
 

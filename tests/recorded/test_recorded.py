@@ -16,7 +16,7 @@ from hetopt.core.errors import BadInput
 from hetopt.core.profile import Profile
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal, Plan
-from hetopt.optimizer.recommendation.recommend import Options, recommend
+from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
 
 HERE = Path(__file__).resolve().parent
 NOW = datetime(2026, 11, 20, tzinfo=UTC)
@@ -58,7 +58,7 @@ def profile(request: pytest.FixtureRequest) -> Profile:
 
 def _plan(profile: Profile, **goal: object) -> Plan:
     amount = {"budget_usd": 20.0, "ends": "epochs", "amount": 10.0} | goal
-    return recommend(profile, load_catalog(), Goal.model_validate(amount), Options(), seed=0, now=NOW)
+    return recommend(PlanRequest(profile, load_catalog(), Goal.model_validate(amount), Options()), seed=0, now=NOW)
 
 
 def test_a_recording_is_a_real_measurement(profile: Profile) -> None:
