@@ -404,21 +404,20 @@ def _alone(term: _Term, terms: _Terms, means: Sequence[_Term]) -> LossReading:
         if any(_same(mean.denominator, one) or (is_whole and _same(samples, one)) for one in term.divisors):
             alike = _alone(replace(mean, factors=(), divisors=()), terms, ())
             return replace(alike, factor=factor * alike.denominator / divisor)
-    counts = [count for one in term.factors if (count := _one_over(one, term, samples)) is not None]
-    counted = bool(counts) or any(isinstance(one, _Tensor) or _is_count(one, term.summed) for one in term.divisors)
+    counts = [count for count in map(_one_over, term.factors) if count is not None]
+    numbers = [*term.divisors, *(1 / one for one in term.factors if one and not isinstance(one, _Tensor))]
+    counted = bool(counts) or any(isinstance(one, _Tensor) or _is_count(one, term.summed) for one in numbers)
     count = math.prod(counts)
     return LossReading(kind="sum", denominator=divisor * count, factor=factor * count, may_be_counted=counted)
 
 
-def _one_over(factor: float, term: _Term, samples: int) -> int | None:
-    """What a factor is one over, as a script computes it that multiplies with one over a count; None: no count.
+def _one_over(factor: float) -> int | None:
+    """What a tensor is one over, as a script computes it that multiplies with one over a count; None: no count.
 
-    A plain number is a coefficient unless the sum is of as many values, and so is a half; one over the samples tells by
-    itself. Where counts are so large that any number is near one over some, nobody can tell.
+    A plain number is a coefficient, and so is a half. Where counts are so large that any number is near one over some,
+    nobody can tell.
     """
-    if factor <= 10 * _FLOAT32:
-        return None
-    if not isinstance(factor, _Tensor) and (_same(1 / factor, samples) or not _is_count(1 / factor, term.summed)):
+    if not isinstance(factor, _Tensor) or factor <= 10 * _FLOAT32:
         return None
     count = round(1 / factor)
     return count if count > 2 and math.isclose(count * factor, 1.0, rel_tol=_FLOAT32) else None
@@ -427,6 +426,8 @@ def _one_over(factor: float, term: _Term, samples: int) -> int | None:
 def _is_count(divisor: float, summed: Node) -> bool:
     """Whether a sum is of as many values, or under weights that add up to as much: a script may have counted them."""
     name = _name(summed)
+    if divisor == 1:
+        return False
     if name in _CROSS_ENTROPY:
         return _same(float(summed._saved_total_weight), divisor)
     if name in _BY_REDUCTION:

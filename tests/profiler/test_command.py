@@ -114,7 +114,7 @@ def test_the_command_writes_a_profile_that_loads(made: tuple[Path, str]) -> None
 
 def test_the_summary_names_what_matters(made: tuple[Path, str], capsys: pytest.CaptureFixture[str]) -> None:
     told = " ".join(made[1].split())  # wrapped at the width of the terminal
-    for words in ("874 parameters", "samples/s", "Top-k of 1 %"):
+    for words in ("874 parameters", "samples/s", "largest 1 % of the gradient"):
         assert words in told
     # Which pilots arrive in the time that they have is the business of who has the cores.
     assert re.search(r"at batch \d+|no pilot came far enough", told)

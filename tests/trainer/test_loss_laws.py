@@ -299,14 +299,20 @@ def test_as_many_tokens_as_samples_are_no_sum_by_the_batch(name: str) -> None:
         together(Net(), loss, parts, Denominators(accumulate=by * 5))
 
 
-def test_a_sum_by_the_size_of_the_batch_needs_no_word() -> None:
+BY_THE_BATCH: dict[str, Loss] = {
+    "masked": lambda m, b: (m.samples(b[0]).square() * (one_hot(b[1]) + 0.5)).sum() / 5,
+    "as many values on one": lambda m, b: m.samples(b[0]).square()[:, :5].sum() * (1 / 15),
+    "as many samples on one": lambda m, b: functional.cross_entropy(m.samples(b[0]), b[1], reduction="sum") * (1 / 3),
+    "by one": lambda m, b: functional.cross_entropy(m.samples(b[0]), b[1], reduction="sum") / 1,
+}
+
+
+@pytest.mark.parametrize("name", BY_THE_BATCH)
+@pytest.mark.parametrize("sizes", [[3, 2], [4, 1]])
+def test_a_sum_by_the_size_of_the_batch_needs_no_word(name: str, sizes: list[int]) -> None:
     """As scripts of autoencoders divide it, however many values a sample has, and under whatever mask."""
-    model, parts = Net(), make_parts(5, 144)
-
-    def loss(model: Net, parts: Parts) -> Tensor:
-        return (model.samples(parts[0]).square() * (one_hot(parts[1]) + 0.5)).sum() / 5
-
-    found = together(model, loss, split(parts, [3, 2]), Denominators())
+    model, parts, loss = Net(), make_parts(5, 144), BY_THE_BATCH[name]
+    found = together(model, loss, split(parts, sizes), Denominators())
     whole = gradient(model, loss(model, parts))
     assert (found - whole).norm() <= 1e-6 * whole.norm()
 

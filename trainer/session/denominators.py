@@ -311,15 +311,16 @@ class Denominators:
         if all(math.isclose(row.denominator, row.rows, rel_tol=SAME) for row in live):
             return _shares([float(row.samples) for row in rows])
         constants = {*self._constants, float(sum(row.samples for row in live))}
-        is_known = not any(row.may_be_counted for row in live) and any(
+        # Where it is as large on one worker alone as what that one counts, it is a constant.
+        is_known = not all(row.may_be_counted for row in live) and any(
             math.isclose(divisors[0], one, rel_tol=SAME) for one in constants
         )
-        if not _all_same(divisors) or (self._divides_by_counts and not is_known):
+        if not _all_same(divisors) or (self._divides_by_counts and not is_known and divisors[0] != 1):
             self._divides_by_counts = True
             return _shares([row.denominator if row.samples else 0.0 for row in rows])
         if not is_known:
             raise BadInput(
-                f"The loss is a sum divided by {divisors[0]:g} on every worker: a number that stays, or what each of "
+                f"The loss is a sum divided by {divisors[0] / live[0].factor:g} on every worker: a number that stays, or what each of "
                 "them counted.",
                 hint=f"divide by what all workers counted, run.total(n), or {WEIGHT_HINT}",
             )
