@@ -319,9 +319,10 @@ class Denominators:
             self._divides_by_counts = True
             return _shares([row.denominator if row.samples else 0.0 for row in rows])
         if not is_known:
+            by = divisors[0] / live[0].factor
             raise BadInput(
-                f"The loss is a sum divided by {divisors[0] / live[0].factor:g} on every worker: a number that stays, or what each of "
-                "them counted.",
+                f"The loss is a sum divided by {by:g} on every worker: a number that stays, or what each of them "
+                "counted.",
                 hint=f"divide by what all workers counted, run.total(n), or {WEIGHT_HINT}",
             )
         if any(row.has_constant for row in live):
