@@ -28,7 +28,9 @@ from hetopt.trainer.session import Session, session
 
 check_version("lightning", (2, 6), 3)
 
-from lightning.pytorch.strategies import SingleDeviceStrategy  # noqa: E402  # behind the sentence about its version
+# Behind the sentence about its version.
+from lightning.pytorch.strategies import SingleDeviceStrategy  # noqa: E402
+from lightning.pytorch.utilities.rank_zero import rank_zero_only  # noqa: E402
 
 
 class _Early:
@@ -82,6 +84,8 @@ class HetoptStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # Lightning h
         self._layer_sync: Any = None  # Lightning's, of Trainer(sync_batchnorm=True)
         # The leader alone logs and saves; the sampler, and how many steps there are, are those of one process.
         self.global_rank = self.local_rank = find_worker()[0]
+        # As Lightning's own strategies do: loggers ask there whether they may write, and not the environment again.
+        rank_zero_only.rank = self.global_rank
 
     @property
     def root_device(self) -> torch.device:

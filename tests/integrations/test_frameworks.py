@@ -122,6 +122,18 @@ def test_gradients_steps_and_figures_are_those_of_one_machine(name: str, case: C
             assert far(plain["result"], told[label]["result"]) == ""
 
 
+def test_loggers_of_lightning_write_for_the_leader_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They ask what Lightning took from the environment as it was imported, which may be before a worker is one."""
+    rank_zero = pytest.importorskip("lightning.pytorch.utilities.rank_zero").rank_zero_only
+    from hetopt.integrations.lightning import HetoptStrategy
+
+    monkeypatch.setattr(rank_zero, "rank", 0, raising=False)
+    for name, value in (("RANK", "1"), ("LOCAL_RANK", "1"), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    HetoptStrategy()
+    assert rank_zero(lambda: "written")() is None
+
+
 @pytest.mark.parametrize("name", HINTS)
 def test_refusals_name_what_the_user_of_a_framework_has(name: str) -> None:
     words, weight, gather = HINTS[name]
