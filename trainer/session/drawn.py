@@ -13,7 +13,6 @@ of positions has one in many models.
 
 from __future__ import annotations
 
-import struct
 import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from hetopt.trainer.session.given_numbers import MOST_VALUES, figure_of, marked, unmarked
 from hetopt.trainer.session.listening import tensors_in, unwrapped
 
 _DRAWS = {
@@ -32,9 +32,7 @@ _DRAWS = {
     "exponential_", "geometric_", "log_normal_", "cauchy_", "_sample_dirichlet", "_standard_gamma",
 }  # fmt: skip
 _COMPARISONS = {"lt", "le", "gt", "ge", "less", "less_equal", "greater", "greater_equal"}
-_MOST_VALUES = 2**16
-_SHAPES = 2**20
-_MARK = 2**32
+_SHAPES = 2**20  # kinds of a mark
 
 
 class Drawn:
@@ -88,7 +86,7 @@ class Drawn:
             return 0.0, ""
         shapes, values = zip(*found, strict=True)
         told = zlib.crc32(repr(shapes).encode()) % (_SHAPES - 1) + 1
-        return float(told * _MARK + zlib.crc32(struct.pack(f"{len(values)}d", *values))), place
+        return marked(told, values), place
 
     def _hear_use(
         self, name: str, args: Sequence[Any], named: Mapping[str, Any], place: Callable[[], str | None]
@@ -121,7 +119,7 @@ def draws_differ(marks: Sequence[float], rows: Sequence[int]) -> bool:
         rows: that they have.
     """
     is_even = len(set(rows)) == 1
-    known = [(*divmod(int(mark), _MARK), count) for mark, count in zip(marks, rows, strict=True) if mark]
+    known = [(*unmarked(mark), count) for mark, count in zip(marks, rows, strict=True) if mark]
     return any(
         shapes == other and values != others and (is_even or count != its)
         for shapes, values, count in known
@@ -133,8 +131,7 @@ def _drawn_from(drawn: Tensor, named: Mapping[str, Any]) -> float:
     """A figure of the state of the generator; of one of the script's own, or a device's, of the values that it gave."""
     if named.get("generator") is None and drawn.device.type == "cpu":
         return float(zlib.crc32(torch.get_rng_state().numpy().tobytes()))
-    flat = unwrapped(drawn).detach().flatten()[:_MOST_VALUES].double().cpu()
-    return float(flat @ (1.5 + torch.arange(len(flat), dtype=torch.float64).cos()))
+    return figure_of(unwrapped(drawn).detach().flatten()[:MOST_VALUES])
 
 
 def _is_of_training() -> bool:

@@ -34,10 +34,27 @@ _FROM_OUTSIDE = {"tensor", "as_tensor", "asarray", "scalar_tensor", "new_tensor"
 _NORMALISES = {"batch_norm", "instance_norm"}
 """They are given statistics of their own share that they do not use, and that are named elsewhere."""
 
-_MOST_VALUES = 2**16
+MOST_VALUES = 2**16
 """Of larger arrays, as frozen weights are, reading all of the values takes too long."""
 
 _MARK = 2**32
+"""Figures become one of so many; a float64 has room for 2**21 kinds beside them."""
+
+
+def figure_of(values: Tensor) -> float:
+    """One number of all values: of others, or in another order, it is another one."""
+    flat = values.detach().double().cpu().flatten()
+    return float(flat @ (1.5 + torch.arange(len(flat), dtype=torch.float64).cos()))
+
+
+def marked(kind: int, figures: Sequence[float]) -> float:
+    """Of what kind figures are, and which, as one number that workers can gather."""
+    return float(kind * _MARK + zlib.crc32(struct.pack(f"{len(figures)}d", *figures)))
+
+
+def unmarked(mark: float) -> tuple[int, int]:
+    """The kind, and what is the same of the same figures."""
+    return divmod(int(mark), _MARK)
 
 
 LEAVES = {"numpy", "tolist", "__array__"}
@@ -134,7 +151,7 @@ class GivenNumbers:
             whole: that.
             place: the line.
         """
-        self._note_values(whole.double() if whole.numel() <= _MOST_VALUES else whole, f"{place} (rows by run.split)")
+        self._note_values(whole.double() if whole.numel() <= MOST_VALUES else whole, f"{place} (rows by run.split)")
 
     @property
     def have_left(self) -> bool:
@@ -185,11 +202,11 @@ class GivenNumbers:
                     return
 
     def _note_values(self, tensor: Tensor, place: str | None) -> None:
-        if not tensor.dtype.is_floating_point or tensor.numel() > _MOST_VALUES:
+        if not tensor.dtype.is_floating_point or tensor.numel() > MOST_VALUES:
             return
         flat = tensor.detach().double().cpu().flatten()
         is_one = len(flat) > 0 and bool((flat == flat[0]).all())  # however many there are of it
-        told = flat[0] if is_one else flat @ (1.5 + torch.arange(len(flat), dtype=torch.float64).cos())
+        told = flat[0] if is_one else figure_of(flat)
         self._values.setdefault(float(told), place or "")
 
     def take(self) -> tuple[float, Cut, str]:
@@ -207,8 +224,7 @@ class GivenNumbers:
         if not values or now != before:
             return 0.0, ""
         ordered = sorted(values)
-        mark = len(ordered) * _MARK + zlib.crc32(struct.pack(f"{len(ordered)}d", *ordered))
-        return float(mark), max(values.items(), key=lambda item: len(repr(item[0])))[1]
+        return marked(len(ordered), ordered), max(values.items(), key=lambda item: len(repr(item[0])))[1]
 
     def _is_given(self, tensor: Tensor) -> bool:
         """Whether it is of numbers from outside: torch has not made it while there was somebody to hear it."""
@@ -297,7 +313,7 @@ def _as_choice(chosen: Any, rows: int) -> np.ndarray[Any, Any] | None:
 
 def differ(marks: Sequence[float], cuts: Sequence[Cut] = ()) -> bool:
     """Whether two workers met as many numbers, and others, or told samples apart by values that cannot be the same."""
-    known = [divmod(int(mark), _MARK) for mark in marks if mark]
+    known = [unmarked(mark) for mark in marks if mark]
     apart = any(
         one.which == other.which != 0 and one.lowest > other.highest and one.ways * other.ways >= _CHANCE
         for one in cuts
