@@ -60,7 +60,7 @@ LASTS_S = 40 * 3600.0
 RECORDED_EVERY = 4
 """Of so many stories one has the capacity of recorded pools."""
 EXAMINED = 0.25
-"""How often `hetopt doctor --plan` is asked first."""
+"""How often `hetopt doctor PLAN` is asked first."""
 
 KINDS = ("left", "budget", "all-clear", "words", "ledger", "policy")
 

@@ -208,7 +208,7 @@ TABLE = (
         codes=("Blocked",),
         reaction="stop",
         cause="AWS has blocked this account: {text}",
-        hint="ask at https://aws.amazon.com/support, and try `hetopt doctor --plan` again when it is lifted; or use "
+        hint="ask at https://aws.amazon.com/support, and try `hetopt doctor PLAN` again when it is lifted; or use "
         "another account",
         source=_EC2,
     ),
