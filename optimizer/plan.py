@@ -428,7 +428,12 @@ class Goal(Record):
     target_metric: str | None = None
     target_value: float | None = None
     zone: str | None = Field(default=None, description="availability zone that all machines must be in; absent: any")
-    zones: PositiveInt = Field(default=1, description="that the machines are spread over")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_zones(cls, value: object) -> object:
+        """Plans of earlier versions counted zones, over which no launch has spread its machines."""
+        return {name: one for name, one in value.items() if name != "zones"} if isinstance(value, dict) else value
 
 
 def limits_in_words(article: str, budget_usd: float | None, deadline_s: float | None) -> str:

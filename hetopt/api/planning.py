@@ -70,7 +70,6 @@ def recommend(
     market: AnyMarket | Literal["own"] = "any",
     region: str = "us-east-1",
     zone: str | None = None,
-    zones: int = 1,
     types: Names = (),
     exclude: Names = (),
     gpus: Names = (),
@@ -123,7 +122,6 @@ def recommend(
             the ``inventory``.
         region: of AWS; ``"any"``: the best of all that have prices, with the data set's transfer.
         zone: availability zone of all machines.
-        zones: how many the machines are spread over; what they send each other between zones is paid for.
         types: names or patterns of instance types to choose from. Absent: all.
         exclude: names or patterns of those to leave out.
         gpus: only machines with these: ``"A10G"``, ``"L4:4"`` (so many a machine), ``"L4:4+"`` (so many or more),
@@ -191,7 +189,6 @@ def recommend(
         network_min_gbps=network_min_gbps,
         network_max_gbps=network_max_gbps,
         zone=zone,
-        zones=zones,
         max_hourly_usd=max_hourly_usd,
         quotas=() if region == ANY_REGION else _quotas(quotas, region, told),
         data=data,
@@ -287,7 +284,6 @@ def search_options(
     network_min_gbps: float | None = None,
     network_max_gbps: float | None = None,
     zone: str | None = None,
-    zones: int = 1,
     max_hourly_usd: float | None = None,
     quotas: Sequence[str] = (),
     data: str | float | None = None,
@@ -325,7 +321,6 @@ def search_options(
         network_min_gbps=positive(network_min_gbps, "network_min_gbps", "Gbit/s"),
         network_max_gbps=positive(network_max_gbps, "network_max_gbps", "Gbit/s"),
         zone=zone,
-        zones=zones,
         max_hourly_usd=positive(max_hourly_usd, "max_hourly_usd", "USD an hour"),
         quotas=read_quotas(quotas),
         data_bytes=size_bytes(data, "data"),

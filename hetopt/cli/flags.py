@@ -98,7 +98,6 @@ FLAGS: Mapping[str, str] = {
     "vcpus_min": "--vcpus-min",
     "workers": "--workers",
     "zone": "--zone",
-    "zones": "--zones",
 }
 """The option of every parameter that a message of the library names."""
 

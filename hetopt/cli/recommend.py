@@ -60,12 +60,6 @@ class Recommend:
         typer.Option("--region", "-r", help="AWS region; any: the best of all, with the data set's transfer."),
     ] = FIRST_REGION
     zone: Annotated[str | None, typer.Option(help="Availability zone of all machines, such as us-east-1a.")] = None
-    zones: Annotated[
-        int,
-        typer.Option(
-            help="Spread the machines over so many zones, and pay for what they send each other between them.",
-        ),
-    ] = 1
     types: Annotated[
         str | None,
         typer.Option(help="Only these instance types, with commas between; patterns in quotes: 'g5.*,c7a.*'."),

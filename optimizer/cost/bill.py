@@ -74,7 +74,6 @@ class Usage:
         start_up_s: from the request to the first step, paid in full.
         work_s: training, evaluations included.
         interruption_s: expected restarts, repeated work and checkpoints.
-        crossing_bytes: that leave one zone for another, over the whole run (see `crossing_bytes`).
         checkpoint_bytes: of one checkpoint, absent in the bucket where 0.
         checkpoints: written to the bucket.
         restores: checkpoints read from the bucket, by every machine together.
@@ -83,7 +82,6 @@ class Usage:
     start_up_s: Numbers
     work_s: Numbers
     interruption_s: Numbers = 0.0
-    crossing_bytes: Numbers = 0.0
     checkpoint_bytes: Numbers = 0.0
     checkpoints: Numbers = 0.0
     restores: Numbers = 0.0
@@ -92,18 +90,6 @@ class Usage:
     def total_s(self) -> Array:
         """Seconds from the request for machines to the end of the run."""
         return np.asarray(self.start_up_s, dtype=np.float64) + self.work_s + self.interruption_s
-
-
-def crossing_bytes(link_bytes_per_step: Numbers, crossed_links: Numbers, steps: Numbers) -> Array:
-    """Bytes that a run moves between zones.
-
-    Args:
-        link_bytes_per_step: over one link of the ring in a step, of the chosen collective at the chosen compression:
-            its time at a byte a second and no latency.
-        crossed_links: of the ring: 2 over two contiguous zones.
-        steps: of the run.
-    """
-    return np.asarray(link_bytes_per_step, dtype=np.float64) * crossed_links * steps
 
 
 def requests(object_bytes: Numbers) -> Array:
@@ -117,20 +103,17 @@ def requests(object_bytes: Numbers) -> Array:
 class Extras:
     """The part of `Usage` that is not paid by the hour of a machine, in USD; each a scalar or an array."""
 
-    transfer_usd: Array
     requests_usd: Array
     storage_usd: Array
 
     @classmethod
     def of(cls, usage: Usage, billing: Billing) -> Extras:
-        """Transfer is paid by the sender and by the receiver; S3 to machines of its region is free of transfer."""
-        moved_gb = np.asarray(usage.crossing_bytes, dtype=np.float64) / BYTES_PER_GB
+        """Of checkpoints; S3 to machines of its region, and machines of one zone to each other, send for nothing."""
         size = np.asarray(usage.checkpoint_bytes, dtype=np.float64)
         gets = np.maximum(1.0, np.ceil(size / S3_PART_BYTES)) * (size > 0) * usage.restores
         months = usage.total_s / SECONDS_PER_HOUR / billing.hours_per_month.value
         kept = np.minimum(usage.checkpoints, CHECKPOINTS_KEPT)
         return cls(
-            transfer_usd=2 * billing.cross_zone_usd_per_gb_each_direction.value * moved_gb,
             requests_usd=requests(size) * usage.checkpoints * billing.s3_usd_per_1000_puts.value / 1000
             + gets * billing.s3_usd_per_1000_gets.value / 1000,
             storage_usd=size / BYTES_PER_GB * kept * months * billing.s3_usd_per_gb_month.value,
@@ -138,8 +121,8 @@ class Extras:
 
     @property
     def usd(self) -> Array:
-        """Transfer, requests and storage together, in USD."""
-        return np.asarray(self.transfer_usd + self.requests_usd + self.storage_usd)
+        """Requests and storage together, in USD."""
+        return np.asarray(self.requests_usd + self.storage_usd)
 
 
 def total_usd(
@@ -222,18 +205,7 @@ def itemise(
                 basis=f"{lost:.0f} s of restarts, repeated work and checkpoints, {hazard_basis}",
             )
         )
-    extras = Extras.of(usage, billing)
-    if float(extras.transfer_usd) > 0:
-        price = billing.cross_zone_usd_per_gb_each_direction
-        terms.append(
-            CostTerm(
-                name="transfer between zones",
-                usd=float(extras.transfer_usd),
-                basis=f"{float(np.asarray(usage.crossing_bytes)) / BYTES_PER_GB:.1f} GB at ${price.value:g} a GB from "
-                f"the sender and as much from the receiver ({price.source}, {price.date})",
-            )
-        )
-    if (checkpoints_usd := float(extras.requests_usd + extras.storage_usd)) > 0:
+    if (checkpoints_usd := float(Extras.of(usage, billing).usd)) > 0:
         terms.append(_checkpoints(usage, billing, checkpoints_usd))
     return tuple(terms)
 

@@ -46,7 +46,6 @@ class Billing:
         minimum_billed_s: a machine is paid for at least this long, then by the second.
         spot_free_if_interrupted_within_s: a machine that EC2 takes back in its first hour is free. Never plan on it.
         hours_per_month: turns monthly into hourly prices.
-        cross_zone_usd_per_gb_each_direction: paid by sender and by receiver, so twice for each GB moved.
     """
 
     region: str
@@ -61,7 +60,6 @@ class Billing:
     public_ipv4_usd_per_hour: Term
     nat_gateway_usd_per_hour: Term
     nat_gateway_usd_per_gb: Term
-    cross_zone_usd_per_gb_each_direction: Term
     inter_region_usd_per_gb: Term
     internet_out_usd_per_gb: Term
     internet_out_free_gb_per_month: Term

@@ -188,7 +188,6 @@ def planned_usage(
     stops_per_hour: Numbers = 0.0,
     interval_s: Numbers = np.inf,
     checkpoint_bytes: float = 0.0,
-    crossing_bytes: Numbers = 0.0,
 ) -> Usage:
     """What a planned run uses, for one cluster or many: checkpoints at their interval and at the end.
 
@@ -200,7 +199,6 @@ def planned_usage(
         stops_per_hour: expected losses of the cluster.
         interval_s: work between checkpoints (`Interruptions.interval_s`).
         checkpoint_bytes: written to the bucket each time; 0 where none is used.
-        crossing_bytes: see `bill.crossing_bytes`.
     """
     work = np.asarray(work_s, dtype=np.float64)
     hours = (work + interruption_s) / SECONDS_PER_HOUR
@@ -208,7 +206,6 @@ def planned_usage(
         start_up_s=start_up_s,
         work_s=work,
         interruption_s=interruption_s,
-        crossing_bytes=crossing_bytes,
         checkpoint_bytes=checkpoint_bytes,
         checkpoints=np.floor(work / interval_s) + 1.0 if checkpoint_bytes else 0.0,
         restores=stops_per_hour * hours * machines if checkpoint_bytes else 0.0,

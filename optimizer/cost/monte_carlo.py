@@ -53,14 +53,12 @@ class Finalist:
         pools: its machines.
         work_s: training without losses, evaluations included (the median).
         step_time_log_sd, steps_log_sd: spread of the log of either factor of it.
-        crossing_bytes: moved between zones over the whole run.
     """
 
     pools: tuple[RentedPool, ...]
     work_s: float
     step_time_log_sd: float = 0.0
     steps_log_sd: float = 0.0
-    crossing_bytes: float = 0.0
 
     @property
     def machines(self) -> int:
@@ -169,7 +167,6 @@ def possible_runs(finalists: Sequence[Finalist], terms: RunTerms, *, seed: int, 
             start_up_s=start_up,
             work_s=work,
             interruption_s=run.added_s,
-            crossing_bytes=finalist.crossing_bytes,
             checkpoint_bytes=terms.checkpoint_bytes,
             checkpoints=run.checkpoints + 1,
             restores=run.count * finalist.machines,

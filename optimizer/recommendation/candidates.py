@@ -159,7 +159,6 @@ def cost_terms(space: SearchSpace, job: JobModel, cluster: Cluster, found: Forec
             stops_per_hour=at("stops_per_hour"),
             interval_s=at("interval_s"),
             checkpoint_bytes=job.checkpoint_bytes,
-            crossing_bytes=at("crossing_bytes"),
         ),
         job.billing,
         disk_gb=at("disk_gb"),

@@ -59,7 +59,6 @@ def _finalist(space: SearchSpace, found: Found, row: int) -> Finalist:
         work_s=float(found.forecast.work_s[row]),
         step_time_log_sd=float(found.forecast.step_time_log_sd[row]),
         steps_log_sd=float(found.forecast.steps_log_sd[row]),
-        crossing_bytes=float(found.forecast.crossing_bytes[row]),
     )
 
 

@@ -61,7 +61,6 @@ class Options:
         only_types: names or patterns of instance types to choose from; empty for all.
         exclude_types: names or patterns of those to leave out.
         gpus, architecture, network_min_gbps, network_max_gbps, zone: see `Wishes`.
-        zones: that the machines are spread over; what they send each other between zones is paid for.
         max_hourly_usd: of the machines of a cluster together.
         quotas: vCPUs that may run at once.
         objective: what is wanted within the limits.
@@ -97,7 +96,6 @@ class Options:
     network_min_gbps: float | None = None
     network_max_gbps: float | None = None
     zone: str | None = None
-    zones: int = 1
     max_hourly_usd: float | None = None
     quotas: Mapping[Bucket, int] = field(default_factory=lambda: MappingProxyType({}))
     objective: Objective = "balanced"
@@ -129,12 +127,6 @@ class Options:
             raise BadInput(
                 f"`minimum_gain` must be above 0 and at most 1, got {self.minimum_gain}.",
                 hint="it is the share of gradient energy that compression retains",
-            )
-        if self.zones < 1:
-            raise BadInput(f"`zones` must be at least 1, got {self.zones}.", hint="for example `zones=2`")
-        if self.zones > 1 and self.zone is not None:
-            raise BadInput(
-                f"{setting('zone', self.zone)} and `zones={self.zones}` exclude each other.", hint="keep one of them"
             )
         if self.startup_s is not None and not 0 <= self.startup_s < math.inf:
             raise BadInput(

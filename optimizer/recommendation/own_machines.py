@@ -76,7 +76,6 @@ def own_request(request: PlanRequest, hosts: Sequence[Host], now: datetime) -> P
         gpus=(),
         architecture=None,
         zone=None,
-        zones=1,
         data_region=None,
         startup_s=request.profile.startup_s or STARTUP_S,
         observed=None,

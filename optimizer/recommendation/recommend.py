@@ -225,7 +225,7 @@ def search_problem(request: PlanRequest) -> SearchProblem:
     profile, catalog, options = request.profile, request.catalog, request.options
     if options.data_region is not None:
         known(options.data_region, catalog.regions, "region")
-    goal = _completed(request.goal, profile).model_copy(update={"zone": options.zone, "zones": options.zones})
+    goal = _completed(request.goal, profile).model_copy(update={"zone": options.zone})
     model = fit(profile)
     every = evaluation_period_epochs(model, goal)
     sampled = sampled_machines(profile, catalog.instance_types)
@@ -316,7 +316,6 @@ def job_of(
         checkpoint_s=checkpoint_time_s(profile.job.gradient_bytes),
         checkpoint_bytes=checkpoint_bytes(profile.job.gradient_bytes) if profile.job.resumes else 0.0,
         billing=billing,
-        zones=options.zones,
         resumes=profile.job.resumes,
     )
 

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from hetopt.core.batch_partition import GroupShares, solve_group_shares
 from hetopt.optimizer.convergence.convergence import StepsModel
 from hetopt.optimizer.convergence.steps_law import Z90
-from hetopt.optimizer.cost.bill import Extras, beside_usd_per_hour, billed_hours, crossing_bytes
+from hetopt.optimizer.cost.bill import Extras, beside_usd_per_hour, billed_hours
 from hetopt.optimizer.cost.billing import Billing
 from hetopt.optimizer.cost.cost import DETECTION_S, interruptions, planned_usage
 from hetopt.optimizer.cost.data_transfer import DataTransfer
@@ -37,7 +37,6 @@ class JobModel:
         checkpoint_s: see `cost.interruptions`.
         detection_s: from the loss of a machine until another is asked for.
         checkpoint_bytes: of one checkpoint in the bucket; 0 where none is used.
-        zones: that the machines are spread over; what crosses is paid for.
         transfer: of the data set to the region, before the launch; absent where it is there.
         resumes: whether it goes on from checkpoints; else a loss costs all that was done.
         slots_s: of the day, in which machines may be used or not (see `open_hours`).
@@ -51,7 +50,6 @@ class JobModel:
     billing: Billing
     detection_s: float = DETECTION_S
     checkpoint_bytes: float = 0.0
-    zones: int = 1
     transfer: DataTransfer | None = None
     resumes: bool = True
     slots_s: tuple[float, ...] = (DAY_S,)
@@ -126,7 +124,6 @@ class Forecast(Table):
     scarce_factor: Array
     stops_per_hour: Array
     interval_s: Array
-    crossing_bytes: Array
     closed_s: Array
     total_s: Array
     total_low_s: Array
@@ -168,7 +165,6 @@ def forecast(table: ClusterTable, job: JobModel) -> Forecast:
     )
     hourly = table.usd_per_hour + table.machines * beside_usd_per_hour(job.billing, table.disk_gb)
     stops = (1 - table.scarce_chance) * table.calm_per_hour + table.scarce_chance * table.scarce_per_hour
-    crossing = crossing_bytes(table.traffic_bytes, crossed_links(table.machines, job.zones), steps)
     usage = planned_usage(
         start_up_s=table.startup_s,
         work_s=work,
@@ -177,7 +173,6 @@ def forecast(table: ClusterTable, job: JobModel) -> Forecast:
         stops_per_hour=stops,
         interval_s=lost.interval_s,
         checkpoint_bytes=job.checkpoint_bytes,
-        crossing_bytes=crossing,
     )
     extras = Extras.of(usage, job.billing).usd + job.before_usd
     cost, cost_low, cost_high = (billed_hours(seconds, job.billing) * hourly + extras for seconds in (total, low, high))
@@ -203,7 +198,6 @@ def forecast(table: ClusterTable, job: JobModel) -> Forecast:
         scarce_factor=lost.scarce_factor,
         stops_per_hour=stops,
         interval_s=lost.interval_s,
-        crossing_bytes=crossing,
         closed_s=total - at_work_s,
         total_s=total,
         total_low_s=np.maximum(low, 0.0),
@@ -292,12 +286,6 @@ def late(workers: ArrayLike, shape: Shape) -> Array:
 def grown(workers: ArrayLike, alone: ArrayLike, shape: Shape) -> Array:
     """How much longer each byte of an exchange between machines takes so many workers than two."""
     return growth(workers, np.where(alone, 0.0, shape.network_growth.value))
-
-
-def crossed_links(machines: ArrayLike, zones: int) -> Array:
-    """Links of the ring over machines that lead to another zone, with the machines of each zone side by side."""
-    spread = np.minimum(np.asarray(machines, dtype=np.float64), zones)
-    return np.where(spread > 1, spread, 0.0)
 
 
 def evaluations(steps: ArrayLike, global_batch_size: ArrayLike, every_samples: float) -> Array:

@@ -284,7 +284,6 @@ def test_billing_terms_have_unit_date_and_source() -> None:
     assert billing.spot_free_if_interrupted_within_s.value == 3600
     assert billing.ebs_gp3_usd_per_gb_month.value == 0.08
     assert billing.public_ipv4_usd_per_hour.value == 0.005
-    assert billing.cross_zone_usd_per_gb_each_direction.value == 0.01
     assert billing.hours_per_month.date >= SNAPSHOT
     # 100 GB of gp3 cost about a cent an hour.
     hourly = 100 * billing.ebs_gp3_usd_per_gb_month.value / billing.hours_per_month.value

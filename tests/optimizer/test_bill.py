@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from hetopt.optimizer.cost.bill import (
     Rental,
     Usage,
-    crossing_bytes,
     itemise,
     requests,
     total_usd,
@@ -23,7 +22,6 @@ from hetopt.optimizer.cost.bill import (
 from hetopt.optimizer.cost.billing import load_billing
 from hetopt.optimizer.market.catalog import BUNDLED, load_catalog
 from hetopt.optimizer.plan import CostTerm
-from tests.collective_time import collective_time_s
 
 BILLING = load_billing()
 CATALOG = load_catalog()
@@ -45,7 +43,6 @@ def from_the_rows(
     start_s: float,
     work_s: float,
     lost_s: float,
-    crossed_gb: float,
     checkpoint_gb: float,
     checkpoints: int,
     restores: int,
@@ -68,7 +65,6 @@ def from_the_rows(
             estimate = round(hourly * (100 - Decimal(saving)) / 100, 6) if saving else Decimal("nan")
             hourly = Decimal(rows[name]["spot_usd_per_hour"] or estimate)
         usd += count * hours * (hourly + volume_hourly + terms["public_ipv4_usd_per_hour"])
-    usd += Decimal(str(crossed_gb)) * 2 * terms["cross_zone_usd_per_gb_each_direction"]
     size = Decimal(str(checkpoint_gb)) * 10**9
     parts = math.ceil(size / (8 * 1024 * 1024))
     puts = checkpoints * (parts if parts <= 1 else parts + 2)
@@ -79,22 +75,19 @@ def from_the_rows(
 
 
 CASES = [
-    ([("g5.xlarge", 4, "spot")], 180, 7200, 300, 0, 0, 0, 0, 100),
-    ([("g5.xlarge", 4, "spot"), ("g4dn.xlarge", 2, "on-demand")], 180, 86400, 4000, 0, 1.2, 40, 12, 200),
-    ([("c7i.4xlarge", 16, "spot"), ("c7g.4xlarge", 3, "spot")], 240, 36000, 900, 143000, 0.4, 9, 19, 100),
-    ([("p5.48xlarge", 1, "on-demand")], 0, 10, 0, 0, 0.001, 1, 0, 100),
+    ([("g5.xlarge", 4, "spot")], 180, 7200, 300, 0, 0, 0, 100),
+    ([("g5.xlarge", 4, "spot"), ("g4dn.xlarge", 2, "on-demand")], 180, 86400, 4000, 1.2, 40, 12, 200),
+    ([("c7i.4xlarge", 16, "spot"), ("c7g.4xlarge", 3, "spot")], 240, 36000, 900, 0.4, 9, 19, 100),
+    ([("p5.48xlarge", 1, "on-demand")], 0, 10, 0, 0.001, 1, 0, 100),
 ]
 
 
-@pytest.mark.parametrize(
-    ("machines", "start", "work", "lost", "crossed", "checkpoint", "written", "restores", "disk_gb"), CASES
-)
+@pytest.mark.parametrize(("machines", "start", "work", "lost", "checkpoint", "written", "restores", "disk_gb"), CASES)
 def test_every_bill_equals_an_independent_script_to_the_cent(
     machines: list[tuple[str, int, str]],
     start: float,
     work: float,
     lost: float,
-    crossed: float,
     checkpoint: float,
     written: int,
     restores: int,
@@ -105,7 +98,6 @@ def test_every_bill_equals_an_independent_script_to_the_cent(
         start_up_s=start,
         work_s=work,
         interruption_s=lost,
-        crossing_bytes=crossed * 1e9,
         checkpoint_bytes=checkpoint * 1e9,
         checkpoints=written,
         restores=restores,
@@ -116,7 +108,6 @@ def test_every_bill_equals_an_independent_script_to_the_cent(
         start_s=start,
         work_s=work,
         lost_s=lost,
-        crossed_gb=crossed,
         checkpoint_gb=checkpoint,
         checkpoints=written,
         restores=restores,
@@ -139,18 +130,16 @@ def test_every_bill_equals_an_independent_script_to_the_cent(
     st.floats(0, 1000),
     st.floats(0, 1e6),
     st.floats(0, 1e5),
-    st.floats(0, 1e15),
     st.floats(0, 1e11),
     st.integers(0, 1000),
 )
 def test_the_lines_sum_to_the_total(
-    machines: int, start: float, work: float, lost: float, crossed: float, checkpoint: float, written: int
+    machines: int, start: float, work: float, lost: float, checkpoint: float, written: int
 ) -> None:
     usage = Usage(
         start_up_s=start,
         work_s=work,
         interruption_s=lost,
-        crossing_bytes=crossed,
         checkpoint_bytes=checkpoint,
         checkpoints=float(written),
         restores=3.0,
@@ -164,12 +153,12 @@ def test_the_lines_sum_to_the_total(
 def test_many_clusters_are_priced_as_one_by_one() -> None:
     work = np.array([10.0, 5000.0, 1e6])
     machines = np.array([1.0, 4.0, 64.0])
-    usage = Usage(start_up_s=180.0, work_s=work, interruption_s=0.1 * work, crossing_bytes=1e6 * work)
+    usage = Usage(start_up_s=180.0, work_s=work, interruption_s=0.1 * work)
     together = total_usd(usage, BILLING, machine_usd_per_hour=0.4 * machines, machines=machines)
     alone = [
         float(
             total_usd(
-                Usage(start_up_s=180.0, work_s=w, interruption_s=0.1 * w, crossing_bytes=1e6 * w),
+                Usage(start_up_s=180.0, work_s=w, interruption_s=0.1 * w),
                 BILLING,
                 machine_usd_per_hour=0.4 * n,
                 machines=n,
@@ -185,7 +174,6 @@ def test_every_priced_line_names_date_and_source() -> None:
         start_up_s=180.0,
         work_s=9000.0,
         interruption_s=60.0,
-        crossing_bytes=1e12,
         checkpoint_bytes=1e9,
         checkpoints=5.0,
         restores=4.0,
@@ -197,7 +185,6 @@ def test_every_priced_line_names_date_and_source() -> None:
         "volumes",
         "public addresses",
         "expected interruptions",
-        "transfer between zones",
         "checkpoints",
     ]
 
@@ -206,18 +193,6 @@ def test_every_priced_line_names_date_and_source() -> None:
 
     own_price = set(lines) - {"start-up of the machines", "expected interruptions"}
     assert all(dated(lines[name]) for name in own_price)
-    assert lines["transfer between zones"].usd == pytest.approx(1e12 / 1e9 * 0.02)
-
-
-def test_transfer_of_resnet50_over_two_zones() -> None:
-    """102 MB, 8 workers, 1e5 steps: 143 TB through the ring; the two links that cross cost about 715 USD."""
-    gradient = 102e6
-    link = collective_time_s("all_reduce", gradient, 8, 0.0, 1.0)  # bytes over one link of the ring
-    assert 8 * link * 1e5 == pytest.approx(143e12, rel=0.01)
-    moved = crossing_bytes(link, 2, 1e5)
-    usage = Usage(start_up_s=0.0, work_s=3600.0, crossing_bytes=moved)
-    lines = {line.name: line.usd for line in itemise([rental("g5.xlarge", 8, "spot")], usage, BILLING)}
-    assert lines["transfer between zones"] == pytest.approx(715, rel=0.01)
 
 
 @given(st.floats(0, 1e12))

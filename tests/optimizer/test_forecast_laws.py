@@ -18,7 +18,7 @@ from hetopt.optimizer.fit import fit
 from hetopt.optimizer.market.catalog import Catalog, offers
 from hetopt.optimizer.plan import Goal
 from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
-from hetopt.optimizer.search.forecast import ClusterTable, JobModel, crossed_links, forecast
+from hetopt.optimizer.search.forecast import ClusterTable, JobModel, forecast
 from hetopt.optimizer.search.search_space import machine_options
 from hetopt.optimizer.step_time.model import StepTimeModel
 from hetopt.optimizer.step_time.observed import observe
@@ -256,31 +256,3 @@ def test_workers_of_a_full_machine_slow_each_other(catalog: Catalog) -> None:
     alone, four = by_name["g5.2xlarge"], by_name["g5.12xlarge"]
     assert four.time.per_sample_s > alone.time.per_sample_s
     assert four.log_sd > alone.log_sd
-
-
-def test_zones_cost_what_crosses_them(catalog: Catalog) -> None:
-    """Two cents a gigabyte over each link between zones; one machine crosses nothing."""
-    machines = np.array([1.0, 2.0, 3.0, 8.0])
-    assert crossed_links(machines, 1).tolist() == [0, 0, 0, 0]
-    assert crossed_links(machines, 2).tolist() == [0, 2, 2, 2]
-    assert crossed_links(machines, 3).tolist() == [0, 2, 3, 3]
-    profile = make_profile(parameters=5_000_000, per_sample_s=0.02, minimum_steps=2000, minimum_samples=3e6)
-    goal = Goal(ends="epochs", amount=5, budget_usd=5.0)
-    plans = [
-        recommend(
-            PlanRequest(
-                profile,
-                catalog,
-                goal,
-                Options(trials=0, only_types=("c7a.4xlarge",), zones=zones, market="spot", objective="fastest"),
-            ),
-            seed=0,
-            now=NOW,
-        ).chosen
-        for zones in (1, 2)
-    ]
-    lines = [{term.name: term.usd for term in plan.prediction.cost_terms} for plan in plans]
-    added = set(lines[1]) - set(lines[0])
-    assert len(added) == 1
-    assert plans[1].prediction.cost_usd.value == pytest.approx(sum(lines[1].values()))
-    assert plans[1].prediction.cost_usd.value > plans[0].prediction.cost_usd.value
