@@ -20,10 +20,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hetopt.trainer.session.numpy_state import NumPyState
+
 _SEED_STRIDE = 7919
 _PYTHON_WORDS = 625
 _NUMPY_WORDS = 624
 _NUMPY_SEEDS = 2**32
+_NUMPY = NumPyState()
 
 
 @dataclass
@@ -37,7 +40,7 @@ class States:
     @classmethod
     def now(cls) -> States:
         """The present states of the generators of torch, Python and NumPy."""
-        return cls(torch=torch.get_rng_state(), python=random.getstate(), numpy=np.random.get_state())
+        return cls(torch=torch.get_rng_state(), python=random.getstate(), numpy=_NUMPY.now())
 
     def plain(self) -> dict[str, Any]:
         """The same as tensors, tuples and numbers."""
@@ -62,7 +65,7 @@ class States:
     def use_in_loop(self) -> None:
         """The same of Python's and NumPy's alone: torch draws for each sample."""
         random.setstate(self.python)
-        np.random.set_state(self.numpy)
+        _NUMPY.use(self.numpy)
 
     def broadcast(self) -> States:
         """The states of rank 0, sent to every worker."""
