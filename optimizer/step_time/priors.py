@@ -43,7 +43,7 @@ PRIORS: Mapping[str, Normal] = MappingProxyType(
         "straggling": Normal(mean=-4.0, sd=0.7, about="jitter of single steps of a worker"),
         "forward": Normal(mean=-0.8, sd=1.2, about="the part of a step before the backward pass"),
         "overlap": Normal(mean=1.3, sd=0.8, about="how well communication overlaps with computation"),
-        "network": Normal(mean=None, sd=2.5, about="bandwidth between nodes"),
+        "network": Normal(mean=None, sd=2.5, about="bandwidth between workers"),
         "host_ratio": Normal(mean=-0.8, sd=1.0, about="bandwidth inside a node against between two"),
         "relief": Normal(mean=0.25, sd=0.1, about="what a third node does for the network of two"),
         "rest": Normal(mean=0.0, sd=0.08, about="bandwidth between three or more nodes"),
