@@ -732,8 +732,8 @@ def _by_tag(asked: Mapping[str, list[str]]) -> bool:
 _EC2 = "<Response><Errors><Error><Code>{code}</Code><Message>{text}</Message></Error></Errors></Response>"
 _QUERY = "<ErrorResponse><Error><Type>Sender</Type><Code>{code}</Code><Message>{text}</Message></Error></ErrorResponse>"
 _S3 = "<Error><Code>{code}</Code><Message>{text}</Message></Error>"
-_FLEET = (
-    '<CreateFleetResponse xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"><fleetId>fleet-0</fleetId>'
+FLEET_REFUSED = (
+    '<CreateFleetResponse xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"><fleetId>fleet-00000000-0000-4000-8000-000000000000</fleetId>'
     "<errorSet><item><errorCode>{code}</errorCode><errorMessage>{text}</errorMessage><lifecycle>spot</lifecycle>"
     "</item></errorSet></CreateFleetResponse>"
 )
@@ -744,7 +744,7 @@ def refused(start: Start, call: Call, code: str, text: str = "as the test wants 
     headers = [("Content-Type", "text/xml")]
     match call.service:
         case "ec2":
-            form = _FLEET if status == 200 else _EC2
+            form = FLEET_REFUSED if status == 200 else _EC2
         case "s3":
             # S3 names the bucket's region with whatever it refuses.
             form, headers = _S3, [*headers, ("x-amz-bucket-region", "eu-west-1")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from random import Random
 
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks._spot_nodes import NodeTrace
-from benchmarks.box import capacity, stories
+from benchmarks.box import capacity, stories, unkind
 from benchmarks.box.stories import BEGIN_S, CLUSTERS, Account, Groups, Narrator, Story
 from hetopt.backends.ec2.renter.bundle import Bundle
 from hetopt.backends.ec2.renter.edge import BotoEdge
@@ -41,6 +42,11 @@ def test_whatever_comes_together_nothing_stays_and_nobody_is_told_less(narrator:
     story = narrator.tell(seed)
     assert not story.faults, story.timeline()
     assert story.questions > 50, "each call is asked of the policy"
+
+
+def test_a_fleet_that_is_refused_has_a_name_as_ec2_gives_one() -> None:
+    """IAM is asked about things by their tags, and knows them by such names."""
+    assert re.search(r"<fleetId>fleet(-[0-9a-f]+){5}</fleetId>", unkind.FLEET_REFUSED)
 
 
 def test_all_that_can_happen_is_drawn_and_several_at_once(catalog: Catalog) -> None:
