@@ -150,7 +150,7 @@ class Exploration:
         worth = JOB_OVER_PROBES * self.budget_usd * best.removed * best.variance / 2
         if worth < price:
             return Stopped(reason=f"the next probe would cost {usd(price)} and be worth {usd(worth)}", spent_usd=spent)
-        reason = f"expected to remove {best.removed:.0%} of the uncertainty, mostly about {best.about}"
+        reason = f"expected to remove {100 * best.removed:.0f} % of the uncertainty, mostly about {best.about}"
         return self.candidates[best.row], worth, reason
 
     def _is_related(self, name: str, known: Sequence[StepSample]) -> bool:

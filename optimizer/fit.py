@@ -181,7 +181,9 @@ class GainCurve:
             return 1.0
         at = math.log(ratio)
         if not self.log_ratios or at < self.log_ratios[0] - 1e-9:
-            raise BadInput(f"the profile has no retained energy for a ratio of {ratio:.4%}.", hint="profile again")
+            raise BadInput(
+                f"the profile has no retained energy for a ratio of {100 * ratio:.4f} %.", hint="profile again"
+            )
         return float(np.interp(at, (*self.log_ratios, 0.0), (*self.gains, 1.0)))
 
 

@@ -112,7 +112,7 @@ class Earlier(Record):
         """'2 runs of 1 job until 2026-11-26: 8 % slower than foreseen'."""
         change = math.expm1(self.log_factor)
         runs, jobs = (f"{n} {word}{'s' * (n != 1)}" for n, word in ((self.runs, "run"), (self.jobs, "job")))
-        said = f"{abs(change):.0%}".replace("%", " %")
+        said = f"{100 * abs(change):.0f} %"
         found = f"{said} {'slower' if change > 0 else 'quicker'} than" if abs(change) >= 0.005 else "as"
         if change > 1:
             found = f"{1 + change:.1f} times as long as"

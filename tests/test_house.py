@@ -259,3 +259,23 @@ def test_no_test_is_judged_by_how_quick_its_machine_is() -> None:
         if path != HERE and re.search(r"process_time|getrusage\(|ru_utime", path.read_text(encoding="utf-8"))
     }
     assert found == set(TIMED)
+
+
+def test_percent_is_written_with_its_space_and_counts_with_their_number() -> None:
+    """'31 %' and '1 step' everywhere: no ``:.0%``, whose sign sticks to the number, and no "1 steps", which
+    ``formatting.counted`` never writes. A progress bar's share is part of a drawing."""
+    many = re.compile(r" [a-z]+s\b(?!/)")
+    drawn = ("hetopt/cli/render.py", "hetopt/trainer/session/batch_norm.py")
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.JoinedStr):
+                continue
+            for value, after in zip(node.values, [*node.values[1:], None], strict=True):
+                if not isinstance(value, ast.FormattedValue):
+                    continue
+                where = f"{name(path)}:{value.lineno}"
+                form = ast.unparse(value.format_spec) if value.format_spec is not None else ""
+                assert re.search(r"\.\d%", form) is None or name(path) in drawn, where
+                counts = isinstance(value.value, ast.Call) and ast.unparse(value.value.func) == "formatting.count"
+                text = after.value if isinstance(after, ast.Constant) else ""
+                assert not (counts and isinstance(text, str) and many.match(text)), where

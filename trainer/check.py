@@ -211,7 +211,7 @@ def _loss(task: Task, model: nn.Module, once: Batch, dataset: MapDataset) -> Ite
     elif test.kind == "coupled":
         yield warning(
             text=f"The loss depends on the whole batch, as the task accepts: the gradient of {sum(test.sizes)} samples "
-            f"differs by {test.off:.1%} from that of {test.sizes[0]} and {test.sizes[1]} of them.",
+            f"differs by {100 * test.off:.1f} % from that of {test.sizes[0]} and {test.sizes[1]} of them.",
             hint="keep batches of workers large",
             where=where,
         )

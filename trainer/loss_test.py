@@ -81,7 +81,8 @@ class LossTest:
             )
         if self.kind == "coupled" and WHOLE_BATCH not in accepted:
             return BadInput(
-                f"The loss is no mean over samples: the gradient of {first + second} samples differs by {self.off:.1%} "
+                f"The loss is no mean over samples: the gradient of {first + second} samples differs by "
+                f"{100 * self.off:.1f} % "
                 f"from that of {first} and {second} of them.",
                 hint="return the tuple (sum, count) if it is a mean over tokens or weights; if its samples depend on "
                 f'each other (contrastive), accept the difference with Task(accept_inexact=("{WHOLE_BATCH}",))',
@@ -96,7 +97,7 @@ class LossTest:
         more = f" and {len(names) - 1} more normalise" if len(names) > 1 else " normalises"
         return (
             f"{names[0]}{more} each worker's samples by themselves: the gradient of {sum(self.sizes)} samples in parts "
-            f"of {self.sizes[0]} and {self.sizes[1]} differs by {self.statistics_off:.1%}"
+            f"of {self.sizes[0]} and {self.sizes[1]} differs by {100 * self.statistics_off:.1f} %"
         )
 
 

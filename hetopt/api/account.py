@@ -101,7 +101,11 @@ class Setup:
                 f"`role` must be 1 to 64 letters, digits and +=,.@-_, got {shown(role)}.",
                 hint="name a role without its path, or leave `role` out",
             )
-        number = accounts.identity(connect(region)).account_id if account is None else account
+        try:
+            number = accounts.identity(connect(region)).account_id if account is None else account
+        except CloudRefused as refused:
+            beside = "; policies need no credentials where `account` names its number"
+            raise CloudRefused(refused.message, hint=f"{refused.hint}{beside}") from refused
         place = bucket or accounts.default_bucket(number, region)
         return cls(region=region, account=number, bucket=place, role=role or PROFILE_NAME)
 

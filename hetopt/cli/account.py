@@ -88,7 +88,10 @@ def setup(
     from hetopt.core.errors import BadInput
 
     if not print_policy and not create_bucket:
-        raise BadInput("say what to do.", hint="`hetopt setup --print-policy`, then `hetopt setup --create-bucket`")
+        raise BadInput(
+            "hetopt setup makes nothing by itself: it prints policies, or makes the bucket of your runs.",
+            hint="`hetopt setup --print-policy`, then `hetopt setup --create-bucket`",
+        )
     wanted = Setup.of(region=region, account=account, bucket=bucket, role=role)
     if create_bucket:
         asks = not yes and sys.stdin.isatty()

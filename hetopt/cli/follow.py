@@ -72,7 +72,7 @@ def finish(run: Run, *, rented: bool, as_json: bool) -> None:
         raise RunFailed(status.reason or "the run failed without saying why.", hint=status.next_step(reading))
     record = run.record()
     progress = record.progress
-    done = f"{formatting.count(progress.step)} steps"
+    done = f"{formatting.counted(progress.step, 'step')}"
     if status.state is RunState.STOPPED and record.launch is not None:
         done = f"{formatting.count(progress.step)} of {_planned(record.launch)} steps"
     if record.unread.sentence is not None:

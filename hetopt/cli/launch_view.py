@@ -89,7 +89,7 @@ def _show_here(prepared: Prepared) -> None:
     render.line(
         f"  predicted {'there' if own else 'here'}: {formatting.with_startup(said.total_s.value, said.startup_s)} "
         f"({formatting.duration(said.total_s.low)} – {formatting.duration(said.total_s.high)}), "
-        f"{formatting.count(said.steps.value)} steps of {formatting.duration(said.step_time_s.value)}. "
+        f"{formatting.counted(said.steps.value, 'step')} of {formatting.duration(said.step_time_s.value)}. "
         f"Nothing is rented: total {formatting.usd(said.cost_usd.value) if own and said.cost_usd.value else '$0'}."
     )
 
@@ -141,7 +141,11 @@ def _end(record: Launch) -> str:
     stop, goal = record.spec.stop, record.plan.goal
     if stop.target:
         return f"until {goal.target_metric} {goal.target_value:g}"
-    return f"{stop.max_epochs:g} epochs" if stop.max_epochs else f"{stop.max_steps} steps"
+    return (
+        formatting.counted(stop.max_epochs, "epoch")
+        if stop.max_epochs
+        else formatting.counted(stop.max_steps or 0, "step")
+    )
 
 
 def _local_table(spec: RunSpec) -> None:
@@ -171,7 +175,7 @@ def _row(rank: int, worker: WorkerSpec, host: EmulatedHost) -> list[str]:
         str(rank),
         host.name,
         worker.type,
-        f"{host.speed:g}" if host.cpu_cores is None else f"{host.cpu_cores:g} cores",
+        f"{host.speed:g}" if host.cpu_cores is None else formatting.counted(host.cpu_cores, "core"),
         formatting.duration(declared.fixed_s + declared.per_sample_s * worker.local_batch_size) if declared else "",
         formatting.bit_rate(host.rate_bits_per_s) if host.rate_bits_per_s is not None else "",
         formatting.count(worker.local_batch_size),

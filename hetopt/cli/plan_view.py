@@ -246,7 +246,7 @@ def _show_all(plan: Plan) -> None:
             "time": f"{_range(said.total_s, formatting.duration)}, of which start-up "
             f"{formatting.duration(said.startup_s)}",
             "cost": _range(said.cost_usd, formatting.usd),
-            "batch": f"{formatting.count(chosen.global_batch_size)} samples a step, "
+            "batch": f"{formatting.counted(chosen.global_batch_size, 'sample')} a step, "
             f"{'sync' if chosen.sync.is_local else 'compression'} "
             f"{formatting.method(chosen.compression, chosen.sync, chosen.precision)}, "
             f"{chosen.collective.replace('_', '-')}",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -166,9 +168,21 @@ def _write(measured: Profile, output: Path | None, asked: Measure) -> None:
     else:
         profile_view.show(measured)
         if output is not None:
-            length = " --epochs 30" if measured.job.script else ""
+            epochs = epochs_asked(measured.job.script)
+            length = f" --epochs {epochs or 'N'}" if measured.job.script else ""
             own = "" if asked.inventory is None else f" --inventory {typed(asked.inventory)}"
-            render.line(f"next: hetopt recommend {typed(output)} --budget 5{length}{own} -o plan.json", style="bold")
+            meant = "  # N: as many as it trains" if measured.job.script and epochs is None else ""
+            render.line(
+                f"next: hetopt recommend {typed(output)} --budget 5{length}{own} -o plan.json{meant}", style="bold"
+            )
+
+
+def epochs_asked(script: Sequence[str]) -> str | None:
+    """How many epochs a script's own arguments ask for: of `train.py --epochs 12` 12."""
+    for name, value in pairwise([part for word in script[1:] for part in word.split("=", 1)]):
+        if name.startswith("-") and name.endswith("epochs") and value.isdecimal() and int(value):
+            return value
+    return None
 
 
 def _agree_to_explore(asked: Measure) -> None:

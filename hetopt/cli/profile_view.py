@@ -23,9 +23,9 @@ def show(profile: Profile) -> None:
     """The profile as a person reads it."""
     job, host = profile.job, profile.host
     render.line(
-        f"{job.task}: {formatting.count(job.parameters)} parameters ({formatting.bytes_(job.gradient_bytes)} of "
+        f"{job.task}: {formatting.counted(job.parameters, 'parameter')} ({formatting.bytes_(job.gradient_bytes)} of "
         "gradient), "
-        f"{formatting.count(job.dataset_size)} samples an epoch",
+        f"{formatting.counted(job.dataset_size, 'sample')} an epoch",
         style="bold",
     )
     cost = f" for {formatting.usd(profile.profiling_usd)}" if profile.profiling_usd > 0 else ""
@@ -99,7 +99,9 @@ def _training(profile: Profile) -> list[str]:
             sentences.append(f"{kind}, {goal} after {', '.join(reached)} steps")
         else:
             last = alike[-1].evaluations[-1]
-            sentences.append(f"{kind}, {goal} not reached: {last.metric:.4g} after {formatting.count(last.step)} steps")
+            sentences.append(
+                f"{kind}, {goal} not reached: {last.metric:.4g} after {formatting.counted(last.step, 'step')}"
+            )
     for precision in profile.precisions[1:]:
         trials = [one for one in profile.precision_trials if one.precision == precision]
         own, usual = (
@@ -121,7 +123,7 @@ def _training(profile: Profile) -> list[str]:
             Moments(gradient_variance=last_sample.gradient_variance, gradient_square=last_sample.gradient_square)
         )
         sentences.append(
-            f"gradient noise scale: {formatting.count(round(scale))} samples; larger batches save few steps"
+            f"gradient noise scale: {formatting.counted(round(scale), 'sample')}; larger batches save few steps"
             if scale is not None
             else "gradient noise scale: unknown, as the gradient was mostly noise when last measured"
         )
@@ -165,7 +167,9 @@ def import_samples(source: Path, output: Path | None, *, force: bool, json_: boo
     layouts = {sample.layout for sample in samples}
     types = sorted({node.type for sample in samples for node in sample.nodes})
     sizes = [size for sample in samples for size in sample.batch_sizes]
-    render.line(f"{len(samples)} step times of {len(layouts)} layouts", style="bold")
+    render.line(
+        f"{formatting.counted(len(samples), 'step time')} of {formatting.counted(len(layouts), 'layout')}", style="bold"
+    )
     render.facts(
         {
             "machine types": ", ".join(types),

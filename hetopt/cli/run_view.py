@@ -7,6 +7,7 @@ from typing import Any
 from hetopt.cli import render, timeline_view
 from hetopt.core import formatting
 from hetopt.reports.report import BroughtTogether, Report, Sent, rows
+from hetopt.reports.run_words import step_of
 from hetopt.reports.timeline import ROUTINE, Timeline
 
 UNREADABLE = "unreadable"
@@ -54,9 +55,8 @@ def show_status(fact: dict[str, Any]) -> None:
     render.line(f"{fact['run']}: {fact['state']}{reason}", style="bold")
     if fact["resume"] is not None:
         render.line(f"  go on from its checkpoint: {fact['resume']}")
-    of = f" of about {formatting.count(fact['predicted_steps'])}" if fact["predicted_steps"] else ""
     render.line(
-        f"  step {formatting.count(fact['step'])}{of}, epoch {fact['epoch']:.1f}, "
+        f"  {step_of(fact['step'], fact['predicted_steps'])}, epoch {fact['epoch']:.1f}, "
         + (formatting.reached(fact["metrics"], fact["loss"]) or "not evaluated yet")
     )
     if fact["pausing"] is not None:
@@ -69,16 +69,15 @@ def show_status(fact: dict[str, Any]) -> None:
     if fact["elapsed_s"]:
         cost = "" if fact["usd"] is None else f"; {cost_words(fact['usd'], fact['usd_per_hour'], fact['on'])}"
         in_all = f" in {fact['sessions']} sessions" if fact["sessions"] > 1 else ""
-        again = f", {formatting.count(fact['lost_steps'])} steps of it done again" if fact["lost_steps"] else ""
+        again = f", {formatting.counted(fact['lost_steps'], 'step')} of it done again" if fact["lost_steps"] else ""
         since = f"{in_all}{again}" if in_all or again else " since launch"
         render.line(f"  {formatting.duration(fact['elapsed_s'])}{since}{cost}")
     if fact["rental"] is not None:
         _show_rental(fact["rental"])
     if fact["exchange"] and fact["exchange"]["sent_bytes"] != fact["exchange"]["dense_bytes"]:
-        share = fact["exchange"]["sent_bytes"] / fact["exchange"]["dense_bytes"]
-        render.line(
-            f"  gradients go as {fact['exchange']['way']}; {formatting.share(share)} of dense bytes sent so far"
-        )
+        way = formatting.way_in_words(fact["exchange"]["way"])
+        share = formatting.share(fact["exchange"]["sent_bytes"] / fact["exchange"]["dense_bytes"])
+        render.line(f"  gradients: {way}; {share} of dense bytes sent so far")
     if fact["workers"]:
         render.line()
         worker_table(fact["workers"])
@@ -151,9 +150,8 @@ def _show_rental(rental: dict[str, Any]) -> None:
     alive = sum(machine["state"] in ("pending", "running", "unseen") for machine in rental["machines"])
     of = f" of {formatting.usd(rental['budget_usd'])}" if rental["budget_usd"] is not None else ""
     going = f", {formatting.usd(rental['usd_per_hour'])} an hour" if alive else ""
-    render.line(
-        f"  {alive} of {len(rental['machines'])} machines up; {formatting.usd(rental['spent_usd'])}{of} spent{going}"
-    )
+    machines = formatting.counted(len(rental["machines"]), "machine")
+    render.line(f"  {alive} of {machines} up; {formatting.usd(rental['spent_usd'])}{of} spent{going}")
     if rental["spent_is_estimate"]:
         render.line(f"  {UNSEEN_END}")
     if rental["ends_in_s"] is not None:
@@ -192,7 +190,7 @@ def _show_rental(rental: dict[str, Any]) -> None:
 def show_report(made: Report) -> None:
     """The report as a person reads it."""
     kind, where = HERE.get(made.on, ""), "" if made.on in HERE else f" on {made.on}"
-    workers = f"{len(made.workers)} {kind}worker{'s' * (len(made.workers) != 1)}{where}"
+    workers = f"{formatting.counted(len(made.workers), f'{kind}worker')}{where}"
     state = f"{made.state}{formatting.ending(made.finish_reason)}"
     render.line(f"{made.run_id}: {made.task} on {workers}, {state}", style="bold")
     if made.metrics:
@@ -239,9 +237,9 @@ def _together(told: BroughtTogether) -> str:
     if told.divergence is not None:
         apart = f"; they had come apart by {formatting.share(told.divergence)} of the parameters' norm"
     return (
-        f"{told.policy}: workers came together in {formatting.count(told.synchronised)} of {formatting.count(steps)} "
-        "steps "
-        f"({formatting.share(told.share)}), and sent {formatting.bytes_(told.sent_bytes)} each{apart}"
+        f"{told.policy}: workers came together in {formatting.count(told.synchronised)} of "
+        f"{formatting.counted(steps, 'step')} ({formatting.share(told.share)}), and sent "
+        f"{formatting.bytes_(told.sent_bytes)} each{apart}"
     )
 
 
@@ -250,10 +248,12 @@ def _sent(sent: Sent) -> str:
     if sent.sent_bytes == sent.dense_bytes:
         return f"sent {formatting.bytes_(sent.sent_bytes)} per worker, uncompressed"
     ways = sorted(sent.ways, key=lambda way: -way.steps)
-    told = [f"{way.way} ({formatting.count(way.steps)} steps)" for way in ways[:SHOWN_WAYS]]
+    told = [
+        f"{formatting.way_in_words(way.way)} in {formatting.counted(way.steps, 'step')}" for way in ways[:SHOWN_WAYS]
+    ]
     others = ways[SHOWN_WAYS:]
     if others:
-        told.append(f"otherwise ({formatting.count(sum(way.steps for way in others))} steps)")
+        told.append(f"others in {formatting.counted(sum(way.steps for way in others), 'step')}")
     return (
         f"sent {formatting.share(sent.share)} of dense bytes ({formatting.bytes_(sent.sent_bytes)} of "
         f"{formatting.bytes_(sent.dense_bytes)} per worker): {'; '.join(told)}"

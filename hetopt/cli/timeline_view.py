@@ -120,7 +120,7 @@ def draw(told: Timeline, hosts: Sequence[str], width: int) -> list[str]:
     start, end = "0 s", f"{formatting.duration(end_s)}, step {formatting.count(told.moments[-1].step)}"
     lines.append(f"{margin}{start}{end:>{max(columns - len(start), len(end) + 1)}}")
     if len(hosts) > shown:
-        lines.append(f"{len(hosts) - shown} more workers are in the report's JSON form (--json)")
+        lines.append(f"{formatting.counted(len(hosts) - shown, 'more worker')} in the report's JSON form (--json)")
     return lines
 
 
@@ -135,7 +135,8 @@ def explain(told: Timeline) -> list[tuple[str, str]]:
         changes = [one for one in told.happenings if one.kind == kind]
         if changes:
             times = "" if len(changes) == 1 else f" {len(changes)} times, last"
-            found.append((letter.mark, f"{letter.what} changed{times} {_when(changes[-1])}: {changes[-1].text}"))
+            last = changes[-1].text.removeprefix(f"{letter.what} ")
+            found.append((letter.mark, f"{letter.what} changed{times} {_when(changes[-1])}: {last}"))
     return found
 
 

@@ -46,7 +46,7 @@ def picture(name: str, state: str, watched: LiveRun, *, now_s: float) -> render.
     """
     progress, expected = watched.progress, watched.expected_steps
     now = figures(progress, watched.launch, step_time_s=watched.step_time_s, now_s=now_s, money=False)
-    done = progress.step / expected if expected else None
+    done = min(1.0, progress.step / expected) if expected else None
     filled = [] if done is None else [f"{render.bar(done, render.BAR)} {formatting.share(done)}"]
     waits = pause(progress, now_s)
     told = [*([f"  {waits}"] if waits else []), *_pace(watched), *_money(watched, state, now_s), *_exchange(watched)]
@@ -108,7 +108,8 @@ def _exchange(watched: LiveRun) -> list[str]:
     if traffic is None or told is None:
         return []
     share = formatting.share(traffic.sent_bytes / traffic.dense_bytes)
-    return [f"  gradients go as {traffic.way}: {formatting.bytes_(told.sent_bytes)} a step, {share} of dense so far"]
+    way, sent = formatting.way_in_words(traffic.way), formatting.bytes_(told.sent_bytes)
+    return [f"  gradients: {way}, {sent} a step, {share} of dense so far"]
 
 
 def _workers(watched: LiveRun) -> list[tuple[list[str], tuple[float, float]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hetopt.core.precision import Precision
@@ -16,9 +17,12 @@ Say = Callable[[float], str]
 
 def duration(seconds: float) -> str:
     """'0.8 ms', '3.2 s', '4 min 10 s', '2 h 05 min', '3 d 4 h'."""
-    if seconds < 1e-3:
-        return f"{seconds * 1e6:.0f} µs"
-    if seconds < 1:
+    if seconds == 0:
+        return "0 s"
+    # The unit is that of the rounded number: 999.7 µs are 1 ms, and not 1,000 µs.
+    if seconds < 999.5e-6:
+        return f"{seconds * 1e6:.0f} µs" if seconds >= 0.95e-6 else f"{seconds * 1e6:.1g} µs"
+    if seconds < 0.9995:
         return f"{seconds * 1e3:.3g} ms"
     if seconds < 59.95:
         return f"{seconds:.3g} s"
@@ -65,7 +69,7 @@ def usd_span(low: float, high: float) -> str:
 
 def usd(amount: float) -> str:
     """Dollars with as many digits as matter: '$0.000042', '$0.0042', '$0.31', '$12.40', '$1,204'."""
-    if amount >= 1000:
+    if amount >= 999.995:
         return f"${amount:,.0f}"
     if amount >= 0.995:
         return f"${amount:.2f}"
@@ -74,7 +78,7 @@ def usd(amount: float) -> str:
     if amount >= 1e-4 or amount == 0:
         return f"${amount:.2g}"
     # Two digits that count, without an exponent, which nobody reads as money.
-    return f"${amount:.{1 - math.floor(math.log10(amount))}f}" if amount >= 1e-6 else f"${amount:.1e}"
+    return f"${amount:.{1 - math.floor(math.log10(amount))}f}" if amount >= 1e-6 else "<$0.000001"
 
 
 def round_up_usd(amount: float) -> float:
@@ -101,7 +105,7 @@ def round_up_s(seconds: float) -> float:
 
 def percent(share: float) -> str:
     """A share as percent with a sign that a reader of differences expects: '+3.2 %'."""
-    return f"{share * 100:+.1f} %"
+    return f"{share * 100:+.1f} %".replace("-0.0 %", "+0.0 %")
 
 
 _ENDINGS = {
@@ -127,8 +131,19 @@ def reached(metrics: Mapping[str, float], loss: float | None) -> str:
 
 
 def count(number: float) -> str:
-    """A number with thousands separators, and one decimal where it matters: '1,437', '12.5'."""
-    return f"{number:,.0f}" if number >= 100 or float(number).is_integer() else f"{number:.1f}"
+    """A number with thousands separators, and one decimal where it matters: '1,437', '12.5'; below one, two digits
+    that count: '0.25'."""
+    if abs(number) >= 99.95 or float(number).is_integer():
+        return f"{number:,.0f}"
+    return f"{number:.1f}".removesuffix(".0") if abs(number) >= 0.95 else f"{number:.2g}"
+
+
+def counted(number: float, noun: str) -> str:
+    """So many of something, in the number that goes with it: '1 worker', '1,437 steps', '3 batches'."""
+    said = count(number)
+    if said == "1":
+        return f"1 {noun}"
+    return f"{said} {noun}{'es' if noun.endswith(('tch', 'nch', 's', 'x')) else 's'}"
 
 
 def compression(name: str, ratio: float) -> str:
@@ -139,6 +154,20 @@ def compression(name: str, ratio: float) -> str:
         return name
     factor = 1 / ratio
     return f"{name} {ratio * 100:.4g} % ({f'{factor:.0f}' if factor >= 100 else f'{factor:.3g}'}x)"
+
+
+_WAY = re.compile(r"(?P<name>\S+?)(?: (?P<ratio>[\d.e+-]+))? by (?P<collective>[a-z_]+)(?P<rest>,? .*)?")
+
+
+def way_in_words(key: str) -> str:
+    """A way to exchange gradients, as logs name it, in words: 'uncompressed (all-reduce)', 'topk 1 % (all-gather)'."""
+    found = _WAY.fullmatch(key)
+    if found is None:
+        return key
+    name = "uncompressed" if found["name"] == "identity" else found["name"]
+    amount = f" {float(found['ratio']) * 100:.4g} %" if found["ratio"] and found["name"] != "identity" else ""
+    rest = (found["rest"] or "").removeprefix(",")
+    return f"{name}{amount} ({found['collective'].replace('_', '-')}{',' if rest else ''}{rest})"
 
 
 def exchange(way: Compression, sync: Synchronization) -> str:
@@ -155,6 +184,8 @@ def method(way: Compression, sync: Synchronization, precision: Precision) -> str
 
 def share(part: float) -> str:
     """A part of a whole, with as many digits as matter: '100 %', '3.1 %', '0.02 %'."""
+    if 0 < part < 1e-6:
+        return "<0.0001 %"
     return f"{part * 100:.2g} %" if part < 0.0995 else f"{part * 100:.0f} %"
 
 
@@ -165,7 +196,7 @@ def chance(probability: float) -> str:
 
 def vcpus(number: int) -> str:
     """'1 vCPU', '1,536 vCPUs'."""
-    return f"{number:,} vCPU{'s' * (number != 1)}"
+    return counted(number, "vCPU")
 
 
 def cluster(machines: Iterable[tuple[int, str]]) -> str:

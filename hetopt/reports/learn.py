@@ -66,7 +66,7 @@ def learn(profile: Profile, launch: Launch, history: RunHistory) -> Learned:
     job = launch.plan.profile.job
     if (profile.job.task, profile.job.parameters) != (job.task, job.parameters):
         raise BadInput(
-            f"The run trained {job.task} of {formatting.count(job.parameters)} parameters, and the profile is of "
+            f"The run trained {job.task} of {formatting.counted(job.parameters, 'parameter')}, and the profile is of "
             f"{profile.job.task} of {formatting.count(profile.job.parameters)}.",
             hint="name another file, or a new one",
         )
@@ -90,15 +90,17 @@ def learn(profile: Profile, launch: Launch, history: RunHistory) -> Learned:
     news = []
     if samples:
         cluster = formatting.cluster((node.workers, node.type) for node in samples[0].nodes)
-        news.append(f"{formatting.count(len(samples))} step times of {cluster}")
+        news.append(f"{formatting.counted(len(samples), 'step time')} of {cluster}")
     for launched in launches:
         news.append(f"provisioning of {formatting.duration(launched.took_s)} on {' and '.join(launched.types)}")
     for one in pilots:
         reached = one.steps_to_target
         told = (
-            f"the target after {formatting.count(reached)} steps" if reached is not None else "the target not reached"
+            f"the target after {formatting.counted(reached, 'step')}"
+            if reached is not None
+            else "the target not reached"
         )
-        news.append(f"{told} of {formatting.count(one.global_batch_size)} samples")
+        news.append(f"{told} of {formatting.counted(one.global_batch_size, 'sample')}")
     changed = profile.model_copy(
         update={
             "samples": (*profile.samples, *samples),

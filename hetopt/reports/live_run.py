@@ -67,7 +67,7 @@ class RunSummary(Record):
     @property
     def progress(self) -> float | None:
         """Steps done as a part of those that are expected."""
-        return self.step / self.expected_steps if self.expected_steps else None
+        return min(1.0, self.step / self.expected_steps) if self.expected_steps else None
 
     @property
     def is_over(self) -> bool:

@@ -152,7 +152,8 @@ def asked(goal: Goal, *, until: str = "until") -> str:
     """What was asked for, in a few words; ``until`` is said before a target."""
     if goal.ends == "target":
         return ", ".join([f"{until} {goal.target_metric} {goal.target_value:g}", *limits_of(goal)])
-    return ", ".join([f"{goal.amount:g} {goal.ends}", *limits_of(goal)])
+    length = formatting.counted(goal.amount or 0, goal.ends.removesuffix("s"))
+    return ", ".join([length, *limits_of(goal)])
 
 
 def limits_of(goal: Goal) -> list[str]:
@@ -180,7 +181,7 @@ def _sure(seen: Sensitivity | None) -> Iterable[str]:
 
 
 def _fine_percent(share: float) -> str:
-    return f"{share:.1%}"
+    return f"{100 * share:.1f} %"
 
 
 def _front_table(plan: Plan) -> str:

@@ -357,7 +357,7 @@ def _of_interruptions(told: Interrupted | None) -> list[str]:
         )
     if told.lost_steps:
         sentences.append(
-            f"{formatting.count(told.lost_steps)} steps were done again, from a checkpoint: about "
+            f"{formatting.counted(told.lost_steps, 'step')} had to be done again, from a checkpoint: about "
             f"{formatting.duration(told.lost_s)} of lost work."
         )
     return sentences
@@ -383,7 +383,7 @@ def _verdict(
     sentences = [
         f"The run took {formatting.duration(run_time.measured)} where {formatting.duration(run_time.predicted)} were "
         "predicted "
-        f"({run_time.error:+.1%}): {'within' if within else 'not within'} 10 %, which is the goal."
+        f"({formatting.percent(run_time.error)}): {'within' if within else 'not within'} 10 %, which is the goal."
     ]
     if not within:
         # Name the part that explains most seconds, so that the reader knows what to measure again.

@@ -58,6 +58,28 @@ def left_s(progress: RunFold, expected_steps: float | None, step_time_s: float |
     return max(0.0, expected_steps - progress.step) * step_time_s
 
 
+_PLACES = {
+    "local": "on this machine",
+    "rehearsal": "rehearsed on this machine",
+    "ssh": "on your own machines",
+    "ec2": "on EC2",
+}
+
+
+def place(on: str) -> str:
+    """Where a backend trains, to stand behind its workers: 'on this machine'."""
+    return _PLACES.get(on, f"on {on}")
+
+
+def step_of(step: int, expected: float | None) -> str:
+    """How far a run has come: 'step 12 of 281', or beyond what was predicted 'step 300, 281 predicted'."""
+    said = f"step {formatting.count(step)}"
+    if not expected:
+        return said
+    most = max(1, round(expected))
+    return f"{said} of {formatting.count(most)}" if step <= most else f"{said}, {formatting.count(most)} predicted"
+
+
 def figures(
     progress: RunFold, launch: Launch | None, *, step_time_s: float | None, now_s: float, money: bool = True
 ) -> list[str]:
@@ -72,7 +94,7 @@ def figures(
     """
     expected = launch.prediction.steps.value if launch is not None else None
     waiting, left, latest = wait_share(progress), left_s(progress, expected, step_time_s), progress.latest
-    told = [f"step {formatting.count(progress.step)}" + (f" of {formatting.count(expected)}" if expected else "")]
+    told = [step_of(progress.step, expected)]
     if progress.loss is not None:
         told.append(f"loss {progress.loss:.4g}")
     if latest is not None and step_time_s:
@@ -137,7 +159,8 @@ class RunLog:
         match event:
             case RunStarted():
                 batches = ", ".join(formatting.count(worker.local_batch_size) for worker in event.workers)
-                return f"{event.task} starts on {len(event.workers)} workers, local batch sizes {batches}"
+                workers = formatting.counted(len(event.workers), "worker")
+                return f"{event.task} starts on {workers}, local batch sizes {batches}"
             case StepsLogged():
                 self._recent.take(event)
                 if progress.step > event.steps and at_s - self._told_s < max(LEAST_BETWEEN_S, BETWEEN_SHARE * at_s):
@@ -148,7 +171,7 @@ class RunLog:
             case Evaluated():
                 return f"step {formatting.count(event.step)}: {formatting.reached(event.metrics, None)}"
             case TrainingFinished():
-                return f"over after {formatting.count(progress.step)} steps{formatting.ending(event.reason)}"
+                return f"over after {formatting.counted(progress.step, 'step')}{formatting.ending(event.reason)}"
             case RunFailure():
                 return f"failed: {progress.failure}"
             case _:

@@ -171,7 +171,7 @@ def timeline(history: RunHistory, *, time_factor: float = 1.0, most: int = MOST_
 
 def _went_on(event: TrainingStarted, at_s: float, *, paused_s: float, step: int) -> Happening:
     """Another session began to train."""
-    again = f"; {formatting.count(step - event.step)} steps are done again" if step > event.step else ""
+    again = f"; {formatting.counted(step - event.step, 'step')} to do again" if step > event.step else ""
     text = (
         f"went on from step {formatting.count(event.step)}, {formatting.duration(paused_s)} after it had ended{again}"
     )
@@ -200,7 +200,7 @@ def happening(
             kind, text, step = "miniature_slowed", event.reason, event.step
         case MemoryBoundLearned():
             kind, where, step = "memory_bound_learned", (host(event.rank),), event.step
-            text = f"holds no more than {event.samples} samples at a time"
+            text = f"holds no more than {formatting.counted(event.samples, 'sample')} at a time"
         case WorkerLost():
             kind, where, text = "worker_lost", (event.host,), event.reason
         case WorkersChanged():
@@ -224,11 +224,11 @@ def happening(
             )
         case SharesChanged():
             after = ", ".join(map(str, event.after))
-            kind, text, step = "shares_changed", f"now {after} ({event.reason})", event.step
+            kind, text, step = "shares_changed", f"local batch sizes {after} ({event.reason})", event.step
         case PairedTrialEnded():
             kind, text, step = "twins_tried", _tried(event), event.step
         case SyncSettled():
-            averages = f"averaged every {event.every_steps} steps, in {event.compressor}"
+            averages = f"averaged every {formatting.counted(event.every_steps, 'step')}, in {event.compressor}"
             if event.fragments > 1:
                 averages += f", a fragment of {event.fragments} at a time"
             kind, step = "sync_settled", event.step

@@ -174,7 +174,7 @@ class QualityGate:
         if gain >= LEAST_GAIN or any(pilot.ratio <= ratio and pilot.steps_to_target is not None for pilot in own):
             return None
         return (
-            f"{scheme} at {ratio:g} keeps {gain:.0%} of the gradient's energy, below {LEAST_GAIN:.0%}, "
+            f"{scheme} at {ratio:g} keeps {100 * gain:.0f} % of the gradient's energy, below {100 * LEAST_GAIN:.0f} %, "
             "and no pilot has shown that it reaches the target"
         )
 

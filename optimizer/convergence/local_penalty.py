@@ -154,7 +154,7 @@ def steps_in_words(penalty: LocalPenalty, share: float, workers: int, *, counts:
     basis = f"as {penalty.pilots} pilot{'s' * (penalty.pilots > 1)} measured"
     if not penalty.pilots:
         basis = "by what was published of other tasks; profile with `sync` to measure it"
-    return f"A target should take about {more:.0%} more steps with it ({basis})."
+    return f"A target should take about {100 * more:.0f} % more steps with it ({basis})."
 
 
 def family(sync: Synchronization) -> Synchronization:

@@ -52,13 +52,14 @@ def in_words(groups: Sequence[Group]) -> str | None:
     all_at_once = standstill_share(beliefs)
     if len(beliefs) == 1:
         return (
-            f"All spot machines come from one pool, which {basis} has none {all_at_once:.1%} of the "
-            f"time; with a second type to fall back on, neither would have any {all_at_once**2:.1%} of the time."
+            f"All spot machines come from one pool, which {basis} has none {100 * all_at_once:.1f} % of the "
+            f"time; with a second type to fall back on, neither would have any {100 * (all_at_once**2):.1f} % of the "
+            f"time."
         )
     worst = max(standstill_share([belief]) for belief in beliefs)
     return (
-        f"The spot machines come from {len(beliefs)} pools: {basis} one may have none {worst:.1%} of the time, "
-        f"all at once {all_at_once:.1%}."
+        f"The spot machines come from {len(beliefs)} pools: {basis} one may have none {100 * worst:.1f} % of the time, "
+        f"all at once {100 * all_at_once:.1f} %."
     )
 
 

@@ -108,7 +108,7 @@ def _why(found: Found, chosen: Candidate, limits: Limits, seen: Sensitivity) -> 
         BALANCED: "balanced plan (a tenth less time would cost over a fifth more)",
         FASTEST: "fastest plan",
         1 - FASTEST: "cheapest plan",
-    }.get(limits.time_weight, f"best plan (time counts {limits.time_weight:.0%}, cost the rest)")
+    }.get(limits.time_weight, f"best plan (time counts {100 * limits.time_weight:.0f} %, cost the rest)")
     if not within:
         return f"{machines} is the cheapest plan found, at about {usd(told.cost_usd.value)}."
     kept, wanted = formatting.chance(seen.chance or 0.0), formatting.chance(seen.asked)
@@ -144,7 +144,7 @@ def _change(value: float, reference: float) -> str:
         return "the same"
     if change > 1:
         return f"{value / reference:.1f} times as much"
-    return f"{abs(change):.0%} {'more' if change > 0 else 'less'}"
+    return f"{100 * abs(change):.0f} % {'more' if change > 0 else 'less'}"
 
 
 def _against_extremes(found: Found, chosen: Candidate, candidate: Callable[[int], Candidate]) -> Iterator[str]:
@@ -176,7 +176,7 @@ def _no_better_mix(found: Found, seen: Sensitivity) -> str:
             return "No mix of machine types was tried."
         return f"None of the {found.mixes:,} mixes of machine types that were tried did better by more than 2 %."
     types = "two" if proof.types == 2 else "up to three"
-    return f"No mix of {types} machine types is better by more than {seen.gap:.1%}: all were considered."
+    return f"No mix of {types} machine types is better by more than {100 * seen.gap:.1f} %: all were considered."
 
 
 def dearer_on_spot(chosen: Candidate, catalog: Catalog) -> Iterator[str]:
@@ -199,7 +199,8 @@ def _on_demand(chosen: Candidate, catalog: Catalog) -> Iterator[str]:
     on_demand = f"The same machines on demand cost {demand / spot:.2g} times as much an hour, and are not preempted"
     if demand <= spot * math.exp(Z90 * spread):
         yield (
-            f"Spot may save nothing here: the price is {spot / demand:.0%} of on demand, and spot prices differ by "
+            f"Spot may save nothing here: the price is {100 * (spot / demand):.0f} % of on demand, and spot prices "
+            f"differ by "
             f"more than that between zones and days. {on_demand}: compare with `market='on-demand'`."
         )
     else:
@@ -211,8 +212,9 @@ def _time(chosen: Candidate) -> str:
     step = told.step_time_s.value
     compression = formatting.exchange(chosen.compression, chosen.sync)
     parts = (
-        f"Of a step of {duration(step)}, {told.compute_s / step:.0%} is computing (workers wait "
-        f"{told.waiting_s / step:.0%} on average for the slowest) and {told.communication_s / step:.0%} communication "
+        f"Of a step of {duration(step)}, {100 * (told.compute_s / step):.0f} % is computing (workers wait "
+        f"{100 * (told.waiting_s / step):.0f} % on average for the slowest) and "
+        f"{100 * (told.communication_s / step):.0f} % communication "
         f"that computing does not hide ({compression}, {chosen.collective.replace('_', '-')})"
     )
     if sum(len(group.local_batch_sizes) for group in chosen.groups) == 1:
@@ -262,7 +264,7 @@ def _batch(model: FittedModel, chosen: Candidate, *, to_target: bool) -> Iterato
     else:
         kept = statistical_efficiency(size, own, noise)
         told = formatting.count(round(noise))
-        worth = f"a sample then brings the run {kept:.0%} of what it would (the noise scale is {told} samples)"
+        worth = f"a sample then brings the run {100 * kept:.0f} % of what it would (the noise scale is {told} samples)"
     yield (
         f"The batch size is {size}, not the job's own {own}: {worth}, and there are "
         f"{chosen.prediction.steps.value:.0f} updates; with {setting('batch_size', str(own))} it stays."
@@ -344,14 +346,15 @@ def _compressed(model: FittedModel, chosen: Candidate) -> Iterator[str]:
         if stretch > 1:
             yield (
                 f"Gradients travel as {spell(way)}: rounding makes their sum over {workers} workers noisier, for which "
-                f"a target should take about {stretch - 1:.1%} more steps, {stretch * math.exp(Z90 * log_sd) - 1:.0%} "
+                f"a target should take about {100 * (stretch - 1):.1f} % more steps, "
+                f"{100 * (stretch * math.exp(Z90 * log_sd) - 1):.0f} % "
                 "at the upper end."
             )
             return
         more = float(model.convergence.penalty.inflation(gain)) - 1
         yield (
-            f"Gradients travel as {spell(way)}: {gain:.2%} of their energy arrives at once and the rest later, "
-            f"for which a target should take about {more:.1%} more steps."
+            f"Gradients travel as {spell(way)}: {100 * gain:.2f} % of their energy arrives at once and the rest later, "
+            f"for which a target should take about {100 * more:.1f} % more steps."
         )
         return
     gain = model.gain.gain(way.ratio)
@@ -359,8 +362,10 @@ def _compressed(model: FittedModel, chosen: Candidate) -> Iterator[str]:
     seen = any(pilot.compression is not None for pilot in model.profile.pilots)
     basis = "by compressed pilots" if seen else "by what was measured on other tasks"
     yield (
-        f"Sending {way.ratio:.3g} of the gradient retains {gain:.0%} of its energy, as measured in the pilots. A "
-        f"target should take about {more:.0%} more steps with it ({basis}); training measures that, and sends more "
+        f"Sending {way.ratio:.3g} of the gradient retains {100 * gain:.0f} % of its energy, as measured in the "
+        f"pilots. A "
+        f"target should take about {100 * more:.0f} % more steps with it ({basis}); training measures that, and "
+        f"sends more "
         "where it costs too much."
     )
 
@@ -387,7 +392,8 @@ def _local(model: FittedModel, chosen: Candidate, *, to_target: bool) -> Iterato
         exposed = told.communication_s / told.step_time_s.value
         if exposed > WORTH_AVERAGING and not gate.pilots:
             yield (
-                f"Averaging parameters now and then instead would save most of the {exposed:.0%} that steps spend on "
+                f"Averaging parameters now and then instead would save most of the {100 * exposed:.0f} % that steps "
+                f"spend on "
                 f"communication; what that costs in steps was not measured: profile with {setting('sync', USUAL_SYNC)}."
             )
         return
@@ -407,7 +413,9 @@ def _profiling(profile: Profile, chosen: Candidate) -> str:
     """What it cost to know all this, beside the job that it is for."""
     share = profile.profiling_s / chosen.prediction.total_s.value
     price = f" and {usd(profile.profiling_usd)}" if profile.profiling_usd > 0 else ""
-    told = f"Profiling took {duration(profile.profiling_s)}{price}, {share:.1%} of the time that this plan takes"
+    told = (
+        f"Profiling took {duration(profile.profiling_s)}{price}, {100 * share:.1f} % of the time that this plan takes"
+    )
     if share > PROFILING_SHARE:
         return f"{told}: for a job as short as this, a smaller `time_budget_s` would do."
     return f"{told}."
@@ -422,12 +430,13 @@ def _changes(found: Found, chosen: Candidate, candidate: Callable[[int], Candida
             saved = 1 - better.prediction.total_s.value / told.total_s.value
             if saved > WORTH_SAYING:
                 extra = (MORE - 1) * limits.budget_usd
-                yield f"{usd(extra)} more would save {saved:.0%} of the time, with {better.in_words}."
+                yield f"{usd(extra)} more would save {100 * saved:.0f} % of the time, with {better.in_words}."
             elif not limits.wants_cheapest:
-                yield f"A budget {MORE - 1:.0%} larger would save no more than {WORTH_SAYING:.0%} of the time."
+                least = f"{100 * WORTH_SAYING:.0f} %"
+                yield f"A budget {100 * (MORE - 1):.0f} % larger would save no more than {least} of the time."
     if limits.deadline_s is not None:
         row, _ = choose(found.forecast, replace(limits, deadline_s=MORE * limits.deadline_s))
         if row is not None:
             saved = 1 - candidate(row).prediction.cost_usd.value / told.cost_usd.value
             if saved > WORTH_SAYING:
-                yield f"A deadline {MORE - 1:.0%} later would save {saved:.0%} of the cost."
+                yield f"A deadline {100 * (MORE - 1):.0f} % later would save {100 * saved:.0f} % of the cost."

@@ -528,7 +528,7 @@ def _study(found: Found) -> str:
         return ""
     better = ""
     if told.gain is not None:
-        better = f", whose best is {told.gain:.2%} better" if told.gain > 0 else ", none better"
+        better = f", whose best is {100 * told.gain:.2f} % better" if told.gain > 0 else ", none better"
     return f" ({told.trials} trials of a study{better})"
 
 

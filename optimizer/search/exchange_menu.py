@@ -327,7 +327,8 @@ def _why_not(model: FittedModel, way: Compression, gain: float, minimum_gain: fl
     if METHODS[way.name].by_shape and not model.profile.job.parameter_shapes:
         return "the profile does not say what shapes the parameters have"
     if gain < minimum_gain:
-        return f"it keeps {gain:.0%} of the gradient's energy, and at least {minimum_gain:.0%} is asked for"
+        least = f"{100 * minimum_gain:.0f} %"
+        return f"it keeps {100 * gain:.0f} % of the gradient's energy, and at least {least} is asked for"
     return model.convergence.gate.objection(scheme=way.name, ratio=way.ratio, gain=gain)
 
 

@@ -69,7 +69,7 @@ def test_a_named_compression_is_what_the_workers_send(hetopt: Hetopt, home: Path
     shown = " ".join(hetopt("report", run).out.split())
     assert "communication (in a step" in shown
     assert "sent 2 % of dense bytes" in shown
-    assert "gradients go as topk 0.01 by all_gather" in " ".join(hetopt("status", run).out.split())
+    assert "gradients: topk 1 % (all-gather);" in " ".join(hetopt("status", run).out.split())
     assert json.loads(hetopt("status", run, "--json").out)["exchange"]["way"] == "topk 0.01 by all_gather"
 
 

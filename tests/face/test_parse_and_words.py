@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from hetopt.api import values
 from hetopt.cli import parse
+from hetopt.cli.profile import epochs_asked
 from hetopt.core import formatting
 from hetopt.core.errors import BadInput
 
@@ -62,6 +64,57 @@ def test_a_printed_duration_is_within_one_percent(seconds: float) -> None:
     parts = formatting.duration(seconds).split()
     read = sum(float(number) * units[unit] for number, unit in zip(parts[::2], parts[1::2], strict=True))
     assert read == pytest.approx(seconds, rel=0.011, abs=6e-7)
+
+
+@given(st.floats(min_value=0, max_value=1e7) | st.sampled_from((0.9996, 999.6e-6, 59.96, 3599.7, 172799.0)))
+def test_a_printed_duration_is_of_its_own_unit(seconds: float) -> None:
+    """Not 1,000 ms, 1e+03 ms or 60 s; and zero is zero seconds."""
+    said = formatting.duration(seconds)
+    assert "e+" not in said
+    assert seconds or said == "0 s"
+    full = {"µs": 1000, "ms": 1000, "s": 60, "min": 60, "h": 48}
+    parts = said.split()
+    assert all(float(number) < full.get(unit, math.inf) for number, unit in zip(parts[::2], parts[1::2], strict=True))
+
+
+@given(st.floats(-1e9, 1e9), st.sampled_from(["worker", "batch", "epoch", "launch"]))
+def test_one_is_one_and_everything_else_is_many(number: float, noun: str) -> None:
+    amount, said = formatting.counted(number, noun).split(" ")
+    assert (said == noun) == (amount == "1")
+    assert float(amount.replace(",", "")) == pytest.approx(number, rel=0.051, abs=1e-300)
+
+
+@given(st.floats(-1e-3, 1e-3))
+def test_no_difference_is_minus_nothing(share: float) -> None:
+    assert "-0.0 %" not in formatting.percent(share)
+
+
+@pytest.mark.parametrize(
+    ("script", "epochs"),
+    [
+        ("train.py --epochs 12", "12"),
+        ("train.py --num_train_epochs=3 --lr 0.1", "3"),
+        ("train.py --max-epochs 0", None),
+        ("train.py --epochs", None),
+        ("train.py", None),
+    ],
+)
+def test_the_next_command_has_the_epochs_of_the_script(script: str, epochs: str | None) -> None:
+    assert epochs_asked(script.split()) == epochs
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        ("identity by all_reduce", "uncompressed (all-reduce)"),
+        ("topk 0.01 by all_gather", "topk 1 % (all-gather)"),
+        ("topk 0.001 by ar_topk_star, packed in 4 buckets", "topk 0.1 % (ar-topk-star, packed in 4 buckets)"),
+        ("bf16 by all_reduce in 4 buckets", "bf16 (all-reduce, in 4 buckets)"),
+        ("every=8", "every=8"),
+    ],
+)
+def test_ways_to_exchange_in_words(key: str, told: str) -> None:
+    assert formatting.way_in_words(key) == told
 
 
 @given(st.floats(min_value=1e-4, max_value=1e6))

@@ -158,7 +158,7 @@ def test_the_cursor_reads_what_was_logged(rehearsed: Launch, text: str) -> None:
     assert data["step"] == run.step.tolist()
     assert data["series"]["loss"][1] == pytest.approx(run.loss.tolist(), rel=1e-4)
     assert data["series"]["compute2"][1] == pytest.approx(run.compute_s[:, 2].tolist(), rel=1e-4)
-    assert data["ways"][data["way"][-1] - 1] == "topk 0.01 by all_gather"
+    assert data["ways"][data["way"][-1] - 1] == "topk 1 % (all-gather)"
 
 
 def long_run(steps: int, workers: int) -> list[str]:

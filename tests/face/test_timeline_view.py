@@ -82,7 +82,7 @@ def test_several_workers_of_a_host_are_told_apart() -> None:
 def test_a_large_cluster_is_cut_and_says_so() -> None:
     lines = timeline_view.draw(Timeline(moments=(moment(0, 1, (8,) * 40),)), [f"h{n}" for n in range(40)], 80)
     assert len(lines) < 60
-    assert lines[-1] == "24 more workers are in the report's JSON form (--json)"
+    assert lines[-1] == "24 more workers in the report's JSON form (--json)"
 
 
 def test_marks_stand_where_things_happened_and_each_is_explained() -> None:

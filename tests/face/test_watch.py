@@ -140,7 +140,7 @@ def test_in_a_terminal_it_ends_with_the_run(recorded: Path, tmp_path: Path) -> N
     text = said.decode()
     assert "finished" in text
     assert "h2" in text
-    assert "topk 0.01 by all_gather" in text
+    assert "topk 1 % (all-gather)" in text
 
 
 def test_a_person_watches_one_run(hetopt: Callable[..., Any]) -> None:

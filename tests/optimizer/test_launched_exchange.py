@@ -171,7 +171,7 @@ def test_every_policy_but_the_fixed_one_is_told_and_widens_the_interval(policy: 
 
 def test_steps_to_a_target_say_what_they_rest_on() -> None:
     said = {
-        Compression(name="topk", ratio=0.0001): "smallest part of the gradient that was profiled is 0.100%",
+        Compression(name="topk", ratio=0.0001): "smallest part of the gradient that was profiled is 0.100 %",
         Compression(name="redsync", ratio=0.01): "taken to be what Top-k keeps",
         Compression(name="qsgd_maxnorm"): "steps to the target are those of dense training",
         Compression(name="powersgd", rank=2): "prediction is for sending everything",

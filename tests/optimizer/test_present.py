@@ -84,7 +84,7 @@ def test_declared_times_leave_room_for_a_slower_machine(plan: Plan) -> None:
         (1.03, ""),
         (1.1, ""),
         (1.5, "takes this machine 1.50 times as long as when the job was profiled"),
-        (0.6, "takes this machine 60% of the time that it took when the job was profiled"),
+        (0.6, "takes this machine 60 % of the time that it took when the job was profiled"),
     ],
 )
 def test_what_matters_is_said(plan: Plan, slower: float, said: str) -> None:
@@ -111,7 +111,7 @@ def test_how_far_an_unsteady_machine_is_followed_is_said(plan: Plan) -> None:
     _, notes = at_present(unsteady, lambda: 1.5 * THEN_S)
     assert notes == (
         "The same arithmetic takes this machine 1.50 times as long as when the job was profiled: the prediction is for "
-        "1.36 times as long, as that time also scattered by 20% then.",
+        "1.36 times as long, as that time also scattered by 20 % then.",
     )
     _, notes = at_present(unsteady, lambda: 1.18 * THEN_S)
     assert "the prediction is for 1.00 times as long" in notes[0]

@@ -101,7 +101,7 @@ def test_happenings_say_what_and_where() -> None:
     assert [one.sentence for one in told] == [
         "h1: speed 0.25, link 10 Mbit/s",
         "h1: holds no more than 12 samples at a time",
-        "now 9, 7 (why)",
+        "local batch sizes 9, 7 (why)",
         "it does not fit",
         "h0: dead",
     ]

@@ -125,7 +125,7 @@ def test_the_reason_names_what_is_replaced():
     promise = promised(outlook)
     assert promise is not None
     assert promise.instead.option.key in promise.reason
-    assert f"{promise.saving:.0%} less time" in promise.reason
+    assert f"{100 * promise.saving:.0f} % less time" in promise.reason
 
 
 def test_it_is_not_told_before_anything_was_seen_or_while_twins_may_still_tell():

@@ -82,7 +82,7 @@ def test_the_plan_follows_the_network_and_says_why():
     state, plan = planner.decide(state, options, network(LinkSpeed(latency_s=1e-1, bytes_per_s=1e8)))
     assert plan.option.collective == "all_gather"
     assert plan.reason is not None
-    assert plan.reason.startswith("topk 0.01 by all_gather instead of topk 0.01 by ar_topk_star: expected ")
+    assert plan.reason.startswith("topk 1 % (all-gather) instead of topk 1 % (ar-topk-star): expected ")
     assert plan.reason.endswith("% less of an exchange)")
     assert planner.decide(state, options, network(LinkSpeed(latency_s=1e-1, bytes_per_s=1e8)))[1].reason is None
 

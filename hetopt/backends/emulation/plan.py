@@ -171,7 +171,8 @@ def rehearse(
     overhead = here.update_s / prediction.compute_s
     if overhead > WORTH_SAYING:
         notes.append(
-            f"{overhead:.0%} of a step's computation is updating the model, which {here.workers} workers do at once "
+            f"{100 * overhead:.0f} % of a step's computation is updating the model, which {here.workers} workers do "
+            f"at once "
             "here; the cluster would not wait so long for that."
         )
     profiled = plan.profile.host

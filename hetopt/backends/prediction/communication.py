@@ -317,7 +317,8 @@ def _notes_on_gain(chosen: Compression, *, by_ratio: bool, meeting: Meeting) -> 
         yield f"What {chosen.name} loses was not profiled: the steps to the target are those of dense training."
     elif chosen.ratio < math.exp(measured[0]) * (1 - 1e-9):
         yield (
-            f"The smallest part of the gradient that was profiled is {math.exp(measured[0]):.3%}: the steps to the "
+            f"The smallest part of the gradient that was profiled is {100 * math.exp(measured[0]):.3f} %: the steps "
+            f"to the "
             "target are those of sending that."
         )
     elif chosen.name != TIMED:

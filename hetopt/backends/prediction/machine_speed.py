@@ -41,12 +41,11 @@ def at_present(plan: Plan, measure_s: Callable[[], float]) -> tuple[Plan, tuple[
     changed = plan if factor == 1 else plan.model_copy(update={"profile": slowed(plan.profile, factor)})
     if max(slower, 1 / slower) < 1 + WORTH_SAYING:
         return changed, ()
-    compared = f"{slower:.2f} times as long as" if slower > 1 else f"{slower:.0%} of the time that it took"
+    compared = f"{slower:.2f} times as long as" if slower > 1 else f"{100 * slower:.0f} % of the time that it took"
     follows = "the prediction follows."
     if scatter > WORTH_SAYING / 2:
-        follows = (
-            f"the prediction is for {factor:.2f} times as long, as that time also scattered by {scatter:.0%} then."
-        )
+        scattered = f"as that time also scattered by {100 * scatter:.0f} % then"
+        follows = f"the prediction is for {factor:.2f} times as long, {scattered}."
     return changed, (f"The same arithmetic takes this machine {compared} when the job was profiled: {follows}",)
 
 

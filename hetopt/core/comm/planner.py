@@ -18,6 +18,7 @@ from hetopt.core.comm.composition import METHODS, PLAIN
 from hetopt.core.comm.cost import TRAINER, Algorithms, Operation, pipelined_s
 from hetopt.core.comm.network_state import NetworkState
 from hetopt.core.comm.payload_bytes import Shapes, operations
+from hetopt.core.formatting import way_in_words
 from hetopt.core.names import known
 
 COMPRESS_SD = 0.05
@@ -190,15 +191,18 @@ class Planner:
         best = min(range(len(options)), key=times_s.__getitem__)
         used = next((i for i, option in enumerate(options) if option.key == state.chosen), None)
         if used is None:
-            return self._take(options[best], network, f"{options[best].key}: expected {_ms(times_s[best])}")
+            return self._take(
+                options[best], network, f"{way_in_words(options[best].key)}: expected {_ms(times_s[best])}"
+            )
         saving_s, whole_s = times_s[used] - times_s[best], compute_s + times_s[used]
         sd_s = self._difference_sd_s(options[used], options[best], network)
         if best == used or saving_s < self.least_saving * whole_s or saving_s < self.confidence * sd_s:
             return self._take(options[used], network, None)
         less = saving_s / whole_s
         reason = (
-            f"{options[best].key} instead of {options[used].key}: expected {_ms(times_s[best])} instead of "
-            f"{_ms(times_s[used])} ({less:.0%} less of {'a step' if compute_s else 'an exchange'})"
+            f"{way_in_words(options[best].key)} instead of {way_in_words(options[used].key)}: "
+            f"expected {_ms(times_s[best])} instead of {_ms(times_s[used])} "
+            f"({100 * less:.0f} % less of {'a step' if compute_s else 'an exchange'})"
         )
         return self._take(options[best], network, reason)
 

@@ -4,13 +4,15 @@ SCRIPT = """
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const say = {
-    s: v => v < 1e-3 ? (v * 1e6).toFixed(0) + " \\u00b5s" : v < 1 ? (v * 1e3).toPrecision(3) + " ms"
-      : v < 60 ? v.toPrecision(3) + " s" : Math.floor(v / 3600) ? Math.floor(v / 3600) + " h "
-      + String(Math.floor(v / 60) % 60).padStart(2, "0") + " min" : Math.floor(v / 60) + " min "
-      + String(Math.round(v) % 60).padStart(2, "0") + " s",
-    share: v => (100 * v).toPrecision(3) + " %",
+    // As `hetopt.core.formatting` writes them: the unit is that of the rounded number.
+    s: v => { const pair = (all, each, one, other) =>
+        Math.floor(all / each) + one + (all % each ? " " + String(all % each).padStart(2, "0") + other : "");
+      return v === 0 ? "0 s" : v < 999.5e-6 ? (v * 1e6).toFixed(0) + " \\u00b5s"
+        : v < 0.9995 ? +(v * 1e3).toPrecision(3) + " ms" : v < 59.95 ? +v.toPrecision(3) + " s"
+        : Math.round(v) < 3600 ? pair(Math.round(v), 60, " min", " s") : pair(Math.round(v / 60), 60, " h", " min"); },
+    share: v => +(100 * v).toPrecision(3) + " %",
     bytes: v => { let k = 0; while (v >= 999.5 && k < 4) { v /= 1000; k++; }
-      return v.toPrecision(3) + " " + ["B", "kB", "MB", "GB", "TB"][k]; },
+      return +v.toPrecision(3) + " " + ["B", "kB", "MB", "GB", "TB"][k]; },
     number: v => Math.abs(v) >= 1000 ? Math.round(v).toLocaleString("en") : String(+v.toPrecision(4)),
   };
   const plots = [...document.querySelectorAll(".plot")];

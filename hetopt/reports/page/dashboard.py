@@ -17,6 +17,7 @@ from hetopt.reports.document import document, interval_bar, section, share_bar, 
 from hetopt.reports.live_run import RunSummary
 from hetopt.reports.page.chart import Axes, Line, line_chart, ticks
 from hetopt.reports.page.series import Envelope
+from hetopt.reports.run_words import place, step_of
 
 NOT_READ = "not read yet"
 """The state of a run whose log is still being read."""
@@ -141,8 +142,8 @@ def _runs(runs: Sequence[RunSummary], now_s: float, name: str) -> str:
 
 def _name(one: RunSummary) -> str:
     key = escape(one.run)
-    where = f"{one.workers} worker{'s' * (one.workers != 1)}" if one.workers else ""
-    where += f" on {one.on}" if one.on else ""
+    where = formatting.counted(one.workers, "worker") if one.workers else ""
+    where += f" {place(one.on)}" if one.on else ""
     return (
         f'<input type="checkbox" name="run" value="{key}" id="choose-{key}" aria-label="choose {key}"> '
         f'<a class="name" href="/run/{quote(one.run)}" id="open-{key}">{key}</a>'
@@ -160,7 +161,7 @@ def _state(one: RunSummary) -> str:
 def _progress(one: RunSummary) -> str:
     if one.progress is None:
         return f"step {formatting.count(one.step)}" if one.step else ""
-    said = f"step {formatting.count(one.step)} of about {formatting.count(round(one.expected_steps or 0))}"
+    said = step_of(one.step, one.expected_steps)
     return f"{said}{share_bar('steps done', one.progress)}"
 
 
@@ -198,7 +199,7 @@ def _beside(one: RunSummary) -> str:
     if said is None or outlook is None or one.state in ("stopped", "failed"):
         return ""
     longer = "longer" if outlook > said.value else "shorter"
-    apart = f"{abs(outlook / said.value - 1):.0%} {longer}" if said.value else ""
+    apart = f"{100 * abs(outlook / said.value - 1):.0f} % {longer}" if said.value else ""
     return apart + interval_bar(said.value, said.low, said.high, outlook, widest=WIDEST)
 
 

@@ -18,6 +18,7 @@ from hetopt.reports.page.run_charts import Known, anatomy, averages, evaluations
 from hetopt.reports.page.series import RunSeries, Stretches, stretches
 from hetopt.reports.plan_page import cost_terms
 from hetopt.reports.report import Compared, Report
+from hetopt.reports.run_words import place
 from hetopt.reports.timeline import Happening
 
 MOST_MARKS = 60
@@ -47,13 +48,13 @@ def page(report: Report, launch: Launch, run: RunSeries) -> str:
         ticks(axes),
     ]
     first, *rest = report.verdict
-    workers = "1 worker" if len(report.workers) == 1 else f"{len(report.workers)} workers"
+    workers = formatting.counted(len(report.workers), "worker")
     return document(
         kind="hetopt run",
         title=f"{report.task}: {report.state}{formatting.ending(report.finish_reason)}",
         about=[
             f'<p class="lead">{escape(first)}</p>',
-            f'<p class="soft">{escape(report.run_id)}, {workers} on {escape(report.on)}, begun '
+            f'<p class="soft">{escape(report.run_id)}, {workers} {escape(place(report.on))}, begun '
             f"{escape(launch.created[:10])}.</p>",
         ],
         main=[
@@ -62,7 +63,7 @@ def page(report: Report, launch: Launch, run: RunSeries) -> str:
             section(
                 "Over the run",
                 f'<div id="now"><span id="said" class="soft" aria-live="polite">'
-                f"{formatting.duration(run.duration_s)} of training, {formatting.count(run.step[-1])} steps.</span>"
+                f"{formatting.duration(run.duration_s)} of training, {formatting.counted(run.step[-1], 'step')}.</span>"
                 '<input type="range" id="moment" min="0" max="1000" value="0" aria-label="moment of the run" hidden>'
                 "</div>",
                 *charts,

@@ -60,7 +60,9 @@ def evaluations(run: RunSeries, axes: Axes) -> Iterable[str]:
 
         path = "M" + "L".join(f"{axes.x(time_s):.1f} {y(value):.1f}" for time_s, value in points)
         told = f"<b>{escape(name)}</b><br><span class=soft>{low:.4g} to {high:.4g}, last {values[-1]:.4g}</span>"
-        said = f"{name} of {len(values)} evaluations: {low:.4g} to {high:.4g}, last {values[-1]:.4g}"
+        said = (
+            f"{name} of {formatting.counted(len(values), 'evaluation')}: {low:.4g} to {high:.4g}, last {values[-1]:.4g}"
+        )
         drawn = plot(f'<path class="line a" d="{path}"/>', axes, height=height, name=said)
         rows.append(f'<div class="worker"><div>{told}</div>{drawn}</div>')
     yield figure("Evaluations", "", "".join(rows), rows=True)
@@ -109,7 +111,7 @@ def anatomy(run: RunSeries, over: Stretches, axes: Axes, known: Known, report: R
             top=formatting.duration(high) if worker == 0 else "",
         )
         last = shares[-1, worker]
-        told = f"{last:.0f} samples" if math.isfinite(last) else "gone"
+        told = formatting.counted(last, "sample") if math.isfinite(last) else "gone"
         share = steps_line(
             shares[:, worker],
             axes,
@@ -235,8 +237,7 @@ def _ways(run: RunSeries) -> str:
 
 def way_words(way: str) -> str:
     """A way to exchange as people call it: what compresses nothing is dense."""
-    name, _, rest = way.partition(" ")
-    return f"dense {rest}".strip() if name == "identity" else way
+    return formatting.way_in_words(way)
 
 
 def _held(values: Column) -> Column:

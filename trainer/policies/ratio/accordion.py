@@ -76,5 +76,9 @@ class Accordion(AccordionSettings):
         ratio = self.gentle if gentle else self.strong
         if ratio == observation.ratio:
             return state, RatioDecision(ratio=ratio)
-        cause = "the learning rate has fallen" if gentle and decayed else f"the gradient's norm changed by {change:.0%}"
+        cause = (
+            "the learning rate has fallen"
+            if gentle and decayed
+            else f"the gradient's norm changed by {100 * change:.0f} %"
+        )
         return state, RatioDecision(ratio=ratio, reason=f"{cause}: {percent(ratio)}")

@@ -45,6 +45,7 @@ from hetopt.core.artifact import Record
 from hetopt.core.comm.network_state import NetworkState
 from hetopt.core.comm.planner import Option
 from hetopt.core.compression_slowdown import CAUTIOUS_COEFFICIENT, LEAST_GAIN, backlog_after, distance
+from hetopt.core.formatting import way_in_words
 from hetopt.trainer.policies.ratio.gain_curve import interpolated
 from hetopt.trainer.policies.ratio.paired_trial import Verdict, most_cost_s
 from hetopt.trainer.policies.ratio.policy import DENSE, RatioDecision, RatioObservation, percent
@@ -225,7 +226,7 @@ class AutoRatio:
             return self._changed(state, now, self._dense, "the loss has risen far above the least it was")
         usable = outlook.usable()
         if not outlook.keeps_enough(used, now.gain):
-            told = f"{now.gain:.0%} of the energy is less than what must be kept"
+            told = f"{100 * now.gain:.0f} % of the energy is less than what must be kept"
             return self._changed(state, now, min(usable, key=lambda one: one.per_progress_s).option, told)
         best = min((one for one in usable if outlook.timed(one.option)), key=lambda one: one.per_progress_s)
         if (ratio := outlook.worth_trying(best)) is not None:
@@ -235,7 +236,9 @@ class AutoRatio:
             return self._changed(state, now, chosen.option, _told(now, chosen, "tried out, it may be the best"))
         saving = 1 - best.per_progress_s / now.per_progress_s
         if saving >= LEAST_SAVING:
-            return self._changed(state, now, best.option, _told(now, best, f"{saving:.0%} less time to the target"))
+            return self._changed(
+                state, now, best.option, _told(now, best, f"{100 * saving:.0f} % less time to the target")
+            )
         return state, self._kept(state, used)
 
     def _trial(self, state: AutoState, best: Judged, others: Sequence[Judged]) -> Judged | None:
@@ -258,7 +261,7 @@ class AutoRatio:
         return state, RatioDecision(
             ratio=option.ratio,
             option=option.key,
-            reason=f"{option.key} instead of {now.option.key}: {told}",
+            reason=f"{way_in_words(option.key)} instead of {way_in_words(now.option.key)}: {told}",
             look_after_steps=TRIAL_STEPS,
         )
 
@@ -493,6 +496,6 @@ def _booked(state: AutoState, now: Judged, observation: RatioObservation) -> Aut
 
 def _told(now: Judged, chosen: Judged, why: str) -> str:
     return (
-        f"{percent(chosen.option.ratio)} sent, about {chosen.gain:.0%} of the energy kept, "
+        f"{percent(chosen.option.ratio)} sent, about {100 * chosen.gain:.0f} % of the energy kept, "
         f"{1e3 * chosen.step_s:.3g} instead of {1e3 * now.step_s:.3g} ms a step; {why}"
     )

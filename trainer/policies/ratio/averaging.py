@@ -76,7 +76,8 @@ class Promise:
         """Why averaging is faster, as a phrase."""
         return (
             f"{1e3 * self.step_s:.3g} ms a step with an average every {self.every_steps} under it, instead of "
-            f"{1e3 * self.instead.step_s:.3g} ms with {self.instead.option.key}: {self.saving:.0%} less time to the "
+            f"{1e3 * self.instead.step_s:.3g} ms with {self.instead.option.key}: {100 * self.saving:.0f} % less time "
+            f"to the "
             "target"
         )
 

@@ -79,7 +79,8 @@ class Gravac(GravacSettings):
         reason = f"search {verb} {state.candidate:.4g}x instead of {before.candidate:.4g}x"
         if state.candidate > 1:
             reason += (
-                f"; steps send {percent(1 / state.candidate)} where that keeps {self.eps:.0%} of the gradient's "
+                f"; steps send {percent(1 / state.candidate)} where that keeps {100 * self.eps:.0f} % of the "
+                f"gradient's "
                 f"energy, else {percent(1 / state.floor)}, else everything"
             )
         return state, self.payload(state, reason)

@@ -89,7 +89,7 @@ class ScanRatio(ScanSettings):
             return state, keep
         reason = (
             f"{percent(option.ratio)} by {option.collective}: {1e3 * prospect.time_s:.3g} ms to exchange, "
-            f"{prospect.gain:.1%} of the gradient's energy kept"
+            f"{100 * prospect.gain:.1f} % of the gradient's energy kept"
         )
         return state, RatioDecision(ratio=option.ratio, option=option.key, reason=reason, measure_gain=True)
 

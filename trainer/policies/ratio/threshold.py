@@ -58,9 +58,8 @@ class ThresholdRatio(ThresholdSettings):
         if ratio == observation.ratio:
             return state, RatioDecision(ratio=ratio, measure_gain=True)
         loss = 1 - sum(gains) / len(gains)
-        reason = (
-            f"{percent(self.ratio)} would lose {loss:.1%} of the gradient's energy, up to {self.delta:.1%} is allowed"
-        )
+        allowed = f"up to {100 * self.delta:.1f} % is allowed"
+        reason = f"{percent(self.ratio)} would lose {100 * loss:.1f} % of the gradient's energy, {allowed}"
         return state, RatioDecision(ratio=ratio, reason=reason, measure_gain=True)
 
     def _compresses(self, gains: tuple[float, ...]) -> bool:
