@@ -101,6 +101,10 @@ def hears_nothing_more() -> None:
     handlers first, and a signal would kill it."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    # Where Ctrl-C comes while a text is executed, as a dataclass is made by one, CPython remembers that
+    # although the exception is caught, and kills `python -m` by SIGINT in the end, whatever its exit code. Each text
+    # that is executed lets it forget (Python/pythonrun.c, `unhandled_keyboard_interrupt`).
+    exec("")
 
 
 @contextmanager

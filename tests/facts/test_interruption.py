@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -43,3 +44,26 @@ def test_what_is_done_in_one_piece_is_done_before_a_signal_is_heard(number: int,
         timeout=PATIENCE_S,
     )
     assert (done.stdout.splitlines(), done.stderr) == (said, "")
+
+
+WHILE_A_TEXT_IS_EXECUTED = """
+import os, signal, sys
+from hetopt.core.interruption import Terminated, ends_by_signals, exit_code_of, hears_nothing_more
+try:
+    with ends_by_signals():
+        exec(f"os.kill(os.getpid(), {int(sys.argv[1])})")
+except (KeyboardInterrupt, Terminated) as error:
+    code = exit_code_of(error)
+hears_nothing_more()
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_in_the_making_of_a_class_does_not_change_how_a_command_ends(number: int, tmp_path: Path) -> None:
+    """Dataclasses and named tuples are texts that are executed; a command imports modules of them while it runs."""
+    (tmp_path / "command.py").write_text(WHILE_A_TEXT_IS_EXECUTED)
+    done = subprocess.run(
+        [sys.executable, "-m", "command", str(int(number))], cwd=tmp_path, capture_output=True, timeout=PATIENCE_S
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, b"", b"")
