@@ -219,6 +219,7 @@ def moods_of(drawn: Random, groups: Groups, catalog: Catalog) -> dict[str, Any]:
         moods["expired"] = [_span(drawn, BEGIN_S + 300)]
     if chance(0.1):
         moods |= {"quotas": {"L-34B43A08": drawn.choice((0.0, 4.0, 8.0)), "L-1216C47A": 4.0}, "quotas_bind": True}
+        moods["quota_lag_s"] = drawn.choice((0.0, 60.0, 200.0))
     if chance(0.1):
         moods["policy"] = policy_without(drawn.choice(_DROPPED))
     if chance(0.04):
@@ -258,9 +259,13 @@ _DROPPED = (
 
 UNASKED = {
     "ec2:deletevolume": "disks go with their machines; `hetopt gc --remove` removes those that EC2 leaves all the same",
-    "ec2:describeavailabilityzones": "`hetopt catalog refresh`",
+    "ec2:describeavailabilityzones": "subnets that are named, and `hetopt catalog refresh`",
     "ec2:describeinstancetypes": "`hetopt catalog refresh`",
     "ec2:describeregions": "`hetopt gc` in a home that knows no region",
+    "ec2:describevpcblockpublicaccessexclusions": "networks of an account that blocks gateways",
+    "ec2:describevpcs": "subnets that are named",
+    "s3:getbucketobjectlockconfiguration": "`hetopt doctor` of a bucket that keeps versions",
+    "s3:getlifecycleconfiguration": "the same",
 }
 """What is granted and asked for in no story, with what asks for it, in small letters."""
 
@@ -280,7 +285,7 @@ def policy_without(action: str | None) -> Policy:
 
 def _refusal(drawn: Random) -> tuple[str, str]:
     """A call, and a code of the table that its service may refuse it with."""
-    rows = [row for row in TABLE if not row.source.startswith("botocore")]
+    rows = [row for row in TABLE if "exceptions of botocore" not in row.source]  # which no service answers
     codes = {
         of_s3: [
             code

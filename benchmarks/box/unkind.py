@@ -14,7 +14,8 @@ hold together, until ``/moto-api/reset``; what is drawn among them is drawn by t
     {"shut_down": ["i-1"]}          these end as machines do that shut themselves down, such as after a boot that failed
     {"forget_fleets": true}         what EC2 does with instant fleets after about two days
     {"quotas": {"L-3819A6DF": 8}}   what the account was granted of EC2's quotas; moto itself knows those of VPC alone
-    {"quotas_bind": true}           and fleets beyond them are refused
+    {"quotas_bind": true}           and fleets beyond them are refused; {"quota_lag_s": 90}: as if what ended ran for
+                                    so long
     {"user_id": "AROA:one"}         who calls, as GetCallerIdentity tells it, with {"arn": ...}
     {"refuses": {"RunInstances": ["UnauthorizedOperation", "text"]}}    what is answered to such calls, tried or made;
                                     of S3 by the method; a third entry is the status, and 200 puts it into the answer
@@ -135,7 +136,7 @@ class Temper:
         self.ahead_s = 0.0
         self.born.clear()
         self.ended_s.clear()
-        self.lag_s = self.tag_lag_s = self.ending_s = 0.0
+        self.lag_s = self.tag_lag_s = self.ending_s = self.quota_lag_s = 0.0
         self.clock_s: float | None = None
         self.tokens: dict[str, tuple[bytes, bytes, list[Any]]] = {}
         self.pools: dict[str, list[tuple[float, int, float]]] = {}
@@ -307,7 +308,8 @@ class Temper:
 
 
 _PLAIN = (
-    *("lag_s", "tag_lag_s", "ending_s", "short", "pools", "quotas", "quotas_bind", "refuses", "refuses_at"),
+    *("lag_s", "tag_lag_s", "ending_s", "short", "pools", "quotas", "quotas_bind", "quota_lag_s"),
+    *("refuses", "refuses_at"),
     *("throttled", "faulty", "cut", "expired", "subnets", "routes", "gateways", "disk_key", "grants", "no_roles"),
     *("denied", "key_state", "excluded", "names", "acl", "kinds"),
 )
@@ -375,7 +377,7 @@ def teach(temper: Temper) -> None:
             running = sum(
                 catalog.instance_type(one.instance_type).vcpus
                 for one in _instances()
-                if one.state != "terminated"
+                if (one.state != "terminated" or temper.now_s() < temper.ended_s.get(one.id, 0.0) + temper.quota_lag_s)
                 and quota_of(one.instance_type, "spot" if one.lifecycle == "spot" else "on-demand").code == code
             )
             if running + wanted * catalog.instance_type(name).vcpus > temper.quotas.get(code, float("inf")):

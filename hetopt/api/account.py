@@ -14,13 +14,14 @@ from typing import Any
 
 from hetopt.api.run import Run
 from hetopt.api.values import names
+from hetopt.backends.backend import LaunchOptions
 from hetopt.backends.ec2.renter import account as accounts
 from hetopt.backends.ec2.renter import doctor, permissions
+from hetopt.backends.ec2.renter.backend import wishes_of
 from hetopt.backends.ec2.renter.doctor import Check, worst
 from hetopt.backends.ec2.renter.edge import BotoEdge, Retrying, connect
 from hetopt.backends.ec2.renter.fetching import adopt
-from hetopt.backends.ec2.renter.order import Network
-from hetopt.backends.ec2.renter.ordering import PROFILE_NAME, Wishes, region_of
+from hetopt.backends.ec2.renter.ordering import PROFILE_NAME, region_of
 from hetopt.backends.ec2.renter.plan_doctor import PlanDoctor
 from hetopt.backends.ec2.renter.request import Edge
 from hetopt.core.errors import BadInput, CloudRefused
@@ -150,15 +151,7 @@ class Setup:
 
 
 def checks(
-    plan: Path | None = None,
-    *,
-    region: str | None = None,
-    bucket: str | None = None,
-    instance_profile: str | None = None,
-    subnets: Sequence[str] = (),
-    security_group: str | None = None,
-    public_address: bool = True,
-    proxy: str | None = None,
+    plan: Path | None = None, *, region: str | None = None, options: LaunchOptions | None = None
 ) -> Iterator[Check]:
     """What would stop a launch, here or on EC2, one after the other. Nothing is made or changed there.
 
@@ -167,16 +160,12 @@ def checks(
     Args:
         plan: also look at all that its launch needs: images, quotas, networks, keys, prices, permissions.
         region: absent: the plan's, or that of the environment.
-        bucket: absent: ``hetopt-ACCOUNT-REGION``.
-        instance_profile: the machines' role. Absent: ``hetopt-node``.
-        subnets: that machines are to be in. None: the default ones.
-        security_group: of the machines. Absent: one that is made.
-        public_address: whether machines have one.
-        proxy: by which they reach S3 and packages.
+        options: what is to be launched with, as far as EC2 takes it.
 
     Raises:
-        BadInput: the plan cannot be read.
+        BadInput: the plan cannot be read, or an option is none.
     """
+    wishes = wishes_of(options or LaunchOptions())
     made = None if plan is None else Plan.load(plan)
     yield _torch()
     configured = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
@@ -187,26 +176,20 @@ def checks(
         yield Check(name="boto3", verdict="bad", said=error.message.rstrip("."), hint=error.hint)
         return
     edge = Retrying(inner=boto, sleep=time.sleep, random=Random(), attempts=2)
-    asked = 0
+    is_known = True
     for check in doctor.account_checks(
-        edge, place, bucket, instance_profile or PROFILE_NAME, lambda: boto.clock_offset_s, subnets
+        edge, place, wishes.bucket, wishes.instance_profile, lambda: boto.clock_offset_s, wishes.network.subnets
     ):
         yield check
-        asked += 1
-    if asked > 1:
+        is_known &= (check.name, check.verdict) != ("credentials", "bad")
+    if is_known:
         yield _quotas(edge, place)
-    if made is not None and asked > 1:
+    if made is not None and is_known:
         examines = PlanDoctor(
             edge=edge,
             catalog=load_catalog(place),
             billing=load_billing(),
-            wishes=Wishes(
-                bucket=bucket,
-                instance_profile=instance_profile or PROFILE_NAME,
-                network=Network(
-                    subnets=tuple(subnets), security_group=security_group, public_address=public_address, proxy=proxy
-                ),
-            ),
+            wishes=wishes,
             login=boto.login,
             version=importlib.metadata.version("hetopt"),
             now_s=time.time(),

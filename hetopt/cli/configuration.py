@@ -40,6 +40,7 @@ TYPED_ONLY = frozenset(
         *("remove", "everybody", "all"),  # remove, or reach for what belongs to others
         *("resume", "learn", "version", "install-completion", "show-completion"),  # are meant once
         *("launch budget", "profile probe-budget", "profile explore"),  # what may be spent
+        "doctor budget",  # which a launch is looked at with
     }
 )
 """Options that no file and no variable gives: a project that was copied from somewhere must not decide them."""

@@ -11,7 +11,7 @@ import typer
 from hetopt.cli.options import given, one_of, options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from hetopt.api.launching import Changes
     from hetopt.backends.backend import Backend, LaunchOptions, Prepared
@@ -342,8 +342,8 @@ def _launch_options(asked: Launch, place: Place, accept_fewer: Callable[[RunSpec
         schedule=_schedule(asked.schedule, place),
         inventory=None if asked.inventory is None else str(asked.inventory),
         budget_usd=positive(asked.budget_usd, "budget_usd", "USD"),
-        substitutes=_substitutes(asked.substitutes),
-        images=_images(asked.images),
+        substitutes=parse.substitutes(asked.substitutes),
+        images=parse.images(asked.images),
         subnets=tuple(asked.subnets),
         unprobed=asked.unprobed or (asked.dry_run and place == "ec2"),
         accept_fewer=accept_fewer,
@@ -380,43 +380,9 @@ def _place(name: str | None, resume: str | None, plan: Path | None) -> Place:
     return asked
 
 
-def _substitutes(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """TYPE=OTHER[,OTHER]: for a type those that may stand in for it."""
-    from hetopt.core.errors import BadInput
-    from hetopt.core.grammar import arguments
-
-    found: dict[str, tuple[str, ...]] = {}
-    for text in texts:
-        written = arguments(text, "--substitute")
-        if len(written.pairs) != 1:
-            raise BadInput(
-                f"--substitute must be TYPE=OTHER[,OTHER], got {text!r}.",
-                hint="for example --substitute c7i.large=c6i.large",
-            )
-        [(planned, first)] = written.pairs.items()
-        found[planned] = (first, *written.values)
-    return found
-
-
 def _schedule(path: Path | None, place: Place) -> str | None:
     """The text of the schedule; unread where no schedule is taken, which is said then."""
     from hetopt.api.backends import TAKES
     from hetopt.cli import parse
 
     return None if path is None else parse.text_of(path, "--schedule") if "schedule" in TAKES[place] else str(path)
-
-
-def _images(texts: Sequence[str]) -> dict[str, str]:
-    """KIND=AMI: the image of a kind of machine."""
-    from hetopt.core.errors import BadInput
-    from hetopt.core.grammar import arguments
-
-    found: dict[str, str] = {}
-    for text in texts:
-        written = arguments(text, "--image")
-        if written.values or not written.pairs:
-            raise BadInput(
-                f"--image must be KIND=AMI, got {text!r}.", hint="for example --image x86_64-gpu=ami-0123456789abcdef0"
-            )
-        found |= written.pairs
-    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import typer
@@ -107,3 +108,31 @@ def _is_kind(path: Path, kind: str) -> bool:
     from hetopt.reports.document import is_page
 
     return kind_in(path) == kind or is_page(path, kind)
+
+
+def substitutes(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """TYPE=OTHER[,OTHER]: for a type those that may stand in for it."""
+    found: dict[str, tuple[str, ...]] = {}
+    for text in texts:
+        written = arguments(text, "--substitute")
+        if len(written.pairs) != 1:
+            raise BadInput(
+                f"--substitute must be TYPE=OTHER[,OTHER], got {text!r}.",
+                hint="for example --substitute c7i.large=c6i.large",
+            )
+        [(planned, first)] = written.pairs.items()
+        found[planned] = (first, *written.values)
+    return found
+
+
+def images(texts: Sequence[str]) -> dict[str, str]:
+    """KIND=AMI: the image of a kind of machine."""
+    found: dict[str, str] = {}
+    for text in texts:
+        written = arguments(text, "--image")
+        if written.values or not written.pairs:
+            raise BadInput(
+                f"--image must be KIND=AMI, got {text!r}.", hint="for example --image x86_64-gpu=ami-0123456789abcdef0"
+            )
+        found |= written.pairs
+    return found

@@ -211,6 +211,36 @@ def test_a_default_network_that_leads_nowhere_is_not_rented_in(
     assert leftovers(cloud) == []
 
 
+def made(cloud: BotoEdge, operation: str, **told: Any) -> Any:
+    return cloud(Request(step="m", service="ec2", operation=operation, parameters=told, purpose=""))
+
+
+def test_a_network_whose_machines_cost_more_than_the_price_list_is_refused(
+    cloud: BotoEdge, hetopt: Callable[..., Answer], plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its machines are dedicated, whatever a launch says: no budget would bound them."""
+    monkeypatch.setattr("tests.ec2.reviewed_members.unread", lambda *_: [])
+    network = made(cloud, "create_vpc", CidrBlock="10.7.0.0/16", InstanceTenancy="dedicated")["Vpc"]["VpcId"]
+    own = made(cloud, "create_subnet", VpcId=network, CidrBlock="10.7.0.0/24")["Subnet"]["SubnetId"]
+    plan.save(tmp_path / "plan.json")
+    said = rf"machines in the network {network} have hardware of their own \(dedicated tenancy\)"
+    refused(hetopt("launch", tmp_path / "plan.json", "--on", "ec2", "--yes", "--subnet", own), 2, said)
+    answer = hetopt("doctor", tmp_path / "plan.json", "--subnet", own)
+    told = " ".join(answer.out.split())
+    assert answer.code == 4
+    assert f"modify-vpc-tenancy --vpc-id {network} --instance-tenancy default" in told
+    assert leftovers(cloud) == []
+
+
+def test_a_subnet_that_knows_no_ipv4_is_refused() -> None:
+    class OnlySix:
+        def __call__(self, request: Request) -> Any:
+            return {"Subnets": [{"SubnetId": "subnet-1", "VpcId": "vpc-1", "Ipv6Native": True}]}
+
+    with pytest.raises(BadInput, match="subnet-1 has addresses of IPv6 alone"):
+        subnets_of(OnlySix(), ["subnet-1"])
+
+
 def test_subnets_of_two_networks_are_refused() -> None:
     class Two:
         def __call__(self, request: Request) -> Any:

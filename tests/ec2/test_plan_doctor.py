@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hetopt.backends.ec2 import facts
+from hetopt.backends.ec2.renter.bucket_doctor import denial_of
 from hetopt.backends.ec2.renter.doctor import Check, account_checks
 from hetopt.backends.ec2.renter.edge import BotoEdge, Login
 from hetopt.backends.ec2.renter.errors import ApiRefused
@@ -168,6 +171,22 @@ def test_where_all_is_well_nothing_is_said_against_it(examined: Doctor, account:
             "the organisation forbids it",
         ),
         (
+            {"refuses": {"RunInstances": ["UnauthorizedOperation", SCP.replace("service control", "session")]}},
+            "permission ec2:RunInstances (c7i.large)",
+            "session policy",
+            "the policy that this session was given when it began",
+        ),
+        (
+            {
+                "refuses": {
+                    "RunInstances": ["UnauthorizedOperation", SCP.replace("a service control", "an identity-based")]
+                }
+            },
+            "permission ec2:RunInstances (c7i.large)",
+            "identity-based policy",
+            "a policy of your own denies it, whatever others allow",
+        ),
+        (
             {"refuses": {"RunInstances": ["UnauthorizedOperation", "not authorized to perform: iam:PassRole"]}},
             "permission ec2:RunInstances (c7i.large)",
             "iam:PassRole",
@@ -274,6 +293,77 @@ def test_a_bucket_that_looks_at_where_calls_come_from_is_told(
     assert check.verdict == verdict, check
     if verdict == "unknown":
         found(check, f"denies by where a call comes from ({key}", f"get-bucket-policy --bucket {BUCKET}", verdict)
+
+
+def test_a_bucket_that_locks_what_is_written_is_told(
+    examined: Doctor, account: BotoEdge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rule that deletes old versions has to wait for its locks."""
+    monkeypatch.setattr("tests.ec2.reviewed_members.unread", lambda *_: [])
+    locks = {"Bucket": "locked", "ObjectLockEnabledForBucket": True}
+    account(Request(step="b", service="s3", operation="create_bucket", parameters=locks, purpose=""))
+    assert "keeps every one" in examined(bucket="locked")["versions in the bucket"].said, "it locks what asks for it"
+    kept = {"ObjectLockEnabled": "Enabled", "Rule": {"DefaultRetention": {"Mode": "COMPLIANCE", "Days": 90}}}
+    told = {"Bucket": "locked", "ObjectLockConfiguration": kept}
+    account(Request(step="l", service="s3", operation="put_object_lock_configuration", parameters=told, purpose=""))
+    check = examined(bucket="locked")["versions in the bucket"]
+    found(check, "locked locks all that is written for 90 days", "--create-bucket --bucket", verdict="unknown")
+
+
+PUT, ENCRYPTION = "s3:PutObject", "s3:x-amz-server-side-encryption"
+
+
+@pytest.mark.parametrize(
+    ("condition", "action", "verdict", "said"),
+    [
+        ({"StringNotEquals": {ENCRYPTION: "aws:kms"}}, PUT, "bad", "do not say how they are encrypted"),
+        ({"Null": {ENCRYPTION: "true"}}, "s3:Put*", "bad", "do not say how they are encrypted"),
+        ({"StringNotEqualsIfExists": {f"{ENCRYPTION}-aws-kms-key-id": KEY}}, "s3:*", "bad", f"kms-key-id {KEY}"),
+        # They are of uploads that say something.
+        ({"Null": {ENCRYPTION: "false"}, "StringNotEquals": {ENCRYPTION: "aws:kms"}}, PUT, "good", "denies nothing"),
+        ({"StringEquals": {ENCRYPTION: "AES256"}}, PUT, "good", "denies nothing"),
+        # Without encryption only where there is no TLS.
+        (
+            {"Null": {ENCRYPTION: "true"}, "Bool": {"aws:SecureTransport": "false"}},
+            PUT,
+            "good",
+            "denies nothing",
+        ),
+        ({"NumericLessThan": {"s3:TlsVersion": "1.2"}}, "s3:*", "good", "denies nothing"),
+        ({"StringNotEquals": {"aws:PrincipalOrgID": "o-1"}}, "s3:*", "unknown", "by aws:PrincipalOrgID o-1"),
+        ({"StringNotEquals": {ENCRYPTION: "aws:kms"}}, "s3:PutBucketAcl", "good", "denies nothing"),
+        ({}, "s3:DeleteObject", "unknown", "whatever the call says"),
+        ({}, "s3:DeleteBucket", "good", "denies nothing"),
+    ],
+)
+def test_what_a_bucket_denies_of_a_run_is_told(
+    examined: Doctor,
+    account: BotoEdge,
+    monkeypatch: pytest.MonkeyPatch,
+    condition: dict[str, Any],
+    action: str,
+    verdict: str,
+    said: str,
+) -> None:
+    monkeypatch.setattr("tests.ec2.reviewed_members.unread", lambda *_: [])
+    denial = {
+        "Effect": "Deny",
+        "Principal": "*",
+        "Action": action,
+        "Resource": f"arn:aws:s3:::{BUCKET}/*",
+        **({"Condition": condition} if condition else {}),
+    }
+    of_bucket(account, "put_bucket_policy", Policy=json.dumps({"Version": "2012-10-17", "Statement": [denial]}))
+    check = examined()["the bucket's policy"]
+    assert check.verdict == verdict, check
+    assert said in check.said
+    assert verdict == "good" or f"get-bucket-policy --bucket {BUCKET}" in str(check.hint)
+
+
+@given(allowed=st.sets(st.sampled_from(["s3:PutObject", "s3:GetBucketPolicy", "s3:List*", "s3:*", "*"])))
+def test_a_denial_of_all_but_some_actions_is_about_a_run_unless_these_are_all_that_it_does(allowed: set[str]) -> None:
+    statement = {"Effect": "Deny", "Principal": "*", "NotAction": sorted(allowed)}
+    assert (denial_of(statement, set()) is None) == bool({"s3:*", "*"} & allowed)
 
 
 def test_a_type_that_left_the_region_is_found(examined: Doctor, account: BotoEdge) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from hetopt.backends.ec2.renter import calls
 from hetopt.backends.ec2.renter.bundle import Bundle
-from hetopt.backends.ec2.renter.edge import BotoEdge
+from hetopt.backends.ec2.renter.edge import LONGEST_WAIT_S, BotoEdge
 from hetopt.backends.ec2.renter.errors import ApiRefused
 from hetopt.backends.ec2.renter.ledger import LEDGER_FILE, read_ledger, unresolved
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
@@ -22,7 +22,7 @@ from hetopt.backends.ec2.renter.request import Answer, Request
 from hetopt.core.errors import CloudRefused
 from hetopt.core.run_spec import RunSpec
 from hetopt.optimizer.plan import Plan
-from tests.ec2.conftest import Patience, Recording, leftovers, plan_of, stack
+from tests.ec2.conftest import Patience, Recording, be_unkind, leftovers, plan_of, stack
 
 Make = Callable[..., Order]
 
@@ -201,6 +201,45 @@ def test_fewer_machines_do_where_that_is_accepted(
             renter.rent(order, plan.run, {}, bundle.data)
         assert leftovers(cloud) == []
     assert asked == [3]
+
+
+class Together(Patience):
+    """Waits in the account's time."""
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        be_unkind(advance_s=seconds)
+
+
+@pytest.mark.parametrize(("lag_s", "waits"), [(0.0, False), (90.0, True)])
+def test_machines_that_were_given_back_count_against_a_quota_that_is_just_enough(
+    cloud: BotoEdge, order_for: Make, plan: Plan, bundle: Bundle, tmp_path: Path, lag_s: float, waits: bool
+) -> None:
+    order = order_for()
+    first, second = order.zones[:2]
+    be_unkind(
+        clock_s=1_800_000_000,
+        quotas={"L-34B43A08": 6.0},
+        quotas_bind=True,
+        quota_lag_s=lag_s,
+        pools={f"{first.name}/c7g.xlarge": [[0, 0, 0.1]]},
+    )
+    patience, told = Together(), list[str]()
+    renter = Renter(edge=stack(cloud, tmp_path, patience), sleep=patience.sleep, tell=told.append)
+    rented = renter.rent(order, plan.run, {}, bundle.data)
+    assert rented.zone == second
+    assert any("counts against the quota for a while" in one for one in told) == waits
+    assert sum(one.kind == "instance" for one in leftovers(cloud)) == 4
+
+
+def test_a_quota_that_is_not_enough_is_waited_for_by_nobody(
+    cloud: BotoEdge, order_for: Make, plan: Plan, bundle: Bundle, tmp_path: Path, patience: Patience
+) -> None:
+    be_unkind(quotas={"L-34B43A08": 5.0}, quotas_bind=True)
+    with pytest.raises(ApiRefused, match="quota for vCPUs is used up"):
+        rent(cloud, order_for(), plan, bundle, tmp_path, patience)
+    assert LONGEST_WAIT_S not in patience.waits
+    assert leftovers(cloud) == []
 
 
 class Short:

@@ -62,6 +62,7 @@ def test_all_that_can_happen_is_drawn_and_several_at_once(catalog: Catalog) -> N
     codes = {code for moods in drawn for _, code, _, _ in moods.get("refuses_at", ())}
     assert len(codes) > 60
     assert "InvalidFleetConfig" in codes
+    assert not {"NoCredentialsError", "ConfigParseError", "ValueError"} & codes, "botocore's own come from no service"
 
 
 @given(

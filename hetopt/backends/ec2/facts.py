@@ -295,11 +295,21 @@ MOST_INSTANCES_A_FLEET = Fact(
     means="MinTargetCapacity, which makes a fleet all or nothing, is at most this.",
     source="EC2 API reference, CreateFleet, SpotOptionsRequest",
 )
+OVER_QUOTA: Fact[frozenset[str]] = Fact(
+    value=frozenset({"InstanceLimitExceeded", "MaxSpotInstanceCountExceeded", "VcpuLimitExceeded"}),
+    about="calls",
+    means="What EC2 answers beyond a quota. Machines that have ended count against it for some time more.",
+    source="EC2 developer guide, 'Eventual consistency in the Amazon EC2 API', InstanceLimitExceeded; EC2 user guide, "
+    "'Spot Instance quotas': until EC2 detects that it terminated; EC2 API reference, error codes",
+    read="2026-11-28",
+)
 LISTS_LAG = Fact(
     value=True,
     about="calls",
     means="What was just made may be in no list, and not be known by its id.",
-    source="EC2 developer guide, 'Eventual consistency in the Amazon EC2 API': wait from seconds up to five minutes",
+    source="EC2 developer guide, 'Eventual consistency in the Amazon EC2 API': wait from seconds up to a few minutes, "
+    "in earlier versions five",
+    read="2026-11-28",
 )
 ONE_BAD_ID_SPARES_ALL = Fact(
     value=True,
@@ -467,6 +477,22 @@ BOUNDARY_DENIES = Fact(
     means="Stands in that text where the boundary of the caller's rights denies it.",
     source=_DENIALS,
     read="2026-11-27",
+    doctor="permission",
+)
+SESSION_DENIES = Fact(
+    value="session policy",
+    about="calls",
+    means="Stands in that text where the policy denies it that the caller's session was given, or allows it not.",
+    source=_DENIALS,
+    read="2026-11-28",
+    doctor="permission",
+)
+OWN_POLICY_DENIES = Fact(
+    value="explicit deny in an identity-based policy",
+    about="calls",
+    means="Stands in that text where a policy of the caller's own denies it, which no policy that allows it mends.",
+    source=_DENIALS,
+    read="2026-11-28",
     doctor="permission",
 )
 ENDPOINT_DENIES = Fact(
@@ -690,6 +716,17 @@ USUAL_ZONE = Fact(
     doctor="region",
 )
 
+SHARED_HARDWARE = Fact(
+    value="default",
+    about="calls",
+    means="The tenancy of a network whose machines cost the price list's prices. In one that is dedicated each machine "
+    "is, whatever its launch says, at a price of its own and $2 an hour for the region.",
+    source="EC2 user guide, 'Amazon EC2 Dedicated Instances'; EC2 pricing, 'Dedicated Instances'; EC2 API reference, "
+    "ModifyVpcTenancy",
+    read="2026-11-28",
+    doctor="region",
+)
+
 # Storage
 
 NO_OBJECT: Fact[tuple[str, ...]] = Fact(
@@ -748,6 +785,14 @@ NO_LIFECYCLE = Fact(
     read="2026-11-28",
     doctor="versions in the bucket",
 )
+NO_LOCK = Fact(
+    value="ObjectLockConfigurationNotFoundError",
+    about="storage",
+    means="What S3 answers where a bucket locks nothing.",
+    source="S3 API reference, GetObjectLockConfiguration; hashicorp/terraform-provider-aws, error codes of S3",
+    read="2026-11-28",
+    doctor="versions in the bucket",
+)
 NO_BUCKET_POLICY = Fact(
     value="NoSuchBucketPolicy",
     about="storage",
@@ -763,6 +808,23 @@ WHERE_CALLS_COME_FROM: Fact[frozenset[str]] = Fact(
     "met by machines because they are met by whoever launches.",
     source="IAM user guide, 'AWS global condition context keys'; S3 user guide, 'Controlling access from VPC endpoints "
     "with bucket policies'",
+    read="2026-11-28",
+    doctor="the bucket's policy",
+)
+NAMES_ENCRYPTION = Fact(
+    value="s3:x-amz-server-side-encryption",
+    about="storage",
+    means="So begin the keys by which a policy asks how an upload is to be encrypted. One that names nothing, and is "
+    "encrypted as the bucket says, has none of them.",
+    source="S3 user guide, 'Protecting data with server-side encryption'; Service Authorization Reference of S3",
+    read="2026-11-28",
+    doctor="the bucket's policy",
+)
+MET_BY_EVERY_CALL: Fact[frozenset[str]] = Fact(
+    value=frozenset({"aws:securetransport", "s3:tlsversion"}),
+    about="storage",
+    means="Keys by which a policy asks for TLS, which every call goes by, in version 1.2 at least.",
+    source="S3 user guide, 'Security best practices'; AWS security blog, 'TLS 1.2 to become the minimum'",
     read="2026-11-28",
     doctor="the bucket's policy",
 )
@@ -891,6 +953,7 @@ KNOW_NO_RESOURCE: Fact[frozenset[str]] = Fact(
             "ec2:DescribeVolumes",
             "ec2:DescribeVpcBlockPublicAccessExclusions",
             "ec2:DescribeVpcBlockPublicAccessOptions",
+            "ec2:DescribeVpcs",
             "ec2:GetEbsDefaultKmsKeyId",
             "scheduler:ListScheduleGroups",
             "servicequotas:GetAWSDefaultServiceQuota",

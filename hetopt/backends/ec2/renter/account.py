@@ -264,8 +264,9 @@ def _described(edge: Edge, kind: str, ami: str) -> Answer:
     found: Sequence[Answer] = edge(request)["Images"]
     if not found:
         raise CloudRefused(
-            f"there is no image {ami} in this region.",
-            hint=f"leave {setting('images', {kind: ami})} out to take Amazon's newest",
+            f"this account sees no image {ami} for {kind} machines in this region.",
+            hint=f"name another, {setting('images', {kind: 'AMI'})}, or none to take Amazon's newest; where the "
+            "account allows some alone, `aws ec2 get-allowed-images-settings` tells which",
         )
     return found[0]
 
@@ -371,7 +372,8 @@ def subnets_of(edge: Edge, named: Sequence[str]) -> list[Answer]:
 
     Raises:
         CloudRefused: one of them is not there.
-        BadInput: they are in several networks, and a security group is in one; or in a place with prices of its own.
+        BadInput: they are in several networks, and a security group is in one; or have prices of their own, or no
+            addresses of IPv4.
     """
     if not named:
         return default_subnets(edge)
@@ -388,7 +390,14 @@ def subnets_of(edge: Edge, named: Sequence[str]) -> list[Answer]:
         raise BadInput(
             f"the subnets are in several networks: {', '.join(networks)}.", hint="name `subnets` of one network"
         )
+    for one in found:
+        if one.get("Ipv6Native"):
+            raise BadInput(
+                f"the subnet {one['SubnetId']} has addresses of IPv6 alone, and machines reach each other by IPv4.",
+                hint="name `subnets` that have IPv4, or leave `subnets` out",
+            )
     _check_kinds(edge, found)
+    _check_tenancy(edge, networks[0])
     return found
 
 
@@ -408,6 +417,23 @@ def _check_kinds(edge: Edge, subnets: Sequence[Answer]) -> None:
                 f"the subnet {one['SubnetId']} is {where}: types, prices and spot machines there are not the region's.",
                 hint="name `subnets` in availability zones of the region, or leave `subnets` out",
             )
+
+
+def _check_tenancy(edge: Edge, network: str) -> None:
+    """Make sure that machines of a network cost what machines cost. A default network's always do.
+
+    Raises:
+        BadInput: each of them has hardware of its own, whatever it asks for.
+    """
+    asked = read("ec2", "describe_vpcs", "whether machines cost there what they cost", VpcIds=[network])
+    [found] = edge(asked)["Vpcs"]
+    if found["InstanceTenancy"] != facts.SHARED_HARDWARE.value:
+        share = f"aws ec2 modify-vpc-tenancy --vpc-id {network} --instance-tenancy {facts.SHARED_HARDWARE.value}"
+        raise BadInput(
+            f"machines in the network {network} have hardware of their own ({found['InstanceTenancy']} tenancy), which "
+            "costs more than any price here, and $2 an hour for the region.",
+            hint=f"`{share}` has new machines share it; or name `subnets` of another network",
+        )
 
 
 def check_group(edge: Edge, group: str, vpc_id: str) -> None:

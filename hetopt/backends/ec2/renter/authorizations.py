@@ -29,6 +29,7 @@ _OF_BUCKETS = {
     "get_bucket_policy": "s3:GetBucketPolicy",
     "get_bucket_versioning": "s3:GetBucketVersioning",
     "get_bucket_lifecycle_configuration": "s3:GetLifecycleConfiguration",
+    "get_object_lock_configuration": "s3:GetBucketObjectLockConfiguration",
 }
 
 _MADE = {

@@ -105,7 +105,7 @@ class Ec2Backend(Ec2Launcher):
         region = ordering.region_of(wanted)
         bundle = make_bundle(wanted.run.task, wanted.run.script)
         spec = _as_machines_read_it(wanted.run, bundle, options.data)
-        orders, now = _orders(region, _wishes(options)), datetime.datetime.now(datetime.UTC)
+        orders, now = _orders(region, wishes_of(options)), datetime.datetime.now(datetime.UTC)
         dry_run, now_s = f"{now:%Y%m%d-%H%M%S}-dry-run", now.timestamp()
         order = orders.of_plan(wanted, run_id=dry_run, bundle_sha256=bundle.sha256, now_s=now_s).of_run(spec)
         order = where_reachable(orders.edge, order)
@@ -151,7 +151,7 @@ class Ec2Backend(Ec2Launcher):
         launch = Launch.load(folder / LAUNCH_FILE)
         seen = _ended(folder, launch)
         before = Order.load(folder / ORDER_FILE)
-        wishes = _wishes(options)
+        wishes = wishes_of(options)
         now_s = datetime.datetime.now(datetime.UTC).timestamp()
         same_place = replace(
             wishes,
@@ -266,11 +266,11 @@ def _orders(region: str, wishes: Wishes) -> Orders:
     )
 
 
-def _wishes(options: LaunchOptions) -> Wishes:
-    """What was chosen for this launch.
+def wishes_of(options: LaunchOptions) -> Wishes:
+    """What was chosen for a launch.
 
     Raises:
-        BadInput: an image is of no kind, or is no image.
+        BadInput: an image is of no kind, or is no image; a name is none of a subnet, of a security group or of a proxy.
     """
     for kind, ami in options.images.items():
         if kind not in IMAGES or not ami.startswith("ami-"):

@@ -57,6 +57,8 @@ def account_checks(
         who = account.identity(edge)
     except CloudRefused as refused:
         yield bad("credentials", refused)
+        if offset_s() is not None:
+            yield _clock(offset_s())  # a refusal may mean it
         return
     yield Check(name="credentials", verdict="good", said=f"{who.arn} in account {who.account_id}")
     yield _clock(offset_s())

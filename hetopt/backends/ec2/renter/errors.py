@@ -67,11 +67,12 @@ TABLE = (
         source=_EC2,
     ),
     Meaning(
-        codes=("MaxSpotInstanceCountExceeded", "VcpuLimitExceeded", "InstanceLimitExceeded"),
+        codes=tuple(sorted(facts.OVER_QUOTA.value)),
         reaction="stop",
         cause="the quota for vCPUs is used up ({quota})",
         hint="ask for more: `aws service-quotas request-service-quota-increase --service-code ec2 --quota-code "
-        "{quota_code} --desired-value N`; `hetopt doctor PLAN` says how many are needed",
+        "{quota_code} --desired-value N`; `hetopt doctor PLAN` says how many are needed, and machines that have just "
+        "ended count for some minutes more",
         source=_EC2,
     ),
     Meaning(
@@ -439,7 +440,8 @@ TABLE = (
         codes=("ParameterNotFound", "InvalidAMIID.*", "InvalidAMIName.*"),
         reaction="stop",
         cause="the region has no such machine image: {text}",
-        hint="name one in `images`, or plan for another region; `hetopt doctor PLAN` looks each of them up",
+        hint="name one in `images`, or plan for another region; where the account allows some alone, `aws ec2 "
+        "get-allowed-images-settings` tells which",
         source=_EC2 + "; Systems Manager API reference, GetParameter",
     ),
     Meaning(
@@ -490,6 +492,10 @@ _DENIERS = {
     facts.BUCKET_DENIES.value: "the bucket's own policy denies it, whatever yours allows: read it with `aws s3api "
     "get-bucket-policy --bucket {bucket}`, or name another `bucket`",
     facts.BOUNDARY_DENIES.value: "the permissions boundary of these credentials denies it: who set it must widen it",
+    facts.SESSION_DENIES.value: "the policy that this session was given when it began denies it: begin one without, or "
+    "with that of `hetopt setup --print-policy`",
+    facts.OWN_POLICY_DENIES.value: "a policy of your own denies it, whatever others allow: an administrator takes that "
+    "out",
     facts.ENDPOINT_DENIES.value: "the policy of the network's endpoint denies it: its administrators allow it, or "
     "launch from another network",
 }

@@ -135,7 +135,12 @@ def operator_policy(*, account_id: str, region: str, bucket: str, role: str, typ
         ),
         _statement(
             "LookAtTheBucket",
-            ["s3:GetBucketPolicy", "s3:GetBucketVersioning", "s3:GetLifecycleConfiguration"],
+            [
+                "s3:GetBucketObjectLockConfiguration",
+                "s3:GetBucketPolicy",
+                "s3:GetBucketVersioning",
+                "s3:GetLifecycleConfiguration",
+            ],
             [f"arn:aws:s3:::{bucket}"],
         ),
         _statement("ListTheBucket", ["s3:ListBucket"], [f"arn:aws:s3:::{bucket}"]),
