@@ -15,6 +15,7 @@ FLAGS: Mapping[str, str] = {
     "accelerators_min": "--gpus-min",
     "accept_fewer": "--allow-partial",
     "accept_risk": "--accept-risk",
+    "account": "--account",
     "architecture": "--arch",
     "aws_profile": "--profile",
     "batch_argument": "--batch-arg",

@@ -135,7 +135,8 @@ def parse_json(text: str | bytes, *, origin: str, hint: str = _NAME_ANOTHER) -> 
         if _SURROGATE.search(text) or not text.isascii():
             json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
-        raise BadInput(f"{shown} is not complete JSON (line {error.lineno}: {error.msg.lower()}).", hint=hint) from None
+        found = f"line {error.lineno}: {error.msg.lower()}" if text.strip() else "it is empty"
+        raise BadInput(f"{shown} is not complete JSON ({found}).", hint=hint) from None
     except UnicodeEncodeError:
         raise BadInput(f"{shown} holds half of a surrogate pair, so it is not Unicode text.", hint=hint) from None
     except RecursionError:
