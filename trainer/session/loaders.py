@@ -210,6 +210,8 @@ class SlicedLoader:
         self._end()
 
     def _next(self, batches: Iterator[Any]) -> Any:
+        if self._loader.num_workers:  # readers draw for themselves
+            return next(batches, _NONE)
         with self._chance.reads():
             return next(batches, _NONE)
 
