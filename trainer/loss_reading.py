@@ -9,7 +9,7 @@ elements, a division its divisor.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -20,7 +20,7 @@ from torch import Tensor
 Node: TypeAlias = Any
 """An operator of an autograd graph; torch does not name the types."""
 
-Kind: TypeAlias = Literal["samples", "counted", "sum", "constant", "unknown"]
+Kind: TypeAlias = Literal["samples", "counted", "lengths", "sum", "constant", "unknown"]
 
 Unread: TypeAlias = Literal["", "terms", "bent", "shape"]
 """Why a loss is unknown: its terms have different denominators, it is no mean or sum, or nobody knows of how much."""
@@ -37,8 +37,9 @@ class LossReading:
 
     Attributes:
         kind: ``samples``: a mean over as many elements of each sample; ``counted``: a mean over elements that were
-            chosen or weighted; ``sum``: neither, or divided by a scalar of unknown meaning; ``constant``: it does not
-            depend on the samples; ``unknown``: none of these, for the reason of ``problem``.
+            chosen or weighted; ``lengths``: one over what there seems to be of other lengths than samples; ``sum``:
+            none of these, or divided by a scalar of unknown meaning;
+            ``constant``: it does not depend on the samples; ``unknown``: none of these, for the reason of ``problem``.
         denominator: of the mean; of a sum its divisor, or 1.
         factor: that scalars multiply it with; of several terms the largest.
         mixture: a figure of the factors of all terms, the same where they are.
@@ -48,6 +49,7 @@ class LossReading:
         is_by_sample: whether it adds terms of one sample each, whatever these are.
         unread: of which kind the reason is.
         problem: half a sentence, about "the loss".
+        terms: of a loss that adds several means or sums: what each of them is.
     """
 
     kind: Kind
@@ -59,6 +61,19 @@ class LossReading:
     is_by_sample: bool = False
     unread: Unread = ""
     problem: str = ""
+    terms: tuple[TermReading, ...] = ()
+
+
+class TermReading(NamedTuple):
+    """One of the means and sums that a loss adds.
+
+    Attributes:
+        node: the operator that it comes from: what flows into it backward is the derivative by this term.
+        reading: of it alone.
+    """
+
+    node: Node
+    reading: LossReading
 
 
 class _Tensor(float):
@@ -85,6 +100,11 @@ class _Term:
     may_be_counted: bool = False
     summed: Node = None
     """The operator of a sum, which tells how many values it is of."""
+    node: Node = None
+    is_chosen: bool = False
+    """Whether it is over what was taken by an index."""
+    problem: _Unknown | None = None
+    """Why it is not known how much it is of."""
 
 
 class Beside(NamedTuple):
@@ -109,10 +129,16 @@ class _Terms:
     found: list[_Term] = field(default_factory=list)
     constants: int = 0
     is_by_sample: bool = False
+    lengths: Collection[int] = ()
+    parts: tuple[TermReading, ...] = ()
 
 
 def read_loss(
-    loss: Tensor, samples: int, of_one: Container[Node] = (), beside: Mapping[int, Beside] = MappingProxyType({})
+    loss: Tensor,
+    samples: int,
+    of_one: Container[Node] = (),
+    beside: Mapping[int, Beside] = MappingProxyType({}),
+    lengths: Collection[int] = (),
 ) -> LossReading:
     """Read the graph of a scalar loss.
 
@@ -121,13 +147,17 @@ def read_loss(
         samples: of the batch that it is of.
         of_one: operators whose scalar results are known to be of one sample alone: their sum is one over samples.
         beside: samples of other loaders' batches that terms may be of.
+        lengths: of what the batch has other than samples, put one after the other: nodes of graphs, packed tokens.
     """
-    terms = _Terms(samples, of_one, beside)
+    terms = _Terms(samples, of_one, beside, lengths=lengths)
     try:
         _walk(loss.grad_fn, terms)
-        return replace(_merged(terms), is_by_sample=terms.is_by_sample) if terms.is_by_sample else _merged(terms)
+        reading = _merged(terms)
     except _Unknown as reason:
-        return LossReading(kind="unknown", unread=reason.unread, problem=str(reason))
+        reading = LossReading(kind="unknown", unread=reason.unread, problem=str(reason))
+    if terms.is_by_sample:
+        return replace(reading, is_by_sample=True)
+    return replace(reading, terms=terms.parts) if len(terms.parts) > 1 else reading
 
 
 _SAME_VALUE = {"NegBackward0", "ToCopyBackward0", "CloneBackward0", "AliasBackward0", "ViewBackward0",
@@ -157,7 +187,7 @@ def _walk(root: Node, terms: _Terms) -> None:
         node, factors, divisors = waiting.pop()
         name = _name(node)
         if node in terms.of_one:
-            terms.found.append(_Term(is_mean=False, denominator=1.0, factors=factors, divisors=divisors))
+            terms.found.append(_Term(is_mean=False, denominator=1.0, factors=factors, divisors=divisors, node=node))
             terms.is_by_sample = True
         elif name in _SUMS_OF_TWO:
             waiting += [(one, factors, divisors) for one in _inputs(node)]
@@ -170,7 +200,7 @@ def _walk(root: Node, terms: _Terms) -> None:
         elif name == "DivBackward1" and _name(_value(_inputs(node)[0])) == "SumBackward0":
             # Torch's own losses divide by a number; what a script divides by is a tensor by then.
             mean = _Term(is_mean=True, denominator=float(node._saved_other))
-            terms.found.append(replace(mean, factors=factors, divisors=divisors))
+            terms.found.append(replace(mean, factors=factors, divisors=divisors, node=node))
         elif name.startswith("DivBackward"):
             inner, scalar = _one_of(node, "divides by something that depends on the model and the samples")
             if inner is not _inputs(node)[0]:
@@ -183,15 +213,25 @@ def _walk(root: Node, terms: _Terms) -> None:
             share = 1 / len(listed) if name == "MeanBackward0" else 1.0
             waiting += [(one, (*factors, *own, share), divisors) for one, own in listed]
         elif name in _OVER_DIMS and math.prod(node._input_metadata[0].shape) == 1:
-            term = _over_dims(node, terms.samples)
+            term = _term(_over_dims, node, terms.samples)
             terms.found.append(replace(term, factors=factors, divisors=divisors))
         elif (read := _READERS.get(name)) is not None:
-            term = read(node, terms.samples)
-            is_scaled = factors or divisors
-            terms.found.append(replace(term, factors=factors, divisors=divisors, summed=node) if is_scaled else term)
+            term = _term(read, node, terms.samples)
+            summed = node if factors or divisors else None
+            terms.found.append(replace(term, factors=factors, divisors=divisors, summed=summed))
         else:
             called = name.rstrip("0123456789").removesuffix("Backward")
             raise _Unknown("bent", f"ends in {called}, which is no known mean or sum")
+
+
+def _term(read: Callable[[Node, int], _Term], node: Node, samples: int) -> _Term:
+    """A mean or a sum; where nobody knows of how much, that is left to those who may know that it is no matter."""
+    try:
+        return replace(read(node, samples), node=node, is_chosen=_chosen(node) is not None)
+    except _Unknown as reason:
+        if reason.unread != "shape":
+            raise
+        return _Term(is_mean=False, denominator=1.0, node=node, problem=reason)
 
 
 _Listed: TypeAlias = list[tuple[Node, tuple[float, ...]]]
@@ -273,8 +313,8 @@ def _mean(node: Node, samples: int) -> _Term:
 def _sum(node: Node, samples: int) -> _Term:
     sizes = node._saved_self_sym_sizes
     term = _inside(_inputs(node)[0], samples)
-    inner = _inputs(node)[0]
-    if _name(inner) == "IndexBackward0" and inner._saved_self_sym_sizes[0] % samples == 0:  # of some of the samples
+    taken = _chosen(node)
+    if _name(taken) == "IndexBackward0" and taken._saved_self_sym_sizes[0] % samples == 0:  # of some of the samples
         return _Term(is_mean=False, denominator=1.0)
     if not term.is_mean and term.denominator > 0 and not any(size % samples == 0 for size in sizes):
         shape = " x ".join(map(str, sizes)) or "1"
@@ -345,6 +385,8 @@ def _merged(terms: _Terms) -> LossReading:
     """One reading of all terms, if they have the same denominator."""
     if not terms.found:
         return LossReading(kind="constant", has_constant=True)
+    # By itself a sum is a sum, also where it is divided by as many as another term is a mean over: by chance, perhaps.
+    terms.parts = tuple(TermReading(one.node, _by_itself(one, terms)) for one in terms.found)
     counts = [one for one in terms.found if one.is_mean]
     readings = [_alone(one, terms, counts) for one in terms.found]
     if len(readings) == 1 and readings[0].factor == 1 and not terms.constants:
@@ -372,12 +414,24 @@ def _merged(terms: _Terms) -> LossReading:
     )
 
 
+def _by_itself(term: _Term, terms: _Terms) -> LossReading:
+    """What one term is, whatever the others are; it may be that nobody knows."""
+    try:
+        return _alone(term, terms, ())
+    except _Unknown as reason:
+        factor = math.prod(term.factors) / math.prod(term.divisors)
+        return LossReading(kind="unknown", denominator=term.denominator, factor=factor, unread=reason.unread)
+
+
 def _alone(term: _Term, terms: _Terms, means: Sequence[_Term]) -> LossReading:
     """What one term is. A sum that is divided by what another term is a mean over is a mean itself."""
     samples = terms.samples
     divisor = math.prod(term.divisors)
     factor = math.prod(term.factors)
+    if term.problem is not None:
+        raise term.problem
     if term.is_mean:
+        is_of_lengths = any(term.denominator % length == 0 for length in terms.lengths)
         whole = term.denominator % samples == 0 and not term.is_counted
         others = [
             rows
@@ -391,13 +445,14 @@ def _alone(term: _Term, terms: _Terms, means: Sequence[_Term]) -> LossReading:
                 "has another proportion",
             )
         whole = whole or bool(others)
-        if not whole and not term.is_counted:
+        is_counted = term.is_counted or (term.is_chosen and not whole)
+        if not whole and not is_counted and not is_of_lengths:
             raise _Unknown("shape", f"is a mean over {term.denominator:g} elements of {samples} samples")
         return LossReading(
-            kind="samples" if whole else "counted",
+            kind="samples" if whole else "counted" if is_counted else "lengths",
             denominator=term.denominator,
             factor=factor / divisor,
-            may_be_counted=term.may_be_counted,
+            may_be_counted=term.may_be_counted or term.is_chosen or is_of_lengths,
         )
     for mean in means:
         is_whole = mean.denominator % samples == 0 and not mean.is_counted
@@ -408,7 +463,24 @@ def _alone(term: _Term, terms: _Terms, means: Sequence[_Term]) -> LossReading:
     numbers = [*term.divisors, *(1 / one for one in term.factors if one and not isinstance(one, _Tensor))]
     counted = bool(counts) or any(isinstance(one, _Tensor) or _is_count(one, term.summed) for one in numbers)
     count = math.prod(counts)
+    if term.divisors and divisor == 1 and _counted(term.summed) == 0:  # `max(1, n)` of none
+        divisor = 0.0
     return LossReading(kind="sum", denominator=divisor * count, factor=factor * count, may_be_counted=counted)
+
+
+def _chosen(node: Node) -> Node:
+    """The index by which what is reduced was taken, perhaps made row by row of that; None: by none."""
+    for _ in range(_DEEPEST):
+        inner = _present(node)
+        if not inner:
+            return None
+        node = inner[0]
+        name = _name(node)
+        if name in _SELECTED:
+            return node
+        if name not in _SAME_VALUE and name not in _ROW_BY_ROW:
+            return None
+    return None
 
 
 def _one_over(factor: float) -> int | None:
@@ -425,17 +497,21 @@ def _one_over(factor: float) -> int | None:
 
 def _is_count(divisor: float, summed: Node) -> bool:
     """Whether a sum is of as many values, or under weights that add up to as much: a script may have counted them."""
-    name = _name(summed)
     if divisor == 1:
         return False
+    of_values = _name(summed) == "SumBackward0" and _same(math.prod(summed._saved_self_sym_sizes), divisor)
+    return of_values or _same(_counted(summed), divisor)
+
+
+def _counted(summed: Node) -> float:
+    """What the weights of a sum add up to, or of how many values it is; NaN: nobody knows, or it is no sum."""
+    name = _name(summed)
     if name in _CROSS_ENTROPY:
-        return _same(float(summed._saved_total_weight), divisor)
+        return float(summed._saved_total_weight)
     if name in _BY_REDUCTION:
-        return _same(summed._saved_self.numel(), divisor)
+        return float(summed._saved_self.numel())
     if name != "SumBackward0":
-        return False
-    if _same(math.prod(summed._saved_self_sym_sizes), divisor):
-        return True
+        return math.nan
     inner = _value(_inputs(summed)[0])
     weights: Tensor | None = None
     if _name(inner).startswith("MulBackward") and len(_present(inner)) == 1:
@@ -444,7 +520,9 @@ def _is_count(divisor: float, summed: Node) -> bool:
         weights = inner._saved_condition if _inputs(inner)[0] is not None else ~inner._saved_condition
     elif _name(inner).startswith("MaskedFillBackward"):
         weights = ~inner._saved_mask
-    return isinstance(weights, Tensor) and weights.dim() > 0 and _same(float(weights.sum()), divisor)
+    if isinstance(weights, Tensor) and weights.dim() > 0:
+        return float(weights.sum())
+    return float(math.prod(summed._saved_self_sym_sizes))
 
 
 def _described(reading: LossReading) -> str:
@@ -469,6 +547,12 @@ def _is_constant(node: Node, depth: int = 0) -> bool:
         bool(inner) and name in _ELEMENTWISE and depth < _DEEPEST and all(_is_constant(one, depth + 1) for one in inner)
     )
 
+
+_ROW_BY_ROW = {f"{name}Backward{number}" for number in (0, 1) for name in
+               ("LogSoftmax", "Softmax", "Slice", "Sub", "Mul", "Div", "Pow", "Abs", "Neg", "Exp", "Log", "Sqrt",
+                "Sigmoid", "Relu", "Clamp", "ClampMin", "NllLoss", "MseLoss", "SmoothL1Loss", "HuberLoss",
+                "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits")}  # fmt: skip
+"""They take what belongs to a row to what belongs to that row."""
 
 _TAKEN = {"SelectBackward0", "IndexBackward0"}
 """They take one of several values."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,6 +53,27 @@ class Lines:
         if path == self._script:
             return f"{self._name}, line {line}"
         return f"{path.name}, line {line}" if path.is_relative_to(self._script.parent) else None
+
+
+def exits(script: str) -> str:
+    """Where a script leaves a loop or skips the rest of a pass: ``train.py, lines 12 and 20``; empty: nowhere."""
+    try:
+        tree = ast.parse(Path(script).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return ""
+    loops = [one for one in ast.walk(tree) if isinstance(one, ast.For | ast.While)]
+    inside = [one for loop in loops for body in loop.body for one in ast.walk(body)]
+    lines = sorted({one.lineno for one in inside if isinstance(one, ast.Break | ast.Continue | ast.Return)})
+    if not lines:
+        return ""
+    if len(lines) == 1:
+        return f"{script}, line {lines[0]}"
+    shown = [str(one) for one in lines[:_MOST_SHOWN]]
+    listed = f"{', '.join(shown[:-1])} and {shown[-1]}" if len(lines) <= _MOST_SHOWN else f"{', '.join(shown)}, ..."
+    return f"{script}, lines {listed}"
+
+
+_MOST_SHOWN = 4
 
 
 def _module(frame: FrameType) -> str:

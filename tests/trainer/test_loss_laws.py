@@ -15,6 +15,7 @@ from torch.nn import functional
 from hetopt.core.errors import BadInput
 from hetopt.trainer.loss_reading import Beside, read_loss
 from hetopt.trainer.session.denominators import Denominators, Row
+from hetopt.trainer.session.terms import Terms, multiplied, told_of
 
 CLASSES = 7
 FEATURES = 5
@@ -256,6 +257,94 @@ def test_parts_give_the_gradient_of_the_batch(name: str, data: st.DataObject) ->
         assert (found - whole).norm() <= 1e-6 * whole.norm()
 
 
+POINTS = torch.linspace(-1, 1, 6 * FEATURES, dtype=torch.float64).view(6, FEATURES)
+"""That all workers compute, whatever samples they have."""
+
+ADDED: dict[str, Loss] = {
+    "samples": EXACT["squares"],
+    "tokens": of_tokens,
+    "chosen tokens": chosen,
+    "sequences": of_sequences,
+    "sum of tokens": EXACT["sum of tokens"],
+    "points": lambda m, b: functional.mse_loss(m.samples(POINTS).exp(), torch.ones(6, CLASSES).double()),
+    "weights at right angles": lambda m, b: (m.samples[0].weight @ m.samples[0].weight.T).square().sum(),
+    "chosen samples": lambda m, b: functional.cross_entropy(m.samples(b[0])[b[1] > 1], b[1][b[1] > 1]),
+}
+
+
+def term_by_term(model: Net, added: list[Loss], parts: list[Parts]) -> Tensor:
+    """The workers' gradients, each term weighed by itself; with a penalty, which has no weight of its own."""
+    of_each = [[one(model, part) for one in added] for part in parts]
+    sizes = [len(part[0]) for part in parts]
+    losses = [sum(one) + 1e-2 * model.samples[0].weight.pow(2).sum() for one in of_each]
+    workers = [Terms(model, 1, rank, len(parts)) for rank in range(len(parts))]
+    terms = [
+        worker.of(read_loss(loss, size), samples=size, rows=size, values={one.grad_fn: one for one in own})
+        for worker, loss, size, own in zip(workers, losses, sizes, of_each, strict=True)
+    ]
+    told = [[*told_of(own)] for own in terms]
+    total = torch.zeros(sum(p.numel() for p in model.parameters())).double()
+    for rank, (worker, own, loss) in enumerate(zip(workers, terms, losses, strict=True)):
+        weights, factors = worker.combine(own, told)
+        with multiplied(factors):
+            total += weights[rank] * gradient(model, loss)
+    return total
+
+
+@settings(max_examples=60)
+@given(
+    names=st.lists(st.sampled_from(sorted(ADDED)), min_size=2, max_size=4, unique=True),
+    sizes=st.lists(st.integers(4, 9), min_size=2, max_size=3).filter(lambda one: len(set(one)) > 1),
+    seed=st.integers(0, 999),
+)
+def test_terms_of_any_denominators_give_the_gradient_of_the_batch(
+    names: list[str], sizes: list[int], seed: int
+) -> None:
+    """Or are refused where a count cannot be told from a constant."""
+    model, parts, added = Net(), make_parts(sum(sizes), seed), [ADDED[name] for name in names]
+    whole = sum(one(model, parts) for one in added) + 1e-2 * model.samples[0].weight.pow(2).sum()
+    try:
+        found = term_by_term(model, added, split(parts, sizes))
+    except BadInput:
+        assert set(names) & {"chosen samples", "chosen tokens"}
+        return
+    expected = gradient(model, whole)
+    assert (found - expected).norm() <= 1e-6 * expected.norm()
+
+
+def test_terms_that_are_alike_may_be_others_on_each_worker() -> None:
+    """One for each class that a worker has samples of: two on both, of other classes."""
+
+    def of_class(number: int) -> Loss:
+        def loss(model: Net, parts: Parts) -> Tensor:
+            its = parts[1] == parts[1].unique()[number]
+            return functional.cross_entropy(model.samples(parts[0])[its], parts[1][its])
+
+        return loss
+
+    features, _, tokens = make_parts(9, 0)
+    parts = split((features, torch.tensor([0, 0, 0, 1, 1, 0, 0, 2, 2]), tokens), [5, 4])
+    with pytest.raises(BadInput, match="alike"):
+        term_by_term(Net(), [of_class(0), of_class(1)], parts)
+
+
+def test_a_mean_over_as_many_steps_everywhere_is_none_over_a_count() -> None:
+    """Of sequences that come first, after a sum over the samples: nodes of graphs would be unequally many."""
+    model, parts = Net(), split(make_parts(9, 0), [5, 4])
+    losses = [model.tokens(part[2].T).square().mean(2).sum(1).mean() for part in parts]
+    readings = [read_loss(loss, size, lengths=(TOKENS,)) for loss, size in zip(losses, (5, 4), strict=True)]
+    rows = [Row.of(one, samples=size, rows=size) for one, size in zip(readings, (5, 4), strict=True)]
+    with pytest.raises(BadInput, match=f"a mean over {TOKENS} elements on every worker"):
+        Denominators().weights(rows)
+
+
+def test_points_that_each_worker_has_drawn_are_no_constant() -> None:
+    """A mean over as many values on all workers that is another one on each."""
+    added = [EXACT["squares"], lambda m, b: m.samples(b[0][:3]).square().exp().mean()]
+    with pytest.raises(BadInput):
+        term_by_term(Net(), added, split(make_parts(9, 0), [5, 4]))
+
+
 def test_workers_that_count_as_many_tokens_are_no_sum_by_a_constant() -> None:
     """Five and four sequences may hold as many tokens: then the count is the same on both, as a constant is."""
     model = Net()
@@ -266,6 +355,29 @@ def test_workers_that_count_as_many_tokens_are_no_sum_by_a_constant() -> None:
             break
     with pytest.raises(BadInput, match=f"divided by {counts[0]} on every worker"):
         together(model, masked, parts, Denominators(accumulate=counts[0]))
+
+
+OF_NONE: dict[str, Loss] = {
+    "masked": lambda m, b: (
+        (m.tokens(b[2]).square().mean(2) * (b[2] != PADDING)).sum() / (b[2] != PADDING).sum().clamp(min=1)
+    ),
+    "chosen": lambda m, b: m.tokens(b[2])[b[2] != PADDING].square().sum() / max(1, int((b[2] != PADDING).sum())),
+    "cross entropy": lambda m, b: (
+        functional.cross_entropy(m.tokens(b[2]).flatten(0, 1), b[2].flatten(), ignore_index=PADDING, reduction="sum")
+        / max(1, int((b[2] != PADDING).sum()))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_NONE)
+def test_a_worker_that_counts_none_does_not_count(name: str) -> None:
+    """It divides by one, as by zero nobody can."""
+    model, (features, labels, tokens) = Net(), make_parts(9, 0)
+    tokens[5:] = PADDING
+    parts = features, labels, tokens
+    found = together(model, OF_NONE[name], split(parts, [5, 4]), Denominators())
+    whole = gradient(model, OF_NONE[name](model, parts))
+    assert (found - whole).norm() <= 1e-6 * whole.norm()
 
 
 COUNTED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from hetopt.core.comm import overlap
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.trainer.likeness import LARGEST, tensors_mark
+from hetopt.trainer.script_lines import exits
 from hetopt.trainer.session import session
 from hetopt.trainer.session.batches import Part, ShareTable, own_slice
 from hetopt.trainer.session.buckets import Buckets
@@ -169,7 +171,7 @@ def test_a_gradient_is_weighed_by_the_batch_of_its_loss(ahead: int, computed: li
     for number, batch in enumerate(batches):
         while given_out < min(len(batches), number + 1 + ahead):
             part = Part(samples=1 + given_out, batch=20, shares=(1 + given_out, 19 - given_out), place=(0, given_out))
-            handed.give(Handed(part=part, source=1, storages=storages({"x": batches[given_out]})))
+            handed.give(Handed(part=part, source=1, storages=storages({"x": batches[given_out]}, part.rows)))
             given_out += 1
         if computed[number]:
             for _ in range(1 + twice):
@@ -282,3 +284,20 @@ def test_a_list_is_no_batch_to_split_and_a_factor_on_the_loss_is_torchs() -> Non
             run.split([1, 2])  # type: ignore[call-overload]
         run.backward(model(inputs[run.split(4)]).mean(), gradient=factor)
         assert all(torch.equal(one.grad, own) for one, own in zip(model.parameters(), expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("inside", "said"),
+    [
+        ("    pass", ""),
+        ("    if step: break", "{script}, line 2"),
+        ("    if step: break\n    if not step: continue", "{script}, lines 2 and 3"),
+        ("    if step: break\n" * 6, "{script}, lines 2, 3, 4, 5, ..."),
+        ("    if step: what is this", ""),
+    ],
+)
+def test_lines_where_a_script_leaves_its_loops_are_told(inside: str, said: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"for step in range(3):\n{inside}\n")
+    assert exits(str(script)) == said.format(script=script)
+    assert exits(str(tmp_path / "missing.py")) == ""

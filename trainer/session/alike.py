@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -139,6 +139,47 @@ def name_structure(optimizer: Groups, names: dict[int, str], step: int, world_si
     return RunFailed(
         f"{workers(who)} {does} parameter {name} at step {step}, unlike the others.",
         hint="change requires_grad on all workers at the same step",
+    )
+
+
+def gradients_mark(named: Sequence[tuple[str, Tensor | None]]) -> float:
+    """A checksum of gradients, for comparison between workers; some may be missing."""
+    return float(tensors_mark(one for _, gradient in named for one in _dense(gradient)))
+
+
+def _dense(gradient: Tensor | None) -> list[Tensor]:
+    if gradient is None:
+        return [_NOTHING]
+    if gradient.layout == torch.strided:
+        return [gradient]
+    whole = gradient.coalesce()
+    return [whole.indices(), whole.values()]
+
+
+_NOTHING = torch.tensor([torch.nan])
+
+
+def name_gradient(
+    named: Sequence[tuple[str, Tensor | None]], changed_at: Callable[[str], str | None], step: int, world_size: int
+) -> HetoptError:
+    """Whose gradient is not the same on all workers as an optimizer is about to step; all of them ask.
+
+    Args:
+        named: gradients by names of their parameters.
+        changed_at: tells the line where the script has changed one.
+        step: of the optimizer.
+        world_size: workers.
+    """
+    marks = [gradients_mark([one]) for one in named]
+    who, index, _ = _first_difference(marks, world_size)
+    name = "a parameter" if index is None else named[index][0]
+    place = None if index is None else changed_at(name)
+    return BadInput(
+        f"The gradient of {name} is not the same on {workers(who)} as on the others at step {step} of its optimizer: "
+        f"it was changed{f' at {place}' if place else ''} after it was summed, by what is each worker's own (its "
+        "samples, its loss, what torch draws).",
+        hint="change .grad by what all workers share: gradients that run.backward has summed, run.mean(value), numbers "
+        "that numpy.random or a seeded torch.Generator draws",
     )
 
 

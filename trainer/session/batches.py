@@ -51,6 +51,7 @@ class Part:
         mark: fingerprint of the batch's first sample, where every worker reads it; 0: not known.
         mixed_by: the collate function that brought samples together; empty: none did.
         padding: of some samples, where there is any.
+        lengths: of what it has other than samples, put one after the other: nodes of graphs, packed tokens.
     """
 
     samples: int
@@ -61,6 +62,7 @@ class Part:
     mark: int = 0
     mixed_by: str = ""
     padding: tuple[Padding, ...] = ()
+    lengths: tuple[int, ...] = ()
 
     @property
     def weight(self) -> float:

@@ -80,11 +80,15 @@ class Said(IntEnum):
     UNKNOWN = 6
     WHOLE_BATCH = 7
     EARLIER = 8
+    LENGTHS = 9
 
+
+_MEANS = {Said.SAMPLES, Said.COUNTED, Said.LENGTHS}
 
 _BY_KIND = {
     "samples": Said.SAMPLES,
     "counted": Said.COUNTED,
+    "lengths": Said.LENGTHS,
     "sum": Said.SUM,
     "constant": Said.CONSTANT,
     "unknown": Said.UNKNOWN,
@@ -109,6 +113,7 @@ class Row:
         numbers_mark: of numbers from outside torch that its samples met (see `GivenNumbers`).
         cut: by what they were told apart there.
         draws_mark: of what torch has drawn for the whole batch (see `Drawn`).
+        terms: means and sums that it adds, where these could be weighed by themselves (see `Terms`); 0: they could not.
     """
 
     samples: int
@@ -124,6 +129,7 @@ class Row:
     numbers_mark: float = 0.0
     cut: Cut = NO_CUT
     draws_mark: float = 0.0
+    terms: int = 0
 
     @classmethod
     def of(cls, reading: LossReading, *, samples: int, rows: int) -> Row:
@@ -171,6 +177,7 @@ class Row:
             self.numbers_mark,
             *map(float, self.cut),
             self.draws_mark,
+            float(self.terms),
         ]
 
     @classmethod
@@ -191,6 +198,7 @@ class Row:
             numbers_mark=mark,
             cut=Cut(int(rest[0]), *rest[1:4]),
             draws_mark=rest[4],
+            terms=int(rest[5]),
         )
 
 
@@ -252,11 +260,11 @@ class Denominators:
                     'Every worker\'s loss is that of the whole batch already, and weight="sum" would add them up.',
                     hint="leave out the weight: run.backward(loss)",
                 )
-            return _shares([float(row.samples) for row in rows])
-        if said <= {Said.SAMPLES, Said.COUNTED, Said.SUM} and numbers_differ(live):
+            return shares([float(row.samples) for row in rows])
+        if said <= {*_MEANS, Said.SUM} and numbers_differ(live):
             raise BadInput("The samples of the workers meet other numbers than each other's.", hint=NUMBERS_HINT)
         if said == {Said.STATED}:
-            return _shares([row.denominator if row.samples else 0.0 for row in rows])
+            return shares([row.denominator if row.samples else 0.0 for row in rows])
         if said == {Said.STATED_SUM}:
             return [float(row.samples > 0) for row in rows]
         if said & {Said.STATED, Said.STATED_SUM}:
@@ -270,12 +278,12 @@ class Denominators:
                     )
                 raise BadInput(f"Worker {who} cannot tell how its loss depends on its samples.", hint=WEIGHT_HINT)
         if said == {Said.CONSTANT}:
-            return _shares([float(row.samples) for row in rows])
-        if not (said <= {Said.SAMPLES, Said.COUNTED} or said == {Said.SUM}):
+            return shares([float(row.samples) for row in rows])
+        if not (said <= _MEANS or said == {Said.SUM}):
             raise BadInput("The workers' losses are not of one kind.", hint=WEIGHT_HINT)
         if said == {Said.SUM} and _are_reciprocals(live):
-            return _shares([float(row.samples) for row in rows])
-        if not _all_same([row.factor for row in live]) or not _all_same([row.mixture for row in live]):
+            return shares([float(row.samples) for row in rows])
+        if not all_same([row.factor for row in live]) or not all_same([row.mixture for row in live]):
             raise BadInput(
                 f"The loss is multiplied by {_listed([row.factor for row in live])} on the workers, which is taken for "
                 "no weight.",
@@ -287,8 +295,8 @@ class Denominators:
 
     def _of_means(self, rows: Sequence[Row], live: Sequence[Row], said: set[Said]) -> list[float]:
         if said == {Said.SAMPLES}:
-            if _all_same([row.denominator / row.rows for row in live]):
-                return _shares([float(row.samples) for row in rows])
+            if all_same([row.denominator / row.rows for row in live]):
+                return shares([float(row.samples) for row in rows])
             if not (self._leaves_out and all(row.may_be_counted for row in live)):
                 counts = _listed([row.denominator for row in live])
                 raise BadInput(
@@ -296,28 +304,36 @@ class Denominators:
                     "the workers, and nobody can tell whether they contain padding.",
                     hint=f"leave padding out of the mean (ignore_index), or {WEIGHT_HINT}",
                 )
+        if Said.LENGTHS in said and all_same([row.denominator for row in live]):
+            raise BadInput(
+                f"The loss is a mean over {live[0].denominator:g} elements on every worker, of "
+                f"{_listed([row.samples for row in live])} samples.",
+                hint=WEIGHT_HINT,
+            )
         self._leaves_out = True
-        if not all(row.said == Said.COUNTED or row.may_be_counted for row in live):
+        if not all(row.said in (Said.COUNTED, Said.LENGTHS) or row.may_be_counted for row in live):
             raise BadInput("The workers' losses are not of one kind.", hint=WEIGHT_HINT)
-        return _shares([row.denominator if row.samples else 0.0 for row in rows])
+        return shares([row.denominator if row.samples else 0.0 for row in rows])
 
     def _of_sums(self, rows: Sequence[Row], live: Sequence[Row]) -> list[float]:
         """Divided by nothing, by the samples, by a number that stays, or by what each worker counts."""
         divisors = [row.denominator for row in live]
+        if not any(divisors):  # sums of nothing
+            return shares([float(row.samples) for row in rows])
         totals = (total * by for total in self._totals for by in (1.0, self._passes))
-        of_all = _all_same(divisors) and any(math.isclose(divisors[0], one, rel_tol=SAME) for one in totals)
+        of_all = all_same(divisors) and any(math.isclose(divisors[0], one, rel_tol=SAME) for one in totals)
         if of_all and not any(row.has_constant for row in live):
             return [float(row.samples > 0) for row in rows]
         if all(math.isclose(row.denominator, row.rows, rel_tol=SAME) for row in live):
-            return _shares([float(row.samples) for row in rows])
+            return shares([float(row.samples) for row in rows])
         constants = {*self._constants, float(sum(row.samples for row in live))}
         # Where it is as large on one worker alone as what that one counts, it is a constant.
         is_known = not all(row.may_be_counted for row in live) and any(
             math.isclose(divisors[0], one, rel_tol=SAME) for one in constants
         )
-        if not _all_same(divisors) or (self._divides_by_counts and not is_known and divisors[0] != 1):
+        if not all_same(divisors) or (self._divides_by_counts and not is_known and divisors[0] != 1):
             self._divides_by_counts = True
-            return _shares([row.denominator if row.samples else 0.0 for row in rows])
+            return shares([row.denominator if row.samples else 0.0 for row in rows])
         if not is_known:
             by = divisors[0] / live[0].factor
             raise BadInput(
@@ -339,6 +355,20 @@ def numbers_differ(live: Sequence[Row]) -> bool:
     return differ([row.numbers_mark for row in live], [row.cut for row in live])
 
 
+def could_weigh_terms(live: Sequence[Row]) -> bool:
+    """Whether nothing but the denominators of terms can be wrong with a loss, and all workers have as many terms."""
+    counts = {row.terms for row in live}
+    known = {*_MEANS, Said.SUM, Said.UNKNOWN}
+    return (
+        len(counts) == 1
+        and min(counts) > 1
+        and {row.said for row in live} <= known
+        and not any(row.is_gathered for row in live)
+        and not numbers_differ(live)
+        and not draws_of_batch_differ(live)
+    )
+
+
 def draws_of_batch_differ(live: Sequence[Row]) -> bool:
     """Whether torch has drawn for the whole batch, and something else on each worker."""
     return draws_differ([row.draws_mark for row in live], [row.rows for row in live])
@@ -347,22 +377,24 @@ def draws_of_batch_differ(live: Sequence[Row]) -> bool:
 def _are_reciprocals(live: Sequence[Row]) -> bool:
     """Whether sums are multiplied with one over the samples, which divides by them."""
     divided = [row.factor * row.rows for row in live]
-    if _all_same([row.rows for row in live]):  # else a coefficient could be meant
+    if all_same([row.rows for row in live]):  # else a coefficient could be meant
         return math.isclose(divided[0], 1.0, rel_tol=SAME) and live[0].rows > 2
-    return _all_same(divided) and _all_same([row.denominator for row in live])
+    return all_same(divided) and all_same([row.denominator for row in live])
 
 
-def _shares(values: Sequence[float]) -> list[float]:
+def shares(values: Sequence[float]) -> list[float]:
+    """Of each value in the sum of all."""
     total = math.fsum(values)
     return [value / total for value in values] if total else [0.0 for _ in values]
 
 
 def _are_one(losses: Sequence[float]) -> bool:
     """Whether they are the same loss, computed on every worker."""
-    return _all_same(losses) or all(math.isnan(one) for one in losses)
+    return all_same(losses) or all(math.isnan(one) for one in losses)
 
 
-def _all_same(values: Sequence[float]) -> bool:
+def all_same(values: Sequence[float]) -> bool:
+    """Whether values are the same but for rounding."""
     return all(math.isclose(value, values[0], rel_tol=SAME) for value in values)
 
 

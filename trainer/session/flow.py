@@ -37,7 +37,7 @@ from hetopt.trainer.session.batches import Part, ShareTable, Splits, drawn_by_fi
 from hetopt.trainer.session.gate import Gate
 from hetopt.trainer.session.given_numbers import origins_of
 from hetopt.trainer.session.gradient import GradientSum, Scaler, check_parameters, named_parameters
-from hetopt.trainer.session.handed import Handed, HandedOut, singles, storages
+from hetopt.trainer.session.handed import Handed, HandedOut, lengths, singles, storages
 from hetopt.trainer.session.inspection import inspect_loader
 from hetopt.trainer.session.loaders import OwnLoader, SlicedLoader
 from hetopt.trainer.session.local import Between, synchroniser_of
@@ -77,6 +77,7 @@ class Side:
         is_trained: whether any of its parameters is, at the moment.
         backwards: passes that made gradients of them since it stepped.
         is_summed: whether their gradients are those of all workers.
+        steps: that it has made.
     """
 
     optimizer: Optimizer
@@ -84,6 +85,7 @@ class Side:
     is_trained: bool = True
     backwards: int = 0
     is_summed: bool = False
+    steps: int = 0
 
 
 class BatchFlow:
@@ -431,12 +433,13 @@ class BatchFlow:
             one.take(Handed(part=part))
 
     def _begin_part(self, source: int, origins: tuple[object, ...], part: Part, batch: Any) -> None:
+        part = replace(part, lengths=lengths(batch, part.rows))
         for one in self._listeners():
             one.take(
                 Handed(
                     part=part,
                     source=source,
-                    storages=storages(batch),
+                    storages=storages(batch, part.rows),
                     origins=origins,
                     singles=singles(batch, part.rows),
                 )

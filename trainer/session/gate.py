@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -12,10 +13,21 @@ from torch import Tensor, nn
 
 from hetopt.trainer.agreement import Store
 from hetopt.trainer.likeness import options_mark, structure_mark
+from hetopt.trainer.script_lines import exits
 from hetopt.trainer.session.alike import check_parameters_alike, name_options, name_structure
 from hetopt.trainer.session.batches import Part
 from hetopt.trainer.session.several import Optimizers
-from hetopt.trainer.session.turns import Deed, Heard, OptionsDiffer, Pending, StructureDiffers, Turn, Turns
+from hetopt.trainer.session.turns import (
+    TOGETHER,
+    Deed,
+    Disagreement,
+    Heard,
+    OptionsDiffer,
+    Pending,
+    StructureDiffers,
+    Turn,
+    Turns,
+)
 
 _NO_LOAD = torch.empty(0, dtype=torch.float64)
 
@@ -92,6 +104,10 @@ class Gate:
             raise name_options(self._optimizer, step, self._world_size) from None
         except StructureDiffers:
             raise name_structure(self._optimizer, self._names, step, self._world_size) from None
+        except Disagreement as error:
+            if error.hint == TOGETHER and (places := exits(sys.argv[0] if sys.argv else "")):
+                error.hint = f"{TOGETHER}; this script leaves or skips at {places}"
+            raise
 
     def take(self, deed: Deed, part: Part | None, told: Sequence[float] = ()) -> list[list[float]]:
         """Say it, and wait for the others' word (see `finish`); what all workers tell."""
@@ -170,7 +186,7 @@ class Gate:
         return Turn(
             session=self.number,
             deed=deed,
-            step=self._step + 1,
+            step=self._step + (deed is not Deed.STEP),  # by a gradient that was summed already
             place=(0, 0) if part is None else part.place,
             samples=0 if part is None else part.mark,
             structure=structure_mark(self._optimizer),

@@ -171,10 +171,25 @@ class HandedOut:
         return hits
 
 
-def storages(batch: Any) -> frozenset[StorageWeakRef]:
-    """Where the tensors of a batch lie."""
-    strided = (one for one in _tensors(batch) if one.layout == torch.strided)
+def storages(batch: Any, rows: int) -> frozenset[StorageWeakRef]:
+    """Where the tensors of a batch lie, but for edges of graphs, which are two rows however many samples there are."""
+    has_edges = rows == _ENDS and any(one.shape[:1] != (rows,) and one.dim() > 1 for one in _tensors(batch))
+    strided = (one for one in _tensors(batch) if one.layout == torch.strided and not (has_edges and _are_edges(one)))
     return frozenset(StorageWeakRef(one.untyped_storage()) for one in strided)  # type: ignore[no-untyped-call]  # torch's gap
+
+
+_ENDS = 2
+
+
+def _are_edges(one: Tensor) -> bool:
+    return one.dtype == torch.int64 and one.dim() == _ENDS and len(one) == _ENDS
+
+
+def lengths(batch: Any, rows: int) -> tuple[int, ...]:
+    """Of what a batch has other than samples, put one after the other, perhaps as a single row."""
+    alone = [one.shape for one in _tensors(batch) if rows not in one.shape[:2]]
+    shapes = [shape[1:] if shape[:1] == (1,) else shape for shape in alone]
+    return tuple(sorted({shape[0] for shape in shapes if shape and shape[0] > rows}))
 
 
 def singles(batch: Any, rows: int) -> WeakTensorKeyDictionary:

@@ -1,13 +1,22 @@
-"""Whether hooks leave a gradient proportional to its loss: asked of the first loss where there are any.
+"""Whether hooks and functions with a backward of their own leave a gradient proportional to its loss: asked of the
+first loss where there are any.
 
     for one in model.parameters():
         one.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+
+    class Straight(torch.autograd.Function):
+        def backward(ctx, gradient):
+            return gradient / gradient.norm()
 
 They run in each worker's own backward pass. What masks or scales a gradient may stay; what clips, normalises or adds to
 it makes parts of which the sum is not that of the batch.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,17 +34,54 @@ def has_hooks(model: nn.Module) -> bool:
     return any(one._backward_hooks or one._backward_pre_hooks for one in model.modules())
 
 
+def own_functions(loss: Tensor) -> list[Any]:
+    """The operators of a loss whose backward a script or a library has written in Python."""
+    waiting, seen, found = [loss.grad_fn], set[Any](), list[Any]()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        function = getattr(node, "_forward_cls", None)
+        if function is not None and not function.__module__.startswith(("torch.", "hetopt.")):
+            found.append(node)
+        waiting += [one for one, _ in node.next_functions]
+    return found
+
+
+@contextmanager
+def _restored(functions: list[Any]) -> Iterator[None]:
+    """What these keep for backward is afterwards what it was: fused losses multiply it in place."""
+    kept = [
+        one
+        for node in functions
+        for one in (*node.saved_tensors, *vars(node).values())
+        if isinstance(one, Tensor) and one.layout == torch.strided
+    ]
+    before = [one.detach().clone() for one in kept]
+    try:
+        yield
+    finally:
+        for one, was in zip(kept, before, strict=True):
+            if not torch.equal(one, was):
+                one.data.copy_(was)  # which says nothing of it, as in-place kernels do not
+
+
 def bent_by_hooks(loss: Tensor, model: nn.Module) -> str | None:
     """A parameter whose gradient is not so many times as large for so many times the loss; None: there is none.
 
-    The hooks run twice for it. Graphs that cannot be gone through so (reentrant checkpoints) are not asked.
+    Hooks and functions run twice for it. Graphs that cannot be gone through so (reentrant checkpoints) are not asked.
     """
     named = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
     trained = [one for _, one in named]
     times = torch.full_like(loss, _TIMES)
     try:
-        once = torch.autograd.grad(loss, trained, retain_graph=True, allow_unused=True)
-        often = torch.autograd.grad(loss, trained, times, retain_graph=True, allow_unused=True)
+        functions = own_functions(loss)
+        with _restored(functions):
+            given = torch.autograd.grad(loss, trained, retain_graph=True, allow_unused=True)
+            once = [None if one is None else one.clone() for one in given]
+        with _restored(functions):
+            often = torch.autograd.grad(loss, trained, times, retain_graph=True, allow_unused=True)
     except RuntimeError:
         return None
     for (name, _), one, many in zip(named, once, often, strict=True):

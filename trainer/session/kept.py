@@ -80,6 +80,8 @@ class Kept(Listener):
         numbers: that met samples, or what is of all workers, from outside torch.
         drawn: by torch for the whole batch.
         has_hook: whether the script has put one on a tensor.
+        values: scalars of this turn that may be terms of a loss, by their operators.
+        changed: the lines where the script has changed gradients since they were summed, by names of parameters.
     """
 
     def __init__(self, model: nn.Module, *, is_first: bool = True) -> None:
@@ -96,6 +98,9 @@ class Kept(Listener):
         self._was_asked = False  # whether there was a loss in this turn
         self._is_own = False  # whether the script made gradients itself that are not summed
         self.has_hook = False
+        self.values: dict[Any, Tensor] = {}
+        self.changed: dict[str, str] = {}
+        self._is_summed = False
         self._turn = 0
 
     def take(
@@ -112,7 +117,7 @@ class Kept(Listener):
         if self._was_asked:
             self._was_asked, self._turn = False, self._turn + 1
             self._places = WeakTensorKeyDictionary()
-        self.rows, self._is_own = rows, False
+        self.rows, self._is_own, self._is_summed, self.values = rows, False, False, {}
         self.numbers.begin(origins)
         self.drawn.begin(rows, is_even=is_even)
         self._given.update(dict.fromkeys(storages, self._rows_now))
@@ -136,6 +141,8 @@ class Kept(Listener):
         Raises:
             BadInput: the call changes a parameter by samples.
         """
+        if isinstance(result, Tensor) and result.requires_grad and not result.dim() and result.grad_fn is not None:
+            self.values[result.grad_fn] = result
         if self.rows < 2:
             return
         self.drawn.hear(name, args, named, result, self._lines.now)
@@ -151,6 +158,8 @@ class Kept(Listener):
             self._is_own = self._tag(args[0]) is not None
             return
         target = _target(name, args, named)
+        if target is not None and self._is_summed:
+            self._note_changed(target)
         covers = target is not None and _covers(name, args, target)
         given = list(tensors_in([args[:1], named] if name in SHAPED else [args[covers:], named]))
         tags = [self._tag(one) for one in given]
@@ -240,6 +249,8 @@ class Kept(Listener):
         """Of ``data``, or of ``grad``, which all workers sum."""
         if not isinstance(value, Tensor):
             return
+        if self._is_summed and _storage(target) in self._parameters and target.grad is value:
+            self._note_changed(value)
         tag = self._tag(value)
         if _storage(target) != _storage(value):
             self._made.pop(value, None)  # type: ignore[no-untyped-call]  # torch's gap
@@ -258,9 +269,16 @@ class Kept(Listener):
         for one in tensors_in([result]):
             self._places[one] = place
 
+    def _note_changed(self, target: Tensor) -> None:
+        """Something is written that may be a gradient."""
+        at = _storage(target)
+        for name, one in self._model.named_parameters():
+            if one.grad is not None and at is not None and _storage(one.grad) == at:
+                self.changed[name] = self._lines.now() or "some line"
+
     def summed(self) -> None:
         """Gradients are of all workers."""
-        self._is_own = False
+        self._is_own, self._is_summed, self.changed = False, True, {}
 
     def _gradients(self) -> list[Tensor]:
         return [one.grad for one in self._model.parameters() if one.grad is not None]

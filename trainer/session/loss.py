@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -25,30 +26,35 @@ from hetopt.trainer.session.denominators import (
     Row,
     Said,
     Weight,
+    could_weigh_terms,
     draws_of_batch_differ,
     not_of_the_batch,
     numbers_differ,
 )
 from hetopt.trainer.session.given_numbers import NO_CUT
 from hetopt.trainer.session.handed import Handed
-from hetopt.trainer.session.hooks import bent_by_hooks, has_hooks
+from hetopt.trainer.session.hooks import bent_by_hooks, has_hooks, own_functions
 from hetopt.trainer.session.kept import Kept
 from hetopt.trainer.session.listening import Listener
 from hetopt.trainer.session.mixing import Outputs
 from hetopt.trainer.session.padding import Padding, PaddingWatch
 from hetopt.trainer.session.row_statistics import RowStatistics
+from hetopt.trainer.session.terms import Term, Terms
 from hetopt.trainer.session.whole_batch import WholeBatch, depends_on_rows
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Word:
     """What a worker tells the others of its loss, what is wrong with it as far as this worker knows, where samples met
-    a number that may be its own, and where torch drew for the whole batch."""
+    a number that may be its own, and where torch drew for the whole batch; the terms of the loss, and by what each is
+    multiplied once the others have told theirs."""
 
     own: Row
     problem: BadInput | None = None
     met_at: str = ""
     drawn_at: str = ""
+    terms: tuple[Term, ...] = ()
+    factors: dict[Any, float] = field(default_factory=dict)
 
 
 class LossWatch:
@@ -79,6 +85,7 @@ class LossWatch:
         self._rank = rank
         self._world_size = world_size
         self._denominators = Denominators(accumulate)
+        self._terms = Terms(model, accumulate, rank, world_size)
         self._is_local = is_local
         self._is_sum: bool | None = None  # of workers that step by their own gradients; None: not asked yet
         self._model = model
@@ -161,12 +168,9 @@ class LossWatch:
             beside: see `HandedOut`.
         """
         rows = part.rows
-        problem: BadInput | None = None
         self._was_looked_at = True
-        try:
-            own = self._row(loss, weight, part, beside)
-        except BadInput as error:
-            own, problem = Row(samples=part.samples, rows=rows, said=Said.UNKNOWN), error
+        own, terms, unread = self._row(loss, weight, part, beside)
+        problem = unread
         if self._whole.was_asked and depends_on_rows(loss):
             own = replace(own, is_gathered=True, value=float(loss.detach()))
         number, self._number = self._number, self._number + 1
@@ -175,7 +179,8 @@ class LossWatch:
             is_new = self._outputs is not None and number not in self._asked
             found = "separate"
             if self._outputs is not None and is_new:
-                found = self._outputs.look(loss, rows, *([] if self._statistics is None else [self._statistics.places]))
+                places = (lambda one: None) if self._statistics is None else self._statistics.places
+                found = self._outputs.look(loss, rows, places, _lengths(part, beside))
             self._asked |= {number} if is_new else set()
             place = None if self._statistics is None else self._statistics.problem(loss)
             if place is not None and own.said != Said.STATED_SUM:
@@ -206,11 +211,14 @@ class LossWatch:
             own = replace(own, numbers_mark=mark, cut=cut, draws_mark=draws)
         if self._batch_norm is not None and not own.is_gathered:
             self._batch_norm.look(loss)
-        return Word(own=own, problem=problem, met_at=met_at, drawn_at=drawn_at)
+        if problem is unread:
+            own = replace(own, terms=len(terms))
+        return Word(own=own, problem=problem, met_at=met_at, drawn_at=drawn_at, terms=terms)
 
     def _bent(self, loss: Tensor) -> str | None:
-        """The parameter whose gradient a hook of the script changes in a way that parts do not add up; None: none."""
-        has_some = has_hooks(self._model) or (self._kept is not None and self._kept.has_hook)
+        """The parameter whose gradient a hook or a function of the script changes in a way that parts do not add up;
+        None: none."""
+        has_some = has_hooks(self._model) or (self._kept is not None and self._kept.has_hook) or own_functions(loss)
         exchanges = self._whole.was_asked or self._whole.normalises  # in the backward pass, which is gone through here
         return bent_by_hooks(loss, self._model) if has_some and not exchanges else None
 
@@ -241,6 +249,11 @@ class LossWatch:
         try:
             return self._denominators.weigh(told)
         except BadInput:
+            if could_weigh_terms([row for row in map(Row.read, told) if row.samples]):
+                with suppress(BadInput):  # the first reason is the one that says what to do
+                    weights, factors = self._terms.weigh(word.terms)
+                    word.factors.update(factors)
+                    return weights
             if word.problem is not None and word.own.samples:
                 raise word.problem from None
             live = [row for row in map(Row.read, told) if row.samples]
@@ -294,6 +307,16 @@ class LossWatch:
     def note_total(self, total: float) -> None:
         """What all workers have counted together."""
         self._denominators.note_total(total)
+        self._terms.note_total(total)
+
+    @property
+    def may_weigh_terms(self) -> bool:
+        """Whether terms of the present loss may have to be weighed, on all workers: before its backward pass."""
+        return self._terms.are_weighed or self._batches <= _HEARD
+
+    def changed_at(self, name: str) -> str | None:
+        """The line where the script last changed the gradient of a parameter that was summed; None: unknown."""
+        return None if self._kept is None else self._kept.changed.get(name)
 
     def note_summed(self) -> None:
         """What is in ``.grad`` is of all workers."""
@@ -326,16 +349,25 @@ class LossWatch:
             for one in listeners:
                 one.is_listening = one in (self._statistics, self._kept)
 
-    def _row(self, loss: Tensor, weight: Weight | Tensor | None, part: Part, beside: Mapping[int, Beside]) -> Row:
+    def _row(
+        self, loss: Tensor, weight: Weight | Tensor | None, part: Part, beside: Mapping[int, Beside]
+    ) -> tuple[Row, tuple[Term, ...], BadInput | None]:
+        """What a loss is, its terms where they may have to be weighed, and why nobody can tell."""
         rows = part.rows
         if weight is not None:
-            return Row.stated(_number(weight), samples=part.samples, rows=rows)
+            try:
+                return Row.stated(_number(weight), samples=part.samples, rows=rows), (), None
+            except BadInput as error:
+                return Row(samples=part.samples, rows=rows, said=Said.UNKNOWN), (), error
         of_one = {} if self._statistics is None else self._statistics.of_one
-        reading: LossReading = read_loss(loss, rows, of_one, beside)
+        reading: LossReading = read_loss(loss, rows, of_one, beside, part.lengths)
         self._is_by_sample |= reading.is_by_sample
-        if reading.kind == "unknown":
-            raise _unknown(reading)
-        return Row.of(reading, samples=part.samples, rows=rows)
+        terms: tuple[Term, ...] = ()
+        if len(reading.terms) > 1 and self.may_weigh_terms:
+            values = {} if self._kept is None else self._kept.values
+            terms = self._terms.of(reading, samples=part.samples, rows=rows, values=values)
+        own = Row.of(reading, samples=part.samples, rows=rows)
+        return own, terms, _unknown(reading) if reading.kind == "unknown" else None
 
 
 def is_heard(number: int) -> bool:
@@ -351,6 +383,16 @@ def is_heard(number: int) -> bool:
     power = number.bit_length() - 1
     return number < _HEARD or (power >= _AGAIN and power % 2 == 0 and number - (1 << power) < _HEARD)
 
+
+def _lengths(part: Part, beside: Mapping[int, Beside]) -> set[int]:
+    """Of what a model may be given of a batch and those of other loaders together, a few views of each."""
+    lengths = {0}
+    for rows in {part.rows, *beside}:
+        lengths = {length + views * rows for length in lengths for views in range(_MOST_VIEWS + 1)}
+    return {*lengths, *part.lengths}
+
+
+_MOST_VIEWS = 4
 
 _HEARD = 3
 """Batches at a time: what is kept from the second on is in the third's loss."""
@@ -439,8 +481,8 @@ def _by_collate(name: str) -> BadInput:
 
 def _by_hook(name: str) -> BadInput:
     return not_of_the_batch(
-        f"A hook changes the gradient of {name} by more than a factor (clips, normalises or adds to it), of each "
-        "worker's samples alone",
+        f"A hook, or a torch.autograd.Function in its backward, changes the gradient of {name} by more than a factor "
+        "(clips, normalises or adds to it), of each worker's samples alone",
         "change .grad after run.backward(loss), where it is of all workers, and before optimizer.step()",
     )
 

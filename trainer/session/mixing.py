@@ -8,7 +8,7 @@ Parts of a batch do not add up to the whole where they are not: every worker see
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -56,16 +56,23 @@ class Outputs:
         self._given: list[Tensor] = []
         self._hooks = [module.register_forward_hook(self._keep) for module in _hookable(model)]
 
-    def look(self, loss: Tensor, rows: int, places: Places = lambda one: None) -> Found:
+    def look(self, loss: Tensor, rows: int, places: Places = lambda one: None, lengths: Collection[int] = ()) -> Found:
         """Whether a loss couples samples, told before its backward pass.
 
         Args:
             loss: a scalar.
             rows: samples that it was computed of.
             places: where the samples of an output are, where that is known.
+            lengths: that an output may have beside as many rows for each sample: of batches that were put together, or
+                of nodes and tokens, which are nobody's more than another's.
         """
-        given = [one for one in self._given if one.grad_fn is not None and _samples_in(one, rows, places) is not None]
-        return couples(loss, given, rows, places)
+        made = [one for one in self._given if one.grad_fn is not None]
+        given = [one for one in made if _samples_in(one, rows, places) is not None]
+        found = couples(loss, given, rows, places)
+        if found == "unclear" and not (given and _heads(loss, given, rows)[0]):
+            others = [one for one in made if (dim := _long_dim(one)) is not None and one.shape[dim] in lengths]
+            found = couples(loss, others, rows, _scattered) if others else found
+        return found
 
     def close(self) -> None:
         """Remove the hooks and drop what they kept."""
@@ -147,6 +154,23 @@ def _samples_in(output: Tensor, rows: int, places: Places) -> tuple[int | None, 
         return None
     dim = exact or 0
     return dim, torch.arange(rows).repeat_interleave(sizes[dim] // rows)
+
+
+def _long_dim(output: Tensor) -> int | None:
+    """The first, or the second if all rows are one."""
+    return next((dim for dim, size in enumerate(output.shape[:2]) if size > 1), None)
+
+
+def _scattered(output: Tensor) -> tuple[int | None, Tensor] | None:
+    """Rows of which nobody knows whose they are: no two of them may meet, so that any half of them will do."""
+    dim = _long_dim(output)
+    if dim is None:
+        return None
+    return dim, (torch.arange(output.shape[dim], dtype=torch.float64) * _GOLDEN % 1 >= 1 / 2).long() * output.numel()
+
+
+_GOLDEN = (math.sqrt(5) - 1) / 2
+"""Multiples of it are in either half of a turn in no order that rows have."""
 
 
 def _pairs(tail: Sequence[Any]) -> bool:

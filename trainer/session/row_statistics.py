@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from hetopt.trainer.loss_reading import read_loss
+from hetopt.trainer.loss_reading import LossReading, read_loss
 from hetopt.trainer.script_lines import Lines
 from hetopt.trainer.session.listening import CHOICES, MAKERS, REDUCTIONS, SHAPED, Listener, tensors_in, unwrapped
 from hetopt.trainer.session.row_order import JOINS, Differ, Order, RowOrders, Unknown
@@ -42,6 +42,11 @@ _PRODUCTS = {
 _DIVISIONS = {"div", "divide", "true_divide", "truediv", "itruediv"}
 _UNSCALED = {"sign", "sgn", "normalize", "gt", "lt", "ge", "le", "argmax", "argmin", "cosine_similarity"}
 """Of values divided by anything they make the same."""
+
+
+_ADDITIONS = {"add", "radd", "iadd", "sub", "rsub", "isub"}
+_NEGLIGIBLE = 1e-6
+"""Of values, what does not change them in fp32."""
 
 
 class _Of(IntEnum):
@@ -123,6 +128,8 @@ class RowStatistics(Listener):
             made = _Of.MIXED
         elif made == _Of.SCALED and (name in _UNSCALED or _is_ratio(name, tags)):
             made = _Of.ROWS
+        elif made == _Of.SCALED and _shifts(name, args):
+            made = _Of.MIXED
         elif (
             made in (_Of.ROWS, _Of.SCALED) and name in {*REDUCTIONS, *CHOICES} and self.is_over_rows(name, args, named)
         ):
@@ -139,9 +146,14 @@ class RowStatistics(Listener):
             tag = self._tags[unwrapped(one)] = self._of_one(made, name, args, one, order)
             self._orders.note(one, order)
             if one.requires_grad and not unwrapped(one).dim():  # a graph that was gone through keeps no values
-                self._means[one] = read_loss(one, self.rows).kind in ("samples", "counted")
+                self._means[one] = self._is_mean(read_loss(one, self.rows))
                 if tag == _Of.SAMPLE and isinstance(order, Tensor) and one.grad_fn is not None:
                     self.of_one[one.grad_fn] = int(order)
+
+    def _is_mean(self, reading: LossReading) -> bool:
+        """Also of a sum that is divided by the samples."""
+        is_divided = reading.kind == "sum" and (reading.denominator == self.rows or reading.may_be_counted)
+        return is_divided or reading.kind in ("samples", "counted", "lengths")
 
     def _of_one(self, made: _Of, name: str, args: Sequence[Any], one: Tensor, order: Order) -> _Of:
         """What a result is of: losses reduce over the samples, of rows one may be taken, and single ones joined."""
@@ -204,6 +216,15 @@ class RowStatistics(Listener):
             self._orders.is_first = self._orders.is_first and 0 in self.row_dims(tensor)
             return _Of.ROWS
         return found
+
+
+def _shifts(name: str, args: Sequence[Any]) -> bool:
+    """Whether a number is added (``norm + 1e-8``) beside which values that are divided by how many there are matter."""
+    numbers = [one for one in args if isinstance(one, float | int)]
+    values = [one for one in args if isinstance(one, Tensor)]
+    if name.strip("_") not in _ADDITIONS or not numbers or not values or not values[0].numel():
+        return False
+    return bool(abs(numbers[0]) > _NEGLIGIBLE * values[0].detach().abs().max())
 
 
 def _is_ratio(name: str, tags: Sequence[_Of | None]) -> bool:

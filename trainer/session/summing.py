@@ -15,15 +15,17 @@ from torch.optim import Optimizer
 
 from hetopt.core.errors import BadInput
 from hetopt.trainer.agreement import sum_numbers
+from hetopt.trainer.session.alike import gradients_mark, name_gradient
 from hetopt.trainer.session.batches import Part
 from hetopt.trainer.session.denominators import Weight
 from hetopt.trainer.session.flow import BatchFlow, Side
 from hetopt.trainer.session.gradient import named_parameters
 from hetopt.trainer.session.inspection import inspect_wrappers
 from hetopt.trainer.session.local import gradient_energy
-from hetopt.trainer.session.loss import Word
+from hetopt.trainer.session.loss import Word, is_heard
 from hetopt.trainer.session.registry import REGISTRY, Member
 from hetopt.trainer.session.several import Optimizers
+from hetopt.trainer.session.terms import multiplied
 from hetopt.trainer.session.turns import Deed
 from hetopt.trainer.statistics import DRAWN
 from hetopt.trainer.steps.slowdown import FORWARD
@@ -127,11 +129,19 @@ class GradientFlow(BatchFlow):
         weigh = self._say(word)
         if len(self._sides) == 1 and self._completes(self._sides[0], part):
             self._expect(weigh)
-        with self._whole.backward(weigh):
+        with self._whole.backward(weigh), multiplied(self._factors(word, weigh)):
             torch.autograd.backward(loss, **options)
         self._note_computed()
         self._loss.tell(part)
         self._complete(loss, weigh(), part)
+
+    def _factors(self, word: Word, weigh: Callable[[], float]) -> Mapping[Any, float]:
+        """By what terms of a loss are multiplied, which has to be known before the backward pass begins."""
+        if word.terms:
+            begun_s = time.perf_counter()
+            weigh()
+            self._waited_s += time.perf_counter() - begun_s
+        return word.factors
 
     def _say(self, word: Word) -> Callable[[], float]:
         """Tell the others of a loss; how to learn, once, how much it counts, when they are at the same point."""
@@ -150,7 +160,8 @@ class GradientFlow(BatchFlow):
         """Whether a gradient that comes can travel with this worker's word, as nobody asks for weights before."""
         side = self._sides[0]
         is_small = side.sum is not None and 0 < side.sum.room == len(self._gate.load) and not side.sum.is_waiting
-        return is_small and self._completes(side, part) and not self._whole.is_open
+        comes_later = self._whole.is_open or self._loss.may_weigh_terms
+        return is_small and self._completes(side, part) and not comes_later
 
     def _ride(self, loss: Tensor, word: Word) -> None:
         """A small gradient travels with this worker's word: one message to each of the others is all of the step's."""
@@ -393,8 +404,25 @@ class GradientFlow(BatchFlow):
             if len(arguments) > 1 and arguments[1] is not None:
                 return (arguments[0], self._together(side, arguments[1]), *arguments[2:]), options
         self._begin_step(side)
+        self._compare_gradients(side)
         self._unheard.enter_context(self._loss.unheard())  # what an optimizer does by the gradient of all
         return None
+
+    def _compare_gradients(self, side: Side) -> None:
+        """What the script did to ``.grad`` since it was summed is the same on all workers: asked in the first steps.
+
+        Raises:
+            BadInput: it is not; on all workers.
+            RunFailed: only some of them step.
+        """
+        number, side.steps = side.steps, side.steps + 1
+        if side.sum is None or self.world_size == 1 or not is_heard(number):
+            return
+        with self._loss.unheard():
+            own = [(name, one.grad) for name, one in named_parameters(side.optimizer, self._names)]
+            marks = self._gate.take(Deed.STEP, self._handed.newest, [gradients_mark(own)])
+            if any(mark != marks[0] for mark in marks):
+                raise name_gradient(own, self._loss.changed_at, number + 1, self.world_size)
 
     def _begin_step(self, side: Side) -> None:
         """An optimizer steps by the gradient of all workers."""

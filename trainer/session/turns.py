@@ -45,6 +45,7 @@ class Deed(IntEnum):
     GATHER = 9
     TOTAL = 10
     TOGETHER = 11
+    STEP = 12
 
 
 _WORDS = {
@@ -60,12 +61,15 @@ _WORDS = {
     Deed.GATHER: "called run.gather",
     Deed.TOTAL: "called run.total",
     Deed.TOGETHER: "entered run.together",
+    Deed.STEP: "called optimizer.step()",
 }
 
 MOST_TOLD = 64
 """Numbers that a message has room for besides what a worker is about to do."""
 
-_TOGETHER = "leave a loop, or skip a batch, on all workers or on none: decide by a figure they share, run.mean(...)"
+TOGETHER = "leave a loop, or skip a batch, on all workers or on none: decide by a figure they share, run.mean(...)"
+"""What to do where some workers are elsewhere in the script."""
+
 _GOODBYE_S = 5.0
 
 
@@ -328,7 +332,7 @@ def disagreement(turns: Sequence[Turn]) -> Disagreement:
         return Disagreement(
             f"{who} {_WORDS[its.deed]}{session} at step {its.step} ({_at(its.place)}) while worker {other} "
             f"{_WORDS[mine.deed]} at step {mine.step} ({_at(mine.place)}).",
-            hint=_TOGETHER,
+            hint=TOGETHER,
         )
     found = split([turn.place for turn in turns]) or split([turn.step for turn in turns])
     if found is not None:
@@ -337,7 +341,7 @@ def disagreement(turns: Sequence[Turn]) -> Disagreement:
         return Disagreement(
             f"{who} summed gradients of {_at(its.place)} as step {its.step}, and worker {other} those of "
             f"{_at(mine.place)} as step {mine.step}: a batch or a step was skipped on some workers alone.",
-            hint=_TOGETHER,
+            hint=TOGETHER,
         )
     found = split([turn.samples for turn in turns])
     if found is not None:

@@ -634,6 +634,172 @@ def looked_at(gradient: Tensor) -> None:
     float(gradient.norm())
 
 
+def gradient_set_by_own(open_: Open) -> None:
+    """GradNorm's way: a gradient that the script makes of its own samples is set beside those that are summed."""
+    model = net()
+    opt = sgd(model)
+    with open_(model, opt) as run:
+        for x, y in run.loader(shuffled()):
+            opt.zero_grad()
+            run.backward(functional.cross_entropy(model(x), y))
+            own = torch.autograd.grad(model(x).logsumexp(1).square().mean(), list(model.parameters()))
+            for one, its in zip(model.parameters(), own, strict=True):
+                one.grad = one.grad + 0.1 * its
+            opt.step()
+
+
+def noise_on_gradients(open_: Open, *, seeds: bool) -> None:
+    """As torch draws it, and as a generator of the script's own does."""
+    model = net()
+    opt = sgd(model)
+    generator = torch.Generator().manual_seed(1) if seeds else None
+    with open_(model, opt) as run:
+        for x, y in run.loader(shuffled()):
+            opt.zero_grad()
+            run.backward(functional.cross_entropy(model(x), y))
+            for one in model.parameters():
+                assert one.grad is not None
+                one.grad.add_(torch.randn(one.shape, generator=generator), alpha=0.01)
+            opt.step()
+
+
+class Clipped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.sign()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]  # torch's gap
+        return gradient.clamp(-1e-3, 1e-3)
+
+
+class Passed(Clipped):
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]  # torch's gap
+        return gradient
+
+
+class InPlace(torch.autograd.Function):
+    """Keeps its gradient from forward, and multiplies it in place, as fused losses do."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(2 * x.detach())
+        return x.square()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]  # torch's gap
+        (kept,) = ctx.saved_tensors
+        kept.data.mul_(gradient)
+        return kept
+
+
+def straight_through(open_: Open, *, by: type[torch.autograd.Function]) -> None:
+    """A function of the script with a backward of its own."""
+    model = net()
+    opt = sgd(model)
+    with open_(model, opt) as run:
+        for x, y in run.loader(shuffled()):
+            opt.zero_grad()
+            run.backward(functional.cross_entropy(model[1:](by.apply(model[0](x))), y))
+            opt.step()
+
+
+def along_a_small_gradient(model: nn.Module, gather: Gather, x: Tensor, y: Tensor) -> Tensor:
+    """Virtual adversarial training: a number beside the length of a gradient that is smaller the more samples there are
+    (Miyato et al. 2018)."""
+    way = (1e-3 * x).requires_grad_()
+    of = functional.kl_div(model(x + way).log_softmax(1), model(x).softmax(1).detach(), reduction="batchmean")
+    (by,) = torch.autograd.grad(of, way)
+    return functional.cross_entropy(model(x + by / (by.norm(dim=1, keepdim=True) + 1e-4)), y)
+
+
+def points_of_all(open_: Open) -> None:
+    """A network for an equation: a mean over this worker's points, and one over those at the ends, of all workers."""
+    model = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
+    opt = sgd(model)
+    ends = torch.linspace(0, 1, 10)[:, None]
+    with open_(model, opt) as run:
+        for (x,) in run.loader(shuffled(TensorDataset(torch.linspace(0, 1, 96)[:, None]))):
+            opt.zero_grad()
+            x = x.requires_grad_()
+            u = model(x)
+            (du,) = torch.autograd.grad(u, x, torch.ones_like(u), create_graph=True)
+            loss = (du + u).square().mean() + 10 * functional.mse_loss(model(ends), ends.sin())
+            run.backward(loss + (model(ends[:1]) - 1).square().sum())
+            opt.step()
+
+
+def points_of_own(open_: Open) -> None:
+    """The same of points that each worker reads in an order of its own."""
+    model = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
+    opt = sgd(model)
+    with open_(model, opt) as run:
+        others = iter(DataLoader(TensorDataset(torch.linspace(0, 1, 66)[:, None]), batch_size=6, shuffle=True))
+        for (x,) in run.loader(shuffled(TensorDataset(torch.linspace(0, 1, 96)[:, None]))):
+            opt.zero_grad()
+            (b,) = next(others)
+            run.backward(functional.mse_loss(model(x), x.cos()) + functional.mse_loss(model(b), b.sin()))
+            opt.step()
+
+
+def two_loaders_at_once(open_: Open) -> None:
+    """FixMatch: batches of two loaders go through the model together, and it is split again (Sohn et al. 2020)."""
+    model = net()
+    opt = sgd(model)
+    with open_(model, opt) as run:
+        first = run.loader(shuffled(batch=8, drop_last=True))
+        second = run.loader(shuffled(TensorDataset(points().tensors[0].flip(0)), batch=24, drop_last=True))
+        for (x, y), (u,) in zip(first, second, strict=False):
+            out = model(torch.cat([x, 0.98 * u, u + 0.1 * u.sin()]))
+            weak, strong = out[len(x) :].chunk(2)
+            likely, label = weak.detach().softmax(1).max(1)
+            each = functional.cross_entropy(strong, label, reduction="none") * (likely > 0.3)
+            opt.zero_grad()
+            run.backward(functional.cross_entropy(out[: len(x)], y) + each.mean())
+            opt.step()
+
+
+def graphs(samples: list[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, ...]:
+    """Nodes of several graphs one after the other, their edges, labels of nodes, and whose each node is."""
+    nodes, edges, labels = zip(*samples, strict=True)
+    counts = torch.tensor([len(one) for one in nodes])
+    firsts = counts.cumsum(0) - counts
+    moved = [one + first for one, first in zip(edges, firsts, strict=True)]
+    return (
+        torch.cat(nodes), torch.cat(moved, 1), torch.cat(labels), torch.arange(len(nodes)).repeat_interleave(counts)
+    )  # fmt: skip
+
+
+def graphs_put_together(open_: Open, *, of: str) -> None:
+    """Graphs of unequally many nodes in one, whose loss is of the graphs, of their nodes, or of some of these."""
+    generator = torch.Generator().manual_seed(0)
+    data = []
+    for number in range(48):
+        count = int(torch.randint(4, 9, (1,), generator=generator))
+        edges = torch.randint(0, count, (2, 2 * count), generator=generator)
+        data.append((torch.randn(count, 6, generator=generator), edges, (torch.arange(count) + number) % 4))
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    opt = sgd(model)
+    with open_(model, opt) as run:
+        for nodes, edges, labels, whose in run.loader(shuffled(data, batch=8, collate_fn=graphs)):
+            opt.zero_grad()
+            hidden = nodes + torch.zeros_like(nodes).index_add(0, edges[1], nodes[edges[0]])
+            if of == "graphs":
+                counts = torch.bincount(whose)
+                total = torch.zeros(len(counts), 8).index_add(0, whose, model[:2](hidden))
+                firsts = counts.cumsum(0) - counts
+                run.backward(functional.cross_entropy(model[2](total / counts[:, None]), labels[firsts] % 3))
+                opt.step()
+                continue
+            out, known = model(hidden), labels < 3
+            if of == "nodes":
+                run.backward(functional.cross_entropy(out, labels % 3))
+            else:
+                run.backward(functional.cross_entropy(out[known], labels[known]))
+            opt.step()
+
+
 def _named_by(compute: Compute, *, gathers: bool, **how: Any) -> Any:
     """A script of a loss, under its name."""
     whose = "of_all" if gathers else "of_own"
@@ -642,6 +808,7 @@ def _named_by(compute: Compute, *, gathers: bool, **how: Any) -> Any:
 
 STATISTIC = ("statistic over the samples (a mean, a gradient)", "meetings.py, line", "run.gather(rows)")
 DRAW = ("What torch draws at meetings.py, line", "each worker draws another", "by random or numpy.random")
+CHANGED = ("The gradient of 0.weight is not the same on worker 1", "meetings.py, line", "after it was summed")
 NUMBER = ("meet a number at", "meetings.py, line", "another one on each worker", "run.mean(value)")
 
 REFUSED = {
@@ -662,20 +829,27 @@ REFUSED = {
         _named_by(one, gathers=False, batch=64): NUMBER
         for one in (mask_by_numpy, easier_by_numpy, weighed_by_list, scored_by_numpy, ranked_by_numpy)
     },
-    named("clipped_by_hooks", hooked, hook=clipped): ("A hook changes the gradient of 0.weight", "run.backward(loss)"),
-    named("clipped_inside", hooked, hook=clipped, inside=True): ("A hook changes the gradient of 0.weight",),
+    named("clipped_by_hooks", hooked, hook=clipped): ("changes the gradient of 0.weight", "run.backward(loss)"),
+    named("clipped_inside", hooked, hook=clipped, inside=True): ("changes the gradient of 0.weight",),
     named("mixed_by_collate", collated, by=mixup): ("collate function mixup (meetings.py, line", "run.gather(rows)"),
     **{
         named(f"padding_in_{how}", padded, how=how): ("how long samples are padded", "meetings.py, line", "by a mask")
         for how in ("mean", "largest")
     },
     named("gradient_by_own_loss", gradient_by_own, number=False): ("the gradient of 0.weight", "meetings.py, line"),
+    named("gradient_by_own_number", gradient_by_own, number=True): CHANGED,
+    named("gradient_of_own", gradient_set_by_own): CHANGED,
+    named("noise_on_gradients", noise_on_gradients, seeds=False): CHANGED,
+    named("clipped_by_a_function", straight_through, by=Clipped): (
+        "torch.autograd.Function", "changes the gradient of 0.weight", "run.backward(loss)",
+    ),
+    _named_by(along_a_small_gradient, gathers=False): STATISTIC,
+    points_of_own: ("elements of", "weight=n"),
 }  # fmt: skip
 """Before the first step."""
 
 LATER = {
     named("running_number_of_own", running_number, gathers=False): NUMBER,
-    named("gradient_by_own_number", gradient_by_own, number=True): NUMBER,
     named("later_of_own", later, gathers=False, first=1): STATISTIC,
     named("harder_samples_of_own", harder_samples, gathers=False): ("meet a number at Noisy.noise of the loader",),
     named("drawn_by_losses", drawn_by_losses): ("meet a number at WeightedRandomSampler.weights of the loader",),
@@ -710,4 +884,10 @@ EXACT = (
     ),
     boxes,
     bucketed,
+    named("seeded_noise_on_gradients", noise_on_gradients, seeds=True),
+    named("passed_by_a_function", straight_through, by=Passed),
+    named("kept_in_place_by_a_function", straight_through, by=InPlace),
+    points_of_all,
+    two_loaders_at_once,
+    *(named(f"loss_of_{of}", graphs_put_together, of=of) for of in ("graphs", "nodes", "some_nodes")),
 )  # fmt: skip

@@ -748,14 +748,21 @@ REMEDIES = {
     minibatch_deviation: (("A statistic over the samples", 'accept_inexact=("whole_batch",)'), None),
     hard_examples: (("are chosen among them", "run.gather(rows)"), hard_examples_gathered),
     hardest_triplets: (("compare the samples", "features = run.gather(features)"), hardest_triplets_gathered),
-    detection: (("terms of different denominators", "run.backward for each term"), detection_apart),
     unet_dice: (("A statistic over the samples", "strangers.py, line", "run.gather(rows)"), unet_dice_gathered),
-    packed: (("elements of", "weight=n"), packed_stated),
     simclr_ungathered: (("depends on the other samples", "run.gather(features)"), simclr),
 }
 """What is refused: words of the sentence, and the script that does what it says."""
 
-EXACT = (masked_lengths, vae_mean, vae_mean_stated, *(one for _, one in REMEDIES.values() if one is not None))
+EXACT = (
+    masked_lengths,
+    packed,
+    packed_stated,
+    detection,
+    detection_apart,
+    vae_mean,
+    vae_mean_stated,
+    *(one for _, one in REMEDIES.values() if one is not None),
+)
 
 MORE = (
     nanogpt, dcgan, ppo, word_language_model, vae, unet, triplets, distillation, lora, one_cycle, ctc, ctc_sum,
