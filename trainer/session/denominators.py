@@ -355,9 +355,10 @@ def numbers_differ(live: Sequence[Row]) -> bool:
     return differ([row.numbers_mark for row in live], [row.cut for row in live])
 
 
-def could_weigh_terms(live: Sequence[Row]) -> bool:
-    """Whether nothing but the denominators of terms can be wrong with a loss, and all workers have as many terms."""
-    counts = {row.terms for row in live}
+def could_weigh_terms(rows: Sequence[Row]) -> bool:
+    """Whether nothing but the denominators of terms can be wrong with a loss, and all workers have as many terms, also
+    those whose samples do not count: all of them tell theirs."""
+    counts, live = {row.terms for row in rows}, [row for row in rows if row.samples]
     known = {*_MEANS, Said.SUM, Said.UNKNOWN}
     return (
         len(counts) == 1

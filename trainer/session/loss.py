@@ -249,7 +249,7 @@ class LossWatch:
         try:
             return self._denominators.weigh(told)
         except BadInput:
-            if could_weigh_terms([row for row in map(Row.read, told) if row.samples]):
+            if could_weigh_terms([Row.read(row) for row in told]):
                 with suppress(BadInput):  # the first reason is the one that says what to do
                     weights, factors = self._terms.weigh(word.terms)
                     word.factors.update(factors)
