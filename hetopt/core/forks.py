@@ -365,7 +365,8 @@ def _write(start: int, end: int, texts: Iterable[str]) -> None:
 def _run(arguments: Sequence[str]) -> int:
     """Do what Python does with these arguments; the exit code."""
     with suppress(AttributeError):
-        sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]  # unless something has replaced it
+        # Logs follow what it does line by line, and being killed takes none of them.
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # unless something has replaced it
     try:
         _be_main(arguments)
     except SystemExit as ended:

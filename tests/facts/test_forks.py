@@ -43,7 +43,7 @@ ENDS = {
     "import sys; sys.exit('a sentence')": 1,
     "raise ValueError('wrong')": 1,
     "import os; os._exit(7)": 7,
-    "import os; os.kill(os.getpid(), 9)": -signal.SIGKILL,
+    "import os; print('said'); os.kill(os.getpid(), 9)": -signal.SIGKILL,
     "import os, signal; os.kill(os.getpid(), signal.SIGTERM)": -signal.SIGTERM,
     "import os, signal; os.kill(os.getpid(), signal.SIGINT)": -signal.SIGINT,
     "import threading, time; threading.Thread(target=lambda: (time.sleep(0.1), print('late'))).start()": 0,
@@ -138,7 +138,7 @@ def test_it_ends_as_a_process_of_its_own_would(server: ForkServer, tmp_path: Pat
         path = written(tmp_path, program)
         with (tmp_path / "out").open("w+b") as out:
             assert server.start([path], environment=os.environ, stdout=out).wait(PATIENCE_S) == code, program
-        alone = subprocess.run([sys.executable, path], capture_output=True)
+        alone = subprocess.run([sys.executable, "-u", path], capture_output=True)  # as torchrun starts workers
         assert alone.returncode == code, program
         said, expected = (tmp_path / "out").read_text(), (alone.stdout + alone.stderr).decode()
         assert said.splitlines()[-1:] == expected.splitlines()[-1:], program
