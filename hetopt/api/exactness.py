@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,10 @@ SHARES = (3, 1)
 """Of the two workers that share a batch."""
 
 _SPEC_FILE = "spec.json"
+
+_RAISED = re.compile(r"^(?:\[rank\d+\]: )?((?!hetopt:)[A-Za-z_][\w.]*: .+)", re.MULTILINE)
+"""An exception and what it says, as Python ends a traceback."""
+_OURS = re.compile(r"^hetopt[\w.]+: ")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,9 +134,14 @@ def _run(command: Sequence[str], script: Path, **more: str) -> None:
             f"{script} did not do three steps in {PATIENCE_S:.0f} s.", hint="give it arguments with which it is short"
         ) from None
     if done.returncode != 0:
-        said = [line for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
-        causes = [line for line in said if "Error" in line or "hetopt" in line] or said
+        cause = _cause(done.stderr.decode(errors="replace"))
         raise RunFailed(
-            f"{script} failed{': ' + one_line(causes[-1])[:300] if causes else ''}.",
+            f"{script} failed{': ' + one_line(cause)[:300].rstrip('.') if cause else ''}.",
             hint="see that it runs by itself with these arguments",
         )
+
+
+def _cause(printed: str) -> str:
+    """The last exception that was printed, of ours its sentence; torchrun's own says nothing. Else the last line."""
+    raised = _RAISED.findall(printed) or [line for line in printed.splitlines() if line.strip()] or [""]
+    return _OURS.sub("", raised[-1])

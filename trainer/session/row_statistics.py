@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from hetopt.trainer.loss_reading import LossReading, read_loss
+from hetopt.trainer.loss_reading import read_loss
 from hetopt.trainer.script_lines import Lines
 from hetopt.trainer.session.listening import CHOICES, MAKERS, REDUCTIONS, SHAPED, Listener, tensors_in, unwrapped
 from hetopt.trainer.session.row_order import JOINS, Differ, Order, RowOrders, Unknown
@@ -145,13 +145,17 @@ class RowStatistics(Listener):
         for one, order in zip(results, orders, strict=True):
             tag = self._tags[unwrapped(one)] = self._of_one(made, name, args, one, order)
             self._orders.note(one, order)
-            if one.requires_grad and not unwrapped(one).dim():  # a graph that was gone through keeps no values
-                self._means[one] = self._is_mean(read_loss(one, self.rows))
+            if one.requires_grad and not unwrapped(one).dim():
+                self._means[one] = self._is_mean(one)
                 if tag == _Of.SAMPLE and isinstance(order, Tensor) and one.grad_fn is not None:
                     self.of_one[one.grad_fn] = int(order)
 
-    def _is_mean(self, reading: LossReading) -> bool:
+    def _is_mean(self, scalar: Tensor) -> bool:
         """Also of a sum that is divided by the samples."""
+        try:
+            reading = read_loss(scalar, self.rows)
+        except RuntimeError:  # made of losses after their backward pass, which keeps no values: for the log
+            return False
         is_divided = reading.kind == "sum" and (reading.denominator == self.rows or reading.may_be_counted)
         return is_divided or reading.kind in ("samples", "counted", "lengths")
 

@@ -316,6 +316,21 @@ def adversarial_in_no_session(open_: Open) -> None:
     adversarial(open_, 0)
 
 
+def added_for_the_log(open_: Open) -> None:
+    """As DCGAN does: two losses are added after their backward passes, of which torch keeps no values."""
+    model = net()
+    opt = sgd(model)
+    with open_(model, opt) as run:
+        for x, y in run.loader(shuffled(points(101))):
+            opt.zero_grad()
+            one = cross_entropy(model(x), y)
+            run.backward(one)
+            other = nn.functional.mse_loss(model(x), torch.zeros_like(model(x)))
+            run.backward(other)
+            assert (one + other).isfinite()
+            opt.step()
+
+
 def actor_critic(open_: Open) -> None:
     """Both losses before both steps, on a trunk that one of them owns; gradients are clipped together."""
     torch.manual_seed(0)
@@ -940,6 +955,7 @@ def rows_of_drawn_indices(open_: Open) -> None:
 
 EXACT = (
     usual,
+    added_for_the_log,
     drawn_for_the_batch,
     drawn_for_the_batch_by_readers,
     rows_of_drawn_indices,
