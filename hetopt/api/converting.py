@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import difflib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
@@ -71,7 +71,10 @@ _OPTIMIZER = re.compile(r"opt", re.IGNORECASE)
 _MODEL = re.compile(r"model|net|module", re.IGNORECASE)
 _JUDGES = re.compile(r"test|val|eval", re.IGNORECASE)
 _USES = ("zero_grad", "train", "parameters", "named_parameters", "state_dict", "eval")
-_AROUND_LOADERS = ("enumerate", "tqdm", "trange", "islice", "iter", "track", "log_every")
+_AROUND_LOADERS = ("enumerate", "tqdm", "trange", "islice", "iter", "track", "log_every", "progress_bar", "alive_it")
+_COUNTERS = ("range", "count")
+_IN_PROCESSES = ("Process", "map", "starmap", "imap", "imap_unordered", "apply", "apply_async", "submit")
+_LISTS = ("list", "tuple", "filter", "chain")
 _NO_OPTIMIZERS = ("list", "sum", "filter", "clip_grad_norm_", "clip_grad_value_", "deepcopy", "join")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -140,6 +143,7 @@ class _Frame:
         function: None: the file itself.
         node: in it, the backward pass, or the call that leads to it.
         loader: None: the loop over batches is further out.
+        named: where a loader that is shown in a bar gets the name that its loop has: ``bar = tqdm(loader)``.
     """
 
     function: Function | None
@@ -147,6 +151,7 @@ class _Frame:
     model: str | None = None
     optimizer: str | None = None
     loader: str | None = None
+    named: ast.stmt | None = None
 
 
 @dataclass
@@ -169,10 +174,12 @@ class _Conversion:
         self._remarks: list[str] = []
         self._removed: set[ast.stmt] = set()
         self._guarded: set[int] = set()
+        self._declared: set[str] = set()
         self._imports = {_IMPORT}
         calls = [node for node in ast.walk(file.tree) if isinstance(node, ast.Call)]
         self._calls = calls
         self._pairs = list(assigned(file.tree))
+        self._lists = list(self._named_lists())
         made = [(self._source(target), value) for target, value in self._pairs if isinstance(value, ast.Call)]
         self._optimizers = {
             target: value for target, value in made if isinstance(value, ast.Call) and self._models(value)
@@ -189,13 +196,16 @@ class _Conversion:
         entry = ways[0].entry
         start = self._start(entry)
         for one in ways[1:]:
-            same = (one.entry.loader, one.entry.optimizer, one.entry.model)
-            if self._start(one.entry) is not start or same != (entry.loader, entry.optimizer, entry.model):
+            is_other = one.entry.model != entry.model and one.entry.optimizer == entry.optimizer
+            if self._start(one.entry) is not start or one.entry.loader != entry.loader or is_other:
                 raise BadInput(
                     f"{self._where(one.backward)}: this backward pass is of another loop than that of line "
                     f"{ways[0].backward.lineno}.",
                     hint=_BY_HAND,
                 )
+        entry.model = _all_of(one.entry.model for one in ways)
+        entry.optimizer = _all_of(one.entry.optimizer for one in ways)
+        self._refuse_processes(ways)
         self._take_out_distribution(entry, start)
         self._write_session(ways, entry, start)
         return self._without_unused(self._edits.text()), tuple(dict.fromkeys(self._remarks))
@@ -259,6 +269,19 @@ class _Conversion:
                 hint="give every worker all of the data, then convert: a session's loader gives each its part",
             )
 
+    def _refuse_processes(self, ways: Sequence[_Way]) -> None:
+        """Workers are processes already, which `hetopt launch` or torchrun starts."""
+        training = {frame.function.name for way in ways for frame in way.frames if frame.function is not None}
+        for call in self._calls:
+            given = [self._source(one) for one in (*call.args, *(one.value for one in call.keywords))]
+            started = next((one for one in given if one in training), None)
+            if called(call) in _IN_PROCESSES and started is not None:
+                raise BadInput(
+                    f"{self._where(call)}: the script trains in processes that it starts, and a session's workers are "
+                    "those that `hetopt launch` or torchrun starts.",
+                    hint=f"call {started} directly, then convert",
+                )
+
     def _owned(self, node: ast.AST, framework: str) -> BadInput:
         return BadInput(
             f"{self._where(node)}: {framework} owns the loop of this script.",
@@ -279,7 +302,15 @@ class _Conversion:
             and node.value.func.attr == "backward"
         ]
         if not found:
-            raise BadInput(f"{self._file.name} calls `backward` nowhere.", hint=_BY_HAND)
+            by_grad = [
+                call for call in self._calls if self._source(call.func) in ("torch.autograd.grad", "autograd.grad")
+            ]
+            raise BadInput(
+                f"{self._file.name} calls `backward` nowhere.",
+                hint=f"let `loss.backward()` compute the gradients of line {by_grad[0].lineno}, then convert"
+                if by_grad
+                else _BY_HAND,
+            )
         return found
 
     def _way(self, backward: ast.Expr) -> _Way:
@@ -331,8 +362,10 @@ class _Conversion:
         )
 
     def _no_optimizer(self, backward: ast.Expr) -> BadInput:
-        if self._optimizers:
-            return self._unclear(backward, "is followed by no step of an optimizer in this file")
+        if self._optimizers or any(
+            self._models(call) for call in self._calls if _OPTIMIZER.search(self._source(call.func))
+        ):
+            return self._unclear(backward, "is followed by no step of an optimizer that has a name in this file")
         return BadInput(
             f"{self._file.name} makes no optimizer of a model's parameters, as in "
             "`optimizer = torch.optim.SGD(model.parameters(), lr=0.1)`.",
@@ -349,7 +382,9 @@ class _Conversion:
             if len(stepped) > 1:
                 frame.optimizer, frame.model = self._together(frame, stepped)
         if frame.loader is None:
-            frame.loader = next((name for loop in self._loops(frame.node) if (name := self._loader_of(loop))), None)
+            frame.loader = next(
+                (name for loop in self._loops(frame.node) if (name := self._loader_of(loop, frame))), None
+            )
         if frame.model is None:
             frame.model = self._model_in(frame)
 
@@ -438,7 +473,8 @@ class _Conversion:
                 raise BadInput(
                     f"{self._where(call)}: {frame.function.name} is called in a loop, and where its `{inner}` comes "
                     "from cannot be followed out of it, so a session would begin anew in every call.",
-                    hint=f"make the {name} once before the loop, and give it to {frame.function.name}",
+                    hint=f"make the {name} once before the loop, and give it to {frame.function.name}; or, where each "
+                    "call trains anew, begin a session in it by hand, as docs/your-own-code.md shows",
                 )
             setattr(outer, name, found)
         return outer
@@ -511,18 +547,26 @@ class _Conversion:
                 found.append(outer)
         return found
 
-    def _loader_of(self, loop: Loop) -> str | None:
+    def _loader_of(self, loop: Loop, frame: _Frame) -> str | None:
         """What a loop's batches come from: ``loader``, ``enumerate(self.loader)``, ``tqdm(loaders["train"])``."""
         if isinstance(loop, ast.While):
             return None
         told = loop.iter
-        while isinstance(told, ast.Call):
+        while isinstance(told, ast.Call) or (named := self._named_before(told, loop)) is not None:
+            if not isinstance(told, ast.Call):
+                assert named is not None
+                frame.named, told = named
+                continue
             if called(told) == "DataLoader":
                 raise BadInput(
                     f"{self._where(told)}: the loop makes its DataLoader anew each time.",
                     hint="make it once, under a name, before training begins",
                 )
             if called(told) == "zip":
+                others = [one for one in told.args if not (isinstance(one, ast.Call) and called(one) in _COUNTERS)]
+                if len(others) == 1:
+                    told = others[0]
+                    continue
                 raise BadInput(
                     f"{self._where(told)}: the loop reads several loaders side by side.",
                     hint="begin the session by hand: `run.loader` for each of them",
@@ -535,6 +579,25 @@ class _Conversion:
         if isinstance(told, ast.Subscript) and not isinstance(told.slice, ast.Constant):
             return None
         return self._source(told) if isinstance(told, (ast.Name, ast.Attribute, ast.Subscript)) else None
+
+    def _named_before(self, told: ast.expr, loop: ast.For) -> tuple[ast.stmt, ast.Call] | None:
+        """What is around a loader in a loop, where it got a name before: ``bar = tqdm(loader)``, or with ``with``."""
+        found: list[tuple[ast.stmt, ast.Call]] = []
+        for node in ast.walk(self._file.tree):
+            pairs: list[tuple[ast.expr | None, ast.expr]] = []
+            if isinstance(node, ast.Assign):
+                pairs = [(node.targets[0], node.value)]
+            elif isinstance(node, ast.With):
+                pairs = [(one.optional_vars, one.context_expr) for one in node.items]
+            for target, value in pairs:
+                is_it = target is not None and self._source(target) == self._source(told)
+                if is_it and isinstance(value, ast.Call) and called(value) in _AROUND_LOADERS:
+                    assert isinstance(node, ast.stmt)
+                    assert target is not None
+                    is_here = self._function_of(node) is self._function_of(loop) and node.lineno < loop.lineno
+                    if is_here and not self._is_itself(target, value):
+                        found.append((node, value))
+        return max(found, key=lambda one: one[0].lineno, default=None)
 
     def _of_phase(self, loop: Loop, told: ast.Subscript) -> str | None:
         """``loaders[phase]`` in a loop over phases is the one of training."""
@@ -551,18 +614,75 @@ class _Conversion:
         """The models whose parameters a call is given, as an optimizer is."""
         if called(call) in _NO_OPTIMIZERS or _SCHEDULE.search(called(call)):
             return []
+        given = [*call.args, *(one.value for one in call.keywords)]
         return [
             node.func.value
-            for argument in (*call.args, *(one.value for one in call.keywords))
+            for argument in self._with_lists(given, self._function_of(call))
             for node in ast.walk(argument)
             if isinstance(node, ast.Call)
             and called(node) in ("parameters", "named_parameters")
             and isinstance(node.func, ast.Attribute)
-        ]
+        ] or self._models_inside(call)
+
+    def _named_lists(self) -> Iterator[tuple[ast.expr, ast.expr]]:
+        """What may be lists of parameters, with their names, and what such are extended by."""
+        for target, value in self._pairs:
+            is_other = isinstance(value, (ast.Name, ast.Attribute, ast.Constant))
+            if not is_other and (not isinstance(value, ast.Call) or called(value) in _LISTS):
+                yield target, value
+        for node in ast.walk(self._file.tree):
+            if isinstance(node, ast.AugAssign):
+                yield node.target, node.value
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args[:1]:
+                is_list = node.func.attr in ("append", "extend")
+                yield from [(node.func.value, node.args[0])] if is_list else []
+
+    def _with_lists(self, given: Sequence[ast.expr], home: Function | None) -> list[ast.expr]:
+        """What a call is given, and the lists of parameters that have a name: ``params = list(a.parameters())``."""
+        found, known = list(given), set[str]()
+        for one in found:  # which grows
+            names = {
+                self._source(node) for node in ast.walk(one) if isinstance(node, (ast.Name, ast.Attribute))
+            } - known
+            known |= names
+            found += [
+                value
+                for target, value in self._lists
+                if self._source(target) in names and self._function_of(target) in (home, None)
+            ]
+        return found
+
+    def _models_inside(self, call: ast.Call) -> list[ast.expr]:
+        """The models of an optimizer that a function of the file makes and returns."""
+        for function in ast.walk(self._file.tree):
+            if not isinstance(function, ast.FunctionDef) or not self._is_call_of(call, function):
+                continue
+            made = [one.value for one in ast.walk(function) if isinstance(one, ast.Return)]
+            models = [
+                model for one in made if isinstance(one, ast.Call) and one is not call for model in self._models(one)
+            ]
+            names = [one.arg for one in parameters(function)]
+            if self._class_of(function) is not None:
+                return [one for one in models if self._source(one).startswith("self.")]
+            given = [self._given(call, names, self._source(one)) for one in models]
+            return [one for one in given if isinstance(one, (ast.Name, ast.Attribute))]
+        return []
+
+    @staticmethod
+    def _given(call: ast.Call, names: list[str], name: str) -> ast.expr | None:
+        """What a call gives for a parameter of a function that is no method."""
+        by_name = [one.value for one in call.keywords if one.arg == name]
+        by_place = call.args[names.index(name) :][:1] if name in names else []
+        return next(iter([*by_name, *by_place]), None)
 
     def _start(self, entry: _Frame) -> ast.stmt:
-        """The statement with which training begins: the outermost loop."""
-        start = self._loops(entry.node)[-1]
+        """The statement with which training begins: the outermost loop, or where its loader gets another name."""
+        start: ast.stmt = self._loops(entry.node)[-1]
+        if entry.named is not None and all(one is not entry.named for one in ast.walk(start)):
+            _, block = self._block(entry.named)
+            if all(one is not start for outer in block for one in ast.walk(outer)):
+                raise self._unclear(entry.node, "is of a loader that has another name where its loop is")
+            start = entry.named
         made = [(target, value) for target, value in assigned(start) if not self._is_itself(target, value)]
         turns = [one for loop in ast.walk(start) if isinstance(loop, ast.For) for one in ast.walk(loop.target)]
         named = [(self._source(target), target) for target, _ in made]
@@ -628,7 +748,7 @@ class _Conversion:
                 self._edits.replace(node, self._asked(_ASKED[called(node)], instead_of=node))
         self._rescale()
         self._name_seeds()
-        if wrapped or samplers:
+        if samplers or any(called(call) in _WRAPPERS and called(call) != "DataParallel" for call in self._calls):
             self._remarks.append(
                 "The batch size of a loader under DistributedDataParallel is that of one worker; of a session it is "
                 "that of all workers together. Multiply it by the number of workers that the learning rate was tuned "
@@ -847,8 +967,8 @@ class _Conversion:
                     self._remove(node)
                     self._remarks.append(_RESCALED.format(line=node.lineno, what=_scaled(what[0])))
             elif isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Div, ast.FloorDiv)):
-                said = self._source(node.right)
-                if "batch" in self._source(node.left) and (size.is_in(node.right) or re.search(r"gpus|world", said)):
+                said, divided = self._source(node.right), self._source(node.left) + self._given_to(node)
+                if "batch" in divided and (size.is_in(node.right) or re.search(r"gpus|world", said)):
                     self._edits.replace(node, node.left)
                     self._remarks.append(_RESCALED.format(line=node.lineno, what=_scaled("batch")))
             elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
@@ -929,6 +1049,9 @@ class _Conversion:
             if frame.loader is None:
                 continue
             root = frame.loader.partition(".")[0].partition("[")[0]
+            made_here = () if home is None or frame.function is not home else assigned(home)
+            if any(self._source(target) == frame.loader for target, _ in made_here):
+                continue  # another thing of that name: loader = tqdm(loader)
             if frame.function is home:
                 return f"{frame.loader}.run"
             of_class = self._class_of(home) is not None and self._class_of(home) is self._class_of(frame.function)
@@ -955,7 +1078,9 @@ class _Conversion:
         is_docstring = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
         first = entry.function.body[1] if is_docstring and len(entry.function.body) > 1 else first
         said = f"{self._edits.margin(first.lineno)}global {name}\n"
-        self._edits.insert(first.lineno, said, first=True)
+        if said not in self._declared:
+            self._declared.add(said)
+            self._edits.insert(first.lineno, said, first=True)
 
     def _accumulation(self, start: ast.AST, optimizer: str) -> str | None:
         """Backward passes of a step, as in ``if (i + 1) % k == 0: optimizer.step()``."""
@@ -1004,7 +1129,7 @@ class _Conversion:
             else:
                 self._remarks.append(
                     f"Line {call.lineno} writes the same file on every worker: let one of them do it, under "
-                    "`if run.is_leader:`."
+                    '`if run.is_leader:`, or where there is no session `if os.environ.get("RANK", "0") == "0":`.'
                 )
 
     def _judge_together(self, entry: _Frame, start: ast.stmt) -> None:
@@ -1066,6 +1191,12 @@ def _whole(parts: list[str]) -> str:
     if common and common != ["self"]:
         return ".".join(common)
     every = list(dict.fromkeys(parts))
+    return f"({', '.join(every)})" if len(every) > 1 else every[0]
+
+
+def _all_of(names: Iterable[str | None]) -> str:
+    """Of one or several models or optimizers, each of one or several, all: ``(one, two)``."""
+    every = list(dict.fromkeys(part for one in names for part in _parts(str(one))))
     return f"({', '.join(every)})" if len(every) > 1 else every[0]
 
 

@@ -2,7 +2,7 @@
 
 ``python -m hetopt.profiler.script.gradients FOLDER NAME PRECISION SCRIPT ARGUMENTS``, in several processes by torchrun.
 What is drawn at random is left out meanwhile, as workers, and samplers of another kind, draw other numbers: dropout of
-all kinds drops nothing, and samplers give the samples in their order.
+all kinds drops nothing, samplers give the samples in their order, and noise is one number from the first batch on.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
-from torch.utils.data import RandomSampler
+from torch.utils.data import DataLoader, RandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from hetopt.core.paths import inside
@@ -38,6 +39,8 @@ NORMALISES_FILE = "{name}-normalises"
 """Is there if the model normalises by the samples of its batch."""
 
 _PATIENCE_S = 20.0
+
+_NOISE = ("randn", "rand", "randn_like", "rand_like", "normal", "randint", "randint_like")
 
 TINY = 1e-12
 """Stands for the norm of a gradient that is zero."""
@@ -101,6 +104,7 @@ def main(arguments: list[str]) -> None:
 
     hook = nn.modules.module.register_module_forward_pre_hook(notice)
     _draw_nothing()
+    _draw_one_number()
     _draw_alike()
     if workers == 1:
         be_alone()
@@ -182,6 +186,35 @@ def _draw_nothing() -> None:
     Tensor.bernoulli_ = lambda given, p=0.5, **_: given.copy_(p) if isinstance(p, Tensor) else given.fill_(p)  # type: ignore[assignment, method-assign]
     RandomSampler.__iter__ = _in_order  # type: ignore[method-assign]  # as said at the top
     DistributedSampler.__iter__ = _in_order  # type: ignore[method-assign, assignment]
+
+
+def _draw_one_number() -> None:
+    """Noise of samples is the same on whichever worker they are; what was drawn before is weights and data.
+
+    Single numbers stay: they are of the whole batch, and a session refuses what workers draw of that.
+    """
+    iterate, begun = DataLoader.__iter__, False
+
+    def begin(loader: DataLoader[Any]) -> Any:
+        nonlocal begun
+        begun = True
+        return iterate(loader)
+
+    def of_one_number(draw: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        @wraps(draw)
+        def drawn(*given: Any, **named: Any) -> Tensor:
+            found = draw(*given, **named)  # the session hears it
+            if begun and found.numel() > 1:
+                bounds = [one for one in (*given, named.get("low"), named.get("high")) if isinstance(one, int)]
+                is_whole = not found.is_floating_point()
+                found.detach().fill_(sum(bounds) // max(2, len(bounds)) if is_whole else 0.5)
+            return found
+
+        return drawn
+
+    DataLoader.__iter__ = begin  # type: ignore[method-assign]  # as said at the top
+    for name in _NOISE:
+        setattr(torch, name, of_one_number(getattr(torch, name)))
 
 
 def _draw_alike() -> None:

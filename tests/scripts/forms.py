@@ -39,6 +39,25 @@ from torch.utils.data.distributed import DistributedSampler
 
 """
 
+_BAR = """
+
+class tqdm:
+    def __init__(self, shown, **options):
+        self.shown = shown
+
+    def __iter__(self):
+        return iter(self.shown)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *said):
+        pass
+
+    def set_postfix(self, **figures):
+        pass
+"""
+
 FORMS = {
     "functions with parameters": '''
 def train(args, model, device, train_loader, optimizer, epoch):
@@ -472,6 +491,65 @@ for epoch in range(2):
         loss_g = F.cross_entropy(net_d(fake), label)
         loss_g.backward()
         optimizer_g.step()
+''',
+    "two networks of a class, and noise": _BAR
+    + '''
+
+
+class Adversaries:
+    def __init__(self):
+        self.maker, self.judge = nn.Linear(4, 6), Net()
+        self.opt_maker = torch.optim.SGD(self.maker.parameters(), lr=0.1)
+        params = [{"params": self.judge.a.parameters(), "lr": 0.05}, {"params": self.judge.b.parameters()}]
+        self.opt_judge = torch.optim.SGD(params, lr=0.1)
+
+    def judge_step(self, x, y):
+        self.opt_judge.zero_grad()
+        real = F.cross_entropy(self.judge(x), y)
+        real.backward()
+        self.noise = torch.randn(len(x), 4) + torch.randint(0, 9, (len(x), 1)) / 9
+        fake = F.cross_entropy(self.judge(self.maker(self.noise).detach()), torch.zeros_like(y))
+        fake.backward()
+        self.opt_judge.step()
+        return (real + fake).item()
+
+    def maker_step(self, x, y):
+        self.opt_maker.zero_grad()
+        F.cross_entropy(self.judge(self.maker(self.noise)), y).backward()
+        self.opt_maker.step()
+
+    def fit(self, loader):
+        for epoch in range(2):
+            with tqdm(loader, unit="batch", disable=True) as bar:
+                for x, y in bar:
+                    bar.set_postfix(loss=self.judge_step(x, y))
+                    self.maker_step(x, y)
+
+
+Adversaries().fit(DataLoader(samples(), batch_size=16))
+''',
+    "lists of parameters, and a bar in the place of the loader": _BAR
+    + '''
+
+
+def make_optimizer(encoder, head):
+    return torch.optim.SGD([*encoder.parameters(), *head.parameters()], lr=0.1)
+
+
+def train(encoder, head, optimizer, loader):
+    loader = tqdm(loader, disable=True)
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(head(encoder(x)), y)
+        loss.backward()
+        optimizer.step()
+
+
+encoder, head = Net(), nn.Linear(3, 3)
+optimizer = make_optimizer(encoder, head)
+train_loader = DataLoader(samples(), batch_size=16, shuffle=True)
+for epoch in range(2):
+    train(encoder, head, optimizer, train_loader)
 ''',
     "a closure": '''
 net = Net().double()

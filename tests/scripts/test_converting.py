@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import os
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 import torch
@@ -75,6 +76,31 @@ def test_loops_are_found_through_what_people_wrap_around_loaders(loop: str) -> N
     assert "        run.backward(loss)\n" in text
 
 
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "for epoch in range(2):\n    bar = tqdm(enumerate(loader), total=2)\n    for i, (x,) in bar:\n",
+        "for epoch in range(2):\n    with tqdm(loader, unit='batch') as bar:\n        for (x,) in bar:\n",
+        "bar = tqdm(loader)\nfor (x,) in bar:\n",
+        "with tqdm(loader) as bar:\n    for (x,) in bar:\n",
+        "for i, (x,) in zip(range(9), loader):\n",
+    ],
+)
+def test_a_loader_is_found_where_what_is_around_it_has_a_name(loop: str) -> None:
+    margin = " " * (len(loop.splitlines()[-1]) - len(loop.splitlines()[-1].lstrip()))
+    text = convert_text(HEAD + LOADER + OPTIMIZER + loop + indent(BODY, margin)).text
+    ast.parse(text)
+    assert "with session(model, opt) as run:\n    loader = run.loader(loader)\n" + indent(loop, " " * 4) in text
+
+
+def test_data_parallel_is_taken_out_and_its_batch_is_of_all_already() -> None:
+    converted = convert_text(
+        HEAD + LOADER + "model = nn.DataParallel(model)\n" + OPTIMIZER + "for (x,) in loader:\n" + BODY
+    )
+    assert "DataParallel" not in converted.text
+    assert not converted.remarks
+
+
 def test_workers_judge_their_parts_and_what_sampled_through_options_still_does() -> None:
     converted = convert_text(FORMS["one test set in parts"])
     place = 'int(os.environ.get("{}", "{}"))'
@@ -98,6 +124,7 @@ def test_workers_judge_their_parts_and_what_sampled_through_options_still_does()
         ("args.batch_size //= world", ""),
         ("whole = args.batch_size * 4 * world", "whole = args.batch_size * 4"),
         ("per_worker = int(args.batch_size / world)", "per_worker = int(args.batch_size)"),
+        ("other = DataLoader(data, batch_size=32 // world)", "other = DataLoader(data, batch_size=32)"),
         ("steps = 10 * world", "steps = 10 * world"),
         ("mean = total / (batches * world)", "mean = total / (batches * world)"),
     ],
@@ -219,6 +246,26 @@ def main():
             + BODY,
             "line 10: the script takes a part of its data",
         ),
+        (
+            HEAD
+            + LOADER
+            + OPTIMIZER
+            + "def train(rank):\n    for (x,) in loader:\n"
+            + indent(BODY, "    ")
+            + "for rank in range(2):\n    mp.Process(target=train, args=(rank,)).start()\n",
+            "line 16: the script trains in processes that it starts",
+        ),
+        (
+            HEAD + LOADER + OPTIMIZER + "for (x,) in loader:\n    torch.autograd.grad(model(x).sum(), model.weight)\n",
+            "calls `backward` nowhere.*gradients of line 10",
+        ),
+        (
+            HEAD
+            + LOADER
+            + "opts = {'a': torch.optim.SGD(model.parameters())}\nfor (x,) in loader:\n"
+            + BODY.replace("opt.", "opts['a']."),
+            "no step of an optimizer that has a name",
+        ),
         ("from transformers import Trainer\n" + HEAD, "transformers' Trainer owns the loop"),
         (HEAD + LOADER + OPTIMIZER, "calls `backward` nowhere"),
         (
@@ -244,10 +291,18 @@ TWO = HEAD.replace("model = nn.Linear(4, 2)\n", "model, head = nn.Linear(4, 2), 
         ("[{'params': model.a.parameters()}, {'params': model.b.parameters(), 'lr': 1}]", "model"),
         ("[*net.body.a.parameters(), *net.body.b.parameters()]", "net.body"),
         ("model.parameters()", "model"),
+        ("list(model.parameters()) + list(head.parameters())", "(model, head)"),
+        ("params", "(head, model)"),
+        ("grown", "(model, head)"),
     ],
 )
 def test_all_that_an_optimizer_trains_is_in_the_session(made: str, models: str) -> None:
-    text = TWO + OPTIMIZER.replace("model.parameters()", made) + "for (x,) in loader:\n" + BODY
+    lists = """whole = list(model.parameters())
+params = [{"params": whole}, {"params": [*head.parameters()], "lr": 1}]
+grown = list(model.parameters())
+grown += head.parameters()
+"""
+    text = TWO + lists + OPTIMIZER.replace("model.parameters()", made) + "for (x,) in loader:\n" + BODY
     assert f"with session({models}, opt) as run:" in convert_text(text).text
 
 
