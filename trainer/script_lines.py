@@ -47,6 +47,8 @@ class Lines:
     def _told(self, frame: FrameType, line: int) -> str | None:
         if _module(frame).partition(".")[0] in ("hetopt", "torch") or _PACKAGES in frame.f_code.co_filename:
             return None
+        if frame.f_code.co_filename.startswith("<"):
+            return None  # made without a file: Python's frozen modules, what a dataclass generates
         path = Path(frame.f_code.co_filename)
         if not path.is_absolute():
             path = path.resolve()
