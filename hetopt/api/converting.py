@@ -47,6 +47,9 @@ _FRAMEWORKS = {
     "pytorch_lightning": "Lightning",
     "deepspeed": "DeepSpeed",
     "horovod": "Horovod",
+    "ignite": "Ignite",
+    "composer": "Composer",
+    "fastai": "fastai",
 }
 _INTEGRATED = ("Accelerate", "Lightning", "transformers")
 """Frameworks with an integration of their own."""
@@ -486,11 +489,10 @@ class _Conversion:
             return None if None in found else f"({', '.join(map(str, found))})"
         root, dot, rest = name.partition(".")
         root, bracket, index = root.partition("[")
-        own = [
-            value
-            for target, value in assigned(function)
-            if self._source(target) == root and isinstance(value, (ast.Name, ast.Attribute, ast.Call))
-        ]
+        made = [self._of_training(value) for target, value in assigned(function) if self._source(target) == root]
+        own = [value for value in made if isinstance(value, (ast.Name, ast.Attribute, ast.Call))]
+        of_file = {one for node in ast.walk(function) if isinstance(node, ast.Global) for one in node.names}
+        bound = {one.id for one in ast.walk(function) if isinstance(one, ast.Name) and self._is_target(one)} - of_file
         names = [one.arg for one in parameters(function)]
         is_method = self._class_of(function) is not None and isinstance(call.func, ast.Attribute)
         given: ast.expr | None = None
@@ -509,11 +511,20 @@ class _Conversion:
             if isinstance(value, (ast.Name, ast.Attribute)):
                 return self._outside(f"{self._source(value)}{bracket}{index}{dot}{rest}", function, call)
             return None
+        elif root in bound:
+            return None
         else:
             return name  # of the file
         if not isinstance(given, (ast.Name, ast.Attribute, ast.Subscript)):
             return None
         return f"{self._source(given)}{bracket}{index}{dot}{rest}"
+
+    def _of_training(self, value: ast.expr) -> ast.expr:
+        """Of ``self.train_dl if train else self.valid_dl`` the one that nobody is judged by."""
+        if not isinstance(value, ast.IfExp):
+            return value
+        others = [one for one in (value.body, value.orelse) if not _JUDGES.search(self._source(one))]
+        return others[0] if len(others) == 1 else value
 
     def _is_call_of(self, call: ast.Call, function: Function) -> bool:
         if called(call) != function.name or self._function_of(call) is function:

@@ -101,6 +101,17 @@ def test_data_parallel_is_taken_out_and_its_batch_is_of_all_already() -> None:
     assert not converted.remarks
 
 
+def test_of_two_loaders_the_one_of_training_is_followed() -> None:
+    epoch = "def epoch(train):\n    batches = train_dl if train else valid_dl\n    for (x,) in batches:\n" + indent(
+        BODY, "    "
+    )
+    loaders = LOADER.replace("loader", "train_dl") + LOADER.replace("loader", "valid_dl")
+    text = convert_text(
+        HEAD + loaders + OPTIMIZER + epoch + "for _ in range(3):\n    epoch(True)\n    epoch(False)\n"
+    ).text
+    assert "with session(model, opt) as run:\n    train_dl = run.loader(train_dl)\n    for _ in range(3):\n" in text
+
+
 def test_workers_judge_their_parts_and_what_sampled_through_options_still_does() -> None:
     converted = convert_text(FORMS["one test set in parts"])
     place = 'int(os.environ.get("{}", "{}"))'
@@ -265,6 +276,14 @@ def main():
             + "opts = {'a': torch.optim.SGD(model.parameters())}\nfor (x,) in loader:\n"
             + BODY.replace("opt.", "opts['a']."),
             "no step of an optimizer that has a name",
+        ),
+        (
+            HEAD
+            + OPTIMIZER
+            + "def epoch():\n    loader, other = made()\n    for (x,) in loader:\n"
+            + indent(BODY, "    ")
+            + "for _ in range(3):\n    epoch()\n",
+            "line 16: epoch is called in a loop, and where its `loader` comes from cannot be followed",
         ),
         ("from transformers import Trainer\n" + HEAD, "transformers' Trainer owns the loop"),
         (HEAD + LOADER + OPTIMIZER, "calls `backward` nowhere"),
