@@ -10,7 +10,7 @@ import ast
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -119,7 +119,10 @@ def convert(script: Path | str, *, batch_norm: BatchNormWay = "own") -> Converte
                 hint=f"`hetopt convert {typed(training[0])} --no-compare`, and import the new file in a copy "
                 f"of {path.name}",
             )
-    return convert_text(text, name=path.name, batch_norm=batch_norm)
+    converted = convert_text(text, name=path.name, batch_norm=batch_norm)
+    if b"\r\n" in path.read_bytes():  # lines end as they did
+        converted = replace(converted, text=converted.text.replace("\n", "\r\n"))
+    return converted
 
 
 def convert_text(text: str, *, name: str = "script.py", batch_norm: BatchNormWay = "own") -> Converted:

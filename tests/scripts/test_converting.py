@@ -101,6 +101,13 @@ def test_data_parallel_is_taken_out_and_its_batch_is_of_all_already() -> None:
     assert not converted.remarks
 
 
+def test_lines_end_as_they_did(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_bytes((HEAD + LOADER + OPTIMIZER + "for (x,) in loader:\n" + BODY).replace("\n", "\r\n").encode())
+    text = convert(path).text
+    assert text.count("\r\n") == text.count("\n") > 0
+
+
 def test_of_two_loaders_the_one_of_training_is_followed() -> None:
     epoch = "def epoch(train):\n    batches = train_dl if train else valid_dl\n    for (x,) in batches:\n" + indent(
         BODY, "    "
