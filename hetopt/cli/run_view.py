@@ -6,6 +6,7 @@ from typing import Any
 
 from hetopt.cli import render, timeline_view
 from hetopt.core import formatting
+from hetopt.core.comm.way_text import way_in_words
 from hetopt.reports.report import BroughtTogether, Report, Sent, rows
 from hetopt.reports.run_words import step_of
 from hetopt.reports.timeline import ROUTINE, Timeline
@@ -75,7 +76,7 @@ def show_status(fact: dict[str, Any]) -> None:
     if fact["rental"] is not None:
         _show_rental(fact["rental"])
     if fact["exchange"] and fact["exchange"]["sent_bytes"] != fact["exchange"]["dense_bytes"]:
-        way = formatting.way_in_words(fact["exchange"]["way"])
+        way = way_in_words(fact["exchange"]["way"])
         share = formatting.share(fact["exchange"]["sent_bytes"] / fact["exchange"]["dense_bytes"])
         render.line(f"  gradients: {way}; {share} of dense bytes sent so far")
     if fact["workers"]:
@@ -248,9 +249,7 @@ def _sent(sent: Sent) -> str:
     if sent.sent_bytes == sent.dense_bytes:
         return f"sent {formatting.bytes_(sent.sent_bytes)} per worker, uncompressed"
     ways = sorted(sent.ways, key=lambda way: -way.steps)
-    told = [
-        f"{formatting.way_in_words(way.way)} in {formatting.counted(way.steps, 'step')}" for way in ways[:SHOWN_WAYS]
-    ]
+    told = [f"{way_in_words(way.way)} in {formatting.counted(way.steps, 'step')}" for way in ways[:SHOWN_WAYS]]
     others = ways[SHOWN_WAYS:]
     if others:
         told.append(f"others in {formatting.counted(sum(way.steps for way in others), 'step')}")

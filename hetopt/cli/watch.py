@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from hetopt.cli import render
 from hetopt.cli.run_view import cost_words
 from hetopt.core import formatting
+from hetopt.core.comm.way_text import way_in_words
 from hetopt.reports.live_run import LiveRun
 from hetopt.reports.run_words import figures, pause
 
@@ -108,7 +109,7 @@ def _exchange(watched: LiveRun) -> list[str]:
     if traffic is None or told is None:
         return []
     share = formatting.share(traffic.sent_bytes / traffic.dense_bytes)
-    way, sent = formatting.way_in_words(traffic.way), formatting.bytes_(told.sent_bytes)
+    way, sent = way_in_words(traffic.way), formatting.bytes_(told.sent_bytes)
     return [f"  gradients: {way}, {sent} a step, {share} of dense so far"]
 
 

@@ -13,6 +13,7 @@ from hetopt.api import values
 from hetopt.cli import parse
 from hetopt.cli.profile import epochs_asked
 from hetopt.core import formatting
+from hetopt.core.comm.way_text import way_in_words
 from hetopt.core.errors import BadInput
 
 
@@ -114,7 +115,7 @@ def test_the_next_command_has_the_epochs_of_the_script(script: str, epochs: str 
     ],
 )
 def test_ways_to_exchange_in_words(key: str, told: str) -> None:
-    assert formatting.way_in_words(key) == told
+    assert way_in_words(key) == told
 
 
 @given(st.floats(min_value=1e-4, max_value=1e6))

@@ -18,7 +18,7 @@ from hetopt.core.comm.composition import METHODS, PLAIN
 from hetopt.core.comm.cost import TRAINER, Algorithms, Operation, pipelined_s
 from hetopt.core.comm.network_state import NetworkState
 from hetopt.core.comm.payload_bytes import Shapes, operations
-from hetopt.core.formatting import way_in_words
+from hetopt.core.comm.way_text import way_in_words
 from hetopt.core.names import known
 
 COMPRESS_SD = 0.05

@@ -10,6 +10,7 @@ from itertools import groupby
 import numpy as np
 
 from hetopt.core import formatting
+from hetopt.core.comm.way_text import way_in_words
 from hetopt.reports.document import swatch
 from hetopt.reports.page.chart import Axes, Line, figure, line_chart, plot, stack, steps_line
 from hetopt.reports.page.series import Column, Envelope, RunSeries, Stretches, envelope
@@ -237,7 +238,7 @@ def _ways(run: RunSeries) -> str:
 
 def way_words(way: str) -> str:
     """A way to exchange as people call it: what compresses nothing is dense."""
-    return formatting.way_in_words(way)
+    return way_in_words(way)
 
 
 def _held(values: Column) -> Column:

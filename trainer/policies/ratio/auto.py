@@ -44,8 +44,8 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 from hetopt.core.artifact import Record
 from hetopt.core.comm.network_state import NetworkState
 from hetopt.core.comm.planner import Option
+from hetopt.core.comm.way_text import way_in_words
 from hetopt.core.compression_slowdown import CAUTIOUS_COEFFICIENT, LEAST_GAIN, backlog_after, distance
-from hetopt.core.formatting import way_in_words
 from hetopt.trainer.policies.ratio.gain_curve import interpolated
 from hetopt.trainer.policies.ratio.paired_trial import Verdict, most_cost_s
 from hetopt.trainer.policies.ratio.policy import DENSE, RatioDecision, RatioObservation, percent
