@@ -85,6 +85,7 @@ _PARTS_OF_BUCKETS = {
     "policy": "bucket_policy",
     "versioning": "bucket_versioning",
     "lifecycle": "bucket_lifecycle_configuration",
+    "object-lock": "object_lock_configuration",
 }
 
 

@@ -41,6 +41,7 @@ FIRST: Mapping[str, Sequence[str]] = MappingProxyType(
         ),
         "convert": ("--output", "--force", "--compare"),
         "estimate": ("--params", "--config", "--flops", "--samples", "--tokens", "--budget", "--deadline", "--region"),
+        "doctor": ("--region", "--budget", "--bucket", "--subnet", "--security-group", "--json"),
         "gc": ("--on", "--dry-run", "--remove", "--json"),
         "gpus": ("--region", "--market", "--memory-min", "--price-max", "--sort", "--reverse", "--json"),
         "launch": ("--on", "--budget", "--slowdown", "--hosts", "--steps", "--dry-run", "--detach", "--yes"),

@@ -21,7 +21,7 @@ from hetopt.trainer.loop import train
 from hetopt.trainer.session import session
 
 COLLECTIVES = ((dist, "all_reduce"), (dist, "all_to_all_single"), (dist.ProcessGroup, "alltoall_base"))
-STEPS, WIDE = 4, 1000
+STEPS, WIDE = 6, 1000
 
 
 def note(found: list[dict[str, Any]], owner: Any, name: str) -> None:

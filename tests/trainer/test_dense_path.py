@@ -13,6 +13,8 @@ from tests.forks import all_end_well
 from .dense_path_program import STEPS, WIDE
 
 MOST_FRAMES = 6
+HEARD = 3
+"""First steps, in which workers say what their loss is before they compute its gradient."""
 
 Calls = list[dict[str, Any]]
 
@@ -48,7 +50,9 @@ def test_a_dense_gradient_crosses_at_most_six_of_our_frames(tmp_path: Path) -> N
 def test_so_does_that_of_a_script_and_a_large_one_leaves_while_backward_still_makes_the_rest(tmp_path: Path) -> None:
     for calls in calls_of("session", tmp_path):
         inside = [call for call in calls if "summing.py:backward" in call["stack"]]
-        small = inside[:STEPS]  # the first model's: no step has another collective than that of its gradient
+        # The first model's, once its losses were heard: no step has another collective than that of its gradient.
+        small = [call for call in inside if "summing.py:_ride" in call["stack"]]
+        assert len(small) == STEPS - HEARD
         assert {call["elements"] for call in small} == {small[0]["elements"]}
         assert small[0]["elements"] >= 2 * (16 * (8 + 16 + 3) + 1) / 2, "float32 numbers, two of which take one place"
         assert {frames(call, "summing.py:backward")[-1] for call in small} == {"turns.py:begin"}
