@@ -28,7 +28,8 @@ Unread: TypeAlias = Literal["", "terms", "bent", "shape"]
 SAME = 1e-4
 """Relative difference of two denominators in fp32 that are the same."""
 
-_FLOAT32 = 1e-6  # relative difference of two scalars in fp32 that are the same
+FLOAT32 = 1e-6
+"""Relative difference of two scalars in fp32 that are the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -489,10 +490,10 @@ def _one_over(factor: float) -> int | None:
     A plain number is a coefficient, and so is a half. Where counts are so large that any number is near one over some,
     nobody can tell.
     """
-    if not isinstance(factor, _Tensor) or factor <= 10 * _FLOAT32:
+    if not isinstance(factor, _Tensor) or factor <= 10 * FLOAT32:
         return None
     count = round(1 / factor)
-    return count if count > 2 and math.isclose(count * factor, 1.0, rel_tol=_FLOAT32) else None
+    return count if count > 2 and math.isclose(count * factor, 1.0, rel_tol=FLOAT32) else None
 
 
 def _is_count(divisor: float, summed: Node) -> bool:

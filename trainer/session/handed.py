@@ -7,9 +7,9 @@ labels, its inputs) is held by the loss's graph.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from hetopt.core.errors import BadInput
 from hetopt.trainer.loss_reading import Beside
 from hetopt.trainer.session.batches import Part
+from hetopt.trainer.session.graph import operators
 
 _MOST_NODES = 5_000
 _MOST_KEPT = 64
@@ -234,12 +235,7 @@ _SAVED: dict[str, tuple[str, ...]] = {}
 
 def _saved(loss: Tensor) -> Iterator[Tensor]:
     """Tensors that backward needs, those next to the loss first."""
-    queue = deque([] if loss.grad_fn is None else [loss.grad_fn])
-    seen = set(queue)
-    for _ in range(_MOST_NODES):
-        if not queue:
-            return
-        node = queue.popleft()
+    for node in islice(operators(loss.grad_fn), _MOST_NODES):
         kind = node.name()
         if kind not in _SAVED:
             names = (name for name in dir(node) if name.startswith("_saved_") or name == "saved_tensors")
@@ -252,7 +248,3 @@ def _saved(loss: Tensor) -> Iterator[Tensor]:
             for one in kept if isinstance(kept, (tuple, list)) else (kept,):
                 if isinstance(one, Tensor):
                     yield one
-        for after, _ in node.next_functions:
-            if after is not None and after not in seen:
-                seen.add(after)
-                queue.append(after)

@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hetopt.trainer.session.graph import operators
+
 _TIMES = 1024.0
 """A power of two, which rounds nothing; so much more than a clipped gradient is clipped."""
 
@@ -36,17 +38,8 @@ def has_hooks(model: nn.Module) -> bool:
 
 def own_functions(loss: Tensor) -> list[Any]:
     """The operators of a loss whose backward a script or a library has written in Python."""
-    waiting, seen, found = [loss.grad_fn], set[Any](), list[Any]()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        function = getattr(node, "_forward_cls", None)
-        if function is not None and not function.__module__.startswith(("torch.", "hetopt.")):
-            found.append(node)
-        waiting += [one for one, _ in node.next_functions]
-    return found
+    written = [(node, getattr(node, "_forward_cls", None)) for node in operators(loss.grad_fn)]
+    return [node for node, by in written if by is not None and not by.__module__.startswith(("torch.", "hetopt."))]
 
 
 @contextmanager
@@ -67,16 +60,20 @@ def _restored(functions: list[Any]) -> Iterator[None]:
                 one.data.copy_(was)  # which says nothing of it, as in-place kernels do not
 
 
-def bent_by_hooks(loss: Tensor, model: nn.Module) -> str | None:
+def bent_by_hooks(loss: Tensor, model: nn.Module, functions: list[Any]) -> str | None:
     """A parameter whose gradient is not so many times as large for so many times the loss; None: there is none.
 
     Hooks and functions run twice for it. Graphs that cannot be gone through so (reentrant checkpoints) are not asked.
+
+    Args:
+        loss: before its backward pass.
+        model: whose parameters.
+        functions: of the loss (see `own_functions`).
     """
     named = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
     trained = [one for _, one in named]
     times = torch.full_like(loss, _TIMES)
     try:
-        functions = own_functions(loss)
         with _restored(functions):
             given = torch.autograd.grad(loss, trained, retain_graph=True, allow_unused=True)
             once = [None if one is None else one.clone() for one in given]

@@ -218,9 +218,10 @@ class LossWatch:
     def _bent(self, loss: Tensor) -> str | None:
         """The parameter whose gradient a hook or a function of the script changes in a way that parts do not add up;
         None: none."""
-        has_some = has_hooks(self._model) or (self._kept is not None and self._kept.has_hook) or own_functions(loss)
+        functions = own_functions(loss)
+        has_some = functions or has_hooks(self._model) or (self._kept is not None and self._kept.has_hook)
         exchanges = self._whole.was_asked or self._whole.normalises  # in the backward pass, which is gone through here
-        return bent_by_hooks(loss, self._model) if has_some and not exchanges else None
+        return bent_by_hooks(loss, self._model, functions) if has_some and not exchanges else None
 
     def tell(self, part: Part) -> None:
         """The first backward pass is over: say what BatchNorm takes from exactness, once."""

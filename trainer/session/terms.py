@@ -15,24 +15,22 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from torch import Tensor, nn
 
 from hetopt.core.errors import BadInput
 from hetopt.trainer.agreement import gather_numbers
-from hetopt.trainer.loss_reading import LossReading
+from hetopt.trainer.loss_reading import FLOAT32, LossReading
 from hetopt.trainer.session.denominators import Denominators, Row, Said, all_same, shares
+from hetopt.trainer.session.graph import operators
 
 _NODES = 100
 """Operators next to a term that it is known by."""
-
-_SAME_VALUE = 1e-6
-"""Relative difference of a term in fp32 that all workers compute of the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +140,7 @@ class Terms:
             if not any(values):
                 return base  # of nothing, and no gradient
             if not any(map(math.isnan, values)):
-                self._constant[mark] = all(math.isclose(one, values[0], rel_tol=_SAME_VALUE) for one in values)
+                self._constant[mark] = all(math.isclose(one, values[0], rel_tol=FLOAT32) for one in values)
             if self._constant.get(mark):
                 return base
             if Said.SUM in said and mark not in self._constant:
@@ -182,14 +180,9 @@ def multiplied(factors: Mapping[Any, float]) -> Iterator[None]:
 
 def _mark(root: Any, numbers: Mapping[int, int]) -> float:
     """A checksum of the operators next to a term, and of the parameters among them."""
-    waiting, seen, told = deque([root]), {root}, list[str]()
-    while waiting and len(told) < _NODES:
-        node = waiting.popleft()
+    told = list[str]()
+    for node in islice(operators(root), _NODES):
         variable = getattr(node, "variable", None)
         reduction = getattr(node, "_saved_reduction", "")
         told.append(f"{node.name()} {reduction}" if variable is None else f"parameter {numbers.get(id(variable))}")
-        for one, _ in node.next_functions:
-            if one is not None and one not in seen:
-                seen.add(one)
-                waiting.append(one)
     return float(zlib.crc32(" ".join(told).encode()))

@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from types import MethodType
 from typing import Any
 
@@ -26,6 +27,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from hetopt.core.errors import BadInput
 from hetopt.trainer.session.batches import Part
+from hetopt.trainer.session.graph import operators
 
 _MOST_NODES = 5_000
 _SUMMED_AS = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.bool: torch.uint8}
@@ -153,17 +155,8 @@ class WholeBatch:
 
 def depends_on_rows(loss: Tensor) -> bool:
     """Whether a loss was computed of gathered rows."""
-    waiting: list[Any] = [loss.grad_fn]
-    seen: set[Any] = set()
-    while waiting and len(seen) < _MOST_NODES:
-        node = waiting.pop(0)
-        if node is None or node in seen:
-            continue
-        if node.name() == f"{_Rows.__name__}Backward":
-            return True
-        seen.add(node)
-        waiting += [one for one, _ in node.next_functions]
-    return False
+    nearest = islice(operators(loss.grad_fn), _MOST_NODES)
+    return any(node.name() == f"{_Rows.__name__}Backward" for node in nearest)
 
 
 class _Rows(torch.autograd.Function):

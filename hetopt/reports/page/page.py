@@ -10,11 +10,12 @@ from html import escape
 import numpy as np
 
 from hetopt.core import formatting
+from hetopt.core.comm.way_text import way_in_words
 from hetopt.optimizer.launch_record import Launch
 from hetopt.reports.document import document, figure, interval_bar, section, sentences, share_bar, table, tile, tiles
 from hetopt.reports.page.chart import Axes, ticks
 from hetopt.reports.page.cursor import SCRIPT
-from hetopt.reports.page.run_charts import Known, anatomy, averages, evaluations, exchange, loss, step_time, way_words
+from hetopt.reports.page.run_charts import Known, anatomy, averages, evaluations, exchange, loss, step_time
 from hetopt.reports.page.series import RunSeries, Stretches, stretches
 from hetopt.reports.plan_page import cost_terms
 from hetopt.reports.report import Compared, Report
@@ -230,7 +231,7 @@ def _data(run: RunSeries, over: Stretches, known: Known) -> str:
     data = {
         "end_s": [round(float(time_s), 3) for time_s in over.end_s],
         "step": run.step[last].tolist(),
-        "ways": [way_words(way) for way in ways],
+        "ways": [way_in_words(way) for way in ways],
         "way": [ways.index(run.ways[row]) + 1 if run.ways[row] else 0 for row in last],
         "series": known,
     }

@@ -228,17 +228,12 @@ def _ways(run: RunSeries) -> str:
         pieces = sorted(totals.items(), key=lambda piece: -piece[1])
     drawn = "".join(
         f'<i class="{f"k{kinds[way] % _KINDS}" if way else "none"}" style="flex:{max(length, 1e-9):.6g}" '
-        f'title="{escape(way_words(way) or "not synchronized")}, {formatting.duration(max(length, 0.0))}">'
-        f"{escape(way_words(way))}</i>"
+        f'title="{escape(way_in_words(way) or "not synchronized")}, {formatting.duration(max(length, 0.0))}">'
+        f"{escape(way_in_words(way))}</i>"
         for way, length in pieces
     )
-    used = ", then ".join(dict.fromkeys(way_words(way) for way, _ in pieces if way))
+    used = ", then ".join(dict.fromkeys(way_in_words(way) for way, _ in pieces if way))
     return f'<div class="pieces" role="img" aria-label="{escape(used)}">{drawn}</div>'
-
-
-def way_words(way: str) -> str:
-    """A way to exchange as people call it: what compresses nothing is dense."""
-    return way_in_words(way)
 
 
 def _held(values: Column) -> Column:
