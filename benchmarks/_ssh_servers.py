@@ -105,4 +105,4 @@ class Servers:
                 f"  UserKnownHostsFile {self.folder / 'known_hosts'}\n  GlobalKnownHostsFile /dev/null\n"
             )
         self.names.append(name)
-        return Host(name=name, address=name, **more)  # type: ignore[arg-type]  # as each test wants it
+        return Host(name=name, address=name, **more)

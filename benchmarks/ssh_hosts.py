@@ -139,7 +139,7 @@ def from_inventory_to_end(inventory: Path, results: Results, *, epochs: int) -> 
     begun_s = time.perf_counter()
     text = inventory.read_text(encoding="utf-8")
     for found in owned.check(inventory):
-        told = found.for_plans.replace(", ", "\n")
+        told = "\n".join(f"{one.setting} = {one.value:g}" for one in found.for_plans)
         text = text.replace(f"[{found.name}]\n", f"[{found.name}]\n{told}\n")
     planned = inventory.with_name("planned.toml")
     planned.write_text(text, encoding="utf-8")

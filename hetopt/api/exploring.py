@@ -16,7 +16,7 @@ from hetopt.backends.emulation.namespaces import why_not
 from hetopt.backends.prediction.hosting import STARTUP_S, ThisMachine
 from hetopt.backends.probe_runs import ProbeRun, local_probes, own_probes, read_sample, rehearsed_probes
 from hetopt.backends.processes import LocalLauncher
-from hetopt.backends.ssh.backend import SshProbes, ready_hosts
+from hetopt.backends.ssh.backend import SshProbes, ready
 from hetopt.backends.ssh.inventory import Inventory
 from hetopt.core import formatting
 from hetopt.core.errors import BadInput
@@ -170,8 +170,8 @@ def place_on_hosts(measured: Profile, *, inventory: Path | str, tell: Reporter) 
     """
     bundle = make_bundle(measured.job.task, rented=False)
     tell("asking the hosts", None)
-    hosts = ready_hosts(read_hosts(Path(inventory)))
-    launcher = SshProbes(inventory=Inventory(hosts=hosts, bundle_sha256=bundle.sha256), bundle=bundle)
+    hosts = read_hosts(Path(inventory))
+    launcher = SshProbes(inventory=ready(Inventory(hosts=hosts, bundle_sha256=bundle.sha256)), bundle=bundle)
     hourly = {host.name: host.cost_usd_per_hour or STAND_IN_USD_PER_HOUR for host in hosts}
     return _place(
         launcher,

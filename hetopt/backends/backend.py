@@ -159,10 +159,12 @@ class Prepared:
     Attributes:
         launch: the record of the launch, with what the run should take there.
         folder: of the run that goes on; absent: a new one begins.
+        connects_to: sentences on the machines that it goes to, which a person reads before saying yes.
     """
 
     launch: Launch
     folder: Path | None = None
+    connects_to: tuple[str, ...] = ()
 
     def begun(self, folders: RunFolders, *, secret: bool = False) -> tuple[Path, Launch]:
         """The folder of the run, and its record with the moment in which it begins, or goes on.
@@ -206,6 +208,8 @@ class Backend(Launcher, Protocol):
 
     def check_ready(self, prepared: Prepared) -> None:
         """Refuse what could not be started now, before anybody is asked and anything is made. `submit` does it too.
+
+        It connects to no machine of the plan: nobody has said yes to that yet.
 
         Raises:
             HetoptError: it could not.

@@ -30,8 +30,7 @@ def confirmed(prepared: Prepared, *, yes: bool) -> Prepared:
         from hetopt.api.rental import rental_of
 
         return _rented(rental_of(prepared), yes=yes)
-    costs = prepared.launch.prediction.cost_usd.value > 0
-    if costs and not yes and is_attended() and not typer.confirm("Start?", default=True, err=True):
+    if prepared.connects_to and not yes and is_attended() and not typer.confirm("Start?", default=True, err=True):
         raise typer.Exit(0)
     return prepared
 

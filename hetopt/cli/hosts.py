@@ -87,9 +87,11 @@ def show(found: Sequence[HostFound], *, for_plans: bool) -> None:
             hosts.setdefault(line, []).append(one.name)
     for (mark, said), names in hosts.items():
         render.bullet(f"{', '.join(names)}: {said}", mark=mark)
-    for one in found if for_plans else ():
-        if one.for_plans:
-            render.note(f"for plans, add to [{one.name}]: {one.for_plans}")
+    for host in found if for_plans else ():
+        if host.for_plans:
+            render.note(f"for plans, add to [{host.name}]:")
+        for wanted in host.for_plans:
+            render.note(f"  {wanted.setting} = {wanted.value:g}  # {wanted.source}")
 
 
 def _lines(found: HostFound) -> Iterator[tuple[str, str]]:
@@ -111,7 +113,7 @@ def _facts(found: HostFound) -> dict[str, Any]:
         "name": found.name,
         "verdict": found.verdict,
         "troubles": [asdict(one) for one in found.troubles],
-        "for_plans": found.for_plans,
+        "for_plans": [asdict(one) for one in found.for_plans],
         "rates_bits_per_s": {name: {"to": to, "back": back} for name, (to, back) in found.rates.items()},
         "seen": None if found.seen is None else found.seen.model_dump(mode="json"),
     }

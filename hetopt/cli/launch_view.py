@@ -81,7 +81,7 @@ def _show_here(prepared: Prepared) -> None:
         _rehearsal_table(spec, spec.miniature)
     if record.plan.risk is not None:
         render.bullet(f"As it would be rented, {record.plan.risk}.")
-    for note in record.notes:
+    for note in (*record.notes, *prepared.connects_to):
         render.bullet(note)
     if resumed is not None:
         _show_rest(record, resumed)

@@ -28,7 +28,7 @@ from pydantic import (
 )
 
 from hetopt.core.commands import typed
-from hetopt.core.errors import BadInput
+from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.faults import faults
 from hetopt.core.paths import HOST_PATTERN, RUN_PATTERN
 from hetopt.core.plain_text import fault_of, one_line, texts_in
@@ -275,6 +275,21 @@ def validated(kind: type[AnyRecord], data: Any, *, origin: str, hint: str) -> An
         raise BadInput(f"{shortened(origin)}: {faults(error)[0]}.", hint=hint) from None
     except RecursionError:
         raise BadInput(f"{shortened(origin)} is nested too deeply.", hint=hint) from None
+
+
+def read_words(kind: type[AnyRecord], data: bytes | str, who: str) -> AnyRecord:
+    """Return what another machine said as a record: the one way in for peers, whoever they are.
+
+    Whoever owns a machine may run any program there. So numbers are finite and within bounds, lists nested no deeper
+    than the record says, texts one line each; how many bytes are read, the reader says.
+
+    Raises:
+        RunFailed: it is none of this kind.
+    """
+    try:
+        return kind.model_validate_json(data)
+    except ValidationError as error:
+        raise RunFailed(f"{who} says what cannot be ({faults(error)[0]}).", hint="see what runs there") from None
 
 
 def _mode_in(folder: Path) -> int:

@@ -14,18 +14,19 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-import math
 import re
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from hetopt.core.artifact import Record, validated
 from hetopt.core.errors import BadInput
 from hetopt.core.names import known
-from hetopt.core.paths import HOST_PATTERN, host_name, is_name, shown
-from hetopt.core.plain_text import fault_of
+from hetopt.core.paths import HOST_PATTERN, host_name, shown
 from hetopt.core.reading import read_text
 
 CPU = "cpu"
@@ -37,9 +38,10 @@ DEFAULT_PYTHON = "python3"
 DEFAULT_FOLDER = "~/.cache/hetopt"
 
 _USER = r"[A-Za-z_][A-Za-z0-9._-]{0,63}"
-_ADDRESS = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}|\[?[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9._-]{1,15})?\]?"
-_HOP = rf"({_USER}@)?({_ADDRESS})(:[0-9]{{1,5}})?"
-_PATH = r"(~/|/)?[^\x00-\x1f]{1,1000}"
+_ADDRESS = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}|\[?(?=[^:]*:[^:]*:)[0-9A-Fa-f:.]{2,45}(?:%[A-Za-z0-9._-]{1,15})?\]?"
+_HOP = re.compile(rf"(?:({_USER})@)?({_ADDRESS})(?::([0-9]{{1,5}}))?")
+_PATH = r"[^\x00-\x1f-][^\x00-\x1f]{0,999}"
+_GPU = r"[A-Za-z0-9][\w .+-]{0,79}"
 _HOURS = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)\s*-\s*([01]?\d|2[0-3]|24):([0-5]\d)")
 _NO_FILE_HINT = (
     """name the machines, `hosts=alice@box1,bob@box2`, or write the file: [box1], and below address = "box1\""""
@@ -49,8 +51,80 @@ _MOST_BYTES = 1_000_000
 _MINUTES = 24 * 60
 
 
-@dataclass(frozen=True, kw_only=True)
-class Hours:
+def _must_be(what: str) -> PydanticCustomError:
+    """Return a fault that is worded as those of pydantic's own types (`hetopt.core.faults`)."""
+    return PydanticCustomError("host", "Input should be {what}", {"what": what})
+
+
+def _shaped(pattern: str, what: str) -> AfterValidator:
+    """Return a validator that lets through what a pattern describes, all of it."""
+
+    def check(text: str) -> str:
+        if re.fullmatch(pattern, text) is None:
+            raise _must_be(what)
+        return text
+
+    return AfterValidator(check)
+
+
+def _hops(text: str) -> str:
+    try:
+        _hosts_at(text)
+    except BadInput:
+        raise _must_be("hosts to go through, such as alice@gateway:22") from None
+    return text
+
+
+def _address_of_one(text: str) -> str:
+    """Return an address in its usual form; neither one of every machine nor one of many."""
+    try:
+        found = ipaddress.ip_address(text)
+    except ValueError:
+        raise _must_be("an address, such as 10.0.0.5") from None
+    if found.is_unspecified or found.is_multicast:
+        raise _must_be("the address of one machine, such as 10.0.0.5")
+    return str(found)
+
+
+def _in_private_network(text: str) -> str:
+    """Return such an address where strangers do not reach it: workers listen there."""
+    address = _address_of_one(text)
+    if ipaddress.ip_address(address).is_global:
+        raise _must_be("its address in a private network, such as 10.0.0.5")
+    return address
+
+
+def _of_one_kind(devices: tuple[str, ...]) -> tuple[str, ...]:
+    if CPU in devices and any(device != CPU for device in devices):
+        raise _must_be("GPUs, or cpu, and not both")
+    return devices
+
+
+Address = Annotated[
+    str,
+    _shaped(_ADDRESS, "a host's name or number alone, such as box1.lan or 10.0.0.5"),
+    AfterValidator(lambda text: text.strip("[]")),
+]
+User = Annotated[str, _shaped(_USER, "a user's name, such as alice")]
+Port = Annotated[int, Field(ge=1, le=65535, strict=True)]
+File = Annotated[str, _shaped(_PATH, "a path, such as ~/venv/bin/python")]
+Amount = Annotated[float, Field(gt=0, strict=True)]
+AddressAmongHosts = Annotated[str, AfterValidator(_address_of_one)]
+"""Of one machine: workers listen there, and meet."""
+Device = Annotated[
+    str,
+    _shaped(_GPU, "the name of a GPU, such as RTX 3090, or cpu"),
+    AfterValidator(lambda name: CPU if name.lower() == CPU else name),
+]
+Devices = Annotated[
+    tuple[Device, ...],
+    BeforeValidator(lambda given: (given,) if isinstance(given, str) else given),
+    Field(min_length=1, max_length=MOST_DEVICES),
+    AfterValidator(_of_one_kind),
+]
+
+
+class Hours(Record):
     """When a machine may be used: ``18:00-08:00``, or several with commas between them.
 
     Attributes:
@@ -59,20 +133,22 @@ class Hours:
 
     spans: tuple[tuple[int, int], ...]
 
+    @model_validator(mode="before")
     @classmethod
-    def of(cls, text: str, where: str) -> Hours:
-        """Read what a person wrote.
-
-        Raises:
-            BadInput: it is no such text.
-        """
-        found = [_HOURS.fullmatch(part.strip()) for part in text.split(",")]
+    def _of_text(cls, given: Any) -> Any:
+        if not isinstance(given, str):
+            return given
+        found = [_HOURS.fullmatch(part.strip()) for part in given.split(",")]
         spans = [(60 * int(one[1]) + int(one[2]), 60 * int(one[3]) + int(one[4])) for one in found if one is not None]
-        if len(spans) < len(found) or any(end > _MINUTES or begin == end for begin, end in spans):
-            raise BadInput(
-                f"{where} must say from when to when, got {shown(text)}.", hint='for example "18:00-08:00", or leave it'
-            )
-        return cls(spans=tuple(spans))
+        return {"spans": spans if len(spans) == len(found) else ()}
+
+    @model_validator(mode="after")
+    def _of_a_day(self) -> Self:
+        if not self.spans or any(
+            not (0 <= begin < _MINUTES and 0 <= end <= _MINUTES) or begin == end for begin, end in self.spans
+        ):
+            raise _must_be("from when to when, such as 18:00-08:00")
+        return self
 
     def has(self, moment: datetime.datetime) -> bool:
         """Whether a moment, in the time of this machine, is in them."""
@@ -82,9 +158,8 @@ class Hours:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Host:
-    """One machine of its owner.
+class Host(Record):
+    """One machine of its owner. What is not of these types is none, whether it was typed, read or made.
 
     Attributes:
         name: in plans, runs and reports.
@@ -109,26 +184,46 @@ class Host:
         internet_mbit: of its way to the internet, the slower direction; absent: nothing is planned over it.
     """
 
-    name: str
-    address: str
-    user: str | None = None
-    port: int | None = None
-    key: str | None = None
-    jump: str | None = None
-    private: str | None = None
-    devices: tuple[str, ...] = (CPU,)
-    usd_per_hour: float | None = None
-    kw: float | None = None
-    usd_per_kwh: float | None = None
+    name: Annotated[str, _shaped(HOST_PATTERN, "of letters, digits and ._-, such as box1")]
+    address: Address
+    user: User | None = None
+    port: Port | None = None
+    key: File | None = None
+    jump: Annotated[str, AfterValidator(_hops)] | None = None
+    private: Annotated[str, AfterValidator(_in_private_network)] | None = None
+    devices: Devices = (CPU,)
+    usd_per_hour: Amount | None = None
+    kw: Amount | None = None
+    usd_per_kwh: Amount | None = None
     hours: Hours | None = None
-    busy_cpus: float | None = None
-    python: str = DEFAULT_PYTHON
-    install: bool = False
-    folder: str = DEFAULT_FOLDER
-    memory_gib: float | None = None
-    cpus: int | None = None
-    network_mbit: float | None = None
-    internet_mbit: float | None = None
+    busy_cpus: Amount | None = None
+    python: File = DEFAULT_PYTHON
+    install: Annotated[bool, Field(strict=True)] = False
+    folder: File = DEFAULT_FOLDER
+    memory_gib: Amount | None = None
+    cpus: Annotated[int, Field(ge=1, le=4096, strict=True)] | None = None
+    network_mbit: Amount | None = None
+    internet_mbit: Amount | None = None
+
+    @model_validator(mode="after")
+    def _costs_once(self) -> Self:
+        if self.usd_per_hour is not None and self.kw is not None:
+            raise ValueError("`usd_per_hour` and `kw` are both given: say its whole cost an hour, or what it draws")
+        if self.kw is not None and self.usd_per_kwh is None:
+            raise ValueError("`kw` needs the price of that: add usd_per_kwh = 0.30, for example")
+        return self
+
+    @property
+    def through(self) -> tuple[Host, ...]:
+        """The hosts that ssh goes through, the nearest first."""
+        return () if self.jump is None else _hosts_at(self.jump)
+
+    @property
+    def reached_as(self) -> str:
+        """Where ssh goes, for a person: ``box1 (alice@box1.lan:2222 through gateway)``."""
+        user, port = f"{self.user}@" if self.user else "", f":{self.port}" if self.port else ""
+        way = f"{user}{self.address}{port}" + (f" through {self.jump}" if self.jump else "")
+        return self.name if way == self.name else f"{self.name} ({way})"
 
     @property
     def cost_usd_per_hour(self) -> float | None:
@@ -163,14 +258,14 @@ def read_hosts(path: Path) -> tuple[Host, ...]:
     except RecursionError:
         raise BadInput(f"{path} is nested too deeply.", hint=_FILE_HINT) from None
     common = {key: value for key, value in given.items() if not isinstance(value, dict)}
-    _known_keys(common, str(path))
     tables = {key: value for key, value in given.items() if isinstance(value, dict)}
-    for name in tables:
-        if not is_name(HOST_PATTERN, name):
-            raise BadInput(
-                f"{path}: a host's name must be of letters, digits and ._-, got {shown(name)}.", hint="rename it"
-            )
-    hosts = [_host(name, {**common, **table}, f"{path}, [{name}]") for name, table in tables.items()]
+    for settings in (common, *tables.values()):
+        for key in settings:
+            known(key, sorted(Host.model_fields.keys() - {"name"}), f"setting of a host (in {path})")
+    hosts = [
+        validated(Host, {"address": name, **common, **table, "name": name}, origin=f"{path}, [{name}]", hint=_FILE_HINT)
+        for name, table in tables.items()
+    ]
     return _checked(hosts, str(path))
 
 
@@ -180,20 +275,22 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
     Raises:
         BadInput: it is no such text.
     """
+    return _checked(_hosts_at(text), "`hosts`")
+
+
+def _hosts_at(text: str) -> tuple[Host, ...]:
     found = []
     for part in (one.strip() for one in text.split(",")):
-        hop = re.fullmatch(_HOP, part)
+        hop = _HOP.fullmatch(part)
         if hop is None:
             raise BadInput(
                 f"`hosts` must be USER@ADDRESS:PORT with commas between them, got {shown(part)}.",
                 hint="for example alice@box1,bob@box2:2222, or name a file of hosts with `inventory`",
             )
-        user, address, port = hop[1], hop[2], hop[4]
-        given: dict[str, Any] = {"address": address}
-        given |= {"user": user.removesuffix("@")} if user else {}
-        given |= {"port": int(port.removeprefix(":"))} if port else {}
-        found.append(_host(host_name(address), given, f"`hosts`, {part}"))
-    return _checked(found, "`hosts`")
+        user, address, port = hop.groups()
+        given = {"name": host_name(address), "address": address, "user": user, "port": port and int(port)}
+        found.append(validated(Host, given, origin=f"`hosts`, {part}", hint="correct it, or leave it out"))
+    return tuple(found)
 
 
 _SEEN_BY_PLANS = (
@@ -236,115 +333,3 @@ def _checked(hosts: Sequence[Host], where: str) -> tuple[Host, ...]:
                 raise BadInput(f"{where}: more than one host {what} {shown_key}.", hint="leave one of them out")
         seen |= {host.name: "", f"{host.address} {host.port} {host.jump}": ""}
     return tuple(hosts)
-
-
-_FIELDS = {one.name for one in fields(Host)} - {"name"}
-_PATTERNS = {
-    "address": (_ADDRESS, "a host's name or number, such as box1.lan or 10.0.0.5"),
-    "user": (_USER, "a user's name, such as alice"),
-    "key": (_PATH, "the path of a private key, such as ~/.ssh/id_ed25519"),
-    "jump": (rf"{_HOP}(,{_HOP})*", "hosts to go through, such as alice@gateway:22"),
-    "python": (_PATH, "an interpreter, such as ~/venv/bin/python"),
-    "folder": (_PATH, "a folder, such as ~/.cache/hetopt"),
-}
-_AMOUNTS = {
-    "usd_per_hour": "dollars an hour",
-    "kw": "kilowatts",
-    "usd_per_kwh": "dollars a kilowatt-hour",
-    "busy_cpus": "CPUs",
-    "memory_gib": "GiB",
-    "network_mbit": "megabits a second",
-    "internet_mbit": "megabits a second",
-}
-_COUNTS = {"port": 65535, "cpus": 4096}
-
-
-def _known_keys(given: Mapping[str, Any], where: str) -> None:
-    for key in given:
-        known(key, sorted(_FIELDS), f"setting of a host (in {where})")
-
-
-def _host(name: str, given: Mapping[str, Any], where: str) -> Host:
-    """One host of what was written; every value that cannot be is one sentence."""
-    _known_keys(given, where)
-    said: dict[str, Any] = {"address": name}
-    for key, value in given.items():
-        said[key] = _value(key, value, where)
-    host = Host(name=name, **said)
-    if host.usd_per_hour is not None and host.kw is not None:
-        raise BadInput(
-            f"{where} says both `usd_per_hour` and `kw`.",
-            hint="say its whole cost an hour, or what it draws",
-        )
-    if host.kw is not None and host.usd_per_kwh is None:
-        raise BadInput(f"{where} says `kw`, and not what that costs.", hint="add usd_per_kwh = 0.30, for example")
-    return host
-
-
-def _value(key: str, value: Any, where: str) -> Any:
-    if key == "address" and isinstance(value, str):
-        _address_alone(value, where)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if key == "private":
-        return _private(value, where)
-    if key == "hours":
-        return Hours.of(str(value), f"{where}: hours")
-    if key == "devices":
-        return _devices(value, where)
-    if key in _PATTERNS:
-        pattern, what = _PATTERNS[key]
-        fits = isinstance(value, str) and fault_of(value) is None and re.fullmatch(pattern, value) is not None
-    elif key in _AMOUNTS:
-        what, fits = f"{_AMOUNTS[key]}, a number above 0", is_number and 0 < value < math.inf
-    elif key in _COUNTS:
-        what = f"a whole number from 1 to {_COUNTS[key]}"
-        fits = is_number and isinstance(value, int) and 1 <= value <= _COUNTS[key]
-    else:
-        what, fits = "true or false", isinstance(value, bool)
-    if not fits:
-        raise BadInput(f"{where}: {key} must be {what}, got {shown(str(value))}.", hint=_FILE_HINT)
-    return float(value) if key in _AMOUNTS else value
-
-
-def _address_alone(text: str, where: str) -> None:
-    """A user and a port are settings of their own.
-
-    Raises:
-        BadInput: they stand in the address.
-    """
-    hop = re.fullmatch(_HOP, text)
-    if hop is not None and (hop[1] or hop[4]):
-        user = f'user = "{hop[1][:-1]}", ' if hop[1] else ""
-        port = f", port = {hop[4][1:]}" if hop[4] else ""
-        raise BadInput(
-            f"{where}: address must be a host's name or number alone, got {shown(text)}.",
-            hint=f'a setting each: {user}address = "{hop[2]}"{port}',
-        )
-
-
-def _private(value: Any, where: str) -> str:
-    try:
-        found = ipaddress.ip_address(str(value))
-    except ValueError:
-        found = None
-    if found is None or found.is_global or found.is_unspecified or found.is_multicast:
-        raise BadInput(
-            f"{where}: private must be the host's address in a private network, got {shown(str(value))}.",
-            hint="for example 10.0.0.5 or 192.168.1.20: workers listen there, and strangers must not reach them",
-        )
-    return str(found)
-
-
-def _devices(value: Any, where: str) -> tuple[str, ...]:
-    """``"cpu"``, ``"RTX 3090"``, ``["RTX 3090", "GTX 1080 Ti"]``."""
-    names = [value] if isinstance(value, str) else value
-    fine = isinstance(names, list) and 0 < len(names) <= MOST_DEVICES
-    if not fine or not all(isinstance(one, str) and re.fullmatch(r"[A-Za-z0-9][\w .+-]{0,79}", one) for one in names):
-        raise BadInput(
-            f"{where}: devices must be the names of 1 to {MOST_DEVICES} devices, got {shown(str(value))}.",
-            hint='for example ["RTX 3090", "RTX 3090"], or "cpu"',
-        )
-    devices = tuple(CPU if one.lower() == CPU else one for one in names)
-    if CPU in devices and any(one != CPU for one in devices):
-        raise BadInput(f"{where}: devices must be GPUs, or cpu, and not both.", hint="leave cpu out")
-    return devices

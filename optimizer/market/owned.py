@@ -79,7 +79,8 @@ def _machine(catalog: Catalog, host: Host) -> InstanceType:
     if host.cpus is None or host.network_mbit is None:
         raise BadInput(
             f"a plan needs to know the CPUs of {host.name}, and its network.",
-            hint="`hetopt hosts check hosts.toml` measures both, and says what to add to the file",
+            hint="`hetopt hosts check hosts.toml` says what to add, with the rate between hosts; of a single one "
+            "say it yourself, such as network_mbit = 1000",
         )
     gpus = _accelerators(catalog, host)
     return InstanceType(

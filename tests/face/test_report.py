@@ -521,14 +521,13 @@ def test_a_script_of_another_length_than_its_plan_is_told_once(launch: Launch) -
     assert _of_another_length(launch, whole) is None, "a task ends where its plan says"
 
 
-def test_nobody_is_asked_where_nothing_costs_money(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_is_asked_where_nothing_leaves_this_machine(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr(confirm, "is_attended", lambda: True)
     monkeypatch.setattr(confirm.typer, "confirm", lambda text, **_: asked.append(text) or True)
     assert confirm.confirmed(Prepared(launch=launch), yes=False).launch is launch
     assert asked == []
-    priced = launch.prediction.model_copy(update={"cost_usd": Range(value=1, low=1, high=1)})
-    confirm.confirmed(Prepared(launch=launch.model_copy(update={"on": "ssh", "prediction": priced})), yes=False)
+    confirm.confirmed(Prepared(launch=launch, connects_to=("box1",)), yes=False)
     assert asked == ["Start?"]
 
 

@@ -60,23 +60,23 @@ def test_hosts_of_a_command_line() -> None:
         ("", "must name 1 to 256 hosts"),
         ("[box1]\ncolour = 'red'", "no setting of a host .* called 'colour'"),
         ("[box1]\naddress = '-oProxyCommand=reboot'", "address must be"),
-        ("[box1]\naddress = '10.0.0.5:2222'", "a host's name or number alone, got '10.0.0.5:2222'"),
-        ("[box1]\naddress = 'alice@box1.lan'", "a host's name or number alone, got 'alice@box1.lan'"),
+        ("[box1]\naddress = '10.0.0.5:2222'", "a host's name or number alone, such as .*, got '10.0.0.5:2222'"),
+        ("[box1]\naddress = 'alice@box1.lan'", "a host's name or number alone, such as .*, got 'alice@box1.lan'"),
         ("[box1]\n[box1]", "must be TOML"),
         ("[box1]\nuser = '-l'", "user must be"),
         ("[box1]\njump = 'a b'", "jump must be"),
-        ("[box1]\nport = 70000", "port must be a whole number from 1 to 65535"),
+        ("[box1]\nport = 70000", "port must be less than or equal to 65535, got 70000"),
         ("[box1]\nport = true", "port must be"),
-        ("[box1]\nkw = -1", "kw must be kilowatts, a number above 0"),
-        ("[box1]\nkw = 1", "and not what that costs"),
+        ("[box1]\nkw = -1", "kw must be greater than 0, got -1"),
+        ("[box1]\nkw = 1", "`kw` needs the price of that"),
         ("[box1]\nkw = 1\nusd_per_kwh = 1\nusd_per_hour = 1", "both"),
-        ("[box1]\nhours = '18-8'", "must say from when to when"),
-        ("[box1]\nhours = '18:00-18:00'", "must say from when to when"),
-        ("[box1]\nprivate = '8.8.8.8'", "in a private network"),
-        ("[box1]\nprivate = '0.0.0.0'", "in a private network"),
-        ("[box1]\ndevices = []", "devices must be"),
+        ("[box1]\nhours = '18-8'", "hours must be from when to when"),
+        ("[box1]\nhours = '18:00-18:00'", "hours must be from when to when"),
+        ("[box1]\nprivate = '8.8.8.8'", "private must be its address in a private network"),
+        ("[box1]\nprivate = '0.0.0.0'", "private must be the address of one machine"),
+        ("[box1]\ndevices = []", "devices must have at least 1 item"),
         ("[box1]\ndevices = ['cpu', 'L4']", "GPUs, or cpu"),
-        ("['../box']\nuser = 'a'", "a host's name"),
+        ("['../box']\nuser = 'a'", "name must be of letters"),
         ("[a]\naddress='x'\n[b]\naddress='x'", "more than one host is reached as x"),
         ("[box1", "must be TOML"),
     ],
@@ -102,8 +102,8 @@ def test_hours_and_the_rest_of_the_day_are_the_day(begin: int, end: int, minute:
         return f"{at // 60:02}:{at % 60:02}"
 
     moment = datetime.datetime(2026, 3, 1, minute // 60, minute % 60)
-    inside = Hours.of(f"{clock(begin)}-{clock(end)}", "hours").has(moment)
-    assert inside is not Hours.of(f"{clock(end)}-{clock(begin)}", "hours").has(moment)
+    inside = Hours.model_validate(f"{clock(begin)}-{clock(end)}").has(moment)
+    assert inside is not Hours.model_validate(f"{clock(end)}-{clock(begin)}").has(moment)
 
 
 @given(st.text(max_size=40))

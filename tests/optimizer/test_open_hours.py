@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.core.hosts import Host, Hours
+from hetopt.core.hosts import Host
 from hetopt.optimizer.search.open_hours import DAY_S, OpenHours, elapsed_s
 
 SLOTS = st.lists(st.floats(60, 40_000), min_size=1, max_size=6).map(
@@ -57,7 +57,7 @@ def test_who_may_always_be_used_takes_the_time_of_the_work(works: list[float], s
 
 
 def test_the_day_begins_now() -> None:
-    hosts = [Host(name="desk", address="desk", hours=Hours.of("18:00-08:00", "hours")), Host(name="box", address="box")]
+    hosts = [Host(name="desk", address="desk", hours="18:00-08:00"), Host(name="box", address="box")]
     noon = datetime.datetime(2026, 3, 1, 12, 30)
     found = OpenHours.of(hosts, noon)
     assert found is not None

@@ -340,7 +340,7 @@ def test_hosts_are_measured(inventory: Path) -> None:
 
 def planned(inventory: Path) -> list[Host]:
     """The hosts with what a plan needs to know."""
-    return [replace(host, cpus=2, network_mbit=100.0) for host in read_hosts(inventory)]
+    return [host.model_copy(update={"cpus": 2, "network_mbit": 100.0}) for host in read_hosts(inventory)]
 
 
 def test_each_host_is_probed_alone_and_more_and_more_together() -> None:

@@ -21,8 +21,8 @@ OPTIONS = (
     [
         (Host(name="box1", address="box1.lan"), "-- box1.lan true"),
         (
-            Host(name="b", address="10.0.0.5", user="bob", port=2222, key="/k", jump="carol@gate:22"),
-            "-p 2222 -l bob -i /k -J carol@gate:22 -- 10.0.0.5 true",
+            Host(name="b", address="10.0.0.5", user="bob", port=2222, key="/k"),
+            "-p 2222 -l bob -i /k -- 10.0.0.5 true",
         ),
         (Host(name="six", address="[fd00::5]"), "-- fd00::5 true"),
     ],

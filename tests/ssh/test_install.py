@@ -118,12 +118,12 @@ def test_another_package_under_that_name_is_refused(tmp_path: Path, monkeypatch:
 def test_a_host_that_installs_needs_no_torch_and_more_room() -> None:
     host = Host(name="box", address="box", install=True)
     nothing = dict.fromkeys(PACKAGES)
-    assert alone(host, seen(packages=nothing, gpus=[]), asked_s=1000.0) == []
-    (other,) = alone(host, seen(packages=nothing, gpus=[], python=(3, 13)), asked_s=1000.0)
+    assert alone(host, seen(packages=nothing, gpus=[]), asked_s=1e4) == []
+    (other,) = alone(host, seen(packages=nothing, gpus=[], python=(3, 13)), asked_s=1e4)
     assert "it has Python 3.13, and the locked torch for CPUs is for 3.12" in other.said
-    (full,) = alone(host, seen(packages=nothing, gpus=[], free_bytes=3 * 10**9), asked_s=1000.0)
+    (full,) = alone(host, seen(packages=nothing, gpus=[], free_bytes=3 * 10**9), asked_s=1e4)
     assert "a run needs 3.5 GB" in full.said
-    (offline,) = alone(host, seen(packages=nothing, gpus=[], installs="it does not reach pypi.org"), asked_s=1000.0)
+    (offline,) = alone(host, seen(packages=nothing, gpus=[], installs="it does not reach pypi.org"), asked_s=1e4)
     assert offline.verdict == "bad"
     assert "nothing can be installed there: it does not reach pypi.org" in offline.said
 

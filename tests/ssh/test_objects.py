@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from hetopt.backends.ssh.objects import (
     MODELS,
@@ -20,12 +21,16 @@ from hetopt.backends.ssh.objects import (
     Connection,
     Cut,
     FolderObjects,
+    Place,
     RemoteObjects,
+    Request,
+    What,
     answer,
     check_allowed,
     frame,
     read_frame,
 )
+from hetopt.core.artifact import read_words
 from hetopt.core.errors import BadInput
 
 
@@ -38,7 +43,7 @@ def seen_from_afar(folder: Path) -> Iterator[RemoteObjects]:
     def serve() -> None:
         with ours, ours.makefile("rb") as stream:
             while (asked := read_frame(stream.read)) is not None:
-                ours.sendall(frame(*answer(objects, *asked)))
+                ours.sendall(frame(*answer(objects, read_words(Request, asked[0], "host"), asked[1])))
 
     thread = threading.Thread(target=serve)
     thread.start()
@@ -90,8 +95,8 @@ def test_a_file_arrives_whole(tmp_path: Path, size: int) -> None:
 @pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "a/../../b", "", "a\0b"])
 def test_no_name_leads_out(tmp_path: Path, name: str) -> None:
     for what in ("get", "put", "delete", "put_part", "part"):
-        with pytest.raises(BadInput):
-            answer(FolderObjects(folder=tmp_path), {"what": what, "name": name, "offset": 0, "last": True}, b"x")
+        with pytest.raises((BadInput, ValidationError)):
+            answer(FolderObjects(folder=tmp_path), Request(what=what, name=name, last=True), b"x")
 
 
 @pytest.mark.parametrize(
@@ -111,12 +116,13 @@ def test_no_name_leads_out(tmp_path: Path, name: str) -> None:
         ("names", MODELS, "", False),
     ],
 )
-def test_a_host_steers_nothing_and_reads_only_the_run(what: str, place: str, name: str, fine: bool) -> None:
+def test_a_host_steers_nothing_and_reads_only_the_run(what: What, place: Place, name: str, fine: bool) -> None:
+    request = Request(what=what, place=place, name=name)
     if fine:
-        check_allowed(what, place, name)
+        check_allowed(request)
     else:
         with pytest.raises(BadInput, match="a host must not"):
-            check_allowed(what, place, name)
+            check_allowed(request)
 
 
 def test_whoever_is_not_answered_has_nothing_left_to_do() -> None:
@@ -124,7 +130,7 @@ def test_whoever_is_not_answered_has_nothing_left_to_do() -> None:
     with theirs:
         silent = Connection(incoming=theirs.fileno(), outgoing=theirs.fileno(), silence_s=0.05)
         with pytest.raises(Cut):
-            silent.ask({"what": "get", "name": "a"})
+            silent.ask(Request(what="get", name="a"))
         ours.close()
         with pytest.raises(Cut):
-            Connection(incoming=theirs.fileno(), outgoing=theirs.fileno()).ask({"what": "get", "name": "a"})
+            Connection(incoming=theirs.fileno(), outgoing=theirs.fileno()).ask(Request(what="get", name="a"))

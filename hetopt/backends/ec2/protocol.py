@@ -24,7 +24,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, StringConstraints, ValidationError
 
-from hetopt.core.artifact import HostName, Record, RecordLeavingOut
+from hetopt.core.artifact import HostName, Record, RecordLeavingOut, Told
 from hetopt.core.errors import BadInput
 from hetopt.core.nodes import Node
 from hetopt.core.run_spec import RunSpec
@@ -174,6 +174,15 @@ def spec_digest(spec: RunSpec) -> str:
     """
     fixed = json.dumps(spec.model_dump(mode="json", exclude={"workers"}), sort_keys=True, allow_nan=False)
     return hashlib.sha256(fixed.encode("utf-8", errors="surrogatepass")).hexdigest()
+
+
+class State(Record):
+    """What a machine does, by its own clock; once its workers have ended, in which generation, and why if it knows."""
+
+    time_s: float = Field(ge=0, le=_LAST_MOMENT_S, description="the moment, seconds since the epoch")
+    does: str = Field(pattern=r"^([a-z ]{1,80}|ended with -?[0-9]{1,3})$")
+    generation: Generation | None = None
+    reason: Told | None = None
 
 
 def checkpoint_name(found: object) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hetopt.backends.backend import LaunchOptions, Prepared, RunHandle
@@ -19,6 +19,7 @@ from hetopt.backends.ssh.conductor import BUNDLE_FILE
 from hetopt.backends.ssh.inventory import INVENTORY_FILE, Inventory
 from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.formatting import listed
 from hetopt.core.hosts import CPU, Host, alike, parse_hosts, read_hosts
 from hetopt.core.nodes import host_names
 from hetopt.core.precision import Precision
@@ -55,47 +56,45 @@ class SshBackend(ProcessLauncher):
         return Program(module="hetopt.backends.ssh.conductor", log_name="conductor.log", defaults={})
 
     def prepare(self, made: Plan, wanted: Plan, options: LaunchOptions) -> OnHosts:
-        """See `hetopt.backends.backend.Backend`. The hosts are asked what must be known, and nothing is changed."""
+        """See `hetopt.backends.backend.Backend`. No host is asked anything yet."""
         mapped, hosts = _mapped(wanted, _hosts(options))
         run = mapped.run
         bundle = make_bundle(run.task, run.script, rented=all(host.install for host in hosts))
-        inventory = Inventory(hosts=ready_hosts(hosts, run.precision), bundle_sha256=bundle.sha256)
-        spec = spec_on(run, inventory, bundle, options.data)
-        prediction, costs = _priced(mapped.prediction, inventory.hosts)
+        inventory = Inventory(hosts=hosts, bundle_sha256=bundle.sha256)
+        prediction, costs = _priced(mapped.prediction, hosts)
         launch = Launch(
             created="",
             started_s=0.0,
             run_id="",
             on=PLACE,
             plan=made,
-            spec=spec,
+            spec=spec_on(run, inventory, bundle, options.data),
             prediction=prediction,
             notes=(*mapped.notes, *costs),
         )
-        return OnHosts(launch=launch, inventory=inventory, bundle=bundle)
+        return OnHosts(launch=launch, inventory=inventory, bundle=bundle, connects_to=_told(inventory))
 
     def prepare_resumed(self, folder: Path, options: LaunchOptions) -> OnHosts:
         """See `hetopt.backends.backend.Backend`."""
         launch = resumable(self, folder, PLACE)
-        return OnHosts(launch=launch, folder=folder, inventory=Inventory.load(folder / INVENTORY_FILE))
+        inventory = Inventory.load(folder / INVENTORY_FILE)
+        return OnHosts(launch=launch, folder=folder, inventory=inventory, connects_to=_told(inventory))
 
     def check_ready(self, prepared: Prepared) -> None:
-        """See `hetopt.backends.backend.Backend`; a new run's hosts were asked just now.
-
-        Raises:
-            RunFailed: a host cannot take part.
-        """
-        assert isinstance(prepared, OnHosts)
-        if prepared.bundle is None:
-            ready_hosts(prepared.inventory.hosts, prepared.launch.spec.precision)
+        """See `hetopt.backends.backend.Backend`: only the hosts know, and `submit` asks them."""
 
     def submit(self, prepared: Prepared, folders: RunFolders) -> tuple[RunHandle, Launch]:
-        """See `hetopt.backends.backend.Backend`."""
+        """See `hetopt.backends.backend.Backend`. The hosts are asked first, and nothing is changed on them by that.
+
+        Raises:
+            RunFailed: a host cannot take part; nothing has begun.
+        """
         assert isinstance(prepared, OnHosts)
-        self.check_ready(prepared)
+        inventory = ready(prepared.inventory, prepared.launch.spec.precision)
         folder, launch = prepared.begun(folders)
         if prepared.bundle is not None:
-            prepared.inventory.save(folder / INVENTORY_FILE)
+            launch = launch.model_copy(update={"spec": _ranked(launch.spec, inventory)})
+            inventory.save(folder / INVENTORY_FILE)
             (folder / BUNDLE_FILE).write_bytes(prepared.bundle.data)
         launch.save(folder / LAUNCH_FILE)
         return self.start(launch.spec, folder, {}), launch
@@ -117,10 +116,10 @@ class SshProbes(SshBackend):
         """See `ProcessLauncher.start`; the spec names some of the hosts."""
         names = set(host_names(spec))
         hosts = tuple(host for host in self.inventory.hosts if host.name in names)
-        some = Inventory(hosts=hosts, bundle_sha256=self.bundle.sha256)
+        some = self.inventory.model_copy(update={"hosts": hosts})
         some.save(run_dir / INVENTORY_FILE)
         (run_dir / BUNDLE_FILE).write_bytes(self.bundle.data)
-        return super().start(spec_on(spec, some, self.bundle, None), run_dir, environment)
+        return super().start(_ranked(spec_on(spec, some, self.bundle, None), some), run_dir, environment)
 
 
 def _hosts(options: LaunchOptions) -> tuple[Host, ...]:
@@ -180,39 +179,46 @@ def _shared_alike(plan: Plan, hosts: Sequence[Host]) -> tuple[Mapped, tuple[Host
     return Mapped(run=run, prediction=here.prediction, notes=(note,)), tuple(hosts)
 
 
-def ready_hosts(hosts: Sequence[Host], precision: Precision = "fp32") -> tuple[Host, ...]:
-    """The hosts, each with the address by which the others reach it.
+def ready(inventory: Inventory, precision: Precision = "fp32") -> Inventory:
+    """Ask the hosts of an inventory; it then has the address by which each was reached.
 
     Args:
-        hosts: to ask.
+        inventory: of those to ask.
         precision: that their workers are to compute in.
 
     Raises:
         RunFailed: one cannot take part.
     """
-    found = check_hosts(hosts, precision)
-    bad: list[HostFound] = [one for one in found if one.verdict == "bad"]
+    found = check_hosts(inventory.hosts, precision)
+    bad: list[HostFound] = [host for host in found if host.verdict == "bad"]
     if bad:
         trouble = bad[0].troubles[0]
         others = f" {len(bad) - 1} more cannot either." if len(bad) > 1 else ""
         raise RunFailed(
             f"{bad[0].name} cannot take part: {trouble.said}.{others}", hint=f"{trouble.hint.rstrip('.')}; {_CHECK}"
         )
-    return tuple(
-        replace(host, private=one.seen.address) if one.seen is not None else host
-        for host, one in zip(hosts, found, strict=True)
-    )
+    reached = {host.name: host.seen.address for host in found if host.seen is not None and host.seen.address}
+    return inventory.model_copy(update={"addresses": reached})
+
+
+def _told(inventory: Inventory) -> tuple[str, ...]:
+    return (f"Connects to {listed([host.reached_as for host in inventory.hosts])}.",)
 
 
 def spec_on(spec: RunSpec, inventory: Inventory, bundle: Bundle, data: str | None) -> RunSpec:
-    """The run as the hosts read it, its workers in the order of their addresses."""
+    """The run as the hosts read it."""
     workers = tuple(
         worker.model_copy(update={"device": "cpu" if CPU in inventory.host(worker.host).devices else "cuda"})
         for worker in spec.workers
     )
     there = {"task": bundle.task, "script": bundle.script, "data_dir": data if data is not None else spec.data_dir}
+    return spec.model_copy(update={"workers": workers, **there})
+
+
+def _ranked(spec: RunSpec, inventory: Inventory) -> RunSpec:
+    """The run with its workers in the order of their hosts' addresses."""
     places = [Place(host=host.name, address=inventory.address(host.name)) for host in inventory.hosts]
-    return ranked_spec(spec.model_copy(update={"workers": workers, **there}), places)
+    return ranked_spec(spec, places)
 
 
 def _priced(prediction: Prediction, hosts: Sequence[Host]) -> tuple[Prediction, tuple[str, ...]]:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 import secrets
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from hetopt.backends.ec2.facts import PYTHON
 from hetopt.backends.ssh import look
@@ -24,9 +25,8 @@ from hetopt.core.artifact import Record, Told
 from hetopt.core.commands import typed
 from hetopt.core.errors import HetoptError
 from hetopt.core.extras import requirement
-from hetopt.core.faults import faults
 from hetopt.core.formatting import bit_rate, bytes_, duration, listed
-from hetopt.core.hosts import CPU, Host
+from hetopt.core.hosts import CPU, AddressAmongHosts, Host, Port
 from hetopt.core.precision import Precision
 
 FACTS_WITHIN_S = 40.0
@@ -45,34 +45,40 @@ LEAST_FREE_FILES = 1000
 """The code is 343 files in 27 folders, and compiling leaves as many again; then there are logs and checkpoints."""
 
 
+Count = Annotated[int, Field(ge=0, le=2**60)]
+"""Of bytes, files or processors."""
+Rate = Annotated[float, Field(ge=0, le=2**64)]
+"""Bits a second."""
+
+
 class Seen(Record):
     """What a host says of itself (`look`)."""
 
-    python: tuple[int, int]
+    python: tuple[Count, Count]
     executable: Told
     system: Told
     machine: Told
     hostname: Told
     identity: Told
-    time_s: float
-    cpus: int = Field(ge=1)
-    load: float
-    memory_bytes: int | None
+    time_s: float = Field(ge=0, le=1e11)
+    cpus: int = Field(ge=1, le=4096)
+    load: float = Field(ge=0, le=1e6)
+    memory_bytes: Count | None
     folder: Told
     writable: bool
     there: Told
-    free_bytes: int
-    free_files: int | None = None
+    free_bytes: Count
+    free_files: Count | None = None
     runs_nothing: bool = False
-    address_space_bytes: int | None = None
+    address_space_bytes: Count | None = None
     file_system: tuple[Told, Told]
     packages: dict[Told, Told | None]
     installs: Told | None = None
-    gpus: tuple[tuple[Told, ...], ...] | Told
+    gpus: tuple[Annotated[tuple[Told, ...], Field(min_length=1)], ...] | Told
     cuda: Told | None
     left: tuple[Told, ...] = ()
-    address: Told | None
-    port: int | None
+    address: AddressAmongHosts | None
+    port: Port | None
     listen_trouble: Told | None
 
 
@@ -80,7 +86,22 @@ class Ways(Record):
     """How a host reaches the others: `yes` or why not, and bits a second to and from those that were measured."""
 
     reached: dict[Told, Told]
-    rates: dict[Told, tuple[float, float]]
+    rates: dict[Told, tuple[Rate, Rate]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suggested:
+    """A setting that plans need and the inventory does not say, as a host was seen.
+
+    Attributes:
+        setting: of `Host`.
+        value: whole megabits or tenths of a GiB, rounded down: a plan that counts on more than there is would be late.
+        source: what says so.
+    """
+
+    setting: str
+    value: float
+    source: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,14 +122,14 @@ class HostFound:
         seen: what it says of itself; None: it could not be asked.
         troubles: the worst first.
         rates: bits a second to another host, and back.
-        for_plans: what plans have to know of it and the inventory does not say, as it was seen and as a file has it.
+        for_plans: what plans have to know of it and the inventory does not say; what nobody knows is not there.
     """
 
     name: str
     seen: Seen | None = None
     troubles: tuple[Trouble, ...] = ()
     rates: Mapping[str, tuple[float, float]]
-    for_plans: str = ""
+    for_plans: tuple[Suggested, ...] = ()
 
     @property
     def verdict(self) -> Literal["good", "bad", "unknown"]:
@@ -129,50 +150,59 @@ def check_hosts(hosts: Sequence[Host], precision: Precision = "fp32") -> tuple[H
         try:
             token = secrets.token_hex(32)
             answers = list(pool.map(lambda talk: _facts(talk, token), talks))
-            seen = {talk.host.name: one for talk, one in zip(talks, answers, strict=True) if isinstance(one, Seen)}
+            seen = {host.name: answer for host, answer in zip(hosts, answers, strict=True) if isinstance(answer, Seen)}
             wishes = _wishes(seen)
             told = list(pool.map(lambda talk: _ways(talk, wishes.get(talk.host.name)), talks))
         finally:
             list(pool.map(Conversation.end, talks))
-    ways = {talk.host.name: one for talk, one in zip(talks, told, strict=True) if isinstance(one, Ways)}
+    ways = {host.name: way for host, way in zip(hosts, told, strict=True) if way is not None}
     between = together(hosts, seen, ways)
     found = []
-    for talk, answer in zip(talks, answers, strict=True):
-        host = talk.host
-        if isinstance(answer, Seen):
-            own = [*alone(host, answer, asked_s=talk.asked_s, banner=talk.banner), *_units(host, answer, precision)]
-        else:
-            own = [Trouble(verdict="bad", said=_clause(answer, host), hint=answer.hint or "")]
-        troubles = sorted([*own, *between.get(host.name, ())], key=lambda one: one.verdict)
+    for host, talk, answer in zip(hosts, talks, answers, strict=True):
+        if isinstance(answer, HetoptError):
+            said = answer.message.rstrip(".").removeprefix(f"{host.name} ")
+            trouble = Trouble(verdict="bad", said=said, hint=answer.hint or "")
+            found.append(HostFound(name=host.name, troubles=(trouble,), rates={}))
+            continue
         rates = ways[host.name].rates if host.name in ways else {}
-        seen_ = seen.get(host.name)
-        unsaid = "" if seen_ is None else _for_plans(host, seen_, rates)
-        found.append(HostFound(name=host.name, seen=seen_, troubles=tuple(troubles), rates=rates, for_plans=unsaid))
+        alone_ = alone(host, answer, asked_s=talk.asked_s, banner=talk.banner)
+        troubles = [*alone_, *_units(host, answer, precision), *between[host.name]]
+        found.append(
+            HostFound(
+                name=host.name,
+                seen=answer,
+                troubles=tuple(sorted(troubles, key=lambda trouble: trouble.verdict)),
+                rates=rates,
+                for_plans=tuple(suggested(host, answer, rates)),
+            )
+        )
     return tuple(found)
 
 
-def _for_plans(host: Host, seen: Seen, rates: Mapping[str, tuple[float, float]]) -> str:
-    """Whole megabits and tenths of a GiB, rounded down: a plan that counts on more than there is would be late."""
-    slowest = min((min(both) for both in rates.values()), default=None)
-    settings = [f"cpus = {seen.cpus}"] * (host.cpus is None)
+def suggested(host: Host, seen: Seen, rates: Mapping[str, tuple[float, float]]) -> Iterator[Suggested]:
+    """Yield the settings of a host that plans need, its inventory lacks, and somebody measured.
+
+    Args:
+        host: as its owner describes it.
+        seen: as it is.
+        rates: bits a second to another host, and back.
+    """
+    if host.cpus is None:
+        yield Suggested(setting="cpus", value=seen.cpus, source="read there: what its processes may use")
     if host.memory_gib is None and seen.memory_bytes is not None:
-        settings.append(f"memory_gib = {math.floor(10 * seen.memory_bytes / 2**30) / 10:g}")
-    if host.network_mbit is None:
-        settings.append("network_mbit = 1000" if slowest is None else f"network_mbit = {max(1, int(slowest / 1e6))}")
-    return ", ".join(settings)
-
-
-def _clause(error: HetoptError, host: Host) -> str:
-    return error.message.rstrip(".").removeprefix(f"{host.name} ")
+        gib = math.floor(10 * seen.memory_bytes / 2**30) / 10
+        yield Suggested(setting="memory_gib", value=gib, source="read there: all of its memory")
+    slowest = min(((min(both), name) for name, both in rates.items()), default=(0.0, ""))
+    if host.network_mbit is None and slowest[0] >= 1e6:
+        source = f"measured with {slowest[1]}: the slower direction"
+        yield Suggested(setting="network_mbit", value=int(slowest[0] / 1e6), source=source)
 
 
 def _facts(talk: Conversation, token: str) -> Seen | HetoptError:
     host = talk.host
     question = {"address": host.private, "folder": host.folder, "token": token, "install": host.install}
     try:
-        return Seen.model_validate(talk.begin(question, FACTS_WITHIN_S))
-    except ValidationError as error:
-        return HetoptError(f"{talk.host.name} says of itself what cannot be ({faults(error)[0]}).")
+        return talk.begin(question, Seen, FACTS_WITHIN_S)
     except HetoptError as error:
         return error
 
@@ -193,9 +223,14 @@ def _ways(talk: Conversation, wish: dict[str, Any] | None) -> Ways | None:
     if wish is None or not wish["others"]:
         return None
     try:
-        return Ways.model_validate(talk.ask(wish, WAYS_WITHIN_S))
-    except (HetoptError, ValidationError):
+        told = talk.ask(wish, Ways, WAYS_WITHIN_S)
+    except HetoptError:
         return None
+    asked = {name for name, _, _ in wish["others"]}
+    return Ways(
+        reached={name: how for name, how in told.reached.items() if name in asked},
+        rates={name: rate for name, rate in told.rates.items() if name in asked},
+    )
 
 
 def alone(host: Host, seen: Seen, *, asked_s: float, banner: str = "") -> list[Trouble]:
@@ -335,8 +370,8 @@ def cuda_of(torch: str) -> tuple[int, int] | None:
     None: it says that it was built for none. A version from PyPI says nothing: CUDA 12 before torch 2.11, and 13 then.
     """
     plain, _, local = torch.partition("+")
-    if local.startswith("cu") and local[2:].isdigit():
-        return int(local[2:-1]), int(local[-1])
+    if found := re.fullmatch(r"cu([0-9]{1,4})([0-9])", local):
+        return int(found[1]), int(found[2])
     if local:
         return None
     version = _version(plain)
@@ -344,8 +379,8 @@ def cuda_of(torch: str) -> tuple[int, int] | None:
 
 
 def _version(text: str) -> tuple[int, ...]:
-    parts = text.split(".")[:2]
-    return tuple(int(part) for part in parts) if all(part.isdigit() for part in parts) else ()
+    found = re.match(r"([0-9]{1,4})\.([0-9]{1,4})", text)
+    return () if found is None else (int(found[1]), int(found[2]))
 
 
 def together(

@@ -9,7 +9,6 @@ to go on with those that are there then (`next_move`).
 from __future__ import annotations
 
 import datetime
-import json
 import re
 import sys
 import threading
@@ -26,6 +25,7 @@ from hetopt.backends.ec2.protocol import (
     Lease,
     Place,
     Placements,
+    State,
     is_over,
     spec_digest,
 )
@@ -33,8 +33,9 @@ from hetopt.backends.ec2.renter.placement import placement_json, without
 from hetopt.backends.processes import conduct
 from hetopt.backends.ssh.inventory import INVENTORY_FILE, Inventory
 from hetopt.backends.ssh.link import Link, Part
-from hetopt.backends.ssh.objects import LOAD_FOLDER, FolderObjects, write_text
+from hetopt.backends.ssh.objects import LOAD_FOLDER, FolderObjects, Load, write_text
 from hetopt.backends.ssh.others import is_taken
+from hetopt.core.artifact import read_words
 from hetopt.core.bucket_traffic import LEASE_OBJECT, PLACEMENT_OBJECT
 from hetopt.core.errors import HetoptError, RunFailed
 from hetopt.core.events.log import EVENTS_FILE, EventLog
@@ -42,7 +43,6 @@ from hetopt.core.events.reader import read_log
 from hetopt.core.hosts import CPU
 from hetopt.core.nodes import host_names
 from hetopt.core.paths import inside
-from hetopt.core.plain_text import one_line
 from hetopt.core.process_guard import StopSignal
 from hetopt.core.run_folder import LATEST_OBJECT, OBJECTS_FOLDER, STOP_FILE, read_spec
 from hetopt.core.run_spec import RunSpec
@@ -133,7 +133,9 @@ def in_our_time(lines: bytes, ahead_s: float) -> bytes:
     if abs(ahead_s) <= MOST_SKEW_S:
         return lines
     return re.sub(
-        rb'(?m)^(\{.*?"time_s": )([0-9.e+-]+)', lambda found: found[1] + b"%.6f" % (float(found[2]) - ahead_s), lines
+        rb'(?m)^(\{.*?"time_s": )(-?[0-9]{1,15}(?:\.[0-9]{1,20})?(?:e[+-]?[0-9]{1,2})?)(?=[,}])',
+        lambda found: found[1] + b"%.6f" % (float(found[2]) - ahead_s),
+        lines,
     )
 
 
@@ -384,26 +386,18 @@ class Conductor:
             self._heard_load(host, data)
 
     def _heard(self, host: str, data: bytes) -> None:
-        try:
-            told = json.loads(data)
-            does, generation = str(told["does"]), told.get("generation")
-            # Where the clock is set later, an event says so.
-            self._ahead_s.setdefault(host, float(told["time_s"]) - time.time())
-        except (ValueError, KeyError, TypeError):
-            return
-        if does.startswith("ended with ") and generation == self._generation:
-            code = does.removeprefix("ended with ")
-            self._ended[host] = int(code) if code.lstrip("-").isdigit() else RunFailed.exit_code
-            if told.get("reason"):
-                self._reasons.append(one_line(str(told["reason"]))[:500])
+        said = read_words(State, data, host)
+        # Where the clock is set later, an event says so.
+        self._ahead_s.setdefault(host, said.time_s - time.time())
+        code = said.does.removeprefix("ended with ")
+        if code != said.does and said.generation == self._generation:
+            self._ended[host] = int(code)
+            if said.reason:
+                self._reasons.append(said.reason[:500])
 
     def _heard_load(self, host: str, data: bytes) -> None:
-        limit = self.inventory.host(host).busy_cpus
-        try:
-            busy = float(json.loads(data)["busy_cpus"])
-        except (ValueError, KeyError, TypeError):
-            return
-        if limit is not None and is_taken(host in self._taken, busy, limit):
+        limit, busy_cpus = self.inventory.host(host).busy_cpus, read_words(Load, data, host).busy_cpus
+        if limit is not None and is_taken(host in self._taken, busy_cpus, limit):
             self._taken.add(host)
         else:
             self._taken.discard(host)

@@ -5,44 +5,61 @@ from __future__ import annotations
 import json
 import queue
 import re
-import subprocess
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import IO
 
-from hetopt.backends.ssh.edge import MARK, NO_PYTHON, UNREACHED, let_go, start, why_unreached
+from hetopt.backends.ssh.edge import MARK, NO_PYTHON, UNREACHED, Program, let_go, say, start, why_unreached
+from hetopt.core.artifact import AnyRecord, read_words
 from hetopt.core.errors import HetoptError, RunFailed
 from hetopt.core.hosts import Host
+from hetopt.core.paths import shown
 from hetopt.core.plain_text import one_line
 
 OLDEST_PYTHON = (3, 11)
-"""That training runs with; `tests/packaging` holds it to pyproject.toml."""
+"""That training runs with."""
 
-_MOST_LINE = 1_000_000
+_MOST_BYTES = 4_000_000
+"""Of a program's words and of its shell's: 64 GPUs and what earlier runs left take some thousands."""
 _END_S = 5.0
 
 
-def checked_python(host: Host, said: str) -> tuple[int, ...]:
-    """The version of a host's interpreter, by the first thing that it says.
+def words_of(stream: IO[bytes], printed: Callable[[str], None]) -> Iterator[str]:
+    """Yield each line that a program says, up to some megabytes.
+
+    Args:
+        stream: of its standard output.
+        printed: takes each line that its shell prints beside.
+    """
+    left = _MOST_BYTES
+    while left > 0 and (data := stream.readline(left)):
+        left -= len(data)
+        line = data.decode(errors="replace")
+        if line.startswith(MARK):
+            yield line.removeprefix(MARK).rstrip("\n")
+        elif line.strip():
+            printed(one_line(line))
+
+
+def check_version(said: str, host: Host) -> None:
+    """Refuse a host by the version of its interpreter, which is the first thing that it says.
 
     Raises:
         RunFailed: there is none, or it is too old.
     """
+    hint = 'name another interpreter there: python = "~/venv/bin/python"'
     if said == NO_PYTHON:
-        raise RunFailed(
-            f"{host.name} has no {host.python}.",
-            hint='install Python there, or name an interpreter: python = "~/venv/bin/python"',
-        )
-    version = tuple(int(part) for part in said.split(".") if part.isdigit())
-    if version < OLDEST_PYTHON:
+        raise RunFailed(f"{host.name} has no {host.python}.", hint=f"install Python there, or {hint}")
+    version = re.fullmatch(r"([0-9]{1,3})\.([0-9]{1,3})", said)
+    if version is None:
+        raise RunFailed(f"{host.name} calls its Python {shown(said)}, which is no version.", hint=hint)
+    if (int(version[1]), int(version[2])) < OLDEST_PYTHON:
         least = ".".join(map(str, OLDEST_PYTHON))
         raise RunFailed(
-            f"{host.name} has Python {said} as {host.python}, and training needs {least} or newer.",
-            hint='name another interpreter there: python = "~/venv/bin/python"',
+            f"{host.name} has Python {said} as {host.python}, and training needs {least} or newer.", hint=hint
         )
-    return version
 
 
 @dataclass(kw_only=True)
@@ -53,57 +70,45 @@ class Conversation:
         host: which.
         banner: what its shell printed of its own, if anything.
         asked_s: when the program was started here, seconds since the epoch.
-        python: of its interpreter.
     """
 
     host: Host
     source: str
     banner: str = ""
     asked_s: float = 0.0
-    python: tuple[int, ...] = ()
     _said: queue.Queue[str | None] = field(default_factory=queue.Queue)
     _complaints: list[bytes] = field(default_factory=list)
     _printed: list[str] = field(default_factory=list)
     _silent: threading.Event = field(default_factory=threading.Event)
-    _process: subprocess.Popen[bytes] | None = None
+    _program: Program | None = None
 
-    def begin(self, question: object, patience_s: float) -> Any:
+    def begin(self, question: object, kind: type[AnyRecord], patience_s: float) -> AnyRecord:
         """Start the program, hand it what it asks for first, and hear its first answer.
 
         Raises:
-            HetoptError: the host is not reached, or has no Python that can run the program.
+            HetoptError: the host is not reached, has no Python that can run the program, or says what cannot be.
         """
         self.asked_s = time.time()
-        process = self._process = start(self.host, self.source)
-        assert process.stdout is not None
-        assert process.stderr is not None
-        threading.Thread(target=self._hear, args=(process.stdout,), daemon=True).start()
-        threading.Thread(target=self._hear_complaints, args=(process.stderr,), daemon=True).start()
-        version = self._next(time.monotonic() + patience_s)
-        self.python = checked_python(self.host, version)
-        return self.ask(question, patience_s)
+        program = self._program = start(self.host, self.source)
+        threading.Thread(target=self._hear, args=(program.stdout,), daemon=True).start()
+        threading.Thread(target=self._hear_complaints, args=(program.ssh.stderr,), daemon=True).start()
+        check_version(self._next(time.monotonic() + patience_s), self.host)
+        return self.ask(question, kind, patience_s)
 
-    def ask(self, question: object, patience_s: float) -> Any:
+    def ask(self, question: object, kind: type[AnyRecord], patience_s: float) -> AnyRecord:
         """Hand the program a line, and hear what it says to that.
 
         Raises:
-            HetoptError: it ended, or says nothing in time.
+            HetoptError: it ended, says nothing in time, or says what cannot be.
         """
-        assert self._process is not None
-        assert self._process.stdin is not None
-        with suppress(OSError):  # it may have ended, which what it says next tells
-            self._process.stdin.write(json.dumps(question).encode() + b"\n")
-            self._process.stdin.flush()
-        text = self._next(time.monotonic() + patience_s)
-        try:
-            return json.loads(text)
-        except ValueError:
-            raise RunFailed(f"{self.host.name} says what cannot be read: {one_line(text)[:80]!r}.") from None
+        assert self._program is not None
+        say(self._program, json.dumps(question).encode() + b"\n")
+        return read_words(kind, self._next(time.monotonic() + patience_s), self.host.name)
 
     def end(self) -> None:
         """Let go of the host."""
-        if self._process is not None:
-            let_go(self._process, _END_S)
+        if self._program is not None:
+            let_go(self._program, _END_S)
 
     def _next(self, deadline: float) -> str:
         try:
@@ -117,8 +122,8 @@ class Conversation:
         return line
 
     def _why_ended(self) -> HetoptError:
-        assert self._process is not None
-        code = self._process.wait()
+        assert self._program is not None
+        code = let_go(self._program, _END_S)
         self._silent.wait(_END_S)
         complaint = b"".join(self._complaints).decode(errors="replace")
         if code == UNREACHED or re.search("password", complaint, re.IGNORECASE):
@@ -132,21 +137,16 @@ class Conversation:
 
     def _hear(self, stream: IO[bytes]) -> None:
         """Tell what the program says from what its shell prints before."""
-        before = self._printed
         with stream:
-            for data in iter(lambda: stream.readline(_MOST_LINE), b""):
-                line = data.decode(errors="replace").rstrip("\n")
-                if line.startswith(MARK):
-                    self.banner = self.banner or " ".join(before)[:200]
-                    self._said.put(line.removeprefix(MARK))
-                    before.clear()
-                elif line.strip() and not self.python:
-                    before.append(one_line(line.strip()))
+            for line in words_of(stream, self._printed.append):
+                self.banner = self.banner or " ".join(self._printed)[:200]
+                self._printed.clear()
+                self._said.put(line)
         self._said.put(None)
 
     def _hear_complaints(self, stream: IO[bytes]) -> None:
         with stream:
-            for data in iter(lambda: stream.readline(_MOST_LINE), b""):
-                if sum(map(len, self._complaints)) < _MOST_LINE:
+            for data in iter(lambda: stream.readline(_MOST_BYTES), b""):
+                if sum(map(len, self._complaints)) < _MOST_BYTES:
                     self._complaints.append(data)
         self._silent.set()

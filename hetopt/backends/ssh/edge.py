@@ -8,14 +8,15 @@ that one connection.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shlex
 import subprocess
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import IO
+from typing import IO, NamedTuple
 
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.hosts import Host
@@ -52,13 +53,26 @@ _OPTIONS = {
 
 
 def ssh_argv(host: Host, command: str, environment: Mapping[str, str] = os.environ) -> list[str]:
-    """The ssh command line that runs a command on a host.
+    """Return the ssh command line that runs a command on a host.
+
+    It has the same options at each host on the way: of ssh's own ``-J`` they would hold for the last alone.
 
     Args:
-        host: whose record has been checked: no field of it can be an option.
+        host: of whose fields none can be an option.
         command: for the user's shell there.
         environment: of this process.
     """
+    way: list[str] = []
+    for hop in host.through:
+        # The nearest hop's command stands in the next one's: ssh expands each once (ssh_config(5), TOKENS), and a shell
+        # splits it once.
+        words = [word.replace("%", "%%") for word in [*_words(hop, way, environment), "--", hop.address]]
+        way = ["-o", f"ProxyCommand={shlex.join([*words[:-2], '-W', '[%h]:%p', *words[-2:]])}"]
+    return [*_words(host, way, environment), "--", host.address, command]
+
+
+def _words(host: Host, way: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """Return ssh and its options for a host that is reached so, as far as the host itself."""
     words = shlex.split(environment.get(SSH_VARIABLE) or "ssh")
     for name, value in _OPTIONS.items():
         words += ["-o", f"{name}={value}"]
@@ -68,9 +82,7 @@ def ssh_argv(host: Host, command: str, environment: Mapping[str, str] = os.envir
         words += ["-l", host.user]
     if host.key is not None:
         words += ["-i", str(expanded(host.key))]
-    if host.jump is not None:
-        words += ["-J", host.jump]
-    return [*words, "--", host.address.strip("[]"), command]
+    return [*words, *way]
 
 
 def python_command(python: str, code: bytes) -> str:
@@ -100,8 +112,16 @@ def python_command(python: str, code: bytes) -> str:
     return f"exec sh -c {shlex.quote(script)}"
 
 
-def start(host: Host, source: str, *, errors: IO[bytes] | int = subprocess.PIPE) -> subprocess.Popen[bytes]:
-    """Run a program on a host; its standard input and output are the process's.
+class Program(NamedTuple):
+    """A program on a host, as the ssh that runs it here."""
+
+    ssh: subprocess.Popen[bytes]
+    stdin: IO[bytes]
+    stdout: io.BufferedReader
+
+
+def start(host: Host, source: str, *, errors: IO[bytes] | int = subprocess.PIPE) -> Program:
+    """Run a program on a host.
 
     Args:
         host: which.
@@ -117,27 +137,38 @@ def start(host: Host, source: str, *, errors: IO[bytes] | int = subprocess.PIPE)
         process = subprocess.Popen(
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
         )
-    except FileNotFoundError:
+    except OSError as error:
         raise BadInput(
-            f"{argv[0]} is not installed here.", hint="install OpenSSH's client, such as `apt install openssh-client`"
+            f"{argv[0]} cannot be started here: {error.strerror}.",
+            hint=f"install OpenSSH's client, such as `apt install openssh-client`, or correct {SSH_VARIABLE}",
         ) from None
     assert process.stdin is not None
-    with suppress(BrokenPipeError):  # why, its exit code and its complaints say
-        process.stdin.write(code)
-        process.stdin.flush()
-    return process
+    assert isinstance(process.stdout, io.BufferedReader)
+    program = Program(process, process.stdin, process.stdout)
+    say(program, code)
+    return program
 
 
-def let_go(process: subprocess.Popen[bytes], within_s: float) -> None:
-    """Say to a program on a host that nothing more comes; one that has not ended after so long is cut off."""
-    assert process.stdin is not None
+def say(program: Program, data: bytes) -> None:
+    """Hand a program its next bytes; where it has ended, its exit code and its complaints say why."""
+    with suppress(OSError):
+        program.stdin.write(data)
+        program.stdin.flush()
+
+
+def let_go(program: Program, within_s: float) -> int:
+    """Say to a program on a host that nothing more comes; one that has not ended after so long is cut off.
+
+    Returns:
+        ssh's exit code.
+    """
     with suppress(OSError):  # it may have gone already
-        process.stdin.close()
+        program.stdin.close()
     try:
-        process.wait(within_s)
+        return program.ssh.wait(within_s)
     except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        program.ssh.kill()
+        return program.ssh.wait()
 
 
 def why_unreached(host: Host, complaint: str) -> RunFailed:

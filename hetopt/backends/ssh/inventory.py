@@ -6,22 +6,23 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from hetopt.core.artifact import Artifact
+from hetopt.core.artifact import Artifact, HostName
 from hetopt.core.errors import BadInput
-from hetopt.core.hosts import Host
+from hetopt.core.hosts import MOST_HOSTS, AddressAmongHosts, Host
 from hetopt.core.names import known
 
 INVENTORY_FILE = "inventory.json"
 
 
 class Inventory(Artifact):
-    """Which machines take part, and by which address each is known to the others (`Host.private`)."""
+    """Which machines take part, and by which address each that says none was reached (`Host.private`)."""
 
     KIND: ClassVar[str] = "inventory"
     VERSION: ClassVar[int] = 1
     MADE_BY: ClassVar[str] = "hetopt launch PLAN --on ssh"
 
-    hosts: tuple[Host, ...] = Field(min_length=1)
+    hosts: tuple[Host, ...] = Field(min_length=1, max_length=MOST_HOSTS)
+    addresses: dict[HostName, AddressAmongHosts] = Field(default_factory=dict)
     bundle_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
     def host(self, name: str) -> Host:
@@ -39,7 +40,7 @@ class Inventory(Artifact):
         Raises:
             BadInput: nobody knows.
         """
-        found = self.host(name).private
+        found = self.host(name).private or self.addresses.get(name)
         if found is None:
             raise BadInput(f"{name} has no address among the others.", hint="say it: private = 192.168.1.20")
         return found

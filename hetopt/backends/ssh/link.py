@@ -3,32 +3,43 @@
 from __future__ import annotations
 
 import inspect
-import io
 import json
-import subprocess
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hetopt.backends.ssh import receive
-from hetopt.backends.ssh.conversation import checked_python
-from hetopt.backends.ssh.edge import MARK, let_go, start, why_unreached
-from hetopt.backends.ssh.objects import MODELS, FolderObjects, answer, check_allowed, frame, read_frame
-from hetopt.core.errors import BadInput, HetoptError, RunFailed
+from hetopt.backends.ssh.conversation import check_version, words_of
+from hetopt.backends.ssh.edge import Program, let_go, say, start, why_unreached
+from hetopt.backends.ssh.objects import (
+    OBJECTS,
+    Answer,
+    FolderObjects,
+    Request,
+    answer,
+    check_allowed,
+    frame,
+    read_frame,
+)
+from hetopt.core.artifact import Record, Told, read_words
+from hetopt.core.errors import HetoptError, RunFailed
 from hetopt.core.hosts import CPU, Host
-from hetopt.core.plain_text import one_line
-from hetopt.core.reading import decoded, read_bytes
 
 BEGIN_WITHIN_S = 120.0
 """Connecting, and sending the code."""
 INSTALL_WITHIN_S = 1800.0
 """Some gigabytes over a slow line, and their files."""
 _END_S = 20.0
-_MOST_LINE = 1_000_000
+
+
+class Begun(Record):
+    """What a host says once it has the code: the folder that it runs in, or why it does not."""
+
+    ready: Told | None = None
+    refused: Told | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +83,7 @@ class Link:
     heard_s: float = 0.0
     speaks: bool = False
     gone: threading.Event = field(default_factory=threading.Event)
-    _process: subprocess.Popen[bytes] | None = None
+    _program: Program | None = None
 
     def begin(self, part: Part) -> None:
         """Connect, send the code, and answer from then on in a thread of its own.
@@ -82,28 +93,10 @@ class Link:
         """
         self.errors.parent.mkdir(parents=True, exist_ok=True)
         with self.errors.open("ab") as errors:
-            process = self._process = start(self.host, inspect.getsource(receive), errors=errors)
-        late = threading.Timer(INSTALL_WITHIN_S if self.host.install else BEGIN_WITHIN_S, process.kill)
+            program = self._program = start(self.host, inspect.getsource(receive), errors=errors)
+        words = words_of(program.stdout, lambda line: None)
+        late = threading.Timer(INSTALL_WITHIN_S if self.host.install else BEGIN_WITHIN_S, program.ssh.kill)
         late.start()
-        try:
-            checked_python(self.host, self._line())
-            told = json.loads(self._offered(part))
-        except ValueError:
-            raise RunFailed(f"{self.host.name} says what cannot be read.") from None
-        finally:
-            late.cancel()
-        if "refused" in told:
-            raise RunFailed(
-                f"{self.host.name} does not take part: {one_line(str(told['refused']))[:300]}.",
-                hint="look at it with `hetopt hosts check`",
-            )
-        self.heard_s = time.monotonic()
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def _offered(self, part: Part) -> str:
-        """Send the code; what the host says to that."""
-        assert self._process is not None
-        assert self._process.stdin is not None
         header = {
             "folder": self.host.folder,
             "run": part.run,
@@ -114,77 +107,75 @@ class Link:
             "gpu": CPU not in self.host.devices,
             "config": part.config,
         }
-        with suppress(OSError):  # why, it says
-            self._process.stdin.write(json.dumps(header).encode() + b"\n" + part.code)
-            self._process.stdin.flush()
-        return self._line()
+        try:
+            check_version(self._next(words), self.host)
+            say(program, json.dumps(header).encode() + b"\n" + part.code)
+            begun = read_words(Begun, self._next(words), self.host.name)
+        finally:
+            late.cancel()
+        if begun.refused is not None:
+            raise RunFailed(
+                f"{self.host.name} does not take part: {begun.refused[:300]}.",
+                hint="look at it with `hetopt hosts check`",
+            )
+        self.heard_s = time.monotonic()
+        threading.Thread(target=self._serve, args=(program,), daemon=True).start()
 
-    def _line(self) -> str:
-        """The next thing that it says; what its shell prints beside is passed over.
+    def _next(self, words: Iterator[str]) -> str:
+        """Return the next thing that it says.
 
         Raises:
-            HetoptError: it ended.
+            RunFailed: it ended.
         """
-        assert self._process is not None
-        assert self._process.stdout is not None
-        while line := self._process.stdout.readline(_MOST_LINE).decode(errors="replace"):
-            if line.startswith(MARK):
-                return line.removeprefix(MARK).rstrip("\n")
-        self._process.wait()
-        raise self.why_gone()
-
-    def why_gone(self) -> HetoptError:
-        """Why the connection ended."""
-        said = decoded(read_bytes(self.errors).replace(b"\0", b"")[-2000:], origin="")
-        return why_unreached(self.host, said)
+        word = next(words, None)
+        if word is None:
+            self.end()
+            complaint = self.errors.read_bytes().replace(b"\0", b"")[-2000:]
+            raise why_unreached(self.host, complaint.decode(errors="replace"))
+        return word
 
     def end(self) -> None:
         """Let go: the host ends its part, and removes what it has."""
-        if self._process is not None:
-            let_go(self._process, _END_S)
+        if self._program is not None:
+            let_go(self._program, _END_S)
 
     def cut(self) -> None:
         """End the connection at once: the host does not answer any more."""
-        if self._process is not None:
-            self._process.kill()
+        if self._program is not None:
+            self._program.ssh.kill()
 
     @property
     def is_over(self) -> bool:
         """Whether the connection has ended."""
-        return self.gone.is_set() or self._process is None or self._process.poll() is not None
+        return self.gone.is_set() or self._program is None or self._program.ssh.poll() is not None
 
-    def _serve(self) -> None:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
+    def _serve(self, program: Program) -> None:
+        def read(count: int) -> bytes:
+            """Return so many bytes, or fewer at the end; a part that comes over a slow line is heard while it does."""
+            data = bytearray()
+            while len(data) < count and (piece := program.stdout.read1(count - len(data))):
+                data += piece
+                self.heard_s, self.speaks = time.monotonic(), True
+            return bytes(data)
+
         try:
-            while (asked := read_frame(self._read)) is not None:
-                self._process.stdin.write(frame(*self._answer(*asked)))
-                self._process.stdin.flush()
+            while (asked := read_frame(read)) is not None:
+                program.stdin.write(frame(*self._answer(*asked)))
+                program.stdin.flush()
         except (OSError, ValueError):
-            self.cut()  # it is gone, or says what nobody understands
+            self.cut()  # it is gone, or has a frame that is none
         finally:
             self.gone.set()
 
-    def _read(self, count: int) -> bytes:
-        """So many bytes, or fewer at the end; a part that comes over a slow line is heard while it does."""
-        assert self._process is not None
-        stream = self._process.stdout
-        assert isinstance(stream, io.BufferedReader)
-        data = bytearray()
-        while len(data) < count and (piece := stream.read1(count - len(data))):
-            data += piece
-            self.heard_s, self.speaks = time.monotonic(), True
-        return bytes(data)
-
-    def _answer(self, asked: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
-        objects = self.models if asked.get("place") == MODELS else self.objects
-        with self.lock:
-            try:
-                check_allowed(str(asked.get("what")), str(asked.get("place")), str(asked.get("name", "")))
-                told = answer(objects, asked, body)
-                if asked.get("what") == "put" and objects is self.objects:
-                    self.wrote(str(asked["name"]), body)
-            except (BadInput, KeyError, TypeError, OSError) as error:
-                return {"refused": one_line(str(error))}, b""
-        return told
+    def _answer(self, header: bytes, body: bytes) -> tuple[Answer, bytes]:
+        try:
+            request = read_words(Request, header, self.host.name)
+            objects = self.objects if request.place == OBJECTS else self.models
+            check_allowed(request)
+            with self.lock:
+                answered = answer(objects, request, body)
+                if request.what == "put" and request.place == OBJECTS:
+                    self.wrote(request.name, body)
+        except (HetoptError, OSError):
+            return Answer(), b""
+        return answered

@@ -15,6 +15,7 @@ import platform
 import re
 import resource
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -27,6 +28,7 @@ CONNECT_S = 2.0
 SEND_S = 0.3
 CHUNK = 65536
 MOST_WAITING_S = 30.0
+RATE = struct.Struct("!Q")
 
 
 def main() -> None:
@@ -84,8 +86,7 @@ def _answer(connection: socket.socket, token: bytes) -> None:
             return
         connection.sendall(b"y")
         if _exactly(connection, 1) == b"r":
-            rate = _receive(connection)
-            connection.sendall(json.dumps(rate).encode() + b"\n")
+            connection.sendall(RATE.pack(_receive(connection)))
             _send(connection)
     except OSError:
         pass  # the other end says what was wrong
@@ -112,14 +113,14 @@ def _send(connection: socket.socket) -> None:
     connection.sendall(b"0" + bytes(CHUNK - 1))
 
 
-def _receive(connection: socket.socket) -> float:
+def _receive(connection: socket.socket) -> int:
     """Bits a second."""
     chunk = _exactly(connection, CHUNK)
     begun, total = time.monotonic(), 0
     while chunk[:1] == b"1":
         chunk = _exactly(connection, CHUNK)
         total += CHUNK
-    return 8 * total / max(1e-6, time.monotonic() - begun)
+    return int(8 * total / max(1e-6, time.monotonic() - begun))
 
 
 def _try_ways(wish: dict[str, Any], token: bytes) -> dict[str, Any]:
@@ -145,10 +146,8 @@ def _try_way(said: dict[str, Any], name: str, address: str, port: int, token: by
             if measures:
                 connection.sendall(b"r")
                 _send(connection)
-                line = b""
-                while not line.endswith(b"\n"):
-                    line += _exactly(connection, 1)
-                said["rates"][name] = [json.loads(line.decode()), _receive(connection)]
+                there = RATE.unpack(_exactly(connection, RATE.size))[0]
+                said["rates"][name] = [there, _receive(connection)]
             else:
                 connection.sendall(b"q")
     except OSError as error:

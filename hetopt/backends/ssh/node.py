@@ -21,7 +21,7 @@ from hetopt.backends.ec2.node.agent import Agent
 from hetopt.backends.ec2.node.imds import Notice
 from hetopt.backends.processes import LONGEST_STOP_S
 from hetopt.backends.ssh import gpus
-from hetopt.backends.ssh.objects import LOAD_FOLDER, MODELS, OBJECTS, Connection, Cut, RemoteObjects
+from hetopt.backends.ssh.objects import LOAD_FOLDER, MODELS, OBJECTS, Connection, Cut, Load, RemoteObjects
 from hetopt.backends.ssh.others import LOOK_EVERY_S, Others
 from hetopt.core.errors import HetoptError
 from hetopt.core.hosts import CPU
@@ -70,7 +70,7 @@ def tell_load(objects: RemoteObjects, own: str) -> None:
         while True:
             busy = others.busy_cpus()
             if busy is not None:
-                objects.put(f"{LOAD_FOLDER}/{own}.json", json.dumps({"busy_cpus": busy}).encode())
+                objects.put(f"{LOAD_FOLDER}/{own}.json", Load(busy_cpus=busy).model_dump_json().encode())
             time.sleep(LOOK_EVERY_S)
 
 

@@ -8,7 +8,6 @@ answer are a frame each: two lengths, a line of JSON, and bytes.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import select
 import struct
@@ -17,18 +16,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import IO, Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from hetopt.backends.ec2.objects import GoesOn, Versioned
 from hetopt.backends.ec2.protocol import OUTCOME_OBJECT
-from hetopt.core.artifact import write_atomically
+from hetopt.core.artifact import Record, read_words, write_atomically
 from hetopt.core.errors import BadInput
 from hetopt.core.outputs import OUTPUT_FOLDER
-from hetopt.core.paths import inside, shown
+from hetopt.core.paths import LONGEST_NAME_BYTES, inside, shown
 from hetopt.core.run_folder import MODEL_NAMES
 from hetopt.core.worker_logs import LOG_FOLDER
 
-OBJECTS, MODELS = "objects", "models"
+Place = Literal["objects", "models"]
+OBJECTS: Place = "objects"
+MODELS: Place = "models"
 """The two places: what steers the run, and what it leaves."""
 
 SILENCE_S = 60.0
@@ -36,7 +39,8 @@ SILENCE_S = 60.0
 
 PART_BYTES = 4 * 2**20
 MOST_HEADER = 2**16
-MOST_BODY = 2**30
+MOST_BODY = 2**28
+"""Of a frame; the largest are events that a host could not send for a while, as files go in parts."""
 _LENGTHS = struct.Struct("!IQ")
 _PARTIAL = ".partial"
 
@@ -95,12 +99,13 @@ class FolderObjects:
         self.path(name).unlink(missing_ok=True)
 
     def put_part(self, name: str, offset: int, data: bytes, *, last: bool) -> bool:
-        """Write one part of a file, which has its name once it is whole."""
+        """Write the next part of a file, which has its name once it is whole."""
         path = self.path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = _partial(path)
-        with partial.open("r+b" if offset else "wb") as stream:
-            stream.seek(offset)
+        with partial.open("ab" if offset else "wb") as stream:
+            if stream.tell() != offset:
+                return False
             stream.write(data)
         if last:
             os.replace(partial, path)
@@ -129,53 +134,83 @@ _STEERED_BY_HOSTS = ("ckpt/*", "events/*", f"{LOG_FOLDER}/*", OUTCOME_OBJECT, "s
 _WRITES = ("put", "put_over", "put_part", "delete")
 
 
-def check_allowed(what: str, place: str, name: str) -> None:
+What = Literal["get", "names", "part", "put", "put_over", "put_part", "delete"]
+Name = Annotated[str, Field(max_length=LONGEST_NAME_BYTES)]
+
+
+class Request(Record):
+    """What a host asks for; each field is of the requests that have it (`answer`)."""
+
+    what: What
+    place: Place = OBJECTS
+    name: Name
+    version: Name | None = None
+    offset: int = Field(default=0, ge=0, le=2**50, strict=True)
+    last: bool = Field(default=False, strict=True)
+
+
+class Load(Record):
+    """How many CPUs of a host others keep busy."""
+
+    busy_cpus: float = Field(ge=0)
+
+
+class Answer(Record):
+    """What the launching machine says to that; nothing where it was refused."""
+
+    done: bool = False
+    version: Name | None = None
+    names: tuple[Name, ...] = ()
+    size: int | None = None
+
+
+def check_allowed(request: Request) -> None:
     """Refuse what no host has to do: to steer the run, to read what is not the run's, or to write beside its results.
 
     Raises:
         BadInput: so it is.
     """
-    if place == MODELS:
-        fine = what in _WRITES and any(fnmatchcase(name, one) for one in (MODEL_NAMES, f"{OUTPUT_FOLDER}/*"))
+    writes = request.what in _WRITES
+    if request.place == MODELS:
+        fine = writes and any(fnmatchcase(request.name, pattern) for pattern in (MODEL_NAMES, f"{OUTPUT_FOLDER}/*"))
     else:
-        fine = what not in _WRITES or any(fnmatchcase(name, one) for one in _STEERED_BY_HOSTS)
+        fine = not writes or any(fnmatchcase(request.name, pattern) for pattern in _STEERED_BY_HOSTS)
     if not fine:
-        raise BadInput(f"a host must not {what} {shown(name)}.", hint="update hetopt there")
+        raise BadInput(f"a host must not {request.what} {shown(request.name)}.", hint="update hetopt there")
 
 
-def answer(objects: FolderObjects, asked: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+def answer(objects: FolderObjects, request: Request, body: bytes) -> tuple[Answer, bytes]:
     """What a request is answered with.
 
     Raises:
         BadInput: a name is none.
     """
-    name = str(asked.get("name", ""))
-    match asked.get("what"):
+    name = request.name
+    match request.what:
         case "get":
             found = objects.versioned(name)
-            return {"version": None if found is None else found.version}, b"" if found is None else found.data
+            return (Answer(), b"") if found is None else (Answer(version=found.version), found.data)
         case "put":
-            return {"done": objects.put(name, body)}, b""
+            return Answer(done=objects.put(name, body)), b""
         case "put_over":
-            return {"done": objects.put_over(name, body, asked.get("version"))}, b""
+            return Answer(done=objects.put_over(name, body, request.version)), b""
         case "names":
-            return {"names": list(objects.names(name))}, b""
+            return Answer(names=tuple(objects.names(name))), b""
         case "delete":
             objects.delete(name)
-            return {"done": True}, b""
+            return Answer(done=True), b""
         case "put_part":
-            return {"done": objects.put_part(name, int(asked["offset"]), body, last=bool(asked["last"]))}, b""
+            return Answer(done=objects.put_part(name, request.offset, body, last=request.last)), b""
         case "part":
-            part = objects.part(name, int(asked["offset"]))
-            return {"size": None if part is None else part[1]}, b"" if part is None else part[0]
-    raise BadInput(f"there is no request {asked.get('what')!r}.", hint="update hetopt")
+            part = objects.part(name, request.offset)
+            return (Answer(), b"") if part is None else (Answer(size=part[1]), part[0])
 
 
-def read_frame(read: Callable[[int], bytes]) -> tuple[dict[str, Any], bytes] | None:
-    """The next frame; None at the end.
+def read_frame(read: Callable[[int], bytes]) -> tuple[bytes, bytes] | None:
+    """Return the next frame's header, which is a record in JSON, and its body; None at the end.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is larger than any frame.
     """
     head = read(_LENGTHS.size)
     if len(head) < _LENGTHS.size:
@@ -187,15 +222,12 @@ def read_frame(read: Callable[[int], bytes]) -> tuple[dict[str, Any], bytes] | N
     data = read(body)
     if len(told) < header or len(data) < body:
         return None
-    found = json.loads(told)
-    if not isinstance(found, dict):
-        raise ValueError("a frame's header is an object")
-    return found, data
+    return told, data
 
 
-def frame(header: dict[str, Any], body: bytes = b"") -> bytes:
+def frame(header: Request | Answer, body: bytes = b"") -> bytes:
     """A request or an answer as bytes."""
-    told = json.dumps(header).encode()
+    told = header.model_dump_json(exclude_defaults=True).encode()
     return _LENGTHS.pack(len(told), len(body)) + told + body
 
 
@@ -213,7 +245,7 @@ class Connection:
     silence_s: float = SILENCE_S
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def ask(self, asked: dict[str, Any], body: bytes = b"") -> tuple[dict[str, Any], bytes]:
+    def ask(self, request: Request, body: bytes = b"") -> tuple[Answer, bytes]:
         """Send a request and wait for its answer.
 
         Raises:
@@ -221,7 +253,7 @@ class Connection:
         """
         with self._lock:
             try:
-                data = memoryview(frame(asked, body))
+                data = memoryview(frame(request, body))
                 while data:
                     data = data[os.write(self.outgoing, data[:PART_BYTES]) :]
                 found = read_frame(self._read)
@@ -229,7 +261,7 @@ class Connection:
                 found = None
         if found is None:
             raise Cut("the machine that launched the run is gone")
-        return found
+        return read_words(Answer, found[0], "the machine that launched the run"), found[1]
 
     def _read(self, count: int) -> bytes:
         data = b""
@@ -251,10 +283,10 @@ class RemoteObjects:
     """
 
     connection: Connection
-    place: str
+    place: Place
 
-    def _ask(self, what: str, name: str, body: bytes = b"", **more: Any) -> tuple[dict[str, Any], bytes]:
-        return self.connection.ask({"what": what, "place": self.place, "name": name, **more}, body)
+    def _ask(self, what: What, name: str, body: bytes = b"", **more: Any) -> tuple[Answer, bytes]:
+        return self.connection.ask(Request(what=what, place=self.place, name=name, **more), body)
 
     def get(self, name: str) -> bytes | None:
         """See `Objects`."""
@@ -264,19 +296,19 @@ class RemoteObjects:
     def versioned(self, name: str) -> Versioned | None:
         """See `Objects`."""
         told, data = self._ask("get", name)
-        return None if told.get("version") is None else Versioned(data=data, version=str(told["version"]))
+        return None if told.version is None else Versioned(data=data, version=told.version)
 
     def put(self, name: str, data: bytes) -> bool:
         """See `Objects`."""
-        return bool(self._ask("put", name, data)[0].get("done"))
+        return self._ask("put", name, data)[0].done
 
     def put_over(self, name: str, data: bytes, version: str | None) -> bool:
         """See `Objects`."""
-        return bool(self._ask("put_over", name, data, version=version)[0].get("done"))
+        return self._ask("put_over", name, data, version=version)[0].done
 
     def names(self, prefix: str) -> Sequence[str]:
         """See `Objects`."""
-        return [str(name) for name in self._ask("names", prefix)[0].get("names", ())]
+        return self._ask("names", prefix)[0].names
 
     def delete(self, name: str) -> None:
         """See `Objects`."""
@@ -286,18 +318,14 @@ class RemoteObjects:
         """See `Objects`."""
         with path.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size
-            return self._send(name, stream, size)
-
-    def _send(self, name: str, stream: IO[bytes], size: int) -> bool:
-        offset = 0
-        while True:
-            data = stream.read(PART_BYTES)
-            last = offset + len(data) >= size or not data
-            if not self._ask("put_part", name, data, offset=offset, last=last)[0].get("done"):
-                return False
-            if last:
-                return True
-            offset += len(data)
+            while True:
+                offset = stream.tell()
+                data = stream.read(PART_BYTES)
+                last = offset + len(data) >= size or not data
+                if not self._ask("put_part", name, data, offset=offset, last=last)[0].done:
+                    return False
+                if last:
+                    return True
 
     def fetch(self, name: str, path: Path) -> bool:
         """See `Objects`."""
@@ -305,11 +333,11 @@ class RemoteObjects:
         with partial.open("wb") as stream:
             while True:
                 told, data = self._ask("part", name, offset=stream.tell())
-                if told.get("size") is None:
+                if told.size is None:
                     partial.unlink()
                     return False
                 stream.write(data)
-                if not data or stream.tell() >= int(told["size"]):
+                if not data or stream.tell() >= told.size:
                     break
         os.replace(partial, path)
         return True

@@ -8,7 +8,6 @@ when it booted: the latest end, and the run that was ordered.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.bootstrap import CONFIG_FILE, NodeConfig
@@ -29,6 +28,7 @@ from hetopt.backends.ec2.protocol import (
     OUTCOME_OBJECT,
     Lease,
     Placement,
+    State,
     is_over,
     outcome_json,
     placement_of,
@@ -240,9 +240,9 @@ class Agent:
         # Whoever hears that the first host has ended must know by then whether anything follows.
         if placement.leads and self._is_over(placement):
             self.objects.put(OUTCOME_OBJECT, outcome_json(placement.generation))
-        told = failure_reason(read_log(run_dir / EVENTS_FILE).events) if code and not placement.leads else None
-        why = {} if told is None else {"reason": told}  # the first host's events say it themselves
-        self._say(instance_id, f"ended with {code}", generation=placement.generation, **why)
+        # The first host's events say why themselves.
+        why = failure_reason(read_log(run_dir / EVENTS_FILE).events) if code and not placement.leads else None
+        self._say(instance_id, f"ended with {code}", generation=placement.generation, reason=why)
         return code
 
     def _fetch_data(self, url: str, uploads: Uploads, instance_id: str, host: str) -> bool:
@@ -338,7 +338,7 @@ class Agent:
         notice = self.imds.notice()
         if notice is None:
             return
-        self._say(instance_id, notice.kind, until_s=notice.time_s)
+        self._say(instance_id, notice.kind)
         if notice.kind == "interruption":
             self._doomed = True
             (run_dir / STOP_FILE).touch()
@@ -370,13 +370,12 @@ class Agent:
         uploads.logs()
         uploads.events()
 
-    def _say(self, instance_id: str, what: str, **more: float | str) -> None:
+    def _say(self, instance_id: str, what: str, **more: Any) -> None:
         """Write what this machine does, when that is news or the last word is old."""
         if what == self._said:
             return
-        if self.objects.put(
-            f"state/{instance_id}.json", json.dumps({"time_s": self.clock(), "does": what, **more}).encode()
-        ):
+        state = State(time_s=self.clock(), does=what, **more)
+        if self.objects.put(f"state/{instance_id}.json", state.model_dump_json(exclude_none=True).encode()):
             self._said = what
 
 
