@@ -271,9 +271,9 @@ class Prediction(Record):
     data_transfer_usd: NonNegativeFloat = Field(
         default=0, description="of the data set from another region, before the launch; in the cost"
     )
-    total_s: Range = Field(description="its value is the expectation, by which plans are ranked")
+    total_s: Range = Field(description="its value is the median")
     cost_usd: Range = Field(description="likewise")
-    cost_terms: tuple[CostTerm, ...]
+    cost_terms: tuple[CostTerm, ...] = Field(description="of a run of median cost, which they sum to")
 
     @property
     def bill(self) -> tuple[CostTerm, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hetopt.core.batch_partition import solve_shares
 from hetopt.core.comm.options import settled_collective
@@ -15,7 +16,7 @@ from hetopt.optimizer.cost.cost import planned_usage
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.plan import Assumptions, Candidate, CostTerm, Group, Hardware, Prediction, Range
 from hetopt.optimizer.search.forecast import Forecast, JobModel, shares_of
-from hetopt.optimizer.search.objective import expected
+from hetopt.optimizer.search.objective import Limits, expected
 from hetopt.optimizer.search.search_space import Cluster, MachineOption, SearchSpace
 
 
@@ -56,13 +57,15 @@ def spread(value: float, log_sd: float) -> Range:
     return Range(value=value, low=value / reach, high=value * reach)
 
 
-def on_average(median: Range) -> Range:
-    """The same interval, with what to expect in the place of the median: what plans are ranked by.
-
-    An expectation above the interval is shown as its upper end: that is so where the interval spans a factor of 50,000.
-    """
-    mean = float(expected(np.array(median.value), np.array(median.high)))
-    return median.model_copy(update={"value": min(mean, median.high)})
+def expected_scores(candidates: Sequence[Candidate], limits: Limits) -> NDArray[np.float64]:
+    """Return the score of each candidate's expected time and cost, by which `Limits` rank plans."""
+    predictions = [candidate.prediction for candidate in candidates]
+    return limits.score(
+        *(
+            expected(np.array([figure.value for figure in figures]), np.array([figure.high for figure in figures]))
+            for figures in ([one.total_s for one in predictions], [one.cost_usd for one in predictions])
+        )
+    )
 
 
 def _group(option: MachineOption, machines: int, local_batch_sizes: list[int], collective: Collective) -> Group:
@@ -126,17 +129,14 @@ def _prediction(space: SearchSpace, job: JobModel, cluster: Cluster, found: Fore
         startup_s=at("startup_s"),
         closed_s=at("closed_s"),
         data_transfer_usd=job.before_usd,
-        total_s=on_average(Range(value=at("total_s"), low=at("total_low_s"), high=at("total_high_s"))),
-        cost_usd=on_average(Range(value=at("cost_usd"), low=at("cost_low_usd"), high=at("cost_high_usd"))),
+        total_s=Range(value=at("total_s"), low=at("total_low_s"), high=at("total_high_s")),
+        cost_usd=Range(value=at("cost_usd"), low=at("cost_low_usd"), high=at("cost_high_usd")),
         cost_terms=cost_terms(space, job, cluster, found, row),
     )
 
 
 def cost_terms(space: SearchSpace, job: JobModel, cluster: Cluster, found: Forecast, row: int) -> tuple[CostTerm, ...]:
-    """The bill by line, of a run that takes its median time, and what runs cost beyond that on average.
-
-    The lines sum to the expected cost.
-    """
+    """Return the bill of a run that takes its median time, by line; the lines sum to the median cost, USD."""
 
     def at(column: str) -> float:
         return float(getattr(found, column)[row])
@@ -146,7 +146,7 @@ def cost_terms(space: SearchSpace, job: JobModel, cluster: Cluster, found: Forec
         if job.transfer is None
         else (CostTerm(name="data set from another region", usd=job.transfer.usd, basis=job.transfer.basis),)
     )
-    billed = transfer + itemise(
+    return transfer + itemise(
         [
             Rental(instance_type=space.options[index].name, machines=machines, price=space.options[index].offer.price)
             for index, machines in cluster.machines
@@ -164,12 +164,6 @@ def cost_terms(space: SearchSpace, job: JobModel, cluster: Cluster, found: Forec
         disk_gb=at("disk_gb"),
         hazard_basis=_hazard_basis([space.options[index] for index, _ in cluster.machines]),
     )
-    median = Range(value=at("cost_usd"), low=at("cost_low_usd"), high=at("cost_high_usd"))
-    more_usd = on_average(median).value - median.value
-    return (*billed, CostTerm(name="what is not known", usd=more_usd, basis=NOT_KNOWN))
-
-
-NOT_KNOWN = "the lines above are of a median run; others cost more by more than they cost less, on average by this"
 
 
 def _hazard_basis(options: Sequence[MachineOption]) -> str:

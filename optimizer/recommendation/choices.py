@@ -15,7 +15,7 @@ from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.fit import FittedModel
 from hetopt.optimizer.market.quota import named_quota, needed
 from hetopt.optimizer.plan import Candidate, Choice, ChoiceName, Earlier, QuotaNeed, Range
-from hetopt.optimizer.recommendation.candidates import make_candidate, on_average, spread
+from hetopt.optimizer.recommendation.candidates import make_candidate, spread
 from hetopt.optimizer.recommendation.confidence import confident, simulate
 from hetopt.optimizer.recommendation.options import TIME_WEIGHTS
 from hetopt.optimizer.recommendation.remedies import Question
@@ -194,7 +194,7 @@ def _here(
     looks = float(evaluations(steps, batch, job.evaluate_every_samples)) * (model.profile.evaluation_s or 0.0)
     log_sd = math.hypot(device.step_time.log_sd, float(job.steps.log_sd(batch, 1.0)), like.stretch_log_sd)
     slower = 1.0 if earlier is None else math.exp(earlier.log_factor)
-    total = spread(slower * (steps * device.time_s(batch) + looks), log_sd)  # its median
+    total = spread(slower * (steps * device.time_s(batch) + looks), log_sd)
     chance = None
     if limits.deadline_s is not None:
         chance = NormalDist().cdf(math.log(limits.deadline_s / total.value) / max(log_sd, 1e-9))
@@ -204,9 +204,7 @@ def _here(
         np.exp([math.log(total.value) + log_sd * NormalDist().inv_cdf(q) for q in EQUALLY_LIKELY.tolist()])
     )
     none = Range(value=0, low=0, high=0)
-    yield Choice(
-        names=("here",), total_s=on_average(total), cost_usd=none, chance=chance, times_s=times_s, earlier=earlier
-    )
+    yield Choice(names=("here",), total_s=total, cost_usd=none, chance=chance, times_s=times_s, earlier=earlier)
 
 
 def _short(values: NDArray[np.float64]) -> tuple[float, ...]:

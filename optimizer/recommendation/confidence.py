@@ -80,7 +80,7 @@ def _terms(job: JobModel, found: Found, row: int) -> RunTerms:
 def confident(
     space: SearchSpace, job: JobModel, found: Found, limits: Limits, confidence: float | None, *, seed: int
 ) -> Confident:
-    """Choose by the probability of keeping the limits, for a search that has found plans that fit on expectation.
+    """Choose by the probability of keeping the limits, for a search that has found plans that fit.
 
     Where no confidence is asked for, the plan that is `SURE` to keep the limits by its interval stays the choice, as
     long as simulated runs agree.
@@ -124,7 +124,7 @@ def sparing(found: Found) -> NDArray[np.intp]:
 
 
 def _finalists(found: Found, limits: Limits) -> list[int]:
-    """The best rows that fit on expectation, thinned towards those with more to spare, best first.
+    """The best rows that fit, thinned towards those with more to spare, best first.
 
     Half are the best; others are the best of those that use less and less of their limits, so that one with enough to
     spare is among them; and so are the surest of all, whatever the limits.

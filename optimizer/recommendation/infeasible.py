@@ -15,7 +15,7 @@ from hetopt.optimizer.market.quota import Quotas, QuotasExclude, bucket_of, rais
 from hetopt.optimizer.plan import limits_in_words
 from hetopt.optimizer.recommendation.candidates import make_candidate
 from hetopt.optimizer.recommendation.remedies import Question, remedies
-from hetopt.optimizer.search.objective import Limits, expected_totals
+from hetopt.optimizer.search.objective import Limits
 from hetopt.optimizer.search.search import Found
 from hetopt.optimizer.search.search_space import MachineOption, SearchSpace
 from hetopt.optimizer.step_time.transfer import MENDED_BY_PROFILING, TOO_LITTLE_MEMORY
@@ -154,13 +154,13 @@ def nothing_fits(question: Question, found: Found, limits: Limits, quotas: str |
         machines = candidate.in_words
         return f"{machines}, about {usd(told.cost_usd.value)} and {duration(told.total_s.value)}{rent}"
 
-    took_s, cost_usd = expected_totals(forecast)
+    took_s, cost_usd = forecast.total_s, forecast.cost_usd
     needed_usd = np.maximum(cost_usd, forecast.least_budget_usd)
     paid = np.flatnonzero(needed_usd <= (limits.budget_usd or math.inf))
     nearest: list[str] = []
     # The search within these limits need not have kept what is cheapest: that is another question.
     sparing = question.search(replace(limits, budget_usd=None, time_weight=0.0))
-    took, cost = expected_totals(sparing.forecast)
+    took, cost = sparing.forecast.total_s, sparing.forecast.cost_usd
     needed = np.maximum(cost, sparing.forecast.least_budget_usd)
     in_time = np.flatnonzero(took <= (limits.deadline_s or math.inf))
     rows = in_time if in_time.size or paid.size or limits.budget_usd is None else np.arange(len(cost))

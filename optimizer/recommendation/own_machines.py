@@ -12,8 +12,6 @@ from dataclasses import fields, replace
 from datetime import datetime
 from functools import partial
 
-import numpy as np
-
 from hetopt.core.errors import BadInput, HetoptError, NoFeasiblePlan
 from hetopt.core.formatting import duration, usd
 from hetopt.core.hosts import Host
@@ -21,6 +19,7 @@ from hetopt.optimizer.cost.billing import Billing, load_billing
 from hetopt.optimizer.market.owned import owned
 from hetopt.optimizer.market.quota import QuotasExclude
 from hetopt.optimizer.plan import Plan
+from hetopt.optimizer.recommendation.candidates import expected_scores
 from hetopt.optimizer.recommendation.options import PlanRequest
 from hetopt.optimizer.recommendation.recommend import recommend, search_problem
 from hetopt.optimizer.recommendation.rented_beside import Mixed, best_mixed
@@ -169,8 +168,7 @@ def _alone(own: Plan | None) -> str:
 
 
 def _score(plan: Plan, limits: Limits) -> float:
-    said = plan.chosen.prediction
-    return float(limits.score(np.array(said.total_s.value), np.array(said.cost_usd.value)))
+    return float(expected_scores([plan.chosen], limits)[0])
 
 
 def _beside(best: str, made: dict[str, Plan], refused: dict[str, HetoptError], other: str | None) -> str:

@@ -103,8 +103,8 @@ def recommend(
 
     Raises:
         BadInput: the goal does not suit profile or options, or nothing in the catalogue can be predicted from it.
-        NoFeasiblePlan: nothing fits, even on expectation; names the cheapest (or quickest) plan that would do. A plan
-            that fits on expectation and keeps its limits with less than the asked probability is returned: see
+        NoFeasiblePlan: nothing fits, even at its median; names the cheapest (or quickest) plan that would do. A plan
+            that fits at its median and keeps its limits with less than the asked probability is returned: see
             `Plan.risk`.
     """
     catalog, options, limits = request.catalog, request.options, request.limits

@@ -13,7 +13,6 @@ from hetopt.optimizer.market.quota import Quotas
 from hetopt.optimizer.plan import Goal, RegionOffer
 from hetopt.optimizer.recommendation.options import Options, PlanRequest
 from hetopt.optimizer.recommendation.recommend import search_problem
-from hetopt.optimizer.search.objective import expected_totals
 from hetopt.optimizer.search.search import Effort, search
 
 SHOWN = 3
@@ -87,12 +86,11 @@ def _offers(
             (count, f"{problem.space.options[option].name} {problem.space.options[option].offer.price.market}")
             for option, count in found.cluster(row).machines
         )
-        took_s, cost_usd = expected_totals(told)
         offer = RegionOffer(
             region=market.catalog.region,
             machines=cluster_words(machines),
-            total_s=float(took_s[row]),
-            cost_usd=float(cost_usd[row]),
+            total_s=float(told.total_s[row]),
+            cost_usd=float(told.cost_usd[row]),
             data_transfer_usd=problem.job.before_usd,
         )
         yield float(limits.expected_score(told)[row]), found.safe, offer, market

@@ -1,7 +1,7 @@
 """What would have to be allowed for a plan that keeps its limits: hints by the very rule that plans are held against.
 
 The least budget of a cluster is the one that so many of its simulated runs stay within, and never less than its
-expected cost or than it is rented with; the least deadline likewise. The least of all clusters is then followed: the
+median cost or than it is rented with; the least deadline likewise. The least of all clusters is then followed: the
 search is made again with it, as whoever takes the hint would, and moved until the answer is a plan that keeps its
 limits, while one a little stricter has none.
 """
@@ -21,7 +21,7 @@ from hetopt.optimizer.cost.monte_carlo import PossibleRuns
 from hetopt.optimizer.plan import SURE
 from hetopt.optimizer.recommendation.confidence import confident, simulate, sparing
 from hetopt.optimizer.search.forecast import JobModel
-from hetopt.optimizer.search.objective import Limits, expected_totals
+from hetopt.optimizer.search.objective import Limits
 from hetopt.optimizer.search.search import Found
 from hetopt.optimizer.search.search_space import SearchSpace
 
@@ -137,7 +137,7 @@ def remedies(question: Question, limits: Limits, *, most: float | None = None) -
     Args:
         question: that no plan answers.
         limits: that none keeps.
-        most: the highest chance of a plan to keep them; absent: none fits even on expectation.
+        most: the highest chance of a plan to keep them; absent: none fits even at its median.
     """
     budget = None if limits.budget_usd is None else question.followed(limits, "budget_usd")
     deadline = None if limits.deadline_s is None else question.followed(limits, "deadline_s")
@@ -169,9 +169,8 @@ def _least(
 ) -> Array:
     """Of each row the least of a limit that so many of its runs keep beside the other; infinite where they never do."""
     told, draws = found.forecast, runs.total_s.shape[1]
-    took_s, cost_usd = expected_totals(told)
     mine, others = (runs.cost_usd, runs.total_s) if limit == "budget_usd" else (runs.total_s, runs.cost_usd)
     within = np.sort(np.where(others <= (math.inf if other is None else other), mine, np.inf), axis=1)
     enough = max(1, math.ceil(asked * draws - 1e-9))
-    fits = np.maximum(cost_usd, told.least_budget_usd) if limit == "budget_usd" else took_s
+    fits = np.maximum(told.cost_usd, told.least_budget_usd) if limit == "budget_usd" else told.total_s
     return np.asarray(np.maximum(within[:, enough - 1], fits[rows]), dtype=np.float64)

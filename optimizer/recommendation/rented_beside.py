@@ -25,7 +25,7 @@ from hetopt.optimizer.fit import LinkModel
 from hetopt.optimizer.recommendation.recommend import SearchProblem
 from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, tabulate_rows
 from hetopt.optimizer.search.forecast import Forecast, forecast
-from hetopt.optimizer.search.objective import Limits, choose, expected_totals
+from hetopt.optimizer.search.objective import Limits, choose
 from hetopt.optimizer.search.pool import CHUNK
 from hetopt.optimizer.search.search_space import Cluster, MachineOption, SearchSpace
 
@@ -68,7 +68,7 @@ class Mixed:
 
 
 def best_mixed(own: SearchProblem, rented: SearchProblem, limits: Limits, way_bytes_per_s: float) -> Mixed | None:
-    """The best cluster that has machines of both; None where none keeps the limits even on expectation.
+    """The best cluster that has machines of both; None where none keeps the limits even at its median.
 
     Args:
         own: what is to be known of one's own machines.
@@ -108,12 +108,11 @@ def best_mixed(own: SearchProblem, rented: SearchProblem, limits: Limits, way_by
     if row is None:
         return None
     machines = rows.cluster(row).machines
-    took_s, cost_usd = expected_totals(found)
     return Mixed(
         own=_in_words(space, [(option, count) for option, count in machines if option < len(mine)]),
         rented=_in_words(space, [(option, count) for option, count in machines if option >= len(mine)]),
-        total_s=float(took_s[row]),
-        cost_usd=float(cost_usd[row]),
+        total_s=float(found.total_s[row]),
+        cost_usd=float(found.cost_usd[row]),
         leaving_usd=float(np.concatenate([one for _, _, one in parts])[row]),
         score=float(limits.expected_score(found)[row]),
         safe=safe,

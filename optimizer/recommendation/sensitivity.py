@@ -15,7 +15,7 @@ from hetopt.optimizer.recommendation.confidence import simulate
 from hetopt.optimizer.recommendation.remedies import Limit, Question
 from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, tabulate_rows
 from hetopt.optimizer.search.forecast import Forecast, JobModel, forecast
-from hetopt.optimizer.search.objective import Limits, best_rows, choose, expected_totals, sure_quantile
+from hetopt.optimizer.search.objective import Limits, best_rows, choose, sure_quantile
 from hetopt.optimizer.search.search import Found
 from hetopt.optimizer.search.search_space import Cluster, SearchSpace
 
@@ -67,8 +67,9 @@ def insight(
 def point(space: SearchSpace, cluster: Cluster, figures: Forecast, row: int) -> Point:
     """A plan in a few words."""
     names = ((count, space.options[option].offer.in_words) for option, count in cluster.machines)
-    took_s, cost_usd = expected_totals(figures)
-    return Point(machines=cluster_words(names), total_s=float(took_s[row]), cost_usd=float(cost_usd[row]))
+    return Point(
+        machines=cluster_words(names), total_s=float(figures.total_s[row]), cost_usd=float(figures.cost_usd[row])
+    )
 
 
 def _scenarios(space: SearchSpace, job: JobModel, found: Found, limits: Limits) -> Iterator[Scenario]:
@@ -157,16 +158,21 @@ def _rejected(space: SearchSpace, found: Found, limits: Limits) -> Iterator[Reje
 
 
 def _reason(told: Forecast, row: int, limits: Limits) -> str:
-    """The limit that is exceeded, on expectation or in more than one of ten runs."""
+    """The limit that is exceeded, in more than every second or than one of ten runs."""
     reasons = []
-    took_s, cost_usd = expected_totals(told)
     for name, limit, value, high, say in (
-        ("budget", limits.budget_usd, cost_usd[row], sure_quantile(told.cost_usd, told.cost_high_usd)[row], usd),
-        ("deadline", limits.deadline_s, took_s[row], sure_quantile(told.total_s, told.total_high_s)[row], duration),
+        ("budget", limits.budget_usd, told.cost_usd[row], sure_quantile(told.cost_usd, told.cost_high_usd)[row], usd),
+        (
+            "deadline",
+            limits.deadline_s,
+            told.total_s[row],
+            sure_quantile(told.total_s, told.total_high_s)[row],
+            duration,
+        ),
     ):
         if limit is None or high <= limit:
             continue
-        figure, how = (value, "expected") if value > limit else (high, "or more in one of ten runs")
+        figure, how = (value, "or more in every other run") if value > limit else (high, "or more in one of ten runs")
         reasons.append(f"{name} of {say(limit)}: {say(float(figure))} {how}")
     if limits.budget_usd is not None and told.least_budget_usd[row] > limits.budget_usd:
         least = usd_at_least(float(told.least_budget_usd[row]))

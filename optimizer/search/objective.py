@@ -5,8 +5,11 @@ measurement by what its doubt costs. Time and cost are log-normal:
 
     m    median                                                   s, USD
     s    standard deviation of the logarithm                      ln(high / m) / z, with z of the 90 % interval
-    E    expectation: what is shown as the figure, too            m exp(s^2 / 2)   (Aitchison and Brown 1957)
+    E    expectation                                              m exp(s^2 / 2)   (Aitchison and Brown 1957)
     Q    what nine of ten runs stay below: limits are kept there  m exp(z9 s) = m (high / m)^(z9 / z), with z9 of 90 %
+
+People are shown the median and the interval. A plan fits its limits where its median does: it is then likelier than not
+to keep them.
 
 Two plans that share an error, such as that of the number of steps, are both as much dearer for it and keep their order.
 """
@@ -75,9 +78,8 @@ class Limits:
         return self.score(*expected_totals(forecast))
 
     def overrun(self, forecast: Forecast) -> Array:
-        """The expected total over its limit, the worse of cost and time; at most 1 when it fits and can be rented."""
-        time, cost = expected_totals(forecast)
-        return np.maximum(self.ratio(cost, time), self._rent(forecast))
+        """The median total over its limit, the worse of cost and time; at most 1 when it fits and can be rented."""
+        return np.maximum(self.ratio(forecast.cost_usd, forecast.total_s), self._rent(forecast))
 
     def risk(self, forecast: Forecast) -> Array:
         """The same at what runs stay below with the probability `SURE`."""
@@ -124,7 +126,7 @@ def least_expected(median: Array, high: Array) -> Array:
 
 
 def expected_totals(found: Forecast) -> tuple[Array, Array]:
-    """Expected time and cost of the rows of a forecast, s and USD: what is ranked, and what is shown."""
+    """Return the expected time and cost of the rows of a forecast, s and USD: what plans are ranked by."""
     return expected(found.total_s, found.total_high_s), expected(found.cost_usd, found.cost_high_usd)
 
 
@@ -139,9 +141,9 @@ def choose(found: Forecast, limits: Limits) -> tuple[int | None, bool]:
     safe = np.flatnonzero(limits.risk(found) <= 1)
     if safe.size:
         return _least(safe, first, _second(found, limits)), True
-    expected = np.flatnonzero(limits.overrun(found) <= 1)
-    if expected.size:
-        return int(expected[np.lexsort((first[expected], limits.risk(found)[expected]))[0]]), False
+    fits = np.flatnonzero(limits.overrun(found) <= 1)
+    if fits.size:
+        return int(fits[np.lexsort((first[fits], limits.risk(found)[fits]))[0]]), False
     return None, False
 
 
@@ -149,7 +151,7 @@ class Keys(NamedTuple):
     """What orders rows, most important first: lower is better.
 
     Attributes:
-        level: 0 where a row is safe, 1 where it fits on expectation, 2 otherwise.
+        level: 0 where a row is safe, 1 where it fits, 2 otherwise.
         main: of safe rows the score, of those that fit the risk, of the others the overrun.
         second: expected cost, or time where cost alone is minimised.
     """
@@ -197,7 +199,7 @@ class Keys(NamedTuple):
 
 
 def order(found: Forecast, limits: Limits) -> NDArray[np.intp]:
-    """Rows from best to worst: those that are safe, then those that fit on expectation, then the rest."""
+    """Rows from best to worst: those that are safe, then those that fit, then the rest."""
     return Keys.of(found, limits).order()
 
 

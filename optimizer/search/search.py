@@ -99,7 +99,7 @@ class Found:
         rows: the clusters, those of one type first.
         uniform: how many those are.
         forecast: of the rows.
-        chosen: row of the choice; absent when nothing fits the limits even on expectation.
+        chosen: row of the choice; absent when nothing fits the limits even at its median.
         safe: whether the choice keeps the limits with the probability `SURE`.
         front: rows of the Pareto front of expected time and cost, thinned.
         mixes: clusters of several types that were priced, whether kept or not.
@@ -225,8 +225,7 @@ def _in_words(pool: Pool) -> str:
     machines = formatting.cluster(
         (count, space.options[option].name) for option, count in pool.rows.cluster(row).machines
     )
-    took_s, cost_usd = (float(column[0]) for column in expected_totals(found.take(slice(row, row + 1))))
-    return f"{machines}: {formatting.duration(took_s)}, {formatting.usd(cost_usd)}"
+    return f"{machines}: {formatting.duration(float(found.total_s[row]))}, {formatting.usd(float(found.cost_usd[row]))}"
 
 
 def _found(pool: Pool, proof: Proof | None, studied: Studied | None, *, stopped: bool) -> Found:

@@ -21,7 +21,6 @@ from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.market.owned import owned
 from hetopt.optimizer.market.quota import QuotasExclude, read_quotas
 from hetopt.optimizer.plan import Goal, Plan
-from hetopt.optimizer.recommendation.candidates import NOT_KNOWN
 from hetopt.optimizer.recommendation.options import Options, PlanRequest
 from hetopt.optimizer.recommendation.own_machines import NOT_LAUNCHED, better_of, on_own_machines, own_request
 from hetopt.optimizer.recommendation.recommend import recommend, search_problem
@@ -108,7 +107,7 @@ def test_the_plan_is_never_worse_than_the_better_of_either_alone(hosts: list[Hos
         assert took.total_s.value >= (took.startup_s + took.training_s.value) * (1 - 1e-9)
         if all(host.hours is None for host in hosts):
             assert took.closed_s == 0
-        billed_usd = sum(term.usd for term in took.cost_terms if term.basis != NOT_KNOWN)
+        billed_usd = sum(term.usd for term in took.cost_terms)
         assert billed_usd == pytest.approx(hourly * worked_s / 3600, rel=1e-6), "and nothing beside"
     except NoFeasiblePlan:
         pass
@@ -311,7 +310,7 @@ def test_the_example_can_be_planned_for() -> None:
     assert plan.chosen.groups[0].price_source == "0.45 kW at $0.3 a kWh"
     assert plan.chosen.in_words.endswith("(your own)")
     bill = plan.chosen.prediction.cost_terms
-    assert {term.name.split(" (")[0] for term in bill} <= {"1 × tower", "start-up of the machines", "what is not known"}
+    assert {term.name.split(" (")[0] for term in bill} <= {"1 × tower", "start-up of the machines"}
     assert not any(way.quotas for way in plan.choices), "AWS has no say in them"
 
 
