@@ -525,7 +525,7 @@ class Plan(Artifact):
     goal: Goal
     chosen: Candidate
     pareto: tuple[Candidate, ...] = Field(
-        description="no other plan that was found is expected to be both faster and cheaper"
+        description="no other that was found is better both for who wants the fastest and for who wants the cheapest"
     )
     choices: tuple[Choice, ...] = Field(
         default=(), description="the ways to go side by side; empty in plans of versions that did not compare them"
@@ -600,6 +600,13 @@ class Plan(Artifact):
             goal = Goal(budget_usd=goal.budget_usd, deadline_s=goal.deadline_s, ends="steps", amount=steps)
         return self.model_copy(update={"run": run, "goal": goal})
 
+    @property
+    def plans(self) -> tuple[Candidate, ...]:
+        """All plans that people are shown, quickest first: the front, the choice and the ways to go, each once."""
+        ways = (way.candidate for way in self.choices if way.candidate is not None)
+        plans = dict.fromkeys((self.chosen, *ways, *self.pareto))
+        return tuple(sorted(plans, key=lambda plan: plan.prediction.total_s.value))
+
     def __str__(self) -> str:
         """Cluster, time and cost, in one line, and below it why nothing should be rented, if so."""
         return self._in_a_line if self.advice is None else f"{self._in_a_line}\n{self.advice}"
@@ -613,6 +620,6 @@ class Plan(Artifact):
         return f"<Plan {self._in_a_line}>"
 
     def _repr_html_(self) -> str:
-        """As notebooks show it: the clusters of the front, the chosen one first."""
-        candidates = [self.chosen, *(one for one in self.pareto if one != self.chosen)]
-        return html_table(f"Plan: {self._in_a_line}", _CELLS, [one.cells for one in candidates], below=self.explanation)
+        """As notebooks show it: all plans, quickest first."""
+        rows = [plan.cells for plan in self.plans]
+        return html_table(f"Plan: {self._in_a_line}", _CELLS, rows, below=self.explanation)

@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING
 from hetopt.cli import render
 from hetopt.core import formatting
 from hetopt.core.commands import typed
-from hetopt.reports.plan_page import EVIDENCE_IN_SHORT, MEMORY_RESERVE, asked, next_commands
+from hetopt.reports.plan_page import EVIDENCE_IN_SHORT, LEFT_OUT_PLANS, MEMORY_RESERVE, asked, next_commands
 from hetopt.reports.plan_plots import front_lines
 
 if TYPE_CHECKING:
     from hetopt.optimizer.plan import Candidate, Choice, Goal, Group, Plan, Range
     from hetopt.optimizer.recommendation.ranking import Ranking
-
-SHOWN_ALTERNATIVES = 8
 
 MOST_SENTENCES = 3
 """Of the answer, beside what has to be asked for first."""
@@ -139,16 +137,21 @@ def _figures(way: Choice, *, is_chosen: bool, sure: float) -> tuple[str, str, st
     said = [safest if name == "safest" else name for name in way.names]
     names = "best" if {"cheapest", "balanced", "fastest"} <= set(said) else "/".join(said)
     mark, rented = "»" if is_chosen else " ", way.candidate is not None
-    took = way.total_s
-    time = f"{formatting.duration(took.value)} ({formatting.duration_span(took.value, took.low, took.high)})"
-    span = f" ({formatting.usd_span(way.cost_usd.low, way.cost_usd.high)})" if rented else ""
     return (
         f"{mark} {names}",
-        time,
-        f"{formatting.usd(way.cost_usd.value)}{span}",
+        _time_span(way.total_s),
+        _usd_span(way.cost_usd) if rented else formatting.usd(0),
         formatting.usd(way.usd_per_hour),
         "" if way.chance is None else formatting.chance(way.chance),
     )
+
+
+def _time_span(took: Range) -> str:
+    return f"{formatting.duration(took.value)} ({formatting.duration_span(took.value, took.low, took.high)})"
+
+
+def _usd_span(cost: Range) -> str:
+    return f"{formatting.usd(cost.value)} ({formatting.usd_span(cost.low, cost.high)})"
 
 
 def _machines_of(way: Choice, usual_batch: int, *, evidence: bool) -> str:
@@ -271,7 +274,7 @@ def _show_all(plan: Plan) -> None:
         [[term.name, formatting.usd(term.usd), term.basis] for term in said.bill],
         numbers={"USD"},
     )
-    if len(plan.pareto) > 1:
+    if len(plan.plans) > 1:
         _show_alternatives(plan)
         for text in front_lines(plan, columns=min(80, render.width())):
             render.line(text)
@@ -366,31 +369,21 @@ def _price_of(group: Group) -> str:
 
 
 def _show_alternatives(plan: Plan) -> None:
-    render.heading("Alternatives (none is expected to be both faster and cheaper than another)")
+    render.heading("All plans, quickest first")
+    usual = plan.profile.job.batch_size
     render.table(
-        ["time", "cost", "machines", "batch", "compression"],
+        ["time (90 %)", "cost (90 %)", "machines"],
         [
             [
-                formatting.duration(other.prediction.total_s.value),
-                formatting.usd(other.prediction.cost_usd.value),
-                formatting.cluster((group.machines, group.instance_type) for group in other.groups)
+                _time_span(other.prediction.total_s),
+                _usd_span(other.prediction.cost_usd),
+                "; ".join(filter(None, [other.in_words, _batch(other, usual), _method(other)]))
                 + ("  ← chosen" if other == plan.chosen else ""),
-                formatting.count(other.global_batch_size),
-                formatting.method(other.compression, other.sync, other.precision),
             ]
-            for other in _some(plan.pareto, plan.chosen)
+            for other in plan.plans
         ],
-        numbers={"time", "cost", "batch"},
+        caption=LEFT_OUT_PLANS,
     )
-
-
-def _some(front: tuple[Candidate, ...], chosen: Candidate) -> list[Candidate]:
-    """At most about `SHOWN_ALTERNATIVES` of the front, evenly spread, its ends and the chosen plan among them."""
-    if len(front) <= SHOWN_ALTERNATIVES:
-        return list(front)
-    last = len(front) - 1
-    wanted = {round(place * last / (SHOWN_ALTERNATIVES - 1)) for place in range(SHOWN_ALTERNATIVES)}
-    return [other for place, other in enumerate(front) if place in wanted or other == chosen]
 
 
 def show_ranking(ranking: Ranking, *, as_json: bool) -> None:

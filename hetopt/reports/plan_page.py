@@ -10,6 +10,7 @@ from hetopt.core import formatting
 from hetopt.core.commands import typed
 from hetopt.core.names import converted_script
 from hetopt.optimizer.plan import Candidate, Choice, Goal, Plan, Range, Sensitivity
+from hetopt.optimizer.search.objective import NEAR
 from hetopt.optimizer.step_time.device_memory import ACCELERATOR_CONTEXT_BYTES, HOST_MEMORY_BYTES, MEMORY_FRACTION
 from hetopt.reports.document import COLOURS, document, figure, parts_bar, section, sentences, swatch, table, tile, tiles
 from hetopt.reports.plan_plots import LogAxis, dot_plot, front_svg
@@ -40,9 +41,10 @@ def page(plan: Plan) -> str:
             section("The ways to go", *_choices(plan)),
             section("Start it", "<pre>" + escape("\n".join(next_commands(plan, "plan.json"))) + "</pre>"),
             section(
-                "Plans that no other beats in both time and cost",
+                "All plans, quickest first",
                 f'<div class="front">{front_svg(plan)}</div>',
                 _front_table(plan),
+                f'<p class="of">{LEFT_OUT_PLANS}</p>',
             ),
             section("Where the money goes", cost_terms(plan.chosen)),
             section("What each worker does", _shares(plan.chosen)),
@@ -184,9 +186,16 @@ def _fine_percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
+LEFT_OUT_PLANS = (
+    "Plans are compared by time and cost on average, so a wide interval counts against one. Left out: what is slower and "
+    f"dearer than another, or quicker by less than {100 * (NEAR - 1):.0f} % for twice the money."
+)
+"""The rule of `plan_front`, in words."""
+
+
 def _front_table(plan: Plan) -> str:
     rows = []
-    for other in plan.pareto:
+    for other in plan.plans:
         name = escape(other.in_words)
         rows.append(
             [
@@ -198,7 +207,7 @@ def _front_table(plan: Plan) -> str:
             ]
         )
     columns = ["machines", "time", "cost", "batch", "compression"]
-    return table("plans of the Pareto front", columns, rows, numbers=frozenset({1, 2, 3}))
+    return table("all plans", columns, rows, numbers=frozenset({1, 2, 3}))
 
 
 def cost_terms(chosen: Candidate) -> str:

@@ -27,12 +27,12 @@ Place = tuple[float, float]
 
 
 def front_svg(plan: Plan) -> str:
-    """The front as an SVG element: a dot a plan, the chosen one marked, its 90 % interval as a cross."""
-    points = [(c.prediction.total_s.value, c.prediction.cost_usd.value) for c in plan.pareto]
+    """All plans as an SVG element: a dot a plan, the front a line, the chosen one marked, its 90 % interval a cross."""
+    points = _places(plan.plans)
     told = plan.chosen.prediction
     own = (told.total_s.value, told.cost_usd.value)
-    times = LogAxis.around([*(t for t, _ in points), own[0], told.total_s.low, told.total_s.high])
-    costs = LogAxis.around([*(c for _, c in points), own[1], told.cost_usd.low, told.cost_usd.high])
+    times = LogAxis.around([*(t for t, _ in points), told.total_s.low, told.total_s.high])
+    costs = LogAxis.around([*(c for _, c in points), told.cost_usd.low, told.cost_usd.high])
 
     def at(place: Place) -> Place:
         return (
@@ -41,7 +41,7 @@ def front_svg(plan: Plan) -> str:
         )
 
     said = (
-        f"Time and cost of {len(points)} plans, and of this one: {formatting.duration(own[0])}, "
+        f"Time and cost of {len(points)} plans, this one among them: {formatting.duration(own[0])}, "
         f"{formatting.usd(own[1])}. The table below has the figures."
     )
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{said}">']
@@ -56,9 +56,9 @@ def front_svg(plan: Plan) -> str:
         _, y = at((times.low, value))
         parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--line)"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{formatting.usd(value)}</text>')
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(at, points))
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(at, _places(plan.pareto)))
     parts.append(f'<polyline points="{path}" fill="none" stroke="var(--c)" stroke-dasharray="3 3"/>')
-    for candidate, place in zip(plan.pareto, points, strict=True):
+    for candidate, place in zip(plan.plans, points, strict=True):
         x, y = at(place)
         parts.append(
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="var(--c)"><title>{_name(candidate)}</title></circle>'
@@ -77,16 +77,21 @@ def front_svg(plan: Plan) -> str:
     return "\n".join(parts)
 
 
+def _places(plans: Sequence[Candidate]) -> list[Place]:
+    """Median time and cost of each plan."""
+    return [(plan.prediction.total_s.value, plan.prediction.cost_usd.value) for plan in plans]
+
+
 _ROWS = 10
 """Of a front in characters."""
 
 
 def front_lines(plan: Plan, *, columns: int) -> list[str]:
-    """The front in characters: ``●`` the chosen plan, ``·`` the others, cost on the left and time below."""
+    """All plans in characters: ``●`` the chosen one, ``·`` the others, cost on the left and time below."""
     told = plan.chosen.prediction
     own = (told.total_s.value, told.cost_usd.value)
-    points = [(c.prediction.total_s.value, c.prediction.cost_usd.value) for c in plan.pareto]
-    times, costs = (LogAxis.around([*(p[side] for p in points), own[side]]) for side in (0, 1))
+    points = _places(plan.plans)
+    times, costs = (LogAxis.around([place[side] for place in points]) for side in (0, 1))
     left = max(len(formatting.usd(costs.low)), len(formatting.usd(costs.high)))
     width = max(20, columns - left - 3)
     grid = [[" "] * width for _ in range(_ROWS)]

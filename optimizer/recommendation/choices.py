@@ -16,11 +16,11 @@ from hetopt.optimizer.fit import FittedModel
 from hetopt.optimizer.market.quota import named_quota, needed
 from hetopt.optimizer.plan import Candidate, Choice, ChoiceName, Earlier, QuotaNeed, Range
 from hetopt.optimizer.recommendation.candidates import make_candidate, spread
-from hetopt.optimizer.recommendation.confidence import confident, simulate
+from hetopt.optimizer.recommendation.confidence import AS_LIKELY, confident, simulate
 from hetopt.optimizer.recommendation.options import TIME_WEIGHTS
 from hetopt.optimizer.recommendation.remedies import Question
 from hetopt.optimizer.search.forecast import evaluations
-from hetopt.optimizer.search.objective import Limits, best_rows, choose, expected_totals
+from hetopt.optimizer.search.objective import Limits, best_rows, choose, plan_front
 from hetopt.optimizer.search.search import Found
 from hetopt.optimizer.search.search_space import MachineOption, SearchSpace
 from hetopt.optimizer.step_time.earlier_runs import EarlierRuns, device_of
@@ -30,9 +30,6 @@ from hetopt.optimizer.step_time.transfer import SAME_ACCELERATOR_LOG_SD, SAME_FA
 
 COMPARED = 2000
 """The safest cluster is chosen among so many of the best on demand."""
-
-ALIKE = 0.03
-"""Time and cost that differ by less, as parts, are the same to whoever weighs them."""
 
 MOST_REASONS = 2
 
@@ -46,30 +43,39 @@ MUCH = 0.2
 """From which part of a step on communication is what holds a plan back."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Way:
-    """A row of the search under a name."""
+def listed(question: Question, found: Found, limits: Limits) -> Found:
+    """Return the search with the plans that people are shown as its front, the choice among them.
 
-    name: ChoiceName
-    row: int
+    Each is the best for some wish (see `plan_front`) of the plans that keep the limits as surely as was asked for, or,
+    where none does, as surely as the choice.
+    """
+    assert found.chosen is not None
+    wishes = [limits, *(replace(limits, time_weight=weight) for weight in TIME_WEIGHTS.values())]
+    wished = [found.chosen if wish == limits else _chosen(question, found, wish) for wish in wishes]
+    rows = list(dict.fromkeys([*(row for row in wished if row is not None), *found.front.tolist()]))
+    runs = simulate(question.space, question.job, found, rows, seed=question.seed)
+    chance = runs.chance(budget_usd=limits.budget_usd, deadline_s=limits.deadline_s)
+    sure = np.array(rows)[chance >= min(question.asked, chance[0] - AS_LIKELY)]
+    front = {found.chosen, *sure[plan_front(found.forecast.take(sure))].tolist()}
+    return replace(found, front=np.array(sorted(front, key=found.forecast.total_s.__getitem__), dtype=np.intp))
 
 
 def choices(
     model: FittedModel, question: Question, found: Found, limits: Limits, earlier: EarlierRuns | None = None
 ) -> tuple[Choice, ...]:
-    """The ways to go, cheapest first behind this machine; the plan's own choice is among them.
-
-    Each rented one is what would be chosen of the clusters that were searched if it were asked for.
+    """Return the ways to go, cheapest first behind this machine: plans of the list under names, and the safest.
 
     Args:
         model: what the profile says.
         question: what was asked, and of which space.
-        found: the search, with its choice.
+        found: the search, with its choice and the list of plans (see `listed`).
         limits: budget, deadline and what was wanted.
         earlier: what runs found, of this machine too.
     """
-    ways = [_as_chosen(way, found) for way in _ways(question, found, limits)]
-    rows = list(dict.fromkeys(way.row for way in ways))
+    names: dict[int, list[ChoiceName]] = {}
+    for name, row in _named(question, found, limits):
+        names.setdefault(row, []).append(name)
+    rows = list(names)
     runs = simulate(question.space, question.job, found, rows, seed=question.seed)
     kept = runs.chance(budget_usd=limits.budget_usd, deadline_s=limits.deadline_s)
     times_s = np.quantile(runs.total_s, EQUALLY_LIKELY, axis=1).T
@@ -80,17 +86,17 @@ def choices(
     here = list(_here(model, question, limits, like, told_of_host(earlier, model.whole)))
     # Who has this machine has no use for what is both dearer and slower, unless it is what was asked for.
     in_time = [one.total_s.value for one in here if one.total_s.high <= (limits.deadline_s or math.inf)]
-    took_s, _ = expected_totals(found.forecast)
     told: list[Choice] = []
     for place, (row, chance) in enumerate(zip(rows, kept.tolist(), strict=True)):
-        if row != found.chosen and any(took_s[row] >= here_s for here_s in in_time):
-            continue
         candidate = make_candidate(question.space, question.job, found.cluster(row), found.forecast, row)
+        took = candidate.prediction.total_s
+        if row != found.chosen and any(took.value >= here_s for here_s in in_time):
+            continue
         told.append(
             Choice(
-                names=tuple(way.name for way in ways if way.row == row),
+                names=tuple(names[row]),
                 candidate=candidate,
-                total_s=candidate.prediction.total_s,
+                total_s=took,
                 cost_usd=candidate.prediction.cost_usd,
                 chance=chance if limited else None,
                 times_s=_short(times_s[place]),
@@ -102,30 +108,20 @@ def choices(
     return (*here, *told)
 
 
-def _as_chosen(way: _Way, found: Found) -> _Way:
-    """The plan's own choice for a row that takes and costs as good as the same: nobody weighs those two."""
-    assert found.chosen is not None
-    time, cost = (abs(math.log(column[way.row] / column[found.chosen])) for column in expected_totals(found.forecast))
-    alike = way.name != "safest" and max(time, cost) < ALIKE
-    return replace(way, row=found.chosen) if alike else way
-
-
-def _ways(question: Question, found: Found, limits: Limits) -> Iterator[_Way]:
-    """The rows that each wish chooses, the plan's own among them."""
+def _named(question: Question, found: Found, limits: Limits) -> Iterator[tuple[ChoiceName, int]]:
+    """Yield the name and the row of each wish: the choice, the best of the list for each weight, and the safest."""
     assert found.chosen is not None
     if limits.time_weight not in TIME_WEIGHTS.values():
-        yield _Way(name="weighed", row=found.chosen)
+        yield "weighed", found.chosen
+    on_list = found.forecast.take(found.front)
     for name, weight in TIME_WEIGHTS.items():
-        wished = replace(limits, time_weight=weight)
-        row = found.chosen if wished == limits else _chosen(question, found, wished)
-        if row is not None:
-            yield _Way(name=name, row=row)
+        best = int(found.front[replace(limits, time_weight=weight).expected_score(on_list).argmin()])
+        yield name, found.chosen if weight == limits.time_weight else best
     steady = _on_demand(question.space, found)
     if steady.size:
-        forecast = found.forecast.take(steady)
-        row = _safest(question, found, steady[best_rows(forecast, limits, COMPARED)], limits)
+        row = _safest(question, found, steady[best_rows(found.forecast.take(steady), limits, COMPARED)], limits)
         if row is not None:
-            yield _Way(name="safest", row=row)
+            yield "safest", row
 
 
 def _chosen(question: Question, found: Found, limits: Limits) -> int | None:
@@ -240,12 +236,12 @@ def _is_own(chosen: Candidate) -> bool:
     return all(group.is_own for group in chosen.groups)
 
 
-def reasons(ways: Sequence[Choice], chosen: Candidate, space: SearchSpace) -> tuple[str, ...]:
+def reasons(chosen: Candidate, space: SearchSpace) -> tuple[str, ...]:
     """What decided this job's plan, at most `MOST_REASONS` sentences, most important first."""
-    return tuple(_reasons(ways, chosen, space))[:MOST_REASONS]
+    return tuple(_reasons(chosen, space))[:MOST_REASONS]
 
 
-def _reasons(ways: Sequence[Choice], chosen: Candidate, space: SearchSpace) -> Iterator[str]:
+def _reasons(chosen: Candidate, space: SearchSpace) -> Iterator[str]:
     told = chosen.prediction
     workers = sum(len(group.local_batch_sizes) for group in chosen.groups)
     lost = told.communication_s / told.step_time_s.value
@@ -263,16 +259,6 @@ def _reasons(ways: Sequence[Choice], chosen: Candidate, space: SearchSpace) -> I
         probe = narrowing(space, chosen)
         then = "" if probe is None else f"; {probe.in_words}"
         yield f"{' and '.join(unlike)} {who} step time may be {reach:.1f}x longer or shorter{then}."
-    others = {name: way for way in ways for name in way.names}
-    for name in ("fastest", "cheapest"):
-        way = others.get(name)
-        if way is not None and way.candidate != chosen:
-            time, cost = way.total_s.value / told.total_s.value, way.cost_usd.value / told.cost_usd.value
-            yield f"The {name} takes {_times(time)} the time, and costs {_times(cost)} as much."
-
-
-def _times(ratio: float) -> str:
-    return f"{ratio:.2g} times"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from hetopt.optimizer.cost.monte_carlo import Finalist, PossibleRuns, RentedPool, RunTerms, possible_runs
 from hetopt.optimizer.plan import SURE
 from hetopt.optimizer.search.forecast import JobModel
-from hetopt.optimizer.search.objective import Limits, expected_totals
+from hetopt.optimizer.search.objective import Limits
 from hetopt.optimizer.search.open_hours import elapsed_s
 from hetopt.optimizer.search.pareto import pareto_front
 from hetopt.optimizer.search.search import Found
@@ -97,7 +97,7 @@ def confident(
     place = first_likely(chances, asked)
     chosen = rows[place]
     return Confident(
-        found=replace(found, chosen=chosen, safe=most >= asked, front=_with(found, chosen)),
+        found=replace(found, chosen=chosen, safe=most >= asked),
         chance=float(chances[place]),
         most=most,
         by_chance=True,
@@ -142,13 +142,6 @@ def _finalists(found: Found, limits: Limits) -> list[int]:
     surest = sparing(found)
     chosen += surest[overrun[surest] <= 1].tolist()
     return sorted(dict.fromkeys(chosen), key=score.__getitem__)
-
-
-def _with(found: Found, row: int) -> NDArray[np.intp]:
-    """The front with a row in its place by time."""
-    rows = {*found.front.tolist(), row}
-    time, _ = expected_totals(found.forecast)
-    return np.array(sorted(rows, key=time.__getitem__), dtype=np.intp)
 
 
 def _pool(option: MachineOption, machines: int) -> RentedPool:

@@ -74,7 +74,6 @@ def explain(
     return (
         _why(found, chosen, limits, seen),
         *_chance(seen),
-        *_against_extremes(found, chosen, candidate),
         *_against_uniform(found, chosen, candidate, limits, seen),
         *_on_demand(chosen, catalog),
         _time(chosen),
@@ -145,15 +144,6 @@ def _change(value: float, reference: float) -> str:
     if change > 1:
         return f"{value / reference:.1f} times as much"
     return f"{100 * abs(change):.0f} % {'more' if change > 0 else 'less'}"
-
-
-def _against_extremes(found: Found, chosen: Candidate, candidate: Callable[[int], Candidate]) -> Iterator[str]:
-    told = chosen.prediction
-    cheapest, quickest = candidate(int(found.front[-1])), candidate(int(found.front[0]))
-    if cheapest.prediction.cost_usd.value < (1 - WORTH_SAYING) * told.cost_usd.value:
-        yield _compared("The cheapest plan found", cheapest, chosen)
-    if quickest.prediction.total_s.value < (1 - WORTH_SAYING) * told.total_s.value:
-        yield _compared("The quickest plan found", quickest, chosen)
 
 
 def _against_uniform(

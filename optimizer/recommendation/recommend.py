@@ -35,7 +35,14 @@ from hetopt.optimizer.market.offer_filter import narrow, unpriced
 from hetopt.optimizer.market.quota import QuotasExclude, increases
 from hetopt.optimizer.plan import OWN, Candidate, Goal, Plan
 from hetopt.optimizer.recommendation.candidates import make_candidate
-from hetopt.optimizer.recommendation.choices import MOST_REASONS, choices, counted_here, not_worth_renting, reasons
+from hetopt.optimizer.recommendation.choices import (
+    MOST_REASONS,
+    choices,
+    counted_here,
+    listed,
+    not_worth_renting,
+    reasons,
+)
 from hetopt.optimizer.recommendation.confidence import confident
 from hetopt.optimizer.recommendation.explain import dearer_on_spot, explain
 from hetopt.optimizer.recommendation.infeasible import MOST_NAMED, larger_quotas, nothing_fits, nothing_usable
@@ -135,7 +142,7 @@ def recommend(
         raise nothing_fits(question, found, limits, more)
     if limits.budget_usd is not None or limits.deadline_s is not None:
         told = confident(space, job, found, limits, options.confidence, seed=seed)
-        found = told.found
+        found = listed(question, told.found, limits)
         tell("what the choice depends on")
         by_chance = question.asked if told.by_chance else None
         seen = insight(question, found, limits, confidence=by_chance, worlds=options.worlds)
@@ -144,6 +151,7 @@ def recommend(
             hints = () if options.accept_risk else tuple(remedies(question, limits, most=told.most).in_words())
             seen = seen.model_copy(update={"remedies": hints, "risk_accepted": options.accept_risk})
     else:
+        found = listed(question, found, limits)
         seen = insight(question, found, limits, worlds=options.worlds)
 
     def candidate(row: int) -> Candidate:
@@ -164,7 +172,7 @@ def recommend(
         memory=memory,
         choices=ways,
         advice=not_worth_renting(ways, chosen, goal.deadline_s),
-        reasons=(*dearer_on_spot(chosen, catalog), *reasons(ways, chosen, space))[:MOST_REASONS],
+        reasons=(*dearer_on_spot(chosen, catalog), *reasons(chosen, space))[:MOST_REASONS],
         explanation=(
             *explain(
                 model,

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.plan import SURE
 from hetopt.optimizer.search.forecast import Forecast
+from hetopt.optimizer.search.pareto import pareto_front
 
 Array = NDArray[np.float64]
 
@@ -128,6 +129,16 @@ def least_expected(median: Array, high: Array) -> Array:
 def expected_totals(found: Forecast) -> tuple[Array, Array]:
     """Return the expected time and cost of the rows of a forecast, s and USD: what plans are ranked by."""
     return expected(found.total_s, found.total_high_s), expected(found.cost_usd, found.cost_high_usd)
+
+
+def plan_front(found: Forecast) -> NDArray[np.intp]:
+    """Return the rows of a forecast that are the best plan for somebody, quickest first.
+
+    A row is left out where another one scores better for who wants the fastest plan and for who wants the cheapest, and
+    so for every wish between: it is both slower and dearer, or quicker by too little for its money (see `FASTEST`).
+    """
+    hurried, thrifty = (Limits(time_weight=weight).expected_score(found) for weight in (FASTEST, 1 - FASTEST))
+    return pareto_front(hurried, thrifty)
 
 
 def choose(found: Forecast, limits: Limits) -> tuple[int | None, bool]:

@@ -23,8 +23,8 @@ from hetopt.core.interruption import goes_on
 from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, uniform_rows
 from hetopt.optimizer.search.forecast import Forecast, JobModel
 from hetopt.optimizer.search.mixes import BOXES, BOXES_OF_THREE, Proof, search_mixes
-from hetopt.optimizer.search.objective import Limits, choose, expected_totals
-from hetopt.optimizer.search.pareto import pareto_front, thin
+from hetopt.optimizer.search.objective import Limits, choose, plan_front
+from hetopt.optimizer.search.pareto import thin
 from hetopt.optimizer.search.pool import Pool
 from hetopt.optimizer.search.search_space import MAX_TYPES, Cluster, SearchSpace
 
@@ -101,7 +101,7 @@ class Found:
         forecast: of the rows.
         chosen: row of the choice; absent when nothing fits the limits even at its median.
         safe: whether the choice keeps the limits with the probability `SURE`.
-        front: rows of the Pareto front of expected time and cost, thinned.
+        front: rows of the front (see `plan_front`) of those that keep the limits as the choice does, thinned.
         mixes: clusters of several types that were priced, whether kept or not.
         proof: what branch and bound has shown of mixes; absent where none was asked for.
         studied: what a study found; absent where there was none.
@@ -201,7 +201,7 @@ def search(
 def _studied(pool: Pool, trials: int, score: float, rows: int) -> Studied:
     """What came of a study that began with this best score, and so many rows."""
     gain = 1 - pool.safe_score / score if math.isfinite(score) else None
-    return Studied(trials=trials, gain=gain, front=int((pareto_front(*expected_totals(pool.forecast)) >= rows).sum()))
+    return Studied(trials=trials, gain=gain, front=int((plan_front(pool.forecast) >= rows).sum()))
 
 
 def _proof_of_three(pool: Pool, pairs: Proof | None, effort: Effort) -> Proof | None:
@@ -231,18 +231,14 @@ def _in_words(pool: Pool) -> str:
 def _found(pool: Pool, proof: Proof | None, studied: Studied | None, *, stopped: bool) -> Found:
     found = pool.forecast
     chosen, safe = choose(found, pool.limits)
-    time, cost = expected_totals(found)
-    whole_front = pareto_front(time, cost)
-    front = thin(whole_front, time, FRONT)
-    if chosen is not None and chosen in whole_front:
-        front = np.array(sorted({*front.tolist(), chosen}, key=time.__getitem__), dtype=np.intp)
+    keeps = np.flatnonzero(pool.limits.risk(found) <= 1 if safe else pool.limits.overrun(found) <= 1)
     return Found(
         rows=pool.rows,
         uniform=pool.uniform,
         forecast=found,
         chosen=chosen,
         safe=safe,
-        front=front,
+        front=_front(found, keeps),
         mixes=pool.priced - pool.uniform,
         proof=proof,
         studied=studied,
@@ -263,9 +259,14 @@ def _between(pool: Pool) -> ClusterRows:
     return ClusterRows.of(list(skipped))
 
 
-def _front(pool: Pool) -> NDArray[np.intp]:
-    time, cost = expected_totals(pool.forecast)
-    return thin(pareto_front(time, cost), time, FRONT)
+def _front(found: Forecast, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Return some rows of the front of these rows, quickest first."""
+    front = rows[plan_front(found.take(rows))]
+    return thin(front, found.total_s, FRONT)
+
+
+def _front_of(pool: Pool) -> NDArray[np.intp]:
+    return _front(pool.forecast, np.arange(len(pool.rows)))
 
 
 def _worth_mixing(pool: Pool) -> tuple[list[int], tuple[int, ...]]:
@@ -274,7 +275,7 @@ def _worth_mixing(pool: Pool) -> tuple[list[int], tuple[int, ...]]:
     The rows are the best one and the front; the options theirs, then those of the best clusters.
     """
     ranked = pool.best_rows(50 * SHORTLIST).tolist()
-    promising = list(dict.fromkeys([ranked[0], *_front(pool).tolist()]))
+    promising = list(dict.fromkeys([ranked[0], *_front_of(pool).tolist()]))
     rows = [*promising, *ranked]
     used = pool.rows.count[rows] > 0
     return promising, tuple(dict.fromkeys(pool.rows.option[rows][used].tolist()))[:SHORTLIST]
@@ -294,7 +295,7 @@ def _descend(pool: Pool, shortlist: Sequence[int], *, types: int) -> None:
 def _widen(pool: Pool, types: int) -> None:
     """Price the neighbours of the front."""
     _, shortlist = _worth_mixing(pool)
-    best = [pool.rows.cluster(row) for row in _front(pool)]
+    best = [pool.rows.cluster(row) for row in _front_of(pool)]
     near = [other for cluster in best for other in _neighbours(pool.columns.space, cluster, shortlist, types)]
     pool.add(ClusterRows.of(near))
 

@@ -100,7 +100,7 @@ def test_a_browser_shows_the_numbers_of_the_json(plan: Plan, tmp_path: Path) -> 
         assert [value for value, _ in found[f"{name}_high"]] == [chosen[name]["high"]]
     for name in ("total_s", "cost_usd"):
         assert [value for value, _ in found[f"front_{name}"]] == [
-            other["prediction"][name]["value"] for other in told["pareto"]
+            getattr(other.prediction, name).value for other in plan.plans
         ]
         assert [value for value, _ in found.get(f"rejected_{name}", [])] == [
             one["plan"][name] for one in told["insight"]["rejected"]

@@ -15,6 +15,8 @@ from hetopt.core.formatting import duration_span, usd_span
 from hetopt.optimizer.market.catalog import Catalog, load_catalog
 from hetopt.optimizer.market.quota import FAMILIES, NEW_ACCOUNT, Bucket, QuotasExclude, named_quota, read_quotas
 from hetopt.optimizer.plan import Choice, Goal, Hardware, Plan
+from hetopt.optimizer.recommendation.candidates import expected_scores
+from hetopt.optimizer.recommendation.options import TIME_WEIGHTS
 from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
 from hetopt.optimizer.search.objective import BALANCED, Limits
 from tests.face.described import RESNET101
@@ -62,6 +64,17 @@ def test_the_ways_are_what_each_objective_chooses(catalog: Catalog, plan: Plan) 
     assert cost == sorted(cost, reverse=True)
     weighed = _plan(catalog, replace(FEW, time_weight=0.3), budget_usd=5.0)
     assert _named(weighed, "weighed").candidate == weighed.chosen
+
+
+@pytest.mark.parametrize("limits", [{"budget_usd": 0.5}, {"budget_usd": 5.0}, {"deadline_s": 4 * 3600.0}])
+def test_the_ways_and_all_that_is_drawn_are_of_one_list(catalog: Catalog, limits: dict[str, float]) -> None:
+    told = _plan(catalog, replace(FEW, mixed_types=2), **limits)
+    ways = {name: way.candidate for way in told.choices for name in way.names if name != "here"}
+    assert {way for name, way in ways.items() if name != "safest"} <= set(told.pareto)
+    assert set(told.plans) == {told.chosen, *ways.values(), *told.pareto}
+    for name, weight in TIME_WEIGHTS.items():
+        scores = expected_scores(told.pareto, Limits(time_weight=weight))
+        assert ways[name] == told.pareto[int(scores.argmin())]
 
 
 def test_the_safest_is_on_demand_and_keeps_the_limits_no_less(plan: Plan) -> None:

@@ -30,7 +30,17 @@ from hetopt.optimizer.search.cluster_rows import Boxes, ClusterRows, Columns, ta
 from hetopt.optimizer.search.exchange_menu import ExchangeOption, exchange_menu, local_exchange
 from hetopt.optimizer.search.forecast import ClusterTable, Forecast, JobModel, forecast
 from hetopt.optimizer.search.mixes import GAP, search_mixes
-from hetopt.optimizer.search.objective import best_rows, expected, expected_totals, least_expected, order, sure_quantile
+from hetopt.optimizer.search.objective import (
+    FASTEST,
+    NEAR,
+    best_rows,
+    expected,
+    expected_totals,
+    least_expected,
+    order,
+    plan_front,
+    sure_quantile,
+)
 from hetopt.optimizer.search.pareto import MANY, pareto_front, thin
 from hetopt.optimizer.search.pool import Pool
 from hetopt.optimizer.search.search import Effort, Limits, choose, search
@@ -473,13 +483,27 @@ def test_the_same_seed_finds_the_same(space: SearchSpace, job: JobModel) -> None
     np.testing.assert_array_equal(first.front, second.front)
 
 
-def test_the_front_is_not_dominated_and_holds_both_optima(space: SearchSpace, job: JobModel) -> None:
-    found = search(space, job, Limits(budget_usd=1.0, time_weight=1.0), seed=0, effort=Effort(trials=100))
-    time, cost = expected_totals(found.forecast)
-    for row in found.front:
-        assert not ((time < time[row]) & (cost < cost[row])).any()
-    assert time[found.front[0]] == time.min()
-    assert cost[found.front[-1]] == cost.min()
+def test_the_front_has_the_best_for_every_wish_and_nothing_hardly_quicker_for_much_more(
+    space: SearchSpace, job: JobModel
+) -> None:
+    every = _uniform(space, job)
+    front = plan_front(every)
+    for weight in np.linspace(1 - FASTEST, FASTEST, 9).tolist():
+        assert Limits(time_weight=weight).expected_score(every).argmin() in front
+    time, cost = (column[front] for column in expected_totals(every))
+    assert (np.diff(time) > 0).all()
+    assert (np.diff(cost) < 0).all()
+    for quicker, slower in itertools.combinations(range(len(front)), 2):
+        doublings = math.log(cost[quicker] / cost[slower]) / math.log(2)
+        assert time[slower] / time[quicker] >= NEAR**doublings * (1 - 1e-9)
+
+
+def test_the_front_of_a_search_keeps_the_limits(space: SearchSpace, job: JobModel) -> None:
+    limits = Limits(budget_usd=1.0, time_weight=FASTEST)
+    found = search(space, job, limits, seed=0)
+    assert found.safe
+    assert (limits.risk(found.forecast)[found.front] <= 1).all()
+    assert found.chosen == found.front[0]
 
 
 def _uniform(space: SearchSpace, job: JobModel) -> Forecast:
