@@ -187,8 +187,8 @@ def _fine_percent(share: float) -> str:
 
 
 LEFT_OUT_PLANS = (
-    "Plans are compared by time and cost on average, so a wide interval counts against one. Left out: what is slower and "
-    f"dearer than another, or quicker by less than {100 * (NEAR - 1):.0f} % for twice the money."
+    "Plans are compared by time and cost on average, so a wide interval counts against one. Left out: what is slower "
+    f"and dearer than another, or quicker by less than {100 * (NEAR - 1):.0f} % for twice the money."
 )
 """The rule of `plan_front`, in words."""
 

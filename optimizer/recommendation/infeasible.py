@@ -14,7 +14,7 @@ from hetopt.optimizer.market.catalog import Offer
 from hetopt.optimizer.market.quota import Quotas, QuotasExclude, bucket_of, raised
 from hetopt.optimizer.plan import limits_in_words
 from hetopt.optimizer.recommendation.candidates import make_candidate
-from hetopt.optimizer.recommendation.remedies import Question, remedies
+from hetopt.optimizer.recommendation.remedies import NEVER, Question, remedies
 from hetopt.optimizer.search.objective import Limits
 from hetopt.optimizer.search.search import Found
 from hetopt.optimizer.search.search_space import MachineOption, SearchSpace
@@ -131,18 +131,18 @@ def larger_quotas(space: SearchSpace, found: Found, quotas: Quotas, limits: Limi
     return f"ask AWS to raise {' and '.join(asked)}" if asked else None
 
 
-def nothing_fits(question: Question, found: Found, limits: Limits, quotas: str | None = None) -> NoFeasiblePlan:
+def nothing_fits(question: Question, found: Found, limits: Limits, otherwise: Sequence[str] = ()) -> NoFeasiblePlan:
     """The error that names the nearest plans: the cheapest that is in time, and the quickest that can be paid.
 
     Args:
         question: that no plan answers.
         found: what was searched.
         limits: that none keeps.
-        quotas: the increase of quotas that would help, as `larger_quotas` says it.
+        otherwise: what else than a limit would help: an increase of quotas, checkpoints.
     """
     forecast, space, job = found.forecast, question.space, question.job
     if len(forecast) == 0:
-        return _no_cluster(space, quotas)
+        return _no_cluster(space, otherwise[0] if otherwise else None)
 
     def described(found: Found, row: int) -> str:
         candidate = make_candidate(space, job, found.cluster(row), found.forecast, row)
@@ -159,7 +159,7 @@ def nothing_fits(question: Question, found: Found, limits: Limits, quotas: str |
     paid = np.flatnonzero(needed_usd <= (limits.budget_usd or math.inf))
     nearest: list[str] = []
     # The search within these limits need not have kept what is cheapest: that is another question.
-    sparing = question.search(replace(limits, budget_usd=None, time_weight=0.0))
+    sparing = question.search(replace(limits, budget_usd=None, time_weight=0.0)) or found
     took, cost = sparing.forecast.total_s, sparing.forecast.cost_usd
     needed = np.maximum(cost, sparing.forecast.least_budget_usd)
     in_time = np.flatnonzero(took <= (limits.deadline_s or math.inf))
@@ -168,7 +168,10 @@ def nothing_fits(question: Question, found: Found, limits: Limits, quotas: str |
         of_all = "" if limits.deadline_s is None else " that meets the deadline" if in_time.size else " of all"
         cheapest = int(rows[np.lexsort((took[rows], needed[rows], cost[rows]))[0]])
         rented = int(rows[np.lexsort((took[rows], cost[rows], needed[rows]))[0]])
-        nearest.append(f"the cheapest plan{of_all} is {described(sparing, cheapest)}")
+        if max(took[cheapest], cost[cheapest]) < NEVER:
+            nearest.append(f"the cheapest plan{of_all} is {described(sparing, cheapest)}")
+        else:
+            nearest.append("every loss of a spot machine begins the run again, and none is likely to end before one")
         if needed[rented] < needed[cheapest]:
             nearest.append(f"the smallest budget would rent {described(sparing, rented)}")
     if limits.deadline_s is not None:
@@ -180,6 +183,5 @@ def nothing_fits(question: Question, found: Found, limits: Limits, quotas: str |
     asked = limits_in_words("a", limits.budget_usd, limits.deadline_s)
     return NoFeasiblePlan(
         f"Nothing fits {asked}: {'; '.join(nearest)}.",
-        hint=", or ".join([*([quotas] if quotas else []), *remedies(question, limits).in_words(question.asked)])
-        or None,
+        hint=", or ".join([*otherwise, *remedies(question, limits).in_words(question.asked)]) or None,
     )

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from hetopt.core.comm.options import AVERAGED
 from hetopt.core.compression_slowdown import LEAST_GAIN, MOST_LOST
 from hetopt.core.errors import BadInput, setting
+from hetopt.core.formatting import duration, usd
 from hetopt.core.names import known
 from hetopt.core.profile import Profile, Provisioned
 from hetopt.optimizer.convergence.convergence import (
@@ -53,6 +54,7 @@ from hetopt.optimizer.recommendation.remedies import Question, remedies
 from hetopt.optimizer.recommendation.sensitivity import insight
 from hetopt.optimizer.search.exchange_menu import Menu, exchange_menu
 from hetopt.optimizer.search.forecast import JobModel
+from hetopt.optimizer.search.mixes import BOXES, BOXES_OF_THREE
 from hetopt.optimizer.search.search import Effort, Found, search
 from hetopt.optimizer.search.search_space import (
     Computing,
@@ -127,19 +129,14 @@ def recommend(
         raise QuotasExclude(refused.message, hint=more or refused.hint) from None
     goal, model, space, job, host = problem.goal, problem.model, problem.space, problem.job, problem.host
     found = search(space, job, limits, seed=seed, effort=options.effort, tell=tell)
-    # Hints are found by searching again: quietly, and without a study.
-    again = replace(options.effort, trials=0, journal=None)
-    question = Question(
-        space=space,
-        job=job,
-        confidence=options.confidence,
-        seed=seed,
-        search=lambda other: search(space, job, other, seed=seed, effort=again),
-    )
+    # To price a cluster of one type is to bound a box with each exchange.
+    most = found.uniform * len(space.exchanges) + (0 if found.proof is None else found.proof.boxes)
+    again = Effort(types=options.mixed_types, boxes=min(most, BOXES), boxes_of_three=min(most, BOXES_OF_THREE))
+    question = Question(space=space, job=job, confidence=options.confidence, seed=seed, effort=again)
     if found.chosen is None:
         tell("what would have to be allowed")
         more = _larger_quotas(request, seed) if options.quotas else None
-        raise nothing_fits(question, found, limits, more)
+        raise nothing_fits(question, found, limits, [*([more] if more else []), *_otherwise(request, seed)])
     if limits.budget_usd is not None or limits.deadline_s is not None:
         told = confident(space, job, found, limits, options.confidence, seed=seed)
         found = listed(question, told.found, limits)
@@ -148,7 +145,9 @@ def recommend(
         seen = insight(question, found, limits, confidence=by_chance, worlds=options.worlds)
         if seen.is_risk:
             tell("what would have to be allowed")
-            hints = () if options.accept_risk else tuple(remedies(question, limits, most=told.most).in_words())
+            hints: tuple[str, ...] = ()
+            if not options.accept_risk:
+                hints = (*_otherwise(request, seed), *remedies(question, limits, most=told.most).in_words())
             seen = seen.model_copy(update={"remedies": hints, "risk_accepted": options.accept_risk})
     else:
         found = listed(question, found, limits)
@@ -209,6 +208,27 @@ def _larger_quotas(request: PlanRequest, seed: int) -> str | None:
     wide = search_problem(request.without_quotas)
     found = search(wide.space, wide.job, request.limits, seed=seed, effort=Effort(types=1))
     return larger_quotas(wide.space, found, request.options.quotas, request.limits)
+
+
+def _otherwise(request: PlanRequest, seed: int) -> Iterator[str]:
+    """Yield what else than a limit could change so that a cluster of one type keeps them, with its price."""
+    profile, options = request.profile, request.options
+    if not profile.job.resumes:
+        job = profile.job.model_copy(update={"resumes": True})
+        saving = replace(request, profile=profile.model_copy(update={"job": job}))
+        yield from _priced("save checkpoints with `run.checkpoint` and profile again", saving, seed)
+    if options.market == "spot":
+        both = replace(request, options=replace(options, market="any"))
+        yield from _priced(f"rent on demand as well ({setting('market', 'any')})", both, seed)
+
+
+def _priced(change: str, request: PlanRequest, seed: int) -> Iterator[str]:
+    problem = search_problem(request)
+    found = search(problem.space, problem.job, request.limits, seed=seed, effort=Effort(types=1))
+    if found.chosen is not None and found.safe:
+        best = make_candidate(problem.space, problem.job, found.cluster(found.chosen), found.forecast, found.chosen)
+        told = best.prediction
+        yield f"{change}: {best.in_words} would take {duration(told.total_s.value)} and {usd(told.cost_usd.value)}"
 
 
 @dataclass(frozen=True, kw_only=True)

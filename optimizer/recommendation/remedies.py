@@ -9,8 +9,8 @@ limits, while one a little stricter has none.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -22,7 +22,7 @@ from hetopt.optimizer.plan import SURE
 from hetopt.optimizer.recommendation.confidence import confident, simulate, sparing
 from hetopt.optimizer.search.forecast import JobModel
 from hetopt.optimizer.search.objective import Limits
-from hetopt.optimizer.search.search import Found
+from hetopt.optimizer.search.search import Effort, Found, search
 from hetopt.optimizer.search.search_space import SearchSpace
 
 Array = NDArray[np.float64]
@@ -31,8 +31,12 @@ Limit = Literal["budget_usd", "deadline_s"]
 STRICTER = 0.97
 """A hint is the least that is kept: with this part of it nothing is."""
 
-FOLLOWED = 8
-"""How often a hint is moved before it is given up."""
+MOST_SEARCHES = 10
+"""Searches for what would have to be allowed, each of which bounds no more boxes than the question's own did: together
+they take at most about so many times as long, and what was found by then is the answer."""
+
+NEVER = 1e12
+"""Dollars or seconds: what needs more is no plan, but a run that hardly ever ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,14 +77,24 @@ class Question:
 
     Attributes:
         confidence: that was asked for; absent: as usual.
-        search: finds clusters within limits.
+        effort: of another search.
+        searched: by their limits, the searches that were made.
     """
 
     space: SearchSpace
     job: JobModel
     confidence: float | None
     seed: int
-    search: Callable[[Limits], Found]
+    effort: Effort
+    searched: dict[Limits, Found] = field(default_factory=dict)
+
+    def search(self, limits: Limits) -> Found | None:
+        """Return what is found within other limits; None where `MOST_SEARCHES` were made."""
+        if limits not in self.searched:
+            if len(self.searched) == MOST_SEARCHES:
+                return None
+            self.searched[limits] = search(self.space, self.job, limits, seed=self.seed, effort=self.effort)
+        return self.searched[limits]
 
     @property
     def asked(self) -> float:
@@ -99,35 +113,31 @@ class Question:
         best = int(needed.argmin())
         return (float(needed[best]), int(rows[best])) if np.isfinite(needed[best]) else None
 
-    def is_kept(self, limits: Limits) -> tuple[bool, Found]:
-        """Whether who asks with these limits is answered with a plan that keeps them."""
-        found = self.search(limits)
+    def is_kept(self, found: Found, limits: Limits) -> bool:
+        """Whether the search within these limits has found a plan that keeps them."""
         if found.chosen is None:
-            return False, found
-        chosen = confident(self.space, self.job, found, limits, self.confidence, seed=self.seed)
-        return chosen.found.safe, found
+            return False
+        return confident(self.space, self.job, found, limits, self.confidence, seed=self.seed).found.safe
 
     def followed(self, limits: Limits, limit: Limit) -> float | None:
         """The least of a limit with which this question is answered, found by asking it."""
         # Where only this limit is in the way, what uses least of it is wanted.
         wide = replace(_with(limits, limit, None), time_weight=0.0 if limit == "budget_usd" else 1.0)
-        told = self.least(self.search(wide), limits, limit)
-        if told is None:
+        found = self.search(wide)
+        told = None if found is None else self.least(found, limits, limit)
+        if told is None or told[0] >= NEVER:
             return None
         round_up = round_up_usd if limit == "budget_usd" else round_up_s
         too_little, kept = float(getattr(limits, limit) or 0.0), math.inf
         value = round_up(max(told[0], 1.005 * too_little))
-        for _ in range(FOLLOWED):
-            holds, found = self.is_kept(_with(limits, limit, value))
+        while too_little < value < kept and (found := self.search(_with(limits, limit, value))) is not None:
             again = self.least(found, limits, limit)
-            if holds:
+            if self.is_kept(found, _with(limits, limit, value)):
                 kept = value
                 value = round_up(min(STRICTER * kept, math.inf if again is None else again[0]))
             else:
                 too_little = max(too_little, value)
                 value = round_up(max(1.02 * value, 0.0 if again is None else again[0]))
-            if not too_little < value < kept:
-                break
         return kept if math.isfinite(kept) else None
 
 

@@ -6,6 +6,7 @@ import math
 import random
 import re
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,11 @@ from hetopt.core.formatting import chance, duration, round_up_s, round_up_usd, u
 from hetopt.core.profile import Profile
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import SURE, Goal, Plan
+from hetopt.optimizer.recommendation import recommend as recommend_module
+from hetopt.optimizer.recommendation import remedies as remedies_module
 from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
+from hetopt.optimizer.search.search import Found, search
+from hetopt.optimizer.search.search_space import SearchSpace
 
 from .conftest import NOW
 from .profiles import make_profile
@@ -133,6 +138,42 @@ def test_the_questions_are_of_every_kind(questions: list[Question]) -> None:
     hints = " ".join(hint for answer in answers for hint in _hints(answer))
     for kind in ("raise the budget", "allow", "`confidence="):
         assert kind in hints
+
+
+def test_where_a_loss_begins_the_run_again_its_remedies_are_priced_and_found_in_bounded_work(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A month on spot without checkpoints: no budget helps, and to look for one must not take for ever."""
+    work: list[int] = []
+
+    def counted(space: SearchSpace, *args: Any, **kwargs: Any) -> Found:
+        found = search(space, *args, **kwargs)
+        boxes = 0 if found.proof is None else found.proof.boxes
+        work.append(found.uniform * len(space.exchanges) + boxes)
+        return found
+
+    for module in (recommend_module, remedies_module):
+        monkeypatch.setattr(module, "search", counted)
+    saving = make_profile(parameters=5_000_000, per_sample_s=0.03)
+    profile = saving.model_copy(update={"job": saving.job.model_copy(update={"resumes": False})})
+    goal = Goal(ends="steps", amount=10_000_000, budget_usd=5000.0)
+    spot = replace(FEW, market="spot", mixed_types=3, only_types=("c7a.*large", "m7i.*", "r7i.*", "g4dn.xlarge"))
+
+    answer = _asked(profile, catalog, goal, spot)
+    assert isinstance(answer, NoFeasiblePlan)
+    assert "begins the run again" in answer.message
+    assert sum(work) <= 11 * work[0]
+    saves, on_demand = _hints(answer)
+    assert saves.startswith("save checkpoints")
+    assert on_demand.startswith("rent on demand")
+    followed = (
+        (saves, _asked(saving, catalog, goal, spot)),
+        (on_demand, _asked(profile, catalog, goal, replace(spot, market="any"))),
+    )
+    for hint, plan in followed:
+        assert isinstance(plan, Plan)
+        assert _is_kept(plan)
+        assert _dollars(hint.split("take")[1]) == pytest.approx(plan.chosen.prediction.cost_usd.value, rel=0.25)
 
 
 @pytest.mark.parametrize("confidence", [None, 0.5, 0.9, 0.99])
