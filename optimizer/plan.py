@@ -533,6 +533,9 @@ class Plan(Artifact):
     regions: tuple[RegionOffer, ...] = Field(
         default=(), description="the plan's region and the next best, by clusters of one type; empty: one was asked for"
     )
+    not_compared: str | None = Field(
+        default=None, description="how many types have no price, where they are most of those that were asked for"
+    )
     advice: str | None = Field(default=None, description="where nothing should be rented, why")
     reasons: tuple[str, ...] = Field(default=(), description="what decided this job's plan, two or three sentences")
     memory: tuple[MachineMemory, ...] = Field(
@@ -622,4 +625,5 @@ class Plan(Artifact):
     def _repr_html_(self) -> str:
         """As notebooks show it: all plans, quickest first."""
         rows = [plan.cells for plan in self.plans]
-        return html_table(f"Plan: {self._in_a_line}", _CELLS, rows, below=self.explanation)
+        below = (*filter(None, [self.not_compared]), *self.explanation)
+        return html_table(f"Plan: {self._in_a_line}", _CELLS, rows, below=below)

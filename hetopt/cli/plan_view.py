@@ -200,7 +200,9 @@ def _method(candidate: Candidate) -> str:
 
 
 def region_notes(plan: Plan) -> Iterator[str]:
-    """The region that won, and the next two."""
+    """The region that won, and the next two; and how many types have no price."""
+    if plan.not_compared is not None:
+        yield plan.not_compared
     if not plan.regions:
         return
     best, *others = plan.regions

@@ -89,7 +89,7 @@ def _choices(plan: Plan) -> Iterable[str]:
         yield f'<div class="ways">{cells}</div>'
         if axes.limits:
             yield '<p class="of">Each dot is one of twenty equally likely runs; the line is the limit.</p>'
-    yield sentences(plan.reasons)
+    yield sentences((*filter(None, [plan.not_compared]), *plan.reasons))
 
 
 class _Axes:

@@ -97,20 +97,59 @@ def narrow(catalog: Catalog, wishes: Wishes) -> tuple[Offer, ...]:
     return tuple(left)
 
 
-def unpriced(catalog: Catalog, wishes: Wishes) -> tuple[str, ...]:
-    """Types with CUDA devices that are as asked for and have no price in the region: some are capacity blocks alone."""
-    gpus = [_gpu(catalog, text) for text in wishes.gpus]
-    return tuple(
-        found.name
-        for found in catalog.instance_types.values()
-        if found.cuda_devices
-        and pinned().objection(found) is None
-        and not any(catalog.price(found.name, market) for market in get_args(Market))
-        and (not wishes.types or _matches(found.name, wishes.types))
-        and not _matches(found.name, wishes.exclude)
-        and (not gpus or any(keeps(found) for keeps in gpus))
-        and wishes.architecture in (None, found.architecture)
-    )
+@dataclass(frozen=True, kw_only=True)
+class Unpriced:
+    """Instance types that are as asked for, and how many of them have no price where they are looked for.
+
+    Attributes:
+        types: as asked for, in all regions together.
+        missing: of them, without a price.
+        where: the region, or how many.
+        refresh: what `hetopt catalog refresh --region` reads their prices by.
+    """
+
+    types: int
+    missing: int
+    where: str
+    refresh: str
+
+    @classmethod
+    def of(cls, catalogs: Sequence[Catalog], wishes: Wishes) -> Unpriced:
+        """Return those of the catalogues of some regions."""
+        markets = get_args(Market) if wishes.market == "any" else (wishes.market,)
+        asked = [
+            any(catalog.price(found.name, market) for market in markets)
+            for catalog in catalogs
+            for gpus in [[_gpu(catalog, text) for text in wishes.gpus]]
+            for found in catalog.instance_types.values()
+            if pinned().objection(found) is None
+            and (not wishes.types or _matches(found.name, wishes.types))
+            and not _matches(found.name, wishes.exclude)
+            and (not gpus or any(keeps(found) for keeps in gpus))
+            and wishes.architecture in (None, found.architecture)
+        ]
+        several = len(catalogs) > 1
+        return cls(
+            types=len(asked),
+            missing=asked.count(False),
+            where=f"{len(catalogs)} regions" if several else "".join(catalog.region for catalog in catalogs),
+            refresh="all" if several else "".join(catalog.region for catalog in catalogs),
+        )
+
+    @property
+    def is_most(self) -> bool:
+        """Whether so many have no price that with prices the answer may well be another one."""
+        return 2 * self.missing > self.types
+
+    @property
+    def counted(self) -> str:
+        """'1,301 of 1,331 instance types have no price in eu-west-1'."""
+        return f"{self.missing:,} of {self.types:,} instance types have no price in {self.where}"
+
+    @property
+    def in_words(self) -> str:
+        """The count as a sentence of a plan, with what reads the prices."""
+        return f"{self.counted} and were not compared; `hetopt catalog refresh --region {self.refresh}` reads prices."
 
 
 def _filters(catalog: Catalog, wishes: Wishes) -> list[OfferFilter]:

@@ -32,7 +32,7 @@ from hetopt.optimizer.cost.provisioning import USUAL_JOB_S, Payload, measured_fa
 from hetopt.optimizer.fit import FittedModel, fit
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.instance_type import InstanceType
-from hetopt.optimizer.market.offer_filter import narrow, unpriced
+from hetopt.optimizer.market.offer_filter import Unpriced, narrow
 from hetopt.optimizer.market.quota import QuotasExclude, increases
 from hetopt.optimizer.plan import OWN, Candidate, Goal, Plan
 from hetopt.optimizer.recommendation.candidates import make_candidate
@@ -46,7 +46,7 @@ from hetopt.optimizer.recommendation.choices import (
 )
 from hetopt.optimizer.recommendation.confidence import confident
 from hetopt.optimizer.recommendation.explain import dearer_on_spot, explain
-from hetopt.optimizer.recommendation.infeasible import MOST_NAMED, larger_quotas, nothing_fits, nothing_usable
+from hetopt.optimizer.recommendation.infeasible import larger_quotas, nothing_fits, nothing_usable
 from hetopt.optimizer.recommendation.memory import NOT_COUNTED, fits_nowhere, memory_table
 from hetopt.optimizer.recommendation.options import Options, PlanRequest
 from hetopt.optimizer.recommendation.planned_run import run_spec
@@ -162,6 +162,7 @@ def recommend(
     front = tuple(candidate(int(row)) for row in found.front)
     others = [way.candidate for way in ways if way.candidate is not None]
     memory = memory_table(model, (chosen, *others, *front), space.options)
+    unpriced = Unpriced.of([] if catalog.region == OWN else [catalog], options.wishes)
     return Plan(
         created=now.isoformat(timespec="seconds"),
         hetopt_version=version("hetopt"),
@@ -172,6 +173,7 @@ def recommend(
         choices=ways,
         advice=not_worth_renting(ways, chosen, goal.deadline_s),
         reasons=(*dearer_on_spot(chosen, catalog), *reasons(chosen, space))[:MOST_REASONS],
+        not_compared=unpriced.in_words if unpriced.is_most else None,
         explanation=(
             *explain(
                 model,
@@ -186,7 +188,7 @@ def recommend(
                 to_target=goal.ends == "target",
             ),
             *counted_here(ways),
-            *_not_compared(catalog, options),
+            *([unpriced.in_words] if unpriced.missing and not unpriced.is_most else []),
             *(() if memory else (NOT_COUNTED,)),
         ),
         searched=_searched(space, found),
@@ -416,6 +418,9 @@ def space_of(
             raise fits_nowhere(model, catalog, offered)
         helps = _quotas_that_help(model, shape, catalog, options, host)
         by_gpus = bool(set(options.gpus) - {"any"}) and not options.only_types
+        unpriced = Unpriced.of([catalog], options.wishes)
+        if unpriced.is_most:
+            excluded = {**excluded, unpriced.counted: unpriced.missing}
         raise nothing_usable(catalog.region, offered, excluded, helps, by_gpus=by_gpus)
     job = model.profile.job
     if options.batch_size is not None and options.batch_size > job.dataset_size:
@@ -520,17 +525,6 @@ def _menu(model: FittedModel, options: Options, *, to_target: bool) -> Menu:
             hint="keep one of them",
         )
     return Menu(options=averages)
-
-
-def _not_compared(catalog: Catalog, options: Options) -> Iterator[str]:
-    """Machines with GPUs that nobody can be told the price of."""
-    names = unpriced(catalog, options.wishes)
-    if names and catalog.region != OWN:
-        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-        yield (
-            f"Not compared, as no hourly price is known in {catalog.region}: {', '.join(names[:MOST_NAMED])}{more}. "
-            "AWS sells some as capacity blocks alone, which hetopt does not rent."
-        )
 
 
 def _searched(space: SearchSpace, found: Found) -> str:

@@ -11,7 +11,7 @@ from hetopt.core.errors import BadInput
 from hetopt.core.reporter import Reporter
 from hetopt.optimizer.market.account_quotas import AccountQuotas, account_quotas_file, keep_quotas
 from hetopt.optimizer.market.catalog import load_catalog
-from hetopt.optimizer.market.offer_filter import Wishes, narrow, unpriced
+from hetopt.optimizer.market.offer_filter import Wishes, narrow
 from hetopt.optimizer.market.quota import Bucket, read_quotas
 
 NOW = datetime.datetime(2026, 11, 26, 12, tzinfo=datetime.UTC)
@@ -67,9 +67,3 @@ def test_the_least_increase_is_named_as_the_console_names_it() -> None:
         narrow(load_catalog("us-east-1"), wishes)
     assert caught.value.hint is not None
     assert "'All G and VT Spot Instance Requests' (L-3819A6DF) to 4 vCPUs" in caught.value.hint
-
-
-def test_gpus_without_a_price_are_named() -> None:
-    catalog = load_catalog("us-east-1")
-    assert "p5e.48xlarge" in unpriced(catalog, Wishes(gpus=("any",), market="any"))
-    assert unpriced(catalog, Wishes(gpus=("T4",), market="any")) == ()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 
 import pytest
 
 from hetopt.core.errors import NoFeasiblePlan
+from hetopt.core.plain_text import one_line
 from hetopt.core.profile import Profile
 from hetopt.optimizer.cost.data_transfer import data_transfer
 from hetopt.optimizer.market.catalog import load_catalog
+from hetopt.optimizer.market.catalog_filter import AnyMarket
+from hetopt.optimizer.market.software import pinned
 from hetopt.optimizer.plan import Goal
 from hetopt.optimizer.recommendation.options import Options, PlanRequest
 from hetopt.optimizer.recommendation.recommend import recommend
@@ -19,6 +23,7 @@ from tests.face.conftest import RECORDED
 HERE = load_catalog("us-west-2")
 MARKETS = [Market(catalog=HERE.in_region(name), quotas={}) for name in ("us-west-2", "eu-west-1", "sa-east-1")]
 PROFILE = Profile.load(RECORDED / "resnet20-cifar10.json")
+NOW = datetime(2026, 11, 26, tzinfo=UTC)
 GOAL = Goal(ends="epochs", amount=200, budget_usd=20)
 
 
@@ -45,9 +50,7 @@ def test_far_data_pays_its_way() -> None:
 
 def test_what_is_paid_before_is_in_the_bill_and_in_the_budget() -> None:
     options = Options(trials=0, mixed_types=1, data_bytes=90e9, data_region="eu-west-1")
-    made = recommend(
-        PlanRequest(PROFILE, HERE, GOAL, options), seed=0, now=datetime(2026, 11, 26, tzinfo=UTC)
-    ).chosen.prediction
+    made = recommend(PlanRequest(PROFILE, HERE, GOAL, options), seed=0, now=NOW).chosen.prediction
     line = next(term for term in made.cost_terms if term.name.startswith("data set"))
     assert line.usd == made.data_transfer_usd == pytest.approx(1.8)
     assert "eu-west-1 to us-west-2" in line.basis
@@ -56,8 +59,24 @@ def test_what_is_paid_before_is_in_the_bill_and_in_the_budget() -> None:
         recommend(
             PlanRequest(PROFILE, HERE, GOAL.model_copy(update={"budget_usd": 1.7}), options),
             seed=0,
-            now=datetime(2026, 11, 26, tzinfo=UTC),
+            now=NOW,
         )
+
+
+@pytest.mark.parametrize("market", ["any", "spot"])
+@pytest.mark.parametrize(("region", "is_most"), [("eu-west-1", True), ("us-east-1", False)])
+def test_types_without_a_price_are_counted_in_the_answer(region: str, is_most: bool, market: AnyMarket) -> None:
+    options = Options(trials=0, mixed_types=1, max_workers=4, gpus=("any",), market=market)
+    catalog = load_catalog(region)
+    made = recommend(PlanRequest(PROFILE, catalog, GOAL, options), seed=0, now=NOW)
+    markets = ("spot", "on-demand") if market == "any" else (market,)
+    asked = {name for name, one in catalog.instance_types.items() if one.cuda_devices and not pinned().objection(one)}
+    missing = {name for name in asked if not any(catalog.price(name, one) for one in markets)}
+    assert missing
+    said = f"{len(missing)} of {len(asked)} instance types have no price in {region}"
+    assert any(said in text for text in made.explanation) != is_most
+    assert (said in (made.not_compared or "")) == is_most
+    assert not is_most or said in one_line(re.sub("<[^>]*>", "", made._repr_html_()))
 
 
 def test_nothing_anywhere_is_said() -> None:
