@@ -610,6 +610,11 @@ class Plan(Artifact):
         plans = dict.fromkeys((self.chosen, *ways, *self.pareto))
         return tuple(sorted(plans, key=lambda plan: plan.prediction.total_s.value))
 
+    def machines(self, candidate: Candidate) -> str:
+        """Return a candidate's machines in words, with their region where several were compared."""
+        region = f" in {candidate.groups[0].region}" if self.regions else ""
+        return f"{candidate.in_words}{region}"
+
     def __str__(self) -> str:
         """Cluster, time and cost, in one line, and below it why nothing should be rented, if so."""
         return self._in_a_line if self.advice is None else f"{self._in_a_line}\n{self.advice}"

@@ -188,18 +188,19 @@ def estimate(
     )
     memory = training_memory(model, batch, computing)
     profile = described_profile(model, samples=wanted, batch_size=batch, precision=computing, now=now)
+
+    def found(request: PlanRequest) -> Plan:
+        return recommend(request, seed=0, now=now, tell=lambda text: told(text, None))
+
     if region == ANY_REGION:
         _refuse_what_no_gpu_holds(model, memory, in_regions(region, None if catalog is None else Path(catalog)))
         compared = compared_regions(profile, goal, options, quotas, catalog, 0, told)
-        in_use, options = compared.best.catalog, replace(options, quotas=compared.best.quotas)
+        plan = compared.planned(PlanRequest(profile, compared.best[0].catalog, goal, options), found)
     else:
-        in_use, compared = catalog_of(region, catalog), None
+        in_use = catalog_of(region, catalog)
         _refuse_what_no_gpu_holds(model, memory, (in_use,))
-    plan = recommend(PlanRequest(profile, in_use, goal, options), seed=0, now=now, tell=lambda text: told(text, None))
-    if compared is None:
+        plan = found(PlanRequest(profile, in_use, goal, options))
         tell_price_ages(plan, in_use, told)
-    else:
-        plan = plan.model_copy(update={"regions": compared.offers})
     return Estimate(
         plan=plan,
         model=model,

@@ -219,14 +219,17 @@ def recommend(
     if compared is None:
         loaded = catalog_of(region, catalog)
     else:
-        loaded, options = compared.best.catalog, replace(options, quotas=compared.best.quotas)
+        loaded, options = compared.best[0].catalog, replace(options, quotas=compared.best[0].quotas)
     for remark in contradictions(measured, loaded.instance_types):
         told.note(remark)
     now = datetime.datetime.now(datetime.UTC)
     request = PlanRequest(measured, loaded, goal, options)
 
-    def rented() -> Plan:
+    def found(request: PlanRequest) -> Plan:
         return find_plan(request, seed=seed, now=now, tell=lambda text: told(text, None))
+
+    def rented() -> Plan:
+        return found(request) if compared is None else compared.planned(request, found)
 
     if inventory is None:
         plan = rented()
@@ -240,8 +243,6 @@ def recommend(
             plan = better_of(request, hosts, rented, seed=seed, now=now)
     if compared is None:
         tell_price_ages(plan, loaded, told)
-    else:
-        plan = plan.model_copy(update={"regions": compared.offers})
     return sync_options.into_plan(sync_wish, plan)
 
 

@@ -118,7 +118,7 @@ def show_choices(plan: Plan) -> int:
         render.line(cells, style="dim" if way is None else "bold" if row[0].startswith("»") else None, hang=4)
         lines += _lines(cells, hang=4)
         if way is not None:
-            told = _machines_of(way, plan.profile.job.batch_size, evidence=unlike)
+            told = _machines_of(plan, way, evidence=unlike)
             render.line(f"    {told}", style="dim", hang=4)
             lines += _lines(f"    {told}", hang=4)
     return lines
@@ -154,12 +154,12 @@ def _usd_span(cost: Range) -> str:
     return f"{formatting.usd(cost.value)} ({formatting.usd_span(cost.low, cost.high)})"
 
 
-def _machines_of(way: Choice, usual_batch: int, *, evidence: bool) -> str:
+def _machines_of(plan: Plan, way: Choice, *, evidence: bool) -> str:
     """What a way rents, what one machine has, how it trains where not as usual, quotas, and (asked) what times rest on.
 
     Args:
+        plan: that the way is of.
         way: to go.
-        usual_batch: the job's own batch size.
         evidence: whether to say what its times rest on.
     """
     if way.candidate is None:
@@ -174,9 +174,9 @@ def _machines_of(way: Choice, usual_batch: int, *, evidence: bool) -> str:
         filter(
             None,
             [
-                way.candidate.in_words,
+                plan.machines(way.candidate),
                 way.candidate.hardware_in_words,
-                _batch(way.candidate, usual_batch),
+                _batch(way.candidate, plan.profile.job.batch_size),
                 _method(way.candidate),
                 f"quota {quotas}" if quotas else "",
                 basis if evidence else "",
@@ -379,7 +379,7 @@ def _show_alternatives(plan: Plan) -> None:
             [
                 _time_span(other.prediction.total_s),
                 _usd_span(other.prediction.cost_usd),
-                "; ".join(filter(None, [other.in_words, _batch(other, usual), _method(other)]))
+                "; ".join(filter(None, [plan.machines(other), _batch(other, usual), _method(other)]))
                 + ("  ← chosen" if other == plan.chosen else ""),
             ]
             for other in plan.plans

@@ -85,7 +85,7 @@ def _choices(plan: Plan) -> Iterable[str]:
     """The ways to go side by side, and what decided."""
     if plan.choices:
         axes = _Axes(plan)
-        cells = "".join(_choice(way, axes, is_chosen=way.candidate == plan.chosen) for way in plan.choices)
+        cells = "".join(_choice(plan, way, axes, is_chosen=way.candidate == plan.chosen) for way in plan.choices)
         yield f'<div class="ways">{cells}</div>'
         if axes.limits:
             yield '<p class="of">Each dot is one of twenty equally likely runs; the line is the limit.</p>'
@@ -119,10 +119,10 @@ class _Axes:
         )
 
 
-def _choice(way: Choice, axes: _Axes, *, is_chosen: bool) -> str:
+def _choice(plan: Plan, way: Choice, axes: _Axes, *, is_chosen: bool) -> str:
     """One way as a card: name, figures with their intervals, chance, machines, quotas."""
     groups = () if way.candidate is None else way.candidate.groups
-    machines = "this machine" if way.candidate is None else way.candidate.in_words
+    machines = "this machine" if way.candidate is None else plan.machines(way.candidate)
     have = "" if way.candidate is None else way.candidate.hardware_in_words
     quotas = "; ".join(
         f"quota of {formatting.vcpus(need.vcpus)}: {need.name} (a new account has {need.new_account})"
@@ -196,12 +196,14 @@ LEFT_OUT_PLANS = (
 def _front_table(plan: Plan) -> str:
     rows = []
     for other in plan.plans:
-        name = escape(other.in_words)
+        name, took, paid = escape(plan.machines(other)), other.prediction.total_s, other.prediction.cost_usd
         rows.append(
             [
                 f'<span class="chosen">{name} (this plan)</span>' if other == plan.chosen else name,
-                figure("front_total_s", other.prediction.total_s.value, formatting.duration),
-                figure("front_cost_usd", other.prediction.cost_usd.value, formatting.usd),
+                f"{figure('front_total_s', took.value, formatting.duration)} "
+                f'<span class="soft">{escape(formatting.duration_span(took.value, took.low, took.high))}</span>',
+                f"{figure('front_cost_usd', paid.value, formatting.usd)} "
+                f'<span class="soft">{escape(formatting.usd_span(paid.low, paid.high))}</span>',
                 formatting.count(other.global_batch_size),
                 escape(formatting.method(other.compression, other.sync, other.precision)),
             ]

@@ -117,7 +117,7 @@ def _named(question: Question, found: Found, limits: Limits) -> Iterator[tuple[C
     for name, weight in TIME_WEIGHTS.items():
         best = int(found.front[replace(limits, time_weight=weight).expected_score(on_list).argmin()])
         yield name, found.chosen if weight == limits.time_weight else best
-    steady = _on_demand(question.space, found)
+    steady = on_demand_rows(question.space, found)
     if steady.size:
         row = _safest(question, found, steady[best_rows(found.forecast.take(steady), limits, COMPARED)], limits)
         if row is not None:
@@ -134,8 +134,8 @@ def _chosen(question: Question, found: Found, limits: Limits) -> int | None:
     return confident(question.space, question.job, asked, limits, question.confidence, seed=question.seed).found.chosen
 
 
-def _on_demand(space: SearchSpace, found: Found) -> NDArray[np.intp]:
-    """Rows of which no machine can be taken back."""
+def on_demand_rows(space: SearchSpace, found: Found) -> NDArray[np.intp]:
+    """Return the rows of which no machine can be taken back."""
     spot = np.array([option.offer.price.market == "spot" for option in space.options])
     return np.flatnonzero(~((found.rows.count > 0) & spot[found.rows.option]).any(axis=1))
 

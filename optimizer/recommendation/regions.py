@@ -1,18 +1,26 @@
-"""Which region to rent in: the best cluster of one type of each, with the data set's transfer; the best region wins."""
+"""Which region to rent in: clusters of one type say where each wish is met best, and plans of those are one list."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import get_args
+
+import numpy as np
 
 from hetopt.core.errors import BadInput, NoFeasiblePlan
 from hetopt.core.formatting import cluster as cluster_words
 from hetopt.core.profile import Profile
 from hetopt.optimizer.market.catalog import Catalog
+from hetopt.optimizer.market.offer_filter import Unpriced
 from hetopt.optimizer.market.quota import Quotas
-from hetopt.optimizer.plan import Goal, RegionOffer
-from hetopt.optimizer.recommendation.options import Options, PlanRequest
+from hetopt.optimizer.plan import Candidate, ChoiceName, Goal, Plan, RegionOffer
+from hetopt.optimizer.recommendation.candidates import expected_scores
+from hetopt.optimizer.recommendation.choices import on_demand_rows
+from hetopt.optimizer.recommendation.options import TIME_WEIGHTS, Options, PlanRequest
 from hetopt.optimizer.recommendation.recommend import search_problem
+from hetopt.optimizer.search.objective import Limits, best_for_some
 from hetopt.optimizer.search.search import Effort, search
 
 SHOWN = 3
@@ -28,18 +36,50 @@ class Market:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
-    """Regions whose best cluster of one type keeps the limits, best first.
+class _Offer:
+    """The best cluster of one type in a region, and its scores.
 
     Attributes:
-        best: the catalogue and the quotas of the best of them.
-        offers: the first few.
-        regions: how many were compared.
+        score: of what is wanted.
+        by_wish: the best of its plans for each of `TIME_WEIGHTS`, and of those on demand for what is wanted.
     """
 
-    best: Market
+    market: Market
+    safe: bool
+    score: float
+    by_wish: tuple[float, ...]
+    offer: RegionOffer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """Regions whose best cluster of one type keeps the limits.
+
+    Attributes:
+        best: the regions that are the best for what is wanted, which is the first, or for another wish.
+        offers: of the first few.
+        regions: how many were compared.
+        unpriced: types without a price in all of them together.
+    """
+
+    best: tuple[Market, ...]
     offers: tuple[RegionOffer, ...]
     regions: int
+    unpriced: Unpriced
+
+    def planned(self, request: PlanRequest, find: Callable[[PlanRequest], Plan]) -> Plan:
+        """Return the best plan of the best regions, with the plans of all of them as its list.
+
+        Args:
+            request: what to plan; catalogue and quotas are those of each region.
+            find: plans for one of them.
+        """
+        plans = [
+            find(replace(request, catalog=market.catalog, options=replace(request.options, quotas=market.quotas)))
+            for market in self.best
+        ]
+        not_compared = self.unpriced.in_words if self.unpriced.is_most else None
+        return together(plans, request.limits).model_copy(update={"regions": self.offers, "not_compared": not_compared})
 
 
 def compare_regions(
@@ -58,39 +98,95 @@ def compare_regions(
         NoFeasiblePlan: nothing fits in any of them.
     """
     markets = tuple(markets)
-    found = sorted(_offers(profile, markets, goal, options, seed), key=lambda one: (not one[1], one[0]))
+    offers = [
+        _offer(PlanRequest(profile, one.catalog, goal, replace(options, quotas=one.quotas)), seed) for one in markets
+    ]
+    found = sorted(filter(None, offers), key=lambda one: (not one.safe, one.score))
     if not found:
         names = ", ".join(one.catalog.region for one in markets[:SHOWN])
         raise NoFeasiblePlan(
             f"Nothing fits in any of {len(markets)} regions with prices ({names}, ...).",
             hint="ask for one `region`, which says what would have to be allowed",
         )
-    return Compared(best=found[0][3], offers=tuple(offer for _, _, offer, _ in found[:SHOWN]), regions=len(markets))
+    alike = [one for one in found if one.safe == found[0].safe]
+    winners = [found[0], *(min(alike, key=lambda one: one.by_wish[wish]) for wish in range(len(found[0].by_wish)))]
+    return Compared(
+        best=tuple({one.market.catalog.region: one.market for one in winners}.values()),
+        offers=tuple(one.offer for one in found[:SHOWN]),
+        regions=len(markets),
+        unpriced=Unpriced.of([one.catalog for one in markets], options.wishes),
+    )
 
 
-def _offers(
-    profile: Profile, markets: Iterable[Market], goal: Goal, options: Options, seed: int
-) -> Iterator[tuple[float, bool, RegionOffer, Market]]:
-    """Score, whether it is safe, and the offer of each region that has one."""
-    limits = options.limits(goal)
-    for market in markets:
-        try:
-            problem = search_problem(PlanRequest(profile, market.catalog, goal, replace(options, quotas=market.quotas)))
-        except BadInput:
-            continue  # Nothing of what was asked for is sold there.
-        found = search(problem.space, problem.job, limits, seed=seed, effort=Effort(types=1))
-        if found.chosen is None:
-            continue
-        told, row = found.forecast, found.chosen
-        machines = (
-            (count, f"{problem.space.options[option].name} {problem.space.options[option].offer.price.market}")
-            for option, count in found.cluster(row).machines
-        )
-        offer = RegionOffer(
-            region=market.catalog.region,
+def _offer(request: PlanRequest, seed: int) -> _Offer | None:
+    """Return what a region has for the request; None where nothing of it is sold there, or fits."""
+    limits = request.limits
+    try:
+        problem = search_problem(request)
+    except BadInput:
+        return None
+    found = search(problem.space, problem.job, limits, seed=seed, effort=Effort(types=1))
+    if found.chosen is None:
+        return None
+    told, row = found.forecast, found.chosen
+    machines = (
+        (count, f"{problem.space.options[option].name} {problem.space.options[option].offer.price.market}")
+        for option, count in found.cluster(row).machines
+    )
+    front, steady = told.take(found.front), told.take(on_demand_rows(problem.space, found))
+    steady = steady.take(np.flatnonzero(limits.risk(steady) <= 1))
+    return _Offer(
+        market=Market(catalog=request.catalog, quotas=request.options.quotas),
+        safe=found.safe,
+        score=float(limits.expected_score(told)[row]),
+        by_wish=(
+            *(
+                float(replace(limits, time_weight=weight).expected_score(front).min())
+                for weight in TIME_WEIGHTS.values()
+            ),
+            float(limits.expected_score(steady).min(initial=math.inf)),
+        ),
+        offer=RegionOffer(
+            region=request.catalog.region,
             machines=cluster_words(machines),
             total_s=float(told.total_s[row]),
             cost_usd=float(told.cost_usd[row]),
             data_transfer_usd=problem.job.before_usd,
-        )
-        yield float(limits.expected_score(told)[row]), found.safe, offer, market
+        ),
+    )
+
+
+def together(plans: Sequence[Plan], limits: Limits) -> Plan:
+    """Return the best of some plans, with the plans and the ways to go of all of them as one list.
+
+    Plans that are a risk are left out where one is none.
+    """
+    best = min(plans, key=lambda plan: (plan.risk is not None, _score(plan.chosen, limits)))
+    alike = [plan for plan in plans if (plan.risk is None) == (best.risk is None)]
+    candidates = list(dict.fromkeys(candidate for plan in alike for candidate in plan.pareto))
+    front = {
+        best.chosen,
+        *(candidates[place] for place in best_for_some(lambda wish: expected_scores(candidates, wish))),
+    }
+    ways = [way for plan in (best, *alike) for way in plan.choices if way.candidate is not None]
+    names: dict[Candidate, list[ChoiceName]] = {}
+    for name in get_args(ChoiceName):
+        wish = replace(limits, time_weight=TIME_WEIGHTS.get(name, limits.time_weight))
+        named = [way.candidate for way in ways if name in way.names and way.candidate is not None]
+        if named:
+            own = wish == limits and name != "safest"
+            names.setdefault(best.chosen if own else min(named, key=lambda one: _score(one, wish)), []).append(name)
+    records = {way.candidate: way for way in reversed(ways)}
+    rented = [records[candidate].model_copy(update={"names": tuple(told)}) for candidate, told in names.items()]
+    here = tuple(way for way in best.choices if way.candidate is None)
+    return best.model_copy(
+        update={
+            "pareto": tuple(sorted(front, key=lambda candidate: candidate.prediction.total_s.value)),
+            "choices": (*here, *sorted(rented, key=lambda way: way.cost_usd.value)),
+            "memory": tuple(dict.fromkeys(memory for plan in (best, *alike) for memory in plan.memory)),
+        }
+    )
+
+
+def _score(candidate: Candidate, limits: Limits) -> float:
+    return float(expected_scores([candidate], limits)[0])

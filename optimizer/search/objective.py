@@ -17,6 +17,7 @@ Two plans that share an error, such as that of the number of steps, are both as 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import NamedTuple
@@ -137,8 +138,12 @@ def plan_front(found: Forecast) -> NDArray[np.intp]:
     A row is left out where another one scores better for who wants the fastest plan and for who wants the cheapest, and
     so for every wish between: it is both slower and dearer, or quicker by too little for its money (see `FASTEST`).
     """
-    hurried, thrifty = (Limits(time_weight=weight).expected_score(found) for weight in (FASTEST, 1 - FASTEST))
-    return pareto_front(hurried, thrifty)
+    return best_for_some(lambda wish: wish.expected_score(found))
+
+
+def best_for_some(score: Callable[[Limits], Array]) -> NDArray[np.intp]:
+    """Return the places of `plan_front`, of plans with the scores that each wish gives them."""
+    return pareto_front(*(score(Limits(time_weight=weight)) for weight in (FASTEST, 1 - FASTEST)))
 
 
 def choose(found: Forecast, limits: Limits) -> tuple[int | None, bool]:

@@ -14,10 +14,12 @@ from hetopt.optimizer.cost.data_transfer import data_transfer
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.market.catalog_filter import AnyMarket
 from hetopt.optimizer.market.software import pinned
-from hetopt.optimizer.plan import Goal
-from hetopt.optimizer.recommendation.options import Options, PlanRequest
+from hetopt.optimizer.plan import Goal, Plan
+from hetopt.optimizer.recommendation.candidates import expected_scores
+from hetopt.optimizer.recommendation.options import TIME_WEIGHTS, Options, PlanRequest
 from hetopt.optimizer.recommendation.recommend import recommend
 from hetopt.optimizer.recommendation.regions import Compared, Market, compare_regions
+from hetopt.optimizer.search.objective import Limits
 from tests.face.conftest import RECORDED
 
 HERE = load_catalog("us-west-2")
@@ -36,7 +38,29 @@ def test_the_best_is_that_of_each_alone() -> None:
     assert found.regions == len(found.offers) == 3
     costs = [offer.cost_usd for offer in found.offers]
     assert costs == sorted(costs)
-    assert found.best.catalog.region == found.offers[0].region
+    assert found.best[0].catalog.region == found.offers[0].region
+
+
+@pytest.mark.parametrize("gpus", [(), ("A10G",)])
+def test_no_region_alone_has_a_better_way(gpus: tuple[str, ...]) -> None:
+    options = Options(trials=0, mixed_types=1, max_workers=16, gpus=gpus)
+
+    def find(request: PlanRequest) -> Plan:
+        return recommend(request, seed=0, now=NOW)
+
+    markets = [Market(catalog=load_catalog(name), quotas={}) for name in ("us-east-1", "eu-west-1", "ap-southeast-3")]
+    requests = [PlanRequest(PROFILE, market.catalog, GOAL, options) for market in markets]
+    anywhere = compare_regions(PROFILE, markets, GOAL, options, seed=0).planned(requests[0], find)
+    ways = {name: way.candidate for way in anywhere.choices for name in way.names if way.candidate is not None}
+    assert not gpus or len({candidate.groups[0].region for candidate in anywhere.plans}) > 1
+    assert {way for name, way in ways.items() if name != "safest"} <= set(anywhere.pareto)
+    assert anywhere.chosen == ways["balanced"]
+    for request in requests:
+        for way in find(request).choices:
+            for name in way.names if way.candidate is not None else ():
+                wish = Limits(time_weight=TIME_WEIGHTS.get(name, request.limits.time_weight))
+                ours, theirs = expected_scores([ways[name], way.candidate], wish)
+                assert ours <= theirs * (1 + 1e-9), f"{name} of {request.catalog.region}"
 
 
 def test_far_data_pays_its_way() -> None:
