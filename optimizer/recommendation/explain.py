@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 
 from hetopt.core import formatting
 from hetopt.core.comm.composition import METHODS
@@ -27,11 +26,6 @@ from hetopt.optimizer.search.search import Found
 from hetopt.optimizer.step_time.links import not_measured
 from hetopt.optimizer.step_time.local_steps import communication
 from hetopt.optimizer.step_time.transfer import ReferenceHost
-
-MORE = 1.25
-"""How much a limit is loosened to see what that would buy."""
-
-WORTH_SAYING = 0.02
 
 WORTH_AVERAGING = 0.3
 """Part of a step that communication must take for averages of parameters to be worth a try."""
@@ -86,7 +80,6 @@ def explain(
         *_evidence(model, host, chosen),
         *_local(model, chosen, to_target=to_target),
         *_not_on_the_menu(left_out, chosen),
-        *_changes(found, chosen, candidate, limits),
         _profiling(model.profile, chosen),
     )
 
@@ -131,21 +124,6 @@ def _chance(seen: Sensitivity) -> Iterator[str]:
         )
 
 
-def _compared(name: str, other: Candidate, chosen: Candidate) -> str:
-    cost, time = other.prediction.cost_usd.value, other.prediction.total_s.value
-    dearer, slower = _change(cost, chosen.prediction.cost_usd.value), _change(time, chosen.prediction.total_s.value)
-    return f"{name}, {other.in_words}, costs {usd(cost)} ({dearer}) and takes {duration(time)} ({slower})."
-
-
-def _change(value: float, reference: float) -> str:
-    change = value / reference - 1
-    if abs(change) < 0.005:
-        return "the same"
-    if change > 1:
-        return f"{value / reference:.1f} times as much"
-    return f"{100 * abs(change):.0f} % {'more' if change > 0 else 'less'}"
-
-
 def _against_uniform(
     found: Found, chosen: Candidate, candidate: Callable[[int], Candidate], limits: Limits, seen: Sensitivity
 ) -> Iterator[str]:
@@ -156,7 +134,7 @@ def _against_uniform(
     if best is None:
         yield "No cluster of a single machine type fits."
     else:
-        yield _compared("The best cluster of a single machine type", candidate(best), chosen)
+        yield f"The best cluster of a single machine type is {candidate(best)}."
 
 
 def _no_better_mix(found: Found, seen: Sensitivity) -> str:
@@ -409,24 +387,3 @@ def _profiling(profile: Profile, chosen: Candidate) -> str:
     if share > PROFILING_SHARE:
         return f"{told}: for a job as short as this, a smaller `time_budget_s` would do."
     return f"{told}."
-
-
-def _changes(found: Found, chosen: Candidate, candidate: Callable[[int], Candidate], limits: Limits) -> Iterator[str]:
-    told = chosen.prediction
-    if limits.budget_usd is not None:
-        row, _ = choose(found.forecast, replace(limits, budget_usd=MORE * limits.budget_usd))
-        if row is not None:
-            better = candidate(row)
-            saved = 1 - better.prediction.total_s.value / told.total_s.value
-            if saved > WORTH_SAYING:
-                extra = (MORE - 1) * limits.budget_usd
-                yield f"{usd(extra)} more would save {100 * saved:.0f} % of the time, with {better.in_words}."
-            elif not limits.wants_cheapest:
-                least = f"{100 * WORTH_SAYING:.0f} %"
-                yield f"A budget {100 * (MORE - 1):.0f} % larger would save no more than {least} of the time."
-    if limits.deadline_s is not None:
-        row, _ = choose(found.forecast, replace(limits, deadline_s=MORE * limits.deadline_s))
-        if row is not None:
-            saved = 1 - candidate(row).prediction.cost_usd.value / told.cost_usd.value
-            if saved > WORTH_SAYING:
-                yield f"A deadline {100 * (MORE - 1):.0f} % later would save {100 * saved:.0f} % of the cost."
