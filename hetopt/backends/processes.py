@@ -3,16 +3,16 @@
 The launching process and its run share fate (unless ``attached`` is False): when the launcher dies, by whatever signal,
 the kernel ends the run's process, and that ends whatever it has started.
 
-One launch of a run at a time: whoever hosts it holds a lease on its folder, a lock on an open file. The kernel lets go
-of it when the last process that has the file open ends, by whatever signal, so a lease never outlives its run and
-nobody has to clean up after a crash.
+A run is alive if and only if the lease on its folder is locked: a lock on an open file, which the run's process holds
+and the kernel lets go of when that ends, by whatever signal. So a folder has one living run at most, nobody has to
+clean up after a crash, and neither a clock that is set nor a file that was altered changes what is alive. The folder
+names the process that holds the lease, which is ended only where the kernel says so too.
 """
 
 from __future__ import annotations
 
 import fcntl
 import itertools
-import json
 import os
 import signal
 import subprocess
@@ -23,18 +23,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import psutil
+from pydantic import Field, NonNegativeInt
 
 from hetopt.backends.backend import RunHandle
-from hetopt.core.artifact import write_atomically
+from hetopt.core.artifact import Record, read_record, write_atomically
 from hetopt.core.errors import BadInput, HetoptError
+from hetopt.core.events.fold import RunClock
 from hetopt.core.events.log import EVENTS_FILE, tell_failure
 from hetopt.core.events.records import CheckpointSaved, LogEvent, StepsLogged, TrainingStarted
 from hetopt.core.interruption import in_one_piece
 from hetopt.core.listening import LOOPBACK, collectives_on
 from hetopt.core.process_guard import StopSignal, die_with_parent
-from hetopt.core.reading import MissingFile, read_json
+from hetopt.core.reading import MissingFile, opened_file
 from hetopt.core.run_folder import (
     CHECKPOINT_FOLDER,
     LATEST_OBJECT,
@@ -49,16 +52,43 @@ from hetopt.core.search_path import INSTALLED_ONLY
 from hetopt.core.worker_logs import LOG_FOLDER
 
 PROCESS_FILE = "process.json"
-_SAME_START_S = 1.0
-
-
 LEASE_FILE = "lease"
 
 ENDING_S = 5.0
-"""How long the last processes of a run that is over may take to end."""
+"""How long the process of a run that is over may take to end, and one that starts to be named in its folder."""
 
 LONGEST_STOP_S = 600.0
 """A run that has not ended by itself so long after somebody wished it does not hear that."""
+
+
+class _Process(Record):
+    """What a launch writes down of the process that it started.
+
+    Attributes:
+        pid: its number, within what Linux gives; whether it is that process, the lease tells.
+        log_bytes: length of the event log when it began: what earlier sessions did says nothing of this one.
+    """
+
+    pid: Annotated[int, Field(gt=0, le=2**22)]
+    log_bytes: NonNegativeInt
+
+    @classmethod
+    def named_in(cls, run_dir: Path) -> _Process | None:
+        """Read the process that a run's folder names; None: it names none in a way that can be read."""
+        with suppress(BadInput):
+            return read_record(cls, run_dir / PROCESS_FILE, hint="launch the run again")
+        return None
+
+    def holds_lease(self, run_dir: Path) -> bool:
+        """Return whether this process has locked the lease, as the kernel tells it; False where that is kept secret."""
+        with suppress(OSError):
+            lease_file = (run_dir / LEASE_FILE).stat()
+            for number in os.listdir(f"/proc/{self.pid}/fd"):
+                with suppress(FileNotFoundError):  # closed meanwhile
+                    is_lease = os.path.samestat(os.stat(f"/proc/{self.pid}/fd/{number}"), lease_file)
+                    if is_lease and " WRITE " in Path(f"/proc/{self.pid}/fdinfo/{number}").read_text(encoding="ascii"):
+                        return True
+        return False
 
 
 @contextmanager
@@ -74,7 +104,7 @@ def lease(run_dir: Path) -> Iterator[int]:
         raise BadInput(f"{run_dir} cannot be written: {error.strerror}.", hint="name another folder") from None
     try:
         until_s = time.monotonic() + ENDING_S
-        while not _is_taken(descriptor):
+        while not _locks(descriptor, fcntl.LOCK_EX, run_dir):
             if time.monotonic() > until_s:
                 raise BadInput(f"a run is alive in {run_dir}.", hint="stop it first, or name another folder")
             time.sleep(0.05)
@@ -83,12 +113,27 @@ def lease(run_dir: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _is_taken(descriptor: int) -> bool:
-    """Whether the lease is ours now; it is not where somebody else holds it."""
+def is_alive(run_dir: Path) -> bool:
+    """Return whether the run in a folder is alive: whether its lease is locked.
+
+    Raises:
+        BadInput: the lease cannot be read, or no file can be locked there.
+    """
+    with suppress(MissingFile), opened_file(run_dir / LEASE_FILE) as stream:
+        return not _locks(stream.fileno(), fcntl.LOCK_SH, run_dir)
+    return False
+
+
+def _locks(descriptor: int, how: int, run_dir: Path) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        raise BadInput(
+            f"the lease in {run_dir} cannot be locked: {error.strerror}.",
+            hint="keep runs on a file system that has locks: HETOPT_HOME says where",
+        ) from None
     return True
 
 
@@ -152,8 +197,6 @@ class ProcessLauncher(ABC):
             BadInput: the folder cannot be written, a run is alive in it, or the run cannot be done here.
         """
         run_dir = run_dir.resolve()
-        if _find_process(run_dir) is not None:
-            raise BadInput(f"a run is alive in {run_dir}.", hint="stop it first, or name another folder")
         self._check(spec)
         with lease(run_dir) as held:
             return self._start(spec, run_dir, environment, held)
@@ -182,12 +225,8 @@ class ProcessLauncher(ABC):
                 pass_fds=(held,),
             )
             self._started[run_dir] = process
-            identity = {
-                "pid": process.pid,
-                "create_time": psutil.Process(process.pid).create_time(),
-                "log_bytes": logged,
-            }
-            write_atomically(run_dir / PROCESS_FILE, json.dumps(identity) + "\n")
+            named = _Process(pid=process.pid, log_bytes=logged)
+            write_atomically(run_dir / PROCESS_FILE, named.model_dump_json() + "\n")
         return RunHandle(run_dir=run_dir)
 
     def poll(self, handle: RunHandle) -> RunStatus:
@@ -197,26 +236,65 @@ class ProcessLauncher(ABC):
         return run_status(run_dir)
 
     def stop(self, handle: RunHandle) -> None:
-        """End the run: a wish first, then SIGTERM, then SIGKILL. When it returns nothing of the run is left."""
+        """End the run: a wish first, then SIGTERM, then SIGKILL. When it returns nothing of the run is left.
+
+        Raises:
+            BadInput: the run is alive, and what holds its lease is no process that its folder names, or one of another
+                user or machine.
+        """
         run_dir = handle.run_dir.resolve()
-        process = _find_process(run_dir)
-        if process is None:
-            self._reap(run_dir)
-            return
-        (run_dir / STOP_FILE).touch()
-        family = _family(process)
-        # A run that is still starting looks at the wish only after seconds, and has nothing to save.
-        started = self.poll(handle).state is not RunState.STARTING
-        if not (started and self._ends_by_itself(run_dir)):
-            family = _family(process) or family
-            _signal(process.terminate)
-            if not self._gone(run_dir, self.grace_s):
-                family = _family(process) or family
-                _signal(process.kill)
-        for member in family:
-            _signal(member.kill)
-        self._until(lambda: not any(_lives(member) for member in family), self.grace_s)
+        process = self._holder(run_dir)
+        if process is not None:
+            with suppress(ProcessLookupError, psutil.NoSuchProcess):  # it ends by itself meanwhile
+                self._end(run_dir, process)
         self._reap(run_dir)
+
+    def _holder(self, run_dir: Path) -> _Process | None:
+        """Return the process that holds the lease; None: the run is not alive."""
+        holder: _Process | None = None
+
+        def is_known() -> bool:
+            nonlocal holder
+            holder = _Process.named_in(run_dir)
+            return not is_alive(run_dir) or (holder is not None and holder.holds_lease(run_dir))
+
+        if self._until(is_known, ENDING_S):
+            return holder if is_alive(run_dir) else None
+        raise BadInput(
+            f"a run is alive in {run_dir}, and the process that its folder names does not hold its lease here.",
+            hint="stop it as the user, and on the machine, that launched it",
+        )
+
+    def _end(self, run_dir: Path, process: _Process) -> None:
+        """End a process and all that it has started, if it holds the lease.
+
+        Raises:
+            ProcessLookupError: it is gone.
+            psutil.NoSuchProcess: likewise.
+        """
+        pidfd = os.pidfd_open(process.pid)
+        try:
+            # From here on no other process can be meant: the number was looked at after it was opened.
+            if not process.holds_lease(run_dir):
+                return
+            host = psutil.Process(process.pid)
+            family = {*host.children(recursive=True)}
+            (run_dir / STOP_FILE).touch()
+            # A run that is still starting looks at the wish only after seconds, and has nothing to save.
+            started = run_status(run_dir).state is not RunState.STARTING
+            if not (started and self._ends_by_itself(run_dir)):
+                for number in (signal.SIGTERM, signal.SIGKILL):
+                    with suppress(ProcessLookupError, psutil.NoSuchProcess):
+                        family |= {*host.children(recursive=True)}
+                        signal.pidfd_send_signal(pidfd, number)
+                    if self._gone(run_dir, self.grace_s):
+                        break
+        finally:
+            os.close(pidfd)
+        for member in family:
+            with suppress(psutil.Error):
+                member.kill()
+        self._until(lambda: not any(_lives(member) for member in family), self.grace_s)
 
     def _ends_by_itself(self, run_dir: Path) -> bool:
         """Let the workers finish their steps and save a checkpoint: as long as it grows, it is waited for.
@@ -238,7 +316,7 @@ class ProcessLauncher(ABC):
     def _gone(self, run_dir: Path, within_s: float) -> bool:
         def gone() -> bool:
             self._reap(run_dir)
-            return _find_process(run_dir) is None
+            return not is_alive(run_dir)
 
         return self._until(gone, within_s)
 
@@ -259,11 +337,15 @@ class ProcessLauncher(ABC):
 
 def _step_s(events: Sequence[LogEvent]) -> float:
     """How long nothing may be heard of a run that is well: of its steps since workers started, and of a checkpoint."""
-    starts = [at for at, event in enumerate(events) if isinstance(event, TrainingStarted)]
-    since = events[starts[-1] if starts else 0 :]
-    times_s = [event.time_s for event in since if isinstance(event, TrainingStarted | StepsLogged)]
+    clock, times_s = RunClock(), list[float]()
+    for event in events:
+        clock.take(event)
+        if isinstance(event, TrainingStarted):
+            times_s.clear()
+        if isinstance(event, TrainingStarted | StepsLogged):
+            times_s.append(clock.now_s)
     apart_s = max((later - earlier for earlier, later in itertools.pairwise(times_s)), default=0.0)
-    return apart_s + max((event.written_s for event in since if isinstance(event, CheckpointSaved)), default=0.0)
+    return apart_s + max((event.written_s for event in events if isinstance(event, CheckpointSaved)), default=0.0)
 
 
 def _saved(run_dir: Path) -> dict[Path, int]:
@@ -277,36 +359,20 @@ def _saved(run_dir: Path) -> dict[Path, int]:
 
 
 def run_status(run_dir: Path) -> RunStatus:
-    """How the run in a folder is now, whoever started it."""
+    """How the run in a folder is now, whoever started it.
+
+    Raises:
+        BadInput: its lease or its log cannot be read.
+    """
     # Alive is asked first: a run that ends in between has then written its last event before it is read.
-    alive = _find_process(run_dir) is not None
+    alive = is_alive(run_dir)
+    process = _Process.named_in(run_dir) if alive else None
     return judge(
-        last_events(run_dir, _earlier_bytes(run_dir) if alive else 0),
+        last_events(run_dir, 0 if process is None else process.log_bytes),
         alive=alive,
         stop_wished=(run_dir / STOP_FILE).exists(),
         last_line=None if alive else last_words(run_dir),
     )
-
-
-def _earlier_bytes(run_dir: Path) -> int:
-    """How long the log was when the process began: what earlier sessions did says nothing of this one."""
-    try:
-        return int(read_json(run_dir / PROCESS_FILE).get("log_bytes", 0))
-    except (BadInput, ValueError, TypeError, AttributeError):
-        return 0
-
-
-def _find_process(run_dir: Path) -> psutil.Process | None:
-    """The living process that hosts the run. A number that another process has since been given does not count."""
-    try:
-        identity = read_json(run_dir / PROCESS_FILE)
-        process = psutil.Process(int(identity["pid"]))
-        same = abs(process.create_time() - float(identity["create_time"])) < _SAME_START_S
-        return process if same and _lives(process) else None
-    except (MissingFile, psutil.NoSuchProcess):
-        return None
-    except (BadInput, ValueError, KeyError, TypeError, OverflowError):
-        return None  # not a file that `start` wrote, so nothing that we may signal
 
 
 def _lives(process: psutil.Process) -> bool:
@@ -315,20 +381,6 @@ def _lives(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def _family(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return [process, *process.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
-
-
-def _signal(send: Callable[[], None]) -> None:
-    try:
-        send()
-    except psutil.NoSuchProcess:
-        return
 
 
 QUIET_TORCH = {

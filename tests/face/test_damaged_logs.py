@@ -16,7 +16,7 @@ import pytest
 from hetopt.api.run import RunRecord
 from hetopt.backends.emulation.schedule import FitWatch
 from hetopt.backends.probe_runs import local_probes, read_sample
-from hetopt.backends.processes import PROCESS_FILE, run_status
+from hetopt.backends.processes import run_status
 from hetopt.backends.supervisor.progress import RunProgress
 from hetopt.cli import run_view
 from hetopt.cli.watch import picture
@@ -234,14 +234,6 @@ def test_one_run_that_nobody_can_read_hides_no_other(home: Path, hetopt: Callabl
     states = [one["state"] for one in json.loads(hetopt("status", "--all", "--json").out)]
     assert states == ["unreadable", "finished", "unreadable"]
     assert hetopt("status", "old").code == 2
-
-
-@pytest.mark.parametrize(
-    "identity", ["[" * 100_000, '{"pid": 1e400}', '{"pid": -1}', '{"pid": ' + "9" * 5000 + "}", '"x"', '{"pid": 10e30}']
-)
-def test_a_damaged_process_file_names_no_process(identity: str, tmp_path: Path) -> None:
-    (tmp_path / PROCESS_FILE).write_text(identity, encoding="utf-8")
-    assert run_status(tmp_path).state.is_over
 
 
 def test_an_empty_run_folder_was_never_started(home: Path, hetopt: Callable[..., Any]) -> None:

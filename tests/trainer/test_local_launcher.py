@@ -222,20 +222,6 @@ def test_a_task_that_does_not_exist_fails_with_its_own_sentence(tmp_path: Path) 
     assert "\n" not in status.reason
 
 
-def test_a_pid_that_now_belongs_to_another_process_is_left_alone(tmp_path: Path) -> None:
-    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    try:
-        identity = {"pid": bystander.pid, "create_time": psutil.Process(bystander.pid).create_time() - 100}
-        (tmp_path / "process.json").write_text(json.dumps(identity))
-        launcher = LocalLauncher()
-        launcher.stop(RunHandle(run_dir=tmp_path))
-        assert bystander.poll() is None
-        assert launcher.poll(RunHandle(run_dir=tmp_path)).state == RunState.FAILED
-    finally:
-        bystander.kill()
-        bystander.wait()
-
-
 def test_the_launcher_does_not_import_torch() -> None:
     code = "import sys, hetopt.backends.processes; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
