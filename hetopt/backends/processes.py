@@ -243,27 +243,16 @@ class ProcessLauncher(ABC):
                 user or machine.
         """
         run_dir = handle.run_dir.resolve()
-        process = self._holder(run_dir)
-        if process is not None:
-            with suppress(ProcessLookupError, psutil.NoSuchProcess):  # it ends by itself meanwhile
+        process = _Process.named_in(run_dir)
+        with suppress(ProcessLookupError, psutil.NoSuchProcess):  # it ends by itself meanwhile
+            if process is not None and process.holds_lease(run_dir):
                 self._end(run_dir, process)
+            elif is_alive(run_dir):
+                raise BadInput(
+                    f"a run is alive in {run_dir}, and no process that its folder names holds its lease here.",
+                    hint="stop it as the user, and on the machine, that launched it",
+                )
         self._reap(run_dir)
-
-    def _holder(self, run_dir: Path) -> _Process | None:
-        """Return the process that holds the lease; None: the run is not alive."""
-        holder: _Process | None = None
-
-        def is_known() -> bool:
-            nonlocal holder
-            holder = _Process.named_in(run_dir)
-            return not is_alive(run_dir) or (holder is not None and holder.holds_lease(run_dir))
-
-        if self._until(is_known, ENDING_S):
-            return holder if is_alive(run_dir) else None
-        raise BadInput(
-            f"a run is alive in {run_dir}, and the process that its folder names does not hold its lease here.",
-            hint="stop it as the user, and on the machine, that launched it",
-        )
 
     def _end(self, run_dir: Path, process: _Process) -> None:
         """End a process and all that it has started, if it holds the lease.
@@ -272,13 +261,12 @@ class ProcessLauncher(ABC):
             ProcessLookupError: it is gone.
             psutil.NoSuchProcess: likewise.
         """
-        pidfd = os.pidfd_open(process.pid)
-        try:
-            # From here on no other process can be meant: the number was looked at after it was opened.
-            if not process.holds_lease(run_dir):
-                return
+        with open(os.pidfd_open(process.pid), "rb") as pidfd:
             host = psutil.Process(process.pid)
             family = {*host.children(recursive=True)}
+            # From here on no other process can be meant: what holds the lease now was opened before.
+            if not process.holds_lease(run_dir):
+                return
             (run_dir / STOP_FILE).touch()
             # A run that is still starting looks at the wish only after seconds, and has nothing to save.
             started = run_status(run_dir).state is not RunState.STARTING
@@ -286,11 +274,9 @@ class ProcessLauncher(ABC):
                 for number in (signal.SIGTERM, signal.SIGKILL):
                     with suppress(ProcessLookupError, psutil.NoSuchProcess):
                         family |= {*host.children(recursive=True)}
-                        signal.pidfd_send_signal(pidfd, number)
+                        signal.pidfd_send_signal(pidfd.fileno(), number)
                     if self._gone(run_dir, self.grace_s):
                         break
-        finally:
-            os.close(pidfd)
         for member in family:
             with suppress(psutil.Error):
                 member.kill()

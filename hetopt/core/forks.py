@@ -13,6 +13,7 @@ import gc
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import subprocess
@@ -20,7 +21,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
@@ -37,6 +38,10 @@ _OWN_FILES = 4
 _ROOM = 4096
 """For the words of forks, which are shown where those of their server were."""
 _SOON_S = 0.0005
+_ENDING_S = 5.0
+"""A server that is closed has nothing to do but to end: one that takes longer is frozen, or still imports."""
+_LONGEST_IMPORT_S = 600.0
+"""How long a fork may take: the first waits until torch was read, from whatever disk; later ones take milliseconds."""
 _ENDED_BY_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 File = IO[Any] | int
@@ -97,8 +102,9 @@ class ForkedProcess:
 class ForkServer:
     """The process that forks, as those see it who want a fork. It ends with them."""
 
-    def __init__(self, connection: socket.socket, reap: Callable[[], object]) -> None:
-        self._connection, self._reap = connection, reap
+    def __init__(self, connection: socket.socket, process: ForkedProcess | subprocess.Popen[bytes]) -> None:
+        self._connection, self._process = connection, process
+        connection.settimeout(_LONGEST_IMPORT_S)
 
     @classmethod
     def of_this_process(cls) -> ForkServer:
@@ -114,7 +120,7 @@ class ForkServer:
         if pid == 0:
             _serve(theirs.detach())
         theirs.close()
-        server = cls(ours, lambda: os.waitpid(pid, 0))
+        server = cls(ours, ForkedProcess(pid))
         # Counted afterwards: those of numpy's OpenBLAS end before a fork, and start again when they are needed.
         if _threads() > 1:
             server.close()
@@ -144,7 +150,7 @@ class ForkServer:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
-        return cls(ours, process.wait)
+        return cls(ours, process)
 
     def start(
         self,
@@ -173,7 +179,7 @@ class ForkServer:
             keep: files that it holds open.
 
         Raises:
-            NoFork: the server has ended, or the network or the group is not to be entered.
+            NoFork: the server has ended or is frozen, or the network or the group is not to be entered.
         """
         request = {"arguments": [*arguments], "environment": dict(environment), "folder": str(folder or Path.cwd())}
         places = {"network": network and str(network), "group": group and str(group)}
@@ -189,15 +195,21 @@ class ForkServer:
             except OSError as error:
                 raise NoFork("the process to fork from has ended.") from error
             telling.close()
+            if not select.select([told], [], [], _LONGEST_IMPORT_S)[0]:
+                self.close()  # it is frozen, and would fork when nobody waits for that any more
             pid = told.read()
         if not pid:
             raise NoFork("the process to fork from has ended.")
         return ForkedProcess(int(pid))
 
     def close(self) -> None:
-        """End the server; what it has forked lives on."""
+        """End the server, which is killed where it is frozen; what it has forked lives on."""
         self._connection.close()
-        self._reap()
+        try:
+            self._process.wait(_ENDING_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
 
 def _check_system() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from hetopt.core import forks
 from hetopt.core.forks import ForkServer, NoFork
 from tests.disturbance import PATIENCE_S
 
@@ -66,6 +67,7 @@ time.sleep(600)
 """
 FORKS_ITSELF = """
 import os, subprocess, sys, threading
+from hetopt.core import forks
 from hetopt.core.forks import ForkServer, NoFork
 import json
 server = ForkServer.of_this_process()
@@ -119,6 +121,27 @@ def test_a_fork_sees_what_a_process_of_its_own_would(
     assert (facts["parent"], facts["files"]) == (os.getpid(), [0, 1, 2])
     drawn = [told(output)[1] for output in outputs]
     assert all(one != other for one, other in zip(*drawn, strict=True)), "no two draw the same numbers"
+
+
+def test_a_frozen_server_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither who wants a fork, nor a run that is over and lets go of the server; and it never forks afterwards."""
+    monkeypatch.setattr(forks, "_ENDING_S", 0.2)
+    program = written(tmp_path, f"open({str(tmp_path / 'forked')!r}, 'w').close()")
+    for wants_a_fork in (True, False):
+        server = ForkServer.importing(("json",), os.environ)
+        with (tmp_path / "out").open("wb") as out:
+            server.start(["-m", "this"], environment=os.environ, stdout=out).wait(PATIENCE_S)
+        monkeypatch.setattr(forks, "_LONGEST_IMPORT_S", 0.2)
+        server._process.send_signal(signal.SIGSTOP)
+        if wants_a_fork:
+            with pytest.raises(NoFork):
+                server.start([program], environment=os.environ, stdout=1)
+        else:
+            server.close()
+        assert server._process.wait(PATIENCE_S) == -signal.SIGKILL
+        monkeypatch.undo()
+        monkeypatch.setattr(forks, "_ENDING_S", 0.2)
+    assert not (tmp_path / "forked").exists()
 
 
 def test_a_module_runs_as_the_main_one(server: ForkServer, tmp_path: Path) -> None:
