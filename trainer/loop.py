@@ -21,7 +21,7 @@ from hetopt.trainer.agreement import Gathering, gather_numbers, gather_texts
 from hetopt.trainer.announcement import announce
 from hetopt.trainer.assembly import build_model
 from hetopt.trainer.checkpoints.folder import CheckpointFolder, Found, leave_model
-from hetopt.trainer.checkpoints.saver import CheckpointSaver, is_due
+from hetopt.trainer.checkpoints.saver import CheckpointSaver, is_due, unsaved
 from hetopt.trainer.checkpoints.state import copied, parameters_sha256, run_digest
 from hetopt.trainer.comm.peers import workers
 from hetopt.trainer.context import WorkerContext
@@ -331,13 +331,21 @@ class _Run:
         self._checkpoint_step = self._engine.step
         self._checkpoint_s = context.clock()
 
-    def _finish_checkpoint(self) -> None:
-        """The last one: nothing is left to do meanwhile."""
-        self._saver.finish()
-        if self._saver.saved_step != self._engine.step:
+    def _finish_checkpoint(self, *, stopped: bool) -> None:
+        """Save the last checkpoint: nothing is left to do meanwhile. A finished run has its model, and can do without.
+
+        Raises:
+            RunFailed: a run that is stopped is to go on from it, and a worker's disk refuses.
+        """
+        while self._saver.saved_step != self._engine.step:
             self._checkpoint_step = None  # one that was begun here may have been given up
             self._begin_checkpoint()
-            self._saver.finish()
+            problem = self._saver.finish(keeps=int(stopped))
+            if problem is None or self._saver.made_room:
+                continue
+            if stopped:
+                raise unsaved(problem)
+            return
 
     def _finish(self, reason: str) -> None:
         context = self._context
@@ -345,9 +353,10 @@ class _Run:
         if reason != "stopped" and self._evaluated_step != self._engine.step:
             self._evaluate()
         training_s = self._training.training_s
-        self._finish_checkpoint()
-        if self._streaming is not None:
-            self._streaming.saved(self._saver.saved_step, is_last=True)
+        self._saver.finish()
+        stopped = reason == "stopped"
+        if stopped:
+            self._finish_checkpoint(stopped=True)
         with self._training.one_model():
             digest = parameters_sha256(self._model)
             if len(set(gather_texts(digest, context.world_size))) > 1:
@@ -357,7 +366,11 @@ class _Run:
                     "please report it if not",
                 )
             if context.is_leader:
-                leave_model(context.run_dir, self._model, stopped=reason == "stopped")
+                leave_model(context.run_dir, self._model, stopped=stopped)
+        if not stopped:
+            self._finish_checkpoint(stopped=False)
+        if self._streaming is not None:
+            self._streaming.saved(self._saver.saved_step, is_last=True)
         if self._crew is not None and context.is_leader:
             self._crew.finished()
         context.events.write(

@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save, save_file
 from torch import Tensor
+
+from hetopt.core.run_status import LOG_ROOM_BYTES
 
 _TREE = "tree"
 
@@ -49,11 +52,14 @@ def save_tensors(path: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
     Tied parameters are written under each of their names, so that the names are those of the state dictionary.
 
     Raises:
-        OSError: the disk refuses.
+        OSError: the disk refuses, or would have no room left for the lines of the run's log.
     """
+    kept = _separate(tensors)
+    if shutil.disk_usage(path.parent).free < sum(tensor.nbytes for tensor in kept.values()) + LOG_ROOM_BYTES:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     try:
         # Not `save` and a write: that holds up all other threads (of training) for as long as it copies.
-        save_file(_separate(tensors), path)
+        save_file(kept, path)
         path.chmod(0o600)
     except SafetensorError as error:
         told = re.search(r"os error (\d+)", str(error))

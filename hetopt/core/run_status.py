@@ -26,8 +26,8 @@ from hetopt.core.run_folder import SPEC_FILE
 from hetopt.core.worker_logs import LOG_FOLDER
 
 _TAIL_BYTES = 65_536
-_FULL_BYTES = 65_536
-"""A disk with less room than that may refuse the next line of a log."""
+LOG_ROOM_BYTES = 65_536
+"""A disk with less room than that may refuse the next line of a log: nothing large may take it."""
 
 
 class RunState(StrEnum):
@@ -149,7 +149,7 @@ def last_words(run_dir: Path) -> str | None:
     """What can be told of a run whose processes are gone, if it wrote no event about its end."""
     if not (run_dir / SPEC_FILE).exists():
         return "it was never started: its folder holds no run"
-    if shutil.disk_usage(run_dir).free < _FULL_BYTES:
+    if shutil.disk_usage(run_dir).free < LOG_ROOM_BYTES:
         return f"the disk that holds {run_dir} is full, so its event log could not grow"
     return last_log_line(run_dir)
 

@@ -207,7 +207,7 @@ def happening(
             kind, text, step = "workers_changed", _who_trains(event), event.step
         case CheckpointFailed():
             kind, step = "checkpoint_failed", event.step
-            text = f"no checkpoint: {event.reason}; tried again when the next is due"
+            text = f"no checkpoint: {event.reason}"
         case CheckpointSkipped():
             kind, text, step = "checkpoint_skipped", f"passed over a checkpoint: {event.reason}", event.step
         case ClockJumped():

@@ -21,10 +21,11 @@ from safetensors.torch import load_file
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.events.log import EventLog, read_events
 from hetopt.core.run_spec import RunSpec
-from hetopt.trainer.checkpoints.folder import CheckpointFolder, Found, Torn, save_model
+from hetopt.trainer.checkpoints.folder import CheckpointFolder, Found, Torn, leave_model, save_model
 from hetopt.trainer.checkpoints.manifest import STATE_FILE, FileRecord, Manifest, rank_file
-from hetopt.trainer.checkpoints.saver import REFUSED, WRITTEN, CheckpointSaver, is_due
+from hetopt.trainer.checkpoints.saver import NO_ROOM, WRITTEN, CheckpointSaver, is_due
 from hetopt.trainer.checkpoints.state import RankState, SharedState, parameters_sha256, run_digest
+from hetopt.trainer.packing import save_tensors
 
 from .scenarios import toy_spec
 
@@ -297,7 +298,7 @@ def test_a_full_disk_is_told_and_the_next_one_is_tried(
         patch.setattr(CheckpointFolder, "write_shared", full_disk)
         begin(one, 2)
         one._under_way.parts.exception()  # type: ignore[union-attr]
-        assert one.progress == REFUSED
+        assert one.progress == NO_ROOM
         one.conclude([one.progress])
     assert not one.is_busy
     told = read_events(tmp_path / "events.jsonl")[-1]
@@ -310,14 +311,47 @@ def test_a_full_disk_is_told_and_the_next_one_is_tried(
     assert CheckpointFolder(tmp_path).newest(DIGEST) == Found(step=3)
 
 
-def test_the_last_one_must_succeed(tmp_path: Path, one: CheckpointSaver, monkeypatch: pytest.MonkeyPatch) -> None:
-    begin(one, 1)
-    one.finish()
-    monkeypatch.setattr(CheckpointFolder, "publish", full_disk)
-    begin(one, 2)
-    with pytest.raises(RunFailed, match="the checkpoint of step 2 cannot be written: worker 0 on here: No space"):
-        one.finish()
-    assert CheckpointFolder(tmp_path).newest(DIGEST) == Found(step=1)
+@pytest.mark.parametrize("where", ["write_shared", "write_own", "publish"])
+def test_where_the_disk_is_full_an_older_checkpoint_gives_way_and_the_newest_whole_one_never(
+    tmp_path: Path, one: CheckpointSaver, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    for step in (1, 2):
+        begin(one, step)
+        assert one.finish() is None
+    monkeypatch.setattr(CheckpointFolder, where, full_disk)
+    gives_way = where != "publish"  # what a worker writes is as large as a checkpoint, and its manifest is small
+    for step in (3, 4):
+        begin(one, step)
+        assert one.finish() == "worker 0 on here: No space left on device"
+        assert one.made_room is (gives_way and step == 3)
+        assert (one.saved_step, CheckpointFolder(tmp_path).newest(DIGEST)) == (2, Found(step=2))
+    assert CheckpointFolder(tmp_path).path(1).exists() is not gives_way
+
+
+def test_the_trained_model_is_worth_more_than_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of a stopped run is worth less than the newest, which it goes on from."""
+    folder, written = CheckpointFolder(tmp_path), save_tensors
+
+    def needs_the_room_of_all_but(kept: int) -> None:
+        def write(*arguments: Any) -> None:
+            if len(folder._steps()) > kept:
+                full_disk()
+            written(*arguments)
+
+        monkeypatch.setattr("hetopt.trainer.checkpoints.folder.save_tensors", write)
+
+    for step in (1, 2):
+        save(folder, step)
+    needs_the_room_of_all_but(0)
+    with pytest.raises(RunFailed, match="No space left on device"):
+        leave_model(tmp_path, torch.nn.Linear(3, 3), stopped=True)
+    assert folder.newest(DIGEST) == Found(step=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint"], "whole or not at all"
+    needs_the_room_of_all_but(1)
+    leave_model(tmp_path, torch.nn.Linear(3, 3), stopped=True)
+    needs_the_room_of_all_but(0)
+    leave_model(tmp_path, torch.nn.Linear(3, 3), stopped=False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "model.safetensors"]
 
 
 def test_workers_and_the_stop_rule_may_change_between_attempts_the_task_may_not() -> None:

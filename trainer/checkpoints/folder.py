@@ -13,6 +13,7 @@ that is whole counts, whatever LATEST says; one that is torn or altered is passe
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import pickle
@@ -138,6 +139,18 @@ class CheckpointFolder:
         """Remove what was written of a checkpoint that is not to be."""
         shutil.rmtree(self.partial(step), ignore_errors=True)
 
+    def give_way(self, *, keeps: int) -> bool:
+        """Remove the oldest checkpoint, to make room for a newer one or for the model; return whether there was one.
+
+        Args:
+            keeps: this many of the newest stay, whatever else has no room.
+        """
+        steps = self._steps()
+        if len(steps) <= keeps:
+            return False
+        shutil.rmtree(self.path(steps[0]), ignore_errors=True)
+        return not self.path(steps[0]).exists()
+
     def load_shared(self, step: int) -> SharedState:
         """What all workers share at ``step``.
 
@@ -258,21 +271,18 @@ def save_model(path: Path, model: nn.Module) -> None:
     (``get_extra_state``) is in checkpoints alone: a file of safetensors has no room for it.
 
     Raises:
-        RunFailed: the disk is full or cannot be written.
+        OSError: the disk is full or cannot be written.
     """
     tensors = ((name, value) for name, value in model.state_dict().items() if isinstance(value, Tensor))
-    try:
-        with _written_whole(path) as partial:
-            save_tensors(partial, tensors)
-    except OSError as error:
-        raise RunFailed(
-            f"the model cannot be written to {path}: {error.strerror}.",
-            hint="make room on the disk, then launch the run again: it resumes from its last checkpoint",
-        ) from None
+    with _written_whole(path) as partial:
+        save_tensors(partial, tensors)
 
 
 def leave_model(run_dir: Path, model: nn.Module, *, stopped: bool, number: int = 1) -> None:
     """Write the model into the run's folder: as the trained one, or as the one of a run that was stopped.
+
+    Where the disk is full, older checkpoints give way: the model is in each, so its room is enough. The trained model
+    is worth more than all of them; that of a stopped run less than the newest.
 
     Args:
         run_dir: of the run.
@@ -287,8 +297,24 @@ def leave_model(run_dir: Path, model: nn.Module, *, stopped: bool, number: int =
         inside(run_dir, name if number == 1 else f"{Path(name).stem}-{number}{SUFFIX}")
         for name in (MODEL_FILE, UNFINISHED_MODEL_FILE)
     )
-    save_model(so_far if stopped else done, model)
+    path, folder = so_far if stopped else done, CheckpointFolder(run_dir)
+    while True:
+        try:
+            save_model(path, model)
+            break
+        except OSError as error:
+            if has_no_room(error) and folder.give_way(keeps=int(stopped)):
+                continue
+            raise RunFailed(
+                f"the model cannot be written to {path}: {error.strerror}.",
+                hint="make room on the disk, then launch the run again: it resumes from its last checkpoint",
+            ) from None
     (done if stopped else so_far).unlink(missing_ok=True)
+
+
+def has_no_room(error: BaseException | None) -> bool:
+    """Return whether a disk, or a user's part of it, is full."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager

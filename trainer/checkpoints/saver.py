@@ -2,7 +2,8 @@
 
 Training pauses for the copy alone. Each worker tells in its control row how far its part is; once every row says that
 it is on disk, the workers tell each other its hash and the leader makes it the newest checkpoint. A disk that refuses
-is told as an event, and the next checkpoint is tried when it is due; only the last one of a run must succeed.
+is told as an event, and the next checkpoint is tried when it is due. Where it is full, an older checkpoint gives way to
+the next.
 """
 
 from __future__ import annotations
@@ -11,16 +12,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.events.log import EventLog
 from hetopt.trainer.agreement import gather_numbers, gather_texts
-from hetopt.trainer.checkpoints.folder import CheckpointFolder
+from hetopt.trainer.checkpoints.folder import CheckpointFolder, has_no_room
 from hetopt.trainer.checkpoints.manifest import STATE_FILE, FileRecord, Manifest, rank_file
 from hetopt.trainer.checkpoints.state import RankState, SharedState
 
-WRITTEN, REFUSED = 1.0, -1.0
+WRITTEN, REFUSED, NO_ROOM = 1.0, -1.0, -2.0
 """What a control row says of the checkpoint under way; 0: nothing is, or its part is still being written."""
 
 
@@ -37,6 +37,14 @@ def is_due(since_s: float, *, period_s: float, every_s: float) -> bool:
         every_s: the interval that is wished for.
     """
     return since_s + 3 * period_s >= every_s
+
+
+def unsaved(problem: str) -> RunFailed:
+    """Return the failure of a stopped run whose last checkpoint could not be written."""
+    return RunFailed(
+        f"the last checkpoint cannot be written: {problem}.",
+        hint="make room on the disk, then launch the run again: it resumes from the checkpoint before",
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +90,8 @@ class CheckpointSaver:
         self._thread = ThreadPoolExecutor(1, "writes-checkpoints")
         self._under_way: _UnderWay | None = None
         self.saved_step: int | None = None
+        self.made_room = False
+        """Whether an older checkpoint has given way since the last one was refused."""
 
     @property
     def begun_step(self) -> int | None:
@@ -95,10 +105,11 @@ class CheckpointSaver:
 
     @property
     def progress(self) -> float:
-        """Of this worker's part of the checkpoint under way: `WRITTEN`, `REFUSED` or 0."""
+        """Of this worker's part of the checkpoint under way: `WRITTEN`, `REFUSED`, `NO_ROOM` or 0."""
         if self._under_way is None or not self._under_way.parts.done():
             return 0.0
-        return REFUSED if self._under_way.parts.exception() is not None else WRITTEN
+        error = self._under_way.parts.exception()
+        return WRITTEN if error is None else NO_ROOM if has_no_room(error) else REFUSED
 
     def begin(self, shared: SharedState, own: RankState, *, digest: str, begun_s: float) -> None:
         """Copy the state and begin to write it; nothing may be under way."""
@@ -113,54 +124,50 @@ class CheckpointSaver:
         now_s = self._clock()
         self._under_way = _UnderWay(step=step, digest=digest, parts=parts, pause_s=now_s - begun_s, begun_s=begun_s)
 
-    def conclude(self, told: Sequence[float]) -> None:
+    def conclude(self, told: Sequence[float], *, keeps: int = 1) -> str | None:
         """Publish the checkpoint under way if every worker's part is on disk, or give it up if one was refused.
 
         Args:
             told: `progress` of every worker, in rank order, as the last control rows had it.
+            keeps: this many checkpoints stay where the leader's disk is full.
+
+        Returns:
+            Why it was given up; None: it was not.
         """
         if self._under_way is None or 0.0 in told:
-            return
-        problem = self._settle(self._under_way, told)
+            return None
+        problem = self._settle(self._under_way, told, keeps)
         if problem is not None:
             self._events.write("checkpoint_failed", step=self._under_way.step, reason=problem)
         self._under_way = None
+        return problem
 
-    def finish(self) -> None:
-        """Wait for the checkpoint under way and publish it.
-
-        Raises:
-            RunFailed: a worker's disk refuses.
-        """
+    def finish(self, *, keeps: int = 1) -> str | None:
+        """Wait for the checkpoint under way, and conclude it."""
         if self._under_way is None:
-            return
+            return None
         wait([self._under_way.parts])
-        told = [row[0] for row in gather_numbers([self.progress], self._world_size)]
-        problem = self._settle(self._under_way, told)
-        step, self._under_way = self._under_way.step, None
-        if problem is not None:
-            raise RunFailed(
-                f"the checkpoint of step {step} cannot be written: {problem}.",
-                hint="make room on the disk, then launch the run again: it resumes from the checkpoint before",
-            )
+        return self.conclude([row[0] for row in gather_numbers([self.progress], self._world_size)], keeps=keeps)
 
     def close(self) -> None:
         """Let go of the thread, once it has written what it was at."""
         self._thread.shutdown()
 
-    def _settle(self, under_way: _UnderWay, told: Sequence[float]) -> str | None:
+    def _settle(self, under_way: _UnderWay, told: Sequence[float], keeps: int) -> str | None:
         """Publish or give up, all workers alike; what the matter was, if there was any."""
-        outcome: Literal["all", "some"] = "some" if REFUSED in told else "all"
         texts = gather_texts(self._account(under_way), self._world_size)
-        problem = "; ".join(text for text, progress in zip(texts, told, strict=True) if progress == REFUSED) or None
-        if outcome == "all" and self._rank == 0:
-            problem = self._publish(under_way, texts)
-        if problem is not None:
-            if self._rank == 0:
+        problem = "; ".join(text for text, progress in zip(texts, told, strict=True) if progress < 0)
+        made_room = False
+        if self._rank == 0:
+            problem = problem or self._publish(under_way, texts) or ""
+            if problem:
                 self._folder.abandon(under_way.step)
-            return problem
-        self.saved_step = under_way.step
-        return None
+                made_room = NO_ROOM in told and self._folder.give_way(keeps=keeps if told[0] == NO_ROOM else 1)
+        problem = gather_texts(problem, self._world_size)[0]
+        self.made_room = bool(gather_numbers([made_room], self._world_size)[0][0])
+        if not problem:
+            self.saved_step = under_way.step
+        return problem or None
 
     def _account(self, under_way: _UnderWay) -> str:
         """This worker's file, or why there is none."""

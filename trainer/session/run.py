@@ -31,7 +31,7 @@ from hetopt.core.outputs import OUTPUT_FOLDER, OUTPUT_VARIABLE
 from hetopt.core.run_folder import RUN_VARIABLE
 from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.checkpoints.folder import CheckpointFolder, Found, leave_model
-from hetopt.trainer.checkpoints.saver import CheckpointSaver
+from hetopt.trainer.checkpoints.saver import CheckpointSaver, unsaved
 from hetopt.trainer.checkpoints.state import SharedState, parameters_sha256, run_digest
 from hetopt.trainer.comm.compressor import State
 from hetopt.trainer.comm.exchange import Exchange
@@ -214,7 +214,7 @@ class Session(GradientFlow):
 
         Raises:
             BadInput: the session has no folder or no loader, or its workers train for themselves.
-            RunFailed: a step is under way, or the checkpoint before could not be written.
+            RunFailed: a step is under way.
         """
         self._check_recoverable("run.checkpoint")
         engine = self._engine
@@ -444,11 +444,12 @@ class Session(GradientFlow):
             return
         self._shut()
         if isinstance(error, Stopped):  # all workers are here
-            if self._saver is not None:
-                self._saver.finish()
+            problem = None if self._saver is None else self._saver.finish()
             self._leave_model(stopped=True)
             self._events.close()
             self._part_from_others()
+            if problem is not None:
+                raise unsaved(problem) from None
             return
         explain_script_error(error)
         try:
