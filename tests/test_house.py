@@ -279,3 +279,58 @@ def test_percent_is_written_with_its_space_and_counts_with_their_number() -> Non
                 counts = isinstance(value.value, ast.Call) and ast.unparse(value.value.func) == "formatting.count"
                 text = after.value if isinstance(after, ast.Constant) else ""
                 assert not (counts and isinstance(text, str) and many.match(text)), where
+
+
+SET_BY_ANYBODY = re.compile(
+    r"\b(?:time\.(?:time|time_ns|localtime|gmtime|ctime|asctime)|date(?:time)?\.(?:now|utcnow|today)|(?:create|boot)_time)$"
+)
+"""Clocks that a person, a server of time or a machine that wakes up sets, forward and back."""
+
+SHOWN, DATES, OTHERS = "a time that people are shown", "the date of a fact", "times of other machines"
+WALL_CLOCKS = {
+    "hetopt/api/account.py": OTHERS,
+    "hetopt/api/catalog_refreshing.py": DATES,
+    "hetopt/api/catalogs.py": "the age of dated prices",
+    "hetopt/api/dashboard.py": SHOWN,
+    "hetopt/api/estimating.py": DATES,
+    "hetopt/api/exploring.py": "when a run was launched, by the clock of its log",
+    "hetopt/api/exploring_ec2.py": OTHERS,
+    "hetopt/api/known_runs.py": SHOWN,
+    "hetopt/api/leftovers.py": OTHERS,
+    "hetopt/api/planning.py": "the age of dated prices",
+    "hetopt/api/profiling.py": "when a measurement was launched, by the clock of its log",
+    "hetopt/api/profiling_script.py": "likewise",
+    "hetopt/api/rental.py": OTHERS,
+    "hetopt/api/run.py": SHOWN,
+    "hetopt/backends/backend.py": DATES,
+    "hetopt/backends/ec2/node/agent.py": OTHERS,
+    "hetopt/backends/ec2/objects.py": OTHERS,
+    "hetopt/backends/ec2/renter/backend.py": OTHERS,
+    "hetopt/backends/ec2/renter/edge.py": OTHERS,
+    "hetopt/backends/ec2/renter/launcher.py": OTHERS,
+    "hetopt/backends/ssh/conductor.py": "the hours of a host's owner, and times of other machines",
+    "hetopt/backends/ssh/conversation.py": OTHERS,
+    "hetopt/backends/ssh/look.py": OTHERS,
+    "hetopt/cli/profile_view.py": DATES,
+    "hetopt/cli/status.py": SHOWN,
+    "hetopt/cli/watch.py": SHOWN,
+    "hetopt/core/events/log.py": "the date of an event, and by how much the clock was set",
+    "hetopt/optimizer/market/pricing.py": "the age of dated prices",
+    "hetopt/reports/run_words.py": SHOWN,
+    "hetopt/trainer/data/stream/writer.py": OTHERS,
+}
+"""Modules that look at such a clock, and for what."""
+
+
+def test_decisions_rest_on_a_clock_that_nobody_sets() -> None:
+    """What is waited for, given up, due or alive is told by `time.monotonic`."""
+    found: set[str] = set()
+    for path in MODULES:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        read = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                read |= {f"{node.module}.{imported.name}" for imported in node.names}
+        if any(map(SET_BY_ANYBODY.search, read)):
+            found.add(name(path))
+    assert found == set(WALL_CLOCKS)

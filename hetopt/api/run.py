@@ -381,7 +381,7 @@ def _followed(run: Run, launch: Launch, reporter: Reporter, on_event: Callable[[
                 recent.take(event)
             if on_event is not None:
                 on_event(event)
-            if event.time_s < launch.starts[-1]:
+            if progress.clock.awaits:
                 continue  # of an earlier session, in which it was told
             passed = happening(event, progress.roster.host, time_factor=launch.time_factor)
             # The report draws what is routine.

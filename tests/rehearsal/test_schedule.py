@@ -80,14 +80,14 @@ def step(end_s: float, *use: float) -> LogEvent:
 
 def test_what_does_not_fit_slows_the_miniature_once() -> None:
     watch = FitWatch()
-    assert [watch.look(step(10.0 + n, 0.9, 0.5), 0) for n in range(5)] == [None] * 5
+    assert [watch.look(step(10.0 + n, 0.9, 0.5), 10.0 + n) for n in range(5)] == [None] * 5
     # One slow period is no reason.
     assert watch.look(step(15, 0.9, 7.0), 15) is None
     assert watch.look(step(16, 0.9, 0.5), 16) is None
     assert watch.look(step(17, 0.9, 1.5), 17) == 1
     assert watch.slowdown == 1.8  # 1.5 x 1.15, rounded up
     # A period that began before it was slowed says nothing any more.
-    assert [watch.look(step(17.5 + n / 10, 0.9, 1.5), 17.5) for n in range(4)] == [None] * 4
+    assert [watch.look(step(17.5 + n / 10, 0.9, 1.5), 17.5 + n / 10) for n in range(4)] == [None] * 4
     assert [watch.look(step(19.0 + n, 0.9, 1.1), 19.0 + n) for n in range(3)] == [None, None, 1]
     assert watch.slowdown == 2.3
 

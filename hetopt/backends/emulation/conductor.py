@@ -62,7 +62,7 @@ class Conductor:
         miniature: that one.
         network: its hosts, without a process yet.
         stop_signal: the signal that asked this process to end, if any did.
-        clock: seconds since the epoch, as in the event log.
+        clock: seconds, monotonic.
         sleep: waits for so many seconds.
     """
 
@@ -73,7 +73,7 @@ class Conductor:
         miniature: ScaledEmulation,
         network: EmulatedNetwork,
         stop_signal: Callable[[], int | None],
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._run_dir = run_dir
@@ -97,6 +97,7 @@ class Conductor:
         self._agents: dict[int, Agent] = {}
         self._codes: dict[int, int] = {}
         self._failed_s: float | None = None
+        self._training_since_s: float | None = None
         self._comes_and_goes = comes_and_goes(spec)
         self._starts_again = starts_again(spec)
         self._pauses = False  # until all hosts have saved a checkpoint and ended, to start again together
@@ -174,7 +175,7 @@ class Conductor:
 
     def _moment(self, now_s: float) -> Moment:
         """Seconds of training (or measuring) and steps done so far."""
-        since_s = self._run.training_started_s
+        since_s = self._training_since_s
         return Moment(training_s=None if since_s is None else now_s - since_s, step=self._run.furthest_step)
 
     def _collect(self) -> None:
@@ -192,6 +193,8 @@ class Conductor:
     def _read(self, now_s: float) -> None:
         for event in self._reader.read():
             self._run.take(event)
+            if self._training_since_s is None and self._run.training_started_s is not None:
+                self._training_since_s = now_s
             rank = self._fit.look(event, now_s)
             if rank is not None:
                 self._slow_down(rank)

@@ -5,6 +5,7 @@ Nothing here does anything.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -99,16 +100,16 @@ class FitWatch:
     """
 
     slowdown: float = 1.0
-    since_s: float = 0.0
+    since_s: float = -math.inf
     _use: deque[Sequence[float]] = field(default_factory=lambda: deque(maxlen=_PERIODS))
 
     def look(self, event: LogEvent, now_s: float) -> int | None:
-        """Take in one event; the rank whose computation does not fit is returned, after `slowdown` was raised."""
+        """Take in one event, now; the rank whose computation does not fit is returned, after `slowdown` was raised."""
         if not isinstance(event, StepsLogged) or not event.pace_use:
             return None
         use = event.pace_use
         # A step more than the period has: what was measured may lag behind by one.
-        if event.time_s - (event.steps + 1) * event.step_time_s < self.since_s:
+        if now_s - (event.steps + 1) * event.step_time_s < self.since_s:
             return None
         if self._use and len(self._use[-1]) != len(use):
             self._use.clear()  # others train
