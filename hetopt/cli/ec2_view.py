@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from hetopt.cli import render
@@ -91,20 +92,21 @@ _DEADLINE = "a run that you follow moves to on-demand machines when only they st
 
 
 def show_calls(requests: Sequence[Request]) -> None:
-    """Every call of a launch on stdout."""
+    """Every call of a launch on stdout; equal ones that follow each other are one row with their number."""
+    rows = (
+        (
+            request.api_name,
+            request.purpose,
+            formatting.usd(request.usd_per_hour) if request.usd_per_hour else "",
+            formatting.usd(request.worst_usd_per_hour) if request.worst_usd_per_hour else "",
+        )
+        for request in requests
+    )
+    counted = ((row, len(list(equal))) for row, equal in groupby(rows))
     render.heading("calls that would be made")
     render.table(
         ["", "call", "for", "$/h now", "at most"],
-        [
-            [
-                str(number),
-                request.api_name,
-                request.purpose,
-                formatting.usd(request.usd_per_hour) if request.usd_per_hour else "",
-                formatting.usd(request.worst_usd_per_hour) if request.worst_usd_per_hour else "",
-            ]
-            for number, request in enumerate(requests, start=1)
-        ],
+        [[f"{count} ×" if count > 1 else "", *row] for row, count in counted],
         numbers={"", "$/h now", "at most"},
         fixed={"call"},
         caption="nothing was made; --json prints every parameter, `hetopt doctor PLAN` finds what would stop a launch",

@@ -69,6 +69,7 @@ def _facts_or_why(run: Run) -> dict[str, Any]:
 
 def _facts(run: Run, *, ask: bool) -> dict[str, Any]:
     from hetopt.core.conditions import ConditionsReader
+    from hetopt.core.run_status import end_reason
     from hetopt.reports.run_words import pause
 
     started = run.launch
@@ -88,7 +89,7 @@ def _facts(run: Run, *, ask: bool) -> dict[str, Any]:
         "run": run.name,
         "folder": str(run.folder),
         "state": state.state.value,
-        "reason": state.reason or (None if progress.finish_reason == state.state.value else progress.finish_reason),
+        "reason": state.reason or end_reason(state.state, progress),
         "on": launch.on if launch else None,
         "resume": resume_command(run, state, launch.on if launch else None),
         "task": progress.task or (launch.spec.task if launch else None),

@@ -18,6 +18,7 @@ from hetopt.core.events.fold import RunFold
 from hetopt.core.events.log import EVENTS_FILE
 from hetopt.core.events.reader import EventReader, Unread
 from hetopt.core.events.records import LogEvent, StepsLogged
+from hetopt.core.run_status import end_reason
 from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.plan import Range
 from hetopt.reports.run_words import RecentSteps, left_s, wait_share
@@ -219,7 +220,7 @@ class LiveRun:
         return RunSummary(
             run=name,
             state=state,
-            reason=reason or progress.failure or (None if progress.finish_reason == state else progress.finish_reason),
+            reason=reason or progress.failure or end_reason(state, progress),
             task=progress.task or (launch.spec.task if launch is not None else ""),
             workers=len(progress.roster.present) or (len(launch.spec.workers) if launch is not None else 0),
             latest_s=progress.last_event_s,

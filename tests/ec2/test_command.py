@@ -20,6 +20,7 @@ from hetopt.backends.ec2.renter.edge import BotoEdge
 from hetopt.backends.ec2.renter.ledger import LEDGER_FILE, read_ledger
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.request import Request
+from hetopt.cli import ec2_view
 from hetopt.core.profile import Profile
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.market.catalog import Catalog
@@ -73,6 +74,20 @@ def test_a_dry_run_prints_every_call_and_makes_none(
     assert sum(call["usd_per_hour"] for call in printed["calls"]) == pytest.approx(printed["usd_per_hour"])
     assert leftovers(cloud) == []
     assert not home.exists()
+
+
+def test_equal_calls_are_one_row_with_their_number(capsys: pytest.CaptureFixture[str]) -> None:
+    def call(step: str, operation: str) -> Request:
+        return Request(step=step, service="scheduler", operation=operation, parameters={"Name": step}, purpose="an end")
+
+    ends = [call(f"end-{number}", "create_schedule") for number in range(8)]
+    ec2_view.show_calls([call("group", "create_schedule_group"), *ends, call("more", "create_schedule_group")])
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if "CreateSchedule" in line]
+    assert [row[:-2] for row in rows] == [
+        ["scheduler:CreateScheduleGroup"],
+        ["8", "×", "scheduler:CreateSchedule"],
+        ["scheduler:CreateScheduleGroup"],
+    ]
 
 
 def test_a_run_is_rented_looked_at_and_stopped_from_other_terminals(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from hypothesis import strategies as st
 from hetopt.core.events.fold import RunClock, RunFold, RunHistory
 from hetopt.core.events.reader import EventReader, read_log
 from hetopt.core.events.records import LogEvent, RunStarted, StepsLogged, TrainingFinished
+from hetopt.core.run_status import RunState, end_reason
+from hetopt.reports.live_run import LiveRun
 from hetopt.reports.page.series import series
 from hetopt.reports.scalars import Exposed, exposition, scalars
 from hetopt.reports.timeline import timeline
@@ -143,6 +146,18 @@ def test_a_real_run_that_was_stopped_and_went_on() -> None:
     assert progress.training_s == pytest.approx(last.training_s, rel=0.01)
     assert progress.clock.idle_s == pytest.approx(starts[1] - first.time_s)
     assert progress.elapsed_s == pytest.approx(20.0 + (last.training_s or 0.0), rel=0.01)
+
+
+@pytest.mark.parametrize("state", RunState)
+@pytest.mark.parametrize("reason", ["stopped", "epochs"])
+def test_only_a_run_that_is_over_says_why(state: RunState, reason: str, tmp_path: Path) -> None:
+    """Workers that stopped and are started again are a run that goes on."""
+    *events, stopped = session(1000.0, 4)
+    live = LiveRun.of(tmp_path, None)
+    for event in (*events, replace(stopped, reason=reason)):  # type: ignore[type-var]  # all events are records
+        live.progress.take(event)
+    said = {reason} - {state.value} if state.is_over else set()
+    assert end_reason(state, live.progress) == live.summary("run", state, now_s=2000.0).reason == next(iter(said), None)
 
 
 def test_of_an_old_run_only_the_last_start_is_known() -> None:
