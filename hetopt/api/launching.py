@@ -22,6 +22,7 @@ from hetopt.core.policy_settings import BATCH_SETTINGS, Settings, parse_policy
 from hetopt.core.reporter import Reporter
 from hetopt.core.run_spec import BATCH_POLICIES, DATA_PLACE, BatchPolicy, RunSpec
 from hetopt.core.runs import RunFolders, runs_home
+from hetopt.core.script_rules import check_batch, check_for_script, left_to_script
 from hetopt.optimizer.launch_record import Place
 from hetopt.optimizer.plan import Plan
 
@@ -242,6 +243,8 @@ def prepare(
         wanted = wanted.model_copy(update={"run": run})
     wanted, computing = precision_options.in_precision(wanted, changes.precision, on)
     remarks = (*remarks, *computing)
+    if wanted.run.script and not stands_in:
+        check_for_script(wanted.run)
     prepared = where.prepare(made, wanted, options)
     record = prepared.launch
     if remarks:
@@ -315,10 +318,10 @@ def _scripted(plan: Plan, changes: Changes, options: LaunchOptions, *, rents: bo
             )
         return plan, ()
     script = said or plan.run.script
-    for name in ("partition", "inject", "stream", "steps"):
+    for name in ("partition", "inject", "stream", "steps", "precision"):
         if getattr(changes, name) is not None:
             raise BadInput(
-                f"`{name}` is for tasks: a script reads its own data, and its own loop ends it.",
+                f"`{name}` is for tasks: a script has its own data, arithmetic and loop.",
                 hint="leave it out",
             )
     path = Path(script[0])
@@ -337,9 +340,13 @@ def _scripted(plan: Plan, changes: Changes, options: LaunchOptions, *, rents: bo
         )
     found = {"script": (str(path.resolve()), *script[1:]), "resumes": resumes(files)}
     run = plan.run.model_copy(update=found)
+    profiled, another = plan.profile.job, tuple(_another_script(path, Path(plan.run.script[0])))
+    if script[1:] == profiled.script[1:] and not another:
+        check_batch(run, profiled.batch_size)
     lost = lost_files(files) if rents else ()
     remarks = (
-        *_another_script(path, Path(plan.run.script[0])),
+        *another,
+        left_to_script(run),
         *_resuming(path.name, plan.run, run),
         *on_several_workers(files),
         *lost,

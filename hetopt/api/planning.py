@@ -32,6 +32,7 @@ from hetopt.core.precision import Precision
 from hetopt.core.profile import Profile
 from hetopt.core.reading import opened_file
 from hetopt.core.reporter import Reporter
+from hetopt.core.script_rules import check_for_script
 from hetopt.core.step_samples import StepSamples
 from hetopt.core.synchronization_text import parse_sync
 from hetopt.optimizer.cost.observed_preemptions import ObservedPreemptions, observed_file
@@ -243,7 +244,10 @@ def recommend(
             plan = better_of(request, hosts, rented, seed=seed, now=now)
     if compared is None:
         tell_price_ages(plan, loaded, told)
-    return sync_options.into_plan(sync_wish, plan)
+    plan = sync_options.into_plan(sync_wish, plan)
+    if plan.run.script:
+        check_for_script(plan.run)
+    return plan
 
 
 def rank_clusters(

@@ -37,10 +37,6 @@ def in_precision(plan: Plan, asked: str | None, on: Place) -> tuple[Plan, tuple[
     if precision == planned:
         return plan, ()
     told = setting("precision", precision)
-    if plan.run.script:
-        raise BadInput(
-            f"{told} is for tasks: a script says itself what it computes in, and was measured so.", hint="leave it out"
-        )
     if on not in PREDICTED_ANEW:
         raise BadInput(
             f"{told} contradicts the plan, whose machines, batch sizes and costs are for {planned}.",

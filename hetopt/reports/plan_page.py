@@ -60,7 +60,7 @@ def page(plan: Plan) -> str:
 def next_commands(plan: Plan, plan_file: str, inventory: str = "hosts.toml") -> tuple[str, ...]:
     """What starts a plan: here, where nothing should be rented. A session is written into a script that has none.
 
-    How long a script trains is said by its own arguments, which only its author knows.
+    How long a script trains, and by how many samples, is said by its own arguments, which only its author knows.
     """
     own = all(group.is_own for group in plan.chosen.groups)
     where = "local" if plan.advice is not None else f"ssh --inventory {inventory}" if own else "ec2 --dry-run"
@@ -71,6 +71,8 @@ def next_commands(plan: Plan, plan_file: str, inventory: str = "hosts.toml") -> 
     name, *arguments = job.script
     told = f"{plan.goal.amount:g}" in arguments
     length = "" if told else f"  # and its own argument to train {plan.goal.amount:g} {plan.goal.ends}"
+    if plan.run.global_batch_size != job.batch_size:
+        length += f"  # and its own argument for {plan.run.global_batch_size:,} samples a step"
     if job.has_session:
         return (f"{launch} -- {typed(*job.script)}{length}",)
     if not job.converts:

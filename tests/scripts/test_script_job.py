@@ -29,15 +29,17 @@ from tests.face.conftest import start
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "script"
 EPOCHS = 16
-EPOCH_STEPS = math.ceil(1500 / 64)
-"""At the batch size that the script has by itself."""
+BATCH = 32
+"""Half of what the script has by itself."""
+
+EPOCH_STEPS = math.ceil(1500 / BATCH)
 
 BEFORE = str(EXAMPLES / "train.py")
 
 
 @pytest.fixture(scope="module")
 def profile() -> Profile:
-    return hetopt.profile(BEFORE, arguments=["--batch-size", "32"], time_budget_s=6)
+    return hetopt.profile(BEFORE, arguments=["--batch-size", str(BATCH)], time_budget_s=6)
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +129,12 @@ def test_it_is_launched_stopped_resumed_and_reported(
     script.write_text(text, encoding="utf-8")
     with pytest.raises(BadInput, match="no session in it"):
         hetopt.launch(plan, on="local", slowdowns=(1, 3))
-    run = hetopt.launch(plan, on="local", script=[str(script), "--epochs", str(EPOCHS)], slowdowns=(1, 3))
+    refused = hetopt.launch(plan, on="local", script=[str(script), "--epochs", "1"])
+    assert refused.wait().state is RunState.FAILED
+    assert "The plan steps by 32 samples, and the loader of resumable.py gives 64." in str(refused.status().reason)
+    assert refused.record().progress.step == 0
+    arguments = ["--epochs", str(EPOCHS), "--batch-size", str(BATCH)]
+    run = hetopt.launch(plan, on="local", script=[str(script), *arguments], slowdowns=(1, 3))
     until_s = time.monotonic() + PATIENCE_S
     while not (run.folder / "checkpoint" / "LATEST").exists() and time.monotonic() < until_s:
         time.sleep(0.2)

@@ -325,6 +325,12 @@ class SlicedStream(IterableDataset[Any]):
             number += stride
 
 
+def declared_batch(loader: DataLoader[Any]) -> int | None:
+    """Return the samples of a full batch that a loader declares; None: its batch sampler declares none."""
+    size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+    return size if isinstance(size, int) and size > 0 else None
+
+
 def full_batch(loader: DataLoader[Any], first: Callable[[Sequence[int]], list[int]]) -> int:
     """Samples of a full batch; where nobody says, of the first that rank 0 would draw.
 
@@ -335,9 +341,9 @@ def full_batch(loader: DataLoader[Any], first: Callable[[Sequence[int]], list[in
     Raises:
         BadInput: the loader gives none, or only by being changed.
     """
-    size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
-    if isinstance(size, int) and size > 0:
-        return size
+    declared = declared_batch(loader)
+    if declared is not None:
+        return declared
     (size,) = first([_first_batch(loader)])
     if size < 1:
         raise BadInput(

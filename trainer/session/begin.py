@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 from hetopt.core.errors import BadInput
 from hetopt.core.run_folder import RUN_VARIABLE, SPEC_VARIABLE
 from hetopt.core.run_spec import BatchPolicy, Compression, RunSpec
+from hetopt.core.script_rules import check_for_script
 from hetopt.core.synchronization import Synchronization
-from hetopt.core.synchronization_rules import why_not_local
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.error_feedback import keeps_momentum, own_momentum
 from hetopt.trainer.comm.peers import meet
@@ -43,7 +43,7 @@ def session(
     folder: Path | str | None = None,
     accept_inexact: Sequence[str] = (),
     batch_norm: BatchNormWay = "own",
-    timeout_s: float = 300.0,
+    timeout_s: float | None = None,
 ) -> Session:
     """Join the other workers of a script that torchrun started; alone, change nothing.
 
@@ -68,7 +68,7 @@ def session(
             BatchNorm, which is else named; ``"rounding"``, that of LBFGS in float32, which it amplifies.
         batch_norm: ``"synchronized"``: BatchNorm layers normalise by the whole batch, for which the workers
             wait for each other in every such layer, twice a step; ``"own"``: each worker by its own samples.
-        timeout_s: a worker that is later than this is lost.
+        timeout_s: a worker that is later than this is lost; absent: the plan's, or 300 s.
 
     Raises:
         BadInput: something cannot be used, or does not fit the number of workers.
@@ -106,7 +106,7 @@ def session(
             "batch_norm='synchronized' normalises by the batch of all workers, and these train for themselves.",
             hint="leave out sync, or batch_norm",
         )
-    store, leave = join(whole, rank, world_size, timeout_s)
+    store, leave = join(whole, rank, world_size, timeout_s or plan.spec.exchange_timeout_s)
     if world_size > 1:
         # What the workers do next depends on these: those that disagree would wait for each other for ever.
         meet(f"{plan.description}, {accumulate} backward passes a step, batch norm {batch_norm}", Channel())
@@ -141,13 +141,7 @@ def fitting(plan: SessionPlan, optimizers: Optimizers) -> SessionPlan:
         BadInput: they do not.
     """
     spec = plan.spec
-    reason = why_not_local(spec) if spec.is_local else None
-    if spec.sync.may_settle:
-        reason = "A script says itself how long it trains, so it cannot switch to averages, which take more steps."
-    if reason is None and (spec.sync.stretch != 1 or spec.sync.rate_power):
-        reason = "A script sets its own learning rates, so there is no schedule that sync could stretch or follow."
-    if reason is not None:
-        raise BadInput(reason, hint="leave out sync, or the other")
+    check_for_script(spec)
     if len(optimizers.each) == 1:
         compression = own_momentum(spec.compression, optimizers.each[0])
         return SessionPlan(spec=spec.model_copy(update={"compression": compression}))

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from hetopt.core.errors import BadInput
 from hetopt.core.run_folder import STOP_FILE
+from hetopt.core.script_rules import check_batch
 from hetopt.trainer.agreement import Store, gather_numbers
 from hetopt.trainer.announcement import announce
 from hetopt.trainer.assembly import make_worker_pace
@@ -33,7 +34,7 @@ from hetopt.trainer.evaluation import average_buffers, has_averages
 from hetopt.trainer.normalisation import least_share
 from hetopt.trainer.policies.choose import choose_policy
 from hetopt.trainer.session.alike import take_optimizer, take_parameters
-from hetopt.trainer.session.batches import Part, ShareTable, Splits, drawn_by_first, full_batch
+from hetopt.trainer.session.batches import Part, ShareTable, Splits, declared_batch, drawn_by_first, full_batch
 from hetopt.trainer.session.gate import Gate
 from hetopt.trainer.session.given_numbers import origins_of
 from hetopt.trainer.session.gradient import GradientSum, Scaler, check_parameters, named_parameters
@@ -154,6 +155,7 @@ class BatchFlow:
         self._sources: list[Source] = []  # of batches, in the order in which the script made them
         self._tables: list[ShareTable] = []  # of each
         self._splits: Splits | None = None  # of batches that the script draws itself
+        self._varies = False  # whether batches are of no size that a loader declares
         self._seen = 0  # samples of all workers, in all steps
         self._handed = HandedOut(weigh=world_size > 1)
         self._part: Part | None = None  # of the batch that was computed last
@@ -233,6 +235,7 @@ class BatchFlow:
         inspect_loader(loader, self.world_size)
         assert isinstance(loader, DataLoader)
         begun = partial(self._begin_part, len(self._sources) + 1, origins_of(loader))
+        self._varies |= declared_batch(loader) is None
         if self.world_size == 1:
             self._share_alone(loader)
             alone = OwnLoader(loader, self._ask, self._begin_batch, run=self)
@@ -367,7 +370,7 @@ class BatchFlow:
 
     def _share_alone(self, loader: DataLoader[Any]) -> None:
         """A worker that is alone takes all of every batch."""
-        size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+        size = declared_batch(loader)
         if self._engine is None and size is not None:
             self._begin(self._balance((size,), 1), None)
 
@@ -536,6 +539,8 @@ class BatchFlow:
         self._stepped, self._stats = set(), []
         if engine is None or part is None:
             return
+        if engine.step == 0 and self._plan.spec.script and not self._varies:
+            check_batch(self._plan.spec, sum(taken))
         self._loss_sum = torch.zeros_like(self._loss_sum)
         self._seen += sum(taken)
         with self._gate.watched():
