@@ -15,8 +15,7 @@ from torch.utils.data import DataLoader
 
 from hetopt.core.errors import BadInput, HetoptError
 from hetopt.profiler.probe.step_memory import Kept, StepCount
-from hetopt.profiler.script.rebatching import rebatch, samples_of
-from hetopt.trainer.data.fetch import samples_in
+from hetopt.profiler.script.rebatching import rebatch, samples_given, samples_of
 from hetopt.trainer.script_lines import Lines
 from hetopt.trainer.session.registry import REGISTRY
 from hetopt.trainer.steps.stopwatch import Mark, Stopwatch, make_stopwatch
@@ -210,6 +209,7 @@ class Observer:
         if self._wish.count is not None:
             self._wish.count.tensors.pause(False)
             self._wish.count.gets(batch)
+        samples = samples_given(loader, batch)
         if not torch.is_grad_enabled():
             return  # an evaluation
         now = self._stopwatch.mark()
@@ -220,7 +220,7 @@ class Observer:
             # Of several loaders that a step reads side by side, the last tells how many samples it has.
             self.loader = loader
             self._users.add(id(loader))
-            self._seen.samples += samples_in(batch) or 0
+            self._seen.samples += samples
 
     def begins_backward(self) -> None:
         if self._first is None:

@@ -6,10 +6,13 @@ many indices of the sampler's stream go into a batch.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
+
+from hetopt.trainer.data.fetch import samples_in
 
 
 class Rebatched:
@@ -19,16 +22,26 @@ class Rebatched:
         inner: the batch sampler.
         factor: on its batches' sizes, asked for at each batch.
         is_endless: whether to begin anew after the last batch, asked for then.
+
+    Attributes:
+        sizes: samples of each batch that was drawn and not given to the script yet; what a collate function makes of
+            them may have another length.
     """
 
     def __init__(self, inner: Any, factor: Callable[[], float], is_endless: Callable[[], bool]) -> None:
         self._inner = inner
         self._factor = factor
         self._is_endless = is_endless
+        self.sizes: deque[int] = deque()
 
     def __iter__(self) -> Iterator[list[Any]]:
         """Batches of indices."""
-        batches = self._batches()
+        self.sizes.clear()
+        for batch in self._resized(self._batches()):
+            self.sizes.append(len(batch))
+            yield batch
+
+    def _resized(self, batches: Iterator[list[Any]]) -> Iterator[list[Any]]:
         kept: list[Any] = []
         for batch in batches:
             size = max(1, round(len(batch) * self._factor()))
@@ -65,6 +78,14 @@ def samples_of(loader: DataLoader[Any]) -> int | None:
         return len(loader.dataset)  # type: ignore[arg-type]  # torch's gap: not every dataset has a length
     except TypeError:
         return None
+
+
+def samples_given(loader: DataLoader[Any], batch: Any) -> int:
+    """Return the samples of the batch that a loader gives: indices where it draws any, else the batch's rows."""
+    drawn = loader.batch_sampler
+    if isinstance(drawn, Rebatched) and drawn.sizes and not isinstance(loader.dataset, IterableDataset):
+        return drawn.sizes.popleft()
+    return samples_in(batch) or 0
 
 
 def rebatch(loader: DataLoader[Any], factor: Callable[[], float], is_endless: Callable[[], bool]) -> bool:

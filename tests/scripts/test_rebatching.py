@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, TensorDataset
 
-from hetopt.profiler.script.rebatching import Rebatched, rebatch, samples_of
+from hetopt.profiler.script.rebatching import Rebatched, rebatch, samples_given, samples_of
 
 SAMPLES = st.integers(1, 60)
 SIZES = st.integers(1, 9)
@@ -42,6 +43,18 @@ def test_an_endless_loader_begins_anew_and_says_the_length_that_the_script_expec
         endless[0] = number < 6
     assert taken == [*range(8), *range(8)]
     assert samples_of(loader) == 8
+
+
+@pytest.mark.parametrize("readers", [0, 2])
+def test_samples_are_counted_as_they_are_drawn_whatever_a_collate_function_makes_of_them(readers: int) -> None:
+    def collate(rows: list[tuple[torch.Tensor]]) -> torch.Tensor:
+        return torch.stack([row for (row,) in rows], dim=1)
+
+    loader = DataLoader(TensorDataset(torch.zeros(10, 7)), batch_size=4, collate_fn=collate, num_workers=readers)
+    rebatch(loader, lambda: 1.0, lambda: False)
+    for _ in range(2):
+        next(iter(loader))  # an epoch that is left
+        assert [(len(batch), samples_given(loader, batch)) for batch in loader] == [(7, 4), (7, 4), (7, 2)]
 
 
 def test_streams_are_given_as_many_samples_as_were_asked_for() -> None:

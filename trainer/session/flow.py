@@ -432,6 +432,7 @@ class BatchFlow:
 
     def _begin_batch(self, samples: int, batch: Any) -> None:
         part = Part(samples=samples, batch=samples, shares=(samples,))
+        self._varies |= part.shares != self.shares  # by its rows, which a collate function may make more of
         for one in self._listeners():
             one.take(Handed(part=part))
 
