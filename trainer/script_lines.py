@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
-from collections.abc import Iterator
+from itertools import dropwhile
 from pathlib import Path
-from types import FrameType, TracebackType
-
-from hetopt.core.errors import BadInput, HetoptError, RunFailed
+from textwrap import shorten
+from traceback import walk_tb
+from types import FrameType
 
 _PACKAGES = "site-packages"
+_QUOTED = re.compile(r'^ +File "(.+)", line (\d+)', re.MULTILINE)
+"""A frame of a traceback in text, as Python prints it and torch's loader passes it on."""
+MOST_SAID = 240
+"""Characters of an error's words: three lines of a terminal."""
 
 
 class Lines:
@@ -28,33 +33,48 @@ class Lines:
         """
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
-            found = self._told(frame, frame.f_lineno)
+            found = self._place(_module(frame), frame.f_code.co_filename, frame.f_lineno)
             if found is not None or _module(frame).startswith(not_by):
                 return found
             frame = frame.f_back
         return None
 
-    def of(self, trace: TracebackType | None) -> str:
-        """The innermost line of an error's traceback; the script alone where it has none."""
-        found = [one for one in self._along(trace) if one is not None]
-        return found[-1] if found else self._name
+    def of(self, error: BaseException) -> str:
+        """Return the user's innermost line that an error went through; the script alone where it went through none.
 
-    def _along(self, trace: TracebackType | None) -> Iterator[str | None]:
-        while trace is not None:
-            yield self._told(trace.tb_frame, trace.tb_lineno)
-            trace = trace.tb_next
+        An error of a reader process quotes its traceback as text; what is quoted lies further in than what caught it.
+        """
+        frames = ((_module(frame), frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__))
+        quoted = (("", file, int(line)) for file, line in _QUOTED.findall(str(error)))
+        places = [place for frame in (*frames, *quoted) if (place := self._place(*frame)) is not None]
+        return places[-1] if places else self._name
 
-    def _told(self, frame: FrameType, line: int) -> str | None:
-        if _module(frame).partition(".")[0] in ("hetopt", "torch") or _PACKAGES in frame.f_code.co_filename:
+    def _place(self, module: str, file: str, line: int) -> str | None:
+        if module.partition(".")[0] in ("hetopt", "torch") or _PACKAGES in file:
             return None
-        if frame.f_code.co_filename.startswith("<"):
+        if file.startswith("<"):
             return None  # made without a file: Python's frozen modules, what a dataclass generates
-        path = Path(frame.f_code.co_filename)
+        path = Path(file)
         if not path.is_absolute():
             path = path.resolve()
         if path == self._script:
             return f"{self._name}, line {line}"
         return f"{path.name}, line {line}" if path.is_relative_to(self._script.parent) else None
+
+
+def reason_of(error: BaseException) -> str:
+    """Return an error's type and words on one line, with the module of a system call that names no file.
+
+    Of an error that quotes the traceback of another process: what that process ended with.
+    """
+    text = str(error)
+    quoted = dropwhile(lambda line: line.startswith(" "), text.rpartition('\n  File "')[2].splitlines()[1:])
+    said = " ".join(quoted) if _QUOTED.search(text) else f"{type(error).__name__}: {text}" if text else ""
+    said = shorten(said or type(error).__name__, MOST_SAID, placeholder=" ...")
+    caller = [_module(frame) for frame, _ in walk_tb(error.__traceback__)][-1:]
+    if isinstance(error, OSError) and error.filename is None and caller not in ([], ["__main__"]):
+        said += f" (in {caller[0]})"
+    return said
 
 
 def exits(script: str) -> str:
@@ -82,28 +102,3 @@ def _module(frame: FrameType) -> str:
     """Its full name, also of one that was started by ``python -m``; a script has none."""
     spec = frame.f_globals.get("__spec__")
     return str(frame.f_globals.get("__name__") if spec is None else spec.name)
-
-
-def explained(error: Exception, lines: Lines) -> HetoptError:
-    """An error of the script in one sentence, with the line of the user's own file."""
-    if isinstance(error, HetoptError):
-        return error
-    place = lines.of(error.__traceback__)
-    said = " ".join(str(error).split())[:200]
-    told = f"{type(error).__name__}{': ' + said if said else ''}"
-    if isinstance(error, EOFError):
-        return BadInput(
-            f"{place}: the script asks for input, and nobody is there to type it.",
-            hint="give it what it asks for as an argument",
-        )
-    if type(error).__name__ == "TclError" or any(word in said.lower() for word in ("display", "headless")):
-        return BadInput(
-            f"{place}: the script needs a display ({told}), and workers have none.",
-            hint="write pictures to files instead of showing them, or leave them out with an argument",
-        )
-    if isinstance(error, KeyError) and error.args and error.args[0] in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
-        return BadInput(
-            f"{place}: the script is written for torchrun, and reads {error.args[0]}.",
-            hint="`hetopt convert` takes that out",
-        )
-    return RunFailed(f"{place}: the script fails: {told}", hint="see that it runs by itself with these arguments")

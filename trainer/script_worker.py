@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -22,11 +21,11 @@ from hetopt.core.events.reader import read_log
 from hetopt.core.outputs import OUTPUT_FOLDER, OUTPUT_VARIABLE
 from hetopt.core.process_guard import die_with_parent
 from hetopt.core.run_folder import RUN_VARIABLE, SPEC_VARIABLE, living_file, read_living
-from hetopt.core.run_spec import DATA_PLACE, RunSpec
+from hetopt.core.run_spec import RunSpec
 from hetopt.core.search_path import run_script
 from hetopt.trainer.allocator import keep_freed_memory
 from hetopt.trainer.host.agent import HOST_PID_VARIABLE
-from hetopt.trainer.script_lines import Lines, explained
+from hetopt.trainer.script_lines import Lines
 from hetopt.trainer.worker import Place, check_place, choose_device, leave
 
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
@@ -69,6 +68,7 @@ def main(arguments: list[str]) -> int:
 def _run(run_dir: Path, spec: RunSpec, place: Place) -> None:
     import torch
 
+    from hetopt.trainer.failure import OthersFailed
     from hetopt.trainer.session.flow import Stopped
     from hetopt.trainer.session.registry import REGISTRY
 
@@ -93,44 +93,24 @@ def _run(run_dir: Path, spec: RunSpec, place: Place) -> None:
         try:
             run_script(script)
         except SystemExit as stop:
-            ended_at = lines.of(stop.__traceback__)
+            ended_at = lines.of(stop)
             if stop.code not in (None, 0):
                 raise ScriptExited(f"{who}{ended_at}", stop.code) from None
         for one in REGISTRY.open:
             one.close()  # of a script that wrote no `with`: the others hear where one worker came to its end early
     except Stopped:
         reason = "stopped"
-    except Exception as error:
-        named = _named(error, who, lines)
-        if named is error:
-            raise
-        raise named from error
+    except (ScriptExited, OthersFailed):
+        raise
+    except HetoptError as error:
+        left = error.__context__ if isinstance(error.__context__, SystemExit) else error
+        error.message = f"{who}{lines.of(left)}: {error.message}"
+        raise
     if REGISTRY.begun == 0 or (place.rank == 0 and not _tell_end(run_dir, reason)):
         raise RunFailed(
             f"{who}{ended_at}: the script ended here without a step of a session.",
             hint="write one in, on all workers alike: `hetopt convert` does it for most scripts",
         )
-
-
-def _named(error: Exception, who: str, lines: Lines) -> Exception:
-    """What the script ended with, with the line of it, where that is not known from elsewhere."""
-    from hetopt.trainer.failure import has_own_sentence, is_peer_loss
-
-    if isinstance(error, ScriptExited) or is_peer_loss(error) or has_own_sentence(error):
-        return error
-    if isinstance(error, HetoptError):
-        left = error.__context__ if isinstance(error.__context__, SystemExit) else error
-        error.message = f"{who}{lines.of(left.__traceback__)}: {error.message}"
-        return error
-    traceback.print_exception(error)
-    told = explained(error, lines)
-    if isinstance(error, FileNotFoundError):
-        told.hint = (
-            "see that the file is on every worker's machine; for it to travel there, launch with `data` naming its "
-            f"folder, and {DATA_PLACE} in its place among the script's arguments"
-        )
-    told.message = f"{who}{told.message}"
-    return told
 
 
 def surroundings(environment: Mapping[str, str], device: str) -> dict[str, str]:

@@ -41,9 +41,9 @@ from hetopt.profiler.script.hooks import listen
 from hetopt.profiler.script.observer import Course, Finished, Observer
 from hetopt.profiler.script.order import FAILED_FILE, MEETING_FILE, ORDER_FILE, Failure, ScriptOrder
 from hetopt.trainer.context import WorkerContext
-from hetopt.trainer.failure import is_out_of_memory
+from hetopt.trainer.failure import explain, is_out_of_memory
 from hetopt.trainer.normalisation import LEAST_SAMPLES
-from hetopt.trainer.script_lines import Lines, explained
+from hetopt.trainer.script_lines import Lines
 from hetopt.trainer.task import NO_TARGET
 
 MEETING_TIMEOUT_S = 120.0
@@ -87,10 +87,10 @@ class ScriptProbe:
                 raise self._exited(stop) from None
         except (RuntimeError, MemoryError) as error:
             if not (is_out_of_memory(error) and self._measured.trying and self._measured.sizes):
-                raise explained(error, self._lines) from error
+                raise explain(error, lines=self._lines) from error
             self._measured.ended = (self._measured.trying, "memory-exhausted")
         except Exception as error:
-            raise explained(error, self._lines) from error
+            raise explain(error, lines=self._lines) from error
         else:
             if not self._has_enough:
                 raise self._too_short(f"{order.script} ended")
@@ -111,7 +111,7 @@ class ScriptProbe:
         )
 
     def _exited(self, stop: SystemExit) -> BadInput:
-        place = self._lines.of(stop.__traceback__)
+        place = self._lines.of(stop)
         if self._refused:
             return BadInput(
                 f"{place}: the script does not take its arguments: {self._refused[-1]}.",

@@ -127,8 +127,6 @@ def profiled(folder: Path, text: str, *arguments: str, startup_s: float = 600.0)
             "unrecognized arguments: --foo",
             id="arguments",
         ),
-        pytest.param("raise RuntimeError('cannot open display: none')\n", 1, "needs a display", id="display"),
-        pytest.param("input('which data? ')\n", 1, "asks for input", id="input"),
         pytest.param(
             "import os\nos.environ['LOCAL_RANK']\n", 2, "written for torchrun, and reads LOCAL_RANK", id="torchrun"
         ),
@@ -166,14 +164,14 @@ def test_a_script_that_fails_by_itself_has_failed_and_its_own_file_is_named(tmp_
     code, told = profiled(tmp_path, "import helper\nhelper.load()\n")
     assert code == RunFailed.exit_code
     assert told is not None
-    assert told.message.startswith("helper.py, line 5: the script fails: RuntimeError")
+    assert told.message.startswith("helper.py, line 5: RuntimeError")
 
 
 @pytest.mark.parametrize(
     ("schedule", "said"),
     [
         ("OneCycleLR(opt, 0.1, total_steps=4)", None),
-        ("LambdaLR(opt, lambda epoch: int(epoch < 1 or 'many'))", "line 7: the script fails: ValueError: .*'many'"),
+        ("LambdaLR(opt, lambda epoch: int(epoch < 1 or 'many'))", "line 7: ValueError: .*'many'"),
     ],
 )
 def test_only_the_end_of_a_schedule_is_passed_over(schedule: str, said: str | None, tmp_path: Path) -> None:

@@ -108,20 +108,26 @@ def ran(folder: Path, text: str) -> tuple[list[int | None], list[str]]:
         pytest.param(
             HEAD + LOOP + "        if rank == 1 and number == 3:\n            raise ValueError('no')\n" + STEP,
             6,
-            r"^worker 1, \S*train\.py, line 11: the script fails: ValueError: no$",
+            r"^worker 1, \S*train\.py, line 11: ValueError: no$",
             id="fails on one",
         ),
         pytest.param(
             HEAD + "name = input('which? ') if rank == 1 else ''\n" + LOOP + STEP,
-            2,
-            r"^worker 1, \S*train\.py, line 8: the script asks for input, and nobody is there to type it",
+            6,
+            r"^worker 1, \S*train\.py, line 8: EOFError: EOF when reading a line$",
             id="asks",
         ),
         pytest.param(
             "import os\nraise RuntimeError('no display: ' + os.environ.get('DISPLAY', 'unset'))\n",
-            2,
-            r"train\.py, line 2: the script needs a display \(RuntimeError: no display: unset\)",
+            6,
+            r"train\.py, line 2: RuntimeError: no display: unset$",
             id="display",
+        ),
+        pytest.param(
+            HEAD + "open('/dev/full', 'w').write('x' * 9999)\n" + LOOP + STEP,
+            6,
+            r"^worker \d, \S*train\.py, line 8: OSError: \[Errno 28\] No space left on device$",
+            id="a full disk of its own",
         ),
         pytest.param(
             HEAD + LOOP + STEP + "sys.exit(3)\n",

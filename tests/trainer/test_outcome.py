@@ -118,8 +118,9 @@ def test_a_last_word_that_the_disk_refuses_is_printed(tmp_path: Path, capsys: py
         log.write("training_started", step=0)
     assert failure.exit_code == 6
     said = capsys.readouterr().err
-    assert "RunFailed: worker 1: the disk is full, so the event log of the run cannot be written." in said
-    assert "events.jsonl cannot be written: No space left on device." in said
+    refused = f"the event log {tmp_path / 'events.jsonl'} cannot be written: No space left on device."
+    assert f"LogUnwritable: {refused}" in said
+    assert f"{refused} {refused}" in said, "the log refuses its last word, which is that it refuses"
 
 
 @pytest.fixture

@@ -159,7 +159,7 @@ def test_an_unexpected_error_keeps_its_traceback_in_the_log_and_a_lost_peer_is_n
     assert report.exit_code == 6
     assert "Traceback" in capfd.readouterr().err
     assert [event["reason"] for event in read_events(tmp_path / "events.jsonl")] == [
-        "worker 3: ZeroDivisionError: by zero"
+        "worker 3: ZeroDivisionError: by zero and more"
     ]
     with FailureReport(tmp_path, 1) as report:
         raise RuntimeError("[pair.cc:1] Connection closed by peer [127.0.0.1]:1")

@@ -17,12 +17,34 @@ from typing import Any, TextIO
 
 from pydantic_core import from_json
 
+from hetopt.core.errors import RunFailed
+
 EVENTS_FILE = "events.jsonl"
 
 Event = dict[str, Any]
 
 
 CLOCK_JUMPED, JUMP_S = "clock_jumped", 5.0
+
+
+class LogUnwritable(RunFailed):
+    """The operating system refused to write an event log."""
+
+
+@contextmanager
+def _written(path: Path | None) -> Iterator[None]:
+    """Say of a refusal which log it is of: whoever sees it from outside cannot tell it from others of the process.
+
+    Raises:
+        LogUnwritable: the block was refused.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise LogUnwritable(
+            f"the event log {path} cannot be written: {error.strerror}.",
+            hint="see that its folder can be written to and has room, then go on with `hetopt launch --resume`",
+        ) from error
 
 
 class EventLog:
@@ -35,6 +57,9 @@ class EventLog:
         path: of the file.
         clock: seconds since the epoch.
         steady: seconds that nobody sets.
+
+    Raises:
+        LogUnwritable: the file cannot be opened, written or closed.
     """
 
     def __init__(
@@ -45,7 +70,9 @@ class EventLog:
     ) -> None:
         self._clock, self._steady = clock, steady
         self._apart_s: float | None = None
-        self._stream: TextIO | None = path.open("a", encoding="utf-8") if path is not None else None
+        self._path = path
+        with _written(path):
+            self._stream: TextIO | None = path.open("a", encoding="utf-8") if path is not None else None
 
     def write(self, event: str, **fields: Any) -> None:
         """Append one event and flush it to the operating system. NaN is refused: it is not JSON."""
@@ -57,14 +84,17 @@ class EventLog:
         records = [{"event": event, "time_s": now_s, **fields}]
         if abs(jump_s) > JUMP_S:
             records.insert(0, {"event": CLOCK_JUMPED, "time_s": now_s, "by_s": round(jump_s, 3)})
-        self._stream.write("".join(json.dumps(record, allow_nan=False) + "\n" for record in records))
-        self._stream.flush()
+        text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records)
+        with _written(self._path):
+            self._stream.write(text)
+            self._stream.flush()
 
     def close(self) -> None:
         """Close the file; closing it again does nothing."""
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            with _written(self._path):
+                stream.close()
 
 
 def tell_failure(path: Path, reason: str, **fields: Any) -> None:
@@ -72,8 +102,8 @@ def tell_failure(path: Path, reason: str, **fields: Any) -> None:
     try:
         with closing(EventLog(path)) as log:
             log.write("run_failed", reason=reason, **fields)
-    except OSError as error:
-        print(f"{path} cannot be written: {error.strerror}. {reason}", file=sys.stderr)
+    except LogUnwritable as refused:
+        print(f"{refused.message} {reason}", file=sys.stderr)
 
 
 def parse_events(lines: Iterable[str | bytes]) -> Iterator[Event]:
