@@ -21,6 +21,7 @@ from typing import Any
 
 from hetopt.catalogs.build import OTHER_ACCELERATORS, VENDORS, as_csv, canonical_accelerators, number
 from hetopt.core.paths import inside
+from hetopt.core.plain_text import one_line
 from hetopt.core.reading import read_json, read_text
 from hetopt.optimizer.market.instance_type import TYPE_COLUMNS
 from hetopt.optimizer.market.zone_prices import COLUMNS, ZonePrice, zone_prices
@@ -202,8 +203,14 @@ def _specify(types: dict[str, dict[str, str]], told: Iterable[Answer], accelerat
     """Bring the types up to what the API says of them; the sentences are of those that stay as they were."""
     odd = []
     for answer in told:
-        name = str(answer["InstanceType"])
-        row = instance_row(answer, types.get(name), accelerators)
+        name = str(answer.get("InstanceType"))
+        try:
+            row = instance_row(answer, types.get(name), accelerators)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            odd.append(
+                f"{one_line(name)[:40]}: its record cannot be read ({type(error).__name__}: {one_line(str(error))})"
+            )
+            continue
         if row is None:
             odd.append(f"{name}: its network rate is neither told nor known")
         else:

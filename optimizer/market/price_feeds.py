@@ -82,8 +82,8 @@ def region_versions(pieces: Iterator[bytes], origin: str) -> dict[str, str]:
         BadInput: it is no region index.
     """
     found: dict[str, str] = {}
-    for region, entry in _objects(_objects(whole(pieces, origin), origin).get("regions"), origin).items():
-        version = _VERSION.fullmatch(str(_objects(entry, origin).get("currentVersionUrl")))
+    for region, entry in _object(_object(whole(pieces, origin)).get("regions")).items():
+        version = _VERSION.fullmatch(str(_object(entry).get("currentVersionUrl")))
         if _REGION.fullmatch(region) and version and version.group(2) == region:
             found[region] = version.group(1)
     if not found:
@@ -108,15 +108,15 @@ def on_demand_prices(pieces: Iterator[bytes], origin: str) -> dict[str, Any]:
     found: dict[str, float] = {}
     zero: set[str] = set()
     left_out: dict[str, str] = {}
-    other_currency = ""
-    last = b""
+    other_currency, last, broken = "", b"", 0
     for line in lines:
         last = line
         if b"OnDemand" not in line or b"Linux" not in line:
             continue
-        cells = _cells(line, origin)
+        cells = _cells(line)
         if len(cells) != len(columns):
-            raise _cut_off(origin)
+            broken += 1
+            continue
         if not all(cells[index] in values for index, values in wanted) or not _TYPE.fullmatch(cells[type_name]):
             continue
         if cells[currency] != "USD":
@@ -131,8 +131,8 @@ def on_demand_prices(pieces: Iterator[bytes], origin: str) -> dict[str, Any]:
             if name in found and found[name] != usd:
                 left_out[name] = f"{name}: on demand at ${found[name]:g} and ${usd:g}, of which the higher is taken"
             found[name] = max(usd, found.get(name, 0.0))
-    if last and len(_cells(last, origin)) != len(columns):
-        raise _cut_off(origin)
+    if last and len(_cells(last)) != len(columns):
+        raise BadInput(f"{origin} is cut off.", hint="run it again; prices that were read before stay in use")
     if other_currency and not found:
         raise BadInput(
             f"{origin} has prices in {one_line(other_currency[:20])}, and hetopt counts in USD.",
@@ -141,7 +141,9 @@ def on_demand_prices(pieces: Iterator[bytes], origin: str) -> dict[str, Any]:
     if not found:
         raise _other(origin, "has no on-demand price of Linux machines")
     left_out |= {name: f"{name}: its on-demand price is 0" for name in zero - set(found)}
-    return {"published": published, "usd_per_hour": found, "left_out": [left_out[name] for name in sorted(left_out)]}
+    unread = [f"{broken:,} lines of {origin} could not be read"] * bool(broken)
+    said = [*(left_out[name] for name in sorted(left_out)), *unread]
+    return {"published": published, "usd_per_hour": found, "left_out": said}
 
 
 def spot_prices(pieces: Iterator[bytes], origin: str) -> dict[str, dict[str, float]]:
@@ -150,18 +152,18 @@ def spot_prices(pieces: Iterator[bytes], origin: str) -> dict[str, dict[str, flo
     Raises:
         BadInput: it is another file, or in another currency.
     """
-    config = _objects(_objects(whole(pieces, origin), origin).get("config"), origin)
-    if "USD" not in _list(config.get("currencies"), origin):
+    config = _object(_object(whole(pieces, origin)).get("config"))
+    if "USD" not in _list(config.get("currencies")):
         raise BadInput(f"{origin} has no prices in USD.", hint="look whether hetopt is the newest")
     found: dict[str, dict[str, float]] = {}
-    for entry in _list(config.get("regions"), origin):
-        region = str(_objects(entry, origin).get("region"))
+    for entry in _list(config.get("regions")):
+        region = str(_object(entry).get("region"))
         if not _REGION.fullmatch(region):
             continue
         here = found.setdefault(region, {})
-        for group in _list(entry.get("instanceTypes"), origin):
-            for size in _list(_objects(group, origin).get("sizes"), origin):
-                name, usd = str(_objects(size, origin).get("size")), _linux_usd(size, origin)
+        for group in _list(entry.get("instanceTypes")):
+            for size in _list(_object(group).get("sizes")):
+                name, usd = str(_object(size).get("size")), _linux_usd(_object(size))
                 if usd and _TYPE.fullmatch(name):
                     here[name] = max(usd, here.get(name, 0.0))
     if not any(found.values()):
@@ -175,15 +177,16 @@ def spot_advice(pieces: Iterator[bytes], origin: str) -> dict[str, dict[str, lis
     Raises:
         BadInput: it is another file.
     """
-    data = _objects(whole(pieces, origin), origin)
-    ranges = [_objects(entry, origin) for entry in _list(data.get("ranges"), origin)]
+    data = _object(whole(pieces, origin))
+    ranges = [_object(entry) for entry in _list(data.get("ranges"))]
     bands = {str(entry.get("index")): str(entry.get("label")) for entry in ranges}
     found: dict[str, dict[str, list[Any]]] = {}
-    for region, systems in _objects(data.get("spot_advisor"), origin).items():
+    for region, systems in _object(data.get("spot_advisor")).items():
         if not _REGION.fullmatch(region):
             continue
-        for name, advice in _objects(_objects(systems, origin).get("Linux", {}), origin).items():
-            saving, band = _objects(advice, origin).get("s"), bands.get(str(advice.get("r")))
+        for name, advice in _object(_object(systems).get("Linux")).items():
+            advice = _object(advice)
+            saving, band = advice.get("s"), bands.get(str(advice.get("r")))
             if isinstance(saving, int) and 0 < saving < 100 and band in BANDS and _TYPE.fullmatch(name):
                 found.setdefault(region, {})[name] = [saving, band]
     if not found:
@@ -197,12 +200,12 @@ def _header(lines: Iterator[bytes], origin: str) -> tuple[str, dict[str, int]]:
     if is_page(first):
         raise web_page(origin)
     facts: dict[str, str] = {}
-    cells = _cells(first, origin)
+    cells = _cells(first)
     while cells and cells[0] != "SKU":
         if len(facts) > 20 or len(cells) != 2:
             raise _other(origin, "does not begin as a price list")
         facts[cells[0]] = cells[1]
-        cells = _cells(next(lines, b""), origin)
+        cells = _cells(next(lines, b""))
     if facts.get("FormatVersion") != "v1.0" or facts.get("OfferCode") != "AmazonEC2":
         raise _other(origin, "is no price list of EC2 in the format v1.0")
     columns = {name: index for index, name in enumerate(cells)}
@@ -230,18 +233,19 @@ def _lines(pieces: Iterator[bytes], origin: str) -> Iterator[bytes]:
         yield rest
 
 
-def _cells(line: bytes, origin: str) -> list[str]:
+def _cells(line: bytes) -> list[str]:
+    """Return the cells of a line; none of one that is damaged."""
     try:
         return next(csv.reader([line.decode("utf-8-sig").rstrip("\r")], strict=True), [])
     except (csv.Error, UnicodeDecodeError):
-        raise _cut_off(origin) from None
+        return []
 
 
-def _linux_usd(size: Mapping[str, Any], origin: str) -> float | None:
+def _linux_usd(size: Mapping[str, Any]) -> float | None:
     """The price in a column that may also be 'N/A*', or '9.0E-4'."""
-    for column in _list(size.get("valueColumns"), origin):
-        if _objects(column, origin).get("name") == "linux":
-            return _usd(str(_objects(column.get("prices"), origin).get("USD")))
+    for column in _list(size.get("valueColumns")):
+        if _object(column).get("name") == "linux":
+            return _usd(str(_object(column.get("prices")).get("USD")))
     return None
 
 
@@ -253,20 +257,13 @@ def _usd(text: str) -> float | None:
     return usd if math.isfinite(usd) and 0 <= usd <= MOST_USD_PER_HOUR else None
 
 
-def _objects(value: object, origin: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise _other(origin, "does not have the form that it had in 2026")
-    return value
+def _object(value: object) -> dict[str, Any]:
+    """Return an object of JSON; an empty one in the place of anything else: one bad record stops no reader."""
+    return value if isinstance(value, dict) else {}
 
 
-def _list(value: object, origin: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise _other(origin, "does not have the form that it had in 2026")
-    return value
-
-
-def _cut_off(origin: str) -> BadInput:
-    return BadInput(f"{origin} is cut off or damaged.", hint="run it again; prices that were read before stay in use")
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _other(origin: str, what: str) -> BadInput:

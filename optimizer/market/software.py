@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from hetopt.optimizer.market.instance_type import Accelerator, Architecture, InstanceType
+from hetopt.optimizer.market.instance_type import Architecture, InstanceType
 
 FACTS = Path(__file__).resolve().parents[2] / "catalogs" / "aws" / "software.json"
 
@@ -37,7 +37,9 @@ class Software:
         accelerator, architecture = instance.accelerator, instance.architecture
         if accelerator is None or not accelerator.is_cuda or architecture is None:
             return None
-        capability = _capability(accelerator)
+        if accelerator.model is None:
+            return f"{accelerator.name} is no GPU of the catalogue's accelerators.csv"
+        capability = accelerator.model.compute_capability
         wheel = f"torch {self.torch} for {_WHEEL_NAMES[architecture]}"
         if capability is None:
             return f"{accelerator.name} has no known compute capability to hold against {wheel}"
@@ -63,7 +65,3 @@ def runs(kernels: str, capability: str) -> bool:
     """Whether a device runs kernels: those of its major version, with no higher a minor one."""
     (major, minor), (own, own_minor) = (tuple(map(int, one.split("."))) for one in (kernels, capability))
     return major == own and minor <= own_minor
-
-
-def _capability(accelerator: Accelerator) -> str | None:
-    return None if accelerator.model is None else accelerator.model.compute_capability

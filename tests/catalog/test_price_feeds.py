@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import pairwise
 
@@ -64,6 +64,8 @@ def test_what_is_no_feed_is_refused_by_each_reader(content: bytes) -> None:
 INDEX = {
     "regions": {"eu-west-1": {"currentVersionUrl": PRICE_LIST.format(version="20261125174521", region="eu-west-1")}}
 }
+URL = PRICE_LIST.replace("https://pricing.us-east-1.amazonaws.com", "").replace("index.csv", "index.json")
+PLACES = {"index": "regions", "advice": "spot_advisor"}
 READERS = {
     "price list": (on_demand_prices, few),
     "index": (
@@ -117,10 +119,45 @@ def test_a_price_of_zero_is_none_on_spot() -> None:
 
 KEYS = ("config", "currencies", "regions", "region", "instanceTypes", "sizes", "valueColumns", "ranges", "spot_advisor")
 JSON = st.recursive(
-    st.none() | st.integers() | st.text(max_size=8),
+    st.none() | st.integers(-(2**63), 2**63 - 1) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
     max_leaves=20,
 )
+
+
+REGIONS = ("eu-west-1", "eu-west-2")
+
+
+@pytest.mark.parametrize("feed", ["index", "spot prices", "advice"])
+@given(data=st.data())
+def test_a_bad_record_costs_what_it_holds_and_no_other(feed: str, data: st.DataObject) -> None:
+    """Anything anywhere below the first region leaves the second as it was."""
+    made: dict[str, Callable[[], str | bytes]] = {
+        "index": lambda: json.dumps(
+            {"regions": {one: {"currentVersionUrl": URL.format(version=20261125, region=one)} for one in REGIONS}}
+        ),
+        "spot prices": lambda: spot_feed({one: {"c7i.xlarge": "0.07", "g5.xlarge": "0.4"} for one in REGIONS}),
+        "advice": lambda: advisor({one: {"c7i.xlarge": (62, 1), "g5.xlarge": (50, 2)} for one in REGIONS}),
+    }
+    read: Callable[[Iterator[bytes], str], dict[str, object]] = READERS[feed][0]
+    whole = json.loads(made[feed]())
+    right = read(iter([json.dumps(whole).encode()]), "it")
+    holder, key = (whole["config"]["regions"], 0) if feed == "spot prices" else (whole[PLACES[feed]], REGIONS[0])
+    while holder[key] and isinstance(holder[key], dict | list) and data.draw(st.booleans()):
+        holder = holder[key]
+        key = data.draw(st.sampled_from(sorted(holder) if isinstance(holder, dict) else range(len(holder))))
+    holder[key] = data.draw(JSON)
+    found = read(iter([json.dumps(whole).encode()]), "it")
+    assert found[REGIONS[1]] == right[REGIONS[1]]
+
+
+@given(st.binary(max_size=60))
+def test_a_broken_line_of_a_price_list_is_counted_and_costs_no_other(broken: bytes) -> None:
+    head, *last = few().rsplit(b"\n", 2)
+    damaged = b'"OnDemand","Linux' + broken.replace(b"\n", b"")
+    found = on_demand_prices(iter([b"\n".join([head, damaged, *last])]), "it")
+    assert found["usd_per_hour"] == on_demand_prices(iter([few()]), "it")["usd_per_hour"]
+    assert found["left_out"] == ["1 lines of it could not be read"]
 
 
 @given(JSON)

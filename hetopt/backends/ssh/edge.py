@@ -172,61 +172,49 @@ def let_go(program: Program, within_s: float) -> int:
 
 
 def why_unreached(host: Host, complaint: str) -> RunFailed:
-    """What ssh complains of, in one sentence, and what to do."""
+    """Return ssh's own words, of its complaint the line that tells most, and what to do.
+
+    Args:
+        host: that was to be reached.
+        complaint: what ssh wrote to its standard error.
+    """
     who = f"{host.user}@{host.address}" if host.user else host.address
     options = {"-p": host.port, "-i": host.key, "-J": host.jump}
     typed = shlex.join(["ssh", *(str(w) for name, value in options.items() if value for w in (name, value)), who])
-    lines = [line for line in complaint.splitlines() if line.strip()]
+    lines = [line.strip("@ ") for line in complaint.splitlines() if re.search("[A-Za-z]", line)]
+    through, hint = "", "see what `{typed}` says"
+    said = "; ".join(lines[-2:]) if lines else "ssh ended without saying why"
     if _JUMP.search("\n".join(lines[1:])):  # what is said of the jump host must not be taken for the host's own
-        worded = next(line.strip("@ ") for line in lines if re.search("[A-Za-z]", line))
-        first = one_line(worded)[:200].removeprefix("ssh: ").rstrip(".")
-        return RunFailed(
-            f"{host.name} is not reached through its jump host: {first}.", hint=f"see that `{typed}` logs in by itself"
-        )
-    for pattern, said, hint in _REASONS:
-        if found := re.search(pattern, complaint, re.IGNORECASE):
-            first = found[1] if found.groups() else ""
-            return RunFailed(f"{host.name} {said.format(first)}.", hint=hint.format(typed=typed, who=who))
-    last = one_line(lines[-1])[:200].rstrip(".") if lines else "ssh ended without saying why"
-    return RunFailed(f"{host.name} is not reached: {last}.", hint=f"see what `{typed}` says")
+        through, said, hint = " through its jump host", lines[0], "see that `{typed}` logs in by itself"
+    else:
+        worded = ((line, advice) for pattern, advice in _ADVICE for line in lines if re.search(pattern, line, _ANY))
+        said, hint = next(worded, (said, hint))
+    said = one_line(said)[:200].removeprefix("ssh: ").rstrip(".")
+    return RunFailed(f"{host.name} is not reached{through}: {said}.", hint=hint.format(typed=typed, who=who))
 
 
 _JUMP = re.compile(r"^(?:kex_exchange_identification|stdio forwarding failed)", re.MULTILINE)
 """What the ssh that goes through another says after that one's own words, where it has ended (OpenSSH, `kex.c`)."""
 
-_REASONS = (
+_ANY = re.IGNORECASE
+_ADVICE = (
     (
         r"REMOTE HOST IDENTIFICATION HAS CHANGED",
-        "shows another key than the one that is known",
         "it was installed anew, or is somebody else's; ask its owner, then `ssh-keygen -R` its name",
     ),
     (
-        r"(?:Host key verification failed|No \S+ host key is known)",
-        "shows a key that is not known here",
+        r"Host key verification failed|No \S+ host key is known",
         "log in once yourself, `{typed}`, and compare the fingerprint; hetopt accepts none by itself",
     ),
     (
-        r"Permission denied \(((?:password|keyboard-interactive|,)+)\)",
-        "lets nobody in without a password ({})",
+        r"Permission denied \((?:password|keyboard-interactive|,)+\)",
         "copy a key once, `ssh-copy-id {who}`; hetopt types no password",
     ),
-    (
-        r"Permission denied(?: \(([^)]*)\))?",
-        "does not let this user in with the keys that are here",
-        "see that `{typed}` logs in by itself: the user's name, the key, and `ssh-add -l`",
-    ),
-    (r"Could not resolve hostname", "has an address that no name server knows", "correct its address"),
-    (r"Connection refused", "has no ssh server at this address and port", "see that sshd runs there, and its port"),
-    (r"(?:timed out|timeout)", f"does not answer within {CONNECT_S} s", "see that it is on, and on the network"),
-    (r"(?:No route to host|Network is unreachable)", "is not on any network that this machine is on", "join it (VPN?)"),
-    (
-        r"(?:password has expired|password change required|change your password)",
-        "wants its user's password changed",
-        "log in once yourself, `{typed}`, and change it",
-    ),
-    (
-        r"(?:Identity file \S+ not accessible|Bad configuration|Bad owner or permissions)",
-        "is not asked: ssh refuses its own configuration",
-        "see what `{typed}` says",
-    ),
+    (r"Permission denied", "see that `{typed}` logs in by itself: the user's name, the key, and `ssh-add -l`"),
+    (r"Could not resolve hostname", "correct its address"),
+    (r"Connection refused", "see that sshd runs there, and its port"),
+    (r"timed out|timeout", "see that it is on, and on the network"),
+    (r"No route to host|Network is unreachable", "join its network (VPN?)"),
+    (r"password has expired|password change required|change your password", "log in once yourself, `{typed}`"),
 )
+"""What to do, by what ssh says (OpenSSH, `sshconnect.c`, `ssh.c`, `auth-pam.c`); the first that fits."""
