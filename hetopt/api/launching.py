@@ -351,7 +351,11 @@ def _scripted(plan: Plan, changes: Changes, options: LaunchOptions, *, rents: bo
         *on_several_workers(files),
         *lost,
     )
-    return plan.model_copy(update={"run": run}), remarks
+    profile = plan.profile
+    if any(_another_script(path, Path(plan.run.script[0]))) or script[1:] != plan.run.script[1:]:
+        # It may read by another number of processes.
+        profile = profile.model_copy(update={"job": profile.job.model_copy(update={"reading": None})})
+    return plan.model_copy(update={"run": run, "profile": profile}), remarks
 
 
 def _another_script(path: Path, planned: Path) -> Iterator[str]:

@@ -40,7 +40,7 @@ def positive(value: float | str | None, name: str, unit: str) -> float | None:
     said = COUNT if unit in _COUNTED else MONEY if unit.startswith("USD") else NUMBER
     if not isinstance(value, str | Real):
         raise BadInput(f"`{name}` must be {said.what}, got {value!r}.", hint=f"write {said.example}")
-    number = quantity(value, said, f"`{name}`") if isinstance(value, str) else float(value)
+    number = quantity(value if isinstance(value, str) else repr(float(value)), said, f"`{name}`")
     if not (math.isfinite(number) and number > 0):
         raise BadInput(f"`{name}` must be a positive number of {unit}, got {value}.", hint=f"for example `{name}=5`")
     return number

@@ -6,17 +6,21 @@ Seconds, bytes and samples throughout. Unmeasured is absent (`None` or an empty 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import ClassVar, Literal, Self
 
 from pydantic import (
     Field,
     NonNegativeFloat,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     model_validator,
 )
 
 from hetopt.core.artifact import Artifact, Record, RecordLeavingOut, Told
+from hetopt.core.errors import RunFailed
+from hetopt.core.formatting import bytes_
 from hetopt.core.html_table import html_table
 from hetopt.core.memory import TrainingMemory
 from hetopt.core.precision import Precision
@@ -45,10 +49,23 @@ class Host(Record):
     accelerator_memory_bytes: PositiveInt | None = None
 
 
+FILES_OF_A_READER = 4
+"""Pipes and a handle that a process keeps of each of its readers (counted with torch 2.13 on Linux)."""
+
+
+class Reading(Record):
+    """What the reader processes of a worker's loader hand it, each batch in shared memory until it is used."""
+
+    processes: PositiveInt
+    batches_ahead: PositiveInt = Field(description="that each of them keeps ready")
+    sample_bytes: NonNegativeFloat
+    tensors: NonNegativeInt = Field(description="of a batch")
+
+
 class Job(RecordLeavingOut):
     """What is trained. One sample is one item of the task's data set (an image, a window of tokens)."""
 
-    LEFT_OUT = ("has_session", "converts", "resumes", "model_kind", "parameter_shapes")
+    LEFT_OUT = ("has_session", "converts", "resumes", "model_kind", "parameter_shapes", "reading")
 
     task: str
     script: tuple[str, ...] = Field(
@@ -87,6 +104,7 @@ class Job(RecordLeavingOut):
     parameter_shapes: tuple[tuple[PositiveInt, ...], ...] = Field(
         default=(), description="of all parameters, in the order of the gradient; empty: not known"
     )
+    reading: Reading | None = Field(default=None, description="absent: no process of its own reads for a worker")
 
     @model_validator(mode="after")
     def _one_gradient_of_the_parameters(self) -> Self:
@@ -103,6 +121,45 @@ class Job(RecordLeavingOut):
         if self.parameter_shapes and told != self.parameters:
             raise ValueError(f"parameter_shapes hold {told:,} elements, but there are {self.parameters:,} parameters")
         return self
+
+
+def check_readers(
+    where: str, reading: Reading | None, samples: Sequence[int], *, shared_bytes: int | None, open_files: int | None
+) -> None:
+    """Refuse what a machine's shared memory or limit of open files cannot hold.
+
+    The ``r`` readers of a worker have ``a`` batches each ready, of ``t`` tensors and ``n_i`` samples of ``s`` bytes:
+
+        sum_i n_i s r a          bytes in /dev/shm
+        r (a t + 4)              open files of a worker, one for each tensor (torch, "Multiprocessing")
+
+    Args:
+        where: the machine, to begin the sentence.
+        reading: of the job; None: nobody reads for its workers.
+        samples: of a batch of each worker that the machine has.
+        shared_bytes: that /dev/shm has in all; None: it is not there.
+        open_files: that a process may have; None: as many as it wants.
+
+    Raises:
+        RunFailed: they cannot.
+    """
+    if reading is None:
+        return
+    ready = reading.processes * reading.batches_ahead
+    needed = sum(samples) * reading.sample_bytes * ready
+    readers = f"the loader's {reading.processes} readers keep {ready} batches ready for each worker"
+    fewer = "a smaller `num_workers` or `prefetch_factor` of the DataLoader"
+    if shared_bytes is not None and needed > shared_bytes:
+        raise RunFailed(
+            f"{where} has {bytes_(shared_bytes)} of shared memory in /dev/shm, and {readers}, {bytes_(needed)} in all.",
+            hint=f"make /dev/shm larger (docker: `--shm-size`), or take {fewer}",
+        )
+    files = ready * reading.tensors + reading.processes * FILES_OF_A_READER
+    if open_files is not None and files > open_files:
+        raise RunFailed(
+            f"{where} lets a process open {open_files:,} files, and {readers}, {files:,} files in all.",
+            hint=f"raise the limit (`ulimit -n`), or take {fewer}",
+        )
 
 
 class StepTime(Record):

@@ -64,7 +64,8 @@ SIZE = Unit(
     scales={"b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "gib": 2.0**30, "tib": 2.0**40},
     most=1e17,
 )
-MONEY = Unit(what="an amount in USD", example="20 or $20", scales={"": 1.0, "usd": 1.0}, prefix="$")
+MONEY = Unit(what="an amount in USD", example="20 or $20", scales={"": 1.0, "usd": 1.0}, prefix="$", most=1e12)
+"""At most what all clouds together are paid in a year."""
 FRACTION = Unit(what="a fraction", example="0.01, 1% or 100x", scales={"": 1.0, "%": 0.01, "x": math.nan})
 PERCENT = Unit(what="a percentage", example="10%", scales={"": 0.01, "%": 0.01})
 

@@ -272,6 +272,7 @@ class ScriptProbe:
             operators_per_step=max(1, measured.operators),
             flops_per_sample=flops,
             model_kind=model_kind(observer.modules),
+            reading=observer.reading,
         )
 
 

@@ -14,8 +14,10 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from hetopt.core.errors import BadInput, HetoptError
+from hetopt.core.profile import Reading
 from hetopt.profiler.probe.step_memory import Kept, StepCount
 from hetopt.profiler.script.rebatching import rebatch, samples_given, samples_of
+from hetopt.trainer.data.fetch import leaves_of, samples_in
 from hetopt.trainer.script_lines import Lines
 from hetopt.trainer.session.registry import REGISTRY
 from hetopt.trainer.steps.stopwatch import Mark, Stopwatch, make_stopwatch
@@ -118,6 +120,7 @@ class Observer:
     Attributes:
         seen_at: where the script's first deeds were: makes_optimizer, makes_loader, backward, step.
         loader: of the training data; None: no step used one.
+        reading: of the loader's processes; None: it has none.
         batch_size: samples of a step as the script has it.
         parameters: that are trained.
         normalises: whether the model normalises over the samples of a batch.
@@ -144,6 +147,7 @@ class Observer:
         self._seen = _Seen()
         self._around = ExitStack()
         self.loader: DataLoader[Any] | None = None
+        self.reading: Reading | None = None
         self.batch_size = 0
         self.parameters: list[nn.Parameter] = []
         self.normalises = False
@@ -216,6 +220,14 @@ class Observer:
         if self._asked is not None:
             self._seen.waits.append((self._asked, now))
         self._got = now
+        if self._first is None and loader.num_workers:
+            tensors = [leaf for leaf in leaves_of(batch) if isinstance(leaf, Tensor)]
+            self.reading = Reading(
+                processes=loader.num_workers,
+                batches_ahead=loader.prefetch_factor or 1,
+                sample_bytes=sum(tensor.nbytes for tensor in tensors) / (samples_in(batch) or 1),
+                tensors=len(tensors),
+            )
         if self._first is None or id(loader) in self._training:
             # Of several loaders that a step reads side by side, the last tells how many samples it has.
             self.loader = loader

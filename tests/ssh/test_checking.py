@@ -18,7 +18,17 @@ from benchmarks._ssh_servers import Servers
 from hetopt.backends.ec2.renter.bundle import make_bundle
 from hetopt.backends.emulation.namespaces import EmulatedNetwork
 from hetopt.backends.ssh import look
-from hetopt.backends.ssh.checking import LEAST_FREE_FILES, HostFound, Seen, Ways, alone, check_hosts, cuda_of, together
+from hetopt.backends.ssh.checking import (
+    LEAST_FREE_FILES,
+    HostFound,
+    Seen,
+    Ways,
+    alone,
+    check_hosts,
+    cuda_of,
+    in_words,
+    together,
+)
 from hetopt.cli.hosts import show
 from hetopt.core.hosts import Host
 from tests.docs.shown import assert_shown
@@ -42,6 +52,12 @@ def seen(**more: object) -> Seen:
 
 def said(found: HostFound) -> str:
     return "; ".join(one.said for one in found.troubles)
+
+
+def test_little_shared_memory_is_told_and_the_kernels_own_share_is_not() -> None:
+    for shared, told in ((2**25, ", only 33.6 MB of shared memory in /dev/shm"), (32 * 2**30, ""), (None, "")):
+        found = HostFound(name="box1", seen=seen(shared_bytes=shared), rates={})
+        assert in_words(found) == f"16 CPUs, 68.7 GB, 1 × RTX 3090, torch {PACKAGES['torch']}{told}"
 
 
 def test_every_bad_host_is_found_and_told(servers: Servers) -> None:

@@ -30,6 +30,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from hetopt.core.errors import RunFailed
 from hetopt.trainer.data.fetch import Batch, MapDataset, fetch, pinned, set_epoch
 from hetopt.trainer.data.micro_batch import MicroBatch
+from hetopt.trainer.script_lines import reason_of
 
 AHEAD = 2
 """Micro-batches that are read ahead: the next one, and one more, so that a slow one is made up for by a quick one."""
@@ -233,8 +234,7 @@ class ProcessReadAhead:
         except (RuntimeError, OSError, EOFError) as error:
             # The last two come of tensors in shared memory, whose keeper is gone with the process.
             raise RunFailed(
-                f"a loader process is gone: {next(iter(str(error).splitlines()), '')}",
-                hint="look for its reason in the worker's log; too little memory is the usual one",
+                f"a loader process is gone: {reason_of(error)}.", hint="what it said last is in the worker's log"
             ) from None
         return answer
 

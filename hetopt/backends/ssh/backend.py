@@ -22,7 +22,7 @@ from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.formatting import listed
 from hetopt.core.hosts import CPU, Host, alike, parse_hosts, read_hosts
 from hetopt.core.nodes import host_names
-from hetopt.core.precision import Precision
+from hetopt.core.profile import Reading, check_readers
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.runs import RunFolders
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
@@ -39,10 +39,12 @@ class OnHosts(Prepared):
     Attributes:
         inventory: those.
         bundle: the code that they run; None: a run that goes on has it in its folder.
+        reading: how the job reads its samples; None: not known.
     """
 
     inventory: Inventory
     bundle: Bundle | None = None
+    reading: Reading | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +74,10 @@ class SshBackend(ProcessLauncher):
             prediction=prediction,
             notes=(*mapped.notes, *costs),
         )
-        return OnHosts(launch=launch, inventory=inventory, bundle=bundle, connects_to=_told(inventory))
+        reading = wanted.profile.job.reading
+        return OnHosts(
+            launch=launch, inventory=inventory, bundle=bundle, reading=reading, connects_to=_told(inventory)
+        )
 
     def prepare_resumed(self, folder: Path, options: LaunchOptions) -> OnHosts:
         """See `hetopt.backends.backend.Backend`."""
@@ -90,7 +95,7 @@ class SshBackend(ProcessLauncher):
             RunFailed: a host cannot take part; nothing has begun.
         """
         assert isinstance(prepared, OnHosts)
-        inventory = ready(prepared.inventory, prepared.launch.spec.precision)
+        inventory = ready(prepared.inventory, prepared.launch.spec, prepared.reading)
         folder, launch = prepared.begun(folders)
         if prepared.bundle is not None:
             launch = launch.model_copy(update={"spec": _ranked(launch.spec, inventory)})
@@ -179,17 +184,18 @@ def _shared_alike(plan: Plan, hosts: Sequence[Host]) -> tuple[Mapped, tuple[Host
     return Mapped(run=run, prediction=here.prediction, notes=(note,)), tuple(hosts)
 
 
-def ready(inventory: Inventory, precision: Precision = "fp32") -> Inventory:
+def ready(inventory: Inventory, spec: RunSpec | None = None, reading: Reading | None = None) -> Inventory:
     """Ask the hosts of an inventory; it then has the address by which each was reached.
 
     Args:
         inventory: of those to ask.
-        precision: that their workers are to compute in.
+        spec: of the run; None: they are to be measured.
+        reading: of the job; None: it is not known.
 
     Raises:
         RunFailed: one cannot take part.
     """
-    found = check_hosts(inventory.hosts, precision)
+    found = check_hosts(inventory.hosts, "fp32" if spec is None else spec.precision)
     bad: list[HostFound] = [host for host in found if host.verdict == "bad"]
     if bad:
         trouble = bad[0].troubles[0]
@@ -197,6 +203,11 @@ def ready(inventory: Inventory, precision: Precision = "fp32") -> Inventory:
         raise RunFailed(
             f"{bad[0].name} cannot take part: {trouble.said}.{others}", hint=f"{trouble.hint.rstrip('.')}; {_CHECK}"
         )
+    for host in found:
+        if spec is not None and host.seen is not None:
+            samples = [worker.local_batch_size for worker in spec.workers if worker.host == host.name]
+            seen = host.seen
+            check_readers(host.name, reading, samples, shared_bytes=seen.shared_bytes, open_files=seen.open_files)
     reached = {host.name: host.seen.address for host in found if host.seen is not None and host.seen.address}
     return inventory.model_copy(update={"addresses": reached})
 

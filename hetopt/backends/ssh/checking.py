@@ -71,6 +71,8 @@ class Seen(Record):
     free_files: Count | None = None
     runs_nothing: bool = False
     address_space_bytes: Count | None = None
+    shared_bytes: Count | None = None
+    open_files: Count | None = None
     file_system: tuple[Told, Told]
     packages: dict[Told, Told | None]
     installs: Told | None = None
@@ -459,5 +461,8 @@ def in_words(found: HostFound) -> str:
     names = [] if isinstance(seen.gpus, str) else [gpu[0] for gpu in seen.gpus]
     parts += [f"{names.count(name)} × {name}" for name in dict.fromkeys(names)]
     parts.append(f"torch {seen.packages.get('torch') or 'none'}")
+    if seen.shared_bytes is not None and 2 * seen.shared_bytes < (seen.memory_bytes or 0):
+        # Somebody has set it, as docker does: otherwise it is half the memory (tmpfs(5), size).
+        parts.append(f"only {bytes_(seen.shared_bytes)} of shared memory in /dev/shm")
     rates = [f"{bit_rate(to)} to {name}, {bit_rate(back)} back" for name, (to, back) in found.rates.items()]
     return "; ".join([", ".join(parts), *rates])

@@ -179,6 +179,8 @@ def _facts(asked: dict[str, Any]) -> dict[str, Any]:
         "free_bytes": disk.f_bavail * disk.f_frsize,
         "free_files": disk.f_favail if disk.f_files else None,  # btrfs, for one, has no table of them
         "address_space_bytes": _address_space_bytes(),
+        "shared_bytes": shared_bytes(),
+        "open_files": open_files(),
         "runs_nothing": bool(disk.f_flag & os.ST_NOEXEC),
         "file_system": _file_system(there),
         "packages": _packages(),
@@ -227,6 +229,21 @@ def _memory_bytes() -> int | None:
 def _address_space_bytes() -> int | None:
     """To which a process of this user is limited; None: it is not."""
     most = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if most == resource.RLIM_INFINITY else most
+
+
+def shared_bytes() -> int | None:
+    """Return the size of /dev/shm, in which processes hand each other tensors."""
+    try:
+        disk = os.statvfs("/dev/shm")
+    except OSError:
+        return None
+    return disk.f_blocks * disk.f_frsize
+
+
+def open_files() -> int | None:
+    """Return how many files a process of this user may have open; None: as many as it wants."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return None if most == resource.RLIM_INFINITY else most
 
 
