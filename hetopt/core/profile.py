@@ -152,7 +152,7 @@ def check_readers(
     if shared_bytes is not None and needed > shared_bytes:
         raise RunFailed(
             f"{where} has {bytes_(shared_bytes)} of shared memory in /dev/shm, and {readers}, {bytes_(needed)} in all.",
-            hint=f"make /dev/shm larger (docker: `--shm-size`), or take {fewer}",
+            hint=f"make /dev/shm larger (docker calls it shm-size), or take {fewer}",
         )
     files = ready * reading.tensors + reading.processes * FILES_OF_A_READER
     if open_files is not None and files > open_files:

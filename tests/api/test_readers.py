@@ -74,4 +74,4 @@ def test_a_launch_whose_batches_do_not_fit_in_shared_memory_is_refused(monkeypat
     monkeypatch.setattr(look, "shared_bytes", lambda: 255_999_999)
     with pytest.raises(RunFailed, match=r"this machine has 256 MB of shared memory .* 256 MB in all") as refused:
         LocalBackend().prepare(plan, plan, options)
-    assert "--shm-size" in str(refused.value.hint)
+    assert "shm-size" in str(refused.value.hint)
