@@ -8,6 +8,7 @@ import datetime
 import os
 import pickle
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -24,7 +25,7 @@ import hetopt
 from benchmarks._ports import own_port
 from hetopt.backends.processes import LocalLauncher
 from hetopt.core.errors import BadInput, RunFailed
-from hetopt.core.listening import LOOPBACK, collectives_on
+from hetopt.core.listening import LOOPBACK, collectives_on, is_same_user
 from hetopt.core.secret import SECRET_VARIABLE, checked_secret, new_secret
 from hetopt.trainer.host.gate import WrongSecret, open_gate, open_relay
 from hetopt.trainer.host.stores import group_store, open_store
@@ -34,6 +35,7 @@ from tests.listeners import Listeners, watched
 from .test_local_launcher import has, spec, wait_for, worker_processes
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+NOBODY = 65534
 PATIENCE = datetime.timedelta(seconds=PATIENCE_S)
 SESSION = """
 import time
@@ -48,6 +50,23 @@ with session(model, torch.optim.SGD(model.parameters(), lr=0.1)) as run:
         while not Path(__file__).with_name("was_seen").exists():
             time.sleep(0.05)
         model(inputs).mean().backward()
+"""
+
+
+STRANGER = """
+import datetime, os, sys, threading, time
+from torch._C._distributed_c10d import TCPStore
+def knock(address, port):
+    TCPStore(address, port, is_master=False, timeout=datetime.timedelta(seconds=5)).add("knocked", 1)
+    entered.append(f"{address} {port}")
+entered = []
+os.setuid(int(sys.argv[1]))  # now that all is imported: others cannot read where it lies
+for where in sys.argv[2:]:
+    address, _, port = where.rpartition(":")
+    threading.Thread(target=knock, args=(address, int(port)), daemon=True).start()
+time.sleep(8)
+print(*entered, sep="\\n", flush=True)
+os._exit(0)  # whoever knocks at what is no store waits for ever
 """
 
 
@@ -237,6 +256,49 @@ def test_through_the_gate_comes_who_knows_the_secret() -> None:
             stranger.sendall(junk)
     assert far.get("near") == b"y", "strangers do not disturb those who are in"
     TCPStore(LOOPBACK, relay, is_master=False, timeout=PATIENCE).set("after", "all")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_what_a_run_listens_with_opens_no_store_to_another_user(tmp_path: Path) -> None:
+    """Neither of a run on one machine nor, by gate and relay, of one on several; and one's own processes come in."""
+    secret, launcher = checked_secret(new_secret()), LocalLauncher()
+    with watched(os.getpid()) as listeners:
+        store = open_store()
+        gate = open_gate("127.0.0.2", 0, store.port, secret)
+        relay = open_relay("127.0.0.2", gate, secret, PATIENCE_S)
+        wish = spec(max_restarts=1, stop={"max_steps": 1_000_000})
+        handle = launcher.start(wish, tmp_path, {"TOY_WAIT_S": "0.01"})
+        try:
+            wait_for(lambda: has(tmp_path, "step"), tmp_path)
+            listeners.look(os.getpid())
+            places = [f"{address}:{port}" for address, port in listeners.seen]
+            entered = {
+                user: subprocess.run(
+                    [sys.executable, "-c", STRANGER, str(user), *places], stdout=subprocess.PIPE, text=True, check=True
+                ).stdout.splitlines()
+                for user in (NOBODY, os.geteuid())
+            }
+        finally:
+            launcher.stop(handle)
+    assert entered[NOBODY] == [""]
+    opened_here = {f"{LOOPBACK} {store.port}", f"{LOOPBACK} {relay}"}
+    assert opened_here < set(entered[os.geteuid()]), "both, and the run's own, which no one else has"
+
+
+@pytest.mark.parametrize("address", [LOOPBACK, "::1"])
+@pytest.mark.parametrize("leaves", ["stays", "closes", "resets"])
+def test_a_connection_is_this_users_while_its_other_end_is_there(address: str, leaves: str) -> None:
+    family = socket.AF_INET6 if address == "::1" else socket.AF_INET
+    with socket.create_server((address, 0), family=family) as server, socket.socket(family) as comer:
+        comer.connect(server.getsockname()[:2])
+        connection, _ = server.accept()
+        with connection:
+            assert is_same_user(connection)
+            if leaves == "resets":
+                comer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            if leaves != "stays":
+                comer.close()
+            assert is_same_user(connection) == (leaves == "stays")
 
 
 def test_many_who_say_nothing_do_not_keep_the_others_out() -> None:

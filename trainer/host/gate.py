@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from hetopt.core.errors import RunFailed
-from hetopt.core.listening import LOOPBACK, listening_socket
+from hetopt.core.listening import LOOPBACK, is_loopback, is_same_user, listening_socket, require_signatures
 from hetopt.core.secret import SECRET_VARIABLE
 
 _GREETING = b"hetopt gate 1\n"
@@ -34,11 +34,50 @@ _STRANGERS = 64
 _AGAIN_S = 0.2
 _CHUNK = 1 << 16
 
-_Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+_Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+_Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 class WrongSecret(RunFailed):
     """Whoever answered does not know the secret of this run."""
+
+
+def open_door(listener: socket.socket) -> socket.socket:
+    """Return a socket for a store to listen with, which this user's processes reach by a listener on loopback.
+
+    A kernel that signs no segments (it has no TCP_MD5SIG) gives the listener itself, which whoever is here can reach.
+    """
+    key, port = secrets.token_bytes(_RANDOM_BYTES), listener.getsockname()[1]
+    behind = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    if not require_signatures(behind, key):
+        behind.close()
+        return listener
+    # An address that nobody can have taken before. The port is that of the door: the store tells both as one.
+    behind.bind((".".join(["127", *(str(1 + secrets.randbelow(254)) for _ in range(3))]), port))
+    behind.listen(socket.SOMAXCONN)
+    where = behind.getsockname()
+
+    async def connection() -> _Ends:
+        store = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        store.setblocking(False)
+        try:
+            require_signatures(store, key)
+            await asyncio.get_running_loop().sock_connect(store, where)
+        except BaseException:
+            store.close()
+            raise
+        return await asyncio.open_connection(sock=store)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await _splice(reader, writer, *await connection())
+
+    async def until_the_store_ends() -> None:
+        reader, writer = await connection()
+        await reader.read()  # it sends nothing that was not asked for
+        writer.close()
+
+    _serve(listener, serve, until=until_the_store_ends)
+    return behind
 
 
 def open_gate(address: str, port: int, store_port: int, secret: bytes) -> int:
@@ -47,7 +86,7 @@ def open_gate(address: str, port: int, store_port: int, secret: bytes) -> int:
     Args:
         address: of this host in the run's network.
         port: 0: any that is free.
-        store_port: where the store listens on loopback.
+        store_port: of the store's door on loopback.
         secret: of the run.
 
     Raises:
@@ -67,7 +106,7 @@ def open_gate(address: str, port: int, store_port: int, secret: bytes) -> int:
         if proved:
             await _splice(reader, writer, *await asyncio.open_connection(LOOPBACK, store_port))
 
-    return _serve_for_ever(listening_socket(address, port), serve)
+    return _serve(listening_socket(address, port), serve)
 
 
 def open_relay(address: str, port: int, secret: bytes, patience_s: float) -> int:
@@ -95,7 +134,7 @@ def open_relay(address: str, port: int, secret: bytes, patience_s: float) -> int
             await _splice(reader, writer, *there)
         there[1].close()
 
-    return _serve_for_ever(listening_socket(LOOPBACK), serve)
+    return _serve(listening_socket(LOOPBACK), serve)
 
 
 def _await_gate(address: str, port: int, secret: bytes, patience_s: float) -> None:
@@ -185,20 +224,27 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             await writer.drain()
 
 
-def _serve_for_ever(listener: socket.socket, serve: _Serve) -> int:
-    """Answer every connection in a thread of its own; the port."""
+async def _for_ever() -> None:
+    await asyncio.Event().wait()
+
+
+def _serve(listener: socket.socket, serve: _Answer, until: Callable[[], Awaitable[None]] = _for_ever) -> int:
+    """Answer every connection in a thread of its own, on loopback those of this user alone; the port."""
+    port: int
+    address, port = listener.getsockname()[:2]
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            with suppress(OSError, EOFError, TimeoutError):
-                await serve(reader, writer)
+            with suppress(OSError, EOFError, TimeoutError, asyncio.CancelledError):
+                if not is_loopback(address) or is_same_user(writer.get_extra_info("socket")):
+                    await serve(reader, writer)
         finally:
             writer.close()
 
     async def run() -> None:
-        async with await asyncio.start_server(answer, sock=listener) as server:
-            await server.serve_forever()
+        async with await asyncio.start_server(answer, sock=listener):
+            with suppress(OSError):
+                await until()
 
-    port: int = listener.getsockname()[1]
     threading.Thread(target=asyncio.run, args=(run(),), name=f"gate-{port}", daemon=True).start()
     return port

@@ -1,8 +1,8 @@
 """The one place where a store is opened: it listens on a single address, never on all that a machine has.
 
 torch's TCPStore listens on every interface, whatever address it is given, and has no password. Here it is handed a
-socket that is bound already. On one machine that is the loopback address; workers of several hosts reach the store of
-the first through `hetopt.trainer.host.gate`.
+socket that is bound already. On one machine that is behind a door on the loopback address, which is open to processes
+of the same user; workers of several hosts reach the store of the first through a gate (see `hetopt.trainer.host.gate`).
 """
 
 from __future__ import annotations
@@ -14,26 +14,28 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.listening import LOOPBACK, is_loopback, listening_socket
+from hetopt.trainer.host.gate import open_door
 
 _TIMEOUT = datetime.timedelta(seconds=300)
 
 
 def open_store(address: str = LOOPBACK, port: int = 0, timeout: datetime.timedelta = _TIMEOUT) -> TCPStore:
-    """A store that listens on one address alone, and lives as long as the object.
+    """Return a store that is reached at one address alone, and lives as long as the object.
+
+    On loopback it is open to processes of the same user (see `hetopt.trainer.host.gate.open_door`). The process that
+    holds it must not ask for `list_keys` or `queue_len`: torch keeps the interpreter locked meanwhile, so that the door
+    cannot answer.
 
     Raises:
-        RunFailed: it cannot (see `listening_socket`).
+        RunFailed: nothing can listen there (see `listening_socket`).
     """
-    with listening_socket(address, port) as listener:
-        taken = listener.getsockname()[1]
-        return TCPStore(
-            address,
-            taken,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=timeout,
-            master_listen_fd=listener.detach(),
-        )
+    listener = listening_socket(address, port)
+    taken = listener.getsockname()[1]
+    if is_loopback(address):
+        listener = open_door(listener)
+    return TCPStore(
+        address, taken, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=listener.detach()
+    )
 
 
 def group_store(environment: Mapping[str, str], rank: int, timeout: datetime.timedelta = _TIMEOUT) -> Store:

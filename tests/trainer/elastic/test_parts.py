@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load, save
+from torch._C._distributed_c10d import TCPStore
 
+from hetopt.core.listening import listening_socket
 from hetopt.core.presence import (
     INCARNATION_VARIABLE,
     PRESENCE_FILE,
@@ -173,6 +176,8 @@ def test_workers_meet_where_a_generation_has_begun_and_else_in_the_first_store_t
         assert where_to_meet(meetings, "") == at_second
         assert where_to_meet(meetings, "another attempt/") == at_first
         del second
+        while reachable(meetings) != [at_first]:  # its door closes once it sees that
+            time.sleep(0.01)
         assert where_to_meet(meetings, "") == at_first
         assert where_to_meet([closed], "") is None
         del first
@@ -180,7 +185,11 @@ def test_workers_meet_where_a_generation_has_begun_and_else_in_the_first_store_t
 
 @pytest.mark.parametrize("attempt", ["", "29500/"])
 def test_a_store_forgets_what_old_generations_left_and_nothing_else(attempt: str) -> None:
-    held, meeting = open_store()
+    listener = listening_socket("127.0.0.1")
+    port = listener.getsockname()[1]
+    # Without its door, which a process that asks its own store for all keys would keep waiting.
+    held = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    meeting = f"127.0.0.1:{port}"
     store = TcpRendezvousStore(connect(meeting), attempt)
     kept = ["generation", "closed", "finished", "7/closed", "8/member/0", "12/here/3", "group/7/device/0"]
     for key in [*kept, "6/closed", "0/member/2", "group/6/cpu//0/1", "group/1/device/0"]:
