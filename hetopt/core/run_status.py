@@ -23,7 +23,7 @@ from hetopt.core.events.records import (
 )
 from hetopt.core.reading import MissingFile, opened_file
 from hetopt.core.run_folder import SPEC_FILE
-from hetopt.core.worker_logs import LOG_FOLDER
+from hetopt.core.worker_logs import LOG_FOLDER, host_log_folder
 
 _TAIL_BYTES = 65_536
 LOG_ROOM_BYTES = 65_536
@@ -162,12 +162,16 @@ def last_words(run_dir: Path) -> str | None:
 _LIBRARY_LOG = re.compile(r"\[?[IWEF]\d{4} \d\d:\d\d:\d\d")
 
 
-def last_log_line(run_dir: Path) -> str | None:
+def last_log_line(run_dir: Path, host: str | None = None) -> str | None:
     """What the newest output says of the end: an error's line, else that there is none and what was printed last.
 
     What a library logs, in the form of glog, is neither: torch tells that it ends workers, whoever wanted that.
+
+    Args:
+        run_dir: of the run.
+        host: whose output; None: of all.
     """
-    folder = run_dir / LOG_FOLDER
+    folder = run_dir / LOG_FOLDER if host is None else host_log_folder(run_dir, host)
     files = sorted(folder.rglob("*.log"), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in files:
         for line in reversed(read_tail(path).splitlines()):

@@ -266,7 +266,7 @@ def _tried(event: PairedTrialEnded) -> str:
 
 def _conditions(event: ConditionChanged, time_factor: float) -> str:
     if event.dies:
-        return "dead"
+        return event.reason or "dead"
     if event.returns:
         return "there again"
     if event.notice:

@@ -39,10 +39,13 @@ from hetopt.core.artifact import read_words
 from hetopt.core.bucket_traffic import LEASE_OBJECT, PLACEMENT_OBJECT
 from hetopt.core.errors import HetoptError, RunFailed
 from hetopt.core.events.log import EVENTS_FILE, EventLog
-from hetopt.core.events.reader import read_log
+from hetopt.core.events.reader import EventReader, read_log
+from hetopt.core.events.records import CheckpointSaved, ProbeEvent, StepsLogged
 from hetopt.core.hosts import CPU
 from hetopt.core.nodes import host_names
 from hetopt.core.paths import inside
+from hetopt.core.placings import MOST_IDLE, back_off_s, is_given_up
+from hetopt.core.plain_text import one_line
 from hetopt.core.process_guard import StopSignal
 from hetopt.core.run_folder import LATEST_OBJECT, OBJECTS_FOLDER, STOP_FILE, read_spec
 from hetopt.core.run_spec import RunSpec
@@ -157,6 +160,8 @@ class Conductor:
     _links: dict[str, Link] = field(default_factory=dict)
     _coming: dict[str, Future[Link]] = field(default_factory=dict)
     _again_s: dict[str, float] = field(default_factory=dict)
+    _idle: dict[str, int] = field(default_factory=dict)
+    _has_brought: bool = False
     _members: tuple[str, ...] = ()
     _ended: dict[str, int] = field(default_factory=dict)
     _failed_s: float | None = None
@@ -177,6 +182,7 @@ class Conductor:
         self._objects.folder.mkdir(exist_ok=True)
         self._models = FolderObjects(folder=self.run_dir)
         self._log = EventLog(self.run_dir / EVENTS_FILE)
+        self._reader = EventReader(path=self.run_dir / EVENTS_FILE)
         self._names = host_names(self.spec)
         self._code = (self.run_dir / BUNDLE_FILE).read_bytes()
         self._pool = ThreadPoolExecutor(max_workers=len(self._names))
@@ -235,13 +241,13 @@ class Conductor:
             if link.is_over:
                 del self._links[name]
                 self._unheard.discard(name)
-                self._again_s[name] = now_s + AGAIN_S
                 if name in self._members and not self._stopping:
                     # Whoever comes back must not take the place that is lost.
                     with self._lock:
                         self._objects.delete(PLACEMENT_OBJECT)
                     if name in self._allowed():
-                        self._log.write("condition_changed", host=name, dies=True)
+                        self._log.write("condition_changed", host=name, dies=True, **self._counted(name))
+                self._again_s[name] = now_s + back_off_s(AGAIN_S, self._idle.get(name, 0))
         for name, coming in list(self._coming.items()):
             if coming.done():
                 self._arrived(name, coming)
@@ -251,6 +257,27 @@ class Conductor:
                 self._objects.put(LEASE_OBJECT, _NOW.model_dump_json().encode())
         if not self._stopping:
             self._reach([name for name in self._open() if now_s >= self._again_s.get(name, 0.0)])
+
+    def _counted(self, name: str) -> dict[str, str]:
+        """Count the placement that a host has ended; where that was one too many, why it is given up, for an event.
+
+        Raises:
+            RunFailed: all hosts are given up.
+        """
+        self._idle[name] = 0 if self._brings() else self._idle.get(name, 0) + 1
+        if not is_given_up(self._idle[name]):
+            return {}
+        words = one_line(last_log_line(self.run_dir, name) or "it said nothing")[:500]
+        reason = f"{name} was placed {MOST_IDLE} times and ended each time before a step was done: {words}"
+        if all(is_given_up(self._idle.get(other, 0)) for other in self._names):
+            raise RunFailed(reason, hint="look at it with `hetopt hosts check`")
+        return {"reason": f"{reason}; the run goes on without it"}
+
+    def _brings(self) -> bool:
+        """Whether a step was done since the last placement, as far as the log tells."""
+        progress = StepsLogged | CheckpointSaved | ProbeEvent
+        self._has_brought |= any(isinstance(event, progress) for event in self._reader.read())
+        return self._has_brought
 
     def _arrived(self, name: str, coming: Future[Link]) -> None:
         """Take a host in that was connected to.
@@ -272,9 +299,10 @@ class Conductor:
             self._log.write("condition_changed", host=name, returns=True)
 
     def _open(self) -> list[str]:
-        """Hosts within their hours."""
+        """Hosts within their hours that are not given up."""
         moment = datetime.datetime.now()
-        return [name for name in self._names if self.inventory.host(name).may_be_used(moment)]
+        kept = (name for name in self._names if not is_given_up(self._idle.get(name, 0)))
+        return [name for name in kept if self.inventory.host(name).may_be_used(moment)]
 
     def _allowed(self) -> list[str]:
         """Those of them that others leave to us."""
@@ -317,6 +345,8 @@ class Conductor:
             self._fresh = set()
             self._members, self._ended, self._failed_s, self._pauses = tuple(members), {}, None, False
             self._reasons = []
+            self._brings()
+            self._has_brought = False
             self._announce(spec, members, None if latest is None else latest.checkpoint)
 
     def _pause(self) -> None:

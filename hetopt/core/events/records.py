@@ -275,7 +275,7 @@ class StreamWaits(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ConditionChanged(Happened):
-    """A rehearsed host is another from here on; it may also die, return, have notice, or be cut off."""
+    """A host is another from here on; it may also die (for a reason), return, have notice, or be cut off."""
 
     event: Literal["condition_changed"]
     host: Name
@@ -287,6 +287,7 @@ class ConditionChanged(Happened):
     cut: bool = False
     heals: bool = False
     step: Count | None = None
+    reason: Sentence = ""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
