@@ -1,4 +1,4 @@
-"""A machine whose boot fails says why, and what fails to boot twice is not rented again and again."""
+"""A machine whose boot fails says why, and what fails before a step again and again is not rented for ever."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from hetopt.backends.ec2.renter.edge import BotoEdge
 from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.reconcile import ASK_AGAIN_S
-from hetopt.backends.ec2.renter.run_status import BOOT_FOLDER, TRIES, hopeless_hosts, last_words
+from hetopt.backends.ec2.renter.run_status import BOOT_FOLDER, failed, hopeless_hosts, last_words
+from hetopt.core.placings import MOST_IDLE
 from hetopt.core.run_status import RunState
 from hetopt.optimizer.plan import Plan
 from tests.ec2.conftest import Patience, be_unkind, leftovers
@@ -41,7 +42,7 @@ def fails_to_boot(run: Followed, machine: MachineState) -> None:
     be_unkind(shut_down=[machine.id])
 
 
-def machine(host: str, name: str, ended: str | None, beat: bool, life: int = 0) -> MachineState:
+def machine(host: str, name: str, ended: str | None, beat: bool, stepped: bool = False, life: int = 0) -> MachineState:
     return MachineState(
         id=f"i-{host}",
         host=host,
@@ -52,12 +53,13 @@ def machine(host: str, name: str, ended: str | None, beat: bool, life: int = 0) 
         until_s=None if ended is None else 210.0,
         ending=ended,
         heartbeat_s=70.0 if beat else None,
+        has_stepped=stepped,
         usd_per_hour=1.0,
         extras_usd_per_hour=0.1,
     )
 
 
-def test_a_host_whose_boots_fail_is_asked_for_once_more_and_then_given_up(
+def test_a_host_whose_machines_fail_before_a_step_is_given_up(
     cloud: BotoEdge, run_dir: Path, plan: Plan, patience: Patience, tmp_path: Path
 ) -> None:
     told: list[str] = []
@@ -68,7 +70,7 @@ def test_a_host_whose_boots_fail_is_asked_for_once_more_and_then_given_up(
     run.boots(*(one.id for one in run.before.machines))
     run.look()
     lost = next(one for one in run.seen.machines if one.instance_type == "c7g.xlarge")
-    be_unkind(shut_down=[lost.id])  # it had booted: no failure of a boot
+    be_unkind(shut_down=[lost.id])  # it had booted, and no step was done with it
     run.look()
     asked = [run.seen.machines[-1]]
     assert asked[0].host == lost.host
@@ -78,7 +80,7 @@ def test_a_host_whose_boots_fail_is_asked_for_once_more_and_then_given_up(
         run.look()
         if run.seen.machines[-1] is not asked[-1] and run.seen.machines[-1].id != asked[-1].id:
             asked.append(run.seen.machines[-1])
-    assert len(asked) == TRIES, "each try costs minutes of a machine"
+    assert len(asked) == MOST_IDLE - 1, "each try costs minutes of a machine"
     assert run.seen.given_up == (lost.host,)
     assert not run.seen.absent, "nobody waits for it"
     (words,) = [line for line in told if "no machine is rented" in line]
@@ -87,6 +89,23 @@ def test_a_host_whose_boots_fail_is_asked_for_once_more_and_then_given_up(
     assert sum(run.shares()) == plan.run.global_batch_size, "the others go on with all of it"
     launcher.stop(run.handle)
     assert leftovers(cloud) == []
+
+
+def test_machines_that_did_a_step_have_not_failed_however_they_end(
+    cloud: BotoEdge, run_dir: Path, plan: Plan, patience: Patience, tmp_path: Path
+) -> None:
+    launcher = Ec2Launcher(home=tmp_path, inner=cloud, clock=patience.clock, sleep=patience.sleep, patience_s=3.0)
+    run = Followed(cloud, launcher, run_dir, plan.run, patience)
+    run.boots(*(one.id for one in run.before.machines))
+    run.look()
+    assert not any(one.has_stepped for one in run.seen.machines)
+    run.happens("checkpoint_saved", step=40)
+    run.look()
+    assert all(one.has_stepped for one in run.seen.serving)
+    be_unkind(shut_down=[run.seen.serving[0].id])
+    run.look()
+    assert not failed(run.seen.machines)
+    launcher.stop(run.handle)
 
 
 def test_a_run_whose_machines_all_fail_to_boot_says_why(
@@ -116,12 +135,13 @@ def test_a_run_whose_machines_all_fail_to_boot_says_why(
             name=st.sampled_from(["c7i.large", "c7g.xlarge"]),
             ended=st.sampled_from([None, "finished", "unknown", "interrupted", "stopped by us"]),
             beat=st.booleans(),
+            stepped=st.booleans(),
             life=st.sampled_from([0, 1]),
         ),
         max_size=6,
     )
 )
-def test_only_failures_of_boots_count_and_only_of_this_life(machines: list[MachineState]) -> None:
+def test_only_failures_before_a_step_count_and_only_of_this_life(machines: list[MachineState]) -> None:
     class Ordered:
         life = 1
         roles = ()
@@ -134,28 +154,24 @@ def test_only_failures_of_boots_count_and_only_of_this_life(machines: list[Machi
         failures = [
             one
             for one in mine
-            if one.ending in ("finished", "unknown") and one.heartbeat_s is None and one.life == Ordered.life
+            if one.ending in ("finished", "unknown") and not one.has_stepped and one.life == Ordered.life
         ]
-        assert (host in given_up) == (len(failures) >= TRIES)
+        assert (host in given_up) == (len(failures) >= MOST_IDLE)
 
 
 def test_a_type_that_never_boots_is_given_up_with_all_of_its_hosts(order_for: Make, catalog: object) -> None:
     order = order_for()
     spot = order.roles[0]
-    two = [replace_host(machine(host, "c7i.large", "finished", beat=False), host) for host in spot.hosts[:2]]
-    gone = ClusterState(time_s=order.created_s, machines=tuple(two))
+    failures = [machine(spot.hosts[place % 2], "c7i.large", "finished", beat=False) for place in range(MOST_IDLE)]
+    gone = ClusterState(time_s=order.created_s, machines=tuple(failures))
     assert set(hopeless_hosts(order, gone, spot.hosts)) == set(spot.hosts)
     third = machine(spot.hosts[2], "c7i.large", None, beat=False)
-    boots = gone.model_copy(update={"machines": (*two, third)})
+    boots = gone.model_copy(update={"machines": (*failures, third)})
     assert not hopeless_hosts(order, boots, spot.hosts), "one may still boot, and tell that the type is not to blame"
     stand_in = order.model_copy(
         update={"roles": (spot.model_copy(update={"instance_types": ("c7i.large", "c6i.large")}), *order.roles[1:])}
     )
     assert not hopeless_hosts(stand_in, gone, spot.hosts), "another type can stand in"
-
-
-def replace_host(one: MachineState, host: str) -> MachineState:
-    return one.model_copy(update={"host": host})
 
 
 def test_the_log_is_that_of_the_machine(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ OURS = {
     "renter/reconcile.py": "ASK_AGAIN_S GATHERED_WITHIN_S BOOTED_WITHIN_S PAUSE_PATIENCE_S LEASE_GROWS_S",
     "renter/removal.py": "INSTANCES_A_CALL _ENDING_S _ENDED_WITHIN_S _ROUNDS",
     "renter/renting.py": "ADDRESSES_WITHIN_S _LOOK_S _ATTEMPTS_AN_ASK",
-    "renter/run_status.py": "TRIES _LINES _LINE_CHARACTERS _LOSSES_SHOW_S",
+    "renter/run_status.py": "_LINES _LINE_CHARACTERS _LOSSES_SHOW_S",
     "renter/scheduled_ends.py": "_TAIL",
     "renter/spot_pools.py": "PAIR_RESTS_S TOGETHER_S",
     "renter/user_code.py": "MOST_FILES MOST_BYTES",

@@ -224,11 +224,7 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             await writer.drain()
 
 
-async def _for_ever() -> None:
-    await asyncio.Event().wait()
-
-
-def _serve(listener: socket.socket, serve: _Answer, until: Callable[[], Awaitable[None]] = _for_ever) -> int:
+def _serve(listener: socket.socket, serve: _Answer, until: Callable[[], Awaitable[None]] | None = None) -> int:
     """Answer every connection in a thread of its own, on loopback those of this user alone; the port."""
     port: int
     address, port = listener.getsockname()[:2]
@@ -242,9 +238,9 @@ def _serve(listener: socket.socket, serve: _Answer, until: Callable[[], Awaitabl
             writer.close()
 
     async def run() -> None:
-        async with await asyncio.start_server(answer, sock=listener):
+        async with await asyncio.start_server(answer, sock=listener) as server:
             with suppress(OSError):
-                await until()
+                await (server.serve_forever() if until is None else until())
 
     threading.Thread(target=asyncio.run, args=(run(),), name=f"gate-{port}", daemon=True).start()
     return port

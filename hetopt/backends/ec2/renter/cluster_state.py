@@ -41,6 +41,7 @@ class MachineState(Record):
     priced_s: NonNegativeFloat | None = Field(default=None, description="from when on it costs what it does now")
     extras_usd_per_hour: NonNegativeFloat = Field(description="the part of it that is paid even for what EC2 took back")
     heartbeat_s: NonNegativeFloat | None = Field(default=None, description="when the machine last said that it lives")
+    has_stepped: bool = Field(default=False, description="a step was done while it had its place")
     on_demand: bool = Field(default=False, description="nobody takes it back")
     duty: Duty = "serves"
     end_asked_s: NonNegativeFloat | None = Field(
@@ -55,10 +56,11 @@ class MachineState(Record):
         return self.state == "gone"
 
     @property
-    def failed_to_boot(self) -> bool:
-        """Whether it ended by itself before it ever said that it lives. One that EC2 has forgotten may have lived."""
+    def has_failed(self) -> bool:
+        """Whether it ended by itself before a step was done with it. One that EC2 has forgotten may have done some."""
         by_itself = self.ending in ("finished", "unknown") and not self.is_forgotten
-        return not self.alive and self.heartbeat_s is None and by_itself
+        was_awaited = self.heartbeat_s is None or self.duty == "serves"
+        return not self.alive and not self.has_stepped and was_awaited and by_itself
 
     @property
     def alive(self) -> bool:

@@ -23,10 +23,11 @@ from hetopt.backends.ec2.renter.cluster_state import ClusterState, MachineState
 from hetopt.backends.ec2.renter.desired import Slot, guard_of, renewal_of, slots_of
 from hetopt.backends.ec2.renter.order import Order, Role
 from hetopt.backends.ec2.renter.placement import shared, without
-from hetopt.backends.ec2.renter.run_status import TRIES, failed, hopeless_hosts, hopeless_types
+from hetopt.backends.ec2.renter.run_status import failed, hopeless_hosts, hopeless_types
 from hetopt.core.errors import CloudRefused
 from hetopt.core.formatting import usd
 from hetopt.core.nodes import host_names
+from hetopt.core.placings import MOST_IDLE
 from hetopt.core.run_spec import RunSpec, WorkerSpec
 
 ASK_AGAIN_S = 300.0
@@ -88,7 +89,7 @@ class Note(Action):
     """Ask nothing of the cloud: what is wanted, or who is which host, is something else from now on.
 
     Attributes:
-        unbooted: machines whose failure to boot is the reason; their last words are told, too.
+        unbooted: machines whose failure is the reason; their last words are told, too.
     """
 
     unbooted: tuple[MachineState, ...] = ()
@@ -156,7 +157,7 @@ class Clear(Action):
     """Remove everything that is left of the run.
 
     Attributes:
-        unbooted: machines whose failure to boot is the reason; their last words are told, too.
+        unbooted: machines whose failure is the reason; their last words are told, too.
     """
 
     unbooted: tuple[MachineState, ...] = ()
@@ -310,7 +311,7 @@ def _rent(order: Order, state: ClusterState, slots: Sequence[Slot], now_s: float
 
 
 def _give_up_hopeless(order: Order, state: ClusterState) -> Note | None:
-    """Ask no more for hosts whose machines fail to boot, and say once what these said last."""
+    """Ask no more for hosts whose machines fail before a step, and say once what these said last."""
     hosts = [host for role in order.roles for host in role.hosts if host not in state.given_up]
     hopeless = hopeless_hosts(order, state, hosts)
     if not hopeless:
@@ -324,7 +325,7 @@ def _give_up_hopeless(order: Order, state: ClusterState) -> Note | None:
             absent=tuple(worker for worker in state.absent if worker.host not in hopeless),
         ),
         unbooted=tuple(mine),
-        say=f"That was tried {TRIES} times: no machine is rented for {', '.join(hopeless)} again",
+        say=f"That was tried {MOST_IDLE} times: no machine is rented for {', '.join(hopeless)} again",
     )
 
 

@@ -1,8 +1,8 @@
 """How a rented run is, by what is in its folder: the events that its machines wrote, and what was seen of them.
 
 A machine whose boot fails leaves its log in the bucket and shuts down, so nobody hears of it by the run's events. It is
-asked for once more, as a package index may have been away; the second failure is no accident, and each costs minutes of
-the machine.
+asked for again, as is one that has booted and ends before a step was done, until it is given up
+(`hetopt.core.placings`): each try costs minutes of the machine.
 """
 
 from __future__ import annotations
@@ -16,41 +16,39 @@ from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState, Ma
 from hetopt.backends.ec2.renter.order import Order
 from hetopt.core.errors import BadInput
 from hetopt.core.events.records import LogEvent, ProbeEvent, TrainingFinished
+from hetopt.core.placings import is_given_up
 from hetopt.core.run_status import RunState, RunStatus, failure_reason, judge, last_events, last_log_line, read_tail
 
 BOOT_FOLDER = "boot"
 """In the bucket and in the run's folder: the logs of machines that failed to boot."""
-
-TRIES = 2
-"""Failures of a host, or of a type that has never booted, after which it is not rented again."""
 
 _LINES = 4
 _LINE_CHARACTERS = 200
 
 
 def failed(machines: Iterable[MachineState], life: int | None = None) -> list[MachineState]:
-    """Those that ended by themselves and never said that they live.
+    """Those that ended by themselves before a step was done with them.
 
     Args:
         machines: of a run.
         life: of the run; absent: any.
     """
-    return [machine for machine in machines if machine.failed_to_boot and life in (None, machine.life)]
+    return [machine for machine in machines if machine.has_failed and life in (None, machine.life)]
 
 
 def hopeless_types(order: Order, seen: ClusterState) -> set[str]:
-    """Types that have failed to boot as often as is tried, of which none ever booted, nor may still."""
+    """Types that have failed as often as is tried, of which no machine ever booted, nor may still."""
     counts = Counter(machine.instance_type for machine in failed(seen.machines, order.life))
     good = {machine.instance_type for machine in seen.machines if machine.heartbeat_s is not None or machine.alive}
-    return {name for name, times in counts.items() if times >= TRIES and name not in good}
+    return {name for name, times in counts.items() if is_given_up(times) and name not in good}
 
 
 def hopeless_hosts(order: Order, seen: ClusterState, hosts: Collection[str]) -> list[str]:
-    """Of these hosts, those that no machine is to be rented for again: their boots fail, or those of their types."""
+    """Of these hosts, those that no machine is to be rented for again: theirs fail, or those of their types."""
     counts = Counter(machine.host for machine in failed(seen.machines, order.life))
     types = hopeless_types(order, seen)
     of_host = {host: role.instance_types for role in order.roles for host in role.hosts}
-    return [host for host in hosts if counts[host] >= TRIES or types.issuperset(of_host.get(host, ("",)))]
+    return [host for host in hosts if is_given_up(counts[host]) or types.issuperset(of_host.get(host, ("",)))]
 
 
 def last_words(run_dir: Path, machines: Sequence[MachineState]) -> str | None:
@@ -66,15 +64,18 @@ def last_words(run_dir: Path, machines: Sequence[MachineState]) -> str | None:
 
 
 def why_failed(run_dir: Path, machines: Sequence[MachineState]) -> str:
-    """One sentence on machines that failed to boot, with the end of their log.
+    """One sentence on machines that failed, with the end of their log.
 
     Args:
         run_dir: the run's folder, with the logs that were fetched.
         machines: at least one.
     """
     named = ", ".join(dict.fromkeys(f"{machine.host} ({machine.instance_type})" for machine in machines))
-    words = last_words(run_dir, machines)
     reason = next((machine.reason for machine in machines if machine.reason), None)
+    if all(machine.heartbeat_s is not None for machine in machines):
+        words, said = last_log_line(run_dir, machines[-1].host), f"EC2 says: {reason or 'nothing'}"
+        return f"{named} ended before a step was done; {words or said}"
+    words = last_words(run_dir, machines)
     told = f"its boot log ends: {words}" if words else f"EC2 says: {reason or 'nothing'}; it left no boot log"
     return f"{named} ended before it had booted; {told}"
 

@@ -29,7 +29,9 @@ from hetopt.core.artifact import write_atomically
 from hetopt.core.bucket_traffic import HEARTBEAT_S, LEASE_OBJECT
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import EVENTS_FILE
+from hetopt.core.events.records import CheckpointSaved, ProbeEvent, StepsLogged
 from hetopt.core.paths import inside, shown
+from hetopt.core.run_status import last_events
 from hetopt.core.worker_logs import LOG_FOLDER
 
 _EVENTS_NAME = re.compile(r"([0-9]{1,15})\.jsonl")
@@ -138,12 +140,19 @@ class Watcher:
             beats = {Path(one["Key"]).stem: one["LastModified"].timestamp() for one in objects}
             machines = self._machines(before, beats) if before.alive else before.machines
             heard = self._hear(before) if before.alive else before
+            path, progress = self.run_dir / EVENTS_FILE, StepsLogged | CheckpointSaved | ProbeEvent
+            known = path.stat().st_size if path.exists() else 0
             # Events last: a run whose machines have ended has written all of them.
             strange = [*self._fetch_events(), *self._fetch_logs(LOG_FOLDER), *self._fetch_logs(BOOT_FOLDER)]
+            stepped = any(isinstance(event, progress) for event in last_events(self.run_dir, since=known))
+            served = {machine.id for machine in before.serving} if stepped else set()
             seen = heard.model_copy(
                 update={
                     "time_s": self.clock(),
-                    "machines": machines,
+                    "machines": tuple(
+                        machine.model_copy(update={"has_stepped": True}) if machine.id in served else machine
+                        for machine in machines
+                    ),
                     "strange_objects": tuple(strange[:_STRANGE_SHOWN]),
                 }
             )
