@@ -27,7 +27,7 @@ from hetopt.core.placings import MOST_IDLE, back_off_s, is_given_up
 from hetopt.core.process_guard import StopSignal
 from hetopt.core.run_folder import write_spec
 from hetopt.core.run_spec import RunSpec
-from tests.trainer.test_local_launcher import toy_spec
+from tests.trainer.scenarios import toy_spec
 
 STEP = {
     "step": 1, "steps": 1, "step_time_s": 0.1, "local_batch_sizes": [5], "compute_s": [0.1], "sync_s": [0.0],
