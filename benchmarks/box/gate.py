@@ -19,9 +19,9 @@ from moto.core.parse import EC2QueryParser
 from moto.core.utils import get_service_model
 from werkzeug.datastructures import MultiDict
 
-from benchmarks.box.iam import Policy, allows
 from hetopt.backends.ec2.renter.account import Identity
-from hetopt.backends.ec2.renter.authorizations import Asked, Place, authorizations
+from hetopt.backends.ec2.renter.authorizations import Asked, Place, authorizations, keys_of_headers
+from hetopt.backends.ec2.renter.policies import Policy, allows, concerns, statements
 from hetopt.backends.ec2.renter.request import Request
 
 ALWAYS = frozenset({"sts:GetCallerIdentity"})
@@ -38,6 +38,7 @@ class Call:
         key_id: of the credentials.
         service: as signatures name it, such as 'servicequotas'.
         action: as AWS spells it; of S3 the method of HTTP.
+        keys: what policies may condition upon, by the headers that came with it.
     """
 
     key_id: str
@@ -45,6 +46,7 @@ class Call:
     service: str
     action: str
     request: Request
+    keys: Mapping[str, str]
 
     @classmethod
     def read(cls, environment: Mapping[str, Any], body: bytes) -> Call | None:
@@ -55,7 +57,9 @@ class Call:
         key_id, region, service = scope.groups()
         action, operation, parameters = _asked(service, environment, body)
         request = Request(step="", service=service, operation=operation, parameters=parameters, purpose="")
-        return cls(key_id=key_id, region=region, service=service, action=action, request=request)
+        headers = {name.removeprefix("HTTP_").replace("_", "-"): str(value) for name, value in environment.items()}
+        keys = keys_of_headers(headers) if service == "s3" else {}
+        return cls(key_id=key_id, region=region, service=service, action=action, request=request, keys=keys)
 
 
 def _asked(service: str, environment: Mapping[str, Any], body: bytes) -> tuple[str, str, dict[str, Any]]:
@@ -125,6 +129,7 @@ class Gate:
 
     Attributes:
         tags_of: what a thing of EC2's bears, by its id; empty of one that is not there.
+        policy_of: what a bucket's owner has said of it, by its name; None: nothing.
         policies: of whoever calls; None: nobody asks.
         forbidden: actions that the organisation denies, whatever policies allow.
         role: of the machines.
@@ -134,6 +139,7 @@ class Gate:
     """
 
     tags_of: Callable[[str], Mapping[str, str]]
+    policy_of: Callable[[str], Policy | None]
     policies: list[Policy] | None = None
     forbidden: frozenset[str] = frozenset()
     role: str = "hetopt-node"
@@ -149,12 +155,13 @@ class Gate:
 
     def denied(self, call: Call, who: Identity) -> Asked | None:
         """The first question that is denied; None where the call is allowed."""
-        if self.policies is None:
-            return None
         place = Place(who=who, region=call.region, tags={}, role=self.role)
         for one in authorizations(call.request, place):
-            question = self._with_tags(one)
-            if question is None or question.action in ALWAYS:
+            question = self._with_tags(replace(one, context={**one.context, **call.keys}))
+            if question is not None and call.service == "s3" and self._keeps_out(question):
+                self.refused.append(question)
+                return question
+            if self.policies is None or question is None or question.action in ALWAYS:
                 continue
             self.questions += 1
             if question.action in self.forbidden or not allows(self.policies, question):
@@ -162,6 +169,12 @@ class Gate:
                 return question
             self.allowed.setdefault(question.action.lower(), question)
         return None
+
+    def _keeps_out(self, asked: Asked) -> bool:
+        """Whether the policy of the bucket that is named denies what is asked, whoever asks."""
+        policy = self.policy_of(asked.resource.removeprefix("arn:aws:s3:::").partition("/")[0])
+        denials = [one for one in statements(policy or {"Statement": []}) if one["Effect"] == "Deny"]
+        return any(concerns(one, asked) is not False for one in denials)
 
     def _with_tags(self, asked: Asked) -> Asked | None:
         """With the tags of the thing that is named; None where it is not there, which EC2 says before IAM is asked."""

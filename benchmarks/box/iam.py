@@ -1,82 +1,21 @@
-"""IAM's way to decide, as far as hetopt's policies go: a denial counts, then any permission, else nothing is allowed.
-
-By the IAM user guide, 'Policy evaluation logic' and 'IAM JSON policy elements: Condition operators' (read 2026-11-26):
-all operators and all keys of a condition must hold, and one of a key's values; a key that is not there holds for no
-operator but ``Null``; ``*`` and ``?`` in actions, resources and StringLike; variables are put in before comparing, and
-one that is not known matches nothing. moto's own evaluator takes an unmet condition for a denial.
-"""
+"""What printed policies grant, and what else AWS can be asked to do, which they must not."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from random import Random
-from typing import Any
 
 import botocore.session
 
 from hetopt.backends.ec2.renter.authorizations import Asked
-
-Policy = Mapping[str, Any]
-
-_VARIABLE = re.compile(r"\$\{([^}]+)\}")
-
-
-def allows(policies: Iterable[Policy], asked: Asked) -> bool:
-    """Whether these policies together allow what is asked."""
-    effects = [
-        statement["Effect"] for policy in policies for statement in policy["Statement"] if concerns(statement, asked)
-    ]
-    return "Deny" not in effects and "Allow" in effects
-
-
-def concerns(statement: Mapping[str, Any], asked: Asked) -> bool:
-    return (
-        any(like(one, asked.action, case=False) for one in several(statement["Action"]))
-        and any(like(one, asked.resource) for one in several(statement["Resource"]))
-        and all(
-            holds(operator, several(values), asked.context.get(key), asked.context)
-            for operator, keys in statement.get("Condition", {}).items()
-            for key, values in keys.items()
-        )
-    )
-
-
-def holds(operator: str, values: list[str], found: str | None, context: Mapping[str, str]) -> bool:
-    if operator == "Null":
-        return values == ["true" if found is None else "false"]
-    if found is None:
-        return False
-    known = [one for value in values if (one := filled(value, context)) is not None]
-    match operator:
-        case "StringEquals":
-            return found in known
-        case "StringLike":
-            return any(like(one, found) for one in known)
-    raise NotImplementedError(operator)
-
-
-def filled(value: str, context: Mapping[str, str]) -> str | None:
-    """A value with its variables; None where one of them is not known."""
-    if any(name not in context for name in _VARIABLE.findall(value)):
-        return None
-    return _VARIABLE.sub(lambda found: context[found[1]], value)
-
-
-def like(pattern: str, text: str, *, case: bool = True) -> bool:
-    escaped = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
-    return re.fullmatch(escaped, text, 0 if case else re.IGNORECASE) is not None
-
-
-def several(value: str | list[str]) -> list[str]:
-    return [value] if isinstance(value, str) else value
+from hetopt.backends.ec2.renter.policies import Policy, allows, several, statements
 
 
 def actions_of(policy: Policy) -> Iterator[str]:
     """Every action that a policy names, in small letters."""
-    for statement in policy["Statement"]:
+    for statement in statements(policy):
         yield from (one.lower() for one in several(statement["Action"]))
 
 

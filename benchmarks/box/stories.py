@@ -262,7 +262,6 @@ UNASKED = {
     "ec2:describeavailabilityzones": "subnets that are named, and `hetopt catalog refresh`",
     "ec2:describeinstancetypes": "`hetopt catalog refresh`",
     "ec2:describeregions": "`hetopt gc` in a home that knows no region",
-    "ec2:describevpcblockpublicaccessexclusions": "networks of an account that blocks gateways",
     "ec2:describevpcs": "subnets that are named",
     "s3:getbucketobjectlockconfiguration": "`hetopt doctor` of a bucket that keeps versions",
     "s3:getlifecycleconfiguration": "the same",

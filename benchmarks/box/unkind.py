@@ -27,9 +27,6 @@ hold together, until ``/moto-api/reset``; what is drawn among them is drawn by t
     {"lives": {...}}                machines boot, train, and come to grief; see `benchmarks.box.bodies`
     {"subnets": "none"}             the default network was deleted; "private": its machines get no public address
     {"routes": false}               no subnet has a way out; or the routes that each has
-    {"gateways": "block-ingress"}   what the account blocks; {"excluded": {"vpc-1": "allow-bidirectional"}}: but not of
-    {"names": false}                networks resolve no names
-    {"acl": [...]}                  the rules of every subnet, instead of those that let everything through
     {"kinds": {"us-east-1b": "local-zone"}}     zones that are none of the region's own
     {"disk_key": "arn:aws:kms:..."} the default key of disks; {"grants": [...]}: who may use it; {"key_state": ...}
     {"no_roles": ["AWSServiceRoleForEC2Spot"]}  of EC2's own roles
@@ -70,12 +67,11 @@ from moto.ec2.models.instances import Instance, StateReason
 from moto.ec2.models.spot_requests import SpotFleetLaunchSpec
 from moto.ec2.responses.availability_zones_and_regions import AvailabilityZonesAndRegions
 from moto.ec2.responses.fleets import Fleets
-from moto.ec2.responses.network_acls import NetworkACLs
 from moto.ec2.responses.route_tables import RouteTables
 from moto.ec2.responses.settings import Settings
 from moto.ec2.responses.spot_instances import SpotInstances
 from moto.ec2.responses.subnets import Subnets
-from moto.ec2.responses.vpcs import VPCs
+from moto.iam.access_control import PermissionResult
 from moto.iam.models import iam_backends
 from moto.iam.responses import IamResponse
 from moto.kms.responses import KmsResponse
@@ -128,7 +124,7 @@ class Temper:
         self.ahead_s = 0.0
         self.forgotten: set[str] = set()
         self.ended_s: dict[str, float] = {}
-        self.gate = Gate(tags_of=_tags_of)
+        self.gate = Gate(tags_of=_tags_of, policy_of=_policy_of)
         self.calm()
 
     def calm(self) -> None:
@@ -154,13 +150,9 @@ class Temper:
         self.refuses: dict[str, list[Any]] = {}
         self.subnets = "public"
         self.routes: bool | list[dict[str, str]] = True
-        self.gateways = "off"
         self.disk_key = "alias/aws/ebs"
         self.grants: list[str] = []
         self.key_state = "Enabled"
-        self.excluded: dict[str, str] = {}
-        self.names = True
-        self.acl: list[dict[str, Any]] | None = None
         self.kinds: dict[str, str] = {}
         self.no_roles: list[str] = []
         self.denied: list[str] = []
@@ -310,8 +302,8 @@ class Temper:
 _PLAIN = (
     *("lag_s", "tag_lag_s", "ending_s", "short", "pools", "quotas", "quotas_bind", "quota_lag_s"),
     *("refuses", "refuses_at"),
-    *("throttled", "faulty", "cut", "expired", "subnets", "routes", "gateways", "disk_key", "grants", "no_roles"),
-    *("denied", "key_state", "excluded", "names", "acl", "kinds"),
+    *("throttled", "faulty", "cut", "expired", "subnets", "routes", "disk_key", "grants", "no_roles"),
+    *("denied", "key_state", "kinds"),
 )
 
 
@@ -332,6 +324,12 @@ def _tags_of(id_: str) -> Mapping[str, str]:
         return {}
     listed = scheduler_backends[DEFAULT_ACCOUNT_ID][REGION].list_tags_for_resource(group.arn)["Tags"]
     return {one["Key"]: one["Value"] for one in listed}
+
+
+def _policy_of(bucket: str) -> Mapping[str, Any] | None:
+    """What a bucket's owner has said of it."""
+    found = moto_s3.s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets.get(bucket)
+    return None if found is None or found.policy is None else json.loads(found.policy)
 
 
 def _instances() -> list[Instance]:
@@ -479,7 +477,6 @@ def teach_the_account(temper: Temper) -> None:
     """Networks, keys and rights of the account, as the test says; moto has neither keys' defaults nor simulations."""
     plain_subnets, plain_routes = Subnets.describe_subnets, RouteTables.describe_route_tables
     plain_role = IamResponse.get_role
-    plain_attribute, plain_acls = VPCs.describe_vpc_attribute, NetworkACLs.describe_network_acls
     plain_zones = AvailabilityZonesAndRegions.describe_availability_zones
 
     def describe_subnets(self: Subnets) -> ActionResult:
@@ -496,28 +493,6 @@ def teach_the_account(temper: Temper) -> None:
 
     def get_ebs_default_kms_key_id(self: Settings) -> ActionResult:
         return ActionResult({"KmsKeyId": temper.disk_key})
-
-    def describe_vpc_block_public_access_options(self: Settings) -> ActionResult:
-        return ActionResult({"VpcBlockPublicAccessOptions": {"InternetGatewayBlockMode": temper.gateways}})
-
-    def describe_vpc_block_public_access_exclusions(self: Settings) -> ActionResult:
-        told = [
-            {"ResourceArn": f"arn:aws:ec2::x/{id_}", "InternetGatewayExclusionMode": mode, "State": "create-complete"}
-            for id_, mode in temper.excluded.items()
-        ]
-        return ActionResult({"VpcBlockPublicAccessExclusions": told})
-
-    def describe_vpc_attribute(self: VPCs) -> ActionResult:
-        told = dict(plain_attribute(self).result)  # type: ignore[call-overload]
-        return ActionResult({**told, "enableDnsSupport": {"Value": temper.names}} if not temper.names else told)
-
-    def describe_network_acls(self: NetworkACLs) -> ActionResult:
-        told = plain_acls(self)
-        if temper.acl is None:
-            return told
-        subnets = [one.id for one in self.ec2_backend.describe_subnets()]
-        acl = {"NetworkAclId": "acl-1", "Associations": [{"SubnetId": one} for one in subnets], "Entries": temper.acl}
-        return ActionResult({"NetworkAcls": [acl]})
 
     def describe_availability_zones(self: AvailabilityZonesAndRegions) -> ActionResult:
         found = dict(plain_zones(self).result)["AvailabilityZones"]  # type: ignore[call-overload]
@@ -551,17 +526,11 @@ def teach_the_account(temper: Temper) -> None:
         more = {"Marker": str(at + 1)} if at + 1 < len(decided) else {}
         return ActionResult({"EvaluationResults": decided[at : at + 1], "IsTruncated": bool(more), **more})
 
+    # moto looks at no condition of a bucket's policy: the gate has decided by then.
+    moto_s3.FakeBucket.get_permission = lambda *_: PermissionResult.NEUTRAL  # type: ignore[method-assign]
     Subnets.describe_subnets = describe_subnets  # type: ignore[method-assign]
     RouteTables.describe_route_tables = describe_route_tables  # type: ignore[method-assign]
     Settings.get_ebs_default_kms_key_id = get_ebs_default_kms_key_id  # type: ignore[attr-defined]
-    Settings.describe_vpc_block_public_access_options = (  # type: ignore[attr-defined]
-        describe_vpc_block_public_access_options
-    )
-    Settings.describe_vpc_block_public_access_exclusions = (  # type: ignore[attr-defined]
-        describe_vpc_block_public_access_exclusions
-    )
-    VPCs.describe_vpc_attribute = describe_vpc_attribute  # type: ignore[method-assign]
-    NetworkACLs.describe_network_acls = describe_network_acls  # type: ignore[method-assign]
     AvailabilityZonesAndRegions.describe_availability_zones = describe_availability_zones  # type: ignore[method-assign]
     KmsResponse.describe_key = describe_key  # type: ignore[method-assign]
     KmsResponse.list_grants = list_grants  # type: ignore[method-assign]

@@ -22,7 +22,7 @@ from hetopt.optimizer.cost.billing import Billing
 from hetopt.optimizer.plan import Plan
 from tests.ec2.conftest import Patience, Recording, be_unkind, leftovers
 from tests.ec2.test_command import refused
-from tests.ec2.test_plan_doctor import NETWORKS, Doctor, account, examined, found, rule
+from tests.ec2.test_plan_doctor import Doctor, account, examined, found
 from tests.ec2.test_renting import rent
 from tests.face.conftest import Answer
 
@@ -121,36 +121,6 @@ def test_the_doctor_looks_at_the_networks_that_are_named(examined: Doctor, subne
     found(examined(network=named)["network in us-east-1b"], "no public address", "modify-subnet-attribute")
 
 
-def test_networks_that_the_account_excludes_from_its_blocking_are_as_open_as_ever(
-    examined: Doctor, subnet: dict[str, Any]
-) -> None:
-    be_unkind(gateways="block-bidirectional", excluded={subnet["SubnetId"]: "allow-bidirectional"})
-    checks = examined()
-    assert checks["network in us-east-1b"].verdict == "good"
-    assert [one.verdict for name, one in checks.items() if name.startswith("network in ")].count("bad") == 1
-    be_unkind(excluded={subnet["VpcId"]: "allow-egress"})
-    found(examined()[NETWORKS], "blocks internet gateways", "allow-bidirectional")
-    translated = [{"DestinationCidrBlock": "0.0.0.0/0", "NatGatewayId": "nat-0", "State": "active"}]
-    be_unkind(routes=translated)
-    assert examined()[NETWORKS].verdict == "good", "what is allowed out by a NAT gateway goes out by one"
-    be_unkind(gateways="block-ingress", excluded={})
-    assert examined()[NETWORKS].verdict == "good"
-
-
-def test_what_may_not_be_read_of_a_network_is_held_against_no_zone(
-    examined: Doctor, hetopt: Callable[..., Answer], plan: Plan, tmp_path: Path
-) -> None:
-    """A policy of an earlier version does not allow it."""
-    be_unkind(refuses={"DescribeNetworkAcls": ["UnauthorizedOperation", "not authorized", 403]})
-    checks = examined()
-    found(checks["network"], "may not do ec2:DescribeNetworkAcls", "--print-policy", verdict="unknown")
-    assert checks[NETWORKS].verdict == "good"
-    be_unkind(names=False)
-    found(examined()[NETWORKS], "resolves no names", "--enable-dns-support")
-    plan.save(tmp_path / "plan.json")
-    refused(hetopt("launch", tmp_path / "plan.json", "--on", "ec2", "--yes"), 4, "resolves no names")
-
-
 @pytest.mark.parametrize("kind", ["local-zone", "wavelength-zone"])
 def test_subnets_where_the_regions_prices_do_not_hold_are_refused(
     order_for: Callable[..., Order], subnet: dict[str, Any], kind: str
@@ -196,12 +166,8 @@ def test_a_default_network_that_leads_nowhere_is_not_rented_in(
     for unkind, said in (
         ({"subnets": "private"}, "no public address"),
         ({"routes": False}, "no route to the internet"),
-        ({"gateways": "block-bidirectional"}, "the account blocks internet gateways"),
-        ({"names": False}, "resolves no names"),
-        ({"acl": [rule(32767, "deny", egress=True)]}, "HTTPS out"),
     ):
-        calm = {"subnets": "public", "routes": True, "gateways": "off", "names": True, "acl": None}
-        be_unkind(**{**calm, **unkind})
+        be_unkind(**{"subnets": "public", "routes": True, **unkind})
         refused(hetopt(*launch), 4, f"machines would reach neither S3 nor packages: .*{said}.*aws ec2")
     named = hetopt(*launch[:-1], "--dry-run", "--subnet", subnet["SubnetId"])
     assert named.code == 0, "it may have endpoints, which are no routes"

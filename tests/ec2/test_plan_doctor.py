@@ -13,14 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.backends.ec2 import facts
+from hetopt.backends.ec2.objects import PART_BYTES, S3Objects
 from hetopt.backends.ec2.renter.bucket_doctor import denial_of
+from hetopt.backends.ec2.renter.calls import order_call
 from hetopt.backends.ec2.renter.doctor import Check, account_checks
 from hetopt.backends.ec2.renter.edge import BotoEdge, Login
 from hetopt.backends.ec2.renter.errors import ApiRefused
+from hetopt.backends.ec2.renter.order import Order
 from hetopt.backends.ec2.renter.ordering import Wishes
 from hetopt.backends.ec2.renter.permissions import bucket_calls, operator_policy
 from hetopt.backends.ec2.renter.plan_doctor import PlanDoctor, _policies_of
-from hetopt.backends.ec2.renter.request import Answer, Request, read
+from hetopt.backends.ec2.renter.request import Answer, Request
+from hetopt.core.errors import CloudRefused
 from hetopt.core.profile import Profile
 from hetopt.optimizer.cost.billing import Billing
 from hetopt.optimizer.market.catalog import Catalog
@@ -39,20 +43,6 @@ STATIC = Login(source="shared-credentials-file", end_s=None, is_temporary=False)
 
 NETWORKS = "network in us-east-1a, us-east-1b, us-east-1c, us-east-1d, us-east-1f"
 """Those of the default network that have both types of the plan."""
-
-
-def rule(number: int, action: str = "allow", *, egress: bool = False, **of: Any) -> dict[str, Any]:
-    """A rule of a network ACL, as EC2 tells it."""
-    told = {"RuleNumber": number, "RuleAction": action, "Egress": egress, "Protocol": "-1", "CidrBlock": "0.0.0.0/0"}
-    if "ports" in of:
-        told |= {"Protocol": "6", "PortRange": {"From": of["ports"][0], "To": of["ports"][1]}}
-    return told | {"CidrBlock": of.get("of", "0.0.0.0/0")}
-
-
-ALL = [
-    rule(number, action, egress=way) for way in (False, True) for number, action in ((100, "allow"), (32767, "deny"))
-]
-"""Those of a default network."""
 
 
 class WithPrices:
@@ -130,25 +120,6 @@ def test_where_all_is_well_nothing_is_said_against_it(examined: Doctor, account:
             "--map-public-ip-on-launch`, or name other",
         ),
         ({"routes": False}, NETWORKS, "no route to the internet", "aws ec2 create-route"),
-        (
-            {"gateways": "block-ingress"},
-            NETWORKS,
-            "blocks internet gateways",
-            "create-vpc-block-public-access-exclusion --vpc-id vpc-",
-        ),
-        ({"names": False}, NETWORKS, "resolves no names", "--enable-dns-support Value=true"),
-        (
-            {"acl": [rule(90, "deny", egress=True, ports=(443, 443)), *ALL]},
-            NETWORKS,
-            "does not let HTTPS out (TCP 443, rule 90)",
-            "--egress --rule-number 89 --protocol tcp --port-range From=443,To=443",
-        ),
-        (
-            {"acl": [rule(100, egress=True), rule(99, ports=(443, 443)), rule(32767, "deny")]},
-            NETWORKS,
-            "does not let answers in (TCP 32768-60999, rule 32767)",
-            "--ingress --rule-number 32766",
-        ),
         ({"disk_key": KEY, "key_state": "PendingDeletion"}, "disk encryption", "is PendingDeletion", "aws kms cancel-"),
         ({"disk_key": KEY, "key_state": "Disabled"}, "disk encryption", "is Disabled", "`aws kms enable-key"),
         ({"quotas": {}}, "quota L-34B43A08", "6 vCPUs are needed", "request-service-quota-increase"),
@@ -267,34 +238,6 @@ def test_a_bucket_that_keeps_what_a_run_deletes_is_told(
     assert examined()["versions in the bucket"].verdict == "good", "setup has them deleted"
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "verdict"),
-    [
-        ("aws:SourceVpce", "vpce-0123456789abcdef0", "unknown"),
-        ("aws:sourceip", ["192.0.2.0/24"], "unknown"),
-        ("aws:SecureTransport", "false", "good"),
-        ("aws:SourceVpc", None, "good"),
-    ],
-)
-def test_a_bucket_that_looks_at_where_calls_come_from_is_told(
-    examined: Doctor, account: BotoEdge, monkeypatch: pytest.MonkeyPatch, key: str, value: Any, verdict: str
-) -> None:
-    monkeypatch.setattr("tests.ec2.reviewed_members.unread", lambda *_: [])
-    mine = account(read("ec2", "describe_subnets", ""))["Subnets"][0]["VpcId"]
-    denial = {
-        "Effect": "Deny",
-        "Principal": "*",
-        "Action": "s3:*",
-        "Resource": [f"arn:aws:s3:::{BUCKET}/*"],
-        "Condition": {"StringNotEquals": {key: mine if value is None else value}},
-    }
-    of_bucket(account, "put_bucket_policy", Policy=json.dumps({"Version": "2012-10-17", "Statement": denial}))
-    check = examined()["the bucket's policy"]
-    assert check.verdict == verdict, check
-    if verdict == "unknown":
-        found(check, f"denies by where a call comes from ({key}", f"get-bucket-policy --bucket {BUCKET}", verdict)
-
-
 def test_a_bucket_that_locks_what_is_written_is_told(
     examined: Doctor, account: BotoEdge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -310,54 +253,81 @@ def test_a_bucket_that_locks_what_is_written_is_told(
     found(check, "locked locks all that is written for 90 days", "--create-bucket --bucket", verdict="unknown")
 
 
-PUT, ENCRYPTION = "s3:PutObject", "s3:x-amz-server-side-encryption"
+PUT, ENCRYPTION, OBJECTS = "s3:PutObject", "s3:x-amz-server-side-encryption", f"arn:aws:s3:::{BUCKET}/*"
 
 
 @pytest.mark.parametrize(
-    ("condition", "action", "verdict", "said"),
+    ("condition", "about", "verdict", "said"),
     [
-        ({"StringNotEquals": {ENCRYPTION: "aws:kms"}}, PUT, "bad", "do not say how they are encrypted"),
-        ({"Null": {ENCRYPTION: "true"}}, "s3:Put*", "bad", "do not say how they are encrypted"),
+        ({"StringNotEquals": {ENCRYPTION: "aws:kms"}}, PUT, "bad", f"PutObject (StringNotEquals {ENCRYPTION} aws:kms)"),
+        ({"Null": {ENCRYPTION: "true"}}, "s3:Put*", "bad", "PutObject (Null"),
         ({"StringNotEqualsIfExists": {f"{ENCRYPTION}-aws-kms-key-id": KEY}}, "s3:*", "bad", f"kms-key-id {KEY}"),
+        ({"ForAllValues:StringEquals": {ENCRYPTION: "aws:kms"}}, PUT, "bad", "ForAllValues"),
         # They are of uploads that say something.
-        ({"Null": {ENCRYPTION: "false"}, "StringNotEquals": {ENCRYPTION: "aws:kms"}}, PUT, "good", "denies nothing"),
-        ({"StringEquals": {ENCRYPTION: "AES256"}}, PUT, "good", "denies nothing"),
+        ({"Null": {ENCRYPTION: "false"}, "StringNotEquals": {ENCRYPTION: "aws:kms"}}, PUT, "good", ""),
+        ({"StringEquals": {ENCRYPTION: "AES256"}}, PUT, "good", ""),
+        ({"Null": {"s3:x-amz-acl": "false"}}, "s3:*", "good", ""),
         # Without encryption only where there is no TLS.
-        (
-            {"Null": {ENCRYPTION: "true"}, "Bool": {"aws:SecureTransport": "false"}},
-            PUT,
-            "good",
-            "denies nothing",
-        ),
-        ({"NumericLessThan": {"s3:TlsVersion": "1.2"}}, "s3:*", "good", "denies nothing"),
-        ({"StringNotEquals": {"aws:PrincipalOrgID": "o-1"}}, "s3:*", "unknown", "by aws:PrincipalOrgID o-1"),
-        ({"StringNotEquals": {ENCRYPTION: "aws:kms"}}, "s3:PutBucketAcl", "good", "denies nothing"),
-        ({}, "s3:DeleteObject", "unknown", "whatever the call says"),
-        ({}, "s3:DeleteBucket", "good", "denies nothing"),
+        ({"Null": {ENCRYPTION: "true"}, "Bool": {"aws:securetransport": "false"}}, PUT, "good", ""),
+        ({"NumericLessThan": {"s3:TlsVersion": "1.2"}}, "s3:*", "good", ""),
+        ({"NumericLessThan": {"s3:TlsVersion": 1.3}}, "s3:*", "bad", "s3:TlsVersion 1.3"),
+        ({"StringNotEquals": {ENCRYPTION: "aws:kms"}}, "s3:PutBucketAcl", "good", ""),
+        ({}, "s3:GetObject", "bad", "GetObject"),
+        ({}, "s3:DeleteObject", "unknown", "DeleteObject"),  # machines can do without
+        ({}, "s3:DeleteBucket", "good", ""),
+        ({}, {"NotAction": ["s3:PutObject", "s3:GetObject"]}, "unknown", "AbortMultipartUpload"),
+        ({}, {"NotResource": f"arn:aws:s3:::{BUCKET}"}, "bad", "GetObject, s3:PutObject"),
+        ({}, {"Resource": f"arn:aws:s3:::{BUCKET}/payroll/*"}, "good", ""),
+        ({}, {"Principal": {"AWS": f"arn:aws:iam::{ACCOUNT}:user/bob"}}, "unknown", "PutObject"),
+        ({"StringNotEquals": {"aws:PrincipalOrgID": "o-1"}}, "s3:*", "unknown", "aws:PrincipalOrgID o-1"),
+        ({"NotIpAddress": {"aws:sourceip": ["192.0.2.0/24"]}}, "s3:*", "unknown", "aws:sourceip 192.0.2.0/24"),
+        ({"StringNotEquals": {"aws:SourceVpc": "mine"}}, "s3:*", "unknown", "aws:SourceVpc"),  # by an endpoint alone
+        ({"StringNotEquals": {"aws:SourceVpc": "vpc-0"}}, "s3:*", "bad", "aws:SourceVpc vpc-0"),
     ],
 )
-def test_what_a_bucket_denies_of_a_run_is_told(
+def test_what_the_doctor_says_of_a_buckets_policy_is_what_a_launch_meets(
     examined: Doctor,
     account: BotoEdge,
+    order_for: Callable[..., Order],
     monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
     condition: dict[str, Any],
-    action: str,
+    about: Any,
     verdict: str,
     said: str,
 ) -> None:
+    """Uploads go over the wire to a bucket that decides by the headers that arrive."""
     monkeypatch.setattr("tests.ec2.reviewed_members.unread", lambda *_: [])
-    denial = {
-        "Effect": "Deny",
-        "Principal": "*",
-        "Action": action,
-        "Resource": f"arn:aws:s3:::{BUCKET}/*",
-        **({"Condition": condition} if condition else {}),
-    }
-    of_bucket(account, "put_bucket_policy", Policy=json.dumps({"Version": "2012-10-17", "Statement": [denial]}))
+    order = order_for()
+    named = {"Action": about} if isinstance(about, str) else {} if "NotAction" in about else {"Action": "s3:*"}
+    denial = {"Effect": "Deny", "Principal": "*", **named, **(about if isinstance(about, dict) else {})}
+    denial |= {} if "NotResource" in denial else {"Resource": denial.get("Resource", OBJECTS)}
+    denial |= {"Condition": condition} if condition else {}
+    policy = json.dumps({"Version": "2012-10-17", "Statement": denial})
+    of_bucket(account, "put_bucket_policy", Policy=policy.replace("mine", order.zones[0].vpc_id))
     check = examined()["the bucket's policy"]
     assert check.verdict == verdict, check
     assert said in check.said
     assert verdict == "good" or f"get-bucket-policy --bucket {BUCKET}" in str(check.hint)
+    objects = S3Objects.connect(region=REGION, bucket=BUCKET, prefix=order.prefix, account_id=ACCOUNT)
+    (large := tmp_path / "rank-0.safetensors").write_bytes(b"0" * (PART_BYTES + 1))
+
+    def launch_uploads() -> bool:
+        try:
+            account(order_call(order))
+        except CloudRefused:
+            return False
+        return True
+
+    did = (
+        launch_uploads(),
+        objects.put("state/i-0.json", b"{}"),
+        objects.send("ckpt/step-1/rank-0.safetensors", large),
+    )
+    assert len(set(did)) == 1, "all uploads look alike to a policy"
+    read_back = objects.get("state/i-0.json") is not None and objects.names("state/") != []
+    if verdict != "unknown":
+        assert (all(did) and read_back) == (verdict == "good")
 
 
 @given(allowed=st.sets(st.sampled_from(["s3:PutObject", "s3:GetBucketPolicy", "s3:List*", "s3:*", "*"])))

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.box.iam import allows, other_actions, others_denied, several
+from benchmarks.box.iam import other_actions, others_denied
 from hetopt.api.account import Setup
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.objects import PART_BYTES, S3Objects
@@ -27,6 +27,7 @@ from hetopt.backends.ec2.renter.authorizations import Asked, Place, authorizatio
 from hetopt.backends.ec2.renter.bundle import Bundle
 from hetopt.backends.ec2.renter.edge import BotoEdge
 from hetopt.backends.ec2.renter.order import Order
+from hetopt.backends.ec2.renter.policies import allows, several
 from hetopt.backends.ec2.renter.removal import Remover
 from hetopt.backends.ec2.renter.request import Request
 from hetopt.backends.ec2.renter.scheduled_ends import END_ROLE

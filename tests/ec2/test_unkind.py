@@ -448,8 +448,6 @@ def test_the_printed_policy_allows_what_the_commands_ask_and_grants_nothing_else
     # An account that has whatever a look asks for only where it is there.
     boto3.client("s3").put_bucket_versioning(Bucket=BUCKET, VersioningConfiguration={"Status": "Enabled"})
     subnets = boto3.client("ec2", region_name="us-east-1").describe_subnets()["Subnets"]
-    [network] = {one["VpcId"] for one in subnets}
-    be_unkind(gateways="block-bidirectional", excluded={network: "allow-bidirectional"})
     policy = operator_policy(account_id=ACCOUNT, region="us-east-1", bucket=BUCKET, role="hetopt-node")
     be_unkind(
         policy=policy, user_id=me.user_id, arn=me.arn, end_role=True, profile="hetopt-node", quotas={"L-34B43A08": 64.0}

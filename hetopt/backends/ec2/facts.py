@@ -626,86 +626,12 @@ ENDPOINT_IDS = Fact(
     source="VPC user guide (PrivateLink), 'Gateway endpoints'; not verified with an account: DynamoDB has such, too",
     read="2026-11-27",
 )
-GATEWAYS_OPEN = Fact(
-    value="off",
-    about="calls",
-    means="The mode in which an account blocks no internet gateway.",
-    source="EC2 API reference, VpcBlockPublicAccessOptions; VPC user guide, 'Block public access to VPCs and subnets'",
-    doctor="network in ZONE",
-)
-_BLOCKS = "VPC user guide, 'Block public access to VPCs and subnets'; EC2 API reference, "
-ONLY_OUT: Fact[frozenset[str]] = Fact(
-    value=frozenset({"block-ingress", "allow-egress"}),
-    about="calls",
-    means="In this mode of the account, and with this exclusion of a network, NAT gateways lead out, and internet "
-    "gateways do not.",
-    source=f"{_BLOCKS}BlockPublicAccessStates and VpcBlockPublicAccessExclusion",
-    read="2026-11-28",
-    doctor="network in ZONE",
-)
-EXCLUDED_BOTH_WAYS = Fact(
-    value="allow-bidirectional",
-    about="calls",
-    means="What is excluded so is as if the account blocked nothing.",
-    source=f"{_BLOCKS}CreateVpcBlockPublicAccessExclusion",
-    read="2026-11-28",
-    doctor="network in ZONE",
-)
-EXCLUSION_HOLDS: Fact[tuple[str, ...]] = Fact(
-    value=("create-complete", "update-complete"),
-    about="calls",
-    means="The states of an exclusion that is in force.",
-    source="EC2 API reference, VpcBlockPublicAccessExclusion",
-    read="2026-11-28",
-    doctor="network in ZONE",
-)
-RESOLVES_NAMES = Fact(
-    value="enableDnsSupport",
-    about="calls",
-    means="Where this attribute of a network is off, Amazon's server answers no question for a name. Its other one, "
-    "enableDnsHostnames, gives machines names, by which none of hetopt's is called.",
-    source="EC2 API reference, ModifyVpcAttribute and DescribeVpcAttribute",
-    read="2026-11-28",
-    doctor="network in ZONE",
-)
-ACLS_STAND_OUTSIDE = Fact(
-    value=True,
-    about="calls",
-    means="A network ACL looks at what enters and leaves a subnet, in each direction by itself, and not at what its "
-    "machines send each other; nor at questions for names, for metadata and for the time.",
-    source="VPC user guide, 'Control subnet traffic with network access control lists'",
-    read="2026-11-28",
-)
-ACL_ALLOWS = Fact(
-    value="allow",
-    about="calls",
-    means="The action of a rule of a network ACL that lets through; the rule with the smallest number decides.",
-    source="EC2 API reference, NetworkAclEntry",
-    read="2026-11-28",
-    doctor="network in ZONE",
-)
-ACL_TCP: Fact[frozenset[str]] = Fact(
-    value=frozenset({ALL_PROTOCOLS.value, "6"}),
-    about="calls",
-    means="The protocols of such a rule that TCP is among, by their numbers.",
-    source="EC2 API reference, NetworkAclEntry; IANA, 'Protocol Numbers'",
-    read="2026-11-28",
-    doctor="network in ZONE",
-)
 HTTPS_PORT = Fact(
     value=443,
     about="calls",
     means="The port at which S3, EC2 and the indexes of packages answer.",
     source="AWS general reference, 'AWS service endpoints': HTTPS; IANA, 'Service Name and Port Number Registry'",
     read="2026-11-28",
-)
-EPHEMERAL_PORTS: Fact[tuple[int, int]] = Fact(
-    value=(32768, 60999),
-    about="calls",
-    means="The ports from which Amazon Linux asks, and at which it is answered.",
-    source="VPC user guide, 'Ephemeral ports', which rounds the end to 61000; Linux, ip-sysctl, ip_local_port_range",
-    read="2026-11-28",
-    doctor="network in ZONE",
 )
 USUAL_ZONE = Fact(
     value="availability-zone",
@@ -801,29 +727,28 @@ NO_BUCKET_POLICY = Fact(
     read="2026-11-28",
     doctor="the bucket's policy",
 )
-WHERE_CALLS_COME_FROM: Fact[frozenset[str]] = Fact(
-    value=frozenset({"aws:sourceip", "aws:sourcevpc", "aws:sourcevpce", "aws:vpcsourceip"}),
+NETWORK_OF_A_CALL = Fact(
+    value="aws:sourcevpc",
     about="storage",
-    means="Keys, whose case does not matter, by which a policy denies what does not come from a place. They are not "
-    "met by machines because they are met by whoever launches.",
+    means="The key, whose case does not matter, for the network of a call: there where it came by an endpoint for S3.",
     source="IAM user guide, 'AWS global condition context keys'; S3 user guide, 'Controlling access from VPC endpoints "
     "with bucket policies'",
     read="2026-11-28",
     doctor="the bucket's policy",
 )
-NAMES_ENCRYPTION = Fact(
-    value="s3:x-amz-server-side-encryption",
+OF_HEADERS = Fact(
+    value="s3:x-amz-",
     about="storage",
-    means="So begin the keys by which a policy asks how an upload is to be encrypted. One that names nothing, and is "
-    "encrypted as the bucket says, has none of them.",
+    means="So begin the keys that stand for headers of a call. Without the header there is no key: "
+    "an upload that names no encryption is encrypted as the bucket says, and has none of the keys for that.",
     source="S3 user guide, 'Protecting data with server-side encryption'; Service Authorization Reference of S3",
     read="2026-11-28",
     doctor="the bucket's policy",
 )
-MET_BY_EVERY_CALL: Fact[frozenset[str]] = Fact(
-    value=frozenset({"aws:securetransport", "s3:tlsversion"}),
+EVERY_CALL_OF_S3: Fact[Mapping[str, str]] = Fact(
+    value=MappingProxyType({"aws:SecureTransport": "true", "s3:TlsVersion": "1.2"}),
     about="storage",
-    means="Keys by which a policy asks for TLS, which every call goes by, in version 1.2 at least.",
+    means="Keys by which a policy asks for TLS, which every call goes by, in this version at least.",
     source="S3 user guide, 'Security best practices'; AWS security blog, 'TLS 1.2 to become the minimum'",
     read="2026-11-28",
     doctor="the bucket's policy",
@@ -943,7 +868,6 @@ KNOW_NO_RESOURCE: Fact[frozenset[str]] = Fact(
             "ec2:DescribeInstanceTypes",
             "ec2:DescribeInstances",
             "ec2:DescribeLaunchTemplates",
-            "ec2:DescribeNetworkAcls",
             "ec2:DescribeRegions",
             "ec2:DescribeRouteTables",
             "ec2:DescribeSecurityGroups",
@@ -951,8 +875,6 @@ KNOW_NO_RESOURCE: Fact[frozenset[str]] = Fact(
             "ec2:DescribeSubnets",
             "ec2:DescribeTags",
             "ec2:DescribeVolumes",
-            "ec2:DescribeVpcBlockPublicAccessExclusions",
-            "ec2:DescribeVpcBlockPublicAccessOptions",
             "ec2:DescribeVpcs",
             "ec2:GetEbsDefaultKmsKeyId",
             "scheduler:ListScheduleGroups",

@@ -132,7 +132,7 @@ class S3Objects:
 
     def _put(self, name: str, data: bytes, **condition: str) -> bool:
         try:
-            self.client.put_object(**self._at(name), Body=data, ServerSideEncryption="AES256", **condition)
+            self.client.put_object(**self._at(name), Body=data, **condition)
         except failures():
             return False
         return True
@@ -144,7 +144,7 @@ class S3Objects:
                 str(path),
                 self.bucket,
                 f"{self.prefix}/{name}",
-                ExtraArgs={"ExpectedBucketOwner": self.account_id, "ServerSideEncryption": "AES256"},
+                ExtraArgs={"ExpectedBucketOwner": self.account_id},
                 Config=_in_parts(),
             )
         except failures():

@@ -9,7 +9,9 @@ its controller.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
 
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter.account import Identity, role_arn
@@ -105,12 +107,9 @@ def authorizations(request: Request, place: Place) -> Iterator[Asked]:
         place: who makes it, and where.
     """
     operation, parameters, caller = request.operation, request.parameters, place.caller
-    if operation in _OF_OBJECTS:
-        resource = f"arn:aws:s3:::{parameters['Bucket']}/{parameters['Key']}"
-        yield Asked(action=_OF_OBJECTS[operation], resource=resource, context=caller)
-    elif operation in _OF_BUCKETS:
-        context = {**caller, "s3:prefix": str(parameters["Prefix"])} if "Prefix" in parameters else caller
-        yield Asked(action=_OF_BUCKETS[operation], resource=f"arn:aws:s3:::{parameters['Bucket']}", context=context)
+    if operation in _OF_OBJECTS or operation in _OF_BUCKETS:
+        stored = of_storage(request)
+        yield replace(stored, context={**caller, **stored.context})
     elif request.service == "ssm":
         resource = f"arn:aws:ssm:{place.region}::parameter{parameters['Name']}"
         yield Asked(action=request.api_name, resource=resource, context=caller)
@@ -130,6 +129,45 @@ def authorizations(request: Request, place: Place) -> Iterator[Asked]:
         yield Asked(action=f"{service.replace('-', '')}:{name}", resource=resource, context=caller)
 
 
+def of_storage(request: Request) -> Asked:
+    """What a call about a bucket, or about what is in it, asks for, whoever makes it: with the keys of its headers."""
+    operation, parameters = request.operation, request.parameters
+    bucket = f"arn:aws:s3:::{parameters['Bucket']}"
+    context = {**facts.EVERY_CALL_OF_S3.value, **keys_of_headers(_headers(operation, parameters))}
+    if operation in _OF_OBJECTS:
+        return Asked(action=_OF_OBJECTS[operation], resource=f"{bucket}/{parameters['Key']}", context=context)
+    prefix = {"s3:prefix": str(parameters["Prefix"])} if "Prefix" in parameters else {}
+    return Asked(action=_OF_BUCKETS[operation], resource=bucket, context={**context, **prefix})
+
+
+def keys_of_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """The keys that policies may condition upon by the headers of a call of S3, whatever these say."""
+    keys = {f"s3:{name.lower()}": value for name, value in headers.items()}
+    return {key: value for key, value in keys.items() if key.startswith(facts.OF_HEADERS.value)}
+
+
+def _headers(operation: str, parameters: Mapping[str, Any]) -> Mapping[str, str]:
+    """The headers that botocore writes for a call of S3; none of one that clients make in several."""
+    model = _storage()
+    name = "".join(word.capitalize() for word in operation.split("_"))
+    if name not in model.operation_names:
+        return {}
+    from botocore.serialize import create_serializer
+
+    told = create_serializer("rest-xml", include_validation=False).serialize_to_request(
+        dict(parameters), model.operation_model(name)
+    )
+    headers: Mapping[str, str] = told["headers"]
+    return headers
+
+
+@cache
+def _storage() -> Any:
+    import botocore.session
+
+    return botocore.session.get_session().get_service_model("s3")
+
+
 def _looked_at(request: Request, place: Place) -> str:
     """The ARN of what a call reads, as far as AWS knows one of it; else ``*``."""
     told, account_id = request.parameters, place.who.account_id
@@ -140,8 +178,6 @@ def _looked_at(request: Request, place: Place) -> str:
             return f"arn:aws:iam::{account_id}:instance-profile/{told['InstanceProfileName']}"
         case "get_service_quota":
             return f"arn:aws:servicequotas:{place.region}:{account_id}:{told['ServiceCode']}/{told['QuotaCode']}"
-        case "describe_vpc_attribute":
-            return place.ec2("vpc", str(told["VpcId"]))
         case "list_tags_for_resource":
             return str(told["ResourceArn"])
     return "*"

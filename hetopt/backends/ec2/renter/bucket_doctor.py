@@ -1,28 +1,35 @@
 """What a bucket does that a run would pay for, or be kept out by; nothing of it is changed.
 
-Every call of hetopt goes by TLS, so that policies which demand it are met. It sends no ACLs, and machines write as a
-role of the bucket's own account, so that nothing depends on who owns objects. Uploads name no encryption: the bucket's
-own setting encrypts them.
+The bucket's policy is asked about the very calls that a launch and its machines make, with their headers. Uploads name
+no encryption: the bucket's own setting encrypts them. They name no ACL either, and machines write as a role of the
+bucket's own account, so that nothing depends on who owns objects.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from fnmatch import fnmatchcase
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from hetopt.backends.ec2 import facts
+from hetopt.backends.ec2.renter.authorizations import of_storage
+from hetopt.backends.ec2.renter.calls import launch_calls
 from hetopt.backends.ec2.renter.doctor import Check, Verdict
 from hetopt.backends.ec2.renter.errors import if_there
 from hetopt.backends.ec2.renter.order import Order
-from hetopt.backends.ec2.renter.request import Answer, Edge, read
+from hetopt.backends.ec2.renter.policies import Statement, concerns, statements, tests_of
+from hetopt.backends.ec2.renter.request import Answer, Edge, Request, read
 from hetopt.core.errors import CloudRefused
 
-Statement = Mapping[str, Any]
+_TIDIES = ("delete_object", "abort_object")
+"""What machines do that a run can do without: what they cannot delete stays, and is paid for."""
 
-_USES = ("s3:AbortMultipartUpload", "s3:DeleteObject", "s3:GetObject", "s3:ListBucket", "s3:PutObject")
-"""What a run does with its bucket."""
+
+def calls_of_machines(bucket: str, prefix: str) -> list[Request]:
+    """The calls of S3 that the machines of a run make, in the run's folder of its bucket."""
+    one, listed = {"Bucket": bucket, "Key": f"{prefix}/state/i-0.json"}, {"Bucket": bucket, "Prefix": f"{prefix}/"}
+    told = [("list_objects_v2", listed), *((name, one) for name in ("put_object", "get_object", *_TIDIES))]
+    return [Request(step=name, service="s3", operation=name, parameters=named, purpose="") for name, named in told]
 
 
 def bucket_checks(edge: Edge, order: Order) -> Iterator[Check]:
@@ -65,71 +72,70 @@ def _versions(edge: Edge, order: Order) -> tuple[Verdict, str, str | None]:
 
 
 def _policy(edge: Edge, order: Order) -> tuple[Verdict, str, str | None]:
-    """Whether it denies what a run does: machines are elsewhere than whoever asks here, and others."""
+    """Whether it denies what a run does."""
     told = _read(edge, order, "get_bucket_policy", (facts.NO_BUCKET_POLICY.value,))
-    networks = {zone.vpc_id for zone in order.zones}
-    statements = [] if told is None else _list(json.loads(told["Policy"])["Statement"])
-    denials = [found for one in statements if (found := denial_of(one, networks)) is not None]
+    networks, requests = {zone.vpc_id for zone in order.zones}, requests_of(order)
+    asked = [] if told is None else statements(json.loads(told["Policy"]))
+    denials = [denial for one in asked if (denial := denial_of(one, networks, requests)) is not None]
+    if not denials:
+        return "good", "it denies nothing that a run does", None
+    stops = [one for one in denials if one.stops_a_run]
+    said = "; ".join(map(str, stops or denials))
     hint = f"`aws s3api get-bucket-policy --bucket {order.bucket}`"
-    asked = {key: values for found in denials for key, values in found.items()}
-    wanted = "; ".join(f"{key} {', '.join(map(str, values))}" for key, values in sorted(asked.items()))
-    if any(found and all(map(_of_encryption, found)) for found in denials):
-        said = f"it denies uploads that do not say how they are encrypted ({wanted}), and hetopt's do not"
-        mend = "its owner takes that out, as S3 encrypts every object: "
-        return "bad", said, f"{mend}{hint}; or name a `bucket` that `hetopt setup --create-bucket` makes"
-    if any(key.lower() in facts.WHERE_CALLS_COME_FROM.value for key in asked):
-        said = f"it denies by where a call comes from ({wanted}), and machines are in {', '.join(sorted(networks))}"
-        return "unknown", said, f"see that it lets them in: {hint}"
-    if denials:
-        said = f"it denies {f'by {wanted}' if wanted else 'something whatever the call says'}"
-        return "unknown", said, f"see that it lets you and {order.instance_profile} in: {hint}"
-    return "good", "it denies nothing that a run does", None
+    if stops:
+        mend = f"its owner takes that out: {hint}; or name a `bucket` that `hetopt setup --create-bucket` makes"
+        return "bad", f"it denies calls as hetopt makes them: {said}", mend
+    look = f"see that it lets you and {order.instance_profile} in: {hint}"
+    return "unknown", f"it may deny what a run does: {said}", look
 
 
-def denial_of(statement: Statement, networks: set[str]) -> dict[str, list[Any]] | None:
-    """By what a statement of a bucket's policy denies what a run does: values by keys; no keys where it always does.
+@dataclass(frozen=True, kw_only=True)
+class Denial:
+    """A statement of a bucket's policy that denies what a run does.
+
+    Attributes:
+        actions: of S3.
+        tests: what it looks at: operator, key and values.
+        stops_a_run: whether it denies, whoever calls from wherever, what a run cannot do without.
+    """
+
+    actions: Sequence[str]
+    tests: Sequence[tuple[str, str, list[str]]]
+    stops_a_run: bool
+
+    def __str__(self) -> str:
+        by = ", ".join(f"{operator} {key} {' '.join(values)}" for operator, key, values in self.tests)
+        return f"{', '.join(self.actions)}{f' ({by})' if by else ''}"
+
+
+def requests_of(order: Order) -> list[Request]:
+    """The calls of S3 that a launch makes, and those of its machines."""
+    launch = [one for one in launch_calls(order, {}, b"") if one.service == "s3"]
+    return [*launch, *calls_of_machines(order.bucket, order.prefix)]
+
+
+def denial_of(statement: Statement, networks: set[str], requests: Sequence[Request] = ()) -> Denial | None:
+    """What a statement of a bucket's policy denies of a run's calls; None where that is nothing.
 
     Args:
-        statement: that one.
+        statement: of the policy.
         networks: of the machines.
-
-    Returns:
-        None where it denies nothing that a run does, as far as is known.
+        requests: the calls; none: those of machines, in any bucket.
     """
-    if statement["Effect"] != "Deny" or not _is_about_uses(statement):
+
+    def possible(key: str) -> tuple[str | None, ...]:
+        if key == facts.NETWORK_OF_A_CALL.value:
+            return None, *networks  # none of them, where a call comes by the internet
+        return (None,) if key.startswith(facts.OF_HEADERS.value) else ()
+
+    told = [
+        (one, concerns(statement, of_storage(one), possible)) for one in requests or calls_of_machines("*", "runs/*")
+    ]
+    denied = [one for one, holds in told if holds is not False]
+    if statement["Effect"] != "Deny" or not denied:
         return None
-    found: dict[str, list[Any]] = {}
-    for operator, tests in statement.get("Condition", {}).items():
-        for key, told in tests.items():
-            values = _list(told)
-            met = key.lower() in facts.MET_BY_EVERY_CALL.value
-            inside = key.lower() in facts.WHERE_CALLS_COME_FROM.value and networks.issubset(values)
-            unsaid = _of_encryption(key) and not _holds_without(operator, values)
-            if met or inside or unsaid:
-                return None  # all that it looks at must hold together
-            found[key] = values
-    return found
-
-
-def _of_encryption(key: str) -> bool:
-    return key.lower().startswith(facts.NAMES_ENCRYPTION.value)
-
-
-def _holds_without(operator: str, values: list[Any]) -> bool:
-    """Whether a test holds of a call that does not have its key at all."""
-    if operator == "Null":
-        return any(str(value).lower() == "true" for value in values)
-    return "Not" in operator or operator.endswith("IfExists")
-
-
-def _is_about_uses(statement: Statement) -> bool:
-    """Whether it is about anything that a run does with a bucket."""
-    named = "NotAction" if "NotAction" in statement else "Action"
-    patterns = [str(one).lower() for one in _list(statement[named])]
-    covered = [any(fnmatchcase(use.lower(), pattern) for pattern in patterns) for use in _USES]
-    return not all(covered) if named == "NotAction" else any(covered)
-
-
-def _list(told: Any) -> list[Any]:
-    """JSON policies write one thing as itself."""
-    return list(told) if isinstance(told, list | tuple) else [told]
+    return Denial(
+        actions=sorted({of_storage(one).action for one in denied}),
+        tests=tests_of(statement),
+        stops_a_run=any(holds and one.operation not in _TIDIES for one, holds in told),
+    )

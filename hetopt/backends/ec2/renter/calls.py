@@ -92,7 +92,6 @@ def put_object(order: Order, step: str, key: str, body: bytes, purpose: str) -> 
             "Key": key,
             "Body": body,
             "ExpectedBucketOwner": order.account_id,
-            "ServerSideEncryption": "AES256",
         },
         purpose=purpose,
         makes="object",

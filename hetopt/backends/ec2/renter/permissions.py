@@ -98,7 +98,6 @@ def operator_policy(*, account_id: str, region: str, bucket: str, role: str, typ
             [f"{everything}:instance/*"],
             {**only_types, **tagged},
         ),
-        _statement("LookAtNetwork", ["ec2:DescribeVpcAttribute"], [f"{everything}:vpc/*"], {"StringEquals": here}),
         _statement("GroupInNetwork", ["ec2:CreateSecurityGroup"], [f"{everything}:vpc/*"], {"StringEquals": here}),
         _statement(
             "RentFrom",

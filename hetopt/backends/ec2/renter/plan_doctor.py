@@ -172,20 +172,17 @@ class PlanDoctor(Orders):
             yield Check(name="network", verdict="unknown", said=said, hint="nothing needs to be done where it is right")
             return
         try:
-            found = ways_by_zone(self.edge, order)
+            ways = ways_by_zone(self.edge, order)
         except CloudRefused as refused:
             yield Check(name="network", verdict="unknown", said=refused.message.rstrip("."), hint=refused.hint)
             return
-        for one in found.unread:
-            yield Check(name="network", verdict="unknown", said=one.message.rstrip("."), hint=one.hint)
         # What is the same of several zones in one sentence, with the way out of the first.
-        ways = found.by_zone
         reasons = {zone: None if why is None else why.said for zone, why in ways.items()}
         for reason in dict.fromkeys(reasons.values()):
             same = {zone: ways[zone] for zone in ways if reasons[zone] == reason}
             name = f"network in {', '.join(same)}"
             if reason is None:
-                yield Check(name=name, verdict="good", said="S3 and packages can be reached")
+                yield Check(name=name, verdict="good", said="it has a route to S3 and packages")
                 continue
             hints = list(dict.fromkeys(one.hint for one in same.values() if one is not None))
             likewise = "; likewise in the others" if len(hints) > 1 else ""
