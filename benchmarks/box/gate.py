@@ -117,7 +117,7 @@ def _asked_of_scheduler(environment: Mapping[str, Any], body: bytes) -> tuple[st
             return "ListTagsForResource", "list_tags_for_resource", {"ResourceArn": name}
         operation = f"list_{things.replace('-', '_')}"
     else:
-        verb = {"POST": "create", "DELETE": "delete"}[method]
+        verb = {"POST": "create", "PUT": "update", "DELETE": "delete"}[method]
         operation = f"{verb}_{things.replace('-', '_').removesuffix('s')}"
     parameters = {**json.loads(body or b"{}"), "Name": name}
     return "".join(word.capitalize() for word in operation.split("_")), operation, parameters

@@ -8,12 +8,12 @@ from typing import Any
 from hetopt.api.run import Run
 from hetopt.backends.backend import Prepared
 from hetopt.backends.ec2.renter.backend import Rental
+from hetopt.backends.ec2.renter.budget import OVERRUN, UNPLACED_S
 from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.backends.ec2.renter.launcher import Ec2Launcher
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.run_status import judged
 from hetopt.backends.ec2.renter.scheduled_ends import END_ROLE
-from hetopt.core.budget_law import SHUTDOWN_S
 from hetopt.core.errors import BadInput, CloudRefused
 from hetopt.core.formatting import duration, usd
 from hetopt.core.run_status import RunStatus
@@ -49,8 +49,12 @@ def last_end(order: Order) -> str:
             f"the machines' own timers alone, as the account has no role {END_ROLE}: `hetopt setup --print-policy` "
             "tells how it is made"
         )
-    lives = duration(order.latest_end_s + SHUTDOWN_S - order.created_s)
-    return f"the account's scheduler ends each machine {lives} from now, whatever else has failed"
+    lives = duration(order.outside_end_s() - order.created_s)
+    soon, most = duration(UNPLACED_S), usd((1 + OVERRUN) * order.budget_usd)
+    return (
+        f"the account's scheduler ends machines without a place after {soon}, and all after {lives} or, while somebody "
+        f"follows the run, later with its lease: if all of them hang, they cost {most} at most"
+    )
 
 
 def way_out(order: Order) -> str | None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.backends.ec2.node.agent import PLACE_WITHIN_S
-from hetopt.backends.ec2.renter.budget import LEAST_LIFETIME_S, MOVE_S, Guard, lifetime_s
+from hetopt.backends.ec2.renter.budget import LEAST_LIFETIME_S, UNPLACED_S, Guard, lifetime_s
 from hetopt.backends.ec2.renter.order import Role
 from hetopt.backends.ec2.renter.ordering import Job
 from hetopt.backends.ec2.stays import Stay, spent_usd
@@ -67,7 +67,7 @@ def test_a_move_that_nobody_sees_through_is_paid_by_what_was_kept_for_it(
     worst: float, hours: float, share: float, at: float
 ) -> None:
     """Both clusters at their worst price: until those end that wait in vain, and until the lease ends."""
-    budget = worst * (hours + MOVE_S / 3600)
+    budget = worst * (hours + UNPLACED_S / 3600)
     job = Job(
         roles=(SPOT,),
         budget_usd=budget,
@@ -77,12 +77,12 @@ def test_a_move_that_nobody_sees_through_is_paid_by_what_was_kept_for_it(
         disk_gb=14,
     )
     kept = job.move_usd(worst)
-    assert kept == pytest.approx(worst * MOVE_S / 3600)
+    assert kept == pytest.approx(worst * UNPLACED_S / 3600)
     guard = Guard(budget_usd=budget, fixed_usd=kept, worst_usd_per_hour=worst, checkpoint_s=30, heartbeat_s=60)
     now_s = at * hours * 3600
     spent = share * worst * now_s / 3600
     lease_end_s = guard.end_s(spent, now_s)
-    assert spent + worst * (lease_end_s - now_s) / 3600 + worst * MOVE_S / 3600 <= budget * (1 + 1e-9)
+    assert spent + worst * (lease_end_s - now_s) / 3600 + worst * UNPLACED_S / 3600 <= budget * (1 + 1e-9)
 
 
 def test_nothing_is_kept_for_a_move_that_will_not_be() -> None:
@@ -96,7 +96,7 @@ def test_nothing_is_kept_for_a_move_that_will_not_be() -> None:
 
 
 def test_machines_wait_no_longer_for_a_place_than_a_move_pays_for() -> None:
-    assert PLACE_WITHIN_S + 600.0 <= MOVE_S
+    assert PLACE_WITHIN_S + 600.0 <= UNPLACED_S
 
 
 @given(budget=money, worst=rates)

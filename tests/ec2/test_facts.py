@@ -36,7 +36,7 @@ OURS = {
     "objects.py": "AT_A_TIME LARGEST_READ_BYTES PART_BYTES",
     "lifetime.py": "_SOONEST_S",
     "protocol.py": "_LAST_MOMENT_S",
-    "renter/budget.py": "MOVE_S",
+    "renter/budget.py": "UNPLACED_S OVERRUN",
     "renter/bundle.py": "_LEVEL",
     "renter/calls.py": "LIVES",
     "renter/canary.py": "CANARY_USD TRAINS_S",

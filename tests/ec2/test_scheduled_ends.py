@@ -4,28 +4,36 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import boto3
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.box import schedules
+from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter import calls, permissions, scheduled_ends
+from hetopt.backends.ec2.renter.budget import UNPLACED_S, Guard, lifetime_s
 from hetopt.backends.ec2.renter.bundle import Bundle
-from hetopt.backends.ec2.renter.edge import BotoEdge
+from hetopt.backends.ec2.renter.edge import BotoEdge, Retrying
 from hetopt.backends.ec2.renter.errors import ApiRefused
-from hetopt.backends.ec2.renter.order import Order
+from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
+from hetopt.backends.ec2.renter.order import ORDER_FILE, BootImage, Order, Rate, Role, Zone
 from hetopt.backends.ec2.renter.removal import Remover
 from hetopt.backends.ec2.renter.renting import Renter
 from hetopt.backends.ec2.renter.request import Answer, Request, read
+from hetopt.backends.ec2.renter.watch import read_lease
 from hetopt.core.budget_law import SHUTDOWN_S
+from hetopt.core.errors import BudgetStop, CloudRefused
 from hetopt.core.paths import RUN_PATTERN
 from hetopt.optimizer.plan import Plan
-from tests.ec2.conftest import ACCOUNT, REGION, Patience, Recording, be_unkind, leftovers, stack
+from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, Patience, Recording, be_unkind, leftovers, stack
+from tests.ec2.followed import Followed, Priced, end_machines
 
 Make = Callable[..., Order]
 
@@ -55,6 +63,45 @@ def members_of_setup(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reviewed_members, "unread", lambda call, told: [] if call in theirs else plain(call, told))
 
 
+@pytest.fixture(scope="module")
+def order_of(plan: Plan) -> Callable[..., Order]:
+    """An order of one machine at a price, for a budget."""
+
+    def make(budget: float, worst: float, fixed: float, life_s: float) -> Order:
+        rate = Rate(usd_per_hour=worst / 10, worst_usd_per_hour=worst)
+        zone = Zone(name="z", zone_id="z", subnet_id="s", vpc_id="v", rates={"c7i.large": rate})
+        host = Role(
+            name="0",
+            instance_types=("c7i.large",),
+            hosts=("h0",),
+            workers_per_machine=1,
+            market="spot",
+            image_kind="x86_64-cpu",
+        )
+        return Order(
+            run_id="20261120-000000-digits-0001",
+            hetopt_version="0.1.0",
+            region=REGION,
+            account_id=ACCOUNT,
+            owner="AIDA",
+            bucket=BUCKET,
+            instance_profile="hetopt-node",
+            volume_gb=8,
+            extras_usd_per_hour=0.0,
+            zones=(zone,),
+            roles=(host,),
+            images={"x86_64-cpu": BootImage(ami="ami-0", root_device="/dev/xvda")},
+            bundle_sha256="0" * 64,
+            created_s=1_800_000_000.0,
+            budget_usd=budget,
+            fixed_usd=fixed,
+            checkpoint_s=30.0,
+            lifetime_s=life_s,
+        )
+
+    return make
+
+
 def rented(edge: Any, order: Order, plan: Plan, bundle: Bundle, folder: Path, patience: Patience) -> list[str]:
     """What is told while it is rented."""
     told: list[str] = []
@@ -68,11 +115,17 @@ def states(edge: BotoEdge) -> dict[str, str]:
     return {one["InstanceId"]: one["State"]["Name"] for each in answer["Reservations"] for one in each["Instances"]}
 
 
-def test_machines_that_nothing_ends_are_ended_at_their_latest_end(
+def scheduled_s() -> dict[str, float]:
+    """When the account ends machines, as its scheduler knows it, by their ids."""
+    scheduler = client("scheduler")
+    listed = [(one["GroupName"], one["Name"]) for one in scheduler.list_schedules()["Schedules"]]
+    told = [scheduler.get_schedule(GroupName=group, Name=name) for group, name in listed]
+    return {one["Name"]: schedules.at_s(one["ScheduleExpression"]) for one in told}
+
+
+def test_machines_that_nothing_ends_are_ended_after_their_lease(
     cloud: BotoEdge, role: str, order_for: Make, plan: Plan, bundle: Bundle, tmp_path: Path, patience: Patience
 ) -> None:
-    import time
-
     patience.now_s = time.time()
     order = order_for()
     assert order.end_role == role
@@ -82,12 +135,163 @@ def test_machines_that_nothing_ends_are_ended_at_their_latest_end(
     assert [one.operation for one in promised] == seen.operations, "the dry run prints what is done"
     names = {one["Name"] for one in client("scheduler").list_schedules()["Schedules"]}
     assert names == set(states(cloud)), "a schedule for each machine"
-    left_s = order.latest_end_s + SHUTDOWN_S - time.time()
+    be_unkind(advance_s=UNPLACED_S + 60)
+    assert set(states(cloud).values()) == {"running"}, "they have their places"
+    left_s = order.outside_end_s() - time.time() - UNPLACED_S - 60
+    assert left_s > order.lifetime_s + SHUTDOWN_S - UNPLACED_S - 60, "the machines' own timers come first"
     be_unkind(advance_s=left_s - 60)
-    assert set(states(cloud).values()) == {"running"}, "the machines' own timers come first"
+    assert set(states(cloud).values()) == {"running"}
     be_unkind(advance_s=120)
     assert set(states(cloud).values()) == {"terminated"}
     assert client("scheduler").list_schedules()["Schedules"] == [], "each deletes itself"
+
+
+class Dead:
+    """The process that rents is gone at a call, and does nothing after it."""
+
+    def __init__(self, inner: Any, operation: str) -> None:
+        self.inner, self.operation, self.is_dead = inner, operation, False
+
+    def __call__(self, request: Request) -> Answer:
+        self.is_dead = self.is_dead or request.operation == self.operation
+        if self.is_dead:
+            raise ApiRefused(request, "AccessDenied", "nobody is there any more")
+        answer: Answer = self.inner(request)
+        return answer
+
+
+@pytest.mark.parametrize("operation", ["describe_instances", "update_schedule"])
+def test_machines_that_are_given_no_place_are_ended_soon(
+    cloud: BotoEdge,
+    role: str,
+    order_for: Make,
+    plan: Plan,
+    bundle: Bundle,
+    tmp_path: Path,
+    patience: Patience,
+    operation: str,
+) -> None:
+    patience.now_s = time.time()
+    with pytest.raises(CloudRefused):
+        rented(Dead(cloud, operation), order_for(), plan, bundle, tmp_path, patience)
+    assert list(states(cloud).values()) == ["running"] * 4
+    be_unkind(advance_s=UNPLACED_S + 60)
+    assert list(states(cloud).values()) == ["terminated"] * 4
+
+
+class NeverMoves:
+    """An account whose policy does not let schedules be moved yet."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __call__(self, request: Request) -> Answer:
+        if request.operation == "update_schedule":
+            raise ApiRefused(request, "AccessDeniedException", "is not authorized to perform: scheduler:UpdateSchedule")
+        answer: Answer = self.inner(request)
+        return answer
+
+
+def test_ends_that_cannot_be_moved_end_no_machine_that_trains(
+    cloud: BotoEdge, role: str, order_for: Make, plan: Plan, bundle: Bundle, tmp_path: Path, patience: Patience
+) -> None:
+    patience.now_s = time.time()
+    told = rented(NeverMoves(cloud), order_for(), plan, bundle, tmp_path, patience)
+    assert len([one for one in told if one.startswith("nothing outside the machines ends them: ")]) == 1
+    be_unkind(advance_s=UNPLACED_S + 60)
+    assert list(states(cloud).values()) == ["running"] * 4
+
+
+def test_whoever_follows_a_run_moves_its_ends_before_its_lease(
+    cloud: BotoEdge, role: str, order_for: Make, plan: Plan, bundle: Bundle, tmp_path: Path, patience: Patience
+) -> None:
+    """At a tenth of the worst price the lease grows nearly as fast as time passes, look by look."""
+    folder = tmp_path / "runs" / "a-run"
+    folder.mkdir(parents=True)
+    patience.now_s = time.time()
+    order_for().save(folder / ORDER_FILE)
+    plan.save(folder / PLAN_OBJECT)
+    (folder / BUNDLE_FILE).write_bytes(bundle.data)
+    priced = Priced(cloud, {("us-east-1a", "c7i.large"): 0.009})
+    edge = Retrying(inner=priced, sleep=patience.sleep, random=Random(0))
+    launcher = Ec2Launcher(home=tmp_path, inner=edge, clock=patience.clock, sleep=patience.sleep)
+    run = Followed(cloud, launcher, folder, plan.run, patience)
+    order, first_s = run.order, run.seen.lease_end_s or 0.0
+    moves, before = 0, scheduled_s()
+    for _ in range(30):
+        patience.now_s += 600 - 60
+        run.look()
+        found = read_lease(cloud, order)
+        assert found is not None
+        lease, ends_s = found[0], scheduled_s()
+        assert len(ends_s) == 4
+        for end_s in ends_s.values():
+            assert lease.end_s + SHUTDOWN_S < end_s <= order.outside_end_s(lease.end_s) + 2
+        assert lease.renewal is None or lease.renewal.latest_end_s + SHUTDOWN_S <= min(ends_s.values())
+        moves, before = moves + (ends_s != before), ends_s
+    assert lease.end_s > first_s + 30 * 250
+    assert 0 < moves < 10, "not with each look: each is a call for each machine"
+    # More machines spend the budget sooner: lease and ends are nearer before they are asked for.
+    launcher.add(run.handle, run.seen.serving[0].host, 2, 60.0)
+    larger, found = Order.load(folder / ORDER_FILE), read_lease(cloud, order)
+    assert found is not None
+    assert found[0].end_s < lease.end_s - 3600
+    for end_s in scheduled_s().values():
+        assert found[0].end_s + SHUTDOWN_S < end_s <= larger.outside_end_s(found[0].end_s) + 2
+    # A machine that is asked for later has the deadline until it has its place.
+    lost = run.seen.serving[0]
+    end_machines(cloud, [lost.id])
+    run.look()
+    run.look()
+    new = run.seen.waiting[-1]
+    assert scheduled_s()[new.id] <= patience.now_s + UNPLACED_S + 1
+    run.boots(*[one.id for one in run.seen.waiting])
+    run.happens("training_finished", reason="stopped", step=80)
+    for _ in range(8):
+        run.look()
+    assert new.id in [one.id for one in run.seen.serving]
+    for one in run.seen.serving:
+        assert scheduled_s()[one.id] > (run.seen.lease_end_s or 0.0) + SHUTDOWN_S
+
+
+rates = st.floats(0.1, 300.0)
+
+
+@settings(deadline=None)
+@given(
+    budget=st.floats(3.0, 3000.0),
+    worst=rates,
+    fixed=st.floats(0.0, 0.2),
+    looks=st.lists(st.tuples(st.floats(10.0, 20_000.0), st.floats(0.05, 1.0)), max_size=12),
+    places=st.booleans(),
+)
+def test_machines_that_all_hang_cost_a_quarter_more_than_the_budget_at_most(
+    order_of: Callable[..., Order],
+    budget: float,
+    worst: float,
+    fixed: float,
+    looks: list[tuple[float, float]],
+    places: bool,
+) -> None:
+    """Somebody looks at prices below the worst; then nobody does, no machine ends by itself, and all cost the worst
+    until the account's scheduler has ended them, late."""
+    try:
+        life_s = lifetime_s(budget, fixed_usd=fixed, worst_usd_per_hour=worst)
+    except BudgetStop:
+        return
+    order = order_of(budget, worst, fixed, life_s)
+    now_s, spent, end_s = order.created_s, 0.0, order.created_s + life_s
+    guard = Guard(budget_usd=budget, fixed_usd=fixed, worst_usd_per_hour=worst, checkpoint_s=30, heartbeat_s=15)
+    for gap_s, share in looks:
+        gap_s = min(gap_s, max(0.0, end_s - now_s))
+        now_s, spent = now_s + gap_s, spent + share * worst * gap_s / 3600
+        end_s = max(end_s, guard.end_s(spent, now_s))
+    outside_s = order.outside_end_s(end_s)
+    assert outside_s >= end_s + SHUTDOWN_S, "healthy machines end by themselves"
+    if not places:
+        now_s, spent, outside_s = order.created_s, 0.0, min(order.created_s + UNPLACED_S, order.outside_end_s())
+    bill = fixed + spent + worst * (outside_s + facts.SCHEDULE_LATE_S.value - now_s) / 3600
+    assert bill <= 1.25 * budget * (1 + 1e-9)
 
 
 def test_a_run_that_ends_takes_its_schedules_with_it(
@@ -177,12 +381,3 @@ def test_names_are_what_the_scheduler_takes_and_each_life_has_its_own(run: str, 
     assert re.fullmatch(r"[0-9a-zA-Z-_.]{1,64}", name)
     assert name.startswith(scheduled_ends.prefix_of(run))
     assert (name == scheduled_ends.group_name(run, other)) is (life == other)
-
-
-def test_it_ends_a_machine_after_the_latest_of_its_own_timers(role: str, order_for: Make) -> None:
-    """No lease sets a machine's own timer later than its latest end, and this one is later than that."""
-    order = order_for()
-    for factor in (0.37, 1.0, 12.3):
-        longer = order.model_copy(update={"lifetime_s": order.lifetime_s * factor, "budget_usd": 5.0 * factor})
-        moment = scheduled_ends.end_call(longer, "i-1").parameters["ScheduleExpression"]
-        assert 0 <= schedules.at_s(moment) - (longer.latest_end_s + SHUTDOWN_S) <= 1

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.backends.ec2.renter.budget import MOVE_S, Guard
+from hetopt.backends.ec2.renter.budget import UNPLACED_S, Guard
 from hetopt.backends.ec2.renter.cluster_state import ClusterState, MachineState, SpotPrices
 from hetopt.backends.ec2.renter.desired import guard_of, switched
 from hetopt.backends.ec2.renter.order import Order, Rate, Zone
@@ -140,14 +140,14 @@ def test_prices_are_believed_up_to_the_worst_and_kept_where_nothing_is_said(orde
 
 
 @pytest.mark.parametrize("spent_h", [0.0, 1.5, 4.0])
-@pytest.mark.parametrize("waited_s", [0.0, 300.0, MOVE_S])
+@pytest.mark.parametrize("waited_s", [0.0, 300.0, UNPLACED_S])
 def test_a_change_of_zones_that_nobody_sees_through_is_paid(order: Order, spent_h: float, waited_s: float) -> None:
     """Both clusters at their worst price: until those end that wait in vain, and until the lease ends."""
     now_s, budgeted = spent_h * 3600.0, order.model_copy(update={"budget_usd": 40.0})
     worst = budgeted.worst_usd_per_hour()
     change = switched(budgeted, seen(), ("h0", "h1"), "b", 600.0, now_s)
     spent = change.state.spent_usd(now_s)
-    both = spent + worst * (change.end_s + SHUTDOWN_S - now_s + MOVE_S) / 3600
+    both = spent + worst * (change.end_s + SHUTDOWN_S - now_s + UNPLACED_S) / 3600
     assert both + budgeted.fixed_usd == pytest.approx(40.0)
     # Those that wait spend what was kept for them: the end stays where it is while they do.
     late = [

@@ -584,6 +584,13 @@ SCHEDULE_THERE = Fact(
     source="EventBridge Scheduler API reference, CreateSchedule and CreateScheduleGroup",
     read="2026-11-27",
 )
+SCHEDULE_LATE_S = Fact(
+    value=60.0,
+    about="calls",
+    means="A schedule does what it is to within so long after its time.",
+    source=f"{_SCHEDULER}, 'Schedule types': 60-second precision",
+    read="2026-11-28",
+)
 SCHEDULES_GO = Fact(
     value="DELETING",
     about="calls",

@@ -69,6 +69,12 @@ class Renewal(Record):
     left_usd: Usd
     worst_usd_per_hour: float = Field(gt=0, le=1e9, description="of all machines that may ever come of the order")
     checkpoint_s: float = Field(ge=0, le=_LAST_MOMENT_S, description="to write and upload the last checkpoint")
+    latest_end_s: float = Field(
+        default=_LAST_MOMENT_S,
+        ge=0,
+        le=_LAST_MOMENT_S,
+        description="what it extends no life beyond",
+    )
     machines: tuple[PaidMachine, ...] = Field(min_length=1)
 
 

@@ -86,8 +86,10 @@ class Allowance:
         self._extend(lease, now_s)
         # Later while less is spent than was feared; sooner once there are more machines.
         self.end_s, self.stop_training_s = min(lease.end_s, self.latest_end_s), lease.stop_training_s
-        renewed_s = min(self._renewed_s, self.latest_end_s)
-        if lease.renewal is not None and not lease.wishes_end and renewed_s > self.end_s:
+        if lease.renewal is None or lease.wishes_end:
+            return
+        renewed_s = min(self._renewed_s, self.latest_end_s, lease.renewal.latest_end_s)
+        if renewed_s > self.end_s:
             self.end_s, self.stop_training_s = renewed_s, renewed_s - lease.renewal.checkpoint_s
 
     def _extend(self, lease: Lease, now_s: float) -> None:

@@ -186,7 +186,7 @@ def _looked_at(request: Request, place: Place) -> str:
 def _scheduling(request: Request, place: Place) -> Iterator[Asked]:
     """Ends outside the machines: schedules have no tags, their groups have."""
     name, here = str(request.parameters["Name"]), f"arn:aws:scheduler:{place.region}:{place.who.account_id}"
-    if request.operation == "create_schedule":
+    if request.operation in ("create_schedule", "update_schedule"):
         schedule = f"{here}:schedule/{request.parameters['GroupName']}/{name}"
         yield Asked(action=request.api_name, resource=schedule, context=place.caller)
         target = request.parameters["Target"]

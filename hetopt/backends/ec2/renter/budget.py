@@ -11,14 +11,19 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from hetopt.backends.ec2 import facts
 from hetopt.core import budget_law
 from hetopt.core.errors import BadInput, BudgetStop
 from hetopt.core.formatting import usd
 from hetopt.optimizer.cost.least_budget import LEAST_LIFETIME_S, least_budget_usd
 
-MOVE_S = 1500.0
-"""Where all machines are relieved, both clusters are paid at most so long: what was not placed by then ends by itself
-(`PLACE_WITHIN_S` of the agent, and ten minutes in which it boots)."""
+UNPLACED_S = 1500.0
+"""A machine that has no place by then ends: it boots for ten minutes at most, and its agent waits for `PLACE_WITHIN_S`.
+The account ends one that cannot do so itself; where all machines are relieved, both clusters are paid for so long."""
+
+OVERRUN = 0.25
+"""Of the budget, what machines that hang may cost beyond it at most: so much later than the lease the account ends
+them."""
 
 
 def lifetime_s(budget_usd: float, *, fixed_usd: float, worst_usd_per_hour: float) -> float:
@@ -37,6 +42,23 @@ def lifetime_s(budget_usd: float, *, fixed_usd: float, worst_usd_per_hour: float
             hint=f"raise the budget to `budget_usd={math.ceil(least_usd * 100) / 100:.2f}`, or plan a smaller cluster",
         )
     return left_s - budget_law.SHUTDOWN_S
+
+
+def outside_end_s(lease_end_s: float, budget_usd: float, worst_usd_per_hour: float) -> float:
+    """When the account ends machines that nothing else has ended, in seconds since the epoch.
+
+    The budget B pays until the lease's end and the shutdown after it, at the worst price w. Machines that all hang from
+    the moment at which the lease was written cost w until then, so that B (1 + overrun) pays until
+
+        outside = lease end + shutdown + overrun B / w - late          late: of the scheduler itself         [s]
+
+    Args:
+        lease_end_s: when machines are shut down, by the budget (`Guard.end_s`).
+        budget_usd: of the run.
+        worst_usd_per_hour: of all machines that the budget was reckoned for.
+    """
+    late_s = budget_law.lasts_s(OVERRUN * budget_usd, worst_usd_per_hour) - facts.SCHEDULE_LATE_S.value
+    return lease_end_s + budget_law.SHUTDOWN_S + late_s
 
 
 @dataclass(frozen=True, kw_only=True)

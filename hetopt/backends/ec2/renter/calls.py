@@ -17,6 +17,7 @@ from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.bootstrap import NodeConfig, user_data
 from hetopt.backends.ec2.protocol import Renewal
 from hetopt.backends.ec2.renter import tags
+from hetopt.backends.ec2.renter.budget import UNPLACED_S
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order, Role, Zone
 from hetopt.backends.ec2.renter.request import Reference, Request
 from hetopt.backends.ec2.renter.scheduled_ends import end_call, group_call
@@ -45,12 +46,14 @@ def launch_calls(order: Order, contents: Mapping[str, bytes], bundle: bytes) -> 
         contents: objects of the run by their names under its prefix, such as plan.json.
         bundle: the code.
     """
-    zone = order.zones[0]
+    zone, machines = order.zones[0], [f"machine-of-{host}" for role in order.roles for host in role.hosts]
+    later = machines if order.end_role is not None else ()
     return (
         *preparation(order, contents, bundle),
         *(fleet_call(order, role, zone, attempt=0) for role in order.roles),
+        *end_calls(order, machines, min(order.created_s + UNPLACED_S, order.outside_end_s())),
         addresses_call(order),
-        *end_calls(order, [f"machine-of-{host}" for role in order.roles for host in role.hosts]),
+        *(end_call(order, id_, order.outside_end_s(), moves=True) for id_ in later),
         placement_call(order, b""),
     )
 
@@ -364,11 +367,11 @@ def addresses_call(order: Order) -> Request:
     )
 
 
-def end_calls(order: Order, ids: Iterable[str]) -> tuple[Request, ...]:
-    """Give machines an end that stands on none of them; none where the account has no role for that."""
+def end_calls(order: Order, ids: Iterable[str], at_s: float) -> tuple[Request, ...]:
+    """Give machines without a place an end that stands on none of them; none where the account has no role for that."""
     if order.end_role is None:
         return ()
-    return (group_call(order), *(end_call(order, id_) for id_ in ids))
+    return (group_call(order), *(end_call(order, id_, at_s) for id_ in ids))
 
 
 def placement_call(order: Order, body: bytes) -> Request:

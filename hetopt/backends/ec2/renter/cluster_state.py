@@ -47,6 +47,9 @@ class MachineState(Record):
     end_asked_s: NonNegativeFloat | None = Field(
         default=None, description="when it was ended because it has no place any more"
     )
+    ends_outside_s: NonNegativeFloat | None = Field(
+        default=None, description="when the account ends it, as far as is known here"
+    )
     address: str = Field(default="", description="in the run's network, by which EC2 names its host")
     life: NonNegativeInt = Field(default=0, description="how often the run had been resumed when it was rented")
 
@@ -116,6 +119,7 @@ class ClusterState(Artifact):
     lease_end_s: NonNegativeFloat | None = Field(default=None, description="until when the machines may live")
     lease_renews: bool = Field(default=False, description="whether machines may extend that lease by themselves")
     lease_tag: str | None = Field(default=None, description="which version of the lease in the bucket that was")
+    ends_outside: bool = Field(default=True, description="the account ends machines where it has the role for it")
     stop_wished_s: NonNegativeFloat | None = None
     stop_reason: Told | None = None
     absent: tuple[WorkerSpec, ...] = Field(

@@ -16,7 +16,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from hetopt.backends.ec2.protocol import PaidMachine, Renewal
-from hetopt.backends.ec2.renter.budget import MOVE_S, Guard
+from hetopt.backends.ec2.renter.budget import UNPLACED_S, Guard
 from hetopt.backends.ec2.renter.cluster_state import ClusterState, MachineState
 from hetopt.backends.ec2.renter.order import Order
 from hetopt.backends.ec2.renter.spot_pools import billed_from_s, may_leave, pair, rests
@@ -64,7 +64,7 @@ def guard_of(order: Order, state: ClusterState, now_s: float) -> Guard:
     """Of the budget, without what a move that may still come will cost, nor what is paid while a run changes zones."""
     leaves, waiting_usd = state.zone_wanted is not None, state.spent_waiting_usd(now_s)
     move_usd = 0.0 if state.has_moved else max(0.0, order.move_usd - (0.0 if leaves else waiting_usd))
-    both_usd = order.worst_usd_per_hour() * MOVE_S / SECONDS_PER_HOUR if leaves else 0.0
+    both_usd = order.worst_usd_per_hour() * UNPLACED_S / SECONDS_PER_HOUR if leaves else 0.0
     return Guard(
         budget_usd=order.budget_usd,
         fixed_usd=order.fixed_usd + move_usd + max(0.0, both_usd - waiting_usd),

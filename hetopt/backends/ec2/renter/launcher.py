@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -95,7 +95,12 @@ class Ec2Launcher:
         watcher, edge = loop.watcher, loop.edge
         generation = watcher.next_generation()
         renter = Renter(
-            edge=edge, sleep=self.sleep, tell=self.tell, accept=self.accept, made=partial(self._made, run_dir)
+            edge=edge,
+            sleep=self.sleep,
+            tell=self.tell,
+            accept=self.accept,
+            made=partial(self._made, run_dir),
+            clock=self.clock,
         )
         rented = renter.rent(
             order,
@@ -106,7 +111,8 @@ class Ec2Launcher:
             resume_from=latest_checkpoint(edge, order) if generation else None,
         )
         write_spec(run_dir, rented.spec)
-        self._let_extend(loop, watcher.begin(rented.assigned, rented.zone))
+        state = watcher.begin(rented.assigned, rented.zone, ends_outside=rented.ends_outside)
+        self._let_extend(loop, state)
         return RunHandle(run_dir=run_dir)
 
     def _let_extend(self, loop: Loop, state: ClusterState) -> None:
@@ -251,6 +257,7 @@ class Ec2Launcher:
 
     def _take_on(self, loop: Loop, change: Change) -> bool:
         """Shorten the lease to what a change leaves; not where somebody else has said something else meanwhile."""
+        loop = replace(loop, watcher=replace(loop.watcher, order=change.order))
         state = loop.extend(change.state, change.end_s, change.stop_training_s)
         return state.lease_end_s == change.end_s
 

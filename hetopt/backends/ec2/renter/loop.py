@@ -5,6 +5,7 @@ Whatever ends the process in between, the next one reads what was meant and goes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,7 @@ from hetopt.backends.ec2.renter.request import Edge
 from hetopt.backends.ec2.renter.run_status import has_failed, is_finished, stopped_s, why_failed
 from hetopt.backends.ec2.renter.spot_pools import are_due, billed_from_s, price_request, rebilled, remember, spot_types
 from hetopt.backends.ec2.renter.watch import Watcher
+from hetopt.core.budget_law import SHUTDOWN_S
 from hetopt.core.errors import BadInput, CloudRefused, HetoptError
 from hetopt.core.nodes import host_names
 from hetopt.core.run_folder import LATEST_OBJECT, read_spec, write_spec
@@ -145,6 +147,7 @@ class Loop:
             case Pause():
                 self._tell_places(state, read_spec(self.run_dir), pauses=True)
             case Place():
+                state = self._outlive(state, state.lease_end_s)
                 state = state.model_copy(update={"resume_from": latest_checkpoint(self.edge, self.order)})
                 write_spec(self.run_dir, self._tell_places(state, action.spec))
         self.watcher.save(state)
@@ -161,6 +164,12 @@ class Loop:
             stop_training_s: until when they train.
             renewal: by what they extend that themselves; None: not by themselves.
         """
+        grows = state.lease_end_s is None or end_s >= state.lease_end_s
+        if grows:
+            state = self._outlive(state, end_s)
+        if renewal is not None and self._ends_outside(state):
+            outside_s = min(one.ends_outside_s or 0.0 for one in state.alive)
+            renewal = renewal.model_copy(update={"latest_end_s": max(0.0, outside_s - SHUTDOWN_S)})
         call = calls.lease_call(self.order, end_s, stop_training_s, over=state.lease_tag, renewal=renewal)
         try:
             answer = self.edge(call)
@@ -172,7 +181,41 @@ class Loop:
             update={"lease_end_s": end_s, "lease_tag": answer["ETag"], "lease_renews": renewal is not None}
         )
         self.watcher.save(granted)
-        return granted
+        return granted if grows else self._outlive(granted, end_s)
+
+    def _ends_outside(self, state: ClusterState) -> bool:
+        return self.order.end_role is not None and state.ends_outside
+
+    def _outlive(self, state: ClusterState, lease_end_s: float | None) -> ClusterState:
+        """Have the account end machines with a place later than their lease: before that grows, after it has shrunk.
+
+        Each move is a call for each machine, so that they are moved when half of the slack is used up.
+
+        Raises:
+            CloudRefused: it may end them sooner, so that their lease must not grow.
+        """
+        first_s = self.order.created_s + self.order.lifetime_s
+        ends_s = first_s if lease_end_s is None else lease_end_s
+        outside_s = self.order.outside_end_s(ends_s)
+        soonest_s = (outside_s + ends_s + SHUTDOWN_S) / 2
+        due = [
+            one
+            for one in state.serving
+            if one.ends_outside_s is None or not soonest_s <= one.ends_outside_s <= math.ceil(outside_s)
+        ]
+        if not due or not self._ends_outside(state):
+            return state
+        ends = self._renter().end_later(self.order, [one.id for one in due], outside_s)
+        moved = [
+            one.model_copy(update={"ends_outside_s": outside_s if ends else None}) if one in due else one
+            for one in state.machines
+        ]
+        state = state.model_copy(update={"machines": tuple(moved), "ends_outside": ends})
+        self.watcher.save(state)
+        return state
+
+    def _renter(self) -> Renter:
+        return Renter(edge=self.edge, sleep=self.sleep, tell=self.tell, clock=self.watcher.clock)
 
     def billed(self, state: ClusterState) -> ClusterState:
         """Machines on spot are billed at what their pools have cost since the last time, if that is to be asked for.
@@ -224,9 +267,8 @@ class Loop:
         """Ask for machines. Before anything is rented: whatever ends this process, the next ask has other tokens."""
         state, zone = action.state, self.order.zone(action.zone)
         self.watcher.save(state)
-        renter = Renter(edge=self.edge, sleep=self.sleep, tell=self.tell)
         try:
-            granted, missing = renter.ask(
+            granted, missing = self._renter().ask(
                 self.order, action.roles, zone, ask=state.asks, end_s=state.lease_end_s, together=action.together
             )
         except CloudRefused as refused:
@@ -246,8 +288,7 @@ class Loop:
         """Tell the machines that serve who is who; answers the run as they rank its workers."""
         ids = {machine.host: machine.id for machine in state.serving}
         hosts = host_names(spec)
-        renter = Renter(edge=self.edge, sleep=self.sleep, tell=self.tell)
-        (found,) = renter.machines(self.order, [[ids[host] for host in hosts]])
+        (found,) = self._renter().machines(self.order, [[ids[host] for host in hosts]])
         places = places_of(dict(zip(hosts, found, strict=True)))
         ranked = ranked_spec(spec, places.values())
         body = placement_json(ranked, places, state.generation, state.resume_from, pauses=pauses)

@@ -9,6 +9,7 @@ from typing import ClassVar, Self
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from hetopt.backends.ec2.protocol import spec_digest
+from hetopt.backends.ec2.renter.budget import outside_end_s
 from hetopt.backends.ec2.renter.tags import RunTags
 from hetopt.core.artifact import Artifact, HostName, Record, RunName
 from hetopt.core.budget_law import SECONDS_PER_HOUR
@@ -205,6 +206,15 @@ class Order(Artifact):
     def worst_usd_per_hour(self) -> float:
         """What any cluster that may come of this order can cost at most."""
         return worst_usd_per_hour(self.roles, self.zones)
+
+    def outside_end_s(self, lease_end_s: float | None = None) -> float:
+        """When the account ends machines that nothing else has ended, seconds since the epoch.
+
+        Args:
+            lease_end_s: of the lease; absent: of the first.
+        """
+        ends_s = self.created_s + self.lifetime_s if lease_end_s is None else lease_end_s
+        return outside_end_s(ends_s, self.budget_usd, self.worst_usd_per_hour())
 
     @property
     def latest_end_s(self) -> float:

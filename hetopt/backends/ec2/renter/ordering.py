@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from hetopt.backends.ec2.renter import account, scheduled_ends
 from hetopt.backends.ec2.renter.account import image_kind
-from hetopt.backends.ec2.renter.budget import MOVE_S, lifetime_s
+from hetopt.backends.ec2.renter.budget import UNPLACED_S, lifetime_s
 from hetopt.backends.ec2.renter.order import Network, Order, Role, worst_usd_per_hour
 from hetopt.backends.ec2.renter.request import Edge
 from hetopt.backends.ec2.renter.ways_out import traffic_usd, way_out
@@ -171,7 +171,7 @@ class Job:
         moves = self.deadline_s is not None and any(role.market == "spot" for role in self.roles)
         if not moves or self.may_cost_usd is None:
             return 0.0
-        usd = worst_usd_per_hour * MOVE_S / 3600
+        usd = worst_usd_per_hour * UNPLACED_S / 3600
         needed = max(self.may_cost_usd, least_budget_usd(worst_usd_per_hour, fixed_usd))
         return 0.0 if self.spent_usd + needed + usd > self.budget_usd else usd
 

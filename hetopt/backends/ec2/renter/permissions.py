@@ -122,7 +122,11 @@ def operator_policy(*, account_id: str, region: str, bucket: str, role: str, typ
             {"StringEquals": {"iam:PassedToService": facts.MACHINES_SERVICE.value}},
         ),
         # A schedule has no tags: it is known by its group's name, which nobody can guess.
-        _statement("EndMachinesFromOutside", ["scheduler:CreateSchedule", "scheduler:DeleteSchedule"], [schedules]),
+        _statement(
+            "EndMachinesFromOutside",
+            [f"scheduler:{verb}Schedule" for verb in ("Create", "Delete", "Update")],
+            [schedules],
+        ),
         _statement("GroupEnds", ["scheduler:CreateScheduleGroup", "scheduler:TagResource"], [group], tagged),
         _statement("LookAtEnds", ["scheduler:ListTagsForResource"], [group]),
         _statement("RemoveMyEnds", ["scheduler:DeleteScheduleGroup"], [group], mine),

@@ -37,7 +37,7 @@ GATHERED_WITHIN_S = 300.0
 """Machines that were asked for at the same time boot within so long, or the others do not wait for them."""
 
 BOOTED_WITHIN_S = 600.0
-"""All machines in another zone live by then, or the switch is given up; `budget.MOVE_S` counts on it."""
+"""All machines in another zone live by then, or the switch is given up; `budget.UNPLACED_S` counts on it."""
 
 PAUSE_PATIENCE_S = 300.0
 """Machines that have not saved their checkpoint by then are told their new places all the same."""

@@ -5,11 +5,13 @@ on, those that it misses.
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter import calls
+from hetopt.backends.ec2.renter.budget import UNPLACED_S
 from hetopt.backends.ec2.renter.edge import LONGEST_WAIT_S, PATIENCE_S
 from hetopt.backends.ec2.renter.errors import ApiRefused, meaning_of
 from hetopt.backends.ec2.renter.ledger import SETTLES_S, Made
@@ -17,6 +19,7 @@ from hetopt.backends.ec2.renter.order import Order, Role, Zone
 from hetopt.backends.ec2.renter.placement import Machine, assign, placement_json, places_of, ranked_spec, without
 from hetopt.backends.ec2.renter.removal import Found, Remover, is_dying
 from hetopt.backends.ec2.renter.request import Answer, Edge, Request
+from hetopt.backends.ec2.renter.scheduled_ends import end_call, no_end_call
 from hetopt.core.errors import CloudRefused, HetoptError
 from hetopt.core.run_spec import RunSpec
 
@@ -32,11 +35,13 @@ Accept = Callable[[RunSpec], bool]
 
 @dataclass(frozen=True, kw_only=True)
 class Rented:
-    """The machines that were granted: where, which host each is, and the run as it starts on them."""
+    """The machines that were granted: where, which host each is, the run as it starts on them, and whether the account
+    ends them."""
 
     zone: Zone
     assigned: Mapping[str, Machine]
     spec: RunSpec
+    ends_outside: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,11 +68,13 @@ class Renter:
         tell: says what goes on.
         accept: whether the run may begin on fewer machines, when no zone has all; absent: all or none.
         made: what the run's ledger knows to be there.
+        clock: seconds since the epoch.
     """
 
     edge: Edge
     sleep: Callable[[float], None]
     tell: Tell
+    clock: Callable[[], float] = time.time
     accept: Accept | None = None
     made: Callable[[], Made] = Made
     _granted: list[str] = field(default_factory=list, repr=False, compare=False)
@@ -98,13 +105,14 @@ class Renter:
         """
         try:
             granted = self._rent(order, spec, contents, bundle)
+            ends = self._end_outside(order, [id_ for ids in granted.ids for id_ in ids])
             self.tell("waiting for the machines' addresses")
             assigned = assign(granted.roles, self.machines(order, granted.ids))
             places = places_of(assigned)
-            self._end_outside(order, list(places))
+            ends = ends and self.end_later(order, list(places), order.outside_end_s())
             placed = ranked_spec(granted.spec, places.values())
             self.edge(calls.placement_call(order, placement_json(placed, places, generation, resume_from)))
-            return Rented(zone=granted.zone, assigned=assigned, spec=placed)
+            return Rented(zone=granted.zone, assigned=assigned, spec=placed, ends_outside=ends)
         except BaseException as error:
             self._clear(order, error)
             raise
@@ -238,6 +246,8 @@ class Renter:
             if together and refused:
                 self.give_back()
                 granted = []
+            if granted:
+                self._end_outside(order, [id_ for _, ids in granted for id_ in ids], end_s)
             found = self.machines(order, [ids for _, ids in granted]) if granted else []
         except BaseException as error:
             # Nobody would know them, and they would be paid until they end by themselves.
@@ -251,7 +261,6 @@ class Renter:
                 )
             raise
         assigned = assign([role for role, _ in granted], found)
-        self._end_outside(order, [machine.id for machine in assigned.values()])
         return assigned, [host for role in roles for host in role.hosts if host not in assigned]
 
     def _templates(self, order: Order, zone: Zone, ask: int, end_s: float | None) -> dict[str, Answer]:
@@ -302,13 +311,34 @@ class Renter:
             ) from None
         raise why
 
-    def _end_outside(self, order: Order, ids: Sequence[str]) -> None:
-        """Have machines ended from outside, should nothing else end them: one end of several, which no run needs."""
-        try:
-            for request in calls.end_calls(order, ids):
+    def _end_outside(self, order: Order, ids: Sequence[str], lease_end_s: float | None = None) -> bool:
+        """Have the account end machines that come to no place; whether it may have been told of any."""
+        requests = calls.end_calls(order, ids, min(self.clock() + UNPLACED_S, order.outside_end_s(lease_end_s)))
+        for request in requests:
+            try:
                 self.edge(request)
-        except CloudRefused as refused:
-            self.tell(f"nothing outside the machines ends them: {refused.message} {refused.hint or ''}".rstrip())
+            except CloudRefused as refused:
+                self._tell_no_end(refused)
+                return request is not requests[0]
+        return len(requests) > 0
+
+    def end_later(self, order: Order, ids: Sequence[str], at_s: float) -> bool:
+        """Have the account end machines at another time; whether it does.
+
+        Raises:
+            CloudRefused: it may end them sooner, as its answers are not heard.
+        """
+        try:
+            for id_ in ids:
+                self.edge(end_call(order, id_, at_s, moves=True))
+        except ApiRefused as refused:
+            self.edge(no_end_call(order))
+            self._tell_no_end(refused)
+            return False
+        return True
+
+    def _tell_no_end(self, refused: CloudRefused) -> None:
+        self.tell(f"nothing outside the machines ends them: {refused.message} {refused.hint or ''}".rstrip())
 
     def give_back(self, ids: Sequence[str] | None = None) -> None:
         """End machines by the ids that answers named; absent: all that are left of what was granted.

@@ -1,7 +1,9 @@
-"""An end of each machine that stands on no machine: EventBridge Scheduler terminates it at its latest end.
+"""An end of each machine that stands on no machine: EventBridge Scheduler terminates it.
 
 The machine's own timer, the run's lease and whoever follows the run end it sooner. What is left for this is a machine
-that none of them reaches, such as one that never ran its user data. One schedule for each machine, as one id that EC2
+that none of them reaches, such as one that never ran its user data. Until it has its place, that is a deadline to boot
+(`budget.UNPLACED_S`); from then on the lease's end and some slack (`budget.outside_end_s`), which whoever follows the
+run moves before the lease. One schedule for each machine, as one id that EC2
 does not know would spare all others of a call; all of a run in one group, which has the run's tags and is removed with
 it. Schedules delete themselves when they have ended their machine, and cost nothing.
 
@@ -19,7 +21,6 @@ from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter.errors import if_there
 from hetopt.backends.ec2.renter.order import Order
 from hetopt.backends.ec2.renter.request import Edge, Request, read
-from hetopt.core.budget_law import SHUTDOWN_S
 from hetopt.core.errors import CloudRefused
 
 END_ROLE = "hetopt-end"
@@ -65,14 +66,22 @@ def group_call(order: Order) -> Request:
     )
 
 
-def end_call(order: Order, instance_id: str) -> Request:
-    """End a machine when no lease can let it live any longer, and time to end by itself has passed."""
+def end_call(order: Order, instance_id: str, at_s: float, *, moves: bool = False) -> Request:
+    """End a machine at a time.
+
+    Args:
+        order: of the run.
+        instance_id: of the machine.
+        at_s: when, in seconds since the epoch.
+        moves: its schedule is there already, for another time.
+    """
     assert order.end_role is not None, "without the role nothing is scheduled"
-    end = datetime.datetime.fromtimestamp(math.ceil(order.latest_end_s + SHUTDOWN_S), datetime.UTC)
+    end = datetime.datetime.fromtimestamp(math.ceil(at_s), datetime.UTC)
+    unless = "whatever it does" if moves else "unless it has its place by then"
     return Request(
-        step=f"end-{instance_id}",
+        step=f"end-{instance_id}{'-later' if moves else ''}",
         service="scheduler",
-        operation="create_schedule",
+        operation="update_schedule" if moves else "create_schedule",
         parameters={
             "Name": instance_id,
             "GroupName": group_name(order.run_id, order.life),
@@ -85,6 +94,18 @@ def end_call(order: Order, instance_id: str) -> Request:
                 "Input": json.dumps({"InstanceIds": [instance_id]}),
             },
         },
-        purpose=f"ends {instance_id} at {end:%Y-%m-%d %H:%M} UTC, whatever it does",
-        tolerates=frozenset({facts.SCHEDULE_THERE.value}),
+        purpose=f"ends {instance_id} at {end:%Y-%m-%d %H:%M} UTC, {unless}",
+        tolerates=facts.GONE.value if moves else frozenset({facts.SCHEDULE_THERE.value}),
+    )
+
+
+def no_end_call(order: Order) -> Request:
+    """Remove the schedules of a run's life, which cannot be moved."""
+    return Request(
+        step="no-ends",
+        service="scheduler",
+        operation="delete_schedule_group",
+        parameters={"Name": group_name(order.run_id, order.life)},
+        purpose="ends that cannot be moved would end machines that train",
+        tolerates=facts.GONE.value,
     )

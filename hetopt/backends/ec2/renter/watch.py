@@ -65,14 +65,19 @@ class Watcher:
         path = self.run_dir / SEEN_FILE
         return ClusterState.load(path) if path.exists() else ClusterState(time_s=self.order.created_s)
 
-    def begin(self, assigned: Mapping[str, Machine], zone: Zone) -> ClusterState:
+    def begin(self, assigned: Mapping[str, Machine], zone: Zone, *, ends_outside: bool = True) -> ClusterState:
         """Write down the machines that were granted, with what each costs an hour, beside those of earlier lives."""
-        before = self.last()
+        before, outside_s = self.last(), self.order.outside_end_s() if ends_outside else None
+        granted = self.granted(assigned, zone, ClusterState(time_s=self.clock()))
         seen = ClusterState(
             time_s=self.clock(),
             zone=zone.name,
             generation=self.next_generation(),
-            machines=(*before.machines, *self.granted(assigned, zone, ClusterState(time_s=self.clock()))),
+            machines=(
+                *before.machines,
+                *(one.model_copy(update={"ends_outside_s": outside_s}) for one in granted),
+            ),
+            ends_outside=ends_outside,
             lease_end_s=self.order.created_s + self.order.lifetime_s,
         )
         self.save(seen)
