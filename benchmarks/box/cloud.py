@@ -32,6 +32,9 @@ from moto.s3.models import FakeBucket
 from werkzeug.serving import run_simple
 
 from benchmarks.box import manners, schedules
+from hetopt.backends.ec2 import facts
+from hetopt.backends.ec2.renter.authorizations import Asked
+from hetopt.backends.ec2.renter.policies import concerns, statements
 
 Environment = dict[str, Any]
 Start = Callable[..., Any]
@@ -65,7 +68,7 @@ def fill_gaps(pools: Pools) -> None:
         cheapest = min(able, key=lambda spec: pools.usd_per_hour.get(spec.instance_type, float("inf")))
         return {cheapest: int(weight_to_add)}, weight_to_add
 
-    plain_answer, plain_end, plain_permission = Fleets.create_fleet, Instance.terminate, FakeBucket.get_permission
+    plain_answer, plain_end = Fleets.create_fleet, Instance.terminate
 
     def create_fleet(self: Fleets) -> ActionResult:
         told: dict[str, Any] = dict(plain_answer(self).result)  # type: ignore[call-overload]  # moto's gap
@@ -78,9 +81,11 @@ def fill_gaps(pools: Pools) -> None:
         return ActionResult({"SpotPriceHistory": [_price(pools, one) for one in offered]})
 
     def get_permission(self: FakeBucket, action: str, resource: str) -> Any:
-        """For moto a denial under a condition is one without: the bucket's 'TLS only' would shut everybody out."""
-        told = json.loads(self.policy)["Statement"] if self.policy is not None else []
-        return plain_permission(self, action, resource) if any("Condition" not in one for one in told) else NEUTRAL
+        """Decide as the doctor does: for moto alone, the bucket's 'TLS only' would shut everybody out."""
+        asked = Asked(action=action, resource=resource, context=facts.EVERY_CALL_OF_S3.value)
+        told = statements(json.loads(self.policy)) if self.policy is not None else []
+        denied = any(one["Effect"] == "Deny" and concerns(one, asked) is not False for one in told)
+        return PermissionResult.DENIED if denied else NEUTRAL
 
     def terminate(self: Instance) -> Any:
         pools.ended_s.setdefault(self.id, time.time())
