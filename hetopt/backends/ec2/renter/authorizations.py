@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any
 
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter.account import Identity, role_arn
+from hetopt.backends.ec2.renter.edge import headers_of_s3
 from hetopt.backends.ec2.renter.errors import instance_types_of
 from hetopt.backends.ec2.renter.request import Request
 
@@ -133,7 +132,7 @@ def of_storage(request: Request) -> Asked:
     """What a call about a bucket, or about what is in it, asks for, whoever makes it: with the keys of its headers."""
     operation, parameters = request.operation, request.parameters
     bucket = f"arn:aws:s3:::{parameters['Bucket']}"
-    context = {**facts.EVERY_CALL_OF_S3.value, **keys_of_headers(_headers(operation, parameters))}
+    context = {**facts.EVERY_CALL_OF_S3.value, **keys_of_headers(headers_of_s3(operation, parameters))}
     if operation in _OF_OBJECTS:
         return Asked(action=_OF_OBJECTS[operation], resource=f"{bucket}/{parameters['Key']}", context=context)
     prefix = {"s3:prefix": str(parameters["Prefix"])} if "Prefix" in parameters else {}
@@ -144,28 +143,6 @@ def keys_of_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """The keys that policies may condition upon by the headers of a call of S3, whatever these say."""
     keys = {f"s3:{name.lower()}": value for name, value in headers.items()}
     return {key: value for key, value in keys.items() if key.startswith(facts.OF_HEADERS.value)}
-
-
-def _headers(operation: str, parameters: Mapping[str, Any]) -> Mapping[str, str]:
-    """The headers that botocore writes for a call of S3; none of one that clients make in several."""
-    model = _storage()
-    name = "".join(word.capitalize() for word in operation.split("_"))
-    if name not in model.operation_names:
-        return {}
-    from botocore.serialize import create_serializer
-
-    told = create_serializer("rest-xml", include_validation=False).serialize_to_request(
-        dict(parameters), model.operation_model(name)
-    )
-    headers: Mapping[str, str] = told["headers"]
-    return headers
-
-
-@cache
-def _storage() -> Any:
-    import botocore.session
-
-    return botocore.session.get_session().get_service_model("s3")
 
 
 def _looked_at(request: Request, place: Place) -> str:

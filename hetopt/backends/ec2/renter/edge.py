@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -266,3 +267,25 @@ def connect_run(
     remember_region(home, region)
     ledger = Ledger(path=run_dir / LEDGER_FILE, region=region, clock=clock)
     return LedgerEdge(inner=inner or connect(region), ledger=ledger)
+
+
+def headers_of_s3(operation: str, parameters: Mapping[str, Any]) -> Mapping[str, str]:
+    """The headers that botocore writes for a call of S3; none of one that clients make in several."""
+    model = _storage()
+    name = "".join(word.capitalize() for word in operation.split("_"))
+    if name not in model.operation_names:
+        return {}
+    from botocore.serialize import create_serializer
+
+    told = create_serializer("rest-xml", include_validation=False).serialize_to_request(
+        dict(parameters), model.operation_model(name)
+    )
+    headers: Mapping[str, str] = told["headers"]
+    return headers
+
+
+@cache
+def _storage() -> Any:
+    import botocore.session
+
+    return botocore.session.get_session().get_service_model("s3")
