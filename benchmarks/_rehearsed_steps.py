@@ -36,7 +36,7 @@ from hetopt.backends.emulation.description import parse_hosts
 from hetopt.backends.emulation.plan import Rehearsal, rehearse
 from hetopt.backends.prediction.hosting import ThisMachine
 from hetopt.backends.prediction.machine_speed import at_present, slowed
-from hetopt.core.calibration_benchmark import measure_yardstick_s
+from hetopt.core.calibration_benchmark import MachineReading, measure_yardstick_s
 from hetopt.core.profile import Profile
 from hetopt.core.run_spec import Compression, StopRule
 from hetopt.optimizer.market.catalog import load_catalog
@@ -217,7 +217,8 @@ def _rehearsal(plan: Plan, described: str, changes: Mapping[str, object]) -> Reh
 
 def _told(plan: Plan, described: str, changes: Mapping[str, object], yardstick_s: float) -> Rehearsal:
     """The rehearsal as `hetopt launch` would tell it, where the yardstick takes so long."""
-    now, _ = at_present(plan, lambda: yardstick_s)
+    reading = MachineReading(yardstick_s=yardstick_s, contention=1.0, contention_log_sd=0.0)
+    now = at_present(plan, lambda: reading).plan
     return _rehearsal(now, described, changes)
 
 
@@ -269,7 +270,7 @@ class SpeedMeanwhile:
 
     def _read(self) -> None:
         while True:
-            reading_s = measure_yardstick_s(time.thread_time, repeats=1)
+            reading_s = measure_yardstick_s(repeats=1)
             self._readings.append((time.time(), reading_s))
             if self._over.wait(EVERY_S):
                 return

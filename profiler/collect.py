@@ -105,6 +105,7 @@ def collect(
     yardsticks_s = [reading_s for point in points for reading_s in point.yardsticks_s]
     # How fast the machine was in the mean, while its steps were timed.
     usual_s = statistics.fmean(yardsticks_s) if yardsticks_s else None
+    contention_logs = [math.log(contention) for point in points for contention in point.contentions]
     return Profile(
         created=datetime.datetime.fromtimestamp(started_at_s, datetime.UTC).isoformat(timespec="seconds"),
         hetopt_version=hetopt_version,
@@ -124,6 +125,8 @@ def collect(
         evaluation_s=next((cost.evaluation_s for cost in _all(events, EvaluationCost)), None),
         yardstick_s=usual_s,
         yardstick_log_sd=statistics.stdev(map(math.log, yardsticks_s)) if len(yardsticks_s) > 1 else None,
+        contention=math.exp(statistics.fmean(contention_logs)) if contention_logs else None,
+        contention_log_sd=statistics.stdev(contention_logs) if len(contention_logs) > 1 else None,
         startup_s=max(0.0, begun - started_at_s),
         profiling_s=max(0.0, ended - started_at_s),
     )

@@ -29,6 +29,7 @@ class ControlRow:
         step_time_s: mean time of a step on the worker's clock, control left out.
         compute_s: mean time from the first sample fetched to the last gradient ready, over the steps with the present
             shares.
+        processor_s: mean processor time of the computing thread meanwhile; on a GPU all of it.
         exchange_s: mean time from there to the summed gradient, the wait for slower workers included; likewise.
         judged_steps: steps with the present shares since these were last judged.
         compute_median_s: median compute time over those: what shares are judged by, for one hiccup must not move them.
@@ -59,6 +60,7 @@ class ControlRow:
     steps: float
     step_time_s: float
     compute_s: float
+    processor_s: float
     exchange_s: float
     judged_steps: float
     compute_median_s: float
@@ -228,6 +230,7 @@ class Period:
             "local_batch_sizes": list(self.local_batch_sizes),
             "step_time_s": _seconds(self.step_time_s),
             "compute_s": [_seconds(row.compute_s) for row in self.rows],
+            "processor_s": [_seconds(row.processor_s) for row in self.rows],
             "sync_s": [_seconds(sync_s) for _ in self.rows],
             "wait_s": [_seconds(row.exchange_s - sync_s) for row in self.rows],
             "loss": self.loss,
@@ -304,6 +307,9 @@ class PeriodLog:
             steps=len(traces),
             step_time_s=statistics.fmean(seconds(*span) for span in spans),
             compute_s=statistics.fmean(compute),
+            processor_s=statistics.fmean(
+                self._stopwatch.processor_s(trace.start, trace.backward_end) for trace in fresh
+            ),
             exchange_s=statistics.fmean(seconds(trace.backward_end, trace.reduce_end) for trace in fresh),
             judged_steps=len(self._judged_s),
             compute_median_s=median_s,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from hetopt.backends.prediction.local_plan import predict_on_local
 from hetopt.backends.prediction.machine_speed import as_runs_found, at_present
 from hetopt.backends.processes import LocalLauncher, ProcessLauncher
 from hetopt.backends.ssh import look
-from hetopt.core.calibration_benchmark import measure_yardstick_s
+from hetopt.core.calibration_benchmark import MachineReading
 from hetopt.core.errors import BadInput
 from hetopt.core.extras import install_command
 from hetopt.core.profile import Profile, check_readers
@@ -49,10 +51,10 @@ class _OnThisMachine(ProcessLauncher):
 
     def prepare(self, made: Plan, wanted: Plan, options: LaunchOptions) -> Prepared:
         """See `hetopt.backends.backend.Backend`."""
-        wanted, remarks = at_present(wanted, measure_yardstick_s)
-        host, earlier = self._known(wanted.profile)
-        wanted, counted = as_runs_found(wanted, earlier)
-        remarks = (*remarks, *_said(counted))
+        present = at_present(wanted, _read_as_worker)
+        host, earlier = self._known(present.plan.profile)
+        wanted, counted = as_runs_found(present.plan, earlier)
+        remarks = (*present.notes, *_said(counted))
         here = self._map(wanted, options)
         spec = here.run
         if options.data is not None:
@@ -71,6 +73,8 @@ class _OnThisMachine(ProcessLauncher):
             spec=_restarted(spec, options),
             prediction=here.prediction,
             host=host,
+            machine=present.reading,
+            slower=present.slower,
             earlier=counted,
             notes=(*remarks, *here.notes),
         )
@@ -138,6 +142,14 @@ class RehearsalBackend(_OnThisMachine, RehearsalLauncher):
         """See `hetopt.backends.backend.Backend`; also whether a network can be built here."""
         super().check_ready(prepared)
         self._check(prepared.launch.spec)
+
+
+def _read_as_worker() -> MachineReading:
+    """Read speed and contention of this machine in a session of its own, as workers are started: a scheduler may share
+    processors out by sessions first."""
+    command = [sys.executable, "-m", "hetopt.core.calibration_benchmark"]
+    read = subprocess.run(command, start_new_session=True, stdout=subprocess.PIPE, check=True)
+    return MachineReading.model_validate_json(read.stdout)
 
 
 def _said(counted: Earlier | None) -> tuple[str, ...]:

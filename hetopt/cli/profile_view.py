@@ -17,6 +17,10 @@ from hetopt.core.gradient_noise import Moments, noise_scale
 from hetopt.core.profile import Device, Link, Pilot, Profile, StepTime
 from hetopt.core.step_samples import StepSample, StepSamples, read_samples
 from hetopt.core.throughput import Timing, summarize
+from hetopt.optimizer.step_time.host_level import contention_reach
+
+WORTH_SAYING = 1.15
+"""Times its processor time that computing may take."""
 
 
 def show(profile: Profile) -> None:
@@ -45,9 +49,11 @@ def show(profile: Profile) -> None:
         render.bullet(sentence)
     noisy = [point for device in profile.devices for point in device.step_times if _spread(point).is_noisy]
     if noisy:
+        render.note(f"{len(noisy)} step times vary a lot: measure again for narrower predictions.")
+    if contention_reach(profile) >= WORTH_SAYING:
         render.note(
-            f"{len(noisy)} step times vary a lot: the machine was busy with other things. "
-            "Measure again when it is quiet for narrower predictions."
+            f"Other programs kept the processors busy: computing took {profile.contention:.1f} times its processor "
+            "time. Steps are told without that; predictions for this machine reach as far."
         )
 
 

@@ -1,4 +1,7 @@
-"""A yardstick for how fast a machine is at the moment: the time of one fixed piece of arithmetic.
+"""How fast a machine is at the moment, and how busy others keep it: one fixed piece of arithmetic on two clocks.
+
+    speed        processor time of the arithmetic     of the machine: what predictions follow
+    contention   its wall over its processor time     of the others: what widens their intervals
 
 Shared machines and warm ones compute at two thirds of their speed an hour later. A profile keeps the yardstick of when
 it was taken, so that what it predicts for the same machine can follow.
@@ -6,36 +9,77 @@ it was taken, so that what it predicts for the same machine can follow.
 
 from __future__ import annotations
 
+import math
+import statistics
 import time
 from collections.abc import Callable
 
 import numpy as np
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 
-from hetopt.core.throughput import usual_mean
+from hetopt.core.artifact import Record
+from hetopt.core.throughput import summarize, usual_mean
 
-REPEATS = 300
+REPEATS = 12
+"""In one go: 30 ms, which is of the length of a step. Who computes for longer without a pause has to wait for more."""
+
+READINGS, IN_A_READING = 5, 5
+PAUSE_S = 0.05
+"""Before each go, as steps pause for each other; and a moment in which others rest does not speak for all."""
+
+ATTEMPTS = 3
+"""A reading whose own repeats contradict each other is taken again, at most so often."""
 
 _SIDE, _MAPS = 96, 200
 """Small enough for the cache: what other programs do to the memory says little about the processor."""
 
 
-def measure_yardstick_s(clock: Callable[[], float] = time.perf_counter, *, repeats: int = REPEATS) -> float:
-    """Seconds that one piece of work takes now, mean without the longest tenth.
+class MachineReading(Record):
+    """How fast a machine was when a run was launched, and how busy others kept it."""
 
-    Half of the work is the interpreter's and half is vector arithmetic of one thread, like a training step's. `REPEATS`
-    take three quarters of a second: what is predicted follows it, so its own noise must be less than a prediction's.
+    yardstick_s: PositiveFloat = Field(description="processor time of one fixed piece of arithmetic")
+    contention: float = Field(ge=1, description="wall over processor time of that arithmetic")
+    contention_log_sd: NonNegativeFloat = Field(description="scatter between readings: standard deviation of the log")
+
+
+def read_machine(readings: int = READINGS) -> MachineReading:
+    """Read speed and contention of this machine several times, some moments apart: in two seconds where it is free."""
+    yardsticks_s, contention_logs = [], []
+    for _ in range(readings):
+        wall_s = processor_s = 0.0
+        for _ in range(IN_A_READING):
+            time.sleep(PAUSE_S)
+            begun_s, used_s = time.perf_counter(), time.thread_time()
+            yardsticks_s.append(measure_yardstick_s())
+            wall_s += time.perf_counter() - begun_s
+            processor_s += time.thread_time() - used_s
+        contention_logs.append(max(0.0, math.log(wall_s / processor_s)))
+    return MachineReading(
+        yardstick_s=statistics.median(yardsticks_s),
+        contention=math.exp(statistics.fmean(contention_logs)),
+        contention_log_sd=statistics.stdev(contention_logs) if readings > 1 else 0.0,
+    )
+
+
+def measure_yardstick_s(clock: Callable[[], float] = time.thread_time, *, repeats: int = REPEATS) -> float:
+    """Return the processor time of one piece of work, in seconds: the mean without the longest tenth.
+
+    Half of the work is the interpreter's and half is vector arithmetic of one thread, like a training step's.
 
     Args:
-        clock: seconds; processor time where others may be using the processors.
+        clock: seconds of processor time of this thread.
         repeats: how often the work is timed, after once that is not.
     """
     matrix = np.linspace(-1.0, 1.0, _SIDE * _SIDE, dtype=np.float32).reshape(_SIDE, _SIDE)
     _work(matrix)
-    times = []
-    for _ in range(repeats):
-        begun = clock()
-        _work(matrix)
-        times.append(clock() - begun)
+    for _ in range(ATTEMPTS):
+        times = []
+        for _ in range(repeats):
+            begun = clock()
+            _work(matrix)
+            times.append(clock() - begun)
+        if not summarize(times).is_noisy:
+            break
     return usual_mean(times)
 
 
@@ -45,3 +89,7 @@ def _work(matrix: np.ndarray) -> None:
         total += number
     for _ in range(_MAPS):
         np.tanh(matrix)
+
+
+if __name__ == "__main__":
+    print(read_machine().model_dump_json())

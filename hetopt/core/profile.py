@@ -350,10 +350,16 @@ class Profile(Artifact, RecordLeavingOut):
         default=None, description="from starting the processes of the probe to their first measurement"
     )
     yardstick_s: PositiveFloat | None = Field(
-        default=None, description="how fast the machine was then: the time of one fixed piece of arithmetic"
+        default=None, description="how fast the machine was then: processor time of one fixed piece of arithmetic"
     )
     yardstick_log_sd: NonNegativeFloat | None = Field(
         default=None, description="how far that time scattered meanwhile: standard deviation of its log"
+    )
+    contention: float | None = Field(
+        default=None, ge=1, description="how busy others kept it: wall over processor time of its steps"
+    )
+    contention_log_sd: NonNegativeFloat | None = Field(
+        default=None, description="how far that scattered meanwhile: standard deviation of its log"
     )
     profiling_s: NonNegativeFloat = Field(description="wall time the measurement took")
     profiling_usd: NonNegativeFloat = Field(

@@ -173,12 +173,13 @@ def _on_types(launch: Launch, history: RunHistory) -> Iterator[RunOnType]:
 def _on_this_machine(launch: Launch, host: str, events: Sequence[StepsLogged]) -> Iterator[RunOnType]:
     """How many times as long its workers computed as was foreseen, with the local batches that this was foreseen for.
 
-    Of workers that were slowed on purpose, nothing.
+    By processor time, as it was foreseen: how busy others kept the machine is no speed of it. Of workers that were
+    slowed on purpose, nothing.
     """
     shares = tuple(worker.local_batch_size for worker in launch.spec.workers)
     steps = [event for event in events if event.local_batch_sizes == shares][1:]
     foreseen_s = launch.prediction.compute_s
-    took_s = [max(event.compute_s) for event in steps if max(event.compute_s) > 0]
+    took_s = [longest for event in steps if (longest := max(event.processor_s or event.compute_s)) > 0]
     if took_s and foreseen_s > 0 and all(worker.slowdown == 1 for worker in launch.spec.workers):
         yield RunOnType(
             run=launch.run_id,

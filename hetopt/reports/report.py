@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
@@ -15,7 +15,7 @@ from hetopt.core.events.fold import RunFold
 from hetopt.core.html_table import html_table
 from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.plan import Range
-from hetopt.reports.timeline import Happening, Moment, Timeline
+from hetopt.reports.timeline import Happening, Kind, Moment, Timeline
 
 TOLERANCE = 0.10
 """A prediction is called good when the measured run time is within this fraction of it."""
@@ -63,6 +63,14 @@ class WorkerReport(Record):
     def _as_named_before(cls, value: object) -> object:
         """Files of 0.1 call the slowdown factor ``pace``."""
         return renamed(value, {"pace": "slowdown"})
+
+
+class Contention(Record):
+    """How many times its processor time computing took, others' programs in between; absent where nobody measured."""
+
+    profiled: float | None = Field(default=None, ge=1, description="while the job was profiled")
+    launched: float | None = Field(default=None, ge=1, description="just before the launch")
+    measured: float | None = Field(default=None, ge=1, description="in the run, by workers not slowed on purpose")
 
 
 class Way(Record):
@@ -139,6 +147,7 @@ class Report(Artifact):
     interrupted: Interrupted | None = Field(default=None, description="absent for a run in one piece")
     unread_lines: int = Field(default=0, description="of the event log, that could not be read and are left out")
     share_changes: int
+    contention: Contention | None = Field(default=None, description="absent in reports of older versions")
     sent: Sent | None = Field(default=None, description="absent for a single worker, and for runs of older versions")
     together: BroughtTogether | None = Field(default=None, description="absent where gradients are exchanged")
     hourly_usd: NonNegativeFloat = Field(description="what the plan's machines cost an hour")
@@ -212,6 +221,11 @@ def make_report(launch: Launch, progress: RunFold, told: Timeline, *, state: str
     rented = launch.plan.chosen.prediction
     speeds = launch.speeds
     interrupted = _interrupted(progress, step_time_s, launches=len(launch.starts))
+    contention = Contention(
+        profiled=launch.plan.profile.contention,
+        launched=None if launch.machine is None else launch.machine.contention,
+        measured=progress.contention if launch.spec.miniature is None else None,
+    )
     return Report(
         run_id=launch.run_id,
         task=progress.task,
@@ -238,6 +252,7 @@ def make_report(launch: Launch, progress: RunFold, told: Timeline, *, state: str
         interrupted=interrupted,
         unread_lines=unread_lines,
         share_changes=progress.share_changes,
+        contention=contention,
         sent=_sent(progress),
         together=_together(progress),
         hourly_usd=launch.hourly_usd,
@@ -246,9 +261,9 @@ def make_report(launch: Launch, progress: RunFold, told: Timeline, *, state: str
             by_name,
             within,
             told.happenings,
-            progress.exchange_changes,
+            progress,
             interrupted,
-            streams=launch.spec.stream is not None,
+            contention.measured,
         )
         if finished
         else (
@@ -367,10 +382,9 @@ def _verdict(
     figures: dict[str, Compared],
     within: bool | None,
     happenings: Sequence[Happening],
-    exchange_changes: int,
+    progress: RunFold,
     interrupted: Interrupted | None,
-    *,
-    streams: bool,
+    contention: float | None,
 ) -> tuple[str, ...]:
     run_time = figures.get("run time")
     if run_time is None or run_time.error is None:
@@ -378,47 +392,25 @@ def _verdict(
             "The run was resumed or stopped, so its total time has no prediction to be held against.",
             *_of_interruptions(interrupted),
         )
-    changed = sum(happening.kind == "condition_changed" for happening in happenings)
-    slowed = sum(happening.kind == "miniature_slowed" for happening in happenings)
     sentences = [
         f"The run took {formatting.duration(run_time.measured)} where {formatting.duration(run_time.predicted)} were "
         "predicted "
         f"({formatting.percent(run_time.error)}): {'within' if within else 'not within'} 10 %, which is the goal."
     ]
+    kinds = {happening.kind for happening in happenings}
+    changes = [text for kind, text in _CHANGES.items() if kind in kinds]
     if not within:
         # Name the part that explains most seconds, so that the reader knows what to measure again.
         apart_s = run_time.measured - run_time.predicted
         parts_s = _parts_s(figures, interrupted)
         worst = max(parts_s, key=lambda name: parts_s[name] * apart_s)
-        how = "busier or slower" if parts_s[worst] > 0 else "quieter or faster"
-        advice = {
-            "step time": "steps waited for samples to arrive, for longer than was predicted"
-            if streams
-            else "the computation did not fit into its declared time, so the emulation slowed down"
-            if slowed
-            else "its conditions changed on the way"
-            if changed
-            else "what the workers sent changed on the way, where one way was predicted"
-            if exchange_changes
-            else f"the machine was {how} than while it was profiled; profile it again",
-            "steps": "the target took another number of steps than the pilots suggested",
-            "start-up": "starting the processes took another time than in the profile"
-            if interrupted is None or interrupted.sessions <= 1
-            else f"one start is predicted, and there were {interrupted.sessions}",
-            "steps done again": "what was trained since the last checkpoint was lost",
-            "recoveries": "workers were lost or came anew, and no prediction counts that",
-            "evaluations and checkpoints": "what is between steps took another time than in the profile",
-        }[worst]
+        logged = list(_logged(worst, changes, progress, interrupted, contention if apart_s > 0 else None))
         sentences.append(
             f"The largest part of the difference is in the {worst} ({formatting.difference(parts_s[worst])}; "
-            f"{formatting.difference(apart_s)} in all): {advice}."
+            f"{formatting.difference(apart_s)} in all): {'; '.join(logged) or 'no event of the run says why'}."
         )
-    if changed or slowed:
-        what = [
-            *(["one change of conditions" if changed == 1 else f"{changed} changes of conditions"] if changed else []),
-            *(["that the emulation slowed down"] if slowed else []),
-        ]
-        sentences.append(f"The prediction does not count {' and '.join(what)}.")
+    if changes:
+        sentences.append(f"The prediction does not count: {'; '.join(changes)}.")
     sentences += _of_interruptions(interrupted)
     inside = run_time.low <= run_time.measured <= run_time.high
     sentences.append(
@@ -426,6 +418,42 @@ def _verdict(
         f"{formatting.duration(run_time.low)} to {formatting.duration(run_time.high)}."
     )
     return tuple(sentences)
+
+
+_CHANGES: dict[Kind, str] = {
+    "condition_changed": "its conditions changed",
+    "miniature_slowed": "the emulation slowed down",
+    "exchange_changed": "what the workers sent changed",
+}
+"""Kinds of events that change how long a step takes."""
+
+_SHARED = 1.15
+"""Contention that is worth saying: what the processor time of two runs on a free machine differs by."""
+
+
+def _logged(
+    part: str,
+    changes: Sequence[str],
+    progress: RunFold,
+    interrupted: Interrupted | None,
+    contention: float | None,
+) -> Iterator[str]:
+    """Yield what the run's events say that bears on one part of its time."""
+    if part == "step time":
+        yield from changes
+        if progress.stream_wait_s:
+            yield f"steps waited {formatting.duration(progress.stream_wait_s)} for samples to arrive"
+        if contention is not None and contention >= _SHARED:
+            yield f"computing took {contention:.1f} times its processor time"
+    elif part == "steps" and progress.finish_reason is not None:
+        yield f"the run ended after step {formatting.count(progress.step)}{formatting.ending(progress.finish_reason)}"
+    elif interrupted is not None:
+        told = {
+            "start-up": f"one start is predicted, and there were {interrupted.sessions}",
+            "steps done again": f"{formatting.counted(interrupted.lost_steps, 'step')} since the last checkpoint",
+            "recoveries": "workers were lost or came anew, and no prediction counts that",
+        }
+        yield from (text for name, text in told.items() if name == part)
 
 
 def _parts_s(figures: dict[str, Compared], interrupted: Interrupted | None) -> dict[str, float]:

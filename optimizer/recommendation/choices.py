@@ -24,7 +24,7 @@ from hetopt.optimizer.search.objective import Limits, best_rows, choose, plan_fr
 from hetopt.optimizer.search.search import Found
 from hetopt.optimizer.search.search_space import MachineOption, SearchSpace
 from hetopt.optimizer.step_time.earlier_runs import EarlierRuns, device_of
-from hetopt.optimizer.step_time.host_level import told_of_host
+from hetopt.optimizer.step_time.host_level import contention_reach, told_of_host
 from hetopt.optimizer.step_time.probes import PROBE_STEPS
 from hetopt.optimizer.step_time.transfer import SAME_ACCELERATOR_LOG_SD, SAME_FAMILY_LOG_SD
 
@@ -190,17 +190,19 @@ def _here(
     looks = float(evaluations(steps, batch, job.evaluate_every_samples)) * (model.profile.evaluation_s or 0.0)
     log_sd = math.hypot(device.step_time.log_sd, float(job.steps.log_sd(batch, 1.0)), like.stretch_log_sd)
     slower = 1.0 if earlier is None else math.exp(earlier.log_factor)
-    total = spread(slower * (steps * device.time_s(batch) + looks), log_sd)
+    total = spread(slower * (steps * device.time_s(batch) + looks), log_sd)  # its median
+    contended = log_sd + math.log(contention_reach(model.profile)) / Z90  # above the median
     chance = None
     if limits.deadline_s is not None:
-        chance = NormalDist().cdf(math.log(limits.deadline_s / total.value) / max(log_sd, 1e-9))
+        late = math.log(limits.deadline_s / total.value)
+        chance = NormalDist().cdf(late / max(contended if late > 0 else log_sd, 1e-9))
     elif limits.budget_usd is not None:
         chance = 1.0
-    times_s = _short(
-        np.exp([math.log(total.value) + log_sd * NormalDist().inv_cdf(q) for q in EQUALLY_LIKELY.tolist()])
-    )
+    apart = [NormalDist().inv_cdf(q) for q in EQUALLY_LIKELY.tolist()]
+    times_s = _short(total.value * np.exp([z * (contended if z > 0 else log_sd) for z in apart]))
     none = Range(value=0, low=0, high=0)
-    yield Choice(names=("here",), total_s=total, cost_usd=none, chance=chance, times_s=times_s, earlier=earlier)
+    reach = total.model_copy(update={"high": total.value * math.exp(Z90 * contended)})
+    yield Choice(names=("here",), total_s=reach, cost_usd=none, chance=chance, times_s=times_s, earlier=earlier)
 
 
 def _short(values: NDArray[np.float64]) -> tuple[float, ...]:

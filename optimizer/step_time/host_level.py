@@ -12,6 +12,7 @@ import math
 import statistics
 
 from hetopt.core.profile import Host, Profile
+from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.plan import Earlier
 from hetopt.optimizer.step_time.earlier_runs import EarlierRuns, job_named
 
@@ -28,6 +29,17 @@ def host_named(host: Host) -> str:
 def followed(difference: float, log_sd: float) -> float:
     """What part of a difference of logs is not scatter: none at all below it, almost all far above."""
     return 0.0 if abs(difference) <= log_sd else difference * (1 - (log_sd / difference) ** 2)
+
+
+def contention_reach(profile: Profile) -> float:
+    """Return how many times its processor time computing may take on the profiled machine: the 95th percentile of the
+    contention that was seen there, at least 1.
+
+    Contention is other people's business and changes by the minute: it widens intervals, and no centre follows it.
+    """
+    if profile.contention is None:
+        return 1.0
+    return profile.contention * math.exp(Z90 * (profile.contention_log_sd or 0.0))
 
 
 def told_of_host(runs: EarlierRuns | None, profile: Profile) -> Earlier | None:

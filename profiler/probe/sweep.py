@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import math
 import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from hetopt.profiler.probe.crew import Alignment, ProbeGroup, align
 from hetopt.profiler.probe.facts import device_memory_bytes, peak_memory_bytes, reset_peak_memory
 from hetopt.profiler.probe.replica import Replica
 from hetopt.profiler.probe.step_memory import count_step
+from hetopt.profiler.probe.timed_step import TimedStep, timed_step
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.cursor import Indices
 from hetopt.trainer.data.micro_batch import MicroBatch
@@ -39,27 +39,25 @@ FEWEST_TIMED = 3
 FEWEST_SIZES = 2
 """Measured whatever it takes, as a line needs two points; larger sizes are left out when time runs short."""
 
-YARDSTICK_READINGS = 12
-"""Before the steps of a batch size and after them: 30 ms each time. A shared machine changes its speed within seconds,
-so that what was read once for a whole sweep says little of one batch size."""
-
 _PHASES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """What one worker measured at one batch size: whole steps, and the medians of their four phases."""
+    """What one worker measured at one batch size: whole steps without contention, the medians of their four phases,
+    and wall over processor time meanwhile."""
 
     exhausted: bool = False
     peak_memory_bytes: int | None = None
     yardstick_s: float | None = None
+    contention: float = 1.0
     phases_s: tuple[float, ...] = (0.0,) * _PHASES
     samples_s: tuple[float, ...] = ()
 
     def row(self, length: int) -> list[float]:
         """As numbers that can be gathered, padded to ``length`` samples."""
         padding = [math.nan] * (length - len(self.samples_s))
-        first = (float(self.exhausted), self.peak_memory_bytes or 0, self.yardstick_s or 0.0)
+        first = (float(self.exhausted), self.peak_memory_bytes or 0, self.yardstick_s or 0.0, self.contention)
         return [*first, *self.phases_s, *self.samples_s, *padding]
 
     @classmethod
@@ -69,8 +67,27 @@ class Taken:
             exhausted=bool(row[0]),
             peak_memory_bytes=int(row[1]) or None,
             yardstick_s=row[2] or None,
-            phases_s=tuple(row[3 : 3 + _PHASES]),
-            samples_s=tuple(sample for sample in row[3 + _PHASES :] if not math.isnan(sample)),
+            contention=row[3],
+            phases_s=tuple(row[4 : 4 + _PHASES]),
+            samples_s=tuple(sample for sample in row[4 + _PHASES :] if not math.isnan(sample)),
+        )
+
+    @classmethod
+    def measured(cls, steps: Sequence[TimedStep], device: torch.device, before_s: float | None) -> Taken:
+        """Return what these steps come to.
+
+        Args:
+            steps: that are over just now.
+            device: that computed them.
+            before_s: reading of the yardstick before them; None: the processor does not compute.
+        """
+        after_s = yardstick_s(device)
+        return cls(
+            peak_memory_bytes=peak_memory_bytes(device),
+            yardstick_s=None if before_s is None or after_s is None else (before_s + after_s) / 2,
+            contention=math.fsum(step.wall_s for step in steps) / math.fsum(step.alone_s for step in steps),
+            phases_s=tuple(statistics.median(step.phases_s[phase] for step in steps) for phase in range(_PHASES)),
+            samples_s=tuple(step.alone_s for step in steps),
         )
 
 
@@ -84,8 +101,8 @@ class _Stepper:
         self._order = order
         self._position = 0
 
-    def step(self, size: int) -> tuple[float, tuple[float, ...]]:
-        """Take one step; the time of the whole and of loading, forward, backward and optimizer."""
+    def step(self, size: int) -> TimedStep:
+        """Take one step of so many samples."""
         mark = self._stopwatch.mark
         part = self._next(size)
         begun = mark()
@@ -98,8 +115,7 @@ class _Stepper:
         computed = mark()
         self._replica.optimizer.step()
         marks = (begun, loaded, forwarded, computed, mark())
-        phases = tuple(self._stopwatch.seconds(a, b) for a, b in pairwise(marks))
-        return sum(phases), phases
+        return timed_step(self._stopwatch, (begun, marks[-1]), *([span] for span in pairwise(marks)))
 
     def count(self, size: int) -> TrainingMemory:
         """Take one step, and count its tensors."""
@@ -203,14 +219,14 @@ def _measure(
 ) -> Taken:
     """Warm up and time steps at one batch size, in step with the other active workers."""
     reset_peak_memory(device)
-    timed: list[tuple[float, tuple[float, ...]]] = []
+    timed: list[TimedStep] = []
     warmups, steps = sweep.warmup_steps, sweep.timed_steps
     before_s = yardstick_s(device)
     align(group)
     while len(timed) < warmups + steps:
         try:
             timed.append(stepper.step(size))
-            step_s = timed[-1][0]
+            step_s = timed[-1].wall_s
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -226,19 +242,15 @@ def _measure(
             # The first step also sets up its kernels, so the second knows better how many steps there is time for.
             warmups = min(sweep.warmup_steps, max(1, int(0.2 * allowed_s / step_s)))
             steps = min(sweep.timed_steps, max(FEWEST_TIMED, int(0.8 * allowed_s / step_s)))
-    del timed[:warmups]
-    after_s = yardstick_s(device)
-    return Taken(
-        peak_memory_bytes=peak_memory_bytes(device),
-        yardstick_s=(before_s + after_s) / 2 if before_s is not None and after_s is not None else None,
-        phases_s=tuple(statistics.median(phases[i] for _, phases in timed) for i in range(_PHASES)),
-        samples_s=tuple(total for total, _ in timed),
-    )
+    return Taken.measured(timed[warmups:], device, before_s)
 
 
 def yardstick_s(device: torch.device) -> float | None:
-    """How fast the processor is now that this worker computes on; in processor time, as others read theirs as well."""
-    return measure_yardstick_s(time.thread_time, repeats=YARDSTICK_READINGS) if device.type == "cpu" else None
+    """How fast the processor is now that this worker computes on: read before and after the steps of a batch size.
+
+    A shared machine changes its speed within seconds: what was read once for a whole sweep says little of one size.
+    """
+    return measure_yardstick_s() if device.type == "cpu" else None
 
 
 def why_not(
@@ -274,6 +286,7 @@ def point_of(index: int, size: int, workers: Sequence[Taken]) -> SweepPoint:
         optimizer_s=optimizer_s,
         peak_memory_bytes=max((worker.peak_memory_bytes or 0 for worker in workers), default=0) or None,
         yardsticks_s=tuple(worker.yardstick_s for worker in workers if worker.yardstick_s is not None),
+        contentions=tuple(worker.contention for worker in workers),
     )
 
 
@@ -336,11 +349,9 @@ def copy_bytes_per_s(device: torch.device) -> float:
 
 
 def _median_s(work: Callable[[], object], device: torch.device) -> float:
-    times = []
+    stopwatch, times_s = make_stopwatch(device), []
     for _ in range(1 + SPEED_REPEATS):
-        begun = time.perf_counter()
+        begun = stopwatch.mark()
         work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        times.append(time.perf_counter() - begun)
-    return statistics.median(times[1:])
+        times_s.append(stopwatch.processor_s(begun, stopwatch.mark()))
+    return statistics.median(times_s[1:])

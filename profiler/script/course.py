@@ -16,7 +16,7 @@ from hetopt.core.events.probe_records import GainMeasured, NoiseMeasured
 from hetopt.core.memory import TrainingMemory
 from hetopt.core.throughput import batch_ladder
 from hetopt.profiler.probe.crew import ProbeGroup
-from hetopt.profiler.probe.facts import OperatorCount, peak_memory_bytes, reset_peak_memory, without_fused_layers
+from hetopt.profiler.probe.facts import OperatorCount, reset_peak_memory, without_fused_layers
 from hetopt.profiler.probe.gradient import ResidualGains
 from hetopt.profiler.probe.step_memory import StepCount
 from hetopt.profiler.probe.sweep import FEWEST_SIZES, FEWEST_TIMED, Taken, yardstick_s
@@ -170,21 +170,9 @@ class ScriptCourse:
                 continue
             steps.append(step)
             if len(steps) <= 2:
-                warmups = min(order.warmup_steps, max(1, int(0.2 * allowed_s / step.time_s)))
-                count = min(order.timed_steps, max(FEWEST_TIMED, int(0.8 * allowed_s / step.time_s)))
-        timed = steps[warmups:]
-        after_s = yardstick_s(device)
-        return Taken(
-            peak_memory_bytes=peak_memory_bytes(device),
-            yardstick_s=(before_s + after_s) / 2 if before_s is not None and after_s is not None else None,
-            phases_s=(
-                statistics.median(one.load_s for one in timed),
-                statistics.median(one.forward_s for one in timed),
-                statistics.median(one.backward_s for one in timed),
-                statistics.median(one.optimizer_s for one in timed),
-            ),
-            samples_s=tuple(one.time_s for one in timed),
-        )
+                warmups = min(order.warmup_steps, max(1, int(0.2 * allowed_s / step.timed.wall_s)))
+                count = min(order.timed_steps, max(FEWEST_TIMED, int(0.8 * allowed_s / step.timed.wall_s)))
+        return Taken.measured([step.timed for step in steps[warmups:]], device, before_s)
 
     def _count_memory(self, size: int) -> Course:
         """Over two steps: what the script still holds of the first one is there in the second."""

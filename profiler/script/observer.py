@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from hetopt.core.errors import BadInput, HetoptError
 from hetopt.core.profile import Reading
 from hetopt.profiler.probe.step_memory import Kept, StepCount
+from hetopt.profiler.probe.timed_step import TimedStep, timed_step
 from hetopt.profiler.script.rebatching import rebatch, samples_given, samples_of
 from hetopt.trainer.data.fetch import leaves_of, samples_in
 from hetopt.trainer.script_lines import Lines
@@ -54,21 +55,14 @@ class Step:
 
     Attributes:
         samples: of its batches; 0: no loader gave any.
-        time_s: from the end of the step before to its own end.
-        load_s: waiting for batches.
-        forward_s: from the batch to its backward pass.
-        backward_s: backward passes.
-        optimizer_s: the optimizers' updates.
+        timed: from the end of the step before to its own end; its phases are waiting for batches, from a batch to its
+            backward pass, backward passes, and the optimizers' updates.
         loss: mean of the losses of its backward passes; None: there was no scalar.
         gradient: of all parameters, flat, before clipping; None: nobody asked, or not all are there.
     """
 
     samples: int
-    time_s: float
-    load_s: float
-    forward_s: float
-    backward_s: float
-    optimizer_s: float
+    timed: TimedStep
     loss: float | None
     gradient: Tensor | None
 
@@ -375,9 +369,6 @@ class Observer:
             raise Finished(error) from None
 
     def _told(self, seen: _Seen, now: Mark) -> Step:
-        def total(pairs: Sequence[tuple[Mark, Mark]]) -> float:
-            return math.fsum(self._stopwatch.seconds(*pair) for pair in pairs)
-
         assert seen.begun is not None
         losses = [float(one) for one in seen.losses]
         gradient = seen.gradient
@@ -387,11 +378,9 @@ class Observer:
                 gradient.mul_(seen.clipped_from / norm)
         return Step(
             samples=seen.samples,
-            time_s=self._stopwatch.seconds(seen.begun, now),
-            load_s=total(seen.waits),
-            forward_s=total(seen.forwards),
-            backward_s=total(seen.backwards),
-            optimizer_s=total(seen.updates),
+            timed=timed_step(
+                self._stopwatch, (seen.begun, now), seen.waits, seen.forwards, seen.backwards, seen.updates
+            ),
             loss=math.fsum(losses) / len(losses) if losses and all(map(math.isfinite, losses)) else None,
             gradient=gradient,
         )

@@ -49,8 +49,8 @@ def step_events(folder: Path) -> list[dict[str, Any]]:
     return [line for line in lines if line["event"] == "step"]
 
 
-def slow_copy(folder: Path, name: str) -> None:
-    """The same run under another name, whose log says that everything took three times as long."""
+def slow_copy(folder: Path, name: str, *kinds: str) -> None:
+    """The same run under another name, whose log says that these times of its steps were three times as long."""
     other = folder.parent / name
     other.mkdir()
     launch = Launch.load(folder / LAUNCH_FILE)
@@ -58,8 +58,8 @@ def slow_copy(folder: Path, name: str) -> None:
     lines = [json.loads(line) for line in (folder / EVENTS_FILE).read_text().splitlines()]
     for line in lines:
         if line["event"] == "step":
-            line["step_time_s"] *= SLOWER
-            line["compute_s"] = [SLOWER * one for one in line["compute_s"]]
+            for kind in kinds:
+                line[kind] = [SLOWER * worker_s for worker_s in line[kind]]
     (other / EVENTS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
@@ -82,12 +82,14 @@ def test_a_run_on_this_machine_teaches_the_next_plan_of_it(
         return next(one for one in EarlierRuns.load(store).runs if one.run == name)
 
     found = learned(run.name)
-    took_s = statistics.median(max(one["compute_s"]) for one in step_events(run.folder)[1:])
+    took_s = statistics.median(max(one["processor_s"]) for one in step_events(run.folder)[1:])
     seen = math.log(took_s / launch.prediction.compute_s)
     assert found.log_factor == pytest.approx(max(-5.0, min(5.0, seen)), abs=1e-3)
 
+    slow_copy(run.folder, "busy", "compute_s")
+    assert learned("busy").log_factor == found.log_factor, "others' programs say nothing of its speed"
     store.unlink()
-    slow_copy(run.folder, "slow")
+    slow_copy(run.folder, "slow", "compute_s", "processor_s")
     slow = learned("slow").log_factor
     assert slow == pytest.approx(min(5.0, seen + math.log(SLOWER)), abs=1e-3)
 

@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hetopt.api.compression_options import decide, parse_wish
 from hetopt.api.run import Run
@@ -31,7 +33,7 @@ from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal, Plan, Range
 from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
-from hetopt.reports.report import Compared, Report, Unit, _verdict, make_report
+from hetopt.reports.report import Report, make_report
 from hetopt.reports.run_words import figures, pause
 from hetopt.reports.timeline import timeline
 from tests.logs import an_event, history_of, recorded_run
@@ -231,11 +233,48 @@ def test_a_run_as_predicted_is_within_the_promise(launch: Launch) -> None:
     assert "lies in the predicted" in report.verdict[-1]
 
 
-def test_a_run_that_waits_for_samples_blames_no_machine(launch: Launch) -> None:
+@given(
+    slowdown=st.floats(1.3, 3.0) | st.floats(0.3, 0.7),
+    contention=st.none() | st.floats(1.3, 30.0),
+    waited_s=st.just(0.0) | st.floats(1.0, 60.0),
+    changes=st.booleans(),
+)
+def test_a_verdict_cites_what_the_log_holds_and_nothing_else(
+    launch: Launch, slowdown: float, contention: float | None, waited_s: float, changes: bool
+) -> None:
     streaming = launch.spec.model_copy(update={"stream": Stream(source="replay", rates=(40.0, 80.0))})
-    report = _report(launch.model_copy(update={"spec": streaming}), _events(launch, slowdown=1.5))
-    assert "steps waited for samples to arrive" in report.verdict[1]
-    assert not any("machine" in one for one in report.verdict[:3])
+    events = _events(launch, slowdown=slowdown)
+    step = events[2]
+    if contention is not None:
+        step |= {"processor_s": [worker_s / contention for worker_s in step["compute_s"]]}
+    if waited_s:
+        nothing = [0, 0]
+        flow = {"rate_per_s": [1.0, 1.0], "buffered": nothing, "dropped": nothing, "repeated": nothing}
+        step |= {"stream": {**flow, "wait_s": [waited_s, 0.0]}}
+    if changes:
+        events.insert(2, {"event": "condition_changed", "time_s": events[1]["time_s"], "host": "local-0", "speed": 0.5})
+    report = _report(launch.model_copy(update={"spec": streaming}), events)
+    cited = {
+        "its conditions changed": changes,
+        f"steps waited {formatting.duration(waited_s)} for samples to arrive": bool(waited_s),
+        f"computing took {contention or 0:.1f} times its processor time": contention is not None and slowdown > 1,
+    }
+    assert "in the step time" in report.verdict[1]
+    assert {text: text in report.verdict[1] for text in cited} == cited
+    assert ("no event of the run says why" in report.verdict[1]) == (not any(cited.values()))
+    assert report.contention is not None
+    assert report.contention.measured == (None if contention is None else pytest.approx(contention, rel=1e-3))
+
+
+def test_a_run_of_fewer_steps_says_how_it_ended_and_no_more(launch: Launch) -> None:
+    events = _events(launch, reason="script")
+    for event in events[2:]:
+        event["time_s"] = (events[0]["time_s"] + event["time_s"]) / 2
+        event |= {name: event[name] // 2 for name in ("step", "steps") if name in event}
+    events[-1]["training_s"] /= 2
+    said = _report(launch, events).verdict[1]
+    assert "in the steps" in said
+    assert said.endswith(f"the run ended after step {events[-1]['step']}, its script done.")
 
 
 def test_a_slow_run_is_called_slow_and_the_cause_is_named(launch: Launch) -> None:
@@ -307,9 +346,7 @@ def test_a_disturbed_rehearsal_draws_its_shares_and_says_what_was_not_predicted(
     assert sum(moment.steps for moment in report.timeline) == 200
     assert report.timeline[0].local_batch_sizes != report.timeline[-1].local_batch_sizes
     assert [one.kind for one in report.happenings] == ["condition_changed", "shares_changed", "miniature_slowed"]
-    assert (
-        "The prediction does not count one change of conditions and that the emulation slowed down." in report.verdict
-    )
+    assert "The prediction does not count: its conditions changed; the emulation slowed down." in report.verdict
     assert [worker.speed for worker in report.workers] == [1, 1, 0.25, 0.25]
     assert Report.from_json(report.to_json(), origin="itself") == report
 
@@ -429,21 +466,6 @@ def test_a_stopped_run_goes_on_only_where_it_has_a_checkpoint(
     with pytest.raises(RunStopped) as kept:
         finish(Run.find(launch.run_id), rented=False, as_json=False)
     assert kept.value.hint == f"go on with `hetopt launch --on local --resume {launch.run_id}`"
-
-
-@pytest.mark.parametrize(("step_s", "told"), [(0.2, "busier or slower"), (0.05, "quieter or faster")])
-def test_the_verdict_says_which_way_the_machine_differed(step_s: float, told: str) -> None:
-    def figure(name: str, unit: Unit, predicted: float, measured: float) -> Compared:
-        return Compared(name=name, unit=unit, predicted=predicted, low=predicted, high=predicted, measured=measured)
-
-    figures = [
-        figure("step time", "s", 0.1, step_s),
-        figure("steps", "steps", 100, 100),
-        figure("start-up", "s", 5, 5),
-        figure("run time", "s", 15, 5 + 100 * step_s),
-    ]
-    said = _verdict({one.name: one for one in figures}, False, (), 0, None, streams=False)
-    assert f"the machine was {told} than while it was profiled" in " ".join(said)
 
 
 def test_a_run_costs_what_it_runs_on(launch: Launch) -> None:

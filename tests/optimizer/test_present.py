@@ -12,8 +12,9 @@ from hetopt.backends.emulation.description import parse_hosts
 from hetopt.backends.emulation.plan import rehearse
 from hetopt.backends.prediction.hosting import ThisMachine
 from hetopt.backends.prediction.local_plan import predict_on_local
-from hetopt.backends.prediction.machine_speed import OWN_LOG_SD, at_present, slowed
-from hetopt.core.calibration_benchmark import REPEATS, measure_yardstick_s
+from hetopt.backends.prediction.machine_speed import OWN_LOG_SD, Present, at_present, slowed
+from hetopt.core.calibration_benchmark import REPEATS, MachineReading, measure_yardstick_s
+from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
@@ -25,6 +26,12 @@ HERE = ThisMachine(processors=2, operating_system="Linux")
 THEN_S = 0.002
 
 slowness = st.floats(0.2, 5.0)
+
+
+def now_at(plan: Plan, slower: float, contention: float = 1.0, log_sd: float = 0.0) -> Present:
+    """The plan where the yardstick takes so many times as long as it did, and its wall so many times longer yet."""
+    reading = MachineReading(yardstick_s=slower * THEN_S, contention=contention, contention_log_sd=log_sd)
+    return at_present(plan, lambda: reading)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +70,7 @@ def _close(one: object, other: object) -> bool:
 
 
 def test_quotas_follow_and_links_between_hosts_do_not(plan: Plan) -> None:
-    later, _ = at_present(plan, lambda: 1.5 * THEN_S)
+    later = now_at(plan, 1.5).plan
     computing = parse_hosts("cpu=0.5 x2")
     told, then = (rehearse(one, HERE, computing).prediction for one in (later, plan))
     assert told.compute_s == pytest.approx(1.5 * then.compute_s, rel=0.02)
@@ -73,7 +80,7 @@ def test_quotas_follow_and_links_between_hosts_do_not(plan: Plan) -> None:
 
 
 def test_declared_times_leave_room_for_a_slower_machine(plan: Plan) -> None:
-    later, _ = at_present(plan, lambda: 2 * THEN_S)
+    later = now_at(plan, 2).plan
     hosts = parse_hosts("speed=1 x4")
     assert rehearse(later, HERE, hosts).run.workers[0].declared != rehearse(plan, HERE, hosts).run.workers[0].declared
 
@@ -83,38 +90,54 @@ def test_declared_times_leave_room_for_a_slower_machine(plan: Plan) -> None:
     [
         (1.03, ""),
         (1.1, ""),
-        (1.5, "takes this machine 1.50 times as long as when the job was profiled"),
-        (0.6, "takes this machine 60 % of the time that it took when the job was profiled"),
+        (1.5, "takes this machine 1.50 times as much processor time as when the job was profiled"),
+        (0.6, "takes this machine 60 % of the processor time that it took when the job was profiled"),
     ],
 )
 def test_what_matters_is_said(plan: Plan, slower: float, said: str) -> None:
-    later, notes = at_present(plan, lambda: slower * THEN_S)
-    assert said in "".join(notes)
-    assert bool(said) == bool(notes)
-    assert (later == plan) == (slower == 1.03)
+    now = now_at(plan, slower)
+    assert said in "".join(now.notes)
+    assert bool(said) == bool(now.notes)
+    assert (now.plan.profile.devices == plan.profile.devices) == (slower == 1.03) == (now.slower == 1)
+
+
+@given(contention=st.floats(1.0, 80.0), log_sd=st.floats(0.0, 1.0), then=st.floats(1.0, 80.0))
+def test_how_busy_others_keep_the_machine_widens_intervals_and_moves_no_centre(
+    plan: Plan, contention: float, log_sd: float, then: float
+) -> None:
+    busy = plan.model_copy(update={"profile": plan.profile.model_copy(update={"contention": then})})
+    reach = max(then, contention * math.exp(Z90 * log_sd))
+    free = predict_on_local(plan, (1.0, 2.0)).prediction
+    contended = predict_on_local(now_at(busy, 1.0, contention, log_sd).plan, (1.0, 2.0)).prediction
+    for name in ("step_time_s", "training_s", "total_s"):
+        there, here = getattr(contended, name), getattr(free, name)
+        assert there.value == here.value
+        assert there.low <= here.low
+        assert there.high == pytest.approx(reach * here.high, rel=0.3 if name == "total_s" else 1e-9)
+    hosts = parse_hosts("speed=1 x4")
+    rehearsed, usual = (rehearse(one, HERE, hosts) for one in (now_at(busy, 1.0, contention).plan, plan))
+    assert rehearsed.run == usual.run  # it computes no slower for it
 
 
 @given(slower=slowness, scatter=st.floats(0.0, 0.6))
 def test_what_is_within_the_scatter_of_the_profile_is_not_followed(plan: Plan, slower: float, scatter: float) -> None:
     unsteady = plan.model_copy(update={"profile": plan.profile.model_copy(update={"yardstick_log_sd": scatter})})
-    (later, _), (surely, _) = (at_present(one, lambda: slower * THEN_S) for one in (unsteady, plan))
-    followed, steadily = (math.log((one.profile.yardstick_s or 0.0) / THEN_S) for one in (later, surely))
+    later, surely = (now_at(one, slower) for one in (unsteady, plan))
+    followed, steadily = (math.log(one.slower) for one in (later, surely))
     assert 0 <= followed / math.log(slower) <= steadily / math.log(slower) <= 1 if slower != 1 else followed == 0
     if abs(math.log(slower)) <= scatter:
-        assert later == unsteady
+        assert later.plan.profile.devices == unsteady.profile.devices
     if abs(math.log(slower)) > 3 * max(scatter, OWN_LOG_SD):
         assert abs(followed) >= 0.88 * abs(math.log(slower))
 
 
 def test_how_far_an_unsteady_machine_is_followed_is_said(plan: Plan) -> None:
     unsteady = plan.model_copy(update={"profile": plan.profile.model_copy(update={"yardstick_log_sd": 0.2})})
-    _, notes = at_present(unsteady, lambda: 1.5 * THEN_S)
-    assert notes == (
-        "The same arithmetic takes this machine 1.50 times as long as when the job was profiled: the prediction is for "
-        "1.36 times as long, as that time also scattered by 20 % then.",
+    assert now_at(unsteady, 1.5).notes == (
+        "The same arithmetic takes this machine 1.50 times as much processor time as when the job was profiled: the "
+        "prediction is for 1.36 times as much, as that also scattered by 20 %.",
     )
-    _, notes = at_present(unsteady, lambda: 1.18 * THEN_S)
-    assert "the prediction is for 1.00 times as long" in notes[0]
+    assert "the prediction is for 1.00 times as much" in now_at(unsteady, 1.18).notes[0]
 
 
 def test_computing_in_earnest_is_less_certain_than_what_is_declared(plan: Plan) -> None:
@@ -126,10 +149,10 @@ def test_computing_in_earnest_is_less_certain_than_what_is_declared(plan: Plan) 
 def test_an_old_profile_stays_as_it_is(plan: Plan) -> None:
     old = plan.model_copy(update={"profile": plan.profile.model_copy(update={"yardstick_s": None})})
 
-    def refuse() -> float:
+    def refuse() -> MachineReading:
         raise AssertionError("nothing is to be measured for it")
 
-    assert at_present(old, refuse) == (old, ())
+    assert at_present(old, refuse) == Present(old)
 
 
 def test_the_yardstick_is_the_usual_time_of_one_piece_of_work() -> None:

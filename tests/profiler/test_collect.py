@@ -70,6 +70,7 @@ def test_a_machine_that_changes_its_speed_is_profiled_as_it_is_in_the_mean(
             factors = [speeds[(place + worker) % len(speeds)] for worker, _ in enumerate(event["samples_s"])]
             slower += factors
             steady[place]["yardsticks_s"] = [0.002 for _ in factors]
+            changing[place]["contentions"] = [1 + factor for factor in factors]
             changing[place]["yardsticks_s"] = [0.002 * factor for factor in factors]
             changing[place]["samples_s"] = [
                 [factor * sample for sample in worker]
@@ -81,7 +82,9 @@ def test_a_machine_that_changes_its_speed_is_profiled_as_it_is_in_the_mean(
     assert profile_of(recorded, schedule).yardstick_s is None
     assert before.yardstick_s == pytest.approx(0.002)
     assert now.yardstick_s == pytest.approx(0.002 * mean)
-    assert profile_of(recorded, schedule).yardstick_log_sd is None
+    assert now.contention == pytest.approx(math.exp(statistics.fmean(math.log1p(factor) for factor in slower)))
+    assert now.contention_log_sd == pytest.approx(statistics.stdev(map(math.log1p, slower)))
+    assert profile_of(recorded, schedule).contention is profile_of(recorded, schedule).yardstick_log_sd is None
     assert before.yardstick_log_sd == 0
     assert now.yardstick_log_sd == pytest.approx(statistics.stdev(map(math.log, slower)))
     for device, usual in zip(now.devices, before.devices, strict=True):

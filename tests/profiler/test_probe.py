@@ -177,6 +177,7 @@ def test_every_worker_says_how_fast_its_processor_was_meanwhile(probed: tuple[li
     events, profile = probed
     points = [event for event in events if event["event"] == "sweep_point"]
     assert all(len(point["yardsticks_s"]) == len(point["samples_s"]) for point in points)
+    assert all(len(point["contentions"]) == len(point["samples_s"]) for point in points)
     read = [reading_s for point in points for reading_s in point["yardsticks_s"]]
     assert profile.yardstick_s == pytest.approx(sum(read) / len(read))
 

@@ -23,6 +23,7 @@ from hetopt.optimizer.plan import Plan, Prediction, Range
 from hetopt.optimizer.recommendation.candidates import spread
 from hetopt.optimizer.recommendation.recommend import steps_model
 from hetopt.optimizer.search.forecast import evaluations
+from hetopt.optimizer.step_time.host_level import contention_reach
 from hetopt.optimizer.step_time.step_time import Breakdown
 
 AGENT_S = 1.9
@@ -194,8 +195,12 @@ def predict_run(
     step_log_sd: float,
     evaluation_s: float,
     startup_s: float,
+    exchanges_on_processors: bool = False,
 ) -> Prediction:
     """The plan's goal in steps of a known time, on a machine that costs nothing.
+
+    The centre is of a machine that nobody else uses, as far as processor time tells. Intervals reach as far as
+    contention has been seen to; what was timed on the wall may also have been as much too long.
 
     Args:
         model: fitted to the plan's profile.
@@ -204,7 +209,8 @@ def predict_run(
         exchange: of each of them, by which it takes more steps to a target.
         step_log_sd: standard deviation of the log of (true / predicted) step time.
         evaluation_s: one evaluation by all workers.
-        startup_s: from the request to the first step.
+        startup_s: from the request to the first step, on the wall.
+        exchanges_on_processors: whether exchanges were timed between workers of this machine, on the wall.
     """
     every, batch = plan.run.evaluate_every_epochs, plan.chosen.global_batch_size
     goal = steps_model(model, plan.goal, every)
@@ -216,11 +222,14 @@ def predict_run(
     steps_log_sd = math.hypot(steps_log_sd, stretch_log_sd)
     count = float(evaluations(steps, batch, every * plan.profile.job.dataset_size))
     training_s = steps * step.step_time_s + count * evaluation_s
-    training = spread(training_s, math.hypot(step_log_sd, steps_log_sd))
-    startup = spread(startup_s, STARTUP_LOG_SD)
+    reach = contention_reach(plan.profile)
+    exchanged_s = step.communication_s if exchanges_on_processors else 0.0
+    on_wall_s = steps * exchanged_s + count * evaluation_s
+    training = _reaching(spread(training_s, math.hypot(step_log_sd, steps_log_sd)), on_wall_s / training_s, reach)
+    startup = _reaching(spread(startup_s, STARTUP_LOG_SD), 1.0, reach)
     total_s = startup_s + training_s
     return Prediction(
-        step_time_s=spread(step.step_time_s, step_log_sd),
+        step_time_s=_reaching(spread(step.step_time_s, step_log_sd), exchanged_s / step.step_time_s, reach),
         compute_s=step.compute_s,
         communication_s=step.communication_s,
         waiting_s=step.waiting_s,
@@ -236,3 +245,9 @@ def predict_run(
         cost_usd=Range(value=0, low=0, high=0),
         cost_terms=(),
     )
+
+
+def _reaching(interval: Range, on_wall: float, reach: float) -> Range:
+    """Widen an interval of time by contention, of which a part was timed on the wall."""
+    shorter = 1 - on_wall * (1 - 1 / reach)
+    return interval.model_copy(update={"low": shorter * interval.low, "high": reach * interval.high})

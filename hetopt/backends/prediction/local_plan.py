@@ -124,4 +124,5 @@ def _prediction(
         step_log_sd=step_log_sd,
         evaluation_s=evaluation_s,
         startup_s=plan.profile.startup_s or STARTUP_S,
+        exchanges_on_processors=True,
     )

@@ -9,12 +9,14 @@ in earnest found beyond that follows by `host_level`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
+from hetopt.core.calibration_benchmark import MachineReading
 from hetopt.core.profile import CompressorCost, Device, Link, Profile, StepTime
 from hetopt.optimizer.plan import Earlier, Plan
 from hetopt.optimizer.step_time.earlier_runs import EarlierRuns
-from hetopt.optimizer.step_time.host_level import followed, told_of_host
+from hetopt.optimizer.step_time.host_level import contention_reach, followed, told_of_host
 
 OWN_LOG_SD = 0.05
 """The yardstick's own scatter, on a machine that keeps its speed: nothing below it is followed."""
@@ -22,31 +24,61 @@ OWN_LOG_SD = 0.05
 WORTH_SAYING = 0.15
 
 
-def at_present(plan: Plan, measure_s: Callable[[], float]) -> tuple[Plan, tuple[str, ...]]:
-    """The plan with its profile as it would be now, and what a person should know of that.
+class Present(NamedTuple):
+    """A plan with its profile as it would be now.
+
+    Attributes:
+        plan: what is about to run.
+        reading: of the machine; None: nothing was to be measured.
+        slower: times as long as when it was profiled that everything takes.
+        notes: what a person should know of that.
+    """
+
+    plan: Plan
+    reading: MachineReading | None = None
+    slower: float = 1.0
+    notes: tuple[str, ...] = ()
+
+
+def at_present(plan: Plan, read: Callable[[], MachineReading]) -> Present:
+    """Return the plan with its profile as it would be now: as fast, and as busy as the machine has been seen.
 
     What the plan assumes of machines that are rented stays as it is. A profile without a yardstick, or one of a GPU,
     of which the yardstick knows nothing, stays too, and nothing is measured for it.
 
     Args:
         plan: what is about to run on this machine.
-        measure_s: `hetopt.core.calibration_benchmark.measure_yardstick_s`.
+        read: `hetopt.core.calibration_benchmark.read_machine`.
     """
     then_s = plan.profile.yardstick_s
     if then_s is None or any(device.kind != "cpu" for device in plan.profile.devices):
-        return plan, ()
-    slower = measure_s() / then_s
+        return Present(plan)
+    now = read()
+    slower = now.yardstick_s / then_s
     scatter = max(OWN_LOG_SD, plan.profile.yardstick_log_sd or 0.0)
     factor = math.exp(followed(math.log(slower), scatter))
-    changed = plan if factor == 1 else plan.model_copy(update={"profile": slowed(plan.profile, factor)})
-    if max(slower, 1 / slower) < 1 + WORTH_SAYING:
-        return changed, ()
-    compared = f"{slower:.2f} times as long as" if slower > 1 else f"{100 * slower:.0f} % of the time that it took"
-    follows = "the prediction follows."
-    if scatter > WORTH_SAYING / 2:
-        scattered = f"as that time also scattered by {100 * scatter:.0f} % then"
-        follows = f"the prediction is for {factor:.2f} times as long, {scattered}."
-    return changed, (f"The same arithmetic takes this machine {compared} when the job was profiled: {follows}",)
+    profile = plan.profile if factor == 1 else slowed(plan.profile, factor)
+    busy = profile.model_copy(update={"contention": now.contention, "contention_log_sd": now.contention_log_sd})
+    busiest = max(profile, busy, key=contention_reach)
+    changed = plan.model_copy(update={"profile": busiest})
+    return Present(changed, now, factor, tuple(_notes(slower, factor, scatter, contention_reach(busiest))))
+
+
+def _notes(slower: float, factor: float, scatter: float, reach: float) -> Iterator[str]:
+    if max(slower, 1 / slower) >= 1 + WORTH_SAYING:
+        compared = f"{slower:.2f} times as much" if slower > 1 else f"{100 * slower:.0f} % of the"
+        then = "as when the job was profiled" if slower > 1 else "that it took when the job was profiled"
+        follows = "the prediction follows."
+        if scatter > WORTH_SAYING / 2:
+            follows = (
+                f"the prediction is for {factor:.2f} times as much, as that also scattered by {100 * scatter:.0f} %."
+            )
+        yield f"The same arithmetic takes this machine {compared} processor time {then}: {follows}"
+    if reach >= 1 + WORTH_SAYING:
+        yield (
+            f"Other programs share the processors: computing was seen to take up to {reach:.1f} times its processor "
+            "time, and the interval reaches as far."
+        )
 
 
 def as_runs_found(plan: Plan, runs: EarlierRuns | None) -> tuple[Plan, Earlier | None]:

@@ -175,6 +175,7 @@ class WorkerTotals:
     slowdown: float
     local_batch_size: int
     compute_s: float = 0.0
+    processor_s: float = 0.0
     wait_s: float = 0.0
     sync_s: float = 0.0
     steps: int = 0
@@ -260,6 +261,7 @@ class RunFold:
         stepping_s: time of the logged steps; evaluations and checkpoints are no part of it.
         traffic: None: a single worker, or a log of an older version.
         together: None: gradients are exchanged in every step.
+        stream_wait_s: for samples to arrive, of the worker that waited longest.
         startup_s: from each launch to its first step, all sessions together; None: no step began yet.
         recovery_s: from the last step before workers were lost to the first one after it, altogether.
         lost_steps: that were done again, from a checkpoint.
@@ -290,6 +292,7 @@ class RunFold:
     exchange_changes: int = 0
     traffic: Traffic | None = None
     together: Together | None = None
+    stream_wait_s: float = 0.0
     startup_s: float | None = None
     recovery_s: float = 0.0
     lost_steps: int = 0
@@ -383,6 +386,13 @@ class RunFold:
         return self.stepping_s / self.logged_steps if self.logged_steps else None
 
     @property
+    def contention(self) -> float | None:
+        """Wall over processor time of computing, by all workers that never waited on purpose; None: nobody tells."""
+        free = [worker for worker in self.workers if worker.slowdown == 1 and worker.processor_s > 0]
+        processor_s = math.fsum(worker.processor_s for worker in free)
+        return max(1.0, math.fsum(worker.compute_s for worker in free) / processor_s) if free else None
+
+    @property
     def elapsed_s(self) -> float | None:
         """Time in which something of the run ran, from its launch to its newest event; None: there is none."""
         return self.clock.now_s if self.last_event_s is not None else None
@@ -419,6 +429,8 @@ class RunFold:
         if event.exchange is not None:
             self.traffic = self.traffic or Traffic()
             self.traffic.take(event.exchange, event.steps)
+        if event.stream is not None:
+            self.stream_wait_s += max(event.stream.wait_s, default=0.0)
         if event.sync is not None:
             self.together = self.together or Together(policy=event.sync.policy)
             self.together.take(event.sync)
@@ -488,6 +500,9 @@ class RunFold:
         counts, last = [event.steps for event in self._unsummed], self._unsummed[-1]
         weights, steps = np.array(counts, dtype=np.float64), sum(counts)
         compute_s = (weights @ matrix([event.compute_s for event in self._unsummed])).tolist()
+        processor_s = (
+            weights @ matrix([event.processor_s or [0.0] * len(event.compute_s) for event in self._unsummed])
+        ).tolist()
         wait_s = (weights @ matrix([event.wait_s for event in self._unsummed])).tolist()
         sync_s = (weights @ matrix([event.sync_s for event in self._unsummed])).tolist()
         for rank, place in enumerate(self.latest_places):
@@ -496,6 +511,7 @@ class RunFold:
                 row,
                 local_batch_size=last.local_batch_sizes[rank],
                 compute_s=row.compute_s + compute_s[rank],
+                processor_s=row.processor_s + processor_s[rank],
                 wait_s=row.wait_s + wait_s[rank],
                 sync_s=row.sync_s + sync_s[rank],
                 steps=row.steps + steps,

@@ -7,7 +7,7 @@ and job facts travel as the profile's own `Host` and `Job`, under the names ``ho
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -58,7 +58,7 @@ class SweepPoint(Measurement):
     sweep: NonNegativeInt
     local_batch_size: PositiveInt
     samples_s: tuple[tuple[PositiveFloat, ...], ...] = Field(
-        min_length=1, description="every timed step of each worker"
+        min_length=1, description="every timed step of each worker, without contention"
     )
     load_s: NonNegativeFloat
     forward_s: NonNegativeFloat
@@ -67,6 +67,9 @@ class SweepPoint(Measurement):
     peak_memory_bytes: PositiveInt | None = Field(description="of the worker that used most")
     yardsticks_s: tuple[PositiveFloat, ...] = Field(
         default=(), description="of each worker's processor meanwhile; absent: it computes elsewhere"
+    )
+    contentions: tuple[Annotated[float, Field(ge=1)], ...] = Field(
+        default=(), description="of each worker: wall time of its steps over their time without contention"
     )
 
 

@@ -78,6 +78,7 @@ class StepsLogged(Happened):
     epoch: Passes
     samples_seen: Count
     loss: Figure
+    processor_s: tuple[Seconds, ...] | None = None
     pace_use: tuple[Factor, ...] | None = None
     control_s: Seconds = 0.0
     learning_rate_scale: Factor = 1.0
@@ -90,8 +91,9 @@ class StepsLogged(Happened):
         workers = len(self.local_batch_sizes)
         if not len(self.compute_s) == len(self.sync_s) == len(self.wait_s) == workers:
             raise ValueError("lists of one figure a worker differ in length")
-        if self.pace_use and len(self.pace_use) != workers:
-            raise ValueError("pace_use has not one figure a worker")
+        for name in ("pace_use", "processor_s"):
+            if getattr(self, name) and len(getattr(self, name)) != workers:
+                raise ValueError(f"{name} has not one figure a worker")
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

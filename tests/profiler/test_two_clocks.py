@@ -1,0 +1,60 @@
+"""Speed is processor time and contention is wall over processor time: neither is taken for the other."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import accumulate, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetopt.core.calibration_benchmark import measure_yardstick_s, read_machine
+from hetopt.profiler.probe.timed_step import timed_step
+from hetopt.trainer.steps.stopwatch import CpuMark, CpuStopwatch
+
+used_s = st.lists(st.floats(1e-4, 10.0), min_size=4, max_size=4)
+
+
+@given(used=used_s, contention=st.floats(1.0, 80.0), waited_s=st.floats(0.0, 10.0))
+def test_a_step_takes_what_it_computes_and_waits_for_however_busy_others_keep_the_processor(
+    used: list[float], contention: float, waited_s: float
+) -> None:
+    """It waits for its samples as long as ever; computing, loading included, takes longer on the wall alone."""
+    walls = [contention * part for part in used]
+    walls[0] += waited_s
+    marks = [CpuMark(*clocks) for clocks in zip(accumulate([0.0, *walls]), accumulate([0.0, *used]), strict=True)]
+    step = timed_step(CpuStopwatch(), (marks[0], marks[-1]), *([span] for span in pairwise(marks)))
+    assert step.wall_s == pytest.approx(sum(walls))
+    assert step.contention == pytest.approx(contention, rel=1e-6)
+    assert step.alone_s == pytest.approx(sum(used) + waited_s, rel=1e-6)
+    assert step.phases_s == pytest.approx([used[0] + waited_s, *used[1:]], rel=1e-6)
+
+
+def test_a_busy_machine_is_as_fast_as_before_and_says_that_it_is_busy() -> None:
+    before_s = measure_yardstick_s()
+    with _spinning(3 * (os.cpu_count() or 1)):
+        now = read_machine()
+    assert now.yardstick_s < 2 * before_s
+    assert now.contention > 1.2
+
+
+@contextmanager
+def _spinning(count: int) -> Iterator[None]:
+    others = [multiprocessing.get_context("spawn").Process(target=_spin, daemon=True) for _ in range(count)]
+    for other in others:
+        other.start()
+    try:
+        yield
+    finally:
+        for other in others:
+            other.terminate()
+            other.join()
+
+
+def _spin() -> None:
+    while True:
+        pass
