@@ -85,7 +85,7 @@ class Taken:
         return cls(
             peak_memory_bytes=peak_memory_bytes(device),
             yardstick_s=None if before_s is None or after_s is None else (before_s + after_s) / 2,
-            contention=math.fsum(step.wall_s for step in steps) / math.fsum(step.alone_s for step in steps),
+            contention=max(1.0, math.fsum(step.wall_s for step in steps) / math.fsum(step.alone_s for step in steps)),
             phases_s=tuple(statistics.median(step.phases_s[phase] for step in steps) for phase in range(_PHASES)),
             samples_s=tuple(step.alone_s for step in steps),
         )
