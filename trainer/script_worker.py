@@ -68,9 +68,11 @@ def main(arguments: list[str]) -> int:
 def _run(run_dir: Path, spec: RunSpec, place: Place) -> None:
     import torch
 
+    from hetopt.trainer.ddp.script import unequal
     from hetopt.trainer.failure import OthersFailed
-    from hetopt.trainer.session.flow import Stopped
+    from hetopt.trainer.session.plan import SessionPlan
     from hetopt.trainer.session.registry import REGISTRY
+    from hetopt.trainer.session.stopping import Stopped
 
     check_place(spec, place)
     threads = spec.workers[place.rank].threads
@@ -91,7 +93,8 @@ def _run(run_dir: Path, spec: RunSpec, place: Place) -> None:
     reason, ended_at = "script", script
     try:
         try:
-            run_script(script)
+            with unequal(SessionPlan(spec=spec), run_dir) as ddp_run:
+                run_script(script)
         except SystemExit as stop:
             ended_at = lines.of(stop)
             if stop.code not in (None, 0):
@@ -106,10 +109,12 @@ def _run(run_dir: Path, spec: RunSpec, place: Place) -> None:
         left = error.__context__ if isinstance(error.__context__, SystemExit) else error
         error.message = f"{who}{lines.of(left)}: {error.message}"
         raise
-    if REGISTRY.begun == 0 or (place.rank == 0 and not _tell_end(run_dir, reason)):
+    trained = REGISTRY.begun > 0 or ddp_run() is not None
+    if not trained or (place.rank == 0 and not _tell_end(run_dir, reason)):
         raise RunFailed(
-            f"{who}{ended_at}: the script ended here without a step of a session.",
-            hint="write one in, on all workers alike: `hetopt convert` does it for most scripts",
+            f"{who}{ended_at}: the script ended here without a step of DistributedDataParallel or of a session.",
+            hint="a script that uses DistributedDataParallel runs as it is; into one for a single process "
+            "`hetopt convert` writes a session",
         )
 
 
@@ -128,12 +133,14 @@ def surroundings(environment: Mapping[str, str], device: str) -> dict[str, str]:
 
 def _tell_end(run_dir: Path, reason: str) -> bool:
     """Write the event that ends a run; says whether there was one: a step of a session was done."""
-    told = RunFold.of(read_log(run_dir / EVENTS_FILE).events)
+    log = read_log(run_dir / EVENTS_FILE).events
+    told = RunFold.of(log)
     if not told.logged_steps:
         return False
+    step = max([told.step, *(event.step for event in log if event.event == "session_finished")])
     with closing(EventLog(run_dir / EVENTS_FILE)) as events:
         events.write(
-            "training_finished", step=told.step, epoch=told.epoch, reason=reason, training_s=told.trained_for_s or 0.0
+            "training_finished", step=step, epoch=told.epoch, reason=reason, training_s=told.trained_for_s or 0.0
         )
     return True
 

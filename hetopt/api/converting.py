@@ -22,12 +22,12 @@ from hetopt.api.script_text import (
     assigned,
     called,
     given,
-    has_session,
     lost_files,
     own_sharding,
     parameters,
     read_script,
     shared_files,
+    trains_on_several_workers,
 )
 from hetopt.api.text_edits import TextEdits
 from hetopt.core.commands import typed
@@ -247,7 +247,7 @@ class _Conversion:
     # What cannot be converted
 
     def _refuse(self) -> None:
-        if has_session((self._file,)):
+        if trains_on_several_workers((self._file,)):
             raise BadInput(f"{self._file.name} has a session already.", hint="launch it as it is")
         for node in ast.walk(self._file.tree):
             if isinstance(node, (ast.Import, ast.ImportFrom)):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hetopt.api import compression_options, precision_options, stream_options, sync_options
 from hetopt.api.backends import backend
 from hetopt.api.run import Run
-from hetopt.api.script_text import has_session, lost_files, on_several_workers, read_script, resumes
+from hetopt.api.script_text import lost_files, on_several_workers, read_script, resumes, trains_on_several_workers
 from hetopt.api.values import MOST_STEPS, chosen, positive, within
 from hetopt.backends.backend import LaunchOptions, Prepared, check_options
 from hetopt.core.comm.composition import METHODS
@@ -326,9 +326,9 @@ def _scripted(plan: Plan, changes: Changes, options: LaunchOptions, *, rents: bo
             )
     path = Path(script[0])
     files = read_script(path)
-    if not has_session(files):
+    if not trains_on_several_workers(files):
         raise BadInput(
-            f"{path} has no session in it, so its workers would each train for themselves.",
+            f"{path} uses neither DistributedDataParallel nor a session: its workers would each train for themselves.",
             hint=f"`hetopt convert {typed(path)}`, then launch {typed(converted_script(path))}",
         )
     takes_data = any(DATA_PLACE in one for one in script[1:])

@@ -15,7 +15,15 @@ from importlib.metadata import version
 from pathlib import Path
 
 from hetopt.api.converting import convert
-from hetopt.api.script_text import PLACES, default_of, has_session, lost_files, on_several_workers, read_script, resumes
+from hetopt.api.script_text import (
+    PLACES,
+    default_of,
+    lost_files,
+    on_several_workers,
+    read_script,
+    resumes,
+    trains_on_several_workers,
+)
 from hetopt.backends.backend import POLL_S
 from hetopt.core.artifact import read_record
 from hetopt.core.errors import BadInput, HetoptError, RunFailed
@@ -173,7 +181,11 @@ def profile_script(
             started_at_s=began_s,
             hetopt_version=version("hetopt"),
         )
-        found = {"has_session": has_session(text), "converts": _converts(script.path), "resumes": resumes(text)}
+        found = {
+            "has_session": trains_on_several_workers(text),
+            "converts": _converts(script.path),
+            "resumes": resumes(text),
+        }
         return profile.model_copy(update={"job": profile.job.model_copy(update=found)})
     finally:
         if not keep:

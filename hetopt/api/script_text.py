@@ -240,16 +240,22 @@ def _mentions(node: ast.AST, names: Iterable[str]) -> bool:
     return False
 
 
-def has_session(files: Iterable[SourceFile]) -> bool:
-    """Whether something of hetopt's is called: a session, or what makes one for a framework."""
-    for file in files:
-        names: set[str] = set()
-        for node in ast.walk(file.tree):
-            if isinstance(node, ast.Import):
-                names |= {(one.asname or one.name).partition(".")[0] for one in node.names if _is_ours(one.name)}
-            elif isinstance(node, ast.ImportFrom) and _is_ours(node.module or ""):
-                names |= {one.asname or one.name for one in node.names}
-        if any(isinstance(node, ast.Call) and _root(node.func) in names for node in ast.walk(file.tree)):
+_ON_SEVERAL_WORKERS = {"hetopt", "accelerate", "lightning", "pytorch_lightning", "lightning_fabric", "transformers"}
+"""Packages with which a script trains on several workers: by a session, or by DistributedDataParallel inside them."""
+
+
+def trains_on_several_workers(files: Iterable[SourceFile]) -> bool:
+    """Return whether a script may train on several workers: by a session, by DistributedDataParallel or a framework.
+
+    Whether it does is seen when it runs.
+    """
+    for node in (node for file in files for node in ast.walk(file.tree)):
+        if isinstance(node, ast.Import) and any(_package(one.name) in _ON_SEVERAL_WORKERS for one in node.names):
+            return True
+        if isinstance(node, ast.ImportFrom) and _package(node.module or "") in _ON_SEVERAL_WORKERS:
+            return True
+        name = node.attr if isinstance(node, ast.Attribute) else node.name if isinstance(node, ast.alias) else ""
+        if name.rpartition(".")[2] == "DistributedDataParallel":
             return True
     return False
 
@@ -268,8 +274,8 @@ def resumes(files: Iterable[SourceFile]) -> bool:
     return {"checkpoint", "resume"} <= called_on_something
 
 
-def _is_ours(module: str) -> bool:
-    return module.partition(".")[0] == "hetopt"
+def _package(module: str) -> str:
+    return module.partition(".")[0]
 
 
 def _root(node: ast.AST) -> str:

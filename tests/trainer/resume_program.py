@@ -161,7 +161,7 @@ def train(case: Case, folder: Path, *, dies: bool) -> dict[str, Any]:
             update={"compression": parse_compression(case.options["compression"], option="compression")}
         )
     given = optimizers if others else optimizer
-    with session(model, given, spec=plan, folder=folder, accept_inexact=("batch_statistics",)) as run:
+    with session(model, given, spec=plan, folder=folder) as run:
         for x, y in case.reads(case, run, extra):
             for one in optimizers:
                 one.zero_grad()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -142,83 +142,51 @@ def name_structure(optimizer: Groups, names: dict[int, str], step: int, world_si
     )
 
 
-def gradients_mark(named: Sequence[tuple[str, Tensor | None]]) -> float:
-    """A checksum of gradients, for comparison between workers; some may be missing."""
-    return float(tensors_mark(one for _, gradient in named for one in _dense(gradient)))
-
-
-def _dense(gradient: Tensor | None) -> list[Tensor]:
-    if gradient is None:
-        return [_NOTHING]
-    if gradient.layout == torch.strided:
-        return [gradient]
-    whole = gradient.coalesce()
-    return [whole.indices(), whole.values()]
-
-
-_NOTHING = torch.tensor([torch.nan])
-
-
-def name_gradient(
-    named: Sequence[tuple[str, Tensor | None]], changed_at: Callable[[str], str | None], step: int, world_size: int
-) -> HetoptError:
-    """Whose gradient is not the same on all workers as an optimizer is about to step; all of them ask.
-
-    Args:
-        named: gradients by names of their parameters.
-        changed_at: tells the line where the script has changed one.
-        step: of the optimizer.
-        world_size: workers.
-    """
-    marks = [gradients_mark([one]) for one in named]
-    who, index, _ = _first_difference(marks, world_size)
-    name = "a parameter" if index is None else named[index][0]
-    place = None if index is None else changed_at(name)
-    return BadInput(
-        f"The gradient of {name} is not the same on {workers(who)} as on the others at step {step} of its optimizer: "
-        f"it was changed{f' at {place}' if place else ''} after it was summed, by what is each worker's own (its "
-        "samples, its loss, what torch draws).",
-        hint="change .grad by what all workers share: gradients that run.backward has summed, run.mean(value), numbers "
-        "that numpy.random or a seeded torch.Generator draws",
-    )
-
-
 _ALIKE = "run the same code on every worker, with the same arguments"
 
 
-def check_parameters_alike(
+def check_replicas(
     named: Sequence[tuple[str, nn.Parameter]], optimizer: Optimizers | None, step: int, world_size: int
 ) -> None:
-    """Compare parameters and optimizer state with the other workers, bit by bit.
+    """Compare parameters, gradients and optimizer state with the other workers, bit by bit.
 
     Args:
         named: the parameters.
-        optimizer: whose state counts too; None: no state does.
-        step: the last that was done.
+        optimizer: about to step by the gradients; None: none is, and only parameters count.
+        step: of the session.
         world_size: workers.
 
     Raises:
         RunFailed: some differ; all workers raise it.
     """
-    kept: list[list[Tensor]] = [[] for _ in named]
+    of_each: dict[str, list[list[Tensor]]] = {"parameter {}": [[one] for _, one in named]}
     if optimizer is not None:
-        for own, (_, one) in zip(kept, named, strict=True):
-            state = optimizer.state_of(one)
-            own.extend(state[key] for key in sorted(state) if isinstance(state[key], Tensor))
-    model_mark, state_mark = tensors_mark(one for _, one in named), tensors_mark(one for own in kept for one in own)
-    rows = gather_numbers([len(named), model_mark, state_mark], world_size)
+        states = [optimizer.state_of(one) for _, one in named]
+        of_each["the gradient of {}"] = [_dense(one.grad) for _, one in named]
+        of_each["the optimizer's state of {}"] = [
+            [state[key] for key in sorted(state) if isinstance(state[key], Tensor)] for state in states
+        ]
+    marks = [float(tensors_mark(one for own in each for one in own)) for each in of_each.values()]
+    rows = gather_numbers([float(len(named)), *marks], world_size)
     if all(row == rows[0] for row in rows):
         return
     if len({row[0] for row in rows}) > 1:
-        raise RunFailed(f"the workers' models have other numbers of parameters after step {step}.", hint=_ALIKE)
-    for what, ones in (("parameter {}", [[one] for _, one in named]), ("the optimizer's state of {}", kept)):
-        who, index, _ = _first_difference([float(tensors_mark(own)) for own in ones], world_size)
+        raise RunFailed(f"the workers' models have other numbers of parameters at step {step}.", hint=_ALIKE)
+    for what, each in of_each.items():
+        who, index, _ = _first_difference([float(tensors_mark(own)) for own in each], world_size)
         if index is not None:
             raise RunFailed(
-                f"{what.format(named[index][0])} is not the same on {workers(who)} as on the others after step {step}.",
-                hint="change parameters through the optimizer alone, load checkpoints on every worker or before the "
-                "session begins, and step with the same learning rate everywhere",
+                f"{what.format(named[index][0])} is not the same on {workers(who)} as on the others at step {step}.",
+                hint="change parameters and gradients by what all workers share (run.backward, run.mean), load "
+                "checkpoints on every worker or before the session begins, and step with the same learning rate "
+                "everywhere",
             )
+
+
+def _dense(gradient: Tensor | None) -> list[Tensor]:
+    if gradient is None:
+        return [torch.tensor([torch.nan])]
+    return [gradient if gradient.layout == torch.strided else gradient.to_dense()]
 
 
 def _first_difference(

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler, get_worker_in
 from hetopt.core.batch_partition import largest_remainder
 from hetopt.core.errors import BadInput
 from hetopt.trainer.agreement import gather_numbers
-from hetopt.trainer.session.padding import Padding
+from hetopt.trainer.session.audit import Audits
 from hetopt.trainer.session.random_state import States
 
 Shares: TypeAlias = tuple[int, ...]
@@ -45,33 +45,33 @@ class Part:
     Attributes:
         samples: of the batch that are this worker's; where it has none it computes some that do not count.
         batch: samples of the whole batch.
+        first: place of its first sample in the batch.
         shares: of all workers, in rank order.
         place: of the batch.
+        number: of the batch among all that its loader gave, from 1.
         is_last: whether it is the last of its epoch, as far as that is known.
+        is_audit: whether the leader computes the whole batch and the others share it (see `audit`).
         mark: fingerprint of the batch's first sample, where every worker reads it; 0: not known.
-        mixed_by: the collate function that brought samples together; empty: none did.
-        padding: of some samples, where there is any.
-        lengths: of what it has other than samples, put one after the other: nodes of graphs, packed tokens.
     """
 
     samples: int
     batch: int
-    shares: Shares
+    first: int = 0
+    shares: Shares = ()
     place: Place = (0, 0)
+    number: int = 0
     is_last: bool = False
+    is_audit: bool = False
     mark: int = 0
-    mixed_by: str = ""
-    padding: tuple[Padding, ...] = ()
-    lengths: tuple[int, ...] = ()
 
     @property
     def weight(self) -> float:
-        """Of this worker's mean gradient in that of the batch."""
+        """Return the weight of this worker's mean gradient in that of the batch."""
         return self.samples / self.batch
 
     @property
     def rows(self) -> int:
-        """Samples that this worker computes; without a share of the batch, a few whose weight is 0."""
+        """Return the samples that this worker computes; without a share of the batch, a few whose weight is 0."""
         return self.samples or min(ROWS_WITHOUT_SHARE, self.batch)
 
 
@@ -85,10 +85,12 @@ class ShareTable:
     Args:
         shares: of a full batch, at first.
         minimum: least share of a worker, where a batch has as many samples.
+        audits: which batches are computed twice; None: none is.
     """
 
-    def __init__(self, shares: Shares, *, minimum: int = 1) -> None:
+    def __init__(self, shares: Shares, *, minimum: int = 1, audits: Audits | None = None) -> None:
         self._minimum = minimum
+        self.audits = audits
         self._entries: list[tuple[Place, Shares]] = [((0, 0), shares)]
 
     @property
@@ -109,21 +111,49 @@ class ShareTable:
         self._entries = [*self._entries[-1:], (since, shares)]
 
     def of(self, place: Place, samples: int) -> Shares:
-        """The shares of a batch; in proportion where it is not a full one. Workers go without only where they must."""
+        """Return the shares of a batch; in proportion where it is not a full one. Workers go without only where they
+        must."""
         wanted = next(shares for since, shares in reversed(self._entries) if since <= place or since == (0, 0))
         if sum(wanted) == samples:
             return wanted
+        return self._in_proportion(wanted, samples)
+
+    def _in_proportion(self, wanted: Sequence[int], samples: int) -> Shares:
         least = min(self._minimum, samples // len(wanted))
         return largest_remainder(wanted, samples, minimum=[least] * len(wanted), maximum=[None] * len(wanted))
 
+    def part(self, rank: int, samples: int, place: Place, number: int, *, mark: int = 0, is_last: bool = False) -> Part:
+        """Return a worker's part of a batch.
 
-def own_slice(
-    items: Sequence[Any], shares: Shares, rank: int, place: Place = (0, 0), *, is_last: bool = False, mark: int = 0
-) -> tuple[Part, Sequence[Any]]:
-    """This worker's part of a batch, and the items to compute for it: never none, and for BatchNorm not one alone."""
-    first = sum(shares[:rank])
-    part = Part(samples=shares[rank], batch=len(items), shares=shares, place=place, is_last=is_last, mark=mark)
-    return part, items[first : first + part.samples] or items[:ROWS_WITHOUT_SHARE]
+        Args:
+            rank: of the worker.
+            samples: of the batch.
+            place: of the batch.
+            number: of the batch among all of its loader, from 1.
+            mark: see `Part`.
+            is_last: whether the batch is the last of its epoch.
+        """
+        shares = self.of(place, samples)
+        changed = place == self._entries[-1][0]
+        is_audit = self.audits is not None and self.audits.is_due(number, samples, changed=changed)
+        own = (0, *self._in_proportion(shares[1:], samples)) if is_audit else shares
+        first = sum(own[:rank])
+        return Part(
+            samples=samples if is_audit and rank == 0 else own[rank],
+            batch=samples,
+            first=first,
+            shares=shares,
+            place=place,
+            number=number,
+            is_last=is_last,
+            is_audit=is_audit,
+            mark=mark,
+        )
+
+
+def own_items(items: Sequence[Any], part: Part) -> Sequence[Any]:
+    """Return the items of a batch that a worker computes: never none, and for BatchNorm not one alone."""
+    return items[part.first : part.first + part.samples] or items[:ROWS_WITHOUT_SHARE]
 
 
 class Slices(Sampler[list[int]]):
@@ -152,6 +182,7 @@ class Slices(Sampler[list[int]]):
         self._first = first
         self.parts: deque[Part] = deque()
         self.drawn: Place = (-1, 0)
+        self.number = 0  # of the batches that were shared out
 
     def __iter__(self) -> Iterator[list[int]]:
         # At once: a loader with reader processes begins twice, and a sampler may draw the order as it begins.
@@ -164,10 +195,10 @@ class Slices(Sampler[list[int]]):
             self.drawn = (epoch, number + 1)
             if self._passes(number):
                 continue
-            place = (epoch, number)
-            part, indices = own_slice(batch, self._table.of(place, len(batch)), self._rank, place, is_last=is_last)
+            self.number += 1
+            part = self._table.part(self._rank, len(batch), (epoch, number), self.number, is_last=is_last)
             self.parts.append(part)
-            yield list(indices)
+            yield list(own_items(batch, part))
 
     def __len__(self) -> int:
         return len(self._batches)  # type: ignore[arg-type]  # as a sampler's own: it may have none
@@ -213,16 +244,14 @@ class Splits:
     Args:
         table: of shares.
         rank: whose rows.
-        source: number among what gives batches.
 
     Attributes:
         drawn: the next batch.
     """
 
-    def __init__(self, table: ShareTable, rank: int, source: int) -> None:
+    def __init__(self, table: ShareTable, rank: int) -> None:
         self._table = table
         self._rank = rank
-        self.source = source
         self.drawn: Place = (0, 0)
 
     def state(self) -> dict[str, Any]:
@@ -236,8 +265,8 @@ class Splits:
     def take(self, size: int) -> tuple[Part, slice]:
         """This worker's part of the next batch, and its place in it."""
         place, self.drawn = self.drawn, (0, self.drawn[1] + 1)
-        shares = self._table.of(place, size)
-        part, rows = own_slice(range(size), shares, self._rank, place)
+        part = self._table.part(self._rank, size, place, self.drawn[1])
+        rows = own_items(range(size), part)
         return part, slice(rows[0], rows[-1] + 1)
 
 
@@ -302,9 +331,11 @@ class SlicedStream(IterableDataset[Any]):
         self._drop_last = drop_last
         self._collate = collate
         self.drawn: Place = (-1, 0)
+        self.number = 0  # of the batches before this epoch
 
-    def begin(self) -> None:
-        """Count batches from the next epoch on."""
+    def begin(self, number: int) -> None:
+        """Begin the next epoch, behind so many batches."""
+        self.number = number
         self.drawn = (self.drawn[0] + 1, 0)
 
     def __iter__(self) -> Iterator[tuple[Part, Any]]:
@@ -319,9 +350,8 @@ class SlicedStream(IterableDataset[Any]):
                 return
             self.drawn = (epoch, number + 1)
             place = (epoch, number)
-            shares = self._table.of(place, len(batch))
-            part, own = own_slice(batch, shares, self._rank, place, mark=mark_of(batch[0]))
-            yield part, self._collate(list(own))
+            part = self._table.part(self._rank, len(batch), place, self.number + number + 1, mark=mark_of(batch[0]))
+            yield part, self._collate(list(own_items(batch, part)))
             number += stride
 
 

@@ -18,8 +18,8 @@ from hetopt.core.synchronization import Synchronization
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.error_feedback import keeps_momentum, own_momentum
 from hetopt.trainer.comm.peers import meet
-from hetopt.trainer.inexact import NAMES, ROUNDING, check_accepted
-from hetopt.trainer.session.gradient import Scaler
+from hetopt.trainer.session.audit import ROUNDING, Audit, AuditRecord
+from hetopt.trainer.session.gradients import Scaler
 from hetopt.trainer.session.inspection import inspect_group, inspect_model, inspect_optimizer
 from hetopt.trainer.session.joining import find_place, join
 from hetopt.trainer.session.plan import SessionPlan, make_plan
@@ -41,8 +41,9 @@ def session(
     sync: Synchronization | str = "bsp",
     spec: RunSpec | Path | str | None = None,
     folder: Path | str | None = None,
-    accept_inexact: Sequence[str] = (),
     batch_norm: BatchNormWay = "own",
+    audit: Audit = "warn",
+    audit_tolerance: float = ROUNDING,
     timeout_s: float | None = None,
 ) -> Session:
     """Join the other workers of a script that torchrun started; alone, change nothing.
@@ -63,11 +64,11 @@ def session(
         spec: what `hetopt export` wrote for this run (its shares, compression, policies and sync then count); absent:
             the file that the variable HETOPT_SPEC names, or equal shares.
         folder: for an event log, and step times for `hetopt profile --from-samples`.
-        accept_inexact: what need not be exactly as on one machine: ``"whole_batch"``, a loss whose samples depend on
-            each other (contrastive), of which each worker sees its own; ``"batch_statistics"``, the normalisation of
-            BatchNorm, which is else named; ``"rounding"``, that of LBFGS in float32, which it amplifies.
         batch_norm: ``"synchronized"``: BatchNorm layers normalise by the whole batch, for which the workers
             wait for each other in every such layer, twice a step; ``"own"``: each worker by its own samples.
+        audit: what happens where an audit step finds that shares differ from one machine: the log says so (``"warn"``),
+            the run ends (``"stop"``), or there are no audits (``"off"``).
+        audit_tolerance: relative distance of the two gradients that is accepted.
         timeout_s: a worker that is later than this is lost; absent: the plan's, or 300 s.
 
     Raises:
@@ -79,7 +80,7 @@ def session(
         )
     if steps is not None and steps < 1:
         raise BadInput(f"`steps` must be at least 1, got {steps}.", hint="leave it out if the number is not known")
-    accepted = check_accepted(accept_inexact, "session", (*NAMES, ROUNDING))
+    audits = AuditRecord(mode=audit, tolerance=audit_tolerance)
     if batch_norm not in get_args(BatchNormWay):
         raise BadInput(
             f"`batch_norm` must be 'own' or 'synchronized', got {batch_norm!r}.",
@@ -91,7 +92,7 @@ def session(
     for each in models or (model,):
         inspect_model(each, world_size)
     for each in given or (optimizer,):
-        inspect_optimizer(each, world_size, accepted)
+        inspect_optimizer(each, world_size)
     optimizers, whole = Optimizers(given), as_one_model(models)
     plan = make_plan(
         world_size,
@@ -121,7 +122,7 @@ def session(
         steps=steps,
         scaler=scaler,
         folder=_folder(folder),
-        accepted=accepted,
+        audit=audits,
         synchronizes_norms=batch_norm == "synchronized",
         leave=leave,
     )

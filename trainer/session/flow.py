@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 import operator
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, overload
 
@@ -31,24 +31,24 @@ from hetopt.trainer.comm.exchange import ExchangeStats, summed
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.engine import Engine
 from hetopt.trainer.evaluation import average_buffers, has_averages
+from hetopt.trainer.generators import Generators
 from hetopt.trainer.normalisation import least_share
 from hetopt.trainer.policies.choose import choose_policy
 from hetopt.trainer.session.alike import take_optimizer, take_parameters
+from hetopt.trainer.session.audit import LEAST_WORKERS, AuditRecord, Audits
 from hetopt.trainer.session.batches import Part, ShareTable, Splits, declared_batch, drawn_by_first, full_batch
 from hetopt.trainer.session.gate import Gate
-from hetopt.trainer.session.given_numbers import origins_of
-from hetopt.trainer.session.gradient import GradientSum, Scaler, check_parameters, named_parameters
-from hetopt.trainer.session.handed import Handed, HandedOut, lengths, singles, storages
+from hetopt.trainer.session.gradients import GradientSum, Scaler, check_parameters, named_parameters
 from hetopt.trainer.session.inspection import inspect_loader
 from hetopt.trainer.session.loaders import OwnLoader, SlicedLoader
 from hetopt.trainer.session.local import Between, synchroniser_of
-from hetopt.trainer.session.loss import LossWatch
 from hetopt.trainer.session.plan import SessionPlan
 from hetopt.trainer.session.random_state import RandomState, States
 from hetopt.trainer.session.record import add_sample, open_log
 from hetopt.trainer.session.registry import REGISTRY, Member
 from hetopt.trainer.session.resuming import Extra, Restored
 from hetopt.trainer.session.several import Optimizers
+from hetopt.trainer.session.stopping import Stopped
 from hetopt.trainer.session.turns import Deed
 from hetopt.trainer.session.whole_batch import WholeBatch
 from hetopt.trainer.statistics import DRAWN, Period
@@ -62,10 +62,6 @@ from hetopt.trainer.sync.synchroniser import Synchronizer
 LoaderT = TypeVar("LoaderT", bound=Iterable[Any])
 Source: TypeAlias = SlicedLoader | OwnLoader | Splits
 """Of batches."""
-
-
-class Stopped(BaseException):
-    """Somebody asked the run to end. Raised on all workers between the same two steps; no script catches it."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -111,7 +107,7 @@ class BatchFlow:
         steps: int | None,
         scaler: Scaler | None,
         folder: Path | None,
-        accepted: Sequence[str],
+        audit: AuditRecord,
         synchronizes_norms: bool,
         leave: Callable[[], None],
     ) -> None:
@@ -142,7 +138,6 @@ class BatchFlow:
             for side, own in zip(self._sides, named, strict=True):
                 side.sum = GradientSum(own, self._make_exchange, world_size=world_size, overlaps=overlaps)
             self._exchange = self._exchange_of_all()
-        self._own_weight: float | None = None  # of the last loss that was looked at
         self._stopwatch = make_stopwatch(self.device)
         self._run_dir = folder or Path()
         self._folder = folder
@@ -157,7 +152,11 @@ class BatchFlow:
         self._splits: Splits | None = None  # of batches that the script draws itself
         self._varies = False  # whether batches are of no size that a loader declares
         self._seen = 0  # samples of all workers, in all steps
-        self._handed = HandedOut(weigh=world_size > 1)
+        self._audit = audit
+        self._audits = world_size >= LEAST_WORKERS and audit.mode != "off" and not self._trains_alone
+        self._newest: Part | None = None  # of the batch that the script was given last
+        self._waiting: deque[Part] = deque()  # batches of a window of accumulation may be asked for at once
+        self._is_computed = True  # whether all batches had a backward pass
         self._part: Part | None = None  # of the batch that was computed last
         self._taken = (0,) * world_size  # samples of the step under way, of each worker
         self._begun = self._stopwatch.mark()
@@ -193,18 +192,9 @@ class BatchFlow:
             for one in optimizer.each:
                 take_optimizer(one, rank)
             self._chance = RandomState(rank)
-        self._whole = WholeBatch(rank, self._gate.watched)
+        self._whole = WholeBatch(rank, self._gate.watched, audits=self._audits)
         if synchronizes_norms and world_size > 1:
             self._whole.synchronize(model.modules())
-        self._loss = LossWatch(
-            model,
-            rank,
-            world_size,
-            accumulate=accumulate,
-            accepted=accepted,
-            is_local=self._trains_alone,
-            whole=self._whole,
-        )
 
     @property
     def _room(self) -> int:
@@ -234,20 +224,19 @@ class BatchFlow:
         """
         inspect_loader(loader, self.world_size)
         assert isinstance(loader, DataLoader)
-        begun = partial(self._begin_part, len(self._sources) + 1, origins_of(loader))
         self._varies |= declared_batch(loader) is None
         if self.world_size == 1:
             self._share_alone(loader)
-            alone = OwnLoader(loader, self._ask, self._begin_batch, run=self)
+            alone = OwnLoader(loader, self._ask, self._begin_alone, run=self)
             self._add(alone, self._table)
             self._go_on()
             return alone  # type: ignore[return-value]  # as a loader
-        self._gate.take(Deed.DRAW, self._handed.newest)
+        self._gate.take(Deed.DRAW, self._newest)
         self._check_lengths(loader)
-        size = full_batch(loader, partial(self._gate.drawn_by_first, self._handed.newest))
+        size = full_batch(loader, lambda numbers: self._gate.drawn_by_first(self._newest, numbers))
         minimum = least_share(self._model, size, self.world_size)
         balance = self._balance(self._plan.shares(size, minimum=minimum), minimum)
-        table = ShareTable(balance.shares, minimum=minimum)
+        table = ShareTable(balance.shares, minimum=minimum, audits=self._audits_of())
         assert self._chance is not None
         sliced = SlicedLoader(
             loader,
@@ -255,9 +244,9 @@ class BatchFlow:
             table,
             chance=self._chance,
             asked=self._ask,
-            begun=begun,
+            begun=self._begin_part,
             ended=self._end_data,
-            first=self._drawn_by_first,
+            first=lambda numbers: self._gate.drawn_by_first(self._newest, numbers),
             looks_ahead=self._accumulate > 1,
             run=self,
         )
@@ -310,7 +299,7 @@ class BatchFlow:
                 hint="draw indices as a tensor: rows = run.split(torch.randint(len(samples), (batch_size,)))",
             )
         if self.world_size > 1:
-            with self._gate.drawing(self._handed.newest):
+            with self._gate.drawing(self._newest):
                 batch = drawn_by_first(batch, self.world_size)
         size = batch if isinstance(batch, int) else len(batch)
         if not torch.is_grad_enabled():
@@ -319,23 +308,21 @@ class BatchFlow:
         if self._splits is None:
             minimum = least_share(self._model, size, self.world_size)
             balance = self._balance(self._plan.shares(size, minimum=minimum), minimum)
-            table = ShareTable(balance.shares, minimum=minimum)
-            self._splits = Splits(table, self.rank, len(self._sources) + 1)
+            table = ShareTable(balance.shares, minimum=minimum, audits=self._audits_of())
+            self._splits = Splits(table, self.rank)
             self._add(self._splits, table)
             self._begin(balance, None)
             self._go_on()
         self._ask(is_first)
         part, rows = self._splits.take(size)
-        self._begin_part(self._splits.source, (), part, None)
+        self._begin_part(part)
         return rows if isinstance(batch, int) else batch[rows]
 
-    def _drawn_by_first(self, numbers: Sequence[int]) -> list[int]:
-        """What rank 0 has drawn, and from here on all draw in the loop as it does."""
-        told = self._gate.drawn_by_first(self._handed.newest, numbers)
-        if self._chance is not None:
-            with self._gate.watched():
-                self._chance.agree()
-        return told
+    def _audits_of(self) -> Audits | None:
+        """Return which batches of one more loader are audited."""
+        if not self._audits:
+            return None
+        return Audits(accumulate=self._accumulate, largest=self._plan.spec.workers[0].max_local_batch_size)
 
     def _add(self, source: Source, table: ShareTable) -> None:
         """Batches come from there as well; local batch sizes are decided for the newest."""
@@ -405,7 +392,7 @@ class BatchFlow:
     def _announce(self, engine: Engine) -> None:
         """Training begins, with the first batch that is asked for."""
         self._has_announced = True
-        with self._gate.drawing(self._handed.newest):
+        with self._gate.drawing(self._newest):
             announce(engine.context, self._model, self._exchange, shares=engine.balance.shares, step=engine.step)
         self._events.write("training_started", step=engine.step)
 
@@ -430,24 +417,13 @@ class BatchFlow:
         # Before the first batch of an epoch workers agree on all of them: that is no reading.
         self._asked_s = None if is_first else time.perf_counter()
 
-    def _begin_batch(self, samples: int, batch: Any) -> None:
-        part = Part(samples=samples, batch=samples, shares=(samples,))
+    def _begin_alone(self, part: Part) -> None:
         self._varies |= part.shares != self.shares  # by its rows, which a collate function may make more of
-        for one in self._listeners():
-            one.take(Handed(part=part))
+        self._begin_part(part)
 
-    def _begin_part(self, source: int, origins: tuple[object, ...], part: Part, batch: Any) -> None:
-        part = replace(part, lengths=lengths(batch, part.rows))
+    def _begin_part(self, part: Part) -> None:
         for one in self._listeners():
-            one.take(
-                Handed(
-                    part=part,
-                    source=source,
-                    storages=storages(batch, part.rows),
-                    origins=origins,
-                    singles=singles(batch, part.rows),
-                )
-            )
+            one.take(part)
 
     def _listeners(self) -> Sequence[Member]:
         """This session, and those that follow its batches."""
@@ -461,24 +437,33 @@ class BatchFlow:
     @property
     def has_batches(self) -> bool:
         """Whether its loader, or another session's, has given a batch."""
-        return self._handed.newest is not None
+        return self._newest is not None
 
     def has_summed(self, optimizer: Optimizer) -> bool:
         """Whether all there is of an optimizer's gradient went through `backward` or `sync`."""
         own = [side for side in self._sides if side.optimizer is optimizer] or self._sides
         return all(side.is_summed for side in own)
 
-    def take(self, handed: Handed) -> None:
-        """The script was given a batch."""
-        self._handed.give(handed)
-        self._whole.counts = handed.part.samples > 0
-        self._loss.begin_batch(handed)
+    def take(self, part: Part) -> None:
+        """Note the part of a batch that the script is given."""
+        self._newest = self._whole.part = part
+        if part.is_audit:
+            self._drawn_before = Generators.at(self.device)
+        self._is_computed = False
+        if self._accumulate == 1:
+            self._waiting.clear()
+        self._waiting.append(part)
         self._batches += 1
-        shares = handed.part.shares
         is_first = not any(self._taken)
-        self._taken = shares if is_first else tuple(map(operator.add, self._taken, shares))
+        self._taken = part.shares if is_first else tuple(map(operator.add, self._taken, part.shares))
         asked_s, self._asked_s = self._asked_s, None
-        self._pace.begin(handed.part.samples, read_s=0.0 if asked_s is None else time.perf_counter() - asked_s)
+        self._pace.begin(part.samples, read_s=0.0 if asked_s is None else time.perf_counter() - asked_s)
+
+    def _draws(self) -> bool:
+        """Return whether random numbers of torch were drawn since the audited batch was given."""
+        now, before = Generators.at(self.device), self._drawn_before
+        pairs = ((now.cpu_generator, before.cpu_generator), (now.cuda_generator, before.cuda_generator))
+        return any(one is not None and other is not None and not torch.equal(one, other) for one, other in pairs)
 
     def _end_data(self) -> None:
         """There are no more batches in this epoch; the last may be still to be computed."""
@@ -488,7 +473,7 @@ class BatchFlow:
     def end_epoch(self, shares: Sequence[int]) -> None:
         """An epoch is over as soon as its last batch is computed."""
         self._epoch_over = shares
-        if self._handed.are_computed:
+        if self._is_computed:
             self._end_epoch()
 
     def _end_epoch(self) -> None:
@@ -498,7 +483,7 @@ class BatchFlow:
         shares, self._epoch_over = self._epoch_over, None
         if self._between is None and not has_averages(self._model):
             return
-        self._gate.take(Deed.END_EPOCH, self._handed.newest)
+        self._gate.take(Deed.END_EPOCH, self._newest)
         if self._between is not None:
             self._end_local_step()
             self._between.pause()
@@ -533,7 +518,7 @@ class BatchFlow:
 
     def _tell(self, trace: StepTrace) -> None:
         """One more step: every so many the workers tell each other what they were like, and decide alike."""
-        engine, part, taken = self._engine, self._part or self._handed.newest, self._taken
+        engine, part, taken = self._engine, self._part or self._newest, self._taken
         self._computed = self._computed_s = self._energy = None
         self._waited_s = 0.0
         self._taken, self._batches = (0,) * self.world_size, 0
@@ -545,8 +530,8 @@ class BatchFlow:
         self._loss_sum = torch.zeros_like(self._loss_sum)
         self._seen += sum(taken)
         with self._gate.watched():
-            # Steps over incomplete batches, and over shares of before, are not judged.
-            engine.after(trace, taken, counts=part.shares == engine.balance.shares)
+            # Steps over incomplete batches, over shares of before, and audits are not judged.
+            engine.after(trace, taken, counts=part.shares == engine.balance.shares and not part.is_audit)
             if engine.is_over:
                 self._conclude(engine)
             elif engine.gathers_now and engine.log.unread:

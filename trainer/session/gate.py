@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hetopt.trainer.agreement import Store
 from hetopt.trainer.likeness import options_mark, structure_mark
 from hetopt.trainer.script_lines import exits
-from hetopt.trainer.session.alike import check_parameters_alike, name_options, name_structure
+from hetopt.trainer.session.alike import name_options, name_structure
 from hetopt.trainer.session.batches import Part
 from hetopt.trainer.session.several import Optimizers
 from hetopt.trainer.session.turns import (
@@ -30,9 +30,6 @@ from hetopt.trainer.session.turns import (
 )
 
 _NO_LOAD = torch.empty(0, dtype=torch.float64)
-
-CHECKED_STEPS = 20
-"""Steps between comparisons of all parameters."""
 
 
 class Gate:
@@ -159,15 +156,6 @@ class Gate:
         """This worker ends with an error: the others learn of it at their next turn."""
         if self._turns is not None:
             self._turns.fail(self._turn(Deed.FAIL, part))
-
-    def compare(self, named: Sequence[tuple[str, nn.Parameter]]) -> None:
-        """Every so many steps: the parameters, and what the optimizer knows of them, are the same everywhere.
-
-        Raises:
-            RunFailed: they are not; all workers raise it.
-        """
-        if self._world_size > 1 and self._step and self._step % CHECKED_STEPS == 0:
-            check_parameters_alike(named, self._optimizer, self._step, self._world_size)
 
     def summed(self) -> None:
         """Count one more step whose gradients were summed."""

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
@@ -20,8 +19,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from hetopt.core.errors import BadInput
-from hetopt.trainer.inexact import ROUNDING
-from hetopt.trainer.making import needs_closure
 
 _WRAPPERS = (DistributedDataParallel, DataParallel)
 _DOES = "sums or shards gradients itself"
@@ -118,13 +115,12 @@ def _is_lightning_module(module: nn.Module) -> bool:
     return any(one.__name__ == "LightningModule" for one in type(module).__mro__)
 
 
-def inspect_optimizer(optimizer: object, world_size: int, accepted: Sequence[str] = ()) -> None:
+def inspect_optimizer(optimizer: object, world_size: int) -> None:
     """Refuse what is no plain optimizer: a wrapper decides itself when to step, or where gradients come from.
 
     Args:
         optimizer: as the script gave it.
         world_size: workers.
-        accepted: what need not be exact (see `hetopt.trainer.inexact`).
 
     Raises:
         BadInput: with what to give instead.
@@ -146,15 +142,6 @@ def inspect_optimizer(optimizer: object, world_size: int, accepted: Sequence[str
         raise BadInput(
             f"session(optimizer=) must be a torch.optim.Optimizer, got {_kind(optimizer)}.",
             hint="give the optimizer itself, or a tuple of several",
-        )
-    parameters = [one for group in optimizer.param_groups for one in group["params"]]
-    is_narrow = any(one.dtype == torch.float32 for one in parameters)
-    if world_size > 1 and needs_closure(optimizer) and is_narrow and ROUNDING not in accepted:
-        # Relative difference after three steps of plain LBFGS when only the order of the samples changes: 1e-5 to 8e-5.
-        raise BadInput(
-            f"{_kind(optimizer)} builds a step of several gradients and amplifies their float32 rounding, so that "
-            "several workers would not take quite the steps of one.",
-            hint=f'make the model and its data float64 (model.double()), or accept it: accept_inexact=("{ROUNDING}",)',
         )
     if world_size > 1 and _is_a(optimizer, "torch.distributed.optim", "ZeroRedundancyOptimizer"):
         raise BadInput(

@@ -145,7 +145,7 @@ class Progress:
         return {**random, "generators": [one.get_state() for one in self._generators]}
 
     def _use(self, kept: Mapping[str, Any]) -> None:
-        if self._chance is not None and "reading" in kept:
+        if self._chance is not None and "common" in kept:
             self._chance.use(kept)
         else:
             States.of_plain(kept["own"]).use()

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from hetopt.trainer.session.handed import Handed
+from hetopt.trainer.session.batches import Part
 
 
 class Member(Protocol):
@@ -33,8 +33,8 @@ class Member(Protocol):
         """Whether all there is of an optimizer's gradient went through `backward` or `sync`."""
         ...
 
-    def take(self, handed: Handed) -> None:
-        """The script was given a batch."""
+    def take(self, part: Part) -> None:
+        """Note the part of a batch that the script is given."""
         ...
 
     def end_epoch(self, shares: Sequence[int]) -> None:

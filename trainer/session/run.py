@@ -37,14 +37,14 @@ from hetopt.trainer.comm.compressor import State
 from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.comm.hierarchical import HierarchicalExchange
 from hetopt.trainer.engine import Engine
-from hetopt.trainer.session.alike import check_parameters_alike
+from hetopt.trainer.session.alike import check_replicas
 from hetopt.trainer.session.batches import Splits
-from hetopt.trainer.session.flow import Stopped
 from hetopt.trainer.session.inspection import explain_script_error
 from hetopt.trainer.session.progress import Resumed
 from hetopt.trainer.session.registry import REGISTRY
 from hetopt.trainer.session.resuming import Extra, Restored, check_extra, own_state, restore, script_state
-from hetopt.trainer.session.summing import GradientFlow
+from hetopt.trainer.session.steps import GradientFlow
+from hetopt.trainer.session.stopping import Stopped
 from hetopt.trainer.session.trackers import Tracker, give
 from hetopt.trainer.session.turns import MOST_TOLD, Deed, Disagreement
 
@@ -84,7 +84,7 @@ class Session(GradientFlow):
         if synchroniser is None:
             yield
             return
-        self._gate.take(Deed.AVERAGE, self._handed.newest)
+        self._gate.take(Deed.AVERAGE, self._newest)
         with synchroniser.averaged():
             yield
 
@@ -97,7 +97,7 @@ class Session(GradientFlow):
         Raises:
             RunFailed: one is.
         """
-        self._gate.take(Deed.TOGETHER, self._handed.newest)
+        self._gate.take(Deed.TOGETHER, self._newest)
         with self._gate.watched():
             yield
 
@@ -142,19 +142,21 @@ class Session(GradientFlow):
         return told
 
     def _means(self, values: Sequence[float], samples: int | None, names: Sequence[str] = ()) -> list[float]:
-        part = self._handed.present
+        part = self._newest
         weight = float(samples if samples is not None else 0 if part is None else part.samples)
         # A worker without samples may have computed anything of none.
         own = [one * weight if weight else 0.0 for one in values]
         mark, most, means = float(zlib.crc32(", ".join(names).encode())), MOST_TOLD - 2, list[float]()
         for first in range(0, max(1, len(own)), most):
             some = own[first : first + most]
-            rows = self._gate.take(Deed.MEAN, self._handed.newest, [mark, weight, *some, *[0.0] * (most - len(some))])
+            rows = self._gate.take(Deed.MEAN, self._newest, [mark, weight, *some, *[0.0] * (most - len(some))])
             if any(row[0] != mark for row in rows):
                 raise BadInput(
                     f"The workers log other figures than each other; this one has {', '.join(names) or 'none'}.",
                     hint="log the same names on all workers, in the same order",
                 )
+            # The leader's figure is of the whole batch in an audit.
+            rows = rows[:1] if part is not None and part.is_audit else rows
             _, weights, *totals = (sum(column) for column in zip(*rows, strict=True))
             means += [total / weights if weights else float("nan") for total in totals[: len(some)]]
         return means
@@ -164,18 +166,18 @@ class Session(GradientFlow):
 
             items = run.total(sum(int((labels != -100).sum()) for _, labels in window))
             for inputs, labels in window:
-                run.backward(cross_entropy(model(inputs), labels, reduction="sum") / items)
+                run.backward(cross_entropy(model(inputs), labels, reduction="sum") / items, weight="sum")
 
         Args:
             value: of this worker's part; where it has none of the batch at hand, nothing is added.
         """
-        part = self._handed.newest
+        part = self._newest
         own = 0.0 if part is not None and part.samples == 0 else _figure(value)
         if self.world_size == 1:
             return own
-        total = sum(row[0] for row in self._gate.take(Deed.TOTAL, part, [own]))
-        self._loss.note_total(total)
-        return total
+        rows = self._gate.take(Deed.TOTAL, part, [own])
+        is_audit = part is not None and part.is_audit
+        return sum(row[0] for row in (rows[:1] if is_audit else rows))
 
     def gather(self, rows: Tensor) -> Tensor:
         """The rows of all workers in the order of the whole batch: features for a loss that depends on all of them.
@@ -196,8 +198,8 @@ class Session(GradientFlow):
             return rows
         if self._trains_alone:
             raise BadInput("run.gather joins the samples of workers that train for themselves.", hint="leave out sync")
-        self._gate.take(Deed.GATHER, self._handed.newest)
-        part = self._handed.present
+        self._gate.take(Deed.GATHER, self._newest)
+        part = self._newest
         if part is None:
             raise BadInput("run.gather was called before any batch of this session's loader.", hint="see `run.loader`")
         self._whole.open()
@@ -230,7 +232,7 @@ class Session(GradientFlow):
                 f"run.checkpoint was called in the middle of step {engine.step + 1}.",
                 hint="call it after optimizer.step(), before the next batch is asked for",
             )
-        self._gate.take(Deed.SAVE, self._handed.newest)
+        self._gate.take(Deed.SAVE, self._newest)
         saver, begun_s = self._save_by(engine), engine.context.clock()
         if saver.begun_step == engine.step:
             return
@@ -287,7 +289,7 @@ class Session(GradientFlow):
         self._check_recoverable("run.resume")
         check_extra(extra)
         self._extra = extra
-        self._gate.take(Deed.RESUME, self._handed.newest)
+        self._gate.take(Deed.RESUME, self._newest)
         folder = CheckpointFolder(self._run_dir)
         found = folder.newest(run_digest(self._plan.spec)) if self.is_leader else Found(step=None)
         for torn in found.torn:
@@ -330,8 +332,8 @@ class Session(GradientFlow):
     @property
     def _is_between_steps(self) -> bool:
         """Whether all that the script was given is computed, and in the parameters."""
-        is_waiting = any(side.sum is not None and side.sum.is_waiting for side in self._sides)
-        return not (self._is_within or is_waiting) and self._handed.are_computed
+        is_waiting = any(side.sum is not None and side.sum.is_pending for side in self._sides)
+        return not (self._is_within or is_waiting) and self._is_computed
 
     def _save_before_end(self) -> None:
         """See `BatchFlow`; a script that asks for batches ahead ends without."""
@@ -395,7 +397,7 @@ class Session(GradientFlow):
             return
         self._shut()
         try:
-            self._gate.take(Deed.CLOSE, self._handed.newest)
+            self._gate.take(Deed.CLOSE, self._newest)
             self._end_epoch()
             if self._saver is not None:
                 self._saver.finish()
@@ -403,7 +405,7 @@ class Session(GradientFlow):
                 self._end_local_step()
                 self._between.end()
             self._tell_rest()
-            check_parameters_alike(list(self._model.named_parameters()), None, self._gate.step, self.world_size)
+            check_replicas(list(self._model.named_parameters()), None, self._gate.step, self.world_size)
             step = 0 if self._engine is None else self._engine.step
             self._leave_model(stopped=False)
             self._events.write("session_finished", step=step, parameters_sha256=parameters_sha256(self._model))
@@ -426,7 +428,6 @@ class Session(GradientFlow):
     def _shut(self) -> None:
         self._is_open = False
         REGISTRY.leave(self)
-        self._loss.close()
         for side in self._sides:
             if side.sum is not None:
                 side.sum.close()
@@ -454,7 +455,7 @@ class Session(GradientFlow):
         explain_script_error(error)
         try:
             if not isinstance(error, (Disagreement, RunFailed)):
-                self._gate.fail(self._handed.newest)
+                self._gate.fail(self._newest)
         finally:
             self._part_from_others()
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import islice
 from types import MethodType
 from typing import Any
 
@@ -27,9 +26,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from hetopt.core.errors import BadInput
 from hetopt.trainer.session.batches import Part
-from hetopt.trainer.session.graph import operators
 
-_MOST_NODES = 5_000
 _SUMMED_AS = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.bool: torch.uint8}
 
 
@@ -41,34 +38,42 @@ class WholeBatch:
         watched: around what all workers do together.
 
     Attributes:
-        counts: whether this worker's rows count: one without a share of a batch computes some for nothing.
+        part: of the batch at hand; None: none was given yet.
         waited_s: for other workers, until `take_waited_s`.
-        was_asked: whether rows were ever gathered.
     """
 
-    def __init__(self, rank: int, watched: Callable[[], Any]) -> None:
+    def __init__(self, rank: int, watched: Callable[[], Any], *, audits: bool) -> None:
         self._rank = rank
         self._watched = watched
+        self._audits = audits
         self._group: dist.ProcessGroup | None = None
+        self._sharing: dist.ProcessGroup | None = None  # all but the leader, who computes audited batches alone
         self._weigh: Callable[[], float] | None = None
         self._norms: list[_BatchNorm] = []
-        self.counts = True
+        self.part: Part | None = None
         self.waited_s = 0.0
-        self.was_asked = False
 
     def open(self) -> None:
         """Connect, once; all workers do."""
         if self._group is None:
             self._group = dist.new_group(backend="gloo")
+            if self._audits:
+                self._sharing = dist.new_group(list(range(1, dist.get_world_size())), backend="gloo")
+
+    @property
+    def counts(self) -> bool:
+        """Return whether this worker's rows count: one without a share of a batch computes some for nothing."""
+        return self.part is None or self.part.samples > 0
 
     def close(self) -> None:
         """Leave; BatchNorm is again what it was."""
         for norm in self._norms:
             vars(norm).pop("forward", None)
         self._norms = []
-        if self._group is not None and dist.is_initialized():
-            dist.destroy_process_group(self._group)
-        self._group = None
+        for group in (self._sharing, self._group):
+            if group is not None and dist.is_initialized():
+                dist.destroy_process_group(group)
+        self._group = self._sharing = None
 
     @property
     def normalises(self) -> bool:
@@ -109,10 +114,13 @@ class WholeBatch:
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Over all workers; changes the tensor where it is on the CPU."""
+        is_audit = self.part is not None and self.part.is_audit
+        if is_audit and self._rank == 0:
+            return tensor
         begun_s = time.perf_counter()
         own = tensor.cpu()
         with self._watched():
-            dist.all_reduce(own, group=self._group)
+            dist.all_reduce(own, group=self._sharing if is_audit else self._group)
         self.waited_s += time.perf_counter() - begun_s
         return own.to(tensor.device)
 
@@ -137,10 +145,8 @@ class WholeBatch:
                 f"{tuple(own.shape)}.",
                 hint="gather each view of the samples by itself, before they are put together",
             )
-        self.was_asked = True
-        place = slice(first := sum(part.shares[: self._rank]), first + part.samples)
-        with torch._C.DisableTorchFunction():  # what listens to the script (`RowStatistics`) does not hear this
-            gathered: Tensor = _Rows.apply(own, self, place, part.batch)  # type: ignore[no-untyped-call]  # torch's gap
+        place = slice(part.first, part.first + part.samples)
+        gathered: Tensor = _Rows.apply(own, self, place, part.batch)  # type: ignore[no-untyped-call]  # torch's gap
         return gathered
 
     def synchronize(self, modules: Iterable[nn.Module]) -> None:
@@ -151,12 +157,6 @@ class WholeBatch:
                 # A method of the layer: a copy of it (an average of weights) has its own.
                 one.forward = MethodType(_Normalised(self), one)  # type: ignore[method-assign]
                 self._norms.append(one)
-
-
-def depends_on_rows(loss: Tensor) -> bool:
-    """Whether a loss was computed of gathered rows."""
-    nearest = islice(operators(loss.grad_fn), _MOST_NODES)
-    return any(node.name() == f"{_Rows.__name__}Backward" for node in nearest)
 
 
 class _Rows(torch.autograd.Function):
@@ -197,10 +197,6 @@ class _Normalised:
             return type(norm).forward(norm, x)
         if norm.num_features != x.shape[1]:
             raise BadInput(f"A BatchNorm of {norm.num_features} features got {x.shape[1]}.", hint="see the model")
-        with torch._C.DisableTorchFunction():  # what listens to the script (`RowStatistics`) does not hear this
-            return self._normalised(norm, x)
-
-    def _normalised(self, norm: _BatchNorm, x: Tensor) -> Tensor:
         mean, variance, count = self._statistics(x)
         if norm.track_running_stats and norm.running_mean is not None and norm.running_var is not None:
             with torch.no_grad():

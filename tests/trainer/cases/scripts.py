@@ -503,7 +503,7 @@ def lbfgs(open_: Open) -> None:
 
 def lbfgs_rounded(open_: Open) -> None:
     """By the loss of all workers its line search goes the same way on each of them."""
-    accepting = partial(open_, accept_inexact=("rounding",))
+    accepting = partial(open_)
     closure(accepting, torch.optim.LBFGS, torch.float32, lr=0.5, max_iter=4, line_search_fn="strong_wolfe")
 
 
@@ -769,7 +769,7 @@ def counted_items(open_: Open) -> None:
         while window := [batch for batch in (next(batches, None) for _ in range(4)) if batch is not None]:
             items = run.total(sum(int((y != 3).sum()) for _, y in window))
             for x, y in window:
-                run.backward(cross_entropy(model(x), y, ignore_index=3, reduction="sum") / items)
+                run.backward(cross_entropy(model(x), y, ignore_index=3, reduction="sum") / items, weight="sum")
             nn.utils.clip_grad_norm_(model.parameters(), 0.05)
             opt.step()
             opt.zero_grad()
@@ -784,7 +784,7 @@ def own_items(open_: Open) -> None:
         while window := [batch for batch in (next(batches, None) for _ in range(2)) if batch is not None]:
             items = sum((y != 3).sum() for _, y in window)
             for x, y in window:
-                run.backward(cross_entropy(model(x), y, ignore_index=3, reduction="sum") / items)
+                run.backward(cross_entropy(model(x), y, ignore_index=3, reduction="sum") / items, weight=items)
             opt.step()
             opt.zero_grad()
 

@@ -1,8 +1,8 @@
-"""Runs the scripts in forks of a process that has torch: ``python -m tests.trainer.cases.server FOLDER [CASE...]``.
+"""Runs scripts in forks of a process that has torch: ``python -m tests.trainer.cases.server FOLDER GROUP [CASE...]``.
 
-Each script runs plain, with a session of one worker, and on two workers that share every batch 3:1, all four processes
-at a time; some also with other seeds, plain and on three workers that share every batch 1:1:2. What each optimizer step
-finds in ``.grad``, and how the script ended, is written to the folder.
+Each script runs plain, with a session of one worker, on two workers that share every batch 3:1, and on three workers
+with audits. What each optimizer step finds in ``.grad``, what the audits found, and how the script ended, is written to
+the folder.
 """
 
 from __future__ import annotations
@@ -27,16 +27,33 @@ from hetopt.core.comm import overlap
 from hetopt.core.errors import HetoptError
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.trainer.session import session
+from hetopt.trainer.session.audit import LEAST_WORKERS, ROUNDING, AuditRecord, Found
 
 from . import hub, meetings, memories, scripts, strangers
 
 LIMIT_S = 120.0
 
-RUNS = (("plain", 0, 1), ("alone", 0, 1), ("two-0", 0, 2), ("two-1", 1, 2))
-"""Label, rank and number of workers of each process."""
 
-MORE_RUNS = (("plain-other", 0, 1), *((f"three-{rank}", rank, 3) for rank in range(3)))
-OTHER_SEEDS = ("plain-other", "three")
+def drawn_by_readers(open_: Any) -> Tensor:
+    return scripts.drawn(open_, num_workers=2, generator=torch.Generator().manual_seed(5))
+
+
+GROUPS: dict[str, tuple[Callable[[Any], Any], ...]] = {
+    "scripts": (*scripts.EXACT, *scripts.NARROW, *scripts.REFUSED, scripts.lbfgs_rounded, scripts.drawn,
+                drawn_by_readers),
+    "strangers": (*strangers.EXACT, *strangers.REMEDIES, *strangers.MORE),
+    "meetings": (*meetings.EXACT, *meetings.REFUSED, *meetings.LATER, *meetings.MUCH_LATER),
+    "memories": (*memories.EXACT, *memories.REFUSED, memories.changed_by_hand),
+    "hub": (*hub.EXACT, *hub.REFUSED),
+}  # fmt: skip
+
+RUNS = (
+    ("plain", 0, 1),
+    ("alone", 0, 1),
+    *((f"two-{rank}", rank, 2) for rank in range(2)),
+    *((f"three-{rank}", rank, 3) for rank in range(3)),
+)
+"""Label, rank and number of workers of each process."""
 
 
 class Plain:
@@ -75,22 +92,13 @@ class Plain:
         return float(value)
 
 
-SHARES = {2: (3, 1), 3: (1, 1, 2)}
+SHARES = {2: (3, 1), 3: (1, 3, 1)}
 """Of so many workers."""
-
-MOVED = 100
-"""Seeds of scripts that run with other ones."""
 
 
 def shares(workers: int) -> RunSpec:
     told = (WorkerSpec(host=f"h{n}", type="local", local_batch_size=share) for n, share in enumerate(SHARES[workers]))
     return RunSpec(task="session", workers=tuple(told), batch_policy="static", stop=StopRule(max_steps=1))
-
-
-def move_seeds() -> None:
-    """The scripts name their seeds."""
-    seed = torch.manual_seed
-    torch.manual_seed = lambda said: seed(int(said) + MOVED)
 
 
 def child(run: Callable[[Any], Any], out: Path, rank: int, workers: int, store: Path) -> None:
@@ -103,11 +111,16 @@ def child(run: Callable[[Any], Any], out: Path, rank: int, workers: int, store: 
             flat.append(torch.view_as_real(gradient + 0j).double().flatten())
         gradients.setdefault(optimizer, []).append(torch.cat(flat))
 
-    said, result = "", None
+    said, result, audits = "", None, list[Found]()
     register_optimizer_step_post_hook(keep)
+    add = AuditRecord.add
+
+    def note(self: AuditRecord, found: Found, step: int) -> str | None:
+        audits.append(found)
+        return add(self, found, step)
+
+    AuditRecord.add = note  # type: ignore[method-assign]
     try:
-        if out.name.startswith(OTHER_SEEDS):
-            move_seeds()
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(workers))
         if workers > 1:
             # As torchrun sets them; nobody meets there, as the group is made here.
@@ -116,12 +129,15 @@ def child(run: Callable[[Any], Any], out: Path, rank: int, workers: int, store: 
             dist.init_process_group("gloo", store=dist.FileStore(str(store), workers), rank=rank, world_size=workers)
             dist.barrier()  # a script that is refused at once would be gone before the others are connected
         alone = Plain if out.name.startswith("plain") else session
-        result = run(partial(session, spec=shares(workers)) if workers > 1 else alone)
+        audit = "warn" if workers > LEAST_WORKERS - 1 else "off"
+        result = run(partial(session, spec=shares(workers), audit=audit) if workers > 1 else alone)
     except HetoptError as error:
         said = str(error)
     except Exception as error:
         said = "".join(traceback.format_exception(error))
-    torch.save({"steps": list(gradients.values()), "said": said, "result": result}, out)
+    differs = [found.differs(ROUNDING) for found in audits]
+    told = {"audits": [found.distance for found in audits], "differs": differs}
+    torch.save({"steps": list(gradients.values()), "said": said, "result": result, **told}, out)
     os._exit(0)
 
 
@@ -144,39 +160,18 @@ def main() -> None:
     overlap.FIRST_BUCKET_BYTES, overlap.BUCKET_BYTES = 0, 256
     # What a first optimizer makes torch import would take each child seconds.
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1).step()
-    cases: dict[str, Callable[[Any], Any]] = {
-        one.__name__: one
-        for one in (*scripts.EXACT, *scripts.NARROW, *scripts.REFUSED, *strangers.EXACT, *strangers.REMEDIES)
-    }
-    cases["lbfgs_rounded"] = scripts.lbfgs_rounded
-    cases["drawn"] = scripts.drawn
-    cases["drawn_by_readers"] = lambda open_: scripts.drawn(
-        open_, num_workers=2, generator=torch.Generator().manual_seed(5)
-    )
-    wanted = sys.argv[2:] or list(cases)
-    if wanted == ["hub"]:
+    if sys.argv[2] == "hub":
         import accelerate  # noqa: F401  # before children are forked
         import lightning  # noqa: F401
         import peft  # noqa: F401
         import transformers  # noqa: F401
-
-        cases = {one.__name__: one for one in (*hub.EXACT, *hub.REFUSED)}
-        wanted = list(cases)
-    if wanted == ["more"]:
-        cases = {one.__name__: one for one in strangers.MORE}
-        wanted = list(cases)
-    if wanted == ["meetings"]:
-        some = (*meetings.EXACT, *meetings.REFUSED, *meetings.LATER, *meetings.MUCH_LATER)
-        cases = {one.__name__: one for one in some}
-        wanted = list(cases)
-    if wanted == ["memories"]:
-        cases = {one.__name__: one for one in (*memories.EXACT, *memories.REFUSED, memories.changed_by_hand)}
-        wanted = list(cases)
+    cases = {case.__name__: case for case in GROUPS[sys.argv[2]]}
+    wanted = sys.argv[3:] or list(cases)
     for name in wanted:
         living = {}
         place = folder / name
         place.mkdir(exist_ok=True)
-        for label, rank, workers in (*RUNS, *(MORE_RUNS if cases[name] in (*scripts.THREE, *strangers.MORE) else ())):
+        for label, rank, workers in RUNS:
             pid = os.fork()
             if pid == 0:
                 child(cases[name], place / f"{label}.pt", rank, workers, place / f"store-{workers}")

@@ -1,10 +1,10 @@
-"""The gradients of a session: summed over all workers before the optimizer steps, whoever calls backward."""
+"""Backward passes and optimizer steps of a session: gradients are those of all workers before an optimizer steps."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -15,20 +15,21 @@ from torch.optim import Optimizer
 
 from hetopt.core.errors import BadInput
 from hetopt.trainer.agreement import sum_numbers
-from hetopt.trainer.session.alike import gradients_mark, name_gradient
+from hetopt.trainer.session.alike import check_replicas
 from hetopt.trainer.session.batches import Part
-from hetopt.trainer.session.denominators import Weight
 from hetopt.trainer.session.flow import BatchFlow, Side
-from hetopt.trainer.session.gradient import named_parameters
+from hetopt.trainer.session.gradients import named_parameters
 from hetopt.trainer.session.inspection import inspect_wrappers
 from hetopt.trainer.session.local import gradient_energy
-from hetopt.trainer.session.loss import Word, is_heard
 from hetopt.trainer.session.registry import REGISTRY, Member
 from hetopt.trainer.session.several import Optimizers
-from hetopt.trainer.session.terms import multiplied
 from hetopt.trainer.session.turns import Deed
+from hetopt.trainer.session.weights import Weight, denominator_of, loss_factor, weights_of
 from hetopt.trainer.statistics import DRAWN
 from hetopt.trainer.steps.slowdown import FORWARD
+
+CHECKED_STEPS = 20
+"""Steps of an optimizer between comparisons of the replicas; of the first it compares 1, 2, 4, 8 and 16."""
 
 
 class GradientFlow(BatchFlow):
@@ -38,7 +39,6 @@ class GradientFlow(BatchFlow):
         super().__init__(model, optimizer, **options)
         self._is_inspected = False
         self._stepping: Optimizer | None = None  # of the session
-        self._unheard = ExitStack()  # while it does so
         self._weight = 1.0  # of the gradient that was summed last
         self._hooks = [
             hook
@@ -55,38 +55,37 @@ class GradientFlow(BatchFlow):
 
     @property
     def weight(self) -> float:
-        """How much this worker's last loss counts: the workers' losses, so weighted, add up to that of the batch."""
+        """Return how much this worker's last loss counts: the losses so weighted add up to that of the batch."""
         return self._weight
 
     def backward(
         self,
         loss: Tensor,
         *,
-        weight: Weight | Tensor | None = None,
+        weight: Weight | None = None,
         retain_graph: bool | None = None,
         create_graph: bool = False,
         inputs: Any = None,
         gradient: Tensor | None = None,
     ) -> None:
-        """``loss.backward()``, and then the gradients of all workers in ``.grad``: clip them or step as in the script.
+        """Call ``loss.backward()``, and leave the gradient of all workers in ``.grad``: clip it or step as before.
 
         With ``accumulate=k`` gradients are exchanged at every k-th call, and at the last batch of an epoch; until then
         ``.grad`` holds what this worker has so far. Workers that train for themselves (``sync``) keep their own.
 
-        What the loss is a mean over (samples, tokens, class weights), or that it is a sum, is read off its operators.
+        A worker's loss counts by its samples of the batch; that of one cross entropy by its targets.
 
         Args:
             loss: of this worker's part, a scalar; scaled where a GradScaler is used.
-            weight: what this worker's loss is a mean over, if the operators do not tell; or ``"sum"``: the losses of
-                the workers' parts add up to that of the batch.
-            retain_graph: as of ``Tensor.backward``.
-            create_graph: likewise.
-            inputs: likewise.
-            gradient: likewise; a scalar, by which the loss is multiplied.
+            weight: what this worker's loss is a mean over, if not its samples (tokens, boxes); or ``"sum"``: the losses
+                of the workers' parts add up to that of the batch.
+            retain_graph: as of ``Tensor.backward``, like the others.
+            create_graph: see there.
+            inputs: see there.
+            gradient: see there; a scalar, by which the loss is multiplied.
 
         Raises:
-            BadInput: the loss is no scalar, the samples did not come from `loader`, or the workers' gradients do not
-                make that of the batch, as far as anybody can tell.
+            BadInput: the loss is no scalar, or the samples did not come from `loader` or `split`.
             RunFailed: the workers are at different points of the script.
         """
         if loss.dim() != 0:
@@ -99,130 +98,127 @@ class GradientFlow(BatchFlow):
         if self.world_size > 1 and not self._is_inspected:
             inspect_wrappers(self._model)
             self._is_inspected = True
-        self._part = self._handed.of(loss)
-        part = self._present_part()
+        part = self._take_part()
         if self._sums:
             for side in self._sides:
                 self._follow(side)
         options = {"retain_graph": retain_graph, "create_graph": create_graph, "inputs": inputs}
-        with self._loss.unheard():
-            self._compute(loss, weight, part, options)
-
-    def _compute(
-        self, loss: Tensor, weight: Weight | Tensor | None, part: Part | None, options: Mapping[str, Any]
-    ) -> None:
-        """See `backward`; what torch is called with from here on is not the script's doing."""
         if part is None or self.world_size == 1 or self._trains_alone:
-            factor = self._loss.factor(loss, weight, part)
+            factor = 1.0 if part is None or self.world_size == 1 else loss_factor(weight, part)
             torch.autograd.backward(loss if factor == 1 else factor * loss, **options)
             self._note_computed()
-            own = 1.0 if part is None or self.world_size == 1 else part.weight
-            self._complete(loss, own, part)
+            self._complete(loss, 1.0 if part is None or self.world_size == 1 else part.weight, part)
             return
-        word = self._loss.look(loss, weight, part, self._handed.beside)
+        own = [float(part.samples), denominator_of(loss, weight)]
         if self._rides(part):
             torch.autograd.backward(loss, **options)
             self._note_computed()
-            self._loss.tell(part)
-            self._ride(loss, word)
+            self._ride(loss, own, part)
             return
-        weigh = self._say(word)
-        if len(self._sides) == 1 and self._completes(self._sides[0], part):
+        weigh = self._say(own, part)
+        if len(self._sides) == 1 and self._completes(self._sides[0], part) and not part.is_audit:
             self._expect(weigh)
-        with self._whole.backward(weigh), multiplied(self._factors(word, weigh)):
+        with self._whole.backward(weigh):
             torch.autograd.backward(loss, **options)
         self._note_computed()
-        self._loss.tell(part)
         self._complete(loss, weigh(), part)
 
-    def _factors(self, word: Word, weigh: Callable[[], float]) -> Mapping[Any, float]:
-        """By what terms of a loss are multiplied, which has to be known before the backward pass begins."""
-        if word.terms:
-            begun_s = time.perf_counter()
-            weigh()
-            self._waited_s += time.perf_counter() - begun_s
-        return word.factors
-
-    def _say(self, word: Word) -> Callable[[], float]:
-        """Tell the others of a loss; how to learn, once, how much it counts, when they are at the same point."""
-        pending = self._gate.begin(Deed.SUM, self._handed.newest, [*word.own.numbers(), 0.0])
+    def _say(self, own: Sequence[float], part: Part) -> Callable[[], float]:
+        """Tell the others of a loss; return how to learn its weight once, when they are at the same point."""
+        pending = self._gate.begin(Deed.SUM, self._newest, [*own, 0.0])
 
         @cache
         def weigh() -> float:
-            weight = self._loss.weights(word, self._gate.finish(pending).told)[self.rank]
+            rows = self._gate.finish(pending).told
             if len(REGISTRY.open) == 1:  # on all workers, as they are at the same point
                 self._gate.make_room(self._room)
-            return weight
+            return self._weights(rows, part)[self.rank]
 
         return weigh
 
-    def _rides(self, part: Part) -> bool:
-        """Whether a gradient that comes can travel with this worker's word, as nobody asks for weights before."""
-        side = self._sides[0]
-        is_small = side.sum is not None and 0 < side.sum.room == len(self._gate.load) and not side.sum.is_waiting
-        comes_later = self._whole.is_open or self._loss.may_weigh_terms
-        return is_small and self._completes(side, part) and not comes_later
+    @staticmethod
+    def _weights(rows: Sequence[Sequence[float]], part: Part) -> list[float]:
+        """Return the weights of the workers' losses; in an audit that of the leader is of the whole batch."""
+        shared = rows[1:] if part.is_audit else rows
+        weights = weights_of([row[0] for row in shared], [row[1] for row in shared])
+        return [1.0, *weights] if part.is_audit else weights
 
-    def _ride(self, loss: Tensor, word: Word) -> None:
-        """A small gradient travels with this worker's word: one message to each of the others is all of the step's."""
+    def _rides(self, part: Part) -> bool:
+        """Return whether a gradient that comes can travel with this worker's word: nobody asks for weights before."""
+        side = self._sides[0]
+        is_small = side.sum is not None and 0 < side.sum.room == len(self._gate.load) and not side.sum.is_pending
+        return is_small and self._completes(side, part) and not (self._whole.is_open or part.is_audit)
+
+    def _ride(self, loss: Tensor, own: Sequence[float], part: Part) -> None:
+        """Send a small gradient with this worker's word: one message to each of the others is all of the step's."""
         side = self._sides[0]
         assert side.sum is not None
         begun_s = time.perf_counter()
-        is_whole = side.sum.pack(self._gate.load)
-        told = [*word.own.numbers(), float(is_whole)]
+        told = [*own, float(side.sum.pack(self._gate.load))]
         of_loss = len(told)
         if self._row:
             self._row[DRAWN] = self._drawn
             told += self._row
             self._row = []
-        heard = self._gate.finish(self._gate.begin(Deed.SUM, self._handed.newest, told, loaded=True))
+        heard = self._gate.finish(self._gate.begin(Deed.SUM, self._newest, told, loaded=True))
         if len(told) > of_loss:
             self._rows = [row[of_loss:] for row in heard.told]
             heard = replace(heard, told=[row[:of_loss] for row in heard.told])
-        is_whole = all(row[-1] for row in heard.told)
-        weights = self._loss.weights(word, heard.told)
-        own = weights[self.rank]
+        weights = self._weights(heard.told, part)
         if heard.loads is None:
-            self._complete(loss, own, self._part)
+            self._complete(loss, weights[self.rank], part)
             return
-        self._note_loss(loss, own)
+        self._note_loss(loss, weights[self.rank])
         side.backwards += 1
+        is_whole = all(row[2] for row in heard.told)
         side.sum.merge(heard.loads, weights, is_whole=is_whole, sync_s=time.perf_counter() - begun_s)
         self._note_sum(side)
-        self._end_sum(own)
+        self._end_sum(weights[self.rank])
 
     def _complete(self, loss: Tensor, own: float, part: Part | None) -> None:
-        """A backward pass is over, of a loss that counts so much: sum gradients that are complete, keep the others."""
+        """Sum the gradients that a backward pass completed, and hold the others, of a loss with such a weight."""
         self._note_loss(loss, own)
-        self._weight = self._own_weight = own
+        self._weight = own
         reached = self._reached()
         ready = [side for side in reached if self._completes(side, part)]
         for side in self._sides:
             side.backwards += side in reached
             if side.sum is not None and side.is_trained and side not in ready:
-                side.sum.put_aside(own) if side in reached else side.sum.put_back()
-        if ready:
-            with self._summing(own) as look_at:
-                for side in ready:
-                    if side.sum is not None:
-                        side.sum.sum(own, self._scaler, look_at=look_at)
-                    self._note_sum(side)
+                side.sum.hold(own) if side in reached else side.sum.put_back()
+        if not ready:
+            if self._computed_s is not None:
+                self._waited_s += time.perf_counter() - self._computed_s
+            self._computed = self._computed_s = None
             return
-        if self._computed_s is not None:
-            self._waited_s += time.perf_counter() - self._computed_s
-        self._computed = self._computed_s = None
+        with self._summing(own) as look_at:
+            for side in ready:
+                if side.sum is not None and part is not None and part.is_audit:
+                    self._audit_step(side, own)
+                elif side.sum is not None:
+                    side.sum.sum(own, self._scaler, look_at=look_at)
+                self._note_sum(side)
+
+    def _audit_step(self, side: Side, own: float) -> None:
+        """Take the leader's gradient of the whole batch, and note how far that of the shares is from it."""
+        assert side.sum is not None
+        step = self._gate.step + 1
+        found = side.sum.audit(own, is_leader=self.rank == 0, draws=self._draws())
+        said = self._audit.add(found, step)
+        self._events.write("audited", step=step, distance=found.distance, tolerance=self._audit.tolerance)
+        if said is not None and self.rank == 0:
+            self._events.write("audit_differs", step=step, reason=said)
 
     @property
     def _sums(self) -> bool:
-        """Whether anything is done to gradients."""
+        """Return whether anything is done to gradients."""
         return self._sides[0].sum is not None
 
     def _completes(self, side: Side, part: Part | None) -> bool:
-        """Whether one more backward pass completes a step of an optimizer."""
+        """Return whether one more backward pass completes a step of an optimizer."""
         return side.backwards + 1 >= self._accumulate or (part is not None and part.is_last)
 
     def _reached(self) -> list[Side]:
-        """The optimizers of whose parameters the backward pass has made gradients, on any worker.
+        """Return the optimizers of whose parameters the backward pass has made gradients, on any worker.
 
         So each loss costs the exchange of what its step needs: of a generator's loss also the discriminator's part,
         unless its parameters are frozen meanwhile or left out (``inputs``), as it is what ``.grad`` has then.
@@ -235,14 +231,12 @@ class GradientFlow(BatchFlow):
         return [side for side, workers in zip(self._sides, on_any, strict=True) if workers]
 
     def _note_sum(self, side: Side) -> None:
-        """The gradient of an optimizer is that of all workers now."""
-        self._loss.note_summed()
         side.is_summed = True
         if side.sum is not None and side.sum.stats is not None:
             self._stats.append(side.sum.stats)
 
-    def _follow(self, side: Side, *, begins: bool = True) -> None:
-        """The optimizer's parameters may be others than in the step before."""
+    def _follow(self, side: Side) -> None:
+        """Make way for a backward pass; the optimizer's parameters may be others than in the step before."""
         if side.sum is None:
             return
         trained = [one for group in side.optimizer.param_groups for one in group["params"] if one.requires_grad]
@@ -253,10 +247,10 @@ class GradientFlow(BatchFlow):
             self._exchange = self._exchange_of_all()
             if self._engine is not None:
                 self._engine.exchange = self._exchange
-        side.sum.begin() if begins else side.sum.drop()
+        side.sum.begin()
 
     def _expect(self, weigh: Callable[[], float]) -> None:
-        """The backward pass that comes completes the step; what it waits for others is no part of computing."""
+        """Send what the backward pass that comes makes; what it waits for others is no part of computing."""
 
         def timed() -> float:
             begun_s = time.perf_counter()
@@ -267,10 +261,10 @@ class GradientFlow(BatchFlow):
         if self._sides[0].sum is not None:
             self._sides[0].sum.expect(timed, self._reach)
 
-    def _reach(self, made: float) -> None:
+    def _reach(self, done: float) -> None:
         """Where this worker is slowed down, wait until this part of the gradient would have been made."""
         if self._pace.waits:
-            self._pace.reach(FORWARD + (1 - FORWARD) * made)
+            self._pace.reach(FORWARD + (1 - FORWARD) * done)
 
     def _note_computed(self) -> None:
         """This worker has computed: what comes until the sum is the wait for the others."""
@@ -278,50 +272,40 @@ class GradientFlow(BatchFlow):
         self._waited_s += self._whole.take_waited_s()
         self._computed, self._computed_s = self._stopwatch.mark(), time.perf_counter()
 
-    def sync(self, *, weight: Weight | Tensor | None = None) -> None:
+    def sync(self, *, weight: Weight | None = None) -> None:
         """Sum the gradients of all workers now; for loops that call ``loss.backward()`` themselves, before clipping.
 
         Args:
-            weight: what the loss was a mean over on this worker (samples, tokens), or ``"sum"`` (see `backward`); None:
-                what `backward` found.
+            weight: what the loss was a mean over on this worker, or ``"sum"`` (see `backward`); None: its samples.
 
         Raises:
-            BadInput: there is no weight, and `backward` has not seen the loss.
             RunFailed: the workers are at different points of the script.
         """
-        if self._sums:
-            for side in self._sides:
-                self._follow(side, begins=False)
         self._sync(self._sides, weight)
 
-    def _sync(self, sides: Sequence[Side], weight: Weight | Tensor | None = None) -> None:
-        word: Word | None = None
-        if weight is not None and not all(_waits(side) for side in sides):
-            self._part = self._handed.of_all()
-            part = self._present_part()
-            word = None if part is None else self._loss.state(weight, part)
-        told: list[list[float]] = []
-        if self._sums:
-            told = self._gate.take(Deed.SUM, self._handed.newest, () if word is None else word.own.numbers())
-        if len(sides) > 1:
-            waiting = [side for side in sides if _waits(side)]
-            sides = [*waiting, *(side for side in self._reached() if side not in waiting)]
-        waits = [_waits(side) for side in sides]
-        own = 0.0  # where all of it was weighed as it was put aside
-        if not all(waits):
-            if word is None:
-                self._part = self._handed.of_all()
-                self._present_part()
-            own = self._loss.own_weight(self._own_weight, word, told)
+    def _sync(self, sides: Sequence[Side], weight: Weight | None = None) -> None:
+        waits = [side.sum is not None and side.sum.is_pending for side in sides]
+        own = 0.0  # where all of it was weighed as it was held
+        part = self._part if all(waits) else self._take_part()
+        if self._sums and part is not None:
+            denominator = denominator_of(torch.zeros(()), weight)
+            rows = self._gate.take(Deed.SUM, self._newest, [float(part.samples), denominator])
+            own = self._weights(rows, part)[self.rank]
         with self._summing(own) as look_at:
-            for side, wait in zip(sides, waits, strict=True):
-                if side.sum is not None:
-                    side.sum.sum(0.0 if wait else own, self._scaler, look_at=look_at)
+            for side, is_held in zip(sides, waits, strict=True):
+                if side.sum is None:
+                    continue
+                if is_held:
+                    side.sum.begin()
+                if part is not None and part.is_audit:
+                    self._audit_step(side, own)
+                else:
+                    side.sum.sum(0.0 if is_held else own, self._scaler, look_at=look_at)
                 self._note_sum(side)
 
     @contextmanager
     def _summing(self, weight: float) -> Iterator[Sequence[float]]:
-        """Gradients are summed inside, and looked at for these ratios; then a step is done.
+        """Sum gradients inside, looked at for the ratios that are given; then a step is done.
 
         Args:
             weight: of this worker's gradient.
@@ -333,8 +317,8 @@ class GradientFlow(BatchFlow):
         self._end_sum(weight)
 
     def _end_sum(self, weight: float) -> None:
-        """Gradients are summed, of which this worker's counts so much: with the last of a step that is done."""
-        self._own_weight, self._weight = None, weight
+        """Count a step whose gradients are summed, of which this worker's counts so much."""
+        self._weight = weight
         if self._trains_alone:
             self._sides[0].backwards = 0
             if self._plan.spec.sync.name == "selsync":
@@ -343,20 +327,18 @@ class GradientFlow(BatchFlow):
             return
         if not any(self._taken) and len(self._stepped) < len(self._sides):
             return  # one more loss of the same step
-        if self._sums:
-            self._gate.compare(self._trained)  # once nothing is on its way any more
         self._gate.summed()
         self._tell(self._trace())
 
     def trains(self, optimizer: Optimizer) -> bool:
-        """Whether these are its parameters: the optimizer's own, or those of one that steps in its place."""
+        """Return whether these are its parameters: the optimizer's own, or those of one that steps in its place."""
         if any(side.optimizer is optimizer for side in self._sides):
             return True
         own = {id(one) for group in self._optimizer.param_groups for one in group["params"]}
         return all(id(one) in own for group in optimizer.param_groups for one in group["params"])
 
     def meet_own(self, optimizer: Optimizer) -> None:
-        """An optimizer inside one of the session's (SAM's) may step on its own: that counts as a step of it."""
+        """Sum before an optimizer inside one of the session's (SAM's) steps on its own: a step of that one, too."""
         if self._stepping is not None or any(side.optimizer is optimizer for side in self._sides):
             return
         own = {id(one) for group in optimizer.param_groups for one in group["params"]}
@@ -366,7 +348,7 @@ class GradientFlow(BatchFlow):
                 self._stepped.add(id(side.optimizer))
 
     def meet_stranger(self, optimizer: Optimizer) -> None:
-        """An optimizer that is in no session is about to step by the gradient of this worker's samples alone.
+        """Refuse an optimizer that is in no session: it would step by the gradient of this worker's samples alone.
 
         Raises:
             BadInput: always.
@@ -378,8 +360,10 @@ class GradientFlow(BatchFlow):
             "with session((G, D), (optimizer_g, optimizer_d)) as run: ... run.backward(loss_g)",
         )
 
-    def _present_part(self) -> Part | None:
-        """Of the batch that is computed; None: it is alone, and was given none."""
+    def _take_part(self) -> Part | None:
+        """Return the part of the batch that is computed; None: this worker is alone, and was given none."""
+        self._part = self._waiting.popleft() if self._waiting else self._newest
+        self._is_computed = not self._waiting
         if self._part is None and self.world_size > 1:
             raise BadInput(
                 "A gradient came before any batch of this session's loader.",
@@ -388,14 +372,17 @@ class GradientFlow(BatchFlow):
         return self._part
 
     def _note_loss(self, loss: Tensor, weight: float) -> None:
-        """As a sum over samples: over those of all workers it is the batch's loss times its samples."""
+        """Add a loss as a sum over samples: over those of all workers it is the batch's loss times its samples."""
         self._is_within = True
-        if weight and self._part is not None:
+        part = self._part
+        if part is not None and part.is_audit:
+            weight = float(self.rank == 0)
+        if weight and part is not None:
             scale = 1.0 if self._scaler is None else self._scaler.get_scale()
-            self._loss_sum.add_(loss.detach(), alpha=weight * self._part.batch / scale)
+            self._loss_sum.add_(loss.detach(), alpha=weight * part.batch / scale)
 
     def _before_step(self, optimizer: Optimizer, arguments: Any, options: Any) -> Any:
-        """Whatever the script did not exchange by now would be lost to the others."""
+        """Sum whatever the script did not exchange by now: it would be lost to the others."""
         side = next(one for one in self._sides if one.optimizer is optimizer)
         self._stepping = optimizer
         if side.sum is not None and self.world_size > 1:
@@ -404,45 +391,38 @@ class GradientFlow(BatchFlow):
             if len(arguments) > 1 and arguments[1] is not None:
                 return (arguments[0], self._together(side, arguments[1]), *arguments[2:]), options
         self._begin_step(side)
-        self._compare_gradients(side)
-        self._unheard.enter_context(self._loss.unheard())  # what an optimizer does by the gradient of all
+        self._compare(side)
         return None
 
-    def _compare_gradients(self, side: Side) -> None:
-        """What the script did to ``.grad`` since it was summed is the same on all workers: asked in the first steps.
+    def _compare(self, side: Side) -> None:
+        """Compare the replicas, and what they are about to step by, at some steps of an optimizer.
 
         Raises:
-            BadInput: it is not; on all workers.
-            RunFailed: only some of them step.
+            RunFailed: they are not the same; all workers raise it.
         """
-        number, side.steps = side.steps, side.steps + 1
-        if side.sum is None or self.world_size == 1 or not is_heard(number):
-            return
-        with self._loss.unheard():
-            own = [(name, one.grad) for name, one in named_parameters(side.optimizer, self._names)]
-            marks = self._gate.take(Deed.STEP, self._handed.newest, [gradients_mark(own)])
-            if any(mark != marks[0] for mark in marks):
-                raise name_gradient(own, self._loss.changed_at, number + 1, self.world_size)
+        side.steps += 1
+        is_early = side.steps < CHECKED_STEPS and side.steps & (side.steps - 1) == 0
+        if side.sum is not None and self.world_size > 1 and (is_early or side.steps % CHECKED_STEPS == 0):
+            named = named_parameters(side.optimizer, self._names)
+            self._gate.take(Deed.STEP, self._newest)
+            check_replicas(named, self._optimizer, self._gate.step, self.world_size)
 
     def _begin_step(self, side: Side) -> None:
-        """An optimizer steps by the gradient of all workers."""
+        """Let an optimizer step by the gradient of all workers."""
         side.backwards, self._is_within = 0, False
-        if not side.is_summed or (side.sum is not None and side.sum.is_waiting and self.world_size > 1):
-            self._follow_and_sync(side)
+        is_held = side.sum is not None and side.sum.is_pending and self.world_size > 1
+        if not side.is_summed or is_held:
+            self._sync([side])
         side.is_summed = False
 
-    def _follow_and_sync(self, side: Side) -> None:
-        self._follow(side, begins=False)
-        self._sync([side])
-
     def _together(self, side: Side, closure: Callable[..., Any]) -> Callable[..., Any]:
-        """A closure of an optimizer (LBFGS) that computes the loss and gradient of all workers."""
+        """Return a closure of an optimizer (LBFGS) that computes the loss and gradient of all workers."""
 
         def together(*arguments: Any, **options: Any) -> Any:
             before, side.is_summed = side.is_summed, False
             loss = closure(*arguments, **options)
-            if not side.is_summed and not (before and loss is None):  # Lightning gives one that does nothing
-                self._follow_and_sync(side)
+            if not side.is_summed and not (before and loss is None):
+                self._sync([side])
             side.backwards, side.is_summed = 0, False
             self._is_within = False
             if loss is None:
@@ -454,13 +434,7 @@ class GradientFlow(BatchFlow):
         return together
 
     def _after_step(self, optimizer: Optimizer, arguments: Any, options: Any) -> None:
-        self._unheard.close()
         self._stepping = None
         self._stepped.add(id(optimizer))
-        if self._epoch_over is not None and self._handed.are_computed:
+        if self._epoch_over is not None and self._is_computed:
             self._end_epoch()
-
-
-def _waits(side: Side) -> bool:
-    """Whether gradients were put aside that are in no sum yet."""
-    return side.sum is not None and side.sum.is_waiting

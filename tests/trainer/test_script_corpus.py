@@ -1,0 +1,134 @@
+"""The corpus of scripts as a law: of each, how far shares are from one machine, and what an audit finds of that.
+
+Whether a script's shares equal one machine follows from the contract (weighted data parallelism), and is written down
+in ``cases/verdicts.json`` as a recorded figure. Nothing that trains under DistributedDataParallel is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.forks import all_end_well
+
+from .cases import meetings, memories, scripts, strangers
+from .cases.server import GROUPS
+
+VERDICTS = Path(__file__).parent / "cases" / "verdicts.json"
+
+JUDGED_STEPS = 3
+"""Later ones differ by more than rounding, which training amplifies."""
+
+ROUNDING = 1e-5
+"""Relative distance of gradients that are the same but for the order of float32 sums."""
+
+FOUND_STEPS = 8
+NOISY = 1e-4
+
+
+def distance(plain: list[list[Tensor]], other: list[list[Tensor]]) -> float:
+    """The largest relative distance of a step's gradients, of the first steps that both have."""
+    pairs = [
+        pair
+        for one, two in zip(plain, other, strict=False)
+        for pair in list(zip(one, two, strict=False))[:JUDGED_STEPS]
+    ]
+    return max((float((a - b).norm() / a.norm().clamp_min(1e-12)) for a, b in pairs), default=0.0)
+
+
+def read(folder: Path, name: str, label: str) -> dict[str, Any]:
+    path = folder / name / f"{label}.pt"
+    assert path.exists(), f"{name} hung ({label})"
+    told: dict[str, Any] = torch.load(path)
+    return told
+
+
+@pytest.fixture(scope="module", params=["scripts", "strangers", "meetings", "memories"])
+def group(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    folder = tmp_path_factory.mktemp(request.param)
+    all_end_well(["-m", "tests.trainer.cases.server", str(folder), request.param])
+    return request.param, folder
+
+
+def verdict(folder: Path, name: str) -> dict[str, Any]:
+    plain, two, three = (read(folder, name, label) for label in ("plain", "two-0", "three-0"))
+    if two["said"]:
+        return {"shares": "ended", "by": two["said"].strip().splitlines()[-1].split(":")[0][:60]}
+    steps = [len(one) for one in plain["steps"]] == [len(one) for one in two["steps"]]
+    apart = distance(plain["steps"], two["steps"])
+    told: dict[str, Any] = {"shares": "equal" if apart < ROUNDING else "differ", "by": float(f"{apart:.1g}")}
+    if not steps and name != "loaded_on_one":  # whose first steps are those of worker 0 alone
+        told["steps"] = "other"
+    if any(three["differs"]):
+        told["audit"] = float(f"{max(three['audits']):.1g}")
+    return told
+
+
+def test_shares_are_as_far_from_one_machine_as_is_written_down(
+    group: tuple[str, Path], request: pytest.FixtureRequest
+) -> None:
+    which, folder = group
+    found = {case.__name__: verdict(folder, case.__name__) for case in GROUPS[which]}
+    written = json.loads(VERDICTS.read_text()) if VERDICTS.exists() else {}
+    if request.config.getoption("--record"):
+        written[which] = found
+        VERDICTS.write_text(json.dumps(written, indent=1, sort_keys=True) + "\n")
+    wrong = {}
+    for name, one in found.items():
+        other = written[which][name]
+        same = {key: value for key, value in one.items() if key not in ("by", "audit")}
+        if (
+            same != {key: value for key, value in other.items() if key not in ("by", "audit")}
+            or (one["shares"] == "differ" and not 1 / 3 < one["by"] / other["by"] < 3)
+            or (one["shares"] == "ended" and one["by"] != other["by"])
+            or ("audit" in one) != ("audit" in other)
+        ):
+            wrong[name] = one, other
+    assert not wrong
+
+
+def test_one_worker_trains_bit_for_bit_as_without_a_session(group: tuple[str, Path]) -> None:
+    which, folder = group
+    for case in GROUPS[which]:
+        plain, alone = (read(folder, case.__name__, label) for label in ("plain", "alone"))
+        if not plain["said"]:
+            assert alone["said"] == "", case.__name__
+            assert distance(plain["steps"], alone["steps"]) == 0.0, case.__name__
+
+
+def test_workers_step_by_the_same_gradients(group: tuple[str, Path]) -> None:
+    which, folder = group
+    for case in GROUPS[which]:
+        first, second = (read(folder, case.__name__, label)["steps"] for label in ("two-0", "two-1"))
+        if case.__name__ != "loaded_on_one":
+            assert distance(first, second) == 0.0, case.__name__
+
+
+MUST_BE_FOUND = {
+    "meetings": (*meetings.REFUSED, *meetings.LATER),
+    "memories": tuple(memories.REFUSED),
+    "strangers": tuple(strangers.REMEDIES),
+}
+"""Scripts whose shares compute something else than one machine, in whatever way."""
+
+MAY_STAY_EXACT = scripts.EXACT
+"""Scripts that are exact by the contract."""
+
+
+def test_check_or_an_audit_finds_what_differs(group: tuple[str, Path]) -> None:
+    which, folder = group
+    if which not in MUST_BE_FOUND:
+        pytest.skip("this group has none")
+    missed = []
+    for case in MUST_BE_FOUND[which]:
+        plain, two, three = (read(folder, case.__name__, label) for label in ("plain", "two-0", "three-0"))
+        by_check = distance(plain["steps"], two["steps"]) > NOISY or bool(two["said"])
+        by_audit = any(three["differs"][:FOUND_STEPS]) or bool(three["said"])
+        if not (by_check or by_audit):
+            missed.append(case.__name__)
+    assert missed == json.loads(VERDICTS.read_text())["missed"][which]

@@ -1,0 +1,159 @@
+"""A DDP script, unchanged, on unequal shares: the steps of one process with the whole batch."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
+from hetopt.trainer.ddp.script import unequal
+from hetopt.trainer.session.plan import SessionPlan
+
+SAMPLES = 203
+EPOCHS = 2
+
+Script = Callable[[Callable[[nn.Module], nn.Module], Callable[..., DataLoader[Any]]], None]
+
+
+def points() -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(SAMPLES, 8, generator=generator)
+    return TensorDataset(x, (x[:, 0] > 0).long())
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2))
+
+
+def epochs(loader: DataLoader[Any]) -> Iterator[tuple[Tensor, Tensor]]:
+    for epoch in range(EPOCHS):
+        loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+        yield from loader
+
+
+def plain(batch: int, ddp: Callable[[nn.Module], nn.Module], **options: Any) -> nn.Module:
+    model = net()
+    wrapped = ddp(model)
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.1, momentum=0.9)
+    data = points()
+    loader = DataLoader(data, batch_size=batch, sampler=DistributedSampler(data, **options))
+    for x, y in epochs(loader):
+        optimizer.zero_grad()
+        cross_entropy(wrapped(x), y).backward()
+        optimizer.step()
+    return model
+
+
+def accumulating(batch: int, ddp: Callable[[nn.Module], nn.Module], **options: Any) -> nn.Module:
+    model = net()
+    wrapped: Any = ddp(model)
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
+    data = points()
+    loader = DataLoader(data, batch_size=batch, sampler=DistributedSampler(data, **options), num_workers=1)
+    for number, (x, y) in enumerate(epochs(loader)):
+        if number % 3 < 2:
+            with wrapped.no_sync() if hasattr(wrapped, "no_sync") else torch.enable_grad():
+                (cross_entropy(wrapped(x), y) / 3).backward()
+            continue
+        (cross_entropy(wrapped(x), y) / 3).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+SCRIPTS = {"plain": plain, "accumulating": accumulating}
+
+
+class Alone(nn.Module):
+    """Stands where DDP would, in a process that has all of each batch."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.module(x)
+        return out
+
+
+class OfAllRanks(DistributedSampler[Any]):
+    """The samples of two ranks together, in the order of their batches."""
+
+
+def spec(compression: Compression) -> RunSpec:
+    workers = tuple(WorkerSpec(host=f"h{n}", type="local", local_batch_size=share) for n, share in enumerate((24, 8)))
+    return RunSpec(
+        task="script", script=("train.py",), workers=workers, compression=compression, batch_policy="static",
+        stop=StopRule(max_steps=1),
+    )  # fmt: skip
+
+
+def worker(rank: int, name: str, compression: Compression, folder: str) -> None:
+    store = dist.FileStore(f"{folder}/store", 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    with unequal(SessionPlan(spec=spec(compression)), Path(folder)) as run:
+        model = SCRIPTS[name](16, DistributedDataParallel)
+    assert run() is not None
+    torch.save(model.state_dict(), f"{folder}/{name}-{rank}.pt")
+
+
+def trained(name: str, folder: Path, compression: Compression) -> list[dict[str, Tensor]]:
+    torch.multiprocessing.start_processes(  # type: ignore[no-untyped-call]
+        worker, (name, compression, str(folder)), nprocs=2, start_method="fork"
+    )
+    return [torch.load(folder / f"{name}-{rank}.pt") for rank in range(2)]
+
+
+def whole(name: str) -> dict[str, Tensor]:
+    """Trained by one process, with the samples that both ranks would read."""
+    kept = DistributedSampler.__iter__, DistributedSampler.__len__
+
+    def both(self: DistributedSampler[Any]) -> Iterator[int]:
+        each = [list(kept[0](DistributedSampler_of(self, rank))) for rank in range(2)]
+        for start in range(0, len(each[0]), 16):
+            yield from [*each[0][start : start + 16], *each[1][start : start + 16]]
+
+    def DistributedSampler_of(self: DistributedSampler[Any], rank: int) -> DistributedSampler[Any]:
+        made = DistributedSampler(self.dataset, num_replicas=2, rank=rank)
+        made.set_epoch(self.epoch)
+        return made
+
+    try:
+        DistributedSampler.__iter__, DistributedSampler.__len__ = both, lambda self: 2 * kept[1](self)  # type: ignore
+        return SCRIPTS[name](32, Alone, num_replicas=2, rank=0).state_dict()
+    finally:
+        DistributedSampler.__iter__, DistributedSampler.__len__ = kept  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_shares_of_three_to_one_end_with_the_parameters_of_one_process(name: str, tmp_path: Path) -> None:
+    first, second = trained(name, tmp_path, Compression())
+    for key, value in whole(name).items():
+        assert torch.equal(first[key], second[key])
+        assert float((first[key] - value).norm()) <= 1e-6 * float(value.norm())
+    assert (tmp_path / "model.safetensors").exists()
+
+
+def test_everything_that_top_k_keeps_in_whole_is_the_dense_sum(tmp_path: Path) -> None:
+    first, second = trained("plain", tmp_path, Compression(name="topk", ratio=1.0, memory="error_feedback"))
+    for key, value in whole("plain").items():
+        assert torch.equal(first[key], second[key])
+        assert float((first[key] - value).norm()) <= 1e-5 * float(value.norm())
+
+
+if __name__ == "__main__":
+    sys.exit(os.EX_USAGE)

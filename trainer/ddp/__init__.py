@@ -1,0 +1,1 @@
+"""Scripts that use DistributedDataParallel, unchanged, on unequal workers."""

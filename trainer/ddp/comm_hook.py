@@ -1,0 +1,166 @@
+"""hetopt's exchange of gradients as a communication hook of DistributedDataParallel (DDP).
+
+    state = hetopt.CommState(ddp, compression="topk:0.01,memory=error_feedback")
+    ddp.register_comm_hook(state, hetopt.comm_hook)
+
+DDP sums gradients in buckets under backward. A hook gets each bucket and returns a future of what takes its place: here
+the sum over all workers of their gradients times their weights, compressed if asked for. Weights add up to 1.
+"""
+
+# No `from __future__ import annotations` here: DDP compares the annotations of its hook with types.
+
+import itertools
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import GradBucket  # type: ignore[attr-defined]  # torch's stubs do not know it
+from torch.nn.parallel import DistributedDataParallel
+
+from hetopt.core.comm.checked import checked
+from hetopt.core.comm.composition import AUTO, METHODS
+from hetopt.core.comm.compression_text import parse_compression
+from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
+from hetopt.trainer.comm.buckets import BucketExchange
+from hetopt.trainer.comm.exchange import ExchangeStats
+from hetopt.trainer.steps.exchange_assembly import ExchangeMaker
+from hetopt.trainer.steps.fused_step import all_finite
+from hetopt.trainer.steps.step_config import ExchangeConfig
+
+_FLOAT32 = torch.float32
+
+
+class CommState:
+    """How the gradients of one DDP module travel, and how much this worker's count.
+
+    Args:
+        ddp: the module whose hook this is for.
+        compression: as `parse_compression` reads it, or the record.
+        spec: of the run, where a plan says how gradients travel; its compression counts then.
+        reach: told how much of the gradient is made (1 = all), before that part is sent.
+
+    Attributes:
+        exchange: how gradients travel.
+        weight: of this worker's gradient; None: 1 / workers, the mean that DDP takes.
+        stats: of the last step's exchange, where the whole gradient is exchanged.
+
+    Raises:
+        BadInput: the compression is not known, or parts of it do not go together.
+    """
+
+    def __init__(
+        self,
+        ddp: DistributedDataParallel,
+        compression: Compression | str = "identity",
+        *,
+        spec: RunSpec | None = None,
+        reach: Callable[[float], None] = lambda done: None,
+    ) -> None:
+        self._workers = dist.get_world_size(ddp.process_group)
+        if spec is None:
+            spec = _spec_of(compression, self._workers)
+        self._parameters = [one for one in ddp.module.parameters() if one.requires_grad]
+        device = self._parameters[0].device
+        self.exchange: ExchangeConfig = ExchangeMaker(
+            spec=spec,
+            compression=spec.compression,
+            shapes=[tuple(one.shape) for one in self._parameters],
+            device=device,
+            store=None,
+        ).make()
+        by_bucket = self.exchange.steering is None and METHODS[spec.compression.name].by_bucket
+        self._by_bucket = (
+            BucketExchange(spec.compression, self._parameters, seed=spec.seed)
+            if by_bucket and not self.exchange.is_dense
+            else None
+        )
+        self._reach = reach
+        self.weight: float | None = None
+        self.stats: ExchangeStats | None = None
+        self._waiting: list[tuple[GradBucket, torch.futures.Future[Tensor]]] = []
+        self._places: dict[int, Tensor] = {}
+        self._flat = torch.empty(0)
+        self._elements = sum(one.numel() for one in self._parameters)
+        self._made = 0
+
+    def reduce(self, bucket: GradBucket) -> "torch.futures.Future[Tensor]":
+        """Return a future of the weighted sum of a bucket over all workers."""
+        buffer, is_last = bucket.buffer(), bucket.is_last()
+        self._made = buffer.numel() + (0 if bucket.index() == 0 else self._made)
+        self._reach(1.0 if is_last else min(1.0, self._made / self._elements))
+        buffer.mul_(1 / self._workers if self.weight is None else self.weight)
+        if self.exchange.is_dense or buffer.dtype != _FLOAT32:
+            self.stats = ExchangeStats(sent_bytes=self.exchange.dense_bytes, compress_s=0.0, sync_s=0.0)
+            work = dist.all_reduce(buffer, async_op=True)
+            assert work is not None  # as for every asynchronous collective of a member of the group
+            summed: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
+            return summed
+        if self._by_bucket is not None:
+            return self._by_bucket.sum_bucket(bucket.parameters(), buffer, last=is_last)
+        promise: torch.futures.Future[Tensor] = torch.futures.Future()
+        self._waiting.append((bucket, promise))
+        if is_last:
+            self._exchange_whole()
+        return promise
+
+    def _exchange_whole(self) -> None:
+        """Exchange the gradient of all buckets at once, in the order of the parameters whatever the buckets are."""
+        if not self._places:
+            self._flat = torch.zeros(self._elements, device=self._parameters[0].device)
+            parts = torch.split(self._flat, [one.numel() for one in self._parameters])
+            self._places = {id(one): part.view(one.shape) for one, part in zip(self._parameters, parts, strict=True)}
+        waiting, self._waiting = self._waiting, []
+        pairs = [
+            (self._places[id(parameter)], gradient)
+            for bucket, _ in waiting
+            for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True)
+        ]
+        for place, gradient in pairs:
+            place.copy_(gradient.view(place.shape))
+        if all_finite(self._flat):
+            exchange = self.exchange.exchange
+            assert exchange is not None
+            self.stats = exchange.run(self._flat, ())
+        else:  # a scaled loss has overflown: nothing of it may stay in a residual, and the scaler skips the step
+            self._flat.fill_(torch.inf)
+        for place, gradient in pairs:
+            gradient.copy_(place.view(gradient.shape))
+        for bucket, promise in waiting:
+            promise.set_result(bucket.buffer())
+
+
+def comm_hook(state: CommState, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    """Sum a bucket of gradients over all workers, weighted and compressed as ``state`` says.
+
+    For ``DistributedDataParallel.register_comm_hook(state, hetopt.comm_hook)``.
+
+    Args:
+        state: of the module.
+        bucket: of gradients, 1-D.
+
+    Returns:
+        A future of the sum, in the bucket's own tensor.
+    """
+    return state.reduce(bucket)
+
+
+def _spec_of(compression: Compression | str, workers: int) -> RunSpec:
+    is_auto = compression == AUTO
+    record = (
+        parse_compression(compression, option="compression")
+        if isinstance(compression, str) and not is_auto
+        else (Compression() if isinstance(compression, str) else compression)
+    )
+    checked(record)
+    return RunSpec(
+        task="script",
+        workers=tuple(
+            WorkerSpec(host=f"worker-{rank}", type="local", local_batch_size=1)
+            for rank in itertools.islice(itertools.count(), workers)
+        ),
+        compression=record,
+        ratio_policy="auto" if is_auto else "fixed",
+        collective_policy="cheapest" if is_auto else "fixed",
+        stop=StopRule(max_steps=1),
+    )
