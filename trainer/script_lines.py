@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import sys
 from itertools import dropwhile
@@ -75,24 +74,6 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename is None and caller not in ([], ["__main__"]):
         said += f" (in {caller[0]})"
     return said
-
-
-def exits(script: str) -> str:
-    """Where a script leaves a loop or skips the rest of a pass: ``train.py, lines 12 and 20``; empty: nowhere."""
-    try:
-        tree = ast.parse(Path(script).read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return ""
-    loops = [one for one in ast.walk(tree) if isinstance(one, ast.For | ast.While)]
-    inside = [one for loop in loops for body in loop.body for one in ast.walk(body)]
-    lines = sorted({one.lineno for one in inside if isinstance(one, ast.Break | ast.Continue | ast.Return)})
-    if not lines:
-        return ""
-    if len(lines) == 1:
-        return f"{script}, line {lines[0]}"
-    shown = [str(one) for one in lines[:_MOST_SHOWN]]
-    listed = f"{', '.join(shown[:-1])} and {shown[-1]}" if len(lines) <= _MOST_SHOWN else f"{', '.join(shown)}, ..."
-    return f"{script}, lines {listed}"
 
 
 _MOST_SHOWN = 4

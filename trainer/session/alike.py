@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from hetopt.core.errors import BadInput, HetoptError, RunFailed
+from hetopt.core.errors import RunFailed
 from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.comm.peers import workers
-from hetopt.trainer.likeness import CLOSE, Groups, is_option, options_of, parameters_of, tensors_mark
+from hetopt.trainer.likeness import CLOSE, Groups, options_of, tensors_mark
 from hetopt.trainer.session.several import Optimizers
 
 
@@ -28,118 +25,12 @@ def take_parameters(model: nn.Module, optimizer: Groups) -> None:
             _broadcast(tensor)
 
 
-def take_optimizer(optimizer: Optimizer, rank: int) -> None:
-    """Take rank 0's options and state: a checkpoint that only rank 0 has loaded is everybody's.
-
-    Raises:
-        BadInput: the state holds other things than numbers and tensors, or the optimizers are not of one kind.
-    """
-    layout = _told(_layout(optimizer) if rank == 0 else None)
-    if layout["kind"] != type(optimizer).__name__ or layout["sizes"] != _sizes(optimizer):
-        raise BadInput(
-            f"The optimizer is {type(optimizer).__name__} of groups of {_sizes(optimizer)} parameters, and worker 0's "
-            f"{layout['kind']} of {layout['sizes']}.",
-            hint="make the same optimizer of the same parameters on every worker",
-        )
-    if layout["problem"]:
-        raise BadInput(
-            f"The optimizer's state ({layout['problem']}) is no number or tensor, so that the workers cannot take over "
-            "worker 0's.",
-            hint="begin the session before the optimizer's first step",
-        )
-    for group, options in zip(optimizer.param_groups, layout["options"], strict=True):
-        for key, value in options.items():
-            if isinstance(group.get(key), Tensor):
-                with torch.no_grad():
-                    _broadcast(group[key])
-            else:
-                group[key] = tuple(value) if isinstance(value, list) else value
-    parameters = parameters_of(optimizer)
-    if rank:
-        optimizer.state.clear()
-    for index, entries in layout["state"]:
-        own = optimizer.state[parameters[index]]
-        for key, (kind, shape, beside) in entries.items():
-            if kind == "number":
-                own[key] = shape
-                continue
-            if rank:
-                device = parameters[index].device if beside else "cpu"
-                own[key] = torch.empty(shape, dtype=getattr(torch, kind), device=device)
-            _broadcast(own[key])
-
-
 def _broadcast(tensor: Tensor) -> None:
     staged = tensor.detach().cpu().contiguous()
     if staged.is_complex():
         staged = torch.view_as_real(staged)
     dist.broadcast(staged, src=0)
     tensor.detach().copy_(torch.view_as_complex(staged) if tensor.is_complex() else staged)
-
-
-def _told(layout: dict[str, Any] | None) -> dict[str, Any]:
-    """What rank 0 says, as JSON."""
-    data = b"" if layout is None else json.dumps(layout).encode()
-    length = torch.tensor([len(data)])
-    dist.broadcast(length, src=0)
-    text = torch.frombuffer(bytearray(data or bytes(int(length))), dtype=torch.uint8)
-    dist.broadcast(text, src=0)
-    told: dict[str, Any] = json.loads(bytes(text.tolist()))
-    return told
-
-
-def _layout(optimizer: Optimizer) -> dict[str, Any]:
-    problem, state = "", []
-    for index, parameter in enumerate(parameters_of(optimizer)):
-        entries: dict[str, tuple[str, Any, bool]] = {}
-        for key, value in optimizer.state.get(parameter, {}).items():
-            if isinstance(value, Tensor):
-                beside = value.device == parameter.device
-                entries[key] = (str(value.dtype).removeprefix("torch."), list(value.shape), beside)
-            elif value is None or isinstance(value, (bool, int, float)):
-                entries[key] = ("number", value, False)
-            else:
-                problem = f"{key}, a {type(value).__name__}"
-        if entries:
-            state.append((index, entries))
-    options = [
-        {key: 0.0 if isinstance(value, Tensor) else value for key, value in group.items() if is_option(value)}
-        for group in optimizer.param_groups
-    ]
-    kind = type(optimizer).__name__
-    return {"kind": kind, "sizes": _sizes(optimizer), "problem": problem, "options": options, "state": state}
-
-
-def _sizes(optimizer: Optimizer) -> list[int]:
-    return [len(group["params"]) for group in optimizer.param_groups]
-
-
-def name_options(optimizer: Groups, step: int, world_size: int) -> HetoptError:
-    """Which option of the optimizer is not the same on all workers; all of them ask."""
-    own = options_of(optimizer)
-    names = [name for name, _ in own]
-    who, index, values = _first_difference([value for _, value in own], world_size, CLOSE)
-    if index is None:
-        return RunFailed(f"the workers' optimizers have other options at step {step}.", hint=_ALIKE)
-    return RunFailed(
-        f"{names[index]} is {values[who[0]]:g} on {workers(who)} and {_usual(values, who):g} on the others at step "
-        f"{step}.",
-        hint="drive schedulers by what all workers share: scheduler.step(run.mean(loss)) instead of the own loss",
-    )
-
-
-def name_structure(optimizer: Groups, names: dict[int, str], step: int, world_size: int) -> HetoptError:
-    """Which parameter only some workers train; all of them ask."""
-    parameters = parameters_of(optimizer)
-    who, index, values = _first_difference([float(one.requires_grad) for one in parameters], world_size)
-    if index is None:
-        return RunFailed(f"the workers' optimizers have other numbers of parameters at step {step}.", hint=_ALIKE)
-    name = names.get(id(parameters[index]), f"number {index} of the optimizer")
-    does = "trains" if values[who[0]] else "does not train"
-    return RunFailed(
-        f"{workers(who)} {does} parameter {name} at step {step}, unlike the others.",
-        hint="change requires_grad on all workers at the same step",
-    )
 
 
 _ALIKE = "run the same code on every worker, with the same arguments"
@@ -166,6 +57,7 @@ def check_replicas(
         of_each["the optimizer's state of {}"] = [
             [state[key] for key in sorted(state) if isinstance(state[key], Tensor)] for state in states
         ]
+        _check_options(optimizer, step, world_size)
     marks = [float(tensors_mark(one for own in each for one in own)) for each in of_each.values()]
     rows = gather_numbers([float(len(named)), *marks], world_size)
     if all(row == rows[0] for row in rows):
@@ -181,6 +73,17 @@ def check_replicas(
                 "checkpoints on every worker or before the session begins, and step with the same learning rate "
                 "everywhere",
             )
+
+
+def _check_options(optimizer: Optimizers, step: int, world_size: int) -> None:
+    own = options_of(optimizer)
+    who, index, values = _first_difference([value for _, value in own], world_size, CLOSE)
+    if index is not None:
+        usual = next(value for rank, value in enumerate(values) if rank not in who)
+        raise RunFailed(
+            f"{own[index][0]} is {values[who[0]]:g} on {workers(who)} and {usual:g} on the others at step {step}.",
+            hint="drive schedulers by what all workers share: scheduler.step(run.mean(loss)) instead of the own loss",
+        )
 
 
 def _dense(gradient: Tensor | None) -> list[Tensor]:
@@ -202,7 +105,3 @@ def _first_difference(
             usual = max(column, key=column.count)
             return [rank for rank, value in enumerate(column) if value != usual], index, list(column)
     return [], None, []
-
-
-def _usual(values: Sequence[float], who: Sequence[int]) -> float:
-    return next(value for rank, value in enumerate(values) if rank not in who)

@@ -34,10 +34,9 @@ from hetopt.trainer.evaluation import average_buffers, has_averages
 from hetopt.trainer.generators import Generators
 from hetopt.trainer.normalisation import least_share
 from hetopt.trainer.policies.choose import choose_policy
-from hetopt.trainer.session.alike import take_optimizer, take_parameters
+from hetopt.trainer.session.alike import take_parameters
 from hetopt.trainer.session.audit import LEAST_WORKERS, AuditRecord, Audits
 from hetopt.trainer.session.batches import Part, ShareTable, Splits, declared_batch, drawn_by_first, full_batch
-from hetopt.trainer.session.gate import Gate
 from hetopt.trainer.session.gradients import GradientSum, Scaler, check_parameters, named_parameters
 from hetopt.trainer.session.inspection import inspect_loader
 from hetopt.trainer.session.loaders import OwnLoader, SlicedLoader
@@ -49,9 +48,9 @@ from hetopt.trainer.session.registry import REGISTRY, Member
 from hetopt.trainer.session.resuming import Extra, Restored
 from hetopt.trainer.session.several import Optimizers
 from hetopt.trainer.session.stopping import Stopped
-from hetopt.trainer.session.turns import Deed
+from hetopt.trainer.session.turns import Deed, Turns
 from hetopt.trainer.session.whole_batch import WholeBatch
-from hetopt.trainer.statistics import DRAWN, Period
+from hetopt.trainer.statistics import Period
 from hetopt.trainer.steps.exchange_assembly import ExchangeMaker, can_overlap
 from hetopt.trainer.steps.slowdown import Slowdown
 from hetopt.trainer.steps.step import StepTrace
@@ -170,17 +169,13 @@ class BatchFlow:
         self._is_within = False  # whether gradients were made since the last step of an optimizer
         self._stepped: set[int] = set()  # optimizers, since the last step was told
         self._stats: list[ExchangeStats] = []  # since then
-        self._row: list[float] = []  # of this worker, for the last gradient of a period to take along
-        self._rows: list[list[float]] = []  # of all workers, that came so
         self._is_open = True
         self._restored: Restored | None = None  # a checkpoint, until all that gives batches is there again
         self._extra: Extra | None = None  # what the script goes on with besides, from when it has said so
         self._random: States | None = None  # as the step ended after which the script is to stop
         self._is_asked_to_stop = False  # once the next batch is asked for: the script has done then what ends a step
         self._epoch_over: Sequence[int] | None = None  # its shares, while its last batch is not computed
-        self._gate = Gate(
-            model,
-            optimizer,
+        self._gate = Turns(
             number=REGISTRY.next_number(),
             world_size=world_size,
             store=store,
@@ -189,8 +184,6 @@ class BatchFlow:
         self._chance: RandomState | None = None
         if world_size > 1:
             take_parameters(model, optimizer)
-            for one in optimizer.each:
-                take_optimizer(one, rank)
             self._chance = RandomState(rank)
         self._whole = WholeBatch(rank, self._gate.watched, audits=self._audits)
         if synchronizes_norms and world_size > 1:
@@ -534,15 +527,12 @@ class BatchFlow:
             engine.after(trace, taken, counts=part.shares == engine.balance.shares and not part.is_audit)
             if engine.is_over:
                 self._conclude(engine)
-            elif engine.gathers_now and engine.log.unread:
-                self._row = engine.row(**self._own_state)
 
     def _conclude(self, engine: Engine) -> None:
         """A period is over: what it was like, shares and exchange from now on, and the next period."""
-        rows = self._take_rows()
-        if rows or engine.log.unread:
+        if engine.log.unread:
             saver = self._saver
-            period = engine.period_of(rows) if rows else engine.read(engine.gather(**self._own_state))
+            period = engine.read(engine.gather(**self._own_state))
             if saver is not None:
                 saver.conclude([row.checkpoint_part for row in period.rows])
             place = max((int(row.drawn_epoch), int(row.drawn_batch)) for row in period.rows)
@@ -561,14 +551,6 @@ class BatchFlow:
                 self._table.change(engine.balance.shares, since=place)
         self._begin_period(engine)
 
-    def _take_rows(self) -> list[list[float]]:
-        """Of all workers, for the steps before the period's last: as they came with its gradient, or else asked for."""
-        if self._row:  # that gradient was not one that travels with the word
-            self._row[DRAWN] = self._drawn
-            self._rows = gather_numbers(self._row, self.world_size)
-        rows, self._row, self._rows = self._rows, [], []
-        return rows
-
     @property
     def _own_state(self) -> dict[str, Any]:
         """What this worker's row tells besides its steps."""
@@ -581,11 +563,7 @@ class BatchFlow:
         }
 
     def _begin_period(self, engine: Engine) -> None:
-        """Where gradients travel with the workers' words, so does the row: with that of one more step."""
-        self._row, self._rows = [], []
-        travels = len(self._gate.load) > 0
-        steps = engine.period_steps(engine.context.spec.control_period_steps)
-        engine.begin(steps + (travels and not engine.log.unread), all_meet=not travels)
+        engine.begin(engine.period_steps(engine.context.spec.control_period_steps))
 
     def _stop(self, engine: Engine) -> None:
         """End here, or where the script can be resumed from: all workers have heard the wish.
@@ -613,8 +591,6 @@ class BatchFlow:
     def _tell_rest(self) -> None:
         """Steps since the last period are told of, too; all workers are here."""
         engine = self._engine
-        if engine is not None and (rows := self._take_rows()):
-            self._write(engine, engine.period_of(rows))
         if engine is not None and engine.log.unread:
             self._write(engine, engine.read(engine.gather(drawn=self._drawn)))
 

@@ -303,7 +303,7 @@ class Session(GradientFlow):
         restore(self._model, self._optimizer, extra, shared, own, self.device)
         self._remember(own.memory)
         self._seen = shared.cursor["samples_seen"]
-        self._gate.go_on(shared.cursor["steps"])
+        self._gate.step = shared.cursor["steps"]
         sources = (own.script or {})["sources"]
         self._restored = Restored(shared=shared, sources=sources, resumed=Resumed(sources[0].get("now")))
         self._go_on()

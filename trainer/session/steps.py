@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -25,7 +24,6 @@ from hetopt.trainer.session.registry import REGISTRY, Member
 from hetopt.trainer.session.several import Optimizers
 from hetopt.trainer.session.turns import Deed
 from hetopt.trainer.session.weights import Weight, denominator_of, loss_factor, weights_of
-from hetopt.trainer.statistics import DRAWN
 from hetopt.trainer.steps.slowdown import FORWARD
 
 CHECKED_STEPS = 20
@@ -129,7 +127,7 @@ class GradientFlow(BatchFlow):
 
         @cache
         def weigh() -> float:
-            rows = self._gate.finish(pending).told
+            rows, _ = self._gate.finish(pending)
             if len(REGISTRY.open) == 1:  # on all workers, as they are at the same point
                 self._gate.make_room(self._room)
             return self._weights(rows, part)[self.rank]
@@ -155,23 +153,15 @@ class GradientFlow(BatchFlow):
         assert side.sum is not None
         begun_s = time.perf_counter()
         told = [*own, float(side.sum.pack(self._gate.load))]
-        of_loss = len(told)
-        if self._row:
-            self._row[DRAWN] = self._drawn
-            told += self._row
-            self._row = []
-        heard = self._gate.finish(self._gate.begin(Deed.SUM, self._newest, told, loaded=True))
-        if len(told) > of_loss:
-            self._rows = [row[of_loss:] for row in heard.told]
-            heard = replace(heard, told=[row[:of_loss] for row in heard.told])
-        weights = self._weights(heard.told, part)
-        if heard.loads is None:
+        rows, loads = self._gate.finish(self._gate.begin(Deed.SUM, self._newest, told, loaded=True))
+        weights = self._weights(rows, part)
+        if loads is None:
             self._complete(loss, weights[self.rank], part)
             return
         self._note_loss(loss, weights[self.rank])
         side.backwards += 1
-        is_whole = all(row[2] for row in heard.told)
-        side.sum.merge(heard.loads, weights, is_whole=is_whole, sync_s=time.perf_counter() - begun_s)
+        is_whole = all(row[2] for row in rows)
+        side.sum.merge(loads, weights, is_whole=is_whole, sync_s=time.perf_counter() - begun_s)
         self._note_sum(side)
         self._end_sum(weights[self.rank])
 
@@ -245,6 +235,7 @@ class GradientFlow(BatchFlow):
             return
         if not side.sum.is_of(trained) and side.sum.follow(named_parameters(side.optimizer, self._names)):
             self._exchange = self._exchange_of_all()
+            self._gate.trained = sum(one.numel() for _, one in self._trained)
             if self._engine is not None:
                 self._engine.exchange = self._exchange
         side.sum.begin()
@@ -327,7 +318,7 @@ class GradientFlow(BatchFlow):
             return
         if not any(self._taken) and len(self._stepped) < len(self._sides):
             return  # one more loss of the same step
-        self._gate.summed()
+        self._gate.step += 1
         self._tell(self._trace())
 
     def trains(self, optimizer: Optimizer) -> bool:

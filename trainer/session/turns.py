@@ -9,15 +9,11 @@ has no other message. A larger gradient comes after the word, which travels whil
 from __future__ import annotations
 
 import datetime
-import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import IntEnum
-from types import TracebackType
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -26,8 +22,7 @@ from hetopt.core.errors import RunFailed
 from hetopt.trainer.agreement import Store
 from hetopt.trainer.comm.peers import Guard, LostPeer, workers
 from hetopt.trainer.failure import OthersFailed
-from hetopt.trainer.likeness import CLOSE
-from hetopt.trainer.session.batches import Place
+from hetopt.trainer.session.batches import Part
 
 
 class Deed(IntEnum):
@@ -67,73 +62,13 @@ _WORDS = {
 MOST_TOLD = 64
 """Numbers that a message has room for besides what a worker is about to do."""
 
-TOGETHER = "leave a loop, or skip a batch, on all workers or on none: decide by a figure they share, run.mean(...)"
-"""What to do where some workers are elsewhere in the script."""
-
-_GOODBYE_S = 5.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Turn:
-    """What a worker is about to do.
-
-    Attributes:
-        session: number of the session in the process.
-        deed: what.
-        step: of the session, from 1 on.
-        place: of the batch that the script was given last.
-        samples: fingerprint of the samples of that batch, where every worker reads them for itself; 0: not known.
-        structure: fingerprint of which parameters are trained.
-        told: how many numbers the worker tells with it.
-        options: fingerprint of the optimizer's options.
-    """
-
-    session: int
-    deed: Deed
-    step: int
-    place: Place = (0, 0)
-    samples: int = 0
-    structure: int = 0
-    told: int = 0
-    options: float = 0.0
-
-    def to_list(self) -> list[float]:
-        """The turn as numbers, which workers can gather."""
-        own = (self.session, self.deed, self.step, *self.place, self.samples, self.structure, self.told, self.options)
-        return [float(one) for one in own]
-
-    @classmethod
-    def from_list(cls, row: Sequence[float]) -> Turn:
-        """The turn that `to_list` wrote."""
-        session, deed, step, epoch, batch, samples, structure, told = (int(one) for one in row[:-1])
-        return cls(
-            session=session,
-            deed=Deed(deed),
-            step=step,
-            place=(epoch, batch),
-            samples=samples,
-            structure=structure,
-            told=told,
-            options=row[-1],
-        )
-
-
-_WORD = len(fields(Turn)) + 1  # as numbers: a place is two
-_TOLD = _WORD - 2  # place of Turn.told
+_FIELDS = ("session", "deed", "step", "epoch", "batch", "samples", "trained", "told")
+_WORD = len(_FIELDS)
+_TOLD = _FIELDS.index("told")
 _HEAD = _WORD + 1 + MOST_TOLD
 
-
-@dataclass(frozen=True, kw_only=True)
-class Heard:
-    """What the workers said, in rank order, who are about to do the same.
-
-    Attributes:
-        told: their numbers.
-        loads: [workers, room] what each message carried; None: those of some carried nothing.
-    """
-
-    told: list[list[float]]
-    loads: Tensor | None = None
+_HINT = "leave a loop, or skip a batch, on all workers or on none: decide by a figure they share, run.mean(...)"
+_GOODBYE_S = 5.0
 
 
 class Disagreement(RunFailed):
@@ -144,90 +79,124 @@ class WorkerFailed(Disagreement, OthersFailed):
     """A worker ends with an error, as the others know from it."""
 
 
-class StructureDiffers(Disagreement):
-    """Some workers train other parameters than others."""
-
-
-class OptionsDiffer(Disagreement):
-    """The optimizers' options are not the same on all workers."""
-
-
 class Turns:
-    """One worker's end.
+    """One worker's side. Alone, there is nobody to hear.
 
     Args:
+        number: of the session in this process.
         world_size: workers.
         store: that they met through, for a roll call when somebody does not come.
-        room: float64 numbers that every message can carry.
+        room: float64 numbers of a gradient that every message can carry.
 
     Attributes:
         load: [room] what the next message carries.
+        step: steps done.
+        trained: elements of the parameters that are trained.
     """
 
-    def __init__(self, *, world_size: int, store: Store | None, room: int = 0) -> None:
+    def __init__(self, *, number: int, world_size: int, store: Store | None, room: int = 0) -> None:
+        self.number, self.step, self.trained = number, 0, 0
         self._world_size = world_size
         self._guard = Guard(f"session, room for a gradient of {8 * room} bytes in each message", store=store)
-        with self._guard.watch():  # the others become known while nothing can go wrong yet
-            pass
         self._pending: Pending | None = None
         self._options = dist.AllToAllOptions()
         self._options.asyncOp = True
-        self.make_room(room)
+        self.load = torch.empty(0, dtype=torch.float64)
+        if world_size > 1:
+            with self._guard.watch():  # the others become known while nothing can go wrong yet
+                pass
+            self._make_room(room)
 
     def make_room(self, room: int) -> None:
-        """Messages have so much room from the next one on; on all workers."""
+        """Carry so many numbers of a gradient from the next message on; on all workers."""
+        if self._world_size > 1 and room != len(self.load):
+            self._make_room(room)
+
+    def _make_room(self, room: int) -> None:
         self._sent = torch.zeros(self._world_size, _HEAD + room, dtype=torch.float64)
         self._received = torch.zeros_like(self._sent)
-        self._head: npt.NDArray[np.float64] = self._sent[0, :_HEAD].numpy()
-        self._own, self._others = self._sent[0], self._sent[1:]
+        self._head = self._sent[0, :_HEAD].numpy()
         self._flat = self._received.view(-1), self._sent.view(-1)
         self.load, self._loads = self._sent[0, _HEAD:], self._received[:, _HEAD:]
 
-    def begin(self, turn: Turn, told: Sequence[float] = (), *, loaded: bool = False) -> Pending:
-        """Say what this worker is about to do; `Pending.wait` is before it does, and before it says anything else.
+    def begin(
+        self, deed: Deed, part: Part | None, told: Sequence[float] = (), *, loaded: bool = False
+    ) -> Pending | None:
+        """Say what this worker is about to do; `finish` is before it does.
 
         Args:
-            turn: that.
-            told: as many numbers as ``turn.told``.
-            loaded: whether the others need the load if all of them are about to do this.
+            deed: what.
+            part: of the batch that the script was given last.
+            told: numbers for the others.
+            loaded: whether the load is for them.
         """
+        if self._world_size == 1:
+            return None
         before, self._pending = self._pending, None
         if before is not None:
             before.wait()
-        word = turn.to_list()
+        place, mark = ((0, 0), 0) if part is None else (part.place, part.mark)
+        step = self.step + (deed is not Deed.STEP)  # an optimizer steps by a gradient that was counted already
+        word = [float(one) for one in (self.number, deed, step, *place, mark, self.trained, len(told))]
         self._head[: _WORD + 1 + len(told)] = [*word, loaded, *told]
-        self._others.copy_(self._own)
-        watched = Watched(turn.step, self._guard)
-        with watched:
+        self._sent[1:].copy_(self._sent[0])
+        with self.watched():
             # The tensors are those of every step: what `dist.all_to_all_single` checks takes longer than to send them.
             work = dist.group.WORLD.alltoall_base(*self._flat, [], [], self._options)  # type: ignore[union-attr]
-        self._pending = Pending(word, work, self._received, self._loads, watched)
+        self._pending = Pending(word, work, self._received, self._loads, self.watched())
         return self._pending
 
-    def take(self, turn: Turn) -> None:
-        """Say it, and wait for the others' word.
+    def finish(self, pending: Pending | None) -> tuple[list[list[float]], Tensor | None]:
+        """Return what all workers told, in rank order, and [workers, room] what they carried; None: some nothing.
 
         Raises:
-            Disagreement: they are about to do something else; all of them raise it.
-            RunFailed: one of them is gone.
+            RunFailed: they are about to do something else, or one is gone; all of them raise it.
         """
-        self.begin(turn).wait()
+        return ([], None) if pending is None else pending.wait()
 
-    def watch(self, step: int) -> Watched:
-        """Collectives inside that fail for want of a worker become one sentence with the step.
+    def take(self, deed: Deed, part: Part | None, told: Sequence[float] = ()) -> list[list[float]]:
+        """Say it, wait for the others' word, and return what all workers told."""
+        return [list(told)] if self._world_size == 1 else self.finish(self.begin(deed, part, told))[0]
+
+    @contextmanager
+    def drawing(self, part: Part | None) -> Iterator[None]:
+        """Let the workers agree on batches inside."""
+        self.take(Deed.DRAW, part)
+        with self.watched():
+            yield
+
+    def drawn_by_first(self, part: Part | None, numbers: Sequence[int]) -> list[int]:
+        """Return what rank 0 has drawn; all workers ask.
+
+        Args:
+            part: of the batch that the script was given last.
+            numbers: of rank 0; of the others none.
+        """
+        if self._world_size == 1:
+            return list(numbers)
+        count = int(self.take(Deed.DRAW, part, [len(numbers)])[0][0])
+        told = torch.tensor(numbers, dtype=torch.int64) if numbers else torch.empty(count, dtype=torch.int64)
+        with self.watched():
+            dist.broadcast(told, src=0)
+        return told.tolist()
+
+    def watched(self) -> AbstractContextManager[None]:
+        """Name a worker that is lost while all workers do the same inside.
 
         Raises:
-            RunFailed: one does.
+            RunFailed: one is.
         """
-        return Watched(step, self._guard)
+        return nullcontext() if self._world_size == 1 else _named_loss(self._guard, self.step + 1)
 
-    def fail(self, turn: Turn) -> None:
-        """This worker ends with an error: tell the others if they listen."""
+    def fail(self, part: Part | None) -> None:
+        """Tell the others, if they listen, that this worker ends with an error."""
         before, self._pending = self._pending, None
         try:
             if before is not None:
                 before.work.wait(datetime.timedelta(seconds=_GOODBYE_S))
-            self.begin(turn).work.wait(datetime.timedelta(seconds=_GOODBYE_S))
+            pending = self.begin(Deed.FAIL, part)
+            if pending is not None:
+                pending.work.wait(datetime.timedelta(seconds=_GOODBYE_S))
         except (RuntimeError, RunFailed):
             return  # nobody listens: they learn of it as the connection breaks
 
@@ -239,132 +208,79 @@ class Pending:
         own: of this worker, as numbers.
         work: brings them.
         received: [workers, numbers] where they come to.
-        loads: [workers, room] likewise.
+        loads: [workers, room] the gradients that come with them.
         watched: names who does not come.
     """
 
-    def __init__(self, own: list[float], work: dist.Work, received: Tensor, loads: Tensor, watched: Watched) -> None:
-        self._own = own
-        self.work = work
-        self._received = received
-        self._loads = loads
-        self._watched = watched
-        self._heard: Heard | None = None
+    def __init__(
+        self,
+        own: list[float],
+        work: dist.Work,
+        received: Tensor,
+        loads: Tensor,
+        watched: AbstractContextManager[None],
+    ) -> None:
+        self._own, self.work, self._received, self._loads, self._watched = own, work, received, loads, watched
+        self._heard: tuple[list[list[float]], Tensor | None] | None = None
 
-    def wait(self) -> Heard:
-        """Wait for it: all workers are about to do the same.
-
-        Raises:
-            Disagreement: they are not; all of them raise it.
-            RunFailed: one of them is gone.
-        """
-        if self._heard is not None:
-            return self._heard
-        with self._watched:
-            self.work.wait()
-        last = _WORD + 1 + int(self._own[_TOLD])
-        heads = self._received[:, :last].tolist()
-        words = [head[:_WORD] for head in heads]
-        first = words[0]  # compared with on all workers, so that they find alike
-        if any(word != first and not _alike(word, first) for word in words):
-            raise disagreement([Turn.from_list(word) for word in words])
-        carried = all(head[_WORD] for head in heads)
-        self._heard = Heard(told=[head[_WORD + 1 :] for head in heads], loads=self._loads if carried else None)
+    def wait(self) -> tuple[list[list[float]], Tensor | None]:
+        """Wait for it (see `Turns.finish`)."""
+        if self._heard is None:
+            with self._watched:
+                self.work.wait()
+            heads = self._received[:, : _WORD + 1 + int(self._own[_TOLD])].tolist()
+            words = [head[:_WORD] for head in heads]
+            if any(word != words[0] for word in words):
+                raise disagreement(words)
+            carried = all(head[_WORD] for head in heads)
+            self._heard = [head[_WORD + 1 :] for head in heads], self._loads if carried else None
         return self._heard
 
 
-def _alike(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether two words are the same, but for the last bits of the options."""
-    return one[:-1] == other[:-1] and math.isclose(one[-1], other[-1], rel_tol=CLOSE)
+@contextmanager
+def _named_loss(guard: Guard, step: int) -> Iterator[None]:
+    try:
+        with guard.watch():
+            yield
+    except LostPeer as lost:
+        raise OthersFailed(f"{str(lost)[:200]}, at step {step}.", hint="see what that worker printed") from lost
 
 
-class Watched:
-    """Collectives inside that fail for want of a worker become one sentence with the step."""
-
-    def __init__(self, step: int, guard: Guard) -> None:
-        self._step = step
-        self._watch = guard.watch()
-
-    def __enter__(self) -> None:
-        self._watch.__enter__()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self._watch.__exit__(kind, error, trace)
-        except LostPeer as lost:
-            raise OthersFailed(
-                f"{str(lost)[:200]}, at step {self._step}.", hint="see what that worker printed"
-            ) from lost
-
-
-def disagreement(turns: Sequence[Turn]) -> Disagreement:
-    """Who does something else than the others, in a sentence.
+def disagreement(words: Sequence[Sequence[float]]) -> Disagreement:
+    """Return who does something else than the others, in a sentence.
 
     Args:
-        turns: of all workers, in rank order; not all alike.
+        words: of all workers, in rank order; not all alike.
     """
+    turns = [dict(zip(_FIELDS, map(int, word), strict=True)) for word in words]
 
-    def split(values: Sequence[object]) -> tuple[str, int, int] | None:
-        """Those that differ from most workers, the first of them, and one of the others."""
-        if len(set(values)) == 1:
-            return None
-        usual = Counter(values).most_common(1)[0][0]
-        others = [rank for rank, value in enumerate(values) if value != usual]
-        return workers(others), others[0], values.index(usual)
+    def said(rank: int) -> str:
+        turn = turns[rank]
+        at = f"batch {turn['batch'] + 1} of epoch {turn['epoch'] + 1}"
+        return f"{_WORDS[Deed(turn['deed'])]} at step {turn['step']} ({at})"
 
-    failed = [rank for rank, turn in enumerate(turns) if turn.deed is Deed.FAIL]
+    failed = [rank for rank, turn in enumerate(turns) if turn["deed"] == Deed.FAIL]
     if failed:
+        who = workers(failed)
         return WorkerFailed(
-            f"{workers(failed)} ended with an error at step {turns[failed[0]].step}.",
-            hint=f"see what {workers(failed)} printed",
+            f"{who} ended with an error at step {turns[failed[0]]['step']}.", hint=f"see what {who} printed"
         )
-    found = split([(turn.session, turn.deed) for turn in turns])
-    if found is not None:
-        who, one, other = found
-        closed = [rank for rank, turn in enumerate(turns) if turn.deed is Deed.CLOSE]
-        if closed:
-            who, one = workers(closed), closed[0]
-            other = next(rank for rank in range(len(turns)) if rank not in closed)
-        mine, its = turns[other], turns[one]
-        session = f" of session {its.session}" if its.session != mine.session else ""
+    if len({(turn["deed"], turn["step"], turn["epoch"], turn["batch"]) for turn in turns}) == 1:
+        others = [rank for rank, turn in enumerate(turns) if turn != turns[0]]
+        if len({turn["trained"] for turn in turns}) > 1:
+            return Disagreement(
+                f"{workers(others)} trains other parameters than worker 0 at step {turns[0]['step']}.",
+                hint="change requires_grad on all workers at the same step",
+            )
         return Disagreement(
-            f"{who} {_WORDS[its.deed]}{session} at step {its.step} ({_at(its.place)}) while worker {other} "
-            f"{_WORDS[mine.deed]} at step {mine.step} ({_at(mine.place)}).",
-            hint=TOGETHER,
+            f"{workers(others)} read other samples than worker 0, or called the session with other arguments: "
+            f"{said(others[0])}.",
+            hint="an iterable dataset gives all workers the same samples in the same order: leave out its splitting by "
+            "rank, and seed its shuffling alike; call run.log and run.mean alike on all workers",
         )
-    found = split([turn.place for turn in turns]) or split([turn.step for turn in turns])
-    if found is not None:
-        who, one, other = found
-        mine, its = turns[other], turns[one]
-        return Disagreement(
-            f"{who} summed gradients of {_at(its.place)} as step {its.step}, and worker {other} those of "
-            f"{_at(mine.place)} as step {mine.step}: a batch or a step was skipped on some workers alone.",
-            hint=TOGETHER,
-        )
-    found = split([turn.samples for turn in turns])
-    if found is not None:
-        who, one, other = found
-        return Disagreement(
-            f"{who} read other samples than worker {other} at step {turns[one].step} ({_at(turns[one].place)}): the "
-            "iterable dataset does not give all workers the same samples in the same order.",
-            hint="leave out its splitting by rank, and seed its shuffling alike: the session shares out every batch",
-        )
-    step = turns[0].step
-    found = split([turn.structure for turn in turns])
-    if found is not None:
-        return StructureDiffers(f"{found[0]} trains other parameters than worker {found[2]} at step {step}.")
-    found = split([turn.told for turn in turns])
-    if found is not None:
-        return Disagreement(
-            f"{found[0]} {_WORDS[turns[0].deed]} at step {step} by another call than worker {found[2]}, or with other "
-            "arguments.",
-            hint="call the session alike on all workers: run.backward for the loss, run.sync and run.log with the same",
-        )
-    who, _, other = split([turn.options for turn in turns]) or ("a worker", 0, 0)
-    return OptionsDiffer(f"{who} has other options of the optimizer than worker {other} at step {step}.")
-
-
-def _at(place: Place) -> str:
-    return f"batch {place[1] + 1} of epoch {place[0] + 1}"
+    closed = [rank for rank, turn in enumerate(turns) if turn["deed"] == Deed.CLOSE]
+    keys = [tuple(turn.values()) for turn in turns]
+    usual = Counter(keys).most_common(1)[0][0]
+    ones = closed or [rank for rank, key in enumerate(keys) if key != usual]
+    other = next(rank for rank in range(len(turns)) if rank not in ones)
+    return Disagreement(f"{workers(ones)} {said(ones[0])} while worker {other} {said(other)}.", hint=_HINT)
