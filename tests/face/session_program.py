@@ -14,10 +14,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
 from hetopt.core.synchronization_text import parse_sync
 from hetopt.trainer.session import Session, session
+from hetopt.trainer.session.weights import Weight
 
 SAMPLES, FEATURES, BATCH = 101, 6, 16
 """A prime number of samples: the last batch of an epoch has five, and with three workers somebody gets one."""
@@ -81,7 +81,7 @@ class Script:
     shuffle: bool = True
     loss_scale: float | None = None
     loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.mse_loss
-    weight: Callable[[Tensor], float] | None = None
+    weight: Callable[[Tensor], Weight] | None = None
 
     @property
     def is_mean(self) -> bool:
@@ -94,14 +94,9 @@ def chosen(found: Tensor, targets: Tensor) -> Tensor:
     return (found - targets).square()[targets > 0].mean()
 
 
-def two_means(found: Tensor, targets: Tensor) -> Tensor:
-    """One over samples, the other over some of them."""
-    return nn.functional.mse_loss(found, targets) + chosen(found, targets)
-
-
-def masked(found: Tensor, targets: Tensor) -> Tensor:
-    """The same in a way of which nobody can read what was counted."""
-    return chosen(found, targets).clamp(max=1e9)
+def many(targets: Tensor) -> float:
+    """How many samples are chosen."""
+    return float((targets > 0).sum())
 
 
 def summed(found: Tensor, targets: Tensor) -> Tensor:
@@ -122,13 +117,10 @@ SCRIPTS = {
     "own_backward": Script(own_backward=True),
     "scaled": Script(loss_scale=2.0**8),
     "unused": Script(model=Half, wide_weight_decay=0.5),
-    "sum": Script(loss=summed),
-    "sum accumulated": Script(loss=summed, accumulate=2),
-    "chosen": Script(loss=chosen, clip=0.1),
-    "chosen accumulated": Script(loss=chosen, accumulate=3),
-    "two means": Script(loss=two_means),
-    "two means accumulated": Script(loss=two_means, accumulate=3),
-    "stated": Script(loss=masked, weight=lambda targets: float((targets > 0).sum())),
+    "sum": Script(loss=summed, weight=lambda targets: "sum"),
+    "sum accumulated": Script(loss=summed, weight=lambda targets: "sum", accumulate=2),
+    "chosen": Script(loss=chosen, weight=many, clip=0.1),
+    "chosen accumulated": Script(loss=chosen, weight=many, accumulate=3),
 }
 
 
@@ -215,48 +207,6 @@ def decided(folder: Path, epochs: int, **options: object) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
-def coupled(found: Tensor, targets: Tensor) -> Tensor:
-    """Samples against each other, as contrastive losses have them."""
-    return nn.functional.cross_entropy(found @ found.T, torch.arange(len(found)))
-
-
-def root(found: Tensor, targets: Tensor) -> Tensor:
-    """No mean over samples."""
-    return nn.functional.mse_loss(found, targets).sqrt()
-
-
-def means_alike(found: Tensor, targets: Tensor) -> Tensor:
-    """Over some of the samples, and over the others: which term is of which, nobody can tell where one has none."""
-    each = (found - targets).square().mean(1)
-    return each[targets[:, 0] > 0.3].mean() + each[targets[:, 0] <= 0.3].mean()
-
-
-REFUSED = {
-    "coupled": (Script(loss=coupled), "depends on the other samples of its batch"),
-    "root": (Script(loss=root), "depends on the other samples"),
-    "means alike": (Script(loss=means_alike), "adds terms of different denominators"),
-    "not seen": (Script(own_backward=True), "a loss that the session has not seen"),
-}
-
-
-def refusal(script: Script, spec: RunSpec) -> str:
-    """What a session says of a script's loss; empty: nothing."""
-    torch.manual_seed(0)
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    try:
-        with session(model, optimizer, spec=spec) as run:
-            before = [one.detach().clone() for one in model.parameters()]
-            for inputs, targets in run.loader(DataLoader(Points(), batch_size=BATCH)):
-                loss = script.loss(model(inputs), targets)
-                loss.backward() if script.own_backward else run.backward(loss)
-                optimizer.step()
-    except BadInput as error:
-        assert all(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True))
-        return error.message
-    return ""
-
-
 def sharing(folder: Path, rank: int) -> tuple[int, ...]:
     """Shares after some steps of which the last worker computes each sample four times as long."""
     torch.manual_seed(0)
@@ -297,8 +247,6 @@ def main() -> None:
     # The first steps overflow on some workers, or all.
     overflowing = Script(loss_scale=2.0**127)
     results["overflow"] = train(overflowing, lambda *a, **k: session(*a, compression="topk:0.5", policy="static", **k))
-    for name, (script, _) in REFUSED.items():
-        results[f"refused {name}"] = refusal(script, spec)
     results["shares"] = sharing(folder / "record", rank)
     torch.save(results, folder / f"results-{rank}.pt")
     dist.destroy_process_group()

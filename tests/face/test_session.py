@@ -16,10 +16,10 @@ from hetopt.core.events.log import read_events
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.step_samples import parse_configuration
 from hetopt.trainer.session import session
-from hetopt.trainer.session.batches import ShareTable, own_slice
+from hetopt.trainer.session.batches import ShareTable, own_items
 from tests.forks import all_end_well
 
-from .session_program import ALONE, EXCHANGES, REFUSED, SCRIPTS, Points, Script, network, train
+from .session_program import ALONE, EXCHANGES, SCRIPTS, Points, Script, network, train
 
 WORKERS = 3
 
@@ -43,14 +43,6 @@ def test_three_unequal_workers_compute_what_one_machine_does(name: str, crew: Cr
         if SCRIPTS[name].is_mean:
             assert told[name][0] == pytest.approx(losses, rel=tolerance, abs=tolerance)
         assert torch.allclose(told[name][1], parameters, rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_loss_whose_parts_do_not_add_up_is_refused_by_all_workers_before_the_first_step(
-    name: str, crew: Crew
-) -> None:
-    for told in crew[1]:
-        assert REFUSED[name][1] in told[f"refused {name}"]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -124,11 +116,13 @@ def test_every_sample_of_a_batch_is_somebodys() -> None:
     for number in range(8):
         for samples in (1, 2, 5, 16):
             shares = table.of((0, number), samples)
-            cut = [own_slice(range(samples), shares, rank) for rank in range(3)]
-            assert sum(part.weight for part, _ in cut) == pytest.approx(1)
-            owned = [item for part, items in cut if part.samples for item in items]
+            parts = [table.part(rank, samples, (0, number), number + 1) for rank in range(3)]
+            assert sum(part.weight for part in parts) == pytest.approx(1)
+            assert tuple(part.samples for part in parts) == shares
+            items = [own_items(range(samples), part) for part in parts]
+            owned = [item for part, own in zip(parts, items, strict=True) if part.samples for item in own]
             assert owned == list(range(samples))
-            assert all(items for _, items in cut)
+            assert all(items)
     assert table.of((0, 4), 16) == (9, 4, 3)
     assert table.of((0, 5), 16) == (4, 6, 6)
 

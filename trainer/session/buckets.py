@@ -96,6 +96,11 @@ class Buckets:
             work.wait()
         self.is_armed = False
 
+    @property
+    def parts_sent(self) -> int:
+        """Return how many parts of the gradient under way were sent."""
+        return len(self._sent)
+
     def close(self) -> None:
         """Remove the hooks."""
         for hook in self._hooks:
