@@ -169,11 +169,12 @@ def test_an_audited_batch_is_computed_twice_by_the_leader_and_by_all_others(
 ) -> None:
     table = ShareTable(tuple(weights), audits=Audits(accumulate=accumulate))
     audited = []
-    for number in range(1, 20 * accumulate + 1):
-        parts = [table.part(rank, size, (0, number), number) for rank in range(len(weights))]
+    for number in range(20 * accumulate):
+        step = number // table.window + 1
+        parts = [table.part(rank, size, (0, number + 1), step) for rank in range(len(weights))]
         if not parts[0].is_audit:
             continue
-        audited.append((number - 1) // accumulate + 1)
+        audited.append(step)
         items = [list(own_items(range(size), part)) for part in parts]
         assert items[0] == list(range(size))
         assert [item for own, part in zip(items[1:], parts[1:], strict=True) if part.samples for item in own] == items[

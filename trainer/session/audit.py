@@ -46,15 +46,14 @@ class Audits:
     accumulate: int = 1
     largest: int | None = None
 
-    def is_due(self, number: int, samples: int, *, changed: bool) -> bool:
+    def is_due(self, step: int, samples: int, *, changed: bool) -> bool:
         """Return whether a batch is audited.
 
         Args:
-            number: of the batch, from 1.
+            step: that it is of, from 1.
             samples: of the batch.
             changed: whether the workers have other shares than in the batch before.
         """
-        step = (number - 1) // self.accumulate + 1
         fits = self.largest is None or samples <= self.largest
         return fits and (step & (step - 1) == 0 or (changed and self.accumulate == 1))
 

@@ -48,7 +48,7 @@ class Part:
         first: place of its first sample in the batch.
         shares: of all workers, in rank order.
         place: of the batch.
-        number: of the batch among all that its loader gave, from 1.
+        step: that it is of, among all of its loader, from 1.
         is_last: whether it is the last of its epoch, as far as that is known.
         is_audit: whether the leader computes the whole batch and the others share it (see `audit`).
         mark: fingerprint of the batch's first sample, where every worker reads it; 0: not known.
@@ -59,7 +59,7 @@ class Part:
     first: int = 0
     shares: Shares = ()
     place: Place = (0, 0)
-    number: int = 0
+    step: int = 0
     is_last: bool = False
     is_audit: bool = False
     mark: int = 0
@@ -94,6 +94,11 @@ class ShareTable:
         self._entries: list[tuple[Place, Shares]] = [((0, 0), shares)]
 
     @property
+    def window(self) -> int:
+        """Return the batches of a step."""
+        return 1 if self.audits is None else self.audits.accumulate
+
+    @property
     def newest(self) -> Shares:
         """Of a full batch, once all that were drawn before are done."""
         return self._entries[-1][1]
@@ -122,20 +127,20 @@ class ShareTable:
         least = min(self._minimum, samples // len(wanted))
         return largest_remainder(wanted, samples, minimum=[least] * len(wanted), maximum=[None] * len(wanted))
 
-    def part(self, rank: int, samples: int, place: Place, number: int, *, mark: int = 0, is_last: bool = False) -> Part:
+    def part(self, rank: int, samples: int, place: Place, step: int, *, mark: int = 0, is_last: bool = False) -> Part:
         """Return a worker's part of a batch.
 
         Args:
             rank: of the worker.
             samples: of the batch.
             place: of the batch.
-            number: of the batch among all of its loader, from 1.
+            step: that the batch is of, among all of its loader, from 1.
             mark: see `Part`.
             is_last: whether the batch is the last of its epoch.
         """
         shares = self.of(place, samples)
         changed = place == self._entries[-1][0]
-        is_audit = self.audits is not None and self.audits.is_due(number, samples, changed=changed)
+        is_audit = self.audits is not None and self.audits.is_due(step, samples, changed=changed)
         own = (0, *self._in_proportion(shares[1:], samples)) if is_audit else shares
         first = sum(own[:rank])
         return Part(
@@ -144,7 +149,7 @@ class ShareTable:
             first=first,
             shares=shares,
             place=place,
-            number=number,
+            step=step,
             is_last=is_last,
             is_audit=is_audit,
             mark=mark,
@@ -182,7 +187,7 @@ class Slices(Sampler[list[int]]):
         self._first = first
         self.parts: deque[Part] = deque()
         self.drawn: Place = (-1, 0)
-        self.number = 0  # of the batches that were shared out
+        self.step = 0  # that the batch that was shared out last is of
 
     def __iter__(self) -> Iterator[list[int]]:
         # At once: a loader with reader processes begins twice, and a sampler may draw the order as it begins.
@@ -195,8 +200,8 @@ class Slices(Sampler[list[int]]):
             self.drawn = (epoch, number + 1)
             if self._passes(number):
                 continue
-            self.number += 1
-            part = self._table.part(self._rank, len(batch), (epoch, number), self.number, is_last=is_last)
+            self.step += number % self._table.window == 0
+            part = self._table.part(self._rank, len(batch), (epoch, number), self.step, is_last=is_last)
             self.parts.append(part)
             yield list(own_items(batch, part))
 
@@ -265,7 +270,7 @@ class Splits:
     def take(self, size: int) -> tuple[Part, slice]:
         """This worker's part of the next batch, and its place in it."""
         place, self.drawn = self.drawn, (0, self.drawn[1] + 1)
-        part = self._table.part(self._rank, size, place, self.drawn[1])
+        part = self._table.part(self._rank, size, place, place[1] // self._table.window + 1)
         rows = own_items(range(size), part)
         return part, slice(rows[0], rows[-1] + 1)
 
@@ -331,11 +336,11 @@ class SlicedStream(IterableDataset[Any]):
         self._drop_last = drop_last
         self._collate = collate
         self.drawn: Place = (-1, 0)
-        self.number = 0  # of the batches before this epoch
+        self.step = 0  # of the last batch before this epoch
 
-    def begin(self, number: int) -> None:
-        """Begin the next epoch, behind so many batches."""
-        self.number = number
+    def begin(self, step: int) -> None:
+        """Begin the next epoch, behind so many steps."""
+        self.step = step
         self.drawn = (self.drawn[0] + 1, 0)
 
     def __iter__(self) -> Iterator[tuple[Part, Any]]:
@@ -350,7 +355,8 @@ class SlicedStream(IterableDataset[Any]):
                 return
             self.drawn = (epoch, number + 1)
             place = (epoch, number)
-            part = self._table.part(self._rank, len(batch), place, self.number + number + 1, mark=mark_of(batch[0]))
+            step = self.step + number // self._table.window + 1
+            part = self._table.part(self._rank, len(batch), place, step, mark=mark_of(batch[0]))
             yield part, self._collate(list(own_items(batch, part)))
             number += stride
 

@@ -57,7 +57,8 @@ class SlicedLoader:
         self._loader = loader
         self._asked = asked
         self._begun, self._ended = begun, ended
-        self._number = 0  # of the batch that was given last
+        self._step = 0  # of the batch that was given last
+        self._window = table.window
         self._slices: Slices | None = None
         self._stream: SlicedStream | None = None
         if isinstance(loader.dataset, IterableDataset):
@@ -94,7 +95,7 @@ class SlicedLoader:
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps; of this worker alone."""
-        return {**self.progress.state(), "number": self._number}
+        return {**self.progress.state(), "step": self._step}
 
     def resume(self, state: Mapping[str, Any], resumed: Resumed) -> None:
         """Go on from what `state` gave, with the random numbers of the checkpoint."""
@@ -102,7 +103,7 @@ class SlicedLoader:
         source = self._slices or self._stream
         assert source is not None
         source.drawn = (self.progress.epoch - self.progress.is_within, self.progress.batches)
-        source.number = self._number = state["number"]
+        source.step = self._step = state["step"]
 
     @property
     def drawn(self) -> Place:
@@ -117,7 +118,7 @@ class SlicedLoader:
         # At once, as the script's own loader does: it draws a seed here, and its readers begin.
         if self._stream is None:
             return self._from_slices(*self.progress.begin(lambda: iter(self._own)))
-        self._stream.begin(self._number - self.progress.done)
+        self._stream.begin(self._step - -(-self.progress.done // self._window))
         return self._from_stream(*self.progress.begin(self._begun_stream))
 
     def _begun_stream(self) -> Iterator[tuple[Part, Any]]:
@@ -135,7 +136,7 @@ class SlicedLoader:
 
     def _give(self, part: Part) -> None:
         self.progress.give()
-        self._number = part.number
+        self._step = part.step
         self._begun(part)
 
     def _from_stream(self, batches: Iterator[tuple[Part, Any]], start: dict[str, Any]) -> Iterator[Any]:
@@ -218,8 +219,8 @@ class OwnLoader:
         return self.progress.first_epoch
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
-        return self.progress.state()
+        """Return what a checkpoint keeps: as much as of several workers."""
+        return {**self.progress.state(), "step": 0}
 
     def resume(self, state: Mapping[str, Any], resumed: Resumed) -> None:
         """Go on from what `state` gave, with the random numbers of the checkpoint."""

@@ -284,13 +284,11 @@ class GradientFlow(BatchFlow):
             own = self._weights(rows, part)[self.rank]
         with self._summing(own) as look_at:
             for side, is_held in zip(sides, waits, strict=True):
-                if side.sum is None:
-                    continue
-                if is_held:
+                if side.sum is not None and is_held:
                     side.sum.begin()
-                if part is not None and part.is_audit:
+                if side.sum is not None and part is not None and part.is_audit:
                     self._audit_step(side, own)
-                else:
+                elif side.sum is not None:
                     side.sum.sum(0.0 if is_held else own, self._scaler, look_at=look_at)
                 self._note_sum(side)
 
