@@ -25,7 +25,7 @@ STARTED = {
     "hetopt.integrations.transformers": "what a script that trains with transformers imports",
     "hetopt.catalogs.build": "`python -m hetopt.catalogs.build`, which makes the bundled catalogue",
 }
-"""What people and programs start or import by name; docs/decisions/0032 says what of it is promised."""
+"""What people and programs start or import by name; docs/decisions/0001 says what of it is promised."""
 
 NAMED = {
     "hetopt.trainer.data.stream.writer": "scripts that feed a stream import it (docs/streams.md)",

@@ -51,7 +51,7 @@ LEAST_GAIN = 0.05
 
 
 NOISE_COEFFICIENT = 0.05
-"""Prior of ``c``: above what two tasks showed at their own learning rates, 0.02 to 0.04 (docs/decisions/0061)."""
+"""Prior of ``c``: above what two tasks showed at their own learning rates, 0.02 to 0.04."""
 
 NOISE_COEFFICIENT_SD = 0.15
 """Its standard deviation: the next task may be trained closer to the highest learning rate that it bears."""

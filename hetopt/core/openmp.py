@@ -11,7 +11,7 @@ SPIN_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 SPIN = {"GOMP_SPINCOUNT": "20000"}
 """OpenMP threads wait for each other by spinning, for milliseconds by default. Whenever something else wants a
 processor, they then spin where the awaited thread should run, and a step takes ten times as long. A short spin (some
-0.1 ms) still bridges the gaps between operators; measured in docs/decisions/0078."""
+0.1 ms) still bridges the gaps between operators: alone a step is as quick, beside another worker six times as quick."""
 
 _GROUPS, _MOUNTED = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 

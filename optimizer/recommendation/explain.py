@@ -32,7 +32,7 @@ WORTH_AVERAGING = 0.3
 
 USUAL_SYNC = "local-sgd(8, stretch=1.5)"
 """To be measured where nobody named one: of the policies of `benchmarks.sync` the soonest at BSP's quality where
-communication takes five times as long as computing, or longer (docs/decisions/0074)."""
+communication takes five times as long as computing, or longer."""
 
 PROFILING_SHARE = 0.05
 """What profiling should cost at most of the job that it is for."""

@@ -24,7 +24,7 @@ SETTLED_STEPS, COUNTED_STEPS = 12, 4
 
 HURRIED_STEPS = 5
 """In place of the first, where they are followed one by one: pilots have few steps, and there are many ways. Gains are
-then too good, by up to a factor of three (docs/decisions/0061)."""
+then too good, by up to a factor of three (PowerSGD of rank 4 on digits: 0.39 for 0.14)."""
 
 TOGETHER_ELEMENTS = 4_000_000
 """Of a gradient, up to which they are: each holds three copies of it."""

@@ -43,7 +43,7 @@ ROUNDED = (BF16, "int8", "int4")
 
 AVERAGED = (IDENTITY, BF16, "int8")
 """What averages of parameters are rounded by unasked. In int4 they cost two points of accuracy, whatever is remembered
-of them (docs/decisions/0039)."""
+of them (ResNet-20 and VGG-11 on a fifth of CIFAR-10, four workers)."""
 
 LOSSLESS = (IDENTITY, "fp16", BF16)
 """As far as convergence can tell."""

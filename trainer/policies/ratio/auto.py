@@ -29,7 +29,7 @@ from then on, down to the ratio that was tried. Where the loss rises far above t
 back, everything is sent until the run is twice as long: error feedback bears smaller learning rates than dense training
 does.
 
-What each rule and constant is worth is measured on simulated runs (`benchmarks.auto`, docs/decisions/0056).
+What each rule and constant is worth is measured on simulated runs (`benchmarks.auto`).
 """
 
 from __future__ import annotations
