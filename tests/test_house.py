@@ -95,6 +95,18 @@ def test_nothing_is_left_that_does_not_belong_in_a_repository(rule: str) -> None
     assert not found, f"{rule}:\n" + "\n".join(found)
 
 
+def test_every_decision_that_is_cited_is_there_and_short() -> None:
+    records = {path.name[:4]: path for path in (REPOSITORY / "docs" / "decisions").glob("0*.md")}
+    cited = {
+        (number, name(path))
+        for path in tracked_texts()
+        for number in re.findall(r"decisions/(\d{4})", path.read_text(encoding="utf-8"))
+    }
+    assert {number for number, _ in cited} <= records.keys(), sorted(cited)
+    for number, path in records.items():
+        assert len(path.read_text(encoding="utf-8").split()) <= 250, f"record {number} is longer than 250 words"
+
+
 WRITES_COMMAND_LINES = {
     "hetopt/catalogs/build.py": "its own command line",
     "hetopt/api/exactness.py": "the command line of torchrun",
