@@ -321,6 +321,7 @@ WALL_CLOCKS = {
     "hetopt/backends/ec2/renter/backend.py": OTHERS,
     "hetopt/backends/ec2/renter/edge.py": OTHERS,
     "hetopt/backends/ec2/renter/launcher.py": OTHERS,
+    "hetopt/backends/ec2/renter/renting.py": "the end of machines, by the clock of AWS's scheduler",
     "hetopt/backends/ssh/conductor.py": "the hours of a host's owner, and times of other machines",
     "hetopt/backends/ssh/conversation.py": OTHERS,
     "hetopt/backends/ssh/look.py": OTHERS,

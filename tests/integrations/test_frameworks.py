@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.trainer.test_session_cases import LABELS, distance
 from torch import Tensor
 
 from hetopt.core.errors import BadInput
 from hetopt.integrations.wording import ACCELERATE, LIGHTNING, TRANSFORMERS, in_words
 from hetopt.trainer.session.denominators import EARLIER_HINT, NUMBERS_HINT, WEIGHT_HINT
 from tests.disturbance import PATIENCE_S
-from tests.trainer.test_session_cases import LABELS, distance
 
 
 class Case:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -255,7 +254,7 @@ def mapped(plan: Plan, on: str) -> RunSpec:
     if on == "ec2":
         return _as_machines_read_it(plan.run, BUNDLE, "s3://bucket/data")
     run, hosts = _mapped(plan, parse_hosts("a@box1,a@box2"))
-    there = tuple(replace(host, private=f"10.0.0.{number}") for number, host in enumerate(hosts, start=1))
+    there = tuple(host.model_copy(update={"private": f"10.0.0.{number}"}) for number, host in enumerate(hosts, start=1))
     return spec_on(run.run, Inventory(hosts=there, bundle_sha256=BUNDLE.sha256), BUNDLE, None)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -90,10 +88,6 @@ class Alone(nn.Module):
         return out
 
 
-class OfAllRanks(DistributedSampler[Any]):
-    """The samples of two ranks together, in the order of their batches."""
-
-
 def spec(compression: Compression) -> RunSpec:
     workers = tuple(WorkerSpec(host=f"h{n}", type="local", local_batch_size=share) for n, share in enumerate((24, 8)))
     return RunSpec(
@@ -120,23 +114,24 @@ def trained(name: str, folder: Path, compression: Compression) -> list[dict[str,
 
 def whole(name: str) -> dict[str, Tensor]:
     """Trained by one process, with the samples that both ranks would read."""
-    kept = DistributedSampler.__iter__, DistributedSampler.__len__
+    sampler: Any = DistributedSampler
+    kept = sampler.__iter__, sampler.__len__
 
     def both(self: DistributedSampler[Any]) -> Iterator[int]:
-        each = [list(kept[0](DistributedSampler_of(self, rank))) for rank in range(2)]
+        each = [list(kept[0](of_rank(self, rank))) for rank in range(2)]
         for start in range(0, len(each[0]), 16):
             yield from [*each[0][start : start + 16], *each[1][start : start + 16]]
 
-    def DistributedSampler_of(self: DistributedSampler[Any], rank: int) -> DistributedSampler[Any]:
+    def of_rank(self: DistributedSampler[Any], rank: int) -> DistributedSampler[Any]:
         made = DistributedSampler(self.dataset, num_replicas=2, rank=rank)
         made.set_epoch(self.epoch)
         return made
 
     try:
-        DistributedSampler.__iter__, DistributedSampler.__len__ = both, lambda self: 2 * kept[1](self)  # type: ignore
+        sampler.__iter__, sampler.__len__ = both, lambda self: 2 * kept[1](self)
         return SCRIPTS[name](32, Alone, num_replicas=2, rank=0).state_dict()
     finally:
-        DistributedSampler.__iter__, DistributedSampler.__len__ = kept  # type: ignore[method-assign]
+        sampler.__iter__, sampler.__len__ = kept
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -153,7 +148,3 @@ def test_everything_that_top_k_keeps_in_whole_is_the_dense_sum(tmp_path: Path) -
     for key, value in whole("plain").items():
         assert torch.equal(first[key], second[key])
         assert float((first[key] - value).norm()) <= 1e-5 * float(value.norm())
-
-
-if __name__ == "__main__":
-    sys.exit(os.EX_USAGE)

@@ -75,9 +75,7 @@ class SshBackend(ProcessLauncher):
             notes=(*mapped.notes, *costs),
         )
         reading = wanted.profile.job.reading
-        return OnHosts(
-            launch=launch, inventory=inventory, bundle=bundle, reading=reading, connects_to=_told(inventory)
-        )
+        return OnHosts(launch=launch, inventory=inventory, bundle=bundle, reading=reading, connects_to=_told(inventory))
 
     def prepare_resumed(self, folder: Path, options: LaunchOptions) -> OnHosts:
         """See `hetopt.backends.backend.Backend`."""
