@@ -65,9 +65,10 @@ def inspect_wrappers(model: nn.Module) -> None:
     Raises:
         BadInput: there is one.
     """
-    inside = {id(module) for module in model.modules()}
-    for thing in gc.get_objects():
-        if issubclass(type(thing), _WRAPPERS) and id(getattr(thing, "module", None)) in inside:
+    inside, things = {id(module) for module in model.modules()}, gc.get_objects()
+    wrappers = {kind for kind in set(map(type, things)) if issubclass(kind, _WRAPPERS)}
+    for thing in things if wrappers else ():
+        if type(thing) in wrappers and id(getattr(thing, "module", None)) in inside:
             raise BadInput(
                 f"The model was wrapped in {type(thing).__name__} since the session began, which {_SUMS_ITSELF}.",
                 hint=_PLAIN,
