@@ -522,9 +522,9 @@ def _paragraphs(thing: Any) -> list[str]:
     return [line.replace("``", "`") for line in lines]
 
 
-def conversion(prefix: str = "") -> str:
+def conversion() -> str:
     """The difference between a script and its converted form, changed indentation aside."""
-    names = (f"{prefix}train.py", f"{prefix}train_hetopt.py")
+    names = ("train.py", "train_hetopt.py")
     before, after = ((SCRIPT / name).read_text(encoding="utf-8").splitlines()[1:] for name in names)
     matcher = difflib.SequenceMatcher(None, [line.strip() for line in before], [line.strip() for line in after], False)
     lines = []
@@ -652,7 +652,6 @@ def pages() -> dict[Path, str]:
         DOCS / "measured.md": measured(),
         **{page: methods(page) for page in (DOCS / "methods.md", DOCS / "models.md", *METHOD_PAGES.glob("*.md"))},
         own: _filled(own, "conversion", conversion()),
-        DOCS / "from-ddp.md": _filled(DOCS / "from-ddp.md", "ddp", conversion("ddp_")),
         README: _filled(README, "measured", headlines(FRONT, shortly=True)),
     }
 

@@ -43,6 +43,7 @@ class Exactness:
         steps: that were compared.
         normalises: whether the model has BatchNorm in training mode, by which a worker's samples depend on each other.
         precision: that both were computed in.
+        options: what optimizers are told otherwise than in the script before, in words; empty: nothing.
     """
 
     alone: float
@@ -50,6 +51,7 @@ class Exactness:
     steps: int
     normalises: bool = False
     precision: Precision = "float32"
+    options: str = ""
 
     @property
     def is_of_batch_norm(self) -> bool:
@@ -59,7 +61,7 @@ class Exactness:
     @property
     def is_exact(self) -> bool:
         """Whether no difference is more than rounding."""
-        return max(self.alone, self.shared) <= EXACT
+        return max(self.alone, self.shared) <= EXACT and not self.options
 
 
 def compare(
@@ -109,7 +111,12 @@ def compare(
             )
         alone, shared = found.largest
         return Exactness(
-            alone=alone, shared=shared, steps=found.steps, normalises=found.normalises, precision=precision
+            alone=alone,
+            shared=shared,
+            steps=found.steps,
+            normalises=found.normalises,
+            precision=precision,
+            options=found.options,
         )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hetopt.api import compression_options, precision_options, stream_options, sync_options
 from hetopt.api.backends import backend
 from hetopt.api.run import Run
-from hetopt.api.script_text import lost_files, on_several_workers, read_script, resumes, trains_on_several_workers
+from hetopt.api.script_text import lost_files, read_script, resumes, trains_on_several_workers
 from hetopt.api.values import MOST_STEPS, chosen, positive, within
 from hetopt.backends.backend import LaunchOptions, Prepared, check_options
 from hetopt.core.comm.composition import METHODS
@@ -343,16 +343,14 @@ def _scripted(plan: Plan, changes: Changes, options: LaunchOptions, *, rents: bo
     profiled, another = plan.profile.job, tuple(_another_script(path, Path(plan.run.script[0])))
     if script[1:] == profiled.script[1:] and not another:
         check_batch(run, profiled.batch_size)
-    lost = lost_files(files) if rents else ()
     remarks = (
         *another,
         left_to_script(run),
         *_resuming(path.name, plan.run, run),
-        *on_several_workers(files),
-        *lost,
+        *(lost_files(files) if rents else ()),
     )
     profile = plan.profile
-    if any(_another_script(path, Path(plan.run.script[0]))) or script[1:] != plan.run.script[1:]:
+    if another or script[1:] != plan.run.script[1:]:
         # It may read by another number of processes.
         profile = profile.model_copy(update={"job": profile.job.model_copy(update={"reading": None})})
     return plan.model_copy(update={"run": run, "profile": profile}), remarks

@@ -15,15 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from hetopt.api.converting import convert
-from hetopt.api.script_text import (
-    PLACES,
-    default_of,
-    lost_files,
-    on_several_workers,
-    read_script,
-    resumes,
-    trains_on_several_workers,
-)
+from hetopt.api.script_text import PLACES, default_of, read_script, resumes, trains_on_several_workers
 from hetopt.backends.backend import POLL_S
 from hetopt.core.artifact import read_record
 from hetopt.core.errors import BadInput, HetoptError, RunFailed
@@ -155,8 +147,6 @@ def profile_script(
         RunFailed: it failed.
     """
     text = read_script(script.path)
-    for remark in (*on_several_workers(text), *lost_files(text)):
-        told.note(remark)
     starts = _starts(script, workers=workers, accelerators=accelerators, time_budget_s=time_budget_s)
     folder = temporary_folder("profile")
     keep = False

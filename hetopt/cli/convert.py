@@ -1,7 +1,9 @@
-"""`hetopt convert`: write a session into a training script, and show that it computes what it did before."""
+"""`hetopt convert`: write a session into a training script, and measure how far shares are from one machine."""
 
 from __future__ import annotations
 
+import math
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 class Conversion:
     """What `hetopt convert` is asked for."""
 
-    script: Annotated[Path, typer.Argument(help="A training script with one loop over a DataLoader.")]
+    script: Annotated[Path, typer.Argument(help="A training script of one process, with a loop over a DataLoader.")]
     arguments: Annotated[
         list[str] | None,
         typer.Argument(help="Its own arguments, after --, to compare both scripts with.", show_default=False),
@@ -29,82 +31,93 @@ class Conversion:
     ] = None
     force: Annotated[bool, typer.Option("--force", help="Replace the output file if it exists.")] = False
     compare: Annotated[
-        bool, typer.Option("--compare/--no-compare", help="Run both for three steps and compare their gradients.")
+        bool,
+        typer.Option("--compare/--no-compare", help="Run both for three steps and compare their gradients and rates."),
     ] = True
 
 
 @options(Conversion)
 def convert(asked: Conversion) -> None:
-    """Write a session into a training script, and take DistributedDataParallel out of it.
+    """Write a session into a training script of one process; one that uses DistributedDataParallel runs as it is.
 
-    What changes is printed as a diff. Then both scripts run for three steps, the new one alone and as two workers that
-    share every batch 3 to 1, and the gradients that their optimizers step by are compared.
+    The four lines are printed as a diff. Then both scripts run for three steps, the new one alone and as two workers
+    that share every batch 3 to 1, and the gradients and rates that their optimizers step by are compared. Where the
+    script is not one loop over a DataLoader, the four lines are printed, and nothing is written.
 
     \b
       hetopt convert train.py -o train_hetopt.py -- --batch-size 64
     """
     import hetopt
-    from hetopt.api.exactness import EXACT
+    from hetopt.api.converting import FOUR_LINES, NotPlain
     from hetopt.cli import parse, render, terminal
     from hetopt.core.artifact import write_atomically
-    from hetopt.core.errors import RunFailed
     from hetopt.core.names import converted_script, typed_script
 
     name, *arguments = typed_script((str(asked.script), *(asked.arguments or ())))
     asked = replace(asked, script=Path(name), arguments=arguments)
     target = asked.output or converted_script(asked.script)
-    converted = hetopt.convert(asked.script)
+    try:
+        converted = hetopt.convert(asked.script)
+    except NotPlain:
+        terminal.write(FOUR_LINES)
+        raise
     parse.ready_to_write(target, force=asked.force)
     terminal.write(converted.diff)
     for remark in converted.remarks:
         render.bullet(remark)
     write_atomically(target, converted.text)
     render.note(f"wrote {target}")
-    if not asked.compare:
-        return
-    found = _compared(asked, target)
-    if found.is_of_batch_norm:
-        write_atomically(target, hetopt.convert(asked.script, batch_norm="synchronized").text)
-        render.note(
-            "that is BatchNorm, which normalises the samples of each worker by themselves: wrote "
-            f'batch_norm="synchronized" into the session of {target}, which normalises by the whole batch; workers '
-            "then wait for each other in every such layer"
-        )
-        found = _compared(asked, target)
-    found = found if found.is_exact else _compared_in_float64(asked, target, found)
-    render.note("not compared: what comes later, as the last batch of an epoch, schedules, evaluation and files")
-    if not found.is_exact:
-        raise RunFailed(
-            f"the new script does not compute what the old one does: {EXACT:g} would be rounding.",
-            hint="docs/your-own-code.md says which losses need a word; random numbers of the model are a cause as well",
-        )
+    if asked.compare:
+        _compare(asked, target)
 
 
-def _compared(asked: Conversion, target: Path, precision: Precision = "float32") -> Exactness:
-    """Both scripts for three steps, and what they differ by."""
-    from hetopt.api.exactness import compare
-    from hetopt.cli import render
+def _compare(asked: Conversion, target: Path) -> None:
+    """Run both scripts for three steps, and say how far shares are from one machine.
 
-    computed = "" if precision == "float32" else f", computed in {precision}"
-    with render.progress(f"comparing both for three steps{computed}") as reporter:
-        found = compare(asked.script, target, asked.arguments or (), precision=precision, reporter=reporter)
-    render.line(
-        f"largest relative difference of a gradient over {found.steps} steps{computed}: {found.alone:.1e} alone, "
-        f"{found.shared:.1e} on two workers that share batches 3 to 1"
-    )
-    return found
-
-
-def _compared_in_float64(asked: Conversion, target: Path, narrow: Exactness) -> Exactness:
-    """Where scripts differ as they are: whether that is rounding, which deep networks amplify from layer to layer."""
+    Raises:
+        RunFailed: alone, the new script computes something else than the old one.
+    """
+    from hetopt.api.exactness import EXACT
     from hetopt.cli import render
     from hetopt.core.errors import RunFailed
 
-    try:
-        found = _compared(asked, target, "float64")
-    except RunFailed as error:
-        render.note(f"in float64, which would tell rounding from a mistake, it cannot be computed: {error.message}")
-        return narrow
-    if found.is_exact:
-        render.note("what they differ by is the rounding of a narrower type, which training amplifies")
-    return found
+    compared = _compared(asked, target, "float32")
+    if not compared.is_exact and not compared.options:
+        # Deep networks amplify rounding from layer to layer, and float64 tells it from a mistake.
+        with suppress(RunFailed):  # some operators have no float64
+            compared = _compared(asked, target, "float64")
+    if compared.options:
+        raise RunFailed(
+            f"the new script tells its optimizers something else than the old one: {compared.options}.",
+            hint="see which of its lines ask for the number of workers, or for the size of a batch",
+        )
+    if compared.alone > EXACT:
+        raise RunFailed(
+            f"the new script alone differs from the old one by {_spelled(compared.alone)}.",
+            hint="random numbers that depend on time or on processes are one cause",
+        )
+    computed = ", computed in float64" if compared.precision == "float64" else ""
+    render.line(f"Shares differ from one machine by {_spelled(compared.shared)}{computed}.")
+    if compared.shared > EXACT:
+        render.bullet(
+            'BatchNorm normalises each worker\'s samples, as under DistributedDataParallel: batch_norm="synchronized" '
+            "normalises by the whole batch."
+            if compared.is_of_batch_norm
+            else "The loss is a sum, couples samples, or averages over something else: weight= or run.gather may mend "
+            "it, as docs/your-own-code.md shows."
+        )
+
+
+def _compared(asked: Conversion, target: Path, precision: Precision) -> Exactness:
+    from hetopt.api.exactness import compare
+    from hetopt.cli import render
+
+    with render.progress(f"comparing both for three steps in {precision}") as reporter:
+        return compare(asked.script, target, asked.arguments or (), precision=precision, reporter=reporter)
+
+
+def _spelled(distance: float) -> str:
+    """Return a relative distance as people write it: 12 %, or 2e-7."""
+    if math.isinf(distance):
+        return "the parameters that it trains"
+    return f"{100 * distance:.2g} %" if distance >= 1e-3 else f"{distance:.0e}".replace("e-0", "e-")

@@ -7,6 +7,7 @@ all kinds drops nothing, samplers give the samples in their order, and noise is 
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import random
@@ -35,6 +36,9 @@ STEPS = 3
 """Float32 rounding is amplified by training from then on."""
 
 FILE = "{name}-{rank}.pt"
+OPTIONS_FILE = "{name}-{rank}.json"
+"""What each optimizer was told at each step: [optimizers][steps][groups] numbers by name."""
+
 NORMALISES_FILE = "{name}-normalises"
 """Is there if the model normalises by the samples of its batch."""
 
@@ -47,22 +51,25 @@ TINY = 1e-12
 
 
 class GradientRecorder:
-    """Keeps what each optimizer finds in ``.grad`` at its first steps, and ends the process after them.
+    """Keeps what each optimizer finds in ``.grad`` and is told at its first steps, and ends the process after them.
 
     Args:
-        path: of the file.
+        path: of the file of gradients.
+        options: of the file of learning rates and other numbers.
         others: files of the other workers, which this one waits for before it leaves them.
     """
 
-    def __init__(self, path: Path, others: list[Path]) -> None:
-        self._path, self._others = path, others
+    def __init__(self, path: Path, options: Path, others: list[Path]) -> None:
+        self._path, self._options_path, self._others = path, options, others
         self._seen: dict[int, list[Tensor]] = {}
+        self._options: dict[int, list[list[dict[str, float]]]] = {}
 
     def after_step(self, optimizer: Optimizer, arguments: Any, options: Any) -> None:
         """One more step."""
         steps = self._seen.setdefault(id(optimizer), [])
         if len(steps) == STEPS:
             return
+        self._options.setdefault(id(optimizer), []).append([_numbers(group) for group in optimizer.param_groups])
         steps.append(
             torch.cat(
                 [
@@ -79,6 +86,7 @@ class GradientRecorder:
     def end(self, code: int) -> None:
         """Write, wait until the others have, and leave without another word of the script."""
         if code == 0:
+            self._options_path.write_text(json.dumps(list(self._options.values())), encoding="utf-8")
             torch.save(list(self._seen.values()), self._path.with_suffix(".part"))
             self._path.with_suffix(".part").rename(self._path)
             begun_s = time.monotonic()
@@ -94,7 +102,8 @@ def main(arguments: list[str]) -> None:
     folder, name, precision, script, *rest = arguments
     rank, workers = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     paths = [inside(Path(folder), FILE.format(name=name, rank=one)) for one in range(workers)]
-    recorder = GradientRecorder(paths[rank], paths)
+    options = inside(Path(folder), OPTIONS_FILE.format(name=name, rank=rank))
+    recorder = GradientRecorder(paths[rank], options, paths)
     register_optimizer_step_post_hook(recorder.after_step)
 
     def notice(module: nn.Module, inputs: Any) -> None:
@@ -129,12 +138,14 @@ class Differences:
             parameters, or fewer.
         zero: steps whose gradient is all zeros, so that nothing was compared.
         normalises: whether the script that is right normalises by the samples of its batch (BatchNorm).
+        options: the first number that an optimizer of the others is told otherwise, in words; empty: none.
     """
 
     steps: int
     largest: tuple[float, ...]
     zero: int = 0
     normalises: bool = False
+    options: str = ""
 
 
 def differences(folder: Path, name: str, others: Sequence[str]) -> Differences:
@@ -165,7 +176,30 @@ def differences(folder: Path, name: str, others: Sequence[str]) -> Differences:
         largest=tuple(apart(read(one)) for one in others),
         zero=sum(not one.any() for own in right for one in own),
         normalises=inside(folder, NORMALISES_FILE.format(name=name)).exists(),
+        options=next((other for one in others if (other := _other_options(folder, name, one))), ""),
     )
+
+
+def _numbers(group: dict[str, Any]) -> dict[str, float]:
+    """Return the numbers of a parameter group: its learning rate, momentum, weight decay."""
+    numbers = {name: value.item() if isinstance(value, Tensor) else value for name, value in group.items()
+               if not isinstance(value, Tensor) or value.numel() == 1}  # fmt: skip
+    return {name: float(value) for name, value in numbers.items() if isinstance(value, (int, float))}
+
+
+def _other_options(folder: Path, name: str, other: str) -> str:
+    """Return the first number that an optimizer is told otherwise than in the script that is right; empty: none."""
+    right, compared = (
+        json.loads(inside(folder, OPTIONS_FILE.format(name=script, rank=0)).read_text(encoding="utf-8"))
+        for script in (name, other)
+    )
+    for number, (own, its) in enumerate(zip(right, compared, strict=False), start=1):
+        for step, groups in enumerate(zip(own, its, strict=False), start=1):
+            for before, after in zip(*groups, strict=False):
+                for key in before:
+                    if not math.isclose(before[key], after.get(key, math.nan), rel_tol=1e-9):
+                        return f"{key} of optimizer {number} at step {step} is {after.get(key)}, and was {before[key]}"
+    return ""
 
 
 def _draw_nothing() -> None:

@@ -31,8 +31,6 @@ torch.manual_seed(1)
 _SEED = "torch.manual_seed(1)\n"
 
 _DDP = """import os
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch.distributed import destroy_process_group, init_process_group
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data.distributed import DistributedSampler
@@ -100,7 +98,7 @@ train_loader = DataLoader(samples(), batch_size=16, shuffle=True)
 
 
 def loss_of(outputs, targets):
-    return F.cross_entropy(outputs, targets, reduction="sum")
+    return F.cross_entropy(outputs, targets)
 
 
 def train(epoch):
@@ -203,88 +201,6 @@ def main(epochs, batch_size):
 if __name__ == "__main__":
     main(2, 16)
 ''',
-    "processes of its own": _DDP
-    + '''
-def setup(rank, world_size):
-    os.environ["MASTER_ADDR"] = "localhost"
-    os.environ["MASTER_PORT"] = "12355"
-    dist.init_process_group("gloo", rank=rank, world_size=world_size)
-
-
-def cleanup():
-    dist.destroy_process_group()
-
-
-def main(rank, world_size, epochs, batch_size):
-    setup(rank, world_size)
-    dataset = samples()
-    sampler = DistributedSampler(dataset, num_replicas=world_size, rank=rank, shuffle=True, drop_last=True)
-    loader = DataLoader(dataset, batch_size=batch_size // world_size, sampler=sampler, num_workers=0)
-    ddp_model = DDP(Net())
-    optimizer = torch.optim.AdamW(ddp_model.parameters(), lr=0.01)
-    for epoch in range(epochs):
-        sampler.set_epoch(epoch)
-        for inputs, targets in loader:
-            optimizer.zero_grad()
-            loss = F.cross_entropy(ddp_model(inputs), targets)
-            loss.backward()
-            optimizer.step()
-        total = loss.detach().clone()
-        dist.all_reduce(total, op=dist.ReduceOp.SUM)
-        if rank == 0:
-            print(f"epoch {epoch}: {total.item() / world_size}")
-        dist.barrier()
-    if rank == 0:
-        torch.save(ddp_model.module.state_dict(), os.devnull)
-    cleanup()
-
-
-if __name__ == "__main__":
-    world_size = max(1, torch.cuda.device_count())
-    mp.spawn(main, args=(world_size, 2, 16), nprocs=world_size, join=True)
-''',
-    "one test set in parts": _DDP
-    + '''
-def run_test(model, loader):
-    right, seen = torch.zeros(1), torch.zeros(1)
-    with torch.no_grad():
-        for inputs, targets in loader:
-            right += (model(inputs).argmax(1) == targets).sum()
-            seen += len(targets)
-    dist.all_reduce(right)
-    dist.all_reduce(seen)
-    assert seen.item() == 48, seen
-    return right / seen
-
-
-def logged(loader, header):
-    for batch in loader:
-        yield batch
-
-
-class Log:
-    def log_every(self, loader, header):
-        yield from logged(loader, header)
-
-
-dist.init_process_group("gloo")
-train_sampler, test_sampler = DistributedSampler(samples()), DistributedSampler(samples(), shuffle=False)
-options = {"batch_size": 16, "sampler": train_sampler}
-train_loader, test_loader = DataLoader(samples(), **options), DataLoader(samples(), 16, sampler=test_sampler)
-model = DDP(Net())
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * dist.get_world_size())
-torch.manual_seed(7 + dist.get_rank())
-for epoch in range(2):
-    train_sampler.set_epoch(epoch)
-    run_test(model, test_loader)
-    for inputs, targets in Log().log_every(train_loader, "train"):
-        optimizer.zero_grad()
-        F.cross_entropy(model(inputs), targets).backward()
-        optimizer.step()
-    done = torch.zeros(1)
-    dist.broadcast(done, src=0)
-dist.destroy_process_group()
-''',
     "weights that nobody seeds": '''
 model = Net()
 optimizer, loader = torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(samples(), batch_size=16)
@@ -292,76 +208,6 @@ for inputs, targets in loader:
     optimizer.zero_grad()
     F.cross_entropy(model(inputs), targets).backward()
     optimizer.step()
-''',
-    "flags for everything": _DDP
-    + '''
-import argparse
-
-args = argparse.Namespace(world_size=int(os.environ.get("WORLD_SIZE", 1)), batch_size=16, epochs=2, amp=False)
-
-
-def main_worker(gpu, args):
-    args.distributed = args.world_size > 1
-    if args.distributed:
-        dist.init_process_group(backend="gloo")
-    model = Net()
-    if args.distributed:
-        model = torch.nn.parallel.DistributedDataParallel(model)
-    else:
-        model = torch.nn.DataParallel(model).cpu()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=1e-4)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1)
-    train_set = samples()
-    if args.distributed:
-        train_sampler = torch.utils.data.distributed.DistributedSampler(train_set)
-    else:
-        train_sampler = None
-    train_loader = torch.utils.data.DataLoader(
-        train_set, batch_size=args.batch_size, shuffle=(train_sampler is None),
-        num_workers=0, sampler=train_sampler)
-    best = 0.0
-    for epoch in range(args.epochs):
-        if args.distributed:
-            train_sampler.set_epoch(epoch)
-        train(train_loader, model, optimizer, args)
-        figure = validate(train_loader, model)
-        scheduler.step()
-        if not args.distributed or gpu == 0:
-            save({"state": model.state_dict(), "best": max(figure, best)})
-
-
-def train(train_loader, model, optimizer, args):
-    scaler = torch.amp.GradScaler("cpu", enabled=args.amp)
-    model.train()
-    for i, (images, target) in enumerate(train_loader):
-        output = model(images)
-        loss = F.cross_entropy(output, target)
-        optimizer.zero_grad()
-        if args.amp:
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-            scaler.update()
-        else:
-            loss.backward()
-            optimizer.step()
-
-
-def validate(loader, model):
-    total = torch.zeros(2)
-    with torch.no_grad():
-        for images, target in loader:
-            total += torch.tensor([(model(images).argmax(1) == target).sum(), len(target)])
-    if args.distributed:
-        dist.all_reduce(total)
-    return float(total[0] / total[1])
-
-
-def save(state, filename=os.devnull):
-    torch.save(state, filename)
-
-
-if __name__ == "__main__":
-    main_worker(int(os.environ.get("LOCAL_RANK", 0)), args)
 ''',
     "one function for both passes": '''
 class Trainer:
@@ -590,6 +436,124 @@ for x, y in loader:
     loss.backward()
     optimizer.step()
 ''',
+    "a training for each fold": '''
+for fold in range(2):
+    net = Net()
+    opt = torch.optim.SGD(net.parameters(), lr=0.1)
+    loader = DataLoader(samples(), batch_size=16)
+    for epoch in range(2):
+        for x, y in loader:
+            opt.zero_grad()
+            F.cross_entropy(net(x), y).backward()
+            opt.step()
+''',
+    "accumulation in a function, other names and long strings": '''
+def session(run):
+    """Two names that are taken."""
+
+
+class Trainer:
+    def __init__(self, every):
+        """Tabs, brackets
+    and strings that begin at the margin."""
+        self.every, self.net, self.batches = every, Net(), DataLoader(samples(), batch_size=8)
+        parameters = [p for p in self.net.parameters() if p.requires_grad]
+        self.opt = torch.optim.SGD(parameters, lr=0.1)
+
+    def epoch(self):
+        batches = self.batches
+        for i, (x, y) in enumerate(batches):
+            (F.cross_entropy(self.net(x), y)
+                / self.every
+            ).backward(retain_graph=False)
+            if (i + 1) % self.every == 0:
+                self.opt.step(); self.opt.zero_grad()
+
+    def fit(self):
+        for epoch in range(2):
+            text = """ä
+  b"""; self.epoch()
+            assert text == "ä" + chr(10) + "  b"
+
+
+Trainer(2).fit()
+''',
+    "a loss that is a sum": '''
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.01)
+loader = DataLoader(samples(), batch_size=16)
+for x, y in loader:
+    opt.zero_grad()
+    (net(x) - F.one_hot(y, 3)).square().sum().backward()
+    opt.step()
+''',
+    "batches of a function": '''
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+loader = DataLoader(samples(), batch_size=16)
+batches = iter(loader)
+while (batch := next(batches, None)) is not None:
+    opt.zero_grad()
+    F.cross_entropy(net(batch[0]), batch[1]).backward()
+    opt.step()
+''',
+    "two loops": '''
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+loader = DataLoader(samples(), batch_size=16)
+for x, y in loader:
+    F.cross_entropy(net(x), y).backward()
+    opt.step()
+for x, y in loader:
+    F.mse_loss(net(x), F.one_hot(y, 3).float()).backward()
+    opt.step()
+''',
+    "two loaders side by side": '''
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+loader, other = DataLoader(samples(), batch_size=16), DataLoader(samples(), batch_size=16)
+for (x, y), (z, _) in zip(loader, other):
+    F.cross_entropy(net(x + z), y).backward()
+    opt.step()
+''',
+    "a loader for each epoch": '''
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for epoch in range(2):
+    loader = DataLoader(samples(), batch_size=16)
+    for x, y in loader:
+        F.cross_entropy(net(x), y).backward()
+        opt.step()
+''',
+    "its own group of processes": '''
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in DataLoader(samples(), batch_size=16):
+    F.cross_entropy(net(x), y).backward()
+    dist.all_reduce(net.a.weight.grad)
+    opt.step()
+''',
 }  # fmt: skip
+
+DIFFERS = ("a loss that is a sum",)
+"""Forms of which shares differ from one machine, as they do under DistributedDataParallel."""
+
+BY_HAND = {
+    "a class under torchrun": "by DistributedDataParallel: it runs as it is: hetopt launch PLAN -- script.py",
+    "one function for both passes": "gives no optimizer of a model's parameters a name",
+    "a step that knows no loader": "gives no optimizer of a model's parameters a name",
+    "lists of parameters, and a bar in the place of the loader": "gives no optimizer",
+    "phases": "line 37: the backward pass is in no `for` loop over a loader that has a name",
+    "a closure": "line 32: the backward pass is in closure, which is called in 0 places",
+    "batches of a function": "is in no `for` loop over a loader that has a name",
+    "two loops": "line 30: the backward pass is of another loop than that of line 27",
+    "two loaders side by side": "is in no `for` loop over a loader that has a name",
+    "a loader for each epoch": "loader is made anew each time",
+    "its own group of processes": "joins other processes by itself",
+}
+"""Forms into which nothing is written, and why."""
 
 FORMS = {name: (_NET.replace(_SEED, "") if "nobody seeds" in name else _NET) + text for name, text in FORMS.items()}

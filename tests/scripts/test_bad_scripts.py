@@ -12,15 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.api.script_text import (
-    SourceFile,
-    has_session,
-    lost_files,
-    on_several_workers,
-    own_sharding,
-    read_script,
-    shared_files,
-)
+from hetopt.api.script_text import SourceFile, lost_files, read_script, several_workers
 from hetopt.core.artifact import read_record
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.profiler.script.order import FAILED_FILE, ORDER_FILE, Failure, ScriptOrder
@@ -183,77 +175,6 @@ def test_only_the_end_of_a_schedule_is_passed_over(schedule: str, said: str | No
     assert told is None or re.search(said or "", told.message)
 
 
-SHARDED = 'import os\nrank = int(os.environ.get("RANK", 0))\nworld = int(os.environ.get("WORLD_SIZE", 1))\n'
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("mine = data[rank::world]\n", 4),
-        ("part = len(data) // world\nmine = data[rank * part : (rank + 1) * part]\n", 5),
-        ("mine = Subset(data, range(rank, len(data), world))\n", 4),
-        ("mine = data.shard(num_shards=world, index=rank)\n", 4),
-        ("for i, x in enumerate(data):\n    if i % world == rank:\n        train(x)\n", 5),
-        ("def read(data, r, w):\n    return data[r::w]\n\n\nread(data, rank, world)\n", 5),
-        ("parts = np.array_split(data, world)\nmine = parts[rank]\n", 5),
-        ("mine = torch.tensor_split(data, world)[rank]\n", 4),
-        ("name = os.environ['NAMES'].split(',')[rank]\n", None),
-        ("sampler = DistributedSampler(data, num_replicas=world, rank=rank)\n", None),
-        ('device = f"cuda:{rank}"\nname = devices[rank]\nbatch = 64 // world\nhead = data[:10]\n', None),
-        ("if rank == 0:\n    print(data[1:3])\n", None),
-    ],
-)
-def test_a_part_of_the_data_by_the_workers_number_is_found(text: str, line: int | None) -> None:
-    found = own_sharding(SourceFile.of(SHARDED + text, "train.py"))
-    assert (None if found is None else found.place) == (None if line is None else f"train.py, line {line}")
-    assert own_sharding(SourceFile.of(text, "train.py")) is None  # nobody asked for a place
-
-
-@pytest.mark.parametrize(
-    ("text", "lines"),
-    [
-        ("torch.save(m, 'm.pt')\nopen('a', 'w')\nopen('a')\nPath('a').open('wb')\nopen(a, mode='a')\n", [1, 2, 4, 5]),
-        ("logging.FileHandler('a.log')\nwith gzip.open('a', 'wt') as f:\n    pass\ngzip.open('a')\n", [1, 2]),
-        ("cv2.imwrite('a.png', x)\nplt.imsave('a.png', x)\nnp.savez_compressed('a', x)\n", [1, 2, 3]),
-        ("joblib.dump(m, 'a.joblib')\npickle.dump(m, f)\nshutil.copy(a, b)\nos.replace(a, b)\n", [1, 3, 4]),
-        ("logging.basicConfig(filename='a.log')\nlogging.basicConfig(level=1)\nnp.save('a', x)\n", [1, 3]),
-        ("df.to_pickle('a')\nh5py.File('a', 'w')\nh5py.File('a')\ntarfile.open(a, 'w:gz')\n", [1, 2, 4]),
-        ("Image.open(x).save('a.png')\nrun.save(x)\nOmegaConf.save(c, 'a.yaml')\ndump(m, f'{n}.bin')\n", [1, 3, 4]),
-        ("if rank == 0:\n    torch.save(model, 'm.pt')\nelse:\n    pass\n", []),
-        ("if not args.spawned or (args.spawned and run.is_leader):\n    torch.save(m, 'm.pt')\n", [2]),
-        ("if not dist.is_initialized() or dist.get_rank() == 0:\n    torch.save(m, 'm.pt')\n", []),
-        ("if run.is_leader and good:\n    model.save_pretrained('m')\n", []),
-        ("torch.save(model, f'm-{rank}.pt')\ntorch.save(model, tempfile.mktemp())\n", []),
-        ("def save():\n    torch.save(m, 'm.pt')\n\n\ndef train():\n    if self.gpu_id == 0:\n        save()\n", []),
-        ("def save():\n    torch.save(m, 'm.pt')\n\n\nif is_main:\n    save()\nsave()\n", [2]),
-        ("def save(rank):\n    if rank != 0:\n        return\n    torch.save(m, 'm.pt')\n", []),
-    ],
-)  # fmt: skip
-def test_files_that_every_worker_writes_are_found(text: str, lines: list[int]) -> None:
-    assert [one.lineno for one in shared_files(SourceFile.of(text, "train.py"))] == lines
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("class C:\n    place = int(os.environ['RANK'])\n\n\nxs = xs[C.place :: C.number]\n", 5),
-        ("@dataclass\nclass C:\n    place: int = 0\n\n\nc = C(place=int(os.environ['RANK']))\nxs[c.place :: 4]\n", 7),
-        ("p.add_argument('--place', default=int(os.environ['RANK']))\na = p.parse()\nxs[a.place :]\n", 3),
-        ("c = {'place': int(os.environ['RANK'])}\nxs[c['place'] :: 2]\n", 2),
-        ("c = Namespace(rank=int(os.environ['RANK']))\n\n\nclass A:\n    def f(self):\n        w[: self.rank]\n", None),
-    ],
-)  # fmt: skip
-def test_a_workers_number_is_followed_through_attributes_and_keys(text: str, line: int | None) -> None:
-    found = own_sharding(SourceFile.of(text, "train.py"))
-    assert (None if found is None else found.place) == (None if line is None else f"train.py, line {line}")
-
-
-def test_an_end_on_some_workers_alone_is_named() -> None:
-    text = "rank = int(os.environ['RANK'])\nif bad:\n    sys.exit(1)\nif rank != 0:\n    sys.exit()\n"
-    (told,) = on_several_workers([SourceFile.of(text, "train.py")])
-    assert told.startswith("train.py, line 5 ends the script on some workers alone (sys.exit())")
-
-
 def test_a_session_is_found_in_a_module_beside_the_script_and_not_in_its_words(tmp_path: Path) -> None:
     script, package = tmp_path / "main.py", tmp_path / "lib"
     package.mkdir()
@@ -262,42 +183,20 @@ def test_a_session_is_found_in_a_module_beside_the_script_and_not_in_its_words(t
     (package / "loop.py").write_text("import db\n\n\ndef train():\n    db.session(1)\n")
     files = read_script(script)
     assert [one.name for one in files] == ["main.py", "lib/__init__.py", "lib/loop.py"]
-    assert not has_session(files)
+    assert not several_workers(files)
     for text in (
         "from hetopt import session as begin\n\n\ndef train():\n    begin(1, 2)\n",
         "import hetopt\n\n\ndef train():\n    hetopt.session(1, 2)\n",
         "from hetopt.trainer.session import session\n\n\ndef train():\n    with session(1, 2):\n        pass\n",
     ):
         (package / "loop.py").write_text(text)
-        assert has_session(read_script(script))
+        assert several_workers(read_script(script)) == "a session"
 
 
-WRITERS = """
-import os, torch
-from pathlib import Path
-OUT = Path(os.environ.get("HETOPT_OUTPUT", "."))
-def save(model, path):
-    torch.save(model, path)
-class Trainer:
-    def __init__(self, run, folder):
-        self.pictures = run.outputs / "pictures"
-        self.folder = folder
-    def draw(self, figure):
-        figure.savefig(self.pictures / "a.png")
-        figure.savefig(self.folder / "b.png")
-def main(run, model, outputs):
-    save(model, OUT / "model.pt")
-    with open(os.path.join(OUT, "log.txt"), "w") as log:
-        log.write("kept")
-    with open("lost.txt", "w") as log:
-        log.write("lost")
-    torch.save(outputs, "lost.pt")
-    torch.save(outputs, run.outputs / "kept.pt")
-"""
-
-
-def test_files_that_go_with_a_rented_machine_are_named() -> None:
-    told = lost_files((SourceFile.of(WRITERS, "train.py"),))
-    lines = [int(one.split("line ")[1].split()[0]) for one in told]
-    assert sorted(lines) == [13, 18, 20]
-    assert all("run.outputs" in one for one in told)
+def test_a_script_that_never_asks_where_to_write_is_told_what_comes_back() -> None:
+    """Who names the folder has thought of it, in whichever of the script's files."""
+    silent = SourceFile.of("torch.save(model, 'model.pt')\n", "train.py")
+    (told,) = lost_files((silent,))
+    assert told.startswith("train.py never asks where to write its own files")
+    for text in ("OUT = os.environ.get('HETOPT_OUTPUT', '.')\n", "figure.savefig(run.outputs / 'a.png')\n"):
+        assert not lost_files((silent, SourceFile.of(text, "plots.py")))

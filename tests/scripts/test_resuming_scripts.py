@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.api.script_text import has_session, read_script, resumes
+from hetopt.api.script_text import read_script, resumes, several_workers
 
 HERE = Path(__file__).resolve().parent
 
@@ -29,8 +29,7 @@ def test_it_goes_on_where_it_saves_and_resumes(text: str, expected: bool, tmp_pa
 
 def test_a_word_in_a_comment_is_no_session() -> None:
     examples = HERE.parents[1] / "examples" / "script"
-    assert has_session(read_script(examples / "train_hetopt.py"))
-    assert has_session(read_script(HERE / "resumable.py"))
-    assert not has_session(read_script(examples / "train.py"))
+    assert several_workers(read_script(examples / "train_hetopt.py")) == "a session"
+    assert not several_workers(read_script(examples / "train.py"))
     assert resumes(read_script(HERE / "resumable.py"))
     assert not resumes(read_script(examples / "train_hetopt.py"))

@@ -21,7 +21,7 @@ from hetopt.core.profile import Profile
 from hetopt.core.reporter import Reporter
 from hetopt.core.run_status import RunState
 from hetopt.optimizer.plan import Plan
-from hetopt.profiler.script.gradients import FILE, differences
+from hetopt.profiler.script.gradients import FILE, OPTIONS_FILE, differences
 from hetopt.reports.plan_page import next_commands
 from tests.disturbance import PATIENCE_S
 from tests.docs.shown import assert_shown
@@ -165,7 +165,7 @@ def test_it_is_launched_stopped_resumed_and_reported(
     assert quick.local_batch_size > slow.local_batch_size
 
 
-def test_what_begins_again_and_what_does_not_do_on_several_workers_is_said(plan: Plan, tmp_path: Path) -> None:
+def test_what_begins_again_is_said(plan: Plan) -> None:
     assert any("train.py saves no checkpoint" in text for text in plan.explanation)
     local = backend("local", Reporter())
 
@@ -180,13 +180,6 @@ def test_what_begins_again_and_what_does_not_do_on_several_workers_is_said(plan:
     assert "resumable.py goes on from checkpoints, and the plan reckons without" in notes(resumable)
     assert "The plan is of train.py: what it predicts is not of resumable.py" in notes(resumable)
     assert "begins again" not in notes(resumable, "{data}", data="x")
-    sharing = tmp_path / "sharing.py"
-    text = (EXAMPLES / "train_hetopt.py").read_text() + "\nimport os\nrank = int(os.environ['RANK'])\n"
-    sharing.write_text(text + "torch.save({}, 'all.pt')\n")
-    assert re.search(r"sharing.py, line \d+ writes the same file on every worker", notes(sharing))
-    sharing.write_text(text + "mine = digits[rank::2]\n")
-    with pytest.raises(BadInput, match=r"sharing.py, line \d+: the script takes a part of its data"):
-        notes(sharing)
     for arguments, options in (((), {"data": "x"}), (("{data}",), {})):
         with pytest.raises(BadInput, match=r"told to a script by \{data\} among its arguments"):
             notes(resumable, *arguments, **options)
@@ -196,7 +189,7 @@ def test_gradients_are_compared_with_those_of_the_script_before(tmp_path: Path) 
     process = start("convert", BEFORE, "-o", tmp_path / "after.py", "--", "--epochs", 1)
     out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
-    assert "gradient over 3 steps: 0.0e+00 alone" in " ".join(out.split())
+    assert re.search(r"^Shares differ from one machine by [1-9]e-[78]\.$", out, re.MULTILINE)
     assert_shown("script-to-spot.md", "hetopt convert", out)
 
 
@@ -211,31 +204,20 @@ def test_gradients_that_differ_are_found(tmp_path: Path) -> None:
     }
     for name, one in kept.items():
         torch.save(one, tmp_path / FILE.format(name=name, rank=0))
+        (tmp_path / OPTIONS_FILE.format(name=name, rank=0)).write_text("[]")
     found = differences(tmp_path, "right", ("same", "off", "short", "other"))
     assert found.steps == 2
     assert found.largest == (0.0, pytest.approx(0.01), math.inf, math.inf)
 
 
-def test_what_cannot_be_measured_is_named_and_files_that_all_would_write_are_as_well(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_measured_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # the script writes to where it runs
     script = tmp_path / "train.py"
-    script.write_text("import torch\ntorch.save(1, 'model.pt')\nprint('nothing to train')\n")
+    script.write_text("print('nothing to train')\n")
     options = {"workers": 1, "accelerators": 0, "time_budget_s": 5.0, "seed": 0, "machine_type": "local"}
-    notes: list[str] = []
     with pytest.raises(BadInput, match="nothing is trained in it") as raised:
-        profile_script(Script(path=script), told=Reporter(note=notes.append), **options)  # type: ignore[arg-type]  # a mapping's
-    assert raised.value.hint
-    assert notes == [
-        "train.py, line 2 writes the same file on every worker (torch.save(1, 'model.pt')): put it under "
-        "`if run.is_leader:`.",
-        "train.py, line 2 writes a file that a rented machine loses (torch.save(1, 'model.pt')): write it into "
-        "run.outputs, or the folder that HETOPT_OUTPUT names.",
-    ]
-    script.write_text("import os\nrank = int(os.environ['RANK'])\nprint([1, 2, 3][rank::2])\n")
-    with pytest.raises(BadInput, match=r"train\.py, line 3: the script takes a part of its data"):
         profile_script(Script(path=script), told=Reporter(), **options)  # type: ignore[arg-type]  # a mapping's
+    assert raised.value.hint
 
 
 @pytest.mark.parametrize(
