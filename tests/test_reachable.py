@@ -35,8 +35,8 @@ NAMED = {
 
 USES = ("benchmarks", "docs", "examples")
 
-FOUND_BY_OTHERS = {"hetopt.__dir__"}
-"""By Python itself."""
+FOUND_BY_OTHERS = {"hetopt.__dir__", "hetopt.cli.main._root"}
+"""By Python itself, and by typer."""
 
 
 def texts(tree: ast.AST) -> Iterator[str]:

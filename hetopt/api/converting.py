@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import ast
 import difflib
-import io
-import tokenize
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -228,9 +226,8 @@ class _Conversion:
         home = self._function_of(made)
         for expression in waiting:  # which grows
             for node in ast.walk(expression):
-                if isinstance(node, ast.Call) and called(node) in ("parameters", "named_parameters"):
-                    assert isinstance(node.func, ast.Attribute)
-                    models.append(ast.unparse(node.func.value))
+                if isinstance(node, ast.Attribute) and node.attr in ("parameters", "named_parameters"):
+                    models.append(ast.unparse(node.value))
                 elif isinstance(node, ast.Name) and node.id not in known:
                     known.add(node.id)
                     waiting += [
@@ -326,12 +323,15 @@ class _Conversion:
         own = [call for call in calls if ast.unparse(call.func) == f"self.{function.name}"]
         return own or calls  # optimizer.step() is none of the class's step
 
-    def _is_repeated(self, function: Function, known: tuple[Function, ...] = ()) -> bool:
+    def _is_repeated(self, function: Function) -> bool:
         """Return whether a function is called in a loop, or by one that is."""
-        for call in self._calls_of(function):
-            outer = self._function_of(call)
-            if self._loops(call) or (outer and outer not in known and self._is_repeated(outer, (*known, function))):
-                return True
+        waiting: list[Function | None] = [function]
+        for outer in waiting:  # which grows
+            for call in self._calls_of(outer) if outer else ():
+                if self._loops(call):
+                    return True
+                home = self._function_of(call)
+                waiting += [] if home in waiting else [home]
         return False
 
     def _loops(self, node: ast.AST) -> list[ast.For | ast.While]:
@@ -381,8 +381,7 @@ class _Conversion:
             if mark in root:
                 root, _, tail = root.partition(mark)
                 rest = mark + tail + rest
-        arguments = function.args
-        parameters = [one.arg for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+        parameters = _parameters(function)
         given: ast.expr | None = None
         if root in parameters:
             method = self._class_of(function) is not None and isinstance(call.func, ast.Attribute)
@@ -430,19 +429,15 @@ class _Conversion:
         (optimizer,) = self._optimizers if len(self._optimizers) == 1 else ("",)
         steps = [call for call, names in self._steps() if _last(optimizer) in names]
         tests = [outer for step in steps for outer in self._file.around(step) if isinstance(outer, ast.If)]
-        for test in tests:
-            for node in ast.walk(test.test):
-                is_every = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod)
-                if not (is_every and isinstance(node, ast.BinOp)) or _is_within(way[0].node, test):
-                    continue
-                number = ast.unparse(node.right) if isinstance(node.right, (ast.Name, ast.Attribute)) else None
+        for every in (node for test in tests if not _is_within(way[0].node, test) for node in ast.walk(test.test)):
+            if isinstance(every, ast.BinOp) and isinstance(every.op, ast.Mod):
+                number = ast.unparse(every.right) if isinstance(every.right, (ast.Name, ast.Attribute)) else None
                 for frame, outer in pairwise(way):
                     if number and frame.function and isinstance(outer.node, ast.Call):
                         number = self._outside(number, frame.function, outer.node)
-                if isinstance(node.right, ast.Constant):
-                    return ast.unparse(node.right)
-                inside = [bound for bound in self._bound if bound.name == number and _is_within(bound.value, start)]
-                return "" if inside or number is None else number
+                if any(bound.name == number and _is_within(bound.value, start) for bound in self._bound):
+                    return ""
+                return ast.unparse(every.right) if isinstance(every.right, ast.Constant) else number or ""
         return ""
 
     # What is written
@@ -471,6 +466,8 @@ class _Conversion:
             edits += _replaced(backward, handle, text, starts)
         if begin.function is not None and self._is_of_file(begin.loader, begin.function):
             shared.add(begin.loader)
+        if shared and self._function_of(begin.function or start) is not None and begin.function is not None:
+            raise NotPlain(f"{self._file.where(begin.function)}: {begin.function.name} is in another function.")
         if shared and begin.function is not None:
             body = begin.function.body
             first = body[1] if ast.get_docstring(begin.function) is not None and len(body) > 1 else body[0]
@@ -482,7 +479,14 @@ class _Conversion:
         options = f", accumulate={accumulate}" if accumulate else ""
         head = f"{margin}with {self._session}({', '.join(given)}{options}) as {self._run}:\n"
         edits.append((place, place, f"{head}{margin}{unit}{begin.loader} = {self._run}.loader({begin.loader})\n"))
-        inside_strings = set(_continued_strings(self._file.text))
+        inside_strings = {
+            number
+            for node in ast.walk(start)
+            if isinstance(node, (ast.Constant, ast.JoinedStr))
+            # Others of several lines are pieces in brackets.
+            and any(mark in lines[node.lineno - 1] for mark in (b'"""', b"'''", b"\\\n"))
+            for number in range(node.lineno + 1, (node.end_lineno or node.lineno) + 1)
+        }
         for number in range(start.lineno, (start.end_lineno or start.lineno) + 1):
             if number not in inside_strings and lines[number - 1].strip():
                 edits.append((starts[number - 1], starts[number - 1], unit))
@@ -504,23 +508,17 @@ class _Conversion:
 
     def _is_of_file(self, name: str, function: Function) -> bool:
         """Return whether a name is the file's variable in a function."""
-        arguments = function.args
-        own = {one.arg for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
-        own |= {
-            node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-        }
-        return name.isidentifier() and name not in own
+        own = {node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        return name.isidentifier() and name not in own.union(_parameters(function))
 
     def _import_line(self, start: ast.stmt) -> int:
         """Return the line before which the import goes: behind the file's first imports, or its docstring."""
         body = self._file.tree.body
-        line = body[0].lineno
-        if ast.get_docstring(self._file.tree) is not None:
-            line = (body[0].end_lineno or line) + 1
-        for node in body:
-            if isinstance(node, (ast.Import, ast.ImportFrom)) and node.lineno < start.lineno:
-                line = (node.end_lineno or node.lineno) + 1
-        return line
+        is_import = (isinstance(node, (ast.Import, ast.ImportFrom)) and node.lineno < start.lineno for node in body)
+        before = [node for node, counts in zip(body, is_import, strict=True) if counts]
+        if not before and ast.get_docstring(self._file.tree) is not None:
+            before = body[:1]
+        return (before[-1].end_lineno or before[-1].lineno) + 1 if before else body[0].lineno
 
 
 def _assigned(nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.expr, ast.expr]]:
@@ -538,6 +536,10 @@ def _assigned(nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.expr, ast.expr]]:
             yield node.optional_vars, node.context_expr
 
 
+def _parameters(function: Function) -> list[str]:
+    return [parameter.arg for parameter in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)]
+
+
 def _last(name: str) -> str:
     return name.rpartition(".")[2]
 
@@ -553,11 +555,8 @@ def _is_made(value: ast.AST) -> bool:
 
 def _replaced(backward: ast.Call, handle: str, text: bytes, starts: list[int]) -> list[Edit]:
     """Return the edits that make ``run.backward(loss)`` of ``loss.backward()``; the loss stays as it is written."""
-    assert isinstance(backward.func, ast.Attribute)
-    assert backward.func.end_lineno is not None
-    assert backward.func.end_col_offset is not None
     begin = starts[backward.lineno - 1] + backward.col_offset
-    end = starts[backward.func.end_lineno - 1] + backward.func.end_col_offset
+    end = starts[(backward.func.end_lineno or 1) - 1] + (backward.func.end_col_offset or 0)
     dot = text.rindex(b".", begin, end)
     rest = text.index(b"(", end) + 1
     return [
@@ -568,15 +567,3 @@ def _replaced(backward: ast.Call, handle: str, text: bytes, starts: list[int]) -
 
 def _tuple(names: list[str]) -> str:
     return f"({', '.join(names)})" if len(names) > 1 else names[0]
-
-
-def _continued_strings(text: str) -> Iterator[int]:
-    """Yield the lines that begin inside a string."""
-    begun = []
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.STRING:
-            yield from range(token.start[0] + 1, token.end[0] + 1)
-        elif tokenize.tok_name[token.type] == "FSTRING_START":
-            begun.append(token.start[0])
-        elif tokenize.tok_name[token.type] == "FSTRING_END":
-            yield from range(begun.pop() + 1, token.end[0] + 1)
