@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from hetopt.core.reporter import Reporter as Reporter
     from hetopt.optimizer.plan import Plan as Plan
     from hetopt.reports.report import Report as Report
+    from hetopt.trainer.ddp.comm_hook import CommState as CommState
+    from hetopt.trainer.ddp.comm_hook import comm_hook as comm_hook
     from hetopt.trainer.session import session as session
     from hetopt.trainer.task import Target as Target
     from hetopt.trainer.task import Task as Task
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     __version__: str
 
 _HOMES = {
+    "CommState": "hetopt.trainer.ddp.comm_hook",
     "Estimate": "hetopt.api.estimating",
     "HetoptError": "hetopt.core.errors",
     "Plan": "hetopt.optimizer.plan",
@@ -53,6 +56,7 @@ _HOMES = {
     "Task": "hetopt.trainer.task",
     "TaskData": "hetopt.trainer.task",
     "check": "hetopt.api.profiling",
+    "comm_hook": "hetopt.trainer.ddp.comm_hook",
     "convert": "hetopt.api.converting",
     "estimate": "hetopt.api.estimating",
     "gpus": "hetopt.api.catalogs",
@@ -67,6 +71,7 @@ _HOMES = {
 """Where each name of the library is defined."""
 
 __all__ = [
+    "CommState",
     "Estimate",
     "HetoptError",
     "Plan",
@@ -79,6 +84,7 @@ __all__ = [
     "TaskData",
     "__version__",
     "check",
+    "comm_hook",
     "convert",
     "estimate",
     "gpus",

@@ -21,8 +21,6 @@ STARTED = {
     "hetopt.backends.ec2.node.unpack": "what installs the packages of a rented machine",
     "hetopt.trainer.session": "what a script of one's own imports",
     "hetopt.trainer.task": "what a task imports",
-    "hetopt.integrations.lightning": "what a script that trains with Lightning imports",
-    "hetopt.integrations.transformers": "what a script that trains with transformers imports",
     "hetopt.catalogs.build": "`python -m hetopt.catalogs.build`, which makes the bundled catalogue",
 }
 """What people and programs start or import by name; docs/decisions/0001 says what of it is promised."""

@@ -1,14 +1,13 @@
-"""A loop of Accelerate learns handwritten digits; one line differs from the plain script."""
+"""A loop of Accelerate learns handwritten digits; `hetopt launch` runs it as it is."""
 
 import argparse
 
 import torch
 import torch.nn.functional as F
+from accelerate import Accelerator
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, random_split
-
-from hetopt.integrations.accelerate import Accelerator
 
 
 def main():
@@ -27,7 +26,7 @@ def main():
     loader = DataLoader(train, batch_size=args.batch_size, shuffle=True)
     exam = DataLoader(test, batch_size=128)
 
-    accelerator = Accelerator(gradient_accumulation_steps=2)
+    accelerator = Accelerator(cpu=not torch.cuda.is_available(), gradient_accumulation_steps=2)
     model, optimizer, loader, exam, schedule = accelerator.prepare(model, optimizer, loader, exam, schedule)
     for epoch in range(args.epochs):
         model.train()

@@ -1,12 +1,10 @@
-"""transformers' Trainer teaches a small language model to add; one line differs from the plain script."""
+"""transformers' Trainer teaches a small language model to add; `hetopt launch` runs it as it is."""
 
 import argparse
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
-
-from hetopt.integrations.transformers import Trainer
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 SIGNS = "0123456789+="
 
@@ -36,7 +34,7 @@ def main():
     model = GPT2LMHeadModel(GPT2Config(**sizes, **drops, bos_token_id=0, eos_token_id=0))
     settings = TrainingArguments(
         args.output,
-        per_device_train_batch_size=args.batch_size,  # of all workers together
+        per_device_train_batch_size=args.batch_size,  # under `hetopt launch` the plan's global batch counts
         gradient_accumulation_steps=2,
         num_train_epochs=args.epochs,
         learning_rate=3e-3,
@@ -48,6 +46,7 @@ def main():
         logging_steps=10,
         remove_unused_columns=False,
         report_to=[],
+        use_cpu=not torch.cuda.is_available(),
     )
     trainer = Trainer(
         model,

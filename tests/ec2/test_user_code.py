@@ -65,14 +65,6 @@ def test_requirements_with_hashes_are_installed_and_others_do_not_count(tmp_path
     assert "by version and hash" in (refused.value.hint or "")
 
 
-def test_an_integration_needs_the_library_that_it_is_of(tmp_path: Path) -> None:
-    script = write(tmp_path, train="from hetopt.integrations.accelerate import Accelerator\n")
-    with pytest.raises(BadInput, match="line 1, imports accelerate, which rented machines do not install"):
-        names(script)
-    (tmp_path / "requirements.txt").write_text("accelerate==1.15 --hash=sha256:00\n")
-    assert names(script) == ["requirements.txt", "train.py"]
-
-
 def test_locks_are_read() -> None:
     assert distributions("numpy==2.1 \\\n  --hash=sha256:1\nScikit_Learn==1.5\n# torch==2\n") == {
         "numpy",

@@ -4,7 +4,8 @@
     ddp.register_comm_hook(state, hetopt.comm_hook)
 
 DDP sums gradients in buckets under backward. A hook gets each bucket and returns a future of what takes its place: here
-the sum over all workers of their gradients times their weights, compressed if asked for. Weights add up to 1.
+the sum over all workers of their gradients times their weights, compressed if asked for. Weights add up to 1. Under
+plain torchrun that is DDP's mean; under ``hetopt launch`` each worker's gradient counts by its share of the batch.
 """
 
 # No `from __future__ import annotations` here: DDP compares the annotations of its hook with types.
@@ -21,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hetopt.core.comm.checked import checked
 from hetopt.core.comm.composition import AUTO, METHODS
 from hetopt.core.comm.compression_text import parse_compression
+from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
 from hetopt.trainer.comm.buckets import BucketExchange
 from hetopt.trainer.comm.exchange import ExchangeStats
@@ -28,6 +30,7 @@ from hetopt.trainer.steps.exchange_assembly import ExchangeMaker
 from hetopt.trainer.steps.fused_step import all_finite
 from hetopt.trainer.steps.step_config import ExchangeConfig
 
+SUM = "sum"
 _FLOAT32 = torch.float32
 
 
@@ -37,12 +40,16 @@ class CommState:
     Args:
         ddp: the module whose hook this is for.
         compression: as `parse_compression` reads it, or the record.
+        weight: of this worker's gradient: None for its share of the batch (1 / workers where no plan shares it out);
+            ``"sum"`` for 1 / workers whatever the shares are, where the script divides its loss by a count of the whole
+            batch and multiplies it by the workers, as it must under DDP; or a number, which adds up to 1 over all.
         spec: of the run, where a plan says how gradients travel; its compression counts then.
         reach: told how much of the gradient is made (1 = all), before that part is sent.
 
     Attributes:
         exchange: how gradients travel.
-        weight: of this worker's gradient; None: 1 / workers, the mean that DDP takes.
+        weight: as above; may be set before each backward pass.
+        share: of the batch, which `hetopt launch` sets; None: 1 / workers, the mean that DDP takes.
         stats: of the last step's exchange, where the whole gradient is exchanged.
 
     Raises:
@@ -54,13 +61,20 @@ class CommState:
         ddp: DistributedDataParallel,
         compression: Compression | str = "identity",
         *,
+        weight: float | str | None = None,
         spec: RunSpec | None = None,
         reach: Callable[[float], None] = lambda done: None,
     ) -> None:
+        if isinstance(weight, str) and weight != SUM:
+            raise BadInput(f"weight must be None, {SUM!r} or a number, got {weight!r}.")
         self._workers = dist.get_world_size(ddp.process_group)
-        if spec is None:
-            spec = _spec_of(compression, self._workers)
         self._parameters = [one for one in ddp.module.parameters() if one.requires_grad]
+        self.weight = weight
+        self.share: float | None = None
+        self.adopt(_spec_of(compression, self._workers) if spec is None else spec, reach)
+
+    def adopt(self, spec: RunSpec, reach: Callable[[float], None]) -> None:
+        """Exchange gradients as a run does, from its first step on; see the arguments of the class."""
         device = self._parameters[0].device
         self.exchange: ExchangeConfig = ExchangeMaker(
             spec=spec,
@@ -76,7 +90,6 @@ class CommState:
             else None
         )
         self._reach = reach
-        self.weight: float | None = None
         self.stats: ExchangeStats | None = None
         self._waiting: list[tuple[GradBucket, torch.futures.Future[Tensor]]] = []
         self._places: dict[int, Tensor] = {}
@@ -89,7 +102,7 @@ class CommState:
         buffer, is_last = bucket.buffer(), bucket.is_last()
         self._made = buffer.numel() + (0 if bucket.index() == 0 else self._made)
         self._reach(1.0 if is_last else min(1.0, self._made / self._elements))
-        buffer.mul_(1 / self._workers if self.weight is None else self.weight)
+        buffer.mul_(self._weight())
         if self.exchange.is_dense or buffer.dtype != _FLOAT32:
             self.stats = ExchangeStats(sent_bytes=self.exchange.dense_bytes, compress_s=0.0, sync_s=0.0)
             work = dist.all_reduce(buffer, async_op=True)
@@ -103,6 +116,12 @@ class CommState:
         if is_last:
             self._exchange_whole()
         return promise
+
+    def _weight(self) -> float:
+        if isinstance(self.weight, int | float):
+            return self.weight
+        is_counted = self.share is not None and (self.weight is None or not self.share)
+        return self.share if is_counted and self.share is not None else 1 / self._workers
 
     def _exchange_whole(self) -> None:
         """Exchange the gradient of all buckets at once, in the order of the parameters whatever the buckets are."""

@@ -1,13 +1,16 @@
 """Runs a DDP script as it is on unequal workers: `unequal` gives shares, weighs gradients, and watches the steps.
 
 Three things of torch are extended while a script runs: what a ``DataLoader`` reads batches by, what
-``DistributedDataParallel`` does when it is made (a communication hook is registered) and when it is called (the batch
-at hand is noted). The script's own process group, samplers, loop and checkpoints stay what they are.
+``DistributedDataParallel`` does when it is made and when it is called (the batch at hand is noted, and a communication
+hook is registered unless the script has registered one). The script's own process group, samplers, loop and checkpoints
+stay what they are. Accelerate, Lightning and transformers stand on the same three; of transformers one fact more is
+known, by what its ``Trainer`` divides a loss (see `_sums_of_trainer`).
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,11 +20,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, dataloader
 
+from hetopt.core.errors import BadInput
 from hetopt.core.events.log import EVENTS_FILE, EventLog
 from hetopt.core.run_folder import STOP_FILE
 from hetopt.core.run_spec import RunSpec
@@ -31,11 +37,12 @@ from hetopt.trainer.balance import Balance
 from hetopt.trainer.checkpoints.folder import leave_model
 from hetopt.trainer.checkpoints.state import parameters_sha256
 from hetopt.trainer.context import WorkerContext
-from hetopt.trainer.ddp.comm_hook import CommState, comm_hook
+from hetopt.trainer.ddp.comm_hook import SUM, CommState, comm_hook
 from hetopt.trainer.ddp.shares import UnequalBatches, rank_holder
 from hetopt.trainer.engine import Engine
 from hetopt.trainer.normalisation import least_share
 from hetopt.trainer.policies.choose import choose_policy
+from hetopt.trainer.policies.policy import KeepShares
 from hetopt.trainer.session.batches import Part, ShareTable
 from hetopt.trainer.session.plan import SessionPlan
 from hetopt.trainer.session.record import add_sample
@@ -62,12 +69,14 @@ class DdpRun:
         self._plan, self._run_dir = plan, run_dir
         self.rank, self.world_size, self.steps = dist.get_rank(), dist.get_world_size(), 0
         self._modules: list[tuple[DistributedDataParallel, CommState]] = []
+        self._hooked: dict[int, bool] = {}
+        self._remarks: set[str] = set()
         self._events = EventLog(run_dir / EVENTS_FILE if self.rank == 0 else None)
         self._engine: Engine | None = None
         self._balance: Balance | None = None
         self._table: ShareTable | None = None
         self._pace = Slowdown()
-        self._waiting: deque[Part] = deque()
+        self._waiting: deque[tuple[object, Part]] = deque()
         self._part: Part | None = None
         self._place = (0, 0)
         self._samples_seen = 0
@@ -80,6 +89,17 @@ class DdpRun:
         """Return whether the script trains: some DDP module is in training mode, and gradients are on."""
         return torch.is_grad_enabled() and any(ddp.module.training for ddp, _ in self._modules)
 
+    @property
+    def is_ours(self) -> bool:
+        """Return whether hetopt exchanges the gradients of every DDP module, so that shares may be unequal."""
+        return all(self._hooked.get(id(ddp), True) for ddp, _ in self._modules)
+
+    def remark(self, sentence: str) -> None:
+        """Tell the person something about the script, once, in the log of worker 0."""
+        if self.rank == 0 and sentence not in self._remarks:
+            self._remarks.add(sentence)
+            print(f"hetopt: {sentence}", file=sys.stderr, flush=True)
+
     def batch_of(self, batch_size: int) -> int:
         """Return the samples of a batch of all workers: those of the plan."""
         planned = self._plan.spec.global_batch_size
@@ -87,20 +107,27 @@ class DdpRun:
 
     def table(self, batch_size: int) -> ShareTable:
         """Return the shares of one more loader; local batch sizes are decided for the newest."""
-        module, state = self._modules[-1]
+        module, _ = self._modules[-1]
         size = self.batch_of(batch_size)
+        if size != batch_size * self.world_size:
+            self.remark(
+                f"a batch of all workers has {size} samples, as the plan says; the script's loader would give each of "
+                f"{self.world_size} workers {batch_size}."
+            )
         minimum = least_share(module, size, self.world_size)
         spec = self._plan.run_spec(self._plan.shares(size, minimum=minimum))
-        self._balance = Balance(spec, choose_policy(spec, minimum=minimum), minimum=minimum)
+        self._begin(spec, Balance(spec, choose_policy(spec, minimum=minimum), minimum=minimum))
+        assert self._balance is not None
         self._table = ShareTable(self._balance.shares, minimum=minimum)
-        self._begin(spec, module, state)
         return self._table
 
     def drawn(self, place: tuple[int, int]) -> None:
         """Note the next batch that this worker has not drawn."""
         self._place = place
 
-    def _begin(self, spec: RunSpec, module: torch.nn.Module, state: CommState) -> None:
+    def _begin(self, spec: RunSpec, balance: Balance) -> None:
+        module, state = self._modules[-1]
+        self._balance = balance
         device = next(module.parameters()).device
         context = WorkerContext(
             spec=spec,
@@ -111,33 +138,56 @@ class DdpRun:
             events=self._events,
             stop_requested=(self._run_dir / STOP_FILE).exists,
         )
-        assert self._balance is not None
         self._stopwatch = make_stopwatch(device)
         self._engine = Engine(
-            context=context, exchange=state.exchange, balance=self._balance, stopwatch=self._stopwatch, step=self.steps
+            context=context, exchange=state.exchange, balance=balance, stopwatch=self._stopwatch, step=self.steps
         )
         self._engine.begin(self._engine.period_steps(spec.control_period_steps))
         self._pace = make_worker_pace(context)
         self._begun: Mark = self._stopwatch.mark()
         self._computed: Mark | None = None
-        announce(context, module, state.exchange, shares=self._balance.shares, step=self.steps)
+        announce(context, module, state.exchange, shares=balance.shares, step=self.steps)
         self._events.write("training_started", step=self.steps)
 
     # What the script does.
 
     def attach(self, ddp: DistributedDataParallel) -> None:
-        """Exchange the gradients of a DDP module from here on."""
-        state = CommState(ddp, spec=self._plan.spec, reach=self._reach)
-        self._modules.append((ddp, state))
-        ddp.register_comm_hook(state, comm_hook)
+        """Exchange the gradients of a DDP module from its first training pass on."""
+        self._modules.append((ddp, CommState(ddp, spec=self._plan.spec, reach=self.reach)))
 
-    def give(self, part: Part) -> None:
-        """Note a batch that a loader has given; some scripts ask for more than one ahead."""
-        self._waiting.append(part)
+    def registered(self, ddp: DistributedDataParallel, state: object) -> None:
+        """Note that a communication hook was registered: hetopt's own with a state of the script, or another."""
+        self._hooked[id(ddp)] = isinstance(state, CommState)
+        if isinstance(state, CommState):
+            state.adopt(self._plan.spec, self.reach)
+            self._modules = [(module, state if module is ddp else other) for module, other in self._modules]
+        else:
+            self.remark(
+                "the script registers a communication hook of its own, which is kept: shares stay equal, and the "
+                "plan's compression is not used."
+            )
+
+    def give(self, sampler: object, batch: object) -> None:
+        """Note a batch that a loader has given; some scripts ask for more than one ahead.
+
+        Args:
+            sampler: of the loader.
+            batch: that it gave.
+        """
+        parts = sampler.parts if isinstance(sampler, UnequalBatches) else ()
+        part = parts.popleft() if parts else self._equal_part(_rows_of(batch))
+        # What another loader gave in equal shares was for another purpose than training: nothing waits for it.
+        self._waiting = deque(entry for entry in self._waiting if entry[0] is sampler or entry[1].number)
+        self._waiting.append((sampler, part))
+
+    def forget(self, loader: object) -> None:
+        """Drop what a loader gave ahead and nobody computed: the script left its loop."""
+        self._waiting = deque(entry for entry in self._waiting if entry[0] is not loader)
 
     def forward(self, ddp: DistributedDataParallel, rows: int | None) -> None:
         """Take the batch that a training forward pass is of: the first that waits.
 
+        Several passes may be over one batch while the next is read ahead: those keep it, where its rows tell.
         A gradient that micro-batches under ``no_sync`` have left in ``.grad`` is weighed when the last is summed: by
         the weight of that one, so that the others' are brought to it here.
 
@@ -145,22 +195,49 @@ class DdpRun:
             ddp: the module.
             rows: of its first input; None: not known.
         """
-        if not self._waiting:
+        if id(ddp) not in self._hooked:
+            ddp.register_comm_hook(next(state for module, state in self._modules if module is ddp), comm_hook)
+        before = self._part
+        if self._waiting and (before is None or not before.rows == rows != self._waiting[0][1].rows):
+            sampler, part = self._waiting.popleft()
+            self._read_from(sampler)
+        elif before is None:
+            part = self._equal_part(rows)
+        else:
             return
-        before, part = self._part, self._waiting.popleft()
+        if self._engine is None:
+            spec = self._plan.run_spec(part.shares)
+            self._begin(spec, Balance(spec, KeepShares(), minimum=1))
         self._part = part
+        self._samples_seen += part.batch
         self._pace.begin(part.samples)
         for module, state in self._modules:
-            state.weight = part.weight
-            if before is not None and before.weight != part.weight and part.weight:
+            state.share = part.weight
+            if before is not None and before.weight != part.weight and part.weight and state.weight != SUM:
                 for parameter in module.parameters():
                     if parameter.grad is not None and not self._is_summed:
                         parameter.grad.mul_(before.weight / part.weight)
         self._is_summed = False
 
+    def _read_from(self, sampler: object) -> None:
+        if isinstance(sampler, UnequalBatches):
+            sampler.is_trained_on = True
+        elif self.is_ours:
+            self.remark("a loader that the script trains on keeps equal shares: nothing in its sampler is of one rank.")
+
+    def _equal_part(self, rows: int | None) -> Part:
+        """Return this worker's part of a batch that hetopt does not share out, where all have as much."""
+        samples = rows or max(1, self._plan.spec.global_batch_size // self.world_size)
+        return Part(samples=samples, batch=samples * self.world_size, shares=(samples,) * self.world_size)
+
+    def weigh(self, weight: float | str | None) -> None:
+        """Set what gradients count by from here on: see `CommState`."""
+        for _, state in self._modules:
+            state.weight = weight
+
     _is_summed = True
 
-    def _reach(self, done: float) -> None:
+    def reach(self, done: float) -> None:
         """Note how far the backward pass is; where this worker is slowed down, wait until it would be."""
         if self._pace.waits:
             self._pace.reach(FORWARD + (1 - FORWARD) * done if done < 1 else 1.0)
@@ -197,7 +274,6 @@ class DdpRun:
             exchange=state.stats,
             under_backward=state.exchange.is_dense,
         )
-        self._samples_seen += part.batch
         engine.after(trace, part.shares, counts=part.shares == engine.balance.shares)
         self._computed, self._loss = None, None
         if engine.is_over:
@@ -249,15 +325,25 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
 
     def made(self: DistributedDataParallel, *args: Any, **options: Any) -> None:
         init(self, *args, **options)
+        if "transformers.trainer" in sys.modules:
+            trainer = sys.modules["transformers.trainer"].Trainer
+            if not hasattr(trainer.compute_loss, "__wrapped__"):
+                undo.callback(setattr, trainer, "compute_loss", trainer.compute_loss)
+                trainer.compute_loss = _weighing(trainer.compute_loss, lambda: runs)
         if dist.get_world_size(self.process_group) == len(plan.spec.workers) > 1:
             if not runs:
                 runs.append(DdpRun(plan, run_dir))
             runs[0].attach(self)
 
     def called(self: DistributedDataParallel, *inputs: Any, **named: Any) -> Any:
-        if runs and self.training and torch.is_grad_enabled():
-            runs[0].forward(self, None)
+        if runs and self.module.training and torch.is_grad_enabled():
+            runs[0].forward(self, _rows_of((inputs, named)))
         return forward(self, *inputs, **named)
+
+    def registered(self: DistributedDataParallel, state: object, hook: Any) -> None:
+        register(self, state, hook)
+        if runs:
+            runs[0].registered(self, state)
 
     def index_sampler(self: DataLoader[Any]) -> Any:
         sampler = vars(self).get("_hetopt_batches")
@@ -270,21 +356,26 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
 
     def following(self: Any) -> Any:
         batch = follow(self)
-        if runs and isinstance(self._index_sampler, UnequalBatches) and self._index_sampler.parts:
-            runs[0].give(self._index_sampler.parts.popleft())
+        if runs:
+            runs[0].give(self._index_sampler, batch)
         return batch
 
     def backward(tensors: Any, *args: Any, **options: Any) -> None:
         if runs and isinstance(tensors, Tensor):
             runs[0].note_loss(tensors)
         run_backward(tensors, *args, **options)
+        if runs and not runs[0].is_ours:
+            runs[0].reach(1.0)
 
     def stepped(optimizer: Optimizer, args: Any, options: Any) -> None:
         if runs:
             runs[0].stepped(optimizer)
+        elif len(plan.spec.workers) > 1:
+            _refuse_sharded(optimizer)
 
     init: Any = DistributedDataParallel.__init__
     forward: Any = DistributedDataParallel.forward
+    register: Any = DistributedDataParallel.register_comm_hook
     follow: Any = dataloader._BaseDataLoaderIter.__next__
     of_loader: Any = DataLoader._index_sampler
     run_backward: Any = torch.autograd.backward
@@ -292,6 +383,7 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
         for owner, name, value in (
             (DistributedDataParallel, "__init__", functools.wraps(init)(made)),
             (DistributedDataParallel, "forward", functools.wraps(forward)(called)),
+            (DistributedDataParallel, "register_comm_hook", functools.wraps(register)(registered)),
             (DataLoader, "_index_sampler", property(index_sampler)),
             (dataloader._BaseDataLoaderIter, "__next__", following),
             (torch.autograd, "backward", functools.wraps(run_backward)(backward)),
@@ -312,3 +404,36 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
 
 def _size_of(loader: DataLoader[Any]) -> Any:
     return loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+
+
+def _rows_of(tree: object) -> int | None:
+    tensors = (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.dim())
+    return next((len(tensor) for tensor in tensors), None)
+
+
+def _weighing(compute_loss: Any, runs: Callable[[], list[DdpRun]]) -> Any:
+    """Return `Trainer.compute_loss` of transformers, which says of each loss whether the Trainer made it a sum.
+
+    ``average_tokens_across_devices`` divides a loss by the items that all workers have in the batch, and multiplies it
+    by the workers, since DDP takes their mean: such gradients are added up, whatever the shares are.
+    """
+
+    @functools.wraps(compute_loss)
+    def computed(self: Any, *args: Any, num_items_in_batch: Any = None, **options: Any) -> Any:
+        loss = compute_loss(self, *args, num_items_in_batch=num_items_in_batch, **options)
+        divides = bool(self.model_accepts_loss_kwargs or self.compute_loss_func) and num_items_in_batch is not None
+        for run in runs():
+            run.weigh(SUM if divides and self.args.average_tokens_across_devices else None)
+        return loss
+
+    return computed
+
+
+def _refuse_sharded(optimizer: Optimizer) -> None:
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    if any(isinstance(parameter, DTensor) or hasattr(parameter, "_is_flat_param") for parameter in parameters):
+        raise BadInput(
+            "The script shards its model over the workers (fully_shard, FullyShardedDataParallel or a tensor mesh), "
+            "which `hetopt launch` cannot run on unequal workers yet.",
+            hint="wrap the model in DistributedDataParallel where it fits on one device",
+        )

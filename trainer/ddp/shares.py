@@ -49,6 +49,15 @@ class Sharer(Protocol):
         """Note the next batch that this worker has not drawn."""
         ...
 
+    @property
+    def is_ours(self) -> bool:
+        """Return whether gradients can be weighed, so that shares may be unequal."""
+        ...
+
+    def forget(self, loader: object) -> None:
+        """Drop the parts of a loader that were read ahead and not computed."""
+        ...
+
 
 def rank_holder(batch_sampler: object, world_size: int) -> tuple[list[str], str] | None:
     """Return where a batch sampler knows its rank: the attributes on the way to the object that does, and the name.
@@ -74,25 +83,20 @@ def rank_holder(batch_sampler: object, world_size: int) -> tuple[list[str], str]
 
 
 def _for_rank(batch_sampler: Any, way: Sequence[str], name: str, rank: int) -> Any:
-    """Return a copy of a batch sampler that gives another rank's batches."""
-    made = copy.copy(batch_sampler)
-    holder = made
-    for step in way:
-        inner = copy.copy(getattr(holder, step))
-        setattr(holder, step, inner)
-        holder = inner
-    setattr(holder, name, rank)
-    return made
-
-
-def _generators(sampler: object) -> list[torch.Generator]:
-    found: list[torch.Generator] = []
-    for _ in range(_DEPTH):
-        generator = getattr(sampler, "generator", None)
-        if isinstance(generator, torch.Generator) and generator not in found:
-            found.append(generator)
-        sampler = next((getattr(sampler, name) for name in _INNER if getattr(sampler, name, None) is not None), None)
-    return found
+    """Return a copy of a batch sampler that gives another rank's batches, with generators and counters of its own."""
+    copied = holder = copy.copy(batch_sampler)
+    for depth in range(_DEPTH):
+        if depth == len(way):
+            setattr(holder, name, rank)
+        generator = getattr(holder, "generator", None)
+        if isinstance(generator, torch.Generator):
+            holder.generator = generator.clone_state()
+        inner = next((field for field in _INNER if getattr(holder, field, None) is not None), None)
+        if inner is None:
+            break
+        setattr(holder, inner, copy.copy(getattr(holder, inner)))
+        holder = getattr(holder, inner)
+    return copied
 
 
 class UnequalBatches(Sampler[list[int]]):
@@ -107,16 +111,20 @@ class UnequalBatches(Sampler[list[int]]):
 
     Attributes:
         parts: of the batches that were drawn and not given yet, in their order.
+        is_trained_on: whether a training pass was over a batch of it: it is shared out from then on, though the model
+            may be in evaluation mode as its loop begins.
     """
 
     def __init__(self, batch_sampler: Any, batch_size: int, way: Sequence[str], name: str, sharer: Sharer) -> None:
         self._batches = batch_sampler
         self._way, self._name = way, name
         self._sharer = sharer
-        self._per_rank = batch_size
-        self._size = sharer.batch_of(batch_size)
+        is_split = getattr(batch_sampler, "split_batches", False)  # Accelerate's: the size is of all ranks together
+        self._per_rank = batch_size // sharer.world_size if is_split else batch_size
+        self._size = sharer.batch_of(self._per_rank)
         self._drops_last = bool(getattr(batch_sampler, "drop_last", False))
         self.parts: deque[Part] = deque()
+        self.is_trained_on = False
         self._epoch = self._number = 0
         self._table: ShareTable | None = None
 
@@ -129,7 +137,10 @@ class UnequalBatches(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         self.parts.clear()
-        return self._shares() if self._sharer.is_training else iter(self._batches)
+        self._sharer.forget(self)
+        trains = self._sharer.is_training or (self.is_trained_on and torch.is_grad_enabled())
+        shares = trains and self._sharer.is_ours
+        return self._shares() if shares else iter(self._batches)
 
     def _shares(self) -> Iterator[list[int]]:
         sharer = self._sharer
@@ -145,14 +156,15 @@ class UnequalBatches(Sampler[list[int]]):
 
     def _of_all_ranks(self) -> Iterator[list[int]]:
         """Yield the batches of all ranks together, of the plan's size; the last may be smaller."""
+        own, before = self._sharer.rank, States.now()
+        samplers = [
+            self._batches if rank == own else _for_rank(self._batches, self._way, self._name, rank)
+            for rank in range(self._sharer.world_size)
+        ]
         each = []
-        before, generators = States.now(), _generators(self._batches)
-        kept = [one.get_state() for one in generators]
-        for rank in range(self._sharer.world_size):
+        for sampler in samplers:
             before.use()  # every rank of the script would draw the same order
-            for generator, state in zip(generators, kept, strict=True):
-                generator.set_state(state)
-            batches = iter(_for_rank(self._batches, self._way, self._name, rank))
+            batches = iter(sampler)
             first = list(islice(batches, 1))  # which draws the order
             each.append(chain(first, batches))
         waiting: list[int] = []

@@ -106,11 +106,11 @@ def hub_trainer(open_: Open) -> None:
 EXACT = (low_rank_adapters, lightning_module)
 
 REFUSED = {
-    accelerated: ("AcceleratedOptimizer", "from hetopt.integrations.accelerate import Accelerator"),
-    accelerated_loader: ("DataLoaderShard", "from hetopt.integrations.accelerate import Accelerator"),
+    accelerated: ("AcceleratedOptimizer", "leave the session out"),
+    accelerated_loader: ("DataLoaderShard", "leave the session out"),
     hub_trainer: (
         "wrapped in DistributedDataParallel since the session began",
-        "from hetopt.integrations.transformers import Trainer",
+        "leave the session out",
     ),
 }
 """What the sentence has to name."""

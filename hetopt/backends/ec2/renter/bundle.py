@@ -21,7 +21,7 @@ from hetopt.core.search_path import code_folder
 NEEDED = ("numpy", "psutil", "pydantic", "torch", "safetensors", "scikit-learn", "boto3")
 """What a machine installs: what training needs, and the way to S3. Their versions and hashes: `make locks`."""
 
-PARTS = ("__init__.py", "core", "backends", "integrations", "profiler", "trainer")
+PARTS = ("__init__.py", "core", "backends", "profiler", "trainer")
 """What of hetopt machines run, and..."""
 
 _LAUNCHING = tuple(

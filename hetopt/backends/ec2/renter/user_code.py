@@ -200,11 +200,8 @@ def _beside(folder: Path, module: str) -> list[Path]:
     return []
 
 
-_INTEGRATIONS = "hetopt.integrations."
-
-
 def _check_provided(module: str, path: Path, line: int, provided: frozenset[str]) -> None:
-    first = module.removeprefix(_INTEGRATIONS).partition(".")[0]  # each is called as the library that it needs
+    first = module.partition(".")[0]
     if first in sys.stdlib_module_names or first == "hetopt":
         return
     names = {_normal(one) for one in _distributions_here().get(first, [first])}

@@ -1,0 +1,45 @@
+"""A loop with DistributedDataParallel that begins its epochs in evaluation mode, or does what hetopt's shares need not.
+
+``ddp_script.py usual|compiled|own_hook|no_rank|sharded``
+"""
+
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.fsdp import fully_shard
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Subset, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+(way,) = sys.argv[1:]
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+x = torch.randn(203, 8)
+data = TensorDataset(x, (x[:, 0] > 0).long())
+net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2))
+if way == "sharded":
+    model = fully_shard(net, mesh=dist.device_mesh.init_device_mesh("cpu", (2,)))
+else:
+    model = DistributedDataParallel(net)
+if way == "own_hook":
+    model.register_comm_hook(None, fp16_compress_hook)
+if way == "no_rank":
+    loader = DataLoader(Subset(data, range(dist.get_rank(), 202, 2)), batch_size=24, shuffle=True)
+else:
+    loader = DataLoader(data, batch_size=24, sampler=DistributedSampler(data))
+call = torch.compile(model, backend="eager") if way == "compiled" else model
+optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+for _ in range(2):
+    for inputs, targets in loader:
+        model.train()
+        optimizer.zero_grad()
+        cross_entropy(call(inputs), targets).backward()
+        optimizer.step()
+    model.eval()
+    for batch in DataLoader(data, batch_size=20):
+        net(batch[0])
+dist.destroy_process_group()

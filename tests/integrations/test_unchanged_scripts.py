@@ -1,0 +1,101 @@
+"""Scripts of frameworks and of DDP itself, unchanged, on shares of 2:1: the steps that they take on equal shares."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from hetopt.core.events.log import EVENTS_FILE
+from hetopt.core.events.reader import read_log
+from tests.disturbance import PATIENCE_S
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+EXAMPLES = REPOSITORY / "examples" / "frameworks"
+DDP = Path(__file__).with_name("ddp_script.py")
+
+
+def start(folder: Path, way: str, script: Path, *arguments: str) -> list[tuple[int, str]]:
+    """Run a script on two workers; each one's exit code, and what it wrote to stderr."""
+    folder.mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = [sys.executable, "-W", "ignore", "-m", "tests.integrations.worker", str(folder), way, str(script)]
+    workers = [
+        subprocess.Popen(
+            [*command, *arguments],
+            cwd=REPOSITORY,
+            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank), "CUDA_VISIBLE_DEVICES": ""},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [worker.communicate(timeout=4 * PATIENCE_S)[1] for worker in workers]
+    return [(worker.returncode, text) for worker, text in zip(workers, said, strict=True)]
+
+
+def trained(folder: Path, way: str, script: Path, *arguments: str) -> tuple[list[Tensor], str]:
+    outcomes = start(folder, way, script, *arguments)
+    assert [code for code, _ in outcomes] == [0, 0], outcomes[0][1] + outcomes[1][1]
+    return [torch.load(folder / f"{way}-{rank}.pt") for rank in range(2)], outcomes[0][1]
+
+
+def samples(folder: Path) -> list[int]:
+    started = next(event for event in read_log(folder / EVENTS_FILE).events if event.event == "run_started")
+    return [worker["local_batch_size"] for worker in started.workers]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("with_accelerate", ("--batch-size", "24")),
+        ("with_lightning", ("--batch-size", "24")),
+        ("with_transformers", ("--batch-size", "24", "--samples", "203", "--epochs", "2")),
+    ],
+)
+def test_a_framework_takes_on_unequal_shares_the_steps_of_equal_ones(
+    name: str, arguments: tuple[str, ...], tmp_path: Path
+) -> None:
+    pytest.importorskip(name.removeprefix("with_"))
+    steps = {}
+    for way in ("plain", "shares"):
+        output = () if name == "with_accelerate" else ("--output", str(tmp_path / f"{way}-output"))
+        steps[way], _ = trained(tmp_path / way, way, EXAMPLES / f"{name}.py", *arguments, *output)
+    assert samples(tmp_path / "shares") == [32, 16]
+    assert torch.equal(*steps["shares"])
+    assert torch.allclose(steps["shares"][0], steps["plain"][0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("way", "shares", "words"),
+    [
+        ("usual", [32, 16], ""),
+        ("compiled", [32, 16], ""),
+        ("own_hook", [24, 24], "registers a communication hook of its own, which is kept"),
+        ("no_rank", [24, 24], "keeps equal shares: nothing in its sampler is of one rank"),
+    ],
+)
+def test_what_cannot_be_shared_out_keeps_equal_shares_and_says_so(
+    way: str, shares: list[int], words: str, tmp_path: Path
+) -> None:
+    plain, _ = trained(tmp_path / "plain", "plain", DDP, way)
+    own, said = trained(tmp_path / "shares", "shares", DDP, way)
+    assert samples(tmp_path / "shares") == shares
+    assert said.count("hetopt:") == bool(words)
+    assert words in said
+    assert torch.equal(*own)
+    assert torch.allclose(own[0], plain[0], rtol=1e-4, atol=1e-6)
+
+
+def test_a_sharded_model_is_refused_at_its_first_step(tmp_path: Path) -> None:
+    outcomes = start(tmp_path / "shares", "shares", DDP, "sharded")
+    assert all(code and "shards its model over the workers" in said for code, said in outcomes)
