@@ -177,7 +177,7 @@ class DdpRun:
         parts = sampler.parts if isinstance(sampler, UnequalBatches) else ()
         part = parts.popleft() if parts else self._equal_part(_rows_of(batch))
         # What another loader gave in equal shares was for another purpose than training: nothing waits for it.
-        self._waiting = deque(entry for entry in self._waiting if entry[0] is sampler or entry[1].number)
+        self._waiting = deque(entry for entry in self._waiting if entry[0] is sampler or entry[1].step)
         self._waiting.append((sampler, part))
 
     def forget(self, loader: object) -> None:

@@ -1,0 +1,369 @@
+"""Nothing of a run on one machine listens where another could reach it, and nothing that is written there is run."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import datetime
+import os
+import pickle
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+
+import hetopt
+from benchmarks._ports import own_port
+from hetopt.backends.processes import LocalLauncher
+from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.listening import LOOPBACK, collectives_on, is_same_user
+from hetopt.core.secret import SECRET_VARIABLE, checked_secret, new_secret
+from hetopt.trainer.host.gate import WrongSecret, open_gate, open_relay
+from hetopt.trainer.host.stores import group_store, open_store
+from tests.disturbance import PATIENCE_S
+from tests.listeners import Listeners, watched
+
+from .test_local_launcher import has, spec, wait_for, worker_processes
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+NOBODY = 65534
+PATIENCE = datetime.timedelta(seconds=PATIENCE_S)
+SESSION = """
+import time
+from pathlib import Path
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from hetopt.trainer.session import session
+model = torch.nn.Linear(3, 1)
+with session(model, torch.optim.SGD(model.parameters(), lr=0.1)) as run:
+    for inputs, in run.loader(DataLoader(TensorDataset(torch.randn(96, 3)), batch_size=32, num_workers=1)):
+        Path(__file__).with_name("trains").touch()
+        while not Path(__file__).with_name("was_seen").exists():
+            time.sleep(0.05)
+        model(inputs).mean().backward()
+"""
+
+
+STRANGER = """
+import datetime, os, sys, threading, time
+from torch._C._distributed_c10d import TCPStore
+def knock(address, port):
+    TCPStore(address, port, is_master=False, timeout=datetime.timedelta(seconds=5)).add("knocked", 1)
+    entered.append(f"{address} {port}")
+entered = []
+os.setuid(int(sys.argv[1]))  # now that all is imported: others cannot read where it lies
+for where in sys.argv[2:]:
+    address, _, port = where.rpartition(":")
+    threading.Thread(target=knock, args=(address, int(port)), daemon=True).start()
+time.sleep(8)
+print(*entered, sep="\\n", flush=True)
+os._exit(0)  # whoever knocks at what is no store waits for ever
+"""
+
+
+def assert_all_on_loopback(listeners: Listeners) -> None:
+    assert listeners.seen, "nothing was seen to listen, so nothing was tested"
+    assert not listeners.outside_of("127."), "another machine could reach these"
+
+
+def test_the_walk_sees_what_listens_on_all_addresses() -> None:
+    with watched(os.getpid()) as listeners, socket.create_server(("0.0.0.0", 0)) as everywhere:  # the point
+        where = everywhere.getsockname()
+        wait = threading.Event()
+        while where not in listeners.seen:
+            wait.wait(0.02)
+    assert listeners.outside_of("127.")
+
+
+@pytest.mark.parametrize(
+    "killed", [pytest.param(None, marks=pytest.mark.slow), pytest.param("worker", marks=pytest.mark.slow), "warden"]
+)
+def test_a_local_run_listens_on_loopback_alone(tmp_path: Path, killed: str | None) -> None:
+    """Also once a worker was replaced while the other went on, and once all have started again."""
+    launcher = LocalLauncher()
+    # Whatever network a person has chosen for other runs.
+    environment = {"TOY_WAIT_S": "0.001", "GLOO_SOCKET_IFNAME": "eth0"}
+    wish = spec(max_restarts=1 if killed else 0, stop={"max_steps": 1_000_000}, loader_processes=1)
+    with watched(os.getpid()) as listeners:
+        handle = launcher.start(wish, tmp_path, environment)
+        try:
+            wait_for(lambda: has(tmp_path, "step"), tmp_path)
+            if killed:
+                loaders = worker_processes(tmp_path, 1)[-1].children(recursive=True)
+                worker_processes(tmp_path, 1)[0 if killed == "warden" else -1].kill()
+                wait_for(lambda: len(has(tmp_path, "training_started")) == 2, tmp_path)
+            listeners.look(os.getpid())
+        finally:
+            launcher.stop(handle)
+    assert has(tmp_path, "training_finished", reason="stopped")
+    assert_all_on_loopback(listeners)
+    if killed:
+        assert len(loaders) > 1, "what reads samples is a process of the worker's"
+        assert psutil.wait_procs(loaders, PATIENCE_S)[1] == [], "what the killed worker started ends with it"
+
+
+def test_a_profile_listens_on_loopback_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HETOPT_HOME", str(tmp_path / "home"))
+    with watched(os.getpid()) as listeners:
+        hetopt.profile(f"{REPOSITORY / 'tests' / 'profiler' / 'tiny_task.py'}:task", time_budget_s=5, workers=2)
+    assert_all_on_loopback(listeners)
+
+
+def wait_until_it_trains(processes: list[subprocess.Popen[str]], trains: Path) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not trains.exists() and all(one.poll() is None for one in processes):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("by", ["torchrun", pytest.param("hand", marks=pytest.mark.slow)])
+def test_a_session_listens_on_loopback_alone(tmp_path: Path, by: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SESSION)
+    environment = {name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"}
+    commands = [[*(sys.executable, "-m", "hetopt.trainer.torchrun", "--nproc-per-node=2", str(script))]]
+    places: list[dict[str, str]] = [{}]
+    if by == "hand":
+        address, port = own_port()
+        meeting = {"MASTER_ADDR": address, "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        commands = 2 * [[sys.executable, str(script)]]
+        places = [{**meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
+    with watched(os.getpid()) as listeners:
+        processes = [
+            subprocess.Popen(command, env={**environment, **place}, stderr=subprocess.PIPE, text=True)
+            for command, place in zip(commands, places, strict=True)
+        ]
+        wait_until_it_trains(processes, tmp_path / "trains")
+        listeners.look(os.getpid())
+        (tmp_path / "was_seen").touch()
+        told = [process.communicate(timeout=PATIENCE_S)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0] * len(processes), told
+    assert_all_on_loopback(listeners)
+
+
+class Intruder:
+    """What whoever unpickles it does."""
+
+    def __init__(self, marker: Path) -> None:
+        self._marker = marker
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, (f"touch {self._marker}",)
+
+
+def write_pickles(port: int, pickled: bytes, written: list[int]) -> None:
+    """Into a store, where one listens, under what torchrun's own rendezvous reads and all keys that are there."""
+    with suppress(RuntimeError):
+        store = TCPStore(LOOPBACK, port, is_master=False, timeout=datetime.timedelta(seconds=1))
+        for key in (*store.list_keys(), "torch.rendezvous.run"):
+            for value in (base64.b64encode(pickled), pickled, b"\xff" * 64):
+                store.set(key, value)
+        written.append(port)
+
+
+@pytest.mark.parametrize("restarts", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_pickles_in_the_stores_of_a_run_are_never_run(tmp_path: Path, restarts: int) -> None:
+    run_dir, marker = tmp_path / "run", tmp_path / "intruded"
+    run_dir.mkdir()
+    pickled = pickle.dumps(Intruder(marker))
+    launcher = LocalLauncher()
+    written: list[int] = []
+    silent: set[int] = set()  # what is no store (gloo) need not answer, and a client of a store waits for ever
+    wish = spec(max_restarts=restarts, stop={"max_steps": 1_000_000})
+    handle = launcher.start(wish, run_dir, {"TOY_WAIT_S": "0.002"})
+    try:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not launcher.poll(handle).state.is_over and len(written) < 30 and time.monotonic() < deadline_s:
+            listeners = Listeners()
+            listeners.look(os.getpid())
+            for port in {port for _, port in listeners.seen} - silent:
+                client = threading.Thread(target=write_pickles, args=(port, pickled, written), daemon=True)
+                client.start()
+                client.join(timeout=3.0)
+                if client.is_alive():
+                    silent.add(port)
+            time.sleep(0.2)
+        assert written, "no store was found to write into"
+    finally:
+        launcher.stop(handle)
+    assert not marker.exists()
+
+
+def test_a_store_of_rank_0_is_where_its_address_says() -> None:
+    address, port = own_port()
+    environment = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+    with watched(os.getpid()) as listeners:
+        first = group_store(environment, 0, PATIENCE)
+        group_store(environment, 1, PATIENCE).set("key", "value")
+        assert first.get("key") == b"value"
+        again = group_store({**environment, "TORCHELASTIC_RESTART_COUNT": "1"}, 1, PATIENCE)
+        assert not again.check(["key"]), "workers that start again see nothing of the last ones"
+    assert (address, port) in listeners.seen
+    assert_all_on_loopback(listeners)
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({}, "must say where rank 0 is"),
+        ({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "many"}, "must say where rank 0 is"),
+        ({"MASTER_ADDR": "203.0.113.9", "MASTER_PORT": "29400"}, "nothing can listen on 203.0.113.9"),
+        (
+            {"MASTER_ADDR": "localhost", "MASTER_PORT": "29400", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"},
+            "other machines cannot reach",
+        ),
+    ],
+)
+def test_an_address_that_cannot_be_is_refused(environment: dict[str, str], said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        group_store(environment, 0)
+
+
+def test_the_collectives_interface_is_that_of_the_address() -> None:
+    assert collectives_on(LOOPBACK)["NCCL_SOCKET_IFNAME"] == "lo"
+    assert collectives_on("127.0.0.2") == collectives_on(LOOPBACK)
+    with pytest.raises(RunFailed, match="no network interface"):
+        collectives_on("203.0.113.9")
+
+
+def test_through_the_gate_comes_who_knows_the_secret() -> None:
+    secret = checked_secret(new_secret())
+    store = open_store()
+    gate = open_gate(LOOPBACK, 0, store.port, secret)
+    relay = open_relay(LOOPBACK, gate, secret, PATIENCE_S)
+    far = TCPStore(LOOPBACK, relay, is_master=False, timeout=PATIENCE)
+    far.set("far", "x" * 1_000_000)
+    store.set("near", "y")
+    assert (store.get("far"), far.get("near")) == (b"x" * 1_000_000, b"y")
+    others = [TCPStore(LOOPBACK, relay, is_master=False, timeout=PATIENCE) for _ in range(20)]
+    assert [other.add("count", 1) for other in others] == list(range(1, 21))
+
+    with pytest.raises(WrongSecret, match="does not know the secret"):
+        open_relay(LOOPBACK, gate, checked_secret(new_secret()), PATIENCE_S)
+    with pytest.raises(dist.DistError):
+        TCPStore(LOOPBACK, gate, is_master=False, timeout=datetime.timedelta(seconds=2))
+    for junk in (b"", b"\0" * 64, os.urandom(100_000), b"GET / HTTP/1.1\r\n\r\n"):
+        with socket.create_connection((LOOPBACK, gate)) as stranger, suppress(OSError):
+            stranger.sendall(junk)
+    assert far.get("near") == b"y", "strangers do not disturb those who are in"
+    TCPStore(LOOPBACK, relay, is_master=False, timeout=PATIENCE).set("after", "all")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_what_a_run_listens_with_opens_no_store_to_another_user(tmp_path: Path) -> None:
+    """Neither of a run on one machine nor, by gate and relay, of one on several; and one's own processes come in."""
+    secret, launcher = checked_secret(new_secret()), LocalLauncher()
+    with watched(os.getpid()) as listeners:
+        store = open_store()
+        gate = open_gate("127.0.0.2", 0, store.port, secret)
+        relay = open_relay("127.0.0.2", gate, secret, PATIENCE_S)
+        wish = spec(max_restarts=1, stop={"max_steps": 1_000_000})
+        handle = launcher.start(wish, tmp_path, {"TOY_WAIT_S": "0.01"})
+        try:
+            wait_for(lambda: has(tmp_path, "step"), tmp_path)
+            listeners.look(os.getpid())
+            places = [f"{address}:{port}" for address, port in listeners.seen]
+            entered = {
+                user: subprocess.run(
+                    [sys.executable, "-c", STRANGER, str(user), *places], stdout=subprocess.PIPE, text=True, check=True
+                ).stdout.splitlines()
+                for user in (NOBODY, os.geteuid())
+            }
+        finally:
+            launcher.stop(handle)
+    assert entered[NOBODY] == [""]
+    opened_here = {f"{LOOPBACK} {store.port}", f"{LOOPBACK} {relay}"}
+    assert opened_here < set(entered[os.geteuid()]), "both, and the run's own, which no one else has"
+
+
+@pytest.mark.parametrize("address", [LOOPBACK, "::1"])
+@pytest.mark.parametrize("leaves", ["stays", "closes", "resets"])
+def test_a_connection_is_this_users_while_its_other_end_is_there(address: str, leaves: str) -> None:
+    family = socket.AF_INET6 if address == "::1" else socket.AF_INET
+    with socket.create_server((address, 0), family=family) as server, socket.socket(family) as comer:
+        comer.connect(server.getsockname()[:2])
+        connection, _ = server.accept()
+        with connection:
+            assert is_same_user(connection)
+            if leaves == "resets":
+                comer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            if leaves != "stays":
+                comer.close()
+            assert is_same_user(connection) == (leaves == "stays")
+
+
+def test_many_who_say_nothing_do_not_keep_the_others_out() -> None:
+    secret = checked_secret(new_secret())
+    store = open_store()
+    gate = open_gate(LOOPBACK, 0, store.port, secret)
+    idle = [socket.create_connection((LOOPBACK, gate)) for _ in range(100)]
+    relay = open_relay(LOOPBACK, gate, secret, PATIENCE_S)  # they are turned away after some seconds
+    TCPStore(LOOPBACK, relay, is_master=False, timeout=PATIENCE).set("key", "value")
+    assert store.get("key") == b"value"
+    for one in idle:
+        one.close()
+
+
+def test_a_stranger_at_the_gates_address_is_found_out() -> None:
+    with socket.create_server((LOOPBACK, 0)) as server:
+
+        def pretend() -> None:
+            with server.accept()[0] as connection:
+                connection.sendall(b"hetopt gate 1\n" + b"\0" * 32)
+                connection.recv(64)
+                connection.sendall(b"\0" * 32)
+
+        thread = threading.Thread(target=pretend)
+        thread.start()
+        with pytest.raises(WrongSecret):
+            open_relay(LOOPBACK, server.getsockname()[1], checked_secret(new_secret()), PATIENCE_S)
+        thread.join()
+    with socket.socket() as nobody:
+        nobody.bind((LOOPBACK, 0))
+        with pytest.raises(RunFailed, match="does not let this one in"):
+            open_relay(LOOPBACK, nobody.getsockname()[1], checked_secret(new_secret()), 0.5)
+
+
+@pytest.mark.parametrize("secret", [None, "", "secret", "F" * 64, "0" * 63, "0" * 64 + "\n"])
+def test_a_secret_that_is_none_is_refused(secret: str | None) -> None:
+    with pytest.raises(BadInput, match=SECRET_VARIABLE):
+        checked_secret(secret)
+
+
+def test_workers_do_not_get_the_secret(tmp_path: Path) -> None:
+    launcher = LocalLauncher()
+    handle = launcher.start(spec(), tmp_path, {"TOY_WAIT_S": "0.01", SECRET_VARIABLE: new_secret()})
+    wait_for(lambda: has(tmp_path, "step"), tmp_path)
+    environments = [process.environ() for rank in range(2) for process in worker_processes(tmp_path, rank)]
+    launcher.stop(handle)
+    assert environments
+    assert not [one for one in environments if SECRET_VARIABLE in one]
+
+
+def test_stores_are_opened_in_one_place_and_groups_are_given_theirs() -> None:
+    """Whoever opens a store elsewhere, or leaves it to torch, listens on every address."""
+    wrong = []
+    for package in ("trainer", "optimizer", "profiler", "hetopt", "benchmarks"):
+        for path in sorted((REPOSITORY / package).rglob("*.py")):
+            where = path.relative_to(REPOSITORY).as_posix()
+            text = path.read_text(encoding="utf-8")
+            for call in (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)):
+                name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+                words = {keyword.arg: keyword.value for keyword in call.keywords}
+                opens = name == "TCPStore" and getattr(words.get("is_master"), "value", None) is not False
+                if opens and where != "trainer/host/stores.py":
+                    wrong.append(f"{where}:{call.lineno} opens a store")
+                if name == "init_process_group" and "store" not in words and "_spot_script" not in where:
+                    wrong.append(f"{where}:{call.lineno} leaves the store to torch")
+                if name == "rendezvous":
+                    wrong.append(f"{where}:{call.lineno} uses torch's rendezvous")
+    assert not wrong
