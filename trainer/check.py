@@ -14,12 +14,11 @@ from torch.utils.data import IterableDataset
 from hetopt.core.errors import BadInput
 from hetopt.trainer.check_findings import Ended, Finding, error, near, place, run, warning
 from hetopt.trainer.data.fetch import Batch, MapDataset, fetch, samples_in
-from hetopt.trainer.inexact import WHOLE_BATCH
-from hetopt.trainer.loss_test import STATISTICS_HINT, probe_loss
+from hetopt.trainer.loss_test import probe_loss
 from hetopt.trainer.making import make_model, make_optimizer
 from hetopt.trainer.normalisation import least_samples
 from hetopt.trainer.random_rows import RandomRows
-from hetopt.trainer.task import Task, TaskData
+from hetopt.trainer.task import Task, TaskData, is_judged_by_loss
 from hetopt.trainer.tasks.load import load_task
 
 T = TypeVar("T")
@@ -205,19 +204,11 @@ def _loss(task: Task, model: nn.Module, once: Batch, dataset: MapDataset) -> Ite
         lambda: probe_loss(model, task.loss, lambda places: fetch(dataset, list(places)), samples),
         "The task's loss of a part of a batch",
     )
-    problem = test.problem(task.accept_inexact)
-    if problem is not None:
-        yield error(text=problem.message, hint=problem.hint or _MEAN, where=where)
-    elif test.kind == "coupled":
-        yield warning(
-            text=f"The loss depends on the whole batch, as the task accepts: the gradient of {sum(test.sizes)} samples "
-            f"differs by {100 * test.off:.1f} % from that of {test.sizes[0]} and {test.sizes[1]} of them.",
-            hint="keep batches of workers large",
-            where=where,
-        )
-    note = test.note(model, task.accept_inexact)
-    if note:
-        yield warning(text=f"{note}.", hint=STATISTICS_HINT, where=place(type(model).__init__, task.model))
+    if test.problem is not None:
+        yield error(text=test.problem.message, hint=test.problem.hint or _MEAN, where=where)
+    elif test.note:
+        where = where if test.kind == "coupled" else place(type(model).__init__, task.model)
+        yield warning(text=f"{test.note[0].upper()}{test.note[1:]}.", hint=test.hint, where=where)
 
 
 _MEAN = "return the mean over the samples of the batch, or the tuple (sum, count): workers add both up"
@@ -291,7 +282,7 @@ def _evaluation(task: Task, model: nn.Module, dataset: MapDataset) -> Iterator[F
     once, twice = sums(few), sums(few + few)
     wrong = [name for name, value in once.items() if not near(2 * value, twice[name])]
     if wrong:
-        said = warning if WHOLE_BATCH in task.accept_inexact else error
+        said = warning if is_judged_by_loss(task) else error  # which was said of the loss
         yield said(
             text=f"'{wrong[0]}' of evaluate is no sum over samples: the same samples twice over give "
             f"{twice[wrong[0]]:.6g} instead of {2 * once[wrong[0]]:.6g}.",

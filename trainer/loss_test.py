@@ -1,30 +1,29 @@
-"""Whether the gradients of parts of a batch add up to that of the batch: tried once, before a run trains.
+"""Whether the gradients of parts of a batch add up to that of the batch: measured once, before a run trains.
 
-One worker computes its first batch whole, and then in two unequal parts, in evaluation mode and with the same random
-numbers for the same sample. What differs by more than rounding would differ between the workers of a run, too.
+One worker computes its first batch whole, and then in two unequal parts, with the same random numbers for the same
+sample. What differs by more than rounding would differ between the workers of a run, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from hetopt.core.errors import BadInput
+from hetopt.trainer.cross_entropy import cross_entropy_weight
 from hetopt.trainer.data.fetch import Batch, rows_of, same_batch, samples_in
-from hetopt.trainer.inexact import BATCH_STATISTICS, WHOLE_BATCH
-from hetopt.trainer.loss_reading import SAME, LossReading, read_loss
+from hetopt.trainer.normalisation import least_samples
 from hetopt.trainer.random_rows import RandomRows
 from hetopt.trainer.task import Loss, mean_of
 
-Kind: TypeAlias = Literal["untested", "mean", "counted", "read", "sum", "coupled"]
+Kind: TypeAlias = Literal["untested", "mean", "counted", "sum", "coupled"]
 
-KINDS: tuple[Kind, ...] = ("untested", "mean", "counted", "read", "sum", "coupled")
+KINDS: tuple[Kind, ...] = ("untested", "mean", "counted", "sum", "coupled")
 
 TOLERANCE = 1e-3
 """Of relative differences of gradients in fp32, which round differently in parts; tokens in the place of samples make
@@ -36,87 +35,69 @@ MOST_SAMPLES = 16
 
 @dataclass(frozen=True, kw_only=True)
 class LossTest:
-    """What was found.
+    """What a loss is a mean over, and how far unequal parts of a batch are from the batch.
 
     Attributes:
-        kind: ``mean``: over samples; ``counted``: over what the loss says itself; ``read``: over what its graph says;
+        kind: ``mean``: over samples; ``counted``: over what the loss returns, or over the targets of its cross entropy;
             ``sum``: over samples; ``coupled``: none of these; ``untested``: there was a single sample.
-        sizes: samples of the two parts.
-        off: relative difference of the gradient of the parts, by the weights of the kind (of ``coupled``: by samples).
-        may_leave_out: whether a mean over samples is a cross entropy that leaves out targets if the data say so.
-        statistics_off: the same with BatchNorm in training mode; None: there is none.
+        first: samples of the first part.
+        second: samples of the second part.
+        off: relative difference of the parts' gradient, weighted as workers weigh it, in training mode.
+        targets_per_sample: weight of the cross entropy's targets, of one sample; 0 where the loss is no cross entropy.
     """
 
-    kind: Kind
-    sizes: tuple[int, int] = (0, 0)
+    kind: Kind = "untested"
+    first: int = 0
+    second: int = 0
     off: float = 0.0
-    may_leave_out: bool = False
-    statistics_off: float | None = None
+    targets_per_sample: float = 0.0
 
     def to_list(self) -> list[float]:
-        """The outcome as numbers, which workers can gather."""
-        statistics = -1.0 if self.statistics_off is None else self.statistics_off
-        return [float(KINDS.index(self.kind)), *map(float, self.sizes), self.off, float(self.may_leave_out), statistics]
+        """Return the outcome as numbers, which workers can gather."""
+        return [float(KINDS.index(self.kind)), *map(float, astuple(self)[1:])]
 
     @classmethod
     def from_list(cls, row: Sequence[float]) -> LossTest:
-        """The outcome that `to_list` wrote."""
-        kind, first, second, off, may_leave_out, statistics = row
-        return cls(
-            kind=KINDS[int(kind)],
-            sizes=(int(first), int(second)),
-            off=off,
-            may_leave_out=bool(may_leave_out),
-            statistics_off=None if statistics < 0 else statistics,
+        """Return the outcome that `to_list` wrote."""
+        kind, first, second, off, targets = row
+        return cls(kind=KINDS[int(kind)], first=int(first), second=int(second), off=off, targets_per_sample=targets)
+
+    @property
+    def problem(self) -> BadInput | None:
+        """Why several workers cannot train such a loss; None: they can."""
+        if self.kind != "sum":
+            return None
+        return BadInput(
+            f"The loss is a sum over samples: the gradient of {self.first + self.second} samples is the sum of those "
+            f"of {self.first} and of {self.second} of them.",
+            hint='use reduction="mean", or return the tuple (loss, number of samples)',
         )
 
-    def problem(self, accepted: Sequence[str]) -> BadInput | None:
-        """Why such a loss cannot be trained by several workers; None: it can, or that is accepted."""
-        first, second = self.sizes
-        if self.kind == "sum":
-            return BadInput(
-                f"The loss is a sum over samples: the gradient of {first + second} samples is the sum of those of "
-                f"{first} and of {second} of them.",
-                hint='use reduction="mean", or return the tuple (loss, number of samples)',
-            )
-        if self.kind == "coupled" and WHOLE_BATCH not in accepted:
-            return BadInput(
-                f"The loss is no mean over samples: the gradient of {first + second} samples differs by "
-                f"{100 * self.off:.1f} % "
-                f"from that of {first} and {second} of them.",
-                hint="return the tuple (sum, count) if it is a mean over tokens or weights; if its samples depend on "
-                f'each other (contrastive), accept the difference with Task(accept_inexact=("{WHOLE_BATCH}",))',
-            )
-        return None
-
-    def note(self, model: nn.Module, accepted: Sequence[str]) -> str:
-        """What is not exact and was not accepted, in a sentence; empty: nothing."""
-        if self.statistics_off is None or self.statistics_off <= TOLERANCE or BATCH_STATISTICS in accepted:
+    @property
+    def note(self) -> str:
+        """How far shares are from one machine, and why, in a sentence; empty where they are not."""
+        if self.off <= TOLERANCE:
             return ""
-        names = [f"{name} ({type(one).__name__})" for name, one in batch_norms(model)]
-        more = f" and {len(names) - 1} more normalise" if len(names) > 1 else " normalises"
+        why = "the loss couples samples or is a mean over something else than samples"
+        if self.kind != "coupled":
+            why = "layers normalise each worker's samples by themselves, as under DistributedDataParallel"
         return (
-            f"{names[0]}{more} each worker's samples by themselves: the gradient of {sum(self.sizes)} samples in parts "
-            f"of {self.sizes[0]} and {self.sizes[1]} differs by {100 * self.statistics_off:.1f} %"
+            f"shares differ from one machine by {100 * self.off:.1f} % (parts of {self.first} and {self.second} "
+            f"samples): {why}"
         )
 
-
-STATISTICS_HINT = f'use GroupNorm or LayerNorm, or accept it with accept_inexact=("{BATCH_STATISTICS}",)'
-
-
-def batch_norms(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """What normalises by the statistics of a batch, with names."""
-    return [
-        (name or type(one).__name__, one)
-        for name, one in model.named_modules()
-        if isinstance(one, _BatchNorm) and not isinstance(one, nn.SyncBatchNorm)
-    ]
+    @property
+    def hint(self) -> str:
+        """What brings the parts together, or at least nearer."""
+        if self.kind == "coupled":
+            return "return the tuple (sum, count) if it is a mean over tokens or weights; else keep shares large"
+        return "use GroupNorm or LayerNorm where that matters; else keep shares large"
 
 
 def probe_loss(
     model: nn.Module, loss: Callable[[nn.Module, Batch], Loss], read: Callable[[Sequence[int]], Batch], samples: int
 ) -> LossTest:
-    """Try the first samples whole and in two parts. Model and random numbers are then as before, gradients too.
+    """Compute the first samples whole and in two parts. Model and random numbers are then as before, gradients too.
 
     Args:
         model: on its device.
@@ -126,113 +107,84 @@ def probe_loss(
     """
     samples = min(samples, MOST_SAMPLES)
     if samples < 2:
-        return LossTest(kind="untested")
-    sizes = (max(1, samples // 3), samples - max(1, samples // 3))
-    batches = _batches(read, samples, sizes[0])
+        return LossTest()
+    first = max(1, samples // 3)
+    batches = _batches(read, samples, first)
     if batches is None:
-        return LossTest(kind="untested")
-    trial = _Trial(model, loss, batches, sizes)
-    with as_before(model):
-        model.eval()
-        test = trial.compare()
-        norms = [one for _, one in batch_norms(model)]
-        if norms and sizes[0] > 1:
-            for one in norms:
-                one.train()
-            test = LossTest(
-                kind=test.kind,
-                sizes=sizes,
-                off=test.off,
-                may_leave_out=test.may_leave_out,
-                statistics_off=trial.difference(test.kind),
-            )
-    return test
+        return LossTest()
+    places = ((0, samples), (0, first), (first, samples - first))
 
+    def computed() -> list[_Computed]:
+        return [_compute(model, loss, batch, *place) for batch, place in zip(batches, places, strict=True)]
 
-class _Trial:
-    """A batch and its two parts."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: Callable[[nn.Module, Batch], Loss],
-        batches: Sequence[Batch],
-        sizes: tuple[int, int],
-    ) -> None:
-        self._model = model
-        self._loss = loss
-        self._batches = batches
-        self._sizes = sizes
-        self._parameters = [one for one in model.parameters() if one.requires_grad]
-
-    def compare(self) -> LossTest:
-        """By which weights the parts are the whole, if by any."""
-        whole, first, second = self._computed()
-        by_samples = _off(whole.gradient, first, second, float(self._sizes[0]), float(self._sizes[1]))
-        if whole.count is not None:
-            assert first.count is not None
-            assert second.count is not None
-            off = _off(whole.gradient, first, second, first.count, second.count)
-            return self._test("counted" if off <= TOLERANCE else "coupled", off)
-        readings = (whole.reading, first.reading, second.reading)
-        if all(one.kind == "counted" or one.may_be_counted for one in readings) and any(
-            one.kind == "counted" for one in readings
-        ):
-            counts = [one.denominator for one in readings]
-            off = _off(whole.gradient, first, second, counts[1], counts[2])
-            if off <= TOLERANCE and abs(counts[1] + counts[2] - counts[0]) <= SAME * counts[0]:
-                return self._test("read", off)
-        if by_samples <= TOLERANCE:
-            return self._test("mean", by_samples, may_leave_out=all(one.may_be_counted for one in readings))
-        summed = (whole.gradient - first.gradient - second.gradient).norm() / whole.gradient.norm()
-        return self._test("sum", float(summed)) if summed <= TOLERANCE else self._test("coupled", by_samples)
-
-    def difference(self, kind: Kind) -> float:
-        """Of the parts from the whole, by the weights of that kind."""
-        whole, first, second = self._computed()
-        if kind == "counted" and first.count is not None and second.count is not None:
-            return _off(whole.gradient, first, second, first.count, second.count)
-        if kind == "read":
-            return _off(whole.gradient, first, second, first.reading.denominator, second.reading.denominator)
-        return _off(whole.gradient, first, second, float(self._sizes[0]), float(self._sizes[1]))
-
-    def _test(self, kind: Kind, off: float, *, may_leave_out: bool = False) -> LossTest:
-        return LossTest(kind=kind, sizes=self._sizes, off=off, may_leave_out=may_leave_out)
-
-    def _computed(self) -> tuple[_Computed, _Computed, _Computed]:
-        first, second = self._sizes
-        return (
-            self._compute(self._batches[0], 0, first + second),
-            self._compute(self._batches[1], 0, first),
-            self._compute(self._batches[2], first, second),
-        )
-
-    def _compute(self, batch: Batch, begin: int, samples: int) -> _Computed:
-        with RandomRows(begin, samples):
-            told = self._loss(self._model, batch)
-        loss, count = told if isinstance(told, tuple) else (told, None)
-        reading = read_loss(loss, samples)
-        found = torch.autograd.grad(mean_of(told), self._parameters, allow_unused=True)
-        pieces = [
-            torch.zeros_like(own).flatten() if one is None else one.to_dense().flatten()
-            for own, one in zip(self._parameters, found, strict=True)
-        ]
-        return _Computed(
-            gradient=torch.cat(pieces).double(), count=None if count is None else float(count), reading=reading
-        )
+    with _as_before(model):
+        model.eval()  # what a loss is a mean over does not depend on how layers normalise
+        still = computed()
+        kind, off = _kind(still)
+        weights = [part.targets for part in still]
+        targets = weights[0] / samples if kind == "mean" and all(weights) else 0.0
+        if kind != "coupled" and first >= least_samples(model):
+            model.train()
+            off = _off(computed(), by=kind)
+    return LossTest(kind=kind, first=first, second=samples - first, off=off, targets_per_sample=targets)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Computed:
     gradient: Tensor
+    samples: int
     count: float | None
-    reading: LossReading
+    targets: float
+
+    def weight(self, by: Kind) -> float:
+        if by == "sum":
+            return 1.0
+        return float(self.samples) if by != "counted" else self.targets if self.count is None else self.count
 
 
-def _off(whole: Tensor, first: _Computed, second: _Computed, left: float, right: float) -> float:
-    """Relative difference of the mean of two parts, so weighted, from the whole."""
-    mean = (left * first.gradient + right * second.gradient) / (left + right or 1.0)
-    return float((mean - whole).norm() / whole.norm().clamp(min=1e-30))
+def _compute(
+    model: nn.Module, loss: Callable[[nn.Module, Batch], Loss], batch: Batch, begin: int, samples: int
+) -> _Computed:
+    with RandomRows(begin, samples):
+        returned = loss(model, batch)
+    count = float(returned[1]) if isinstance(returned, tuple) else None
+    mean = mean_of(returned)
+    targets = cross_entropy_weight(mean)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    gradients = torch.autograd.grad(mean, parameters, allow_unused=True)
+    pieces = [
+        (torch.zeros_like(parameter) if gradient is None else gradient.to_dense()).flatten()
+        for parameter, gradient in zip(parameters, gradients, strict=True)
+    ]
+    return _Computed(
+        gradient=torch.cat(pieces).double(),
+        samples=samples,
+        count=count,
+        targets=0.0 if targets is None else float(targets),
+    )
+
+
+def _kind(computed: Sequence[_Computed]) -> tuple[Kind, float]:
+    """Return by which weights the parts are the whole, if by any, and how far they are from it."""
+    if computed[0].count is not None:
+        kinds: tuple[Kind, ...] = ("counted",)
+    elif all(part.targets for part in computed):
+        kinds = ("mean", "counted", "sum")
+    else:
+        kinds = ("mean", "sum")
+    for kind in kinds:
+        off = _off(computed, by=kind)
+        if off <= TOLERANCE:
+            return kind, off
+    return "coupled", _off(computed, by=kinds[0])
+
+
+def _off(computed: Sequence[_Computed], *, by: Kind) -> float:
+    """Return the relative difference of two parts, weighted, from the whole."""
+    whole, first, second = computed
+    total = 1.0 if by == "sum" else first.weight(by) + second.weight(by)
+    mean = (first.weight(by) * first.gradient + second.weight(by) * second.gradient) / (total or 1.0)
+    return float((mean - whole.gradient).norm() / whole.gradient.norm().clamp(min=1e-30))
 
 
 def _batches(read: Callable[[Sequence[int]], Batch], samples: int, first: int) -> list[Batch] | None:
@@ -247,11 +199,11 @@ def _batches(read: Callable[[Sequence[int]], Batch], samples: int, first: int) -
 
 
 @contextmanager
-def as_before(model: nn.Module) -> Iterator[None]:
+def _as_before(model: nn.Module) -> Iterator[None]:
     """Modes, buffers and random numbers are afterwards what they were."""
-    modes = [(one, one.training) for one in model.modules()]
-    buffers = [(one, one.clone()) for one in model.buffers()]
-    devices = sorted({one.device.index or 0 for one in model.parameters() if one.is_cuda})
+    modes = [(module, module.training) for module in model.modules()]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    devices = sorted({parameter.device.index or 0 for parameter in model.parameters() if parameter.is_cuda})
     try:
         with torch.random.fork_rng(devices=devices):
             yield

@@ -17,7 +17,6 @@ from hetopt.core.errors import BadInput
 from hetopt.core.learning_rate import learning_rate_scale
 from hetopt.core.profile import LearningRateRule
 from hetopt.trainer.data.fetch import Batch, MapDataset, fetch, samples_in, to_device
-from hetopt.trainer.inexact import check_accepted
 
 Loss: TypeAlias = "Tensor | tuple[Tensor, Tensor | float]"
 """The mean over the samples of a batch; or a sum, and how many it is of (tokens, pixels, weights)."""
@@ -100,6 +99,11 @@ def _summed_loss(loss: Callable[[nn.Module, Batch], Loss], model: nn.Module, bat
     return {"loss": told.double() * (samples_in(batch) or 0)}
 
 
+def is_judged_by_loss(task: Task) -> bool:
+    """Return whether a task has no `evaluate` of its own."""
+    return isinstance(task.evaluate, partial) and task.evaluate.func is _summed_loss
+
+
 @dataclass(frozen=True, kw_only=True)
 class TaskData:
     """What a task trains and is judged on. ``description`` says in one line what was found, for people."""
@@ -137,7 +141,8 @@ class Task:
             else (tokens that are not padding, pixels, class weights): the tuple ``(sum, count)``; sums and counts of
             all workers are added before one is divided by the other. Where a cross entropy leaves targets out, or
             weights them, its count is found without being stated. A run begins with a test: the first batch, whole
-            against two unequal parts. A loss whose parts do not add up to the whole is refused.
+            against two unequal parts. A sum over samples is refused; of a loss that couples samples (contrastive), as
+            of layers that normalise by the batch, the run says by how much shares differ from one machine.
         optimizer: builds the optimizer with the learning rate tuned for ``batch_size``.
         evaluate: per-batch SUMS, scalars (for instance how many are correct, the summed loss), so that sums over any
             partition of the evaluation data add up to the same whole. Runs in eval mode without gradients.
@@ -150,9 +155,6 @@ class Task:
         schedule: factor on the learning rate after so many epochs (a real number, counted in samples seen), so that it
             means the same at every batch size and after a resume.
         evaluation_batch_size: samples a worker evaluates at a time.
-        accept_inexact: what need not be as on one machine: ``"batch_statistics"``, where BatchNorm normalises each
-            worker's samples by themselves (else a run names it), and ``"whole_batch"``, a loss whose samples depend on
-            each other (contrastive; else refused). How far off the gradient is, is measured and told.
         usual_epochs: how long the task is trained where nothing else is asked for. What a plan is made for when no
             measurement says how many steps the target takes.
     """
@@ -169,7 +171,6 @@ class Task:
     learning_rate_rule: LearningRateRule = "sqrt"
     schedule: Schedule = constant
     evaluation_batch_size: int = 256
-    accept_inexact: tuple[str, ...] = ()
     usual_epochs: float | None = None
 
     def __post_init__(self) -> None:
@@ -194,7 +195,6 @@ class Task:
                 raise BadInput(f"Task '{self.name}' has {part} {size!r}; it must be a positive whole number.")
         if self.usual_epochs is not None and not 0 < self.usual_epochs < math.inf:
             raise BadInput(f"Task '{self.name}' has usual_epochs {self.usual_epochs!r}; it must be a positive number.")
-        object.__setattr__(self, "accept_inexact", check_accepted(self.accept_inexact, f"task '{self.name}'"))
         rules = get_args(LearningRateRule)
         if self.learning_rate_rule not in rules:
             raise BadInput(

@@ -1,19 +1,23 @@
-"""A table of losses: what the test at a run's start finds in each, and what it says."""
+"""A table of losses: what the test at a run's start finds in each; its weights give the whole gradient of parts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
 from hetopt.core.errors import BadInput
 from hetopt.trainer.data.fetch import Batch
 from hetopt.trainer.loss_test import LossTest, probe_loss
-from hetopt.trainer.session.mixing import Outputs
-from hetopt.trainer.task import Loss, Task, TaskData
+from hetopt.trainer.random_rows import RandomRows
+from hetopt.trainer.steps.step import LossModule
+from hetopt.trainer.task import Loss
 
 SAMPLES, FEATURES, CLASSES = 12, 6, 5
 
@@ -64,11 +68,11 @@ CASES: dict[str, Case] = {
     "dropout": (network(nn.Dropout(0.5)), lambda m, b: functional.cross_entropy(m(b[0]), b[1]), "mean"),
     "layer norm": (network(nn.LayerNorm(8)), lambda m, b: functional.cross_entropy(m(b[0]), b[1]), "mean"),
     "noise": (network(), noisy, "mean"),
-    "tokens": (network(), of_tokens, "read"),
+    "tokens": (network(), of_tokens, "counted"),
     "class weights": (
         network(),
         lambda m, b: functional.cross_entropy(m(b[0]), b[1], weight=torch.arange(1.0, 1 + CLASSES)),
-        "read",
+        "counted",
     ),
     "counted tokens": (network(), lambda m, b: (of_tokens(m, b, reduction="sum"), (b[2][:, 1:] != 0).sum()), "counted"),
     "counted wrongly": (network(), lambda m, b: (of_tokens(m, b, reduction="sum"), len(b[0]) ** 2), "coupled"),
@@ -89,67 +93,59 @@ def test_what_a_loss_is_a_mean_over(name: str) -> None:
     assert model.training, "the model is as before"
     assert torch.equal(drawn, torch.get_rng_state()), "so are random numbers"
     assert all(parameter.grad is None for parameter in model.parameters())
-    refused = {"sum": "is a sum over samples", "coupled": "is no mean over samples"}
-    problem = found.problem(())
-    assert (problem is None) == (kind not in refused)
-    if problem is not None:
-        assert refused[kind] in problem.message
-        assert problem.hint
+    assert (found.problem is not None) == (kind == "sum")
+    assert bool(found.note) == (kind == "coupled")
     if kind == "coupled":
         assert found.off > 1e-3, "how far off it is"
-        assert found.problem(("whole_batch",)) is None
 
 
-def test_batch_statistics_are_named_with_how_far_off_they_are() -> None:
+def test_batch_norm_is_measured_in_training_mode() -> None:
     model = network(nn.BatchNorm1d(8))
     before = {name: one.clone() for name, one in model.state_dict().items()}
     found = probe_loss(model, CASES["samples"][1], read, SAMPLES)
     assert found.kind == "mean"
-    assert found.statistics_off is not None
-    assert found.statistics_off > 0.01
-    assert "1 (BatchNorm1d) normalises each worker's samples" in found.note(model, ())
-    assert not found.note(model, ("batch_statistics",))
+    assert found.off > 0.01
+    assert "layers normalise each worker's samples by themselves" in found.note
     assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
 
 
-@pytest.mark.parametrize(
-    ("name", "couples"),
-    {
-        "samples": "separate",
-        "tokens": "separate",
-        "noise": "separate",
-        "contrastive": "coupled",
-        "root": "coupled",
-    }.items(),
-)
-def test_a_session_sees_whether_samples_are_coupled(name: str, couples: str) -> None:
+@pytest.mark.parametrize("name", ["samples", "tokens", "class weights", "counted tokens", "noise"])
+@given(first=st.integers(1, SAMPLES - 1))
+@settings(deadline=None, max_examples=8)
+def test_unequal_parts_with_their_weights_give_the_whole_gradient(name: str, first: int) -> None:
+    """As steps weigh them: by samples, or by what the loss module counted."""
     model, loss, _ = CASES[name]
-    outputs = Outputs(model)
-    found = loss(model, data())
-    assert isinstance(found, Tensor)
-    assert outputs.look(found, SAMPLES) == couples
-    found.backward()
+    module = LossModule(model, loss, nullcontext)
+    found = probe_loss(model, loss, read, SAMPLES)
+    module.follow(counts=found.kind == "counted", targets_per_sample=found.targets_per_sample)
+    parameters = list(model.parameters())
+
+    def computed(begin: int, end: int) -> tuple[Tensor, float]:
+        batch = read(range(begin, end))
+        with RandomRows(begin, end - begin):
+            mean = module(batch)
+        flat = torch.cat([one.flatten() for one in torch.autograd.grad(mean, parameters)])
+        return flat.double(), float(end - begin) if module.count is None else float(module.count)
+
+    whole, total = computed(0, SAMPLES)
+    parts = [computed(0, first), computed(first, SAMPLES)]
+    assert sum(weight for _, weight in parts) == pytest.approx(total)
+    mean = sum((weight / total * gradient for gradient, weight in parts), torch.zeros_like(whole))
+    assert float((mean - whole).norm() / whole.norm()) < 1e-5
 
 
-def test_hinges_on_differences_of_samples_are_not_called_separate() -> None:
-    """They have no second derivative that could tell."""
+def test_targets_left_out_later_than_in_the_first_batch_are_refused() -> None:
+    """Parts were weighed by samples until then, which is wrong from there on."""
     model = network()
-    outputs = Outputs(model)
-    scores = model(data()[0]).sum(1)
-    assert outputs.look(functional.relu(0.1 - (scores.view(-1, 1) - scores.view(1, -1))).mean(), SAMPLES) == "unclear"
 
+    def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        return functional.cross_entropy(model(batch[0]), batch[1])
 
-def test_what_is_accepted_has_a_name() -> None:
-    def make(accepted: object) -> Task:
-        return Task(
-            model=network,
-            data=lambda folder: TaskData(train=[0], evaluation=[0]),
-            loss=contrastive,
-            optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
-            batch_size=4,
-            accept_inexact=accepted,  # type: ignore[arg-type]  # as a user may write it
-        )
-
-    assert make("whole_batch").accept_inexact == ("whole_batch",)
-    with pytest.raises(BadInput, match="accept_inexact of task 'task' must name batch_statistics or whole_batch"):
-        make(("everything",))
+    module = LossModule(model, loss, nullcontext)
+    found = probe_loss(model, loss, read, SAMPLES)
+    module.follow(counts=found.kind == "counted", targets_per_sample=found.targets_per_sample)
+    features, labels, tokens = data()
+    module((features, labels, tokens))
+    labels[0] = -100
+    with pytest.raises(BadInput, match="leaves targets out"):
+        module((features, labels, tokens))

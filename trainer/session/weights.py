@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from torch import Tensor
 
 from hetopt.core.errors import BadInput
+from hetopt.trainer.cross_entropy import cross_entropy_weight
 from hetopt.trainer.session.batches import Part
 
 Weight: TypeAlias = "float | Tensor | Literal['sum']"
@@ -25,9 +26,6 @@ Weight: TypeAlias = "float | Tensor | Literal['sum']"
 
 SUM = -1.0
 """The denominator that stands for a loss that is a sum."""
-
-_SCALAR_STEPS = 16
-"""Multiplications of a loss by numbers (a GradScaler's, 1 / accumulation) that are looked through."""
 
 
 def denominator_of(loss: Tensor, weight: Weight | None) -> float:
@@ -41,7 +39,7 @@ def denominator_of(loss: Tensor, weight: Weight | None) -> float:
         BadInput: the weight is negative or not finite, or another text than ``"sum"``.
     """
     if weight is None:
-        found = _cross_entropy_weight(loss)
+        found = cross_entropy_weight(loss)
         return math.nan if found is None else float(found)
     if isinstance(weight, str):
         if weight != "sum":
@@ -54,23 +52,6 @@ def denominator_of(loss: Tensor, weight: Weight | None) -> float:
             hint="give what the loss of this worker's part is a mean over: its samples, or its tokens",
         )
     return number
-
-
-def _cross_entropy_weight(loss: Tensor) -> Tensor | None:
-    """Return the total weight of the targets of one mean cross entropy; None where the loss is anything else."""
-    node: Any = loss.grad_fn
-    for _ in range(_SCALAR_STEPS):
-        name = "" if node is None else node.name()
-        if name in ("NllLossBackward0", "NllLoss2DBackward0"):
-            is_mean = node._saved_reduction == 1
-            return node._saved_total_weight if is_mean else None
-        if name not in ("MulBackward0", "DivBackward0", "ToCopyBackward0"):
-            return None
-        inputs = [one for one, _ in node.next_functions if one is not None]
-        if len(inputs) != 1:
-            return None
-        node = inputs[0]
-    return None
 
 
 def weights_of(samples: Sequence[float], denominators: Sequence[float]) -> list[float]:

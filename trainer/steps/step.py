@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from hetopt.core.errors import BadInput
 from hetopt.trainer.comm.compressor import Resumable
 from hetopt.trainer.comm.exchange import ExchangeStats
+from hetopt.trainer.cross_entropy import cross_entropy_weight
 from hetopt.trainer.data.fetch import Batch, samples_in
 from hetopt.trainer.data.micro_batch import MicroBatch
-from hetopt.trainer.loss_reading import read_loss
 from hetopt.trainer.steps.noise_groups import NoiseSums
 from hetopt.trainer.steps.precision import Autocast
 from hetopt.trainer.steps.stopwatch import Mark
@@ -110,7 +110,6 @@ class LossModule(nn.Module):
 
     Attributes:
         is_counted: whether the loss is a mean over something else than samples, as far as it was called or tested.
-        is_read: whether the counts are found in the loss's graph (see `hetopt.trainer.loss_reading`).
         count: of the last batch where the loss is counted, a double on the device.
     """
 
@@ -119,20 +118,19 @@ class LossModule(nn.Module):
         self.model = model
         self._loss = loss
         self._autocast = autocast
-        self.is_counted = self.is_read = False
+        self.is_counted = False
         self.count: Tensor | None = None
-        self._watches = False
+        self._targets_per_sample = 0.0
         self._calls = 0
 
-    def follow(self, *, counts: bool, read: bool, watch: bool) -> None:
-        """What a test of the loss found.
+    def follow(self, *, counts: bool, targets_per_sample: float) -> None:
+        """Weigh batches as a test of the loss found (see `hetopt.trainer.loss_test`).
 
         Args:
-            counts: whether it is a mean over something else than samples.
-            read: whether that is to be found in its graph.
-            watch: whether it is a mean over samples as long as no targets are left out.
+            counts: whether the loss is a mean over something else than samples.
+            targets_per_sample: of a cross entropy that is a mean over samples while as many targets of each count.
         """
-        self.is_counted, self.is_read, self._watches = counts, read, watch
+        self.is_counted, self._targets_per_sample = counts, targets_per_sample
 
     def forward(self, batch: Batch) -> Tensor:
         """The mean loss over the batch, by samples or by what is counted."""
@@ -148,11 +146,10 @@ class LossModule(nn.Module):
             self.is_counted = True
             self.count = torch.as_tensor(told[1], dtype=torch.float64, device=loss.device)
             return mean_of(told)
-        if self.is_read:
-            samples = samples_in(batch) or 1
-            self.count = torch.tensor(read_loss(loss, samples).denominator, dtype=torch.float64, device=loss.device)
-        elif self._watches:
+        if self._targets_per_sample:
             self._watch(loss, samples_in(batch) or 1)
+        elif self.is_counted and (weight := cross_entropy_weight(loss)) is not None:
+            self.count = weight.double()
         elif self.is_counted:
             raise BadInput(
                 "The task's loss gives a sum and its count for some batches, and a mean for others.",
@@ -165,7 +162,8 @@ class LossModule(nn.Module):
         # To look makes the host wait for a GPU.
         if loss.grad_fn is None or (loss.is_cuda and self._calls % _LOOK_EVERY):
             return
-        if read_loss(loss, samples).kind != "samples":
+        weight = cross_entropy_weight(loss)
+        if weight is None or abs(float(weight) - self._targets_per_sample * samples) > _SAME * samples:
             raise BadInput(
                 "The task's loss leaves targets out of its mean (ignore_index) and did not when the run began, so that "
                 "workers would weigh it wrongly.",
@@ -174,6 +172,9 @@ class LossModule(nn.Module):
 
 
 _LOOK_EVERY = 20
+
+_SAME = 1e-3
+"""Of a sample's targets: less than any that is left out."""
 
 
 def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:

@@ -22,7 +22,7 @@ from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.fetch import Batch
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.failure import is_out_of_memory
-from hetopt.trainer.loss_test import MOST_SAMPLES, STATISTICS_HINT, LossTest, probe_loss
+from hetopt.trainer.loss_test import MOST_SAMPLES, LossTest, probe_loss
 from hetopt.trainer.steps.bucketed_step import BucketedStep
 from hetopt.trainer.steps.exchange_assembly import ExchangeMaker, can_overlap, is_steered
 from hetopt.trainer.steps.fused_step import FusedStep, NoExchange
@@ -245,20 +245,18 @@ class StepMaker:
         """Find out what the loss is a mean over, on rank 0 with its first samples; all ranks then know.
 
         Raises:
-            BadInput: the gradients of parts are not that of the batch, and nobody accepted that; on all ranks.
+            BadInput: the loss is a sum over samples; on all ranks.
         """
-        context, task = self.context, self.task
-        own = LossTest(kind="untested")
+        context = self.context
+        own = LossTest()
         if context.is_leader:
             own = self._tried_loss(min(max(samples, FEWEST_TRIED), MOST_SAMPLES))
         test = LossTest.from_list(gather_numbers(own.to_list(), context.world_size)[0])
-        problem = test.problem(task.accept_inexact)
-        if problem is not None and (context.world_size > 1 or self.feed.max_samples is not None):
-            raise problem
-        self.module.follow(counts=test.kind in ("counted", "read"), read=test.kind == "read", watch=test.may_leave_out)
-        note = test.note(self.module.model, task.accept_inexact)
-        if note and context.is_leader and context.world_size > 1:
-            print(f"hetopt: {note}; {STATISTICS_HINT}.", file=sys.stderr, flush=True)
+        if test.problem is not None and (context.world_size > 1 or self.feed.max_samples is not None):
+            raise test.problem
+        self.module.follow(counts=test.kind == "counted", targets_per_sample=test.targets_per_sample)
+        if test.note and context.is_leader and context.world_size > 1:
+            print(f"hetopt: {test.note}; {test.hint}.", file=sys.stderr, flush=True)
 
     def _tried_loss(self, samples: int) -> LossTest:
         """What the loss is a mean over, by the first so many samples, or as many of them as fit into memory."""
@@ -275,7 +273,7 @@ class StepMaker:
                 if not is_out_of_memory(error):
                     raise
             tried //= 2
-        return LossTest(kind="untested")
+        return LossTest()
 
     def _fit(self, compute: Callable[[MicroBatch], None], samples: int) -> None:
         """Compute a share of so many samples, or as much of it as fits into memory at once."""

@@ -45,7 +45,6 @@ def classification(
     learning_rate_rule: LearningRateRule = "sqrt",
     schedule: Schedule = constant,
     evaluation_batch_size: int = 256,
-    accept_inexact: tuple[str, ...] = (),
     usual_epochs: float | None = None,
 ) -> Task:
     """Return a task whose batches are ``(inputs, labels)`` and whose model returns one row of logits a sample.
@@ -58,7 +57,6 @@ def classification(
         model=model,
         data=data,
         loss=_cross_entropy,
-        accept_inexact=accept_inexact,
         optimizer=optimizer,
         evaluate=_classification_sums,
         metrics=_classification_metrics,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from functools import partial
 
-from hetopt.trainer.inexact import BATCH_STATISTICS
 from hetopt.trainer.task import Target, Task
 from hetopt.trainer.tasks.cifar import CIFAR10, CIFAR100, load_cifar
 from hetopt.trainer.tasks.recipes import classification, sgd, step_decay
@@ -28,7 +27,6 @@ def resnet20_cifar10() -> Task:
         usual_epochs=164,
         target=Target(metric="accuracy", value=0.80),
         batch_size=128,
-        accept_inexact=(BATCH_STATISTICS,),
     )
 
 
@@ -43,7 +41,6 @@ def resnet101_cifar10() -> Task:
         usual_epochs=180,
         target=Target(metric="accuracy", value=0.80),
         batch_size=128,
-        accept_inexact=(BATCH_STATISTICS,),
         evaluation_batch_size=128,
     )
 
