@@ -79,6 +79,8 @@ def show_status(fact: dict[str, Any]) -> None:
         way = way_in_words(fact["exchange"]["way"])
         share = formatting.share(fact["exchange"]["sent_bytes"] / fact["exchange"]["dense_bytes"])
         render.line(f"  gradients: {way}; {share} of dense bytes sent so far")
+    if fact["audits"]:
+        render.line(f"  {fact['audits']['text']}")
     if fact["workers"]:
         render.line()
         worker_table(fact["workers"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -70,7 +71,7 @@ def _facts_or_why(run: Run) -> dict[str, Any]:
 def _facts(run: Run, *, ask: bool) -> dict[str, Any]:
     from hetopt.core.conditions import ConditionsReader
     from hetopt.core.run_status import end_reason
-    from hetopt.reports.run_words import pause
+    from hetopt.reports.run_words import audited, pause
 
     started = run.launch
     if started is not None and started.on == "ec2":
@@ -110,6 +111,7 @@ def _facts(run: Run, *, ask: bool) -> dict[str, Any]:
         "unread_lines": record.unread.lines,
         "unread": record.unread.sentence,
         "exchange": _exchange(progress),
+        "audits": None if progress.audits is None else asdict(progress.audits) | {"text": audited(progress)},
         "workers": [
             {
                 "host": worker.host,

@@ -174,6 +174,17 @@ def share(part: float) -> str:
     return f"{part * 100:.2g} %" if part < 0.0995 else f"{part * 100:.0f} %"
 
 
+def distance(relative: float) -> str:
+    """A relative distance of two gradients, down to rounding: '12 %', '2e-7'."""
+    if not math.isfinite(relative):
+        return "a gradient that is not finite"
+    return f"{100 * relative:.2g} %" if relative >= _ROUNDING else f"{relative:.0e}".replace("e-0", "e-")
+
+
+_ROUNDING = 1e-4
+"""Relative distance of two float32 gradients from which on it is no longer their rounding."""
+
+
 def chance(probability: float) -> str:
     """A probability as percent, rounded down: what is 89.9 % likely is not said to be 90 %."""
     return f"{math.floor(probability * 100 + 1e-9)} %"

@@ -15,6 +15,7 @@ from hetopt.core.events.fold import RunFold
 from hetopt.core.html_table import html_table
 from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.plan import Range
+from hetopt.reports.run_words import audited
 from hetopt.reports.timeline import Happening, Kind, Moment, Timeline
 
 TOLERANCE = 0.10
@@ -226,6 +227,7 @@ def make_report(launch: Launch, progress: RunFold, told: Timeline, *, state: str
         launched=None if launch.machine is None else launch.machine.contention,
         measured=progress.contention if launch.spec.miniature is None else None,
     )
+    of_audits = audited(progress)
     return Report(
         run_id=launch.run_id,
         task=progress.task,
@@ -257,18 +259,16 @@ def make_report(launch: Launch, progress: RunFold, told: Timeline, *, state: str
         together=_together(progress),
         hourly_usd=launch.hourly_usd,
         within_tolerance=within if finished else None,
-        verdict=_verdict(
-            by_name,
-            within,
-            told.happenings,
-            progress,
-            interrupted,
-            contention.measured,
-        )
-        if finished
-        else (
-            "The run has not finished; only step time can be held against its prediction.",
-            *_of_interruptions(interrupted),
+        verdict=(
+            *(
+                _verdict(by_name, within, told.happenings, progress, interrupted, contention.measured)
+                if finished
+                else (
+                    "The run has not finished; only step time can be held against its prediction.",
+                    *_of_interruptions(interrupted),
+                )
+            ),
+            *([of_audits] if of_audits else []),
         ),
         rented_total_s=rented.total_s.value,
         rented_cost_usd=rented.cost_usd.value,

@@ -136,6 +136,18 @@ def pause(progress: RunFold, now_s: float) -> str | None:
     return f"{event.host} {comes}: all save a checkpoint and workers start anew, for {took} so far"
 
 
+def audited(progress: RunFold) -> str:
+    """How far shares are from one machine, as audit steps measured it, in a sentence; empty where none was audited."""
+    audits = progress.audits
+    if audits is None:
+        return ""
+    times = "once" if audits.count == 1 else f"{formatting.count(audits.count)} times"
+    what = audits.reason or f"shares differ from one machine by {formatting.distance(audits.distance)}"
+    if not audits.reason and audits.distance > audits.tolerance:
+        what += ", no further than its own random numbers vary"
+    return f"Audited {times}: {what}."
+
+
 class RunLog:
     """What the log of a run says, a line at a time."""
 

@@ -18,6 +18,7 @@ from hetopt.core.artifact import Record, Told
 from hetopt.core.events.decisions import gain_in_words
 from hetopt.core.events.fold import PlacedSteps, RunHistory, matrix
 from hetopt.core.events.records import (
+    AuditDiffers,
     CheckpointFailed,
     CheckpointSkipped,
     ClockJumped,
@@ -94,6 +95,7 @@ Kind = Literal[
     "miniature_slowed",
     "shares_changed",
     "exchange_changed",
+    "audit_differs",
     "twins_tried",
     "sync_settled",
     "memory_bound_learned",
@@ -233,6 +235,8 @@ def happening(
                 averages += f", a fragment of {event.fragments} at a time"
             kind, step = "sync_settled", event.step
             text = f"from now on parameters are {averages} ({event.reason})"
+        case AuditDiffers():
+            kind, text, step = "audit_differs", event.reason, event.step
         case ExchangeChanged():
             # Who weighs whole ways names them in the reason; who decides on a ratio does not.
             way, reason = event.after, event.reason

@@ -14,6 +14,7 @@ from typing import Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
+from hetopt.core import formatting
 from hetopt.core.errors import BadInput, RunFailed
 
 Audit: TypeAlias = Literal["warn", "stop", "off"]
@@ -138,14 +139,7 @@ class AuditRecord:
         if self.differed or not found.differs(self.tolerance):
             return None
         self.differed = True
-        said = f"shares differ from one machine by {spell(found.distance)} at step {step}"
+        said = f"shares differ from one machine by {formatting.distance(found.distance)} at step {step}"
         if self.mode == "stop":
             raise RunFailed(f"{said}, and audit_tolerance is {self.tolerance:g}.", hint=HINT)
         return f"{said}: {HINT}"
-
-
-def spell(distance: float) -> str:
-    """Return a relative distance as people write it: 12 %, or 2e-07."""
-    if not math.isfinite(distance):
-        return "a gradient that is not finite"
-    return f"{distance:.1g}" if distance < ROUNDING else f"{100 * distance:.2g} %"

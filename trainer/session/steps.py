@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -194,7 +195,8 @@ class GradientFlow(BatchFlow):
         step = self._gate.step + 1
         found = side.sum.audit(own, is_leader=self.rank == 0, draws=self._draws())
         said = self._audit.add(found, step)
-        self._events.write("audited", step=step, distance=found.distance, tolerance=self._audit.tolerance)
+        if math.isfinite(found.distance):  # a step whose gradient overflows is no measurement
+            self._events.write("audited", step=step, distance=found.distance, tolerance=self._audit.tolerance)
         if said is not None and self.rank == 0:
             self._events.write("audit_differs", step=step, reason=said)
 

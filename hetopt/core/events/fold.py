@@ -21,6 +21,8 @@ import numpy.typing as npt
 
 from hetopt.core.events.parts import ExchangeTold, StartedWorker, SyncTold
 from hetopt.core.events.records import (
+    AuditDiffers,
+    Audited,
     CheckpointSaved,
     ClockJumped,
     ConditionChanged,
@@ -246,6 +248,31 @@ class Together:
 
 
 @dataclass(kw_only=True)
+class Audits:
+    """What the audit steps of a run measured so far.
+
+    Attributes:
+        count: of them.
+        distance: relative distance of the shares' gradient from one machine's, the largest.
+        tolerance: that the run accepts.
+        reason: the run's own sentence, where shares compute something else than one machine.
+    """
+
+    count: int = 0
+    distance: float = 0.0
+    tolerance: float = 0.0
+    reason: str = ""
+
+    def take(self, event: Audited | AuditDiffers) -> None:
+        """Go on with one more audit, or with what the audits so far have shown."""
+        if isinstance(event, AuditDiffers):
+            self.reason = event.reason
+            return
+        self.count += 1
+        self.distance, self.tolerance = max(self.distance, event.distance), event.tolerance
+
+
+@dataclass(kw_only=True)
 class RunFold:
     """A run so far, all of its sessions together. Times in seconds.
 
@@ -262,6 +289,7 @@ class RunFold:
         traffic: None: a single worker, or a log of an older version.
         together: None: gradients are exchanged in every step.
         stream_wait_s: for samples to arrive, of the worker that waited longest.
+        audits: None: no step was audited.
         startup_s: from each launch to its first step, all sessions together; None: no step began yet.
         recovery_s: from the last step before workers were lost to the first one after it, altogether.
         lost_steps: that were done again, from a checkpoint.
@@ -293,6 +321,7 @@ class RunFold:
     traffic: Traffic | None = None
     together: Together | None = None
     stream_wait_s: float = 0.0
+    audits: Audits | None = None
     startup_s: float | None = None
     recovery_s: float = 0.0
     lost_steps: int = 0
@@ -344,6 +373,9 @@ class RunFold:
                 self._change_shares(event)
             case ExchangeChanged():
                 self.exchange_changes += 1
+            case Audited() | AuditDiffers():
+                self.audits = self.audits or Audits()
+                self.audits.take(event)
             case Evaluated():
                 self.metrics, self.epoch, self.step = event.metrics, event.epoch, event.step
                 self._worked_s = self.clock.now_s

@@ -173,6 +173,25 @@ class ExchangeChanged(Happened):
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
+class Audited(Happened):
+    """A step whose batch the leader computed whole and the others in shares: relative distance of their gradients."""
+
+    event: Literal["audited"]
+    step: Count
+    distance: Factor
+    tolerance: Factor
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class AuditDiffers(Happened):
+    """Audits have shown that shares compute something else than one machine; told once in a run."""
+
+    event: Literal["audit_differs"]
+    step: Count
+    reason: Sentence
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class SyncSettled(Happened):
     """Parameters are averaged from here on to the end."""
 
@@ -358,6 +377,8 @@ LogEvent = Annotated[
     | TrainingFinished
     | SharesChanged
     | ExchangeChanged
+    | Audited
+    | AuditDiffers
     | SyncSettled
     | PairedTrialEnded
     | NetworkMeasured
