@@ -1,7 +1,9 @@
-"""Whether a converted script computes what the script before it did: gradient by gradient, also on unequal workers."""
+"""How far a script's gradients are from those of one machine: of a converted script, and in unequal shares."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import subprocess
 import sys
@@ -12,13 +14,21 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from hetopt.api.profiling_script import alone_environment
-from hetopt.core.errors import RunFailed
+from hetopt.api.script_text import read_script
+from hetopt.core import formatting
+from hetopt.core.artifact import write_atomically
+from hetopt.core.errors import BadInput, HetoptError, RunFailed
+from hetopt.core.paths import inside
 from hetopt.core.plain_text import one_line
 from hetopt.core.reporter import Reporter
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
+from hetopt.core.runs import home
 
 EXACT = 1e-5
 """Largest relative difference of a gradient that rounding in float32 leaves."""
+
+DIFFERS = 1e-4
+"""Relative difference of a gradient that rounding does not reach within three steps, the tolerance of audits."""
 
 Precision: TypeAlias = Literal["float32", "float64"]
 
@@ -90,20 +100,17 @@ def compare(
         folder = Path(name)
         spec = folder / _SPEC_FILE
         spec.write_text(unequal().model_dump_json(), encoding="utf-8")
-        python = [sys.executable, "-m"]
-        recorded = ["hetopt.profiler.script.gradients", str(folder)]
-        torchrun = ["hetopt.trainer.torchrun", "--nproc-per-node", str(len(SHARES)), "--module"]
         told("the script as it was", 0.0)
-        _run([*python, *recorded, "before", precision, str(before), *arguments], before)
+        _record(folder, "before", before, arguments, precision=precision)
         told("the new script alone", 1 / 3)
-        _run([*python, *recorded, "alone", precision, str(after), *arguments], after)
+        _record(folder, "alone", after, arguments, precision=precision)
         told("the new script on two workers", 2 / 3)
-        _run([*python, *torchrun, *recorded, "shared", precision, str(after), *arguments], after, HETOPT_SPEC=str(spec))
+        _record(folder, "shared", after, arguments, precision=precision, workers=len(SHARES), HETOPT_SPEC=str(spec))
         from hetopt.profiler.script.gradients import differences
 
         found = differences(folder, "before", ("alone", "shared"))
         if found.steps == 0:
-            raise RunFailed("the script did no step of an optimizer.", hint="give it arguments with which it trains")
+            raise RunFailed(_NO_STEP, hint=_NO_STEP_HINT)
         if found.zero:
             raise RunFailed(
                 f"{found.zero} of the gradients of the first {found.steps} steps are all zeros: nothing is compared.",
@@ -120,6 +127,164 @@ def compare(
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class ShareCheck:
+    """How far two workers' gradients are from one machine's over a script's first steps.
+
+    Attributes:
+        shares: relative difference where they share batches 3 to 1, by step.
+        equal: the same in equal shares, as DistributedDataParallel has them.
+        rates: learning rates that the optimizer was told at the first step at which they differ, alone and in shares.
+        is_ddp: whether the script uses DistributedDataParallel; else it has a session.
+        normalises: whether the model has BatchNorm in training mode.
+    """
+
+    shares: tuple[float, ...]
+    equal: tuple[float, ...]
+    rates: tuple[float, float] | None = None
+    is_ddp: bool = False
+    normalises: bool = False
+
+    @property
+    def step(self) -> int | None:
+        """The first step, from 1, at which shares differ by more than rounding; None: they do not."""
+        return next((number for number, apart in enumerate(self.shares, 1) if apart > DIFFERS), None)
+
+    @property
+    def differs(self) -> bool:
+        """Whether shares compute something else than one machine."""
+        return self.step is not None or self.rates is not None
+
+    @property
+    def cause(self) -> str:
+        """What lets shares differ, and what may mend it, in half a sentence; empty: they do not differ."""
+        if self.rates is not None:
+            alone, shared = self.rates
+            return f"the learning rate is {shared:g} in shares and {alone:g} else: do not compute it from the share"
+        if self.step is None:
+            return ""
+        if self.normalises:
+            mends = "SyncBatchNorm" if self.is_ddp else 'batch_norm="synchronized"'
+            return f"BatchNorm normalises each worker's samples by themselves; {mends} mends it"
+        why = "the loss couples samples or averages over something else"
+        return f"{why}, as under DDP" if self.is_ddp else f"{why}; weight= or gather may mend it"
+
+    def __str__(self) -> str:
+        at = -1 if self.step is None else self.step - 1
+        shares, equal = (max(by_step) if at < 0 else by_step[at] for by_step in (self.shares, self.equal))
+        step = "" if self.step is None else f" at step {self.step}"
+        cause = f": {self.cause}" if self.cause else ""
+        return (
+            f"Shares differ from one machine by {formatting.distance(shares)}{step} "
+            f"(equal shares, as DDP: {formatting.distance(equal)}){cause}."
+        )
+
+
+def check_script(
+    script: Path, arguments: Sequence[str] = (), *, patience_s: float = PATIENCE_S, reporter: Reporter | None = None
+) -> ShareCheck:
+    """Run a script for three steps in shares of 3 to 1, in equal shares, and alone, and compare its gradients.
+
+    Args:
+        script: with DistributedDataParallel or a session.
+        arguments: of the script.
+        patience_s: seconds that each of the three runs may take.
+        reporter: told what runs.
+
+    Raises:
+        RunFailed: one of them fails, or does no step.
+        BadInput: the script trains on one worker alone.
+    """
+    from hetopt.profiler.script.gradients import NORMALISES_FILE, STEPS, distances, recorded
+
+    reporter = reporter or Reporter()
+    workers = len(SHARES)
+    with tempfile.TemporaryDirectory(prefix="hetopt-check-") as name:
+        folder = Path(name)
+        spec = folder / _SPEC_FILE
+        spec.write_text(unequal().model_dump_json(), encoding="utf-8")
+        reporter("two workers in shares of 3 to 1", 0.0)
+        _record(folder, "shared", script, arguments, workers=workers, patience_s=patience_s, HETOPT_SPEC=str(spec))
+        shared, told_shared = recorded(folder, "shared")
+        if not shared:
+            raise RunFailed(_NO_STEP, hint=_NO_STEP_HINT)
+        if not told_shared.way:
+            raise BadInput(
+                f"{script} uses neither DistributedDataParallel nor a session: its workers would each train for "
+                "themselves.",
+                hint="`hetopt convert` writes a session into a script for one process",
+            )
+        reporter("two workers in equal shares", 1 / 3)
+        _record(folder, "equal", script, arguments, workers=workers, patience_s=patience_s)
+        reporter("one machine", 2 / 3)
+        ranks = workers if told_shared.way == "ddp" else 1
+        _record(folder, "alone", script, arguments, patience_s=patience_s, HETOPT_BATCHES_OF=str(ranks))
+        alone, told_alone = recorded(folder, "alone")
+        equal, told_equal = recorded(folder, "equal")
+        # A DDP script may scale its rate by the number of workers: that of equal shares is right.
+        right = told_equal if told_shared.way == "ddp" else told_alone
+        other_rate = _other_rate(right.rates, told_shared.rates)
+        # Behind another rate, gradients are of other parameters.
+        first = (_other_rate(told_alone.rates, told.rates) for told in (told_shared, told_equal))
+        steps = min((found[0] for found in first if found is not None), default=STEPS)
+        by_step = [tuple(distances(alone, other)[:steps]) for other in (shared, equal)]
+        if not all(by_step):
+            raise RunFailed(_NO_STEP, hint=_NO_STEP_HINT)
+        return ShareCheck(
+            shares=by_step[0],
+            equal=by_step[1],
+            rates=None if other_rate is None else other_rate[1:],
+            is_ddp=told_shared.way == "ddp",
+            normalises=inside(folder, NORMALISES_FILE.format(name="alone")).exists(),
+        )
+
+
+_NO_STEP = "the script did no step of an optimizer."
+_NO_STEP_HINT = "give it arguments with which it trains"
+
+
+def _other_rate(right: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> tuple[int, float, float] | None:
+    """Return the first step, from 1, at which learning rates differ, and both; None: all are the same."""
+    different = [
+        (step, rate, another)
+        for own, its in zip(right, other, strict=False)
+        for step, (rate, another) in enumerate(zip(own, its, strict=False), 1)
+        if abs(rate - another) > EXACT * abs(rate)
+    ]
+    return min(different, default=None)
+
+
+FIRST_PATIENCE_S = 120.0
+"""For each run of a check before a launch, which a person waits for."""
+
+_CHECKED_FOLDER = "checked"
+
+
+def first_check(script: Path, arguments: Sequence[str], *, reporter: Reporter | None = None) -> str | None:
+    """Return the sentence of a script's check before it is launched; None: these files were checked before.
+
+    Args:
+        script: with DistributedDataParallel or a session.
+        arguments: of the script.
+        reporter: told what runs.
+    """
+    try:
+        files = [(file.name, file.text) for file in read_script(script)]
+        digest = hashlib.sha256(json.dumps([files, list(arguments)]).encode()).hexdigest()
+        path = inside(home() / _CHECKED_FOLDER, f"{digest}.txt")
+        if path.exists():
+            return None
+        try:
+            sentence = str(check_script(script, arguments, patience_s=FIRST_PATIENCE_S, reporter=reporter))
+        except HetoptError as error:
+            sentence = f"How far shares are from one machine is not known: {error.message}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, sentence + "\n")
+    except OSError as error:
+        return f"How far shares are from one machine is not known: {error.filename} {error.strerror}."
+    return sentence
+
+
 def unequal() -> RunSpec:
     """A run of two workers that share every batch 3 to 1."""
     return RunSpec(
@@ -130,21 +295,39 @@ def unequal() -> RunSpec:
     )
 
 
-def _run(command: Sequence[str], script: Path, **more: str) -> None:
+def _record(
+    folder: Path,
+    name: str,
+    script: Path,
+    arguments: Sequence[str],
+    *,
+    precision: Precision = "float32",
+    workers: int = 1,
+    patience_s: float = PATIENCE_S,
+    **environment: str,
+) -> None:
+    """Run a script for three steps; what its optimizers step by is in the folder afterwards, under a name."""
+    torchrun = ["hetopt.trainer.torchrun", "--nproc-per-node", str(workers), "--module"] if workers > 1 else []
+    recorded = ["hetopt.profiler.script.gradients", str(folder), name, precision, str(script), *arguments]
+    _run([sys.executable, "-m", *torchrun, *recorded], script, patience_s, **environment)
+
+
+def _run(command: Sequence[str], script: Path, patience_s: float, **more: str) -> None:
     environment = {**alone_environment(script), "OMP_NUM_THREADS": "1", **more}
     try:
         done = subprocess.run(
-            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE_S, check=False
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=patience_s, check=False
         )
     except subprocess.TimeoutExpired:
         raise RunFailed(
-            f"{script} did not do three steps in {PATIENCE_S:.0f} s.", hint="give it arguments with which it is short"
+            f"{script} did not do three steps in {patience_s:.0f} s.", hint="give it arguments with which it is short"
         ) from None
     if done.returncode != 0:
         cause = _cause(done.stderr.decode(errors="replace"))
         raise RunFailed(
             f"{script} failed{': ' + one_line(cause)[:300].rstrip('.') if cause else ''}.",
-            hint="see that it runs by itself with these arguments",
+            hint=f"see that it runs {'by itself' if 'torchrun' not in command[2] else 'under torchrun on two workers'} "
+            "with these arguments",
         )
 
 

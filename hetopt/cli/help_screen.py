@@ -46,7 +46,7 @@ FIRST: Mapping[str, Sequence[str]] = MappingProxyType(
         "gpus": ("--region", "--market", "--memory-min", "--price-max", "--sort", "--reverse", "--json"),
         "launch": ("--on", "--budget", "--slowdown", "--hosts", "--steps", "--dry-run", "--detach", "--yes"),
         "predict": ("--suggest-probes", "--explain"),
-        "profile": ("--output", "--data", "--time-budget", "--check", "--from-samples", "--explore", "--json"),
+        "profile": ("--output", "--data", "--time-budget", "--from-samples", "--explore", "--json"),
         "recommend": (
             "--budget",
             "--deadline",
@@ -65,6 +65,7 @@ MAIN: Mapping[str, str] = MappingProxyType(
     {
         "estimate": "Say what training would take and cost before it is measured.",
         "gpus": "List the GPUs that can be rented: memory, rates, prices.",
+        "check": "Say how far unequal shares are from one machine.",
         "profile": "Measure a training job on this machine.",
         "recommend": "Find the best cluster for a profiled job.",
         "launch": "Run a plan: here, in a rehearsal, or on other machines.",

@@ -234,6 +234,14 @@ class Launch:
             "Default: the plan's.",
         ),
     ] = None
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check/--no-check",
+            help="Of a script that is new or has changed, first say how far shares are from one machine (`hetopt "
+            "check`).",
+        ),
+    ] = True
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would run and stop there.")] = False
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False
     as_json: Annotated[
@@ -288,11 +296,25 @@ def launch(asked: Launch) -> None:
         launch_view.show(prepared)
     elif asked.detach:
         render.note(unfollowed(rental_of(prepared)))
+    if asked.check and asked.resume is None and prepared.launch.spec.script:
+        _check_script(prepared)
     agreed = confirm.confirmed(prepared, yes=asked.yes)
     rents = place == "ec2"
     follow.started(
         lambda begun: submit(agreed, where, begun=begun), rents=rents, detach=asked.detach, as_json=asked.as_json
     )
+
+
+def _check_script(prepared: Prepared) -> None:
+    """Say how far a script's shares are from one machine, where that was not said of these files before."""
+    from hetopt.api.exactness import first_check
+    from hetopt.cli import render
+
+    script, *arguments = prepared.launch.spec.script_command
+    with render.progress("three steps alone and in shares (--no-check leaves it out)") as reporter:
+        sentence = first_check(Path(script), arguments, reporter=reporter)
+    if sentence is not None:
+        render.note(sentence)
 
 
 def _prepared(asked: Launch, where: Backend, place: Place) -> Prepared:

@@ -25,6 +25,7 @@ COMPLETING = "_HETOPT_COMPLETE"
 """The variable by which a shell asks for completions."""
 
 COMMANDS: Mapping[str, str] = {
+    "check": "hetopt.cli.check",
     "profile": "hetopt.cli.profile",
     "estimate": "hetopt.cli.estimate",
     "predict": "hetopt.cli.predict",

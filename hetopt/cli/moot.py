@@ -47,7 +47,6 @@ def _names(text: str) -> frozenset[str]:
 
 MOOT: Mapping[str, tuple[Moot, ...]] = {
     "profile": (
-        Moot(when=lambda values: values["check"], use="with --check", reads=_names("check task data as_json")),
         Moot(
             when=lambda values: values["from_samples"] is not None and values["task"] is None,
             use="with --from-samples alone",

@@ -111,10 +111,6 @@ class Measure:
             "Default: auto on GPUs, fp32 alone on CPUs.",
         ),
     ] = None
-    check: Annotated[
-        bool,
-        typer.Option("--check", help="Only look whether the task can be trained on many workers, with a few samples."),
-    ] = False
     as_json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON.")] = False
 
 
@@ -127,16 +123,13 @@ def profile(asked: Measure) -> None:
     \b
       hetopt profile digits -o profile.json
       hetopt profile -o profile.json -- train.py --batch-size 64
-      hetopt profile mine.py:task --check
+      hetopt profile mine.py:task
     """
     import hetopt
     from hetopt.cli import parse, profile_view, render
     from hetopt.core.errors import BadInput
     from hetopt.core.quantities import DURATION, quantity
 
-    if asked.check:
-        profile_view.check_task(asked.task, asked.data, json_=asked.as_json)
-        return
     output = Path("profile.json") if asked.output is None and not asked.as_json else asked.output
     if asked.from_samples is not None and asked.task is None:
         profile_view.import_samples(asked.from_samples, output, force=asked.force, json_=asked.as_json)

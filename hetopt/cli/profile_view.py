@@ -1,18 +1,15 @@
-"""What `hetopt profile` says: of a profile, of step times from elsewhere, and of a task that is checked."""
+"""What `hetopt profile` says: of a profile, and of step times from elsewhere."""
 
 from __future__ import annotations
 
 import datetime
-from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
-import hetopt
 from hetopt.api.catalogs import in_use
 from hetopt.api.sample_remarks import remarks
 from hetopt.cli import lines, parse, render, terminal
 from hetopt.core import formatting
-from hetopt.core.errors import BadInput
 from hetopt.core.gradient_noise import Moments, noise_scale
 from hetopt.core.profile import Device, Link, Pilot, Profile, StepTime
 from hetopt.core.step_samples import StepSample, StepSamples, read_samples
@@ -184,27 +181,3 @@ def import_samples(source: Path, output: Path | None, *, force: bool, json_: boo
             "local batch": f"{min(sizes)} to {max(sizes)}",
         }
     )
-
-
-def check_task(task: str | None, data: Path | None, *, json_: bool) -> None:
-    """Print what is found.
-
-    Raises:
-        BadInput: no task is named, torch is missing, or the task has errors.
-    """
-    if task is None:
-        raise BadInput("name the task to check.", hint="hetopt profile --check digits")
-    findings = hetopt.check(task, data=data)
-    errors = [finding for finding in findings if finding.level == "error"]
-    if json_:
-        render.print_json([asdict(finding) for finding in findings])
-    else:
-        for finding in findings:
-            where = f" ({finding.where})" if finding.where else ""
-            render.bullet(f"{finding.level}: {finding.text}{where}")
-            render.bullet(finding.hint, mark="  →")
-        if not errors:
-            render.line(f"{task} can be trained on many workers.")
-    if errors:
-        count = "one error" if len(errors) == 1 else f"{len(errors)} errors"
-        raise BadInput(f"{task} has {count}.", hint=errors[0].hint)

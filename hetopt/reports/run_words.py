@@ -141,7 +141,7 @@ def audited(progress: RunFold) -> str:
     audits = progress.audits
     if audits is None:
         return ""
-    times = "once" if audits.count == 1 else f"{formatting.count(audits.count)} times"
+    times = "once" if audits.count == 1 else formatting.counted(audits.count, "time")
     what = audits.reason or f"shares differ from one machine by {formatting.distance(audits.distance)}"
     if not audits.reason and audits.distance > audits.tolerance:
         what += ", no further than its own random numbers vary"

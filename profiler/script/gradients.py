@@ -1,4 +1,4 @@
-"""Runs a script for a few steps and keeps the gradients that its optimizers step by: what two scripts are compared by.
+"""Runs a script for a few steps and keeps what its optimizers step by: what runs of scripts are compared by.
 
 ``python -m hetopt.profiler.script.gradients FOLDER NAME PRECISION SCRIPT ARGUMENTS``, in several processes by torchrun.
 What is drawn at random is left out meanwhile, as workers, and samplers of another kind, draw other numbers: dropout of
@@ -7,17 +7,18 @@ all kinds drops nothing, samplers give the samples in their order, and noise is 
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import wraps
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -26,19 +27,23 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, RandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
+from hetopt.core.artifact import Record, read_record
 from hetopt.core.paths import inside
+from hetopt.core.run_folder import SPEC_VARIABLE
+from hetopt.core.run_spec import RunSpec
 from hetopt.core.search_path import run_script
 from hetopt.profiler.script.hooks import be_alone
 from hetopt.profiler.script.in_float64 import FLOAT64, Float64
 from hetopt.profiler.script.observer import normalises
+from hetopt.trainer.ddp.script import unequal
+from hetopt.trainer.session.plan import SessionPlan
+from hetopt.trainer.session.registry import REGISTRY
 
 STEPS = 3
 """Float32 rounding is amplified by training from then on."""
 
 FILE = "{name}-{rank}.pt"
-OPTIONS_FILE = "{name}-{rank}.json"
-"""What each optimizer was told at each step: [optimizers][steps][groups] numbers by name."""
-
+TOLD_FILE = "{name}-{rank}.json"
 NORMALISES_FILE = "{name}-normalises"
 """Is there if the model normalises by the samples of its batch."""
 
@@ -49,27 +54,46 @@ _NOISE = ("randn", "rand", "randn_like", "rand_like", "normal", "randint", "rand
 TINY = 1e-12
 """Stands for the norm of a gradient that is zero."""
 
+RANKS_VARIABLE = "HETOPT_BATCHES_OF"
+"""How many ranks' batches a script that is alone reads as one, as one machine would."""
+
+Way: TypeAlias = Literal["", "ddp", "session"]
+"""By what a script trains on several workers; empty: by nothing."""
+
+
+class Told(Record):
+    """What optimizers were told beside gradients, and by what the script trains."""
+
+    options: tuple[tuple[tuple[dict[str, float], ...], ...], ...] = ()
+    """[optimizers][steps][parameter groups] numbers by name."""
+    way: Way = ""
+
+    @property
+    def rates(self) -> tuple[tuple[float, ...], ...]:
+        """Return, of each optimizer, the learning rate of its first parameter group at each step."""
+        return tuple(tuple(groups[0].get("lr", 0.0) for groups in steps) for steps in self.options)
+
 
 class GradientRecorder:
     """Keeps what each optimizer finds in ``.grad`` and is told at its first steps, and ends the process after them.
 
     Args:
         path: of the file of gradients.
-        options: of the file of learning rates and other numbers.
         others: files of the other workers, which this one waits for before it leaves them.
     """
 
-    def __init__(self, path: Path, options: Path, others: list[Path]) -> None:
-        self._path, self._options_path, self._others = path, options, others
+    def __init__(self, path: Path, others: list[Path]) -> None:
+        self._path, self._others = path, others
         self._seen: dict[int, list[Tensor]] = {}
-        self._options: dict[int, list[list[dict[str, float]]]] = {}
+        self._options: dict[int, list[tuple[dict[str, float], ...]]] = {}
+        self.uses_ddp: Callable[[], object] = lambda: None
 
     def after_step(self, optimizer: Optimizer, arguments: Any, options: Any) -> None:
         """One more step."""
         steps = self._seen.setdefault(id(optimizer), [])
         if len(steps) == STEPS:
             return
-        self._options.setdefault(id(optimizer), []).append([_numbers(group) for group in optimizer.param_groups])
+        self._options.setdefault(id(optimizer), []).append(tuple(_numbers(group) for group in optimizer.param_groups))
         steps.append(
             torch.cat(
                 [
@@ -86,7 +110,9 @@ class GradientRecorder:
     def end(self, code: int) -> None:
         """Write, wait until the others have, and leave without another word of the script."""
         if code == 0:
-            self._options_path.write_text(json.dumps(list(self._options.values())), encoding="utf-8")
+            way: Way = "session" if REGISTRY.begun else "ddp" if self.uses_ddp() is not None else ""
+            told = Told(options=tuple(map(tuple, self._options.values())), way=way)
+            self._path.with_suffix(".json").write_text(told.model_dump_json(), encoding="utf-8")
             torch.save(list(self._seen.values()), self._path.with_suffix(".part"))
             self._path.with_suffix(".part").rename(self._path)
             begun_s = time.monotonic()
@@ -102,8 +128,7 @@ def main(arguments: list[str]) -> None:
     folder, name, precision, script, *rest = arguments
     rank, workers = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     paths = [inside(Path(folder), FILE.format(name=name, rank=one)) for one in range(workers)]
-    options = inside(Path(folder), OPTIONS_FILE.format(name=name, rank=rank))
-    recorder = GradientRecorder(paths[rank], options, paths)
+    recorder = GradientRecorder(paths[rank], paths)
     register_optimizer_step_post_hook(recorder.after_step)
 
     def notice(module: nn.Module, inputs: Any) -> None:
@@ -117,15 +142,24 @@ def main(arguments: list[str]) -> None:
     _draw_alike()
     if workers == 1:
         be_alone()
+        _read_as_one(int(os.environ.get(RANKS_VARIABLE, "1")))
+    spec = os.environ.get(SPEC_VARIABLE)
+    around: Any = nullcontext(recorder.uses_ddp)
+    if spec is not None and workers > 1:
+        plan = SessionPlan(spec=read_record(RunSpec, Path(spec), hint="run the command again"))
+        around = unequal(plan, inside(Path(folder), f"{name}-run"))
+        if rank == 0:
+            inside(Path(folder), f"{name}-run").mkdir()
     if precision == FLOAT64:
         Float64().begin()
     torch.set_num_threads(1)
     sys.argv = [script, *rest]
     try:
-        run_script(script)
+        with around as recorder.uses_ddp:
+            run_script(script)
+            recorder.end(0)
     except SystemExit as stop:
         recorder.end(0 if stop.code in (None, 0) else 1)
-    recorder.end(0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +182,28 @@ class Differences:
     options: str = ""
 
 
+def recorded(folder: Path, name: str) -> tuple[list[list[Tensor]], Told]:
+    """Return the gradients of each step of each optimizer that `GradientRecorder` wrote, and what else it did."""
+    gradients: list[list[Tensor]] = torch.load(inside(folder, FILE.format(name=name, rank=0)), weights_only=True)
+    path = inside(folder, TOLD_FILE.format(name=name, rank=0))
+    return gradients, read_record(Told, path, hint="run the command again") if path.exists() else Told()
+
+
+def distances(right: list[list[Tensor]], other: list[list[Tensor]]) -> list[float]:
+    """Return the relative difference of the gradients of each step that both did; infinite: of other parameters."""
+    if len(right) != len(other):
+        return [math.inf]
+    by_step: list[float] = []
+    for own, its in zip(right, other, strict=True):
+        for step, (one, another) in enumerate(zip(own, its, strict=False)):
+            same = one.shape == another.shape
+            apart = float((one - another).norm() / one.norm().clamp_min(TINY)) if same else math.inf
+            if step == len(by_step):
+                by_step.append(0.0)
+            by_step[step] = max(by_step[step], apart if math.isfinite(apart) else math.inf)
+    return by_step
+
+
 def differences(folder: Path, name: str, others: Sequence[str]) -> Differences:
     """Compare what `GradientRecorder` wrote.
 
@@ -157,23 +213,15 @@ def differences(folder: Path, name: str, others: Sequence[str]) -> Differences:
         others: that are compared with it.
     """
 
-    def read(one: str) -> list[list[Tensor]]:
-        found: list[list[Tensor]] = torch.load(inside(folder, FILE.format(name=one, rank=0)), weights_only=True)
-        return found
+    right, _ = recorded(folder, name)
 
-    right = read(name)
-
-    def apart(found: list[list[Tensor]]) -> float:
-        if [len(one) for one in right] != [len(one) for one in found]:
-            return math.inf
-        pairs = [pair for own, its in zip(right, found, strict=True) for pair in zip(own, its, strict=True)]
-        if any(one.shape != other.shape for one, other in pairs):
-            return math.inf
-        return max((float((one - other).norm() / one.norm().clamp_min(TINY)) for one, other in pairs), default=0.0)
+    def apart(other: list[list[Tensor]]) -> float:
+        same_steps = [len(steps) for steps in right] == [len(steps) for steps in other]
+        return max(distances(right, other), default=0.0) if same_steps else math.inf
 
     return Differences(
         steps=len(right[0]) if right else 0,
-        largest=tuple(apart(read(one)) for one in others),
+        largest=tuple(apart(recorded(folder, other)[0]) for other in others),
         zero=sum(not one.any() for own in right for one in own),
         normalises=inside(folder, NORMALISES_FILE.format(name=name)).exists(),
         options=next((other for one in others if (other := _other_options(folder, name, one))), ""),
@@ -189,10 +237,7 @@ def _numbers(group: dict[str, Any]) -> dict[str, float]:
 
 def _other_options(folder: Path, name: str, other: str) -> str:
     """Return the first number that an optimizer is told otherwise than in the script that is right; empty: none."""
-    right, compared = (
-        json.loads(inside(folder, OPTIONS_FILE.format(name=script, rank=0)).read_text(encoding="utf-8"))
-        for script in (name, other)
-    )
+    right, compared = (recorded(folder, script)[1].options for script in (name, other))
     for number, (own, its) in enumerate(zip(right, compared, strict=False), start=1):
         for step, groups in enumerate(zip(own, its, strict=False), start=1):
             for before, after in zip(*groups, strict=False):
@@ -219,7 +264,7 @@ def _draw_nothing() -> None:
     # A coin shows its expectation: who divides by its chance keeps what was given.
     Tensor.bernoulli_ = lambda given, p=0.5, **_: given.copy_(p) if isinstance(p, Tensor) else given.fill_(p)  # type: ignore[assignment, method-assign]
     RandomSampler.__iter__ = _in_order  # type: ignore[method-assign]  # as said at the top
-    DistributedSampler.__iter__ = _in_order  # type: ignore[method-assign, assignment]
+    DistributedSampler.__iter__ = _of_rank_in_order  # type: ignore[method-assign]
 
 
 def _draw_one_number() -> None:
@@ -264,6 +309,45 @@ def _as_it_is(given: Tensor, *_: Any, **__: Any) -> Tensor:
 
 def _in_order(sampler: Any) -> Iterator[int]:
     return iter(range(sampler.num_samples))
+
+
+def _of_rank_in_order(sampler: Any) -> Any:
+    sampler.shuffle = False
+    return _of_rank(sampler)
+
+
+_of_rank: Any = DistributedSampler.__iter__
+
+
+class _AsOne:
+    """Batches of several ranks, one after the other in the order of the samples, read as one.
+
+    Args:
+        batches: of the script, which is alone.
+        ranks: how many.
+    """
+
+    def __init__(self, batches: Any, ranks: int) -> None:
+        self._batches, self._ranks = batches, ranks
+
+    def __iter__(self) -> Iterator[list[int]]:
+        batches = iter(self._batches)
+        while batch := list(chain.from_iterable(islice(batches, self._ranks))):
+            yield batch
+
+    def __len__(self) -> int:
+        return -(-len(self._batches) // self._ranks)
+
+
+def _read_as_one(ranks: int) -> None:
+    """Let loaders give what so many ranks would read together."""
+    of_loader: Any = DataLoader._index_sampler
+
+    def index_sampler(loader: DataLoader[Any]) -> Any:
+        batches = of_loader.fget(loader)
+        return batches if ranks == 1 or loader.batch_sampler is None else _AsOne(batches, ranks)
+
+    DataLoader._index_sampler = property(index_sampler)  # type: ignore[assignment]  # as said at the top
 
 
 if __name__ == "__main__":

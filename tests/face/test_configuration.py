@@ -342,7 +342,7 @@ def test_files_of_ones_own_break_nothing(home: Path) -> None:
         assert "by mistake" not in answer.stderr + answer.stdout
         return answer.stdout
 
-    typed("profile", "mine.py:task", "--check")
+    typed("check", "mine.py:task")
     typed("recommend", PROFILE, "--budget", 2, "-o", "plan.json")
     assert json.loads((folder / "plan.json").read_text())["goal"]["amount"] == 5
     report = json.loads(typed("launch", "plan.json", "--on", "local", "--slowdown", "1,1", "--yes", "--json"))

@@ -83,9 +83,9 @@ def test_text_without_backticks_stays(text: str) -> None:
 
 
 TYPED_ALONE: dict[type, set[str]] = {
-    Measure: {"from_samples", "output", "force", "explore", "yes", "check", "as_json"},
+    Measure: {"from_samples", "output", "force", "explore", "yes", "as_json"},
     Recommend: {"spot", "on_demand", "rank", "explain", "report", "output", "force", "as_json"},
-    Launch: {"allow_partial", "detach", "resume", "dry_run", "yes", "as_json"},
+    Launch: {"allow_partial", "detach", "resume", "check", "dry_run", "yes", "as_json"},
 }
 """What is said to the command line and not to the library."""
 

@@ -14,7 +14,6 @@ from hetopt.cli.moot import MOOT
 
 USES: dict[str, Sequence[Sequence[str]]] = {
     "profile": (
-        ("digits", "--check"),
         ("--from-samples", "none.jsonl"),
         ("digits", "--on", "local"),
     ),
@@ -29,7 +28,7 @@ USES: dict[str, Sequence[Sequence[str]]] = {
     "catalog refresh": (("--no-account",), ("--region", "all")),
 }
 """How each row of the table comes about, in its order."""
-OTHER_USE = {"task", "arguments", "check"}
+OTHER_USE = {"task", "arguments"}
 """With these `hetopt profile --from-samples` is used otherwise."""
 
 

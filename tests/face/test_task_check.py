@@ -1,4 +1,4 @@
-"""`hetopt profile --check`: every mistake that a task file can hold is found, with its line, before anything runs."""
+"""`hetopt check`: every mistake that a task file can hold is found, with its line, before anything runs."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_the_command_says_it_in_a_sentence(
     text: str, attribute: str, said: str, tmp_path: Path, hetopt: Callable[..., Any]
 ) -> None:
     reference = written(tmp_path, text).replace(":task", f":{attribute}")
-    answer = hetopt("profile", "--check", reference, "--json")
+    answer = hetopt("check", reference, "--json")
     assert answer.code == 2
     assert said in json.loads(answer.out)[0]["text"]
     assert "error:" in answer.err
@@ -196,6 +196,6 @@ def test_the_command_says_it_in_a_sentence(
 
 
 def test_the_command_is_content_with_a_good_task(tmp_path: Path, hetopt: Callable[..., Any]) -> None:
-    answer = hetopt("profile", "--check", written(tmp_path, GOOD))
+    answer = hetopt("check", written(tmp_path, GOOD))
     assert (answer.code, answer.err) == (0, "")
     assert "can be trained on many workers" in " ".join(answer.out.split())

@@ -1,0 +1,89 @@
+"""`hetopt check`: how far unequal shares are from one machine, of a script; what would go wrong, of a task."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hetopt.cli.options import options
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """What `hetopt check` is asked for."""
+
+    task: Annotated[str, typer.Argument(help="A task (digits, mine.py:task), or a training script (train.py).")]
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="The script's own arguments, after --.", show_default=False)
+    ] = None
+    data: Annotated[Path | None, typer.Option(help="Folder of the task's data.")] = None
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+
+
+@options(Check)
+def check(asked: Check) -> None:
+    """Say what several unequal machines would compute otherwise than one, before anything is rented.
+
+    A script with DistributedDataParallel or a session does three steps alone, in shares of 3 to 1 and in equal shares,
+    and the gradients that its optimizers step by are compared. The parts of a task are tried on a few samples.
+
+    \b
+      hetopt check -- train.py --lr 0.1
+      hetopt check mine.py:task
+    """
+    from hetopt.core.errors import BadInput
+    from hetopt.core.names import typed_script
+
+    name, *arguments = typed_script((asked.task, *(asked.arguments or ())))
+    is_script = Path(name).suffix == ".py"
+    if (is_script and asked.data) or (arguments and not is_script):
+        raise BadInput(
+            f"--data is for tasks, arguments are for scripts, and {name} is a {'script' if is_script else 'task'}.",
+            hint="hetopt check -- train.py ARGUMENTS, or hetopt check TASK --data FOLDER",
+        )
+    if is_script:
+        _check_script(Path(name), arguments, as_json=asked.as_json)
+    else:
+        _check_task(name, asked.data, as_json=asked.as_json)
+
+
+def _check_script(script: Path, arguments: list[str], *, as_json: bool) -> None:
+    """Print how far the script's shares are from one machine."""
+    from hetopt.api.exactness import check_script
+    from hetopt.cli import render
+
+    with render.progress("three steps alone and in shares") as reporter:
+        shares = check_script(script, arguments, reporter=reporter)
+    if as_json:
+        render.print_json({**asdict(shares), "step": shares.step, "text": str(shares)})
+    else:
+        render.line(str(shares))
+
+
+def _check_task(task: str, data: Path | None, *, as_json: bool) -> None:
+    """Print what is wrong with a task.
+
+    Raises:
+        BadInput: torch is missing, or the task has errors.
+    """
+    import hetopt
+    from hetopt.cli import render
+    from hetopt.core.errors import BadInput
+
+    findings = hetopt.check(task, data=data)
+    errors = [finding for finding in findings if finding.level == "error"]
+    if as_json:
+        render.print_json([asdict(finding) for finding in findings])
+    else:
+        for finding in findings:
+            where = f" ({finding.where})" if finding.where else ""
+            render.bullet(f"{finding.level}: {finding.text}{where}")
+            render.bullet(finding.hint, mark="  →")
+        if not errors:
+            render.line(f"{task} can be trained on many workers.")
+    if errors:
+        count = "one error" if len(errors) == 1 else f"{len(errors)} errors"
+        raise BadInput(f"{task} has {count}.", hint=errors[0].hint)

@@ -1,0 +1,104 @@
+"""`hetopt check` of a script: how far unequal shares are from one machine, measured and not guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hetopt.api.exactness import DIFFERS, check_script, first_check
+from tests.face.conftest import hetopt
+
+__all__ = ["hetopt"]
+
+HEAD = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(256, 8), torch.randint(0, 2, (256,)))
+model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2))
+"""
+
+DDP = (
+    HEAD
+    + """
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DistributedSampler
+
+dist.init_process_group("gloo")
+model = DistributedDataParallel(model)
+opt = torch.optim.SGD(model.parameters(), lr=0.1 * dist.get_world_size(), momentum=0.9)
+loader = DataLoader(data, batch_size=16, sampler=DistributedSampler(data))
+for x, y in loader:
+    opt.zero_grad()
+    out = model(x)
+    LOSS.backward()
+    opt.step()
+"""
+)
+
+SESSION = (
+    HEAD
+    + """
+from hetopt import session
+
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+with session(model, opt) as run:
+    for x, y in run.loader(DataLoader(data, batch_size=32, shuffle=True)):
+        opt.zero_grad()
+        out = model(x)
+        run.backward(LOSS)
+        opt.step()
+"""
+)
+
+APART = "nn.functional.cross_entropy(out, y)"
+COUPLED = "nn.functional.cross_entropy(out @ out.T, torch.arange(len(out)))"
+
+
+@pytest.mark.parametrize(("form", "is_ddp"), [(DDP, True), (SESSION, False)], ids=["ddp", "session"])
+def test_shares_are_held_against_one_machine(form: str, is_ddp: bool, tmp_path: Path) -> None:
+    """The rate of the DDP script is that of two workers, so that one machine's later steps are others."""
+    script = tmp_path / "train.py"
+    script.write_text(form.replace("LOSS", APART))
+    found = check_script(script)
+    assert found.is_ddp == is_ddp
+    assert len(found.shares) == (1 if is_ddp else 3)
+    assert not found.differs
+    assert max(*found.shares, *found.equal) < 1e-5
+    script.write_text(form.replace("LOSS", COUPLED))
+    found = check_script(script)
+    assert found.step == 1
+    assert found.equal[0] > DIFFERS
+    assert "the loss couples samples" in str(found)
+
+
+def test_a_script_that_changed_is_checked_once_and_a_failure_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HETOPT_HOME", str(tmp_path / "home"))
+    script = tmp_path / "train.py"
+    script.write_text("raise LookupError('no data here')\n")
+    said = first_check(script, ())
+    assert said is not None
+    assert said.startswith("How far shares are from one machine is not known: ")
+    assert "LookupError: no data here" in said
+    assert first_check(script, ()) is None
+    assert first_check(script, ("--other",)) is not None
+
+
+def test_a_script_for_one_process_is_sent_to_convert(tmp_path: Path, hetopt: Callable[..., Any]) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        HEAD
+        + "opt = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        + "for x, y in DataLoader(data, 16):\n    model(x).square().mean().backward()\n    opt.step()\n"
+    )
+    answer = hetopt("check", "--", script)
+    assert answer.code == 2
+    assert "uses neither DistributedDataParallel nor a session" in " ".join(answer.err.split())
