@@ -76,11 +76,11 @@ def save_gradients(folder: Path, task_reference: str, splits: list[list[int]], r
     reader = BatchReader(dataset=task.data(None).train, device=device, seed=0, max_samples=20)
     gradients: dict[str, torch.Tensor] = {}
 
-    losses = {"counted": toy_task.sum_of_chosen, "read": toy_task.mean_of_chosen}
+    losses = {"counted": toy_task.sum_of_chosen}
 
     def form(kind: str, model: nn.Module) -> Step:
         module = LossModule(model, losses.get(kind, task.loss), Autocast(device_type="cpu", precision="fp32"))
-        module.follow(counts=kind in losses, read=kind == "read", watch=False)
+        module.follow(counts=kind in losses, targets_per_sample=0.0)
         if kind == "bucketed":
             return BucketedStep(module=module, reader=reader, stopwatch=CpuStopwatch(), pace=Slowdown(), noise=True)
         numel = sum(p.numel() for p in model.parameters())

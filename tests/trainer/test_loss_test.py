@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -16,10 +15,12 @@ from hetopt.core.errors import BadInput
 from hetopt.trainer.data.fetch import Batch
 from hetopt.trainer.loss_test import LossTest, probe_loss
 from hetopt.trainer.random_rows import RandomRows
+from hetopt.trainer.steps.precision import Autocast
 from hetopt.trainer.steps.step import LossModule
 from hetopt.trainer.task import Loss
 
 SAMPLES, FEATURES, CLASSES = 12, 6, 5
+FP32 = Autocast(device_type="cpu", precision="fp32")
 
 
 def data() -> tuple[Tensor, Tensor, Tensor]:
@@ -115,7 +116,7 @@ def test_batch_norm_is_measured_in_training_mode() -> None:
 def test_unequal_parts_with_their_weights_give_the_whole_gradient(name: str, first: int) -> None:
     """As steps weigh them: by samples, or by what the loss module counted."""
     model, loss, _ = CASES[name]
-    module = LossModule(model, loss, nullcontext)
+    module = LossModule(model, loss, FP32)
     found = probe_loss(model, loss, read, SAMPLES)
     module.follow(counts=found.kind == "counted", targets_per_sample=found.targets_per_sample)
     parameters = list(model.parameters())
@@ -123,7 +124,7 @@ def test_unequal_parts_with_their_weights_give_the_whole_gradient(name: str, fir
     def computed(begin: int, end: int) -> tuple[Tensor, float]:
         batch = read(range(begin, end))
         with RandomRows(begin, end - begin):
-            mean = module(batch)
+            mean: Tensor = module(batch)
         flat = torch.cat([one.flatten() for one in torch.autograd.grad(mean, parameters)])
         return flat.double(), float(end - begin) if module.count is None else float(module.count)
 
@@ -138,10 +139,8 @@ def test_targets_left_out_later_than_in_the_first_batch_are_refused() -> None:
     """Parts were weighed by samples until then, which is wrong from there on."""
     model = network()
 
-    def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        return functional.cross_entropy(model(batch[0]), batch[1])
-
-    module = LossModule(model, loss, nullcontext)
+    loss = CASES["samples"][1]
+    module = LossModule(model, loss, FP32)
     found = probe_loss(model, loss, read, SAMPLES)
     module.follow(counts=found.kind == "counted", targets_per_sample=found.targets_per_sample)
     features, labels, tokens = data()
