@@ -25,19 +25,20 @@ from hetopt.core.run_folder import read_spec
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.agreement import Gathering
 from hetopt.trainer.assembly import build_model
-from hetopt.trainer.comm.buckets import BucketExchange
+from hetopt.trainer.comm.buckets import BucketExchange, DenseBuckets
 from hetopt.trainer.comm.exchange import Exchange
+from hetopt.trainer.comm.peers import Guard
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.cursor import SampleCursor
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.failure import FailureReport
 from hetopt.trainer.loop import train
-from hetopt.trainer.steps.bucketed_step import BucketedStep
+from hetopt.trainer.steps.buckets import parts_of
 from hetopt.trainer.steps.fused_step import FusedStep
 from hetopt.trainer.steps.local_batch import BatchReader
 from hetopt.trainer.steps.precision import Autocast
 from hetopt.trainer.steps.slowdown import Slowdown
-from hetopt.trainer.steps.step import LossModule, Step
+from hetopt.trainer.steps.step import LossModule, Step, trainable_parameters
 from hetopt.trainer.steps.stopwatch import CpuStopwatch
 from hetopt.trainer.steps.switching_step import SwitchingStep
 from hetopt.trainer.tasks.load import load_task
@@ -82,7 +83,14 @@ def save_gradients(folder: Path, task_reference: str, splits: list[list[int]], r
         module = LossModule(model, losses.get(kind, task.loss), Autocast(device_type="cpu", precision="fp32"))
         module.follow(counts=kind in losses, targets_per_sample=0.0)
         if kind == "bucketed":
-            return BucketedStep(module=module, reader=reader, stopwatch=CpuStopwatch(), pace=Slowdown(), noise=True)
+            return FusedStep(
+                module=module,
+                reader=reader,
+                in_buckets=DenseBuckets(Guard("dense")),
+                stopwatch=CpuStopwatch(),
+                pace=Slowdown(),
+                noise="workers",
+            )
         numel = sum(p.numel() for p in model.parameters())
         exchange = Exchange(Compression(), numel)
         return FusedStep(
@@ -117,7 +125,8 @@ def gather_under_steps(folder: Path, task_reference: str, rank: int, world_size:
     reader = BatchReader(dataset=task.data(None).train, device=device, seed=0)
     model = build_model(task, device, seed=0)
     module = LossModule(model, task.loss, Autocast(device_type="cpu", precision="fp32"))
-    bucketed = BucketedStep(module=module, reader=reader, stopwatch=CpuStopwatch(), pace=Slowdown())
+    dense = DenseBuckets(Guard("dense"))
+    bucketed = FusedStep(module=module, reader=reader, in_buckets=dense, stopwatch=CpuStopwatch(), pace=Slowdown())
     part = MicroBatch(epoch=0, indices=range(4))
     bucketed.warm_up(part)
     delays = random.Random(rank)
@@ -144,30 +153,29 @@ def switch_ways(folder: Path, task_reference: str, rank: int, world_size: int) -
     model = build_model(task, device, seed=0)
     numel = sum(parameter.numel() for parameter in model.parameters())
     module = LossModule(model, task.loss, Autocast(device_type="cpu", precision="fp32"))
-    bucketed = BucketedStep(module=module, reader=reader, stopwatch=CpuStopwatch(), pace=Slowdown())
+    parts = parts_of(trainable_parameters(model))
     part = MicroBatch(epoch=0, indices=range(4 * rank, 4 * rank + 4))
-    bucketed.warm_up(part)
     candidates = Candidates(
         asked=Compression(),
         chooses_collective=True,
         numel=numel,
         workers=world_size,
-        buckets=bucketed.buckets,
+        buckets=len(parts),
         rounded_s=dict.fromkeys(ROUNDED, 0.0),
         bf16_in_buckets=True,
     )
     exchange = Exchange(candidates.dense.compression, numel, forgets=True)
-    bf16 = BucketExchange(
-        Compression(name="bf16", memory=candidates.memory), [p for p in model.parameters() if p.requires_grad]
-    )
+    spans = [(each.start, each.stop) for each in parts]
+    bf16 = BucketExchange(Compression(name="bf16", memory=candidates.memory), spans)
     fused = FusedStep(module=module, reader=reader, exchange=exchange, stopwatch=CpuStopwatch(), pace=Slowdown())
-    step = SwitchingStep(fused=fused, exchange=exchange, bucketed=bucketed, first=candidates.dense, bf16=bf16)
+    dense_buckets = DenseBuckets(Guard("dense"))
+    step = SwitchingStep(fused=fused, exchange=exchange, dense=dense_buckets, first=candidates.dense, bf16=bf16)
     step.warm_up(part)
     told, gradients = [], []
     by_key = {way.option.key: way for way in candidates.all}
     thin = "topk 0.01 by all_gather"
     dense = candidates.dense.option.key
-    half = f"bf16 by all_reduce in {bucketed.buckets} buckets"
+    half = f"bf16 by all_reduce in {len(parts)} buckets"
     for key in (dense, thin, "topk 0.1 by ar_topk, packed_bf16", half, thin, half, dense):
         step.use(by_key[key])
         for number in range(3):

@@ -32,10 +32,10 @@ class Spread(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.first = nn.Linear(8, width)
-        self.last = nn.Linear(width, 1)
+        self.last = nn.Linear(width, 8)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return self.last(self.first(inputs).tanh().sigmoid().tanh())
+        return self.last(self.first(inputs).tanh().sigmoid().tanh()).mean(1, keepdim=True)
 
 
 def _task(width: int) -> Task:
@@ -67,12 +67,12 @@ def _task(width: int) -> Task:
 
 
 def fused() -> Task:
-    """0.8 MB of gradient."""
+    """1.4 MB of gradient, in one bucket."""
     return _task(20_000)
 
 
 def bucketed() -> Task:
-    """1.6 MB of gradient, in two buckets."""
+    """2.7 MB of gradient, in two buckets."""
     return _task(40_000)
 
 

@@ -10,11 +10,12 @@ from hetopt.core.run_folder import write_spec
 from hetopt.core.run_spec import RunSpec
 from tests.forks import all_end_well
 
+from . import memory_program
 from .dense_path_program import STEPS, WIDE
 
 MOST_FRAMES = 6
-HEARD = 3
-"""First steps, in which workers say what their loss is before they compute its gradient."""
+UNPROVEN = 2
+"""First steps, whose micro-batches are not known to fit into memory: the optimizer takes its own at the first's end."""
 
 Calls = list[dict[str, Any]]
 
@@ -47,18 +48,29 @@ def test_a_dense_gradient_crosses_at_most_six_of_our_frames(tmp_path: Path) -> N
             assert path[-1].startswith("channel.py:"), "the last frame of ours calls torch's collective"
 
 
-def test_so_does_that_of_a_script_and_a_large_one_leaves_while_backward_still_makes_the_rest(tmp_path: Path) -> None:
+def test_parts_of_a_large_one_leave_while_backward_still_makes_the_rest(tmp_path: Path) -> None:
+    workers = [{"host": "here", "type": "local", "local_batch_size": 16}] * 2
+    spec = {"task": f"{memory_program.__file__}:bucketed", "workers": workers, "batch_policy": "static"}
+    write_spec(tmp_path, RunSpec.model_validate_json(json.dumps({**spec, "stop": {"max_steps": STEPS}})))
+    for calls in calls_of("task", tmp_path):
+        parts = [call for call in calls if "local_gradient.py:_add" in call["stack"]]
+        assert len({call["elements"] for call in parts}) == 2
+        # The first step is of a micro-batch larger than any before: it is sent once all of it has fitted.
+        assert len(parts) == 2 * (STEPS - UNPROVEN)
+        for call in parts:
+            assert frames(call, "local_gradient.py:_add")[1] == "buckets.py:_note_made"
+
+
+def test_so_do_those_of_a_script_and_a_small_one_is_one_collective(tmp_path: Path) -> None:
     for calls in calls_of("session", tmp_path):
-        inside = [call for call in calls if "summing.py:backward" in call["stack"]]
-        # The first model's, once its losses were heard: no step has another collective than that of its gradient.
-        small = [call for call in inside if "summing.py:_ride" in call["stack"]]
-        assert len(small) == STEPS - HEARD
-        assert {call["elements"] for call in small} == {small[0]["elements"]}
-        assert small[0]["elements"] >= 2 * (16 * (8 + 16 + 3) + 1) / 2, "float32 numbers, two of which take one place"
-        assert {frames(call, "summing.py:backward")[-1] for call in small} == {"turns.py:begin"}
+        inside = [call for call in calls if "steps.py:backward" in call["stack"]]
+        numbers = (2 * (WIDE + 1) + 8 * WIDE + WIDE**2, 16 * (8 + 16 + 3) + 1)
         of_last_layers, rest = WIDE * (WIDE + 2) + 1, 9 * WIDE
         parts = [call for call in inside if call["elements"] in (of_last_layers, rest + 3 * 6)]
         assert len(parts) == 2 * STEPS, "a bucket of the last layers, and the rest, with three marks of six parameters"
         for call in parts:
-            when = "_ready" if call["elements"] == of_last_layers else "send_rest"
-            assert frames(call, "summing.py:backward")[-2:] == [f"buckets.py:{when}", "buckets.py:_send"]
+            is_early = "buckets.py:_note_made" in frames(call, "steps.py:backward")
+            assert is_early == (call["elements"] == of_last_layers)
+        small = [call for call in inside if call not in parts and call["elements"] >= numbers[1] / 2]
+        assert len(small) == STEPS, "float32 numbers, two of which take one place"
+        assert all(frames(call, "steps.py:backward") for call in small)

@@ -25,7 +25,7 @@ from hetopt.core.errors import BadInput, RunFailed
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.exchange import ExchangeStats, summed
 from hetopt.trainer.session.audit import Found
-from hetopt.trainer.session.buckets import Buckets
+from hetopt.trainer.steps.buckets import Buckets, Part
 from hetopt.trainer.steps.fused_step import all_finite
 from hetopt.trainer.steps.step_config import ExchangeConfig
 
@@ -172,7 +172,7 @@ class GradientSum:
                 hint="leave out compression, or make the model float32",
             )
         if self._overlaps and exchange.is_dense and not wide and self.parameters:
-            self._buckets = Buckets(self.parameters, self._flat)
+            self._buckets = Buckets(self.parameters, self._take_part)
         self.exchange = replace(exchange, dense_bytes=exchange.dense_bytes + self._flat.double.nbytes)
         single = self._flat.single
         is_small = (self._world_size - 1) * single.nbytes <= DIRECT_BYTES
@@ -241,9 +241,33 @@ class GradientSum:
         self.is_pending = True
 
     def expect(self, weigh: Callable[[], float], reach: Callable[[float], None]) -> None:
-        """Send what the backward pass that comes makes as soon as it is made, where that can be (see `Buckets.arm`)."""
+        """Send what the backward pass that comes makes as soon as it is made, where that can be.
+
+        A part that was sent cannot be taken back: where a gradient changes after that, all workers sum anew.
+
+        Args:
+            weigh: returns the weight of this worker's gradient; called when the first part is made, as it may wait.
+            reach: waits until a worker that is slowed down would have made this part of the gradient (1 = all).
+        """
         if self._buckets is not None:
-            self._buckets.arm(weigh, reach)
+            self._weigh, self._reach = weigh, reach
+            self._sent, self._taken = list[dist.Work](), list[tuple[Tensor | None, int]]()
+            self._buckets.arm()
+
+    def _take_part(self, part: Part) -> None:
+        """Put a part of the gradient to its place and send it; the last one waits for the numbers ahead of it."""
+        if self._buckets is not None and self._buckets.is_armed:
+            self._reach(part.done)
+        self._flat.put(self._weigh(), part.members.start, part.members.stop)
+        gradients = [self.parameters[index].grad for index in part.members]
+        self._taken[:0] = [(one, _version(one)) for one in gradients]
+        if part.start:
+            self._send(self._flat.ahead + part.start, self._flat.ahead + part.stop)
+
+    def _send(self, start: int, stop: int) -> None:
+        work = dist.all_reduce(self._flat.whole[start:stop], async_op=True)
+        assert work is not None  # as for every asynchronous collective of a member of the group
+        self._sent.append(work)
 
     def sum(self, weight: float, scaler: Scaler | None, *, look_at: Sequence[float] = ()) -> None:
         """Sum over all workers what is pending, and what the backward pass left in ``.grad`` times ``weight``.
@@ -257,10 +281,15 @@ class GradientSum:
         flat, buckets = self._flat, self._buckets
         self.was_hidden = buckets is not None and buckets.is_armed
         if buckets is not None and buckets.is_armed:
-            spoilt = not buckets.are_whole()
+            made = self.parameters[len(self.parameters) - len(self._taken) :]
+            now = [(one.grad, _version(one.grad)) for one in made]
+            spoilt = any(a is not b or new != old for (a, new), (b, old) in zip(now, self._taken, strict=True))
+            buckets.finish()
             told = flat.whole[: _FLAGS * len(self.parameters)].view(_FLAGS, -1)
             told[:] = self._flags(spoilt=spoilt)
-            buckets.finish()
+            self._send(0, flat.ahead + buckets.parts[-1].stop)
+            for sent in self._sent:
+                sent.wait()
             self.stats = ExchangeStats(sent_bytes=flat.single.nbytes, compress_s=0.0, sync_s=0.0)
             used, dense, spoilts = (told > 0).tolist()
             if any(spoilts):  # on some worker: all of them sum anew, and from now on after backward
@@ -384,6 +413,10 @@ class GradientSum:
             parameter.grad = gradient if before is None else before + gradient
         self._kept, self.is_pending = None, False
         self._flat.pending = [None] * len(self.parameters)
+
+
+def _version(gradient: Tensor | None) -> int:
+    return 0 if gradient is None else gradient._version
 
 
 def _sparse(dense: Tensor) -> Tensor:

@@ -41,13 +41,13 @@ def is_steered(spec: RunSpec, compression: Compression) -> bool:
     return spec.steers_exchange and (spec.ratio_policy != "fixed" or METHODS[compression.name].by_ratio)
 
 
-def can_overlap(device: torch.device, world_size: int, *, wishes: bool = True) -> bool:
+def can_overlap(device: torch.device, world_size: int) -> bool:
     """Whether the whole cluster can sum buckets under backward; called by all workers, which answer alike."""
     if world_size == 1:
         return False
     is_cuda = device.type == "cuda"
     # A GPU's gradients go over gloo only through the host, in one piece.
-    own_terms = wishes and (not is_cuda or "nccl" in dist.get_backend())
+    own_terms = not is_cuda or "nccl" in dist.get_backend()
     rows = gather_numbers([float(own_terms), float(is_cuda)], world_size)
     return all(row == [1.0, rows[0][1]] for row in rows)
 
@@ -110,15 +110,14 @@ class ExchangeMaker:
     def steered(
         self,
         *,
-        lay_out: Callable[[], int] = lambda: 1,
+        buckets: int = 1,
         bf16_in_buckets: bool = False,
         tries_twins: bool = False,
     ) -> ExchangeConfig:
         """An exchange that is decided between control periods.
 
         Args:
-            lay_out: prepares for sums bucket by bucket under backward, where workers exchange one by one; how many
-                buckets there are.
+            buckets: in which sums can be made under backward, where workers exchange one by one.
             bf16_in_buckets: whether those can be rounded to bf16 as well.
             tries_twins: whether somebody acts on `AdaptiveController.try_ratio`.
         """
@@ -136,7 +135,7 @@ class ExchangeMaker:
             numel=self.numel,
             workers=len(spec.workers) if groups is None else self.hosts.count,
             shapes=self.shapes,
-            buckets=max(1, lay_out()) if groups is None else 1,
+            buckets=buckets if groups is None else 1,
         )
         begun_s = time.perf_counter()
         if network is not None and spec.weighs_ways:

@@ -1,7 +1,7 @@
-"""The step that computes the whole gradient in one flat buffer and then exchanges it at once.
+"""The step that computes a gradient in one flat buffer, and sums it at once or in buckets under backward.
 
-For what needs the whole gradient (Top-k, residuals in true units under loss scaling), for models that do not use all
-parameters at every step or are so small that nothing can be sent under backward, and for a single worker.
+At once what needs the whole gradient (Top-k, residuals in true units under loss scaling), what is so small that nothing
+can be sent under backward, and what a single worker computes.
 """
 
 from __future__ import annotations
@@ -13,16 +13,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hetopt.core.errors import RunFailed
+from hetopt.trainer.comm.buckets import BucketSum
 from hetopt.trainer.comm.compressor import Resumable
 from hetopt.trainer.comm.error_feedback import NoResidual
 from hetopt.trainer.comm.exchange import ExchangeStats
 from hetopt.trainer.comm.vectors import energy
 from hetopt.trainer.data.micro_batch import MicroBatch
-from hetopt.trainer.steps.local_gradient import LocalGradient
+from hetopt.trainer.steps.buckets import Buckets, Part
+from hetopt.trainer.steps.local_gradient import DoesNotFit, LocalGradient
 from hetopt.trainer.steps.noise_groups import MicroBatchGroups, NoiseSums, square_norm, weighted_square_norm
-from hetopt.trainer.steps.slowdown import Slowdown
+from hetopt.trainer.steps.slowdown import FORWARD, Slowdown
 from hetopt.trainer.steps.step import LossModule, Reader, StepTrace, trainable_parameters
-from hetopt.trainer.steps.stopwatch import Stopwatch
+from hetopt.trainer.steps.stopwatch import Mark, Stopwatch
 
 
 class WholeExchange(Resumable, Protocol):
@@ -41,8 +44,11 @@ class NoExchange(NoResidual):
         return ExchangeStats(sent_bytes=0, compress_s=0.0, sync_s=0.0)
 
 
+_NO_EXCHANGE = NoExchange()
+
+
 class FusedStep:
-    """Computes the whole gradient in one flat fp32 buffer, then exchanges it at once.
+    """Computes a gradient in one flat fp32 buffer, and sums it at once or in buckets under backward.
 
     Gradients of all parameters are views into the buffer; a parameter that a step does not use keeps a zero there.
 
@@ -50,17 +56,26 @@ class FusedStep:
     Averaged over the workers, weighted by their samples, updates by such gradients are those by the gradient of the
     whole batch, for optimizers that are linear in it.
 
+    A bucket is sent as soon as the backward pass of the last micro-batch has made it, and then there is no way back. So
+    a micro-batch larger than any before, which may not fit into memory, is computed as a whole and only then sent,
+    bucket by bucket in the usual order: the other workers, who may send theirs under backward, see no difference.
+
     Args:
         module: the model with its loss.
         reader: of the samples.
-        exchange: sums the buffer over all workers.
+        exchange: sums the whole buffer over all workers.
         stopwatch: of the device.
         pace: how fast this worker may be.
         noise: the groups of samples whose gradients are measured for their noise; None: nobody asks.
         way: name of what the exchange does, for the traces.
-        norms: whether norms of local gradients are asked for.
+        norms: whether norms of local gradients are asked for, where the whole buffer is exchanged.
         counts: where a loss is a mean over something else than samples: whether the counts of ``all`` workers are added
             up, or of this worker ``alone``, whose samples then are the whole batch; ``unused``: samples are counted.
+        in_buckets: sums buckets in the place of ``exchange``.
+
+    Attributes:
+        way: as above; it may change between steps, on all workers alike.
+        in_buckets: likewise.
     """
 
     def __init__(
@@ -68,17 +83,20 @@ class FusedStep:
         *,
         module: LossModule,
         reader: Reader,
-        exchange: WholeExchange,
         stopwatch: Stopwatch,
         pace: Slowdown,
+        exchange: WholeExchange = _NO_EXCHANGE,
         noise: Literal["workers", "micro-batches"] | None = None,
         way: str = "",
         norms: bool = False,
         counts: Literal["all", "alone", "unused"] = "all",
+        in_buckets: BucketSum | None = None,
     ) -> None:
+        self._module = module
         self._parameters = parameters = trainable_parameters(module.model)
         device = parameters[0].device
         self.way = way
+        self.in_buckets = in_buckets
         self._norms = norms
         counting = None if counts == "unused" else module
         self._local = LocalGradient(model=module.model, forward=module, reader=reader, device=device, counting=counting)
@@ -95,11 +113,14 @@ class FusedStep:
         ]
         self._noise = noise
         self._groups = MicroBatchGroups(self._flat) if noise == "micro-batches" else None
+        self._buckets = Buckets(parameters, self._send)
+        self._squares: list[Tensor] = []
+        self._computed: Mark | None = None
 
     @property
     def residual(self) -> Resumable:
         """The residual state of the exchange."""
-        return self._exchange
+        return self._exchange if self.in_buckets is None else self.in_buckets
 
     def warm_up(self, part: MicroBatch) -> None:
         """Compute a micro-batch (see `Step`)."""
@@ -120,43 +141,88 @@ class FusedStep:
         self._pace.begin(samples)
         self._flat.zero_()
         self._take_gradients()
+        self._squares, self._computed = [], None
         factor = (loss_scale or 1.0) / global_batch_size
-        if self._groups is not None:
-            self._groups.begin(factor)
-        loss_sum = self._local.run(parts, factor, after=None if self._groups is None else self._add_group)
-        self._pace.reach(1.0)
-        computed = self._stopwatch.mark()
-        measured = self._measured(factor, samples)
-        if self._local.counted is not None:
+        loss_sum = self._compute(parts, factor)
+        if self._computed is None:
+            self._pace.reach(1.0)
+            self._computed = self._stopwatch.mark()
+        weight: float | Tensor = samples
+        by_samples = 1.0
+        if self._local.counted is not None:  # and so nothing is on its way yet
             by_samples = global_batch_size / self._count_all(self._local.counted)
             self._flat.mul_(by_samples)
             loss_sum = loss_sum * by_samples
-            measured = None if measured is None else (measured[0], measured[1] * by_samples)
-        finite = True
-        if loss_scale is not None:
-            # Residuals are kept in true units, and an overflow on one worker must not enter any residual: the workers
-            # agree before they exchange.
-            self._flat.mul_(1 / loss_scale)
-            finite = all_finite(self._flat)
-        square = energy(self._flat) if self._norms and finite else None
-        stats = self._exchange.run(self._flat, look_at) if finite else None
-        summed = self._stopwatch.mark()
-        noise = None
-        if measured is not None and finite:
-            groups, weighted = measured
-            noise = NoiseSums(groups=groups, weighted_square_norm=weighted, mean_square_norm=square_norm([self._flat]))
+            weight = self._local.counted * by_samples
+        finite, square, stats = True, None, None
+        if self.in_buckets is not None:
+            self._finish_buckets()
+            stats = self.in_buckets.wait()
+            if loss_scale is not None:
+                # An overflow anywhere is in the sum, which is the same everywhere.
+                finite = bool(torch.isfinite(self._flat).all())
+                self._flat.mul_(1 / loss_scale)
+        else:
+            self._note_square(self._flat)
+            if loss_scale is not None:
+                # Residuals are kept in true units, and an overflow on one worker must not enter any residual: the
+                # workers agree before they exchange.
+                self._flat.mul_(1 / loss_scale)
+                finite = all_finite(self._flat)
+            square = energy(self._flat) if self._norms and finite else None
+            stats = self._exchange.run(self._flat, look_at) if finite else None
         return StepTrace(
             loss_sum=loss_sum,
             start=begun,
-            backward_end=computed,
-            reduce_end=summed,
+            backward_end=self._computed,
+            reduce_end=self._stopwatch.mark(),
             micro_batches=len(parts),
             finite=finite,
-            noise=noise,
+            noise=self._noise_sums(factor, weight, by_samples) if self._noise and finite else None,
             way=self.way if finite else "",
             exchange=stats,
+            under_backward=self.in_buckets is not None,
             gradient_energy=square,
         )
+
+    def _compute(self, parts: Sequence[MicroBatch], factor: float) -> Tensor:
+        """Accumulate the gradient; send its buckets as they are made, where no micro-batch may be too large."""
+        if self._groups is not None:
+            self._groups.begin(factor)
+        fits = max(map(len, parts), default=0) <= self._local.proven
+        if self.in_buckets is not None and fits and not self._module.is_counted:
+            self._buckets.arm(len(parts))
+        try:
+            return self._local.run(parts, factor, after=None if self._groups is None else self._add_group)
+        except DoesNotFit as error:
+            if self._buckets.told:
+                raise RunFailed(
+                    f"worker {dist.get_rank()} ran out of memory over {error.samples} samples that fitted before, "
+                    "while their gradient was being sent.",
+                    hint="set a smaller max_local_batch_size for this worker",
+                ) from None
+            self._buckets.is_armed = False
+            raise
+
+    def _send(self, part: Part) -> None:
+        if self._computed is None:  # backward goes on
+            is_last = part.start == 0
+            if is_last or self._pace.waits:
+                self._pace.reach(1.0 if is_last else FORWARD + (1 - FORWARD) * part.done)
+            if is_last:
+                self._computed = self._stopwatch.mark()
+        buffer = self._flat[part.start : part.stop]
+        self._note_square(buffer)
+        assert self.in_buckets is not None
+        self.in_buckets.begin(part.index, buffer)
+
+    def _finish_buckets(self) -> None:
+        self._buckets.finish()
+        if self._buckets.is_repeated:
+            raise RunFailed(
+                "a layer's gradient was made twice in one backward pass, the second time when it was sent already.",
+                hint="pass use_reentrant=False to torch.utils.checkpoint",
+            )
 
     def _take_gradients(self) -> None:
         """Gradients go into the buffer from here on; another form of step may have led them elsewhere."""
@@ -175,14 +241,17 @@ class FusedStep:
             dist.all_reduce(total)
         return float(total) or 1.0
 
-    def _measured(self, factor: float, samples: int) -> tuple[int, Tensor] | None:
-        """How many groups this worker's samples are, and their weighted squared norms."""
+    def _note_square(self, piece: Tensor) -> None:
+        if self._noise == "workers":
+            self._squares.append(square_norm([piece]))
+
+    def _noise_sums(self, factor: float, weight: float | Tensor, by_samples: float) -> NoiseSums:
+        """The squared norms of this worker's groups, whose samples weigh so much in all, and of the sum."""
         if self._groups is not None:
-            return self._groups.count, self._groups.weighted_square_norm
-        if self._noise is None:
-            return None
-        counted = self._local.counted
-        return 1, weighted_square_norm([self._flat], factor, samples if counted is None else counted)
+            groups, weighted = self._groups.count, self._groups.weighted_square_norm * by_samples
+        else:
+            groups, weighted = 1, weighted_square_norm(torch.stack(self._squares).sum(), factor, weight)
+        return NoiseSums(groups=groups, weighted_square_norm=weighted, mean_square_norm=square_norm([self._flat]))
 
 
 def all_finite(flat: Tensor) -> bool:

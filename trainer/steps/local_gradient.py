@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -29,15 +28,14 @@ _WEIGHTS_KEPT = 64
 
 
 class DoesNotFit(RunFailed):
-    """A micro-batch of ``samples`` needs more memory than this worker has; ``in_backward`` says where it ran out."""
+    """A micro-batch of ``samples`` needs more memory than this worker has."""
 
-    def __init__(self, part: MicroBatch, *, in_backward: bool) -> None:
+    def __init__(self, part: MicroBatch) -> None:
         super().__init__(
             f"a micro-batch of {len(part)} samples does not fit into the memory of this worker.",
             hint="set max_local_batch_size of the worker",
         )
         self.part = part
-        self.in_backward = in_backward
 
     @property
     def samples(self) -> int:
@@ -103,7 +101,6 @@ class LocalGradient:
         self.part_counted: Tensor | None = None
         self._weights: dict[float, Tensor] = {}
         self._part: MicroBatch | None = None
-        self._in_backward = False
         self._runs = 0
         self._proven = 0
 
@@ -112,16 +109,14 @@ class LocalGradient:
         """Samples of the largest micro-batch that is known to fit."""
         return self._proven
 
-    def try_out(
-        self, part: MicroBatch, *, around: Callable[[MicroBatch], AbstractContextManager[object]] | None = None
-    ) -> None:
+    def try_out(self, part: MicroBatch) -> None:
         """Compute a micro-batch for nothing: its gradient is not wanted, and all else is put back.
 
         Raises:
             DoesNotFit: memory ran out.
         """
         before = Before.now(self._model, self._device)
-        self._compute([part], 1.0, around, None, before)
+        self._compute([part], 1.0, None, before)
         before.restore()
 
     def run(
@@ -129,7 +124,6 @@ class LocalGradient:
         parts: Sequence[MicroBatch],
         factor: float,
         *,
-        around: Callable[[MicroBatch], AbstractContextManager[object]] | None = None,
         after: Callable[[MicroBatch], None] | None = None,
     ) -> Tensor:
         """Add ``factor * samples * mean gradient`` of every micro-batch; the sum of their losses over samples. Where
@@ -138,7 +132,6 @@ class LocalGradient:
         Args:
             parts: what to compute.
             factor: 1 / B, times the loss scale.
-            around: a context for the computation of each.
             after: called when the gradient of each has been added.
 
         Raises:
@@ -147,7 +140,7 @@ class LocalGradient:
         """
         largest = max(map(len, parts), default=0)
         before = Before.now(self._model, self._device) if largest > self._proven else None
-        loss_sum = self._compute(parts, factor, around, after, before)
+        loss_sum = self._compute(parts, factor, after, before)
         self._runs += 1
         if self._runs > _RUNS_WITH_LESS:
             self._proven = max(self._proven, largest)
@@ -157,13 +150,12 @@ class LocalGradient:
         self,
         parts: Sequence[MicroBatch],
         factor: float,
-        around: Callable[[MicroBatch], AbstractContextManager[object]] | None,
         after: Callable[[MicroBatch], None] | None,
         before: Before | None,
     ) -> Tensor:
         """Accumulate; or put everything back and say what did not fit."""
         try:
-            return self._accumulate(parts, factor, around, after)
+            return self._accumulate(parts, factor, after)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error) or self._part is None:
                 raise
@@ -173,26 +165,18 @@ class LocalGradient:
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
-        raise DoesNotFit(self._part, in_backward=self._in_backward)
+        raise DoesNotFit(self._part)
 
     def _accumulate(
-        self,
-        parts: Sequence[MicroBatch],
-        factor: float,
-        around: Callable[[MicroBatch], AbstractContextManager[object]] | None,
-        after: Callable[[MicroBatch], None] | None,
+        self, parts: Sequence[MicroBatch], factor: float, after: Callable[[MicroBatch], None] | None
     ) -> Tensor:
         loss_sum: Tensor | None = None
         self.counted = self.part_counted = None
         if self._counting is not None and self._counting.is_counted:
             self.counted = torch.zeros((), dtype=torch.float64, device=self._device)
         for part in parts:
-            self._part, self._in_backward = part, False
-            if around is None:
-                loss = self._add(part, factor)
-            else:
-                with around(part):
-                    loss = self._add(part, factor)
+            self._part = part
+            loss = self._add(part, factor)
             summed = loss.detach().double() * len(part)
             if self.part_counted is not None and self.counted is not None:
                 self.counted = self.counted + self.part_counted
@@ -205,7 +189,6 @@ class LocalGradient:
 
     def _add(self, part: MicroBatch, factor: float) -> Tensor:
         loss = self._forward(self._reader.read(part))
-        self._in_backward = True
         # The weight enters as the gradient of the loss, which spares an operator forwards and one backwards.
         if self.counted is None or self._counting is None:
             weight = self._weight(len(part) * factor)

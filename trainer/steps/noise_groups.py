@@ -48,13 +48,12 @@ class MicroBatchGroups:
         """The gradient of a micro-batch of so many samples (or of what the loss counts) was added to the buffer."""
         torch.sub(self._flat, self._before, out=self._before)
         self.count += 1
-        self.weighted_square_norm += weighted_square_norm([self._before], self._factor, samples)
+        self.weighted_square_norm += weighted_square_norm(square_norm([self._before]), self._factor, samples)
         self._before.copy_(self._flat)
 
 
-def weighted_square_norm(contribution: Iterable[Tensor], factor: float, samples: float | Tensor) -> Tensor:
-    """``b |g|^2`` of a group of ``b`` samples whose contribution is ``factor * b * g``, in pieces."""
-    square = square_norm(contribution)
+def weighted_square_norm(square: Tensor, factor: float, samples: float | Tensor) -> Tensor:
+    """``b |g|^2`` of a group of ``b`` samples whose contribution ``factor * b * g`` has this squared norm."""
     if isinstance(samples, Tensor):  # what a loss counts, which may be nothing
         return torch.where(samples > 0, square / (factor**2 * samples), 0.0)
     return square / (factor**2 * samples)

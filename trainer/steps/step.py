@@ -106,7 +106,7 @@ class Reader(Protocol):
 
 
 class LossModule(nn.Module):
-    """A model with its task's loss on top: what DistributedDataParallel wraps, so that tasks see their own model.
+    """A model with its task's loss on top.
 
     Attributes:
         is_counted: whether the loss is a mean over something else than samples, as far as it was called or tested.
@@ -142,6 +142,8 @@ class LossModule(nn.Module):
                 f"The task's loss has shape {tuple(loss.shape)}; it must be a scalar.",
                 hint="return the mean over the samples of the batch, or a sum and its count",
             )
+        if torch.is_grad_enabled() and not loss.requires_grad:
+            raise BadInput("The task's loss does not depend on its model.", hint="check the loss")
         if isinstance(told, tuple):
             self.is_counted = True
             self.count = torch.as_tensor(told[1], dtype=torch.float64, device=loss.device)

@@ -6,15 +6,14 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import nn
 
 from hetopt.core.comm.composition import combine
 from hetopt.core.comm.options import BF16, IDENTITY, way_name
-from hetopt.core.comm.overlap import BUCKETWISE, FIRST_BUCKET_BYTES
-from hetopt.core.errors import BadInput
+from hetopt.core.comm.overlap import BUCKETWISE
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.agreement import gather_numbers
-from hetopt.trainer.comm.buckets import BucketExchange
+from hetopt.trainer.comm.buckets import BucketExchange, BucketSum, DenseBuckets
 from hetopt.trainer.comm.calibration import Hosts
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.peers import Guard, meet
@@ -23,14 +22,14 @@ from hetopt.trainer.data.fetch import Batch
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.failure import is_out_of_memory
 from hetopt.trainer.loss_test import MOST_SAMPLES, LossTest, probe_loss
-from hetopt.trainer.steps.bucketed_step import BucketedStep
+from hetopt.trainer.steps.buckets import Part, parts_of
 from hetopt.trainer.steps.exchange_assembly import ExchangeMaker, can_overlap, is_steered
 from hetopt.trainer.steps.fused_step import FusedStep, NoExchange
 from hetopt.trainer.steps.local_batch import SampleFeed
 from hetopt.trainer.steps.local_gradient import DoesNotFit, LocalGradient, half_of
 from hetopt.trainer.steps.slowdown import Slowdown
-from hetopt.trainer.steps.step import LossModule, Step, trainable_parameters
-from hetopt.trainer.steps.step_config import StepConfig
+from hetopt.trainer.steps.step import LossModule, trainable_parameters
+from hetopt.trainer.steps.step_config import ExchangeConfig, StepConfig
 from hetopt.trainer.steps.stopwatch import Stopwatch
 from hetopt.trainer.steps.switching_step import SwitchingStep
 from hetopt.trainer.task import Task
@@ -75,15 +74,18 @@ class StepMaker:
         # What the workers do next depends on these: those that disagree would wait for each other for ever.
         if self.context.world_size > 1:
             meet(self._description, Channel())
-        uses_all = self._uses_all()
+        # A loss that does not depend on the model is refused by all ranks, before one of them tries it in parts.
+        first = LocalGradient(model=self.module.model, forward=self.module, reader=self.feed, device=self.feed.device)
+        self._fit(first.try_out, 2)
+        self.module.zero_grad(set_to_none=True)
         self._try_loss(samples)
         if self.context.spec.is_local:
             form = self._local()
         else:
             # What a loss counts is known when backward begins: too late for buckets that are on their way by then.
-            buckets = self._may_bucket(uses_all) and not self.module.is_counted
+            buckets = self._may_bucket() and not self.module.is_counted
             make = self._steered if is_steered(self.context.spec, self.compression) else self._settled
-            form = make(samples, buckets)
+            form = make(buckets)
         self._fit(form.step.warm_up, samples)
         return form
 
@@ -98,28 +100,28 @@ class StepMaker:
             norms=self.context.spec.sync.name == "selsync",
             counts="alone",
         )
-        return self._summed_by(alone)
+        return StepConfig(step=alone, compression=self.compression, dense_bytes=self._exchanges.dense_bytes)
 
-    def _summed_by(self, step: Step) -> StepConfig:
-        """A step that needs no exchange of whole gradients."""
-        return StepConfig(step=step, compression=self.compression, dense_bytes=self._exchanges.dense_bytes)
-
-    def _settled(self, samples: int, buckets: bool) -> StepConfig:
+    def _settled(self, buckets: bool) -> StepConfig:
         """A step whose exchange stays as it is."""
         asked, context = self.compression, self.context
         chosen = combine(asked.name, memory=asked.memory, collective=asked.collective)
         everything = asked.name == IDENTITY and asked.ratio == 1.0 and chosen.memory == "none"
+        in_buckets: BucketSum | None = None
         if buckets and everything:
-            return self._summed_by(self._bucketed(way_name(asked)))
-        if buckets and asked.name in BUCKETWISE and self._in_thread:
-            return self._summed_by(self._bucketed(way_name(asked), self._in_buckets(asked)))
-        config = self._exchanges.settled()
-        assert config.exchange is not None
+            in_buckets = self._dense_buckets(way_name(asked))
+        elif buckets and asked.name in BUCKETWISE and self._in_thread:
+            in_buckets = self._in_buckets(asked)
+        if in_buckets is None:
+            config = self._exchanges.settled()
+        else:
+            config = ExchangeConfig(compression=asked, dense_bytes=self._exchanges.dense_bytes)
         by_noise = context.spec.learning_rate_rule == "adascale"
         step = FusedStep(
             module=self.module,
             reader=self.feed,
-            exchange=config.exchange,
+            exchange=config.exchange or NoExchange(),
+            in_buckets=in_buckets,
             stopwatch=self.stopwatch,
             pace=self.pace,
             noise=("workers" if context.world_size > 1 else "micro-batches") if by_noise else None,
@@ -127,19 +129,11 @@ class StepMaker:
         )
         return StepConfig(**{**vars(config), "step": step})
 
-    def _steered(self, samples: int, buckets: bool) -> StepConfig:
+    def _steered(self, buckets: bool) -> StepConfig:
         """A step whose exchange is decided between control periods."""
-        bucketed: BucketedStep | None = None
-
-        def lay_out() -> int:
-            nonlocal bucketed
-            if not buckets:
-                return 1
-            bucketed = self._bucketed(way_name(Compression()))
-            self._fit(bucketed.warm_up, samples)
-            return bucketed.buckets
-
-        config = self._exchanges.steered(lay_out=lay_out, bf16_in_buckets=self._in_thread, tries_twins=True)
+        config = self._exchanges.steered(
+            buckets=len(self._parts) if buckets else 1, bf16_in_buckets=self._in_thread, tries_twins=True
+        )
         exchange, steering = config.exchange, config.steering
         assert exchange is not None
         assert steering is not None
@@ -151,11 +145,12 @@ class StepMaker:
             pace=self.pace,
             norms=self.context.spec.ratio_policy == "accordion",
         )
+        dense = self._dense_buckets(way_name(Compression())) if buckets else None
         bf16 = None
         candidates = steering.candidates
-        if bucketed is not None and any(each.in_buckets and each.compression.name == BF16 for each in candidates.all):
+        if buckets and any(each.in_buckets and each.compression.name == BF16 for each in candidates.all):
             bf16 = self._in_buckets(Compression(name=BF16, memory=candidates.memory))
-        step = SwitchingStep(fused=fused, exchange=exchange, bucketed=bucketed, first=steering.candidate, bf16=bf16)
+        step = SwitchingStep(fused=fused, exchange=exchange, dense=dense, first=steering.candidate, bf16=bf16)
         return StepConfig(**{**vars(config), "use": step.use, "step": step})
 
     @property
@@ -183,21 +178,16 @@ class StepMaker:
     def _in_buckets(self, compression: Compression) -> BucketExchange:
         context = self.context
         return BucketExchange(
-            compression, self._parameters, seed=context.spec.seed, store=context.store, clock=context.clock
+            compression,
+            [(part.start, part.stop) for part in self._parts],
+            seed=context.spec.seed,
+            store=context.store,
+            clock=context.clock,
         )
 
-    def _bucketed(self, way: str, exchange: BucketExchange | None = None) -> BucketedStep:
-        context = self.context
-        return BucketedStep(
-            module=self.module,
-            reader=self.feed,
-            stopwatch=self.stopwatch,
-            pace=self.pace,
-            noise=context.spec.learning_rate_rule == "adascale",
-            exchange=exchange,
-            way=way,
-            guard=Guard(f"{way} in buckets of {self._numel} elements", store=context.store),
-        )
+    def _dense_buckets(self, way: str) -> DenseBuckets:
+        description = f"{way} in {len(self._parts)} buckets of {self._numel} elements"
+        return DenseBuckets(Guard(description, store=self.context.store))
 
     @property
     def _description(self) -> str:
@@ -211,35 +201,18 @@ class StepMaker:
         return trainable_parameters(self.module.model)
 
     @property
+    def _parts(self) -> list[Part]:
+        return parts_of(self._parameters)
+
+    @property
     def _numel(self) -> int:
         return sum(parameter.numel() for parameter in self._parameters)
 
-    def _may_bucket(self, uses_all: bool) -> bool:
+    def _may_bucket(self) -> bool:
         """Whether the whole cluster can sum buckets under backward, and gains by it; all ranks answer alike."""
         context = self.context
-        overlaps = can_overlap(context.device, context.world_size, wishes=uses_all)
-        return overlaps and self._exchanges.dense_bytes > FIRST_BUCKET_BYTES
-
-    def _uses_all(self) -> bool:
-        """Whether the model uses all of its parameters; tried with a sample or two.
-
-        Raises:
-            BadInput: the loss does not depend on the model.
-        """
-
-        def forward(batch: Batch) -> Tensor:
-            loss: Tensor = self.module(batch)
-            if not loss.requires_grad:
-                raise BadInput(
-                    f"The loss of task '{self.task.name}' does not depend on its model.", hint="check the loss"
-                )
-            return loss
-
-        first = LocalGradient(model=self.module.model, forward=forward, reader=self.feed, device=self.feed.device)
-        self._fit(first.try_out, 2)
-        uses_all = all(parameter.grad is not None for parameter in self._parameters)
-        self.module.zero_grad(set_to_none=True)
-        return uses_all
+        overlaps = can_overlap(context.device, context.world_size)
+        return overlaps and len(self._parts) > 1
 
     def _try_loss(self, samples: int) -> None:
         """Find out what the loss is a mean over, on rank 0 with its first samples; all ranks then know.
