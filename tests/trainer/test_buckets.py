@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -12,10 +13,13 @@ from torch.utils.checkpoint import checkpoint
 
 from hetopt.core.comm import overlap
 from hetopt.core.errors import RunFailed
+from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.buckets import DenseBuckets
+from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.comm.peers import Guard
 from hetopt.trainer.data.fetch import TensorPairs
 from hetopt.trainer.data.micro_batch import MicroBatch
+from hetopt.trainer.session.gradients import GradientSum
 from hetopt.trainer.steps.buckets import parts_of
 from hetopt.trainer.steps.fused_step import FusedStep
 from hetopt.trainer.steps.local_batch import BatchReader
@@ -23,6 +27,7 @@ from hetopt.trainer.steps.local_gradient import DoesNotFit
 from hetopt.trainer.steps.precision import Autocast
 from hetopt.trainer.steps.slowdown import FORWARD, Slowdown
 from hetopt.trainer.steps.step import LossModule
+from hetopt.trainer.steps.step_config import ExchangeConfig
 from hetopt.trainer.steps.stopwatch import CpuStopwatch
 
 CPU = torch.device("cpu")
@@ -139,3 +144,31 @@ def test_memory_that_runs_out_ends_the_run_only_once_a_part_was_sent(
     steps.model.fails = ""
     if refusal is DoesNotFit:
         assert torch.equal(steps.run(), expected)
+
+
+def dense(shapes: Sequence[tuple[int, ...]]) -> ExchangeConfig:
+    numel = sum(math.prod(shape) for shape in shapes)
+    return ExchangeConfig(compression=Compression(), dense_bytes=4 * numel, exchange=Exchange(Compression(), numel))
+
+
+@pytest.mark.parametrize("kind", ["plain", "unused", "repeated"])
+def test_a_script_s_gradient_is_weighed_when_its_first_part_is_made_and_sent_under_backward(kind: str) -> None:
+    """The weight is known once the others are at the same point; what changes once it was sent is summed anew."""
+    model, inputs = Stack(kind), torch.randn(4, 8)
+    model(inputs).sum().backward()
+    expected = [parameter.grad for parameter in model.parameters()]
+    sums = GradientSum(list(model.named_parameters()), dense, world_size=1, overlaps=True)
+    model.zero_grad()
+    sums.begin()
+    asked: list[bool] = []
+
+    def weigh() -> float:
+        asked.append(model.first.weight.grad is not None)
+        return 0.25
+
+    sums.expect(weigh, lambda done: None)
+    model(inputs).sum().backward()
+    assert asked == ([] if kind == "unused" else [False, False, True])
+    sums.sum(0.25, None)
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        assert parameter.grad is gradient is None or torch.equal(parameter.grad, 0.25 * gradient)

@@ -1,7 +1,7 @@
 """What travels while the backward pass still runs, and how much of it has to wait for its end. Standard library only.
 
-DistributedDataParallel sums gradients in buckets, in the order in which backward produces them: a small one first, so
-that something travels early, then larger ones. The last bucket is full when backward is over, whatever came before.
+Gradients are summed in buckets, in the order in which backward produces them, as DistributedDataParallel does: a small
+one first, so that something travels early, then larger ones. The last bucket is full when backward is over, whatever came before.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 
 FIRST_BUCKET_BYTES = 1 << 20
 """What DistributedDataParallel sends as soon as it is ready, before it collects larger buckets (its default). A
-gradient of no more has nothing to send while backward still runs, and the fused step sends it with less ado."""
+gradient of no more has nothing to send while backward still runs."""
 
 BUCKET_BYTES = 25 << 20
 """What a larger bucket holds (its default)."""
