@@ -165,8 +165,7 @@ def switch_ways(folder: Path, task_reference: str, rank: int, world_size: int) -
         bf16_in_buckets=True,
     )
     exchange = Exchange(candidates.dense.compression, numel, forgets=True)
-    spans = [(each.start, each.stop) for each in parts]
-    bf16 = BucketExchange(Compression(name="bf16", memory=candidates.memory), spans)
+    bf16 = BucketExchange(Compression(name="bf16", memory=candidates.memory), trainable_parameters(model))
     fused = FusedStep(module=module, reader=reader, exchange=exchange, stopwatch=CpuStopwatch(), pace=Slowdown())
     dense_buckets = DenseBuckets(Guard("dense"))
     step = SwitchingStep(fused=fused, exchange=exchange, dense=dense_buckets, first=candidates.dense, bf16=bf16)

@@ -5,6 +5,7 @@ python exchange_program.py RANK WORLD_SIZE FOLDER DEVICE
 
 from __future__ import annotations
 
+import itertools
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -39,6 +40,13 @@ def network() -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         return nn.Sequential(nn.Linear(FEATURES, 33), nn.Tanh(), nn.Linear(33, CLASSES))
+
+
+def larger_network() -> nn.Module:
+    """One that DistributedDataParallel cuts into several buckets: its first takes a megabyte."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        return nn.Sequential(nn.Linear(FEATURES, 500), nn.Tanh(), nn.Linear(500, 700), nn.Linear(700, CLASSES))
 
 
 def splits(world_size: int) -> list[tuple[int, ...]]:
@@ -103,26 +111,41 @@ def compression_of(combination: Combination) -> Compression:
     )
 
 
-def sum_in_buckets(rank: int, wanted: Compression) -> dict[str, torch.Tensor]:
-    """What this rank put into the exchange and what it got out of it, over some steps; then in other buckets."""
-    numel, step = 4000, 0
-    brought, received = torch.zeros(numel, dtype=torch.float64), torch.zeros(numel, dtype=torch.float64)
-    state: dict[str, torch.Tensor] = {}
-    for stops in ((4000, 3500, 1200), (4000, 2000)):
-        spans = list(zip((*stops[1:], 0), stops, strict=True))
-        exchange = BucketExchange(wanted, spans, seed=5)
-        if state:
-            exchange.load_state(state)
-        for _ in range(3):
-            step += 1
-            flat = torch.randn(numel, generator=torch.Generator().manual_seed(100 * rank + step))
-            brought += flat
-            for bucket, (start, stop) in enumerate(spans):
-                exchange.begin(bucket, flat[start:stop])
-            stats = exchange.wait()
-            received += flat
-        state = exchange.state()
-    return {"brought": brought, "received": received, "bytes": torch.tensor(stats.sent_bytes), **state}
+def train_in_buckets(rank: int, exchange: BucketExchange, model: nn.Module) -> dict[str, torch.Tensor]:
+    """What this rank put into the exchange and what it got out of it, over some steps of DistributedDataParallel."""
+    samples, targets = data()
+    parallel = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.01, gradient_as_bucket_view=True)
+    brought = torch.zeros(sum(p.numel() for p in model.parameters()), dtype=torch.float64)
+    layouts: set[int] = set()
+
+    def hook(state, bucket):  # DistributedDataParallel wants to see types, and cannot read them as text
+        layouts.add(bucket.buffer().numel())
+        places = {id(p): i for i, p in enumerate(model.parameters())}
+        starts = [0, *itertools.accumulate(p.numel() for p in model.parameters())]
+        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            i = places[id(parameter)]
+            brought[starts[i] : starts[i + 1]] += gradient.flatten().double()
+        return exchange.sum_bucket(bucket.parameters(), bucket.buffer(), last=bucket.is_last())
+
+    parallel.register_comm_hook(None, hook)
+    received = torch.zeros_like(brought)
+    for step in range(6):
+        mine = list(range(step * 8 + rank, step * 8 + 8))
+        parallel.zero_grad()
+        (nn.functional.cross_entropy(parallel(samples[mine]), targets[mine]) * (len(mine) / 8)).backward()
+        received += torch.cat([p.grad.flatten() for p in model.parameters()]).double()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.sub_(parameter.grad, alpha=0.1)
+    stats = exchange.take_stats()
+    return {
+        "brought": brought,
+        "received": received,
+        "layouts": torch.tensor(len(layouts)),
+        "bytes": torch.tensor(stats.sent_bytes),
+        "parameters": torch.cat([p.detach().flatten() for p in model.parameters()]),
+        **exchange.state(),
+    }
 
 
 def main(rank: int, world_size: int, folder: Path, device: torch.device) -> None:
@@ -175,8 +198,10 @@ def main(rank: int, world_size: int, folder: Path, device: torch.device) -> None
                 results[f"{coding} {collective} parameters"], _ = train(rank, shares, exchange, device, steps=8)
 
         for name in BUCKETED if device.type == "cpu" else ():
+            model = larger_network()
             wanted = Compression(name=name, ratio=0.1 if name in ("topk", "dgc") else 1.0)
-            for key, value in sum_in_buckets(rank, wanted).items():
+            in_buckets = BucketExchange(wanted, list(model.parameters()), seed=5)
+            for key, value in train_in_buckets(rank, in_buckets, model).items():
                 results[f"{name} in buckets: {key}"] = value
     finally:
         dist.destroy_process_group()

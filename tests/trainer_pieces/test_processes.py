@@ -142,10 +142,11 @@ def test_codings_keep_replicas_identical(group, coding, collective):
 
 
 @pytest.mark.parametrize("name", program.BUCKETED)
-def test_buckets_lose_nothing_when_a_run_is_resumed_with_others(group, name):
-    """What is remembered belongs to elements of the gradient."""
+def test_buckets_under_backward_lose_nothing_when_they_are_laid_out_anew(group, name):
+    """DistributedDataParallel changes its buckets after a step; what is remembered moves with the parameters."""
     key = f"{name} in buckets"
-    assert_equal_everywhere(group, f"{key}: received")
+    assert_equal_everywhere(group, f"{key}: parameters")
+    assert group[0][f"{key}: layouts"] > 2
     brought = sum(results[f"{key}: brought"] for results in group)
     if name in ("topk", "identity"):
         held_back = sum(results.get(f"{key}: residual", torch.zeros(1)).double() for results in group)

@@ -19,7 +19,7 @@ from hetopt.core.comm.payload_bytes import Shapes, kept_elements
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.agreement import Store
 from hetopt.trainer.comm.channel import Channel, Message
-from hetopt.trainer.comm.compressor import State
+from hetopt.trainer.comm.compressor import Residual, State
 from hetopt.trainer.comm.error_feedback import ALIKE, NoResidual, check_state
 from hetopt.trainer.comm.levels import Levels
 from hetopt.trainer.comm.methods import checked_for, make_chain, make_residual
@@ -119,6 +119,8 @@ class Exchange:
         shapes: of the parameters, in the order in which they lie in the gradient; some compressors need them.
         seed: of all randomness, the same on every worker.
         store: that all workers can reach, to find out who is missing when an exchange times out.
+        residual: to go on with; absent: a new one.
+        first_step: number of the first step, which randomness depends on.
         forgets: whether bf16 among others does.
 
     Raises:
@@ -136,6 +138,8 @@ class Exchange:
         shapes: Shapes | None = None,
         seed: int = 0,
         store: Store | None = None,
+        residual: Residual | None = None,
+        first_step: int = 0,
         forgets: bool = False,
     ) -> None:
         self._first = first
@@ -147,8 +151,8 @@ class Exchange:
         self._seed = seed
         self._store = store
         self._forgets = forgets
-        self._residual = make_residual(first, numel, device=device, group=group)
-        self._step = 0
+        self._residual = make_residual(first, numel, device=device, group=group) if residual is None else residual
+        self._step = first_step
         self._has_residual = False
         self._forgetful = False  # whether the residual waits, and the rounding of this step is forgotten
         self._begin(first)

@@ -214,7 +214,8 @@ class FusedStep:
         buffer = self._flat[part.start : part.stop]
         self._note_square(buffer)
         assert self.in_buckets is not None
-        self.in_buckets.begin(part.index, buffer)
+        members = self._parameters[part.members.start : part.members.stop]
+        self.in_buckets.begin(members, buffer, last=part.start == 0)
 
     def _finish_buckets(self) -> None:
         self._buckets.finish()
@@ -225,7 +226,7 @@ class FusedStep:
             )
 
     def _take_gradients(self) -> None:
-        """Gradients go into the buffer from here on; another form of step may have led them elsewhere."""
+        """Gradients go into the buffer from here on; another step may have led them elsewhere."""
         for parameter, view in zip(self._parameters, self._views, strict=True):
             if parameter.grad is not view:
                 parameter.grad = view

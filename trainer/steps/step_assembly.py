@@ -179,7 +179,7 @@ class StepMaker:
         context = self.context
         return BucketExchange(
             compression,
-            [(part.start, part.stop) for part in self._parts],
+            self._parameters,
             seed=context.spec.seed,
             store=context.store,
             clock=context.clock,

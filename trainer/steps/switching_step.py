@@ -93,5 +93,5 @@ class SwitchingStep:
     def _take_back(self) -> None:
         """The whole gradient's exchange keeps it again."""
         if self._bf16 is not None and self._bf16_has_residual and isinstance(self._exchange, Exchange):
-            self._exchange.returned(self._bf16.lend())
+            self._exchange.returned(self._bf16.state())
             self._bf16_has_residual = False
