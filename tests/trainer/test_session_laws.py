@@ -7,20 +7,17 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from hetopt.core.comm import overlap
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.trainer.likeness import LARGEST, tensors_mark
 from hetopt.trainer.session import session
 from hetopt.trainer.session.audit import Audits, Found
 from hetopt.trainer.session.batches import ShareTable, own_items
-from hetopt.trainer.session.buckets import Buckets
-from hetopt.trainer.session.gradients import FlatGradient, GradientSum
+from hetopt.trainer.session.gradients import GradientSum
 from hetopt.trainer.session.turns import Deed, disagreement
 from hetopt.trainer.session.weights import weights_of
 from hetopt.trainer.steps.exchange_assembly import ExchangeMaker
@@ -238,64 +235,6 @@ def test_a_changed_bit_changes_the_mark(values: list[float], at: int) -> None:
     word = tensors[0].view(torch.int32)
     word[at % len(values)] ^= 1
     assert tensors_mark(tensors) != before
-
-
-def test_a_part_of_a_gradient_is_sent_when_a_slowed_worker_would_have_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before each part it waits until so much of the gradient would be made, as the machine it stands for."""
-    monkeypatch.setattr(overlap, "FIRST_BUCKET_BYTES", 0)
-    monkeypatch.setattr(overlap, "BUCKET_BYTES", 64)
-    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
-    parameters = list(model.parameters())
-    flat, reached = FlatGradient(parameters), list[tuple[float, int]]()
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        buckets = Buckets(parameters, flat)
-        buckets.arm(lambda: 1.0, lambda done: reached.append((done, buckets.parts_sent)))
-        model(torch.randn(4, 8)).sum().backward()
-        assert buckets.parts_sent == len(reached) - 1, "the last part takes more along"
-        assert buckets.are_whole()
-        flat.whole[:3] = torch.tensor([1, 0, 2])
-        buckets.finish()
-        buckets.close()
-    finally:
-        dist.destroy_process_group()
-    made = [part for part, _ in reached]
-    assert len(made) > 2
-    assert made == sorted(made)
-    assert made[-1] == 1
-    assert [sent for _, sent in reached] == list(range(len(made)))
-    assert flat.whole[:3].tolist() == [1, 0, 2]
-    assert torch.equal(flat.single, torch.cat([one.grad.flatten() for one in parameters if one.grad is not None]))
-
-
-def test_a_worker_waits_for_the_others_when_a_part_is_made_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The weight of its gradient is known once the others are at the same point: until then it computes on."""
-    monkeypatch.setattr(overlap, "FIRST_BUCKET_BYTES", 4 * (8 + 1 + 64 + 8))
-    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
-    parameters = list(model.parameters())
-    made: list[int] = []
-    asked_when: list[int] = []
-    for index, parameter in enumerate(parameters):
-        parameter.register_post_accumulate_grad_hook(lambda _, index=index: made.append(index))
-    flat = FlatGradient(parameters)
-
-    def weigh() -> float:
-        asked_when.append(len(made))
-        return 0.25
-
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        buckets = Buckets(parameters, flat)
-        buckets.arm(weigh, lambda _: None)
-        model(torch.randn(4, 8)).sum().backward()
-        assert buckets.are_whole()
-        buckets.finish()
-        buckets.close()
-    finally:
-        dist.destroy_process_group()
-    assert asked_when == [4, 6]
-    gradient = torch.cat([one.grad.flatten() for one in parameters if one.grad is not None])
-    assert torch.equal(flat.single, gradient * 0.25)
 
 
 def test_a_list_is_no_batch_to_split_and_a_factor_on_the_loss_is_torchs() -> None:
