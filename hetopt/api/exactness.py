@@ -313,7 +313,7 @@ def _record(
 
 
 def _run(command: Sequence[str], script: Path, patience_s: float, **more: str) -> None:
-    environment = {**alone_environment(script), "OMP_NUM_THREADS": "1", **more}
+    environment = {**alone_environment(), "OMP_NUM_THREADS": "1", **more}
     try:
         done = subprocess.run(
             command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=patience_s, check=False

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import pty
 import shutil
 import signal
 import subprocess
 import sys
+import termios
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from threading import Thread
+from typing import TypeAlias
 
 from hetopt.api.converting import convert
 from hetopt.api.script_text import PLACES, default_of, read_script, resumes, trains_on_several_workers
@@ -39,7 +43,7 @@ from hetopt.core.reporter import Reporter
 from hetopt.core.search_path import INSTALLED_ONLY
 from hetopt.core.throughput import batch_ladder
 from hetopt.profiler.collect import collect
-from hetopt.profiler.script.order import FAILED_FILE, ORDER_FILE, SAID_FILE, Failure, ScriptOrder
+from hetopt.profiler.script.order import FAILED_FILE, ORDER_FILE, SAID_FILE, Failure, ScriptOrder, Watch
 
 STARTUP_S = 600.0
 """A script may take so long until its first step (imports, data), beside what is measured."""
@@ -50,7 +54,24 @@ CLOSING_S = 60.0
 PATIENCE = 8.0
 """Times its share of the budget that a start of the script may take: steps are never cut in two."""
 
+UNTOUCHED_S = 120.0
+"""A script that has done no step by itself by then is watched all the same: those who watch see where it is."""
+
+UNTOUCHED_SHARE = 0.1
+"""Of the time for the steps of a start, that those of the script by itself may take."""
+
 DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
+
+ONLY_WORKER = {
+    **dict.fromkeys(("RANK", "LOCAL_RANK"), "0"),
+    **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "1"),
+    "MASTER_ADDR": LOOPBACK,
+    "MASTER_PORT": "29500",
+}
+"""What torchrun gives the only worker of a script. Nobody listens at that port: its process group is of one."""
+
+STDIN = 0
+"""The person's own: `stty size` asks it how wide the terminal is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +142,11 @@ class _Start:
     said: str
 
 
+Events: TypeAlias = list[Mapping[str, object]]
+Starter: TypeAlias = Callable[[ScriptOrder], Events]
+"""Starts a script and its copies in a folder of their own; what they measured. Nothing: too little to use."""
+
+
 def profile_script(
     script: Script,
     *,
@@ -152,23 +178,33 @@ def profile_script(
     keep = False
     try:
         folder.mkdir(mode=0o700)
-        began_s = time.time()
-        events: list[Mapping[str, object]] = []
-        for number, start in enumerate(starts):
-            told(start.said, number / len(starts))
-            place = inside(folder, str(number))
+        began_s: list[float] = []
+
+        def start(order: ScriptOrder) -> Events:
+            place = inside(folder, str(len(began_s)))
             place.mkdir()
+            began_s.append(time.time())
+            return _run(order, place, accelerators=accelerators)
+
+        told("running it alone, untouched", 0.0)
+        asks = any(word in file.text for file in text for word in (*PLACES, "init_process_group"))
+        as_torchrun, plain = _untouched(start, starts[0].order, asks_for_place=asks)
+        told(starts[0].said, 1 / (1 + len(starts)))
+        chosen = {"as_torchrun": as_torchrun, "watch": "every-size"}
+        chosen["watch"], log = _watched(start, starts[0].order.model_copy(update=chosen), plain, told)
+        logs, is_watched = [log], chosen["watch"] != "steps"
+        started_at_s = began_s[-1 if is_watched else int(as_torchrun)]
+        for number, one in enumerate(starts[1:] if is_watched else (), 2):
+            told(one.said, number / (1 + len(starts)))
             try:
-                measured = _run(start.order, place, script=script, accelerators=accelerators)
+                logs.append(start(one.order.model_copy(update=chosen)))
             except RunFailed as error:
-                keep = True
-                raise RunFailed(error.message, hint=f"{error.hint}. What it printed is in {place}") from None
-            events += _usable(measured, is_first=number == 0, is_last=start is starts[-1])
+                told.note(f"{one.said} failed, and is left out: {error.message}")
         profile = collect(
-            events,
+            list(_joined(logs)),
             _schedule(starts, seed=seed, workers=workers),
             device_type=machine_type,
-            started_at_s=began_s,
+            started_at_s=started_at_s,
             hetopt_version=version("hetopt"),
         )
         found = {
@@ -177,9 +213,59 @@ def profile_script(
             "resumes": resumes(text),
         }
         return profile.model_copy(update={"job": profile.job.model_copy(update=found)})
+    except RunFailed as error:
+        keep = True
+        hint = (error.hint or "see what it printed").rstrip(".")
+        raise RunFailed(error.message, hint=f"{hint}. What it printed is in {folder}") from None
     finally:
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _untouched(start: Starter, order: ScriptOrder, *, asks_for_place: bool) -> tuple[bool, Events]:
+    """Run a script as it runs by itself, for some steps; where it fails so and asks for its place among workers, as
+    torchrun starts its only one.
+
+    Returns:
+        Whether it needs what torchrun gives, and what its optimizer's steps alone tell; nothing: too little.
+
+    Raises:
+        RunFailed: it fails by itself, and why.
+    """
+    plain = order.model_copy(
+        update={"watch": "steps", "startup_s": UNTOUCHED_S, "sweep_s": UNTOUCHED_SHARE * order.sweep_s, "network_s": 0}
+    )
+    failed = []
+    for as_torchrun in (False, True) if asks_for_place else (False,):
+        try:
+            return as_torchrun, start(plain.model_copy(update={"as_torchrun": as_torchrun}))
+        except RunFailed as error:
+            failed.append(error.message)
+    raise RunFailed(
+        f"The script fails by itself, not watched by hetopt: {'; as torchrun starts it: '.join(dict.fromkeys(failed))}",
+        hint="mend it, or give it the arguments with which it trains, after --",
+    )
+
+
+def _watched(start: Starter, order: ScriptOrder, plain: Events, told: Reporter) -> tuple[Watch, Events]:
+    """Measure a script that runs by itself as closely as it can be; how closely, and what was measured."""
+    try:
+        return "every-size", start(order)
+    except RunFailed as error:
+        first = error.message
+    try:
+        found = start(order.model_copy(update={"watch": "own-size"}))
+        told.note(f"It fails with batches of another size than its own, and is measured at that one: {first}")
+        return "own-size", found
+    except RunFailed as error:
+        fault = f"It runs by itself, and fails where hetopt watches it, which is a fault of hetopt: {error.message}"
+        if not plain:
+            raise RunFailed(
+                fault,
+                hint="tell its authors; name `batch_argument` and `epoch_samples` for its steps to be timed alone",
+            ) from None
+        told.note(f"{fault.rstrip('.')}. Its steps are timed by its optimizer alone: no noise, memory or other sizes.")
+        return "steps", plain
 
 
 def _converts(script: Path) -> bool:
@@ -197,7 +283,7 @@ def _starts(script: Script, *, workers: int, accelerators: int, time_budget_s: f
         divisions.append((workers, max(1, cpus // workers)))
     schedule = ProbeSchedule(seed=0, sweeps=())
     starts = []
-    for sweep, (count, threads) in enumerate(divisions):
+    for sweep, (copies, threads) in enumerate(divisions):
         # With an option for the batch size every size is a start of its own; the script's own comes first.
         sizes: list[int | None] = [None]
         if own is not None:
@@ -208,7 +294,7 @@ def _starts(script: Script, *, workers: int, accelerators: int, time_budget_s: f
                 script=str(script.path),
                 arguments=script.with_batch(size),
                 sweep=sweep,
-                workers=count,
+                workers=copies,
                 threads=threads,
                 batch_size=size,
                 dataset_size=script.dataset_size,
@@ -218,90 +304,106 @@ def _starts(script: Script, *, workers: int, accelerators: int, time_budget_s: f
                 gain_ratios=schedule.gain_ratios if is_main else (),
                 gain_residual_ratios=schedule.gain_residual_ratios,
                 compressors=CompressorProbe() if is_main else None,
-                network=NetworkProbe() if count > 1 and size in (None, own) else None,
+                network=NetworkProbe() if copies > 1 and size in (None, own) else None,
                 network_s=NETWORK_SHARE * time_budget_s,
             )
-            copies = "alone" if count == 1 else f"beside {count - 1} cop{'y' if count == 2 else 'ies'} of itself"
-            starts.append(_Start(order=order, said=f"running it {copies}" + (f", {size} samples" if size else "")))
+            beside = "alone" if copies == 1 else f"beside {copies - 1} cop{'y' if copies == 2 else 'ies'} of itself"
+            starts.append(_Start(order=order, said=f"running it {beside}" + (f", {size} samples" if size else "")))
     return tuple(starts)
 
 
-def _run(order: ScriptOrder, place: Path, *, script: Script, accelerators: int) -> list[Mapping[str, object]]:
-    """Start the script and its copies, and wait until all have told what they measured."""
+def _run(order: ScriptOrder, place: Path, *, accelerators: int) -> Events:
     (place / ORDER_FILE).write_text(order.model_dump_json(), encoding="utf-8")
     limit_s = order.startup_s + CLOSING_S + PATIENCE * (order.sweep_s + order.training_s + order.network_s)
-    with _processes(order, place, script=script, accelerators=accelerators) as processes:
+    with _processes(order, place, accelerators=accelerators) as processes:
         begun_s = time.monotonic()
-        while any(one.poll() is None for one in processes):
-            failed = [rank for rank, one in enumerate(processes) if one.poll() not in (None, 0)]
-            if failed:
-                raise _why(place, failed[0], processes[failed[0]].returncode)
+        while (codes := [process.poll() for process in processes]).count(0) < len(codes) and not any(codes):
             if time.monotonic() - begun_s > limit_s:
+                if order.watch == "steps":
+                    return []  # where it hangs, those who watch it see
                 raise RunFailed(
                     f"{order.script} did not come to an end of measuring in {limit_s:.0f} s.",
                     hint="see that it trains by itself with these arguments, and how long its first steps take",
                 )
             time.sleep(POLL_S)
-        failed = [rank for rank, one in enumerate(processes) if one.returncode != 0]
-        if failed:
-            raise _why(place, failed[0], processes[failed[0]].returncode)
-    events: list[Mapping[str, object]] = list(read_events(place / EVENTS_FILE))
-    if not any(event.get("event") == FINISHED for event in events):
-        raise BadInput(
-            f"{order.script} left its process (os._exit) before enough of it was measured.",
-            hint="let it come to its end, or give it an argument with which it trains for longer",
-        )
-    return events
+    for rank, code in enumerate(codes):
+        if code:
+            raise _why(place, rank, code)
+    events: Events = list(read_events(place / EVENTS_FILE)) if (place / EVENTS_FILE).exists() else []
+    if any(event.get("event") == FINISHED for event in events):
+        return events
+    if order.watch == "steps":
+        return []
+    raise BadInput(
+        f"{order.script} left its process (os._exit) before enough of it was measured.",
+        hint="let it come to its end, or give it an argument with which it trains for longer",
+    )
 
 
 @contextmanager
-def _processes(
-    order: ScriptOrder, place: Path, *, script: Script, accelerators: int
-) -> Iterator[list[subprocess.Popen[bytes]]]:
+def _processes(order: ScriptOrder, place: Path, *, accelerators: int) -> Iterator[list[subprocess.Popen[bytes]]]:
     """The script's processes, each in a group of its own; nothing of them is left behind."""
     processes: list[subprocess.Popen[bytes]] = []
-    try:
-        for rank in range(order.workers):
-            with inside(place, SAID_FILE.format(rank=rank)).open("wb") as said:
+    with ExitStack() as outputs:
+        try:
+            for rank in range(order.workers):
+                said = outputs.enter_context(_output(inside(place, SAID_FILE.format(rank=rank))))
                 processes.append(
                     subprocess.Popen(
                         [sys.executable, "-m", "hetopt.profiler.script.child", str(place), str(rank)],
-                        stdin=subprocess.DEVNULL,
+                        stdin=STDIN,
                         stdout=said,
                         stderr=subprocess.STDOUT,
-                        env=_environment(order, rank, script=script, accelerators=accelerators),
+                        env=_environment(order, rank, accelerators=accelerators),
                         start_new_session=True,
                     )
                 )
-        yield processes
-    finally:
-        for process in processes:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            yield processes
+        finally:
+            for process in processes:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
 
-def _environment(order: ScriptOrder, rank: int, *, script: Script, accelerators: int) -> dict[str, str]:
+@contextmanager
+def _output(path: Path) -> Iterator[int]:
+    """Where a process writes: into a file; through a terminal of the same size where this one's output is one."""
+    with path.open("wb") as said:
+        if not sys.stdout.isatty():
+            yield said.fileno()
+            return
+        reading, terminal = pty.openpty()
+        termios.tcsetwinsize(terminal, termios.tcgetwinsize(sys.stdout.fileno()))
+
+        def copy() -> None:
+            with suppress(OSError):  # nobody has the other end any more
+                while written := os.read(reading, 1 << 16):
+                    said.write(written)
+                    said.flush()
+
+        copying = Thread(target=copy, daemon=True)
+        copying.start()
+        try:
+            yield terminal
+        finally:
+            os.close(terminal)
+            copying.join(POLL_S)
+            os.close(reading)
+
+
+def _environment(order: ScriptOrder, rank: int, *, accelerators: int) -> dict[str, str]:
     own = {**openmp_environment(order.workers), THREADS_VARIABLE: str(order.threads)}
     if accelerators and order.workers > 1:
         own["CUDA_VISIBLE_DEVICES"] = str(rank)
-    return {**alone_environment(script.path), **own}
+    return {**alone_environment(), **(ONLY_WORKER if order.as_torchrun else {}), **own}
 
 
-def alone_environment(script: Path) -> dict[str, str]:
+def alone_environment() -> dict[str, str]:
     """What a script that runs by itself sees: no other worker, and no display."""
     hidden = (*PLACES, "MASTER_ADDR", "MASTER_PORT", *DISPLAYS)
     kept = {name: value for name, value in os.environ.items() if name not in hidden}
-    # Written for torchrun: it is its only worker here.
-    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-    is_distributed = any("init_process_group" in file.text for file in read_script(script))
-    return {
-        **kept,
-        "MPLBACKEND": "Agg",
-        **INSTALLED_ONLY,
-        **collectives_on(LOOPBACK),
-        **(place if is_distributed else {}),
-    }
+    return {**kept, "MPLBACKEND": "Agg", **INSTALLED_ONLY, **collectives_on(LOOPBACK)}
 
 
 def _why(place: Path, rank: int, code: int) -> HetoptError:
@@ -310,24 +412,24 @@ def _why(place: Path, rank: int, code: int) -> HetoptError:
     if path.exists():
         failure = read_record(Failure, path, hint="run `hetopt profile` again")
         kind = BadInput if code == BadInput.exit_code else RunFailed
-        return kind(failure.message, hint=failure.hint or "see what it printed")
-    said = [
-        line for line in inside(place, SAID_FILE.format(rank=rank)).read_text(errors="replace").splitlines() if line
-    ]
+        return kind(failure.message, hint=failure.hint)
+    printed = inside(place, SAID_FILE.format(rank=rank)).read_text(errors="replace")
+    said = [line for line in printed.splitlines() if line.strip()]
     reason = "ran out of memory" if code == -signal.SIGKILL else f"ended with code {code}"
     last = f": {one_line(said[-1])[:200]}" if said else ""
-    return RunFailed(f"the script {reason}{last}", hint="see that it runs by itself with these arguments")
+    return RunFailed(f"the script {reason}{last}")
 
 
-def _usable(events: Sequence[Mapping[str, object]], *, is_first: bool, is_last: bool) -> Iterator[Mapping[str, object]]:
-    """The events of one start among those of all: one beginning, one end, one host and one job."""
-    for event in events:
-        name = event.get("event")
-        if name in (STARTED, HOST_FACTS, JOB_FACTS) and not is_first:
-            continue
-        if name == FINISHED and not is_last:
-            continue
-        yield event
+def _joined(logs: Sequence[Events]) -> Iterator[Mapping[str, object]]:
+    """The events of all starts as those of one: one beginning, one end, one host and one job."""
+    for number, log in enumerate(logs):
+        for event in log:
+            name = event.get("event")
+            if name in (STARTED, HOST_FACTS, JOB_FACTS) and number > 0:
+                continue
+            if name == FINISHED and number < len(logs) - 1:
+                continue
+            yield event
 
 
 def _schedule(starts: Sequence[_Start], *, seed: int, workers: int) -> ProbeSchedule:

@@ -9,11 +9,13 @@ import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.module_tracker import ModuleTracker
 
 from hetopt.core.openmp import usable_processors
 from hetopt.core.profile import Host, Job
@@ -158,6 +160,23 @@ class OperatorCount(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
         return func(*args, **(kwargs or {}))
 
 
+class _Nowhere(ModuleTracker):
+    """Follows no module: torch's hooks on what modules are given refuse `torch.autograd.grad`."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def flop_count() -> FlopCounterMode:
+    """Return a counter of the floating-point operations of matrix work, of all modules together."""
+    counter = FlopCounterMode(display=False)
+    counter.mod_tracker = _Nowhere()
+    return counter
+
+
 def _operators(run: Callable[[], None]) -> int:
     counter = OperatorCount()
     with counter:
@@ -167,7 +186,7 @@ def _operators(run: Callable[[], None]) -> int:
 
 def _flops(run: Callable[[], None]) -> int:
     """Floating-point operations of the matrix work in ``run``, forward and backward."""
-    counter = FlopCounterMode(display=False)
+    counter = flop_count()
     with without_fused_layers(), counter:
         run()
     flops: int = counter.get_total_flops()

@@ -1,12 +1,11 @@
 """The process in which a script runs while it is measured.
 
 ``python -m hetopt.profiler.script.child FOLDER RANK`` reads the order in the folder. The script sees what it would see
-if it were started by itself: its arguments, its folder, no other worker, nobody at the keyboard.
+if it were started by itself: its arguments, its folder, its terminal, no other worker.
 """
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import os
 import signal
@@ -14,15 +13,15 @@ import sys
 import time
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 from torch.distributed import init_process_group  # as it is, before scripts are given another
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from hetopt.core.artifact import read_record
-from hetopt.core.errors import BadInput, HetoptError
+from hetopt.core.errors import BadInput, HetoptError, RunFailed
 from hetopt.core.events.log import EVENTS_FILE, EventLog
 from hetopt.core.events.probe_records import FINISHED, HOST_FACTS, JOB_FACTS, STARTED, MemoryCounted, SweepEnded
 from hetopt.core.listening import LOOPBACK, collectives_on
@@ -35,15 +34,15 @@ from hetopt.profiler.probe.compressors import time_compressors
 from hetopt.profiler.probe.crew import ProbeGroup
 from hetopt.profiler.probe.facts import host_facts, model_kind
 from hetopt.profiler.probe.network import time_collectives
-from hetopt.profiler.probe.sweep import Taken, point_of, record_facts
+from hetopt.profiler.probe.sweep import FEWEST_TIMED, Taken, point_of, record_facts, yardstick_s
 from hetopt.profiler.script.course import Measured, ScriptCourse, Sized
-from hetopt.profiler.script.hooks import listen
-from hetopt.profiler.script.observer import Course, Finished, Observer
+from hetopt.profiler.script.hooks import be_alone, listen
+from hetopt.profiler.script.observer import Course, Finished, Observer, StepClock, Training, normalises
 from hetopt.profiler.script.order import FAILED_FILE, MEETING_FILE, ORDER_FILE, Failure, ScriptOrder
 from hetopt.trainer.context import WorkerContext
-from hetopt.trainer.failure import explain, is_out_of_memory
+from hetopt.trainer.failure import is_out_of_memory
 from hetopt.trainer.normalisation import LEAST_SAMPLES
-from hetopt.trainer.script_lines import Lines
+from hetopt.trainer.script_lines import Lines, reason_of
 from hetopt.trainer.task import NO_TARGET
 
 MEETING_TIMEOUT_S = 120.0
@@ -56,12 +55,13 @@ class ScriptProbe:
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._folder, self._rank = folder, rank
-        self._order = read_record(ScriptOrder, folder / ORDER_FILE, hint="run `hetopt profile` again")
+        self._order = order = read_record(ScriptOrder, folder / ORDER_FILE, hint="run `hetopt profile` again")
         self._events = EventLog(folder / EVENTS_FILE if rank == 0 else None)
         self._measured = Measured()
-        self._lines = Lines(self._order.script)
-        self._refused: list[str] = []
+        self._lines = Lines(order.script)
         self._observer = Observer(self._course(), self._lines)
+        self._clock = StepClock(order)
+        self._training: Training = self._clock if order.watch == "steps" else self._observer
         self._begun_s = time.perf_counter()
 
     def run(self) -> None:
@@ -69,86 +69,96 @@ class ScriptProbe:
 
         Raises:
             HetoptError: it cannot be measured, and why.
+            SystemExit: it ended so before anything was trained, and is not watched.
         """
         order = self._order
         torch.set_num_threads(order.threads)
-        listen(self._observer)
         sys.argv = [order.script, *order.arguments]
-        _hear_arguments(self._refused)
-        signal.signal(signal.SIGALRM, self._late)
-        signal.setitimer(signal.ITIMER_REAL, order.startup_s)
+        if order.watch != "steps":
+            listen(self._observer)
+            signal.signal(signal.SIGALRM, self._late)
+            signal.setitimer(signal.ITIMER_REAL, order.startup_s)
+        else:
+            register_optimizer_step_post_hook(self._hear)
+            if order.as_torchrun:
+                be_alone()
         try:
             run_script(order.script)
         except Finished as end:
             if end.error is not None:
                 raise end.error from None
         except SystemExit as stop:
-            if not self._has_enough:
-                raise self._exited(stop) from None
+            self._ended(f"{self._lines.of(stop)}: the script exits here", stop)
         except (RuntimeError, MemoryError) as error:
             if not (is_out_of_memory(error) and self._measured.trying and self._measured.sizes):
-                raise explain(error, lines=self._lines) from error
+                raise self._failed(error) from error
             self._measured.ended = (self._measured.trying, "memory-exhausted")
         except Exception as error:
-            raise explain(error, lines=self._lines) from error
+            raise self._failed(error) from error
         else:
-            if not self._has_enough:
-                raise self._too_short(f"{order.script} ended")
+            self._ended(f"{order.script} ended")
+        if order.watch == "steps":
+            self._take_clock()
         self._conclude()
 
-    @property
-    def _has_enough(self) -> bool:
-        return len(self._measured.sizes) >= (2 if self._order.batch_size is None else 1)
+    def _hear(self, optimizer: Optimizer, *_: object) -> None:
+        if not self._clock.optimizers:
+            self._events.write(STARTED)
+        self._clock.ended_step(optimizer)
+
+    def _failed(self, error: Exception) -> RunFailed:
+        return RunFailed(f"{self._lines.of(error)}: {reason_of(error)}")
 
     def _late(self, number: int, frame: FrameType | None) -> None:
         """No step within the time that starting may take."""
         raise Finished(
-            BadInput(
+            RunFailed(
                 f"{self._lines.now() or self._order.script}: here the script still was after "
                 f"{self._order.startup_s:g} s, without a step of an optimizer.",
                 hint="see that it trains by itself with these arguments, and how long its first steps take",
             )
         )
 
-    def _exited(self, stop: SystemExit) -> BadInput:
-        place = self._lines.of(stop)
-        if self._refused:
-            return BadInput(
-                f"{place}: the script does not take its arguments: {self._refused[-1]}.",
-                hint="after --, give it those that it knows",
-            )
-        said = stop.code if isinstance(stop.code, (int, str)) else 0
-        return self._too_short(f"{place}: the script exits here ({' '.join(str(said).split())[:200]})")
-
-    def _too_short(self, how: str) -> BadInput:
-        steps = sum(len(one.taken.samples_s) for one in self._measured.sizes)
+    def _ended(self, how: str, stop: SystemExit | None = None) -> None:
+        """Refuse a script that came to its end before enough of it was measured."""
+        if self._order.watch == "steps":
+            if stop is not None and not self._clock.optimizers:
+                raise stop
+            return
+        single = self._order.batch_size is not None or self._order.watch == "own-size" or self._observer.loader is None
+        if len(self._measured.sizes) >= (1 if single else 2):
+            return
         if not self._observer.parameters:
-            if "exits here" not in how:
-                return self._observer.no_step()
-            return BadInput(
-                f"{how} without a step of an optimizer.",
-                hint="give it the arguments with which it trains, after --",
-            )
-        return BadInput(
-            f"{how} after {steps} measured steps (the first in {self._observer.seen_at['step']}), before enough of it "
-            "was measured.",
+            raise self._observer.no_step()
+        steps = sum(len(size.taken.samples_s) for size in self._measured.sizes)
+        raise BadInput(
+            f"{how} after {steps} measured steps (the first in {self._observer.step_at}), before enough of it was "
+            "measured.",
             hint="give it an argument with which it trains for longer",
         )
+
+    def _take_clock(self) -> None:
+        """Take what the ends of steps tell, if there were enough of them."""
+        clock, size = self._clock, self._order.batch_size
+        clock.look()
+        steps = clock.steps
+        if len(steps) < FEWEST_TIMED or not (size := size or clock.batch_size):
+            return
+        if not (self._order.dataset_size or clock.dataset_size):
+            return
+        clock.batch_size = size
+        taken = Taken.measured(steps, clock.device, yardstick_s(clock.device))
+        self._measured.sizes.append(Sized(samples=size, taken=taken))
+        self._measured.gradient = clock.gradient()
 
     def _course(self) -> Course:
         """What is measured, from the moment when the script's first step has ended."""
         observer, order = self._observer, self._order
         signal.setitimer(signal.ITIMER_REAL, 0.0)
-        if observer.loader is None and order.batch_size is None:
-            unread = f" (one is made in {observer.unread}, and nothing reads it)" if observer.unread else ""
-            raise BadInput(
-                f"{observer.seen_at['step']}: the optimizer steps, and no batch was read from a DataLoader{unread}, so "
-                "the batch size is not known.",
-                hint='name its option for the batch size, such as `batch_argument="batch-size"`',
-            )
         if not observer.batch_size and order.batch_size is None:
             raise BadInput(
-                f"the batches of {order.script} hold no tensor that tells how many samples they are of.",
+                f"{observer.step_at}: the optimizer steps, and neither a DataLoader nor what modules are given tells "
+                "the batch size.",
                 hint='name its option for the batch size, such as `batch_argument="batch-size"`',
             )
         self._dataset_size()  # refused at the first step, not when all is measured
@@ -166,7 +176,7 @@ class ScriptProbe:
             spec=spec,
             rank=self._rank if workers > 1 else 0,
             world_size=workers,
-            device=self._observer.device,
+            device=self._training.device,
             run_dir=self._folder,
             events=self._events,
             stop_requested=lambda: False,
@@ -176,11 +186,13 @@ class ScriptProbe:
     def _conclude(self) -> None:
         """Meet the copies beside this one, and write what all of them measured."""
         order = self._order
+        if not self._measured.sizes and order.watch == "steps":
+            return  # too few steps to time, or none in this process
         if dist.is_initialized():
             dist.destroy_process_group()  # the script's own
         if order.workers > 1:
             os.environ.update(collectives_on(LOOPBACK))
-            own_gpus = self._observer.device.type == "cuda" and torch.cuda.device_count() >= order.workers
+            own_gpus = self._training.device.type == "cuda" and torch.cuda.device_count() >= order.workers
             init_process_group(
                 "cpu:gloo,cuda:nccl" if own_gpus else "gloo",
                 store=FileStore(str(self._folder / MEETING_FILE), order.workers),
@@ -200,7 +212,7 @@ class ScriptProbe:
             time_limit_s=order.sweep_s,
         )
         if crew.context.is_leader:
-            crew.note(HOST_FACTS, host_facts(self._observer.device))
+            crew.note(HOST_FACTS, host_facts(self._training.device))
             crew.note(JOB_FACTS, self._job())
         record_facts(crew, order.sweep, sweep, crew.first(order.workers), True, order.memory_fraction)
         for sized in self._common(crew):
@@ -216,7 +228,7 @@ class ScriptProbe:
         if order.compressors is not None and measured.gradient is not None:
             time_compressors(crew, order.sweep, order.compressors, measured.gradient, None)
         if order.network is not None and order.workers > 1:
-            matrix = torch.rand(MATRIX_SIDE, MATRIX_SIDE, device=self._observer.device)
+            matrix = torch.rand(MATRIX_SIDE, MATRIX_SIDE, device=self._training.device)
 
             def compute() -> None:
                 torch.mm(matrix, matrix)[0, 0].item()  # waits for the device
@@ -238,7 +250,7 @@ class ScriptProbe:
 
     @property
     def _gradient_bytes(self) -> int:
-        return sum(one.nbytes for one in self._observer.parameters)
+        return self._training.kept.gradient_bytes
 
     def _dataset_size(self) -> int:
         """Samples of an epoch.
@@ -246,7 +258,7 @@ class ScriptProbe:
         Raises:
             BadInput: nothing tells.
         """
-        size = self._order.dataset_size or self._observer.dataset_size
+        size = self._order.dataset_size or self._training.dataset_size
         if size is None:
             raise BadInput(
                 f"nothing tells how many samples an epoch of {self._order.script} has.",
@@ -255,36 +267,25 @@ class ScriptProbe:
         return size
 
     def _job(self) -> Job:
-        order, observer, measured = self._order, self._observer, self._measured
+        order, training, measured = self._order, self._training, self._measured
         flops = measured.flops / measured.flops_samples if measured.flops and measured.flops_samples else None
         return Job(
             task=Path(order.script).name,
             script=(order.script, *order.arguments),
-            parameters=sum(one.numel() for one in observer.parameters),
+            parameters=sum(parameter.numel() for parameter in training.parameters),
             gradient_bytes=self._gradient_bytes,
             dataset_size=self._dataset_size(),
-            batch_size=order.batch_size or observer.batch_size,
-            least_local_batch_size=LEAST_SAMPLES if observer.normalises else 1,
+            batch_size=order.batch_size or training.batch_size,
+            least_local_batch_size=LEAST_SAMPLES if any(map(normalises, training.modules)) else 1,
             learning_rate_rule="none",
             target_metric=NO_TARGET.metric,
             target_value=NO_TARGET.value,
             target_higher_is_better=NO_TARGET.higher_is_better,
             operators_per_step=max(1, measured.operators),
             flops_per_sample=flops,
-            model_kind=model_kind(observer.modules),
-            reading=observer.reading,
+            model_kind=model_kind(training.modules),
+            reading=training.reading,
         )
-
-
-def _hear_arguments(refused: list[str]) -> None:
-    """Keep what argparse says of arguments that it does not know."""
-    tell = argparse.ArgumentParser.error
-
-    def told(parser: argparse.ArgumentParser, message: str) -> NoReturn:
-        refused.append(message)
-        tell(parser, message)
-
-    argparse.ArgumentParser.error = told  # type: ignore[method-assign, assignment]  # as it is, and heard
 
 
 def main(arguments: list[str]) -> int:
@@ -293,9 +294,13 @@ def main(arguments: list[str]) -> int:
     try:
         ScriptProbe(folder, rank).run()
     except HetoptError as error:
-        told = Failure(message=error.message, hint=error.hint)
-        inside(folder, FAILED_FILE.format(rank=rank)).write_text(told.model_dump_json(), encoding="utf-8")
+        failure = Failure(message=error.message, hint=error.hint)
+        inside(folder, FAILED_FILE.format(rank=rank)).write_text(failure.model_dump_json(), encoding="utf-8")
         return error.exit_code
+    except SystemExit as stop:
+        if not isinstance(stop.code, int | None):
+            print(stop.code, file=sys.stderr)
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     return 0
 
 

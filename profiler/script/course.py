@@ -10,13 +10,12 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from hetopt.core.events.probe_records import GainMeasured, NoiseMeasured
 from hetopt.core.memory import TrainingMemory
 from hetopt.core.throughput import batch_ladder
 from hetopt.profiler.probe.crew import ProbeGroup
-from hetopt.profiler.probe.facts import OperatorCount, reset_peak_memory, without_fused_layers
+from hetopt.profiler.probe.facts import OperatorCount, flop_count, reset_peak_memory, without_fused_layers
 from hetopt.profiler.probe.gradient import ResidualGains
 from hetopt.profiler.probe.step_memory import StepCount
 from hetopt.profiler.probe.sweep import FEWEST_SIZES, FEWEST_TIMED, Taken, yardstick_s
@@ -114,7 +113,7 @@ class ScriptCourse:
 
     def _count(self) -> Generator[Wish, Step, tuple[int, int]]:
         """Operators of a step; the samples of the two steps that it takes."""
-        operators, flops = OperatorCount(), FlopCounterMode(display=False)
+        operators, flops = OperatorCount(), flop_count()
         first = yield Wish(inside=(operators,))
         self.measured.operators = operators.count
         step = yield Wish(inside=(without_fused_layers(), flops))
@@ -126,10 +125,15 @@ class ScriptCourse:
         """Samples of a step as the script has it."""
         return self.order.batch_size or self.observer.batch_size
 
+    @property
+    def changes_size(self) -> bool:
+        """Whether the script is given batches of other sizes than its own."""
+        return self.observer.loader is not None and self.order.watch == "every-size"
+
     def _sizes(self) -> tuple[int, ...]:
         """Batch sizes to time, in increasing order."""
-        if self.order.batch_size is not None:
-            return (self.order.batch_size,)
+        if self.order.batch_size is not None or not self.changes_size:
+            return (self._own,)
         return batch_ladder(self._own, dataset_size=self.order.dataset_size or self.observer.dataset_size)
 
     def _is_of(self, step: Step, size: int) -> bool:
@@ -215,7 +219,7 @@ class ScriptCourse:
         """``E|g_b|^2 = |G|^2 + V / b`` at two sizes gives both moments (McCandlish et al. 2018, appendix A.1)."""
         large = self._own
         parts = min(PARTS, large // 2)
-        if parts < 2 or self.observer.loader is None:
+        if parts < 2 or not self.changes_size:
             return
         small = large // parts
         large_square = yield from self._mean_square(1.0, large, LARGE_STEPS)

@@ -7,61 +7,35 @@ through are wrapped. Nothing is computed in another way than the script would.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import wraps
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch._C._distributed_c10d import HashStore
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import (
-    Optimizer,
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
 from torch.utils.data import DataLoader
+
+if TYPE_CHECKING:
+    from hetopt.profiler.script.observer import Observer
 
 PAST_THE_END = "Tried to step "
 """How OneCycleLR begins to say that it was given no more steps. Measuring does more of them than the script would have
 done, so its schedule then stays at its end."""
 
 
-class Listener(Protocol):
-    """Is told what a script does, in the script's own thread."""
-
-    def makes_loader(self, loader: DataLoader[Any]) -> None: ...
-    def makes_optimizer(self) -> None: ...
-    def asks_for_batch(self, loader: DataLoader[Any]) -> None: ...
-    def got_batch(self, loader: DataLoader[Any], batch: Any) -> None: ...
-    def begins_pass(self, loader: DataLoader[Any]) -> None: ...
-    def begins_backward(self) -> None: ...
-    def ended_backward(self, loss: Tensor | None) -> None: ...
-    def scales_loss(self, loss: Tensor) -> None: ...
-    def clips(self, norm: float) -> None: ...
-    def begins_step(self, optimizer: Optimizer, *, by_closure: bool) -> None: ...
-    def ended_step(self, optimizer: Optimizer) -> None: ...
-    def schedules(self) -> bool:
-        """Whether the learning rate may change now."""
-        ...
-
-
-def listen(listener: Listener) -> None:
-    """Hear everything from here on; for the rest of the process."""
-    register_optimizer_step_pre_hook(
-        lambda optimizer, arguments, options: listener.begins_step(
-            optimizer, by_closure=len(arguments) > 1 or options.get("closure") is not None
-        )
-    )
-    register_optimizer_step_post_hook(lambda optimizer, arguments, options: listener.ended_step(optimizer))
-    _replace(DataLoader, "__init__", lambda make: _made(make, listener.makes_loader))
-    _replace(Optimizer, "__init__", lambda make: _made(make, lambda optimizer: listener.makes_optimizer()))
-    _replace(DataLoader, "__iter__", lambda iterate: lambda loader: _passes(loader, iterate, listener))
-    _replace(torch.autograd, "backward", lambda backward: _backward(backward, listener))
-    _replace(LRScheduler, "step", lambda step: _step_of_schedule(step, listener))
-    _replace(torch.amp.GradScaler, "scale", lambda scale: _scale(scale, listener))
-    for module in (nn.utils, nn.utils.clip_grad):
-        _replace(module, "clip_grad_norm_", lambda clip: _clip(clip, listener))
+def listen(observer: Observer) -> None:
+    """Let an observer hear everything from here on; for the rest of the process."""
+    register_optimizer_step_pre_hook(lambda optimizer, *_: observer.begins_step(optimizer))
+    register_optimizer_step_post_hook(lambda optimizer, *_: observer.ended_step(optimizer))
+    observer.hook = nn.modules.module.register_module_forward_pre_hook(lambda module, inputs: observer.calls(inputs))
+    _replace(DataLoader, "__iter__", lambda iterate: lambda loader: _passes(loader, iterate, observer))
+    _replace(torch.autograd, "backward", lambda backward: _backward(backward, observer))
+    _replace(LRScheduler, "step", lambda step: _step_of_schedule(step, observer))
     be_alone()
 
 
@@ -76,20 +50,11 @@ def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
     setattr(owner, name, make(getattr(owner, name)))
 
 
-def _made(make: Callable[..., None], tell: Callable[[Any], None]) -> Callable[..., None]:
-    @wraps(make)
-    def made(thing: Any, *arguments: Any, **options: Any) -> None:
-        make(thing, *arguments, **options)
-        tell(thing)
-
-    return made
-
-
-def _passes(loader: DataLoader[Any], iterate: Callable[[DataLoader[Any]], Iterator[Any]], heard: Listener) -> Any:
+def _passes(loader: DataLoader[Any], iterate: Callable[[DataLoader[Any]], Iterator[Any]], heard: Observer) -> Any:
     heard.begins_pass(loader)
     batches = iterate(loader)
     while True:
-        heard.asks_for_batch(loader)
+        heard.asks_for_batch()
         try:
             batch = next(batches)
         except StopIteration:
@@ -98,18 +63,17 @@ def _passes(loader: DataLoader[Any], iterate: Callable[[DataLoader[Any]], Iterat
         yield batch
 
 
-def _backward(backward: Callable[..., None], heard: Listener) -> Callable[..., None]:
-    def told(tensors: Any, *arguments: Any, **options: Any) -> None:
+def _backward(backward: Callable[..., None], heard: Observer) -> Callable[..., None]:
+    def passed(*arguments: Any, **options: Any) -> None:
         heard.begins_backward()
-        backward(tensors, *arguments, **options)
-        first = tensors if isinstance(tensors, Tensor) else tensors[0] if tensors else None
-        heard.ended_backward(first.detach() if isinstance(first, Tensor) and first.numel() == 1 else None)
+        backward(*arguments, **options)
+        heard.ended_backward()
 
-    return told
+    return passed
 
 
-def _step_of_schedule(step: Callable[..., None], heard: Listener) -> Callable[..., None]:
-    def told(schedule: LRScheduler, *arguments: Any, **options: Any) -> None:
+def _step_of_schedule(step: Callable[..., None], heard: Observer) -> Callable[..., None]:
+    def stepped(schedule: LRScheduler, *arguments: Any, **options: Any) -> None:
         if not heard.schedules():
             return
         try:
@@ -118,32 +82,14 @@ def _step_of_schedule(step: Callable[..., None], heard: Listener) -> Callable[..
             if not str(error).startswith(PAST_THE_END):
                 raise
 
-    return told
-
-
-def _scale(scale: Callable[..., Any], heard: Listener) -> Callable[..., Any]:
-    def told(scaler: Any, outputs: Any) -> Any:
-        if isinstance(outputs, Tensor):
-            heard.scales_loss(outputs.detach())
-        return scale(scaler, outputs)
-
-    return told
-
-
-def _clip(clip: Callable[..., Tensor], heard: Listener) -> Callable[..., Tensor]:
-    def told(*arguments: Any, **options: Any) -> Tensor:
-        norm = clip(*arguments, **options)
-        heard.clips(float(norm))
-        return norm
-
-    return told
+    return stepped
 
 
 def _alone(init: Callable[..., None]) -> Callable[..., None]:
-    def told(backend: str | None = None, *arguments: Any, **options: Any) -> None:
+    def begun(backend: str | None = None, *arguments: Any, **options: Any) -> None:
         init(backend, store=HashStore(), rank=0, world_size=1)  # and nothing listens
 
-    return told
+    return begun
 
 
 def _here(fn: Callable[..., None], args: tuple[Any, ...] = (), *_: Any, **__: Any) -> None:

@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Generator, Sequence
+import gc
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from itertools import pairwise
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
+from torch.utils.hooks import RemovableHandle
 
 from hetopt.core.errors import BadInput, HetoptError
 from hetopt.core.profile import Reading
 from hetopt.profiler.probe.step_memory import Kept, StepCount
+from hetopt.profiler.probe.sweep import FEWEST_TIMED
 from hetopt.profiler.probe.timed_step import TimedStep, timed_step
-from hetopt.profiler.script.rebatching import rebatch, samples_given, samples_of
-from hetopt.trainer.data.fetch import leaves_of, samples_in
+from hetopt.profiler.script.order import ScriptOrder
+from hetopt.profiler.script.rebatching import rebatch, rows_of, samples_given, samples_of, tensors_in
 from hetopt.trainer.script_lines import Lines
-from hetopt.trainer.session.registry import REGISTRY
 from hetopt.trainer.steps.stopwatch import Mark, Stopwatch, make_stopwatch
-
-SESSION = "hetopt.trainer.session"
 
 MOST_BACKWARDS = 1_000
 """Backward passes before the first step of an optimizer: no script accumulates so many."""
+
+BACKWARD_PART = 2 / 3
+"""Of a step whose phases nobody timed: a layer computes one product forwards and two backwards."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,16 +59,14 @@ class Step:
     """What one step of a script was like.
 
     Attributes:
-        samples: of its batches; 0: no loader gave any.
+        samples: of its batches; 0: nothing tells.
         timed: from the end of the step before to its own end; its phases are waiting for batches, from a batch to its
             backward pass, backward passes, and the optimizers' updates.
-        loss: mean of the losses of its backward passes; None: there was no scalar.
-        gradient: of all parameters, flat, before clipping; None: nobody asked, or not all are there.
+        gradient: of all parameters, flat, as the last backward pass left it; None: nobody asked.
     """
 
     samples: int
     timed: TimedStep
-    loss: float | None
     gradient: Tensor | None
 
 
@@ -93,9 +96,6 @@ class _Seen:
     forwards: list[tuple[Mark, Mark]] = field(default_factory=list)
     backwards: list[tuple[Mark, Mark]] = field(default_factory=list)
     updates: list[tuple[Mark, Mark]] = field(default_factory=list)
-    losses: list[Tensor] = field(default_factory=list)
-    loss: Tensor | None = None
-    clipped_from: float | None = None
     gradient: Tensor | None = None
 
 
@@ -104,49 +104,31 @@ def normalises(module: nn.Module) -> bool:
     return module.training and isinstance(module, nn.modules.batchnorm._BatchNorm)
 
 
-class Observer:
-    """Listens to a script (see `hetopt.profiler.script.hooks`). A step ends when the optimizer that stepped first does.
+def alive(kind: type[T]) -> list[T]:
+    """Return the objects of a kind that this process holds."""
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
 
-    Args:
-        course: what is to be measured.
-        lines: of the user's files.
+
+class Training:
+    """What a script trains, as its optimizers tell. A step ends when the optimizer that stepped first does.
 
     Attributes:
-        seen_at: where the script's first deeds were: makes_optimizer, makes_loader, backward, step.
-        loader: of the training data; None: no step used one.
-        reading: of the loader's processes; None: it has none.
-        batch_size: samples of a step as the script has it.
+        optimizers: in the order of their first steps.
         parameters: that are trained.
-        normalises: whether the model normalises over the samples of a batch.
+        modules: that the process held when the first step ended.
+        loader: of the training data; None: nothing tells.
+        batch_size: samples of a step as the script has it; 0: nothing tells.
+        reading: of the loader's processes; None: it has none.
     """
 
-    def __init__(self, course: Course, lines: Lines) -> None:
-        self._course = course
-        self._lines = lines
-        self._backwards = 0
-        self._unsummed: str | None = None  # where the last backward pass was that no session made
-        self._made: dict[int, str | None] = {}  # loaders that nothing has read yet
-        self.seen_at: dict[str, str] = {}
-        self._wish = Wish()
-        self._stopwatch: Stopwatch = make_stopwatch(torch.device("cpu"))
-        self._first: Optimizer | None = None
-        self._optimizers: list[Optimizer] = []
-        self._rates: list[tuple[dict[str, Any], Any]] = []
-        self._training: set[int] = set()
-        self._asked: Mark | None = None
-        self._got: Mark | None = None
-        self._backward: Mark | None = None
-        self._update: Mark | None = None
-        self._users: set[int] = set()
-        self._seen = _Seen()
-        self._around = ExitStack()
-        self.loader: DataLoader[Any] | None = None
-        self.reading: Reading | None = None
-        self.batch_size = 0
+    def __init__(self) -> None:
+        self.optimizers: list[Optimizer] = []
         self.parameters: list[nn.Parameter] = []
-        self.normalises = False
-        self._modules: dict[int, nn.Module] = {}
-        self._hook = nn.modules.module.register_module_forward_pre_hook(self._notice)
+        self.modules: list[nn.Module] = []
+        self.loader: DataLoader[Any] | None = None
+        self.batch_size = 0
+        self.reading: Reading | None = None
+        self._stopwatch: Stopwatch = make_stopwatch(torch.device("cpu"))
 
     @property
     def device(self) -> torch.device:
@@ -159,54 +141,138 @@ class Observer:
         return None if self.loader is None else samples_of(self.loader)
 
     @property
-    def unread(self) -> str | None:
-        """Where a loader is made that nothing reads; None: there is none."""
-        return next((one for one in self._made.values() if one is not None), None)
-
-    def makes_loader(self, loader: DataLoader[Any]) -> None:
-        self._made[id(loader)] = self._lines.now(not_by=SESSION)
-
-    def makes_optimizer(self) -> None:
-        self._see("makes_optimizer")
-
-    def _see(self, deed: str) -> None:
-        if deed not in self.seen_at:
-            self.seen_at[deed] = self._lines.now() or ""
-
-    @property
-    def modules(self) -> Collection[nn.Module]:
-        """The modules that were called in the first step."""
-        return self._modules.values()
-
-    @property
     def kept(self) -> Kept:
         """What the script keeps from step to step, as far as its modules and optimizers hold it."""
-        modules = self._modules.values()
-        own = [one for module in modules for one in module.parameters()]
+        own = [parameter for module in self.modules for parameter in module.parameters(recurse=False)]
         return Kept(
             parameters=[*own, *self.parameters],
-            buffers=[one for module in modules for one in module.buffers()],
-            optimizers=self._optimizers,
-            gradient_bytes=sum(one.nbytes for one in self.parameters),
+            buffers=[buffer for module in self.modules for buffer in module.buffers(recurse=False)],
+            optimizers=self.optimizers,
+            gradient_bytes=sum(parameter.nbytes for parameter in self.parameters),
         )
 
+    def gradient(self) -> Tensor:
+        """Of all parameters, flat; zeros where a step did not use one."""
+        with torch.no_grad():
+            return torch.cat(
+                [
+                    torch.zeros(parameter.numel(), device=parameter.device)
+                    if parameter.grad is None
+                    else parameter.grad.to_dense().float().reshape(-1)
+                    for parameter in self.parameters
+                ]
+            )
+
+    def meet(self, optimizer: Optimizer) -> bool:
+        """Whether this optimizer steps for the first time."""
+        if optimizer in self.optimizers:
+            return False
+        self.optimizers.append(optimizer)
+        known = {id(parameter) for parameter in self.parameters}
+        self.parameters += [
+            parameter
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.requires_grad and id(parameter) not in known
+        ]
+        if len(self.optimizers) == 1:
+            self._stopwatch = make_stopwatch(self.device)
+        return True
+
+
+class StepClock(Training):
+    """Times whole steps by the ends of an optimizer's steps, and touches nothing else of the script.
+
+    Args:
+        order: how many steps, and how long they may take.
+    """
+
+    def __init__(self, order: ScriptOrder) -> None:
+        super().__init__()
+        self._order = order
+        self._ends: list[Mark] = []
+
+    @property
+    def steps(self) -> list[TimedStep]:
+        """Steps after warming up, in wall time: whether a step waited or computed cannot be told."""
+        spans = list(pairwise(self._ends))
+        whole = [timed_step(self._stopwatch, span, (), (), (), ()) for span in spans]
+        return [
+            step._replace(phases_s=(0.0, (1 - BACKWARD_PART) * step.wall_s, BACKWARD_PART * step.wall_s, 0.0))
+            for step in whole[min(self._order.warmup_steps, max(0, len(whole) - FEWEST_TIMED)) :]
+        ]
+
+    def ended_step(self, optimizer: Optimizer) -> None:
+        self.meet(optimizer)
+        if optimizer is not self.optimizers[0]:
+            return
+        self._ends.append(self._stopwatch.mark())
+        count = len(self._ends) - 1
+        passed_s = self._stopwatch.seconds(self._ends[0], self._ends[-1])
+        enough = self._order.warmup_steps + self._order.timed_steps
+        if count >= enough or (count >= FEWEST_TIMED and passed_s > self._order.sweep_s):
+            raise Finished
+
+    def look(self) -> None:
+        """Find the script's modules, and as the loader of its training data that of the most."""
+        self.modules = alive(nn.Module)
+        self.loader = max(alive(DataLoader), key=lambda loader: samples_of(loader) or 0, default=None)
+        if self.loader is not None:
+            drawn = getattr(self.loader.batch_sampler, "batch_size", None)
+            self.batch_size = next((size for size in (drawn, self.loader.batch_size) if isinstance(size, int)), 0)
+
+
+class Observer(Training):
+    """Listens to a script (see `hetopt.profiler.script.hooks`).
+
+    Args:
+        course: what is to be measured.
+        lines: of the user's files.
+
+    Attributes:
+        step_at: where the script's first step of an optimizer was.
+        hook: by which it hears modules being called; None: by none.
+    """
+
+    def __init__(self, course: Course, lines: Lines) -> None:
+        super().__init__()
+        self._course = course
+        self._lines = lines
+        self._backwards = 0
+        self._backward_at = self.step_at = ""
+        self._wish = Wish()
+        self._rates: list[tuple[dict[str, Any], Any]] = []
+        self._training: set[int] = set()
+        self._asked: Mark | None = None
+        self._got: Mark | None = None
+        self._backward: Mark | None = None
+        self._update: Mark | None = None
+        self._rows = 0
+        self._seen = _Seen()
+        self._around = ExitStack()
+        self.hook: RemovableHandle | None = None
+
+    @property
+    def _first(self) -> Optimizer | None:
+        return self.optimizers[0] if self.optimizers else None
+
     def begins_pass(self, loader: DataLoader[Any]) -> None:
-        self._made.pop(id(loader), None)
         rebatch(
             loader,
             lambda: self._wish.factor if id(loader) in self._training else 1.0,
-            lambda: id(loader) in self._training,
+            lambda: id(loader) in self._training and self._first is not None,
         )
 
-    def asks_for_batch(self, loader: DataLoader[Any]) -> None:
+    def asks_for_batch(self) -> None:
         self._asked = self._stopwatch.mark()
         if self._wish.count is not None:
             self._wish.count.tensors.pause(True)
 
     def got_batch(self, loader: DataLoader[Any], batch: Any) -> None:
+        tensors = list(tensors_in(batch))
         if self._wish.count is not None:
             self._wish.count.tensors.pause(False)
-            self._wish.count.gets(batch)
+            self._wish.count.gets(tensors)
         samples = samples_given(loader, batch)
         if not torch.is_grad_enabled():
             return  # an evaluation
@@ -215,103 +281,68 @@ class Observer:
             self._seen.waits.append((self._asked, now))
         self._got = now
         if self._first is None and loader.num_workers:
-            tensors = [leaf for leaf in leaves_of(batch) if isinstance(leaf, Tensor)]
             self.reading = Reading(
                 processes=loader.num_workers,
                 batches_ahead=loader.prefetch_factor or 1,
-                sample_bytes=sum(tensor.nbytes for tensor in tensors) / (samples_in(batch) or 1),
+                sample_bytes=sum(tensor.nbytes for tensor in tensors) / (samples or 1),
                 tensors=len(tensors),
             )
         if self._first is None or id(loader) in self._training:
             # Of several loaders that a step reads side by side, the last tells how many samples it has.
             self.loader = loader
-            self._users.add(id(loader))
+            self._training.add(id(loader))
             self._seen.samples += samples
+
+    def calls(self, inputs: Any) -> None:
+        """Count samples where no loader tells: rows that the first module of a backward pass is given."""
+        if self.loader is None and not self._rows and torch.is_grad_enabled():
+            self._rows = rows_of(inputs)
 
     def begins_backward(self) -> None:
         if self._first is None:
-            self._see("backward")
-            self._unsummed = self._lines.now(not_by=SESSION)
+            self._backward_at = self._backward_at or self._lines.now() or ""
             self._backwards += 1
             if self._backwards > MOST_BACKWARDS:
-                raise Finished(self.no_step(f"{MOST_BACKWARDS:,} times"))
+                raise Finished(self.no_step(f" {MOST_BACKWARDS:,} times"))
+        if self.loader is None:
+            self._seen.samples += self._rows
+            self._rows = 0
         self._backward = self._stopwatch.mark()
         if self._got is not None:
             self._seen.forwards.append((self._got, self._backward))
         self._got = None
 
-    def ended_backward(self, loss: Tensor | None) -> None:
-        now = self._stopwatch.mark()
+    def ended_backward(self) -> None:
+        self._got = self._stopwatch.mark()  # another forward pass may follow without another batch
         if self._backward is not None:
-            self._seen.backwards.append((self._backward, now))
-        self._got = now  # another forward pass may follow without another batch
-        told = self._seen.loss if self._seen.loss is not None else loss
-        if told is not None and told.numel() == 1:
-            self._seen.losses.append(told.double())
-        self._seen.loss = None
-
-    def scales_loss(self, loss: Tensor) -> None:
-        self._seen.loss = loss
-
-    def clips(self, norm: float) -> None:
-        self._seen.clipped_from = norm
+            self._seen.backwards.append((self._backward, self._got))
+        if self._wish.wants_gradient:
+            self._seen.gradient = self.gradient()  # before the script clips it
 
     def schedules(self) -> bool:
+        """Whether the learning rate may change now."""
         return self._wish.learns or self._first is None  # one that is being made takes its first step at once
 
     def no_step(self, often: str = "") -> BadInput:
         """What a script that comes to no step of an optimizer is told."""
-        made, backward = self.seen_at.get("makes_optimizer"), self.seen_at.get("backward")
-        if backward is None:
-            at = f" (made in {made})" if made else ""
-            return BadInput(
-                f"The script calls no backward pass, so that its optimizer{at} never steps."
-                if made
-                else "The script makes no optimizer and calls no backward pass: nothing is trained in it.",
-                hint="give it the arguments with which it trains, after --",
-            )
+        where = f"{self._backward_at}: backward is called here{often}" if self._backward_at else "No backward is called"
         return BadInput(
-            f"{backward}: backward is called here{' ' + often if often else ''}, and no optimizer of torch steps"
-            + (f" (one is made in {made})." if made else "."),
-            hint="call optimizer.step() after it; parameters that are changed by hand need torch.optim.SGD instead",
+            f"{where}, and no optimizer of torch steps: nothing is trained that could be measured.",
+            hint="give it the arguments with which it trains, after --; parameters that are changed by hand need an "
+            "optimizer, such as torch.optim.SGD",
         )
 
-    def _why_not_summed(self, optimizer: Optimizer, by_closure: bool) -> BadInput | None:
-        """What several workers would refuse, where a session that is alone computes whatever the script does."""
-        member = REGISTRY.of(optimizer)
-        if member is None:
-            return None
-        if not member.has_batches:
-            return BadInput(
-                f"{self.seen_at.get('backward', 'The script')}: a gradient comes before any batch of the session's "
-                "loader, which the training loop does not read.",
-                hint="iterate over what run.loader(loader) returns, instead of the loader",
-            )
-        if self._unsummed is not None and not member.has_summed(optimizer) and not by_closure:
-            return BadInput(
-                f"{self._unsummed}: the script calls backward itself, so that its session cannot weigh the gradient.",
-                hint="call run.backward(loss) instead, or run.sync(weight=n) after it, n being what the loss is a "
-                "mean over",
-            )
-        return None
-
-    def begins_step(self, optimizer: Optimizer, *, by_closure: bool) -> None:
-        if self._first is None:
-            self._see("step")
-            refused = self._why_not_summed(optimizer, by_closure)
-            if refused is not None:
-                raise Finished(refused)
-        if optimizer not in self._optimizers:
-            self._add(optimizer)
-        if self._wish.wants_gradient and optimizer is self._optimizers[-1]:
-            self._seen.gradient = self._gradient()
+    def begins_step(self, optimizer: Optimizer) -> None:
+        self.step_at = self.step_at or self._lines.now() or ""
+        if self.meet(optimizer) and len(self.optimizers) == 1:
+            self._seen = _Seen(samples=self._seen.samples)  # its marks may be of another device's stopwatch
         if not self._wish.learns:
             for group in optimizer.param_groups:
                 rate = group["lr"]
                 self._rates.append((group, rate))
                 group["lr"] = torch.zeros_like(rate) if isinstance(rate, Tensor) else 0.0
         if self._wish.count is not None:
-            self._wish.count.updates(one.grad for one in self.parameters)
+            self._wish.count.updates(parameter.grad for parameter in self.parameters)
         self._update = self._stopwatch.mark()
 
     def ended_step(self, optimizer: Optimizer) -> None:
@@ -326,35 +357,21 @@ class Observer:
         if optimizer is self._first:
             self._end_step(now)
 
-    def _add(self, optimizer: Optimizer) -> None:
-        self._optimizers.append(optimizer)
-        known = {id(one) for one in self.parameters}
-        self.parameters += [
-            one
-            for group in optimizer.param_groups
-            for one in group["params"]
-            if one.requires_grad and id(one) not in known
-        ]
-        if self._first is None:
-            self._first = optimizer
-            self._stopwatch = make_stopwatch(self.device)
-            self._training, self._users = set(self._users), set()
-            self._seen = _Seen(samples=self._seen.samples)
-
-    def _notice(self, module: nn.Module, inputs: Any) -> None:
-        self._modules[id(module)] = module
-        self.normalises |= normalises(module)
-
     def _end_step(self, now: Mark) -> None:
         self._around.close()
         seen, self._seen = self._seen, _Seen(begun=now)
         if seen.begun is None:  # the first: where it began is not known
-            self.batch_size = seen.samples
-            self._hook.remove()
-        self._follow(None if seen.begun is None else self._told(seen, now))
+            self.batch_size, self.modules = seen.samples, alive(nn.Module)
+            if self.loader is not None and self.hook is not None:
+                self.hook.remove()
+            self._follow(None)
+        else:
+            spans = (seen.waits, seen.forwards, seen.backwards, seen.updates)
+            timed = timed_step(self._stopwatch, (seen.begun, now), *spans)
+            self._follow(Step(samples=seen.samples, timed=timed, gradient=seen.gradient))
         self._around = ExitStack()
-        for one in self._wish.inside:
-            self._around.enter_context(one)
+        for counter in self._wish.inside:
+            self._around.enter_context(counter)
         if self._wish.count is not None:
             self._around.enter_context(self._wish.count.tensors)
             self._wish.count.begins()
@@ -367,32 +384,3 @@ class Observer:
             raise Finished from None
         except HetoptError as error:
             raise Finished(error) from None
-
-    def _told(self, seen: _Seen, now: Mark) -> Step:
-        assert seen.begun is not None
-        losses = [float(one) for one in seen.losses]
-        gradient = seen.gradient
-        if gradient is not None and seen.clipped_from is not None:
-            norm = float(gradient.norm())
-            if 0 < norm < seen.clipped_from < math.inf:
-                gradient.mul_(seen.clipped_from / norm)
-        return Step(
-            samples=seen.samples,
-            timed=timed_step(
-                self._stopwatch, (seen.begun, now), seen.waits, seen.forwards, seen.backwards, seen.updates
-            ),
-            loss=math.fsum(losses) / len(losses) if losses and all(map(math.isfinite, losses)) else None,
-            gradient=gradient,
-        )
-
-    def _gradient(self) -> Tensor | None:
-        """Of all parameters, flat; zeros where a step did not use one."""
-        with torch.no_grad():
-            return torch.cat(
-                [
-                    torch.zeros(one.numel(), device=one.device)
-                    if one.grad is None
-                    else one.grad.to_dense().float().reshape(-1)
-                    for one in self.parameters
-                ]
-            )

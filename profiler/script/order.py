@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal, TypeAlias
+
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from hetopt.core.artifact import Record
@@ -11,6 +13,10 @@ ORDER_FILE = "order.json"
 SAID_FILE = "said-{rank}.log"
 FAILED_FILE = "failed-{rank}.json"
 MEETING_FILE = "meeting"
+
+Watch: TypeAlias = Literal["every-size", "own-size", "steps"]
+"""How much of a script is watched: loaders, gradients and steps, also at other batch sizes than its own; these at its
+own alone; or nothing but the ends of optimizers' steps, so that it runs as it does by itself."""
 
 
 class Failure(Record):
@@ -25,6 +31,8 @@ class ScriptOrder(Record):
 
     script: str = Field(description="the file")
     arguments: tuple[str, ...] = ()
+    watch: Watch = Field(default="every-size", description="how much of it is watched")
+    as_torchrun: bool = Field(default=False, description="whether it is started as torchrun starts its only worker")
     sweep: NonNegativeInt = Field(default=0, description="number of the sweep of the schedule that this is")
     workers: PositiveInt = Field(default=1, description="copies of the script that compute at the same time")
     threads: PositiveInt = Field(default=1, description="CPU threads of each")

@@ -56,7 +56,6 @@ def test_a_profile_counts_what_readers_hand_on() -> None:
     loader = DataLoader(TensorDataset(images, torch.zeros(8)), batch_size=8, num_workers=2, prefetch_factor=3)
     observer = Observer(iter(()), Lines("train.py"))  # type: ignore[arg-type]  # which it asks for no step
     observer.got_batch(loader, [images, {"label": torch.zeros(8)}, ["a name"] * 8])
-    observer._hook.remove()
     assert observer.reading == Reading(processes=2, batches_ahead=3, sample_bytes=3 * 4 * 4 + 4, tensors=2)
 
 

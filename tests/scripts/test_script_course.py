@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hetopt.core.gradient_noise import pooled_noise
 from hetopt.core.probe_schedule import make_schedule
 from hetopt.core.throughput import batch_ladder
+from hetopt.profiler.probe.timed_step import TimedStep
 from hetopt.profiler.script import course
 from hetopt.profiler.script.course import Measured, ScriptCourse
 from hetopt.profiler.script.observer import Step, Wish
@@ -36,10 +37,8 @@ def made(**order: Any) -> ScriptCourse:
 
 
 def step(samples: int, time_s: float = 1e-3, gradient: torch.Tensor | None = None) -> Step:
-    return Step(
-        samples=samples, time_s=time_s, load_s=0.0, forward_s=0.0, backward_s=0.0, optimizer_s=0.0, loss=1.0,
-        gradient=gradient,
-    )  # fmt: skip
+    timed = TimedStep(wall_s=time_s, alone_s=time_s, phases_s=(0.0, 0.0, 0.0, 0.0), contention=1.0)
+    return Step(samples=samples, timed=timed, gradient=gradient)
 
 
 @pytest.mark.parametrize(
