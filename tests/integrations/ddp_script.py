@@ -1,9 +1,10 @@
 """A loop with DistributedDataParallel that begins its epochs in evaluation mode, or does what hetopt's shares need not.
 
-``ddp_script.py usual|compiled|own_hook|no_rank|sharded``
+``ddp_script.py usual|compiled|public_hook|own_hook|no_rank|sharded``
 """
 
 import sys
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,29 +16,35 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Subset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
+import hetopt
+
 (way,) = sys.argv[1:]
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 x = torch.randn(203, 8)
 data = TensorDataset(x, (x[:, 0] > 0).long())
 net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2))
+model: Any
 if way == "sharded":
     model = fully_shard(net, mesh=dist.device_mesh.init_device_mesh("cpu", (2,)))
 else:
     model = DistributedDataParallel(net)
 if way == "own_hook":
     model.register_comm_hook(None, fp16_compress_hook)
+if way == "public_hook":
+    model.register_comm_hook(hetopt.CommState(model), hetopt.comm_hook)
 if way == "no_rank":
     loader = DataLoader(Subset(data, range(dist.get_rank(), 202, 2)), batch_size=24, shuffle=True)
 else:
     loader = DataLoader(data, batch_size=24, sampler=DistributedSampler(data))
 call = torch.compile(model, backend="eager") if way == "compiled" else model
-optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+optimizer: Any = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
 for _ in range(2):
     for inputs, targets in loader:
         model.train()
         optimizer.zero_grad()
-        cross_entropy(call(inputs), targets).backward()
+        loss: Any = cross_entropy(call(inputs), targets)
+        loss.backward()
         optimizer.step()
     model.eval()
     for batch in DataLoader(data, batch_size=20):

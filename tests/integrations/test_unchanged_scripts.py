@@ -51,7 +51,7 @@ def trained(folder: Path, way: str, script: Path, *arguments: str) -> tuple[list
 
 def samples(folder: Path) -> list[int]:
     started = next(event for event in read_log(folder / EVENTS_FILE).events if event.event == "run_started")
-    return [worker["local_batch_size"] for worker in started.workers]
+    return [worker.local_batch_size for worker in started.workers]
 
 
 @pytest.mark.parametrize(
@@ -80,6 +80,7 @@ def test_a_framework_takes_on_unequal_shares_the_steps_of_equal_ones(
     [
         ("usual", [32, 16], ""),
         ("compiled", [32, 16], ""),
+        ("public_hook", [32, 16], ""),
         ("own_hook", [24, 24], "registers a communication hook of its own, which is kept"),
         ("no_rank", [24, 24], "keeps equal shares: nothing in its sampler is of one rank"),
     ],
