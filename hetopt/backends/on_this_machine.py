@@ -17,11 +17,11 @@ from hetopt.backends.prediction.hosting import Mapped, ThisMachine
 from hetopt.backends.prediction.local_plan import predict_on_local
 from hetopt.backends.prediction.machine_speed import as_runs_found, at_present
 from hetopt.backends.processes import LocalLauncher, ProcessLauncher
-from hetopt.backends.ssh import look
 from hetopt.core.calibration_benchmark import MachineReading
 from hetopt.core.errors import BadInput
 from hetopt.core.extras import install_command
-from hetopt.core.profile import Profile, check_readers
+from hetopt.core.profile import Profile
+from hetopt.core.reader_limits import check_readers, open_files_here, shared_bytes_here
 from hetopt.core.run_folder import latest_checkpoint
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.runs import RunFolders
@@ -62,8 +62,8 @@ class _OnThisMachine(ProcessLauncher):
                 check_data_folder(Path(options.data))
             spec = spec.model_copy(update={"data_dir": str(Path(options.data).resolve())})
         samples = [worker.local_batch_size for worker in spec.workers]
-        reading, shared_bytes = wanted.profile.job.reading, look.shared_bytes()
-        check_readers("this machine", reading, samples, shared_bytes=shared_bytes, open_files=look.open_files())
+        reading, shared_bytes = wanted.profile.job.reading, shared_bytes_here()
+        check_readers("this machine", reading, samples, shared_bytes=shared_bytes, open_files=open_files_here())
         launch = Launch(
             created="",
             started_s=0.0,

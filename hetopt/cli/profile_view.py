@@ -14,7 +14,6 @@ from hetopt.core.gradient_noise import Moments, noise_scale
 from hetopt.core.profile import Device, Link, Pilot, Profile, StepTime
 from hetopt.core.step_samples import StepSample, StepSamples, read_samples
 from hetopt.core.throughput import Timing, summarize
-from hetopt.optimizer.step_time.host_level import contention_reach
 
 WORTH_SAYING = 1.15
 """Times its processor time that computing may take."""
@@ -47,7 +46,7 @@ def show(profile: Profile) -> None:
     noisy = [point for device in profile.devices for point in device.step_times if _spread(point).is_noisy]
     if noisy:
         render.note(f"{len(noisy)} step times vary a lot: measure again for narrower predictions.")
-    if contention_reach(profile) >= WORTH_SAYING:
+    if (profile.contention or 1.0) >= WORTH_SAYING:
         render.note(
             f"Other programs kept the processors busy: computing took {profile.contention:.1f} times its processor "
             "time. Steps are told without that; predictions for this machine reach as far."

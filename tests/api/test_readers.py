@@ -16,7 +16,8 @@ from hetopt.backends.backend import LaunchOptions
 from hetopt.backends.on_this_machine import LocalBackend
 from hetopt.backends.ssh import look
 from hetopt.core.errors import RunFailed
-from hetopt.core.profile import FILES_OF_A_READER, Profile, Reading, check_readers
+from hetopt.core.profile import Profile, Reading
+from hetopt.core.reader_limits import FILES_OF_A_READER, check_readers
 from hetopt.profiler.script.observer import Observer
 from hetopt.trainer.script_lines import Lines
 

@@ -22,7 +22,8 @@ from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.formatting import listed
 from hetopt.core.hosts import CPU, Host, alike, parse_hosts, read_hosts
 from hetopt.core.nodes import host_names
-from hetopt.core.profile import Reading, check_readers
+from hetopt.core.profile import Reading
+from hetopt.core.reader_limits import check_readers
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.runs import RunFolders
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch

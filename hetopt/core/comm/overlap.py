@@ -1,7 +1,8 @@
 """What travels while the backward pass still runs, and how much of it has to wait for its end. Standard library only.
 
 Gradients are summed in buckets, in the order in which backward produces them, as DistributedDataParallel does: a small
-one first, so that something travels early, then larger ones. The last bucket is full when backward is over, whatever came before.
+one first, so that something travels early, then larger ones. The last bucket is full when backward is over, whatever
+came before.
 """
 
 from __future__ import annotations
