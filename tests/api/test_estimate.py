@@ -159,7 +159,7 @@ def test_flops_alone_are_of_the_model_that_uses_them_best() -> None:
         ({"config": "config.json"}, "`params` and `config` exclude each other"),
         ({"params": "many"}, "`params` must be a number"),
         ({"params": -1}, "`params` must be a positive number"),
-        ({"params": math.inf}, "`params` must be a positive number"),
+        ({"params": math.inf}, "`params` must be a number"),
         ({"params": 5}, "`params` must be at least 1,000, got 5"),
         ({"params": 1e18}, "no more than 1e\\+15"),
         ({"samples": 1e300}, "no more than 1e\\+15"),

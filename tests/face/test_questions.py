@@ -16,7 +16,8 @@ from tests.few_types import all_types
 from .conftest import RECORDED, Answer
 from .described import BERT, GPT2, NCF, RESNET101
 
-MOST_LINES, COLUMNS = 22, 80
+MOST_LINES, COLUMNS = 23, 80
+"""A terminal of 24 lines, less the one that is typed."""
 
 QUESTIONS: dict[str, tuple[str | Profile, str, int]] = {
     "a-second": ("digits", "--budget 5", 0),
