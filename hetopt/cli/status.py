@@ -71,7 +71,7 @@ def _facts_or_why(run: Run) -> dict[str, Any]:
 def _facts(run: Run, *, ask: bool) -> dict[str, Any]:
     from hetopt.core.conditions import ConditionsReader
     from hetopt.core.run_status import end_reason
-    from hetopt.reports.run_words import audited, pause
+    from hetopt.reports.run_words import pause
 
     started = run.launch
     if started is not None and started.on == "ec2":
@@ -111,7 +111,7 @@ def _facts(run: Run, *, ask: bool) -> dict[str, Any]:
         "unread_lines": record.unread.lines,
         "unread": record.unread.sentence,
         "exchange": _exchange(progress),
-        "audits": None if progress.audits is None else asdict(progress.audits) | {"text": audited(progress)},
+        "audits": _audits(progress),
         "workers": [
             {
                 "host": worker.host,
@@ -129,6 +129,12 @@ def _facts(run: Run, *, ask: bool) -> dict[str, Any]:
         "pausing": pause(progress, time.time()) if not state.state.is_over else None,
         "happenings": [one.model_dump() for one in record.timeline.happenings],
     }
+
+
+def _audits(progress: RunFold) -> dict[str, Any] | None:
+    from hetopt.reports.run_words import audited
+
+    return None if progress.audits is None else asdict(progress.audits) | {"text": audited(progress)}
 
 
 def resume_command(run: Run, state: RunStatus, on: str | None) -> str | None:

@@ -148,7 +148,7 @@ def test_nothing_matches_is_an_answer_with_the_reason() -> None:
         ("list --price-max nan", "--price-max must be an amount in USD", "$20"),
         ("list --price-max -1", "--price-max must be a positive number", "--price-max"),
         ("list --memory-min -1", "--memory-min must be a positive number", "--memory-min"),
-        ("list --network-min inf", "--network-min must be a number", "--network-min"),
+        ("list --network-min inf", "--network-min must be a number", "write"),
         ("list --region ca-west-1 --price-max 3", "no prices for ca-west-1", "refresh --region ca-west-1"),
         ("list --region ca-west-1 --market on-demand", "no prices for ca-west-1", "refresh --region ca-west-1"),
         ("list --catalog nowhere", "nowhere/sources.json does not exist", "--catalog"),
