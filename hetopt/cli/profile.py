@@ -123,7 +123,7 @@ def profile(asked: Measure) -> None:
     \b
       hetopt profile digits -o profile.json
       hetopt profile -o profile.json -- train.py --batch-size 64
-      hetopt profile mine.py:task
+      hetopt profile mine.py:task -o mine.json
     """
     import hetopt
     from hetopt.cli import parse, profile_view, render
