@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
 import hetopt
+from hetopt.backends import on_this_machine
 from hetopt.backends.backend import LaunchOptions
 from hetopt.backends.on_this_machine import LocalBackend
-from hetopt.backends.ssh import look
 from hetopt.core.errors import RunFailed
 from hetopt.core.profile import Profile, Reading
 from hetopt.core.reader_limits import FILES_OF_A_READER, check_readers
@@ -69,9 +69,9 @@ def test_a_launch_whose_batches_do_not_fit_in_shared_memory_is_refused(monkeypat
     )
     assert plan.profile.job.reading == reading
     options = LaunchOptions(slowdowns=(1.0, 1.0))
-    monkeypatch.setattr(look, "shared_bytes", lambda: 256_000_000)
+    monkeypatch.setattr(on_this_machine, "shared_bytes_here", lambda: 256_000_000)
     LocalBackend().prepare(plan, plan, options)
-    monkeypatch.setattr(look, "shared_bytes", lambda: 255_999_999)
+    monkeypatch.setattr(on_this_machine, "shared_bytes_here", lambda: 255_999_999)
     with pytest.raises(RunFailed, match=r"this machine has 256 MB of shared memory .* 256 MB in all") as refused:
         LocalBackend().prepare(plan, plan, options)
     assert "shm-size" in str(refused.value.hint)

@@ -247,5 +247,5 @@ def test_a_script_is_ordered_with_its_files_or_refused_before_anything_is_made(
     refused(hetopt(*order, "--", script, tmp_path / "images"), 2, "given the folder .*images, which rented machines")
     refused(hetopt(*order, "--data", "s3://bucket/data/x", "--", script), 2, r"by \{data\} among its arguments")
     script.write_text("import torch\n")
-    refused(hetopt(*order, "--", script), 2, "has no session in it")
+    refused(hetopt(*order, "--", script), 2, "uses neither DistributedDataParallel nor a session")
     assert leftovers(cloud) == []

@@ -102,7 +102,7 @@ def ran(folder: Path, text: str) -> tuple[list[int | None], list[str]]:
         pytest.param(
             HEAD + "if rank == 1:\n    sys.exit()\n" + LOOP + STEP,
             6,
-            r"worker 1, \S*train\.py, line 9: the script ended here without a step of a session",
+            r"worker 1, \S*train\.py, line 9: the script ended here without a step of DistributedDataParallel",
             id="exits before the session",
         ),
         pytest.param(

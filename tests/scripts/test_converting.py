@@ -201,8 +201,8 @@ def test_rates_that_differ_are_found_and_nothing_is_compared_where_gradients_are
     """A warm-up that begins at nothing: scripts that differ would agree by their gradients."""
     for name, rate in (("before", 0.0125), ("alone", 0.0125), ("shared", 0.00039)):
         torch.save([[torch.zeros(3), torch.ones(3)]], tmp_path / gradients.FILE.format(name=name, rank=0))
-        options = [[[{"lr": 0.0}], [{"lr": rate}]]]
-        (tmp_path / gradients.OPTIONS_FILE.format(name=name, rank=0)).write_text(json.dumps(options))
+        told = {"options": [[[{"lr": 0.0}], [{"lr": rate}]]]}
+        (tmp_path / gradients.TOLD_FILE.format(name=name, rank=0)).write_text(json.dumps(told))
     found = gradients.differences(tmp_path, "before", ("alone", "shared"))
     assert found.zero == 1
     assert found.options == "lr of optimizer 1 at step 2 is 0.00039, and was 0.0125"

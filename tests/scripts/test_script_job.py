@@ -21,7 +21,7 @@ from hetopt.core.profile import Profile
 from hetopt.core.reporter import Reporter
 from hetopt.core.run_status import RunState
 from hetopt.optimizer.plan import Plan
-from hetopt.profiler.script.gradients import FILE, OPTIONS_FILE, differences
+from hetopt.profiler.script.gradients import FILE, differences
 from hetopt.reports.plan_page import next_commands
 from tests.disturbance import PATIENCE_S
 from tests.docs.shown import assert_shown
@@ -204,7 +204,6 @@ def test_gradients_that_differ_are_found(tmp_path: Path) -> None:
     }
     for name, one in kept.items():
         torch.save(one, tmp_path / FILE.format(name=name, rank=0))
-        (tmp_path / OPTIONS_FILE.format(name=name, rank=0)).write_text("[]")
     found = differences(tmp_path, "right", ("same", "off", "short", "other"))
     assert found.steps == 2
     assert found.largest == (0.0, pytest.approx(0.01), math.inf, math.inf)

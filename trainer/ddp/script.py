@@ -10,16 +10,18 @@ known, by what its ``Trainer`` divides a loss (see `_sums_of_trainer`).
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -30,7 +32,7 @@ from torch.utils.data import DataLoader, dataloader
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import EVENTS_FILE, EventLog
 from hetopt.core.run_folder import STOP_FILE
-from hetopt.core.run_spec import RunSpec
+from hetopt.core.run_spec import Compression, RunSpec
 from hetopt.trainer.announcement import announce
 from hetopt.trainer.assembly import make_worker_pace
 from hetopt.trainer.balance import Balance
@@ -46,9 +48,11 @@ from hetopt.trainer.policies.policy import KeepShares
 from hetopt.trainer.session.batches import Part, ShareTable
 from hetopt.trainer.session.plan import SessionPlan
 from hetopt.trainer.session.record import add_sample
+from hetopt.trainer.session.registry import REGISTRY
 from hetopt.trainer.session.stopping import Stopped
 from hetopt.trainer.steps.slowdown import FORWARD, Slowdown
 from hetopt.trainer.steps.step import StepTrace
+from hetopt.trainer.steps.step_config import ExchangeConfig
 from hetopt.trainer.steps.stopwatch import Mark, make_stopwatch
 
 
@@ -58,17 +62,17 @@ class DdpRun:
     Args:
         plan: shares, compression, policies; of the launch.
         run_dir: for the event log, which rank 0 writes.
-
-    Attributes:
         rank: of this worker.
         world_size: workers.
+
+    Attributes:
         steps: that optimizers have made.
     """
 
-    def __init__(self, plan: SessionPlan, run_dir: Path) -> None:
+    def __init__(self, plan: SessionPlan, run_dir: Path, rank: int, world_size: int) -> None:
         self._plan, self._run_dir = plan, run_dir
-        self.rank, self.world_size, self.steps = dist.get_rank(), dist.get_world_size(), 0
-        self._modules: list[tuple[DistributedDataParallel, CommState]] = []
+        self.rank, self.world_size, self.steps = rank, world_size, 0
+        self._modules: list[tuple[Any, Any]] = []  # of DDP, and how their gradients travel
         self._hooked: dict[int, bool] = {}
         self._remarks: set[str] = set()
         self._events = EventLog(run_dir / EVENTS_FILE if self.rank == 0 else None)
@@ -313,6 +317,49 @@ class DdpRun:
         self._events.close()
 
 
+class LoneRun(DdpRun):
+    """A script on one worker: nothing is shared or exchanged, and the steps of its optimizer are counted.
+
+    Args:
+        plan: of the launch.
+        run_dir: for the event log.
+    """
+
+    def __init__(self, plan: SessionPlan, run_dir: Path) -> None:
+        super().__init__(plan, run_dir, 0, 1)
+
+    def forward(self, ddp: DistributedDataParallel, rows: int | None) -> None:
+        """Do nothing: all of a batch is this worker's."""
+
+    def give(self, sampler: object, batch: object) -> None:
+        """Do nothing: batches are those of the script."""
+
+    def stepped(self, optimizer: Optimizer) -> None:
+        """Count a step; the first begins the log, as nobody knows when it began itself."""
+        samples = self._plan.spec.global_batch_size
+        if self._engine is None:
+            parameters = [one for group in optimizer.param_groups for one in group["params"]]
+            exchange = ExchangeConfig(compression=Compression(), dense_bytes=sum(one.nbytes for one in parameters))
+            model = nn.ModuleDict({"module": _module_of(parameters)})
+            self._modules, self.steps = [(model, SimpleNamespace(exchange=exchange, stats=None))], 1
+            self._part, spec = Part(samples=samples, batch=samples, shares=(samples,)), self._plan.run_spec((samples,))
+            self._begin(spec, Balance(spec, KeepShares(), minimum=1))
+        else:
+            self.reach(1.0)
+            super().stepped(optimizer)
+        self._samples_seen += samples
+        self._pace.begin(samples)
+
+
+def _module_of(parameters: Sequence[nn.Parameter]) -> nn.Module:
+    """Return the smallest module that has all of some parameters; where there is none, a list of them."""
+    wanted, having = {id(one) for one in parameters}, list[nn.Module]()
+    for thing in gc.get_objects():
+        if issubclass(type(thing), nn.Module) and wanted <= {id(one) for one in thing.parameters()}:
+            having.append(thing)
+    return min(having, key=lambda module: len(list(module.modules())), default=nn.ParameterList(parameters))
+
+
 @contextmanager
 def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | None]]:
     """Let a DDP script run on unequal workers inside; gives what returns its run, once a DDP module was made.
@@ -332,7 +379,7 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
                 trainer.compute_loss = _weighing(trainer.compute_loss, lambda: runs)
         if dist.get_world_size(self.process_group) == len(plan.spec.workers) > 1:
             if not runs:
-                runs.append(DdpRun(plan, run_dir))
+                runs.append(DdpRun(plan, run_dir, dist.get_rank(), dist.get_world_size()))
             runs[0].attach(self)
 
     def called(self: DistributedDataParallel, *inputs: Any, **named: Any) -> Any:
@@ -368,6 +415,8 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
             runs[0].reach(1.0)
 
     def stepped(optimizer: Optimizer, args: Any, options: Any) -> None:
+        if not runs and len(plan.spec.workers) == 1 and REGISTRY.begun == 0:
+            runs.append(LoneRun(plan, run_dir))
         if runs:
             runs[0].stepped(optimizer)
         elif len(plan.spec.workers) > 1:
