@@ -146,7 +146,7 @@ def test_a_script_runs_beside_its_files_and_ends_with_its_exit_code(
     (task / "train.py").write_text(
         "import os, sys\n"
         "print(open(sys.argv[1]).read(), *(os.environ[name] for name in os.environ['NAMES'].split()))\n"
-        "sys.argv[1:] = ['--epochs', '1', '--save-every', '10']\n"
+        f"sys.argv[1:] = ['--epochs', '1', '--save-every', '5', '--batch-size', '{spec.global_batch_size}']\n"
         "import resumable\n"
         "open(os.path.join(os.environ['HETOPT_OUTPUT'], 'figures.txt'), 'w').write('of the script')\n"
         "sys.exit(3)\n"

@@ -170,6 +170,8 @@ def main(rank: int, folder: Path) -> None:
             place = folder / f"{number}-{samples}-{rank}"
             place.mkdir(exist_ok=True)
             spec = spec_of(case.get("task", "session"), samples, compression, sync=sync)
+            if "task" not in case:  # a script's own DataLoader reads
+                spec = spec.model_copy(update={"prefetch": RunSpec.model_fields["prefetch"].default})
             if material is None:
                 peak = trained_script(case["session"], spec, place)
             else:

@@ -127,7 +127,7 @@ def test_it_is_launched_stopped_resumed_and_reported(
         text = text.replace(before, after)
     script = tmp_path / "resumable.py"
     script.write_text(text, encoding="utf-8")
-    with pytest.raises(BadInput, match="no session in it"):
+    with pytest.raises(BadInput, match="uses neither DistributedDataParallel nor a session"):
         hetopt.launch(plan, on="local", slowdowns=(1, 3))
     refused = hetopt.launch(plan, on="local", script=[str(script), "--epochs", "1"])
     assert refused.wait().state is RunState.FAILED

@@ -131,7 +131,13 @@ def test_no_stranger_of_a_host_or_beside_a_script_is_imported_for_ours(
         shell = servers.folder / f"box{place}.shell"
         shell.write_text(f"cd {tmp_path / 'user'}\n{shell.read_text()}")
     (tmp_path / "mine").mkdir()
-    script = (str(script_among_strangers(tmp_path / "mine")), "--epochs", "2")
+    script = (
+        str(script_among_strangers(tmp_path / "mine")),
+        "--epochs",
+        "2",
+        "--batch-size",
+        str(plan.run.global_batch_size),
+    )
     of_script = plan.model_copy(update={"run": plan.run.model_copy(update={"script": script})})
     run = hetopt.launch(of_script, on="ssh", inventory=inventory)
     status = run.wait()
