@@ -84,7 +84,6 @@ def _facts(run: Run, *, ask: bool) -> dict[str, Any]:
     launch, progress = record.launch, record.progress
     speeds = launch.speeds if launch else {}
     hourly = launch.running_usd_per_hour if launch else None
-    predicted_steps = launch.prediction.steps.value if launch else None
     elapsed_s = progress.elapsed_s
     return {
         "run": run.name,
@@ -95,7 +94,7 @@ def _facts(run: Run, *, ask: bool) -> dict[str, Any]:
         "resume": resume_command(run, state, launch.on if launch else None),
         "task": progress.task or (launch.spec.task if launch else None),
         "step": progress.step,
-        "predicted_steps": predicted_steps,
+        "predicted_steps": launch.prediction.steps.value if launch else None,
         "epoch": progress.epoch,
         "loss": progress.loss,
         "metrics": dict(progress.metrics),
