@@ -10,7 +10,6 @@ plain torchrun that is DDP's mean; under ``hetopt launch`` each worker's gradien
 
 # No `from __future__ import annotations` here: DDP compares the annotations of its hook with types.
 
-import itertools
 from collections.abc import Callable
 
 import torch
@@ -19,13 +18,12 @@ from torch import Tensor
 from torch.distributed import GradBucket  # type: ignore[attr-defined]  # torch's stubs do not know it
 from torch.nn.parallel import DistributedDataParallel
 
-from hetopt.core.comm.checked import checked
-from hetopt.core.comm.composition import AUTO, METHODS
-from hetopt.core.comm.compression_text import parse_compression
+from hetopt.core.comm.composition import METHODS
 from hetopt.core.errors import BadInput
-from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
+from hetopt.core.run_spec import Compression, RunSpec
 from hetopt.trainer.comm.buckets import BucketExchange
 from hetopt.trainer.comm.exchange import ExchangeStats
+from hetopt.trainer.session.plan import make_plan
 from hetopt.trainer.steps.exchange_assembly import ExchangeMaker
 from hetopt.trainer.steps.fused_step import all_finite
 from hetopt.trainer.steps.step_config import ExchangeConfig
@@ -71,7 +69,12 @@ class CommState:
         self._parameters = [one for one in ddp.module.parameters() if one.requires_grad]
         self.weight = weight
         self.share: float | None = None
-        self.adopt(_spec_of(compression, self._workers) if spec is None else spec, reach)
+        self.adopt(
+            make_plan(self._workers, compression=compression, policy="static", sync="bsp", spec=None).spec
+            if spec is None
+            else spec,
+            reach,
+        )
 
     def adopt(self, spec: RunSpec, reach: Callable[[float], None]) -> None:
         """Exchange gradients as a run does, from its first step on; see the arguments of the class."""
@@ -162,24 +165,3 @@ def comm_hook(state: CommState, bucket: GradBucket) -> torch.futures.Future[Tens
         A future of the sum, in the bucket's own tensor.
     """
     return state.reduce(bucket)
-
-
-def _spec_of(compression: Compression | str, workers: int) -> RunSpec:
-    is_auto = compression == AUTO
-    record = (
-        parse_compression(compression, option="compression")
-        if isinstance(compression, str) and not is_auto
-        else (Compression() if isinstance(compression, str) else compression)
-    )
-    checked(record)
-    return RunSpec(
-        task="script",
-        workers=tuple(
-            WorkerSpec(host=f"worker-{rank}", type="local", local_batch_size=1)
-            for rank in itertools.islice(itertools.count(), workers)
-        ),
-        compression=record,
-        ratio_policy="auto" if is_auto else "fixed",
-        collective_policy="cheapest" if is_auto else "fixed",
-        stop=StopRule(max_steps=1),
-    )

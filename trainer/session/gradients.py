@@ -73,9 +73,8 @@ class FlatGradient:
         sizes = {
             wide: [real.numel() for real in reals if (real.dtype == torch.float64) is wide] for wide in (False, True)
         }
-        self.ahead = (
-            0 if single is not None else _FLAGS * len(parameters) + len(parameters) % 2
-        )  # complex views are even
+        # Views of complex numbers begin at an even place.
+        self.ahead = 0 if single is not None else _FLAGS * len(parameters) + len(parameters) % 2
         self.whole = torch.zeros(self.ahead + sum(sizes[False]), device=device) if single is None else single
         self.single = self.whole[self.ahead :]
         self.double = torch.zeros(sum(sizes[True]), device=device, dtype=torch.float64)
