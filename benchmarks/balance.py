@@ -119,6 +119,12 @@ def spec(
     )
 
 
+def script_side(run: RunSpec) -> Side:
+    """Return the side of a script with a session, which evaluates by itself."""
+    usual = RunSpec.model_fields["evaluate_every_epochs"].default
+    return Side(name=SCRIPT, by="session", spec=run.model_copy(update={"evaluate_every_epochs": usual}))
+
+
 def by_speed(workers: tuple[WorkerSpec, ...], batch: int) -> tuple[WorkerSpec, ...]:
     """The workers with the exact shares for their declared speeds: what a perfect profile would have planned."""
     times = [
@@ -166,7 +172,7 @@ def speeds_part(scale: Scale, results: Results) -> None:
             ),
         ]
         if speeds == AS_SCRIPT:
-            sides.append(Side(name=SCRIPT, by="session", spec=spec(workers, "model", steps=scale.steps)))
+            sides.append(script_side(spec(workers, "model", steps=scale.steps)))
         logs = rehearse(hosts, sides, rounds=scale.rounds)
         plain = [step_time_s(log, from_step=PERIOD) for log in logs[DDP]]
         ideal = compute_s(workers, equal_shares(len(workers), BATCH)) / best_compute_s(workers, BATCH)
@@ -291,7 +297,7 @@ def equal_part(scale: Scale, results: Results) -> None:
             Side(name=DDP, by="ddp", spec=run),
             Side(name=TUNED, by="ddp-tuned", spec=run),
             Side(name="hetopt", by="hetopt", spec=run),
-            Side(name=SCRIPT, by="session", spec=run),
+            script_side(run),
         ]
         logs = rehearse(hosts, sides, rounds=scale.equal_rounds)
         measured = [
