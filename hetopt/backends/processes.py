@@ -244,8 +244,14 @@ class ProcessLauncher(ABC):
         """
         run_dir = handle.run_dir.resolve()
         process = _Process.named_in(run_dir)
+
+        def is_held_by_process() -> bool:
+            return process is not None and process.holds_lease(run_dir)
+
+        # A process that is just ending has closed the lease before the kernel unlocks it.
+        self._until(lambda: is_held_by_process() or not is_alive(run_dir), ENDING_S)
         with suppress(ProcessLookupError, psutil.NoSuchProcess):  # it ends by itself meanwhile
-            if process is not None and process.holds_lease(run_dir):
+            if process is not None and is_held_by_process():
                 self._end(run_dir, process)
             elif is_alive(run_dir):
                 raise BadInput(
