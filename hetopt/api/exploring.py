@@ -166,12 +166,15 @@ def place_on_hosts(measured: Profile, *, inventory: Path | str, tell: Reporter) 
 
     Raises:
         BadInput: the inventory cannot be read, or the task does not travel.
-        RunFailed: a host cannot take part.
+        RunFailed: no host can take part.
     """
     bundle = make_bundle(measured.job.task, rented=False)
     tell("asking the hosts", None)
-    hosts = read_hosts(Path(inventory))
-    launcher = SshProbes(inventory=ready(Inventory(hosts=hosts, bundle_sha256=bundle.sha256)), bundle=bundle)
+    asked = Inventory(hosts=read_hosts(Path(inventory)), bundle_sha256=bundle.sha256)
+    launcher = SshProbes(inventory=ready(asked), bundle=bundle)
+    for reason in launcher.inventory.left_out.values():
+        tell.note(f"{reason} It is not measured.")
+    hosts = launcher.inventory.fit()
     hourly = {host.name: host.cost_usd_per_hour or STAND_IN_USD_PER_HOUR for host in hosts}
     return _place(
         launcher,

@@ -359,7 +359,24 @@ def test_each_host_is_probed_alone_and_more_and_more_together() -> None:
         assert len(probe.spec.workers) == sum(node.workers for node in probe.configuration.nodes)
 
 
-def test_a_host_that_cannot_take_part_is_refused_before_anything_begins(
+def test_the_others_train_without_a_host_that_cannot_take_part(
+    plan: Plan, inventory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
+    bad = '[bad]\naddress = "nobody.invalid"\nprivate = "10.255.255.1"\n'
+    inventory.write_text(inventory.read_text() + bad)
+    run = hetopt.launch(plan, on="ssh", inventory=inventory, steps=12)
+    assert run.wait().state is RunState.FINISHED
+    events = [json.loads(line) for line in (run.folder / EVENTS_FILE).read_text().splitlines()]
+    [absent] = [event for event in events if event["event"] == "condition_changed"]
+    assert absent["host"] == "bad"
+    assert absent["reason"].startswith("bad cannot take part: is not reached")
+    assert absent["reason"].endswith("; the run goes on without it")
+    [started] = [event for event in events if event["event"] == "run_started"]
+    assert sum(worker["local_batch_size"] for worker in started["workers"]) == plan.run.global_batch_size
+
+
+def test_a_launch_is_refused_where_no_host_can_take_part(
     plan: Plan, servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HETOPT_HOME", str(tmp_path))

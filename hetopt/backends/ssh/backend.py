@@ -14,7 +14,7 @@ from hetopt.backends.on_this_machine import resumable
 from hetopt.backends.prediction.hosting import Mapped
 from hetopt.backends.prediction.local_plan import predict_on_local
 from hetopt.backends.processes import ProcessLauncher, Program
-from hetopt.backends.ssh.checking import HostFound, check_hosts
+from hetopt.backends.ssh.checking import check_hosts
 from hetopt.backends.ssh.conductor import BUNDLE_FILE
 from hetopt.backends.ssh.inventory import INVENTORY_FILE, Inventory
 from hetopt.core.budget_law import SECONDS_PER_HOUR
@@ -90,15 +90,17 @@ class SshBackend(ProcessLauncher):
     def submit(self, prepared: Prepared, folders: RunFolders) -> tuple[RunHandle, Launch]:
         """See `hetopt.backends.backend.Backend`. The hosts are asked first, and nothing is changed on them by that.
 
+        Those that cannot take part are left out, which the run's events say with the reason.
+
         Raises:
-            RunFailed: a host cannot take part; nothing has begun.
+            RunFailed: no host can take part; nothing has begun.
         """
         assert isinstance(prepared, OnHosts)
         inventory = ready(prepared.inventory, prepared.launch.spec, prepared.reading)
         folder, launch = prepared.begun(folders)
+        launch = launch.model_copy(update={"spec": _ranked(launch.spec, inventory)})
+        inventory.save(folder / INVENTORY_FILE)
         if prepared.bundle is not None:
-            launch = launch.model_copy(update={"spec": _ranked(launch.spec, inventory)})
-            inventory.save(folder / INVENTORY_FILE)
             (folder / BUNDLE_FILE).write_bytes(prepared.bundle.data)
         launch.save(folder / LAUNCH_FILE)
         return self.start(launch.spec, folder, {}), launch
@@ -184,7 +186,7 @@ def _shared_alike(plan: Plan, hosts: Sequence[Host]) -> tuple[Mapped, tuple[Host
 
 
 def ready(inventory: Inventory, spec: RunSpec | None = None, reading: Reading | None = None) -> Inventory:
-    """Ask the hosts of an inventory; it then has the address by which each was reached.
+    """Ask the hosts of an inventory; it then has the address by which each was reached, and why some are left out.
 
     Args:
         inventory: of those to ask.
@@ -192,23 +194,30 @@ def ready(inventory: Inventory, spec: RunSpec | None = None, reading: Reading | 
         reading: of the job; None: it is not known.
 
     Raises:
-        RunFailed: one cannot take part.
+        RunFailed: none can take part.
     """
     found = check_hosts(inventory.hosts, "fp32" if spec is None else spec.precision)
-    bad: list[HostFound] = [host for host in found if host.verdict == "bad"]
-    if bad:
-        trouble = bad[0].troubles[0]
-        others = f" {len(bad) - 1} more cannot either." if len(bad) > 1 else ""
-        raise RunFailed(
-            f"{bad[0].name} cannot take part: {trouble.said}.{others}", hint=f"{trouble.hint.rstrip('.')}; {_CHECK}"
-        )
+    troubles: dict[str, RunFailed] = {}
     for host in found:
-        if spec is not None and host.seen is not None:
+        if host.verdict == "bad":
+            trouble = host.troubles[0]
+            refusal = RunFailed(
+                f"{host.name} cannot take part: {trouble.said}.", hint=f"{trouble.hint.rstrip('.')}; {_CHECK}"
+            )
+            troubles[host.name] = refusal
+        elif spec is not None and (seen := host.seen) is not None:
             samples = [worker.local_batch_size for worker in spec.workers if worker.host == host.name]
-            seen = host.seen
-            check_readers(host.name, reading, samples, shared_bytes=seen.shared_bytes, open_files=seen.open_files)
+            try:
+                check_readers(host.name, reading, samples, shared_bytes=seen.shared_bytes, open_files=seen.open_files)
+            except RunFailed as refusal:
+                troubles[host.name] = refusal
+    if len(troubles) == len(found):
+        first, *others = troubles.values()
+        more = f" {len(others)} more cannot either." if others else ""
+        raise RunFailed(f"{first.message}{more}", hint=first.hint)
     reached = {host.name: host.seen.address for host in found if host.seen is not None and host.seen.address}
-    return inventory.model_copy(update={"addresses": reached})
+    left_out = {name: trouble.message for name, trouble in troubles.items()}
+    return inventory.model_copy(update={"addresses": reached, "left_out": left_out})
 
 
 def _told(inventory: Inventory) -> tuple[str, ...]:
@@ -227,7 +236,7 @@ def spec_on(spec: RunSpec, inventory: Inventory, bundle: Bundle, data: str | Non
 
 def _ranked(spec: RunSpec, inventory: Inventory) -> RunSpec:
     """The run with its workers in the order of their hosts' addresses."""
-    places = [Place(host=host.name, address=inventory.address(host.name)) for host in inventory.hosts]
+    places = [Place(host=host.name, address=inventory.address(host.name)) for host in inventory.fit()]
     return ranked_spec(spec, places)
 
 

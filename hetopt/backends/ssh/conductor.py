@@ -199,8 +199,9 @@ class Conductor:
             self._objects.delete(OUTCOME_OBJECT)
             self._objects.delete(PLACEMENT_OBJECT)
             self._reach(self._allowed())
-            for name, coming in list(self._coming.items()):
-                self._arrived(name, coming)
+            for name, reason in self.inventory.left_out.items():
+                self._tell_absent(name, reason)
+            self._receive_first()
             self._place()
             while self.stop_signal() is None:
                 move = next_move(self._situation())
@@ -211,6 +212,27 @@ class Conductor:
             return 128 + (self.stop_signal() or 0)
         finally:
             self._let_go()
+
+    def _receive_first(self) -> None:
+        """Wait for every host that is tried at first.
+
+        Raises:
+            HetoptError: none was reached.
+        """
+        refusals: dict[str, HetoptError] = {}
+        for name, coming in list(self._coming.items()):
+            try:
+                self._arrived(name, coming)
+            except HetoptError as refusal:
+                refusals[name] = refusal
+        if refusals and not self._links:
+            raise next(iter(refusals.values()))
+        for name, refusal in refusals.items():
+            self._tell_absent(name, refusal.message)
+
+    def _tell_absent(self, name: str, reason: str) -> None:
+        said = f"{one_line(reason.rstrip('.'))[:500]}; the run goes on without it"
+        self._log.write("condition_changed", host=name, dies=True, reason=said)
 
     def _make(self, move: Move) -> None:
         now_s = time.monotonic()
@@ -269,7 +291,7 @@ class Conductor:
             return {}
         words = one_line(last_log_line(self.run_dir, name) or "it said nothing")[:500]
         reason = f"{name} was placed {MOST_IDLE} times and ended each time before a step was done: {words}"
-        if all(is_given_up(self._idle.get(other, 0)) for other in self._names):
+        if all(is_given_up(self._idle.get(host.name, 0)) for host in self.inventory.fit()):
             raise RunFailed(reason, hint="look at it with `hetopt hosts check`")
         return {"reason": f"{reason}; the run goes on without it"}
 
@@ -289,9 +311,9 @@ class Conductor:
         try:
             self._links[name] = coming.result()
         except HetoptError:
+            self._again_s[name] = time.monotonic() + AGAIN_S
             if not self._members:
                 raise
-            self._again_s[name] = time.monotonic() + AGAIN_S
             return
         self._fresh.add(name)
         self._ahead_s.pop(name, None)
@@ -299,9 +321,10 @@ class Conductor:
             self._log.write("condition_changed", host=name, returns=True)
 
     def _open(self) -> list[str]:
-        """Hosts within their hours that are not given up."""
+        """Hosts within their hours that can take part and are not given up."""
         moment = datetime.datetime.now()
-        kept = (name for name in self._names if not is_given_up(self._idle.get(name, 0)))
+        fit = {host.name for host in self.inventory.fit()}
+        kept = (name for name in self._names if name in fit and not is_given_up(self._idle.get(name, 0)))
         return [name for name in kept if self.inventory.host(name).may_be_used(moment)]
 
     def _allowed(self) -> list[str]:

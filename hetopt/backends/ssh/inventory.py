@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from hetopt.core.artifact import Artifact, HostName
+from hetopt.core.artifact import Artifact, HostName, Told
 from hetopt.core.errors import BadInput
 from hetopt.core.hosts import MOST_HOSTS, AddressAmongHosts, Host
 from hetopt.core.names import known
@@ -15,7 +15,7 @@ INVENTORY_FILE = "inventory.json"
 
 
 class Inventory(Artifact):
-    """Which machines take part, and by which address each that says none was reached (`Host.private`)."""
+    """Which machines take part, by which address each that says none was reached (`Host.private`), and who cannot."""
 
     KIND: ClassVar[str] = "inventory"
     VERSION: ClassVar[int] = 1
@@ -23,6 +23,7 @@ class Inventory(Artifact):
 
     hosts: tuple[Host, ...] = Field(min_length=1, max_length=MOST_HOSTS)
     addresses: dict[HostName, AddressAmongHosts] = Field(default_factory=dict)
+    left_out: dict[HostName, Told] = Field(default_factory=dict, description="why a host takes no part")
     bundle_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
     def host(self, name: str) -> Host:
@@ -33,6 +34,10 @@ class Inventory(Artifact):
         """
         by_name = {host.name: host for host in self.hosts}
         return by_name[known(name, by_name, "host")]
+
+    def fit(self) -> tuple[Host, ...]:
+        """Return the hosts that can take part."""
+        return tuple(host for host in self.hosts if host.name not in self.left_out)
 
     def address(self, name: str) -> str:
         """By which the others reach it.
