@@ -223,8 +223,8 @@ class Conductor:
         for name, coming in list(self._coming.items()):
             try:
                 self._arrived(name, coming)
-            except HetoptError as refusal:
-                refusals[name] = refusal
+            except HetoptError as error:
+                refusals[name] = error
         if refusals and not self._links:
             raise next(iter(refusals.values()))
         for name, refusal in refusals.items():
