@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 LOOK_S = 10.0
 """Between looks of the supervisor."""
+LONGEST_ENDING_S = 60.0
+"""A process that still lives so long after its run came to its end is ended, unless a model still arrives."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -361,6 +364,7 @@ class _LeaderOutput:
 def _followed(run: Run, launch: Launch, reporter: Reporter, on_event: Callable[[LogEvent], None] | None) -> RunStatus:
     """Read the log as it grows, say how far the run is, and let the supervisor look from time to time."""
     from hetopt.backends.backend import Renting
+    from hetopt.backends.processes import ProcessLauncher
     from hetopt.backends.supervisor.acting import Supervision
     from hetopt.reports.run_words import RecentSteps, figures, pause
     from hetopt.reports.timeline import happening
@@ -369,7 +373,7 @@ def _followed(run: Run, launch: Launch, reporter: Reporter, on_event: Callable[[
     progress, reader = supervision.run, EventReader(path=run.folder / EVENTS_FILE)
     unread = reader.unread
     expected = max(launch.prediction.steps.value, 1.0)
-    recent, looked_s = RecentSteps(), time.monotonic()
+    recent, looked_s, ended_s = RecentSteps(), time.monotonic(), math.inf
     printed = _LeaderOutput(run.folder) if launch.spec.script else None
     while True:
         status = run.status()
@@ -400,6 +404,9 @@ def _followed(run: Run, launch: Launch, reporter: Reporter, on_event: Callable[[
             reporter(PIECES.join(now), min(progress.step / expected, 1.0))
         if status.state.is_over:
             return status
+        ended_s = min(ended_s, time.monotonic()) if progress.has_ended else math.inf
+        if time.monotonic() - ended_s > LONGEST_ENDING_S and isinstance(run.backend, ProcessLauncher):
+            run.backend.stop(run.handle)  # its workers have ended, and its own process does not notice
         if time.monotonic() - looked_s >= LOOK_S:
             looked_s = time.monotonic()
             told = supervision.look()

@@ -274,6 +274,7 @@ class ProcessLauncher(ABC):
             if not process.holds_lease(run_dir):
                 return
             (run_dir / STOP_FILE).touch()
+            signal.pidfd_send_signal(pidfd.fileno(), signal.SIGCONT)  # one that is frozen hears no other
             # A run that is still starting looks at the wish only after seconds, and has nothing to save.
             started = run_status(run_dir).state is not RunState.STARTING
             if not (started and self._ends_by_itself(run_dir)):

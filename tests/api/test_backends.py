@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import hetopt
 from hetopt.api.backends import BACKENDS, backend
 from hetopt.backends.backend import Backend, LaunchOptions
 from hetopt.backends.emulation.namespaces import find_leftovers, why_not
+from hetopt.backends.processes import PROCESS_FILE
 from hetopt.core.errors import BadInput
 from hetopt.core.run_status import RunState
 from hetopt.optimizer.launch_record import Place
@@ -34,6 +37,20 @@ def test_each_place_has_a_backend_with_the_same_methods() -> None:
     for place in BACKENDS:
         where = backend(place)
         assert all(callable(getattr(where, name)) for name in methods), place
+
+
+def test_a_run_whose_own_process_is_frozen_ends_when_its_workers_have(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
+    monkeypatch.setattr("hetopt.api.run.LONGEST_ENDING_S", 1.0)
+    run = hetopt.launch(plan, on="local", steps=100)
+    deadline = time.monotonic() + PATIENCE_S
+    while not run.record().progress.step and time.monotonic() < deadline:
+        time.sleep(0.1)
+    os.kill(json.loads((run.folder / PROCESS_FILE).read_text())["pid"], signal.SIGSTOP)
+    assert run.wait().state is RunState.FINISHED
+    assert run.model is not None
 
 
 class Stories:
