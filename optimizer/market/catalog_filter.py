@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -202,8 +203,16 @@ def _plain(name: str) -> str:
 
 def has_accelerator(found: InstanceType, name: str) -> bool:
     """Whether the type's accelerators are called so, in any spelling."""
-    accelerator = found.accelerator
-    return accelerator is not None and _plain(name) in {_plain(other) for other in _names(accelerator)}
+    return found.accelerator is not None and is_called(found.accelerator, name)
+
+
+def is_called(accelerator: Accelerator, name: str) -> bool:
+    """Return whether an accelerator has this name, in any spelling, with or without its maker's."""
+    return _plain(_MAKER.sub("", name)) in {_plain(other) for other in _names(accelerator)}
+
+
+_MAKER = re.compile(r"^\s*(?:nvidia\s+)?(?:geforce\s+)?", re.IGNORECASE)
+"""What drivers and people put before a model's name."""
 
 
 def known_accelerator(name: str, types: Iterable[InstanceType]) -> None:

@@ -248,16 +248,7 @@ def read_instance_types(directory: Path) -> dict[str, InstanceType]:
     Raises:
         BadInput: a file is missing, or a line cannot be used.
     """
-    models: dict[str, list[AcceleratorModel]] = {}
-    for row in read_rows(directory / "accelerators.csv", required=MODEL_COLUMNS, optional=(CAPABILITY_COLUMN,)):
-        try:
-            model = _accelerator_model(row)
-        except ValueError as error:
-            raise row.bad(str(error)) from None
-        same_name = models.setdefault(model.name, [])
-        if any(other.memory_gib == model.memory_gib for other in same_name):
-            raise row.bad(f"{model.name} with {model.memory_gib:g} GiB is listed twice")
-        same_name.append(model)
+    models = _read_models(directory / "accelerators.csv")
     types: dict[str, InstanceType] = {}
     for row in read_rows(directory / "instance_types.csv", required=TYPE_COLUMNS):
         try:
@@ -268,6 +259,39 @@ def read_instance_types(directory: Path) -> dict[str, InstanceType]:
             raise row.bad(f"{found.name} is listed twice")
         types[found.name] = found
     return types
+
+
+def _read_models(path: Path) -> dict[str, list[AcceleratorModel]]:
+    """Return the models of a file by name; one name can stand for several memory sizes."""
+    models: dict[str, list[AcceleratorModel]] = {}
+    for row in read_rows(path, required=MODEL_COLUMNS, optional=(CAPABILITY_COLUMN,)):
+        try:
+            model = _accelerator_model(row)
+        except ValueError as error:
+            raise row.bad(str(error)) from None
+        same_name = models.setdefault(model.name, [])
+        if any(other.memory_gib == model.memory_gib for other in same_name):
+            raise row.bad(f"{model.name} with {model.memory_gib:g} GiB is listed twice")
+        same_name.append(model)
+    return models
+
+
+@cache
+def owned_gpus() -> tuple[Accelerator, ...]:
+    """Return one GPU of each model that people own and few rent, with its published rates."""
+    models = _read_models(Path(next(iter(catalogs.__path__))) / "owned_gpus.csv")
+    return tuple(
+        Accelerator(
+            name=model.name,
+            manufacturer=model.manufacturer,
+            count=1,
+            fraction=1,
+            memory_gib=model.memory_gib,
+            model=model,
+        )
+        for same_name in models.values()
+        for model in same_name
+    )
 
 
 @cache

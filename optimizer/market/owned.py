@@ -14,9 +14,10 @@ from types import MappingProxyType
 
 from hetopt.core.errors import BadInput
 from hetopt.core.hosts import CPU, Host, alike
+from hetopt.core.names import unknown
 from hetopt.optimizer.market.catalog import Catalog, Listing, Price
-from hetopt.optimizer.market.catalog_filter import has_accelerator
-from hetopt.optimizer.market.instance_type import Accelerator, InstanceType
+from hetopt.optimizer.market.catalog_filter import is_called
+from hetopt.optimizer.market.instance_type import Accelerator, InstanceType, owned_gpus
 from hetopt.optimizer.market.quota import Quotas, own_bucket
 from hetopt.optimizer.plan import OWN
 
@@ -97,22 +98,22 @@ def _machine(catalog: Catalog, host: Host) -> InstanceType:
 
 
 def _accelerators(catalog: Catalog, host: Host) -> tuple[Accelerator, ...]:
-    """The host's GPUs, one for each worker, by the rates that the catalogue knows.
+    """Return the host's GPUs, one for each worker, by published rates.
 
     Raises:
-        BadInput: the catalogue knows none of that name.
+        BadInput: nobody knows a GPU of that name.
     """
+    rented = [one.accelerator for one in catalog.instance_types.values()]
+    known = [*(one for one in rented if one is not None and one.fraction == 1), *owned_gpus()]
     found = []
     for name in () if CPU in host.devices else host.devices:
-        like = [one for one in catalog.instance_types.values() if has_accelerator(one, name)]
-        whole = [one.accelerator for one in like if one.accelerator is not None and one.accelerator.fraction == 1]
-        if not whole:
-            known = sorted({one.accelerator.name for one in catalog.instance_types.values() if one.accelerator})
+        like = [one for one in known if is_called(one, name)]
+        if not like:
+            hint = unknown(name, sorted({one.name for one in known}), "GPU").hint
             raise BadInput(
-                f"the catalogue has no rates of the {name} of {host.name}.",
-                hint=f"it knows {', '.join(known)}; leave the host out of this plan",
+                f"no rates of the {name} of {host.name} are known.", hint=f"{hint}; or leave the host out of this plan"
             )
-        found.append(replace(whole[0], count=1))
+        found.append(replace(like[0], count=1))
     return tuple(found)
 
 

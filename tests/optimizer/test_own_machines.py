@@ -18,6 +18,7 @@ from hetopt.core.hosts import Host, Hours, alike, read_hosts
 from hetopt.core.profile import Profile, Provisioned
 from hetopt.core.step_samples import Node, StepSample
 from hetopt.optimizer.market.catalog import load_catalog
+from hetopt.optimizer.market.instance_type import owned_gpus
 from hetopt.optimizer.market.owned import owned
 from hetopt.optimizer.market.quota import QuotasExclude, read_quotas
 from hetopt.optimizer.plan import Goal, Plan
@@ -279,7 +280,7 @@ def test_one_that_stands_for_unlike_workers_ends_when_they_do(times: list[Worker
     [
         (box("box", usd_per_hour=None), "nobody said what box costs"),
         (box("box", cpus=None), "needs to know the CPUs of box"),
-        (box("box", devices=("GTX 9",)), "no rates of the GTX 9"),
+        (box("box", devices=("GTX 9",)), "no rates of the GTX 9 of box are known"),
         (box("c7i.large"), "as a type that can be rented"),
     ],
 )
@@ -287,6 +288,20 @@ def test_what_a_plan_needs_to_know_is_asked_for(host: Host, says: str) -> None:
     with pytest.raises(BadInput, match=says) as refused:
         own(host)
     assert refused.value.hint
+
+
+def test_cards_that_nobody_rents_are_planned_by_their_data_sheets() -> None:
+    """Whatever spelling; an own figure of a driver is the same card."""
+    for name in ("RTX 3090", "NVIDIA GeForce RTX 3090", "rtx-3090"):
+        [machine] = owned(load_catalog(), [box("box", devices=(name,))], NOW.date()).catalog.listings.values()
+        accelerator = machine.instance_type.accelerator
+        assert accelerator is not None
+        assert (accelerator.name, accelerator.memory_gib) == ("RTX 3090", 24)
+        assert accelerator.model is not None
+        assert accelerator.model.fp32_tflops == 35.6
+    names = {gpu.name for gpu in owned_gpus()}
+    assert {"GTX 1080 Ti", "RTX 4090", "RTX A6000"} <= names
+    assert not names & {one.accelerator.name for one in load_catalog().instance_types.values() if one.accelerator}
 
 
 def test_nothing_is_rented_where_that_is_asked_for(tmp_path: Path) -> None:
