@@ -20,16 +20,15 @@ import torch.distributed as dist
 
 from hetopt.core.artifact import Record
 from hetopt.core.comm.cost import Primitive
-from hetopt.core.comm.network_state import NetworkState
 from hetopt.core.comm.options import operations_of
 from hetopt.core.comm.payload_bytes import hierarchical_operations
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.agreement import gather_numbers
-from hetopt.trainer.comm.calibration import Hosts, measure_inside, measure_network
+from hetopt.trainer.comm.calibration import PAUSE_S, Hosts, measure_inside, measure_network
 from hetopt.trainer.comm.channel import Channel, Pauses
 from hetopt.trainer.comm.hierarchical import HostGroups
 from hetopt.trainer.comm.methods import make_chain
-from hetopt.trainer.comm.network_tracker import PAUSE_S, measured
+from hetopt.trainer.comm.network import Network
 
 REQUEST_FILE = "request.json"
 ANSWER_FILE = "answer.json"
@@ -81,10 +80,10 @@ def time_exchanges(run_dir: Path, rank: int, world_size: int) -> None:
     device = torch.device("cpu")
     groups = HostGroups(request.hosts) if request.hosts else None
     for numel in request.gradients:
-        timings = measure_network(4 * numel, device=device).timings
+        timings = measure_network(4 * numel, device=device)
         if groups is not None:
-            timings += measure_inside(Hosts(names=groups.hosts), groups, 4 * numel, device=device).timings
-        network = measured(timings)
+            timings += measure_inside(Hosts(names=groups.hosts), groups, 4 * numel, device=device)
+        network = Network.of(timings)
         calibrations_s.append(sum(timing.time_s for timing in timings))
         gradient = torch.randn(numel, generator=torch.Generator().manual_seed(rank))
         for way in request.ways:
@@ -114,7 +113,7 @@ class _TogetherChannel(Channel):
 def _timed(
     way: Compression,
     gradient: torch.Tensor,
-    network: NetworkState,
+    network: Network,
     request: Request,
     workers: int,
     groups: HostGroups | None = None,

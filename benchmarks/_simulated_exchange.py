@@ -24,10 +24,12 @@ from hetopt.core.compression_slowdown import distance
 from hetopt.core.policy_settings import Settings
 from hetopt.core.profile import Profile
 from hetopt.core.run_spec import RatioPolicyName, RunSpec, StopRule, WorkerSpec
-from hetopt.trainer.comm.network_tracker import Timed, measured
-from hetopt.trainer.policies.ratio import paired_trial
+from hetopt.trainer.comm.network import Network, Timed
+from hetopt.trainer.policies.ratio import auto
 from hetopt.trainer.policies.ratio.gain_curve import interpolated
-from hetopt.trainer.steps.adaptive_controller import BACKWARD, AdaptiveController
+from hetopt.trainer.policies.ratio.policy import Verdict
+from hetopt.trainer.policies.ratio.step_times import BACKWARD
+from hetopt.trainer.steps.adaptive_controller import AdaptiveController
 from hetopt.trainer.steps.traffic import GroupTraffic, Traffic
 
 PERIOD_STEPS, PERIOD_S = 20, 2.0
@@ -253,35 +255,25 @@ class SimulatedRun:
         sizes = sorted({256.0, math.sqrt(256 * largest / 4), largest / 4, largest})
         return tuple(self.timed(one, size) for size in sizes for one in ("all_reduce", "all_gather", "broadcast"))
 
-    def measured_again(self) -> tuple[Timed, ...]:
-        """Sums of more and more bytes, until they are felt; training waits."""
-        size, largest = 256.0, 4.0 * self.job.numel
-        timings = [self.timed("all_reduce", size)]
-        while timings[-1].time_s < max(0.01, 2 * timings[0].time_s) and size < largest:
-            size = min(largest, 8 * size)
-            timings.append(self.timed("all_reduce", size))
-        self.elapsed_s += sum((one.time_s + 0.004) * (5 if one.time_s < 0.05 else 1) for one in timings)
-        return tuple(timings)
-
-    def tried(self, ratio: float) -> paired_trial.Verdict:
+    def tried(self, ratio: float) -> Verdict:
         """What twins say, and what they took: what is held back at first shows in no loss, as measured on an LSTM."""
-        trial, verdict = paired_trial.PairedTrial(ratio=ratio), None
+        trial, verdict = auto.PairedTrial(ratio=ratio), None
         self.trials += 1
         draw = random.Random(f"{self.seed} {self.trials}")  # luck that does not depend on what went before
         whole = thin = self.progress
         gain = self.job.gain(ratio, ratio) ** _now(self.network.gains, self.part)
-        noise = math.sqrt(paired_trial.PART / (paired_trial.CHUNK_STEPS * self.network.workers / 8))
+        noise = math.sqrt(auto.PART / (auto.CHUNK_STEPS * self.network.workers / 8))
         while verdict is None:
             losses = [0.0, 0.0]
-            for _ in range(paired_trial.CHUNK_STEPS):
+            for _ in range(auto.CHUNK_STEPS):
                 losses = [losses[0] + _loss(whole), losses[1] + _loss(thin)]
                 whole = self.advanced(whole, 1.0, holds_back=False)
                 thin = self.advanced(thin, gain, holds_back=True)
-            samples = math.exp(draw.gauss(0, LOSS_NOISE * noise)) / paired_trial.CHUNK_STEPS
+            samples = math.exp(draw.gauss(0, LOSS_NOISE * noise)) / auto.CHUNK_STEPS
             row = [samples * loss * math.exp(draw.gauss(0, APART * noise)) for loss in losses]
             verdict = trial.after([[*row, 1.0]])
-        steps = len(trial.whole) * paired_trial.CHUNK_STEPS
-        self.elapsed_s += 2 * steps * self.job.compute_s / paired_trial.PART
+        steps = len(trial.whole) * auto.CHUNK_STEPS
+        self.elapsed_s += 2 * steps * self.job.compute_s / auto.PART
         return verdict
 
     def _around(self, value: float) -> float:
@@ -337,15 +329,13 @@ def trained(run: SimulatedRun, policy: RatioPolicyName = "auto", settings: Setti
     """Drive the controller to the target."""
     candidates = candidates_of(run.job, run.network)
     spec = spec_of(run.network, policy, settings)
-    steering = AdaptiveController(spec, candidates, measured(run.calibrated()), tries_twins=True)
+    steering = AdaptiveController(spec, candidates, Network.of(run.calibrated()), tries_twins=True)
     step_s = None
     while not run.is_over:
         if steering.try_ratio is not None:
             steering.heard(run.tried(steering.try_ratio))
         wished = 1 if step_s is None else max(1, min(PERIOD_STEPS, int(PERIOD_S / step_s)))
         traffic, step_s = _period(run, steering, steering.period_steps(wished))
-        if steering.watch(traffic):
-            steering.measured(run.measured_again())
         loss = run.loss * math.exp(run._random.gauss(0, LOSS_NOISE))
         if run.network.spikes and run._random.random() < run.network.spikes:
             loss *= 2
@@ -359,8 +349,6 @@ def _period(run: SimulatedRun, steering: AdaptiveController, steps: int) -> tupl
     candidate, looks = steering.candidate, steering.looks
     is_new = not run.used or run.used[-1][1] != candidate.option.key
     rows: list[tuple[float, float, float, float]] = []
-    late = 0
-    alarm_s = steering.alarm_s
     curve: Sequence[float] = ()
     told = steps if steps == 1 else steps - 1
     for place in range(steps):
@@ -374,10 +362,6 @@ def _period(run: SimulatedRun, steering: AdaptiveController, steps: int) -> tupl
             run.elapsed_s += run.job.select_s[0]
         if place < told and not (is_look and candidate.in_buckets):
             rows.append(row)
-        late = late + 1 if alarm_s is not None and row[2] > alarm_s else 0
-        if late >= 2 and place < steps - 2:
-            rows = rows[-2:]
-            break
         if run.is_over:
             break
     run.used.append((run.step, candidate.option.key))

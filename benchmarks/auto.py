@@ -23,9 +23,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import hetopt.trainer.comm.network_tracker as watch
 import hetopt.trainer.policies.ratio.auto as auto
-import hetopt.trainer.policies.ratio.paired_trial as twins
+import hetopt.trainer.policies.ratio.step_times as step_times
 from benchmarks._outcome import Results, options, publish, run_benchmark
 from benchmarks._simulated_exchange import (
     SimulatedJob,
@@ -36,7 +35,6 @@ from benchmarks._simulated_exchange import (
     trained,
 )
 from hetopt.core.comm.cost import LinkSpeed
-from hetopt.core.compression_slowdown import MOST_LOST
 from hetopt.core.policy_settings import Settings
 from hetopt.core.profile import Profile
 from hetopt.core.run_spec import RatioPolicyName
@@ -162,7 +160,7 @@ _twins = auto.Outlook.worth_trying
 
 
 def _late_twins(self: auto.Outlook, best: auto.Judged) -> float | None:
-    return None if self.state.steps < 200 else _twins(self, best)
+    return None if self.state.step < 200 else _twins(self, best)
 
 
 ABLATIONS = (
@@ -170,51 +168,26 @@ ABLATIONS = (
     Ablation(name="more_optimism", place=auto, attribute="UNTRIED", instead=0.5),
     Ablation(name="trials_of_2_steps", place=auto, attribute="TRIAL_STEPS", instead=2),
     Ablation(name="trials_of_8_steps", place=auto, attribute="TRIAL_STEPS", instead=8),
-    Ablation(name="nothing_forgotten", place=auto, attribute="FORGOTTEN", instead=math.inf),
     Ablation(name="any_saving_is_worth_a_change", place=auto, attribute="LEAST_SAVING", instead=0.0),
     Ablation(name="one_look_at_gains", place=auto, attribute="LOOK_EVERY_STEPS", instead=10**6),
-    Ablation(name="looks_four_times_as_often", place=auto, attribute="LOOK_EVERY_STEPS", instead=12),
     Ablation(
-        name="predictions_not_corrected", place=auto.Outlook, attribute="_longer", instead=lambda self, option: 1.0
+        name="predictions_not_corrected",
+        place=step_times.StepTimes,
+        attribute="_longer",
+        instead=lambda self, collective: 1.0,
     ),
+    Ablation(name="no_change_is_seen", place=step_times, attribute="ANOTHER", instead=math.inf),
+    Ablation(name="one_period_shows_a_change", place=step_times, attribute="IN_A_ROW", instead=1),
+    Ablation(name="losses_may_rise", place=auto, attribute="RISEN", instead=math.inf),
     Ablation(name="no_twins", place=auto.Outlook, attribute="worth_trying", instead=lambda self, best: None),
     Ablation(name="twins_from_step_200_on", place=auto.Outlook, attribute="worth_trying", instead=_late_twins),
-    Ablation(name="twins_tried_once", place=auto, attribute="TWINS_LATER", instead=10**6),
-    Ablation(name="twins_every_50_steps", place=auto, attribute="TWINS_LATER", instead=1),
-    Ablation(name="twins_after_25_steps", place=auto, attribute="TWINS_AFTER", instead=25),
-    Ablation(name="twins_after_100_steps", place=auto, attribute="TWINS_AFTER", instead=100),
+    Ablation(name="twins_tried_once", place=auto, attribute="TWINS_AGAIN_AFTER", instead=10**6),
+    Ablation(name="twins_compared_every_8_steps", place=auto, attribute="CHUNK_STEPS", instead=8),
+    Ablation(name="twins_for_20_steps", place=auto, attribute="MOST_STEPS", instead=20),
+    Ablation(name="twins_on_quarter_batches", place=auto, attribute="PART", instead=4),
     Ablation(name="odds_of_twins_stay", place=auto, attribute="ODDS", instead=1.0),
-    Ablation(name="twins_compared_every_2_steps", place=twins, attribute="CHUNK_STEPS", instead=2),
-    Ablation(name="twins_compared_every_8_steps", place=twins, attribute="CHUNK_STEPS", instead=8),
-    Ablation(name="twins_for_20_steps", place=twins, attribute="MOST_STEPS", instead=20),
-    Ablation(name="twins_for_80_steps", place=twins, attribute="MOST_STEPS", instead=80),
-    Ablation(name="twins_on_whole_batches", place=twins, attribute="PART", instead=1),
-    Ablation(name="twins_on_quarter_batches", place=twins, attribute="PART", instead=4),
-    Ablation(name="twins_judged_before_they_learned", place=twins, attribute="LEAST_DROP", instead=0.0),
-    Ablation(name="twins_judged_at_half_the_drop", place=twins, attribute="LEAST_DROP", instead=0.025),
-    Ablation(name="twins_judged_at_twice_the_drop", place=twins, attribute="LEAST_DROP", instead=0.1),
-    Ablation(name="twins_harmful_as_soon_as_behind", place=twins, attribute="HARMFUL", instead=MOST_LOST),
-    Ablation(name="twins_harmful_at_twice_as_much", place=twins, attribute="HARMFUL", instead=2 * twins.HARMFUL),
-    Ablation(name="losses_may_rise", place=auto, attribute="RISEN", instead=math.inf),
-    Ablation(name="losses_may_rise_by_a_quarter", place=auto, attribute="RISEN", instead=1.25),
-    Ablation(name="losses_may_double", place=auto, attribute="RISEN", instead=2.0),
-    Ablation(name="everything_ever_after_a_rise", place=auto, attribute="FULL_FOR", instead=10**6),
-    Ablation(name="everything_briefly_after_a_rise", place=auto, attribute="FULL_FOR", instead=1.25),
-    Ablation(name="fit_without_graces", place=watch, attribute="_GRACES_S", instead=(0.0,)),
-    Ablation(name="fit_graces_cost_nothing", place=watch, attribute="_GRACE_COSTS", instead=0.0),
-    Ablation(name="fit_no_time_counts_for_less", place=watch, attribute="CLIP", instead=1e6),
-    Ablation(name="fit_half_the_timing_error", place=watch, attribute="TIMING_ERROR", instead=0.025),
-    Ablation(name="fit_twice_the_timing_error", place=watch, attribute="TIMING_ERROR", instead=0.1),
-    Ablation(name="fit_of_one_step", place=watch, attribute="_PASSES", instead=1),
-    Ablation(name="fit_without_least_shares", place=watch, attribute="_LEAST_SHARE", instead=1e-9),
-    Ablation(name="fit_surer_before_it_was_measured", place=watch, attribute="ANYWHERE_SD", instead=1.0),
-    Ablation(name="measured_again_at_once", place=watch, attribute="MEASURED_AFTER", instead=0.0),
-    Ablation(name="measured_again_rarely", place=watch, attribute="MEASURED_AFTER", instead=100.0),
-    Ablation(name="no_change_is_seen", place=watch, attribute="ANOTHER", instead=math.inf),
-    Ablation(name="one_period_shows_a_change", place=watch, attribute="IN_A_ROW", instead=1),
-    Ablation(name="no_alarm", place=watch, attribute="SLOW", instead=math.inf),
-    Ablation(name="not_measured_unasked", place=watch, attribute="MEASURED_ANYWAY_AFTER", instead=math.inf),
-    Ablation(name="never_measured_again", place=watch.NetworkWatch, attribute="wants_measurement", instead=False),
+    Ablation(name="twins_harmful_as_soon_as_behind", place=auto, attribute="HARMFUL", instead=auto.MOST_LOST),
+    Ablation(name="twins_judged_before_they_learned", place=auto, attribute="LEAST_DROP", instead=0.0),
 )
 
 
@@ -299,23 +272,11 @@ def networks_part(results: Results, *, quick: bool, smoke: bool) -> None:
 
 
 def ablations_part(results: Results, *, quick: bool, smoke: bool) -> None:
-    """`auto` without each of its rules but those of twins and of the fit."""
-    ablate(results, quick=quick, smoke=smoke, of_twins_and_fit=False)
-
-
-def twins_and_fit_part(results: Results, *, quick: bool, smoke: bool) -> None:
-    """`auto` without each rule of twins and of the fit."""
-    ablate(results, quick=quick, smoke=smoke, of_twins_and_fit=True)
-
-
-def ablate(results: Results, *, quick: bool, smoke: bool, of_twins_and_fit: bool) -> None:
     """`auto` without each of its rules, beside itself, on the networks and the cases."""
-    names = ("twins", "odds", "fit")
-    asked = [one for one in ABLATIONS if one.name.startswith(names) is of_twins_and_fit]
     everything = CASES[:1] if quick else (*NETWORKS, *CASES)
     some = range(1 if quick else ABLATION_SEEDS)
     once = compared(everything, some)
-    for ablation in asked[:1] if smoke else asked:
+    for ablation in ABLATIONS[:1] if smoke else ABLATIONS:
         with ablation.made():
             rows = compared(everything, some)
         over = [after.over_best / before.over_best for before, after in zip(once, rows, strict=True)]
@@ -344,7 +305,6 @@ def schedules_part(results: Results, *, quick: bool, smoke: bool) -> None:
 PARTS = {
     "networks": networks_part,
     "ablations": ablations_part,
-    "ablations_of_twins_and_fit": twins_and_fit_part,
     "schedules": schedules_part,
 }
 

@@ -1,4 +1,4 @@
-"""Trains the twins of a trial (`hetopt.trainer.policies.ratio.paired_trial`) on this worker, from where training is."""
+"""Trains the twins of a trial (`hetopt.trainer.policies.ratio.auto`) on this worker, from where training is."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from hetopt.trainer.comm.topk import TopK
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.making import make_model, make_optimizer
 from hetopt.trainer.normalisation import LEAST_SAMPLES
-from hetopt.trainer.policies.ratio.paired_trial import CHUNK_STEPS, PART, PairedTrial, Verdict
+from hetopt.trainer.policies.ratio.auto import CHUNK_STEPS, PART, PairedTrial
+from hetopt.trainer.policies.ratio.policy import Verdict
 from hetopt.trainer.steps.fused_step import FusedStep
 from hetopt.trainer.steps.learning_rate import LearningRate
 from hetopt.trainer.steps.local_batch import BatchReader

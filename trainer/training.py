@@ -30,7 +30,7 @@ from hetopt.trainer.evaluation import average_buffers
 from hetopt.trainer.making import make_optimizer
 from hetopt.trainer.milestones import Milestones
 from hetopt.trainer.normalisation import least_share
-from hetopt.trainer.policies.ratio.averaging import Promise
+from hetopt.trainer.policies.ratio.auto import Averages
 from hetopt.trainer.policies.sync.averaging_switch import Settled
 from hetopt.trainer.steps.adaptive_controller import AdaptiveController
 from hetopt.trainer.steps.learning_rate import LearningRate
@@ -159,7 +159,7 @@ class Training:
         self.earlier_s = shared.training_s
         self.target_reached = shared.target_reached
 
-    def settle(self, promise: Promise) -> Settled:
+    def settle(self, promise: Averages) -> Settled:
         """Average parameters from the next step on, and to the end. Nothing may be held back any more; called by all
         ranks together.
         """

@@ -9,7 +9,7 @@ distance (Karimireddy et al. 2019). How quickly the gradient turns over it, ``a`
 a small ResNet on CIFAR-10 from 10x to 1000x, 0.03 and less for an LSTM on WikiText-2 (batches of 128 images and of 40
 windows, four workers, first 400 steps; where residuals are much younger than the run, its loss lags as the law says).
 Longer runs cost the ResNet more than that: after 625 steps at 3 % it was where dense training is after about 400.
-Training finds out which kind of task it has (`hetopt.trainer.policies.ratio.paired_trial`); planning has the prior, and
+Training finds out which kind of task it has (`hetopt.trainer.policies.ratio.auto`); planning has the prior, and
 the pilots.
 
 Before gains have settled a step delivers less than is new, until ``1 / gain - 1`` gradients are held back

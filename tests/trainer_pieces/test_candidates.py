@@ -6,8 +6,11 @@ import pytest
 import torch
 
 from hetopt.core.comm.composition import METHODS, combine
+from hetopt.core.comm.cost import dense
 from hetopt.core.comm.options import RATIOS, Candidates, CompressTime, way_name
-from hetopt.core.comm.payload_bytes import wire_bytes
+from hetopt.core.comm.payload_bytes import operations, wire_bytes
+from hetopt.core.comm.planner import Option, make_option
+from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.exchange import Exchange
 
@@ -110,3 +113,43 @@ def test_names_of_settled_exchanges() -> None:
     assert way_name(Compression(name="topk", ratio=0.01, coding="packed")) == "topk 0.01 by all_gather, packed"
     for name in METHODS:
         assert way_name(Compression(name=name)).startswith(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "collective", "ratio", "gain"),
+    [
+        ("identity", "all_reduce", 1.0, 1.0),
+        ("bf16", "all_reduce", 1.0, 1.0),
+        ("randomk", "all_reduce", 0.1, 0.1),
+        ("topk", "ar_topk_var", 0.01, None),
+    ],
+)
+def test_options_are_priced_by_what_travels(name, collective, ratio, gain):
+    option = make_option(name, collective, ratio, numel=10_000, workers=4, compress_s=1e-3)
+    assert option.operations == operations(name, 10_000, ratio, workers=4, collective=collective)
+    assert sum(operation.payload_bytes for operation in option.operations) == wire_bytes(
+        name, 10_000, ratio, workers=4, collective=collective
+    )
+    assert option.gain == gain
+
+
+def test_options_that_cannot_be_judged_are_refused():
+    with pytest.raises(ValueError, match="is not known"):
+        make_option("qsgd_maxnorm", "all_reduce", 1.0, numel=100, workers=2, compress_s=0.0)
+    with pytest.raises(BadInput, match="no compressor called 'topkk'"):
+        make_option("topkk", "all_gather", 0.1, numel=100, workers=2, compress_s=0.0)
+    with pytest.raises(BadInput):
+        make_option("dgc", "ar_topk_star", 0.1, numel=100, workers=2, compress_s=0.0)
+    with pytest.raises(ValueError, match="ratio and gain"):
+        Option(compressor="topk", collective="all_gather", ratio=0.0, operations=())
+
+
+def test_buckets_hide_the_exchange_behind_the_backward_pass():
+    whole = Option(compressor="identity", collective="all_reduce", ratio=1.0, operations=dense(4e6, 4), gain=1.0)
+    parts = Option(
+        compressor="identity", collective="all_reduce", ratio=1.0, operations=dense(1e6, 4), gain=1.0, buckets=4
+    )
+    taken = {"compute_s": 0.3, "backward_s": 0.2, "compress_s": 0.0, "exchange_s": 0.1}
+    assert whole.step_s(**taken) == pytest.approx(0.4)
+    assert parts.step_s(**taken) == pytest.approx(0.1 + 0.05 + 0.025 + 3 * 0.05)
+    assert whole.key != parts.key

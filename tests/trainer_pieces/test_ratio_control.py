@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -74,7 +72,7 @@ def test_every_rank_decides_alike_and_a_restart_changes_nothing(name, seen):
         before, (state, decision) = decision, outcome
         assert 0 < decision.ratio <= 1
         sent = [(each.ratio, each.option, each.floor_ratio) for each in (before, decision)]
-        assert decision.changed == (sent[0] != sent[1])
+        assert (decision.reason is not None) == (sent[0] != sent[1])
         assert decision.look_after_steps is None or decision.look_after_steps >= 1
         assert len(state.model_dump_json()) < 6000
 
@@ -112,28 +110,6 @@ def test_workers_count_by_their_energy():
     assert own.gain(0.1) == pytest.approx(0.5)
     assert own.gains(0.1) == pytest.approx((0.1, 0.9))
     assert GainCurve(ratios=(0.1,), kept=((0.0,),), energy=(0.0,)).gain(0.1) == 1
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"ratios": ()},
-        {"ratios": (0.1, 0.1), "kept": ((1.0, 1.0),)},
-        {"kept": ((1.0, 1.0),)},
-        {"energy": (1.0, 1.0)},
-        {"kept": ((math.nan,),)},
-        {"ratios": (0.0,)},
-    ],
-)
-def test_impossible_curves_are_refused(wrong):
-    with pytest.raises(ValueError, match=r"curve|ratios|energies"):
-        GainCurve(**{"ratios": (0.1,), "kept": ((1.0,),), "energy": (1.0,), **wrong})
-
-
-@pytest.mark.parametrize("wrong", [{"gain": math.nan}, {"step_time_s": 0.0}, {"steps": 30}, {"norm": math.inf}])
-def test_impossible_periods_are_refused(wrong):
-    with pytest.raises(ValueError, match=r"finite|impossible"):
-        observe(0.1, **{"gain": 0.5, **wrong})
 
 
 def test_ratios_are_told_in_words():
@@ -229,8 +205,6 @@ def test_accordion_is_blind_to_norms_that_stay_zero():
         lambda: ScanRatio(options=OPTIONS, time=-1),
         lambda: AutoRatio(options=OPTIONS[1:]),
         lambda: AutoRatio(options=(*OPTIONS, OPTIONS[0])),
-        lambda: AutoRatio(options=OPTIONS, most_lost=0),
-        lambda: AutoRatio(options=OPTIONS, least_gain=0),
         lambda: step_inflation(0),
     ],
 )

@@ -1,24 +1,16 @@
-"""Which of several equally good exchanges is the cheapest on the network as it is now, and when to change to it.
-
-The rules published for switching between collectives (arXiv 2312.02493, equation 5) compare two costs each, so the
-cheapest of all costs says the same; here times are measured, and so is how sure they are. What both exchanges owe to
-the same link cancels in their difference: the planner may be sure which is quicker while unsure how long either takes.
-"""
+"""One way to exchange a gradient, with what it sends, keeps and takes: what planner and trainer choose from."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from hetopt.core.artifact import Record
 from hetopt.core.comm.composition import METHODS, PLAIN
-from hetopt.core.comm.cost import TRAINER, Algorithms, Operation, pipelined_s
-from hetopt.core.comm.network_state import NetworkState
+from hetopt.core.comm.cost import Operation, pipelined_s
 from hetopt.core.comm.payload_bytes import Shapes, operations
-from hetopt.core.comm.way_text import way_in_words
 from hetopt.core.names import known
 
 COMPRESS_SD = 0.05
@@ -74,10 +66,6 @@ class Option:
         amount = "" if method is not None and not method.by_ratio else f" {self.ratio:g}"
         return f"{self.compressor}{amount} by {self.collective}{coded}{overlap}"
 
-    def exchange_s(self, network: NetworkState, *, algorithms: Algorithms = TRAINER) -> float:
-        """Seconds that the exchange is expected to take on this network, of all buckets."""
-        return self.buckets * network.expected_s(self.operations, algorithms=algorithms)
-
     def step_s(self, *, compute_s: float, backward_s: float, compress_s: float, exchange_s: float) -> float:
         """Seconds of a step: buckets travel while the rest of the backward pass computes and compresses.
 
@@ -129,96 +117,3 @@ def make_option(
         gain=gain,
         coding=coding,
     )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
-    """The option to use from now on, what it is expected to take, and in words why, if it has changed."""
-
-    option: Option
-    exchange_s: float
-    reason: str | None = None
-
-    @property
-    def changed(self) -> bool:
-        """Whether another option was in use before."""
-        return self.reason is not None
-
-
-class PlanState(Record):
-    """The option in use; none before the first plan."""
-
-    chosen: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Planner:
-    """Takes the cheapest option, and leaves it only for one that clearly saves.
-
-    Args:
-        least_saving: part of the time (compressing, exchanging, and what else the caller counts) worth a change.
-        confidence: standard errors by which the saving must be sure.
-        algorithms: behind the collectives.
-    """
-
-    least_saving: float = 0.05
-    confidence: float = 1.0
-    algorithms: Algorithms = TRAINER
-
-    def __post_init__(self) -> None:
-        if not (0 <= self.least_saving < 1 and 0 <= self.confidence < math.inf):
-            raise ValueError(
-                f"least_saving must be in [0, 1) and confidence at least 0, got {self.least_saving}, {self.confidence}"
-            )
-
-    def decide(
-        self, state: PlanState, options: Sequence[Option], network: NetworkState, *, compute_s: float = 0.0
-    ) -> tuple[PlanState, Plan]:
-        """The next state and the plan.
-
-        Args:
-            state: before.
-            options: what there is to choose from, all as good for the training; their order breaks ties.
-            network: as tracked.
-            compute_s: of a step; savings are then judged as a part of the step, not of its exchange alone.
-
-        Raises:
-            ValueError: there is nothing to choose from.
-        """
-        if not options:
-            raise ValueError("a planner needs options")
-        times_s = [self._time_s(option, network) for option in options]
-        best = min(range(len(options)), key=times_s.__getitem__)
-        used = next((i for i, option in enumerate(options) if option.key == state.chosen), None)
-        if used is None:
-            return self._take(
-                options[best], network, f"{way_in_words(options[best].key)}: expected {_ms(times_s[best])}"
-            )
-        saving_s, whole_s = times_s[used] - times_s[best], compute_s + times_s[used]
-        sd_s = self._difference_sd_s(options[used], options[best], network)
-        if best == used or saving_s < self.least_saving * whole_s or saving_s < self.confidence * sd_s:
-            return self._take(options[used], network, None)
-        less = saving_s / whole_s
-        reason = (
-            f"{way_in_words(options[best].key)} instead of {way_in_words(options[used].key)}: "
-            f"expected {_ms(times_s[best])} instead of {_ms(times_s[used])} "
-            f"({100 * less:.0f} % less of {'a step' if compute_s else 'an exchange'})"
-        )
-        return self._take(options[best], network, reason)
-
-    def _take(self, option: Option, network: NetworkState, reason: str | None) -> tuple[PlanState, Plan]:
-        exchange_s = option.exchange_s(network, algorithms=self.algorithms)
-        return PlanState(chosen=option.key), Plan(option=option, exchange_s=exchange_s, reason=reason)
-
-    def _time_s(self, option: Option, network: NetworkState) -> float:
-        return option.compress_s + option.exchange_s(network, algorithms=self.algorithms)
-
-    def _difference_sd_s(self, one: Option, other: Option, network: NetworkState) -> float:
-        difference = network.estimate(
-            (float(one.buckets), one.operations), (-float(other.buckets), other.operations), algorithms=self.algorithms
-        )
-        return math.hypot(difference.sd_s, COMPRESS_SD * one.compress_s, COMPRESS_SD * other.compress_s)
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g} ms"

@@ -23,26 +23,11 @@ class GainCurve:
         ratios: fractions of the elements kept, increasing, each in (0, 1].
         kept: energies at those ratios, a row for each worker.
         energy: of the whole gradient and residual, of each worker.
-
-    Raises:
-        ValueError: the parts do not match, or an energy is negative or not finite.
     """
 
     ratios: tuple[float, ...]
     kept: tuple[tuple[float, ...], ...]
     energy: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        if not self.ratios or any(not 0 < ratio <= 1 for ratio in self.ratios):
-            raise ValueError(f"a curve needs ratios in (0, 1], not {self.ratios}")
-        if any(one >= other for one, other in zip(self.ratios, self.ratios[1:], strict=False)):
-            raise ValueError(f"ratios must increase, not {self.ratios}")
-        if not self.energy or len(self.kept) != len(self.energy):
-            raise ValueError("a curve needs one row of kept energies for each worker's energy")
-        if any(len(row) != len(self.ratios) for row in self.kept):
-            raise ValueError("a curve needs a kept energy for each ratio")
-        if any(not 0 <= energy < math.inf for row in (*self.kept, self.energy) for energy in row):
-            raise ValueError("energies must be finite and not negative")
 
     def gain(self, ratio: float) -> float:
         """Kept energy of all workers over their energy, in (0, 1]; 1 where there is no gradient to lose."""
@@ -57,8 +42,6 @@ class GainCurve:
         return tuple((ratio, self.gain(ratio)) for ratio in self.ratios)
 
     def _at(self, ratio: float, kept: Sequence[float], energy: float) -> float:
-        if not 0 < ratio <= 1:
-            raise ValueError(f"a ratio is in (0, 1], not {ratio}")
         if energy <= 0:
             return 1.0
         return interpolated(self.ratios, [min(1.0, part / energy) for part in kept], ratio)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hetopt.core.comm.network_state import NetworkState
+from hetopt.trainer.comm.network import Network
 from hetopt.trainer.policies.policy import NothingToRemember
 from hetopt.trainer.policies.ratio.policy import RatioDecision, RatioObservation, percent
 
@@ -37,7 +37,7 @@ class ScheduledRatio:
         """The epoch says it all."""
         return NothingToRemember()
 
-    def first(self, network: NetworkState | None) -> RatioDecision:
+    def first(self, network: Network | None) -> RatioDecision:
         """The ratio of the first epoch."""
         return RatioDecision(ratio=self.at(0.0))
 
