@@ -28,8 +28,7 @@ from hetopt.core.run_folder import CHECKPOINT_FOLDER, MANIFEST_FILE, write_spec
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.worker_logs import read_from
 from hetopt.trainer import worker
-from hetopt.trainer.host.agent import HOST_PID_VARIABLE, MEETING_VARIABLE
-from hetopt.trainer.host.forked_workers import import_everything
+from hetopt.trainer.host.agent import HOST_PID_VARIABLE, MEETING_VARIABLE, import_everything
 
 RUNS_FILE, OUTCOME_FILE = "runs.json", "outcome.json"
 FaultKind = Literal["kill", "freeze", "slow", "notice", "tear", "full", "leave", "return", "kill-all"]

@@ -110,7 +110,7 @@ def evaluations_of(log: Log, job: Job) -> tuple[tuple[int, float], ...]:
 
 
 def _traffic(collective: str, sent_bytes: float, dense_bytes: float, workers: int) -> float:
-    """Over a link, over that of a dense sum. What is no less than everything was summed (`hetopt.trainer.comm.levels`).
+    """Over a link, over that of a dense sum. What is no less than everything was summed (`hetopt.trainer.comm.topk`).
 
     Selections whose indices one worker hands on go out dealt in parts, which moves as much as a sum does.
     """

@@ -20,9 +20,8 @@ from torch.nn import functional
 
 from hetopt.trainer.data.fetch import MapDataset, TensorPairs, fetch, inputs_and_targets, set_epoch
 from hetopt.trainer.task import Schedule, Target, Task, TaskData
-from hetopt.trainer.tasks.corpus import find_corpus, windows
 from hetopt.trainer.tasks.digits import digits as bundled_digits
-from hetopt.trainer.tasks.language import LSTMLanguageModel
+from hetopt.trainer.tasks.language import LSTMLanguageModel, find_corpus, windows
 from hetopt.trainer.tasks.recipes import language_model, sgd, step_decay
 from hetopt.trainer.tasks.vision import resnet20_cifar10, vgg11_cifar10
 

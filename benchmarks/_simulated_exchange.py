@@ -26,8 +26,7 @@ from hetopt.core.profile import Profile
 from hetopt.core.run_spec import RatioPolicyName, RunSpec, StopRule, WorkerSpec
 from hetopt.trainer.comm.network import Network, Timed
 from hetopt.trainer.policies.ratio import auto
-from hetopt.trainer.policies.ratio.gain_curve import interpolated
-from hetopt.trainer.policies.ratio.policy import Verdict
+from hetopt.trainer.policies.ratio.policy import Verdict, interpolated
 from hetopt.trainer.policies.ratio.step_times import BACKWARD
 from hetopt.trainer.steps.adaptive_controller import AdaptiveController
 from hetopt.trainer.steps.traffic import GroupTraffic, Traffic

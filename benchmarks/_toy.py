@@ -14,8 +14,7 @@ from hetopt.trainer.data.fetch import TensorPairs
 from hetopt.trainer.task import Target, Task, TaskData
 from hetopt.trainer.tasks.digits import CLASSES, digits_data
 from hetopt.trainer.tasks.recipes import classification, sgd
-from hetopt.trainer.tasks.resnet import cifar_resnet20
-from hetopt.trainer.tasks.vision import resnet20_cifar10
+from hetopt.trainer.tasks.vision import cifar_resnet20, resnet20_cifar10
 
 SAMPLES = 960
 """Few, so that policies that decide once an epoch decide every ten steps of 96 samples."""

@@ -35,6 +35,7 @@ from benchmarks._simulated_exchange import (
     trained,
 )
 from hetopt.core.comm.cost import LinkSpeed
+from hetopt.core.compression_slowdown import MOST_LOST
 from hetopt.core.policy_settings import Settings
 from hetopt.core.profile import Profile
 from hetopt.core.run_spec import RatioPolicyName
@@ -186,7 +187,7 @@ ABLATIONS = (
     Ablation(name="twins_for_20_steps", place=auto, attribute="MOST_STEPS", instead=20),
     Ablation(name="twins_on_quarter_batches", place=auto, attribute="PART", instead=4),
     Ablation(name="odds_of_twins_stay", place=auto, attribute="ODDS", instead=1.0),
-    Ablation(name="twins_harmful_as_soon_as_behind", place=auto, attribute="HARMFUL", instead=auto.MOST_LOST),
+    Ablation(name="twins_harmful_as_soon_as_behind", place=auto, attribute="HARMFUL", instead=MOST_LOST),
     Ablation(name="twins_judged_before_they_learned", place=auto, attribute="LEAST_DROP", instead=0.0),
 )
 

@@ -36,9 +36,8 @@ from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.compressor import Turn
 from hetopt.trainer.comm.elements import RandomElements
-from hetopt.trainer.comm.levels import RandomSelection
 from hetopt.trainer.comm.threshold import Dgc, RedSync
-from hetopt.trainer.comm.topk import MultiLevel, Selection, TopK
+from hetopt.trainer.comm.topk import MultiLevel, RandomSelection, Selection, TopK
 from hetopt.trainer.data.fetch import TensorPairs
 
 RATES = (1.0, 5.0, 20.0)

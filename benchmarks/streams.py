@@ -34,9 +34,9 @@ from hetopt.core.events.log import EVENTS_FILE, read_events
 from hetopt.core.run_folder import write_spec
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.core.stream import Stream, draw_rates, scaled
-from hetopt.trainer.data.stream.broker import connect
-from hetopt.trainer.data.stream.clock import VirtualClock
+from hetopt.trainer.data.stream.redis_source import connect
 from hetopt.trainer.data.stream.replay import Replay
+from hetopt.trainer.data.stream.source import VirtualClock
 from hetopt.trainer.data.stream.wire import read_header, unpack
 from hetopt.trainer.data.stream.writer import StreamWriter
 from hetopt.trainer.task import mean_of

@@ -29,9 +29,8 @@ from hetopt.trainer.statistics import Period, PeriodLog
 from hetopt.trainer.steps.learning_rate import LearningRate
 from hetopt.trainer.steps.local_batch import SampleFeed
 from hetopt.trainer.steps.local_gradient import DoesNotFit, half_of
-from hetopt.trainer.steps.precision import LossScale, initial_loss_scale
 from hetopt.trainer.steps.slowdown import Slowdown
-from hetopt.trainer.steps.step import StepTrace
+from hetopt.trainer.steps.step import LossScale, StepTrace, initial_loss_scale
 from hetopt.trainer.steps.step_config import ExchangeConfig, StepConfig
 from hetopt.trainer.steps.stopwatch import Stopwatch
 from hetopt.trainer.sync.synchroniser import Synchronizer

@@ -27,12 +27,12 @@ from hetopt.trainer.comm.peers import workers
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.divergence import where_it_broke
 from hetopt.trainer.elastic.handover import Held, alike_part, hand_over
-from hetopt.trainer.elastic.membership import Version
+from hetopt.trainer.elastic.rendezvous import Version
 from hetopt.trainer.elastic.worker_group import WorkerGroup
 from hetopt.trainer.evaluation import evaluate
 from hetopt.trainer.paired_trials import try_twins
 from hetopt.trainer.statistics import Period
-from hetopt.trainer.steps.precision import matrices_in
+from hetopt.trainer.steps.step import matrices_in
 from hetopt.trainer.task import Task, TaskData
 from hetopt.trainer.tasks.load import load_task
 from hetopt.trainer.training import Training

@@ -21,8 +21,7 @@ from hetopt.core.process_guard import die_with_parent
 from hetopt.core.run_folder import read_spec
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.worker_logs import host_log_folder
-from hetopt.trainer.host.agent import HOST_PID_VARIABLE, MEETING_VARIABLE
-from hetopt.trainer.host.forked_workers import import_everything
+from hetopt.trainer.host.agent import HOST_PID_VARIABLE, MEETING_VARIABLE, import_everything
 from hetopt.trainer.worker import SupervisedWork, tell_lost
 
 

@@ -10,12 +10,9 @@ from hetopt.core.stream import Stream
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.cursor import Indices
 from hetopt.trainer.data.fetch import MapDataset, fetch
-from hetopt.trainer.data.stream.clock import RealClock
-from hetopt.trainer.data.stream.cursor import StreamCursor
-from hetopt.trainer.data.stream.received import ReceivedSamples
-from hetopt.trainer.data.stream.redis_source import RedisSource
+from hetopt.trainer.data.stream.redis_source import ReceivedSamples, RedisSource
 from hetopt.trainer.data.stream.replay import Replay, every_nth_of_all
-from hetopt.trainer.data.stream.source import Flow, Source
+from hetopt.trainer.data.stream.source import Flow, RealClock, Source, StreamCursor
 from hetopt.trainer.data.stream.wire import header_of
 from hetopt.trainer.policies.stream_rate import stream_learning_rate_scale
 

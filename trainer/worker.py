@@ -26,8 +26,7 @@ from hetopt.core.process_guard import die_with_parent
 from hetopt.core.run_folder import STOP_FILE, read_spec
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.allocator import keep_freed_memory
-from hetopt.trainer.host.agent import HOST_PID_VARIABLE, MEETING_VARIABLE, died_of
-from hetopt.trainer.host.forked_workers import import_everything
+from hetopt.trainer.host.agent import HOST_PID_VARIABLE, MEETING_VARIABLE, died_of, import_everything
 
 if TYPE_CHECKING:
     import torch

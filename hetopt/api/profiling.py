@@ -33,7 +33,7 @@ from hetopt.profiler.progress import progress
 
 if TYPE_CHECKING:
     from hetopt.api.exploring import Place
-    from hetopt.trainer.check_findings import Finding
+    from hetopt.trainer.check import Finding
 
 STOP_GRACE_S = 3.0
 """A probe has nothing to save, so it need not be waited for long."""

@@ -30,15 +30,13 @@ from hetopt.trainer.data.cursor import GlobalBatch, SampleCursor
 from hetopt.trainer.data.fetch import MapDataset
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.evaluation import average_buffers, evaluate
-from hetopt.trainer.making import make_optimizer
 from hetopt.trainer.steps.fused_step import FusedStep
 from hetopt.trainer.steps.learning_rate import LearningRate
 from hetopt.trainer.steps.local_batch import BatchReader
-from hetopt.trainer.steps.precision import Autocast, initial_loss_scale, matrices_in
 from hetopt.trainer.steps.slowdown import Slowdown
-from hetopt.trainer.steps.step import LossModule, trainable_parameters
+from hetopt.trainer.steps.step import Autocast, LossModule, initial_loss_scale, matrices_in, trainable_parameters
 from hetopt.trainer.steps.stopwatch import make_stopwatch
-from hetopt.trainer.task import Task
+from hetopt.trainer.task import Task, make_optimizer
 
 FEWEST_STEPS = 4
 """Taken by the first pilot whatever its time limit: without any there would be neither noise nor gain."""

@@ -30,7 +30,7 @@ from hetopt.trainer.data.fetch import Batch
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.failure import is_out_of_memory
 from hetopt.trainer.steps.local_batch import BatchReader
-from hetopt.trainer.steps.precision import lacks_units, matrices_in
+from hetopt.trainer.steps.step import lacks_units, matrices_in
 from hetopt.trainer.task import Task, TaskData, evaluation_sums
 from hetopt.trainer.tasks.load import load_task
 

@@ -32,7 +32,7 @@ from hetopt.trainer.data.cursor import Indices
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.failure import is_out_of_memory
 from hetopt.trainer.steps.local_batch import BatchReader
-from hetopt.trainer.steps.precision import matrices_in
+from hetopt.trainer.steps.step import matrices_in
 from hetopt.trainer.steps.stopwatch import Stopwatch, make_stopwatch
 
 FEWEST_TIMED = 3

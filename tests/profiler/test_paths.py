@@ -16,7 +16,7 @@ from hetopt.core.nodes import Node
 from hetopt.core.paths import HOST_PATTERN, REGION_PATTERN, RUN_PATTERN, host_name, inside, is_name, run_name
 from hetopt.core.run_spec import WorkerSpec
 from hetopt.core.worker_logs import host_log_folder
-from hetopt.trainer.checkpoints.manifest import FileRecord, Manifest
+from hetopt.trainer.checkpoints.folder import FileRecord, Manifest
 
 HOSTILE = [
     "",

@@ -34,13 +34,11 @@ from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.failure import FailureReport
 from hetopt.trainer.loop import train
 from hetopt.trainer.steps.buckets import parts_of
-from hetopt.trainer.steps.fused_step import FusedStep
+from hetopt.trainer.steps.fused_step import FusedStep, SwitchingStep
 from hetopt.trainer.steps.local_batch import BatchReader
-from hetopt.trainer.steps.precision import Autocast
 from hetopt.trainer.steps.slowdown import Slowdown
-from hetopt.trainer.steps.step import LossModule, Step, trainable_parameters
+from hetopt.trainer.steps.step import Autocast, LossModule, Step, trainable_parameters
 from hetopt.trainer.steps.stopwatch import CpuStopwatch
-from hetopt.trainer.steps.switching_step import SwitchingStep
 from hetopt.trainer.tasks.load import load_task
 
 

@@ -24,9 +24,8 @@ from hetopt.trainer.steps.buckets import parts_of
 from hetopt.trainer.steps.fused_step import FusedStep
 from hetopt.trainer.steps.local_batch import BatchReader
 from hetopt.trainer.steps.local_gradient import DoesNotFit
-from hetopt.trainer.steps.precision import Autocast
 from hetopt.trainer.steps.slowdown import FORWARD, Slowdown
-from hetopt.trainer.steps.step import LossModule
+from hetopt.trainer.steps.step import Autocast, LossModule
 from hetopt.trainer.steps.step_config import ExchangeConfig
 from hetopt.trainer.steps.stopwatch import CpuStopwatch
 

@@ -21,8 +21,17 @@ from safetensors.torch import load_file
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.events.log import EventLog, read_events
 from hetopt.core.run_spec import RunSpec
-from hetopt.trainer.checkpoints.folder import CheckpointFolder, Found, Torn, leave_model, save_model
-from hetopt.trainer.checkpoints.manifest import STATE_FILE, FileRecord, Manifest, rank_file
+from hetopt.trainer.checkpoints.folder import (
+    STATE_FILE,
+    CheckpointFolder,
+    FileRecord,
+    Found,
+    Manifest,
+    Torn,
+    leave_model,
+    rank_file,
+    save_model,
+)
 from hetopt.trainer.checkpoints.saver import NO_ROOM, WRITTEN, CheckpointSaver, is_due
 from hetopt.trainer.checkpoints.state import RankState, SharedState, parameters_sha256, run_digest
 from hetopt.trainer.packing import save_tensors

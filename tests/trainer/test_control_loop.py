@@ -27,10 +27,8 @@ from hetopt.trainer.statistics import ControlRow, Period, PeriodLog
 from hetopt.trainer.steps.fused_step import FusedStep
 from hetopt.trainer.steps.learning_rate import AdaptiveScale, LearningRate
 from hetopt.trainer.steps.local_batch import BatchReader
-from hetopt.trainer.steps.noise_groups import NoiseSums
-from hetopt.trainer.steps.precision import Autocast
 from hetopt.trainer.steps.slowdown import Slowdown
-from hetopt.trainer.steps.step import LossModule, StepTrace
+from hetopt.trainer.steps.step import Autocast, LossModule, NoiseSums, StepTrace
 from hetopt.trainer.steps.stopwatch import CpuStopwatch
 from hetopt.trainer.tasks.recipes import step_decay
 

@@ -12,7 +12,7 @@ import torch
 from torch.distributed.elastic.multiprocessing import api
 
 from hetopt.core.forks import ForkedProcess, ForkServer
-from hetopt.trainer.host.forked_workers import fork_from, forked_workers
+from hetopt.trainer.host.agent import fork_from, forked_workers
 from tests.disturbance import PATIENCE_S
 
 

@@ -27,8 +27,7 @@ from hetopt.backends.processes import LocalLauncher
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.listening import LOOPBACK, collectives_on, is_same_user
 from hetopt.core.secret import SECRET_VARIABLE, checked_secret, new_secret
-from hetopt.trainer.host.gate import WrongSecret, open_gate, open_relay
-from hetopt.trainer.host.stores import group_store, open_store
+from hetopt.trainer.host.stores import WrongSecret, group_store, open_gate, open_relay, open_store
 from tests.disturbance import PATIENCE_S
 from tests.listeners import Listeners, watched
 

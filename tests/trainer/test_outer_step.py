@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hetopt.core.errors import BadInput
 from hetopt.core.synchronization_text import parse_sync, spell_sync
-from hetopt.trainer.sync.outer_step import OuterStep
+from hetopt.trainer.sync.synchroniser import OuterStep
 
 ELEMENTS, STATISTICS = 12, 3
 

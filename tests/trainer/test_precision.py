@@ -19,9 +19,8 @@ from hetopt.trainer.data.cursor import SampleCursor
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.steps.fused_step import FusedStep
 from hetopt.trainer.steps.local_batch import BatchReader
-from hetopt.trainer.steps.precision import Autocast, LossScale, lacks_units, matrices_in
 from hetopt.trainer.steps.slowdown import Slowdown
-from hetopt.trainer.steps.step import LossModule
+from hetopt.trainer.steps.step import Autocast, LossModule, LossScale, lacks_units, matrices_in
 from hetopt.trainer.steps.stopwatch import make_stopwatch
 from hetopt.trainer.task import Task
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hetopt.core.synchronization import Injection, Partition
-from hetopt.trainer.checkpoints.manifest import rank_file
+from hetopt.trainer.checkpoints.folder import rank_file
 from hetopt.trainer.data.injection import handover
 from hetopt.trainer.data.partitions import make_parts
 from hetopt.trainer.packing import unpack

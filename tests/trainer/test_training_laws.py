@@ -18,7 +18,7 @@ from hetopt.core.events.log import read_events
 from hetopt.core.run_folder import MODEL_FILE, write_spec
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer import worker
-from hetopt.trainer.checkpoints.manifest import rank_file
+from hetopt.trainer.checkpoints.folder import rank_file
 from hetopt.trainer.data.cursor import SampleCursor
 from hetopt.trainer.packing import unpack
 

@@ -27,8 +27,7 @@ from hetopt.trainer.evaluation import average_buffers, evaluate
 from hetopt.trainer.failure import FailureReport
 from hetopt.trainer.statistics import ControlRow, Period
 from hetopt.trainer.steps.local_batch import BatchReader
-from hetopt.trainer.steps.precision import LossScale, initial_loss_scale
-from hetopt.trainer.steps.step import trainable_parameters
+from hetopt.trainer.steps.step import LossScale, initial_loss_scale, trainable_parameters
 from hetopt.trainer.worker import Place, StopWish, choose_device
 
 from . import toy_task

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from hetopt.core.comm.cost import LinkSpeed
-from hetopt.trainer.policies.ratio.gain_curve import GainCurve
-from hetopt.trainer.policies.ratio.policy import DENSE, RatioObservation
+from hetopt.trainer.policies.ratio.policy import DENSE, GainCurve, RatioObservation
 
 from .virtual_exchange import RATIOS, VirtualRun, options
 

@@ -26,7 +26,7 @@ from hetopt.trainer.policies.ratio.auto import (
 )
 from hetopt.trainer.policies.ratio.policy import Verdict
 from hetopt.trainer.policies.ratio.step_times import StepTimes
-from hetopt.trainer.policies.sync.averaging_switch import Settled
+from hetopt.trainer.policies.sync.choose import Settled
 from tests.thinned import few
 
 from .virtual_exchange import VirtualRun, options, run

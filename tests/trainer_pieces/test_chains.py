@@ -26,13 +26,12 @@ from hetopt.core.comm.levels import LARGEST_SUM, summed_bits
 from hetopt.core.comm.payload_bytes import slice_elements, wire_bytes
 from hetopt.core.comm.planner import KEPT
 from hetopt.core.run_spec import Compression
-from hetopt.trainer.comm.bits import Lanes
 from hetopt.trainer.comm.compressor import AllReduce, chain
 from hetopt.trainer.comm.error_feedback import NoResidual
 from hetopt.trainer.comm.low_precision import LowPrecisionFloats, ScaledCodes
 from hetopt.trainer.comm.methods import make_chain, make_residual
 from hetopt.trainer.comm.quantisation import MaxNorm, MultiScale, Quantised, TernGrad
-from hetopt.trainer.comm.vectors import BLOCK_ELEMENTS
+from hetopt.trainer.comm.vectors import BLOCK_ELEMENTS, Lanes
 from tests.thinned import few
 
 from . import exchange_program as program

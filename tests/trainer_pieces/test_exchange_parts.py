@@ -14,7 +14,6 @@ from hetopt.core.comm.composition import FEEDBACK, LOW_PRECISION, METHODS
 from hetopt.core.comm.levels import LARGEST_SUM, summed_bits, summed_code_bytes
 from hetopt.core.comm.payload_bytes import packed_index_bytes
 from hetopt.core.run_spec import Compression
-from hetopt.trainer.comm.bits import Lanes, bit_values, look_up, pack_codes, pack_flags, unpack_flags
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.compressor import Turn, private_generator, shared_generator
 from hetopt.trainer.comm.elements import (
@@ -26,12 +25,22 @@ from hetopt.trainer.comm.elements import (
     RotatingElements,
     strata,
 )
+from hetopt.trainer.comm.exchange import RoundedSum, average_parameters, weights_by_samples
 from hetopt.trainer.comm.low_rank import ordered_sum, orthonormal, write_product
-from hetopt.trainer.comm.parameter_average import RoundedSum, average_parameters, weights_by_samples
 from hetopt.trainer.comm.quantisation import StochasticRounding, nearest
 from hetopt.trainer.comm.threshold import ThresholdSearch, count_not_below, excess
 from hetopt.trainer.comm.topk import TopK
-from hetopt.trainer.comm.vectors import BLOCK_ELEMENTS, Workspace, blocks
+from hetopt.trainer.comm.vectors import (
+    BLOCK_ELEMENTS,
+    Lanes,
+    Workspace,
+    bit_values,
+    blocks,
+    look_up,
+    pack_codes,
+    pack_flags,
+    unpack_flags,
+)
 
 from .thread_group import ThreadGroup
 

@@ -17,7 +17,7 @@ from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.comm.methods import make_chain
 from hetopt.trainer.comm.topk import kept_energies
 from hetopt.trainer.comm.vectors import energy, kept_energy
-from hetopt.trainer.policies.ratio.gain_curve import gain_of
+from hetopt.trainer.policies.ratio.policy import gain_of
 
 from .contracts import GRADIENTS
 from .thread_group import ThreadGroup

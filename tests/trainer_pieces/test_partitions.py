@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 
 from hetopt.core.errors import BadInput
 from hetopt.core.synchronization import Injection, Partition
-from hetopt.trainer.data.fetch import TensorPairs
+from hetopt.trainer.data.fetch import TensorPairs, labels_of
 from hetopt.trainer.data.injection import drawn_samples, handover
-from hetopt.trainer.data.labels import labels_of
 from hetopt.trainer.data.micro_batch import Cutting
-from hetopt.trainer.data.partitioned_cursor import PartitionedCursor
-from hetopt.trainer.data.partitions import make_parts
+from hetopt.trainer.data.partitions import PartitionedCursor, make_parts
 
 weights = st.lists(st.integers(1, 20), min_size=1, max_size=6)
 RULES = ["shards", "seldp", "labels", "dirichlet"]

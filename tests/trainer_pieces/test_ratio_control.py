@@ -13,9 +13,8 @@ from hetopt.optimizer.convergence.convergence import Convergence, TargetSteps
 from hetopt.trainer.policies.ratio.accordion import Accordion
 from hetopt.trainer.policies.ratio.auto import AutoRatio
 from hetopt.trainer.policies.ratio.choose import choose_ratio_policy
-from hetopt.trainer.policies.ratio.gain_curve import GainCurve
 from hetopt.trainer.policies.ratio.gravac import Gravac
-from hetopt.trainer.policies.ratio.policy import percent
+from hetopt.trainer.policies.ratio.policy import GainCurve, percent
 from hetopt.trainer.policies.ratio.scan import ScanRatio
 from hetopt.trainer.policies.ratio.scheduled import WARM_UP, ScheduledRatio
 from hetopt.trainer.policies.ratio.threshold import ThresholdRatio

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetopt.core.comm.cost import LinkSpeed
-from hetopt.trainer.policies.ratio.gain_curve import GainCurve
 from hetopt.trainer.policies.ratio.gravac import Gravac, ideal_factor
-from hetopt.trainer.policies.ratio.policy import DENSE, RatioObservation
+from hetopt.trainer.policies.ratio.policy import DENSE, GainCurve, RatioObservation
 from hetopt.trainer.policies.ratio.scan import Prospect, ScanRatio, pareto, scan
 from hetopt.trainer.policies.ratio.threshold import ThresholdRatio
 

@@ -16,8 +16,7 @@ from hetopt.core.comm.planner import make_option
 from hetopt.core.compression_slowdown import MOST_LOST, distance
 from hetopt.trainer.comm.network import Network, Timed
 from hetopt.trainer.policies.ratio.auto import PART
-from hetopt.trainer.policies.ratio.gain_curve import GainCurve
-from hetopt.trainer.policies.ratio.policy import RatioObservation, Verdict
+from hetopt.trainer.policies.ratio.policy import GainCurve, RatioObservation, Verdict
 
 PRIMITIVES = ("all_reduce", "all_gather", "broadcast")
 RATIOS = (0.001, 0.0033, 0.01, 0.033, 0.1)

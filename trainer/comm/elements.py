@@ -17,10 +17,9 @@ from torch import Tensor
 
 from hetopt.core.comm.composition import GATHER
 from hetopt.core.comm.payload_bytes import INDEX_BYTES, MANY_WORKERS, kept_elements, low_index_bits, packed_index_bytes
-from hetopt.trainer.comm.bits import bit_values, look_up, pack_codes, pack_flags, unpack_flags
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.compressor import Compressor, IndexChoice, SparsePayload, State, Turn, shared_generator
-from hetopt.trainer.comm.vectors import Workspace, energy
+from hetopt.trainer.comm.vectors import Workspace, bit_values, energy, look_up, pack_codes, pack_flags, unpack_flags
 
 
 class IndexCoding(Protocol):

@@ -60,7 +60,6 @@ from hetopt.trainer.comm.elements import (
     Var,
 )
 from hetopt.trainer.comm.error_feedback import DEFAULT_MOMENTUM, Clipped, ErrorFeedback, MomentumCorrection, NoResidual
-from hetopt.trainer.comm.levels import Levels, RandomSelection, SharedValues
 from hetopt.trainer.comm.low_precision import LowPrecision, LowPrecisionFloats, ScaledCodes, SlicedAllReduce
 from hetopt.trainer.comm.low_rank import LowRank
 from hetopt.trainer.comm.quantisation import (
@@ -75,7 +74,7 @@ from hetopt.trainer.comm.quantisation import (
     TernGrad,
 )
 from hetopt.trainer.comm.threshold import Dgc, MsTopK, RedSync, Sidco, ThresholdTopK
-from hetopt.trainer.comm.topk import MultiLevel, PerLayerTopK, Selection, TopK
+from hetopt.trainer.comm.topk import Levels, MultiLevel, PerLayerTopK, RandomSelection, Selection, SharedValues, TopK
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,11 +16,22 @@ from torch import Generator, Tensor
 
 from hetopt.core.comm.composition import GATHER, MAJORITY
 from hetopt.core.comm.levels import SCALE_STEP, summed_bits
-from hetopt.trainer.comm.bits import Lanes, add_looked_up, add_whole_bytes, bit_values, look_up, pack_codes, pack_flags
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.compressor import Compressor, Summed, Turn
 from hetopt.trainer.comm.threshold import excess, largest_magnitude
-from hetopt.trainer.comm.vectors import Workspace, blocks, energy, take_out
+from hetopt.trainer.comm.vectors import (
+    Lanes,
+    Workspace,
+    add_looked_up,
+    add_whole_bytes,
+    bit_values,
+    blocks,
+    energy,
+    look_up,
+    pack_codes,
+    pack_flags,
+    take_out,
+)
 
 Rounding = Callable[[Tensor], Tensor]
 """Rounds 1-D fp32 to whole numbers, in place."""

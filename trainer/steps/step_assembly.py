@@ -24,14 +24,13 @@ from hetopt.trainer.failure import is_out_of_memory
 from hetopt.trainer.loss_test import MOST_SAMPLES, LossTest, probe_loss
 from hetopt.trainer.steps.buckets import Part, parts_of
 from hetopt.trainer.steps.exchange_assembly import ExchangeMaker, can_overlap, is_steered
-from hetopt.trainer.steps.fused_step import FusedStep, NoExchange
+from hetopt.trainer.steps.fused_step import FusedStep, NoExchange, SwitchingStep
 from hetopt.trainer.steps.local_batch import SampleFeed
 from hetopt.trainer.steps.local_gradient import DoesNotFit, LocalGradient, half_of
 from hetopt.trainer.steps.slowdown import Slowdown
 from hetopt.trainer.steps.step import LossModule, trainable_parameters
 from hetopt.trainer.steps.step_config import ExchangeConfig, StepConfig
 from hetopt.trainer.steps.stopwatch import Stopwatch
-from hetopt.trainer.steps.switching_step import SwitchingStep
 from hetopt.trainer.task import Task
 
 FEWEST_TRIED = 4

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 from hetopt.trainer.comm.exchange import ExchangeStats
-from hetopt.trainer.policies.ratio.gain_curve import GainCurve, gain_of
+from hetopt.trainer.policies.ratio.policy import GainCurve, gain_of
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Mark, Stopwatch
 

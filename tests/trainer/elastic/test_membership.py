@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.local_batch_sizes import spec_of_living
 from hetopt.core.run_spec import RunSpec
-from hetopt.trainer.elastic.membership import (
+from hetopt.trainer.elastic.rendezvous import (
+    LOOK_S,
     NO_GENERATION,
+    Abandoned,
     Generation,
     Member,
     NothingKnown,
@@ -24,8 +26,10 @@ from hetopt.trainer.elastic.membership import (
     entitled,
     is_hopeless,
     may_close,
+    meet_again,
+    want,
+    wanted,
 )
-from hetopt.trainer.elastic.rendezvous import LOOK_S, Abandoned, meet_again, want, wanted
 
 from ..scenarios import toy_spec
 

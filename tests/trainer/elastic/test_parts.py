@@ -30,8 +30,15 @@ from hetopt.core.presence import (
     life_of,
     write_presence,
 )
-from hetopt.trainer.elastic.connections import DEAF_S, break_all_but, open_sockets
-from hetopt.trainer.elastic.stores import TcpRendezvousStore, connect, reachable, where_to_meet
+from hetopt.trainer.elastic.stores import (
+    DEAF_S,
+    TcpRendezvousStore,
+    break_all_but,
+    connect,
+    open_sockets,
+    reachable,
+    where_to_meet,
+)
 from hetopt.trainer.elastic.worker_group import EVERY_S, Watch
 from hetopt.trainer.host import stores
 from hetopt.trainer.packing import pack, save_packed, unpack

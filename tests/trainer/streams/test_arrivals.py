@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 
 from hetopt.core.errors import RunFailed
 from hetopt.core.stream import BufferPolicy, Stream
-from hetopt.trainer.data.stream.clock import VirtualClock
-from hetopt.trainer.data.stream.cursor import ELSEWHERE, StreamCursor
 from hetopt.trainer.data.stream.replay import Replay, every_nth_of_all, first_kept, held
-from hetopt.trainer.data.stream.source import RateMeter
+from hetopt.trainer.data.stream.source import ELSEWHERE, RateMeter, StreamCursor, VirtualClock
 
 POLICIES: list[BufferPolicy] = ["persistence", "truncation", "bounded_age"]
 SIZE = 50

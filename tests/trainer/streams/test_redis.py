@@ -17,8 +17,7 @@ from benchmarks._redis_server import DURABLE, RedisServer
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.stream import Stream
 from hetopt.trainer.data.fetch import TensorPairs
-from hetopt.trainer.data.stream.received import ReceivedSamples
-from hetopt.trainer.data.stream.redis_source import RedisSource
+from hetopt.trainer.data.stream.redis_source import ReceivedSamples, RedisSource
 from hetopt.trainer.data.stream.wire import header_of
 from hetopt.trainer.data.stream.writer import StreamWriter
 from tests.disturbance import PATIENCE_S
@@ -72,7 +71,7 @@ def readers() -> Iterator[Callable[..., Reader]]:
 
 
 def client(url: str) -> Any:
-    from hetopt.trainer.data.stream.broker import connect
+    from hetopt.trainer.data.stream.redis_source import connect
 
     return connect(url)
 

@@ -20,8 +20,7 @@ import numpy as np
 from hetopt.core.errors import RunFailed
 from hetopt.core.stream import BufferPolicy, Stream
 from hetopt.trainer.data.cursor import Indices, permutation
-from hetopt.trainer.data.stream.clock import Clock
-from hetopt.trainer.data.stream.source import Flow, RateMeter, Taken
+from hetopt.trainer.data.stream.source import Clock, Flow, RateMeter, Taken
 
 NOTICE_S = 5.0
 """A wait that is longer than this is told while it lasts."""

@@ -43,8 +43,7 @@ from hetopt.core.comm.planner import Option
 from hetopt.core.comm.way_text import way_in_words
 from hetopt.core.compression_slowdown import CAUTIOUS_COEFFICIENT, LEAST_GAIN, MOST_LOST, backlog_after, distance
 from hetopt.trainer.comm.network import Network
-from hetopt.trainer.policies.ratio.gain_curve import interpolated
-from hetopt.trainer.policies.ratio.policy import DENSE, RatioDecision, RatioObservation, Verdict, percent
+from hetopt.trainer.policies.ratio.policy import DENSE, RatioDecision, RatioObservation, Verdict, interpolated, percent
 from hetopt.trainer.policies.ratio.step_times import StepTimes
 
 TRIAL_STEPS = 4
