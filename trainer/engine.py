@@ -22,13 +22,12 @@ from hetopt.trainer.agreement import Gathering
 from hetopt.trainer.balance import Balance
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.stream.source import Flow
-from hetopt.trainer.divergence import LossRecord
 from hetopt.trainer.generators import Generators
 from hetopt.trainer.likeness import marks_of
 from hetopt.trainer.statistics import Period, PeriodLog
+from hetopt.trainer.steps.fused_step import DoesNotFit, half_of
 from hetopt.trainer.steps.learning_rate import LearningRate
 from hetopt.trainer.steps.local_batch import SampleFeed
-from hetopt.trainer.steps.local_gradient import DoesNotFit, half_of
 from hetopt.trainer.steps.slowdown import Slowdown
 from hetopt.trainer.steps.step import LossScale, StepTrace, initial_loss_scale
 from hetopt.trainer.steps.step_config import ExchangeConfig, StepConfig
@@ -239,7 +238,6 @@ class TaskEngine(Engine):
     Attributes:
         unfinished: where the step under way began; None: none is, or nobody would go on from there.
         loss_scale: of fp16.
-        losses: of the newest steps.
     """
 
     def __init__(
@@ -269,7 +267,6 @@ class TaskEngine(Engine):
         self._flow = flow
         self.unfinished: Unfinished | None = None
         self.loss_scale: LossScale | None = initial_loss_scale(context.spec.precision)
-        self.losses = LossRecord()
 
     def follow(self, form: StepConfig, synchroniser: Synchronizer | None, task_epoch: Callable[[float], float]) -> None:
         """From the next step on workers train for themselves.
@@ -350,7 +347,6 @@ class TaskEngine(Engine):
             self._optimizer.step()
         if scale is not None:
             self.loss_scale = scale.after(finite=trace.finite)
-        self.losses.add(self.step + 1, trace.loss_sum, parts)
         self.unfinished = None
         if sum(held) != sum(shares):  # with copies from others; losses are told as of the local batches
             trace = replace(trace, loss_sum=trace.loss_sum * (sum(shares) / sum(held)))

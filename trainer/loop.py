@@ -25,7 +25,6 @@ from hetopt.trainer.checkpoints.saver import CheckpointSaver, is_due, unsaved
 from hetopt.trainer.checkpoints.state import copied, parameters_sha256, run_digest
 from hetopt.trainer.comm.peers import workers
 from hetopt.trainer.context import WorkerContext
-from hetopt.trainer.divergence import where_it_broke
 from hetopt.trainer.elastic.handover import Held, alike_part, hand_over
 from hetopt.trainer.elastic.rendezvous import Version
 from hetopt.trainer.elastic.worker_group import WorkerGroup
@@ -264,10 +263,9 @@ class _Run:
         period = engine.read(gathering)
         step = engine.step - unread
         if period.diverged:
-            indexed = self._data.train if self._streaming is None else None
-            where = where_it_broke(engine.losses, indexed, rank=self._context.rank, world_size=self._context.world_size)
+            ranks = [rank for rank, row in enumerate(period.rows) if not math.isfinite(row.loss_sum)] or [0]
             raise RunFailed(
-                f"the loss is {period.loss}{where or f' at step {step}'}.",
+                f"the loss is {period.loss} at step {step} or up to {period.steps} before, on {workers(ranks)}.",
                 hint="lower the learning rate, or check the data for values that are not finite",
             )
         seen = self._feed.position - unread * sum(self._feed.drawn(self._balance.shares))

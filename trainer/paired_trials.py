@@ -20,10 +20,9 @@ from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.normalisation import LEAST_SAMPLES
 from hetopt.trainer.policies.ratio.auto import CHUNK_STEPS, PART, PairedTrial
 from hetopt.trainer.policies.ratio.policy import Verdict
-from hetopt.trainer.steps.fused_step import FusedStep
+from hetopt.trainer.steps.fused_step import DoesNotFit, FusedStep
 from hetopt.trainer.steps.learning_rate import LearningRate
 from hetopt.trainer.steps.local_batch import BatchReader
-from hetopt.trainer.steps.local_gradient import DoesNotFit
 from hetopt.trainer.steps.step import Autocast, LossModule, trainable_parameters
 from hetopt.trainer.steps.stopwatch import make_stopwatch
 from hetopt.trainer.task import make_model, make_optimizer

@@ -24,8 +24,8 @@ from hetopt.core.run_folder import RUN_VARIABLE, SPEC_VARIABLE, living_file, rea
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.search_path import run_script
 from hetopt.trainer.allocator import keep_freed_memory
+from hetopt.trainer.failure import Lines
 from hetopt.trainer.host.agent import HOST_PID_VARIABLE
-from hetopt.trainer.script_lines import Lines
 from hetopt.trainer.worker import Place, check_place, choose_device, leave
 
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")

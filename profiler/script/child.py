@@ -40,9 +40,8 @@ from hetopt.profiler.script.hooks import be_alone, listen
 from hetopt.profiler.script.observer import Course, Finished, Observer, StepClock, Training, normalises
 from hetopt.profiler.script.order import FAILED_FILE, MEETING_FILE, ORDER_FILE, Failure, ScriptOrder
 from hetopt.trainer.context import WorkerContext
-from hetopt.trainer.failure import is_out_of_memory
+from hetopt.trainer.failure import Lines, is_out_of_memory, reason_of
 from hetopt.trainer.normalisation import LEAST_SAMPLES
-from hetopt.trainer.script_lines import Lines, reason_of
 from hetopt.trainer.task import NO_TARGET
 
 MEETING_TIMEOUT_S = 120.0

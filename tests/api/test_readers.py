@@ -19,7 +19,7 @@ from hetopt.core.errors import RunFailed
 from hetopt.core.profile import Profile, Reading
 from hetopt.core.reader_limits import FILES_OF_A_READER, check_readers
 from hetopt.profiler.script.observer import Observer
-from hetopt.trainer.script_lines import Lines
+from hetopt.trainer.failure import Lines
 
 PROFILE = Path(__file__).resolve().parents[1] / "recorded" / "digits.json"
 

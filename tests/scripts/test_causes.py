@@ -15,8 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from hetopt.api.exactness import compare
 from hetopt.core.errors import RunFailed
 from hetopt.trainer import failure
-from hetopt.trainer.failure import explain
-from hetopt.trainer.script_lines import Lines
+from hetopt.trainer.failure import Lines, explain
 
 SCRIPT = """
 import os

@@ -217,42 +217,20 @@ def test_one_of_another_run_or_version_is_refused(tmp_path: Path) -> None:
 
 
 def test_nothing_in_a_checkpoint_is_run(tmp_path: Path) -> None:
-    """Even where the hashes were made to fit, and in the format of 0.1 too; and none with code in it is written."""
+    """Even where the hashes were made to fit; and none with code in it is written."""
     folder = CheckpointFolder(tmp_path)
     evil: Any = {**vars(shared(1)), "model": print}
     buffer = io.BytesIO()
     torch.save(evil, buffer)
-    for name, version in ((STATE_FILE, 5), ("state.pt", 4)):
-        folder.partial(1).mkdir(parents=True)
-        (folder.partial(1) / name).write_bytes(buffer.getvalue())
-        files = {name: FileRecord.of(buffer.getvalue())}
-        manifest = Manifest(step=1, digest=DIGEST, workers=1, files=files)
-        folder.publish(manifest.model_copy(update={"schema_version": version}))
-        assert folder.newest(DIGEST).step == 1
-        with pytest.raises(BadInput, match=rf"{name} is damaged"):
-            folder.load_shared(1)
+    folder.partial(1).mkdir(parents=True)
+    (folder.partial(1) / STATE_FILE).write_bytes(buffer.getvalue())
+    files = {STATE_FILE: FileRecord.of(buffer.getvalue())}
+    folder.publish(Manifest(step=1, digest=DIGEST, workers=1, files=files))
+    assert folder.newest(DIGEST).step == 1
+    with pytest.raises(BadInput, match=rf"{STATE_FILE} is damaged"):
+        folder.load_shared(1)
     with pytest.raises(TypeError, match="cannot be packed"):
         folder._write(2, STATE_FILE, evil)
-
-
-def test_checkpoints_of_the_first_version_are_still_read(tmp_path: Path) -> None:
-    """In torch's format, with schema 4; the next one that is saved is of today's."""
-    folder = CheckpointFolder(tmp_path)
-    folder.partial(7).mkdir(parents=True)
-    files = {}
-    for name, state in (("state.pt", shared(7)), ("rank-0.pt", own(0)), ("rank-1.pt", own(1))):
-        torch.save(dict(vars(state)), folder.partial(7) / name)
-        files[name] = FileRecord.of((folder.partial(7) / name).read_bytes())
-    manifest = Manifest(step=7, digest=DIGEST, workers=2, files=files)
-    folder.publish(manifest.model_copy(update={"schema_version": 4}))
-    assert folder.newest(DIGEST) == Found(step=7)
-    assert torch.equal(folder.load_shared(7).model["weight"], torch.arange(4.0))
-    mine = folder.load_own(7, 1, workers_then=2, workers_now=2)
-    assert torch.equal(mine.memory["residual"], own(1).memory["residual"])
-    save(folder, 8)
-    assert folder.newest(DIGEST) == Found(step=8)
-    folder.path(8).joinpath(STATE_FILE).unlink()
-    assert folder.newest(DIGEST).step == 7
 
 
 def test_a_model_keeps_every_name_of_its_state(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ from hetopt.trainer import worker
 from hetopt.trainer.data.fetch import Batch, TensorPairs
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.failure import is_out_of_memory
+from hetopt.trainer.steps.fused_step import DoesNotFit, LocalGradient
 from hetopt.trainer.steps.local_batch import BatchReader
-from hetopt.trainer.steps.local_gradient import DoesNotFit, LocalGradient
 from tests.disturbance import PATIENCE_S
 
 from . import memory_program

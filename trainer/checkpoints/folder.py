@@ -7,8 +7,7 @@
     checkpoint/step-140.partial/           one that is being written
 
 Every file is tensors and plain values (`hetopt.trainer.packing`): loading a checkpoint runs no code. The newest one
-that is whole counts, whatever LATEST says; one that is torn or altered is passed over and named. Checkpoints of hetopt
-0.1, in torch's own format, are still read, with ``weights_only=True``.
+that is whole counts, whatever LATEST says; one that is torn or altered is passed over and named.
 
 The list of a checkpoint's files with their sizes and hashes: what tells a whole checkpoint from a torn one.
 """
@@ -17,9 +16,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import io
 import os
-import pickle
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,7 +24,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
-import torch
 from pydantic import Field, NonNegativeInt, PositiveInt, StringConstraints
 from torch import Tensor, nn
 
@@ -40,12 +36,12 @@ from hetopt.trainer.checkpoints.state import RankState, SharedState
 from hetopt.trainer.comm.error_feedback import redistribute
 from hetopt.trainer.packing import save_packed, save_tensors, unpack
 
-SUFFIX, SUFFIX_BEFORE = ".safetensors", ".pt"
-"""Of a checkpoint's files, now and up to schema 4."""
+SUFFIX = ".safetensors"
+"""Of a checkpoint's files."""
 
 STATE_FILE = f"state{SUFFIX}"
 
-CheckpointFile = Annotated[str, StringConstraints(pattern=r"^(state|rank-[0-9]{1,6})\.(safetensors|pt)$")]
+CheckpointFile = Annotated[str, StringConstraints(pattern=r"^(state|rank-[0-9]{1,6})\.safetensors$")]
 """The files that a checkpoint has; a manifest may come from a bucket, and names no others."""
 
 
@@ -82,7 +78,6 @@ class Manifest(Artifact):
 
     KIND: ClassVar[str] = "checkpoint"
     VERSION: ClassVar[int] = 5
-    READ_AS_WELL: ClassVar[tuple[int, ...]] = (4,)
     MADE_BY: ClassVar[str] = "hetopt launch"
 
     step: NonNegativeInt
@@ -276,7 +271,7 @@ class CheckpointFolder:
             return f"{MANIFEST_FILE} is missing"
         except (BadInput, KeyError, TypeError):
             return f"{MANIFEST_FILE} is damaged"
-        if version not in (Manifest.VERSION, *Manifest.READ_AS_WELL):
+        if version != Manifest.VERSION:
             raise BadInput(f"{path} was written by another version of hetopt.", hint=_start_over(self._folder))
         try:
             return Manifest.from_json(text, origin=str(path))
@@ -292,8 +287,6 @@ class CheckpointFolder:
 
     def _read(self, step: int, name: str) -> dict[str, Any]:
         manifest = self._manifest(step)
-        if isinstance(manifest, Manifest) and manifest.schema_version < Manifest.VERSION:
-            name = name.removesuffix(SUFFIX) + SUFFIX_BEFORE
         path = self.path(step) / name
         try:
             content = path.read_bytes()
@@ -305,11 +298,8 @@ class CheckpointFolder:
         if fault is not None:
             raise self._damaged(step, name, fault)
         try:
-            if path.suffix == SUFFIX:
-                data = unpack(content)
-            else:
-                data = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-        except (RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError):
+            data = unpack(content)
+        except ValueError:
             raise self._damaged(step, name, "is damaged") from None
         if not isinstance(data, dict):
             raise self._damaged(step, name, "holds something else")

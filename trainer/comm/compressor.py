@@ -52,7 +52,6 @@ class Payload(Protocol):
 
     def add_to(self, flat: Tensor) -> None:
         """Add the payload to a dense vector, in place."""
-        ...
 
     def subtract_from(self, flat: Tensor) -> float:
         """Subtract the payload from the dense vector x that it was made of, in place.
@@ -61,11 +60,9 @@ class Payload(Protocol):
             The energy that this takes away, ``||x||^2 - ||x - sent||^2``; of a selection, and of any other projection,
             that is ``||sent||^2``.
         """
-        ...
 
     def dense(self) -> Tensor:
         """The dense vector that the payload stands for, 1-D fp32; may be the payload's own memory."""
-        ...
 
 
 PayloadT = TypeVar("PayloadT", bound=Payload)
@@ -197,7 +194,6 @@ class Collective(Protocol):
     @property
     def name(self) -> str:
         """Name of the collective, one of `composition.COLLECTIVES`."""
-        ...
 
     def run(self, compressor: Any, flat: Tensor, out: Tensor, turn: Turn) -> Payload:
         """Compress, communicate, and write the sum over all workers into ``out``, the same bits on each.
@@ -211,7 +207,6 @@ class Collective(Protocol):
         Returns:
             what this worker has sent, in units of ``flat``; valid until the next step.
         """
-        ...
 
 
 class AllReduce:
@@ -241,7 +236,6 @@ class Resumable(Protocol):
 
     def state(self) -> State:
         """A copy of what is kept."""
-        ...
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Go on from what `state` gave.
@@ -249,7 +243,6 @@ class Resumable(Protocol):
         Raises:
             BadInput: the state belongs to another residual or to another model.
         """
-        ...
 
 
 class Residual(Resumable, Protocol):
@@ -261,7 +254,6 @@ class Residual(Resumable, Protocol):
         Args:
             gradient: the flat fp32 gradient, already weighted by the worker's part of the batch.
         """
-        ...
 
     def commit(self, prepared: Tensor, sent: Payload) -> float | None:
         """Keep ``prepared - sent``, where ``sent`` is exactly what the other workers received.
@@ -269,7 +261,6 @@ class Residual(Resumable, Protocol):
         Returns:
             The energy that this took away (see `Payload.subtract_from`); None where nothing is kept.
         """
-        ...
 
 
 class Chain:

@@ -27,15 +27,12 @@ class IndexCoding(Protocol):
 
     def nbytes(self, numel: int, count: int) -> int:
         """Bytes of ``count`` indices below ``numel``."""
-        ...
 
     def write(self, indices: Tensor, numel: int, out: Tensor) -> None:
         """Into ``out``, uint8 of `nbytes`."""
-        ...
 
     def read(self, data: Tensor, numel: int, count: int) -> Tensor:
         """The int32 indices in ``data``, uint8 of `nbytes`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,6 +130,10 @@ class Exchange:
         first_step: number of the first step, which randomness depends on.
         forgets: whether bf16 among others does.
 
+    Attributes:
+        compression: in use now.
+        has_residual: whether there may be a residual; the same on all workers.
+
     Raises:
         BadInput: an unknown name, or things that do not go together.
     """
@@ -160,19 +164,9 @@ class Exchange:
         self._forgets = forgets
         self._residual = make_residual(first, numel, device=device, group=group) if residual is None else residual
         self._step = first_step
-        self._has_residual = False
+        self.has_residual = False
         self._forgetful = False  # whether the residual waits, and the rounding of this step is forgotten
         self._begin(first)
-
-    @property
-    def compression(self) -> Compression:
-        """The compression that is in use now."""
-        return self._compression
-
-    @property
-    def has_residual(self) -> bool:
-        """Whether there may be a residual; the same on all workers."""
-        return self._has_residual
 
     def use(self, compression: Compression) -> None:
         """Exchange like this from the next step on; all workers must decide the same.
@@ -181,7 +175,7 @@ class Exchange:
             BadInput: it does not go with the residual.
         """
         compression = with_memory(compression, self._first)
-        if compression != self._compression:
+        if compression != self.compression:
             self._begin(compression)
 
     def run(self, flat: Tensor, look_at: Sequence[float] = ()) -> ExchangeStats:
@@ -222,31 +216,31 @@ class Exchange:
             level_gains=self._chain.gains if isinstance(self._chain, Levels) else None,
         )
         self._step += 1
-        self._has_residual = self._compression.name != "identity"
-        self._forgetful = self._forgets and self._compression.name == FORGOTTEN
+        self.has_residual = self.compression.name != "identity"
+        self._forgetful = self._forgets and self.compression.name == FORGOTTEN
         return stats
 
     def lend(self) -> State:
         """The residual, for an exchange that keeps it from here on, until it is `returned`."""
         state = self._residual.state()
         self._residual.load_state({key: torch.zeros_like(value) for key, value in state.items()})
-        self._has_residual = False
+        self.has_residual = False
         return state
 
     def returned(self, state: State) -> None:
         """Go on with the residual of somebody else."""
         self._residual.load_state(state)
-        self._has_residual = True
+        self.has_residual = True
 
     def state(self) -> State:
         """All that a checkpoint needs: the residual, which compression is in use, and what that carries."""
-        in_use = torch.frombuffer(bytearray(self._compression.model_dump_json().encode()), dtype=torch.uint8)
+        in_use = torch.frombuffer(bytearray(self.compression.model_dump_json().encode()), dtype=torch.uint8)
         return {
             **self._residual.state(),
             **self._carried(),
             _IN_USE: in_use,
             _STEPS: torch.tensor(self._step),
-            _HAS_RESIDUAL: torch.tensor(self._has_residual),
+            _HAS_RESIDUAL: torch.tensor(self.has_residual),
             _FORGETS: torch.tensor(self._forgetful),
         }
 
@@ -265,7 +259,7 @@ class Exchange:
         carried = {key.removeprefix(ALIKE): value for key, value in rest.items() if key.startswith(ALIKE)}
         self._step = int(carried.pop("step", state.get(_STEPS, torch.tensor(self._step))))
         self._chain.load_state(carried)
-        self._has_residual = bool(state.get(_HAS_RESIDUAL, torch.tensor(True)))
+        self.has_residual = bool(state.get(_HAS_RESIDUAL, torch.tensor(True)))
         self._forgetful = bool(state.get(_FORGETS, torch.tensor(False)))
 
     def _begin(self, compression: Compression) -> None:
@@ -282,7 +276,7 @@ class Exchange:
             group=self._group,
             store=self._store,
         )
-        self._compression = compression
+        self.compression = compression
         self._forgetful = False
 
     def _carried(self) -> State:

@@ -36,24 +36,19 @@ class SliceCoding(Protocol):
     @property
     def dtype(self) -> torch.dtype:
         """Data type of a row."""
-        ...
 
     @property
     def group(self) -> int:
         """Elements that are rounded together."""
-        ...
 
     def width(self, size: int) -> int:
         """Elements of the row of a slice of ``size`` values."""
-        ...
 
     def write(self, flat: Tensor, rows: Tensor, size: int) -> None:
         """Round the slices of a vector into the rows of a matrix."""
-        ...
 
     def read(self, rows: Tensor, size: int) -> Iterator[tuple[RowBlock, Tensor]]:
         """The values of all rows in fp32, block by block: rows by columns, in contiguous memory."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,11 +45,9 @@ class Grid(Protocol):
 
     def encode(self, flat: Tensor, codes: Tensor, rounding: Rounding) -> None:
         """Write the codes of ``flat``: whole numbers, at most the grid's levels in magnitude."""
-        ...
 
     def parts(self, codes: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """The values that codes, or sums of codes, stand for: block by block, fp32."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,7 +290,6 @@ class Quantiser(Protocol):
 
     def peaks(self, flat: Tensor) -> Tensor:
         """What this worker's grid would have to span, one fp32 a segment; NaN or infinite if the gradient is."""
-        ...
 
     def grid(self, flat: Tensor, peaks: list[float], levels: int, channel: Channel) -> Grid:
         """The common grid.
@@ -303,7 +300,6 @@ class Quantiser(Protocol):
             levels: s, the most that a code may be.
             channel: to agree on more, if need be.
         """
-        ...
 
 
 class Quantised(Summed[QuantisedPayload]):

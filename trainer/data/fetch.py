@@ -31,11 +31,9 @@ class MapDataset(Protocol):
 
     def __len__(self) -> int:
         """Return how many samples there are."""
-        ...
 
     def __getitem__(self, index: int, /) -> object:
         """Return one sample, not collated."""
-        ...
 
 
 class GatherDataset(Protocol):
@@ -46,7 +44,6 @@ class GatherDataset(Protocol):
 
     def gather(self, indices: Sequence[int] | Indices, /) -> Batch:
         """Return the collated batch of these samples, in this order; ``indices`` is mostly an int64 array."""
-        ...
 
 
 class EpochDataset(Protocol):
@@ -54,7 +51,6 @@ class EpochDataset(Protocol):
 
     def set_epoch(self, epoch: int, seed: int, /) -> None:
         """From now on return the samples of ``epoch`` (from 0) in the run seeded with ``seed``."""
-        ...
 
 
 # Not by isinstance: to check a protocol at run time takes longer than to gather a small batch.

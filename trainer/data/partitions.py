@@ -50,11 +50,9 @@ class Parts(Protocol):
     @property
     def workers(self) -> int:
         """Number of workers."""
-        ...
 
     def order(self, worker: int, turn: int) -> Indices:
         """Dataset indices of a worker's ``turn``-th pass (from 0), int64, at least one; read-only."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from hetopt.core.errors import RunFailed
 from hetopt.trainer.data.fetch import Batch, MapDataset, fetch, pinned, set_epoch
 from hetopt.trainer.data.micro_batch import MicroBatch
-from hetopt.trainer.script_lines import reason_of
+from hetopt.trainer.failure import reason_of
 
 AHEAD = 2
 """Micro-batches that are read ahead: the next one, and one more, so that a slow one is made up for by a quick one."""
@@ -41,15 +41,12 @@ class ReadAhead(Protocol):
 
     def follow(self, upcoming: Iterator[MicroBatch]) -> None:
         """From now on these are asked for; what was read before is dropped."""
-        ...
 
     def next(self, part: MicroBatch) -> Batch:
         """The samples of the next one, which is ``part``, on the host. What reading it raised is raised here."""
-        ...
 
     def close(self) -> None:
         """Stop reading ahead; nothing is read afterwards."""
-        ...
 
 
 class ThreadReadAhead:

@@ -255,15 +255,12 @@ class RendezvousStore(Protocol):
 
     def get(self, key: str) -> str:
         """The value; empty: there is none."""
-        ...
 
     def set(self, key: str, value: str) -> None:
         """Write ``value`` under ``key``, whatever was there."""
-        ...
 
     def compare_set(self, key: str, expected: str, value: str) -> str:
         """Write a value where the present one is as expected (empty: there is none); the value after that."""
-        ...
 
 
 def wanted(store: RendezvousStore) -> int:

@@ -79,14 +79,12 @@ class BatchPolicy(Protocol, Generic[StateT]):
 
     def initial(self) -> StateT:
         """The state before the first observation; its type reads a checkpoint's back (`Record.model_validate`)."""
-        ...
 
     def decide(self, state: StateT, observation: BatchObservation) -> tuple[StateT, BatchDecision]:
         """The next state, and the shares to use from now on.
 
         They sum to what the observed shares sum to, but under the policy ``rate``.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

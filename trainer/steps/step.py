@@ -208,15 +208,13 @@ class Step(Protocol):
     @property
     def residual(self) -> Resumable:
         """What has not been sent yet, with all else that the exchange carries on; part of a checkpoint."""
-        ...
 
     def warm_up(self, part: MicroBatch) -> None:
         """Do what a device does only the first time: compute a micro-batch, whose gradient is not wanted.
 
         Raises:
-            DoesNotFit: it is too large for this worker's memory (see `hetopt.trainer.steps.local_gradient`).
+            DoesNotFit: it is too large for this worker's memory (see `hetopt.trainer.steps.fused_step`).
         """
-        ...
 
     def run(
         self,
@@ -235,9 +233,8 @@ class Step(Protocol):
 
         Raises:
             DoesNotFit: a micro-batch is too large for this worker's memory. Nothing of the step has left the worker,
-                which may run it again in smaller micro-batches (see `hetopt.trainer.steps.local_gradient`).
+                which may run it again in smaller micro-batches (see `hetopt.trainer.steps.fused_step`).
         """
-        ...
 
 
 class Reader(Protocol):
@@ -245,7 +242,6 @@ class Reader(Protocol):
 
     def read(self, part: MicroBatch) -> Batch:
         """The samples of a micro-batch, on the device."""
-        ...
 
 
 class LossModule(nn.Module):
@@ -280,9 +276,10 @@ class LossModule(nn.Module):
         with self._autocast():
             told = self._loss(self.model, batch)
         loss = told[0] if isinstance(told, tuple) else told
-        if loss.dim() != 0:
+        if not isinstance(loss, Tensor) or loss.dim() != 0:
+            said = f"has shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"is a {type(loss).__name__}"
             raise BadInput(
-                f"The task's loss has shape {tuple(loss.shape)}; it must be a scalar.",
+                f"The task's loss {said}; it must be a scalar tensor.",
                 hint="return the mean over the samples of the batch, or a sum and its count",
             )
         if torch.is_grad_enabled() and not loss.requires_grad:

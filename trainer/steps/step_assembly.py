@@ -24,9 +24,8 @@ from hetopt.trainer.failure import is_out_of_memory
 from hetopt.trainer.loss_test import MOST_SAMPLES, LossTest, probe_loss
 from hetopt.trainer.steps.buckets import Part, parts_of
 from hetopt.trainer.steps.exchange_assembly import ExchangeMaker, can_overlap, is_steered
-from hetopt.trainer.steps.fused_step import FusedStep, NoExchange, SwitchingStep
+from hetopt.trainer.steps.fused_step import DoesNotFit, FusedStep, LocalGradient, NoExchange, SwitchingStep, half_of
 from hetopt.trainer.steps.local_batch import SampleFeed
-from hetopt.trainer.steps.local_gradient import DoesNotFit, LocalGradient, half_of
 from hetopt.trainer.steps.slowdown import Slowdown
 from hetopt.trainer.steps.step import LossModule, trainable_parameters
 from hetopt.trainer.steps.step_config import ExchangeConfig, StepConfig

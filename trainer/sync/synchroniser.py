@@ -88,19 +88,15 @@ class Synchronizer(Protocol):
         Returns:
             The trace, with what was sent and how long that took.
         """
-        ...
 
     def averaged(self) -> AbstractContextManager[None]:
         """The model is the average of all workers' inside, and this worker's again afterwards. May be nested."""
-        ...
 
     def event(self, step: int) -> Event:
         """What to write of the steps up to this one that were not told of yet."""
-        ...
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps of this worker: tensors and plain values."""
-        ...
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Continue with what `state` gave.
@@ -108,7 +104,6 @@ class Synchronizer(Protocol):
         Raises:
             BadInput: it is damaged, or of another model.
         """
-        ...
 
 
 @contextmanager

@@ -24,11 +24,9 @@ class Clock(Protocol):
 
     def now_s(self) -> float:
         """Seconds since some moment."""
-        ...
 
     def sleep_s(self, duration_s: float) -> None:
         """Come back so much later."""
-        ...
 
 
 class RealClock:
@@ -92,7 +90,6 @@ class Source(Protocol):
 
     def begin(self) -> None:
         """Samples arrive from now on, where a place was set from there."""
-        ...
 
     def take(self, count: int) -> Taken:
         """The next samples, at least one; waits until they are there.
@@ -100,15 +97,12 @@ class Source(Protocol):
         Raises:
             RunFailed: they do not come.
         """
-        ...
 
     def place(self) -> Mapping[str, int]:
         """How far this worker's streams were taken, under names that all workers have; 0 for streams of others."""
-        ...
 
     def go_to(self, place: Mapping[str, int]) -> None:
         """Go on where `place`, summed over all workers, was taken; before `begin`."""
-        ...
 
     def committed(self, place: Mapping[str, int], *, is_last: bool = False) -> None:
         """A complete checkpoint holds what was taken up to this place (of all workers, see `go_to`).
@@ -116,15 +110,12 @@ class Source(Protocol):
         The one before it is kept, for the case that this one turns out damaged: what was taken since then may have to
         be delivered again, but after the last.
         """
-        ...
 
     def flow(self) -> Flow:
         """What it was like since the last call."""
-        ...
 
     def close(self) -> None:
         """Let go of what the source holds."""
-        ...
 
 
 class RateMeter:

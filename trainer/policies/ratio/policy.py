@@ -181,7 +181,6 @@ class RatioPolicy(Protocol, Generic[StateT]):
 
     def initial(self) -> StateT:
         """The state before the first observation; its type reads a checkpoint's back (`Record.model_validate`)."""
-        ...
 
     def first(self, network: Network | None) -> RatioDecision:
         """What to send before anything was observed.
@@ -189,11 +188,9 @@ class RatioPolicy(Protocol, Generic[StateT]):
         Args:
             network: as measured between the workers; absent where it was not.
         """
-        ...
 
     def decide(self, state: StateT, observation: RatioObservation) -> tuple[StateT, RatioDecision]:
         """The next state, and what to send from now on."""
-        ...
 
 
 def percent(ratio: float) -> str:

@@ -56,12 +56,9 @@ class SyncPolicy(Protocol, Generic[StateT]):
     @property
     def votes(self) -> bool:
         """Whether it goes by how gradients change, which the workers then have to tell each other."""
-        ...
 
     def initial(self) -> StateT:
         """The state before the first step; its type reads a checkpoint's back (`Record.model_validate`)."""
-        ...
 
     def decide(self, state: StateT, observation: SyncObservation) -> tuple[StateT, SyncDecision]:
         """The next state, and what to do now."""
-        ...
