@@ -140,11 +140,6 @@ def throughputs(menu: Menu) -> list[Limits]:
     return [Limits(deadline_s=most, time_weight=0.0) for most in _between(menu.seconds)]
 
 
-def budgets(menu: Menu) -> list[Limits]:
-    """Limits of cost within which the fastest is wanted."""
-    return [Limits(budget_usd=most, time_weight=1.0) for most in _between(menu.usd)]
-
-
 def _between(values: Array) -> list[float]:
     """Limits in equal ratios; none that by rounding nothing keeps, where all values are alike."""
     between = np.geomspace(values.min(), values.max(), TARGETS + 2)[1:-1]

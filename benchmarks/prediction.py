@@ -5,9 +5,7 @@ on a tenth of its rows), and everything else is predicted. The published models 
 authors' code where an interpreter has it (`benchmarks._adaptdl`). One default configuration for all folders. The lines
 "held out" repeat hetopt's with priors taken from the other folders alone, from those of other jobs, or from those of
 other clusters: the last is what to expect of a cluster that nobody has measured. The two folders of Azure came later:
-figures that do not name them are means over the six others, and those with a cluster held out over all eight. Probes:
-error against dollars, beside Scavenger's searches (`benchmarks._probe_search`). Rehearsal, only when it is asked for:
-steps of four and eight unequal hosts that were never measured (`benchmarks._rehearsed_steps`).
+figures that do not name them are means over the six others, and those with a cluster held out over all eight.
 """
 
 from __future__ import annotations
@@ -20,11 +18,9 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import _adaptdl
-from benchmarks._demo import Demo, demo
+from benchmarks._demo import demo
 from benchmarks._held_out_priors import FLAT, learned_priors
-from benchmarks._outcome import Bound, Outcome, parser, publish, run_benchmark
-from benchmarks._probe_search import probe_search
-from benchmarks._rehearsed_steps import rehearsed_steps
+from benchmarks._outcome import Bound, Outcome, options, publish, run_benchmark
 from benchmarks._step_traces import (
     AZURE,
     EVERY,
@@ -73,13 +69,6 @@ GOALS: dict[str, dict[Bound, float]] = {
     "lowest_coverage_of_a_protocol_cluster_held_out": {"at_least": 0.75},
     "highest_coverage_of_a_protocol_cluster_held_out": {"at_most": 0.99},
     "fit_2000_rows_s": {"at_most": 2.0},
-    "rehearsed_steps_median_error": {"at_most": 0.05},
-    "rehearsed_steps_p90_error": {"at_most": 0.12},
-    "rehearsed_steps_coverage": {"at_least": 0.85, "at_most": 0.95},
-    "rehearsed_quota_steps_median_error": {"at_most": 0.08},
-    "rehearsed_quota_steps_p90_error": {"at_most": 0.12},
-    "rehearsed_coverage": {"at_least": 0.85, "at_most": 0.95},
-    "rehearsed_target_time_error": {"at_most": 0.10},
 }
 """Medians and 90th percentiles are means over the folders, ``every`` of a peer over all eight; coverage is that of a
 folder over its protocols, or of each protocol."""
@@ -231,45 +220,28 @@ def errors_and_coverages(scores: Scores, suffix: str) -> dict[str, float]:
 
 
 def main() -> None:
-    shared = parser(__doc__)
-    parts = ("all", "step-times", "probes", "rehearsal", "demo")
-    shared.add_argument("--part", choices=parts, default="all", help="only one of the parts")
-    shared.add_argument("--rehearsal", dest="part", action="store_const", const="rehearsal", help="--part rehearsal")
-    asked = shared.parse_args()
+    asked = options(__doc__, parts=("step-times", "demo"))
     figures: dict[str, float] = {}
     baselines: dict[str, float] = {}
-    root = traces()
-    if root is None and asked.part not in ("demo", "rehearsal"):
-        print("The step traces are not there (HETOPT_SHARED_DATA names the data folder): that part is left out.")
-    if root is not None and asked.part in ("all", "step-times"):
-        figures, baselines = step_times(root, quick=asked.quick)
-    if root is not None and asked.part in ("all", "probes"):
-        searched, others = probe_search(root, quick=asked.quick)
-        figures |= searched
-        baselines |= others
-    if asked.part == "rehearsal":
-        figures, baselines = rehearsed_steps(quick=asked.quick)
-    if asked.part in ("all", "demo"):
-        run: Demo = demo(1 if asked.quick else 3)
+    if asked.part != "demo":
+        root = traces()
+        if root is None:
+            print("The step traces are not there (HETOPT_SHARED_DATA names the data folder): that part is left out.")
+        else:
+            figures, baselines = step_times(root, quick=asked.quick)
+    if asked.part != "step-times":
+        run = demo(1 if asked.quick else 3)
         figures |= run.figures
         baselines |= run.baselines
     goals: dict[str, dict[Bound, float]] = {**GOALS, "demo_median_absolute_error": {"at_most": TOLERANCE}}
-    publish(
-        Outcome(
-            benchmark="prediction",
-            quick=asked.quick,
-            figures=figures,
-            goals={
-                goal: bound
-                for goal, bound in goals.items()
-                # Of four cases all or three lie inside, of six all or five, and none is between 85 and 95 %.
-                if goal in figures and not (asked.quick and goal in ("rehearsed_steps_coverage", "rehearsed_coverage"))
-            },
-            baselines=baselines,
-        ),
-        asked.json,
-        part=None if asked.part == "all" else asked.part,
+    outcome = Outcome(
+        benchmark="prediction",
+        quick=asked.quick,
+        figures=figures,
+        goals={goal: bound for goal, bound in goals.items() if goal in figures},
+        baselines=baselines,
     )
+    publish(outcome, asked.json_file, part=asked.part)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -285,8 +286,8 @@ def main() -> None:
                 sides=sides,
                 rounds=1 if read.smoke else ROUNDS,
             )
-    only = None if read.recording is None else f"recording {read.recording}"
-    publish(results.outcome("spot_rehearsal", quick=quick), read.json, part=only)
+    asked = "" if read.recording is None else f"--recording {read.recording}"
+    publish(replace(results.outcome("spot_rehearsal", quick=quick, seeds=range(ROUNDS)), asked=asked), read.json)
 
 
 if __name__ == "__main__":
