@@ -21,12 +21,9 @@ from hetopt.optimizer.search.forecast import Forecast
 from hetopt.optimizer.search.objective import Limits
 
 Array = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 TARGETS = 22
 """Limits a table, in equal ratios strictly between its least and its greatest measured value."""
-
-LEAST_CHANCE = 1e-12
 
 ROUNDING = 1e-9
 """By which a limit may be exceeded and is kept, relative: values that are computed in two ways differ by less."""
@@ -115,17 +112,6 @@ def by_chance(menu: Menu, belief: Belief, asked: float) -> Chooser:
             return int(overrun.argmin())
         best_first = fits[np.argsort(limits.expected_score(told)[fits], kind="stable")]
         return int(best_first[first_likely(belief.chances(menu, limits)[best_first], asked)])
-
-    return chosen
-
-
-def by_expected_cost(menu: Menu, belief: Belief) -> Chooser:
-    """The least expected cost where one that misses its limits is bought again, as often as it takes: cost / chance."""
-    told = belief.forecast(menu)
-
-    def chosen(limits: Limits) -> int:
-        score = limits.expected_score(told)
-        return int((score / np.maximum(belief.chances(menu, limits), LEAST_CHANCE)).argmin())
 
     return chosen
 

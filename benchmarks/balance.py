@@ -16,7 +16,6 @@ from benchmarks._rehearsal import (
     best_compute_s,
     compute_s,
     equal_shares,
-    launch,
     need_namespaces,
     ratio,
     rehearse,
@@ -24,9 +23,8 @@ from benchmarks._rehearsal import (
     step_time_s,
 )
 from hetopt.core.batch_partition import WorkerTime, solve_shares
-from hetopt.core.events.log import Event
 from hetopt.core.run_spec import BatchPolicy, RunSpec, StopRule, WorkerSpec
-from hetopt.core.scaled_emulation import Change, DeclaredTime, EmulatedHost, ScaledEmulation
+from hetopt.core.scaled_emulation import DeclaredTime, EmulatedHost
 
 SPEEDS = ((9, 12, 18), (12, 12, 8, 16), (9, 9, 6, 24), (6, 6, 4, 32), (2, 17, 20))
 """Cores of the workers in the published clusters (arXiv 2305.12213; OmniLearn's levels)."""
@@ -45,7 +43,6 @@ PERIOD = 5
 NOISY_PERIOD = 10
 """Control period where times are noisy."""
 
-NOISE = 0.05
 DDP, TUNED = "plain DDP", "tuned DDP"
 SCRIPT = "script with a session"
 
@@ -57,24 +54,22 @@ class Scale:
     rounds: int
     best_step_s: float
     steps: int
-    noise_steps: int
-    level_periods: int
     equal_rounds: int
     speeds: tuple[tuple[float, ...], ...] = SPEEDS
 
 
 QUICK = Scale(
-    rounds=1, best_step_s=0.045, steps=26, noise_steps=100, level_periods=6, equal_rounds=2, )  # fmt: skip
+    rounds=1, best_step_s=0.045, steps=26, equal_rounds=2, )  # fmt: skip
 FULL = Scale(
-    rounds=3, best_step_s=0.08, steps=35, noise_steps=500, level_periods=8, equal_rounds=7, )  # fmt: skip
+    rounds=3, best_step_s=0.08, steps=35, equal_rounds=7, )  # fmt: skip
 
 SMOKE = Scale(
-    rounds=1, best_step_s=0.03, steps=20, noise_steps=20, level_periods=3, equal_rounds=1, speeds=SPEEDS[3:4],
+    rounds=1, best_step_s=0.03, steps=20, equal_rounds=1, speeds=SPEEDS[3:4],
 )  # fmt: skip
 
 
 def cluster(
-    speeds: Sequence[float], *, best_step_s: float, batch: int = BATCH, noise: float = 0.0, fixed_s: float = FIXED_S
+    speeds: Sequence[float], *, best_step_s: float, batch: int = BATCH, fixed_s: float = FIXED_S
 ) -> tuple[list[EmulatedHost], tuple[WorkerSpec, ...]]:
     """Hosts of these speeds on unlimited links, whose best split of the batch computes for ``best_step_s``."""
     hosts = [EmulatedHost(name=f"h{place}", speed=speed) for place, speed in enumerate(speeds)]
@@ -85,7 +80,7 @@ def cluster(
             type=f"speed {host.speed:g}",
             local_batch_size=share,
             threads=1,
-            declared=DeclaredTime(fixed_s=fixed_s, per_sample_s=sample_s / host.speed, noise=noise),
+            declared=DeclaredTime(fixed_s=fixed_s, per_sample_s=sample_s / host.speed),
         )
         for host, share in zip(hosts, equal_shares(len(hosts), batch), strict=True)
     )
@@ -175,83 +170,6 @@ def speeds_part(scale: Scale, results: Results) -> None:
         print(f"{speeds!s:>14} {ideal:>6.2f}  {cells}   {changes} ({spread})", flush=True)
 
 
-def noise_part(scale: Scale, results: Results) -> None:
-    """Whether 5 % noise moves settled shares."""
-    hosts, workers = cluster((9, 9, 6, 24), best_step_s=0.05, noise=NOISE)
-    settle = 6 * NOISY_PERIOD
-    run = spec(workers, "model", steps=settle + scale.noise_steps, period=NOISY_PERIOD)
-    side = Side(name="noise", by="hetopt", spec=run)
-    [log] = rehearse(hosts, [side], rounds=1)["noise"]
-    late = [change for change in share_changes(log) if change["step"] > settle]
-    results.goal("share_changes_in_noise", len(late), at_most=0)
-    print(f"\n5 % timing noise: {len(late)} share changes in {scale.noise_steps} steps after the first {settle}")
-
-
-LEVELS = ((12, 12, 12, 12), (12, 12, 8, 16), (9, 9, 6, 24), (6, 6, 4, 32))
-"""Levels 1, 2, 4 and 8 of OmniLearn's schedule: fastest over slowest, 48 cores each."""
-
-SCHEDULE = (0, 1, 2, 3, 3, 2, 1, 0)
-SLOWED = 3.0
-
-
-def drift_part(scale: Scale, results: Results) -> None:
-    """Speeds that change while the run goes on, under the product's launcher; with 5 % noise all the while."""
-    *alike, slowed = LEVELS[0]
-    stages: list[tuple[float, ...]] = [*(LEVELS[level] for level in SCHEDULE), (*alike, slowed / SLOWED)]
-    hosts, workers = cluster(stages[0], best_step_s=scale.best_step_s, noise=NOISE)
-    length = scale.level_periods * NOISY_PERIOD
-    changes = tuple(
-        Change(host=host.name, at_step=stage * length, speed=speed)
-        for stage, speeds in enumerate(stages)
-        if stage > 0
-        for host, speed, before in zip(hosts, speeds, stages[stage - 1], strict=True)
-        if speed != before
-    )
-    run = spec(workers, "model", steps=len(stages) * length, period=NOISY_PERIOD)
-    log = launch(run.model_copy(update={"miniature": ScaledEmulation(hosts=tuple(hosts), changes=changes)}))
-    print(f"\nspeeds change every {scale.level_periods} control periods, {NOISE:.0%} timing noise")
-    print(f"{'speeds':>20} {'periods to 95 %':>16} {'share of ideal at the end':>26}")
-    worst_periods, worst_end = 0, 1.0
-    for stage, speeds in enumerate(stages):
-        times = at_speeds(workers, speeds, hosts)
-        best_s = best_compute_s(times, BATCH)
-        periods = periods_of_stage(log, stage, length)
-        good = [best_s / compute_s(times, period["local_batch_sizes"]) >= 0.95 for period in periods]
-        needed = next((count for count in range(len(good)) if all(good[count:])), len(good) + 1)
-        end = best_s / compute_s(times, periods[-1]["local_batch_sizes"])
-        worst_periods, worst_end = max(worst_periods, needed), min(worst_end, end)
-        print(f"{tuple(round(speed, 1) for speed in speeds)!s:>20} {needed:>16} {end:>26.3f}")
-    results.goal("periods_to_95_percent_after_a_change", worst_periods, at_most=5)
-    results.goal("share_of_ideal_after_a_change", worst_end, at_least=0.95)
-
-
-def at_speeds(
-    workers: Sequence[WorkerSpec], speeds: Sequence[float], hosts: Sequence[EmulatedHost]
-) -> list[WorkerSpec]:
-    """The workers with the times that they have at other speeds."""
-    changed = []
-    for worker, speed, host in zip(workers, speeds, hosts, strict=True):
-        assert worker.declared is not None
-        factor = host.speed / speed
-        declared = DeclaredTime(
-            fixed_s=worker.declared.fixed_s * factor, per_sample_s=worker.declared.per_sample_s * factor
-        )
-        changed.append(worker.model_copy(update={"declared": declared}))
-    return changed
-
-
-def periods_of_stage(log: Log, stage: int, length: int) -> list[Event]:
-    """The control periods from the first whole one after a stage's change took effect to the stage's end."""
-    steps = [event for event in log if event["event"] == "step"]
-    begin = stage * length
-    if stage:
-        at = [event["step"] for event in log if event["event"] == "condition_changed"]
-        begin = max(step for step in at if step < (stage + 1) * length)
-    return [
-        event for event in steps if begin < event["step"] - event["steps"] + 1 and event["step"] <= (stage + 1) * length
-    ]
-
-
 EQUAL_JOBS = {
     "small network": (TOY, 96, 200),
     "ResNet-20": (f"{Path(__file__).with_name('_toy.py')}:resnet", 32, 30),
@@ -290,8 +208,7 @@ def equal_part(scale: Scale, results: Results) -> None:
         )
 
 
-PARTS = {"speeds": speeds_part, "noise": noise_part, "drift": drift_part, "equal": equal_part}
-SMOKE_PARTS = ("speeds", "noise")
+PARTS = {"speeds": speeds_part, "equal": equal_part}
 
 
 def main() -> None:
@@ -300,7 +217,7 @@ def main() -> None:
     need_namespaces(or_skip=asked.smoke)
     scale = SMOKE if asked.smoke else QUICK if asked.quick else FULL
     results = Results()
-    for name in (asked.part,) if asked.part is not None else SMOKE_PARTS if asked.smoke else tuple(PARTS):
+    for name in (asked.part,) if asked.part is not None else ("speeds",) if asked.smoke else tuple(PARTS):
         print(f"balance: {name}", file=sys.stderr, flush=True)
         PARTS[name](scale, results)
     publish(results.outcome("balance", quick=asked.quick), asked.json_file, part=asked.part)

@@ -5,15 +5,12 @@
   and comes back, one that freezes or becomes ten times slower, notice, a checkpoint torn at a random byte, a disk that
   has no room for one). Dense exchange: where the shares stay, the final weights must be those of the undisturbed run,
   bit for bit; where they do not, the final accuracy must be within the spread of seeds.
-- **hosts**: the same on rehearsed hosts: death with the store that workers meet in, return, a link that is cut and
-  heals, slowness, notice (`_rehearsed_faults`).
 - **recovery**: of 4 workers under `hetopt launch`'s host, a worker is killed; time to the next completed step, beside
   that of torchrun restarting the same script from its newest checkpoint, in the same run and in turns.
 """
 
 from __future__ import annotations
 
-import collections
 import json
 import os
 import random
@@ -28,12 +25,10 @@ from typing import Any
 
 import psutil
 
-from benchmarks import _rehearsed_faults
 from benchmarks._faulty_runs import OUTCOME_FILE, RUNS_FILE
 from benchmarks._outcome import Results, options, publish, quartiles, run_benchmark
 from benchmarks._simulated_run import check
 from hetopt.backends.backend import RunHandle
-from hetopt.backends.emulation.namespaces import why_not
 from hetopt.backends.processes import LocalLauncher
 from hetopt.core.events.log import EVENTS_FILE, Event, read_events
 from hetopt.core.run_spec import RunSpec
@@ -151,34 +146,6 @@ def real(results: Results, folder: Path, runs: int, most_workers: int = 4) -> No
     results.goal("real_failed", failed, at_most=0)
 
 
-def hosts(results: Results, folder: Path, runs: int) -> None:
-    """Seeded schedules on rehearsed hosts."""
-    folder.mkdir()
-    wish = spec(3, 0, checkpoint_every_s=2.0)
-    (folder / "calm").mkdir()
-    _, calm = _rehearsed_faults.run(folder / "calm", wish, ())
-    expected, failed, kinds = _rehearsed_faults.accuracy(calm), 0, collections.Counter[str]()
-    recoveries: list[float] = []
-    for seed in range(runs):
-        run_dir, lines = folder / f"seed-{seed}", _rehearsed_faults.schedule(seed)
-        run_dir.mkdir()
-        state, events = _rehearsed_faults.run(run_dir, wish, lines)
-        problem = _rehearsed_faults.wrong(state, events, expected, _SPREAD)
-        print(f"  hosts, schedule {seed}: {', '.join(lines)}: {problem or 'as promised'}", file=sys.stderr)
-        failed += problem is not None
-        kinds.update(line.split()[3].partition("=")[0] for line in lines)
-        recoveries += [event["recovery_s"] for event in events if "recovery_s" in event]
-    median_s = statistics.median(recoveries) if recoveries else 0.0
-    print(
-        f"hosts      {runs} schedules of whole hosts: {failed} failed; "
-        f"{', '.join(f'{count} x {kind}' for kind, count in sorted(kinds.items()))}; "
-        f"going on took {median_s:.2f} s in the median, {max(recoveries, default=0.0):.1f} s at most"
-    )
-    results.figures["host_schedules"] = runs
-    results.figures["host_recovery_median_s"] = round(median_s, 3)
-    results.goal("host_failed", failed, at_most=0)
-
-
 def wrong(run_dir: Path, calm_dir: Path, *, exact: bool) -> str | None:
     """What a run did not keep of what is promised; None: it kept all."""
     ended = json.loads((run_dir / OUTCOME_FILE).read_text())["ended"]
@@ -268,18 +235,12 @@ def _warden_and_worker(folder: Path, place: int) -> tuple[int, int]:
 
 def main() -> None:
     asked, results = options(__doc__), Results()
-    schedules, real_runs, kills, host_runs = (
-        (40, 1, 0, 0) if asked.smoke else (300, 12, 3, 3) if asked.quick else (10_000, 200, 15, 24)
-    )
+    schedules, real_runs, kills = (40, 1, 0) if asked.smoke else (300, 12, 3) if asked.quick else (10_000, 200, 15)
     simulated(results, schedules)
     with tempfile.TemporaryDirectory(prefix="hetopt-chaos-") as temporary:
         folder = Path(temporary)
         real(results, folder / "real", real_runs, most_workers=2 if asked.smoke else 4)
         if not asked.smoke:
-            if (reason := why_not()) is None:
-                hosts(results, folder / "hosts", host_runs)
-            else:
-                print(f"hosts      not here: {reason}")
             recovery(results, folder / "recovery", kills)
     publish(results.outcome("chaos", quick=asked.quick, seeds=range(schedules)), asked.json_file)
 

@@ -211,7 +211,6 @@ CLAIMS = (
             series={
                 "hetopt": ("mixes_regret_mean",),
                 "TPE": ("tpe_regret_mean",),
-                "NSGA-II": ("nsga_ii_regret_mean",),
                 "Gaussian process": ("gaussian_process_regret_mean",),
                 "random": ("random_regret_mean",),
             },

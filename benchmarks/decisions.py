@@ -24,7 +24,6 @@ from benchmarks._decided import (
     as_believed,
     as_recommended,
     by_chance,
-    by_expected_cost,
     by_median,
     decide,
     mean_extra,
@@ -166,11 +165,6 @@ def confidences(results: Results, tables: Sequence[Table], ours: Mapping[str, Se
             results.figures[key(protocol, f"kept at {asked:g}")] = round(kept, 4)
             results.figures[key(protocol, f"extra cost at {asked:g}")] = round(mean_extra(found), 4)
         print(f"{protocol:12}" + "   ".join(cells).replace("%", ""))
-        repeated = [by_expected_cost(t.menu, one) for t, one in zip(tables, ours[protocol], strict=True)]
-        found = decided(tables, repeated)
-        print(f"{'':12}least expected cost until a target is met, instead of a confidence: {said(found)}")
-        results.figures[key(protocol, "extra cost by expected cost")] = round(mean_extra(found), 4)
-        results.figures[key(protocol, "missed by expected cost")] = round(missed(found), 4)
         worst = max(abs(error) for error in errors)
         results.goal(key(protocol, "confidence error"), worst, at_most=CONFIDENCE_ERROR)
 

@@ -2,9 +2,9 @@
 
 Step times: each folder of the data is fitted on a cheap profile (with no, one or three probes of hetopt's choosing, or
 on a tenth of its rows), and everything else is predicted. The published models get the same rows; AdaptDL's is its
-authors' code where an interpreter has it (`benchmarks._adaptdl`). One default configuration for all folders. The lines
-"held out" repeat hetopt's with priors taken from the other folders alone, from those of other jobs, or from those of
-other clusters: the last is what to expect of a cluster that nobody has measured. The two folders of Azure came later:
+authors' code where an interpreter has it (`benchmarks._adaptdl`). One default configuration for all folders. The line
+"cluster held out" repeats hetopt's with priors taken from other clusters alone: what to expect of a cluster that nobody
+has measured. The two folders of Azure came later:
 figures that do not name them are means over the six others, and those with a cluster held out over all eight.
 """
 
@@ -138,7 +138,7 @@ def show(contenders: dict[str, Scores], azure: Scores, foreign: Scores) -> None:
             print(f"{folder:14}" + "".join(f"{cell.replace('%', ''):>26}" for cell in cells))
 
 
-def step_times(root: Path, *, quick: bool) -> tuple[dict[str, float], dict[str, float]]:
+def step_times(root: Path) -> tuple[dict[str, float], dict[str, float]]:
     """Figures and baselines of the step time part."""
     every = [task for folder in FOLDERS for task in tasks(root, folder)]
     contenders: dict[str, Scores] = {"hetopt": score_all(every, score_hetopt)}
@@ -148,13 +148,6 @@ def step_times(root: Path, *, quick: bool) -> tuple[dict[str, float], dict[str, 
     fits = fitted_whole(root)
     foreign = held_out_scores(root, EVERY, fits, lambda folder, other: folder.split("-")[1] == other.split("-")[1])
     contenders["hetopt, cluster held out"] = {protocol: scores[: len(FOLDERS)] for protocol, scores in foreign.items()}
-    if not quick:
-        contenders["hetopt, folder held out"] = held_out_scores(
-            root, FOLDERS, fits, lambda folder, other: folder == other
-        )
-        contenders["hetopt, job held out"] = held_out_scores(
-            root, FOLDERS, fits, lambda folder, other: folder.split("-")[0] == other.split("-")[0]
-        )
     print("priors from other folders are scored", file=sys.stderr)
     peers_later: dict[str, Scores] = {}
     for peer, fit_peer in PEERS.items():
@@ -181,9 +174,6 @@ def step_times(root: Path, *, quick: bool) -> tuple[dict[str, float], dict[str, 
         **errors_and_coverages(foreign, "_cluster_held_out"),
         "fit_2000_rows_s": round(statistics.median(seconds), 3),
     }
-    if not quick:
-        figures |= errors_and_coverages(contenders["hetopt, folder held out"], "_folder_held_out")
-        figures |= errors_and_coverages(contenders["hetopt, job held out"], "_job_held_out")
     baselines = {
         key: value
         for peer, suffix in (*((peer, f"_{peer.lower().replace(', ', '_')}") for peer in PEERS), (ADAPTDL, "_adaptdl"))
@@ -228,7 +218,7 @@ def main() -> None:
         if root is None:
             print("The step traces are not there (HETOPT_SHARED_DATA names the data folder): that part is left out.")
         else:
-            figures, baselines = step_times(root, quick=asked.quick)
+            figures, baselines = step_times(root)
     if asked.part != "step-times":
         run = demo(1 if asked.quick else 3)
         figures |= run.figures

@@ -208,18 +208,6 @@ class Models:
             for answer in self.answers(column, [source], range(len(column.cells)))
         ]
 
-    def from_chosen(self, columns: Sequence[Column]) -> list[Answer]:
-        """Every GPU from every other and from the one that `hetopt predict --suggest-probes 1` then names."""
-        found: list[Answer] = []
-        for column in columns:
-            everyone = range(len(column.cells))
-            for source in everyone:
-                others = [index for index in everyone if index != source]
-                queries = [asked(column.cells[index]) for index in others]
-                probe = self.of(column, [source]).suggest(queries, 1, [None] * len(others))[0]
-                found += self.answers(column, [source, others[probe.row]], everyone)
-        return found
-
     def from_two(self, columns: Sequence[Column]) -> list[Answer]:
         """Every GPU from every other and one more, by lot."""
         lots, found = np.random.default_rng(0), list[Answer]()
@@ -436,7 +424,6 @@ WANTED = {
     "one measured": Wanted(must="14 / 42", aim="11 / 35"),
     "kind held out": Wanted(must="17 / 48", aim="14 / 42"),
     "two measured": Wanted(must="12 / 36", aim="10 / 31"),
-    "second chosen": Wanted(must="11 / 32", aim="9 / 28"),
     "no row of the GPU": Wanted(must="19 / 52", aim="15 / 45"),
 }
 TOLD = ", model told"
@@ -528,7 +515,6 @@ def main() -> None:
             continue
         row(results, f"kind held out{suffix}", held_out(believed, scored, by_family, models.from_one), prices)
         row(results, f"two measured{suffix}", held_out(believed, scored, by_job, models.from_two), prices)
-        row(results, f"second chosen{suffix}", held_out(believed, scored, by_job, models.from_chosen), prices)
         unseen = without_rows(believed, scored, models)
         row(results, f"no row of the GPU{suffix}", unseen, prices)
         if not suffix:

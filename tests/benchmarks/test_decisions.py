@@ -14,7 +14,6 @@ from benchmarks._decided import (
     as_believed,
     as_recommended,
     by_chance,
-    by_expected_cost,
     by_median,
     decide,
     judged,
@@ -82,12 +81,3 @@ def test_a_guess_is_left_for_a_measurement_that_is_expected_to_cost_less() -> No
     assert by_median(menu, belief)(limits) == 0
     tight = Limits(deadline_s=1.2, time_weight=0.0)  # kept for sure by the second alone
     assert by_median(menu, belief)(tight) == as_recommended(menu, belief)(tight) == 1
-
-
-def test_a_gamble_is_taken_for_its_expected_cost_where_it_is_cheap_enough() -> None:
-    menu = Menu(seconds=np.array([1.0, 0.5]), usd_per_s=np.array([1.0, 3.0]))
-    belief = Belief(seconds=menu.seconds, log_sd=np.array([0.2, 0.01]))
-    limits = Limits(deadline_s=1.0, time_weight=0.0)  # Met with a chance of 0.5, or surely for 1.5 times the cost.
-    assert by_expected_cost(menu, belief)(limits) == 1
-    dearer = Menu(seconds=menu.seconds, usd_per_s=np.array([1.0, 4.5]))
-    assert by_expected_cost(dearer, belief)(limits) == 0
