@@ -40,7 +40,7 @@ def commands() -> str:
     parts = [
         "# Commands",
         "",
-        "Made from `hetopt COMMAND --help`; `--help-all` shows every option. Options may stand behind arguments, too.",
+        "Made from `hetopt COMMAND --help`, without its examples; `--help-all` shows every option.",
         "",
     ]
 
@@ -50,8 +50,10 @@ def commands() -> str:
         )
         if len(path) > 1:
             parts.extend([f"{'#' * len(path)} {' '.join(path)}", ""])
-        text = command.get_help(context)
-        parts.extend(["```text", "\n".join(line.rstrip() for line in text.splitlines()), "```", ""])
+        lines = [line.rstrip() for line in command.get_help(context).splitlines()]
+        lines = [line for line in lines if not line.startswith(("    hetopt ", "  --help "))]
+        text = re.sub(r"\n{3,}", "\n\n", "\n".join(lines))
+        parts.extend(["```text", text, "```", ""])
         for name, below in getattr(command, "commands", {}).items():
             if not below.hidden:
                 add(below, [*path, name], context)
@@ -176,7 +178,7 @@ def methods(page: Path) -> str:
 
 
 def _facts(kind: str, names: Sequence[str]) -> list[str]:
-    """What the registry says of these: what compressors go with and weigh, what policies can be told."""
+    """Return what the registry says of these: what compressors go with and weigh, what policies can be told."""
     from hetopt.core.comm.composition import METHODS
     from hetopt.core.policy_settings import BATCH_SETTINGS, RATIO_SETTINGS
 
@@ -195,11 +197,9 @@ def _facts(kind: str, names: Sequence[str]) -> list[str]:
 
 
 def _company(method: Any) -> str:
-    """What goes with a compressor; the first of each is the default."""
-    by, kept, told = (
-        ", ".join(f"`{one}`" for one in every) for every in (method.collectives, method.memories, method.options)
-    )
-    return f"Combined by {by}; residual {kept}{f'; settings {told}' if told else ''}. "
+    """Return the collectives and residuals that go with a compressor; the first of each is the default."""
+    by, kept = (", ".join(f"`{name}`" for name in names) for names in (method.collectives, method.memories))
+    return f"Combined by {by}; residual {kept}. "
 
 
 def _weight(name: str) -> str:
@@ -245,13 +245,10 @@ def _described(name: str, thing: Any) -> list[str]:
     """Return a class with its public methods, or a function. Records are read from files, and made by nobody's hand."""
     is_record = hasattr(thing, "model_fields")
     is_made = not is_record and not inspect.isabstract(thing)
-    parts = [f"## {name}", "", *(["```python", *_signature(name, thing), "```", ""] if is_made else [])]
+    parts = [f"## {name}", "", *(["```python", _signature(name, thing), "```", ""] if is_made else [])]
     parts += [_opening(thing), ""]
     if is_record:
-        parts += [
-            _wrapped(f"Fields ([schemas](files.md)): {', '.join(f'`{field}`' for field in thing.model_fields)}."),
-            "",
-        ]
+        parts += ["Its fields are in the [schemas](files.md).", ""]
     if inspect.isclass(thing) and not issubclass(thing, Exception):
         methods = [
             " ".join(f"- `{method_name}`: {_opening(method).partition(chr(10) * 2)[0]}".split())
@@ -270,30 +267,21 @@ def _opening(thing: Any) -> str:
     return SECTION.split(inspect.getdoc(thing) or "")[0].strip().replace("``", "`")
 
 
-def _signature(name: str, thing: Any) -> list[str]:
-    """As it is called, a parameter a line where they do not fit into one."""
-    taken = inspect.signature(thing)
-    parameters = [one for one in taken.parameters.values() if one.name != "self"]
-    shown = [str(one.replace(annotation=_Plain(one.annotation), default=_named(one.default))) for one in parameters]
-    if keywords := [place for place, one in enumerate(parameters) if one.kind is one.KEYWORD_ONLY]:
-        shown.insert(keywords[0], "*")
-    back = "" if inspect.isclass(thing) or taken.return_annotation is taken.empty else f" -> {taken.return_annotation}"
-    whole = f"{name}({', '.join(shown)}){back}"
-    return [whole] if len(whole) <= WIDTH else [f"{name}(", *(f"    {one}," for one in shown), f"){back}"]
+def _signature(name: str, thing: Any) -> str:
+    """Return how it is called, by names and defaults."""
+    shown = []
+    for parameter in inspect.signature(thing).parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in shown:
+            shown.append("*")
+        default = "" if parameter.default is parameter.empty else f"={_named(parameter.default)}"
+        if parameter.name != "self":
+            shown.append(f"{parameter.name}{default}")
+    return textwrap.fill(f"{name}({', '.join(shown)})", WIDTH, subsequent_indent="    ", break_on_hyphens=False)
 
 
-def _named(default: Any) -> Any:
-    """A function by its name alone."""
-    return _Plain(default.__name__) if inspect.isfunction(default) else default
-
-
-class _Plain(str):
-    """Words of the code, which are shown without quotes."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)
+def _named(default: Any) -> str:
+    """Return a default as it is typed; a function by its name alone."""
+    return default.__name__ if inspect.isfunction(default) else repr(default)
 
 
 def conversion() -> str:
