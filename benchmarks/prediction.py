@@ -4,8 +4,8 @@ Step times: each folder of the data is fitted on a cheap profile (with no, one o
 on a tenth of its rows), and everything else is predicted. The published models get the same rows; AdaptDL's is its
 authors' code where an interpreter has it (`benchmarks._adaptdl`). One default configuration for all folders. The line
 "cluster held out" repeats hetopt's with priors taken from other clusters alone: what to expect of a cluster that nobody
-has measured. The two folders of Azure came later: figures that do not name them are means over the six others, and those
-with a cluster held out over all eight.
+has measured. The two folders of Azure came later: figures that do not name them are means over the six others, and
+those with a cluster held out over all eight.
 
 The demo: profile, plan, train, report, for real. Its baseline predicts from the same profile as one would by hand: the
 measured step time of an unhurried worker at its share, nothing else.
