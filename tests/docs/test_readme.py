@@ -115,9 +115,3 @@ def reading_grade(markdown: str) -> float:
 def test_links_lead_somewhere(path: Path) -> None:
     for target in LINK.findall(path.read_text(encoding="utf-8")):
         assert (path.parent / target).exists(), f"{target} is not there"
-
-
-def test_every_decision_is_in_the_index() -> None:
-    folder = REPOSITORY / "docs" / "decisions"
-    index = set(LINK.findall((folder / "README.md").read_text(encoding="utf-8")))
-    assert index == {path.name for path in folder.glob("[0-9]*.md")}
