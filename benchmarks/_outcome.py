@@ -47,7 +47,7 @@ class Outcome:
 
     Attributes:
         asked: options that say what was measured, as they were given: "--model lstm".
-        seeds: that runs were drawn with; (0,): nothing but a run's own.
+        seeds: that runs were drawn with, as they are said: "0 to 199".
     """
 
     benchmark: str
@@ -56,7 +56,7 @@ class Outcome:
     figures: Mapping[str, float]
     goals: Mapping[str, Mapping[Bound, float]] = field(default_factory=dict)
     baselines: Mapping[str, float] = field(default_factory=dict)
-    seeds: Sequence[int] = (0,)
+    seeds: str = "0"
 
     @property
     def met(self) -> bool:
@@ -82,7 +82,7 @@ class Results:
         bounds: dict[Bound, float | None] = {"at_least": at_least, "at_most": at_most}
         self.goals[name] = {kind: bound for kind, bound in bounds.items() if bound is not None}
 
-    def outcome(self, benchmark: str, *, quick: bool, seeds: Sequence[int] = (0,)) -> Outcome:
+    def outcome(self, benchmark: str, *, quick: bool, seeds: str = "0") -> Outcome:
         """Return what was gathered, as the last line has it."""
         return Outcome(
             benchmark=benchmark,
@@ -145,7 +145,7 @@ def publish(outcome: Outcome, json_file: Path | None, *, part: str | None = None
             "commit": commit(),
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
             "machine": machine(),
-            "seeds": list(outcome.seeds),
+            "seeds": outcome.seeds,
             "figures": dict(outcome.figures),
             "goals": {name: dict(goal) for name, goal in outcome.goals.items()},
             "baselines": dict(outcome.baselines),

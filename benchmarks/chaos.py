@@ -242,7 +242,7 @@ def main() -> None:
         real(results, folder / "real", real_runs, most_workers=2 if asked.smoke else 4)
         if not asked.smoke:
             recovery(results, folder / "recovery", kills)
-    publish(results.outcome("chaos", quick=asked.quick, seeds=range(schedules)), asked.json_file)
+    publish(results.outcome("chaos", quick=asked.quick, seeds=f"0 to {schedules - 1}"), asked.json_file)
 
 
 if __name__ == "__main__":

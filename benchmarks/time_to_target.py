@@ -267,7 +267,10 @@ def outcome(comparison: Comparison, asked: str) -> Outcome:
     below = (comparison.final_quality(PLAIN) - comparison.final_quality(AUTO)) / job.points
     results.goal("final_points_below_dense", below, at_most=0.5)
     return replace(
-        results.outcome("time_to_target", quick=comparison.runs.quick, seeds=comparison.runs.seeds), asked=asked
+        results.outcome(
+            "time_to_target", quick=comparison.runs.quick, seeds=", ".join(map(str, comparison.runs.seeds))
+        ),
+        asked=asked,
     )
 
 
