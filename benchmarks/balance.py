@@ -58,14 +58,9 @@ class Scale:
     speeds: tuple[tuple[float, ...], ...] = SPEEDS
 
 
-QUICK = Scale(
-    rounds=1, best_step_s=0.045, steps=26, equal_rounds=2, )  # fmt: skip
-FULL = Scale(
-    rounds=3, best_step_s=0.08, steps=35, equal_rounds=7, )  # fmt: skip
-
-SMOKE = Scale(
-    rounds=1, best_step_s=0.03, steps=20, equal_rounds=1, speeds=SPEEDS[3:4],
-)  # fmt: skip
+SMOKE = Scale(rounds=1, best_step_s=0.03, steps=20, equal_rounds=1, speeds=SPEEDS[3:4])
+QUICK = Scale(rounds=1, best_step_s=0.045, steps=26, equal_rounds=2)
+FULL = Scale(rounds=3, best_step_s=0.08, steps=35, equal_rounds=7)
 
 
 def cluster(
