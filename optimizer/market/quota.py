@@ -124,11 +124,6 @@ def named_quota(bucket: Bucket) -> Quota:
     return spot if bucket.market == "spot" else on_demand
 
 
-def named_quotas() -> list[Quota]:
-    """All of them, each once, in the order of their families."""
-    return list(dict.fromkeys(quota for pair in _NAMED.values() for quota in pair))
-
-
 NEW_ACCOUNT: Quotas = MappingProxyType(
     {
         Bucket(market=market, family=family): named_quota(Bucket(market=market, family=family)).default

@@ -12,10 +12,25 @@ from hypothesis import strategies as st
 from hetopt.core.errors import RunFailed
 from hetopt.core.stream import BufferPolicy, Stream
 from hetopt.trainer.data.stream.replay import Replay, every_nth_of_all, first_kept, held
-from hetopt.trainer.data.stream.source import ELSEWHERE, RateMeter, StreamCursor, VirtualClock
+from hetopt.trainer.data.stream.source import ELSEWHERE, RateMeter, StreamCursor
 
 POLICIES: list[BufferPolicy] = ["persistence", "truncation", "bounded_age"]
 SIZE = 50
+
+
+class VirtualClock:
+    """Stands still but where somebody sleeps."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+
+    def now_s(self) -> float:
+        return self._now_s
+
+    def sleep_s(self, duration_s: float) -> None:
+        if duration_s < 0:
+            raise ValueError(f"time does not go back by {-duration_s} s")
+        self._now_s += duration_s
 
 
 def replay_of(

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from benchmarks._ports import own_port
-from benchmarks._redis_server import DURABLE, RedisServer
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.stream import Stream
 from hetopt.trainer.data.fetch import TensorPairs
@@ -21,6 +20,7 @@ from hetopt.trainer.data.stream.redis_source import ReceivedSamples, RedisSource
 from hetopt.trainer.data.stream.wire import header_of
 from hetopt.trainer.data.stream.writer import StreamWriter
 from tests.disturbance import PATIENCE_S
+from tests.trainer.streams.redis_server import DURABLE, RedisServer
 
 OWN = TensorPairs(torch.full((10,), -1), torch.zeros(10))
 

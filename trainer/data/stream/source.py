@@ -41,23 +41,6 @@ class RealClock:
         time.sleep(duration_s)
 
 
-class VirtualClock:
-    """Stands still but where somebody sleeps."""
-
-    def __init__(self) -> None:
-        self._now_s = 0.0
-
-    def now_s(self) -> float:
-        """See `Clock`."""
-        return self._now_s
-
-    def sleep_s(self, duration_s: float) -> None:
-        """See `Clock`."""
-        if duration_s < 0:
-            raise ValueError(f"time does not go back by {-duration_s} s")
-        self._now_s += duration_s
-
-
 @dataclass(frozen=True, kw_only=True)
 class Flow:
     """What one worker's stream was like since this was last asked for.

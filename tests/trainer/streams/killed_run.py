@@ -1,4 +1,4 @@
-"""A training run on Redis Streams that is killed, and its broker too: ``python -m benchmarks._stream_chaos FOLDER N``.
+"""A training run on Redis Streams that is killed, and its broker too: ``python -m MODULE FOLDER N``.
 
 One process imports torch, and forks a writer and the workers, again and again: what is killed with SIGKILL is
 started again, as a launcher would. At the end the model tells how often each sample was trained on. The result is a
@@ -23,15 +23,15 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch._C._distributed_c10d import FileStore
 
-from benchmarks._counting_task import EXTRA, SAMPLES, samples
 from benchmarks._in_process import train_here
-from benchmarks._redis_server import DURABLE, RedisServer
 from hetopt.core.events.log import EVENTS_FILE, read_events
 from hetopt.core.run_folder import STOP_FILE, UNFINISHED_MODEL_FILE
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.core.stream import Stream
 from hetopt.trainer.data.stream.writer import StreamWriter
 from hetopt.trainer.failure import FailureReport
+from tests.trainer.streams.counting_task import EXTRA, SAMPLES, samples
+from tests.trainer.streams.redis_server import DURABLE, RedisServer
 
 WORKERS = 2
 BATCH = 16
@@ -95,7 +95,7 @@ def main(folder: Path, kills: int) -> dict[str, float]:
 
 
 def _spec(url: str) -> RunSpec:
-    task = f"{Path(__file__).with_name('_counting_task.py')}:counting"
+    task = f"{Path(__file__).with_name('counting_task.py')}:counting"
     stream = Stream(
         source="redis",
         url=url,
