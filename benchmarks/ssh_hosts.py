@@ -150,7 +150,7 @@ def from_inventory_to_end(inventory: Path, results: Results, *, epochs: int) -> 
     )
     results.figures["hosts_planned"] = sum(group.machines for group in plan.chosen.groups)
     launched_s = time.perf_counter()
-    with ending(hetopt.launch(plan, on="ssh", inventory=planned)) as run:
+    with ending(hetopt.launch(plan, on=hetopt.Ssh(inventory=planned))) as run:
         until(run, steps_in)
         results.figures["launch_s"] = round(time.perf_counter() - launched_s, 4)
         assert run.wait().state.value == "finished"
@@ -170,7 +170,7 @@ def trained(inventory: Path, network: EmulatedNetwork, losses: int, cuts: int, r
     )
     run = plan.run.model_copy(update={"checkpoint_every_s": CHECKPOINT_EVERY_S, "task": TASK})
     planned = plan.model_copy(update={"run": run})
-    with ending(hetopt.launch(planned, on="ssh", inventory=inventory, steps=10**6)) as going:
+    with ending(hetopt.launch(planned, on=hetopt.Ssh(inventory=inventory), steps=10**6)) as going:
         disturbed(going, network, losses, cuts, results)
     assert going.status().state.value == "stopped"
 
