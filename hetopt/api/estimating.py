@@ -119,7 +119,7 @@ def estimate(*, reporter: Reporter | None = None, **options: Any) -> Estimate:
     asked, told = Described(**options), reporter or Reporter()
     assumed: list[str] = []
     model, wanted = _counted(asked, assumed)
-    batch = min(_whole(asked.batch_size, "batch_size") or BATCH_SIZE, wanted)
+    batch = min(asked.batch_size or BATCH_SIZE, wanted)
     if asked.batch_size is None:
         assumed.append(f"{batch} samples a step (`batch_size`)")
     limits = search_options(
@@ -190,7 +190,7 @@ def _fits(plan: Plan, memory: TrainingMemory) -> Iterator[Fit]:
 def _counted(asked: Described, assumed: list[str]) -> tuple[ModelCount, int]:
     """Return the model, and on how many samples it is trained; what is taken for granted is added to ``assumed``."""
     params, config, flops, samples = asked.params, asked.config, asked.flops, asked.samples
-    tokens = _whole(asked.tokens, "tokens")
+    tokens = asked.tokens
     if params is not None and config is not None:
         raise BadInput("`params` and `config` exclude each other.", hint="keep the one that describes your model")
     if (samples is None) == (flops is None):
@@ -231,13 +231,3 @@ def _config(path: Path) -> dict[str, object]:
     if not isinstance(found, dict):
         raise BadInput(f"{path} is no configuration: it holds no fields.", hint="name the config.json of a model")
     return found
-
-
-def _whole(value: float | None, name: str) -> int | None:
-    if value is None:
-        return None
-    if value != int(value) or not 1 <= value <= 10_000_000:
-        raise BadInput(
-            f"`{name}` must be a whole number from 1 to 10,000,000, got {value}.", hint=f"for example `{name}=128`"
-        )
-    return int(value)

@@ -185,7 +185,7 @@ def families(given: Sequence[str], name: str) -> tuple[str, ...]:
     return tuple(part for one in given for part in names(one, name))
 
 
-at_least_one = partial(within, least=1, most=10**9, example="8")
+at_least_one = partial(within, least=1, most=10_000_000, example="128")
 
 
 @options
@@ -531,8 +531,10 @@ class Described(Sought):
         float | None,
         Option(help="Samples trained on, epochs included.", metavar="N", read=partial(positive, unit="samples")),
     ] = None
-    tokens: Annotated[int | None, Option(help="Tokens of a sample.", metavar="N")] = None
-    batch_size: Annotated[int | None, Option(help="Samples of a step. Default: 256.", metavar="N")] = None
+    tokens: Annotated[int | None, Option(help="Tokens of a sample.", metavar="N", read=at_least_one)] = None
+    batch_size: Annotated[
+        int | None, Option(help="Samples of a step. Default: 256.", metavar="N", read=at_least_one)
+    ] = None
     precision: Annotated[
         Literal["bf16", "fp16", "tf32", "fp32"],
         Option(help="bf16, fp16, tf32 or fp32.", names=("bf16", "fp16", "tf32", "fp32")),
