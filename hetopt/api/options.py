@@ -5,24 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from hetopt.api.streams import StreamWish, parse_stream
 from hetopt.backends.options import Ec2, Local, Rehearsal, Ssh, ids, path
-from hetopt.core.comm.composition import AUTO, COLLECTIVES
-from hetopt.core.comm.compression_text import compressor, parse_compression
-from hetopt.core.comm.ratio_controllers import CONTROLLERS
 from hetopt.core.errors import BadInput
-from hetopt.core.grammar import arguments, fields
 from hetopt.core.names import known
 from hetopt.core.option import Option, Options, duration_s, names, options, positive, size_bytes, within
-from hetopt.core.policy_settings import BATCH_SETTINGS, RATIO_SETTINGS, Settings, parse_policy
-from hetopt.core.precision import Precision
 from hetopt.core.quantities import DURATION, FRACTION, NUMBER, PERCENT, quantity
-from hetopt.core.reading import opened_file
-from hetopt.core.run_spec import BATCH_POLICIES, Compression
-from hetopt.core.synchronization import Injection, Partition, Synchronization
-from hetopt.core.synchronization_text import parse_injection, parse_partition, parse_sync
+
+if TYPE_CHECKING:
+    from hetopt.api.streams import StreamWish
+    from hetopt.core.policy_settings import Settings
+    from hetopt.core.precision import Precision
+    from hetopt.core.run_spec import Compression
+    from hetopt.core.synchronization import Injection, Partition, Synchronization
+
+    Policy = tuple[str, Settings]
 
 __all__ = [
     "Changes",
@@ -44,9 +42,6 @@ MOST_EPOCHS = 1e9
 LARGEST_SEED = 2**63 - 1
 """What every generator of random numbers and every file takes."""
 
-Policy = tuple[str, Settings]
-"""A policy by name, with its settings."""
-
 
 def read_by(parse: Callable[[str], Any]) -> Callable[[Any, str], Any]:
     """Return a reader that parses texts, and leaves what was parsed already."""
@@ -54,19 +49,53 @@ def read_by(parse: Callable[[str], Any]) -> Callable[[Any, str], Any]:
 
 
 def _batch_policy(text: str) -> Policy:
+    from hetopt.core.policy_settings import BATCH_SETTINGS, parse_policy
+    from hetopt.core.run_spec import BATCH_POLICIES
+
     return parse_policy(text, BATCH_POLICIES, BATCH_SETTINGS, "`batch_policy`", "batch policy")
 
 
 def _ratio_policy(text: str) -> Policy:
+    from hetopt.core.comm.ratio_controllers import CONTROLLERS
+    from hetopt.core.policy_settings import RATIO_SETTINGS, parse_policy
+
     return parse_policy(text, CONTROLLERS, RATIO_SETTINGS, "`ratio_policy`", "ratio policy")
 
 
 def _compression(text: str) -> Compression | str:
-    return AUTO if text == AUTO else parse_compression(text)
+    from hetopt.core.comm.compression_text import parse_compression
+
+    return text if text == "auto" else parse_compression(text)
 
 
 def _collective(text: str) -> str:
-    return known(text, {AUTO: "", **COLLECTIVES}, "collective")
+    from hetopt.core.comm.composition import COLLECTIVES
+
+    return known(text, ("auto", *COLLECTIVES), "collective")
+
+
+def _sync(text: str) -> Synchronization:
+    from hetopt.core.synchronization_text import parse_sync
+
+    return parse_sync(text)
+
+
+def _partition(text: str) -> Partition:
+    from hetopt.core.synchronization_text import parse_partition
+
+    return parse_partition(text)
+
+
+def _inject(text: str) -> Injection:
+    from hetopt.core.synchronization_text import parse_injection
+
+    return parse_injection(text)
+
+
+def _stream(text: str) -> StreamWish:
+    from hetopt.api.streams import parse_stream
+
+    return parse_stream(text)
 
 
 def compressors(given: Sequence[str] | str, name: str) -> tuple[str, ...]:
@@ -75,9 +104,11 @@ def compressors(given: Sequence[str] | str, name: str) -> tuple[str, ...]:
     Raises:
         BadInput: there is no such method.
     """
+    from hetopt.core.comm.compression_text import compressor
+
     each = [given] if isinstance(given, str) else given
     asked = tuple(part for one in each for part in names(one, name))
-    return () if asked == (AUTO,) else tuple(dict.fromkeys(compressor(part) for part in asked))
+    return () if asked == ("auto",) else tuple(dict.fromkeys(compressor(part) for part in asked))
 
 
 def ratios(given: Sequence[float | str] | float | str, name: str) -> tuple[float, ...]:
@@ -100,6 +131,8 @@ def time_weight(given: float | str, name: str) -> float:
     Raises:
         BadInput: the text is not of that form.
     """
+    from hetopt.core.grammar import arguments, fields
+
     if not isinstance(given, str):
         return given
     parts = fields(arguments(given, f"`{name}`"), {"time": "time", "cost": "cost"})
@@ -118,6 +151,8 @@ def journal(given: Path | str, name: str) -> Path:
     Raises:
         BadInput: it holds something else, or cannot be read or made.
     """
+    from hetopt.core.reading import opened_file
+
     file, hint = Path(given), f"name another file as `{name}`, one that it made or that is not there yet"
     if file.is_dir() or not file.parent.is_dir():
         raise BadInput(f"{file} cannot be the journal of a search.", hint=f"name a file in a folder as `{name}`")
@@ -240,7 +275,7 @@ class Changes(Options):
             "'local-sgd(8)', 'fedavg(1, 0.25)', 'ssp(4)', or 'auto': bsp until averages of parameters promise to take "
             "clearly less time. Default: the plan's.",
             names=("hetopt.core.synchronization:SyncName",),
-            read=read_by(parse_sync),
+            read=read_by(_sync),
         ),
     ] = None
     partition: Annotated[
@@ -249,7 +284,7 @@ class Changes(Options):
             help="Which samples a worker sees: global, shards, seldp, 'labels(1)' or 'dirichlet(0.5)'. Default: the "
             "plan's.",
             names=("hetopt.core.synchronization:PartitionName",),
-            read=read_by(parse_partition),
+            read=read_by(_partition),
         ),
     ] = None
     inject: Annotated[
@@ -257,7 +292,7 @@ class Changes(Options):
         Option(
             help="Data injection: which share of the workers sends which share of its samples, such as 0.25,0.25.",
             flag="data-injection",
-            read=read_by(parse_injection),
+            read=read_by(_inject),
         ),
     ] = None
     stream: Annotated[
@@ -265,7 +300,7 @@ class Changes(Options):
         Option(
             help="Local, rehearsal: train on samples as they arrive, with batches that follow the rates: "
             "'replay(uniform=38/24)', 'replay(40/80, buffer=truncation)' or 'redis(redis://HOST:6379/0, key=cam)'.",
-            read=read_by(parse_stream),
+            read=read_by(_stream),
         ),
     ] = None
     precision: Annotated[
@@ -442,7 +477,7 @@ class Search(Sought):
             help="When the workers of the plan synchronize, as of `hetopt launch`: 'selsync(auto)', 'local-sgd(8)', "
             "bsp, ... Default: the best of bsp and what the profile measured (`hetopt profile --sync`).",
             names=("hetopt.core.synchronization:SyncName",),
-            read=read_by(parse_sync),
+            read=read_by(_sync),
         ),
     ] = None
     precision: Annotated[

@@ -7,13 +7,13 @@ from dataclasses import field
 from functools import partial
 from numbers import Real
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from hetopt.core.errors import BadInput
-from hetopt.core.grammar import arguments, numbers
 from hetopt.core.option import Option, Options, options, positive
-from hetopt.core.reading import read_text, shortened
-from hetopt.core.run_spec import RunSpec
+
+if TYPE_CHECKING:
+    from hetopt.core.run_spec import RunSpec
 
 MOST_SLOWDOWN = 1e6
 """A step of a microsecond would take a second."""
@@ -26,6 +26,9 @@ def slowdowns(given: Sequence[float] | str, name: str) -> tuple[float, ...]:
     Raises:
         BadInput: one of them is none.
     """
+    from hetopt.core.grammar import numbers
+    from hetopt.core.reading import shortened
+
     if isinstance(given, Real):
         raise BadInput(
             f"`{name}` must be a factor for each worker, got {given}.", hint="for example `slowdowns=[1, 2]`"
@@ -59,6 +62,8 @@ def substitutes(given: Mapping[str, Sequence[str]] | Sequence[str], name: str) -
     Raises:
         BadInput: a text is none of these.
     """
+    from hetopt.core.grammar import arguments
+
     if isinstance(given, Mapping):
         return {planned: tuple(others) for planned, others in given.items()}
     found: dict[str, tuple[str, ...]] = {}
@@ -80,6 +85,8 @@ def images(given: Mapping[str, str] | Sequence[str], name: str) -> dict[str, str
     Raises:
         BadInput: a text is none of these.
     """
+    from hetopt.core.grammar import arguments
+
     if isinstance(given, Mapping):
         return dict(given)
     found: dict[str, str] = {}
@@ -105,6 +112,8 @@ def text_of(given: Path | str, name: str) -> str:
     Raises:
         BadInput: the file cannot be read.
     """
+    from hetopt.core.reading import read_text
+
     return given if isinstance(given, str) else read_text(given, hint=f"name a text file as `{name}`")
 
 

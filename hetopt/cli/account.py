@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hetopt.api.backends import Ec2
+from hetopt.api.options import Ec2
 from hetopt.cli.options import with_options
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hetopt.api.backends import Ec2, Local, Rehearsal, Ssh
-from hetopt.api.options import Changes
+from hetopt.api.options import Changes, Ec2, Local, Rehearsal, Ssh
 from hetopt.cli.options import one_of, with_options
 from hetopt.core.option import options_of
 

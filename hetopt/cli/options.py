@@ -19,7 +19,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 
 from hetopt.cli.flags import in_flags
-from hetopt.core.option import Option, expanded, options_of
+from hetopt.core.option import Option, expanded, options_of, types_of
 
 
 def one_of(*names: str) -> Callable[[str], list[str]]:
@@ -117,7 +117,7 @@ def _derived(records: tuple[type, ...], leave_out: tuple[str, ...]) -> Mapping[s
 def _option(name: str, owners: list[Any], *, among: int) -> inspect.Parameter:
     option = options_of(owners[0])[name]
     field = next(one for one in fields(owners[0]) if one.name == name)
-    plain = get_type_hints(owners[0])[name]
+    plain = get_args(types_of(owners[0])[name])[0]
     default = None if field.default is MISSING or not isinstance(field.default, str | int | float) else field.default
     flag = f"--{option.called(name)}"
     flags = [f"{flag}/{flag.replace('--', '--no-')}" if default is True else flag]

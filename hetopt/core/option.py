@@ -13,9 +13,11 @@ files of options are derived from its fields.
 from __future__ import annotations
 
 import ast
+import builtins
 import inspect
 import math
 import re
+import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -25,7 +27,6 @@ from numbers import Real
 from typing import Any, TypeVar, dataclass_transform, get_args, get_type_hints
 
 from hetopt.core.errors import BadInput, setting
-from hetopt.core.grammar import split
 from hetopt.core.names import known
 from hetopt.core.quantities import COUNT, DURATION, MONEY, NUMBER, SIZE, quantity
 
@@ -125,8 +126,23 @@ def takes(record: Any) -> Callable[[Function], Function]:
     return with_signature
 
 
+class _Names(dict[str, Any]):
+    """Names that annotations are written with; of those that only type checkers import, anything."""
+
+    def __missing__(self, name: str) -> Any:
+        return Any
+
+
+def types_of(record: Any) -> dict[str, Any]:
+    """Return the type of each field of a record, with what it is annotated with beside."""
+    known_names = _Names(vars(builtins))
+    for base in reversed(record.__mro__):
+        known_names.update(vars(sys.modules.get(base.__module__, builtins)))
+    return get_type_hints(record, localns=known_names, include_extras=True)
+
+
 def _options_of(record: Any) -> Mapping[str, Option]:
-    hints = get_type_hints(record, include_extras=True)
+    hints = types_of(record)
     return {
         one.name: found
         for one in fields(record)
@@ -239,6 +255,8 @@ def names(given: Sequence[str] | str, name: str) -> tuple[str, ...]:
     Raises:
         BadInput: a text that names nothing, as of a shell's variable that is not set, would be no limit at all.
     """
+    from hetopt.core.grammar import split
+
     parts = split(given, ",;", f"`{name}`") if isinstance(given, str) else given
     found = tuple(part.strip() for part in parts if part.strip())
     if isinstance(given, str) and not found:
