@@ -17,7 +17,7 @@ from hetopt.core.comm.composition import METHODS
 from hetopt.core.commands import typed
 from hetopt.core.errors import BadInput
 from hetopt.core.names import converted_script, known, typed_script
-from hetopt.core.option import options_of, takes
+from hetopt.core.option import changed, options_of, takes
 from hetopt.core.reporter import Reporter
 from hetopt.core.run_spec import BATCH_POLICIES, DATA_PLACE, RunSpec
 from hetopt.core.runs import RunFolders, runs_home
@@ -123,7 +123,7 @@ def prepare_resumed(run: Run, where: Backend, place: Machines) -> Prepared:
     Raises:
         HetoptError: it is not over, ran elsewhere, has no checkpoint, or an option would make another run of it.
     """
-    for name in place.changed():
+    for name in changed(place):
         if options_of(type(place))[name].is_fixed:
             raise BadInput(
                 f"`{name}` cannot change in a run that goes on.", hint="leave it out, or start the plan anew"

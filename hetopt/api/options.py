@@ -324,10 +324,7 @@ REGION = "us-east-1"
 MOST_MEASURED = 64
 """Workers of a measurement."""
 
-Catalogue = Annotated[
-    Path | None,
-    Option(help="Folder of another catalogue, in the format of the bundled one.", metavar="DIR", read=path),
-]
+CATALOG = Option(help="Folder of another catalogue, in the format of the bundled one.", metavar="DIR", read=path)
 
 
 @options
@@ -377,7 +374,7 @@ class Sought(Options):
         ),
     ] = ()
     max_workers: Annotated[int, Option(help="Most workers in a cluster, up to 4,096.")] = 64
-    catalog: Catalogue = None
+    catalog: Annotated[Path | None, CATALOG] = None
 
 
 @options
@@ -751,7 +748,7 @@ class Listed(Options):
         ),
     ] = "price"
     reverse: Annotated[bool, Option(help="Largest first.")] = False
-    catalog: Catalogue = None
+    catalog: Annotated[Path | None, CATALOG] = None
 
 
 @options
@@ -794,7 +791,7 @@ class Gpus(Options):
         ),
     ] = "price"
     reverse: Annotated[bool, Option(help="Largest first.")] = False
-    catalog: Catalogue = None
+    catalog: Annotated[Path | None, CATALOG] = None
 
 
 RECORDS = (Changes, Search, Described, Measurement, Listed, Gpus, Local, Rehearsal, Ssh, Ec2)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hetopt.api.options import REGION, Gpus
+from hetopt.api.options import Gpus
 from hetopt.cli.options import Json, with_options
 
 if TYPE_CHECKING:
@@ -32,13 +31,13 @@ def gpus(
     import hetopt
     from hetopt.cli import render
 
-    region, found = typed.get("region", REGION), hetopt.gpus(only or (), **typed)
+    asked, found = Gpus(**typed), hetopt.gpus(only or (), **typed)
     if as_json:
         render.print_json([_facts(gpu) for gpu in found])
     elif found:
-        _show(found, region, typed.get("catalog"))
+        _show(found, asked)
     if not found:
-        render.note(f"No GPU in {region} matches: see `hetopt gpus --region {region}`.")
+        render.note(f"No GPU in {asked.region} matches: see `hetopt gpus --region {asked.region}`.")
 
 
 def _facts(gpu: RentableGpu) -> dict[str, Any]:
@@ -66,7 +65,7 @@ def _facts(gpu: RentableGpu) -> dict[str, Any]:
     }
 
 
-def _show(found: Sequence[RentableGpu], region: str, catalog: Path | None) -> None:
+def _show(found: Sequence[RentableGpu], asked: Gpus) -> None:
     """A table of 80 columns: rates in TFLOP/s, dollars of the machine that is named."""
     from hetopt.api.catalogs import in_regions
     from hetopt.cli import catalog_view, render
@@ -83,7 +82,7 @@ def _show(found: Sequence[RentableGpu], region: str, catalog: Path | None) -> No
         "on demand": [_usd(gpu.machine.on_demand) for gpu in found],
         "spot": [_usd(gpu.machine.spot) for gpu in found],
     }
-    regions = in_regions(region, catalog)
+    regions = in_regions(asked.region, asked.catalog)
     if len(regions) > 1:
         columns["region"] = [gpu.region or "-" for gpu in found]
     dropped = render.fitted_table(

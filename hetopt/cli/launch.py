@@ -9,7 +9,7 @@ import typer
 
 from hetopt.api.options import Changes, Ec2, Local, Rehearsal, Ssh
 from hetopt.cli.options import one_of, with_options
-from hetopt.core.option import options_of
+from hetopt.core.option import changed, options_of
 
 if TYPE_CHECKING:
     from hetopt.backends.backend import Backend, Prepared
@@ -150,7 +150,7 @@ def _prepared(where: Backend, place: Place, plan: Path | None, resume: str | Non
     if resume is None:
         assert plan is not None
         return prepare(plan, where, told, changes)
-    if plan is not None or changes.changed():
+    if plan is not None or changed(changes):
         raise BadInput(
             "--resume goes on with a run as it was: leave PLAN and all that would change it out.",
             hint=f"hetopt launch --on {place} --resume RUN",

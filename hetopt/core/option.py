@@ -88,10 +88,11 @@ class Options:
             elif value is not None and option.names:
                 known(value, expanded(option.names), name.replace("_", " "))
 
-    def changed(self) -> tuple[str, ...]:
-        """Return the names of fields that have another value than their default."""
-        usual = type(self)()
-        return tuple(name for name in options_of(type(self)) if getattr(self, name) != getattr(usual, name))
+
+def changed(record: Options) -> tuple[str, ...]:
+    """Return the names of fields that have another value than their default."""
+    usual = type(record)()
+    return tuple(name for name in options_of(type(record)) if getattr(record, name) != getattr(usual, name))
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))

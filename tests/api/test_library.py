@@ -16,6 +16,7 @@ from hetopt.api.launching import prepare_resumed
 from hetopt.api.run import Run
 from hetopt.backends.options import Ec2, Local, Rehearsal, Ssh
 from hetopt.core.errors import BadInput
+from hetopt.core.option import changed
 from hetopt.core.reporter import Reporter
 from hetopt.optimizer.launch_record import Place
 from hetopt.optimizer.market.catalog import load_catalog
@@ -215,7 +216,7 @@ def test_an_option_of_another_place_is_refused(place: Place, option: str, said: 
     [Local(slowdowns=(1, 2)), Local(data="x"), Rehearsal(hosts="speed=1"), Rehearsal(stand_in=True), Ssh(hosts="h")],
 )
 def test_a_run_that_goes_on_is_the_run_that_it_was(on: Machines, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=f"`{on.changed()[0]}` cannot change"):
+    with pytest.raises(BadInput, match=f"`{changed(on)[0]}` cannot change"):
         prepare_resumed(Run.in_folder(tmp_path), backend(on.PLACE), on)
 
 
