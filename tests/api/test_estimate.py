@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import datetime
-import inspect
 import json
 import math
 import re
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ from typer.testing import CliRunner
 import hetopt
 from benchmarks._gpu_throughput import folder
 from benchmarks._utilisation_fit import counted, coverage, estimated, left_out
-from hetopt.cli.estimate import Described
 from hetopt.cli.main import app
 from hetopt.core.errors import BadInput, NoFeasiblePlan
 from hetopt.core.reporter import Reporter
@@ -114,11 +111,6 @@ def test_json_tells_the_same() -> None:
     assert {group["evidence"] for group in chosen["groups"]} == {"counted"}
     shown = run(command)
     assert f"${chosen['prediction']['cost_usd']['value']:.2f}"[:4] in shown
-
-
-def test_what_is_typed_is_what_the_library_takes() -> None:
-    parameters = set(inspect.signature(hetopt.estimate).parameters)
-    assert {one.name for one in fields(Described)} - {"as_json", "output", "force"} == parameters - {"reporter"}
 
 
 @pytest.mark.parametrize(
