@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from hetopt.api.options import RECORDS, Changes, Ec2, Local, Rehearsal, Ssh
+from hetopt.core.option import options_of
 from tests.sources import REPOSITORY, modules
 
 HERE = Path(__file__).resolve()
@@ -161,20 +163,24 @@ def test_what_writes_command_lines_has_options() -> None:
         assert FLAG.search((REPOSITORY / path).read_text(encoding="utf-8")), f"{path} holds no option"
 
 
-LONGEST_FUNCTION = 60
-"""Lines of a function of the command line, its decorators and its signature included."""
+LONGEST_BODY = 60
+"""Lines of a function of the command line, behind its signature and docstring."""
+
+
+def body_lines(function: ast.FunctionDef) -> int:
+    """Return the lines of a function behind its docstring."""
+    first = function.body[min(ast.get_docstring(function) is not None, len(function.body) - 1)]
+    return (function.end_lineno or 0) + 1 - first.lineno
 
 
 def test_the_command_line_is_thin() -> None:
     """It parses, calls the library and prints: what decides or works is in `hetopt.api` and below."""
     long = {
-        f"{name(path)}: {node.name} has {lines} lines"
+        f"{name(path)}: {node.name} has {body_lines(node)} lines"
         for path in MODULES
         if name(path).startswith("hetopt/cli/")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        if (lines := (node.end_lineno or 0) + 1 - min(one.lineno for one in (node, *node.decorator_list)))
-        > LONGEST_FUNCTION
+        if isinstance(node, ast.FunctionDef) and body_lines(node) > LONGEST_BODY
     }
     assert not long, "\n".join(sorted(long))
 
@@ -347,3 +353,51 @@ def test_decisions_rest_on_a_clock_that_nobody_sets() -> None:
         if any(map(SET_BY_ANYBODY.search, read)):
             found.add(name(path))
     assert found == set(WALL_CLOCKS)
+
+
+MOST_FORMS = 2
+"""Of a field of a launch's options: the record that declares it, and what a backend makes of it."""
+A_FORM = 3
+"""Fields of one record that another record or a signature shares with it, from which on it is a form of the same."""
+
+
+def forms(record: type) -> dict[str, list[str]]:
+    """Return for each field the records and signatures between a person and a machine that are forms of its record.
+
+    Records of other verbs are none: a search and a launch each have a zone.
+    """
+    fields = set(options_of(record))
+    found: dict[str, list[str]] = {field: [] for field in fields}
+    for path in MODULES:
+        if not name(path).startswith(("hetopt/api/", "hetopt/cli/", "hetopt/backends/")):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef) and not name(path).startswith("hetopt/backends/"):
+                names = {one.arg for one in (*node.args.args, *node.args.kwonlyargs)}
+            elif isinstance(node, ast.ClassDef) and "Artifact" not in map(ast.unparse, node.bases):
+                if name(path) == "hetopt/api/options.py" and node.name != record.__name__:
+                    continue
+                names = {ast.unparse(one.target) for one in node.body if isinstance(one, ast.AnnAssign)}
+            else:
+                continue
+            if len(names & fields) >= A_FORM:
+                for field in names & fields:
+                    found[field].append(f"{name(path)}: {node.name}")
+    return found
+
+
+@pytest.mark.parametrize("record", [Changes, Local, Rehearsal, Ssh, Ec2], ids=lambda record: record.__name__)
+def test_an_option_is_written_once(record: type) -> None:
+    """Command line, signature, docstring and file of options are derived from the field."""
+    for field, written in forms(record).items():
+        assert len(written) <= MOST_FORMS, f"{field} stands in {', '.join(written)}"
+        assert options_of(record)[field].help.endswith("."), field
+
+
+def test_options_that_several_verbs_have_are_typed_alike() -> None:
+    """So that a message of the library names one flag, whichever command it is for."""
+    typed: dict[str, set[str]] = {}
+    for record in RECORDS:
+        for field, option in options_of(record).items():
+            typed.setdefault(field, set()).add(option.called(field))
+    assert {field: flags for field, flags in typed.items() if len(flags) > 1} == {}

@@ -13,8 +13,6 @@ from random import Random
 from typing import Any
 
 from hetopt.api.run import Run
-from hetopt.api.values import names
-from hetopt.backends.backend import LaunchOptions
 from hetopt.backends.ec2.renter import account as accounts
 from hetopt.backends.ec2.renter import doctor, permissions
 from hetopt.backends.ec2.renter.backend import wishes_of
@@ -24,8 +22,10 @@ from hetopt.backends.ec2.renter.fetching import adopt
 from hetopt.backends.ec2.renter.ordering import PROFILE_NAME, region_of
 from hetopt.backends.ec2.renter.plan_doctor import PlanDoctor
 from hetopt.backends.ec2.renter.request import Edge
+from hetopt.backends.options import Ec2
 from hetopt.core.errors import BadInput, CloudRefused
 from hetopt.core.extras import install_command
+from hetopt.core.option import names
 from hetopt.core.paths import REGION_PATTERN, ROLE_PATTERN, inside, is_name, run_name, shown
 from hetopt.core.runs import runs_home
 from hetopt.optimizer.cost.billing import load_billing
@@ -150,9 +150,7 @@ class Setup:
         }
 
 
-def checks(
-    plan: Path | None = None, *, region: str | None = None, options: LaunchOptions | None = None
-) -> Iterator[Check]:
+def checks(plan: Path | None = None, *, region: str | None = None, options: Ec2 | None = None) -> Iterator[Check]:
     """What would stop a launch, here or on EC2, one after the other. Nothing is made or changed there.
 
     What the account may run is kept for plans (`account_quotas_file`).
@@ -165,7 +163,7 @@ def checks(
     Raises:
         BadInput: the plan cannot be read, or an option is none.
     """
-    wishes = wishes_of(options or LaunchOptions())
+    wishes = wishes_of(options or Ec2())
     made = None if plan is None else Plan.load(plan)
     yield _torch()
     configured = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"

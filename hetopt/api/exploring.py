@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from hetopt.api import exploring_ec2
+from hetopt.api.exploring_ec2 import Place
 from hetopt.api.measuring import measured as made
+from hetopt.api.options import Ec2, Local, Measurement, Rehearsal, Ssh
 from hetopt.backends.backend import Launcher
 from hetopt.backends.ec2.renter.bundle import make_bundle
 from hetopt.backends.emulation.backend import RehearsalLauncher
@@ -38,22 +40,7 @@ STAND_IN_USD_PER_HOUR = 0.10
 a price says how much of it a probe is worth."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where probes run.
-
-    Attributes:
-        probes: all that may be made.
-        price_usd: of all probes of a layout, by its configuration and, where it is known, the time of a step.
-        measure: all probes of a layout, within so many USD: what they brought and cost.
-    """
-
-    probes: Sequence[ProbeRun]
-    price_usd: Callable[[Configuration, float | None], float]
-    measure: Callable[[Sequence[ProbeRun], float], Measured]
-
-
-def explore(measured: Profile, place: Place, *, budget_usd: float, tell: Reporter) -> Profile:
+def explore(measured: Profile, place: Place, budget_usd: float, *, tell: Reporter) -> Profile:
     """The profile with the steps of the layouts that were worth measuring.
 
     Raises:
@@ -109,28 +96,30 @@ def _layout(asked: Configuration) -> str:
     return told + (f" ({', '.join(types)})" if types else "")
 
 
-def check_place(on: str, hosts: str | None, types: Sequence[str], inventory: Path | str | None = None) -> None:
+def check_place(task: str, asked: Measurement) -> None:
     """Refuse what cannot be explored, before anything is measured.
 
     Raises:
-        BadInput: there is no such place, or it is not described, or this machine cannot rehearse.
+        BadInput: there is no such place, it is not described, this machine cannot rehearse, or rented machines cannot
+            have the task or its data.
     """
-    if on not in ("local", "rehearsal", "ssh", "ec2"):
+    on, hosts = asked.explore_on, asked.hosts
+    if on not in (Local.PLACE, Rehearsal.PLACE, Ssh.PLACE, Ec2.PLACE):
         places = 'choose `on="local"`, `on="rehearsal"`, `on="ssh"` or `on="ec2"`'
         raise BadInput(f"{on!r} cannot be explored.", hint=places)
-    if (on == "ssh") != (inventory is not None):
+    if (on == Ssh.PLACE) != (asked.inventory is not None):
         raise BadInput(
             '`inventory` names the hosts that `on="ssh"` explores.',
             hint="hetopt profile TASK --explore --on ssh --inventory hosts.toml --probe-budget 0.10",
         )
-    if (on == "ec2") != bool(types):
+    if (on == Ec2.PLACE) != bool(asked.types):
         raise BadInput(
             '`types` names the machines that `on="ec2"` explores.',
             hint="hetopt profile TASK --explore --on ec2 --types c7i.large,g5.xlarge --probe-budget 0.50",
         )
-    if on != "rehearsal" and hosts is not None:
+    if on != Rehearsal.PLACE and hosts is not None:
         raise BadInput("`hosts` describes a rehearsed cluster.", hint='choose `on="rehearsal"` with it')
-    if on == "rehearsal":
+    if on == Rehearsal.PLACE:
         if hosts is None:
             raise BadInput(
                 '`on="rehearsal"` explores a cluster that is described.',
@@ -140,6 +129,23 @@ def check_place(on: str, hosts: str | None, types: Sequence[str], inventory: Pat
         reason = why_not()
         if reason is not None:
             raise BadInput(f"no cluster can be rehearsed here: {reason}.", hint='choose `on="local"`')
+    if on == Ec2.PLACE:
+        exploring_ec2.check(task, asked.data, asked.ec2_data)
+
+
+def place_of(measured: Profile, task: str, asked: Measurement, tell: Reporter) -> Place:
+    """Return where a job that was measured is explored.
+
+    Raises:
+        BadInput: it cannot be explored there.
+    """
+    if asked.explore_on == Ec2.PLACE:
+        return exploring_ec2.place_on_ec2(
+            measured, task=task, types=asked.types, region=asked.region, data=asked.ec2_data, tell=tell
+        )
+    if asked.inventory is not None:
+        return place_on_hosts(measured, inventory=asked.inventory, tell=tell)
+    return place_here(measured, hosts=asked.hosts, workers=asked.workers, tell=tell)
 
 
 def place_here(measured: Profile, *, hosts: str | None, workers: int | None, tell: Reporter) -> Place:

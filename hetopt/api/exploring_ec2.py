@@ -5,11 +5,11 @@ from __future__ import annotations
 import datetime
 import importlib.util
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from hetopt.api.exploring import Place
 from hetopt.backends.ec2.renter import probing
 from hetopt.backends.ec2.renter.bundle import make_bundle
 from hetopt.backends.ec2.renter.edge import connect
@@ -26,6 +26,21 @@ from hetopt.core.step_samples import Configuration
 from hetopt.optimizer.cost.billing import load_billing
 from hetopt.optimizer.exploring import Measured
 from hetopt.optimizer.market.catalog import Catalog, load_catalog
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where probes run.
+
+    Attributes:
+        probes: all that may be made.
+        price_usd: of all probes of a layout, by its configuration and, where it is known, the time of a step.
+        measure: all probes of a layout, within so many USD: what they brought and cost.
+    """
+
+    probes: Sequence[ProbeRun]
+    price_usd: Callable[[Configuration, float | None], float]
+    measure: Callable[[Sequence[ProbeRun], float], Measured]
 
 
 def check(task: str, data: Path | str | None, ec2_data: str | None) -> None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetopt.api.catalogs import in_use
-from hetopt.api.values import chosen
 from hetopt.core.artifact import kind_in
 from hetopt.core.errors import BadInput
+from hetopt.core.names import known
 from hetopt.core.profile import Profile
 from hetopt.core.step_samples import Configuration, StepSample, StepSamples
 from hetopt.optimizer.fit import fit
@@ -96,14 +96,14 @@ class StepTimes:
         Raises:
             BadInput: a file cannot be read, or there is no such market.
         """
-        where = chosen(market, MARKETS, "market") or "spot"
+        where = next(one for one in MARKETS if one == known(market, MARKETS, "market"))
         observed, samples, priors, whole = _observed(profile)
-        known = in_use(region, catalog).catalog
-        plans = None if whole is None else AskedSteps.of(whole, known, kept())
+        listed = in_use(region, catalog).catalog
+        plans = None if whole is None else AskedSteps.of(whole, listed, kept())
         if plans is not None:
             priors = plans.with_network(priors, observed.rows.types[0])
-        own = StepTimeModel.fit(observed, known.instance_types, priors)
-        return cls(own=own, plans=plans, samples=samples, catalog=known, market=where)
+        own = StepTimeModel.fit(observed, listed.instance_types, priors)
+        return cls(own=own, plans=plans, samples=samples, catalog=listed, market=where)
 
     def best(self) -> tuple[str, Mapping[str, float]]:
         """The model whose errors on layouts held out are least, and those of each.
@@ -120,7 +120,7 @@ class StepTimes:
         Raises:
             BadInput: there is none, or it needs whole steps and there are none.
         """
-        wanted = chosen(name, MODELS, "model")
+        wanted = known(name, MODELS, "model")
         if wanted == "hetopt":
             return Planned(plans=self.plans, own=self.own)
         if wanted == "auto":

@@ -8,11 +8,13 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from hetopt.backends.backend import LaunchOptions, Prepared, RunHandle
+from hetopt.backends.backend import Prepared, RunHandle
 from hetopt.backends.emulation.backend import RehearsalLauncher
 from hetopt.backends.emulation.description import parse_changes, parse_hosts
 from hetopt.backends.emulation.plan import rehearse
+from hetopt.backends.options import Local, OnThisMachine, Rehearsal
 from hetopt.backends.prediction.hosting import Mapped, ThisMachine
 from hetopt.backends.prediction.local_plan import predict_on_local
 from hetopt.backends.prediction.machine_speed import as_runs_found, at_present
@@ -38,7 +40,7 @@ class _OnThisMachine(ProcessLauncher):
 
     name: Place = "local"
 
-    def _map(self, plan: Plan, options: LaunchOptions) -> Mapped:
+    def _map(self, plan: Plan, options: Any) -> Mapped:
         raise NotImplementedError("each of them maps its own way")
 
     def _known(self, profile: Profile) -> tuple[str | None, EarlierRuns | None]:
@@ -49,7 +51,7 @@ class _OnThisMachine(ProcessLauncher):
         """
         return None, None
 
-    def prepare(self, made: Plan, wanted: Plan, options: LaunchOptions) -> Prepared:
+    def prepare(self, made: Plan, wanted: Plan, options: OnThisMachine) -> Prepared:
         """See `hetopt.backends.backend.Backend`."""
         present = at_present(wanted, _read_as_worker)
         host, earlier = self._known(present.plan.profile)
@@ -80,7 +82,7 @@ class _OnThisMachine(ProcessLauncher):
         )
         return Prepared(launch=launch)
 
-    def prepare_resumed(self, folder: Path, options: LaunchOptions) -> Prepared:
+    def prepare_resumed(self, folder: Path, options: OnThisMachine) -> Prepared:
         """See `hetopt.backends.backend.Backend`."""
         launch = resumable(self, folder, self.name)
         launch = launch.model_copy(update={"spec": _restarted(launch.spec, options)})
@@ -117,7 +119,7 @@ class LocalBackend(_OnThisMachine, LocalLauncher):
 
     name: Place = "local"
 
-    def _map(self, plan: Plan, options: LaunchOptions) -> Mapped:
+    def _map(self, plan: Plan, options: Local) -> Mapped:
         return predict_on_local(plan, options.slowdowns)
 
     def _known(self, profile: Profile) -> tuple[str | None, EarlierRuns | None]:
@@ -130,7 +132,7 @@ class RehearsalBackend(_OnThisMachine, RehearsalLauncher):
 
     name: Place = "rehearsal"
 
-    def _map(self, plan: Plan, options: LaunchOptions) -> Mapped:
+    def _map(self, plan: Plan, options: Rehearsal) -> Mapped:
         described = None if options.hosts is None else parse_hosts(options.hosts)
         count = sum(group.machines for group in plan.chosen.groups) if described is None else len(described)
         names = [f"h{number}" for number in range(count)]
@@ -156,7 +158,7 @@ def _said(counted: Earlier | None) -> tuple[str, ...]:
     return () if counted is None else (f"Counted in for this machine: {counted.in_words}.",)
 
 
-def _restarted(spec: RunSpec, options: LaunchOptions) -> RunSpec:
+def _restarted(spec: RunSpec, options: OnThisMachine) -> RunSpec:
     return spec if options.restarts is None else spec.model_copy(update={"max_restarts": options.restarts})
 
 

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hetopt.api.options import REGION
 from hetopt.cli.catalog import app
 from hetopt.cli.help_screen import OneScreen
-from hetopt.cli.options import FIRST_REGION, Json, every_region
+from hetopt.cli.options import Json, every_region
 
 if TYPE_CHECKING:
     from hetopt.api.catalog_refreshing import OwnCatalog
@@ -23,7 +24,7 @@ def refresh(
         typer.Option(
             "--region", "-r", callback=every_region("all"), help="AWS region; all: every one, without the account."
         ),
-    ] = FIRST_REGION,
+    ] = REGION,
     account: Annotated[
         bool,
         typer.Option(

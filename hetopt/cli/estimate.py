@@ -3,78 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hetopt.cli.options import (
-    FIRST_REGION,
-    Budget,
-    CatalogFolder,
-    Deadline,
-    Json,
-    Market,
-    RegionOrAny,
-    given,
-    one_of,
-    options,
-)
+from hetopt.api.options import Described
+from hetopt.cli.options import Json, with_options
 
 if TYPE_CHECKING:
     from hetopt.api.estimating import Estimate, Fit
 
 
-@dataclass(frozen=True, kw_only=True)
-class Described:
-    """What `hetopt estimate` is told; fields as of `hetopt.estimate`, as they are typed."""
-
-    params: Annotated[str | None, typer.Option(metavar="N", help="Parameters of a transformer, such as 110M.")] = None
-    config: Annotated[Path | None, typer.Option(metavar="FILE", help="A Hugging Face config.json instead.")] = None
-    flops: Annotated[
-        str | None, typer.Option(metavar="N", help="FLOPs of the whole training, instead of --samples.")
-    ] = None
-    samples: Annotated[str | None, typer.Option(metavar="N", help="Samples trained on, epochs included.")] = None
-    tokens: Annotated[int | None, typer.Option(metavar="N", help="Tokens of a sample.")] = None
-    batch_size: Annotated[int | None, typer.Option(metavar="N", help="Samples of a step. Default: 256.")] = None
-    precision: Annotated[
-        str,
-        typer.Option(autocompletion=one_of("hetopt.api.estimating:Computing"), help="bf16, fp16, tf32 or fp32."),
-    ] = "bf16"
-    budget_usd: Budget = None
-    deadline: Deadline = None
-    objective: Annotated[
-        str,
-        typer.Option(
-            autocompletion=one_of("hetopt.optimizer.plan:Objective"),
-            help="balanced, fastest or cheapest.",
-        ),
-    ] = "balanced"
-    market: Market = "any"
-    region: RegionOrAny = FIRST_REGION
-    types: Annotated[str | None, typer.Option(help="Only these instance types or patterns.")] = None
-    exclude: Annotated[str | None, typer.Option(help="Leave these out.")] = None
-    gpus: Annotated[str | None, typer.Option(help="Only machines with these: A10G, L4:4, L4:4+.")] = None
-    quotas: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--quota",
-            metavar="FAMILY=VCPUS",
-            help="vCPUs that may run at once: g=8; the word default: those of a new account.",
-        ),
-    ] = None
-    max_workers: Annotated[int, typer.Option(help="Most GPUs in a cluster.")] = 64
-    catalog: CatalogFolder = None
+@with_options(Described)
+def estimate(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the plan to this file: it can be rehearsed.")
-    ] = None
-    force: Annotated[bool, typer.Option("--force", help="Replace an output file that is no plan.")] = False
-    as_json: Json = False
-
-
-@options(Described)
-def estimate(asked: Described) -> None:
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an output file that is no plan.")] = False,
+    as_json: Json = False,
+    **typed: Any,
+) -> None:
     """Say what training would take and cost before anything is measured.
 
     \b
@@ -86,15 +36,14 @@ def estimate(asked: Described) -> None:
     from hetopt.cli import parse, render
     from hetopt.core.reporter import Reporter
 
-    parse.ready_to_write(asked.output, force=asked.force, replaces="plan")
-    told = hetopt.estimate(**given(asked, hetopt.estimate, reporter=Reporter(note=render.note)))
-    if asked.output is not None:
-        told.plan.save(asked.output)
-        render.note(f"wrote {asked.output}")
-    if asked.as_json:
+    parse.ready_to_write(output, force=force, replaces="plan")
+    told = hetopt.estimate(reporter=Reporter(note=render.note), **typed)
+    if output is not None:
+        parse.save(output, told.plan.to_json())
+    if as_json:
         render.print_json(_facts(told))
     else:
-        _show(told, asked.output)
+        _show(told, output)
 
 
 def _facts(told: Estimate) -> dict[str, Any]:

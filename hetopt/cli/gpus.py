@@ -3,53 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hetopt.cli.options import FIRST_REGION, CatalogFolder, Json, RegionOrAny, given, one_of, options
+from hetopt.api.options import Gpus
+from hetopt.cli.options import Json, with_options
 
 if TYPE_CHECKING:
     from hetopt.api.catalogs import RentableGpu
     from hetopt.optimizer.market.catalog import Price
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gpus:
-    """Which GPUs are listed, and how; fields as of `hetopt.gpus`, as they are typed."""
-
-    only: Annotated[list[str] | None, typer.Argument(metavar="[GPU]...", help="Only these, such as A10G L4.")] = None
-    region: RegionOrAny = FIRST_REGION
-    market: Annotated[
-        str,
-        typer.Option(
-            autocompletion=one_of("hetopt.optimizer.market.catalog_filter:AnyMarket"),
-            help="Where the cheapest machine is sought: spot, on-demand or any.",
-        ),
-    ] = "any"
-    memory_min_gib: Annotated[
-        float | None, typer.Option("--memory-min", metavar="GIB", help="Memory of one GPU, at least.")
-    ] = None
-    price_max_usd_per_hour: Annotated[
-        str | None, typer.Option("--price-max", metavar="USD", help="Price of the machine's hour, at most.")
-    ] = None
-    sort: Annotated[
-        str,
-        typer.Option(
-            metavar="KEY",
-            autocompletion=one_of("hetopt.optimizer.market.gpus:GpuSort"),
-            help="Smallest first: price (of the machine), price-per-gpu, rate-per-usd (16 bits), memory, fp32, tf32, "
-            "bf16, fp16, bandwidth, name.",
-        ),
-    ] = "price"
-    reverse: Annotated[bool, typer.Option("--reverse", help="Largest first.")] = False
-    catalog: CatalogFolder = None
-    as_json: Json = False
-
-
-@options(Gpus)
-def gpus(asked: Gpus) -> None:
+@with_options(Gpus)
+def gpus(
+    only: Annotated[list[str] | None, typer.Argument(metavar="[GPU]...", help="Only these, such as A10G L4.")] = None,
+    as_json: Json = False,
+    **typed: Any,
+) -> None:
     """List the GPUs that can be rented: memory, rates, and the cheapest machine that has each.
 
     \b
@@ -60,8 +31,8 @@ def gpus(asked: Gpus) -> None:
     import hetopt
     from hetopt.cli import render
 
-    found = hetopt.gpus(**given(asked, hetopt.gpus))
-    if asked.as_json:
+    asked, found = Gpus(**typed), hetopt.gpus(only or (), **typed)
+    if as_json:
         render.print_json([_facts(gpu) for gpu in found])
     elif found:
         _show(found, asked)

@@ -175,7 +175,7 @@ def test_what_is_set_wrongly_here(
     monkeypatch.setenv("NO_PROXY", "")
     monkeypatch.setenv(variable, value)
     refused(hetopt("launch", "--on", "ec2", plan_file, "--yes"), 4, said)
-    answer = hetopt("doctor", "--plan", plan_file)
+    answer = hetopt("doctor", plan_file)
     assert answer.code == 4
     assert "Traceback" not in answer.err + answer.out
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.backends.backend import LaunchOptions
 from hetopt.backends.ec2.protocol import Latest
 from hetopt.backends.ec2.renter import calls
 from hetopt.backends.ec2.renter.backend import Ec2Backend
 from hetopt.backends.ec2.renter.canary import CANARY_USD, Canary, canary_probe, folded, told
 from hetopt.backends.ec2.renter.edge import BotoEdge
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
+from hetopt.backends.options import Ec2
 from hetopt.core.errors import BadInput, BudgetStop, NoFeasiblePlan, RunFailed
 from hetopt.core.profile import Profile
 from hetopt.core.run_folder import LATEST_OBJECT
@@ -141,7 +141,7 @@ def test_the_rest_is_not_rented_where_the_budget_no_longer_holds(
 ) -> None:
     said: list[str] = []
     where = Ec2Backend(home=tmp_path, inner=cloud, tell=said.append)
-    prepared = where.prepare(plan, plan, LaunchOptions(canary=True, unprobed=True))
+    prepared = where.prepare(plan, plan, Ec2(canary=True, unprobed=True))
     assert prepared.canary is not None
     monkeypatch.setattr(type(prepared.canary), "canary", lambda *_: measured(plan, 5000.0))
     folders = RunFolders(home=tmp_path / "runs")
@@ -167,7 +167,7 @@ def test_the_rest_is_not_rented_where_the_deadline_no_longer_holds(
     """Whoever asked for a time hears of it before the rest is paid."""
     hasty = plan.model_copy(update={"goal": plan.goal.model_copy(update={"deadline_s": 1800.0, "budget_usd": 500.0})})
     where = Ec2Backend(home=tmp_path, inner=cloud)
-    prepared = where.prepare(hasty, hasty, LaunchOptions(canary=True, unprobed=True))
+    prepared = where.prepare(hasty, hasty, Ec2(canary=True, unprobed=True))
     monkeypatch.setattr(type(prepared.canary), "canary", lambda *_: measured(hasty, 1.0))
     with pytest.raises(NoFeasiblePlan, match=r"by what the canary measured the plan takes .* deadline is 30 min"):
         where.submit(prepared, RunFolders(home=tmp_path / "runs"))

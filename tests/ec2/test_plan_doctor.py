@@ -407,7 +407,7 @@ def test_a_role_that_a_profile_takes_on_is_a_caller_as_any_other(
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_PROFILE", "trainer")
     plan.save(tmp_path / "plan.json")
-    answer = hetopt("doctor", "--plan", tmp_path / "plan.json", "--json")
+    answer = hetopt("doctor", tmp_path / "plan.json", "--json")
     told = {one["name"]: one for one in json.loads(answer.out)}
     assert ":assumed-role/trainer/" in told["credentials"]["said"]
     assert told["login"]["verdict"] == "good", "botocore renews it as long as its source lasts"
@@ -512,11 +512,11 @@ def test_every_check_that_a_belief_names_is_made(examined: Doctor, account: Boto
 def test_the_command_proves_a_plan(account: BotoEdge, hetopt: Callable[..., Said], plan: Plan, tmp_path: Path) -> None:
     plan.save(tmp_path / "plan.json")
     be_unkind(subnets="private")
-    answer = hetopt("doctor", "--plan", tmp_path / "plan.json", "--json")
+    answer = hetopt("doctor", tmp_path / "plan.json", "--json")
     assert answer.code == 4
     told = {one["name"]: one for one in json.loads(answer.out)}
     assert told[NETWORKS]["verdict"] == "bad"
     assert told["permission ec2:RunInstances (c7i.large)"]["verdict"] == "good"
     assert BUCKET in told["bucket"]["said"]
-    told_last = " ".join(hetopt("doctor", "--plan", tmp_path / "plan.json").out.split())
+    told_last = " ".join(hetopt("doctor", tmp_path / "plan.json").out.split())
     assert told_last.endswith(f"1 of 31 would stop a launch: {NETWORKS}"), "what a screen keeps of it"

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.api.compression_options import decide, parse_wish
+from hetopt.api.changes import exchanged
+from hetopt.api.options import Changes
 from hetopt.api.run import Run
 from hetopt.backends.backend import Prepared
 from hetopt.backends.emulation.description import parse_hosts
@@ -412,11 +413,11 @@ def test_text_of_the_report_of_a_compressed_run(
 
 
 @pytest.mark.parametrize(
-    ("name", "typed"),
+    ("name", "changes"),
     [
-        ("auto", ("auto", None, None)),
-        ("dgc", ("dgc:1000x,momentum=0.9", "warm_up", None)),
-        ("cheapest", ("topk:0.01,coding=packed", None, "auto")),
+        ("auto", Changes(compression="auto")),
+        ("dgc", Changes(compression="dgc:1000x,momentum=0.9", ratio_policy="warm_up")),
+        ("cheapest", Changes(compression="topk:0.01,coding=packed", collective="auto")),
     ],
 )
 def test_text_of_a_launch_with_compression(
@@ -425,10 +426,10 @@ def test_text_of_a_launch_with_compression(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     name: str,
-    typed: tuple[str | None, str | None, str | None],
+    changes: Changes,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    told = decide(parse_wish(*typed), plan.run)
+    told = exchanged(changes, plan.run)
     wanted = plan.model_copy(update={"run": told})
     here = predict_on_local(wanted, (1.0, 2.0))
     launch = Launch(

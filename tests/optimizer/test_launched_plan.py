@@ -7,9 +7,9 @@ from functools import cache, partial
 
 import pytest
 
-from hetopt.api.backends import backend
-from hetopt.api.launching import Changes, LaunchOptions, prepare
-from hetopt.api.precision_options import in_precision
+from hetopt.api.backends import backend, options_at
+from hetopt.api.changes import in_precision
+from hetopt.api.launching import Changes, prepare
 from hetopt.backends.backend import Prepared
 from hetopt.backends.emulation.plan import rehearse
 from hetopt.backends.prediction.hosting import ThisMachine
@@ -94,7 +94,7 @@ def name(option: ExchangeOption) -> str:
 
 
 def launched(plan: Plan, on: Place = "local", **changes: str) -> Prepared:
-    return prepare(plan, backend(on, Reporter()), on, LaunchOptions(), Changes(**changes))
+    return prepare(plan, backend(on, Reporter()), options_at(on, {}), Changes(**changes))
 
 
 def told(run: RunSpec) -> dict[str, object]:

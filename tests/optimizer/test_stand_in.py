@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hetopt
-from hetopt.api.launching import Changes, LaunchOptions, prepare
+from hetopt.api.launching import Changes, prepare
+from hetopt.api.options import Local, Rehearsal
 from hetopt.backends.emulation.description import parse_hosts
 from hetopt.backends.emulation.links import BOX_BITS_PER_S
 from hetopt.backends.emulation.plan import rehearse
@@ -75,27 +76,22 @@ def test_its_gradient_is_whole_and_of_its_size() -> None:
 
 def test_an_estimate_runs_nowhere_else(estimated: Plan) -> None:
     with pytest.raises(BadInput, match="estimate") as refused:
-        prepare(estimated, LocalBackend(), "local", LaunchOptions())
+        prepare(estimated, LocalBackend(), Local())
     assert "rehearsal" in (refused.value.hint or "")
 
 
 @pytest.mark.parametrize(
     ("options", "changes", "word"),
     [
-        (LaunchOptions(hosts="speed=1 x2"), Changes(), "described hosts"),
-        (LaunchOptions(), Changes(stream="replay(40)"), "`stream`"),
-        (LaunchOptions(stand_in=True), Changes(script=("train.py",)), "`script`"),
-        (LaunchOptions(), Changes(partition="seldp"), "`partition`"),
+        (Rehearsal(hosts="speed=1 x2"), Changes(), "described hosts"),
+        (Rehearsal(), Changes(stream="replay(40)"), "`stream`"),
+        (Rehearsal(stand_in=True), Changes(script=("train.py",)), "`script`"),
+        (Rehearsal(), Changes(partition="seldp"), "`partition`"),
     ],
 )
-def test_what_needs_the_job_is_refused(estimated: Plan, options: LaunchOptions, changes: Changes, word: str) -> None:
+def test_what_needs_the_job_is_refused(estimated: Plan, options: Rehearsal, changes: Changes, word: str) -> None:
     with pytest.raises(BadInput, match=word):
-        prepare(estimated, RehearsalBackend(), "rehearsal", options, changes)
-
-
-def test_only_rehearsals_take_it(estimated: Plan) -> None:
-    with pytest.raises(BadInput, match="stand_in"):
-        prepare(estimated, LocalBackend(), "local", LaunchOptions(stand_in=True))
+        prepare(estimated, RehearsalBackend(), options, changes)
 
 
 def test_described_hosts_are_refused(estimated: Plan) -> None:

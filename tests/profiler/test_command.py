@@ -44,7 +44,7 @@ def refusal(*arguments: str) -> BadInput:
         ([TASK, "--data", "/nowhere/at/all"], "no data folder"),
         ([TASK, "--workers", "0"], "`workers` must be"),
         ([TASK, "--workers", "65"], "`workers` must be"),
-        ([TASK, "--time-budget", "nan"], "--time-budget must be a length of time"),
+        ([TASK, "--time-budget", "nan"], "`time_budget_s` must be a length of time"),
         ([TASK, "--time-budget", "1"], "`time_budget_s` must be"),
         ([TASK, "--seed", "-1"], "`seed` must be at least 0"),
         ([TASK, "--type", "c99.huge"], "c99.huge"),

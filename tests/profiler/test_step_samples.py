@@ -131,10 +131,8 @@ def test_what_samples_leave_open_is_said() -> None:
     assert "local batch 32" in said(sample())
     assert "one worker" in said(*two_sizes)
     assert "one node" in said(*two_sizes, sample([2]))
-    assert "three or more" in said(*two_sizes, sample([1, 1]))
-    assert said(*two_sizes, sample([1, 1, 1])) == ""
+    assert said(*two_sizes, sample([1, 1])) == ""
     assert "2.5 times apart" in said(sample(), sample(step_time_s=0.5))
-    assert "milliseconds" in said(sample(step_time_s=200.0))
 
 
 def test_types_that_nothing_is_predicted_from_and_gpus_that_are_far_off_are_said() -> None:

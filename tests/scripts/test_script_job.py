@@ -13,7 +13,8 @@ import torch
 
 import hetopt
 from hetopt.api.backends import backend
-from hetopt.api.launching import Changes, LaunchOptions, prepare
+from hetopt.api.launching import Changes, prepare
+from hetopt.api.options import Local
 from hetopt.api.profiling_script import Script, profile_script
 from hetopt.cli import follow, profile_view
 from hetopt.core.errors import BadInput
@@ -128,13 +129,13 @@ def test_it_is_launched_stopped_resumed_and_reported(
     script = tmp_path / "resumable.py"
     script.write_text(text, encoding="utf-8")
     with pytest.raises(BadInput, match="uses neither DistributedDataParallel nor a session"):
-        hetopt.launch(plan, on="local", slowdowns=(1, 3))
+        hetopt.launch(plan, on=Local(slowdowns=(1, 3)))
     refused = hetopt.launch(plan, on="local", script=[str(script), "--epochs", "1"])
     assert refused.wait().state is RunState.FAILED
     assert "The plan steps by 32 samples, and the loader of resumable.py gives 64." in str(refused.status().reason)
     assert refused.record().progress.step == 0
     arguments = ["--epochs", str(EPOCHS), "--batch-size", str(BATCH)]
-    run = hetopt.launch(plan, on="local", script=[str(script), *arguments], slowdowns=(1, 3))
+    run = hetopt.launch(plan, on=Local(slowdowns=(1, 3)), script=[str(script), *arguments])
     until_s = time.monotonic() + PATIENCE_S
     while not (run.folder / "checkpoint" / "LATEST").exists() and time.monotonic() < until_s:
         time.sleep(0.2)
@@ -171,7 +172,7 @@ def test_what_begins_again_is_said(plan: Plan) -> None:
 
     def notes(script: Path, *arguments: str, **options: Any) -> str:
         changes = Changes(script=(str(script), *arguments))
-        return " ".join(prepare(plan, local, "local", LaunchOptions(**options), changes).launch.notes)
+        return " ".join(prepare(plan, local, Local(**options), changes).launch.notes)
 
     assert "train_hetopt.py saves no checkpoint: after a loss it begins again" in notes(EXAMPLES / "train_hetopt.py")
     assert "the plan has priced that" in notes(EXAMPLES / "train_hetopt.py")

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 import hetopt
 from hetopt.api.backends import backend
-from hetopt.backends.backend import LaunchOptions
 from hetopt.backends.ec2.protocol import State
+from hetopt.backends.options import Ssh
 from hetopt.backends.ssh.backend import OnHosts
 from hetopt.backends.ssh.checking import Seen, Ways, check_hosts
 from hetopt.backends.ssh.conductor import in_our_time
@@ -144,7 +144,7 @@ def ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
     plan = hetopt.recommend(RECORDED, budget_usd=2, epochs=20, types="c7i.large", max_workers=2, trials=0)
     plan.save(tmp_path / "plan.json")
-    prepared = backend("ssh").prepare(plan, plan, LaunchOptions(hosts="alice@box1,box2"))
+    prepared = backend("ssh").prepare(plan, plan, Ssh(hosts="alice@box1,box2"))
     assert isinstance(prepared, OnHosts)
     folder, launch = prepared.begun(RunFolders(home=tmp_path / "runs"))
     prepared.inventory.save(folder / INVENTORY_FILE)

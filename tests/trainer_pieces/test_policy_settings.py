@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from hetopt.api.compression_options import decide, parse_wish
-from hetopt.api.launching import batch_wish
+from hetopt.api.changes import exchanged
+from hetopt.api.options import Changes
 from hetopt.core.comm.ratio_controllers import CONTROLLERS
 from hetopt.core.errors import BadInput
 from hetopt.core.policy_settings import BATCH_SETTINGS, RATIO_SETTINGS, parse_policy, spell_policy
@@ -112,14 +112,13 @@ def test_policies_are_what_was_said():
 
 
 def test_launch_understands_them():
-    wish = parse_wish("topk(0.01)", "gravac(window=50)", None)
-    told = decide(wish, spec(compression=Compression(name="topk", ratio=0.1)))
+    asked = Changes(compression="topk(0.01)", ratio_policy="gravac(window=50)")
+    told = exchanged(asked, spec(compression=Compression(name="topk", ratio=0.1)))
     assert (told.ratio_policy, told.ratio_settings) == ("gravac", {"window": 50})
     before = spec(ratio_policy="gravac", ratio_settings={"window": 50}, compression=Compression(name="topk", ratio=0.1))
-    assert decide(parse_wish(None, None, "all_gather"), before).ratio_settings == {"window": 50}
-    assert decide(parse_wish(None, "gravac", None), before).ratio_settings == {}
-    assert batch_wish("allocation(micro=4)") == ("allocation", {"micro": 4})
-    assert batch_wish(None) == (None, None)
+    assert exchanged(Changes(collective="all_gather"), before).ratio_settings == {"window": 50}
+    assert exchanged(Changes(ratio_policy="gravac"), before).ratio_settings == {}
+    assert Changes(batch_policy="allocation(micro=4)").batch_policy == ("allocation", {"micro": 4})
 
 
 def test_scan_has_a_floor():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hetopt.api.stream_options import on_stream, parse_stream, waiting
+from hetopt.api.streams import on_stream, parse_stream, waiting
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.scaled_emulation import ScaledEmulation
@@ -17,9 +17,7 @@ def run(**fields: object) -> RunSpec:
 
 
 def read(text: str, spec: RunSpec | None = None) -> RunSpec:
-    wish = parse_stream(text)
-    assert wish is not None
-    return on_stream(wish, spec or run(), None)
+    return on_stream(parse_stream(text), spec or run(), None)
 
 
 ONE = Range(value=1.0, low=1.0, high=1.0)
@@ -58,9 +56,7 @@ def test_a_broker_is_named_with_its_key() -> None:
 
 
 def test_another_policy_keeps_its_batches() -> None:
-    wish = parse_stream("replay(4/8)")
-    assert wish is not None
-    spec = on_stream(wish, run(), "static")
+    spec = on_stream(parse_stream("replay(4/8)"), run(), "static")
     assert spec.batch_policy == "static"
     told, said = counted(spec)
     assert "at least 4 s, which the prediction counts" in said

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
-from hetopt.backends.backend import LaunchOptions, Prepared, RunHandle
+from hetopt.backends.backend import Prepared, RunHandle
 from hetopt.backends.ec2.renter import calls, ordering
 from hetopt.backends.ec2.renter.account import IMAGES
 from hetopt.backends.ec2.renter.bundle import Bundle, make_bundle
@@ -23,6 +23,7 @@ from hetopt.backends.ec2.renter.ordering import PROFILE_NAME, Moved, Orders, Wis
 from hetopt.backends.ec2.renter.probing import Prober
 from hetopt.backends.ec2.renter.request import Request
 from hetopt.backends.ec2.renter.ways_out import where_reachable
+from hetopt.backends.options import Ec2
 from hetopt.core.commands import typed
 from hetopt.core.errors import BadInput, BudgetStop, NoFeasiblePlan
 from hetopt.core.formatting import duration, listed, usd
@@ -98,7 +99,7 @@ class Rental(Prepared):
 class Ec2Backend(Ec2Launcher):
     """Rents a plan's machines, all in one zone, within a budget that is a hard stop."""
 
-    def prepare(self, made: Plan, wanted: Plan, options: LaunchOptions) -> Rental:
+    def prepare(self, made: Plan, wanted: Plan, options: Ec2) -> Rental:
         """See `hetopt.backends.backend.Backend`. It asks AWS what must be known, and changes nothing there."""
         if not options.unprobed:
             check_probed(wanted, unprobed=False)
@@ -144,7 +145,7 @@ class Ec2Backend(Ec2Launcher):
             sleep=self.sleep,
         )
 
-    def prepare_resumed(self, folder: Path, options: LaunchOptions) -> Rental:
+    def prepare_resumed(self, folder: Path, options: Ec2) -> Rental:
         """See `hetopt.backends.backend.Backend`. What the run has cost so far counts towards its budget."""
         if options.canary:
             raise BadInput("a run that is resumed has run, and needs no canary.", hint="leave `canary` out")
@@ -266,7 +267,7 @@ def _orders(region: str, wishes: Wishes) -> Orders:
     )
 
 
-def wishes_of(options: LaunchOptions) -> Wishes:
+def wishes_of(options: Ec2) -> Wishes:
     """What was chosen for a launch.
 
     Raises:
@@ -289,7 +290,7 @@ def wishes_of(options: LaunchOptions) -> Wishes:
     )
 
 
-def _network(options: LaunchOptions) -> Network:
+def _network(options: Ec2) -> Network:
     """Where machines are to be.
 
     Raises:

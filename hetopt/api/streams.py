@@ -52,8 +52,8 @@ _SECONDS = ("batch_interval_s", "max_age_s", "patience_s")
 
 
 @dataclass(frozen=True, kw_only=True)
-class StreamOptions:
-    """What was typed.
+class StreamWish:
+    """A stream as it was asked for, before the workers that it is for are known.
 
     Attributes:
         source: as of `Stream`.
@@ -70,14 +70,12 @@ class StreamOptions:
     factor: float = 1.0
 
 
-def parse_stream(text: str | None) -> StreamOptions | None:
-    """Read the option.
+def parse_stream(text: str) -> StreamWish:
+    """Return the stream that a text describes.
 
     Raises:
         BadInput: a source or key that is unknown, or a value that cannot be.
     """
-    if text is None:
-        return None
     item = call(text, "`stream`")
     if item.name not in _KEYS:
         raise BadInput(f"`stream` must name a source of samples, replay or redis, got {text!r}.", hint=_EXAMPLE)
@@ -87,20 +85,20 @@ def parse_stream(text: str | None) -> StreamOptions | None:
         if field in said:
             said[field] = repr(quantity(said[field], DURATION, f"`stream`: {field}"))
     if source == "redis":
-        return StreamOptions(source=source, fields=said)
+        return StreamWish(source=source, fields=said)
     ways = [way for way in ("rates", *_DRAWN) if way in said]
     if len(ways) != 1:
         raise BadInput("`stream` of replay needs rates, said in one way.", hint=_EXAMPLE)
     (factor,) = _numbers(said.pop("factor", "1"), 1)
     numbers = _numbers(said.pop(ways[0]), None if ways == ["rates"] else 2)
     if ways == ["rates"]:
-        return StreamOptions(source=source, fields=said, rates=numbers, factor=factor)
+        return StreamWish(source=source, fields=said, rates=numbers, factor=factor)
     distribution = cast(Literal["uniform", "normal"], ways[0])
     mean, deviation = numbers
-    return StreamOptions(source=source, fields=said, drawn=(distribution, mean, deviation), factor=factor)
+    return StreamWish(source=source, fields=said, drawn=(distribution, mean, deviation), factor=factor)
 
 
-def on_stream(wish: StreamOptions, run: RunSpec, policy: BatchPolicy | None) -> RunSpec:
+def on_stream(wish: StreamWish, run: RunSpec, policy: BatchPolicy | None) -> RunSpec:
     """The run on that stream; batches follow it where no other policy was asked for.
 
     In a rehearsal, whose computation is slowed down by a factor, samples arrive slower by the same.
