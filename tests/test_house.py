@@ -325,7 +325,7 @@ WALL_CLOCKS = {
     "hetopt/backends/ssh/conductor.py": "the hours of a host's owner, and times of other machines",
     "hetopt/backends/ssh/conversation.py": OTHERS,
     "hetopt/backends/ssh/look.py": OTHERS,
-    "hetopt/cli/profile_view.py": DATES,
+    "hetopt/cli/samples.py": DATES,
     "hetopt/cli/status.py": SHOWN,
     "hetopt/cli/watch.py": SHOWN,
     "hetopt/core/events/log.py": "the date of an event, and by how much the clock was set",

@@ -111,16 +111,19 @@ def list_(asked: Wanted) -> None:
       hetopt catalog list --gpus-min 8 --sort network --reverse
     """
     from hetopt.api.catalogs import find
-    from hetopt.cli import catalog_view, render
+    from hetopt.cli import render
+    from hetopt.reports import catalog_document
 
     told = find(_criteria(asked), region=asked.region, directory=asked.catalog, sort=asked.sort, reverse=asked.reverse)
     found = told.listings
     wanted = asked.limit if asked.limit is not None else (0 if asked.as_json else TABLE_ROWS)
     shown = found[:wanted] if wanted else found
     if asked.as_json:
-        render.print_json([catalog_view.facts(listing) for listing in shown])
+        render.print_json([catalog_document.facts(listing) for listing in shown])
     elif shown:
-        catalog_view.print_table(told.catalog, shown, matching=len(found), coremark="coremark" in asked.sort)
+        coremark = "coremark" in asked.sort
+        table = catalog_document.listing_table(told.catalog, shown, matching=len(found), coremark=coremark)
+        render.show(table)
     if not found:
         render.note(f"No instance type in {asked.region} matches: {told.why_none}.")
 
@@ -155,16 +158,17 @@ def show(
       hetopt catalog show g5.xlarge
     """
     from hetopt.api.catalogs import in_use
-    from hetopt.cli import catalog_view, render
+    from hetopt.cli import render
+    from hetopt.reports import catalog_document
 
     loaded = in_use(region, catalog).catalog
     listing = loaded.listing(instance_type)
     elsewhere = [loaded.in_region(name).listings.get(instance_type) for name in loaded.regions]
     everywhere = {name: found for name, found in zip(loaded.regions, elsewhere, strict=True) if found}
     if as_json:
-        render.print_json(catalog_view.all_facts(loaded, listing, everywhere))
+        render.print_json(catalog_document.all_facts(loaded, listing, everywhere))
     else:
-        catalog_view.print_page(loaded, listing, everywhere)
+        render.show(catalog_document.instance_page(loaded, listing, everywhere))
 
 
 def _share(text: str | None, option: str) -> float | None:

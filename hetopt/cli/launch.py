@@ -279,7 +279,7 @@ def launch(asked: Launch) -> None:
     from hetopt.api.backends import backend
     from hetopt.api.launching import submit
     from hetopt.api.rental import rental_of, unfollowed
-    from hetopt.cli import confirm, follow, launch_view, render
+    from hetopt.cli import confirm, follow, launch_document, render
     from hetopt.core.errors import BadInput
     from hetopt.core.reporter import Reporter
 
@@ -289,11 +289,11 @@ def launch(asked: Launch) -> None:
     where = backend(place, Reporter(note=render.note))
     prepared = _prepared(asked, where, place)
     if asked.dry_run:
-        launch_view.show_dry(prepared, as_json=asked.as_json)
+        launch_document.show_dry(prepared, as_json=asked.as_json)
         return
     where.check_ready(prepared)
     if not asked.as_json:
-        launch_view.show(prepared)
+        launch_document.show(prepared)
     elif asked.detach:
         render.note(unfollowed(rental_of(prepared)))
     if asked.check and asked.resume is None and prepared.launch.spec.script:
@@ -320,12 +320,13 @@ def _check_script(prepared: Prepared) -> None:
 def _prepared(asked: Launch, where: Backend, place: Place) -> Prepared:
     """The plan, or the run that goes on, on this backend."""
     from hetopt.api.launching import Changes, prepare, prepare_resumed
+    from hetopt.api.rental import rental_of
     from hetopt.api.run import Run
-    from hetopt.cli import confirm, launch_view
+    from hetopt.cli import confirm
     from hetopt.core.errors import BadInput
 
     def accept_fewer(spec: RunSpec) -> bool:
-        return confirm.accept_fewer(launch_view.wanted(prepared), spec, yes=asked.yes)
+        return confirm.accept_fewer(rental_of(prepared).wanted, spec, yes=asked.yes)
 
     told = _launch_options(asked, place, accept_fewer if asked.allow_partial else None)
     if asked.detach and place != "ec2":

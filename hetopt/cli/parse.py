@@ -105,7 +105,7 @@ def ready_to_write(path: Path | None, *, force: bool, replaces: str | None = Non
 
 def _is_kind(path: Path, kind: str) -> bool:
     """Whether a file is an artifact, or a page, of this kind."""
-    from hetopt.reports.document import is_page
+    from hetopt.reports.html import is_page
 
     return kind_in(path) == kind or is_page(path, kind)
 

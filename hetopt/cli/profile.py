@@ -126,13 +126,14 @@ def profile(asked: Measure) -> None:
       hetopt profile mine.py:task -o mine.json
     """
     import hetopt
-    from hetopt.cli import parse, profile_view, render
+    from hetopt.cli import parse, render
+    from hetopt.cli.samples import import_samples, read_file
     from hetopt.core.errors import BadInput
     from hetopt.core.quantities import DURATION, quantity
 
     output = Path("profile.json") if asked.output is None and not asked.as_json else asked.output
     if asked.from_samples is not None and asked.task is None:
-        profile_view.import_samples(asked.from_samples, output, force=asked.force, json_=asked.as_json)
+        import_samples(asked.from_samples, output, force=asked.force, json_=asked.as_json)
         return
     if asked.task is None:
         raise BadInput(
@@ -141,7 +142,7 @@ def profile(asked: Measure) -> None:
     time_budget_s = quantity(asked.time_budget_s, DURATION, "--time-budget")
     parse.ready_to_write(output, force=asked.force)
     _agree_to_explore(asked)
-    elsewhere = profile_view.read_file(asked.from_samples) if asked.from_samples is not None else ()
+    elsewhere = read_file(asked.from_samples) if asked.from_samples is not None else ()
     with render.progress(f"profiling {asked.task}") as reporter:
         measured = hetopt.profile(
             **given(asked, hetopt.profile, samples=elsewhere, time_budget_s=time_budget_s, reporter=reporter)
@@ -150,8 +151,9 @@ def profile(asked: Measure) -> None:
 
 
 def _write(measured: Profile, output: Path | None, asked: Measure) -> None:
-    from hetopt.cli import profile_view, render, terminal
+    from hetopt.cli import render, terminal
     from hetopt.core.commands import typed
+    from hetopt.reports import profile_document
 
     if output is not None:
         measured.save(output)
@@ -159,14 +161,16 @@ def _write(measured: Profile, output: Path | None, asked: Measure) -> None:
     if asked.as_json:
         terminal.write(measured.to_json())
     else:
-        profile_view.show(measured)
+        render.show(profile_document.document(measured))
+        for note in profile_document.notes(measured):
+            render.note(note)
         if output is not None:
             epochs = epochs_asked(measured.job.script)
             length = f" --epochs {epochs or 'N'}" if measured.job.script else ""
             own = "" if asked.inventory is None else f" --inventory {typed(asked.inventory)}"
             meant = "  # N: as many as it trains" if measured.job.script and epochs is None else ""
             render.line(
-                f"next: hetopt recommend {typed(output)} --budget 5{length}{own} -o plan.json{meant}", style="bold"
+                f"next: hetopt recommend {typed(output)} --budget 5{length}{own} -o plan.json{meant}", style="strong"
             )
 
 

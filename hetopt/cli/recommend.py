@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -242,31 +242,38 @@ def _rank(asked: Recommend, market: str, weight: float | None) -> None:
     """Only compare clusters."""
     from hetopt.api.planning import rank_clusters, search_options
     from hetopt.cli import render
-    from hetopt.cli.plan_view import show_ranking
     from hetopt.core.reporter import Reporter
+    from hetopt.reports.plan_document import ranking
 
     search = search_options(**given(asked, search_options, market=market, time_weight=weight, observed=None))
     notes = Reporter(note=render.note)
-    show_ranking(rank_clusters(**given(asked, rank_clusters, options=search, reporter=notes)), as_json=asked.as_json)
+    ranked = rank_clusters(**given(asked, rank_clusters, options=search, reporter=notes))
+    if asked.as_json:
+        render.print_json({"basis": ranked.basis, "clusters": [asdict(cluster) for cluster in ranked.clusters]})
+    else:
+        render.show(ranking(ranked))
 
 
 def _write(plan: Plan, asked: Recommend) -> None:
     """The plan in each form that was asked for."""
-    from hetopt.cli import plan_view, render, terminal
+    from hetopt.cli import render, terminal
     from hetopt.core.artifact import write_atomically
+    from hetopt.reports import html
+    from hetopt.reports.plan_document import answer, details, page
 
     if asked.report is not None:
-        from hetopt.reports.plan_page import page
-
-        write_atomically(asked.report, page(plan))
+        write_atomically(asked.report, html.page(page(plan)))
         render.note(f"wrote {asked.report}")
     if asked.output is not None:
         plan.save(asked.output)
         render.note(f"wrote {asked.output}")
     if asked.as_json:
         terminal.write(plan.to_json())
-    else:
-        plan_view.show(plan, plan_file=asked.output, inventory=asked.inventory, explain=asked.explain)
+        return
+    render.show(answer(plan, height=render.height, plan_file=asked.output, inventory=asked.inventory))
+    if asked.explain:
+        render.show(details(plan))
+        render.note(f"searched {plan.searched}")
 
 
 def _refuse_a_risk(plan: Plan) -> None:

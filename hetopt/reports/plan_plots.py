@@ -1,4 +1,4 @@
-"""A plan drawn on logarithmic axes: its Pareto front, as SVG and in characters, and its equally likely runs."""
+"""A plan drawn on logarithmic axes: its Pareto front, and its equally likely runs."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ DURATIONS_S = (
     *(3600 * hours for hours in (1, 1.5, 2, 3, 4, 6, 8, 12, 24, 48, 96, 168, 336, 720)),
 )
 """Times that a person takes for round."""
-
-AXES = " cost over time, log scales "
 
 Place = tuple[float, float]
 
@@ -80,33 +78,6 @@ def front_svg(plan: Plan) -> str:
 def _places(plans: Sequence[Candidate]) -> list[Place]:
     """Median time and cost of each plan."""
     return [(plan.prediction.total_s.value, plan.prediction.cost_usd.value) for plan in plans]
-
-
-_ROWS = 10
-"""Of a front in characters."""
-
-
-def front_lines(plan: Plan, *, columns: int) -> list[str]:
-    """All plans in characters: ``●`` the chosen one, ``·`` the others, cost on the left and time below."""
-    told = plan.chosen.prediction
-    own = (told.total_s.value, told.cost_usd.value)
-    points = _places(plan.plans)
-    times, costs = (LogAxis.around([place[side] for place in points]) for side in (0, 1))
-    left = max(len(formatting.usd(costs.low)), len(formatting.usd(costs.high)))
-    width = max(20, columns - left - 3)
-    grid = [[" "] * width for _ in range(_ROWS)]
-    for place, mark in [*((place, "·") for place in points), (own, "●")]:
-        column = min(width - 1, int(times.share(place[0]) * width))
-        row = _ROWS - 1 - min(_ROWS - 1, int(costs.share(place[1]) * _ROWS))
-        grid[row][column] = mark
-    lines = []
-    for row, cells in enumerate(grid):
-        label = formatting.usd(costs.high) if row == 0 else formatting.usd(costs.low) if row == _ROWS - 1 else ""
-        lines.append(f"{label:>{left}} │{''.join(cells).rstrip()}")
-    first, last = formatting.duration(times.low), formatting.duration(times.high)
-    lines.append(f"{'':>{left}} └{'─' * width}")
-    lines.append(f"{'':>{left}}  {first}{AXES:^{max(1, width - len(first) - len(last))}}{last}")
-    return lines
 
 
 class LogAxis:

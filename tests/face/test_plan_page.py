@@ -18,13 +18,17 @@ from hetopt.core.profile import Profile
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
-from hetopt.reports.document import STYLE
-from hetopt.reports.plan_page import page
-from hetopt.reports.plan_plots import LogAxis, dot_plot, front_lines
+from hetopt.reports import html, plan_document
+from hetopt.reports.html import STYLE
+from hetopt.reports.plan_plots import LogAxis, dot_plot
 from tests.browser import WIDTHS, browser
 
 RECORDED = Path(__file__).parent.parent / "recorded" / "resnet20-cifar10.json"
 FIGURE = re.compile(r'<span data-figure="(\w+)" data-value="([^"]+)">([^<]*)</span>')
+
+
+def page(plan: Plan) -> str:
+    return html.page(plan_document.page(plan))
 
 
 @pytest.fixture(scope="module")
@@ -116,13 +120,6 @@ def test_a_browser_shows_the_numbers_of_the_json(plan: Plan, tmp_path: Path) -> 
         assert said == formatting.duration(value)
     for world in told["insight"]["scenarios"]:
         assert world["change"] in shown
-
-
-def test_the_front_in_characters_has_every_plan(plan: Plan) -> None:
-    lines = front_lines(plan, columns=80)
-    assert all(len(line) <= 80 for line in lines)
-    assert sum(line.count("●") for line in lines) == 1
-    assert 1 <= sum(line.count("·") for line in lines) <= len(plan.pareto)
 
 
 def test_what_changes_nothing_is_one_sentence(plan: Plan) -> None:
