@@ -48,7 +48,7 @@ def draw(told: OverTime, width: int) -> list[str]:
     end = f"{formatting.duration(told.end_s[-1])}, step {formatting.count(told.step[-1])}"
     lines.append(f"{'0 s':>{widest + 4}}{end:>{max(columns - 3, len(end) + 1)}}"[-width:].rstrip())
     more = max(map(len, groups)) - SHOWN_WORKERS
-    return lines if more <= 0 else [*lines, f"{formatting.counted(more, 'more worker')} in the report's JSON (--json)"]
+    return lines if more <= 0 else [*lines, f"{formatting.counted(more, 'more worker')} in the report's JSON"]
 
 
 def _range(series: Series) -> str:

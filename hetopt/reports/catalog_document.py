@@ -99,7 +99,7 @@ def listing_table(catalog: Catalog, listings: Sequence[Listing], *, matching: in
     if coremark:
         notes.append("CoreMark: thousand iterations/s over all vCPUs")
     if len(listings) < matching:
-        notes.append(f"{len(listings)} of {matching:,} types shown; --limit 0 shows all")
+        notes.append(f"{len(listings)} of {matching:,} types shown; all with `hetopt catalog list --limit 0`")
     yield from (Line(note, "soft") for note in notes)
 
 

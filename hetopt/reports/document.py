@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from hetopt.core import formatting
+
+if TYPE_CHECKING:
+    from hetopt.optimizer.plan import Range
 
 Style = Literal["", "strong", "soft", "warning", "good"]
 
@@ -30,17 +33,6 @@ UNITS: Mapping[str, formatting.Say] = MappingProxyType(
 """How a value is written, by its unit."""
 
 
-class Interval(Protocol):
-    """A figure with its 90 % interval."""
-
-    @property
-    def value(self) -> float: ...
-    @property
-    def low(self) -> float: ...
-    @property
-    def high(self) -> float: ...
-
-
 @dataclass(frozen=True)
 class Figure:
     """A value with its unit, its 90 % interval where there is one, and a name for programs that read pages."""
@@ -52,7 +44,7 @@ class Figure:
     high: float | None = None
 
     @classmethod
-    def of(cls, known: Interval, unit: str, key: str = "") -> Figure:
+    def of(cls, known: Range, unit: str, key: str = "") -> Figure:
         """Return a figure with an interval."""
         return cls(known.value, unit, key, known.low, known.high)
 

@@ -244,8 +244,15 @@ def cell(value: Cell) -> str:
         return value.markup
     if isinstance(value, str):
         return escape(value)
-    span = f' <span class="soft">{escape(value.span)}</span>' if value.span else ""
-    return f'<span data-figure="{escape(value.key)}" data-value="{value.value!r}">{escape(str(value))}</span>{span}'
+    return _number(value) + _span(value)
+
+
+def _number(figure: Figure) -> str:
+    return f'<span data-figure="{escape(figure.key)}" data-value="{figure.value!r}">{escape(str(figure))}</span>'
+
+
+def _span(figure: Figure) -> str:
+    return f' <span class="soft">{escape(figure.span)}</span>' if figure.span else ""
 
 
 def _tile(tile: Tile) -> str:
@@ -261,7 +268,7 @@ def _cards(table: Table) -> str:
     for number, (first, *others) in enumerate(table.rows):
         named = zip(table.columns[1:], others, strict=True)
         cells = "".join(
-            f"<p><b>{cell(value)}</b></p>"
+            f"<p><b>{_number(value)}</b>{_span(value)}</p>"
             if isinstance(value, Figure)
             else cell(value)
             if isinstance(value, Html)
@@ -319,7 +326,11 @@ def parts_bar(name: str, parts: Sequence[tuple[str, float]]) -> str:
         for place, (label, size) in enumerate(parts)
     )
     said = ", ".join(f"{label} {formatting.share(size / total)}" for label, size in parts)
-    return f'<div class="bar" role="img" aria-label="{escape(f"{name}: {said}")}">{drawn}</div>'
+    legend = " · ".join(
+        f"{swatch(COLOURS[min(place, len(COLOURS) - 1)])} {escape(label)}" for place, (label, _) in enumerate(parts)
+    )
+    bar = f'<div class="bar" role="img" aria-label="{escape(f"{name}: {said}")}">{drawn}</div>'
+    return f'{bar}<p class="of">{legend}</p>'
 
 
 def share_bar(name: str, share: float) -> str:

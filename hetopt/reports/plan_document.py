@@ -12,6 +12,7 @@ from hetopt.optimizer.plan import Candidate, Choice, Goal, Group, Plan, Range, S
 from hetopt.optimizer.recommendation.ranking import Ranking
 from hetopt.optimizer.search.objective import NEAR
 from hetopt.optimizer.step_time.device_memory import ACCELERATOR_CONTEXT_BYTES, HOST_MEMORY_BYTES, MEMORY_FRACTION
+from hetopt.reports.chart import Scale
 from hetopt.reports.document import (
     Block,
     Cell,
@@ -29,8 +30,8 @@ from hetopt.reports.document import (
     Tiles,
     columns,
 )
-from hetopt.reports.html import parts_bar
-from hetopt.reports.plan_plots import LogAxis, dot_plot, front_svg
+from hetopt.reports.html import cell, parts_bar
+from hetopt.reports.plan_plots import dot_plot, front_svg, log_scale
 
 MOST_SENTENCES = 3
 """Of the answer, beside what has to be asked for first."""
@@ -151,8 +152,11 @@ def _tiles(plan: Plan) -> Iterator[Tile]:
         ("time", "total_s", "s", plan.chosen.prediction.total_s),
         ("cost", "cost_usd", "USD", plan.chosen.prediction.cost_usd),
     ):
-        ends = (Figure(known.low, unit, f"{key}_low"), Figure(known.high, unit, f"{key}_high"))
-        yield Tile(name=name, value=Figure(known.value, unit, key), below=[*ends, "with 90 % probability"])
+        low, high = (
+            cell(Figure(end, unit, f"{key}_{side}")) for side, end in (("low", known.low), ("high", known.high))
+        )
+        interval = Html(f'<p class="of">{low} to {high}, with 90 % probability</p>')
+        yield Tile(name=name, value=Figure(known.value, unit, key), below=[interval])
     if plan.insight is not None and plan.insight.chance is not None:
         chance = Figure(plan.insight.chance, "chance", "chance")
         yield Tile(name="keeps its limits", value=chance, below=["of simulated runs"])
@@ -236,17 +240,17 @@ def _name(way: Choice, sure: float) -> str:
     return "best" if {"cheapest", "balanced", "fastest"} <= set(names) else "/".join(names)
 
 
-def _axes(plan: Plan) -> Iterator[tuple[str, str, float, LogAxis]]:
+def _axes(plan: Plan) -> Iterator[tuple[str, str, float, Scale]]:
     """Yield what all ways are compared by: quantity, name of its limit, the limit, and the axis."""
     for what, name, limit, runs in (
         ("time", "deadline", plan.goal.deadline_s, [value for way in plan.choices for value in way.times_s]),
         ("cost", "budget", plan.goal.budget_usd, [value for way in plan.choices for value in way.costs_usd]),
     ):
         if limit is not None and runs:
-            yield what, name, limit, LogAxis.around([*runs, limit])
+            yield what, name, limit, log_scale([*runs, limit])
 
 
-def _dots(way: Choice, what: str, name: str, limit: float, axis: LogAxis) -> Html:
+def _dots(way: Choice, what: str, name: str, limit: float, axis: Scale) -> Html:
     runs, say = (way.times_s, formatting.duration) if what == "time" else (way.costs_usd, formatting.usd)
     return Html(dot_plot(runs, limit, axis, what=what, limit_name=name, say=say))
 

@@ -112,7 +112,8 @@ def _training(profile: Profile) -> list[str]:
             else f"no pilot came far enough to compare {precision} with {profile.precisions[0]}"
         )
     if job.script:
-        sentences.append("how long the script trains cannot be seen: give `hetopt recommend` --epochs or --steps")
+        how = "`hetopt recommend --epochs N` or `hetopt recommend --steps N`"
+        sentences.append(f"how long the script trains cannot be seen: say it to {how}")
     elif not profile.pilots:
         sentences.append(f"no pilot came far enough to say how many steps {goal} takes")
     if profile.noise:

@@ -10,6 +10,8 @@ from hetopt.core import formatting
 from hetopt.core.comm.way_text import way_in_words
 from hetopt.optimizer.launch_record import Launch
 from hetopt.reports import bars
+from hetopt.reports.chart import Axes, ticks
+from hetopt.reports.cursor import SCRIPT
 from hetopt.reports.document import (
     Block,
     Cell,
@@ -27,11 +29,9 @@ from hetopt.reports.document import (
     columns,
 )
 from hetopt.reports.html import interval_bar, share_bar
-from hetopt.reports.page.chart import Axes, ticks
-from hetopt.reports.page.cursor import SCRIPT
-from hetopt.reports.page.run_charts import charts
 from hetopt.reports.plan_document import bill
 from hetopt.reports.report import BroughtTogether, Compared, Report, Sent, WorkerReport
+from hetopt.reports.run_charts import charts
 from hetopt.reports.run_words import place
 from hetopt.reports.series import as_column
 from hetopt.reports.timeline import Happening
@@ -187,12 +187,12 @@ def _over_time(report: Report) -> Iterator[Block]:
         yield Drawing(markup, lambda width: bars.draw(told, width))
     sentences = [_sentence(happened) for happened in news[:MOST_HAPPENINGS]]
     if len(news) > MOST_HAPPENINGS:
-        sentences.append(f"and {len(news) - MOST_HAPPENINGS} more, in the report's JSON (--json)")
-    yield Remarks(sentences)
+        sentences.append(f"and {len(news) - MOST_HAPPENINGS} more, in the report's JSON")
     if report.together is not None:
-        yield Remarks([_together(report.together)])
+        sentences.append(_together(report.together))
     elif report.sent is not None:
-        yield Remarks([_sent(report.sent)])
+        sentences.append(_sent(report.sent))
+    yield Remarks(sentences)
 
 
 def _news(happenings: Sequence[Happening]) -> Iterator[Happening]:

@@ -17,7 +17,7 @@ from hetopt.backends.emulation.plan import rehearse
 from hetopt.backends.prediction.hosting import ThisMachine
 from hetopt.backends.prediction.local_plan import predict_on_local
 from hetopt.cli import confirm
-from hetopt.cli.follow import _of_another_length, finish
+from hetopt.cli.follow import finish
 from hetopt.cli.status import resume_command
 from hetopt.core import formatting
 from hetopt.core.errors import BadInput, RunStopped
@@ -33,7 +33,7 @@ from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal, Plan, Range
 from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
 from hetopt.reports.report import Report, make_report
-from hetopt.reports.run_words import figures, pause
+from hetopt.reports.run_words import pause
 from tests.logs import an_event, history_of, recorded_run
 
 Golden = Callable[[str, str], None]
@@ -263,25 +263,6 @@ def test_a_verdict_cites_what_the_log_holds_and_nothing_else(
     assert report.contention.measured == (None if contention is None else pytest.approx(contention, rel=1e-3))
 
 
-def test_a_run_of_fewer_steps_says_how_it_ended_and_no_more(launch: Launch) -> None:
-    events = _events(launch, reason="script")
-    for event in events[2:]:
-        event["time_s"] = (events[0]["time_s"] + event["time_s"]) / 2
-        event |= {name: event[name] // 2 for name in ("step", "steps") if name in event}
-    events[-1]["training_s"] /= 2
-    said = _report(launch, events).verdict[1]
-    assert "in the steps" in said
-    assert said.endswith(f"the run ended after step {events[-1]['step']}, its script done.")
-
-
-def test_a_slow_run_is_called_slow_and_the_cause_is_named(launch: Launch) -> None:
-    report = _report(launch, _events(launch, slowdown=1.5))
-    assert report.within_tolerance is False
-    assert "not within 10 %" in report.verdict[0]
-    assert "step time (11 s more; 12 s more in all)" in report.verdict[1]
-    assert "does not lie" in report.verdict[-1]
-
-
 def test_cost_is_the_run_time_at_the_plans_hourly_rate(launch: Launch) -> None:
     figures = {figure.name: figure for figure in _report(launch, _events(launch)).compared}
     hours = figures["run time"].measured / 3600
@@ -378,35 +359,6 @@ def test_a_run_that_failed_before_its_first_step_is_told_so(launch: Launch) -> N
     history = history_of(_events(launch)[:2], launch.starts)
     with pytest.raises(BadInput, match="failed before its first step"):
         make_report(launch, history, state="failed")
-
-
-def test_while_a_run_begins_again_nothing_is_said_of_its_old_pace(launch: Launch) -> None:
-    events = [event for event in _events(launch) if event["event"] != "training_finished"]
-    for resumed_s, tells in (((), True), ((1e9,), False)):
-        begun = launch.model_copy(update={"resumed_s": resumed_s})
-        run = history_of(events, begun.starts).run
-        run.step //= 2
-        said = " ".join(figures(run, begun, step_time_s=1.0, now_s=2e9))
-        assert ("ends in" in said) is tells
-
-
-def test_sessions_of_one_launch_are_not_called_launches(launch: Launch) -> None:
-    first = _events(launch)
-    later = [{**event, "time_s": event["time_s"] + 1000} for event in first]
-    told = " ".join(_report(launch, [*first, *later]).verdict)
-    assert "Its 2 sessions of 1 launch are added up" in told
-    assert "nothing ran" not in told
-    resumed = launch.model_copy(update={"resumed_s": (later[0]["time_s"] - 1,)})
-    assert "when nothing ran" in " ".join(_report(resumed, [*first, *later]).verdict)
-
-
-def test_a_script_of_another_length_than_its_plan_is_told_once(launch: Launch) -> None:
-    script = launch.model_copy(update={"spec": launch.spec.model_copy(update={"script": ("train.py",)})})
-    whole = history_of(_events(launch), launch.starts).run
-    assert _of_another_length(script, whole) is None
-    whole.epoch = 3.0
-    assert "trained 3 epochs, and the plan reckons with 100:" in str(_of_another_length(script, whole))
-    assert _of_another_length(launch, whole) is None, "a task ends where its plan says"
 
 
 def test_nobody_is_asked_where_nothing_leaves_this_machine(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ import math
 import random
 import re
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from tests.browser import WIDTHS, browser
 from tests.logs import history_of, recorded_run
 from tests.work import calls_of
 
-from .test_plan_page import outlined
+from .test_plan_page import outlined, outside
 from .test_report import _compressed, _events, launch, plan, rehearsed
 
 __all__ = ["launch", "plan", "rehearsed"]
@@ -84,19 +83,6 @@ def test_workers_that_come_late_are_not_known_before(rehearsed: Launch) -> None:
     assert not re.search(r"[ >:,]nan\b|NaN", made(rehearsed, events))
 
 
-class _Outside(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in ("link", "img", "iframe", "object", "embed", "base", "form"):
-            self.found.append(tag)
-        for name, value in attrs:
-            if name in ("src", "xlink:href") or "url(" in (value or "") or (name == "href" and value[:1] != "#"):
-                self.found.append(f"{tag} {name}")
-
-
 def test_workers_that_train_for_themselves_are_seen_to_come_together(launch: Launch) -> None:
     events = _events(launch)
     step = next(event for event in events if event["event"] == "step")
@@ -112,9 +98,7 @@ def test_workers_that_train_for_themselves_are_seen_to_come_together(launch: Lau
 
 
 def test_the_page_needs_nothing_else(text: str) -> None:
-    seen = _Outside()
-    seen.feed(text)
-    assert seen.found == []
+    assert outside(text) == []
     assert not re.search(r"https?:|@import|fetch\(|XMLHttpRequest|import\(", text)
 
 

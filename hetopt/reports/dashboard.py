@@ -14,7 +14,7 @@ import numpy as np
 
 from hetopt.core import formatting
 from hetopt.optimizer.plan import Range
-from hetopt.reports import html
+from hetopt.reports import chart, html
 from hetopt.reports.document import (
     UNITS,
     Block,
@@ -32,7 +32,6 @@ from hetopt.reports.document import (
 )
 from hetopt.reports.html import interval_bar, share_bar
 from hetopt.reports.live_run import RunSummary
-from hetopt.reports.page import chart
 from hetopt.reports.run_words import place, step_of
 from hetopt.reports.series import Envelope
 

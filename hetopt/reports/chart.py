@@ -87,8 +87,8 @@ class Scale:
     def share(self, value: float) -> float:
         """0 at the bottom, 1 at the top."""
         if self.logarithmic:
-            value = max(value, self.low)
-            return math.log(value / self.low) / math.log(self.high / self.low)
+            inside = min(max(value, self.low), self.high)
+            return math.log(inside / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
 

@@ -10,9 +10,9 @@ from itertools import groupby
 import numpy as np
 
 from hetopt.core import formatting
+from hetopt.reports.chart import Axes, Line, figure, line_chart, path, plot
 from hetopt.reports.document import UNITS
 from hetopt.reports.html import swatch
-from hetopt.reports.page.chart import Axes, Line, figure, line_chart, path, plot
 from hetopt.reports.report import Report
 from hetopt.reports.series import Evaluation, OverTime, Series, as_column, envelope_of
 
