@@ -22,8 +22,8 @@ from hetopt.api.known_runs import KnownRuns
 from hetopt.core.errors import BadInput, HetoptError
 from hetopt.core.listening import is_loopback
 from hetopt.core.runs import runs_home
-from hetopt.reports.page import cursor, dashboard
-from hetopt.reports.page.dashboard import MOST_COMPARED, NOT_READ
+from hetopt.reports import cursor, dashboard
+from hetopt.reports.dashboard import MOST_COMPARED, NOT_READ
 from hetopt.reports.scalars import CONTENT_TYPE
 
 MOST_CLIENTS = 8

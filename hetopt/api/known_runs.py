@@ -15,8 +15,8 @@ from hetopt.core.events.log import EVENTS_FILE
 from hetopt.core.run_folder import STOP_FILE
 from hetopt.core.runs import RunFolders
 from hetopt.optimizer.launch_record import LAUNCH_FILE
+from hetopt.reports.dashboard import NOT_READ
 from hetopt.reports.live_run import LiveRun, RunSummary
-from hetopt.reports.page.dashboard import NOT_READ
 from hetopt.reports.scalars import Exposed, exposition
 
 WITHIN_S = 0.5

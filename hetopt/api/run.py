@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from hetopt.core.scaled_emulation import Change
     from hetopt.optimizer.launch_record import Launch
     from hetopt.reports.report import Report
-    from hetopt.reports.timeline import Timeline
+    from hetopt.reports.timeline import Happening
 
 LOOK_S = 10.0
 """Between looks of the supervisor."""
@@ -76,11 +76,11 @@ class RunRecord:
         return self.history.run
 
     @cached_property
-    def timeline(self) -> Timeline:
-        """The run over time, and what happened on the way."""
-        from hetopt.reports.timeline import timeline
+    def happenings(self) -> tuple[Happening, ...]:
+        """What happened on the way, in order."""
+        from hetopt.reports.timeline import happenings
 
-        return timeline(self.history, time_factor=self.launch.time_factor if self.launch is not None else 1.0)
+        return happenings(self.history, time_factor=self.launch.time_factor if self.launch is not None else 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,13 +309,11 @@ class Run:
         Raises:
             BadInput: nothing was predicted for it, or it has not been through a step.
         """
-        from hetopt.reports.page.page import page
-        from hetopt.reports.page.series import series
+        from hetopt.reports import html
+        from hetopt.reports.run_document import document
 
         record = self.record()
-        made = self._report(record)
-        assert record.launch is not None, "there would be no report"
-        return page(made, record.launch, series(record.history))
+        return html.page(document(self._report(record), record.launch))
 
     def report(self) -> Report:
         """Hold it against its prediction: time, steps, cost, balance and communication.
@@ -335,8 +333,7 @@ class Run:
             )
         return make_report(
             record.launch,
-            record.progress,
-            record.timeline,
+            record.history,
             state=self.status().state.value,
             unread_lines=record.unread.lines,
         )

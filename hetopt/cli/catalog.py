@@ -46,17 +46,18 @@ def list_(
       hetopt catalog list --gpus-min 8 --sort network --reverse
     """
     from hetopt.api.catalogs import find
-    from hetopt.cli import catalog_view, render
+    from hetopt.cli import render
+    from hetopt.reports import catalog_document
 
     told = find(**typed)
     found = told.listings
     wanted = limit if limit is not None else (0 if as_json else TABLE_ROWS)
     shown = found[:wanted] if wanted else found
     if as_json:
-        render.print_json([catalog_view.facts(listing) for listing in shown])
+        render.print_json([catalog_document.facts(listing) for listing in shown])
     elif shown:
         by_coremark = "coremark" in typed.get("sort", "")
-        catalog_view.print_table(told.catalog, shown, matching=len(found), coremark=by_coremark)
+        render.show(catalog_document.listing_table(told.catalog, shown, matching=len(found), coremark=by_coremark))
     if not found:
         render.note(f"No instance type in {typed.get('region', REGION)} matches: {told.why_none}.")
 
@@ -74,13 +75,14 @@ def show(
       hetopt catalog show g5.xlarge
     """
     from hetopt.api.catalogs import in_use
-    from hetopt.cli import catalog_view, render
+    from hetopt.cli import render
+    from hetopt.reports import catalog_document
 
     loaded = in_use(region, catalog).catalog
     listing = loaded.listing(instance_type)
     elsewhere = [loaded.in_region(name).listings.get(instance_type) for name in loaded.regions]
     everywhere = {name: found for name, found in zip(loaded.regions, elsewhere, strict=True) if found}
     if as_json:
-        render.print_json(catalog_view.all_facts(loaded, listing, everywhere))
+        render.print_json(catalog_document.all_facts(loaded, listing, everywhere))
     else:
-        catalog_view.print_page(loaded, listing, everywhere)
+        render.show(catalog_document.instance_page(loaded, listing, everywhere))

@@ -68,28 +68,26 @@ def _facts(told: Estimate) -> dict[str, Any]:
 
 def _show(told: Estimate, plan_file: Path | None) -> None:
     """At most 22 lines of 80 columns: what was counted, the ways to go, what it rests on, and the next command."""
-    from hetopt.cli import plan_view, render
+    from hetopt.cli import render
     from hetopt.core import formatting
     from hetopt.core.commands import typed
-    from hetopt.reports.plan_page import limits_of
+    from hetopt.reports.document import Line, Remarks
+    from hetopt.reports.plan_document import choices, limits_of
 
     model = told.model
     counted = f"{model.name}, {formatting.count(told.samples)} x {model.sample}, {told.flops:.2g} FLOPs"
-    render.line(", ".join([counted, *limits_of(told.plan.goal)]), style="bold")
-    plan_view.show_choices(told.plan)
-    render.line()
-    for sentence in _sentences(told):
-        render.bullet(sentence)
-    render.line("next: hetopt profile -- train.py", style="bold")
+    head = Line(", ".join([counted, *limits_of(told.plan.goal)]), "strong")
+    render.show([head, *choices(told.plan), Line(""), Remarks(list(_sentences(told)))])
+    render.line("next: hetopt profile -- train.py", style="strong")
     if plan_file is not None:
-        render.line(f"or:   hetopt launch {typed(plan_file)} --on rehearsal --steps 200", style="bold")
+        render.line(f"or:   hetopt launch {typed(plan_file)} --on rehearsal --steps 200", style="strong")
 
 
 def _sentences(told: Estimate) -> Iterator[str]:
-    from hetopt.cli import plan_view
     from hetopt.core import formatting
+    from hetopt.reports.plan_document import chosen_way, quota_notes, region_notes
 
-    way = plan_view.chosen_way(told.plan)
+    way = chosen_way(told.plan)
     took = told.plan.chosen.prediction.total_s if way is None else way.total_s
     yield (
         f"Counted FLOPs, not measured: it may take {took.low / took.value:.2g} to {took.high / took.value:.2g} times "
@@ -101,8 +99,8 @@ def _sentences(told: Estimate) -> Iterator[str]:
     )
     if told.assumed:
         yield f"Assumed: {', '.join(told.assumed)}."
-    yield from plan_view.region_notes(told.plan)
-    yield from plan_view.quota_notes(told.plan)
+    yield from region_notes(told.plan)
+    yield from quota_notes(told.plan)
 
 
 def _fit(fit: Fit) -> str:

@@ -91,7 +91,7 @@ def launch(
     from hetopt.api.backends import backend
     from hetopt.api.launching import submit
     from hetopt.api.rental import rental_of, unfollowed
-    from hetopt.cli import confirm, follow, launch_view, render
+    from hetopt.cli import confirm, follow, launch_document, render
     from hetopt.core.errors import BadInput
     from hetopt.core.reporter import Reporter
 
@@ -103,7 +103,7 @@ def launch(
         raise BadInput("--detach is for --on ec2.", hint="leave it out, or use --on ec2")
 
     def accept_fewer(spec: RunSpec) -> bool:
-        return confirm.accept_fewer(launch_view.wanted(prepared), spec, yes=yes)
+        return confirm.accept_fewer(rental_of(prepared).wanted, spec, yes=yes)
 
     if script:
         typed["script"] = script
@@ -113,11 +113,11 @@ def launch(
         typed["unprobed"] = True
     prepared: Prepared = _prepared(where, place, plan, resume, typed)
     if dry_run:
-        launch_view.show_dry(prepared, as_json=as_json)
+        launch_document.show_dry(prepared, as_json=as_json)
         return
     where.check_ready(prepared)
     if not as_json:
-        launch_view.show(prepared)
+        launch_document.show(prepared)
     elif detach:
         render.note(unfollowed(rental_of(prepared)))
     if check and resume is None and prepared.launch.spec.script:

@@ -96,6 +96,6 @@ def save(path: Path, text: str) -> None:
 
 def _is_kind(path: Path, kind: str) -> bool:
     """Whether a file is an artifact, or a page, of this kind."""
-    from hetopt.reports.document import is_page
+    from hetopt.reports.html import is_page
 
     return kind_in(path) == kind or is_page(path, kind)

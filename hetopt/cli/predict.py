@@ -51,7 +51,7 @@ def predict(
     Also read: "compression": {"name": "topk", "ratio": 0.01}, "precision": "bf16", "sync": "local-sgd(8)", "id".
     """
     from hetopt.api.step_times import StepTimes
-    from hetopt.cli import lines, predict_view
+    from hetopt.cli import lines, predictions
     from hetopt.core.errors import BadInput
 
     if model != "hetopt" and (explain is not None or suggest_probes):
@@ -59,9 +59,9 @@ def predict(
     times = StepTimes.of(profile, market=market, region=region, catalog=catalog_dir)
     with lines.opened(queries, "QUERIES") as (rows, is_whole):
         if explain is not None:
-            predict_view.explain(times, lines.queries(rows), explain, as_json=json_)
+            predictions.explain(times, lines.queries(rows), explain, as_json=json_)
         elif suggest_probes:
-            predict_view.suggest(times, list(lines.queries(rows)), suggest_probes)
+            predictions.suggest(times, list(lines.queries(rows)), suggest_probes)
         else:
             at_once = CHUNK if is_whole else 1
-            predict_view.answer(predict_view.chosen(times, model), lines.chunks(lines.queries(rows), at_once))
+            predictions.answer(predictions.chosen(times, model), lines.chunks(lines.queries(rows), at_once))

@@ -58,13 +58,14 @@ def profile(
       hetopt profile mine.py:task -o mine.json
     """
     import hetopt
-    from hetopt.cli import parse, profile_view, render
+    from hetopt.cli import parse, render
+    from hetopt.cli.samples import import_samples, read_file
     from hetopt.core.errors import BadInput
 
     output = Path("profile.json") if output is None and not as_json else output
     if from_samples is not None and task is None:
         parse.refuse(sorted(typed), "--from-samples alone, without TASK")
-        profile_view.import_samples(from_samples, output, force=force, json_=as_json)
+        import_samples(from_samples, output, force=force, json_=as_json)
         return
     if task is None:
         raise BadInput(
@@ -72,7 +73,7 @@ def profile(
         )
     parse.ready_to_write(output, force=force)
     _agree_to_explore(task, typed, explore=explore, yes=yes)
-    samples = profile_view.read_file(from_samples) if from_samples is not None else ()
+    samples = read_file(from_samples) if from_samples is not None else ()
     with render.progress(f"profiling {task}") as reporter:
         measured = hetopt.profile(task, arguments=arguments or (), samples=samples, reporter=reporter, **typed)
     if output is not None:
@@ -81,20 +82,23 @@ def profile(
 
 
 def _show(measured: Profile, output: Path | None, inventory: Path | None, *, as_json: bool) -> None:
-    from hetopt.cli import profile_view, render, terminal
+    from hetopt.cli import render, terminal
     from hetopt.core.commands import typed
+    from hetopt.reports import profile_document
 
     if as_json:
         terminal.write(measured.to_json())
         return
-    profile_view.show(measured)
+    render.show(profile_document.document(measured))
+    for note in profile_document.notes(measured):
+        render.note(note)
     if output is not None:
         epochs = epochs_asked(measured.job.script)
         length = f" --epochs {epochs or 'N'}" if measured.job.script else ""
         own = "" if inventory is None else f" --inventory {typed(inventory)}"
         meant = "  # N: as many as it trains" if measured.job.script and epochs is None else ""
         command = f"hetopt recommend {typed(output)} --budget 5{length}{own} -o plan.json{meant}"
-        render.line(f"next: {command}", style="bold")
+        render.line(f"next: {command}", style="strong")
 
 
 def epochs_asked(script: Sequence[str]) -> str | None:

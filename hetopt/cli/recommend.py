@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -75,28 +76,35 @@ def recommend(
     """
     import hetopt
     from hetopt.api.planning import rank_clusters
-    from hetopt.cli import parse, plan_view, render, terminal
+    from hetopt.cli import parse, render, terminal
     from hetopt.core.reporter import Reporter
+    from hetopt.reports import html
+    from hetopt.reports.plan_document import answer, details, page, ranking
 
     parse.ready_to_write(output, force=force, replaces="plan")
     parse.ready_to_write(report, force=force, replaces="hetopt plan")
     typed |= parse.market(typed.get("market"), spot=spot, on_demand=on_demand)
     if rank:
         parse.refuse(sorted(NOT_RANKED & typed.keys()), "--rank, which only compares clusters")
-        plan_view.show_ranking(rank_clusters(profile, reporter=Reporter(note=render.note), **typed), as_json=as_json)
+        ranked = rank_clusters(profile, reporter=Reporter(note=render.note), **typed)
+        if as_json:
+            render.print_json({"basis": ranked.basis, "clusters": [asdict(cluster) for cluster in ranked.clusters]})
+        else:
+            render.show(ranking(ranked))
         return
     with render.progress("searching") as reporter:
         plan = hetopt.recommend(profile, reporter=reporter, **typed)
     if report is not None:
-        from hetopt.reports.plan_page import page
-
-        parse.save(report, page(plan))
+        parse.save(report, html.page(page(plan)))
     if output is not None:
         parse.save(output, plan.to_json())
     if as_json:
         terminal.write(plan.to_json())
     else:
-        plan_view.show(plan, plan_file=output, inventory=typed.get("inventory"), explain=explain)
+        render.show(answer(plan, height=render.height, plan_file=output, inventory=typed.get("inventory")))
+        if explain:
+            render.show(details(plan))
+            render.note(f"searched {plan.searched}")
     _refuse_a_risk(plan)
 
 

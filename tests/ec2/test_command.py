@@ -20,7 +20,7 @@ from hetopt.backends.ec2.renter.edge import BotoEdge
 from hetopt.backends.ec2.renter.ledger import LEDGER_FILE, read_ledger
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.request import Request
-from hetopt.cli import ec2_view
+from hetopt.cli import launch_document, render
 from hetopt.core.profile import Profile
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.market.catalog import Catalog
@@ -81,7 +81,8 @@ def test_equal_calls_are_one_row_with_their_number(capsys: pytest.CaptureFixture
         return Request(step=step, service="scheduler", operation=operation, parameters={"Name": step}, purpose="an end")
 
     ends = [call(f"end-{number}", "create_schedule") for number in range(8)]
-    ec2_view.show_calls([call("group", "create_schedule_group"), *ends, call("more", "create_schedule_group")])
+    calls = [call("group", "create_schedule_group"), *ends, call("more", "create_schedule_group")]
+    render.show(launch_document.calls(calls))
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if "CreateSchedule" in line]
     assert [row[:-2] for row in rows] == [
         ["scheduler:CreateScheduleGroup"],

@@ -22,8 +22,8 @@ from hetopt.api.known_runs import KnownRuns
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import EVENTS_FILE
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
+from hetopt.reports.dashboard import NOT_READ
 from hetopt.reports.live_run import MOST_POINTS, LiveRun
-from hetopt.reports.page.dashboard import NOT_READ
 from tests.browser import WIDTHS, browser
 from tests.disturbance import PATIENCE_S
 from tests.logs import recorded_run

@@ -71,14 +71,6 @@ def test_every_line_comes_back_in_its_place_with_an_interval(hetopt: Hetopt, pro
         assert one["evidence"] == "measured"
 
 
-def test_a_way_to_synchronize_that_is_none_is_said(hetopt: Hetopt, profile: Path, tmp_path: Path) -> None:
-    queries = tmp_path / "q.jsonl"
-    queries.write_text(lines([row((2,), 64, sync="bps"), row((2,), 64, sync="local-sgd(0)")]))
-    unknown, zero = (json.loads(text)["error"] for text in hetopt("predict", profile, queries).out.splitlines())
-    assert unknown == "There is no synchronisation called 'bps'."
-    assert zero == "sync: every must be greater than 0, got '0'."
-
-
 def test_from_a_profile_of_a_task(hetopt: Hetopt, digits_profile: Path, tmp_path: Path) -> None:
     queries = tmp_path / "q.jsonl"
     queries.write_text(lines([row((1,), 64, type_="local"), row((2, 2), 64, type_="local")]))

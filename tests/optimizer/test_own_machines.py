@@ -30,7 +30,7 @@ from hetopt.optimizer.search.objective import NEAR
 from hetopt.optimizer.step_time.profiled import sampled_machines
 from hetopt.optimizer.step_time.transfer import no_units
 from hetopt.optimizer.step_time.unlike_gpus import standing_for
-from hetopt.reports.plan_page import next_commands
+from hetopt.reports.plan_document import next_commands
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GOAL = Goal(ends="epochs", amount=50, budget_usd=5)

@@ -15,10 +15,11 @@ import typer
 from typer.testing import CliRunner
 
 from hetopt.cli.profile import profile
-from hetopt.cli.profile_view import show
 from hetopt.core.comm.network_fit import FASTEST_BYTES_PER_S
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import Profile
+from hetopt.reports.profile_document import document
+from hetopt.reports.text import lines
 from tests.disturbance import PATIENCE_S
 from tests.face.conftest import RECORDED
 from tests.forks import Forked
@@ -112,20 +113,22 @@ def test_the_command_writes_a_profile_that_loads(made: tuple[Path, str]) -> None
     assert measured.profiling_s > 0
 
 
-def test_the_summary_names_what_matters(made: tuple[Path, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_summary_names_what_matters(made: tuple[Path, str]) -> None:
     told = " ".join(made[1].split())  # wrapped at the width of the terminal
     for words in ("874 parameters", "samples/s", "largest 1 % of the gradient"):
         assert words in told
     # Which pilots arrive in the time that they have is the business of who has the cores.
     assert re.search(r"at batch \d+|no pilot came far enough", told)
-    show(Profile.load(RECORDED / "digits.json"))
-    assert re.search(r"at batch \d+", " ".join(capsys.readouterr().out.split()))
+    assert re.search(r"at batch \d+", _shown(Profile.load(RECORDED / "digits.json")))
     unfinished = Profile.load(made[0]).model_copy(update={"pilots": (), "noise": (), "gain": (), "links": ()})
-    show(unfinished)
-    assert "no pilot came far enough" in " ".join(capsys.readouterr().out.split())
+    assert "no pilot came far enough" in _shown(unfinished)
 
 
-def test_a_rate_that_no_payload_showed_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def _shown(profile: Profile) -> str:
+    return " ".join(line for line, _ in lines(document(profile), 200))
+
+
+def test_a_rate_that_no_payload_showed_is_not_shown() -> None:
     """Between processes of one machine, all may be latency or all rate."""
     profile = Profile.load(RECORDED / "digits.json")
     link = profile.links[0]
@@ -133,8 +136,7 @@ def test_a_rate_that_no_payload_showed_is_not_shown(capsys: pytest.CaptureFixtur
         link.model_copy(update={"latency_s": 2e-3, "bytes_per_s": FASTEST_BYTES_PER_S}),
         link.model_copy(update={"latency_s": 0.0, "bytes_per_s": 2e6}),
     )
-    show(profile.model_copy(update={"links": links}))
-    told = capsys.readouterr().out
+    told = _shown(profile.model_copy(update={"links": links}))
     assert ": 2 ms, whatever the size" in told
     assert ": 2 MB/s" in told
 

@@ -16,14 +16,15 @@ from hetopt.api.backends import backend
 from hetopt.api.launching import Changes, prepare
 from hetopt.api.options import Local
 from hetopt.api.profiling_script import Script, profile_script
-from hetopt.cli import follow, profile_view
+from hetopt.cli import follow, render
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import Profile
 from hetopt.core.reporter import Reporter
 from hetopt.core.run_status import RunState
 from hetopt.optimizer.plan import Plan
 from hetopt.profiler.script.gradients import FILE, differences
-from hetopt.reports.plan_page import next_commands
+from hetopt.reports import profile_document
+from hetopt.reports.plan_document import next_commands
 from tests.disturbance import PATIENCE_S
 from tests.docs.shown import assert_shown
 from tests.face.conftest import start
@@ -106,7 +107,7 @@ def test_what_is_typed_next_is_what_can_be_typed(profile: Profile, plan: Plan) -
 
 
 def test_what_the_profile_says_is_of_a_script(profile: Profile, capsys: pytest.CaptureFixture[str]) -> None:
-    profile_view.show(profile)
+    render.show(profile_document.document(profile))
     told = capsys.readouterr().out
     assert "how long the script trains cannot be seen" in told
     assert "pilot" not in told

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from html import escape
 from urllib.parse import quote
 
@@ -13,11 +14,26 @@ import numpy as np
 
 from hetopt.core import formatting
 from hetopt.optimizer.plan import Range
-from hetopt.reports.document import document, interval_bar, section, share_bar, table, tile, tiles
+from hetopt.reports import chart, html
+from hetopt.reports.document import (
+    UNITS,
+    Block,
+    Cell,
+    Column,
+    Document,
+    Drawing,
+    Heading,
+    Html,
+    Line,
+    Table,
+    Tile,
+    Tiles,
+    columns,
+)
+from hetopt.reports.html import interval_bar, share_bar
 from hetopt.reports.live_run import RunSummary
-from hetopt.reports.page.chart import Axes, Line, line_chart, ticks
-from hetopt.reports.page.series import Envelope
 from hetopt.reports.run_words import place, step_of
+from hetopt.reports.series import Envelope
 
 NOT_READ = "not read yet"
 """The state of a run whose log is still being read."""
@@ -64,80 +80,98 @@ SCRIPT = """
 
 
 def overview(runs: Sequence[RunSummary], *, now_s: float, unread: int) -> str:
-    """The page of all runs, newest first.
+    """Return the page of all runs, newest first.
 
     Args:
         runs: to show.
         now_s: seconds since the epoch.
         unread: runs whose logs are still being read.
     """
-    going = [one for one in runs if not one.is_over and one.state != NOT_READ]
-    rest = [one for one in runs if one.is_over or one.state == NOT_READ]
-    spent = math.fsum(one.usd or 0.0 for one in runs if one.is_rented)
-    ends = [one.left_s for one in going if one.left_s is not None]
-    reading = f"{unread} more are being read" if unread else ""
-    body = [
-        tiles(
-            [
-                tile("running", str(len(going)), f"of {len(runs)} runs", reading),
-                tile("next one finishes", f"in {formatting.duration(min(ends))}" if ends else "-"),
-                tile("spent on rented machines", formatting.usd(spent), "all runs together"),
-            ]
-        ),
-        section("Runs", _runs(going, now_s, "running"), _runs(rest, now_s, "over")),
-        section("Timeline", _timeline(runs, now_s)),
-    ]
     if not runs:
-        body = ["<p>There are no runs yet. Start one, and it is shown here:</p>", f"<pre>{START}</pre>"]
-    return _page("Runs", body)
+        start: list[Block] = [
+            Line("There are no runs yet. Start one, and it is shown here:"),
+            Line(START, is_copied=True),
+        ]
+        return _page("Runs", start)
+    going = [run for run in runs if not run.is_over and run.state != NOT_READ]
+    rest = [run for run in runs if run.is_over or run.state == NOT_READ]
+    spent = math.fsum(run.usd or 0.0 for run in runs if run.is_rented)
+    ends = [run.left_s for run in going if run.left_s is not None]
+    reading = [f"{unread} more are being read"] if unread else []
+    tiles = [
+        Tile(name="running", value=str(len(going)), below=[f"of {len(runs)} runs", *reading]),
+        Tile(name="next one finishes", value=f"in {formatting.duration(min(ends))}" if ends else "-"),
+        Tile(name="spent on rented machines", value=formatting.usd(spent), below=["all runs together"]),
+    ]
+    lists = [_runs(going, now_s, "running"), _runs(rest, now_s, "over")]
+    return _page("Runs", [Tiles(tiles), Heading("Runs"), *lists, Heading("Timeline"), _timeline(runs, now_s)])
 
 
 def compare(runs: Sequence[RunSummary]) -> str:
-    """Several runs side by side, each beside its plan."""
-    rows = [[escape(name), *cells] for name, cells in _figures(runs) if any(cells)]
-    names = [one.run for one in runs]
-    body = [
-        section("Side by side", table("figures of the runs", ["figure", *names], rows)),
-        section("Training loss", *_losses(runs)),
-    ]
-    return _page(f"{len(runs)} runs compared", body)
+    """Return several runs side by side, each beside its plan."""
+    rows = [[name, *map(cell, runs)] for name, cell in (*_COMPARED, *_metrics(runs))]
+    table = Table(
+        name="figures of the runs",
+        columns=[Column("figure"), *(Column(run.run) for run in runs)],
+        rows=[row for row in rows if any(row[1:])],
+    )
+    blocks: list[Block] = [Heading("Side by side"), table, Heading("Training loss"), Drawing("".join(_losses(runs)))]
+    return _page(f"{len(runs)} runs compared", blocks)
 
 
-def brief(one: RunSummary, *, now_s: float) -> str:
-    """The page of a run that has no report: it has not been through a step, or nothing was predicted for it."""
-    return _page(one.run, [section("So far", _runs([one], now_s, "the run"))])
+def brief(run: RunSummary, *, now_s: float) -> str:
+    """Return the page of a run that has no report: it has not been through a step, or nothing was predicted for it."""
+    return _page(run.run, [Heading("So far"), _runs([run], now_s, "the run")])
 
 
 def message(title: str, text: str) -> str:
-    """A page that says one thing."""
-    return _page(title, [f"<p>{escape(text)}</p>"])
+    """Return a page that says one thing."""
+    return _page(title, [Line(text)])
 
 
-def _page(title: str, body: Iterable[str]) -> str:
-    return document(
-        kind="hetopt",
-        title=title,
-        about=[
-            '<nav aria-label="pages"><ul><li><a href="/">all runs</a></li>'
-            '<li><a href="/metrics">metrics for Prometheus</a></li></ul></nav>',
-        ],
-        main=body,
-        below='<span id="live" role="status">live</span>; nothing can be changed from here.',
-        head=f'<noscript><meta http-equiv="refresh" content="{REFRESH_S}"></noscript>\n',
-        script=f"\n<script>{SCRIPT}</script>",
+def _page(title: str, blocks: Sequence[Block]) -> str:
+    navigation = (
+        '<nav aria-label="pages"><ul><li><a href="/">all runs</a></li>'
+        '<li><a href="/metrics">metrics for Prometheus</a></li></ul></nav>'
+    )
+    return html.page(
+        Document(
+            kind="hetopt",
+            title=title,
+            about=[Drawing(navigation)],
+            blocks=blocks,
+            below=Html('<span id="live" role="status">live</span>; nothing can be changed from here.'),
+            head=f'<noscript><meta http-equiv="refresh" content="{REFRESH_S}"></noscript>\n',
+            script=f"\n<script>{SCRIPT}</script>",
+        )
     )
 
 
-def _runs(runs: Sequence[RunSummary], now_s: float, name: str) -> str:
+def _runs(runs: Sequence[RunSummary], now_s: float, name: str) -> Drawing:
     if not runs:
-        return ""
-    rows = [
-        [_name(one), _state(one), _progress(one), _money(one), _finish(one, now_s), _result(one), _beside(one)]
-        for one in runs
-    ]
-    columns = ["run", "state", "progress", "cost", "finish", "result", "beside its plan"]
+        return Drawing()
+    table = Table(
+        name=f"runs: {name}",
+        columns=columns("run, state, progress, cost, finish, result, beside its plan"),
+        rows=[
+            [
+                _html(_name(run)),
+                _html(_state(run)),
+                _html(_progress(run)),
+                _html(_money(run)),
+                _html(_finish(run, now_s)),
+                _result(run),
+                _html(_beside(run)),
+            ]
+            for run in runs
+        ],
+    )
     button = '<p><button type="submit">compare the chosen ones</button></p>' if len(runs) > 1 else ""
-    return f'<form action="/compare" aria-label="{name}">{table(f"runs: {name}", columns, rows)}{button}</form>'
+    return Drawing(f'<form action="/compare" aria-label="{name}">{html.inside([table])}{button}</form>')
+
+
+def _html(markup: str) -> Cell:
+    return Html(markup) if markup else ""
 
 
 def _name(one: RunSummary) -> str:
@@ -190,7 +224,7 @@ def _finish(one: RunSummary, now_s: float) -> str:
 def _result(one: RunSummary) -> str:
     told = [f"{name} {value:.4g}" for name, value in one.metrics.items()]
     told += [f"training loss {one.loss:.4g}"] if one.loss is not None else []
-    return escape(", ".join(told))
+    return ", ".join(told)
 
 
 def _beside(one: RunSummary) -> str:
@@ -208,11 +242,11 @@ def _clock(time_s: float) -> str:
     return f"{datetime.datetime.fromtimestamp(time_s).astimezone():%Y-%m-%d %H:%M}"
 
 
-def _timeline(runs: Sequence[RunSummary], now_s: float) -> str:
+def _timeline(runs: Sequence[RunSummary], now_s: float) -> Drawing:
     """When the newest runs ran, on one axis up to now or to the last predicted finish."""
     shown = [one for one in runs if one.started_s is not None and one.latest_s is not None][:TIMELINE_RUNS]
     if not shown:
-        return ""
+        return Drawing()
     rows = []
     begin_s = min(one.started_s or now_s for one in shown)
     end_s = max(_until(one, now_s) + (one.left_s or 0.0) * (not one.is_over) for one in shown)
@@ -234,60 +268,36 @@ def _timeline(runs: Sequence[RunSummary], now_s: float) -> str:
             f'<div class="track" role="img" aria-label="{escape(said)}" title="{escape(said)}">{parts}</div></li>'
         )
     axis = f'<div class="ticks"><span>{_clock(begin_s)}</span><span>{_clock(end_s)}</span></div>'
-    return f'<ol class="when">{"".join(rows)}</ol>{axis}'
+    return Drawing(f'<ol class="when">{"".join(rows)}</ol>{axis}')
 
 
 def _until(one: RunSummary, now_s: float) -> float:
     return (one.latest_s or now_s) if one.is_over else now_s
 
 
-def _figures(runs: Sequence[RunSummary]) -> Iterable[tuple[str, list[str]]]:
-    """Name and cell of each run; those of which nothing is known are empty."""
+def _figure(unit: str, name: str) -> Callable[[RunSummary], Cell]:
+    """Return what makes the cell of a field; empty where nothing is known."""
 
-    def duration(value: float | None) -> str:
-        return "" if value is None else formatting.duration(value)
+    def cell(run: RunSummary) -> Cell:
+        value = getattr(run, name)
+        if isinstance(value, Range):
+            say = UNITS[unit]
+            return Html(f'{say(value.value)}<p class="of">{say(value.low)} to {say(value.high)}</p>')
+        return "" if value is None else UNITS[unit](value)
 
-    def usd(value: float | None) -> str:
-        return "" if value is None else formatting.usd(value)
-
-    def count(value: float | None) -> str:
-        return "" if value is None else formatting.count(round(value))
-
-    yield "state", [_state(one) for one in runs]
-    yield "task", [escape(one.task) for one in runs]
-    yield "where", [escape(one.on or "") for one in runs]
-    yield "machines of the plan", [escape(one.machines) for one in runs]
-    yield "workers", [str(one.workers) for one in runs]
-    yield "time", [duration(one.elapsed_s) for one in runs]
-    yield "time predicted", [_range(one.predicted_s, formatting.duration) for one in runs]
-    yield "beside its plan", [_beside(one) for one in runs]
-    yield "cost", [_money(one) for one in runs]
-    yield "cost predicted", [_range(one.predicted_usd, formatting.usd) for one in runs]
-    yield (
-        "predicted if rented",
-        [f"{duration(one.rented_s)}, {usd(one.rented_usd)}" if one.rented_s is not None else "" for one in runs],
-    )
-    yield "steps", [count(one.step) for one in runs]
-    yield "steps predicted", [count(one.expected_steps) for one in runs]
-    yield "step time", [duration(one.step_time_s) for one in runs]
-    yield "step time predicted", [duration(one.predicted_step_time_s) for one in runs]
-    yield (
-        "straggler wait",
-        [f"{formatting.share(one.wait_share)} of a step" if one.wait_share is not None else "" for one in runs],
-    )
-    yield "restarts of workers", [str(one.restarts) if one.restarts else "" for one in runs]
-    yield "training loss", [f"{one.loss:.4g}" if one.loss is not None else "" for one in runs]
-    for name in dict.fromkeys(name for one in runs for name in one.metrics):
-        yield name, [f"{one.metrics[name]:.4g}" if name in one.metrics else "" for one in runs]
+    return cell
 
 
-def _range(told: Range | None, say: formatting.Say) -> str:
-    if told is None:
-        return ""
-    return f'{say(told.value)}<p class="of">{say(told.low)} to {say(told.high)}</p>'
+def _metrics(runs: Sequence[RunSummary]) -> Iterator[tuple[str, Callable[[RunSummary], Cell]]]:
+    for name in dict.fromkeys(name for run in runs for name in run.metrics):
+        yield name, partial(_metric, name)
 
 
-def _losses(runs: Sequence[RunSummary]) -> Iterable[str]:
+def _metric(name: str, run: RunSummary) -> str:
+    return f"{run.metrics[name]:.4g}" if name in run.metrics else ""
+
+
+def _losses(runs: Sequence[RunSummary]) -> Iterator[str]:
     """The loss of each run over the time that it trained."""
     drawn = [one for one in runs if one.curve]
     if not drawn:
@@ -298,11 +308,35 @@ def _losses(runs: Sequence[RunSummary]) -> Iterable[str]:
         times, losses = np.array(one.curve).T
         values = np.interp(grid, times, losses, left=np.nan, right=np.nan)
         around = Envelope(low=values, middle=values, high=values)
-        lines.append(Line(key=f"run{number}", label=one.run, envelope=around, colour="adca"[number]))
+        lines.append(chart.Line(key=f"run{number}", label=one.run, envelope=around, colour="adca"[number]))
     low = min(loss for one in drawn for _, loss in one.curve)
     high = max(loss for one in drawn for _, loss in one.curve)
-    axes = Axes(end_s=grid, marks_s=())
+    axes = chart.Axes(end_s=grid, marks_s=())
     wide = low > 0 and high > 10 * low
     note = "over the time of training" + (", logarithmic" if wide else "")
-    yield line_chart("Training loss", lines, axes, say=lambda value: f"{value:.3g}", note=note, logarithmic=wide)
-    yield ticks(axes)
+    yield chart.line_chart("Training loss", lines, axes, say=lambda value: f"{value:.3g}", note=note, logarithmic=wide)
+    yield chart.ticks(axes)
+
+
+_COMPARED: tuple[tuple[str, Callable[[RunSummary], Cell]], ...] = (
+    ("state", lambda run: _html(_state(run))),
+    ("task", lambda run: run.task),
+    ("where", lambda run: run.on or ""),
+    ("machines of the plan", lambda run: run.machines),
+    ("workers", lambda run: str(run.workers)),
+    ("time", _figure("s", "elapsed_s")),
+    ("time predicted", _figure("s", "predicted_s")),
+    ("beside its plan", lambda run: _html(_beside(run))),
+    ("cost", lambda run: _html(_money(run))),
+    ("cost predicted", _figure("USD", "predicted_usd")),
+    ("time predicted if rented", _figure("s", "rented_s")),
+    ("cost predicted if rented", _figure("USD", "rented_usd")),
+    ("steps", _figure("steps", "step")),
+    ("steps predicted", _figure("steps", "expected_steps")),
+    ("step time", _figure("s", "step_time_s")),
+    ("step time predicted", _figure("s", "predicted_step_time_s")),
+    ("straggler wait in a step", _figure("share", "wait_share")),
+    ("restarts of workers", lambda run: str(run.restarts or "")),
+    ("training loss", _figure("number", "loss")),
+)
+"""What runs are compared by."""

@@ -14,7 +14,7 @@ from html import escape
 import numpy as np
 
 from hetopt.core import formatting
-from hetopt.reports.page.series import Column, Envelope
+from hetopt.reports.series import Column, Envelope
 
 WIDTH = 1000
 """Of every plot, in its own units."""
@@ -87,8 +87,8 @@ class Scale:
     def share(self, value: float) -> float:
         """0 at the bottom, 1 at the top."""
         if self.logarithmic:
-            value = max(value, self.low)
-            return math.log(value / self.low) / math.log(self.high / self.low)
+            inside = min(max(value, self.low), self.high)
+            return math.log(inside / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
 
@@ -149,24 +149,6 @@ def line_chart(
     )
 
 
-def stack(
-    layers: Sequence[tuple[str, Column]], axes: Axes, *, high: float, height: int, name: str, top: str = ""
-) -> str:
-    """Layers of one whole upon each other, from the bottom: (colour, [points])."""
-    parts, below = [], np.zeros(len(axes.end_s))
-    for colour, values in layers:
-        above = below + np.nan_to_num(values)
-        parts.append(f'<path class="fill {colour}" d="{_area(below, above, axes, high, height)}"/>')
-        below = above
-    return plot("".join(parts), axes, height=height, top=top, name=name)
-
-
-def steps_line(values: Column, axes: Axes, *, high: float, height: int, colour: str, name: str) -> str:
-    """A quantity that changes at once and then stays, from 0 to ``high``."""
-    path = _stairs(values, axes, high, height)
-    return plot(f'<path class="line {colour}" d="{path}"/>', axes, height=height, name=name)
-
-
 def plot(inside: str, axes: Axes, *, height: int, name: str, top: str = "", bottom: str = "") -> str:
     """The stretching part of a chart, with what happened as lines from top to bottom."""
     marks = "".join(f"M{axes.x(time_s):.1f} 0V{height}" for time_s in axes.marks_s)
@@ -219,6 +201,11 @@ def _legend(line: Line, dash: str) -> str:
     )
 
 
+def path(values: Column, axes: Axes, high: float, height: int) -> str:
+    """Return a line from 0 to ``high``."""
+    return _path(values, axes, lambda value: height * (1 - min(value / high, 1.0)))
+
+
 def _path(values: Column, axes: Axes, y: Callable[[float], float]) -> str:
     """A line through what is known; a gap where nothing is."""
     parts, pen_is_down = [], False
@@ -237,26 +224,3 @@ def _band(around: Envelope, axes: Axes, y: Callable[[float], float]) -> str:
     over = [f"{x:.1f} {y(value):.1f}" for x, value in zip(xs, around.high[known].tolist(), strict=True)]
     under = [f"{x:.1f} {y(value):.1f}" for x, value in zip(xs, around.low[known].tolist(), strict=True)]
     return f"M{'L'.join([*over, *reversed(under)])}Z"
-
-
-def _area(below: Column, above: Column, axes: Axes, high: float, height: int) -> str:
-    xs = axes.xs()
-
-    def y(value: float) -> float:
-        return height * (1 - min(value / high, 1.0)) if high > 0 else height
-
-    over = [f"{x:.1f} {y(value):.1f}" for x, value in zip(xs, above.tolist(), strict=True)]
-    under = [f"{x:.1f} {y(value):.1f}" for x, value in zip(xs, below.tolist(), strict=True)]
-    return f"M0 {y(float(above[0])):.1f}L{'L'.join(over)}L{'L'.join(reversed(under))}L0 {y(float(below[0])):.1f}Z"
-
-
-def _stairs(values: Column, axes: Axes, high: float, height: int) -> str:
-    parts, left, before = [], 0.0, math.nan
-    for x, value in zip(axes.xs(), values.tolist(), strict=True):
-        if math.isfinite(value) and value != before:
-            at = height - 1 - (height - 2) * (value / high if high > 0 else 0.0)
-            parts.append(f"M{left:.1f} {at:.1f}" if not math.isfinite(before) else f"H{left:.1f}V{at:.1f}")
-        if math.isfinite(before) and not math.isfinite(value):
-            parts.append(f"H{left:.1f}")
-        left, before = x, value
-    return "".join([*parts, f"H{left:.1f}"] if math.isfinite(before) else parts)

@@ -1,53 +1,51 @@
-"""What `hetopt profile` says: of a profile, and of step times from elsewhere."""
+"""A profile as a document: how long steps take, and what the pilots say of the way to the target."""
 
 from __future__ import annotations
 
-import datetime
-from importlib.metadata import version
-from pathlib import Path
+from collections.abc import Iterator
 
-from hetopt.api.catalogs import in_use
-from hetopt.api.sample_remarks import remarks
-from hetopt.cli import lines, parse, render, terminal
 from hetopt.core import formatting
+from hetopt.core.comm.network_fit import FASTEST_BYTES_PER_S
 from hetopt.core.gradient_noise import Moments, noise_scale
 from hetopt.core.profile import Device, Link, Pilot, Profile, StepTime
-from hetopt.core.step_samples import StepSample, StepSamples, read_samples
 from hetopt.core.throughput import Timing, summarize
+from hetopt.reports.document import Block, Heading, Line, Remarks, Table, columns
 
 WORTH_SAYING = 1.15
 """Times its processor time that computing may take."""
 
 
-def show(profile: Profile) -> None:
-    """The profile as a person reads it."""
+def document(profile: Profile) -> Iterator[Block]:
+    """Yield the job, its step times by local batch size, and what its pilots say."""
     job, host = profile.job, profile.host
-    render.line(
-        f"{job.task}: {formatting.counted(job.parameters, 'parameter')} ({formatting.bytes_(job.gradient_bytes)} of "
-        "gradient), "
-        f"{formatting.counted(job.dataset_size, 'sample')} an epoch",
-        style="bold",
-    )
     cost = f" for {formatting.usd(profile.profiling_usd)}" if profile.profiling_usd > 0 else ""
-    render.line(
+    yield Line(
+        f"{job.task}: {formatting.counted(job.parameters, 'parameter')} ({formatting.bytes_(job.gradient_bytes)} of "
+        f"gradient), {formatting.counted(job.dataset_size, 'sample')} an epoch",
+        "strong",
+    )
+    yield Line(
         f"  measured in {formatting.duration(profile.profiling_s)}{cost} on {host.accelerator or host.cpu_model}"
     )
-    render.heading("Step time by local batch size")
-    render.table(
-        ["workers at once", "batch", "step", "spread", "samples/s each", "memory"],
-        [row for device in profile.devices for row in _step_rows(device)],
-        numbers={"batch", "step", "spread", "samples/s each", "memory"},
+    yield Heading("Step time by local batch size")
+    yield Table(
+        name="step time by local batch size",
+        columns=columns("workers at once, #batch, #step, #spread, #samples/s each, #memory"),
+        rows=[row for device in profile.devices for row in _step_rows(device)],
     )
     for link in profile.links:
-        render.line(f"  {link.collective.replace('_', '-')} between {link.workers} workers: {_link_time(link)}")
-    render.heading("Training")
-    for sentence in _training(profile):
-        render.bullet(sentence)
+        yield Line(f"  {link.collective.replace('_', '-')} between {link.workers} workers: {_link_time(link)}")
+    yield Heading("Training")
+    yield Remarks(_training(profile))
+
+
+def notes(profile: Profile) -> Iterator[str]:
+    """Yield what makes the measurement less certain."""
     noisy = [point for device in profile.devices for point in device.step_times if _spread(point).is_noisy]
     if noisy:
-        render.note(f"{len(noisy)} step times vary a lot: measure again for narrower predictions.")
+        yield f"{len(noisy)} step times vary a lot: measure again for narrower predictions."
     if (profile.contention or 1.0) >= WORTH_SAYING:
-        render.note(
+        yield (
             f"Other programs kept the processors busy: computing took {profile.contention:.1f} times its processor "
             "time. Steps are told without that; predictions for this machine reach as far."
         )
@@ -55,8 +53,6 @@ def show(profile: Profile) -> None:
 
 def _link_time(link: Link) -> str:
     """Latency and rate, as far as the measurement tells: between processes of a machine it may tell one alone."""
-    from hetopt.core.comm.network_fit import FASTEST_BYTES_PER_S
-
     latency, rate = formatting.duration(link.latency_s), f"{formatting.bytes_(link.bytes_per_s)}/s"
     if link.bytes_per_s >= FASTEST_BYTES_PER_S:
         return f"{latency}, whatever the size"
@@ -116,7 +112,8 @@ def _training(profile: Profile) -> list[str]:
             else f"no pilot came far enough to compare {precision} with {profile.precisions[0]}"
         )
     if job.script:
-        sentences.append("how long the script trains cannot be seen: give `hetopt recommend` --epochs or --steps")
+        how = "`hetopt recommend --epochs N` or `hetopt recommend --steps N`"
+        sentences.append(f"how long the script trains cannot be seen: say it to {how}")
     elif not profile.pilots:
         sentences.append(f"no pilot came far enough to say how many steps {goal} takes")
     if profile.noise:
@@ -139,44 +136,3 @@ def _training(profile: Profile) -> list[str]:
 
 def _spread(point: StepTime) -> Timing:
     return summarize(point.samples_s)
-
-
-def read_file(source: Path) -> tuple[StepSample, ...]:
-    """The step samples of a file (JSON Lines, ``-`` for standard input), checked."""
-    with lines.opened(source, "--from-samples") as (rows, _):
-        return read_samples(rows, origin="standard input" if str(source) == "-" else str(source))
-
-
-def import_samples(source: Path, output: Path | None, *, force: bool, json_: bool) -> None:
-    """Read step samples (JSON Lines, ``-`` for standard input), check them, and write them as an artifact."""
-
-    parse.ready_to_write(output, force=force)
-    samples = read_file(source)
-    imported = StepSamples(
-        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        hetopt_version=version("hetopt"),
-        source=source.name,
-        samples=samples,
-    )
-    if output is not None:
-        imported.save(output)
-        render.note(f"wrote {output}")
-    for remark in remarks(samples, in_use().catalog.instance_types):
-        render.note(remark)
-    if json_:
-        terminal.write(imported.to_json())
-        return
-    layouts = {sample.layout for sample in samples}
-    types = sorted({node.type for sample in samples for node in sample.nodes})
-    sizes = [size for sample in samples for size in sample.batch_sizes]
-    render.line(
-        f"{formatting.counted(len(samples), 'step time')} of {formatting.counted(len(layouts), 'layout')}", style="bold"
-    )
-    render.facts(
-        {
-            "machine types": ", ".join(types),
-            "nodes": f"up to {max(len(sample.nodes) for sample in samples)}",
-            "workers": f"up to {max(sample.workers for sample in samples)}",
-            "local batch": f"{min(sizes)} to {max(sizes)}",
-        }
-    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from hetopt.cli.lines import Query
 from hetopt.core import formatting
 from hetopt.core.errors import BadInput
 from hetopt.core.step_samples import HINT, Configuration
+from hetopt.reports.document import Block, Facts, Heading, Line, Remarks
 
 if TYPE_CHECKING:
     from hetopt.optimizer.step_time.model import Explanation, StepTime
@@ -20,23 +21,22 @@ if TYPE_CHECKING:
 MOST_SOURCES = 6
 
 
-def _show(configuration: Configuration, explanation: Explanation) -> None:
-    """Print the predicted step time of one configuration and the terms that it is made of."""
+def _document(configuration: Configuration, explanation: Explanation) -> Iterator[Block]:
+    """Yield the predicted step time of one configuration and the terms that it is made of."""
     predicted = explanation.predicted
     nodes = Counter((node.type, node.workers) for node in configuration.nodes)
     described = " + ".join(
-        f"{count} × {type_} ({workers} worker{'s' if workers > 1 else ''})" for (type_, workers), count in nodes.items()
+        f"{count} × {type_} ({formatting.counted(workers, 'worker')})" for (type_, workers), count in nodes.items()
     )
     sizes = sorted(set(configuration.batch_sizes))
     batch = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-    render.line(f"{described}, local batch {batch}", style="bold")
-    render.line(
+    yield Line(f"{described}, local batch {batch}", "strong")
+    yield Line(
         f"  {formatting.duration(predicted.step_time_s)} a step, 90 % between "
         f"{formatting.duration(predicted.step_time_low_s)} "
         f"and {formatting.duration(predicted.step_time_high_s)}"
     )
-    render.heading("Where the time goes")
-    parts = {"computing": formatting.duration(explanation.compute_s) + ", the slowest worker"}
+    parts = {"computing": f"{formatting.duration(explanation.compute_s)}, the slowest worker"}
     if explanation.compress_s:
         parts["compressing"] = formatting.duration(explanation.compress_s)
     if configuration.workers > 1:
@@ -44,23 +44,18 @@ def _show(configuration: Configuration, explanation: Explanation) -> None:
             f"{formatting.duration(explanation.exchange_s)}, of which {formatting.duration(explanation.exposed_s)} "
             "are not hidden behind computing"
         )
-    render.facts(parts)
-    render.heading("Why the interval is so wide")
-    for source, share in list(explanation.variances.items())[:MOST_SOURCES]:
-        render.bullet(f"{formatting.share(share)}: {source}")
+    yield Heading("Where the time goes")
+    yield Facts(parts)
     workers, count = explanation.most_workers, explanation.most_nodes
+    why = [f"{formatting.share(share)}: {source}" for source, share in explanation.variances.items()][:MOST_SOURCES]
     if configuration.workers > workers or len(configuration.nodes) > count:
-        render.bullet(
-            f"this is beyond what was measured: up to {formatting.count(workers)} worker{'s' if workers > 1 else ''} "
-            "and "
-            f"{formatting.count(count)} node{'s' if count > 1 else ''}"
-        )
-    for name, basis in explanation.relatives.items():
-        render.bullet(f"{name} was not measured: {basis}")
-    if explanation.priors:
-        render.heading("Not measured, but believed")
-        for about in explanation.priors:
-            render.bullet(about)
+        measured = f"{formatting.counted(workers, 'worker')} and {formatting.counted(count, 'node')}"
+        why.append(f"this is beyond what was measured: up to {measured}")
+    why += [f"{name} was not measured: {basis}" for name, basis in explanation.relatives.items()]
+    yield Heading("Why the interval is so wide")
+    yield Remarks(why)
+    yield Heading("Not measured, but believed")
+    yield Remarks(explanation.priors)
 
 
 def chosen(times: StepTimes, name: str) -> Predictor:
@@ -147,6 +142,6 @@ def explain(times: StepTimes, asked: Iterable[Query], wanted: str, *, as_json: b
             if as_json:
                 render.print_json({**query.fields, "explanation": asdict(explanation)})
             else:
-                _show(query.configuration, explanation)
+                render.show(_document(query.configuration, explanation))
             return
     raise BadInput(f"no query has the id {wanted!r}.", hint="without ids, name the number of a line, from 1")
