@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from hetopt.core.errors import RunFailed
 from hetopt.core.events.probe_records import GainMeasured, NoiseMeasured
 from hetopt.core.memory import TrainingMemory
 from hetopt.core.throughput import batch_ladder
@@ -110,6 +111,8 @@ class ScriptCourse:
         spent_s = self.crew.elapsed_s() - trained_from_s
         if self.measured.ended is None and later:
             yield from self._sweep(later, begun_s + spent_s, order.sweep_s)
+        if not self.measured.sizes:
+            raise RunFailed(f"no steps of {self._own} samples came, as the script's first ones had")
 
     def _count(self) -> Generator[Wish, Step, tuple[int, int]]:
         """Operators of a step; the samples of the two steps that it takes."""

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, TypeAlias, TypeVar
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -242,7 +243,8 @@ class Observer(Training):
         self._backward_at = self.step_at = ""
         self._wish = Wish()
         self._rates: list[tuple[dict[str, Any], Any]] = []
-        self._training: set[int] = set()
+        self._training: WeakSet[DataLoader[Any]] = WeakSet()
+        self._newest: tuple[DataLoader[Any], int] | None = None
         self._asked: Mark | None = None
         self._got: Mark | None = None
         self._backward: Mark | None = None
@@ -259,8 +261,8 @@ class Observer(Training):
     def begins_pass(self, loader: DataLoader[Any]) -> None:
         rebatch(
             loader,
-            lambda: self._wish.factor if id(loader) in self._training else 1.0,
-            lambda: id(loader) in self._training and self._first is not None,
+            lambda: self._wish.factor if loader in self._training else 1.0,
+            lambda: loader in self._training and self._first is not None,
         )
 
     def asks_for_batch(self) -> None:
@@ -287,11 +289,18 @@ class Observer(Training):
                 sample_bytes=sum(tensor.nbytes for tensor in tensors) / (samples or 1),
                 tensors=len(tensors),
             )
-        if self._first is None or id(loader) in self._training:
+        self._newest = (loader, samples)
+        if self._first is None or loader in self._training:
+            self._train_on_newest()
+
+    def _train_on_newest(self) -> None:
+        """Count the newest batch, as one of training; scripts make a loader anew in each epoch."""
+        if self._newest is not None:
             # Of several loaders that a step reads side by side, the last tells how many samples it has.
-            self.loader = loader
-            self._training.add(id(loader))
+            self.loader, samples = self._newest
+            self._training.add(self.loader)
             self._seen.samples += samples
+            self._newest = None
 
     def calls(self, inputs: Any) -> None:
         """Count samples where no loader tells: rows that the first module of a backward pass is given."""
@@ -299,6 +308,7 @@ class Observer(Training):
             self._rows = rows_of(inputs)
 
     def begins_backward(self) -> None:
+        self._train_on_newest()
         if self._first is None:
             self._backward_at = self._backward_at or self._lines.now() or ""
             self._backwards += 1
