@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
 from hetopt.trainer.ddp.script import unequal
 from hetopt.trainer.session.plan import SessionPlan
+from hetopt.trainer.worker import leave
 
 SHARES = (32, 16)
 
@@ -43,8 +44,10 @@ def main() -> None:
     register_optimizer_step_post_hook(stepped)
     sys.argv = sys.argv[3:]
     with unequal(SessionPlan(spec=spec(script)), folder) if way == "shares" else nullcontext():
-        runpy.run_path(script, run_name="__main__")
+        kept = runpy.run_path(script, run_name="__main__")
     torch.save(torch.stack(steps), folder / f"{way}-{os.environ['RANK']}.pt")
+    assert kept  # as of hetopt's workers: torch may hang where DDP is deleted after its process group
+    leave(0)
 
 
 if __name__ == "__main__":

@@ -87,13 +87,16 @@ class CommState:
             store=None,
         ).make()
         by_bucket = self.exchange.steering is None and METHODS[spec.compression.name].by_bucket
+        is_float32 = all(parameter.dtype == _FLOAT32 for parameter in self._parameters)
         self._by_bucket = (
             BucketExchange(spec.compression, self._parameters, seed=spec.seed)
-            if by_bucket and not self.exchange.is_dense
+            if by_bucket and is_float32 and not self.exchange.is_dense
             else None
         )
+        self._devices = [device] if device.type != "cpu" else None
         self._reach = reach
         self.stats: ExchangeStats | None = None
+        self._sent: list[tuple[dist.Work, Tensor, torch.futures.Future[Tensor]]] = []
         self._waiting: list[tuple[GradBucket, torch.futures.Future[Tensor]]] = []
         self._places: dict[int, Tensor] = {}
         self._flat = torch.empty(0)
@@ -106,18 +109,23 @@ class CommState:
         self._made = buffer.numel() + (0 if bucket.index() == 0 else self._made)
         self._reach(1.0 if is_last else min(1.0, self._made / self._elements))
         buffer.mul_(self._weight())
+        if self._by_bucket is not None:
+            return self._by_bucket.sum_bucket(bucket.parameters(), buffer, last=is_last)
+        promise: torch.futures.Future[Tensor] = torch.futures.Future(devices=self._devices)
         if self.exchange.is_dense or buffer.dtype != _FLOAT32:
             self.stats = ExchangeStats(sent_bytes=self.exchange.dense_bytes, compress_s=0.0, sync_s=0.0)
             work = dist.all_reduce(buffer, async_op=True)
             assert work is not None  # as for every asynchronous collective of a member of the group
-            summed: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
-            return summed
-        if self._by_bucket is not None:
-            return self._by_bucket.sum_bucket(bucket.parameters(), buffer, last=is_last)
-        promise: torch.futures.Future[Tensor] = torch.futures.Future()
-        self._waiting.append((bucket, promise))
+            self._sent.append((work, buffer, promise))
+        else:
+            self._waiting.append((bucket, promise))
         if is_last:
-            self._exchange_whole()
+            sent, self._sent = self._sent, []
+            for work, summed, future in sent:
+                work.wait()
+                future.set_result(summed)
+            if self._waiting:
+                self._exchange_whole()
         return promise
 
     def _weight(self) -> float:

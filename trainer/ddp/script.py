@@ -351,6 +351,11 @@ class LoneRun(DdpRun):
         self._pace.begin(samples)
 
 
+_KEPT: list[DdpRun] = []
+"""With their DDP modules, until the process ends. Where a communication hook is in Python, torch 2.13 may hang as DDP
+is deleted after its process group: it waits, with the interpreter's lock, for a thread that asks for that lock."""
+
+
 def _module_of(parameters: Sequence[nn.Parameter]) -> nn.Module:
     """Return the smallest module that has all of some parameters; where there is none, a list of them."""
     wanted, having = {id(one) for one in parameters}, list[nn.Module]()
@@ -380,6 +385,7 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
         if dist.get_world_size(self.process_group) == len(plan.spec.workers) > 1:
             if not runs:
                 runs.append(DdpRun(plan, run_dir, dist.get_rank(), dist.get_world_size()))
+                _KEPT.append(runs[0])
             runs[0].attach(self)
 
     def called(self: DistributedDataParallel, *inputs: Any, **named: Any) -> Any:
