@@ -207,6 +207,8 @@ class DdpRun:
             self._read_from(sampler)
         elif before is None:
             part = self._equal_part(rows)
+            if self.is_ours:
+                self.remark("the script reads its batches through no DataLoader: shares stay equal.")
         else:
             return
         if self._engine is None:
@@ -351,9 +353,9 @@ class LoneRun(DdpRun):
         self._pace.begin(samples)
 
 
-_KEPT: list[DdpRun] = []
-"""With their DDP modules, until the process ends. Where a communication hook is in Python, torch 2.13 may hang as DDP
-is deleted after its process group: it waits, with the interpreter's lock, for a thread that asks for that lock."""
+_KEPT: list[DistributedDataParallel] = []
+"""Until the process ends: torch 2.13 may hang where DDP is deleted after its process group, as at the end of a `main`:
+it waits, with the interpreter's lock, for a thread of gloo's that asks for that lock."""
 
 
 def _module_of(parameters: Sequence[nn.Parameter]) -> nn.Module:
@@ -377,6 +379,7 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
 
     def made(self: DistributedDataParallel, *args: Any, **options: Any) -> None:
         init(self, *args, **options)
+        _KEPT.append(self)
         if "transformers.trainer" in sys.modules:
             trainer = sys.modules["transformers.trainer"].Trainer
             if not hasattr(trainer.compute_loss, "__wrapped__"):
@@ -385,7 +388,6 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
         if dist.get_world_size(self.process_group) == len(plan.spec.workers) > 1:
             if not runs:
                 runs.append(DdpRun(plan, run_dir, dist.get_rank(), dist.get_world_size()))
-                _KEPT.append(runs[0])
             runs[0].attach(self)
 
     def called(self: DistributedDataParallel, *inputs: Any, **named: Any) -> Any:
