@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from hetopt.api.exactness import compare
+from hetopt.api.exactness import check_script
 from hetopt.core.errors import RunFailed
 from hetopt.trainer import failure
 from hetopt.trainer.failure import explain
@@ -41,7 +41,7 @@ def test_a_failure_on_two_workers_is_told_by_what_was_raised(tmp_path: Path) -> 
     path = tmp_path / "train.py"
     path.write_text(SCRIPT)
     with pytest.raises(RunFailed, match=r"train\.py failed: LookupError: only where there are two:"):
-        compare(path, path)
+        check_script(path)
 
 
 def test_a_line_of_code_without_a_file_is_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
