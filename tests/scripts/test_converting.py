@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import io
 import os
-import sys
 import tokenize
 from collections import Counter
 from pathlib import Path
-from types import FrameType
 
 import pytest
 import torch
@@ -140,27 +138,3 @@ def test_lines_end_as_they_did_and_training_elsewhere_is_named(tmp_path: Path) -
     (tmp_path / "main.py").write_text("import loops\n")
     with pytest.raises(BadInput, match=r"main\.py calls `backward` nowhere; loops\.py does"):
         convert(tmp_path / "main.py")
-
-
-def _calls(text: str) -> int:
-    """Return how many functions are called while a text is converted."""
-    calls = 0
-
-    def note(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        convert_text(text)
-    finally:
-        sys.setprofile(before)
-    return calls
-
-
-def test_a_script_eight_times_as_long_is_eight_times_the_work() -> None:
-    text = FORMS["functions with parameters"]
-    filler = "def helper_{0}(a, b):\n    c = a + b\n    for i in range(c):\n        print(a.b.c(i))\n    return c\n\n\n"
-    short, long = ("".join(map(filler.format, range(number))) + "def test(" for number in (40, 320))
-    assert _calls(text.replace("def test(", long)) < 12 * _calls(text.replace("def test(", short))
