@@ -21,7 +21,7 @@ from types import FrameType, TracebackType
 import torch
 import torch.distributed as dist
 
-from hetopt.core.errors import BadInput, HetoptError, RunFailed
+from hetopt.core.errors import HetoptError, RunFailed
 from hetopt.core.events.log import EVENTS_FILE, tell_failure
 from hetopt.core.formatting import bytes_
 from hetopt.core.run_folder import read_spec
@@ -201,14 +201,11 @@ def explain(error: Exception, who: str = "", lines: Lines | None = None) -> Heto
     if isinstance(error, HetoptError):
         return error
     place = ", ".join(part for part in (who, "" if lines is None else lines.of(error)) if part)
-    if isinstance(error, KeyError) and error.args and error.args[0] in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
-        return BadInput(
-            f"{place}: the script is written for torchrun, and reads {error.args[0]}.",
-            hint="`hetopt convert` takes that out",
-        )
     said, hint = reason_of(error), "see that it runs by itself with these arguments"
     if is_out_of_memory(error):
         hint = "lower max_local_batch_size of this worker in the plan's run spec"
+    elif not torch.cuda.is_available() and any(word in said.lower() for word in ("cuda", "nccl")):
+        hint = "torch sees no GPU here: give it its options for the CPU and the backend gloo, or machines with GPUs"
     elif any(os.strerror(code) in said for code in (errno.ENOSPC, errno.EDQUOT)):
         hint = f"make room where it writes, then launch again; free are {_room(error)}"
     elif isinstance(error, FileNotFoundError):

@@ -135,9 +135,9 @@ def _tell_end(run_dir: Path, reason: str) -> bool:
     """Write the event that ends a run; says whether there was one: a step of a session was done."""
     log = read_log(run_dir / EVENTS_FILE).events
     told = RunFold.of(log)
-    if not told.logged_steps:
-        return False
     step = max([told.step, *(event.step for event in log if event.event == "session_finished")])
+    if not step:
+        return False
     with closing(EventLog(run_dir / EVENTS_FILE)) as events:
         events.write(
             "training_finished", step=step, epoch=told.epoch, reason=reason, training_s=told.trained_for_s or 0.0

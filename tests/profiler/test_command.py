@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -15,13 +14,9 @@ import typer
 from typer.testing import CliRunner
 
 from hetopt.cli.profile import profile
-from hetopt.core.comm.network_fit import FASTEST_BYTES_PER_S
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import Profile
-from hetopt.reports.profile_document import document
-from hetopt.reports.text import lines
 from tests.disturbance import PATIENCE_S
-from tests.face.conftest import RECORDED
 from tests.forks import Forked
 
 HERE = Path(__file__).parent
@@ -75,12 +70,6 @@ def test_an_existing_profile_is_not_replaced(tmp_path: Path, monkeypatch: pytest
     assert Path("profile.json").read_text() == "precious"
 
 
-def test_a_failing_task_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("broken.py").write_text("raise OSError('no disk')\n")
-    assert "no disk" in refusal("broken.py:task").message
-
-
 def left_in(folder: Path) -> list[str]:
     """What hetopt left behind; torch keeps a cache folder of its own in the temporary folder."""
     return [path.name for path in folder.iterdir() if not path.name.startswith("torchinductor")]
@@ -111,34 +100,6 @@ def test_the_command_writes_a_profile_that_loads(made: tuple[Path, str]) -> None
     assert measured.job.task == TASK
     assert measured.devices[0].type == "local"
     assert measured.profiling_s > 0
-
-
-def test_the_summary_names_what_matters(made: tuple[Path, str]) -> None:
-    told = " ".join(made[1].split())  # wrapped at the width of the terminal
-    for words in ("874 parameters", "samples/s", "largest 1 % of the gradient"):
-        assert words in told
-    # Which pilots arrive in the time that they have is the business of who has the cores.
-    assert re.search(r"at batch \d+|no pilot came far enough", told)
-    assert re.search(r"at batch \d+", _shown(Profile.load(RECORDED / "digits.json")))
-    unfinished = Profile.load(made[0]).model_copy(update={"pilots": (), "noise": (), "gain": (), "links": ()})
-    assert "no pilot came far enough" in _shown(unfinished)
-
-
-def _shown(profile: Profile) -> str:
-    return " ".join(line for line, _ in lines(document(profile), 200))
-
-
-def test_a_rate_that_no_payload_showed_is_not_shown() -> None:
-    """Between processes of one machine, all may be latency or all rate."""
-    profile = Profile.load(RECORDED / "digits.json")
-    link = profile.links[0]
-    links = (
-        link.model_copy(update={"latency_s": 2e-3, "bytes_per_s": FASTEST_BYTES_PER_S}),
-        link.model_copy(update={"latency_s": 0.0, "bytes_per_s": 2e6}),
-    )
-    told = _shown(profile.model_copy(update={"links": links}))
-    assert ": 2 ms, whatever the size" in told
-    assert ": 2 MB/s" in told
 
 
 @pytest.mark.parametrize("moment", ["loading the task", "starting workers", "looking at the model"])

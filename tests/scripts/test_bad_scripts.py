@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.api.script_text import SourceFile, lost_files, read_script, several_workers
+from hetopt.api.script_text import read_script, several_workers
 from hetopt.core.artifact import read_record
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.profiler.script.order import FAILED_FILE, ORDER_FILE, Failure, ScriptOrder
@@ -157,12 +157,3 @@ def test_a_session_is_found_in_a_module_beside_the_script_and_not_in_its_words(t
     ):
         (package / "loop.py").write_text(text)
         assert several_workers(read_script(script)) == "a session"
-
-
-def test_a_script_that_never_asks_where_to_write_is_told_what_comes_back() -> None:
-    """Who names the folder has thought of it, in whichever of the script's files."""
-    silent = SourceFile.of("torch.save(model, 'model.pt')\n", "train.py")
-    (told,) = lost_files((silent,))
-    assert told.startswith("train.py never asks where to write its own files")
-    for text in ("OUT = os.environ.get('HETOPT_OUTPUT', '.')\n", "figure.savefig(run.outputs / 'a.png')\n"):
-        assert not lost_files((silent, SourceFile.of(text, "plots.py")))

@@ -1,16 +1,18 @@
 """Runs a DDP script as it is on unequal workers: `unequal` gives shares, weighs gradients, and watches the steps.
 
-Three things of torch are extended while a script runs: what a ``DataLoader`` reads batches by, what
-``DistributedDataParallel`` does when it is made and when it is called (the batch at hand is noted, and a communication
-hook is registered unless the script has registered one). The script's own process group, samplers, loop and checkpoints
-stay what they are. Accelerate, Lightning and transformers stand on the same three; of transformers one fact more is
-known, by what its ``Trainer`` divides a loss (see `_sums_of_trainer`).
+Four things of torch are extended while a script runs: where ``init_process_group`` meets the others, what a
+``DataLoader`` reads batches by, what ``DistributedDataParallel`` does when it is made and when it is called (the batch
+at hand is noted, and a communication hook is registered unless the script has registered one). The script's own process
+group, samplers, loop and checkpoints stay what they are. Accelerate, Lightning and transformers stand on the same; of
+transformers one fact more is known, by what its ``Trainer`` divides a loss (see `_weighing`).
 """
 
 from __future__ import annotations
 
+import datetime
 import functools
 import gc
+import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -42,6 +44,7 @@ from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.ddp.comm_hook import SUM, CommState, comm_hook
 from hetopt.trainer.ddp.shares import UnequalBatches, rank_holder
 from hetopt.trainer.engine import Engine
+from hetopt.trainer.host.stores import group_store
 from hetopt.trainer.normalisation import least_share
 from hetopt.trainer.policies.choose import choose_policy
 from hetopt.trainer.policies.policy import KeepShares
@@ -207,6 +210,8 @@ class DdpRun:
             self._read_from(sampler)
         elif before is None:
             part = self._equal_part(rows)
+            if self.is_ours:
+                self.remark("the script reads its batches through no DataLoader: shares stay equal.")
         else:
             return
         if self._engine is None:
@@ -351,9 +356,12 @@ class LoneRun(DdpRun):
         self._pace.begin(samples)
 
 
-_KEPT: list[DdpRun] = []
-"""With their DDP modules, until the process ends. Where a communication hook is in Python, torch 2.13 may hang as DDP
-is deleted after its process group: it waits, with the interpreter's lock, for a thread that asks for that lock."""
+_MEETING_TIMEOUT = datetime.timedelta(minutes=30)
+"""For the workers of a group to come, as torch has it."""
+
+_KEPT: list[DistributedDataParallel] = []
+"""Until the process ends: torch 2.13 may hang where DDP is deleted after its process group, as at the end of a `main`:
+it waits, with the interpreter's lock, for a thread of gloo's that asks for that lock."""
 
 
 def _module_of(parameters: Sequence[nn.Parameter]) -> nn.Module:
@@ -377,6 +385,7 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
 
     def made(self: DistributedDataParallel, *args: Any, **options: Any) -> None:
         init(self, *args, **options)
+        _KEPT.append(self)
         if "transformers.trainer" in sys.modules:
             trainer = sys.modules["transformers.trainer"].Trainer
             if not hasattr(trainer.compute_loss, "__wrapped__"):
@@ -385,7 +394,6 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
         if dist.get_world_size(self.process_group) == len(plan.spec.workers) > 1:
             if not runs:
                 runs.append(DdpRun(plan, run_dir, dist.get_rank(), dist.get_world_size()))
-                _KEPT.append(runs[0])
             runs[0].attach(self)
 
     def called(self: DistributedDataParallel, *inputs: Any, **named: Any) -> Any:
@@ -428,12 +436,21 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
         elif len(plan.spec.workers) > 1:
             _refuse_sharded(optimizer)
 
+    def joined(backend: str | None = None, init_method: str | None = None, *args: Any, **options: Any) -> None:
+        by_environment = init_method in (None, "env://") and not args and options.get("store") is None
+        if by_environment and "RANK" in os.environ:  # whoever starts again meets nothing of what was there before
+            place = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+            store = group_store(os.environ, place["rank"], options.get("timeout") or _MEETING_TIMEOUT)
+            init_method, options = None, {**options, **place, "store": store}
+        join(backend, init_method, *args, **options)
+
     init: Any = DistributedDataParallel.__init__
     forward: Any = DistributedDataParallel.forward
     register: Any = DistributedDataParallel.register_comm_hook
     follow: Any = dataloader._BaseDataLoaderIter.__next__
     of_loader: Any = DataLoader._index_sampler
     run_backward: Any = torch.autograd.backward
+    join: Any = dist.init_process_group
     with ExitStack() as undo:
         for owner, name, value in (
             (DistributedDataParallel, "__init__", functools.wraps(init)(made)),
@@ -442,6 +459,7 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
             (DataLoader, "_index_sampler", property(index_sampler)),
             (dataloader._BaseDataLoaderIter, "__next__", following),
             (torch.autograd, "backward", functools.wraps(run_backward)(backward)),
+            (dist, "init_process_group", functools.wraps(join)(joined)),
         ):
             undo.callback(setattr, owner, name, vars(owner)[name])
             setattr(owner, name, value)
