@@ -228,7 +228,8 @@ class DdpRun:
         _, state = self._modules[-1]
         loss, self._loss = torch.zeros(()) if self._loss is None else self._loss.double(), None
         trace = periods.trace(loss * part.samples, state.stats, hidden=state.exchange.is_dense)
-        if periods.after(trace, part.shares, counts=True, learning_rate=float(optimizer.param_groups[0]["lr"])):
+        counts, learning_rate = part.shares == periods.shares, float(optimizer.param_groups[0]["lr"])
+        if periods.after(trace, part.shares, counts=counts, learning_rate=learning_rate):
             raise Stopped
         periods.begun = periods.stopwatch.mark()
 

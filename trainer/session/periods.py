@@ -142,6 +142,11 @@ class Periods:
         self.table = ShareTable(balance.shares, minimum=minimum, audits=audits)
         return self.table
 
+    @property
+    def shares(self) -> Shares:
+        """Return the samples of a full batch that each worker takes now, in rank order."""
+        return () if self.engine is None else self.engine.balance.shares
+
     def begin_period(self) -> None:
         """Begin a period with the next step."""
         if self.engine is not None:
@@ -204,7 +209,7 @@ class Periods:
         """
         engine = self.engine
         assert engine is not None
-        engine.after(trace, samples, counts=counts and samples == engine.balance.shares)
+        engine.after(trace, samples, counts=counts)
         if not engine.is_over:
             return False
         stops = False

@@ -13,13 +13,8 @@ from hetopt.trainer.likeness import parameters_of
 
 
 def as_one_model(models: Sequence[nn.Module]) -> nn.Module:
-    """The only one, or a module of all of them, for what asks for names, parameters and buffers."""
+    """Return the only one, or a module of all of them, for what asks for names, parameters and buffers."""
     return models[0] if len(models) == 1 else nn.ModuleList(models)
-
-
-def as_sequence(given: object) -> tuple[Any, ...]:
-    """What a script gave, one thing or several."""
-    return tuple(given) if isinstance(given, (list, tuple)) else (given,)
 
 
 class Optimizers:
@@ -46,23 +41,18 @@ class Optimizers:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """Of all of them."""
+        """Return those of all of them."""
         return [group for one in self.each for group in one.param_groups]
 
     def state_of(self, parameter: nn.Parameter) -> Mapping[str, Any]:
-        """What the optimizer that has a parameter remembers of it."""
+        """Return what the optimizer that has a parameter remembers of it."""
         return next((one.state[parameter] for one in self.each if parameter in one.state), {})
 
     def state_dict(self) -> dict[str, Any]:
-        """Of the only one, or of each by its number."""
-        if len(self.each) == 1:
-            return self.each[0].state_dict()
+        """Return that of each, by its number."""
         return {str(number): one.state_dict() for number, one in enumerate(self.each)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Become what `state_dict` gave."""
-        if len(self.each) == 1:
-            self.each[0].load_state_dict(dict(state))
-            return
         for number, one in enumerate(self.each):
             one.load_state_dict(state[str(number)])
