@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
 from torch import nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from hetopt.core.errors import BadInput
@@ -18,13 +19,12 @@ from hetopt.core.synchronization import Synchronization
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.error_feedback import keeps_momentum, own_momentum
 from hetopt.trainer.comm.peers import meet
+from hetopt.trainer.session.alike import Optimizers, as_one_model
 from hetopt.trainer.session.audit import ROUNDING, Audit, AuditRecord
-from hetopt.trainer.session.gradients import Scaler
 from hetopt.trainer.session.inspection import inspect_group, inspect_model, inspect_optimizer
 from hetopt.trainer.session.joining import find_place, join
 from hetopt.trainer.session.plan import SessionPlan, make_plan
 from hetopt.trainer.session.run import Session
-from hetopt.trainer.session.several import Optimizers, as_one_model
 
 BatchNormWay: TypeAlias = Literal["own", "synchronized"]
 
@@ -36,7 +36,7 @@ def session(
     compression: Compression | str = "identity",
     accumulate: int = 1,
     steps: int | None = None,
-    scaler: Scaler | None = None,
+    scaler: GradScaler | None = None,
     policy: BatchPolicy = "model",
     sync: Synchronization | str = "bsp",
     spec: RunSpec | Path | str | None = None,

@@ -19,6 +19,7 @@ from typing import Any, TypeVar, overload
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
@@ -30,10 +31,10 @@ from hetopt.trainer.checkpoints.state import SharedState
 from hetopt.trainer.comm.exchange import ExchangeStats, summed
 from hetopt.trainer.evaluation import average_buffers, has_averages
 from hetopt.trainer.generators import Generators
-from hetopt.trainer.session.alike import take_parameters
+from hetopt.trainer.session.alike import Optimizers, take_parameters
 from hetopt.trainer.session.audit import LEAST_WORKERS, AuditRecord, Audits
 from hetopt.trainer.session.batches import Part, ShareTable
-from hetopt.trainer.session.gradients import GradientSum, Scaler, check_parameters, named_parameters
+from hetopt.trainer.session.gradients import GradientSum, check_parameters, named_parameters
 from hetopt.trainer.session.inspection import inspect_loader
 from hetopt.trainer.session.loaders import SessionLoader, Splits
 from hetopt.trainer.session.local import Between, synchroniser_of
@@ -42,7 +43,6 @@ from hetopt.trainer.session.plan import SessionPlan
 from hetopt.trainer.session.random_state import States, draw_by_rank
 from hetopt.trainer.session.registry import REGISTRY
 from hetopt.trainer.session.resuming import Extra
-from hetopt.trainer.session.several import Optimizers
 from hetopt.trainer.session.stopping import Stopped
 from hetopt.trainer.session.turns import Deed, Turns
 from hetopt.trainer.session.whole_batch import WholeBatch
@@ -96,7 +96,7 @@ class BatchFlow:
         store: Store | None,
         accumulate: int,
         steps: int | None,
-        scaler: Scaler | None,
+        scaler: GradScaler | None,
         folder: Path | None,
         audit: AuditRecord,
         synchronizes_norms: bool,

@@ -10,11 +10,12 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from hetopt.core.comm.cost import DIRECT_BYTES
@@ -34,14 +35,6 @@ MOST_NAMED = 3
 
 _DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 _DOUBLE = (torch.float64, torch.complex128)
-
-
-class Scaler(Protocol):
-    """What a session needs of a ``torch.amp.GradScaler``."""
-
-    def get_scale(self) -> float:
-        """Return the factor on the loss."""
-        ...
 
 
 class GradientSum:
@@ -227,7 +220,7 @@ class GradientSum:
         assert work is not None  # as for every asynchronous collective of a member of the group
         self._sent.append(work)
 
-    def sum(self, weight: float, scaler: Scaler | None = None, *, look_at: Sequence[float] = ()) -> None:
+    def sum(self, weight: float, scaler: GradScaler | None = None, *, look_at: Sequence[float] = ()) -> None:
         """Sum over all workers what is pending, and what the backward pass left in ``.grad`` times ``weight``.
 
         Args:
@@ -267,7 +260,7 @@ class GradientSum:
     def _sent_dense(self, sync_s: float = 0.0) -> ExchangeStats:
         return ExchangeStats(sent_bytes=self._flat.nbytes, compress_s=0.0, sync_s=sync_s)
 
-    def _sum_flat(self, scaler: Scaler | None, look_at: Sequence[float]) -> None:
+    def _sum_flat(self, scaler: GradScaler | None, look_at: Sequence[float]) -> None:
         exchange, flat = self.exchange.exchange, self._flat
         assert exchange is not None
         if flat.dtype == torch.float64:

@@ -6,15 +6,18 @@ steps the workers gather a row each, write an event and a sample to plan from, a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from hetopt.core.errors import BadInput
+from hetopt.core.events.log import EVENTS_FILE, EventLog
 from hetopt.core.run_folder import STOP_FILE
-from hetopt.core.run_spec import RunSpec
+from hetopt.core.run_spec import Compression, RunSpec
 from hetopt.trainer.agreement import Store
 from hetopt.trainer.announcement import announce
 from hetopt.trainer.assembly import make_worker_pace
@@ -29,13 +32,14 @@ from hetopt.trainer.policies.policy import KeepShares
 from hetopt.trainer.session.audit import Audits
 from hetopt.trainer.session.batches import Place, Shares, ShareTable
 from hetopt.trainer.session.plan import SessionPlan
-from hetopt.trainer.session.record import add_sample, open_log
 from hetopt.trainer.statistics import Period
 from hetopt.trainer.steps.slowdown import Slowdown
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.step_config import ExchangeConfig
 from hetopt.trainer.steps.stopwatch import Mark, Stopwatch, make_stopwatch
 from hetopt.trainer.sync.synchroniser import Synchronizer
+
+STEPS_FILE = "steps.jsonl"
 
 
 class Periods:
@@ -73,7 +77,7 @@ class Periods:
     ) -> None:
         self._plan, self._rank, self._world_size = plan, rank, world_size
         self._folder, self._store, self._watched = folder, store, watched
-        self.events = open_log(folder if rank == 0 else None)
+        self.events = _open_log(folder if rank == 0 else None)
         self.engine: Engine | None = None
         self.table: ShareTable | None = None
         self.pace: Slowdown = Slowdown()
@@ -247,4 +251,44 @@ class Periods:
             return
         engine.tell(period, epoch=epoch, samples_seen=self.samples_seen)
         if self._folder is not None and self._rank == 0 and engine.synchroniser is None:
-            add_sample(self._folder, period, types=self._plan.types, compression=engine.exchange.in_use)
+            _add_sample(self._folder, period, types=self._plan.types, compression=engine.exchange.in_use)
+
+
+def _open_log(folder: Path | None) -> EventLog:
+    """The log of a session in a folder, which is made; None: one that writes nothing.
+
+    Raises:
+        BadInput: the folder cannot be made.
+    """
+    try:
+        if folder is not None:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return EventLog(None if folder is None else folder / EVENTS_FILE)
+    except OSError as error:
+        raise BadInput(f"{folder} cannot be written: {error.strerror}.", hint="name another folder") from None
+
+
+def _add_sample(folder: Path, period: Period, *, types: Sequence[str], compression: Compression) -> None:
+    """Add a period as a line that `hetopt profile --from-samples` reads: one machine a worker.
+
+    Args:
+        folder: of the session.
+        period: of steps that exchanged gradients: others would teach that exchanges take no time.
+        types: of the machines, in rank order.
+        compression: that was in use.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    compute_s = max(row.compute_s for row in period.rows)
+    step_time_s = max(period.step_time_s, compute_s)
+    sync_s = min(row.exchange_s for row in period.rows)
+    sample = {
+        "nodes": [{"type": name, "workers": 1} for name in types],
+        "local_batch_size": list(period.local_batch_sizes),
+        "compression": {"name": compression.name, "ratio": compression.ratio},
+        "step_time_s": round(step_time_s, 7),
+        "sync_time_s": round(min(sync_s, step_time_s), 7),
+    }
+    with (folder / STEPS_FILE).open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(sample, allow_nan=False) + "\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,24 +13,11 @@ from hetopt.core.errors import BadInput
 from hetopt.trainer.checkpoints.state import RankState, SharedState
 from hetopt.trainer.comm.compressor import State
 from hetopt.trainer.likeness import parameters_of
+from hetopt.trainer.session.alike import Optimizers
 from hetopt.trainer.session.random_state import States
-from hetopt.trainer.session.several import Optimizers
 
-
-class Stateful(Protocol):
-    """What a script has besides model and optimizer: a scheduler, a GradScaler, an average of parameters."""
-
-    def state_dict(self) -> Any:
-        """What it is now."""
-        ...
-
-    def load_state_dict(self, state: Any, /) -> Any:
-        """Become what `state_dict` gave."""
-        ...
-
-
-Extra = Mapping[str, Stateful]
-"""By name; the same on all workers."""
+Extra = Mapping[str, Any]
+"""What a script has besides model and optimizer (a scheduler, a GradScaler), by name; each with a state dictionary."""
 
 
 def check_extra(extra: Extra) -> None:

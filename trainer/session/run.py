@@ -82,19 +82,6 @@ class Session(GradientFlow):
         with self._between.synchroniser.averaged():
             yield
 
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        """All workers do inside what they say to each other themselves, by ``torch.distributed``.
-
-        Empty, it is a barrier. A worker that is elsewhere, or lost, is named.
-
-        Raises:
-            RunFailed: one is.
-        """
-        self._gate.take(Deed.TOGETHER, self._newest)
-        with self._gate.watched():
-            yield
-
     def mean(self, value: Tensor | float, samples: int | None = None) -> float:
         """The mean of a figure over all workers, weighted by samples; for logging.
 

@@ -15,13 +15,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from hetopt.core.errors import BadInput
 from hetopt.trainer.agreement import sum_numbers
-from hetopt.trainer.session.alike import check_replicas
+from hetopt.trainer.session.alike import Optimizers, check_replicas
 from hetopt.trainer.session.batches import Part
 from hetopt.trainer.session.flow import BatchFlow, Side
 from hetopt.trainer.session.gradients import named_parameters
 from hetopt.trainer.session.inspection import inspect_wrappers
 from hetopt.trainer.session.local import gradient_energy
-from hetopt.trainer.session.several import Optimizers
 from hetopt.trainer.session.turns import Deed
 from hetopt.trainer.session.weights import Counts, Weight
 from hetopt.trainer.steps.slowdown import FORWARD

@@ -38,8 +38,7 @@ class Deed(IntEnum):
     RESUME = 8
     GATHER = 9
     TOTAL = 10
-    TOGETHER = 11
-    STEP = 12
+    STEP = 11
 
 
 _WORDS = {
@@ -54,7 +53,6 @@ _WORDS = {
     Deed.RESUME: "called run.resume",
     Deed.GATHER: "called run.gather",
     Deed.TOTAL: "called run.total",
-    Deed.TOGETHER: "entered run.together",
     Deed.STEP: "called optimizer.step()",
 }
 
@@ -196,28 +194,24 @@ def disagreement(words: Sequence[Sequence[float]]) -> Disagreement:
         at = f"batch {turn['batch'] + 1} of epoch {turn['epoch'] + 1}"
         return f"{_WORDS[Deed(turn['deed'])]} at step {turn['step']} ({at})"
 
-    failed = [rank for rank, turn in enumerate(turns) if turn["deed"] == Deed.FAIL]
-    if failed:
-        who = workers(failed)
-        return WorkerFailed(
-            f"{who} ended with an error at step {turns[failed[0]]['step']}.", hint=f"see what {who} printed"
-        )
-    if len({(turn["deed"], turn["step"], turn["epoch"], turn["batch"]) for turn in turns}) == 1:
-        others = [rank for rank, turn in enumerate(turns) if turn != turns[0]]
-        if len({turn["trained"] for turn in turns}) > 1:
-            return Disagreement(
-                f"{workers(others)} trains other parameters than worker 0 at step {turns[0]['step']}.",
-                hint="change requires_grad on all workers at the same step",
-            )
+    keys = [tuple(turn.values()) for turn in turns]
+    usual = Counter(keys).most_common(1)[0][0]
+    ended = [rank for rank, turn in enumerate(turns) if turn["deed"] in (Deed.FAIL, Deed.CLOSE)]
+    ones = ended[:1] or [rank for rank, key in enumerate(keys) if key != usual]
+    one, other = turns[ones[0]], next(rank for rank in range(len(turns)) if rank not in ones)
+    if one["deed"] == Deed.FAIL:
+        who = workers(ones)
+        return WorkerFailed(f"{who} ended with an error at step {one['step']}.", hint=f"see what {who} printed")
+    if any(turn["trained"] != one["trained"] for turn in turns) and not ended:
         return Disagreement(
-            f"{workers(others)} read other samples than worker 0, or called the session with other arguments: "
-            f"{said(others[0])}.",
+            f"{workers(ones)} trains other parameters than worker {other} at step {one['step']}.",
+            hint="change requires_grad on all workers at the same step",
+        )
+    if said(ones[0]) == said(other):
+        return Disagreement(
+            f"{workers(ones)} read other samples than worker {other}, or called the session with other arguments: "
+            f"{said(ones[0])}.",
             hint="an iterable dataset gives all workers the same samples in the same order: leave out its splitting by "
             "rank, and seed its shuffling alike; call run.log and run.mean alike on all workers",
         )
-    closed = [rank for rank, turn in enumerate(turns) if turn["deed"] == Deed.CLOSE]
-    keys = [tuple(turn.values()) for turn in turns]
-    usual = Counter(keys).most_common(1)[0][0]
-    ones = closed or [rank for rank, key in enumerate(keys) if key != usual]
-    other = next(rank for rank in range(len(turns)) if rank not in ones)
     return Disagreement(f"{workers(ones)} {said(ones[0])} while worker {other} {said(other)}.", hint=_HINT)
