@@ -354,7 +354,7 @@ def named_parameters(
     """
     listed = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return [
-        (names.get(id(parameter), f"number {index} of the optimizer"), parameter)
+        (names.get(id(parameter)) or f"number {index} of the optimizer", parameter)
         for index, parameter in enumerate(listed)
         if parameter.requires_grad
     ]
