@@ -206,9 +206,9 @@ class SessionLoader:
         """Return how the epoch is cut, whose first batch has so many samples if the loader declares none."""
         flow, loader = self._flow, self._loader
         if self.table is None:
-            declared = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+            declared: Any = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
             varies = not (isinstance(declared, int) and declared > 0)
-            self.table = flow.share_out(self, size if varies else int(declared), self._entries, varies=varies)
+            self.table = flow.share_out(self, size if varies else declared, self._entries, varies=varies)
         if self._cut is None:
             steps = self._step - -(-self._skip // flow.accumulate)
             window, epoch = flow.accumulate, self._drawn_epoch
