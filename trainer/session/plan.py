@@ -91,13 +91,16 @@ def make_plan(
     """
     if spec is None:
         auto, host = compression == AUTO, host_name(socket.gethostname())
+        if isinstance(compression, str):
+            compression = Compression() if auto else parse_compression(compression, option="compression")
+        checked(compression)
         return SessionPlan(
             spec=RunSpec(
                 task=TASK,
                 workers=tuple(
                     WorkerSpec(host=f"{host}-{rank}", type="local", local_batch_size=1) for rank in range(world_size)
                 ),
-                compression=Compression() if auto else _compression(compression),
+                compression=compression,
                 ratio_policy="auto" if auto else "fixed",
                 collective_policy="cheapest" if auto else "fixed",
                 sync=parse_sync(sync, option="sync") if isinstance(sync, str) else sync,
@@ -112,9 +115,3 @@ def make_plan(
             hint=f"start torchrun with {len(told.workers)} processes in all",
         )
     return SessionPlan(spec=told)
-
-
-def _compression(said: Compression | str) -> Compression:
-    compression = parse_compression(said, option="compression") if isinstance(said, str) else said
-    checked(compression)
-    return compression
