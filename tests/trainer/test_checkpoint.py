@@ -27,7 +27,6 @@ from hetopt.trainer.checkpoints.folder import (
     FileRecord,
     Found,
     Manifest,
-    Torn,
     leave_model,
     rank_file,
     save_model,
@@ -110,14 +109,6 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
         assert torch.equal(mine.memory["residual"], own(rank).memory["residual"])
 
 
-def test_random_sequences_go_on(tmp_path: Path) -> None:
-    folder = CheckpointFolder(tmp_path)
-    save(folder, 1)
-    expected = torch.rand(3)
-    folder.load_own(1, 0, workers_then=2, workers_now=2).restore_generators(torch.device("cpu"))
-    assert torch.equal(torch.rand(3), expected)
-
-
 @pytest.mark.parametrize("workers", [1, 2, 4, 5])
 def test_residuals_keep_their_sum_when_workers_come_or_go(tmp_path: Path, workers: int) -> None:
     folder = CheckpointFolder(tmp_path)
@@ -186,23 +177,6 @@ def test_when_none_is_whole_the_run_does_not_start_over_in_silence(tmp_path: Pat
     (folder.path(1) / STATE_FILE).write_bytes(b"hello")
     with pytest.raises(BadInput, match=rf"No checkpoint in .* is whole: in that of step 1, {STATE_FILE} has 5 bytes"):
         folder.newest(DIGEST)
-
-
-def test_a_newer_one_counts_whatever_latest_says(tmp_path: Path) -> None:
-    """A machine that dies between the two leaves LATEST behind by one."""
-    folder = CheckpointFolder(tmp_path)
-    save(folder, 1)
-    save(folder, 2)
-    for text in ("step-1\n", "", "../../etc"):
-        (tmp_path / "checkpoint" / "LATEST").write_text(text)
-        assert folder.newest(DIGEST) == Found(step=2)
-
-
-def test_one_without_a_manifest_was_never_whole(tmp_path: Path) -> None:
-    folder = CheckpointFolder(tmp_path)
-    save(folder, 1)
-    (folder.path(2)).mkdir()
-    assert folder.newest(DIGEST) == Found(step=1, torn=(Torn(step=2, reason="manifest.json is missing"),))
 
 
 def test_one_of_another_run_or_version_is_refused(tmp_path: Path) -> None:

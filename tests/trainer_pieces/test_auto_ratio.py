@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -221,31 +220,6 @@ def test_all_ranks_decide_alike_and_a_restart_changes_nothing():
     for before, observation, after, decision in periods(virtual, policy, 60):
         restored = AutoState.model_validate_json(before.model_dump_json())
         assert policy.decide(restored, observation) == (after, decision)
-
-
-def test_on_a_steady_network_it_settles():
-    """But for trials, which are short, and for near ties."""
-    for seed in range(4):
-        virtual, policy = any_run(seed, noise=0.02)
-        late = [row[1] for row in periods(virtual, policy, 160)][80:]
-        steps = Counter()
-        for observation in late:
-            steps[observation.option] += observation.steps
-        by_key = {option.key: option for option in policy.options}
-        best_s = min(virtual.per_progress_s(by_key[key]) for key in steps)
-        settled = sum(count for key, count in steps.items() if virtual.per_progress_s(by_key[key]) <= 1.05 * best_s)
-        assert settled >= 0.97 * steps.total()
-
-
-def test_options_below_the_floor_are_never_settled_on():
-    """Slow links would be worth any loss; half of the gradient's energy has to be kept."""
-    virtual, policy = any_run(1, kept=0.2, settling=0.05, noise=0.0, compute_s=1e-6)
-    policy = replace(policy, least_gain=0.5)
-    used = [row[1].option for row in periods(virtual, policy, 80)]
-    by_key = {option.key: option for option in policy.options}
-    assert virtual.settled(by_key[used[-1]]) >= 0.5
-    too_thin = [key for key in used if virtual.settled(by_key[key]) < 0.5]
-    assert len(too_thin) <= 10
 
 
 def test_what_falls_below_the_floor_is_left_at_once():

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hetopt.core.comm.composition import METHODS, combine
+from hetopt.core.comm.composition import combine
 from hetopt.core.comm.cost import dense
-from hetopt.core.comm.options import RATIOS, Candidates, CompressTime, way_name
+from hetopt.core.comm.options import RATIOS, Candidates, way_name
 from hetopt.core.comm.payload_bytes import operations, wire_bytes
 from hetopt.core.comm.planner import Option, make_option
 from hetopt.core.errors import BadInput
@@ -84,35 +84,6 @@ def test_the_collective_is_chosen_among_those_that_carry_the_compressor() -> Non
     assert [way.option.collective for way in candidates(Compression(name="randomk", ratio=0.1)).at(0.1)] == [
         "all_reduce"
     ]
-
-
-def test_dense_travels_in_buckets_where_it_can() -> None:
-    in_buckets, at_once = candidates(buckets=5).dense, candidates().dense
-    assert in_buckets.in_buckets
-    assert not at_once.in_buckets
-    assert in_buckets.sent_bytes == at_once.sent_bytes == 4 * NUMEL
-    assert candidates().at(1.0) == (at_once,)
-
-
-def test_compressing_more_elements_takes_longer() -> None:
-    times = {("topk", "all_gather", "plain"): CompressTime(fixed_s=0.002, per_element_s=1e-6)}
-    ways = candidates(compress=times).at(0.1)
-    assert ways[0].option.compress_s == pytest.approx(0.002 + 1e-6 * 1000)
-    assert ways[1].option.compress_s == 0
-
-
-@pytest.mark.parametrize("ratio", [0.5, 0.05, 0.002, 1e-6])
-def test_the_nearest_way_is_near(ratio: float) -> None:
-    found = candidates().nearest(ratio).option.ratio
-    assert all(max(found / ratio, ratio / found) <= max(other / ratio, ratio / other) for other in RATIOS)
-    assert candidates().nearest(1.0) == candidates().dense
-
-
-def test_names_of_settled_exchanges() -> None:
-    assert way_name(Compression()) == "identity by all_reduce"
-    assert way_name(Compression(name="topk", ratio=0.01, coding="packed")) == "topk 0.01 by all_gather, packed"
-    for name in METHODS:
-        assert way_name(Compression(name=name)).startswith(name)
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 from hetopt.core.comm.ratio_controllers import CONTROLLERS
 from hetopt.core.compression_slowdown import step_inflation
 from hetopt.core.errors import BadInput
-from hetopt.optimizer.convergence.convergence import Convergence, TargetSteps
 from hetopt.trainer.policies.ratio.accordion import Accordion
 from hetopt.trainer.policies.ratio.auto import AutoRatio
 from hetopt.trainer.policies.ratio.choose import choose_ratio_policy
 from hetopt.trainer.policies.ratio.gravac import Gravac
-from hetopt.trainer.policies.ratio.policy import GainCurve, percent
+from hetopt.trainer.policies.ratio.policy import GainCurve
 from hetopt.trainer.policies.ratio.scan import ScanRatio
 from hetopt.trainer.policies.ratio.scheduled import WARM_UP, ScheduledRatio
 from hetopt.trainer.policies.ratio.threshold import ThresholdRatio
@@ -111,29 +110,7 @@ def test_workers_count_by_their_energy():
     assert GainCurve(ratios=(0.1,), kept=((0.0,),), energy=(0.0,)).gain(0.1) == 1
 
 
-def test_ratios_are_told_in_words():
-    assert percent(0.01) == "1 % (100x)"
-    assert percent(0.0033) == "0.33 % (303x)"
-    assert percent(1.0) == "everything"
-
-
 # --- what compression costs ---
-
-
-@given(st.floats(0.01, 1), st.floats(1, 1e5), st.floats(1, 1e5), st.floats(1, 1e4))
-def test_plans_and_runs_inflate_steps_alike(gain, smallest_steps, smallest_samples, batch):
-    convergence = Convergence(
-        minimum_steps=smallest_steps,
-        minimum_samples=smallest_samples,
-        noise_scale=None,
-        pilot_batch_sizes=(),
-        log_sd=0.1,
-        basis="",
-    )
-    model = TargetSteps(convergence=convergence, minimum_steps=smallest_steps, minimum_samples=smallest_samples)
-    ratio = float(model.steps(batch, gain) / model.steps(batch, 1.0))
-    assert step_inflation(gain) == pytest.approx(ratio)
-    assert step_inflation(1.0) == 1
 
 
 # --- DGC's warm-up ---

@@ -119,27 +119,6 @@ def test_auto_follows_a_network_that_changes() -> None:
     assert all(change["reason"] for change in changes)
 
 
-def test_a_worker_of_whom_rounding_left_less_than_nothing_ends_no_run() -> None:
-    """Rounding the sum of a slice counts against whoever summed it; that may be more than it had itself."""
-    run = spec(ratio_policy="auto", collective_policy="cheapest")
-    steering = AdaptiveController(run, candidates(run, buckets=4), network(SLOW))
-    seen = traffic(steering, SLOW)
-    drowned = replace(seen.rows[0], energy=0.044, kept_energy=-0.009)
-    mixed = GroupTraffic(rows=(*seen.rows[1:], drowned))
-    assert 0 < mixed.gain < 1
-    assert GroupTraffic(rows=(drowned,)).gain == 0
-    steering.judge(mixed, step=10, epoch=0.2, learning_rate=0.1)
-    drive(steering, SLOW, 30, step=10)
-    assert steering.candidate.option.ratio == 1
-
-
-def test_auto_begins_where_the_plan_was_made_for() -> None:
-    run = spec(ratio_policy="auto", collective_policy="cheapest", compression=Compression(name="topk", ratio=0.01))
-    steering = AdaptiveController(run, candidates(run), network(SLOW))
-    assert steering.candidate.option.ratio == 0.01
-    assert steering.look_at
-
-
 def test_a_fixed_ratio_by_the_cheapest_collective() -> None:
     """Gathering many elements from many workers costs more than sharing the choice; few elements are all latency."""
     many = spec(collective_policy="cheapest", compression=Compression(name="topk", ratio=0.3))
@@ -176,18 +155,6 @@ def test_states_that_do_not_fit_are_left_or_refused() -> None:
     steering.resume(other)
     with pytest.raises(BadInput, match="damaged"):
         steering.resume({"policy": "accordion"})
-
-
-def test_what_another_version_of_a_policy_remembered_besides_is_left() -> None:
-    run = spec(ratio_policy="gravac", compression=Compression(name="topk", ratio=0.01))
-    steering = AdaptiveController(run, candidates(run), None)
-    drive(steering, SLOW, 3)
-    saved = steering.state()
-    again = AdaptiveController(run, candidates(run), None)
-    again.resume({**saved, "policy_state": {**saved["policy_state"], "gain_of_old": 0.5}})
-    assert again.state() == saved
-    with pytest.raises(BadInput, match="damaged"):
-        again.resume({**saved, "policy_state": {**saved["policy_state"], "floor": "ten"}})
 
 
 def test_periods_of_another_way_or_without_sense_change_nothing() -> None:
