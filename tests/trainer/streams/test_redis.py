@@ -19,6 +19,7 @@ from hetopt.trainer.data.fetch import TensorPairs
 from hetopt.trainer.data.stream.redis_source import ReceivedSamples, RedisSource
 from hetopt.trainer.data.stream.wire import header_of
 from hetopt.trainer.data.stream.writer import StreamWriter
+from tests.trainer.streams.redis_server import DURABLE, RedisServer
 
 OWN = TensorPairs(torch.full((10,), -1), torch.zeros(10))
 
