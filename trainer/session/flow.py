@@ -254,21 +254,20 @@ class BatchFlow:
             yield
 
     def _add(self, source: SessionLoader | Splits) -> None:
-        """Take batches from there as well; where a checkpoint had such a source, it goes on from there."""
+        """Take batches from there as well."""
         self._sources.append(source)
         if self._restored is not None:
-            self._resume_source(source, len(self._sources) - 1)
+            self._resume_source(len(self._sources) - 1)
 
-    def _resume_source(self, source: SessionLoader | Splits, index: int) -> None:
-        if index >= len(self._restored_sources):
-            return
-        kept = self._restored_sources[index]
-        if set(kept) != set(source.state()):
-            raise BadInput(
-                "The script of the checkpoint got its batches in another way.",
-                hint="make its loaders in the order in which they were made, or begin anew in another folder",
-            )
-        source.resume(kept)
+    def _resume_source(self, index: int) -> None:
+        """Go on with a source of batches where a checkpoint had it."""
+        for kept in self._restored_sources[index : index + 1]:
+            if set(kept) != set(self._sources[index].state()):
+                raise BadInput(
+                    "The script of the checkpoint got its batches in another way.",
+                    hint="make its loaders in the order in which they were made, or begin anew in another folder",
+                )
+            self._sources[index].resume(kept)
 
     def share_out(self, source: SessionLoader | Splits, size: int, entries: Any, *, varies: bool) -> ShareTable:
         """Return the shares of batches from somewhere else than before; periods are over those from here on.
@@ -280,10 +279,8 @@ class BatchFlow:
             varies: whether the size is only that of the first.
         """
         self._varies, self._shared = varies, source
-        audits, before, restored = None, self._periods.engine, self._restored
-        if self._audits:
-            largest = self._plan.spec.workers[0].max_local_batch_size
-            audits = Audits(accumulate=self.accumulate, largest=largest)
+        before, restored = self._periods.engine, self._restored
+        largest = self._plan.spec.workers[0].max_local_batch_size
         table = self._periods.begin(
             size,
             self._model,
@@ -291,8 +288,8 @@ class BatchFlow:
             device=self.device,
             step=before.step if before is not None else 0 if restored is None else restored.step,
             keep=(size,) if self.world_size == 1 else (),
-            audits=audits,
-            synchroniser=self._synchroniser(source) if self._trains_alone and self.world_size > 1 else None,
+            audits=Audits(accumulate=self.accumulate, largest=largest) if self._audits else None,
+            synchroniser=self._synchroniser if self._trains_alone and self.world_size > 1 else None,
         )
         engine = self._periods.engine
         assert engine is not None
@@ -306,25 +303,19 @@ class BatchFlow:
             table.resume(entries)
         return table
 
-    def _synchroniser(self, source: SessionLoader | Splits) -> Callable[[RunSpec, Stopwatch], Synchronizer]:
-        def make(spec: RunSpec, stopwatch: Stopwatch) -> Synchronizer:
-            if self._between is None:
-                assert isinstance(source, SessionLoader)
-                self._between = Between(
-                    synchroniser_of(
-                        spec,
-                        source,
-                        self._model,
-                        self._optimizer.each[0],
-                        rank=self.rank,
-                        device=self.device,
-                        stopwatch=stopwatch,
-                    ),
-                    self._model,
-                )
-            return self._between.synchroniser
-
-        return make
+    def _synchroniser(self, spec: RunSpec, stopwatch: Stopwatch) -> Synchronizer:
+        if self._between is None:
+            synchroniser = synchroniser_of(
+                spec,
+                self._shared,
+                self._model,
+                self._optimizer.each[0],
+                rank=self.rank,
+                device=self.device,
+                stopwatch=stopwatch,
+            )
+            self._between = Between(synchroniser, self._model)
+        return self._between.synchroniser
 
     @property
     def _trained(self) -> list[tuple[str, nn.Parameter]]:

@@ -10,7 +10,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -198,7 +198,7 @@ class GradientSum:
         """
         if self._buckets is not None:
             self._weigh, self._reach = weigh, reach
-            self._sent, self._taken = list[dist.Work](), list[tuple[int, int]]()
+            self._sent, self._taken = list[Any](), list[tuple[int, int]]()
             self._buckets.arm()
 
     @property
@@ -213,12 +213,8 @@ class GradientSum:
         self._put(self._weigh(), part.members.start, part.members.stop)
         self._taken[:0] = [_version(self.parameters[index].grad) for index in part.members]
         if part.start:
-            self._send(self._ahead + part.start, self._ahead + part.stop)
-
-    def _send(self, start: int, stop: int) -> None:
-        work = dist.all_reduce(self._whole[start:stop], async_op=True)
-        assert work is not None  # as for every asynchronous collective of a member of the group
-        self._sent.append(work)
+            sent = self._whole[self._ahead + part.start : self._ahead + part.stop]
+            self._sent.append(dist.all_reduce(sent, async_op=True))
 
     def sum(self, weight: float, scaler: GradScaler | None = None, *, look_at: Sequence[float] = ()) -> None:
         """Sum over all workers what is pending, and what the backward pass left in ``.grad`` times ``weight``.
@@ -236,7 +232,7 @@ class GradientSum:
             spoilt = [_version(one.grad) for one in made] != self._taken
             buckets.finish()
             self._mark(spoilt=spoilt)
-            self._send(0, self._ahead + buckets.parts[-1].stop)
+            self._sent.append(dist.all_reduce(self._whole[: self._ahead + buckets.parts[-1].stop], async_op=True))
             for sent in self._sent:
                 sent.wait()
             self.stats = self._sent_dense()

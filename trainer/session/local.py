@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,7 +19,6 @@ from torch.utils.data import IterableDataset
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.comm.vectors import energy
-from hetopt.trainer.session.loaders import SessionLoader
 from hetopt.trainer.steps.stopwatch import Stopwatch
 from hetopt.trainer.sync.model_vector import ModelVector
 from hetopt.trainer.sync.sync_assembly import make_synchroniser
@@ -66,7 +66,7 @@ def gradient_energy(parameters: Sequence[nn.Parameter], scale: float) -> float:
 
 def synchroniser_of(
     spec: RunSpec,
-    loader: SessionLoader,
+    loader: Any,
     model: nn.Module,
     optimizer: Optimizer,
     *,

@@ -283,8 +283,8 @@ class Session(GradientFlow):
             exchange.load_state({key.removesuffix(tail): one for key, one in own.memory.items() if key.endswith(tail)})
         self._periods.samples_seen, self._gate.step = shared.cursor["samples_seen"], shared.cursor["steps"]
         self._restored, self._restored_sources = shared, (own.script or {})["sources"]
-        for index, source in enumerate(self._sources):
-            self._resume_source(source, index)
+        for index in range(len(self._sources)):
+            self._resume_source(index)
         first = self._restored_sources[0]
         return int(first["epoch"] + (not first["is_within"]) if "epoch" in first else step)
 
