@@ -50,7 +50,6 @@ def profile(
     task: str,
     *,
     arguments: Sequence[str] = (),
-    batch_argument: str | None = None,
     epoch_samples: int | None = None,
     data: Path | str | None = None,
     workers: int | None = None,
@@ -77,8 +76,6 @@ def profile(
         task: a bundled task, ``module:attribute``, ``file.py:attribute``, or a training script, ``file.py``, which is
             run as it is for some steps.
         arguments: of the script.
-        batch_argument: the script's option for the batch size, such as ``"batch-size"`` (``"batch-size=64"`` where the
-            arguments leave it out), if it reads no batches from a DataLoader.
         epoch_samples: samples of an epoch of a script whose loader does not tell.
         data: folder of the task's data, for tasks that read files.
         workers: processes to measure together. Absent: the GPUs, else two or one a processor.
@@ -142,7 +139,6 @@ def profile(
             Script(
                 path=Path(task),
                 arguments=tuple(arguments),
-                batch_argument=batch_argument,
                 dataset_size=epoch_samples,
             ),
             workers=_worker_count(workers, accelerators),
@@ -152,9 +148,9 @@ def profile(
             machine_type=machine_type,
             told=told,
         )
-    if arguments or batch_argument is not None or epoch_samples is not None:
+    if arguments or epoch_samples is not None:
         raise BadInput(
-            f"`arguments`, `batch_argument` and `epoch_samples` are for scripts, and {task} is a task.",
+            f"`arguments` and `epoch_samples` are for scripts, and {task} is a task.",
             hint="name a script: train.py",
         )
     syncs = tuple(_measurable(text) for text in sync)

@@ -18,7 +18,6 @@ FLAGS: Mapping[str, str] = {
     "account": "--account",
     "architecture": "--arch",
     "aws_profile": "--profile",
-    "batch_argument": "--batch-arg",
     "batch_policy": "--batch-policy",
     "batch_size": "--batch-size",
     "bucket": "--bucket",

@@ -29,12 +29,6 @@ class Measure:
     arguments: Annotated[list[str] | None, typer.Argument(help="The script's own arguments.", show_default=False)] = (
         None
     )
-    batch_argument: Annotated[
-        str | None,
-        typer.Option(
-            "--batch-arg", help="A script's option for the batch size, if it uses no DataLoader, such as batch-size."
-        ),
-    ] = None
     epoch_samples: Annotated[
         int | None, typer.Option(help="Samples of a script's epoch, if its loader does not tell.")
     ] = None
