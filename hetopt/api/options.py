@@ -577,13 +577,6 @@ class Described(Sought):
 class Measurement(Options):
     """What measuring a job is told."""
 
-    batch_argument: Annotated[
-        str | None,
-        Option(
-            help="A script's option for the batch size, if it uses no DataLoader, such as batch-size.",
-            flag="batch-arg",
-        ),
-    ] = None
     epoch_samples: Annotated[
         int | None,
         Option(

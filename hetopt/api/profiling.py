@@ -87,7 +87,6 @@ def profile(
             Script(
                 path=Path(task),
                 arguments=tuple(arguments),
-                batch_argument=asked.batch_argument,
                 dataset_size=asked.epoch_samples,
             ),
             workers=_worker_count(asked.workers, accelerators),
@@ -97,9 +96,9 @@ def profile(
             machine_type=asked.machine_type,
             told=told,
         )
-    if arguments or asked.batch_argument is not None or asked.epoch_samples is not None:
+    if arguments or asked.epoch_samples is not None:
         raise BadInput(
-            f"`arguments`, `batch_argument` and `epoch_samples` are for scripts, and {task} is a task.",
+            f"`arguments` and `epoch_samples` are for scripts, and {task} is a task.",
             hint="name a script: train.py",
         )
     syncs = tuple(_measurable(text) for text in asked.sync)

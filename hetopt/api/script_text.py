@@ -163,15 +163,3 @@ def called(call: ast.Call) -> str:
     return (
         function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
     )
-
-
-def default_of(files: Iterable[SourceFile], option: str) -> str:
-    """Return what a script's argument parser gives an option that is not typed; empty: no plain value says it."""
-    for file in files:
-        for call in ast.walk(file.tree):
-            if not (isinstance(call, ast.Call) and called(call) == "add_argument"):
-                continue
-            if any(isinstance(name, ast.Constant) and name.value == option for name in call.args):
-                values = [keyword.value for keyword in call.keywords if keyword.arg == "default"]
-                return str(values[0].value) if values and isinstance(values[0], ast.Constant) else ""
-    return ""

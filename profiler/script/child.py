@@ -124,7 +124,7 @@ class ScriptProbe:
             if stop is not None and not self._clock.optimizers:
                 raise stop
             return
-        single = self._order.batch_size is not None or self._order.watch == "own-size" or self._observer.loader is None
+        single = self._order.watch == "own-size" or self._observer.loader is None
         if len(self._measured.sizes) >= (1 if single else 2):
             return
         if not self._observer.parameters:
@@ -138,27 +138,26 @@ class ScriptProbe:
 
     def _take_clock(self) -> None:
         """Take what the ends of steps tell, if there were enough of them."""
-        clock, size = self._clock, self._order.batch_size
+        clock = self._clock
         clock.look()
         steps = clock.steps
-        if len(steps) < FEWEST_TIMED or not (size := size or clock.batch_size):
+        if len(steps) < FEWEST_TIMED or not clock.batch_size:
             return
         if not (self._order.dataset_size or clock.dataset_size):
             return
-        clock.batch_size = size
         taken = Taken.measured(steps, clock.device, yardstick_s(clock.device))
-        self._measured.sizes.append(Sized(samples=size, taken=taken))
+        self._measured.sizes.append(Sized(samples=clock.batch_size, taken=taken))
         self._measured.gradient = clock.gradient()
 
     def _course(self) -> Course:
         """What is measured, from the moment when the script's first step has ended."""
         observer, order = self._observer, self._order
         signal.setitimer(signal.ITIMER_REAL, 0.0)
-        if not observer.batch_size and order.batch_size is None:
+        if not observer.batch_size:
             raise BadInput(
                 f"{observer.step_at}: the optimizer steps, and neither a DataLoader nor what modules are given tells "
                 "the batch size.",
-                hint='name its option for the batch size, such as `batch_argument="batch-size"`',
+                hint="compute by modules of torch.nn, whose first input has a row for each sample",
             )
         self._dataset_size()  # refused at the first step, not when all is measured
         self._events.write(STARTED)
@@ -274,7 +273,7 @@ class ScriptProbe:
             parameters=sum(parameter.numel() for parameter in training.parameters),
             gradient_bytes=self._gradient_bytes,
             dataset_size=self._dataset_size(),
-            batch_size=order.batch_size or training.batch_size,
+            batch_size=training.batch_size,
             least_local_batch_size=LEAST_SAMPLES if any(map(normalises, training.modules)) else 1,
             learning_rate_rule="none",
             target_metric=NO_TARGET.metric,

@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 import hetopt
-from hetopt.api.options import Local
-from hetopt.api.profiling_script import Script
 from hetopt.cli import follow
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import Profile
@@ -142,31 +140,3 @@ def test_gradients_are_compared_with_those_of_the_script_before(tmp_path: Path) 
         r"^Shares differ from one machine by [1-9]e-[78] \(equal shares, as DDP: [1-9]e-[78]\)\.$", out, re.MULTILINE
     )
     assert_shown("script-to-spot.md", "hetopt convert", out)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "option", "size", "expected"),
-    [
-        (("--batch-size", "64", "--lr", "1"), "batch-size", 32, ("--lr", "1", "--batch-size", "32")),
-        (("--bs=8",), "--bs", 4, ("--bs", "4")),
-        ((), "b=16", 2, ("-b", "2")),
-    ],
-)
-def test_the_batch_size_is_set_by_the_scripts_own_option(
-    arguments: tuple[str, ...], option: str, size: int, expected: tuple[str, ...]
-) -> None:
-    script = Script(path=Path("train.py"), arguments=arguments, batch_argument=option)
-    assert script.with_batch(size) == expected
-    assert script.own_batch_size in (64, 8, 16)
-
-
-def test_a_batch_size_that_is_not_typed_is_the_parsers_default(tmp_path: Path) -> None:
-    path = tmp_path / "train.py"
-    for given, known in (("default=8", 8), ("default=sizes[0]", None), ("required=True", None)):
-        path.write_text(f"parser.add_argument('-b', '--batch_size', type=int, {given})\n")
-        script = Script(path=path, batch_argument="batch_size")
-        if known is not None:
-            assert script.own_batch_size == known
-        else:
-            with pytest.raises(BadInput, match="do not say what --batch_size is"):
-                _ = script.own_batch_size
