@@ -48,7 +48,7 @@ COMMANDS: Mapping[str, str] = {
     "gpus": "hetopt.cli.gpus",
     "setup": "hetopt.cli.account",
     "config": "hetopt.cli.config",
-    "catalog": "hetopt.cli.catalog",
+    "catalog": "hetopt.cli.catalog_refresh",  # the last of its commands
 }
 """The module of every command, which has a function of its name, or an ``app`` of several."""
 
