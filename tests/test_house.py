@@ -312,7 +312,6 @@ WALL_CLOCKS = {
     "hetopt/api/dashboard.py": SHOWN,
     "hetopt/api/estimating.py": DATES,
     "hetopt/api/exploring.py": "when a run was launched, by the clock of its log",
-    "hetopt/api/exploring_ec2.py": OTHERS,
     "hetopt/api/known_runs.py": SHOWN,
     "hetopt/api/leftovers.py": OTHERS,
     "hetopt/api/planning.py": "the age of dated prices",

@@ -115,8 +115,7 @@ def options_at(name: str, values: Mapping[str, Any]) -> Machines:
     record, _ = _entry(name)
     for field in values.keys() - options_of(record).keys():
         owners = [setting("on", place) for place, (other, _) in BACKENDS.items() if field in options_of(other)]
-        instead = "describe slower hosts with `hosts`" if field == "slowdowns" else "leave it out"
-        raise BadInput(f"`{field}` is for {' or '.join(owners)}.", hint=f"{instead}, or choose {owners[0]}")
+        raise BadInput(f"`{field}` is for {' or '.join(owners)}.", hint=f"leave it out, or choose {owners[0]}")
     return record(**values)
 
 

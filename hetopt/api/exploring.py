@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import datetime
+import importlib.util
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
-from hetopt.api import exploring_ec2
-from hetopt.api.exploring_ec2 import Place
 from hetopt.api.measuring import measured as made
 from hetopt.api.options import Ec2, Local, Measurement, Rehearsal, Ssh
 from hetopt.backends.backend import Launcher
+from hetopt.backends.ec2.renter import probing
 from hetopt.backends.ec2.renter.bundle import make_bundle
+from hetopt.backends.ec2.renter.edge import connect
+from hetopt.backends.ec2.renter.launcher import Ec2Launcher
+from hetopt.backends.ec2.renter.ordering import Wishes
 from hetopt.backends.emulation.backend import RehearsalLauncher
 from hetopt.backends.emulation.description import parse_hosts
 from hetopt.backends.emulation.namespaces import why_not
@@ -21,23 +27,42 @@ from hetopt.backends.processes import LocalLauncher
 from hetopt.backends.ssh.backend import SshProbes, ready
 from hetopt.backends.ssh.inventory import Inventory
 from hetopt.core import formatting
-from hetopt.core.errors import BadInput
+from hetopt.core.commands import typed
+from hetopt.core.errors import BadInput, BudgetStop, CloudRefused, RunFailed
 from hetopt.core.events.fold import RunFold
 from hetopt.core.events.log import EVENTS_FILE
 from hetopt.core.events.reader import read_log
+from hetopt.core.extras import install_command
 from hetopt.core.hosts import read_hosts
 from hetopt.core.profile import LOCAL, Profile, Provisioned
 from hetopt.core.reporter import Reporter
+from hetopt.core.runs import RunFolders, runs_home
 from hetopt.core.step_samples import Configuration, StepSample
+from hetopt.optimizer.cost.billing import load_billing
 from hetopt.optimizer.exploring import Exploration, Measured, Stopped
 from hetopt.optimizer.fit import fit
-from hetopt.optimizer.market.catalog import load_catalog
+from hetopt.optimizer.market.catalog import Catalog, load_catalog
 from hetopt.optimizer.recommendation import own_machines
 from hetopt.optimizer.step_time.probes import PROBE_STEPS
 
 STAND_IN_USD_PER_HOUR = 0.10
 """Of a machine that is not in the catalogue: about what two cloud processors with 4 GB cost. Nothing is paid here, but
 a price says how much of it a probe is worth."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where probes run.
+
+    Attributes:
+        probes: all that may be made.
+        price_usd: of all probes of a layout, by its configuration and, where it is known, the time of a step.
+        measure: all probes of a layout, within so many USD: what they brought and cost.
+    """
+
+    probes: Sequence[ProbeRun]
+    price_usd: Callable[[Configuration, float | None], float]
+    measure: Callable[[Sequence[ProbeRun], float], Measured]
 
 
 def explore(measured: Profile, place: Place, budget_usd: float, *, tell: Reporter) -> Profile:
@@ -130,7 +155,7 @@ def check_place(task: str, asked: Measurement) -> None:
         if reason is not None:
             raise BadInput(f"no cluster can be rehearsed here: {reason}.", hint='choose `on="local"`')
     if on == Ec2.PLACE:
-        exploring_ec2.check(task, asked.data, asked.ec2_data)
+        _check_ec2(task, asked.data, asked.ec2_data)
 
 
 def place_of(measured: Profile, task: str, asked: Measurement, tell: Reporter) -> Place:
@@ -140,9 +165,7 @@ def place_of(measured: Profile, task: str, asked: Measurement, tell: Reporter) -
         BadInput: it cannot be explored there.
     """
     if asked.explore_on == Ec2.PLACE:
-        return exploring_ec2.place_on_ec2(
-            measured, task=task, types=asked.types, region=asked.region, data=asked.ec2_data, tell=tell
-        )
+        return place_on_ec2(measured, task=task, types=asked.types, region=asked.region, data=asked.ec2_data, tell=tell)
     if asked.inventory is not None:
         return place_on_hosts(measured, inventory=asked.inventory, tell=tell)
     return place_here(measured, hosts=asked.hosts, workers=asked.workers, tell=tell)
@@ -221,3 +244,93 @@ def _run(launcher: Launcher, probe: ProbeRun, tell: Reporter) -> tuple[StepSampl
     with made(launcher, probe.spec, {}, what="a probe", told=tell) as folder:
         events = read_log(folder / EVENTS_FILE).events
         return read_sample(probe, events), RunFold.of(events, [begun_s]).startup_s or 0.0
+
+
+def _check_ec2(task: str, data: Path | str | None, ec2_data: str | None) -> None:
+    """Refuse what rented machines cannot have, before anything is measured.
+
+    Raises:
+        BadInput: the task is in a module, its data is on this machine only, or boto3 is not installed.
+    """
+    if importlib.util.find_spec("boto3") is None:
+        raise BadInput("renting needs boto3, which is not installed.", hint=install_command("aws"))
+    make_bundle(task)
+    if ec2_data is not None and not ec2_data.startswith("s3://"):
+        raise BadInput(f"rented machines cannot read {ec2_data}.", hint="for example `ec2_data=s3://BUCKET/data/NAME`")
+    if data is not None and ec2_data is None:
+        raise BadInput(
+            f"rented machines cannot read {data}.",
+            hint=f"`aws s3 sync {typed(data)} s3://BUCKET/data/NAME`, then add `ec2_data=s3://BUCKET/data/NAME`",
+        )
+
+
+def place_on_ec2(
+    measured: Profile, *, task: str, types: Sequence[str], region: str, data: str | None, tell: Reporter
+) -> Place:
+    """Rented machines of these types.
+
+    Args:
+        measured: the job, on this machine.
+        task: as it was named.
+        types: that may be probed.
+        region: to rent in.
+        data: where the task's data is, in S3.
+        tell: says what goes on.
+
+    Raises:
+        BadInput: a type that there is not, or a task or data that machines cannot have.
+    """
+    catalog = load_catalog(region)
+    probes = probing.rented_probes(measured, catalog, types)
+    prober = probing.Prober(
+        edge=connect(region),
+        launcher=Ec2Launcher(home=runs_home().parent, tell=tell.note),
+        catalog=catalog,
+        billing=load_billing(),
+        wishes=Wishes(),
+        bundle=make_bundle(task),
+        data=data,
+        version=version("hetopt"),
+        gradient_bytes=measured.job.gradient_bytes,
+        clock=time.time,
+        sleep=time.sleep,
+    )
+    hourly = _spot_usd_per_hour(catalog, types)
+    made: list[ProbeRun] = []
+
+    def price_usd(asked: Configuration, step_time_s: float | None) -> float:
+        return probing.probe_price_usd(hourly, asked, step_time_s)
+
+    def measure(runs: Sequence[ProbeRun], left_usd: float) -> Measured:
+        samples, spent = [], 0.0
+        for run in runs:
+            try:
+                sample, usd = prober.measure(run, _folder(), left_usd - spent)
+            except (BudgetStop, CloudRefused, RunFailed) as refused:
+                if not made:
+                    raise
+                # What was measured so far is worth keeping.
+                tell.note(f"{refused.message} {refused.hint or ''}".strip())
+                break
+            samples.append(sample)
+            made.append(run)
+            spent += usd
+        return Measured(samples=tuple(samples), usd=spent)
+
+    return Place(probes=probes, price_usd=price_usd, measure=measure)
+
+
+def _spot_usd_per_hour(catalog: Catalog, types: Sequence[str]) -> dict[str, float]:
+    """By type; on demand where no spot price is known, which is the most that it can be."""
+    found = {}
+    for name in types:
+        price = catalog.price(name, "spot") or catalog.price(name, "on-demand")
+        if price is None:
+            raise BadInput(f"no price of {name} is known in {catalog.region}.", hint="name another type")
+        found[name] = price.usd_per_hour
+    return found
+
+
+def _folder() -> Path:
+    """A run's folder: whatever happens, `hetopt gc` knows of it."""
+    return RunFolders(home=runs_home()).create("probe", datetime.datetime.now(datetime.UTC), secret=True)

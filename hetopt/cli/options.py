@@ -79,28 +79,13 @@ def with_options(*records: type, leave_out: tuple[str, ...] = ()) -> Callable[[C
             run(**{name: typed[name] for name in (*names, *given)})
 
         context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-        return _as_command(command, run, [context, *before, *derived.values()])
+        command.__name__, command.__doc__, command.__module__ = run.__name__, run.__doc__, run.__module__
+        parameters = [context, *before, *derived.values()]
+        command.__annotations__ = {one.name: one.annotation for one in parameters}
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
+        return command
 
     return with_command
-
-
-def options(record: type) -> Callable[[Callable[..., None]], Any]:
-    """Make a command of a function of one record, whose fields are annotated with typer's own parameters."""
-    hints = get_type_hints(record, include_extras=True)
-    parameters = [one.replace(annotation=hints[one.name]) for one in inspect.signature(record).parameters.values()]
-
-    def with_command(run: Callable[..., None]) -> Callable[..., None]:
-        return _as_command(lambda **typed: run(record(**typed)), run, parameters)
-
-    return with_command
-
-
-def _as_command(command: Callable[..., None], run: Callable[..., None], parameters: list[Any]) -> Callable[..., None]:
-    """Return a function that typer reads as one of these parameters, called as ``run`` is."""
-    command.__name__, command.__doc__, command.__module__ = run.__name__, run.__doc__, run.__module__
-    command.__annotations__ = {one.name: one.annotation for one in parameters}
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
-    return command
 
 
 def _derived(records: tuple[type, ...], leave_out: tuple[str, ...]) -> Mapping[str, inspect.Parameter]:
