@@ -156,7 +156,12 @@ def worker_table(workers: Sequence[WorkerReport]) -> Table:
     on_rehearsal = any(worker.speed is not None for worker in workers)
     return Table(
         name="means of a step of each worker",
-        columns=columns(f"worker, planned as, #{'speed' if on_rehearsal else 'slowdown'}, #batch, #compute, #waiting"),
+        columns=[
+            Column("worker", "word"),
+            Column("planned as", "word", may_go=0),
+            Column("speed" if on_rehearsal else "slowdown", "number", may_go=1),
+            *columns("#batch, #compute, #waiting"),
+        ],
         rows=[
             [
                 worker.host,
