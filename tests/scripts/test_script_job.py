@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import hetopt
+from hetopt.api.options import Local
 from hetopt.cli import follow
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import Profile
