@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, TypeGuard, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -24,6 +24,9 @@ Batch: TypeAlias = "Tensor | tuple[Batch, ...] | list[Batch] | dict[str, Batch]"
 class MapDataset(Protocol):
     """Samples by index. Any map-style ``torch.utils.data.Dataset`` with a length is one.
 
+    With ``gather(indices)`` it returns the collated batch of some samples in one step. (PyTorch's ``__getitems__`` is a
+    list of samples still to be collated.) With ``set_epoch(epoch, seed)`` its samples change from epoch to epoch.
+
     A sample may depend on its index, the epoch and the run's seed, never on which other samples are fetched
     beside it or by which worker: only then do all splits of a global batch see the same inputs. Augmentation
     that draws from a global generator breaks this law (the run still works, but its inputs change with the split).
@@ -36,33 +39,6 @@ class MapDataset(Protocol):
         """Return one sample, not collated."""
 
 
-class GatherDataset(Protocol):
-    """A dataset that returns a ready batch in one vectorised step.
-
-    The method is not called ``__getitems__``: PyTorch defines that name as a list of samples still to be collated.
-    """
-
-    def gather(self, indices: Sequence[int] | Indices, /) -> Batch:
-        """Return the collated batch of these samples, in this order; ``indices`` is mostly an int64 array."""
-
-
-class EpochDataset(Protocol):
-    """A dataset whose samples change from epoch to epoch (augmentation)."""
-
-    def set_epoch(self, epoch: int, seed: int, /) -> None:
-        """From now on return the samples of ``epoch`` (from 0) in the run seeded with ``seed``."""
-
-
-# Not by isinstance: to check a protocol at run time takes longer than to gather a small batch.
-def _gathers(dataset: MapDataset) -> TypeGuard[GatherDataset]:
-    return hasattr(dataset, "gather")
-
-
-def changes_with_epoch(dataset: MapDataset) -> TypeGuard[EpochDataset]:
-    """Whether the data set's samples change from epoch to epoch."""
-    return hasattr(dataset, "set_epoch")
-
-
 def fetch(dataset: MapDataset, indices: Sequence[int] | Indices) -> Batch:
     """Return the batch of ``indices``, in that order: by ``gather`` where offered, else by collating the samples.
 
@@ -72,8 +48,9 @@ def fetch(dataset: MapDataset, indices: Sequence[int] | Indices) -> Batch:
     """
     if len(indices) == 0:
         raise ValueError("a batch needs at least one sample index")
-    if _gathers(dataset):
-        return dataset.gather(indices)
+    gather = getattr(dataset, "gather", None)
+    if gather is not None:
+        return cast(Batch, gather(indices))
     plain = indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
     many = getattr(dataset, "__getitems__", None)
     samples = [dataset[index] for index in plain] if many is None else many(plain)
@@ -86,10 +63,15 @@ def fetch(dataset: MapDataset, indices: Sequence[int] | Indices) -> Batch:
         ) from error
 
 
+def changes_with_epoch(dataset: MapDataset) -> bool:
+    """Whether the data set's samples change from epoch to epoch (augmentation)."""
+    return hasattr(dataset, "set_epoch")
+
+
 def set_epoch(dataset: MapDataset, epoch: int, seed: int) -> None:
     """Tell a dataset that cares which epoch (from 0) of which run is being read; others are left alone."""
     if changes_with_epoch(dataset):
-        dataset.set_epoch(epoch, seed)
+        cast(Any, dataset).set_epoch(epoch, seed)
 
 
 def to_device(batch: Batch, device: torch.device | str) -> Batch:

@@ -23,7 +23,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 
@@ -42,17 +42,6 @@ NEED_LABELS: tuple[PartitionName, ...] = ("labels", "dirichlet")
 
 _ORDER, _LABELS, _SPLIT, _DRAW = range(4)
 """What a sequence of random words is for: each has its own."""
-
-
-class Parts(Protocol):
-    """The data as every worker sees it."""
-
-    @property
-    def workers(self) -> int:
-        """Number of workers."""
-
-    def order(self, worker: int, turn: int) -> Indices:
-        """Dataset indices of a worker's ``turn``-th pass (from 0), int64, at least one; read-only."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -129,6 +118,10 @@ class RotatingParts:
         """Where on the ring those of so much weight end: ``size * (before / total + step / N)``."""
         total, count = sum(self.weights), self.workers
         return self.size * (before * count + step * total) // (total * count)
+
+
+Parts: TypeAlias = FixedParts | RotatingParts
+"""The data as every worker sees it: its ``order`` of dataset indices in each turn, int64, at least one; read-only."""
 
 
 def make_parts(

@@ -303,14 +303,6 @@ class ModelShares:
     settled_periods: int = 4
     confidence: float = 2.5
 
-    def __post_init__(self) -> None:
-        if self.minimum < 1 or self.settled_periods < 1:
-            raise ValueError(f"minimum and settled_periods are at least 1, not {self.minimum}, {self.settled_periods}")
-        if not 0 <= self.least_gain <= self.settled_gain < 1:
-            raise ValueError(f"gains must be ordered in [0, 1), not {self.least_gain}, {self.settled_gain}")
-        if not 0 <= self.confidence < math.inf:
-            raise ValueError(f"confidence must be finite and not negative, not {self.confidence}")
-
     def initial(self) -> ModelState:
         """The state before the first period: no worker's speed is known."""
         return ModelState()

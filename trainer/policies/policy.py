@@ -8,7 +8,6 @@ Compute times gathered over an epoch, for the policies that decide once an epoch
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Generic, Literal, Protocol, Self, TypeVar
 
@@ -35,9 +34,6 @@ class BatchObservation:
         steps: how many steps the medians are over.
         epoch: epochs completed when the period ended.
         rates_per_s: samples that arrive at each worker a second, -1 where that is not known; empty: they do not arrive.
-
-    Raises:
-        ValueError: the parts do not match, or a share or time is not positive and finite.
     """
 
     local_batch_sizes: tuple[int, ...]
@@ -46,19 +42,6 @@ class BatchObservation:
     steps: int
     epoch: int
     rates_per_s: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        workers = len(self.local_batch_sizes)
-        if workers == 0 or len(self.compute_s) != workers or len(self.spread_s) != workers:
-            raise ValueError("one compute time and one spread a share are needed")
-        if any(share < 1 for share in self.local_batch_sizes):
-            raise ValueError(f"shares must be positive, not {self.local_batch_sizes}")
-        if any(not 0 < time_s < math.inf for time_s in self.compute_s):
-            raise ValueError(f"compute times must be positive and finite, not {self.compute_s}")
-        if any(not 0 <= spread < math.inf for spread in self.spread_s):
-            raise ValueError(f"spreads must be finite and not negative, not {self.spread_s}")
-        if self.steps < 1 or self.epoch < 0:
-            raise ValueError(f"a period has at least one step, not {self.steps}, of an epoch not below 0")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,7 +15,7 @@ Number formats of the forward and backward pass, and the loss scale that fp16 ne
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -25,7 +25,6 @@ from torch import Tensor, nn
 
 from hetopt.core.errors import BadInput
 from hetopt.core.precision import Precision
-from hetopt.trainer.comm.compressor import Resumable
 from hetopt.trainer.comm.exchange import ExchangeStats
 from hetopt.trainer.cross_entropy import cross_entropy_weight
 from hetopt.trainer.data.fetch import Batch, samples_in
@@ -200,41 +199,6 @@ class StepTrace:
     exchange: ExchangeStats | None = None
     under_backward: bool = False
     gradient_energy: float | None = None
-
-
-class Step(Protocol):
-    """Leaves the summed gradient in ``parameter.grad`` of every trainable parameter, the same bits on every rank."""
-
-    @property
-    def residual(self) -> Resumable:
-        """What has not been sent yet, with all else that the exchange carries on; part of a checkpoint."""
-
-    def warm_up(self, part: MicroBatch) -> None:
-        """Do what a device does only the first time: compute a micro-batch, whose gradient is not wanted.
-
-        Raises:
-            DoesNotFit: it is too large for this worker's memory (see `hetopt.trainer.steps.fused_step`).
-        """
-
-    def run(
-        self,
-        parts: Sequence[MicroBatch],
-        global_batch_size: int,
-        loss_scale: float | None,
-        look_at: Sequence[float] = (),
-    ) -> StepTrace:
-        """Compute and exchange.
-
-        Args:
-            parts: this worker's micro-batches.
-            global_batch_size: samples of the step over all workers.
-            loss_scale: the fp16 loss scale of this step, the same on every rank; None: the gradient is not scaled.
-            look_at: ratios to tell the kept energy at, by those forms that exchange the whole gradient.
-
-        Raises:
-            DoesNotFit: a micro-batch is too large for this worker's memory. Nothing of the step has left the worker,
-                which may run it again in smaller micro-batches (see `hetopt.trainer.steps.fused_step`).
-        """
 
 
 class Reader(Protocol):

@@ -13,7 +13,7 @@ from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.comm.hierarchical import HierarchicalExchange
 from hetopt.trainer.comm.network import Timed
 from hetopt.trainer.steps.adaptive_controller import AdaptiveController
-from hetopt.trainer.steps.step import Step
+from hetopt.trainer.steps.fused_step import FusedStep, SwitchingStep
 from hetopt.trainer.steps.traffic import GroupTraffic
 
 
@@ -109,4 +109,4 @@ class ExchangeConfig:
 class StepConfig(ExchangeConfig):
     """The same with the step that computes what is exchanged, warmed up."""
 
-    step: Step
+    step: FusedStep | SwitchingStep

@@ -20,16 +20,13 @@ SIZE = 50
 class VirtualClock:
     """Stands still but where somebody sleeps."""
 
-    def __init__(self) -> None:
-        self._now_s = 0.0
+    now_s = 0.0
 
-    def now_s(self) -> float:
-        return self._now_s
+    def __call__(self) -> float:
+        return self.now_s
 
-    def sleep_s(self, duration_s: float) -> None:
-        if duration_s < 0:
-            raise ValueError(f"time does not go back by {-duration_s} s")
-        self._now_s += duration_s
+    def sleep(self, duration_s: float) -> None:
+        self.now_s += duration_s
 
 
 def replay_of(
@@ -38,7 +35,9 @@ def replay_of(
     rates = (rate, 2 * rate, 3 * rate)
     stream = Stream.model_validate({"rates": rates, "buffer": policy, **fields})
     told: list[str] = []
-    return Replay(stream, rank, order=every_nth_of_all(SIZE, 0, rank, 3), clock=clock, tell=told.append)
+    return Replay(
+        stream, rank, order=every_nth_of_all(SIZE, 0, rank, 3), clock=clock, sleep=clock.sleep, tell=told.append
+    )
 
 
 @given(
@@ -60,7 +59,7 @@ def test_waits_and_buffer_follow_the_published_recurrence(rate: float, step_s: f
         else:
             waited_s += (count - buffered) / rate
             buffered = 0.0
-        clock.sleep_s(step_s)
+        clock.sleep(step_s)
         buffered += rate * step_s
     flow = replay.flow()
     assert flow.wait_s == pytest.approx(waited_s, abs=1e-6 * steps)
@@ -103,10 +102,10 @@ def test_every_sample_that_arrived_is_taken_or_dropped_or_waits(
     taken = dropped = 0
     for step_s in steps:
         taken += len(replay.take(7).names)
-        clock.sleep_s(step_s)
+        clock.sleep(step_s)
         flow = replay.flow()
         dropped += flow.dropped
-        arrived = math.floor(clock.now_s() * rate + 1e-9)
+        arrived = math.floor(clock.now_s * rate + 1e-9)
         if policy == "persistence":
             assert arrived - taken <= flow.buffered
         if policy == "truncation":
@@ -137,7 +136,7 @@ def test_a_resumed_replay_goes_on_behind_its_last_sample() -> None:
     expected = [whole.take(9).names.tolist() for _ in range(6)]
     found = [first.take(9).names.tolist() for _ in range(3)]
     place = dict(first.place())
-    clock.sleep_s(1000.0)  # away: what would have arrived meanwhile did not
+    clock.sleep(1000.0)  # away: what would have arrived meanwhile did not
     second = replay_of(clock)
     second.go_to(place)
     second.begin()
@@ -158,7 +157,7 @@ def test_a_wait_beyond_patience_is_refused_before_it_begins() -> None:
     replay.begin()
     with pytest.raises(RunFailed, match=r"would wait 128 s for a batch of 64: its stream brings 0\.5 samples a second"):
         replay.take(64)
-    assert clock.now_s() == 0
+    assert clock.now_s == 0
 
 
 @given(rate=st.floats(0.5, 1000), looks=st.lists(st.floats(0.01, 1.0), min_size=20, max_size=60))

@@ -7,7 +7,6 @@ The place of a run in streams: each worker knows its own samples, and all know h
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,28 +16,6 @@ import numpy as np
 
 from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.data.cursor import Cursor, GlobalBatch, Indices, count_of
-
-
-class Clock(Protocol):
-    """Tells the time and waits."""
-
-    def now_s(self) -> float:
-        """Seconds since some moment."""
-
-    def sleep_s(self, duration_s: float) -> None:
-        """Come back so much later."""
-
-
-class RealClock:
-    """The machine's monotonic clock."""
-
-    def now_s(self) -> float:
-        """See `Clock`."""
-        return time.monotonic()
-
-    def sleep_s(self, duration_s: float) -> None:
-        """See `Clock`."""
-        time.sleep(duration_s)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,10 +29,6 @@ class ScheduledRatio:
     ratio: float = 1.0
     schedule: tuple[float, ...] = ()
 
-    def __post_init__(self) -> None:
-        if any(not 0 < ratio <= 1 for ratio in (self.ratio, *self.schedule)):
-            raise ValueError(f"ratios are in (0, 1], not {self.ratio}, {self.schedule}")
-
     def initial(self) -> NothingToRemember:
         """The epoch says it all."""
         return NothingToRemember()

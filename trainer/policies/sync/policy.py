@@ -32,10 +32,6 @@ class SyncObservation:
     changes: tuple[float, ...] | None = None
     learning_rate: float = 0.0
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.local_steps <= self.step:
-            raise ValueError(f"of {self.step} steps, {self.local_steps} cannot be those since the last synchronisation")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SyncDecision:
