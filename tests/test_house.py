@@ -198,7 +198,6 @@ OURS = {
     "hetopt/backends/ec2/renter/watch.py: self.run_dir / folder": "one of two constants",
     "hetopt/optimizer/market/catalog_folder.py: old.with_name(f'.{old.name}-old')": "a date and a number",
     "hetopt/optimizer/market/catalog_refresh.py: bundled / name": "a constant",
-    "hetopt/optimizer/market/answer_store.py: self.folder / f'{part}.jsonl'": "a constant part of what AWS is asked",
     "hetopt/trainer/checkpoints/folder.py: self._folder / f'step-{step}'": "a number",
     "hetopt/trainer/checkpoints/folder.py: self._folder / f'step-{step}{_PARTIAL}'": "a number",
     "hetopt/trainer/checkpoints/folder.py: folder / name": "state or rank-N, and a suffix",

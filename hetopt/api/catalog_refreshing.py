@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from hetopt.core.errors import BadInput, CloudRefused, HetoptError
 from hetopt.core.extras import install_command
 from hetopt.core.paths import inside
-from hetopt.optimizer.market.answer_store import AnswerStore
 from hetopt.optimizer.market.catalog import BUNDLED, load_catalog
 from hetopt.optimizer.market.catalog_choice import catalog_in_use, catalogs_home
 from hetopt.optimizer.market.catalog_folder import write_catalog
@@ -51,7 +50,7 @@ class OwnCatalog:
 def refresh(
     region: str, *, account: bool = True, aws_profile: str | None = None, reporter: Reporter
 ) -> tuple[OwnCatalog, ...]:
-    """Read a region's prices; what was read before an interruption is not read again.
+    """Read a region's prices; a file that has not changed since the last reading is not read again.
 
     Prices on demand and on spot and how often spot is interrupted are what AWS publishes. With an account, its zones,
     their spot prices and the newest types come on top.
@@ -145,8 +144,6 @@ def _written(region: str, prices: PublicPrices, answers: Answers | None, now: da
             )
     made = refreshed(prices, answers, region, day, BUNDLED)
     folder = write_catalog(catalogs_home(), region, day.isoformat(), made.files)
-    if answers is not None:
-        AnswerStore.open(_reading(region), now).remove()
     return OwnCatalog(region=region, folder=folder, day=day, made=made)
 
 
@@ -170,8 +167,8 @@ def _answers(
     try:
         return pricing.read_region(
             region,
-            AnswerStore.open(_reading(region), now),
             session,
+            now,
             told=lambda part, items: reporter(f"{region}: {part}, {items:,}", None),
         )
     except CloudRefused as error:
@@ -179,10 +176,6 @@ def _answers(
             raise
         reporter.note(f"Without prices of zones: {error}")
         return None
-
-
-def _reading(region: str) -> Path:
-    return inside(catalogs_home(), f"{region}/reading", what="region")
 
 
 def _say_what_stays(region: str, today: datetime.date, note: Callable[[str], None]) -> None:

@@ -287,7 +287,7 @@ def test_a_full_disk_is_a_sentence(refresh: Callable[..., OwnCatalog], feeds: Fe
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))  # writing beyond it fails, as on a full disk
     try:
-        with pytest.raises(BadInput, match="feeds/regions.json cannot be written: File too large") as refused:
+        with pytest.raises(BadInput, match=r"feeds/regions\.json cannot be written: File too large") as refused:
             refresh()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
