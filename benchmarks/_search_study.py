@@ -20,13 +20,15 @@ from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, sear
 from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, tabulate_rows
 from hetopt.optimizer.search.forecast import forecast
 from hetopt.optimizer.search.objective import Limits
-from hetopt.optimizer.search.search import STUDY_TRIALS, Effort, search
+from hetopt.optimizer.search.search import Effort, Found, search, search_study
 from hetopt.optimizer.search.search_space import SearchSpace
-from hetopt.optimizer.search.study import study_mixes
+from hetopt.optimizer.search.study import Study
 from hetopt.optimizer.step_time.links import Network
 from tests.face import described
 
 LINKS_GBIT = (1, 10, 100)
+STUDY_TRIALS = 400
+
 BUDGET = 10.0
 """Over what the cheapest plan may cost."""
 
@@ -58,31 +60,35 @@ def answers(*, jobs: int | None = None, links: Sequence[int] = LINKS_GBIT, trial
     """All of them, or those of the first so many jobs."""
     found = []
     for job, link, objective, question in _questions(jobs, links):
-        exact = search(question.space, question.job, question.limits, seed=0, effort=Effort(trials=0))
-        told = search(question.space, question.job, question.limits, seed=0, effort=Effort(trials=trials)).studied
-        assert told is not None
-        assert told.gain is not None
-        score = question.limits.expected_score(exact.forecast)[question.limits.risk(exact.forecast) <= 1].min()
+        exact = search(question.space, question.job, question.limits)
+        effort = Effort(trials=trials)
+        told, _ = search_study(question.space, question.job, question.limits, exact, seed=0, effort=effort)
+        score = _score(question, exact)
         found.append(
             Answer(
                 job=job,
                 link_gbit=link,
                 objective=objective,
                 types=0 if exact.proof is None or not exact.proof.complete else exact.proof.types,
-                gain=told.gain,
-                front=told.front,
-                alone=_alone(question, trials) / float(score) - 1,
+                gain=1 - _score(question, told) / score,
+                front=int((told.front >= len(exact.rows)).sum()),
+                alone=_alone(question, trials) / score - 1,
             )
         )
     return found
 
 
+def _score(question: Question, found: Found) -> float:
+    limits = question.limits
+    return float(limits.expected_score(found.forecast)[limits.risk(found.forecast) <= 1].min())
+
+
 def _alone(question: Question, trials: int) -> float:
     """The best score of a study that is told nothing."""
     columns, limits = Columns(question.space), question.limits
-    options = range(len(question.space.options))
-    asked = study_mixes(columns, question.job, limits, [], options, seed=0, trials=trials)
-    rows, table = tabulate_rows(columns, ClusterRows.of(asked), question.job)
+    asked = Study(columns, question.job, limits, types=3, seed=0)
+    clusters = [asked.cluster(trial.params) for trial in asked.run([], trials).trials]
+    rows, table = tabulate_rows(columns, ClusterRows.of(clusters), question.job)
     if not len(rows):
         return math.inf
     found = forecast(table, question.job)
@@ -97,7 +103,7 @@ def _questions(jobs: int | None, links: Sequence[int]) -> Iterator[tuple[str, in
         problem = search_problem(PlanRequest(profile, catalog, goal, Options()))
         for link in links:
             space = _linked(problem.space, link)
-            cheapest = search(space, problem.job, Limits(time_weight=0.0), seed=0, effort=Effort(types=1))
+            cheapest = search(space, problem.job, Limits(time_weight=0.0), effort=Effort(types=1))
             budget = BUDGET * float(cheapest.forecast.cost_high_usd.min())
             for objective, weight in TIME_WEIGHTS.items():
                 limits = Limits(budget_usd=budget, time_weight=weight)

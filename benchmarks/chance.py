@@ -210,7 +210,7 @@ def measure(plans: int, runs: int, *, seed: int = 0) -> list[Told]:
     number = 0
     for question, asked in questions(3 * plans, seed=seed):
         number += 1
-        found = search(question.space, question.job, question.limits, seed=number, effort=Effort(types=2, trials=0))
+        found = search(question.space, question.job, question.limits, effort=Effort(types=2, trials=0))
         if found.chosen is None:
             continue
         chosen = confident(question.space, question.job, found, question.limits, asked, seed=number)

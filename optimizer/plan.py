@@ -472,13 +472,6 @@ class Scenario(Record):
     same: bool = Field(description="whether the same machines would win")
 
 
-class Rejected(Record):
-    """A plan that would have been better, and the limit that it breaks."""
-
-    plan: Point
-    reason: str
-
-
 SURE = 0.9
 """Probability with which a plan keeps its limits where nobody asks for another: less is a risk, and no success."""
 
@@ -505,7 +498,6 @@ class Sensitivity(Record):
     cost_90_usd: NonNegativeFloat = Field(description="nine of ten simulated runs cost less")
     total_90_s: NonNegativeFloat = Field(description="nine of ten simulated runs take less")
     scenarios: tuple[Scenario, ...]
-    rejected: tuple[Rejected, ...]
 
     @property
     def is_risk(self) -> bool:

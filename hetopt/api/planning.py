@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from hetopt.api import sync_options
 from hetopt.api.catalogs import in_use
@@ -49,6 +49,9 @@ from hetopt.optimizer.recommendation.ranking import Ranking, compare
 from hetopt.optimizer.recommendation.recommend import recommend as find_plan
 from hetopt.optimizer.recommendation.regions import Compared, Market, compare_regions
 from hetopt.optimizer.step_time.earlier_runs import EarlierRuns, earlier_runs_file, kept
+
+if TYPE_CHECKING:
+    import optuna
 
 PRECISIONS = ("auto", *get_args(Precision))
 
@@ -95,8 +98,8 @@ def recommend(
     catalog: Path | str | None = None,
     observed: Path | str | Literal["none"] | None = None,
     inventory: Path | str | None = None,
-    trials: int | None = None,
-    journal: Path | str | None = None,
+    trials: int = 0,
+    study: Path | str | optuna.Study | None = None,
     seed: int = 0,
     reporter: Reporter | None = None,
 ) -> Plan:
@@ -154,9 +157,8 @@ def recommend(
         observed: file of what was seen of spot pools; absent: what your launches have seen; ``"none"``: nothing.
         inventory: file of machines of your own, such as ``"hosts.toml"``: a plan for some of them is made as well, and
             the better of the two is returned, with a word on the other.
-        trials: of an Optuna study of the whole space, which starts from the best that exact search found. Absent: 400
-            with a ``journal``, and none without.
-        journal: file that keeps the study's trials; it goes on from those in it, and optuna-dashboard shows them.
+        trials: of other samplers of Optuna, beside what exact search proved.
+        study: an Optuna study, or the file that keeps one: what was weighed is its trials.
         seed: the same seed gives the same plan.
         reporter: told what goes on.
 
@@ -201,7 +203,7 @@ def recommend(
         confidence=confidence,
         accept_risk=accept_risk,
         trials=trials,
-        journal=journal,
+        study=study,
         observed=_observed(observed, told),
         learning_rate_rule=learning_rate_rule,
         sync=sync,
@@ -299,8 +301,8 @@ def search_options(
     time_weight: float | None = None,
     confidence: float | None = None,
     accept_risk: bool = False,
-    trials: int | None = None,
-    journal: Path | str | None = None,
+    trials: int = 0,
+    study: Path | str | optuna.Study | None = None,
     observed: ObservedPreemptions | None = None,
     learning_rate_rule: ScalingRule | None = None,
     sync: str | None = None,
@@ -337,7 +339,7 @@ def search_options(
         confidence=confidence,
         accept_risk=accept_risk,
         trials=trials,
-        journal=None if journal is None else _journal(Path(journal)),
+        study=_journal(Path(study)) if isinstance(study, Path | str) else study,
         observed=observed,
         learning_rate_rule=chosen(learning_rate_rule, get_args(ScalingRule), "learning rate rule"),
         sync=None if sync is None else parse_sync(sync),
@@ -354,7 +356,7 @@ def _journal(path: Path) -> Path:
         BadInput: it holds something else, or cannot be read or made.
     """
     if path.is_dir() or not path.parent.is_dir():
-        raise BadInput(f"{path} cannot be the journal of a search.", hint="name a file in a folder as `journal`")
+        raise BadInput(f"{path} cannot be the journal of a search.", hint="name a file in a folder as `study`")
     if path.exists():
         with opened_file(path, hint=_NO_JOURNAL) as stream:
             first = stream.readline(_MOST_OF_AN_ENTRY)
@@ -364,7 +366,7 @@ def _journal(path: Path) -> Path:
     return path
 
 
-_NO_JOURNAL = "name another file as `journal`, one that it made or that is not there yet"
+_NO_JOURNAL = "name another file as `study`, one that it made or that is not there yet"
 _MOST_OF_AN_ENTRY = 100_000
 """Bytes."""
 
@@ -419,7 +421,7 @@ def compared_regions(
     markets = [
         Market(catalog=one.catalog, quotas=read_quotas(_quotas(quotas, one.catalog.region, told))) for one in regional
     ]
-    return compare_regions(profile, markets, goal, options, seed=seed)
+    return compare_regions(profile, markets, goal, options)
 
 
 def _earlier(told: Reporter) -> EarlierRuns | None:

@@ -73,14 +73,9 @@ MOOT: Mapping[str, tuple[Moot, ...]] = {
             use="with --rank, which only compares clusters",
             options=_names(
                 "budget_usd deadline target epochs steps objective time_weight confidence accept_risk data data_region "
-                "provisioning trials observed inventory seed journal report explain output"
+                "provisioning trials observed inventory seed study report explain output"
             ),
             hint="leave --rank out, and give the run's length with --epochs or --steps, for a plan",
-        ),
-        Moot(
-            when=lambda values: values["trials"] == 0,
-            use="with --trials 0, which is no study",
-            options=_names("journal"),
         ),
     ),
     "estimate": (

@@ -322,21 +322,6 @@ def _show_insight(plan: Plan) -> None:
         ["if", "then"],
         [[world.change, world.verdict] for world in seen.scenarios],
     )
-    if seen.rejected:
-        render.heading("Better plans that a limit rejects")
-        render.table(
-            ["machines", "time", "cost", "rejected by"],
-            [
-                [
-                    one.plan.machines,
-                    formatting.duration(one.plan.total_s),
-                    formatting.usd(one.plan.cost_usd),
-                    one.reason,
-                ]
-                for one in seen.rejected
-            ],
-            numbers={"time", "cost"},
-        )
 
 
 def _limits(goal: Goal) -> str:

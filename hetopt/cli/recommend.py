@@ -162,12 +162,8 @@ class Recommend:
         ),
     ] = False
     trials: Annotated[
-        int | None,
-        typer.Option(
-            help="Also look through the whole space with so many trials of an Optuna study, from what exact search "
-            "found. Default: 400 with --resume, else none.",
-        ),
-    ] = None
+        int, typer.Option(help="Add so many trials of Optuna's NSGA-II to those that exact search has weighed.")
+    ] = 0
     observed: Annotated[
         str | None,
         typer.Option(
@@ -183,12 +179,11 @@ class Recommend:
         ),
     ] = None
     seed: Annotated[int, typer.Option(help="Seed of the search: the same seed gives the same plan.")] = 0
-    journal: Annotated[
+    study: Annotated[
         Path | None,
         typer.Option(
-            "--resume",
             metavar="FILE",
-            help="Keep the study's trials in this file, and go on from those in it; optuna-dashboard FILE shows them.",
+            help="Keep what was weighed as trials of an Optuna study in this file; optuna-dashboard FILE shows them.",
         ),
     ] = None
     report: Annotated[

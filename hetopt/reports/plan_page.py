@@ -306,18 +306,3 @@ def _insight(seen: Sensitivity | None) -> Iterable[str]:
         table("what would change the choice", ["if", "then"], changing) if changing else "",
         f'<p class="soft">The same machines win with {escape("; ".join(same))}.</p>' if same else "",
     )
-    rejected = [
-        [
-            escape(one.plan.machines),
-            figure("rejected_total_s", one.plan.total_s, formatting.duration),
-            figure("rejected_cost_usd", one.plan.cost_usd, formatting.usd),
-            escape(one.reason),
-        ]
-        for one in seen.rejected
-    ]
-    columns = ["machines", "time", "cost", "rejected by"]
-    if rejected:
-        yield section(
-            "Better plans that a limit rejects",
-            table("better plans that a limit rejects", columns, rejected, numbers=frozenset({1, 2})),
-        )

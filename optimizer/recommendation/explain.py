@@ -22,7 +22,7 @@ from hetopt.optimizer.fit import FittedModel, times_as_long
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import EVIDENCE_IN_WORDS, Candidate, Sensitivity, limits_in_words
 from hetopt.optimizer.search.objective import BALANCED, FASTEST, Limits, choose
-from hetopt.optimizer.search.search import Found
+from hetopt.optimizer.search.search import Found, proved
 from hetopt.optimizer.step_time.links import not_measured
 from hetopt.optimizer.step_time.local_steps import communication
 from hetopt.optimizer.step_time.transfer import ReferenceHost
@@ -68,7 +68,7 @@ def explain(
     return (
         _why(found, chosen, limits, seen),
         *_chance(seen),
-        *_against_uniform(found, chosen, candidate, limits, seen),
+        *_proved(found, chosen, candidate, limits),
         *_on_demand(chosen, catalog),
         _time(chosen),
         *_precision(model, chosen, to_target=to_target),
@@ -124,27 +124,12 @@ def _chance(seen: Sensitivity) -> Iterator[str]:
         )
 
 
-def _against_uniform(
-    found: Found, chosen: Candidate, candidate: Callable[[int], Candidate], limits: Limits, seen: Sensitivity
-) -> Iterator[str]:
-    if len(chosen.groups) == 1:
-        yield _no_better_mix(found, seen)
-        return
+def _proved(found: Found, chosen: Candidate, candidate: Callable[[int], Candidate], limits: Limits) -> Iterator[str]:
+    """What the exact part of the search has shown, and the best cluster of one type beside a mix."""
+    yield f"{proved(found).capitalize()}."
     best, _ = choose(found.forecast.take(slice(found.uniform)), limits)
-    if best is None:
-        yield "No cluster of a single machine type fits."
-    else:
+    if len(chosen.groups) > 1 and best is not None:
         yield f"The best cluster of a single machine type is {candidate(best)}."
-
-
-def _no_better_mix(found: Found, seen: Sensitivity) -> str:
-    proof = found.proof
-    if proof is None or seen.gap is None:
-        if not found.mixes:
-            return "No mix of machine types was tried."
-        return f"None of the {found.mixes:,} mixes of machine types that were tried did better by more than 2 %."
-    types = "two" if proof.types == 2 else "up to three"
-    return f"No mix of {types} machine types is better by more than {100 * seen.gap:.1f} %: all were considered."
 
 
 def dearer_on_spot(chosen: Candidate, catalog: Catalog) -> Iterator[str]:

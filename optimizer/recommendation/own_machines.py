@@ -67,7 +67,7 @@ def own_request(request: PlanRequest, hosts: Sequence[Host], now: datetime) -> P
         data_region=None,
         startup_s=request.profile.startup_s or STARTUP_S,
         observed=None,
-        journal=None,
+        study=None,
     )
     return replace(
         request,

@@ -10,19 +10,17 @@ from numpy.typing import NDArray
 
 from hetopt.core.formatting import chance, duration, round_up_s, usd, usd_at_least
 from hetopt.core.formatting import cluster as cluster_words
-from hetopt.optimizer.plan import Point, Rejected, Scenario, Sensitivity
+from hetopt.optimizer.plan import Point, Scenario, Sensitivity
 from hetopt.optimizer.recommendation.confidence import simulate
 from hetopt.optimizer.recommendation.remedies import Limit, Question
 from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, tabulate_rows
 from hetopt.optimizer.search.forecast import Forecast, JobModel, forecast
-from hetopt.optimizer.search.objective import Limits, best_rows, choose, sure_quantile
+from hetopt.optimizer.search.objective import Limits, best_rows, choose
 from hetopt.optimizer.search.search import Found
 from hetopt.optimizer.search.search_space import Cluster, SearchSpace
 
 WEIGHED = 4000
 """Of the best plans so many are priced again in each other world: the winner there was close here."""
-
-REJECTED = 4
 
 
 def insight(
@@ -60,7 +58,6 @@ def insight(
         cost_90_usd=float(runs.quantile_usd(0.9)[0]),
         total_90_s=float(runs.quantile_s(0.9)[0]),
         scenarios=(*_scenarios(space, job, found, limits), *_less(question, found, limits)) if worlds else (),
-        rejected=tuple(_rejected(space, found, limits)) if worlds else (),
     )
 
 
@@ -136,45 +133,3 @@ def _scenario(
         best=told,
         same=False,
     )
-
-
-def _rejected(space: SearchSpace, found: Found, limits: Limits) -> Iterator[Rejected]:
-    """Plans with a better score that are not sure to keep a limit, those first that break it least."""
-    assert found.chosen is not None
-    told = found.forecast
-    score = limits.expected_score(told)
-    risk = limits.risk(told)
-    better = np.flatnonzero((risk > max(1.0, risk[found.chosen])) & (score < 0.98 * score[found.chosen]))
-    seen: set[tuple[int, ...]] = set()
-    for row in better[np.argsort(risk[better], kind="stable")].tolist():
-        cluster = found.cluster(row)
-        kinds = tuple(option for option, _ in cluster.machines)
-        if kinds in seen:
-            continue
-        seen.add(kinds)
-        yield Rejected(plan=point(space, cluster, told, row), reason=_reason(told, row, limits))
-        if len(seen) == REJECTED:
-            return
-
-
-def _reason(told: Forecast, row: int, limits: Limits) -> str:
-    """The limit that is exceeded, in more than every second or than one of ten runs."""
-    reasons = []
-    for name, limit, value, high, say in (
-        ("budget", limits.budget_usd, told.cost_usd[row], sure_quantile(told.cost_usd, told.cost_high_usd)[row], usd),
-        (
-            "deadline",
-            limits.deadline_s,
-            told.total_s[row],
-            sure_quantile(told.total_s, told.total_high_s)[row],
-            duration,
-        ),
-    ):
-        if limit is None or high <= limit:
-            continue
-        figure, how = (value, "or more in every other run") if value > limit else (high, "or more in one of ten runs")
-        reasons.append(f"{name} of {say(limit)}: {say(float(figure))} {how}")
-    if limits.budget_usd is not None and told.least_budget_usd[row] > limits.budget_usd:
-        least = usd_at_least(float(told.least_budget_usd[row]))
-        reasons.append(f"budget of {usd(limits.budget_usd)}: {least} is ten minutes of it at its on-demand price")
-    return "; ".join(reasons)
