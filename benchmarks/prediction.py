@@ -40,7 +40,7 @@ from benchmarks._step_traces import (
     tasks,
     traces,
 )
-from hetopt.optimizer.step_time.baselines import Goodput, StepTimePeer, ernest, scavenger
+from benchmarks._step_baselines import Goodput, StepTimePeer, ernest, scavenger
 from hetopt.optimizer.step_time.model import StepTimeModel
 from hetopt.optimizer.step_time.observed import observe
 from hetopt.optimizer.step_time.posterior import Posterior, fit

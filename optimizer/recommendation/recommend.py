@@ -64,7 +64,6 @@ from hetopt.optimizer.search.search_space import (
     drop_dominated,
     drop_slower_precisions,
     machine_options,
-    without_idle_limits,
 )
 from hetopt.optimizer.step_time.device_memory import most_kept
 from hetopt.optimizer.step_time.local_options import LocalOption, asked_option, is_planned, measured_options
@@ -445,9 +444,8 @@ def space_of(
     else:
         smallest, largest = batch_range(model.convergence, job.batch_size, to_target=to_target)
         batches = batch_ladder(min(smallest, job.dataset_size), min(largest, job.dataset_size), job.batch_size)
-    bound = without_idle_limits(usable, menu.options, batch_size=max(batches), workers=options.max_workers)
     return SearchSpace(
-        options=drop_dominated(bound),
+        options=drop_dominated(usable),
         batch_sizes=batches,
         exchanges=menu.options,
         left_out=menu.left_out,
