@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks._step_baselines import scavenger
 from benchmarks._step_traces import FOLDERS, Samples, read, score
 from hetopt.core.step_samples import Configuration
 from hetopt.optimizer.exploring import Exploration, Measured, Stopped
-from benchmarks._step_baselines import scavenger
 from hetopt.optimizer.step_time.model import StepTimeModel
 from hetopt.optimizer.step_time.observed import observe
 

@@ -10,29 +10,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hetopt.core.step_samples import Configuration, StepSample
-from hetopt.optimizer.step_time.calibration import HeldOut, held_out, quantile
+from hetopt.optimizer.step_time.calibration import HeldOut, quantile
 from hetopt.optimizer.step_time.design_matrix import Array
 from hetopt.optimizer.step_time.model import StepTime
-from hetopt.optimizer.step_time.observed import observe
-from hetopt.optimizer.step_time.posterior import Posterior, fit
-from hetopt.optimizer.step_time.prediction import predict
-from hetopt.optimizer.step_time.tiers import Kinship
-
-
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
-
-import numpy as np
-
-from hetopt.core.step_samples import Configuration, StepSample
-from hetopt.optimizer.step_time.design_matrix import Array
 
 
 def columns(configurations: Sequence[Configuration]) -> tuple[Array, Array, Array]:
@@ -232,10 +218,6 @@ class PeerModel:
         ]
 
 
-
-
-
-
 def _left_out(fit_peer: Callable[[Sequence[StepSample]], StepTimePeer], samples: Sequence[StepSample]) -> HeldOut:
     """Errors of a peer on each layout, fitted to four fifths of the others."""
     place = {layout: index for index, layout in enumerate(sorted({sample.layout for sample in samples}))}
@@ -245,8 +227,6 @@ def _left_out(fit_peer: Callable[[Sequence[StepSample]], StepTimePeer], samples:
         out = layout % FOLDS == fold
         residual[out] = _residuals(fit_peer(_some(samples, ~out)), _some(samples, out))
     return HeldOut(residual=residual, log_sd=np.ones(len(samples)), layout=layout)
-
-
 
 
 def _residuals(peer: StepTimePeer, shown: Sequence[StepSample]) -> Array:
@@ -260,5 +240,3 @@ def _some(samples: Sequence[StepSample], which: NDArray[np.bool_]) -> list[StepS
 def _logs(samples: Sequence[StepSample]) -> Array:
     logs: Array = np.log(np.array([sample.step_time_s for sample in samples], dtype=np.float64))
     return logs
-
-

@@ -25,6 +25,7 @@ from benchmarks._held_out_priors import FLAT, learned_priors
 from benchmarks._outcome import Bound, Outcome, parser, publish, run_benchmark
 from benchmarks._probe_search import probe_search
 from benchmarks._rehearsed_steps import rehearsed_steps
+from benchmarks._step_baselines import Goodput, StepTimePeer, ernest, scavenger
 from benchmarks._step_traces import (
     AZURE,
     EVERY,
@@ -40,7 +41,6 @@ from benchmarks._step_traces import (
     tasks,
     traces,
 )
-from benchmarks._step_baselines import Goodput, StepTimePeer, ernest, scavenger
 from hetopt.optimizer.step_time.model import StepTimeModel
 from hetopt.optimizer.step_time.observed import observe
 from hetopt.optimizer.step_time.posterior import Posterior, fit

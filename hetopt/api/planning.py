@@ -45,7 +45,6 @@ from hetopt.optimizer.market.quota import read_quotas
 from hetopt.optimizer.plan import Goal, Objective, Plan, ScalingRule
 from hetopt.optimizer.recommendation.options import Options, PlanRequest
 from hetopt.optimizer.recommendation.own_machines import better_of, on_own_machines
-from hetopt.optimizer.recommendation.ranking import Ranking, compare
 from hetopt.optimizer.recommendation.recommend import recommend as find_plan
 from hetopt.optimizer.recommendation.regions import Compared, Market, compare_regions
 from hetopt.optimizer.step_time.earlier_runs import EarlierRuns, earlier_runs_file, kept
@@ -250,31 +249,6 @@ def recommend(
     if plan.run.script:
         check_for_script(plan.run)
     return plan
-
-
-def rank_clusters(
-    profile: Profile | Path | str,
-    options: Options,
-    *,
-    region: str = "us-east-1",
-    catalog: Path | str | None = None,
-    reporter: Reporter | None = None,
-) -> Ranking:
-    """Only compare clusters, where no pilot says how many steps the target takes. No budget is needed.
-
-    Args:
-        profile: made by `hetopt.profile`, or its file.
-        options: what narrows the search, see `search_options`.
-        region: as of `recommend`.
-        catalog: as of `recommend`.
-        reporter: told what goes on.
-    """
-    told = reporter or Reporter()
-    options = replace(options, earlier=_earlier(told))
-    found = in_use(region, None if catalog is None else Path(catalog))
-    if found.note:
-        told.note(found.note)
-    return compare(profile_of(profile), found.catalog, options)
 
 
 def search_options(

@@ -11,7 +11,7 @@ from hetopt.api.values import chosen
 from hetopt.core.artifact import kind_in
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import Profile
-from hetopt.core.step_samples import Configuration, StepSample, StepSamples
+from hetopt.core.step_samples import Configuration, StepSamples
 from hetopt.optimizer.fit import fit
 from hetopt.optimizer.market.catalog import Catalog, Market
 from hetopt.optimizer.search.asked_steps import AskedSteps
@@ -58,7 +58,6 @@ class Planned:
         ]
 
 
-
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
     """What can be asked about step times, once something was measured.
@@ -101,7 +100,7 @@ class StepTimes:
 
     @property
     def model(self) -> Planned:
-        """hetopt's model."""
+        """Hetopt's model."""
         return Planned(plans=self.plans, own=self.own)
 
     def explain(self, configuration: Configuration) -> Explanation:

@@ -71,7 +71,6 @@ FLAGS: Mapping[str, str] = {
     "probe_budget_usd": "--probe-budget",
     "quotas": "--quota",
     "provisioning": "--provisioning",
-    "rank": "--rank",
     "ratio": "--ratio",
     "ratio_policy": "--ratio-policy",
     "region": "--region",

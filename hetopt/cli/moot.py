@@ -67,17 +67,6 @@ MOOT: Mapping[str, tuple[Moot, ...]] = {
             when=lambda values: not values["suggest_probes"], use="without --suggest-probes", options=_names("market")
         ),
     ),
-    "recommend": (
-        Moot(
-            when=lambda values: values["rank"],
-            use="with --rank, which only compares clusters",
-            options=_names(
-                "budget_usd deadline target epochs steps objective time_weight confidence accept_risk data data_region "
-                "provisioning trials observed inventory seed study report explain output"
-            ),
-            hint="leave --rank out, and give the run's length with --epochs or --steps, for a plan",
-        ),
-    ),
     "estimate": (
         Moot(
             when=lambda values: values["flops"] is not None,
@@ -94,13 +83,6 @@ MOOT: Mapping[str, tuple[Moot, ...]] = {
         ),
     ),
     "gc": (Moot(when=lambda values: values["run"] is not None, use="with --run", options=_names("everything")),),
-    "catalog refresh": (
-        Moot(when=lambda values: not values["account"], use="with --no-account", options=_names("profile")),
-        Moot(
-            when=lambda values: values["region"] == "all",
-            use="with --region all, which asks no account",
-            options=_names("profile"),
-        ),
     ),
 }
 """By command. What a place to launch or to explore takes is the library's to say (`hetopt.api.backends.TAKES`)."""

@@ -63,8 +63,6 @@ def _show(configuration: Configuration, explanation: Explanation) -> None:
             render.bullet(about)
 
 
-
-
 def answer(model: Planned, chunks: Iterable[list[Query]]) -> None:
     """One line out for each line in. Lines that cannot be predicted carry the reason, and are counted at the end."""
     total, refused = 0, list[str]()

@@ -155,12 +155,6 @@ class Recommend:
         ),
     ] = None
     catalog: CatalogFolder = None
-    rank: Annotated[
-        bool,
-        typer.Option(
-            "--rank", help="Only compare clusters, where no pilot says how many steps the target takes. No budget."
-        ),
-    ] = False
     trials: Annotated[
         int, typer.Option(help="Add so many trials of Optuna's NSGA-II to those that exact search has weighed.")
     ] = 0
@@ -224,25 +218,10 @@ def recommend(asked: Recommend) -> None:
     parse.ready_to_write(asked.report, force=asked.force, replaces="hetopt plan")
     market = parse.market(asked.market, spot=asked.spot, on_demand=asked.on_demand)
     weight = parse.time_weight(asked.time_weight)
-    if asked.rank:
-        _rank(asked, market, weight)
-        return
     with render.progress("searching") as reporter:
         plan = hetopt.recommend(**given(asked, hetopt.recommend, market=market, time_weight=weight, reporter=reporter))
     _write(plan, asked)
     _refuse_a_risk(plan)
-
-
-def _rank(asked: Recommend, market: str, weight: float | None) -> None:
-    """Only compare clusters."""
-    from hetopt.api.planning import rank_clusters, search_options
-    from hetopt.cli import render
-    from hetopt.cli.plan_view import show_ranking
-    from hetopt.core.reporter import Reporter
-
-    search = search_options(**given(asked, search_options, market=market, time_weight=weight, observed=None))
-    notes = Reporter(note=render.note)
-    show_ranking(rank_clusters(**given(asked, rank_clusters, options=search, reporter=notes)), as_json=asked.as_json)
 
 
 def _write(plan: Plan, asked: Recommend) -> None:

@@ -23,9 +23,8 @@ from hetopt.optimizer.convergence.compression_penalty import (
     QualityGate,
     fit_penalty,
 )
-from hetopt.optimizer.convergence.law_choice import choose
 from hetopt.optimizer.convergence.local_penalty import CLOSED_GATE, LocalGate, LocalPilot
-from hetopt.optimizer.convergence.steps_law import MCCANDLISH, SCAVENGER, Z90, PriorRun, StepsCurve, StepsLaw
+from hetopt.optimizer.convergence.steps_law import MCCANDLISH, Z90, PriorRun, StepsCurve
 
 Array = NDArray[np.float64]
 
@@ -133,39 +132,6 @@ class TargetSteps:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RelativeSteps:
-    """Steps compared with dense training at one batch size, where no run has said how many those are.
-
-    It ranks clusters by ``steps * step time`` and no more: the times and costs that come of it have no unit.
-
-    Attributes:
-        curve: steps by batch size, 1 at ``reference_batch_size``.
-    """
-
-    curve: StepsCurve
-    reference_batch_size: int
-    penalty: CompressionPenalty = UNFITTED
-
-    @property
-    def source(self) -> str:
-        """What the number of steps is based on, as a phrase."""
-        return (
-            f"relative to a batch of {self.reference_batch_size}, from the noise scale alone: "
-            "it ranks plans, but says nothing about how long any of them takes"
-        )
-
-    def steps(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
-        """Steps over those at the reference batch size without compression."""
-        batch = np.asarray(global_batch_size, dtype=np.float64)
-        return np.asarray(self.curve.steps(batch) * self.penalty.inflation(gain))
-
-    def log_sd(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
-        """Spread of one run over another, of the critical batch size, and of the compression penalty."""
-        batch = np.asarray(global_batch_size, dtype=np.float64)
-        return np.hypot(self.curve.log_sd(batch), self.penalty.log_sd(gain))
-
-
-@dataclass(frozen=True, kw_only=True)
 class EpochSteps:
     """Steps of a run of a given number of passes over the data.
 
@@ -217,13 +183,8 @@ class FixedSteps:
         return np.zeros(np.broadcast_shapes(np.shape(global_batch_size), np.shape(gain)))
 
 
-StepsModel: TypeAlias = TargetSteps | RelativeSteps | EpochSteps | FixedSteps
+StepsModel: TypeAlias = TargetSteps | EpochSteps | FixedSteps
 """Steps that a goal needs. Arrays in, arrays out; batch sizes in samples, gain in (0, 1]."""
-
-
-def default_laws(noise_scale: float | None = None) -> tuple[StepsLaw, ...]:
-    """The law that is taken, and those that replace it where they predict held-out runs clearly better."""
-    return (AveragedLaw(noise_scale=noise_scale), MCCANDLISH, SCAVENGER)
 
 
 def fit_convergence(profile: Profile) -> Convergence:
@@ -246,7 +207,7 @@ def fit_convergence(profile: Profile) -> Convergence:
             if not sizes
             else "one pilot reached the target, and no noise scale says what another batch size needs",
         )
-    choice = choose(default_laws(noise), runs)
+    curve: StepsCurve = AveragedLaw(noise_scale=noise).fit(runs)
     if len(sizes) > 1:
         minimum_steps, minimum_samples = fit_steps(sizes, [_mean_steps(runs, size) for size in sizes])
         basis = f"pilots that reached the target at batch sizes {', '.join(map(str, sizes))}"
@@ -256,20 +217,20 @@ def fit_convergence(profile: Profile) -> Convergence:
         minimum_samples = minimum_steps * critical
         basis = f"a pilot that reached the target at batch size {sizes[0]} and the measured noise scale"
     rule = profile.job.learning_rate_rule
-    compressed = tuple(_compressed(profile.pilots, choice.curve))
+    compressed = tuple(_compressed(profile.pilots, curve))
     penalty = fit_penalty(compressed)
     return Convergence(
         minimum_steps=minimum_steps,
         minimum_samples=minimum_samples,
         noise_scale=noise,
         pilot_batch_sizes=tuple(sizes),
-        log_sd=float(choice.curve.log_sd(np.array(sizes)).mean()),
+        log_sd=float(curve.log_sd(np.array(sizes)).mean()),
         basis=f"{basis}; {LEARNING_RATES[rule]}",
-        curve=choice.curve,
+        curve=curve,
         learning_rate_rule=rule,
         penalty=penalty,
         gate=QualityGate(pilots=compressed, penalty=penalty),
-        local=LocalGate(pilots=tuple(_local(profile.pilots, choice.curve))),
+        local=LocalGate(pilots=tuple(_local(profile.pilots, curve))),
     )
 
 
@@ -305,8 +266,7 @@ def target_steps(convergence: Convergence, *, check_every_samples: float = 0.0) 
     if convergence.minimum_steps is None or convergence.minimum_samples is None:
         raise BadInput(
             "The profile cannot say how many steps the target needs, because no pilot run reached it.",
-            hint="give the length of the run with `epochs` or `steps`, compare clusters with `rank=True`, or profile "
-            "again with a larger `time_budget_s`",
+            hint="give the length of the run with `epochs` or `steps`, or profile again with  a larger `time_budget_s`",
         )
     return TargetSteps(
         convergence=convergence,
@@ -314,24 +274,6 @@ def target_steps(convergence: Convergence, *, check_every_samples: float = 0.0) 
         minimum_samples=max(convergence.minimum_samples, 1e-9),
         check_every_samples=check_every_samples,
         penalty=convergence.penalty,
-    )
-
-
-def relative_steps(convergence: Convergence, reference_batch_size: int) -> RelativeSteps:
-    """How batch sizes compare when no pilot reached the target, going by the noise scale.
-
-    Raises:
-        BadInput: nothing is known of the noise either.
-    """
-    if convergence.noise_scale is None:
-        raise BadInput(
-            "The profile cannot even rank batch sizes, because neither a finished pilot nor the noise scale is in it.",
-            hint="give the length of the run with `epochs` or `steps`, or profile again with a larger `time_budget_s`",
-        )
-    unit = PriorRun(global_batch_size=reference_batch_size, steps_to_target=1.0)
-    return RelativeSteps(
-        curve=AveragedLaw(noise_scale=convergence.noise_scale).fit([unit]),
-        reference_batch_size=reference_batch_size,
     )
 
 

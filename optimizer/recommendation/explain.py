@@ -17,7 +17,6 @@ from hetopt.optimizer.convergence.convergence import statistical_efficiency
 from hetopt.optimizer.convergence.local_penalty import steps_in_words
 from hetopt.optimizer.convergence.precision_loss import precision_loss
 from hetopt.optimizer.convergence.steps_law import Z90
-from hetopt.optimizer.cost import mixing
 from hetopt.optimizer.fit import FittedModel, times_as_long
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import EVIDENCE_IN_WORDS, Candidate, Sensitivity, limits_in_words
@@ -76,7 +75,6 @@ def explain(
         _money(chosen),
         *_begins_again(model.profile),
         *_scarce(found, chosen),
-        *_mixing(chosen),
         *_evidence(model, host, chosen),
         *_local(model, chosen, to_target=to_target),
         *_not_on_the_menu(left_out, chosen),
@@ -232,12 +230,6 @@ def _money(chosen: Candidate) -> str:
         ", spot estimated from the published saving: look at the live price before renting" if estimates else ""
     )
     return f"The {usd(chosen.prediction.cost_usd.value)} are {terms} ({note})."
-
-
-def _mixing(chosen: Candidate) -> Iterator[str]:
-    told = mixing.in_words(chosen.groups)
-    if told is not None:
-        yield told
 
 
 def _scarce(found: Found, chosen: Candidate) -> Iterator[str]:

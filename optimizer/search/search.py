@@ -179,7 +179,8 @@ def search_study(
         rows = ClusterRows.concatenate([found.rows, pool.rows])
         forecast = Forecast.concatenate([found.forecast, pool.forecast])
         found = replace(found, rows=rows, forecast=forecast, **_choice(forecast, limits))
-    return replace(found, trials=len(study.trials)), study
+    done = sum(trial.state.is_finished() for trial in study.trials)
+    return replace(found, trials=done, stopped=found.stopped or asked.stopped), study
 
 
 def proved(found: Found) -> str:

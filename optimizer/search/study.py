@@ -28,6 +28,7 @@ from optuna.storages.journal import JournalFileBackend
 
 from hetopt.core import formatting
 from hetopt.core.errors import BadInput
+from hetopt.core.interruption import goes_on
 from hetopt.core.step_samples import IN_PRECISION
 from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, tabulate_rows
 from hetopt.optimizer.search.forecast import JobModel, forecast
@@ -65,11 +66,12 @@ class ExactFirst(BaseSampler):
 
 
 class Study:
-    """Trials over the clusters of a search space."""
+    """Trials over the clusters of a search space; ``stopped`` says whether somebody stopped them."""
 
     def __init__(self, columns: Columns, job: JobModel, limits: Limits, *, types: int, seed: int) -> None:
         space = columns.space
         self.columns, self.job, self.limits, self.seed = columns, job, limits, seed
+        self.stopped = False
         self.names = [_name(option) for option in space.options]
         self.slots = range(min(types, len(self.names)))
         self.space: dict[str, BaseDistribution] = {}
@@ -101,7 +103,11 @@ class Study:
             begun = [self._parameters(cluster) for cluster in first]
             study.sampler = ExactFirst(begun, then or NSGAIISampler(seed=self.seed), self.space)
             done = sum(trial.state.is_finished() for trial in study.trials)
-            study.optimize(self._price, n_trials=max(0, len(first) + trials - done))
+            try:
+                study.optimize(self._price, n_trials=max(0, len(first) + trials - done))
+            except KeyboardInterrupt:
+                goes_on()
+                self.stopped = True
         return study
 
     def cluster(self, parameters: Mapping[str, Any]) -> Cluster:

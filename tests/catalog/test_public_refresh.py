@@ -63,7 +63,7 @@ def said() -> list[str]:
 @pytest.fixture
 def refresh(feeds: Feeds, said: list[str]) -> Callable[..., OwnCatalog]:
     def once(region: str = REGION) -> OwnCatalog:
-        (own,) = catalog_refreshing.refresh(region, account=False, reporter=Reporter(note=said.append))
+        (own,) = catalog_refreshing.refresh(region, reporter=Reporter(note=said.append))
         return own
 
     return once
@@ -272,9 +272,7 @@ def test_all_regions_are_read_one_after_another_and_each_is_in_use_when_it_is_wh
 ) -> None:
     feeds.fill(names=FEW, regions=("eu-west-1", "eu-west-2", "xx-none-1"))
     told: list[tuple[str, float | None]] = []
-    own = catalog_refreshing.refresh(
-        "all", account=False, reporter=Reporter(progress=lambda text, done: told.append((text, done)))
-    )
+    own = catalog_refreshing.refresh("all", reporter=Reporter(progress=lambda text, done: told.append((text, done))))
     assert [one.region for one in own] == ["eu-west-1", "eu-west-2"]
     assert len([path for path, _, _ in feeds.asked if path == "/spot.json"]) == 1
     shares = [done for _, done in told if done is not None]
@@ -324,7 +322,7 @@ main()
 
 def command(feeds: Feeds, home: Path, *arguments: str, ends_at: int = 0) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, "catalog", "refresh", "--region", REGION, "--no-account", *arguments],
+        [sys.executable, "-c", PROGRAM, "catalog", "refresh", "--region", REGION, *arguments],
         env={**os.environ, "HETOPT_PRICE_MIRROR": feeds.url, "HETOPT_HOME": str(home), "ENDS_AT": str(ends_at)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,14 +17,12 @@ USES: dict[str, Sequence[Sequence[str]]] = {
         ("digits", "--on", "local"),
     ),
     "predict": (("none.json", "--explain", "1"), ("none.json",)),
-    "recommend": (("none.json", "--rank"), ("none.json", "--trials", "0")),
     "estimate": (("--flops", "1e18"),),
     "convert": (("none.py", "--no-compare"),),
     "status": (("--all",),),
     "logs": (("--events",),),
     "setup": (("--create-bucket",),),
     "gc": (("--on", "ec2", "--run", "none"),),
-    "catalog refresh": (("--no-account",), ("--region", "all")),
 }
 """How each row of the table comes about, in its order."""
 OTHER_USE = {"task", "arguments"}
@@ -72,13 +69,3 @@ def test_the_table_names_what_there_is() -> None:
     for command, moots in MOOT.items():
         for moot in moots:
             assert moot.options | moot.reads <= parameters(command).keys()
-
-
-def test_a_file_of_options_serves_every_use(
-    hetopt: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "hetopt.toml").write_text('[recommend]\nbudget = "5"\nconfidence = 0.9\n')
-    monkeypatch.chdir(tmp_path)
-    told = hetopt("recommend", "none.json", "--rank").err
-    assert "no effect" not in told
-    assert "none.json does not exist" in " ".join(told.split())

@@ -22,12 +22,10 @@ from hetopt.optimizer.convergence.convergence import (
     fit_convergence,
     fit_steps,
     noise_scale,
-    relative_steps,
     statistical_efficiency,
     target_steps,
 )
-from hetopt.optimizer.convergence.law_choice import choose
-from hetopt.optimizer.convergence.steps_law import MCCANDLISH, SCAVENGER, PriorRun
+from hetopt.optimizer.convergence.steps_law import PriorRun
 
 from .profiles import make_profile
 
@@ -139,17 +137,6 @@ def test_no_number_of_steps_without_evidence(kwargs: dict[str, object]) -> None:
     assert "`epochs`" in caught.value.hint
 
 
-def test_without_a_finished_pilot_batch_sizes_are_still_ranked() -> None:
-    relative = relative_steps(fit_convergence(make_profile(reached=False)), 64)
-    assert float(relative.steps(64, 1.0)) == pytest.approx(1)
-    assert float(relative.steps(1000, 1.0)) == pytest.approx((1 + 1 / KAPPA) / (1000 / 64 + 1 / KAPPA), rel=1e-6)
-    assert float(relative.steps(64, 0.5)) > 1
-    assert relative.log_sd(64, 1.0) < relative.log_sd(1000, 1.0) < relative.log_sd(1000, 0.5)
-    assert "ranks plans" in relative.source
-    with pytest.raises(BadInput, match="cannot even rank"):
-        relative_steps(fit_convergence(make_profile(reached=False, noise_scale=None)), 64)
-
-
 @pytest.mark.parametrize("rule", ["none", "linear", "sqrt"])
 def test_the_learning_rate_rule_in_force_is_stated(rule: str) -> None:
     convergence = fit_convergence(make_profile(learning_rate_rule=rule))
@@ -244,6 +231,6 @@ def test_batch_sizes_left_out_of_public_logs(shared_data: Path, app: str, at_mos
     ]
     errors = []
     for held in runs:
-        curve = choose((AveragedLaw(), MCCANDLISH, SCAVENGER), [run for run in runs if run is not held]).curve
+        curve = AveragedLaw().fit([run for run in runs if run is not held])
         errors.append(abs(float(curve.steps(held.global_batch_size)) / held.steps_to_target - 1))
     assert np.median(errors) <= at_most

@@ -5,10 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hetopt.core.step_samples import Node, StepSample
 from hetopt.optimizer.step_time.model import StepTimeModel
 from hetopt.optimizer.step_time.observed import observe
-from hetopt.optimizer.step_time.posterior import fit
 from hetopt.optimizer.step_time.probes import OF_SOCKETS
 from tests.step_model.planted import LARGE, SMALL, configuration, grid, measured
 
@@ -62,15 +60,3 @@ def test_prices_decide_between_probes_that_tell_the_same(small: StepTimeModel) -
     usd = [1000.0 if row == free else 1.0 for row in range(len(asked))]
     assert small.suggest(asked, 1, usd)[0].row != free
     assert small.suggest(asked, 1, usd)[0].usd == 1.0
-
-
-
-
-
-
-
-
-
-
-
-
