@@ -203,7 +203,6 @@ def _options(shape: Shape) -> Options:
         objective="fastest",
         startup_s=NO_TIME_S,
         quotas={} if shape.vcpus is None else read_quotas((f"standard={shape.vcpus}",)),
-        worlds=False,
     )
 
 

@@ -445,14 +445,6 @@ def limits_in_words(article: str, budget_usd: float | None, deadline_s: float | 
     return " and ".join(f"{article} {name} of {said}" for name, said in asked if said is not None)
 
 
-class Point(Record):
-    """A plan in a few words, with its expected time and cost."""
-
-    machines: str
-    total_s: NonNegativeFloat
-    cost_usd: NonNegativeFloat
-
-
 class RegionOffer(Record):
     """The best cluster of one type in a region, where regions were compared."""
 
@@ -461,15 +453,6 @@ class RegionOffer(Record):
     total_s: NonNegativeFloat
     cost_usd: NonNegativeFloat = Field(description="with the data set's transfer")
     data_transfer_usd: NonNegativeFloat = 0
-
-
-class Scenario(Record):
-    """What another world would change: the plan that would then win."""
-
-    change: str = Field(description="such as 'spot prices 20 % higher'")
-    verdict: str
-    best: Point | None = Field(description="absent where nothing would fit")
-    same: bool = Field(description="whether the same machines would win")
 
 
 SURE = 0.9
@@ -497,7 +480,6 @@ class Sensitivity(Record):
     )
     cost_90_usd: NonNegativeFloat = Field(description="nine of ten simulated runs cost less")
     total_90_s: NonNegativeFloat = Field(description="nine of ten simulated runs take less")
-    scenarios: tuple[Scenario, ...]
 
     @property
     def is_risk(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Literal, get_args
@@ -163,21 +163,17 @@ def estimate(
     batch = min(_whole(batch_size, "batch_size") or BATCH_SIZE, wanted)
     if batch_size is None:
         assumed.append(f"{batch} samples a step (`batch_size`)")
-    options = replace(
-        search_options(
-            objective=objective,
-            market=market,
-            types=types,
-            exclude=exclude,
-            gpus=gpus or "any",
-            quotas=quotas,
-            max_workers=max_workers,
-            mixed_types=1,
-            batch_size=batch,
-            trials=0,
-            accept_risk=True,
-        ),
-        worlds=False,
+    options = search_options(
+        objective=objective,
+        market=market,
+        types=types,
+        exclude=exclude,
+        gpus=gpus or "any",
+        quotas=quotas,
+        max_workers=max_workers,
+        mixed_types=1,
+        batch_size=batch,
+        accept_risk=True,
     )
     now = datetime.datetime.now(datetime.UTC)
     goal = Goal(

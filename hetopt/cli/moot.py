@@ -83,7 +83,6 @@ MOOT: Mapping[str, tuple[Moot, ...]] = {
         ),
     ),
     "gc": (Moot(when=lambda values: values["run"] is not None, use="with --run", options=_names("everything")),),
-    ),
 }
 """By command. What a place to launch or to explore takes is the library's to say (`hetopt.api.backends.TAKES`)."""
 

@@ -278,7 +278,6 @@ def _show_all(plan: Plan) -> None:
         _show_alternatives(plan)
         for text in front_lines(plan, columns=min(80, render.width())):
             render.line(text)
-    _show_insight(plan)
     render.heading("Why")
     for sentence in plan.explanation:
         render.bullet(sentence)
@@ -308,17 +307,6 @@ def _show_memory(plan: Plan) -> None:
         f"largest micro-batch that fits into {MEMORY_RESERVE}",
         numbers=columns,
         gap=1,
-    )
-
-
-def _show_insight(plan: Plan) -> None:
-    seen = plan.insight
-    if seen is None:
-        return
-    render.heading("What would change it")
-    render.table(
-        ["if", "then"],
-        [[world.change, world.verdict] for world in seen.scenarios],
     )
 
 

@@ -49,7 +49,6 @@ def page(plan: Plan) -> str:
             section("Where the money goes", cost_terms(plan.chosen)),
             section("What each worker does", _shares(plan.chosen)),
             *_memory(plan),
-            *_insight(seen),
             section("Why this one", sentences(plan.explanation)),
         ],
         below=f"Made by hetopt {escape(plan.hetopt_version)}, {escape(plan.created[:10])}. "
@@ -292,17 +291,4 @@ def _memory(plan: Plan) -> Iterable[str]:
         "What a worker's memory holds",
         table("what a worker's memory holds", columns, rows, numbers=frozenset(range(2, 9))),
         f'<p class="soft">Largest: the largest micro-batch that fits into {escape(MEMORY_RESERVE)}.</p>',
-    )
-
-
-def _insight(seen: Sensitivity | None) -> Iterable[str]:
-    """What would change the choice, and what would not; better plans that break a limit."""
-    if seen is None:
-        return
-    changing = [[escape(world.change), escape(world.verdict)] for world in seen.scenarios if not world.same]
-    same = [world.change for world in seen.scenarios if world.same]
-    yield section(
-        "What would change it",
-        table("what would change the choice", ["if", "then"], changing) if changing else "",
-        f'<p class="soft">The same machines win with {escape("; ".join(same))}.</p>' if same else "",
     )

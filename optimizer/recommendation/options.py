@@ -78,7 +78,6 @@ class Options:
         precision: that workers compute in; absent: the best of what was measured.
         compression: names of the methods that gradients may travel by; empty: all whose price is known.
         ratios: parts of the gradient that methods send which send a part; empty: those that pilots looked at.
-        worlds: whether it is looked at what would change the choice.
     """
 
     market: AnyMarket = "any"
@@ -113,7 +112,6 @@ class Options:
     precision: Precision | None = None
     compression: tuple[str, ...] = ()
     ratios: tuple[float, ...] = ()
-    worlds: bool = True
 
     def __post_init__(self) -> None:
         """Refuse what cannot be searched."""

@@ -44,17 +44,17 @@ from hetopt.optimizer.recommendation.choices import (
     not_worth_renting,
     reasons,
 )
-from hetopt.optimizer.recommendation.confidence import confident
+from hetopt.optimizer.recommendation.confidence import confident, simulate
 from hetopt.optimizer.recommendation.explain import dearer_on_spot, explain
 from hetopt.optimizer.recommendation.infeasible import larger_quotas, nothing_fits, nothing_usable
 from hetopt.optimizer.recommendation.memory import NOT_COUNTED, fits_nowhere, memory_table
 from hetopt.optimizer.recommendation.options import Options, PlanRequest
 from hetopt.optimizer.recommendation.planned_run import run_spec
 from hetopt.optimizer.recommendation.remedies import Question, remedies
-from hetopt.optimizer.recommendation.sensitivity import insight
 from hetopt.optimizer.search.exchange_menu import Menu, exchange_menu
 from hetopt.optimizer.search.forecast import JobModel
 from hetopt.optimizer.search.mixes import BOXES, BOXES_OF_THREE
+from hetopt.optimizer.search.objective import Limits
 from hetopt.optimizer.search.search import Effort, Found, proved, search, search_study
 from hetopt.optimizer.search.search_space import (
     Computing,
@@ -200,15 +200,34 @@ def _sure(request: PlanRequest, question: Question, found: Found) -> tuple[Found
     options, limits = request.options, request.limits
     if limits.budget_usd is None and limits.deadline_s is None:
         found = listed(question, found, limits)
-        return found, insight(question, found, limits, worlds=options.worlds)
+        return found, _insight(question, found, limits, None)
     sure = confident(question.space, question.job, found, limits, options.confidence, seed=question.seed)
     found = listed(question, sure.found, limits)
     asked = question.asked if sure.by_chance else None
-    seen = insight(question, found, limits, confidence=asked, worlds=options.worlds)
+    seen = _insight(question, found, limits, asked)
     if not seen.is_risk:
         return found, seen
     hints = [] if options.accept_risk else [*_otherwise(request), *remedies(question, limits, most=sure.most)]
     return found, seen.model_copy(update={"remedies": tuple(hints), "risk_accepted": options.accept_risk})
+
+
+def _insight(question: Question, found: Found, limits: Limits, confidence: float | None) -> Sensitivity:
+    """Return how sure the choice is: by exact search, and by simulated runs. ``confidence``: that it was chosen by."""
+    assert found.chosen is not None
+    runs = simulate(question.space, question.job, found, [found.chosen], seed=question.seed)
+    kept = float(runs.chance(budget_usd=limits.budget_usd, deadline_s=limits.deadline_s)[0])
+    gap = None
+    if found.safe and found.proof is not None and found.proof.complete:
+        # Of the choice, which may be dearer to the score than the best by what counts as equal.
+        gap = max(0.0, 1 - found.proof.bound / float(limits.expected_score(found.forecast)[found.chosen]))
+    return Sensitivity(
+        gap=gap,
+        chance=None if limits.budget_usd is None and limits.deadline_s is None else kept,
+        confidence=confidence,
+        asked=question.asked,
+        cost_90_usd=float(runs.quantile_usd(0.9)[0]),
+        total_90_s=float(runs.quantile_s(0.9)[0]),
+    )
 
 
 def _larger_quotas(request: PlanRequest) -> str | None:

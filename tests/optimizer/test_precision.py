@@ -35,7 +35,7 @@ OWN = ("g5.xlarge", "g5.2xlarge", "g5.12xlarge")
 
 GPUS = (*OWN, "g4dn.xlarge", "g6.xlarge")
 TO_TARGET = Goal(ends="target", budget_usd=50.0)
-FEW = Options(trials=0, only_types=OWN, max_workers=8, mixed_types=2, worlds=False)
+FEW = Options(trials=0, only_types=OWN, max_workers=8, mixed_types=2)
 
 
 SLOWER = st.just(1.0) | st.floats(1.01, 4)
