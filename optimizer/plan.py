@@ -429,12 +429,6 @@ class Goal(Record):
     target_value: float | None = None
     zone: str | None = Field(default=None, description="availability zone that all machines must be in; absent: any")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _without_zones(cls, value: object) -> object:
-        """Plans of earlier versions counted zones, over which no launch has spread its machines."""
-        return {name: one for name, one in value.items() if name != "zones"} if isinstance(value, dict) else value
-
 
 def limits_in_words(article: str, budget_usd: float | None, deadline_s: float | None) -> str:
     """'its budget of $5.00 and its deadline of 6 h'; '' without either."""

@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from math import inf
 from pathlib import Path
 from typing import Literal, cast, get_args
 
-from hetopt import catalogs
 from hetopt.optimizer.market.catalog_rows import Row, read_rows
 
 Architecture = Literal["x86_64", "arm64"]
@@ -56,9 +54,9 @@ MODEL_COLUMNS = (
     "memory_bandwidth_gb_per_s",
     "confidence",
     "source",
+    "compute_capability",
 )
 
-CAPABILITY_COLUMN = "compute_capability"
 
 _BYTES_PER_GIB = 2**30
 _BYTES_PER_S_PER_GBPS = 1e9 / 8
@@ -249,7 +247,7 @@ def read_instance_types(directory: Path) -> dict[str, InstanceType]:
         BadInput: a file is missing, or a line cannot be used.
     """
     models: dict[str, list[AcceleratorModel]] = {}
-    for row in read_rows(directory / "accelerators.csv", required=MODEL_COLUMNS, optional=(CAPABILITY_COLUMN,)):
+    for row in read_rows(directory / "accelerators.csv", required=MODEL_COLUMNS):
         try:
             model = _accelerator_model(row)
         except ValueError as error:
@@ -270,14 +268,6 @@ def read_instance_types(directory: Path) -> dict[str, InstanceType]:
     return types
 
 
-@cache
-def _bundled_capabilities() -> dict[str, str]:
-    """Compute capabilities by name, for catalogues that were made before the column was there."""
-    path = Path(next(iter(catalogs.__path__))) / "aws" / "accelerators.csv"
-    rows = read_rows(path, required=MODEL_COLUMNS, optional=(CAPABILITY_COLUMN,))
-    return {row.text("name"): row.text(CAPABILITY_COLUMN) for row in rows if row.has(CAPABILITY_COLUMN)}
-
-
 def _accelerator_model(row: Row) -> AcceleratorModel:
     confidence = row.text("confidence")
     if confidence not in get_args(Confidence):
@@ -293,9 +283,7 @@ def _accelerator_model(row: Row) -> AcceleratorModel:
         memory_bandwidth_gb_per_s=row.optional_number("memory_bandwidth_gb_per_s"),
         confidence=cast("Confidence", confidence),
         source=row.required("source"),
-        compute_capability=(
-            row.text(CAPABILITY_COLUMN) if row.has(CAPABILITY_COLUMN) else _bundled_capabilities().get(row.text("name"))
-        ),
+        compute_capability=row.text("compute_capability") or None,
     )
 
 

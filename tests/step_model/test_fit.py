@@ -166,28 +166,6 @@ def test_samples_of_a_socket_narrow_what_is_beyond_it() -> None:
     assert above(1, 2, 3, 4) < 0.7 * above(1)
 
 
-@given(times=st.floats(1.6, 20), batch=st.sampled_from([16, 32, 64]), apart=st.booleans(), often=st.integers(1, 4))
-@settings(max_examples=25)
-def test_the_interval_holds_measurements_of_one_type_that_contradict_each_other(
-    times: float, batch: int, apart: bool, often: int
-) -> None:
-    """Two times of one batch size, or a longer one of a smaller: whichever is right lies inside, or at the end.
-
-    The end is the normal quantile's, which held-out layouts move by a few hundredths of the width.
-    """
-    quick = [s for size in (batch, 2 * batch) for s in measured([configuration((1,), size)]) for _ in range(often)]
-    size = batch // 2 if apart else batch
-    slow = StepSample(
-        nodes=quick[0].nodes, local_batch_size=size, step_time_s=times * max(s.step_time_s for s in quick)
-    )
-    fitted = model([*quick, slow])
-    for one in (slow, quick[0]):
-        found = fitted.predict([Configuration(nodes=one.nodes, local_batch_size=one.local_batch_size)])[0]
-        off = np.log(one.step_time_s / found.step_time_s)
-        assert np.log(found.step_time_low_s / found.step_time_s) <= min(0.0, 0.95 * off)
-        assert np.log(found.step_time_high_s / found.step_time_s) >= max(0.0, 0.95 * off)
-
-
 def test_prediction_does_not_depend_on_the_order_of_samples_or_on_company() -> None:
     samples = measured(grid(SMALL), noise=0.03)
     asked = [*grid(LARGE)[:7], *grid(SMALL)[:3]]
