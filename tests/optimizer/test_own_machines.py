@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 import hetopt
 from hetopt.core.batch_partition import WorkerTime, solve_shares
 from hetopt.core.errors import BadInput, NoFeasiblePlan
-from hetopt.core.hosts import Host, Hours, alike, read_hosts
+from hetopt.core.hosts import Host, Hours, alike
 from hetopt.core.profile import Profile, Provisioned
-from hetopt.core.step_samples import Node, StepSample
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.market.owned import owned
 from hetopt.optimizer.market.quota import QuotasExclude, read_quotas
@@ -24,7 +23,6 @@ from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.options import Options, PlanRequest
 from hetopt.optimizer.recommendation.own_machines import better_of, on_own_machines
 from hetopt.optimizer.recommendation.recommend import recommend
-from hetopt.optimizer.step_time.profiled import sampled_machines
 from hetopt.optimizer.step_time.transfer import no_units
 from hetopt.optimizer.step_time.unlike_gpus import standing_for
 from hetopt.reports.plan_page import next_commands
@@ -202,21 +200,6 @@ def test_one_that_stands_for_unlike_workers_ends_when_they_do(times: list[Worker
     assert one.time_s(samples) == pytest.approx(times[0].time_s(samples)), "with its micro-batches"
 
 
-@pytest.mark.parametrize(
-    ("host", "says"),
-    [
-        (box("box", usd_per_hour=None), "nobody said what box costs"),
-        (box("box", cpus=None), "needs to know the CPUs of box"),
-        (box("box", devices=("GTX 9",)), "no rates of the GTX 9"),
-        (box("c7i.large"), "as a type that can be rented"),
-    ],
-)
-def test_what_a_plan_needs_to_know_is_asked_for(host: Host, says: str) -> None:
-    with pytest.raises(BadInput, match=says) as refused:
-        own(host)
-    assert refused.value.hint
-
-
 def test_nothing_is_rented_where_that_is_asked_for(tmp_path: Path) -> None:
     """Though renting would be better: who names machines of their own may have other reasons than money."""
     path = tmp_path / "hosts.toml"
@@ -231,30 +214,6 @@ def test_nothing_is_rented_where_that_is_asked_for(tmp_path: Path) -> None:
     for wrong in ({"inventory": None}, {"region": "any"}):
         with pytest.raises(BadInput, match='`market="own"`'):
             hetopt.recommend(profile(), market="own", **{**wish, **wrong})
-
-
-def test_the_example_can_be_planned_for() -> None:
-    plan = own(*read_hosts(REPOSITORY / "examples" / "hosts.toml"))
-    assert plan.chosen.groups[0].price_source == "0.45 kW at $0.3 a kWh"
-    assert plan.chosen.in_words.endswith("(your own)")
-    bill = plan.chosen.prediction.cost_terms
-    assert {term.name.split(" (")[0] for term in bill} <= {"1 × tower", "start-up of the machines"}
-    assert not any(way.quotas for way in plan.choices), "AWS has no say in them"
-
-
-def test_hosts_that_were_measured_are_known_by_their_names() -> None:
-    """Their samples count in plans for them, and say nothing of what is rented."""
-    steps = (("box0", 32, 0.05), ("box0", 64, 0.09), ("box1", 32, 0.1), ("box1", 64, 0.18))
-    samples = tuple(
-        StepSample(nodes=(Node(type=name, workers=1),), local_batch_size=size, step_time_s=took_s)
-        for name, size, took_s in steps
-    )
-    known = profile().model_copy(update={"samples": samples})
-    hosts = [box("box0"), box("box1")]
-    plan = on_own_machines(PlanRequest(known, load_catalog(), GOAL, OPTIONS), hosts, seed=0, now=NOW)
-    assert {group.evidence for group in plan.chosen.groups} == {"measured"}
-    assert plan.chosen.groups[0].instance_type == "box0", "the quicker of two at one price"
-    assert sampled_machines(known, load_catalog().instance_types) is None
 
 
 def test_a_start_takes_what_launches_on_that_host_took() -> None:

@@ -15,7 +15,7 @@ from hetopt.core.events.log import Event
 from hetopt.core.events.records import LogEvent
 from hetopt.reports import timeline as reports
 from hetopt.reports.timeline import Timeline, happening
-from tests.logs import an_event, event_of, events_of
+from tests.logs import an_event, events_of
 
 
 def timeline(events: Iterable[LogEvent], **options: Any) -> Timeline:
@@ -88,37 +88,6 @@ def changed(host: str, at_s: float, **condition: object) -> Event:
     return {"event": "condition_changed", "time_s": 1000.0 + at_s, "host": host, **whole}
 
 
-def test_happenings_say_what_and_where() -> None:
-    events = [
-        *started("h0", "h1"),
-        changed("h1", 1.0, speed=0.25, rate_bits_per_s=2e6),
-        {"event": "memory_bound_learned", "time_s": 1002.0, "rank": 1, "samples": 12},
-        {"event": "shares_changed", "time_s": 1003.0, "step": 50, "before": [8, 8], "after": [9, 7], "reason": "why"},
-        {"event": "miniature_slowed", "time_s": 1004.0, "step": 60, "factor": 1.3, "reason": "it does not fit"},
-        changed("h0", 5.0, dies=True),
-    ]
-    told = timeline(events_of(events), time_factor=5.0).happenings
-    assert [one.sentence for one in told] == [
-        "h1: speed 0.25, link 10 Mbit/s",
-        "h1: holds no more than 12 samples at a time",
-        "local batch sizes 9, 7 (why)",
-        "it does not fit",
-        "h0: dead",
-    ]
-    assert [one.time_s for one in told] == [1, 2, 3, 4, 5]
-    assert [one.step for one in told] == [40, 0, 50, 60, 40], "without a step of its own: the step reached"
-
-
-def test_what_happens_to_several_hosts_at_once_is_one_thing() -> None:
-    events = [*started("h0", "h1", "h2"), changed("h0", 1.0, speed=0.5), changed("h1", 1.01, speed=0.5)]
-    told = timeline(events_of([*events, changed("h2", 1.02, speed=0.2), changed("h2", 9.0, speed=0.2)])).happenings
-    assert [(one.hosts, one.text) for one in told] == [
-        (("h0", "h1"), "speed 0.5"),
-        (("h2",), "speed 0.2"),
-        (("h2",), "speed 0.2"),
-    ]
-
-
 def traffic(way: str, *, ratio: float, sent_bytes: int, gain: float = 1.0, sync_s: float = 0.01) -> Event:
     name, _, collective = way.partition(" by ")
     return {
@@ -156,14 +125,6 @@ def test_moments_tell_what_was_exchanged() -> None:
     assert second.exchange.time_s == pytest.approx(0.012)
 
 
-def test_logs_without_exchanges_are_read_as_before() -> None:
-    assert [moment.exchange for moment in timeline(events_of(exchanging(None, THIN, None))).moments][::2] == [
-        None,
-        None,
-    ]
-    assert RunFold.of(events_of(exchanging(None, None))).traffic is None
-
-
 @given(st.lists(st.sampled_from([DENSE, THIN, None]), min_size=1, max_size=40), st.integers(1, 50))
 def test_coarser_moments_keep_what_was_sent(exchanges: list[Event | None], most: int) -> None:
     events = exchanging(*exchanges)
@@ -186,62 +147,3 @@ def test_coarser_moments_keep_what_was_sent(exchanges: list[Event | None], most:
         assert told.dense_bytes == 10 * 4000 * len(known)
         assert sum(told.steps.values()) == 10 * len(known)
         assert told.way == known[-1]["way"]
-
-
-@pytest.mark.parametrize(
-    ("reason", "text"),
-    [
-        (
-            "the gradient's norm changed by 30%: 1 % (100x)",
-            "now B 0.1 by C (the gradient's norm changed by 30%: 1 % (100x))",
-        ),
-        (
-            "B 0.1 by C instead of A: 20% less time to the target",
-            "B 0.1 by C instead of A: 20% less time to the target",
-        ),
-    ],
-)
-def test_a_changed_exchange_names_its_way_once(reason: str, text: str) -> None:
-    event = {"event": "exchange_changed", "time_s": 5.0, "step": 7, "before": "A", "after": "B 0.1 by C"}
-    told = happening(event_of({**event, "reason": reason}), str)
-    assert told is not None
-    assert told.text == text
-    assert told.step == 7
-    assert told.is_routine
-    assert RunFold.of(events_of([*started("h0"), {**event, "reason": reason}])).exchange_changes == 1
-
-
-@pytest.mark.parametrize(
-    ("says", "told"),
-    [("harmless", "learns as fast"), ("harmful", "falls behind"), ("undecided", "cannot be compared yet")],
-)
-def test_what_twins_have_shown_is_told(says, told):
-    event = {"event": "twins_tried", "time_s": 3.0, "step": 5, "ratio": 0.001, "says": says, "took_s": 2.5}
-    found = happening(event_of(event), str, at_s=2.0)
-    assert (found.kind, found.step, found.time_s) == ("twins_tried", 5, 2.0)
-    assert "0.1 % of the gradient" in found.text
-    assert "2.5 s" in found.text
-    assert told in found.text
-
-
-@pytest.mark.parametrize(
-    ("action", "acted", "measured"),
-    [
-        ("drop", "dropped: it costs more than it brings", "a step takes 120 ms without h1; 100 ms was expected"),
-        (
-            "replace",
-            "another machine takes its place: it costs more than it brings",
-            "a step takes 120 ms with another machine as h1; 100 ms was expected",
-        ),
-    ],
-)
-def test_what_the_supervisor_did_and_what_came_of_it_is_told(action: str, acted: str, measured: str) -> None:
-    did = {"event": "supervisor_acted", "time_s": 3.0, "step": 5, "action": action, "host": "h1"}
-    found = happening(event_of({**did, "reason": "it costs more than it brings"}), str)
-    assert found is not None
-    assert found.sentence == f"h1: {acted}"
-    times = {"step_time_before_s": 0.5, "step_time_expected_s": 0.1, "step_time_measured_s": 0.12}
-    told = {"event": "supervisor_measured", "time_s": 9.0, "step": 60, "action": action, "name": "h1", **times}
-    found = happening(event_of(told), str)
-    assert found is not None
-    assert found.text == f"{measured}, 500 ms before"
