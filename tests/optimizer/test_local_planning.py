@@ -172,7 +172,7 @@ def unmeasured(catalog: Catalog) -> Plan:
 
 def test_local_pilots_are_no_evidence_about_dense_training() -> None:
     with_pilots, without = fit(piloted(SLOW_LINKS, stretch=3.0)).convergence, fit(SLOW_LINKS).convergence
-    assert with_pilots.minimum_steps == without.minimum_steps
+    assert with_pilots.log_sd == without.log_sd
     assert len(with_pilots.local.pilots) == 2
     assert with_pilots.local.pilots[0].share == 1 / 8
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks._law_choice import hold_out
+from benchmarks._law_choice import MCCANDLISH, SCAVENGER, StepsLaw, hold_out
 from hetopt.optimizer.convergence.averaged_law import KAPPA, AveragedLaw
-from hetopt.optimizer.convergence.steps_law import MCCANDLISH, SCAVENGER, Z90, PriorRun, StepsLaw, student_half_width
+from hetopt.optimizer.convergence.steps_law import Z90, PriorRun, student_half_width
 
 SIZES = (64, 128, 256, 512, 1024, 2048)
 LAWS: tuple[StepsLaw, ...] = (AveragedLaw(), MCCANDLISH, SCAVENGER)

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from hetopt.core.comm.ratio_controllers import CONTROLLERS
 from hetopt.core.compression_slowdown import step_inflation
 from hetopt.core.errors import BadInput
+from hetopt.optimizer.convergence.averaged_law import AveragedLaw
 from hetopt.optimizer.convergence.convergence import Convergence, TargetSteps
+from hetopt.optimizer.convergence.steps_law import PriorRun
 from hetopt.trainer.policies.ratio.accordion import Accordion
 from hetopt.trainer.policies.ratio.auto import AutoRatio
 from hetopt.trainer.policies.ratio.choose import choose_ratio_policy
@@ -145,17 +147,11 @@ def test_ratios_are_told_in_words():
 # --- what compression costs ---
 
 
-@given(st.floats(0.01, 1), st.floats(1, 1e5), st.floats(1, 1e5), st.floats(1, 1e4))
-def test_plans_and_runs_inflate_steps_alike(gain, smallest_steps, smallest_samples, batch):
-    convergence = Convergence(
-        minimum_steps=smallest_steps,
-        minimum_samples=smallest_samples,
-        noise_scale=None,
-        pilot_batch_sizes=(),
-        log_sd=0.1,
-        basis="",
-    )
-    model = TargetSteps(convergence=convergence, minimum_steps=smallest_steps, minimum_samples=smallest_samples)
+@given(st.floats(0.01, 1), st.floats(1, 1e4))
+def test_plans_and_runs_inflate_steps_alike(gain, batch):
+    curve = AveragedLaw(noise_scale=100.0).fit([PriorRun(global_batch_size=64, steps_to_target=1e4)])
+    convergence = Convergence(noise_scale=None, pilot_batch_sizes=(), log_sd=0.1, basis="", curve=curve)
+    model = TargetSteps(convergence=convergence, curve=curve)
     ratio = float(model.steps(batch, gain) / model.steps(batch, 1.0))
     assert step_inflation(gain) == pytest.approx(ratio)
     assert step_inflation(1.0) == 1
