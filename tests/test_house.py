@@ -328,7 +328,6 @@ WALL_CLOCKS = {
     "hetopt/cli/status.py": SHOWN,
     "hetopt/cli/watch.py": SHOWN,
     "hetopt/core/events/log.py": "the date of an event, and by how much the clock was set",
-    "hetopt/optimizer/market/pricing.py": "the age of dated prices",
     "hetopt/reports/run_words.py": SHOWN,
     "hetopt/trainer/data/stream/writer.py": OTHERS,
 }
