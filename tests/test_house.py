@@ -204,7 +204,6 @@ OURS = {
     "hetopt/backends/ec2/renter/watch.py: self.run_dir / folder": "one of two constants",
     "hetopt/optimizer/market/catalog_folder.py: old.with_name(f'.{old.name}-old')": "a date and a number",
     "hetopt/optimizer/market/catalog_refresh.py: bundled / name": "a constant",
-    "hetopt/optimizer/market/answer_store.py: self.folder / f'{part}.jsonl'": "a constant part of what AWS is asked",
     "hetopt/trainer/checkpoints/folder.py: self._folder / f'step-{step}'": "a number",
     "hetopt/trainer/checkpoints/folder.py: self._folder / f'step-{step}{_PARTIAL}'": "a number",
     "hetopt/trainer/checkpoints/folder.py: folder / name": "a CheckpointFile",
@@ -333,7 +332,6 @@ WALL_CLOCKS = {
     "hetopt/cli/status.py": SHOWN,
     "hetopt/cli/watch.py": SHOWN,
     "hetopt/core/events/log.py": "the date of an event, and by how much the clock was set",
-    "hetopt/optimizer/market/pricing.py": "the age of dated prices",
     "hetopt/reports/run_words.py": SHOWN,
     "hetopt/trainer/data/stream/writer.py": OTHERS,
 }

@@ -130,7 +130,6 @@ def estimate(*, reporter: Reporter | None = None, **options: Any) -> Estimate:
         precision=None,
         trials=0,
         accept_risk=True,
-        worlds=False,
     )
     now = datetime.datetime.now(datetime.UTC)
     goal = Goal(budget_usd=asked.budget_usd, deadline_s=asked.deadline, ends="steps", amount=math.ceil(wanted / batch))

@@ -23,9 +23,7 @@ from tests.face.conftest import RECORDED
 from .conftest import leftovers
 from .test_command import Hetopt, refused
 
-SEEN = Sensitivity(
-    gap=None, chance=0.51, asked=0.9, cost_90_usd=50.0, total_90_s=4000.0, scenarios=(), rejected=(), remedies=()
-)
+SEEN = Sensitivity(gap=None, chance=0.51, asked=0.9, cost_90_usd=50.0, total_90_s=4000.0, remedies=())
 
 
 @pytest.mark.parametrize("deadline_s", [None, 6 * 3600.0])
