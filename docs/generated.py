@@ -550,12 +550,10 @@ def conversion() -> str:
 
 
 ABOUT_EVIDENCE = (
-    "Made from `hetopt/backends/ec2/facts.py`, the codes in `renter/errors.py`, the quotas in "
+    "Made from `hetopt/backends/ec2/facts.toml`, the codes in `renter/errors.toml`, the quotas in "
     "`optimizer/market/quota.py`, the prices in `catalogs/aws/billing.json` and `tests/ec2/reviewed_members.py`. No "
     "account was at hand when hetopt was written: what it believes of AWS stands on documents, on answers that other "
-    "people recorded, and on their code. Each belief says on which, and when that was read; a test fails on a constant "
-    "of AWS's that stands anywhere else. **Doctor** is the check of `hetopt doctor PLAN` that asks AWS itself before "
-    "anything is rented; where there is none, only a run can show it."
+    "people recorded, and on their code. Each belief says on which, and when that was read."
 )
 
 ABOUT_PARTS = {
@@ -580,11 +578,12 @@ def evidence() -> str:
     parts = ["# Evidence", "", textwrap.fill(ABOUT_EVIDENCE, 119, break_on_hyphens=False), ""]
     for about, title in ABOUT_PARTS.items():
         parts += [f"## {title}", ""]
-        for found in facts.all_facts().values():
-            if found.about == about:
-                value = "" if found.value is True else f": {_code(found.value)}"
-                doctor = f" Doctor: {found.doctor}." if found.doctor else ""
-                said = f"{found.means.removesuffix('.')}{value}. Read {found.read}: {found.source}.{doctor}"
+        for belief in facts.BELIEFS.values():
+            if belief["about"] == about:
+                said = (
+                    f"{belief['means'].removesuffix('.')}: {_code(belief['value'])}. Read {belief['read']}: "
+                    f"{belief['source']}."
+                )
                 parts.append(
                     textwrap.fill(said, 119, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
                 )

@@ -49,7 +49,7 @@ def with_(**change: object) -> NodeConfig:
 def test_the_text(gpu: bool, golden: Callable[[str, str], None]) -> None:
     text = user_data(with_(has_gpu=gpu))
     golden(f"user-data-{'gpu' if gpu else 'cpu'}.sh", text)
-    assert len(text.encode()) < USER_DATA_BYTES.value / 2
+    assert len(text.encode()) < USER_DATA_BYTES / 2
 
 
 def test_the_end_comes_before_anything_that_can_fail() -> None:
@@ -135,7 +135,7 @@ def boot(folder: Path, config: NodeConfig, bundle: bytes, **environment: str) ->
     (folder / "bundle").write_bytes(bundle)
     subprocess.run(
         [shutil.which("bash") or "bash", "-s"],
-        input=user_data(config).replace(OWN_DISKS.value, environment.get("DISKS", OWN_DISKS.value)),
+        input=user_data(config).replace(OWN_DISKS, environment.get("DISKS", OWN_DISKS)),
         text=True,
         check=False,
         timeout=PATIENCE_S,

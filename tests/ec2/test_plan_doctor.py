@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.objects import PART_BYTES, S3Objects
 from hetopt.backends.ec2.renter.bucket_doctor import denial_of
 from hetopt.backends.ec2.renter.calls import order_call
@@ -500,13 +499,6 @@ def test_who_may_not_ask_iam_is_told_so(examined: Doctor, account: BotoEdge) -> 
 )
 def test_whose_policies_are_simulated(arn: str, source: str | None) -> None:
     assert _policies_of(arn) == source
-
-
-def test_every_check_that_a_belief_names_is_made(examined: Doctor, account: BotoEdge) -> None:
-    made = set(examined()) | {one.name for one in account_checks(account, REGION, None, "hetopt-node", lambda: 0.0)}
-    for name, belief in facts.all_facts().items():
-        stem = belief.doctor.split(" KIND")[0].split(" CODE")[0].split(" ZONE")[0]
-        assert any(one.startswith(stem) for one in (*made, "quotas")), name
 
 
 def test_the_command_proves_a_plan(account: BotoEdge, hetopt: Callable[..., Said], plan: Plan, tmp_path: Path) -> None:

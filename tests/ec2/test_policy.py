@@ -144,7 +144,7 @@ def test_no_action_is_a_pattern_and_what_aws_can_bound_is_bounded(form: str) -> 
             actions = set(several(statement["Action"]))
             assert not [one for one in actions if set("*?") & set(one)], name
             if "*" in several(statement.get("Resource", [])):
-                assert actions <= facts.KNOW_NO_RESOURCE.value, name
+                assert actions <= facts.KNOW_NO_RESOURCE, name
             assert "NotAction" not in statement
             assert "NotResource" not in statement
 
@@ -284,7 +284,7 @@ def test_a_policy_that_grants_more_is_found_out() -> None:
 
 
 def test_the_policy_fits_and_denies_types_that_were_not_named() -> None:
-    assert len(json.dumps(operator(), separators=(",", ":"))) < facts.POLICY_CHARACTERS.value
+    assert len(json.dumps(operator(), separators=(",", ":"))) < facts.POLICY_CHARACTERS
     asked = [one for one in authorizations(FLEET, place(USER)) if "ec2:InstanceType" in one.context]
     told = {one.context["ec2:InstanceType"]: allows([operator("c7i.large")], one) for one in asked}
     assert told == {"c7i.large": True, "c7a.large": False}

@@ -290,7 +290,7 @@ def test_machines_that_all_hang_cost_a_quarter_more_than_the_budget_at_most(
     assert outside_s >= end_s + SHUTDOWN_S, "healthy machines end by themselves"
     if not places:
         now_s, spent, outside_s = order.created_s, 0.0, min(order.created_s + UNPLACED_S, order.outside_end_s())
-    bill = fixed + spent + worst * (outside_s + facts.SCHEDULE_LATE_S.value - now_s) / 3600
+    bill = fixed + spent + worst * (outside_s + facts.SCHEDULE_LATE_S - now_s) / 3600
     assert bill <= 1.25 * budget * (1 + 1e-9)
 
 

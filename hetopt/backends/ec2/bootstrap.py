@@ -82,7 +82,7 @@ def _proxied(proxy: str) -> str:
     """What has every program go by a proxy, but for what means the machine itself."""
     if not proxy:
         return ""
-    itself = f"{facts.METADATA_ENDPOINT.value.removeprefix('http://')},localhost,127.0.0.1"
+    itself = f"{facts.METADATA_ENDPOINT.removeprefix('http://')},localhost,127.0.0.1"
     return f"""export HTTP_PROXY={proxy} HTTPS_PROXY={proxy} NO_PROXY={itself}
 export http_proxy=$HTTP_PROXY https_proxy=$HTTPS_PROXY no_proxy=$NO_PROXY
 """
@@ -97,7 +97,7 @@ def user_data(config: NodeConfig) -> str:
     # torch for CPUs has an index of its own, which is asked for nothing else; PyPI's needs gigabytes of CUDA, which a
     # CPU machine would only download.
     torch = f'\n        "${{pip[@]}}" --index-url {CPU_TORCH_INDEX} --requirement "$locks-torch.txt" &&'
-    python = facts.PYTHON.value
+    python = facts.PYTHON
     text = f"""#!/bin/bash
 # hetopt {config.version}: a machine of run {config.run_id}
 
@@ -152,11 +152,11 @@ tar --extract --gzip --no-same-owner --directory "$root/code" --file "$root/code
 # A type's own disk, which is gone with the machine: for data, which can be fetched again, and for the run, whose
 # checkpoints go to the bucket. Images with NVIDIA's driver mount it themselves.
 own_disk() {{
-    local place={facts.DRIVER_IMAGES_DISK.value} disk
+    local place={facts.DRIVER_IMAGES_DISK} disk
     if [ ! -d "${{place%/*}}" ]; then
         place="$root/disk"
         mkdir -p "$place"
-        for disk in {facts.OWN_DISKS.value}*; do
+        for disk in {facts.OWN_DISKS}*; do
             [ -e "$disk" ] && mkfs.xfs -q -K "$disk" && mount "$disk" "$place" && break
         done
     fi
@@ -219,6 +219,6 @@ PYTHONPATH="$root/code" "$root/venv/bin/python" -m hetopt.backends.ec2.node.agen
 echo "the agent ended with $status"
 shutdown -h now
 """
-    if len(text.encode()) > facts.USER_DATA_BYTES.value:
+    if len(text.encode()) > facts.USER_DATA_BYTES:
         raise ValueError(f"user data of {len(text.encode())} bytes is more than EC2 takes")
     return text

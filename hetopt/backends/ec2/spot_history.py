@@ -35,7 +35,7 @@ def history_parameters(names: Sequence[str], from_s: float) -> dict[str, Any]:
     """
     return {
         "InstanceTypes": list(names),
-        "ProductDescriptions": [facts.SPOT_PRODUCT.value],
+        "ProductDescriptions": [facts.SPOT_PRODUCT],
         "StartTime": datetime.datetime.fromtimestamp(from_s, datetime.UTC),
     }
 

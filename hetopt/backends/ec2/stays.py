@@ -26,7 +26,7 @@ class Stay:
     since_s: float
     until_s: float | None
     usd_per_hour: float
-    minimum_s: float = facts.MINIMUM_BILLED_S.value
+    minimum_s: float = facts.MINIMUM_BILLED_S
     paid_usd: float = 0.0
     priced_s: float | None = None
 

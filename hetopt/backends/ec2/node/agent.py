@@ -52,7 +52,7 @@ from hetopt.core.secret import SECRET_VARIABLE
 from hetopt.core.worker_logs import host_log_folder
 
 TURN_S = 1.0
-NOTICE_EVERY_S = facts.NOTICE_EVERY_S.value
+NOTICE_EVERY_S = facts.NOTICE_EVERY_S
 """EC2 asks to look at least so often."""
 STUCK_S = 1800.0
 """A run whose log has not grown for so long will not end by itself."""

@@ -46,19 +46,19 @@ class Image:
 def _image_of(architecture: str, *, gpu: bool) -> Image:
     if gpu:
         return Image(
-            parameter=facts.GPU_PARAMETER.value.format(architecture=architecture),
-            name=facts.GPU_NAMES.value[architecture],
+            parameter=facts.GPU_PARAMETER.format(architecture=architecture),
+            name=facts.GPU_NAMES[architecture],
         )
     return Image(
-        parameter=facts.CPU_PARAMETER.value.format(architecture=architecture),
-        name=facts.CPU_NAME.value.format(architecture=architecture),
+        parameter=facts.CPU_PARAMETER.format(architecture=architecture),
+        name=facts.CPU_NAME.format(architecture=architecture),
     )
 
 
 IMAGES: dict[ImageKind, Image] = {
     f"{architecture}-{'gpu' if gpu else 'cpu'}": _image_of(architecture, gpu=gpu)
     for gpu in (False, True)
-    for architecture in facts.GPU_NAMES.value
+    for architecture in facts.GPU_NAMES
 }
 
 
@@ -114,7 +114,7 @@ def identity(edge: Edge) -> Identity:
 
 def role_arn(account_id: str, name: str) -> str:
     """The ARN of a role by its name: a service's own has a path, others are taken to have none."""
-    service = facts.SERVICE_ROLES.value.get(name)
+    service = facts.SERVICE_ROLES.get(name)
     return f"arn:aws:iam::{account_id}:role/{name if service is None else f'aws-service-role/{service}/{name}'}"
 
 
@@ -207,7 +207,7 @@ def boot_image(edge: Edge, kind: str, chosen: str | None, volume_gb: int) -> Boo
             f"the image {id_} is for {architecture}, and {kind} machines need one for {architecture_of(kind)}.",
             hint=f"name another: {setting('images', {kind: 'AMI'})}, or leave `images` out to take Amazon's newest",
         )
-    root = str(image.get("RootDeviceName") or facts.ROOT_DEVICE.value)
+    root = str(image.get("RootDeviceName") or facts.ROOT_DEVICE)
     disks = image.get("BlockDeviceMappings", ())
     stay = [one["DeviceName"] for one in disks if one.get("Ebs", {}).get("DeleteOnTermination") is False]
     if others := [name for name in stay if name != root]:
@@ -233,14 +233,14 @@ def _newest(edge: Edge, kind: str) -> Answer:
     try:
         return _described(edge, kind, str(edge(parameter)["Parameter"]["Value"]))
     except ApiRefused as refused:
-        if refused.code != facts.NO_PARAMETER.value:
+        if refused.code != facts.NO_PARAMETER:
             raise
     filters = {"name": image.name, "state": "available", "architecture": architecture_of(kind)}
     named = read(
         "ec2",
         "describe_images",
         f"the newest image for {kind} machines, by its name",
-        Owners=[facts.IMAGE_OWNER.value],
+        Owners=[facts.IMAGE_OWNER],
         Filters=[{"Name": name, "Values": [value]} for name, value in filters.items()],
     )
     found = sorted(edge(named)["Images"], key=lambda one: str(one.get("CreationDate", "")))
@@ -378,7 +378,7 @@ def subnets_of(edge: Edge, named: Sequence[str]) -> list[Answer]:
     if not named:
         return default_subnets(edge)
     asked = read("ec2", "describe_subnets", "the subnets that were named", SubnetIds=list(named))
-    answer = if_there(edge, asked, facts.NO_SUBNET.value)
+    answer = if_there(edge, asked, facts.NO_SUBNET)
     if answer is None:
         raise CloudRefused(
             f"not all of the subnets {', '.join(named)} are in this region.",
@@ -410,8 +410,8 @@ def _check_kinds(edge: Edge, subnets: Sequence[Answer]) -> None:
     zones = edge(read("ec2", "describe_availability_zones", "whether the subnets are in the region itself"))
     kinds = {str(one["ZoneName"]): str(one.get("ZoneType", "")) for one in zones["AvailabilityZones"]}
     for one in subnets:
-        kind = kinds.get(str(one["AvailabilityZone"]), facts.USUAL_ZONE.value)
-        if "OutpostArn" in one or kind != facts.USUAL_ZONE.value:
+        kind = kinds.get(str(one["AvailabilityZone"]), facts.USUAL_ZONE)
+        if "OutpostArn" in one or kind != facts.USUAL_ZONE:
             where = "on an Outpost" if "OutpostArn" in one else f"in {one['AvailabilityZone']}, a {kind}"
             raise BadInput(
                 f"the subnet {one['SubnetId']} is {where}: types, prices and spot machines there are not the region's.",
@@ -427,8 +427,8 @@ def _check_tenancy(edge: Edge, network: str) -> None:
     """
     asked = read("ec2", "describe_vpcs", "whether machines cost there what they cost", VpcIds=[network])
     [found] = edge(asked)["Vpcs"]
-    if found["InstanceTenancy"] != facts.SHARED_HARDWARE.value:
-        share = f"aws ec2 modify-vpc-tenancy --vpc-id {network} --instance-tenancy {facts.SHARED_HARDWARE.value}"
+    if found["InstanceTenancy"] != facts.SHARED_HARDWARE:
+        share = f"aws ec2 modify-vpc-tenancy --vpc-id {network} --instance-tenancy {facts.SHARED_HARDWARE}"
         raise BadInput(
             f"machines in the network {network} have hardware of their own ({found['InstanceTenancy']} tenancy), which "
             "costs more than any price here, and $2 an hour for the region.",
@@ -443,7 +443,7 @@ def check_group(edge: Edge, group: str, vpc_id: str) -> None:
         CloudRefused: it does not.
     """
     asked = read("ec2", "describe_security_groups", "the group of the machines", GroupIds=[group])
-    answer = if_there(edge, asked, facts.NOT_KNOWN_YET.value)
+    answer = if_there(edge, asked, facts.NOT_KNOWN_YET)
     if answer is None:
         raise CloudRefused(
             f"there is no security group {group} in this region.",
@@ -458,20 +458,20 @@ def check_group(edge: Edge, group: str, vpc_id: str) -> None:
     opens = [
         pair["GroupId"]
         for rule in found.get("IpPermissions", ())
-        if rule.get("IpProtocol") == facts.ALL_PROTOCOLS.value
+        if rule.get("IpProtocol") == facts.ALL_PROTOCOLS
         for pair in rule.get("UserIdGroupPairs", ())
     ]
     if group not in opens:
         raise CloudRefused(
             f"the security group {group} does not let its machines reach each other on every port.",
-            hint=f"`aws ec2 authorize-security-group-ingress --group-id {group} --protocol {facts.ALL_PROTOCOLS.value} "
+            hint=f"`aws ec2 authorize-security-group-ingress --group-id {group} --protocol {facts.ALL_PROTOCOLS} "
             f"--source-group {group}`",
         )
 
 
 def default_subnets(edge: Edge) -> list[Answer]:
     """The region's default subnets, one in each zone that has one."""
-    filters = [{"Name": facts.DEFAULT_SUBNETS.value, "Values": ["true"]}]
+    filters = [{"Name": facts.DEFAULT_SUBNETS, "Values": ["true"]}]
     return list(edge(read("ec2", "describe_subnets", "the default subnet of each zone", Filters=filters))["Subnets"])
 
 

@@ -132,7 +132,7 @@ def of_storage(request: Request) -> Asked:
     """What a call about a bucket, or about what is in it, asks for, whoever makes it: with the keys of its headers."""
     operation, parameters = request.operation, request.parameters
     bucket = f"arn:aws:s3:::{parameters['Bucket']}"
-    context = {**facts.EVERY_CALL_OF_S3.value, **keys_of_headers(headers_of_s3(operation, parameters))}
+    context = {**facts.EVERY_CALL_OF_S3, **keys_of_headers(headers_of_s3(operation, parameters))}
     if operation in _OF_OBJECTS:
         return Asked(action=_OF_OBJECTS[operation], resource=f"{bucket}/{parameters['Key']}", context=context)
     prefix = {"s3:prefix": str(parameters["Prefix"])} if "Prefix" in parameters else {}
@@ -142,7 +142,7 @@ def of_storage(request: Request) -> Asked:
 def keys_of_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """The keys that policies may condition upon by the headers of a call of S3, whatever these say."""
     keys = {f"s3:{name.lower()}": value for name, value in headers.items()}
-    return {key: value for key, value in keys.items() if key.startswith(facts.OF_HEADERS.value)}
+    return {key: value for key, value in keys.items() if key.startswith(facts.OF_HEADERS)}
 
 
 def _looked_at(request: Request, place: Place) -> str:
@@ -167,7 +167,7 @@ def _scheduling(request: Request, place: Place) -> Iterator[Asked]:
         schedule = f"{here}:schedule/{request.parameters['GroupName']}/{name}"
         yield Asked(action=request.api_name, resource=schedule, context=place.caller)
         target = request.parameters["Target"]
-        passed = {**place.caller, "iam:PassedToService": facts.SCHEDULER_SERVICE.value}
+        passed = {**place.caller, "iam:PassedToService": facts.SCHEDULER_SERVICE}
         yield Asked(action="iam:PassRole", resource=str(target["RoleArn"]), context=passed)
     elif request.operation == "create_schedule_group":
         tags = {str(one["Key"]): str(one["Value"]) for one in request.parameters.get("Tags", ())}
@@ -227,7 +227,7 @@ def _renting(request: Request, place: Place, tags: Mapping[str, Mapping[str, str
     yield Asked(
         action="iam:PassRole",
         resource=role_arn(place.who.account_id, place.role),
-        context={**place.caller, "iam:PassedToService": facts.MACHINES_SERVICE.value},
+        context={**place.caller, "iam:PassedToService": facts.MACHINES_SERVICE},
     )
 
 

@@ -52,9 +52,9 @@ def _versions(edge: Edge, order: Order) -> tuple[Verdict, str, str | None]:
     """Whether deleted checkpoints go."""
     told = _read(edge, order, "get_bucket_versioning", ())
     assert told is not None
-    if told.get("Status") != facts.KEEPS_VERSIONS.value:
+    if told.get("Status") != facts.KEEPS_VERSIONS:
         return "good", f"{order.bucket} keeps none: what is deleted is gone", None
-    locks = _read(edge, order, "get_object_lock_configuration", (facts.NO_LOCK.value,)) or {}
+    locks = _read(edge, order, "get_object_lock_configuration", (facts.NO_LOCK,)) or {}
     if kept := locks.get("ObjectLockConfiguration", {}).get("Rule", {}).get("DefaultRetention"):
         unit = "days" if "Days" in kept else "years"
         said = (
@@ -62,7 +62,7 @@ def _versions(edge: Edge, order: Order) -> tuple[Verdict, str, str | None]:
             "deletes stay so long, and are paid for"
         )
         return "unknown", said, "name another `bucket`: `hetopt setup --create-bucket --bucket NAME` makes one"
-    absent = (facts.NO_LIFECYCLE.value,)
+    absent = (facts.NO_LIFECYCLE,)
     rules = (_read(edge, order, "get_bucket_lifecycle_configuration", absent) or {"Rules": ()})["Rules"]
     if any("NoncurrentVersionExpiration" in one for one in rules):
         return "good", f"{order.bucket} keeps old ones, and deletes them by a rule", None
@@ -73,7 +73,7 @@ def _versions(edge: Edge, order: Order) -> tuple[Verdict, str, str | None]:
 
 def _policy(edge: Edge, order: Order) -> tuple[Verdict, str, str | None]:
     """Whether it denies what a run does."""
-    told = _read(edge, order, "get_bucket_policy", (facts.NO_BUCKET_POLICY.value,))
+    told = _read(edge, order, "get_bucket_policy", (facts.NO_BUCKET_POLICY,))
     networks, requests = {zone.vpc_id for zone in order.zones}, requests_of(order)
     asked = [] if told is None else statements(json.loads(told["Policy"]))
     denials = [denial for one in asked if (denial := denial_of(one, networks, requests)) is not None]
@@ -124,9 +124,9 @@ def denial_of(statement: Statement, networks: set[str], requests: Sequence[Reque
     """
 
     def possible(key: str) -> tuple[str | None, ...]:
-        if key == facts.NETWORK_OF_A_CALL.value:
+        if key == facts.NETWORK_OF_A_CALL:
             return None, *networks  # none of them, where a call comes by the internet
-        return (None,) if key.startswith(facts.OF_HEADERS.value) else ()
+        return (None,) if key.startswith(facts.OF_HEADERS) else ()
 
     told = [
         (one, concerns(statement, of_storage(one), possible)) for one in requests or calls_of_machines("*", "runs/*")

@@ -57,7 +57,7 @@ def outside_end_s(lease_end_s: float, budget_usd: float, worst_usd_per_hour: flo
         budget_usd: of the run.
         worst_usd_per_hour: of all machines that the budget was reckoned for.
     """
-    late_s = budget_law.lasts_s(OVERRUN * budget_usd, worst_usd_per_hour) - facts.SCHEDULE_LATE_S.value
+    late_s: float = budget_law.lasts_s(OVERRUN * budget_usd, worst_usd_per_hour) - facts.SCHEDULE_LATE_S
     return lease_end_s + budget_law.SHUTDOWN_S + late_s
 
 

@@ -104,7 +104,7 @@ def _sources(name: str) -> Iterable[tuple[str, bytes]]:
         yield f"hetopt/{name}", (_HERE / name).read_bytes()
         return
     folder = (_HERE / name).resolve()
-    for path in sorted(folder.rglob("*.py")):
+    for path in sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".toml")):
         inside = path.relative_to(folder).as_posix()
         if not any(inside == part or inside.startswith(f"{part}/") for part in LEFT_OUT):
             yield f"hetopt/{name}/{inside}", path.read_bytes()

@@ -119,9 +119,7 @@ def group_calls(order: Order, zone: Zone) -> tuple[Request, ...]:
     name = f"hetopt-{order.run_id}"
     itself = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": Reference(step=GROUP_STEP, key="GroupId")}]}
     anywhere = {"CidrIp": "0.0.0.0/0"}
-    ports = sorted(
-        {facts.HTTPS_PORT.value, *([int(order.network.proxy.rpartition(":")[2])] if order.network.proxy else [])}
-    )
+    ports = sorted({facts.HTTPS_PORT, *([int(order.network.proxy.rpartition(":")[2])] if order.network.proxy else [])})
     group = Reference(step=GROUP_STEP, key="GroupId")
     lookup = Request(
         step="find-group",
@@ -158,8 +156,8 @@ def group_calls(order: Order, zone: Zone) -> tuple[Request, ...]:
             operation="authorize_security_group_ingress",
             parameters={"GroupId": group, "IpPermissions": [itself]},
             purpose="the run's machines reach each other",
-            tolerates=frozenset({facts.RULE_THERE.value}),
-            passing=facts.NOT_KNOWN_YET.value,
+            tolerates=frozenset({facts.RULE_THERE}),
+            passing=facts.NOT_KNOWN_YET,
         ),
         Request(
             step="group-egress",
@@ -173,8 +171,8 @@ def group_calls(order: Order, zone: Zone) -> tuple[Request, ...]:
                 ],
             },
             purpose="out: to each other, and HTTPS for packages and S3",
-            tolerates=frozenset({facts.RULE_THERE.value}),
-            passing=facts.NOT_KNOWN_YET.value,
+            tolerates=frozenset({facts.RULE_THERE}),
+            passing=facts.NOT_KNOWN_YET,
         ),
         Request(
             step="group-no-other-egress",
@@ -182,8 +180,8 @@ def group_calls(order: Order, zone: Zone) -> tuple[Request, ...]:
             operation="revoke_security_group_egress",
             parameters={"GroupId": group, "IpPermissions": [{"IpProtocol": "-1", "IpRanges": [anywhere]}]},
             purpose="nothing else goes out",
-            tolerates=frozenset({facts.RULE_NOT_THERE.value}),
-            passing=facts.NOT_KNOWN_YET.value,
+            tolerates=frozenset({facts.RULE_NOT_THERE}),
+            passing=facts.NOT_KNOWN_YET,
         ),
     )
 
@@ -221,7 +219,7 @@ def machine_settings(order: Order, kind: str) -> dict[str, Any]:
     return {
         "ImageId": image.ami,
         "IamInstanceProfile": {"Name": order.instance_profile},
-        # All that machines need of it (`facts.METADATA_HAS_DEFAULTS`).
+        # All that machines need of it: what a launch leaves out, defaults of the account say, and may be off.
         "MetadataOptions": {
             "HttpEndpoint": "enabled",
             "HttpTokens": "required",
@@ -300,7 +298,7 @@ def _template_call(order: Order, kind: str, generation: int, end_s: float) -> Re
             purpose="the template that an earlier attempt made",
             result=("LaunchTemplates", 0),
         ),
-        passing=facts.NOT_KNOWN_YET.value,
+        passing=facts.NOT_KNOWN_YET,
     )
 
 
@@ -349,7 +347,7 @@ def fleet_call(order: Order, role: Role, zone: Zone, *, attempt: int) -> Request
         },
         purpose=f"{role.machines} × {' or '.join(role.instance_types)}, {role.market}, in {zone.name}; all or none",
         makes="fleet",
-        passing=frozenset({facts.TEMPLATE_NOT_KNOWN_YET.value}),
+        passing=frozenset({facts.TEMPLATE_NOT_KNOWN_YET}),
         usd_per_hour=role.machines * zone.usd_per_hour(role.instance_types[0], role.market),
         worst_usd_per_hour=role.machines * max(rate.worst_usd_per_hour for rate in rates),
     )
@@ -363,7 +361,7 @@ def addresses_call(order: Order) -> Request:
         operation="describe_instances",
         parameters={"Filters": tags.filters(order.run_id)},
         purpose="the machines' addresses, by which they meet",
-        passing=frozenset({facts.MACHINES_NOT_KNOWN_YET.value}),
+        passing=frozenset({facts.MACHINES_NOT_KNOWN_YET}),
     )
 
 

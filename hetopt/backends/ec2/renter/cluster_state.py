@@ -145,8 +145,8 @@ class ClusterState(Artifact):
         default=(), description="the first of the bucket's objects that are no files of a run, and were not fetched"
     )
     cleared: bool = Field(default=False, description="groups and templates are gone too")
-    minimum_billed_s: NonNegativeFloat = facts.MINIMUM_BILLED_S.value
-    free_within_s: NonNegativeFloat = facts.FREE_IF_TAKEN_WITHIN_S.value
+    minimum_billed_s: NonNegativeFloat = facts.MINIMUM_BILLED_S
+    free_within_s: NonNegativeFloat = facts.FREE_IF_TAKEN_WITHIN_S
 
     @property
     def alive(self) -> list[MachineState]:
@@ -202,10 +202,10 @@ class ClusterState(Artifact):
 
 def ending_of(code: str) -> Ending:
     """Why a machine ended, by EC2's StateReason."""
-    if code == facts.ENDED_BY_ITSELF.value:
+    if code == facts.ENDED_BY_ITSELF:
         return "finished"
-    if code == facts.ENDED_BY_US.value:
+    if code == facts.ENDED_BY_US:
         return "stopped by us"
-    if code.startswith(facts.TAKEN_BACK.value):
+    if code.startswith(facts.TAKEN_BACK):
         return "interrupted"
     return "unknown"

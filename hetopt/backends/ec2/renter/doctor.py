@@ -20,7 +20,7 @@ from hetopt.core.errors import BadInput, CloudRefused, HetoptError
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.quota import NEW_ACCOUNT, Bucket, Quota, named_quota, needed, quota_of
 
-LARGEST_SKEW_S = 0.8 * facts.LARGEST_SKEW_S.value
+LARGEST_SKEW_S = 0.8 * facts.LARGEST_SKEW_S
 
 Verdict = Literal["good", "bad", "unknown"]
 
@@ -118,7 +118,7 @@ def quota_checks(edge: Edge, catalog: Catalog, roles: Sequence[Role]) -> Iterato
 
 def _running(edge: Edge, catalog: Catalog) -> dict[str, int]:
     """VCPUs of the region's machines by the code of the quota that they count against."""
-    states = [{"Name": "instance-state-name", "Values": list(facts.COUNTED_STATES.value)}]
+    states = [{"Name": "instance-state-name", "Values": list(facts.COUNTED_STATES)}]
     answer = edge(read("ec2", "describe_instances", "what counts against the quotas", Filters=states))
     found: dict[str, int] = {}
     for one in (one for each in answer["Reservations"] for one in each["Instances"]):
@@ -150,7 +150,7 @@ def _granted(edge: Edge, code: str) -> float:
     try:
         return float(edge(request)["Quota"]["Value"])
     except ApiRefused as refused:
-        if not refused.code.startswith(facts.NO_QUOTA.value):
+        if not refused.code.startswith(facts.NO_QUOTA):
             raise
     return float(edge(replace(request, operation="get_aws_default_service_quota"))["Quota"]["Value"])
 
@@ -242,12 +242,12 @@ def try_only(edge: Edge, operation: str, parameters: Mapping[str, object], *, of
     try:
         edge(request)
     except ApiRefused as refused:
-        if refused.code == facts.ONLY_TRIED.value:
+        if refused.code == facts.ONLY_TRIED:
             return Check(name=name, verdict="good", said="allowed")
-        if refused.code == facts.TEMPLATE_NOT_KNOWN_YET.value:
+        if refused.code == facts.TEMPLATE_NOT_KNOWN_YET:
             return Check(name=name, verdict="unknown", said="EC2 tries it only with a template that is there")
         # Parameters of a call that is only tried may be refused for that alone; what the account lacks stops a launch.
-        if refused.reaction == "stop" and refused.is_known and not refused.code.startswith(facts.INVALID.value):
+        if refused.reaction == "stop" and refused.is_known and not refused.code.startswith(facts.INVALID):
             return bad(name, refused)
         return Check(name=name, verdict="unknown", said=refused.message.rstrip("."), hint=refused.hint)
     return Check(
@@ -261,7 +261,7 @@ def _profile(edge: Edge, instance_profile: str) -> Check:
     try:
         roles = edge(request)["InstanceProfile"]["Roles"]
     except ApiRefused as refused:
-        if refused.code.startswith(facts.NO_ROLE.value):
+        if refused.code.startswith(facts.NO_ROLE):
             return Check(
                 name="machines' role", verdict="bad", said=f"there is no instance profile {instance_profile}", hint=make
             )

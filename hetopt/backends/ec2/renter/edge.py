@@ -244,7 +244,7 @@ def wait_before(attempt: int, random: Random) -> float:
 
 
 def _name_is_taken(code: str) -> bool:
-    return code in facts.NAME_TAKEN.value
+    return code in facts.NAME_TAKEN
 
 
 def connect(region: str) -> Edge:

@@ -128,7 +128,7 @@ SILENT_S = 5 * HEARTBEAT_S
 """Machines that have not said for so long that they live are taken to be gone."""
 
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,79}")
-_ABSENT = frozenset({*facts.NO_OBJECT.value, facts.NO_BUCKET.value})
+_ABSENT = frozenset({*facts.NO_OBJECT, facts.NO_BUCKET})
 
 
 def is_of(found: Found, who: Identity) -> bool:

@@ -174,7 +174,7 @@ class Loop:
         try:
             answer = self.edge(call)
         except ApiRefused as refused:
-            if refused.code == facts.WRITTEN_MEANWHILE.value:
+            if refused.code == facts.WRITTEN_MEANWHILE:
                 return state  # the next look reads what it was
             raise
         granted = state.model_copy(

@@ -71,21 +71,19 @@ def operator_policy(*, account_id: str, region: str, bucket: str, role: str, typ
     mine = {"StringLike": {"aws:userid": [owner, f"{owner}:*"]}}
     schedules, group = (f"arn:aws:scheduler:{region}:{account_id}:{thing}" for thing in _SCHEDULES)
     return _policy(
-        _statement("Look", sorted(facts.KNOW_NO_RESOURCE.value), ["*"]),
+        _statement("Look", sorted(facts.KNOW_NO_RESOURCE), ["*"]),
         _statement(
             "LookAtRoles",
             ["iam:GetInstanceProfile", "iam:GetRole"],
             [
                 f"arn:aws:iam::{account_id}:instance-profile/{role}",
-                *(role_arn(account_id, name) for name in (END_ROLE, *facts.SERVICE_ROLES.value)),
+                *(role_arn(account_id, name) for name in (END_ROLE, *facts.SERVICE_ROLES)),
             ],
         ),
         _statement(
             "LookAtQuotas", ["servicequotas:GetServiceQuota"], [f"arn:aws:servicequotas:{region}:{account_id}:ec2/*"]
         ),
-        _statement(
-            "LookUpImages", ["ssm:GetParameter"], [f"arn:aws:ssm:{region}::parameter{facts.PUBLIC_PARAMETERS.value}"]
-        ),
+        _statement("LookUpImages", ["ssm:GetParameter"], [f"arn:aws:ssm:{region}::parameter{facts.PUBLIC_PARAMETERS}"]),
         _statement(
             "MakeWhatIsTagged",
             MAKES,
@@ -119,7 +117,7 @@ def operator_policy(*, account_id: str, region: str, bucket: str, role: str, typ
             "GiveMachinesTheirRole",
             ["iam:PassRole"],
             [role_arn(account_id, role)],
-            {"StringEquals": {"iam:PassedToService": facts.MACHINES_SERVICE.value}},
+            {"StringEquals": {"iam:PassedToService": facts.MACHINES_SERVICE}},
         ),
         # A schedule has no tags: it is known by its group's name, which nobody can guess.
         _statement(
@@ -134,7 +132,7 @@ def operator_policy(*, account_id: str, region: str, bucket: str, role: str, typ
             "GiveEndsTheirRole",
             ["iam:PassRole"],
             [role_arn(account_id, END_ROLE)],
-            {"StringEquals": {"iam:PassedToService": facts.SCHEDULER_SERVICE.value}},
+            {"StringEquals": {"iam:PassedToService": facts.SCHEDULER_SERVICE}},
         ),
         _statement(
             "LookAtTheBucket",
@@ -194,7 +192,7 @@ def node_policy(*, bucket: str) -> Policy:
 
 def trust_policy() -> Policy:
     """Who may take the machines' role: machines."""
-    return _taken_by(facts.MACHINES_SERVICE.value)
+    return _taken_by(facts.MACHINES_SERVICE)
 
 
 def end_policy(*, account_id: str) -> Policy:
@@ -207,13 +205,13 @@ def end_policy(*, account_id: str) -> Policy:
 
 def end_trust(*, account_id: str) -> Policy:
     """Who may take that role: the scheduler, for schedules of this account."""
-    return _taken_by(facts.SCHEDULER_SERVICE.value, {"StringEquals": {"aws:SourceAccount": account_id}})
+    return _taken_by(facts.SCHEDULER_SERVICE, {"StringEquals": {"aws:SourceAccount": account_id}})
 
 
 def _taken_by(service: str, condition: Policy | None = None) -> Policy:
     taken: Policy = {"Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"}
     return {
-        "Version": facts.POLICY_VERSION.value,
+        "Version": facts.POLICY_VERSION,
         "Statement": [taken if condition is None else {**taken, "Condition": condition}],
     }
 
@@ -221,7 +219,7 @@ def _taken_by(service: str, condition: Policy | None = None) -> Policy:
 def bucket_policy(bucket: str) -> Policy:
     """The bucket is spoken to over TLS only."""
     return {
-        "Version": facts.POLICY_VERSION.value,
+        "Version": facts.POLICY_VERSION,
         "Statement": [
             {
                 "Sid": "OnlyOverTls",
@@ -250,13 +248,13 @@ def commands(role: str) -> list[str]:
         f"aws iam create-role --role-name {END_ROLE} --assume-role-policy-document file://end_trust.json",
         f"aws iam put-role-policy --role-name {END_ROLE} --policy-name hetopt --policy-document file://end_policy.json",
         "aws iam create-policy --policy-name hetopt-operator --policy-document file://operator_policy.json",
-        f"aws iam create-service-linked-role --aws-service-name {facts.SPOT_SERVICE.value}",
-        f"aws iam create-service-linked-role --aws-service-name {facts.FLEET_SERVICE.value}",
+        f"aws iam create-service-linked-role --aws-service-name {facts.SPOT_SERVICE}",
+        f"aws iam create-service-linked-role --aws-service-name {facts.FLEET_SERVICE}",
     ]
 
 
 def _policy(*statements: Policy) -> Policy:
-    return {"Version": facts.POLICY_VERSION.value, "Statement": list(statements)}
+    return {"Version": facts.POLICY_VERSION, "Statement": list(statements)}
 
 
 def _statement(name: str, actions: Sequence[str], resources: Sequence[str], condition: Policy | None = None) -> Policy:
@@ -272,7 +270,7 @@ def bucket_calls(bucket: str, region: str, account_id: str) -> tuple[Request, ..
     """Make the bucket as it should be. Done twice, it is the same."""
     own = {"Bucket": bucket, "ExpectedBucketOwner": account_id}
     # Where buckets are when nothing is said must not be said.
-    place = {} if region == facts.FIRST_REGION.value else {"CreateBucketConfiguration": {"LocationConstraint": region}}
+    place = {} if region == facts.FIRST_REGION else {"CreateBucketConfiguration": {"LocationConstraint": region}}
 
     def call(
         operation: str, parameters: dict[str, object], purpose: str, *, tolerates: frozenset[str] = frozenset()
@@ -305,7 +303,7 @@ def bucket_calls(bucket: str, region: str, account_id: str) -> tuple[Request, ..
             "create_bucket",
             {"Bucket": bucket, **place},
             "where code, checkpoints and states of runs go",
-            tolerates=frozenset({facts.BUCKET_IS_OURS.value}),
+            tolerates=frozenset({facts.BUCKET_IS_OURS}),
         ),
         call(
             "put_public_access_block",

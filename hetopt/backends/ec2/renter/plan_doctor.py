@@ -108,15 +108,15 @@ class PlanDoctor(Orders):
     def _service_roles(self, roles: Sequence[Role]) -> Iterator[Check]:
         """EC2's own roles, which its first spot machine and its first fleet need."""
         rents_spot = any(role.market == "spot" for role in roles)
-        for role, service in facts.SERVICE_ROLES.value.items():
-            if role == facts.SPOT_ROLE.value and not rents_spot:
+        for role, service in facts.SERVICE_ROLES.items():
+            if role == facts.SPOT_ROLE and not rents_spot:
                 continue
             name, command = f"role {role}", f"aws iam create-service-linked-role --aws-service-name {service}"
             make = f"an administrator runs once: `{command}`"
             try:
                 self.edge(read("iam", "get_role", "EC2's own role", RoleName=role))
             except ApiRefused as refused:
-                absent = refused.code.startswith(facts.NO_ROLE.value)
+                absent = refused.code.startswith(facts.NO_ROLE)
                 said = "the account has none" if absent else refused.message.rstrip(".")
                 yield Check(name=name, verdict="bad" if absent else "unknown", said=said, hint=make)
             else:
@@ -129,7 +129,7 @@ class PlanDoctor(Orders):
             key = str(self.edge(read("ec2", "get_ebs_default_kms_key_id", "the key of encrypted disks"))["KmsKeyId"])
         except CloudRefused as refused:
             return Check(name=name, verdict="unknown", said=refused.message.rstrip("."), hint=refused.hint)
-        if key.endswith(facts.OWN_DISK_KEY.value):
+        if key.endswith(facts.OWN_DISK_KEY):
             return Check(
                 name=name, verdict="good", said="disks are encrypted by AWS's own key, which everybody may use"
             )
@@ -137,26 +137,26 @@ class PlanDoctor(Orders):
             asked = read("kms", "describe_key", "whether the key of disks can be used", KeyId=key)
             state = str(self.edge(asked)["KeyMetadata"]["KeyState"])
         except CloudRefused:
-            state = facts.KEY_SERVES.value  # as far as anybody here may know
-        if state != facts.KEY_SERVES.value:
-            going = f"`aws kms cancel-key-deletion --key-id {key}`, then " if state == facts.KEY_GOES.value else ""
+            state = facts.KEY_SERVES  # as far as anybody here may know
+        if state != facts.KEY_SERVES:
+            going = f"`aws kms cancel-key-deletion --key-id {key}`, then " if state == facts.KEY_GOES else ""
             hint = f"{going}`aws kms enable-key --key-id {key}`, or go back to AWS's own: `{_OWN_KEY_AGAIN}`"
             said = f"disks are encrypted by {key}, which is {state}: machines would end as they begin"
             return Check(name=name, verdict="bad", said=said, hint=hint)
         if all(role.market == "on-demand" for role in roles):
             said = f"disks are encrypted by {key}, which you must be allowed to use"
             return Check(name=name, verdict="unknown", said=said, hint=f"`aws kms describe-key --key-id {key}`")
-        role = account.role_arn(key.split(":")[4], facts.SPOT_ROLE.value)
+        role = account.role_arn(key.split(":")[4], facts.SPOT_ROLE)
         grant = (
             f"`aws kms create-grant --key-id {key} --grantee-principal {role} --operations "
-            f"{' '.join(facts.DISK_KEY_OPERATIONS.value)}`, or put EC2 into the key's policy"
+            f"{' '.join(facts.DISK_KEY_OPERATIONS)}`, or put EC2 into the key's policy"
         )
         try:
             grants = self.edge(read("kms", "list_grants", "who may use the key of disks", KeyId=key))["Grants"]
         except CloudRefused as refused:
             said = f"disks are encrypted by {key}, and who may use it cannot be read ({refused.message.rstrip('.')})"
             return Check(name=name, verdict="unknown", said=said, hint=f"if spot machines may not: {grant}")
-        if any(str(one.get("GranteePrincipal", "")).endswith(facts.SPOT_ROLE.value) for one in grants):
+        if any(str(one.get("GranteePrincipal", "")).endswith(facts.SPOT_ROLE) for one in grants):
             return Check(name=name, verdict="good", said=f"disks are encrypted by {key}, which spot machines may use")
         said = f"disks are encrypted by {key}, which spot machines have no grant for: they would end as they begin"
         return Check(name=name, verdict="bad", said=said, hint=grant)
@@ -303,7 +303,7 @@ class PlanDoctor(Orders):
             purpose="whether the caller's policies allow it",
         )
         for result in self.edge(request)["EvaluationResults"]:
-            if result["EvalDecision"] != facts.SIMULATED_AS_ALLOWED.value:
+            if result["EvalDecision"] != facts.SIMULATED_AS_ALLOWED:
                 organisation = result.get("OrganizationsDecisionDetail", {}).get("AllowedByOrganizations") is False
                 yield f"{result['EvalActionName']}{' (by the organisation)' if organisation else ''}"
 
@@ -315,7 +315,7 @@ def _context_of(statement: Policy) -> Mapping[str, str]:
 
 def _fleet(order: Order, role: Role) -> Mapping[str, object]:
     """The call for a role's fleet, by a template that is not there yet."""
-    no_template = {template_step(role.image_kind): {"LaunchTemplateId": facts.NO_TEMPLATE.value}}
+    no_template = {template_step(role.image_kind): {"LaunchTemplateId": facts.NO_TEMPLATE}}
     return fleet_call(order, role, order.zones[0], attempt=0).resolved(no_template).parameters
 
 

@@ -24,8 +24,8 @@ from hetopt.backends.ec2.renter.request import Answer, Edge, Kind, Request, read
 from hetopt.backends.ec2.renter.scheduled_ends import NAMED, prefix_of
 from hetopt.core.errors import CloudRefused
 
-FLEETS_A_CALL = facts.FLEETS_A_CALL.value
-DEAD = facts.DEAD_STATES.value
+FLEETS_A_CALL = facts.FLEETS_A_CALL
+DEAD = facts.DEAD_STATES
 
 _LISTED: tuple[tuple[Kind, str, str, str], ...] = (
     ("launch-template", "describe_launch_templates", "LaunchTemplates", "LaunchTemplateId"),
@@ -124,7 +124,7 @@ def _fleets(edge: Edge, run_id: str | None, made: Made) -> list[Found]:
     named = [tag["ResourceId"] for tag in listed if run_id in (None, tag["Value"])]
     ids = list(dict.fromkeys([*named, *made.of_kind("fleet-")]))
     fleets = [fleet for batch in batches(ids, FLEETS_A_CALL) for fleet in _fleets_of(edge, batch)]
-    alive = [one for one in fleets if str(one.get("FleetState", "active")).startswith(facts.LIVE_FLEETS.value)]
+    alive = [one for one in fleets if str(one.get("FleetState", "active")).startswith(facts.LIVE_FLEETS)]
     return [_found("fleet", one["FleetId"], one) for one in alive]
 
 
@@ -133,7 +133,7 @@ def _fleets_of(edge: Edge, ids: Sequence[str]) -> list[Answer]:
     try:
         return list(ask(edge, "describe_fleets", {"FleetIds": list(ids)}, "whether the fleets still stand")["Fleets"])
     except ApiRefused as refused:
-        if not refused.code.startswith(facts.FLEET_GONE.value):
+        if not refused.code.startswith(facts.FLEET_GONE):
             raise
         if len(ids) == 1:
             return []
@@ -146,13 +146,13 @@ def _schedule_groups(edge: Edge, run_id: str | None) -> list[Found]:
     request = read("scheduler", "list_schedule_groups", "the schedules that are left", NamePrefix=prefix)
     try:
         groups = edge(request)["ScheduleGroups"]
-        there = [one for one in groups if one["State"] != facts.SCHEDULES_GO.value]
+        there = [one for one in groups if one["State"] != facts.SCHEDULES_GO]
         tags_of = [
             edge(read("scheduler", "list_tags_for_resource", "whose schedules they are", ResourceArn=one["Arn"]))
             for one in there
         ]
     except ApiRefused as refused:
-        if refused.code.startswith(facts.DENIED.value):
+        if refused.code.startswith(facts.DENIED):
             return []
         raise
     return [_found("schedule-group", one["Name"], tags) for one, tags in zip(there, tags_of, strict=True)]
@@ -343,14 +343,14 @@ class Remover:
         try:
             failures = self.edge(request).get("UnsuccessfulFleetDeletions", ())
         except ApiRefused as refused:
-            if not refused.code.startswith(facts.FLEET_GONE.value):
+            if not refused.code.startswith(facts.FLEET_GONE):
                 raise
             for one in ids if len(ids) > 1 else ():
                 self._delete_fleets([one])
             return
         for failed in failures:
             code = failed.get("Error", {}).get("Code", "")
-            if code not in facts.FLEET_NOT_THERE.value:
+            if code not in facts.FLEET_NOT_THERE:
                 raise CloudRefused(
                     f"the fleet {failed.get('FleetId')} was not deleted: "
                     f"{str(failed.get('Error', {}).get('Message', code)).rstrip('.')}.",
@@ -369,7 +369,7 @@ class Remover:
         try:
             self.edge(request)
         except ApiRefused as refused:
-            if not refused.code.startswith(facts.MACHINES_NOT_KNOWN_YET.value.partition(".")[0]):
+            if not refused.code.startswith(facts.MACHINES_NOT_KNOWN_YET.partition(".")[0]):
                 raise
             return list(ids) if len(ids) == 1 else [unknown for one in ids for unknown in self._terminate([one])]
         return []
@@ -416,12 +416,12 @@ class Remover:
             operation=operation,
             parameters={key: ids[0]},
             purpose=f"what the run made: {ids[0]}",
-            passing=facts.IN_USE.value,
+            passing=facts.IN_USE,
         )
         try:
             self.edge(request)
         except ApiRefused as refused:
-            if refused.code not in facts.GONE.value:
+            if refused.code not in facts.GONE:
                 raise
             return list(ids)
         return []
@@ -437,4 +437,4 @@ def _attempt(refused: list[CloudRefused], step: Callable[[], None]) -> None:
 
 def is_dying(instance: Answer) -> bool:
     """Whether a machine has ended, or is about to."""
-    return instance["State"]["Name"] in facts.DYING_STATES.value
+    return instance["State"]["Name"] in facts.DYING_STATES

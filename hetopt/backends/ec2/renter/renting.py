@@ -174,7 +174,7 @@ class Renter:
             try:
                 return self._at_once(order, zone, attempts, results, together=together)
             except ApiRefused as refused:
-                if refused.code not in facts.OVER_QUOTA.value or waited_s >= PATIENCE_S:
+                if refused.code not in facts.OVER_QUOTA or waited_s >= PATIENCE_S:
                     raise
             self.tell("what was given back counts against the quota for a while: waiting")
             self._release(order)
@@ -387,7 +387,7 @@ class Renter:
                     raise CloudRefused(
                         f"{one['InstanceId']} ({one['InstanceType']}) ended before it began: {reason}.",
                         hint="it may not use the key of the account's disks: `hetopt doctor PLAN` says how to mend it"
-                        if facts.KEY_REFUSED.value in reason
+                        if facts.KEY_REFUSED in reason
                         else "launch again, or plan with other types",
                     )
             if len(found) == len(wanted) and all(one.get("PrivateIpAddress") for one in found.values()):

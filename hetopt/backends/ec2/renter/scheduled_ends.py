@@ -47,7 +47,7 @@ def end_role(edge: Edge) -> str | None:
     """The ARN of the role that ends machines; None where the account has none, or it cannot be looked up."""
     request = read("iam", "get_role", "whether machines have an end outside", RoleName=END_ROLE)
     try:
-        answer = if_there(edge, request, (facts.NO_ROLE.value,))
+        answer = if_there(edge, request, (facts.NO_ROLE,))
     except CloudRefused:
         return None
     return None if answer is None else str(answer["Role"]["Arn"])
@@ -62,7 +62,7 @@ def group_call(order: Order) -> Request:
         parameters={"Name": group_name(order.run_id, order.life), "Tags": order.tags.to_aws()},
         purpose="for an end of each machine that stands on no machine",
         makes="schedule-group",
-        tolerates=frozenset({facts.SCHEDULE_THERE.value}),
+        tolerates=frozenset({facts.SCHEDULE_THERE}),
     )
 
 
@@ -89,13 +89,13 @@ def end_call(order: Order, instance_id: str, at_s: float, *, moves: bool = False
             "FlexibleTimeWindow": {"Mode": "OFF"},
             "ActionAfterCompletion": "DELETE",
             "Target": {
-                "Arn": facts.SCHEDULED_END.value,
+                "Arn": facts.SCHEDULED_END,
                 "RoleArn": order.end_role,
                 "Input": json.dumps({"InstanceIds": [instance_id]}),
             },
         },
         purpose=f"ends {instance_id} at {end:%Y-%m-%d %H:%M} UTC, {unless}",
-        tolerates=facts.GONE.value if moves else frozenset({facts.SCHEDULE_THERE.value}),
+        tolerates=facts.GONE if moves else frozenset({facts.SCHEDULE_THERE}),
     )
 
 
@@ -107,5 +107,5 @@ def no_end_call(order: Order) -> Request:
         operation="delete_schedule_group",
         parameters={"Name": group_name(order.run_id, order.life)},
         purpose="ends that cannot be moved would end machines that train",
-        tolerates=facts.GONE.value,
+        tolerates=facts.GONE,
     )

@@ -35,10 +35,10 @@ from hetopt.core.run_status import last_events
 from hetopt.core.worker_logs import LOG_FOLDER
 
 _EVENTS_NAME = re.compile(r"([0-9]{1,15})\.jsonl")
-_ENDED_AT = re.compile(facts.ENDED_AT.value)
+_ENDED_AT = re.compile(facts.ENDED_AT)
 
 UNLISTED_S = 900.0
-"""A machine that no list has so long after it was granted has ended: lists lag by minutes (`facts.LISTS_LAG`)."""
+"""A machine that no list has so long after it was granted has ended: lists lag by minutes."""
 
 _STRANGE_SHOWN = 8
 LARGEST_EVENTS_BYTES = 256 * 2**20
@@ -298,7 +298,7 @@ def _updated(
     # A machine that somebody has stopped and started again has a new LaunchTime, and was paid for before.
     is_new = machine.state in ("pending", "unseen") and "LaunchTime" in now
     started = {"since_s": now["LaunchTime"].timestamp()} if is_new else {}
-    if state not in facts.STOPPED_STATES.value:
+    if state not in facts.STOPPED_STATES:
         return machine.model_copy(update={"state": state, **started, **beat})
     return machine.model_copy(
         update={

@@ -50,13 +50,13 @@ def ways_out(table: Answer) -> list[Answer]:
     return [
         one
         for one in table.get("Routes", ())
-        if one.get("DestinationCidrBlock") == facts.ANYWHERE.value and one.get("State") != facts.DEAD_ROUTE.value
+        if one.get("DestinationCidrBlock") == facts.ANYWHERE and one.get("State") != facts.DEAD_ROUTE
     ]
 
 
 def by_gateway(routes: Sequence[Answer]) -> bool:
     """Whether internet gateways are the only way out."""
-    return all(str(one.get("GatewayId", "")).startswith(facts.GATEWAY_IDS.value) for one in routes)
+    return all(str(one.get("GatewayId", "")).startswith(facts.GATEWAY_IDS) for one in routes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ def unreachable(subnet: Answer, tables: Sequence[Answer], *, addressed: bool) ->
     routes = ways_out(table_of(id_, subnet["VpcId"], tables))
     if not routes:
         hint = (
-            f"`aws ec2 create-route --destination-cidr-block {facts.ANYWHERE.value} --gateway-id GATEWAY "
+            f"`aws ec2 create-route --destination-cidr-block {facts.ANYWHERE} --gateway-id GATEWAY "
             "--route-table-id TABLE`"
         )
         return Unreachable(said="there is no route to the internet", hint=hint)
@@ -138,7 +138,7 @@ def way_out(edge: Edge, zone: Zone) -> WayOut | None:
     if not any("NatGatewayId" in one for one in ways_out(table)):
         return None
     endpoint = any(
-        "DestinationPrefixListId" in one and str(one.get("GatewayId", "")).startswith(facts.ENDPOINT_IDS.value)
+        "DestinationPrefixListId" in one and str(one.get("GatewayId", "")).startswith(facts.ENDPOINT_IDS)
         for one in table.get("Routes", ())
     )
     return WayOut(s3_by_endpoint=endpoint)
