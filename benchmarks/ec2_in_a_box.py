@@ -34,10 +34,10 @@ from benchmarks.box.box import Box
 from benchmarks.box.iam import actions_of, others_denied
 from benchmarks.box.stories import KINDS, UNASKED, plan_on, policy_without
 from benchmarks.box.story import HETOPT, Act, Played, Stage, meeting_host, timeline, trained
-from hetopt.backends.ec2.renter.authorizations import Asked
 from hetopt.backends.ec2.renter.canary import CANARY_USD
 from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
+from hetopt.backends.ec2.renter.policies import Asked
 from hetopt.core.errors import RunFailed
 from hetopt.core.profile import Profile
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch

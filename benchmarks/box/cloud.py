@@ -33,8 +33,7 @@ from werkzeug.serving import run_simple
 
 from benchmarks.box import manners, schedules
 from hetopt.backends.ec2 import facts
-from hetopt.backends.ec2.renter.authorizations import Asked
-from hetopt.backends.ec2.renter.policies import concerns, statements
+from hetopt.backends.ec2.renter.policies import Asked, concerns, statements
 
 Environment = dict[str, Any]
 Start = Callable[..., Any]

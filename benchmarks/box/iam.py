@@ -9,8 +9,7 @@ from random import Random
 
 import botocore.session
 
-from hetopt.backends.ec2.renter.authorizations import Asked
-from hetopt.backends.ec2.renter.policies import Policy, allows, several, statements
+from hetopt.backends.ec2.renter.policies import Asked, Policy, allows, several, statements
 
 
 def actions_of(policy: Policy) -> Iterator[str]:

@@ -41,7 +41,8 @@ from hetopt.backends.ec2.renter.errors import TABLE
 from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.ordering import Orders, Wishes
-from hetopt.backends.ec2.renter.permissions import Policy, operator_policy
+from hetopt.backends.ec2.renter.permissions import Policy
+from hetopt.backends.ec2.renter.permissions import policy as printed
 from hetopt.backends.ec2.renter.request import Answer, Edge, Request
 from hetopt.core.errors import HetoptError, RunFailed
 from hetopt.core.run_spec import WorkerSpec
@@ -263,21 +264,18 @@ UNASKED = {
     "ec2:describeinstancetypes": "`hetopt catalog refresh`",
     "ec2:describeregions": "`hetopt gc` in a home that knows no region",
     "ec2:describevpcs": "subnets that are named",
-    "s3:getbucketobjectlockconfiguration": "`hetopt doctor` of a bucket that keeps versions",
-    "s3:getlifecycleconfiguration": "the same",
 }
 """What is granted and asked for in no story, with what asks for it, in small letters."""
 
 NOT_GRANTED = {
     "iam:simulateprincipalpolicy": "to simulate a policy is to read it: an administrator decides who may",
-    "kms:listgrants": "the key of an account's disks is its administrator's",
 }
 """What `hetopt doctor` asks and does without, which the policy leaves out."""
 
 
 def policy_without(action: str | None) -> Policy:
     """The printed policy, or what is left of it where an administrator has taken an action out."""
-    policy = operator_policy(account_id=ACCOUNT, region=REGION, bucket=BUCKET, role=ROLE)
+    policy = printed("operator_policy", account=ACCOUNT, region=REGION, bucket=BUCKET, role=ROLE)
     statements = [{**one, "Action": [name for name in one["Action"] if name != action]} for one in policy["Statement"]]
     return {**policy, "Statement": [one for one in statements if one["Action"]]}
 

@@ -57,16 +57,6 @@ def last_end(order: Order) -> str:
     )
 
 
-def way_out(order: Order) -> str | None:
-    """By what machines without an address of their own go out, and what that costs; None of others."""
-    if order.way_out is None:
-        return None
-    told = f"a NAT gateway, {usd(order.traffic_usd)} for packages; its hours are paid whoever trains"
-    if order.way_out.s3_by_endpoint:
-        return told
-    return f"{told}. Data and checkpoints go there, too, in no bill here: a gateway endpoint for S3 is free"
-
-
 def look(run: Run, *, ask: bool) -> tuple[RunStatus, dict[str, Any]]:
     """How a rented run is. Without a way to ask, what was seen last is told, with its age.
 

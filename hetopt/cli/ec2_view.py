@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def show(rental: Rental) -> None:
     """Print the order: cluster, prices, budget and zones."""
-    from hetopt.api.rental import last_end, unfollowed, way_out
+    from hetopt.api.rental import last_end, unfollowed
 
     plan, order = rental.wanted, rental.order
     zone, names = order.zones[0], [one.name for one in order.zones]
@@ -53,7 +53,6 @@ def show(rental: Rental) -> None:
             **({"deadline": _DEADLINE.format(formatting.usd(order.move_usd))} if order.move_usd else {}),
             "unfollowed": unfollowed(rental),
             "last end": last_end(order),
-            **({"way out": out} if (out := way_out(order)) is not None else {}),
             "bucket": order.bucket,
             "zones": f"tried one after another until one has all machines: {', '.join(names)}",
         }

@@ -12,11 +12,9 @@ import pytest
 from benchmarks.box.manners import PARAMETERS, UBUNTU
 from hetopt.backends.ec2.renter import account, calls
 from hetopt.backends.ec2.renter.account import IMAGES
-from hetopt.backends.ec2.renter.doctor import role_checks
 from hetopt.backends.ec2.renter.edge import BotoEdge
 from hetopt.backends.ec2.renter.errors import ApiRefused
 from hetopt.backends.ec2.renter.order import Order
-from hetopt.backends.ec2.renter.ordering import roles_of
 from hetopt.backends.ec2.renter.request import Answer, Edge, Request
 from hetopt.core.errors import BadInput, CloudRefused
 from hetopt.core.profile import Profile
@@ -96,17 +94,6 @@ def test_an_image_whose_other_disks_outlive_their_machines_is_refused(cloud: Bot
         account.boot_image(image(("/dev/sda1", True), ("/dev/sdb", False)), "x86_64-cpu", UBUNTU, GB)
     # Of its root, the machine's own settings say that it goes.
     assert account.boot_image(image(("/dev/sda1", False), ("/dev/sdb", True)), "x86_64-cpu", UBUNTU, GB).ami == UBUNTU
-
-
-def test_the_doctor_looks_each_image_of_a_plan_up(cloud: BotoEdge, profile: Profile, catalog: Catalog) -> None:
-    plan = plan_of(profile, catalog, (("g5.xlarge", 2, "spot"), ("c7g.xlarge", 1, "on-demand")))
-    roles = roles_of(plan, catalog)
-    checks = {check.name: check for check in role_checks(cloud, catalog, roles, plan.chosen.disk_gb)}
-    assert checks["image for x86_64-gpu"].verdict == checks["image for arm64-cpu"].verdict == "good"
-    region = Without(inner=cloud, parameters=frozenset(PARAMETERS), images=False)
-    checks = {check.name: check for check in role_checks(region, catalog, roles, plan.chosen.disk_gb)}
-    assert checks["image for x86_64-gpu"].verdict == "bad"
-    assert "`images={'x86_64-gpu': 'AMI'}`" in str(checks["image for x86_64-gpu"].hint)
 
 
 def test_a_plan_for_gpus_is_rented(

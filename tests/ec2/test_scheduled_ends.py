@@ -46,9 +46,9 @@ def client(service: str) -> Any:
 def role(cloud: BotoEdge) -> str:
     """As the commands of `hetopt setup` make it."""
     iam = client("iam")
-    trust = json.dumps(permissions.end_trust(account_id=ACCOUNT))
+    trust = json.dumps(permissions.policy("end_trust", account=ACCOUNT))
     made = iam.create_role(RoleName=scheduled_ends.END_ROLE, AssumeRolePolicyDocument=trust)["Role"]["Arn"]
-    policy = json.dumps(permissions.end_policy(account_id=ACCOUNT))
+    policy = json.dumps(permissions.policy("end_policy", account=ACCOUNT))
     iam.put_role_policy(RoleName=scheduled_ends.END_ROLE, PolicyName="hetopt", PolicyDocument=policy)
     return str(made)
 
@@ -347,7 +347,7 @@ def test_whoever_may_not_schedule_is_told_once_and_rents_all_the_same(
 def test_a_role_that_the_scheduler_may_not_take_is_told(
     cloud: BotoEdge, order_for: Make, plan: Plan, bundle: Bundle, tmp_path: Path, patience: Patience
 ) -> None:
-    trust = json.dumps(permissions.trust_policy())
+    trust = json.dumps(permissions.policy("node_trust"))
     client("iam").create_role(RoleName=scheduled_ends.END_ROLE, AssumeRolePolicyDocument=trust)
     told = rented(cloud, order_for(), plan, bundle, tmp_path, patience)
     assert [one for one in told if "must allow AWS EventBridge Scheduler to assume the role" in one]

@@ -23,7 +23,7 @@ from hetopt.backends.ec2.renter.errors import ApiRefused
 from hetopt.backends.ec2.renter.ledger import LEDGER_FILE, SETTLES_S, Made, made, read_ledger
 from hetopt.backends.ec2.renter.leftovers import LocalRun, settle
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
-from hetopt.backends.ec2.renter.permissions import operator_policy
+from hetopt.backends.ec2.renter.permissions import policy as printed
 from hetopt.backends.ec2.renter.removal import Remover
 from hetopt.backends.ec2.renter.renting import Renter
 from hetopt.backends.ec2.renter.request import Answer, Edge, Request
@@ -399,7 +399,7 @@ def test_the_printed_policy_decides_by_what_arrives(
     cloud: BotoEdge, order_for: Make, plan: Plan, bundle: Bundle, tmp_path: Path, patience: Patience
 ) -> None:
     """Tags are read from the wire, and whose a machine is from the tags that it bears."""
-    policy = operator_policy(account_id=ACCOUNT, region="us-east-1", bucket=BUCKET, role="hetopt-node")
+    policy = printed("operator_policy", account=ACCOUNT, region="us-east-1", bucket=BUCKET, role="hetopt-node")
     be_unkind(policy=policy, user_id="AROATEAM:one", arn=f"{ROLE}/Team/one")
     untagged = asking("ec2", "create_launch_template", LaunchTemplateName="x", LaunchTemplateData={})
     with pytest.raises(ApiRefused, match=r"ec2:CreateLaunchTemplate on resource: .*launch-template"):
@@ -448,7 +448,7 @@ def test_the_printed_policy_allows_what_the_commands_ask_and_grants_nothing_else
     # An account that has whatever a look asks for only where it is there.
     boto3.client("s3").put_bucket_versioning(Bucket=BUCKET, VersioningConfiguration={"Status": "Enabled"})
     subnets = boto3.client("ec2", region_name="us-east-1").describe_subnets()["Subnets"]
-    policy = operator_policy(account_id=ACCOUNT, region="us-east-1", bucket=BUCKET, role="hetopt-node")
+    policy = printed("operator_policy", account=ACCOUNT, region="us-east-1", bucket=BUCKET, role="hetopt-node")
     be_unkind(
         policy=policy, user_id=me.user_id, arn=me.arn, end_role=True, profile="hetopt-node", quotas={"L-34B43A08": 64.0}
     )
@@ -470,7 +470,7 @@ def test_the_printed_policy_allows_what_the_commands_ask_and_grants_nothing_else
 
 
 def test_a_call_that_the_policy_does_not_allow_is_kept_with_what_it_asked(cloud: BotoEdge) -> None:
-    policy = operator_policy(account_id=ACCOUNT, region="us-east-1", bucket=BUCKET, role="hetopt-node")
+    policy = printed("operator_policy", account=ACCOUNT, region="us-east-1", bucket=BUCKET, role="hetopt-node")
     be_unkind(policy=policy, user_id="AROATEAM:one", arn=f"{ROLE}/Team/one")
     with pytest.raises(ApiRefused):
         cloud(asking("ec2", "create_launch_template", LaunchTemplateName="x", LaunchTemplateData={}))
@@ -483,7 +483,7 @@ def test_what_may_not_be_removed_is_told_though_no_list_has_it_yet(
     cloud: BotoEdge, order_for: Make, plan: Plan, bundle: Bundle, tmp_path: Path, patience: Patience
 ) -> None:
     """Whoever may not delete groups is refused one by its id, while lists show a fleet and not the group."""
-    policy = operator_policy(account_id=ACCOUNT, region="us-east-1", bucket=BUCKET, role="hetopt-node")
+    policy = printed("operator_policy", account=ACCOUNT, region="us-east-1", bucket=BUCKET, role="hetopt-node")
     for statement in policy["Statement"]:
         statement["Action"] = [name for name in statement["Action"] if name != "ec2:DeleteSecurityGroup"]
     order = order_for()

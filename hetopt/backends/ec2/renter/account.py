@@ -113,9 +113,8 @@ def identity(edge: Edge) -> Identity:
 
 
 def role_arn(account_id: str, name: str) -> str:
-    """The ARN of a role by its name: a service's own has a path, others are taken to have none."""
-    service = facts.SERVICE_ROLES.get(name)
-    return f"arn:aws:iam::{account_id}:role/{name if service is None else f'aws-service-role/{service}/{name}'}"
+    """Return the ARN of a role without a path."""
+    return f"arn:aws:iam::{account_id}:role/{name}"
 
 
 def regions(edge: Edge) -> list[str]:
@@ -390,12 +389,6 @@ def subnets_of(edge: Edge, named: Sequence[str]) -> list[Answer]:
         raise BadInput(
             f"the subnets are in several networks: {', '.join(networks)}.", hint="name `subnets` of one network"
         )
-    for one in found:
-        if one.get("Ipv6Native"):
-            raise BadInput(
-                f"the subnet {one['SubnetId']} has addresses of IPv6 alone, and machines reach each other by IPv4.",
-                hint="name `subnets` that have IPv4, or leave `subnets` out",
-            )
     _check_kinds(edge, found)
     _check_tenancy(edge, networks[0])
     return found

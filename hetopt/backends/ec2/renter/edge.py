@@ -13,7 +13,6 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -25,28 +24,8 @@ from hetopt.backends.ec2.renter.request import Answer, Edge, Request
 from hetopt.core.errors import BadInput
 from hetopt.core.extras import install_command
 
-_RENEWED = frozenset(
-    {"assume-role", "assume-role-with-web-identity", "container-role", "custom-process", "iam-role", "login", "sso"}
-)
-"""Sources of credentials that botocore asks again before they end, as long as whoever logged in may."""
-
 _CONNECT_TIMEOUT_S = 10
 _READ_TIMEOUT_S = 60
-
-
-@dataclass(frozen=True, kw_only=True)
-class Login:
-    """Where credentials came from, and until when they hold.
-
-    Attributes:
-        source: as botocore calls it, such as 'env' or 'sso'.
-        end_s: seconds since the epoch; None: they say nothing.
-        is_temporary: whether they end at all.
-    """
-
-    source: str
-    end_s: float | None
-    is_temporary: bool
 
 
 class BotoEdge:
@@ -125,21 +104,6 @@ class BotoEdge:
                 self._session = self._session_class(region_name=self.region)
             self._clients[name] = self._session.client(service, config=config)
         return self._clients[name]
-
-    def login(self) -> Login:
-        """The credentials of the calls. Those that botocore renews by itself end when their source does."""
-        if self._session is None:
-            self._session = self._session_class(region_name=self.region)
-        found = self._session.get_credentials()
-        if found is None:
-            return Login(source="none", end_s=None, is_temporary=False)
-        renews = found.method in _RENEWED
-        ends = None if renews else getattr(found, "_expiry_time", None)
-        return Login(
-            source=str(found.method),
-            end_s=None if ends is None else ends.timestamp(),
-            is_temporary=not renews and found.token is not None,
-        )
 
     def _see_clock(self, metadata: Mapping[str, Any]) -> None:
         import email.utils
@@ -267,25 +231,3 @@ def connect_run(
     remember_region(home, region)
     ledger = Ledger(path=run_dir / LEDGER_FILE, region=region, clock=clock)
     return LedgerEdge(inner=inner or connect(region), ledger=ledger)
-
-
-def headers_of_s3(operation: str, parameters: Mapping[str, Any]) -> Mapping[str, str]:
-    """The headers that botocore writes for a call of S3; none of one that clients make in several."""
-    model = _storage()
-    name = "".join(word.capitalize() for word in operation.split("_"))
-    if name not in model.operation_names:
-        return {}
-    from botocore.serialize import create_serializer
-
-    told = create_serializer("rest-xml", include_validation=False).serialize_to_request(
-        dict(parameters), model.operation_model(name)
-    )
-    headers: Mapping[str, str] = told["headers"]
-    return headers
-
-
-@cache
-def _storage() -> Any:
-    import botocore.session
-
-    return botocore.session.get_session().get_service_model("s3")

@@ -80,12 +80,6 @@ class Network(Record):
     )
 
 
-class WayOut(Record):
-    """A NAT gateway, by which machines of an organisation's subnet reach the internet; its traffic is paid for."""
-
-    s3_by_endpoint: bool = Field(description="whether S3 is reached past it, by a gateway endpoint, which is free")
-
-
 class Order(Artifact):
     """What to rent, where, for how long, and under which names."""
 
@@ -113,8 +107,6 @@ class Order(Artifact):
     roles: tuple[Role, ...] = Field(min_length=1)
     images: dict[str, BootImage]
     network: Network = Field(default=Network(), description="as it was chosen at launch")
-    way_out: WayOut | None = Field(default=None, description="absent: an address of their own")
-    traffic_usd: NonNegativeFloat = Field(default=0.0, description="of the way out; in what is fixed")
     bundle_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     group_secret: str = Field(
         default="", pattern=rf"^({SECRET_PATTERN})?$", description="by which the machines of the run know each other"

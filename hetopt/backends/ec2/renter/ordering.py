@@ -11,7 +11,6 @@ from hetopt.backends.ec2.renter.account import image_kind
 from hetopt.backends.ec2.renter.budget import UNPLACED_S, lifetime_s
 from hetopt.backends.ec2.renter.order import Network, Order, Role, worst_usd_per_hour
 from hetopt.backends.ec2.renter.request import Edge
-from hetopt.backends.ec2.renter.ways_out import traffic_usd, way_out
 from hetopt.core.errors import BadInput, BudgetStop
 from hetopt.core.formatting import usd
 from hetopt.core.secret import new_secret
@@ -245,10 +244,7 @@ class Orders:
                     f"the zone {self.wishes.zone} does not have all types of the plan in this account.",
                     hint="leave `zone` out; zone names differ between accounts, ids such as use1-az4 do not",
                 )
-        own_network = self.wishes.network != Network()
-        way = way_out(self.edge, zones[0]) if own_network else None
-        traffic = traffic_usd(way, roles, self.billing)
-        fixed = fixed_usd(checkpoint_bytes(job.gradient_bytes), self.billing) + traffic
+        fixed = fixed_usd(checkpoint_bytes(job.gradient_bytes), self.billing)
         worst = worst_usd_per_hour(roles, zones)
         move = job.move_usd(worst, fixed_usd=fixed)
         longest_s = lifetime_s(budget, fixed_usd=fixed + move + job.spent_usd, worst_usd_per_hour=worst)
@@ -271,8 +267,6 @@ class Orders:
                 self.edge, (role.image_kind for role in roles), self.wishes.images, volume_gb=job.disk_gb
             ),
             network=self.wishes.network,
-            way_out=way,
-            traffic_usd=traffic,
             bundle_sha256=bundle_sha256,
             group_secret=new_secret(),
             created_s=now_s,

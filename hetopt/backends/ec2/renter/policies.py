@@ -13,10 +13,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from operator import eq
 from typing import Any
 
-from hetopt.backends.ec2.renter.authorizations import Asked
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """One question to the policies.
+
+    Attributes:
+        action: such as 'ec2:RunInstances'.
+        resource: its ARN; ``*`` where the action knows none.
+        context: values of the keys that policies may condition upon.
+    """
+
+    action: str
+    resource: str
+    context: Mapping[str, str]
+
 
 Policy = Mapping[str, Any]
 Statement = Mapping[str, Any]

@@ -386,7 +386,8 @@ class Renter:
                     reason = one.get("StateReason", {}).get("Message") or "EC2 does not say why"
                     raise CloudRefused(
                         f"{one['InstanceId']} ({one['InstanceType']}) ended before it began: {reason}.",
-                        hint="it may not use the key of the account's disks: `hetopt doctor PLAN` says how to mend it"
+                        hint="it may not use the key of the disks: `aws kms create-grant` for the role "
+                        "AWSServiceRoleForEC2Spot, or `aws ec2 reset-ebs-default-kms-key-id`"
                         if facts.KEY_REFUSED in reason
                         else "launch again, or plan with other types",
                     )

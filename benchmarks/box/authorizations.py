@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
 
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter.account import Identity, role_arn
-from hetopt.backends.ec2.renter.edge import headers_of_s3
 from hetopt.backends.ec2.renter.errors import instance_types_of
+from hetopt.backends.ec2.renter.policies import Asked
 from hetopt.backends.ec2.renter.request import Request
 
 _OF_OBJECTS = {
@@ -52,21 +54,6 @@ _CHANGED = {
     "revoke_security_group_egress": ("security-group", "GroupId"),
 }
 """What a call changes, and which of its parameters names it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """One question to the policies.
-
-    Attributes:
-        action: such as 'ec2:RunInstances'.
-        resource: its ARN; ``*`` where the action knows none.
-        context: values of the keys that policies may condition upon.
-    """
-
-    action: str
-    resource: str
-    context: Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,3 +221,25 @@ def _renting(request: Request, place: Place, tags: Mapping[str, Mapping[str, str
 def _tagging(by: str, thing: str, place: Place, tags: Mapping[str, str]) -> Asked:
     context = {**place.caller, **_requested(tags), "ec2:CreateAction": by.partition(":")[2]}
     return Asked(action="ec2:CreateTags", resource=place.ec2(thing), context=context)
+
+
+def headers_of_s3(operation: str, parameters: Mapping[str, Any]) -> Mapping[str, str]:
+    """The headers that botocore writes for a call of S3; none of one that clients make in several."""
+    model = _storage()
+    name = "".join(word.capitalize() for word in operation.split("_"))
+    if name not in model.operation_names:
+        return {}
+    from botocore.serialize import create_serializer
+
+    told = create_serializer("rest-xml", include_validation=False).serialize_to_request(
+        dict(parameters), model.operation_model(name)
+    )
+    headers: Mapping[str, str] = told["headers"]
+    return headers
+
+
+@cache
+def _storage() -> Any:
+    import botocore.session
+
+    return botocore.session.get_session().get_service_model("s3")
