@@ -551,7 +551,7 @@ def conversion() -> str:
 
 ABOUT_EVIDENCE = (
     "Made from `hetopt/backends/ec2/facts.toml`, the codes in `renter/errors.toml`, the quotas in "
-    "`optimizer/market/quota.py`, the prices in `catalogs/aws/billing.json` and `tests/ec2/reviewed_members.py`. No "
+    "`optimizer/market/quota.py` and the prices in `catalogs/aws/billing.json`. No "
     "account was at hand when hetopt was written: what it believes of AWS stands on documents, on answers that other "
     "people recorded, and on their code. Each belief says on which, and when that was read."
 )
@@ -569,10 +569,8 @@ ABOUT_PARTS = {
 
 def evidence() -> str:
     """The page of everything that is believed of AWS, with its sources."""
-    import runpy
-
     from hetopt.backends.ec2 import facts
-    from hetopt.backends.ec2.renter.errors import TABLE
+    from hetopt.backends.ec2.renter.request import TABLE
     from hetopt.optimizer.market.quota import QUOTAS_SEEN, named_quotas
 
     parts = ["# Evidence", "", textwrap.fill(ABOUT_EVIDENCE, 119, break_on_hyphens=False), ""]
@@ -602,20 +600,7 @@ def evidence() -> str:
     parts += ["", "## Prices of what comes with a machine", "", "| term | value | read | where |", "|---|---|---|---|"]
     for name, term in _terms():
         parts.append(f"| {name.replace('_', ' ')} | {term.value:g} {term.unit} | {term.date} | {_cell(term.source)} |")
-    read = runpy.run_path(str(DOCS.parent / "tests" / "ec2" / "reviewed_members.py"))
-    parts += [
-        "",
-        "## Members of calls",
-        "",
-        textwrap.fill(
-            f"Every member that is sent was read in the API's documentation ({read['READ']}); a test fails on one that "
-            "was not. These name a condition:",
-            119,
-        ),
-        "",
-        *(f"- {call}, {member}: {why}" for (call, member), why in read["ON_CONDITION"].items()),
-        "",
-    ]
+    parts.append("")
     return "\n".join(parts)
 
 

@@ -14,10 +14,9 @@ from functools import cache
 from typing import Any
 
 from hetopt.backends.ec2 import facts
-from hetopt.backends.ec2.renter.account import Identity, role_arn
-from hetopt.backends.ec2.renter.errors import instance_types_of
+from hetopt.backends.ec2.renter.ordering import Identity
 from hetopt.backends.ec2.renter.policies import Asked
-from hetopt.backends.ec2.renter.request import Request
+from hetopt.backends.ec2.renter.request import Request, instance_types_of
 
 _OF_OBJECTS = {
     "put_object": "s3:PutObject",
@@ -243,3 +242,8 @@ def _storage() -> Any:
     import botocore.session
 
     return botocore.session.get_session().get_service_model("s3")
+
+
+def role_arn(account_id: str, name: str) -> str:
+    """Return the ARN of a role without a path."""
+    return f"arn:aws:iam::{account_id}:role/{name}"

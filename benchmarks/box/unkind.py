@@ -14,8 +14,6 @@ hold together, until ``/moto-api/reset``; what is drawn among them is drawn by t
     {"shut_down": ["i-1"]}          these end as machines do that shut themselves down, such as after a boot that failed
     {"forget_fleets": true}         what EC2 does with instant fleets after about two days
     {"quotas": {"L-3819A6DF": 8}}   what the account was granted of EC2's quotas; moto itself knows those of VPC alone
-    {"quotas_bind": true}           and fleets beyond them are refused; {"quota_lag_s": 90}: as if what ended ran for
-                                    so long
     {"user_id": "AROA:one"}         who calls, as GetCallerIdentity tells it, with {"arn": ...}
     {"refuses": {"RunInstances": ["UnauthorizedOperation", "text"]}}    what is answered to such calls, tried or made;
                                     of S3 by the method; a third entry is the status, and 200 puts it into the answer
@@ -80,12 +78,10 @@ from werkzeug.serving import run_simple
 from benchmarks.box import gate, manners, schedules
 from benchmarks.box.bodies import Bodies, Lives
 from benchmarks.box.gate import Call, Gate
+from hetopt.backends.ec2.renewal import PriceChange
 from hetopt.backends.ec2.renter import permissions
-from hetopt.backends.ec2.renter.account import Identity
-from hetopt.backends.ec2.renter.scheduled_ends import END_ROLE, NAMED
-from hetopt.backends.ec2.spot_history import PriceChange
-from hetopt.optimizer.market.catalog import load_catalog
-from hetopt.optimizer.market.quota import quota_of
+from hetopt.backends.ec2.renter.calls import END_ROLE, NAMED
+from hetopt.backends.ec2.renter.ordering import Identity
 
 Environment = dict[str, Any]
 Start = Callable[..., Any]
@@ -94,7 +90,6 @@ FIVE_AT_FIRST = ("L-34B43A08", "L-1216C47A")
 """Quotas of five vCPUs on a new account; of the others it has none."""
 
 SHORT = "InsufficientInstanceCapacity"
-OVER = {"spot": "MaxSpotInstanceCountExceeded", "on-demand": "VcpuLimitExceeded"}
 FORGOTTEN_S = 3600.0
 """'Terminated instances remain visible for approximately one hour' (EC2 API reference, DescribeInstances)."""
 REGION = "us-east-1"
@@ -126,7 +121,7 @@ class Temper:
         self.ahead_s = 0.0
         self.born.clear()
         self.ended_s.clear()
-        self.lag_s = self.tag_lag_s = self.ending_s = self.quota_lag_s = 0.0
+        self.lag_s = self.tag_lag_s = self.ending_s = 0.0
         self.clock_s: float | None = None
         self.tokens: dict[str, tuple[bytes, bytes, list[Any]]] = {}
         self.pools: dict[str, list[tuple[float, int, float]]] = {}
@@ -134,7 +129,6 @@ class Temper:
         self.throttled = self.faulty = self.cut = 0.0
         self.expired: list[tuple[float, float]] = []
         self.refuses_at: list[tuple[str, str, float, float]] = []
-        self.quotas_bind = self.blocked = False
         self.bodies: Bodies | None = None
         self.gate.forget()
         self.short: dict[str, int] = {}
@@ -289,7 +283,7 @@ class Temper:
 
 
 _PLAIN = (
-    *("lag_s", "tag_lag_s", "ending_s", "short", "pools", "quotas", "quotas_bind", "quota_lag_s"),
+    *("lag_s", "tag_lag_s", "ending_s", "short", "pools", "quotas"),
     *("refuses", "refuses_at"),
     *("throttled", "faulty", "cut", "expired", "subnets", "denied", "kinds"),
 )
@@ -338,7 +332,7 @@ def teach(temper: Temper) -> None:
         able = [spec for spec in self.launch_specs if spec.instance_type not in temper.exhausted]
         if temper.pools:
             able = [spec for spec in able if fits(spec, weight_to_add)]
-        if not able or temper.blocked:
+        if not able:
             return {}, 0.0
         granted = temper.short.get(able[0].instance_type)
         if granted is not None:
@@ -352,32 +346,12 @@ def teach(temper: Temper) -> None:
         allowed = temper.allowed(zone, spec.instance_type)
         return allowed is None or allowed >= machines
 
-    catalog = load_catalog(REGION)
-
-    def is_over_quota(self: Fleets, market: str) -> bool:
-        overrides = [one for each in self._get_param("LaunchTemplateConfigs", []) for one in each.get("Overrides", [])]
-        names = {str(one["InstanceType"]) for one in overrides}
-        wanted = int(self._get_param("TargetCapacitySpecification")["TotalTargetCapacity"])
-        for name in names:
-            code = quota_of(name, "spot" if market == "spot" else "on-demand").code
-            running = sum(
-                catalog.instance_type(one.instance_type).vcpus
-                for one in _instances()
-                if (one.state != "terminated" or temper.now_s() < temper.ended_s.get(one.id, 0.0) + temper.quota_lag_s)
-                and quota_of(one.instance_type, "spot" if one.lifecycle == "spot" else "on-demand").code == code
-            )
-            if running + wanted * catalog.instance_type(name).vcpus > temper.quotas.get(code, float("inf")):
-                return True
-        return False
-
     def create_fleet(self: Fleets) -> ActionResult:
         market = str(self._get_param("TargetCapacitySpecification").get("DefaultTargetCapacityType", "on-demand"))
-        temper.blocked = temper.quotas_bind and is_over_quota(self, market)
         told: dict[str, Any] = dict(plain_fleet(self).result)  # type: ignore[call-overload]
         wanted = int(self._get_param("TargetCapacitySpecification")["TotalTargetCapacity"])
         if len(told.get("Instances") or ()) < wanted:
-            code = OVER[market] if temper.blocked else SHORT
-            told["Errors"] = [{"ErrorCode": code, "ErrorMessage": "There is none for that.", "Lifecycle": market}]
+            told["Errors"] = [{"ErrorCode": SHORT, "ErrorMessage": "There is none for that.", "Lifecycle": market}]
         return ActionResult(told)
 
     def get_service_quota(self: ServiceQuotasResponse) -> str:

@@ -15,8 +15,8 @@ from typing import Any
 from hetopt.api.run import Run
 from hetopt.api.values import names
 from hetopt.backends.backend import LaunchOptions
-from hetopt.backends.ec2.renter import account as accounts
 from hetopt.backends.ec2.renter import doctor, permissions
+from hetopt.backends.ec2.renter import ordering as accounts
 from hetopt.backends.ec2.renter.backend import wishes_of
 from hetopt.backends.ec2.renter.doctor import Check, worst
 from hetopt.backends.ec2.renter.edge import BotoEdge, Retrying, connect

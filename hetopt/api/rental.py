@@ -8,12 +8,10 @@ from typing import Any
 from hetopt.api.run import Run
 from hetopt.backends.backend import Prepared
 from hetopt.backends.ec2.renter.backend import Rental
-from hetopt.backends.ec2.renter.budget import OVERRUN, UNPLACED_S
-from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
+from hetopt.backends.ec2.renter.calls import END_ROLE
+from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState, judged
 from hetopt.backends.ec2.renter.launcher import Ec2Launcher
-from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
-from hetopt.backends.ec2.renter.run_status import judged
-from hetopt.backends.ec2.renter.scheduled_ends import END_ROLE
+from hetopt.backends.ec2.renter.order import ORDER_FILE, OVERRUN, UNPLACED_S, Order
 from hetopt.core.errors import BadInput, CloudRefused
 from hetopt.core.formatting import duration, usd
 from hetopt.core.run_status import RunStatus

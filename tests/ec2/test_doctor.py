@@ -176,7 +176,6 @@ def test_what_the_doctor_says_of_a_buckets_policy_is_what_uploads_meet(
     verdict: str,
 ) -> None:
     """Uploads name no encryption; they go over the wire to a bucket that decides by the headers that arrive."""
-    monkeypatch.setattr("tests.ec2.reviewed_members.unread", lambda *_: [])
     denial = {"Effect": "Deny", "Principal": "*", "Resource": OBJECTS, **about}
     denial |= {"Condition": condition} if condition else {}
     parameters = {"Bucket": BUCKET, "Policy": json.dumps({"Version": "2012-10-17", "Statement": denial})}

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from hetopt.backends.ec2 import facts
-from hetopt.backends.ec2.renter import account, doctor
-from hetopt.backends.ec2.renter.errors import TABLE
+from hetopt.backends.ec2.renter import doctor, ordering
+from hetopt.backends.ec2.renter.request import TABLE
 from hetopt.optimizer.cost.billing import load_billing
 from hetopt.optimizer.market.quota import QUOTAS_SEEN
 
@@ -100,10 +100,10 @@ def test_every_belief_has_its_source_and_day_and_a_reader() -> None:
 
 
 def test_images_are_looked_up_by_what_is_believed() -> None:
-    assert set(account.IMAGES) == {"x86_64-cpu", "arm64-cpu", "x86_64-gpu", "arm64-gpu"}
-    for kind, image in account.IMAGES.items():
-        assert image.parameter.startswith("/aws/service/")
-        assert account.architecture_of(kind) in image.parameter
+    assert set(ordering.IMAGES) == {"x86_64-cpu", "arm64-cpu", "x86_64-gpu", "arm64-gpu"}
+    for kind, parameter in ordering.IMAGES.items():
+        assert parameter.startswith("/aws/service/")
+        assert kind.partition("-")[0] in parameter
     assert facts.LARGEST_SKEW_S > doctor.LARGEST_SKEW_S
 
 

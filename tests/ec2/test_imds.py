@@ -54,15 +54,6 @@ def test_nonsense_is_no_notice(text: str) -> None:
     assert Imds(transport=transport, clock=time.time).notice() is None
 
 
-def test_a_notice_without_a_time_is_now(patience: Patience) -> None:
-    def transport(method: str, path: str, headers: object) -> tuple[int, bytes]:
-        return (200, b'{"action": "terminate"}') if path == ACTION or method == "PUT" else (404, b"")
-
-    assert Imds(transport=transport, clock=patience.clock).notice() == Notice(
-        kind="interruption", time_s=patience.now_s
-    )
-
-
 def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(METADATA_ENDPOINT_VARIABLE, "http://127.0.0.1:9")
     imds = Imds(transport=over_http, clock=time.time)

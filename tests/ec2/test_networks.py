@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from hetopt.backends.ec2.renter import calls
-from hetopt.backends.ec2.renter.account import subnets_of
 from hetopt.backends.ec2.renter.bundle import Bundle
 from hetopt.backends.ec2.renter.edge import BotoEdge
 from hetopt.backends.ec2.renter.order import Network, Order
@@ -87,16 +86,6 @@ def test_machines_go_where_they_are_to_be_and_nothing_is_made_beside_them(
     assert len(groups) == 1, "what the organisation made stays"
 
 
-def test_machines_that_are_rented_later_are_in_the_same_group(
-    order_for: Callable[..., Order], cloud: BotoEdge, plan: Plan, group: str
-) -> None:
-    open_within(cloud, group)
-    order = order_for(network=Network(security_group=group))
-    assert calls.group_calls(order, order.zones[0]) == ()
-    for request in calls.template_calls(order.of_run(plan.run), generation=3):
-        assert request.parameters["LaunchTemplateData"]["SecurityGroupIds"] == [group]
-
-
 def test_a_group_that_keeps_its_machines_apart_is_refused(
     order_for: Callable[..., Order], group: str, cloud: BotoEdge
 ) -> None:
@@ -117,17 +106,6 @@ def test_subnets_where_the_regions_prices_do_not_hold_are_refused(
     be_unkind(kinds={"us-east-1b": kind})
     with pytest.raises(BadInput, match=f"is in us-east-1b, a {kind}: types, prices and spot machines there are not"):
         order_for(network=Network(subnets=(subnet["SubnetId"],)))
-
-
-def test_a_subnet_on_an_outpost_is_refused(cloud: BotoEdge, subnet: dict[str, Any]) -> None:
-    def outpost(request: Request) -> Any:
-        answer = cloud(request)
-        for one in answer.get("Subnets", ()):
-            one["OutpostArn"] = "arn:aws:outposts:us-east-1:123456789012:outpost/op-0"
-        return answer
-
-    with pytest.raises(BadInput, match="is on an Outpost"):
-        subnets_of(outpost, [subnet["SubnetId"]])
 
 
 def test_what_cannot_be_named(
@@ -153,7 +131,6 @@ def test_a_network_whose_machines_cost_more_than_the_price_list_is_refused(
     cloud: BotoEdge, hetopt: Callable[..., Answer], plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its machines are dedicated, whatever a launch says: no budget would bound them."""
-    monkeypatch.setattr("tests.ec2.reviewed_members.unread", lambda *_: [])
     network = made(cloud, "create_vpc", CidrBlock="10.7.0.0/16", InstanceTenancy="dedicated")["Vpc"]["VpcId"]
     own = made(cloud, "create_subnet", VpcId=network, CidrBlock="10.7.0.0/24")["Subnet"]["SubnetId"]
     plan.save(tmp_path / "plan.json")
@@ -164,15 +141,6 @@ def test_a_network_whose_machines_cost_more_than_the_price_list_is_refused(
     assert answer.code == 4
     assert f"modify-vpc-tenancy --vpc-id {network} --instance-tenancy default" in told
     assert leftovers(cloud) == []
-
-
-def test_subnets_of_two_networks_are_refused() -> None:
-    class Two:
-        def __call__(self, request: Request) -> Any:
-            return {"Subnets": [{"VpcId": "vpc-1"}, {"VpcId": "vpc-2"}]}
-
-    with pytest.raises(BadInput, match="in several networks: vpc-1, vpc-2"):
-        subnets_of(Two(), ["subnet-1", "subnet-2"])
 
 
 def test_machines_go_by_the_proxy_that_is_named(

@@ -13,17 +13,13 @@ from hypothesis import strategies as st
 
 from hetopt.api import account
 from hetopt.api.account import checks
-from hetopt.backends.ec2.renter import calls, permissions
-from hetopt.backends.ec2.renter.doctor import Check, account_checks, quota_checks, worst
+from hetopt.backends.ec2.renter import permissions
+from hetopt.backends.ec2.renter.doctor import Check, account_checks, worst
 from hetopt.backends.ec2.renter.edge import BotoEdge
-from hetopt.backends.ec2.renter.errors import ApiRefused
-from hetopt.backends.ec2.renter.order import Order
 from hetopt.backends.ec2.renter.permissions import bucket_calls
-from hetopt.backends.ec2.renter.request import Answer, Request
+from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Request
 from hetopt.optimizer.market.account_quotas import AccountQuotas
-from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.quota import NEW_ACCOUNT, Bucket
-from hetopt.optimizer.plan import Plan
 from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, be_unkind
 from tests.face.conftest import RECORDED
 from tests.face.conftest import Answer as Said
@@ -159,27 +155,6 @@ def test_a_wrong_clock_is_told(cloud: BotoEdge) -> None:
     assert abs(cloud.clock_offset_s) < 60
 
 
-@pytest.mark.parametrize(("granted", "verdict"), [(0.0, "bad"), (5.0, "bad"), (6.0, "good"), (640.0, "good")])
-def test_quotas_are_those_of_family_and_market(
-    cloud: BotoEdge, order_for: Callable[..., Order], catalog: Catalog, granted: float, verdict: str
-) -> None:
-    order = order_for()
-    edge = Answering(cloud, {"get_service_quota": {"Quota": {"Value": granted}}})
-    spot, on_demand = quota_checks(edge, catalog, order.roles)
-    assert spot.name == "quota L-34B43A08"
-    assert spot.verdict == verdict, "three machines of two vCPUs"
-    assert on_demand.name == "quota L-1216C47A"
-    unread = Answering(cloud, {"get_service_quota": "AccessDeniedException"})
-    spot, on_demand = quota_checks(unread, catalog, order.roles)
-    assert spot.verdict == on_demand.verdict == "unknown"
-    default = Answering(
-        cloud,
-        {"get_service_quota": "NoSuchResourceException", "get_aws_default_service_quota": {"Quota": {"Value": 5.0}}},
-    )
-    spot, _ = quota_checks(default, catalog, order.roles)
-    assert spot.verdict == "bad"
-
-
 Hetopt = Callable[..., Said]
 
 
@@ -217,27 +192,6 @@ def test_quotas_that_may_not_be_read_are_unknown_and_stop_nothing(
     assert (told.name, told.verdict) == ("quotas", "unknown")
     assert "may not do service-quotas:GetServiceQuota" in told.said
     assert not (tmp_path / "account-quotas.json").exists()
-
-
-def test_the_commands(cloud: BotoEdge, hetopt: Hetopt, plan: Plan, tmp_path: Path) -> None:
-    answer = hetopt("setup", "--print-policy")
-    assert answer.code == 0
-    assert set(json.loads(answer.out)) == {
-        "operator_policy",
-        "node_trust",
-        "node_policy",
-        "end_trust",
-        "end_policy",
-        "commands",
-    }
-    plan.save(tmp_path / "plan.json")
-    answer = hetopt("doctor", tmp_path / "plan.json", "--json")
-    assert answer.code == 4, "the account has no role for machines"
-    assert {"torch", "credentials", "clock", "quota L-34B43A08"} <= {one["name"] for one in json.loads(answer.out)}
-    assert hetopt("setup").code == 2
-    assert hetopt("setup", "--print-policy", "--account", "12").code == 2
-    assert hetopt("setup", "--create-bucket", "--bucket", "hetopt-other", "--yes").code == 0
-    assert calls.client_token("a", "b") == calls.client_token("a", "b")
 
 
 def machine_may(action: str, key: str) -> bool:

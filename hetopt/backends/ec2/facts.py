@@ -1,8 +1,7 @@
 """What hetopt believes of AWS, read from ``facts.toml``: each constant with its meaning, its source and the day.
 
-``facts.NAME`` is the value of the table of that name. Members of calls stand with what their documentation asks in
-``tests/ec2/reviewed_members.py``, codes of refusals in ``renter/errors.toml``, codes of quotas in
-`hetopt.optimizer.market.quota`, and prices in ``catalogs/aws/billing.json``.
+``facts.NAME`` is the value of the table of that name. Codes of refusals stand in ``renter/errors.toml``, codes of
+quotas in `hetopt.optimizer.market.quota`, and prices in ``catalogs/aws/billing.json``.
 """
 
 from __future__ import annotations

@@ -12,15 +12,13 @@ from pathlib import Path
 
 from hetopt.backends.backend import LaunchOptions, Prepared, RunHandle
 from hetopt.backends.ec2.renter import calls, ordering
-from hetopt.backends.ec2.renter.account import IMAGES
 from hetopt.backends.ec2.renter.bundle import Bundle, make_bundle
-from hetopt.backends.ec2.renter.canary import CANARY_USD, canary_probe, folded, told
 from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.backends.ec2.renter.edge import connect
 from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Network, Order
-from hetopt.backends.ec2.renter.ordering import PROFILE_NAME, Moved, Orders, Wishes
-from hetopt.backends.ec2.renter.probing import Prober
+from hetopt.backends.ec2.renter.ordering import IMAGES, PROFILE_NAME, Moved, Orders, Wishes
+from hetopt.backends.ec2.renter.probing import CANARY_USD, Prober, canary_probe, folded, told
 from hetopt.backends.ec2.renter.request import Request
 from hetopt.core.commands import typed
 from hetopt.core.errors import BadInput, BudgetStop, NoFeasiblePlan

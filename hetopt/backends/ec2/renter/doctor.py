@@ -13,14 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from hetopt.backends.ec2 import facts
-from hetopt.backends.ec2.renter import account, scheduled_ends
+from hetopt.backends.ec2.renter import calls, ordering
 from hetopt.backends.ec2.renter.calls import fleet_call, machine_settings, template_step
-from hetopt.backends.ec2.renter.errors import ApiRefused, if_there
 from hetopt.backends.ec2.renter.order import Order, Role
 from hetopt.backends.ec2.renter.ordering import Orders, check_prices, expected_usd, roles_of
 from hetopt.backends.ec2.renter.permissions import give_policy, policy
 from hetopt.backends.ec2.renter.policies import Asked, concerns, statements
-from hetopt.backends.ec2.renter.request import Edge, Request, read
+from hetopt.backends.ec2.renter.request import ApiRefused, Edge, Request, if_there, read
 from hetopt.core.errors import CloudRefused, HetoptError
 from hetopt.core.formatting import duration, usd
 from hetopt.optimizer.market.catalog import Catalog
@@ -87,7 +86,7 @@ def account_checks(
         yield examined("clock", lambda: _clock(ahead_s))
     if credentials.verdict != "good":
         return
-    account_id = account.identity(edge).account_id
+    account_id = ordering.identity(edge).account_id
     network = examined("region", lambda: _network(edge, region, subnets))
     yield network
     if network.verdict != "good":
@@ -110,7 +109,7 @@ def _tagged(kind: str, tags: list[dict[str, str]]) -> dict[str, object]:
 
 
 def _caller(edge: Edge) -> str:
-    caller = account.identity(edge)
+    caller = ordering.identity(edge)
     return f"{caller.arn} in account {caller.account_id}"
 
 
@@ -124,15 +123,15 @@ def _clock(ahead_s: float) -> str:
 
 
 def _network(edge: Edge, region: str, subnets: Sequence[str]) -> str:
-    found = account.subnets_of(edge, subnets)
+    found = ordering.subnets_of(edge, subnets)
     if not found:
-        raise CloudRefused(f"{region} has no default subnet.", hint=account.MAKE_SUBNETS)
+        raise CloudRefused(f"{region} has no default subnet.", hint=ordering.MAKE_SUBNETS)
     return f"{region} has {'these' if subnets else 'default'} subnets in {len(found)} zones"
 
 
 def _bucket(edge: Edge, bucket: str | None, account_id: str, region: str) -> str:
-    name = bucket or account.default_bucket(account_id, region)
-    account.check_bucket(edge, name, account_id, region)
+    name = bucket or ordering.default_bucket(account_id, region)
+    ordering.check_bucket(edge, name, account_id, region)
     return f"{name} is there, and this account's"
 
 
@@ -162,10 +161,10 @@ def _profile(edge: Edge, instance_profile: str) -> str:
 
 def _end_outside(edge: Edge) -> str:
     """Whether something ends machines that nothing of the run reaches. A launch does without."""
-    if scheduled_ends.end_role(edge) is not None:
-        return f"{scheduled_ends.END_ROLE} is there: the scheduler ends machines that nothing else has ended"
+    if calls.end_role(edge) is not None:
+        return f"{calls.END_ROLE} is there: the scheduler ends machines that nothing else has ended"
     return (
-        f"there is no role {scheduled_ends.END_ROLE} that can be looked up, so machines end by their own timers alone; "
+        f"there is no role {calls.END_ROLE} that can be looked up, so machines end by their own timers alone; "
         "the commands of `hetopt setup --print-policy` make it"
     )
 
@@ -186,7 +185,7 @@ def plan_checks(orders: Orders, plan: Plan, now_s: float) -> Iterator[Check]:
         return
     for kind in dict.fromkeys(role.image_kind for role in roles):
         chosen = (orders.wishes.images or {}).get(kind)
-        yield examined(f"image for {kind}", lambda k=kind, c=chosen: _image(edge, k, c, plan.chosen.disk_gb))  # type: ignore[misc]
+        yield examined(f"image for {kind}", lambda k=kind, c=chosen: _image(edge, k, c))  # type: ignore[misc]
     yield from quota_checks(edge, orders.catalog, roles)
 
     def ordered() -> str:
@@ -229,8 +228,8 @@ def _order_checks(edge: Edge, catalog: Catalog, order: Order) -> Iterator[Check]
     yield examined("machines' permissions, simulated", lambda: _simulated(edge, order), unread="unknown")
 
 
-def _image(edge: Edge, kind: str, chosen: str | None, disk_gb: int) -> str:
-    image = account.boot_image(edge, kind, chosen, disk_gb)
+def _image(edge: Edge, kind: str, chosen: str | None) -> str:
+    image = ordering.boot_image(edge, kind, chosen)
     return f"{image.ami}, whose root device is {image.root_device}"
 
 

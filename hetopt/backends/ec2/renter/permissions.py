@@ -23,8 +23,8 @@ from typing import Any
 
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.bootstrap import WHEELS_FOLDER
+from hetopt.backends.ec2.renter.calls import END_ROLE
 from hetopt.backends.ec2.renter.request import Request
-from hetopt.backends.ec2.renter.scheduled_ends import END_ROLE
 
 Policy = dict[str, Any]
 
