@@ -96,20 +96,20 @@ class Search:
         by_run: dict[str, list[Found]] = {}
         for one in survey.found:
             by_run.setdefault(one.run_id, []).append(one)
-        bucket = removal.Bucket(edge=edge, region=region, account_id=who.account_id)
         for name, things in by_run.items():
-            kept = self._why_leave(things, who, bucket)
+            kept = self._why_leave(things, who, edge, region)
             removed = self.remove and kept is None and self._remove(name, things, edge, region)
             self.found.extend(Leftover(region=region, found=one, left_alone=kept, removed=removed) for one in things)
 
-    def _why_leave(self, things: Sequence[Found], who: Identity, bucket: removal.Bucket) -> str | None:
+    def _why_leave(self, things: Sequence[Found], who: Identity, edge: Edge, region: str) -> str | None:
         """Why the things of a run are left alone; None where they may go."""
         if not self.everybody and not all(removal.is_of(one, who) for one in things):
             return f"it belongs to {removal.owner_named(things)}; `everybody=True` includes it"
         if self.everything or self.run_id is not None:
             return None
         known = self.runs.get(things[0].run_id)
-        return None if known is not None and known.over else bucket.why_leave(things, time.time())
+        over = known is not None and known.over
+        return None if over else removal.why_leave(edge, region, who.account_id, things, time.time())
 
     def _remove(self, name: str, things: Sequence[Found], edge: Edge, region: str) -> bool:
         """Remove the things of a run; whether all of them are gone."""

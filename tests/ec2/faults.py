@@ -131,9 +131,8 @@ class Life:
             self.patience.now_s = max(self.patience.now_s, order.created_s + 10 * order.lifetime_s)
         remover = Remover(edge=self.cloud, sleep=self.patience.sleep, made=Made(ids=tuple(fleets_of(self.folder))))
         found = remover.find()
-        bucket = removal.Bucket(edge=self.cloud, region=REGION, account_id=ACCOUNT)
-        now_s = self.patience.now_s
-        mine = [one for one in found if _is_over(runs, one) or bucket.why_leave([one], now_s) is None]
+        now_s, place = self.patience.now_s, (self.cloud, REGION, ACCOUNT)
+        mine = [one for one in found if _is_over(runs, one) or removal.why_leave(*place, [one], now_s) is None]
         for run_id in {one.run_id for one in mine}:
             remover.remove_run(run_id)
         return len(mine)

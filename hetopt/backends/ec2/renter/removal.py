@@ -13,6 +13,7 @@ heartbeats decide, and tags only where there is no lease.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -546,52 +547,36 @@ def owner_named(things: Iterable[Found]) -> str:
     return next(named, "nobody whose name is on it")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bucket:
-    """Where the leases of an account's runs are.
+def why_leave(edge: Edge, region: str, account_id: str, things: Sequence[Found], now_s: float) -> str | None:
+    """Return why the things of one run are left alone; None where the run is over.
 
-    Attributes:
-        edge: of the runs' region.
+    Args:
+        edge: of the run's region.
         region: where its machines are.
-        account_id: whose the buckets must be.
+        account_id: whose its bucket must be.
+        things: of the run.
+        now_s: seconds since the epoch.
     """
-
-    edge: Edge
-    region: str
-    account_id: str
-
-    def why_leave(self, things: Sequence[Found], now_s: float) -> str | None:
-        """Why a run's things are left alone; None where the run is over.
-
-        Args:
-            things: of one run.
-            now_s: seconds since the epoch.
-        """
-        run_id = things[0].run_id
-        bucket = next((one.bucket for one in things if one.bucket), default_bucket(self.account_id, self.region))
-        lease: Lease | None = None
-        if _RUN.fullmatch(run_id) and is_name(BUCKET_PATTERN, bucket):
-            try:
-                lease, beat_s = self._lease(bucket, run_id), self._beat_s(bucket, run_id)
-            except CloudRefused as refused:
-                return f"whether its run goes on cannot be read: {refused.message.rstrip('.')}"
-            if beat_s is not None and now_s < beat_s + SILENT_S:
-                return f"its machines said {max(0.0, now_s - beat_s):.0f} s ago that they live"
-        if lease is not None:
-            goes_on = not lease.wishes_end and now_s < lease.end_s
-            return f"its run goes on, for up to {(lease.end_s - now_s) / 3600:.1f} h" if goes_on else None
-        expires_s = max((one.expires_at_s for one in things if one.expires_at_s is not None), default=0.0)
-        return "a run from elsewhere may be going on" if now_s < expires_s else None
-
-    def _lease(self, bucket: str, run_id: str) -> Lease | None:
-        parameters = {"Bucket": bucket, "Key": f"runs/{run_id}/{LEASE_OBJECT}", "ExpectedBucketOwner": self.account_id}
-        request = read("s3", "get_object", "until when the run's machines may live", **parameters)
-        answer = if_there(self.edge, request, _ABSENT)
-        return None if answer is None else Lease.of_json(answer["Body"])
-
-    def _beat_s(self, bucket: str, run_id: str) -> float | None:
-        parameters = {"Bucket": bucket, "Prefix": f"runs/{run_id}/state/", "ExpectedBucketOwner": self.account_id}
-        request = read("s3", "list_objects_v2", "when the run's machines last said that they live", **parameters)
-        answer = if_there(self.edge, request, _ABSENT)
-        beats = [one["LastModified"].timestamp() for one in (answer or {}).get("Contents", ())]
-        return max(beats, default=None)
+    run_id, lease = things[0].run_id, None
+    bucket = next((one.bucket for one in things if one.bucket), default_bucket(account_id, region))
+    if _RUN.fullmatch(run_id) and is_name(BUCKET_PATTERN, bucket):
+        place, run = {"Bucket": bucket, "ExpectedBucketOwner": account_id}, f"runs/{run_id}"
+        until = read("s3", "get_object", "until when its machines may live", Key=f"{run}/{LEASE_OBJECT}", **place)
+        alive = read(
+            "s3", "list_objects_v2", "when its machines last said that they live", Prefix=f"{run}/state/", **place
+        )
+        try:
+            written, states = if_there(edge, until, _ABSENT), if_there(edge, alive, _ABSENT) or {}
+        except CloudRefused as refused:
+            return f"whether its run goes on cannot be read: {refused.message.rstrip('.')}"
+        lease = None if written is None else Lease.of_json(written["Body"])
+        silent_s = now_s - max(
+            (one["LastModified"].timestamp() for one in states.get("Contents", ())), default=-math.inf
+        )
+        if silent_s < SILENT_S:
+            return f"its machines said {max(0.0, silent_s):.0f} s ago that they live"
+    if lease is not None:
+        goes_on = not lease.wishes_end and now_s < lease.end_s
+        return f"its run goes on, for up to {(lease.end_s - now_s) / 3600:.1f} h" if goes_on else None
+    expires_s = max((one.expires_at_s for one in things if one.expires_at_s is not None), default=0.0)
+    return "a run from elsewhere may be going on" if now_s < expires_s else None
