@@ -9,7 +9,7 @@ are probed, within a budget of their own.
 
 The other part are stories (``--part stories``): 400 lives of runs by a seed, on an account in which lists and tags lag,
 calls are throttled, refused, answered with faults or not at all, credentials end, pools run dry and prices move by zone
-and hour, machines hang, fail, start again, are stopped or taken back, and IAM decides each call by the printed policy;
+and hour, machines hang, fail, start again or are taken back, and IAM decides each call by the printed policy;
 whoever launches or follows is killed by a real signal. Time is the account's own, and what machines do is acted.
 """
 

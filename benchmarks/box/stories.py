@@ -225,7 +225,7 @@ def moods_of(drawn: Random, groups: Groups, catalog: Catalog) -> dict[str, Any]:
     return moods
 
 
-_FATES = ("hangs", "fails", "reboots", "killed", "stopped", "taken", "rebalance")
+_FATES = ("hangs", "fails", "reboots", "killed", "taken", "rebalance")
 _DROPPED = (
     "ec2:TerminateInstances",
     "ec2:DescribeFleets",
@@ -561,8 +561,6 @@ class _Telling:
             billed = sum(self._bill(one, order) for one in truth["machines"] if one["id"] in mine)
             if seen.cleared and self.followed and billed > 0:
                 error = seen.spent_usd(seen.time_s) / billed - 1
-                # Machines that were stopped and started again while nobody looked are taken to have been paid for.
-                error = min(0.0, error) if any(one["stopped"] for one in truth["machines"]) else error
                 if seen.is_estimate:
                     story.estimate_error = error
                     return
@@ -575,19 +573,15 @@ class _Telling:
         within its first hour is free, but for disk and address."""
         begun_s, ended_s = machine["begun_s"], machine["ended_s"] or self.account.now_s
         until_s = max(ended_s, begun_s + 60)
-        cuts = [begun_s, *(min(at, until_s) for at in itertools.chain(*machine["stopped"])), until_s]
-        spans = list(zip(cuts[::2], cuts[1::2], strict=True))
         free = machine["reason"].startswith("Server.Spot") and ended_s - begun_s < 3600
         price = self.narrator.catalog.price(machine["type"], "on-demand")
         assert price is not None
         steps: Sequence[Sequence[float]] = [[0.0, 0, price.usd_per_hour]]
         if machine["spot"]:
             steps = self.story.moods["pools"][f"{machine['zone']}/{machine['type']}"]
-        total = 0.0
-        for since_s, until_s in spans:
-            total += order.extras_usd_per_hour * (until_s - since_s)
-            for (at, _, usd), (then, *_) in itertools.pairwise([*steps, [float("inf"), 0, 0.0]]):
-                total += 0.0 if free else usd * max(0.0, min(then, until_s) - max(at, since_s))
+        total = order.extras_usd_per_hour * (until_s - begun_s)
+        for (at, _, usd), (then, *_) in itertools.pairwise([*steps, [float("inf"), 0, 0.0]]):
+            total += 0.0 if free else usd * max(0.0, min(then, until_s) - max(at, begun_s))
         return total / 3600
 
 

@@ -270,7 +270,6 @@ class Temper:
                         one.id, one.launch_time.replace(tzinfo=datetime.UTC).timestamp()
                     ),
                     "ended_s": self.ended_s.get(one.id),
-                    "stopped": [] if self.bodies is None else self.bodies.stopped.get(one.id, []),
                 }
                 for one in _instances()
             ],
