@@ -579,7 +579,7 @@ class _Telling:
         steps: Sequence[Sequence[float]] = [[0.0, 0, price.usd_per_hour]]
         if machine["spot"]:
             steps = self.story.moods["pools"][f"{machine['zone']}/{machine['type']}"]
-        total = order.extras_usd_per_hour * (until_s - begun_s)
+        total: float = order.extras_usd_per_hour * (until_s - begun_s)
         for (at, _, usd), (then, *_) in itertools.pairwise([*steps, [float("inf"), 0, 0.0]]):
             total += 0.0 if free else usd * max(0.0, min(then, until_s) - max(at, begun_s))
         return total / 3600
