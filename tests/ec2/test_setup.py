@@ -20,6 +20,7 @@ from hetopt.backends.ec2.renter.permissions import bucket_calls
 from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Request
 from hetopt.optimizer.market.account_quotas import AccountQuotas
 from hetopt.optimizer.market.quota import NEW_ACCOUNT, Bucket
+from hetopt.optimizer.plan import Plan
 from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, be_unkind
 from tests.face.conftest import RECORDED
 from tests.face.conftest import Answer as Said
@@ -192,6 +193,26 @@ def test_quotas_that_may_not_be_read_are_unknown_and_stop_nothing(
     assert (told.name, told.verdict) == ("quotas", "unknown")
     assert "may not do service-quotas:GetServiceQuota" in told.said
     assert not (tmp_path / "account-quotas.json").exists()
+
+
+def test_the_commands(cloud: BotoEdge, hetopt: Hetopt, plan: Plan, tmp_path: Path) -> None:
+    answer = hetopt("setup", "--print-policy")
+    assert answer.code == 0
+    assert set(json.loads(answer.out)) == {
+        "operator_policy",
+        "node_trust",
+        "node_policy",
+        "end_trust",
+        "end_policy",
+        "commands",
+    }
+    plan.save(tmp_path / "plan.json")
+    answer = hetopt("doctor", tmp_path / "plan.json", "--json")
+    assert answer.code == 4, "the account has no role for machines"
+    assert {"torch", "credentials", "clock", "quota L-34B43A08"} <= {one["name"] for one in json.loads(answer.out)}
+    assert hetopt("setup").code == 2
+    assert hetopt("setup", "--print-policy", "--account", "12").code == 2
+    assert hetopt("setup", "--create-bucket", "--bucket", "hetopt-other", "--yes").code == 0
 
 
 def machine_may(action: str, key: str) -> bool:
