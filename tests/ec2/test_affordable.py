@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from hetopt.backends.ec2.renter.budget import LEAST_LIFETIME_S
 from hetopt.backends.ec2.renter.edge import BotoEdge
-from hetopt.backends.ec2.renter.order import Order
+from hetopt.backends.ec2.renter.order import LEAST_LIFETIME_S, Order
 from hetopt.backends.ec2.renter.ordering import check_prices
 from hetopt.core.errors import BudgetStop
 from hetopt.core.profile import Profile
