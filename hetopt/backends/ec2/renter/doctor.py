@@ -14,11 +14,12 @@ from typing import Any, Literal
 
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter import calls, ordering
+from hetopt.backends.ec2.renter.bucket_doctor import denial_of
 from hetopt.backends.ec2.renter.calls import fleet_call, machine_settings, template_step
 from hetopt.backends.ec2.renter.order import Order, Role
 from hetopt.backends.ec2.renter.ordering import Orders, check_prices, expected_usd, roles_of
 from hetopt.backends.ec2.renter.permissions import give_policy, policy
-from hetopt.backends.ec2.renter.policies import Asked, concerns, statements
+from hetopt.backends.ec2.renter.policies import statements
 from hetopt.backends.ec2.renter.request import ApiRefused, Edge, Request, if_there, read
 from hetopt.core.errors import CloudRefused, HetoptError
 from hetopt.core.formatting import duration, usd
@@ -330,10 +331,7 @@ def try_only(edge: Edge, operation: str, parameters: Mapping[str, object], *, of
 
 
 def _bucket_policy(edge: Edge, order: Order) -> Check:
-    """Whether the bucket's own policy denies what machines and renters do with its objects, as both do it.
-
-    Uploads name no encryption, so that keys for headers are absent; who calls, and from where, is not known here.
-    """
+    """Whether the bucket's own policy denies what machines and renters do with its objects, as both do it."""
     name, bucket = "the bucket's policy", {"Bucket": order.bucket, "ExpectedBucketOwner": order.account_id}
     look = f"`aws s3api get-bucket-policy --bucket {order.bucket}`"
     try:
@@ -341,20 +339,15 @@ def _bucket_policy(edge: Edge, order: Order) -> Check:
     except CloudRefused as refused:
         return Check(name=name, verdict="unknown", said=refused.message.rstrip("."), hint=refused.hint)
     objects = f"arn:aws:s3:::{order.bucket}/{order.prefix}/state/i-0.json"
-    actions = [
-        Asked(action=f"s3:{action}", resource=objects, context=facts.EVERY_CALL_OF_S3)
-        for action in ("PutObject", "GetObject")
-    ]
-    denies = [
-        (asked.action, concerns(statement, asked, lambda key: (None,) if key.startswith(facts.OF_HEADERS) else ()))
+    found = [
+        denial
         for statement in ([] if answer is None else statements(json.loads(answer["Policy"])))
-        if statement["Effect"] == "Deny"
-        for asked in actions
+        if (denial := denial_of(statement, {order.zones[0].vpc_id}, objects)) is not None
     ]
-    if denied := sorted({action for action, holds in denies if holds}):
+    if denied := sorted({action for denial in found if denial.is_certain for action in denial.actions}):
         mend = f"its owner takes that out: {look}; or name a `bucket` that `hetopt setup --create-bucket` makes"
         return Check(name=name, verdict="bad", said=f"it denies {', '.join(denied)} as hetopt calls it", hint=mend)
-    if unclear := sorted({action for action, holds in denies if holds is None}):
+    if unclear := sorted({action for denial in found for action in denial.actions}):
         mend = f"see that it lets you and {order.instance_profile} in: {look}"
         return Check(name=name, verdict="unknown", said=f"it may deny {', '.join(unclear)}", hint=mend)
     return Check(name=name, verdict="good", said="it denies nothing that a run does")
