@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from hetopt.core.errors import BadInput
+from hetopt.core.paths import shown
 
 Kind = Literal["transformer", "convolution"]
 
@@ -89,9 +90,12 @@ def of_config(config: Mapping[str, Any], tokens: int | None) -> ModelCount:
     Raises:
         BadInput: a kind of model that is not counted, or fields that are missing or impossible, all of them named.
     """
+    _check_trainable(config)
     name = config.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
-        said = f"'{name[:40]}'" if isinstance(name, str) else "missing"
+        said = shown(name) if isinstance(name, str) else "missing"
+        if any("expert" in field for field in config):
+            said += ", a mixture of experts that is not counted"
         raise BadInput(
             f"model_type is {said}; parameters are counted for {', '.join(sorted(FAMILIES))}.",
             hint="give the number of parameters with `params`",
@@ -100,6 +104,33 @@ def of_config(config: Mapping[str, Any], tokens: int | None) -> ModelCount:
     counted = FAMILIES[name](fields, tokens)
     fields.refuse()
     return counted
+
+
+def _check_trainable(config: Mapping[str, Any]) -> None:
+    """Refuse a file whose weights are not trained as a whole model is.
+
+    Raises:
+        BadInput: it is of an adapter, of quantised weights, or of several models.
+    """
+    if "peft_type" in config or "base_model_name_or_path" in config:
+        base = config.get("base_model_name_or_path")
+        raise BadInput(
+            f"this configures an adapter ({shown(str(config.get('peft_type')))}), and no model.",
+            hint=f"give the config.json of its base_model_name_or_path, {shown(str(base))}: all of it is then trained",
+        )
+    quantized = config.get("quantization_config")
+    if isinstance(quantized, Mapping):
+        bits = f"{quantized['bits']} bits" if isinstance(quantized.get("bits"), int) else "few bits"
+        raise BadInput(
+            f"the weights are quantised ({shown(str(quantized.get('quant_method')))}, {bits}), and such weights are not "
+            "trained whole.",
+            hint="give the config.json of the model before it was quantised",
+        )
+    if isinstance(config.get("text_config"), Mapping):
+        raise BadInput(
+            "this configures several models in one (text_config and others).",
+            hint="save `text_config` as a file of its own, or give the number of parameters with `params`",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,19 +248,22 @@ class Transformer:
         each = fields.whole("head_dim", default=max(1, width // heads))
         shared = 1 if fields.flag("multi_query", default=False) else heads
         query, key = heads * each, fields.whole("num_key_value_heads", "num_kv_heads", default=shared) * each
-        experts = fields.whole("num_local_experts", default=1)
+        experts = fields.whole("num_local_experts", "num_experts", default=1)
         chosen = min(experts, fields.whole("num_experts_per_tok", default=1))
+        inner = fields.whole("moe_intermediate_size", default=inner) if experts > 1 else inner
+        shared_inner = fields.whole("shared_expert_intermediate_size", default=0, least=0)
         attention = 2 * width * (query + key) + (width * experts if experts > 1 else 0)
         each_expert = (3 if self.gated else 2) * width * inner
+        always = 3 * width * shared_inner  # the expert of every token
         beside = 2 * width if self.gated else 9 * width + inner  # norms and biases
         return Layers(
             count=fields.whole("num_hidden_layers", "n_layer", "n_layers"),
             width=width,
             heads=query,
-            inner=chosen * inner,
+            inner=chosen * inner + shared_inner,
             gated=self.gated,
-            parameters=attention + experts * each_expert + beside,
-            weights=attention + chosen * each_expert,
+            parameters=attention + experts * each_expert + always + beside,
+            weights=attention + chosen * each_expert + always,
         )
 
 
@@ -374,6 +408,7 @@ FAMILIES: Mapping[str, Callable[[Fields, int | None], ModelCount]] = MappingProx
         "falcon": Transformer(),
         "gemma": Transformer(gated=True),
         "gemma2": Transformer(gated=True),
+        "gemma3_text": Transformer(gated=True),
         "gpt2": Transformer(places=True),
         "gpt_neox": Transformer(tied=False),
         "llama": _LLAMA,
@@ -384,7 +419,9 @@ FAMILIES: Mapping[str, Callable[[Fields, int | None], ModelCount]] = MappingProx
         "phi": Transformer(tied=False),
         "phi3": _LLAMA,
         "qwen2": _LLAMA,
+        "qwen2_moe": _LLAMA,
         "qwen3": _LLAMA,
+        "qwen3_moe": _LLAMA,
         "resnet": _resnet,
         "roberta": _BERT,
         "t5": _t5,
