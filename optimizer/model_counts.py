@@ -121,9 +121,9 @@ def _check_trainable(config: Mapping[str, Any]) -> None:
     quantized = config.get("quantization_config")
     if isinstance(quantized, Mapping):
         bits = f"{quantized['bits']} bits" if isinstance(quantized.get("bits"), int) else "few bits"
+        method = shown(str(quantized.get("quant_method")))
         raise BadInput(
-            f"the weights are quantised ({shown(str(quantized.get('quant_method')))}, {bits}), and such weights are not "
-            "trained whole.",
+            f"the weights are quantised ({method}, {bits}), and such weights are not trained whole.",
             hint="give the config.json of the model before it was quantised",
         )
     if isinstance(config.get("text_config"), Mapping):
