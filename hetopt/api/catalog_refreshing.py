@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hetopt.core.errors import BadInput, CloudRefused, HetoptError
-from hetopt.core.extras import install_command
 from hetopt.core.paths import inside
+from hetopt.core.search_path import install_command
 from hetopt.optimizer.market.answer_store import AnswerStore
 from hetopt.optimizer.market.catalog import BUNDLED, load_catalog
 from hetopt.optimizer.market.catalog_choice import catalog_in_use, catalogs_home
@@ -24,7 +24,7 @@ from hetopt.optimizer.market.public_prices import PublicFeeds
 from hetopt.optimizer.market.region_cities import unknown_region
 
 if TYPE_CHECKING:
-    from hetopt.core.reporter import Reporter
+    from hetopt.core.interruption import Reporter
     from hetopt.optimizer.market.catalog_refresh import Answers, PublicPrices, Refreshed
 
 ALL = "all"

@@ -16,18 +16,22 @@ from hetopt.backends.backend import POLL_S, RunHandle
 from hetopt.core import formatting
 from hetopt.core.artifact import write_atomically
 from hetopt.core.errors import BadInput
-from hetopt.core.events.decisions import DECISIONS_FILE, read_with_decisions
 from hetopt.core.events.fold import RunFold, RunHistory
-from hetopt.core.events.log import EVENTS_FILE
-from hetopt.core.events.reader import EventReader, Unread
+from hetopt.core.events.log import DECISIONS_FILE, EVENTS_FILE, EventReader, Unread, read_with_decisions
 from hetopt.core.events.records import RunStarted, StepsLogged
-from hetopt.core.interruption import stopping
-from hetopt.core.outputs import OUTPUT_FOLDER, Outputs, written_in
-from hetopt.core.reporter import PIECES, Reporter
-from hetopt.core.run_folder import model_in, read_spec
+from hetopt.core.interruption import PIECES, Reporter, stopping
+from hetopt.core.run_folder import (
+    OUTPUT_FOLDER,
+    Outputs,
+    RunFolders,
+    log_files,
+    model_in,
+    read_from,
+    read_spec,
+    runs_home,
+    written_in,
+)
 from hetopt.core.run_status import RunState, RunStatus
-from hetopt.core.runs import RunFolders, runs_home
-from hetopt.core.worker_logs import log_files, read_from
 
 if TYPE_CHECKING:
     from hetopt.backends.backend import Backend

@@ -13,7 +13,7 @@ from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import RunStatus
 
 if TYPE_CHECKING:  # a rented machine starts runs without the optimizer
-    from hetopt.core.runs import RunFolders
+    from hetopt.core.run_folder import RunFolders
     from hetopt.optimizer.launch_record import Launch
     from hetopt.optimizer.plan import Plan
 

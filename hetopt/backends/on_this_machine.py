@@ -21,12 +21,11 @@ from hetopt.backends.prediction.machine_speed import as_runs_found, at_present
 from hetopt.backends.processes import LocalLauncher, ProcessLauncher
 from hetopt.core.calibration_benchmark import MachineReading
 from hetopt.core.errors import BadInput
-from hetopt.core.extras import install_command
 from hetopt.core.profile import Profile
 from hetopt.core.reader_limits import check_readers, open_files_here, shared_bytes_here
-from hetopt.core.run_folder import latest_checkpoint
+from hetopt.core.run_folder import RunFolders, latest_checkpoint
 from hetopt.core.run_spec import RunSpec
-from hetopt.core.runs import RunFolders
+from hetopt.core.search_path import install_command
 from hetopt.core.task_reference import check_data_folder, check_found
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch, Place
 from hetopt.optimizer.plan import Earlier, Plan

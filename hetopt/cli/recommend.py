@@ -77,7 +77,7 @@ def recommend(
     import hetopt
     from hetopt.api.planning import rank_clusters
     from hetopt.cli import parse, render, terminal
-    from hetopt.core.reporter import Reporter
+    from hetopt.core.interruption import Reporter
     from hetopt.reports import html
     from hetopt.reports.plan_document import answer, details, page, ranking
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
+import secrets
 import socket
 import struct
 from pathlib import Path
 
 import psutil
 
-from hetopt.core.errors import RunFailed
+from hetopt.core.errors import BadInput, RunFailed
 
 LOOPBACK = "127.0.0.1"
 
@@ -119,3 +121,28 @@ def collectives_on(address: str) -> dict[str, str]:
             hint="name the address by which the other machines reach this one",
         )
     return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}
+
+
+SECRET_VARIABLE = "HETOPT_GROUP_SECRET"
+"""The run's secret, in the environment of the process that hosts workers; not in theirs."""
+
+SECRET_PATTERN = r"[0-9a-f]{64}"
+
+
+def new_secret() -> str:
+    """A secret for one run."""
+    return secrets.token_hex(32)
+
+
+def checked_secret(secret: str | None) -> bytes:
+    """The secret as bytes.
+
+    Raises:
+        BadInput: there is none, or it is something that `new_secret` does not give.
+    """
+    if secret is None or not re.fullmatch(SECRET_PATTERN, secret):
+        raise BadInput(
+            f"{SECRET_VARIABLE} must be 64 hexadecimal digits, the same on all machines of the run.",
+            hint=f"for example {SECRET_VARIABLE}=$(openssl rand -hex 32), once, and copied to all",
+        )
+    return bytes.fromhex(secret)

@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt
@@ -184,3 +184,8 @@ def memory_limit_bytes(total_bytes: int, *, workers: int, fraction: float) -> in
     if total_bytes < 1 or workers < 1 or not 0 < fraction <= 1:
         raise ValueError("a limit needs memory, workers and a fraction in (0, 1]")
     return max(1, int(total_bytes * fraction) // workers)
+
+
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+"""``fp32`` is torch's default, ``tf32`` its switch for products on NVIDIA's Ampere and later, ``bf16`` and ``fp16`` its
+autocast, the latter with a loss scale."""

@@ -2,23 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-
 from hetopt.core.comm.composition import why_not_synchronised
 from hetopt.core.run_spec import RunSpec
-from hetopt.core.synchronization import SyncName
-
-POLICIES: Mapping[SyncName, str] = MappingProxyType(
-    {
-        "bsp": "gradients are summed in every step",
-        "local-sgd": "parameters are averaged every H steps",
-        "fedavg": "parameters of a part of the workers are averaged some times an epoch",
-        "ssp": "updates of all arrive at most so many steps late (stale synchronous parallel)",
-        "selsync": "parameters are averaged while gradients change (SelSync)",
-        "auto": "gradients are summed, until averages of parameters promise to take clearly less time",
-    }
-)
 
 
 def why_not_local(spec: RunSpec) -> str | None:

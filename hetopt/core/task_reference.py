@@ -13,8 +13,8 @@ from types import FunctionType, MappingProxyType, ModuleType
 from typing import TypeVar
 
 from hetopt.core.errors import BadInput
-from hetopt.core.names import unknown
-from hetopt.core.stand_in import STAND_IN
+from hetopt.core.plain_text import unknown
+from hetopt.core.scaled_emulation import STAND_IN
 
 T = TypeVar("T")
 

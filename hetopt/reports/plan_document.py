@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from hetopt.core import formatting
-from hetopt.core.commands import typed
-from hetopt.core.names import converted_script
+from hetopt.core.plain_text import converted_script, typed
 from hetopt.optimizer.plan import Candidate, Choice, Goal, Group, Plan, Range, Sensitivity
 from hetopt.optimizer.recommendation.ranking import Ranking
 from hetopt.optimizer.search.objective import NEAR

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hetopt.core.errors import BadInput
-from hetopt.core.reading import parse_json, read_text
+from hetopt.core.paths import parse_json, read_text
 
 KEPT_HOURS = 6
 """Prices of an older reading would be mixed with today's, and page tokens do not live much longer."""

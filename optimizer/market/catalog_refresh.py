@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from hetopt.catalogs.build import OTHER_ACCELERATORS, VENDORS, as_csv, canonical_accelerators, number
-from hetopt.core.paths import inside
+from hetopt.core.paths import inside, read_json, read_text
 from hetopt.core.plain_text import one_line
-from hetopt.core.reading import read_json, read_text
 from hetopt.optimizer.market.instance_type import TYPE_COLUMNS
 from hetopt.optimizer.market.zone_prices import COLUMNS, ZonePrice, zone_prices
 

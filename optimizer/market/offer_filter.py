@@ -13,7 +13,7 @@ from typing import get_args
 
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.grammar import call
-from hetopt.core.names import unknown
+from hetopt.core.plain_text import unknown
 from hetopt.optimizer.market.catalog import Catalog, InstanceType, Market, Offer, offers
 from hetopt.optimizer.market.catalog_filter import AnyMarket, has_accelerator, known_accelerator, of_types
 from hetopt.optimizer.market.instance_type import Architecture

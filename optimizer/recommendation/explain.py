@@ -11,7 +11,7 @@ from hetopt.core.comm.compression_text import spell
 from hetopt.core.comm.options import IDENTITY
 from hetopt.core.errors import setting
 from hetopt.core.formatting import duration, usd
-from hetopt.core.precision import Precision
+from hetopt.core.memory import Precision
 from hetopt.core.profile import Profile
 from hetopt.optimizer.convergence.convergence import statistical_efficiency
 from hetopt.optimizer.convergence.local_penalty import steps_in_words

@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hetopt.core.staleness import StalenessSchedule
-from hetopt.core.synchronization import Synchronization
+from hetopt.core.synchronization import StalenessSchedule, Synchronization
 from hetopt.core.synchronization_rules import steps_of_round
 
 PUBLISHED_SHARE = 0.15

@@ -60,7 +60,7 @@ time.sleep(600)
 """
 WAITS = """
 import os, signal, time
-from hetopt.core.process_guard import die_with_parent
+from hetopt.core.interruption import die_with_parent
 die_with_parent(os.getppid(), signal.SIGKILL)
 print("waiting", flush=True)
 time.sleep(600)
@@ -222,7 +222,7 @@ def test_a_process_can_be_its_own_forks_beginning(tmp_path: Path) -> None:
 LISTENS_AND_FORKS = """
 import os, signal, sys
 from hetopt.core.forks import ForkServer
-from hetopt.core.process_guard import StopSignal
+from hetopt.core.interruption import StopSignal
 StopSignal().listen()
 signal.signal(signal.SIGHUP, lambda *_: None)
 signal.signal(signal.SIGUSR1, signal.SIG_IGN)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hetopt.backends.prediction.local_plan import predict_on_local
 from hetopt.core.errors import BadInput
-from hetopt.core.precision import Precision
+from hetopt.core.memory import Precision
 from hetopt.core.profile import PrecisionTrial, Profile
 from hetopt.core.step_samples import Node, StepSample
 from hetopt.core.synchronization import Synchronization

@@ -27,7 +27,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from hetopt.core.comm.exchange_memory import exchange_memory
 from hetopt.core.events.log import EVENTS_FILE, EventLog, read_events
-from hetopt.core.events.probe_records import MemoryCounted
+from hetopt.core.events.records import MemoryCounted
 from hetopt.core.memory import TrainingMemory, joined
 from hetopt.core.run_folder import SPEC_VARIABLE
 from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec

@@ -28,11 +28,10 @@ from hetopt.backends.ssh.conductor import MOST_SKEW_S, Situation, in_our_time, n
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.events.log import EVENTS_FILE
 from hetopt.core.hosts import Host, read_hosts
+from hetopt.core.interruption import Reporter
 from hetopt.core.profile import Profile
-from hetopt.core.reporter import Reporter
-from hetopt.core.run_folder import checkpoint_step
+from hetopt.core.run_folder import checkpoint_step, log_files
 from hetopt.core.run_status import RunState
-from hetopt.core.worker_logs import log_files
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.market.owned import owned
 from hetopt.optimizer.plan import Plan

@@ -11,7 +11,7 @@ import torch
 from hetopt.core.comm.composition import METHODS
 from hetopt.core.comm.cost import Operation
 from hetopt.core.comm.options import Candidates, settled_collective
-from hetopt.core.precision import Precision
+from hetopt.core.memory import Precision
 from hetopt.core.profile import CompressorCost, Profile
 from hetopt.core.run_spec import Compression, RunSpec
 from hetopt.core.synchronization import Synchronization

@@ -31,8 +31,14 @@ from contextlib import suppress
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from hetopt.core.errors import BadInput, RunFailed
-from hetopt.core.listening import LOOPBACK, is_loopback, is_same_user, listening_socket, require_signatures
-from hetopt.core.secret import SECRET_VARIABLE
+from hetopt.core.listening import (
+    LOOPBACK,
+    SECRET_VARIABLE,
+    is_loopback,
+    is_same_user,
+    listening_socket,
+    require_signatures,
+)
 
 _GREETING = b"hetopt gate 1\n"
 _RANDOM_BYTES = 32

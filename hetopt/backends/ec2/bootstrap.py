@@ -28,8 +28,8 @@ from hetopt.backends.ec2.lifetime import (
     end_timer,
 )
 from hetopt.core.artifact import Record, RunName
+from hetopt.core.listening import SECRET_PATTERN
 from hetopt.core.paths import BUCKET_PATTERN, PROXY_PATTERN, REGION_PATTERN
-from hetopt.core.secret import SECRET_PATTERN
 
 CONFIG_FILE = "node.json"
 

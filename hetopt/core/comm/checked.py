@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from hetopt.core.comm.composition import CODINGS, CORRECTION, DENSE, GATHER, NONE, Combination, combine
 from hetopt.core.errors import BadInput
-from hetopt.core.names import known
+from hetopt.core.plain_text import known
 from hetopt.core.run_spec import Compression
 
 OPTIONS = ("bits", "levels", "rank", "floor_ratio", "least_gain", "coding", "momentum", "clip_norm")

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from hetopt.core.comm.composition import AUTO, METHODS
 from hetopt.core.errors import BadInput
-from hetopt.core.grammar import call, record, written
-from hetopt.core.names import known
-from hetopt.core.quantities import FRACTION
+from hetopt.core.grammar import FRACTION, call, record, written
+from hetopt.core.plain_text import known
 from hetopt.core.run_spec import Compression
 
 DENSE = "dense"

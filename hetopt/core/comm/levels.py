@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from hetopt.core.errors import BadInput
-from hetopt.core.names import either
+from hetopt.core.plain_text import either
 
 LARGEST_SUM = {4: 7, 8: 127, 16: 32_767, 32: 2**31 - 1}
 """What a sum of codes may come to, by the bits that a code takes on the wire where codes are summed on the way."""

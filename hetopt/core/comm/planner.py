@@ -11,7 +11,7 @@ from types import MappingProxyType
 from hetopt.core.comm.composition import METHODS, PLAIN
 from hetopt.core.comm.cost import Operation, pipelined_s
 from hetopt.core.comm.payload_bytes import Shapes, operations
-from hetopt.core.names import known
+from hetopt.core.plain_text import known
 
 COMPRESS_SD = 0.05
 """Relative standard deviation of a measured time to compress."""

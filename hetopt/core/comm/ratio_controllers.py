@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from hetopt.core.errors import BadInput
-from hetopt.core.names import known
+from hetopt.core.plain_text import known
 
 CONTROLLERS: Mapping[str, str] = MappingProxyType(
     {

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch._C._distributed_c10d import TCPStore
 
 from hetopt.core.listening import listening_socket
-from hetopt.core.presence import (
+from hetopt.core.run_folder import (
     INCARNATION_VARIABLE,
     PRESENCE_FILE,
     HostThere,

@@ -21,7 +21,7 @@ from hetopt.backends.ec2.renter.budget import UNPLACED_S
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order, Role, Zone
 from hetopt.backends.ec2.renter.request import Reference, Request
 from hetopt.backends.ec2.renter.scheduled_ends import end_call, group_call
-from hetopt.core.bucket_traffic import LEASE_OBJECT, PLACEMENT_OBJECT
+from hetopt.core.budget_law import LEASE_OBJECT, PLACEMENT_OBJECT
 from hetopt.core.errors import BadInput
 
 GROUP_STEP = "security-group"

@@ -20,12 +20,10 @@ from hetopt.backends.ec2.renter.budget import UNPLACED_S, Guard
 from hetopt.backends.ec2.renter.cluster_state import ClusterState, MachineState
 from hetopt.backends.ec2.renter.order import Order
 from hetopt.backends.ec2.renter.spot_pools import billed_from_s, may_leave, pair, rests
-from hetopt.core.bucket_traffic import HEARTBEAT_S
-from hetopt.core.budget_law import SECONDS_PER_HOUR
+from hetopt.core.budget_law import HEARTBEAT_S, SECONDS_PER_HOUR
 from hetopt.core.errors import BadInput, BudgetStop
 from hetopt.core.formatting import usd
-from hetopt.core.nodes import host_names
-from hetopt.core.run_spec import RunSpec
+from hetopt.core.run_spec import RunSpec, host_names
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from hetopt.backends.ec2.renter.errors import ApiRefused
 from hetopt.backends.ec2.renter.ledger import LEDGER_FILE, Ledger, LedgerEdge, remember_region
 from hetopt.backends.ec2.renter.request import Answer, Edge, Request
 from hetopt.core.errors import BadInput
-from hetopt.core.extras import install_command
+from hetopt.core.search_path import install_command
 
 _RENEWED = frozenset(
     {"assume-role", "assume-role-with-web-identity", "container-role", "custom-process", "iam-role", "login", "sso"}

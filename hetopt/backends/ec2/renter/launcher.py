@@ -23,12 +23,11 @@ from hetopt.backends.ec2.renter.request import Edge
 from hetopt.backends.ec2.renter.run_status import judged, known
 from hetopt.backends.ec2.renter.spot_pools import pools_of
 from hetopt.backends.ec2.renter.watch import Watcher, read_lease
-from hetopt.core.bucket_traffic import HEARTBEAT_S
+from hetopt.core.budget_law import HEARTBEAT_S
 from hetopt.core.errors import BadInput, CloudRefused
 from hetopt.core.events.log import EVENTS_FILE
-from hetopt.core.nodes import host_names
 from hetopt.core.run_folder import read_spec, write_spec
-from hetopt.core.run_spec import RunSpec
+from hetopt.core.run_spec import RunSpec, host_names
 from hetopt.core.run_status import RunState, RunStatus
 
 BUNDLE_FILE = "bundle.tar.gz"

@@ -17,7 +17,7 @@ from typing import Any
 from hetopt.backends.ec2.renter.errors import ApiRefused
 from hetopt.backends.ec2.renter.request import Answer, Edge, Kind, Request
 from hetopt.core.errors import BadInput, HetoptError
-from hetopt.core.reading import parse_json
+from hetopt.core.paths import parse_json
 
 LEDGER_FILE = "ledger.jsonl"
 REGIONS_FILE = "regions"

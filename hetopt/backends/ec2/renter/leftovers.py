@@ -29,7 +29,7 @@ from hetopt.backends.ec2.renter.ledger import (
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.removal import Found
 from hetopt.backends.ec2.renter.request import Edge, read
-from hetopt.core.bucket_traffic import HEARTBEAT_S, LEASE_OBJECT
+from hetopt.core.budget_law import HEARTBEAT_S, LEASE_OBJECT
 from hetopt.core.errors import BadInput, CloudRefused
 from hetopt.core.paths import BUCKET_PATTERN, is_name
 

@@ -41,9 +41,8 @@ from hetopt.backends.ec2.renter.spot_pools import are_due, billed_from_s, price_
 from hetopt.backends.ec2.renter.watch import Watcher
 from hetopt.core.budget_law import SHUTDOWN_S
 from hetopt.core.errors import BadInput, CloudRefused, HetoptError
-from hetopt.core.nodes import host_names
 from hetopt.core.run_folder import LATEST_OBJECT, read_spec, write_spec
-from hetopt.core.run_spec import RunSpec
+from hetopt.core.run_spec import RunSpec, host_names
 from hetopt.core.run_status import last_events
 
 PRICES_HOLD = "The prices that were seen last are taken to hold."

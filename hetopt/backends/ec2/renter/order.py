@@ -13,9 +13,9 @@ from hetopt.backends.ec2.renter.budget import outside_end_s
 from hetopt.backends.ec2.renter.tags import RunTags
 from hetopt.core.artifact import Artifact, HostName, Record, RunName
 from hetopt.core.budget_law import SECONDS_PER_HOUR
+from hetopt.core.listening import SECRET_PATTERN
 from hetopt.core.paths import BUCKET_PATTERN, PROXY_PATTERN, REGION_PATTERN
 from hetopt.core.run_spec import RunSpec
-from hetopt.core.secret import SECRET_PATTERN
 from hetopt.optimizer.plan import Market
 
 ORDER_FILE = "order.json"

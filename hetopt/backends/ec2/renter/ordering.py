@@ -14,7 +14,7 @@ from hetopt.backends.ec2.renter.request import Edge
 from hetopt.backends.ec2.renter.ways_out import traffic_usd, way_out
 from hetopt.core.errors import BadInput, BudgetStop
 from hetopt.core.formatting import usd
-from hetopt.core.secret import new_secret
+from hetopt.core.listening import new_secret
 from hetopt.optimizer.cost.billing import Billing
 from hetopt.optimizer.cost.cost import checkpoint_bytes, checkpoint_time_s
 from hetopt.optimizer.cost.least_budget import extras_usd_per_hour, fixed_usd, least_budget_usd

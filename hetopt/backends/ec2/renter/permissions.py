@@ -25,8 +25,7 @@ from hetopt.backends.ec2.renter.account import role_arn
 from hetopt.backends.ec2.renter.request import Request
 from hetopt.backends.ec2.renter.scheduled_ends import END_ROLE, NAMED
 from hetopt.backends.ec2.renter.tags import OWNER, RUN_ID
-from hetopt.core.outputs import OUTPUT_FOLDER
-from hetopt.core.run_folder import MODEL_NAMES
+from hetopt.core.run_folder import MODEL_NAMES, OUTPUT_FOLDER
 
 Policy = dict[str, Any]
 

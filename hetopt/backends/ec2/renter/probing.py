@@ -25,8 +25,7 @@ from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, Ec2Launcher
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order, Role
 from hetopt.backends.probe_runs import ProbeRun, probe, read_sample
 from hetopt.core.errors import BadInput, BudgetStop, RunFailed
-from hetopt.core.events.log import EVENTS_FILE
-from hetopt.core.events.reader import read_log
+from hetopt.core.events.log import EVENTS_FILE, read_log
 from hetopt.core.formatting import usd
 from hetopt.core.interruption import stopping
 from hetopt.core.profile import Profile

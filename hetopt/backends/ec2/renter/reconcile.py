@@ -26,9 +26,8 @@ from hetopt.backends.ec2.renter.placement import shared, without
 from hetopt.backends.ec2.renter.run_status import failed, hopeless_hosts, hopeless_types
 from hetopt.core.errors import CloudRefused
 from hetopt.core.formatting import usd
-from hetopt.core.nodes import host_names
 from hetopt.core.placings import MOST_IDLE
-from hetopt.core.run_spec import RunSpec, WorkerSpec
+from hetopt.core.run_spec import RunSpec, WorkerSpec, host_names
 
 ASK_AGAIN_S = 300.0
 """A pool that had nothing is asked again so much later: outages last for minutes or for hours."""

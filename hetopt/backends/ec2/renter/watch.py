@@ -26,13 +26,13 @@ from hetopt.backends.ec2.renter.request import Answer, Edge, read
 from hetopt.backends.ec2.renter.run_status import BOOT_FOLDER
 from hetopt.backends.ec2.uploads import LOG_TAIL_BYTES
 from hetopt.core.artifact import write_atomically
-from hetopt.core.bucket_traffic import HEARTBEAT_S, LEASE_OBJECT
+from hetopt.core.budget_law import HEARTBEAT_S, LEASE_OBJECT
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import EVENTS_FILE
 from hetopt.core.events.records import CheckpointSaved, ProbeEvent, StepsLogged
 from hetopt.core.paths import inside, shown
+from hetopt.core.run_folder import LOG_FOLDER
 from hetopt.core.run_status import last_events
-from hetopt.core.worker_logs import LOG_FOLDER
 
 _EVENTS_NAME = re.compile(r"([0-9]{1,15})\.jsonl")
 _ENDED_AT = re.compile(facts.ENDED_AT.value)
