@@ -26,6 +26,7 @@ from pathlib import Path
 from benchmarks import _adaptdl
 from benchmarks._held_out_priors import FLAT, learned_priors
 from benchmarks._outcome import Bound, Outcome, options, publish, quartiles, run_benchmark
+from benchmarks._step_baselines import Goodput, StepTimePeer, ernest, scavenger
 from benchmarks._step_traces import (
     AZURE,
     EVERY,
@@ -44,7 +45,6 @@ from benchmarks._step_traces import (
 from hetopt.backends.prediction.hosting import division
 from hetopt.optimizer.fit import fit as fit_profile
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
-from hetopt.optimizer.step_time.baselines import Goodput, StepTimePeer, ernest, scavenger
 from hetopt.optimizer.step_time.model import StepTimeModel
 from hetopt.optimizer.step_time.observed import observe
 from hetopt.optimizer.step_time.posterior import Posterior, fit

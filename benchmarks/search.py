@@ -53,7 +53,7 @@ def regret(score: float, best: float) -> float:
 def ask(question: Question, best: float, *, types: int, seed: int) -> tuple[float, float]:
     """Hetopt's regret against the best score there is, and the processor time it took."""
     started = time.process_time()
-    found = search(question.space, question.job, question.limits, seed=seed, effort=Effort(types=types))
+    found = search(question.space, question.job, question.limits, effort=Effort(types=types))
     seconds = time.process_time() - started
     if found.safe != math.isfinite(best):
         return NOT_FOUND, seconds

@@ -428,12 +428,6 @@ class Goal(Record):
     target_value: float | None = None
     zone: str | None = Field(default=None, description="availability zone that all machines must be in; absent: any")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _without_zones(cls, value: object) -> object:
-        """Plans of earlier versions counted zones, over which no launch has spread its machines."""
-        return {name: one for name, one in value.items() if name != "zones"} if isinstance(value, dict) else value
-
 
 def limits_in_words(article: str, budget_usd: float | None, deadline_s: float | None) -> str:
     """'its budget of $5.00 and its deadline of 6 h'; '' without either."""
@@ -444,14 +438,6 @@ def limits_in_words(article: str, budget_usd: float | None, deadline_s: float | 
     return " and ".join(f"{article} {name} of {said}" for name, said in asked if said is not None)
 
 
-class Point(Record):
-    """A plan in a few words, with its expected time and cost."""
-
-    machines: str
-    total_s: NonNegativeFloat
-    cost_usd: NonNegativeFloat
-
-
 class RegionOffer(Record):
     """The best cluster of one type in a region, where regions were compared."""
 
@@ -460,22 +446,6 @@ class RegionOffer(Record):
     total_s: NonNegativeFloat
     cost_usd: NonNegativeFloat = Field(description="with the data set's transfer")
     data_transfer_usd: NonNegativeFloat = 0
-
-
-class Scenario(Record):
-    """What another world would change: the plan that would then win."""
-
-    change: str = Field(description="such as 'spot prices 20 % higher'")
-    verdict: str
-    best: Point | None = Field(description="absent where nothing would fit")
-    same: bool = Field(description="whether the same machines would win")
-
-
-class Rejected(Record):
-    """A plan that would have been better, and the limit that it breaks."""
-
-    plan: Point
-    reason: str
 
 
 SURE = 0.9
@@ -503,8 +473,6 @@ class Sensitivity(Record):
     )
     cost_90_usd: NonNegativeFloat = Field(description="nine of ten simulated runs cost less")
     total_90_s: NonNegativeFloat = Field(description="nine of ten simulated runs take less")
-    scenarios: tuple[Scenario, ...]
-    rejected: tuple[Rejected, ...]
 
     @property
     def is_risk(self) -> bool:

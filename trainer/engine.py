@@ -283,7 +283,7 @@ class TaskEngine(Engine):
     @property
     def epoch(self) -> float:
         """Passes over the data completed, with fractions."""
-        return self._feed.position / self._feed.dataset_size
+        return self._feed.cursor.position / self._feed.cursor.dataset_size
 
     def run_period(self, steps: int, *, learning_rate_scale: float, all_meet: bool, checkpoint_s: float) -> Gathering:
         """Do a period's steps; the rows of all workers, on their way.

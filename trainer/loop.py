@@ -205,15 +205,15 @@ class _Run:
         step_time_s: float | None = None
         if self._evaluation_owed:
             self._evaluate()
-        reason = self._training.ended()
+        reason, feed = self._training.ended(), self._training.feed
         while reason is None:
             if self._crew is not None:
                 self._crew.check()
-            before = self._training.feed.position
+            before = feed.cursor.position
             period = self._period(self._training.milestones.period_steps(self._engine.step, before, step_time_s))
             step_time_s = period.step_time_s
             self._decisions += 1
-            self._evaluation_owed = self._training.milestones.evaluation_due(before, self._training.feed.position)
+            self._evaluation_owed = self._training.milestones.evaluation_due(before, feed.cursor.position)
             if self._evaluation_owed:
                 self._evaluate()
             reason = self._training.ended() or ("stopped" if period.stop_wished else None)
@@ -251,7 +251,7 @@ class _Run:
         return period
 
     def _all_meet_after(self, steps: int) -> bool:
-        return self._training.milestones.all_meet(self._engine.step, self._training.feed.position, steps)
+        return self._training.milestones.all_meet(self._engine.step, self._training.feed.cursor.position, steps)
 
     def _tell(self, gathering: Gathering) -> Period:
         """Read what the workers' rows tell of a period, and write it.
@@ -268,13 +268,14 @@ class _Run:
                 f"the loss is {period.loss} at step {step} or up to {period.steps} before, on {workers(ranks)}.",
                 hint="lower the learning rate, or check the data for values that are not finite",
             )
-        seen = self._training.feed.position - unread * sum(self._training.feed.drawn(self._training.balance.shares))
+        feed = self._training.feed
+        seen = feed.cursor.position - unread * sum(feed.drawn(self._training.balance.shares))
         engine.tell(
             period,
-            epoch=seen / self._training.feed.dataset_size,
+            epoch=seen / feed.cursor.dataset_size,
             samples_seen=seen,
             learning_rate_scale=self._training.learning_rate_scale,
-            **self._training.feed.event(),
+            **feed.event(),
             **({} if self._training.streaming is None else period.stream_event()),
         )
         for rank, (bound, known) in enumerate(zip(period.memory_bounds, self._training.memory_bounds, strict=True)):
@@ -404,7 +405,7 @@ def conclude(training: Training, period: Period) -> None:
             period,
             epoch=training.epoch,
             learning_rate=float(training.optimizer.param_groups[0]["lr"]),
-            steps_left=training.milestones.steps_left(engine.step, training.feed.position),
+            steps_left=training.milestones.steps_left(engine.step, training.feed.cursor.position),
         )
         _try_twins(training)
         _settle(training)

@@ -142,7 +142,7 @@ class Training:
             self._settle(_read_settled(shared.settled))
         own.restore_generators(context.device)
         self.form.step.residual.load_state(own.memory)
-        self.feed.continue_from(self.feed.cursor.at(shared.cursor))
+        self.feed.cursor = self.feed.cursor.at(shared.cursor)
         if self.sync is not None:
             self.sync.resume(own.local or {})
         self.engine.loss_scale = LossScale.from_dict(shared.loss_scale) if shared.loss_scale is not None else None
@@ -243,7 +243,7 @@ class Training:
         """Why the run is over; None: it is not."""
         if self.context.spec.stop.target and self.target_reached:
             return "target"
-        return self.milestones.ended_by(self.engine.step, self.feed.position)
+        return self.milestones.ended_by(self.engine.step, self.feed.cursor.position)
 
     @property
     def epoch(self) -> float:

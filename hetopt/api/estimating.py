@@ -130,7 +130,6 @@ def estimate(*, reporter: Reporter | None = None, **options: Any) -> Estimate:
         precision=None,
         trials=0,
         accept_risk=True,
-        worlds=False,
     )
     now = datetime.datetime.now(datetime.UTC)
     goal = Goal(budget_usd=asked.budget_usd, deadline_s=asked.deadline, ends="steps", amount=math.ceil(wanted / batch))
@@ -174,7 +173,7 @@ def _refuse_what_no_gpu_holds(model: ModelCount, memory: TrainingMemory, catalog
         raise NoFeasiblePlan(
             f"Training {model.name} with Adam takes {bytes_(needed)} on every GPU, and {gpus[0].name}, the largest in "
             f"{where}, has {gpus[0].memory_gib:.0f} GiB: hetopt shares samples among GPUs, not weights.",
-            hint="choose a smaller model, fine-tune a part of the weights, or shorten the samples with `tokens`",
+            hint="choose a smaller model, or shorten the samples with `tokens`",
         )
 
 

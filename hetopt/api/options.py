@@ -14,6 +14,8 @@ from hetopt.core.option import Option, Options, duration_s, names, options, posi
 from hetopt.core.plain_text import known
 
 if TYPE_CHECKING:
+    import optuna
+
     from hetopt.api.streams import StreamWish
     from hetopt.core.memory import Precision
     from hetopt.core.run_spec import Compression, Settings
@@ -143,14 +145,16 @@ def time_weight(given: float | str, name: str) -> float:
     return weights["time"] / sum(weights.values())
 
 
-def journal(given: Path | str, name: str) -> Path:
-    """Return the file that a study goes on in, looked at before a search that would be lost.
+def study(given: Path | str | optuna.Study, name: str) -> Path | optuna.Study:
+    """Return a study, or the file that it goes on in, looked at before a search that would be lost.
 
     Raises:
         BadInput: it holds something else, or cannot be read or made.
     """
     from hetopt.core.paths import opened_file
 
+    if not isinstance(given, Path | str):
+        return given
     file, hint = Path(given), f"name another file as `{name}`, one that it made or that is not there yet"
     if file.is_dir() or not file.parent.is_dir():
         raise BadInput(f"{file} cannot be the journal of a search.", hint=f"name a file in a folder as `{name}`")
@@ -501,12 +505,12 @@ class Search(Sought):
         ),
     ] = ()
     trials: Annotated[
-        int | None,
+        int,
         Option(
-            help="Also look through the whole space with so many trials of an Optuna study, from what exact search "
-            "found. Default: 400 with `journal`, else none.",
+            help="Add so many trials of Optuna's NSGA-II to those that exact search has weighed.",
+            read=partial(within, least=0, most=100_000, example="400"),
         ),
-    ] = None
+    ] = 0
     observed: Annotated[
         Path | str | None,
         Option(
@@ -529,13 +533,12 @@ class Search(Sought):
             read=partial(within, least=0, most=LARGEST_SEED, example="1"),
         ),
     ] = 0
-    journal: Annotated[
-        Path | None,
+    study: Annotated[
+        Any,
         Option(
-            help="Keep the study's trials in this file, and go on from those in it; optuna-dashboard FILE shows them.",
-            flag="resume",
+            help="Keep what was weighed as trials of an Optuna study in this file; optuna-dashboard FILE shows them.",
             metavar="FILE",
-            read=journal,
+            read=study,
         ),
     ] = None
 

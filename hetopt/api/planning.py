@@ -29,7 +29,6 @@ from hetopt.optimizer.market.quota import read_quotas
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.options import Options, PlanRequest
 from hetopt.optimizer.recommendation.own_machines import better_of, on_own_machines
-from hetopt.optimizer.recommendation.ranking import Ranking, compare
 from hetopt.optimizer.recommendation.recommend import recommend as find_plan
 from hetopt.optimizer.recommendation.regions import Compared, Market, compare_regions
 from hetopt.optimizer.step_time.earlier_runs import EarlierRuns, earlier_runs_file, kept
@@ -106,22 +105,6 @@ def recommend(profile: Profile | Path | str, *, reporter: Reporter | None = None
     return plan
 
 
-def rank_clusters(profile: Profile | Path | str, *, reporter: Reporter | None = None, **options: Any) -> Ranking:
-    """Compare clusters only, where no pilot says how many steps the target takes. No budget is needed.
-
-    Args:
-        profile: made by `hetopt.profile`, or its file.
-        reporter: told what goes on.
-        **options: what narrows the search, of those of `recommend`.
-    """
-    asked, told = Search(**options), reporter or Reporter()
-    limits = search_options(asked, earlier=_earlier(told))
-    found = in_use(asked.region, asked.catalog)
-    if found.note:
-        told.note(found.note)
-    return compare(profile_of(profile), found.catalog, limits)
-
-
 _CALLED = {
     "types": "only_types",
     "exclude": "exclude_types",
@@ -185,7 +168,7 @@ def compared_regions(profile: Profile, goal: Goal, limits: Options, asked: Sough
         Market(catalog=one.catalog, quotas=read_quotas(_quotas(asked.quotas, one.catalog.region, told)))
         for one in regional
     ]
-    return compare_regions(profile, markets, goal, limits, seed=asked.seed if isinstance(asked, Search) else 0)
+    return compare_regions(profile, markets, goal, limits)
 
 
 def _earlier(told: Reporter) -> EarlierRuns | None:

@@ -159,8 +159,8 @@ class Run:
 
     def last_known(self) -> tuple[RunStatus, bool]:
         """How it is as far as that is known without asking a cloud, and whether nothing of it is left."""
+        from hetopt.backends.ec2.renter.cluster_state import is_cleared, known
         from hetopt.backends.ec2.renter.launcher import Ec2Launcher
-        from hetopt.backends.ec2.renter.run_status import is_cleared, known
 
         if not isinstance(self.backend, Ec2Launcher):
             status = self.status()

@@ -18,7 +18,6 @@ OTHERS: Mapping[str, str] = {
     "listen": "--listen",
     "model": "--model",
     "on": "--on",
-    "rank": "--rank",
 }
 """Options of parameters that are no field of a record of options."""
 

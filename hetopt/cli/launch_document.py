@@ -55,7 +55,7 @@ def show_dry(prepared: Prepared, *, as_json: bool) -> None:
 
 def _order(rental: Rental) -> Iterator[Block]:
     """Yield the order: cluster, prices, budget and zones."""
-    from hetopt.api.rental import last_end, unfollowed, way_out
+    from hetopt.api.rental import last_end, unfollowed
 
     plan, order = rental.wanted, rental.order
     zone, names = order.zones[0], [one.name for one in order.zones]
@@ -100,7 +100,6 @@ def _order(rental: Rental) -> Iterator[Block]:
         "deadline": move,
         "unfollowed": unfollowed(rental),
         "last end": last_end(order),
-        "way out": way_out(order),
         "bucket": order.bucket,
         "zones": f"tried one after another until one has all machines: {', '.join(names)}",
     }

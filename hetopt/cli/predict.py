@@ -21,11 +21,6 @@ def predict(
     explain: str | None = typer.Option(
         None, help='Only the breakdown of one query: its "id", or the number of its line.'
     ),
-    model: str = typer.Option(
-        "hetopt",
-        autocompletion=one_of("hetopt", "auto", "scavenger", "ernest", "goodput"),
-        help="hetopt's own, a published one (scavenger, ernest, goodput), or auto: the best on layouts held out.",
-    ),
     market: str = typer.Option(
         "spot",
         autocompletion=one_of("spot", "on-demand"),
@@ -52,10 +47,7 @@ def predict(
     """
     from hetopt.api.step_times import StepTimes
     from hetopt.cli import lines, predictions
-    from hetopt.core.errors import BadInput
 
-    if model != "hetopt" and (explain is not None or suggest_probes):
-        raise BadInput("--explain and --suggest-probes need hetopt's own model.", hint="leave --model out")
     times = StepTimes.of(profile, market=market, region=region, catalog=catalog_dir)
     with lines.opened(queries, "QUERIES") as (rows, is_whole):
         if explain is not None:
@@ -64,4 +56,4 @@ def predict(
             predictions.suggest(times, list(lines.queries(rows)), suggest_probes)
         else:
             at_once = CHUNK if is_whole else 1
-            predictions.answer(predictions.chosen(times, model), lines.chunks(lines.queries(rows), at_once))
+            predictions.answer(times.model, lines.chunks(lines.queries(rows), at_once))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from hetopt.api.step_times import Predictor, StepTimes, predicted
+from hetopt.api.step_times import Planned, StepTimes, predicted
 from hetopt.cli import render, terminal
 from hetopt.cli.lines import Query
 from hetopt.core import formatting
@@ -58,16 +58,7 @@ def _document(configuration: Configuration, explanation: Explanation) -> Iterato
     yield Remarks(explanation.priors)
 
 
-def chosen(times: StepTimes, name: str) -> Predictor:
-    """The model that was asked for, or the best; which that is, is said."""
-    if name == "auto":
-        name, errors = times.best()
-        told = [f"{one} {formatting.share(error)}" for one, error in sorted(errors.items(), key=lambda e: e[1])]
-        render.note(f"Using {name}. Errors on layouts held out: {', '.join(told) or 'too few layouts to tell'}.")
-    return times.model(name)
-
-
-def answer(model: Predictor, chunks: Iterable[list[Query]]) -> None:
+def answer(model: Planned, chunks: Iterable[list[Query]]) -> None:
     """One line out for each line in. Lines that cannot be predicted carry the reason, and are counted at the end."""
     total, refused = 0, list[str]()
     for chunk in chunks:
@@ -79,7 +70,7 @@ def answer(model: Predictor, chunks: Iterable[list[Query]]) -> None:
     _report(total, refused)
 
 
-def _answered(model: Predictor, asked: list[Query]) -> list[tuple[Query, StepTime | str]]:
+def _answered(model: Planned, asked: list[Query]) -> list[tuple[Query, StepTime | str]]:
     """Every query with its prediction, or with why there is none."""
     good = [query.configuration for query in asked if query.configuration is not None]
     found = iter(predicted(model, good))
@@ -106,7 +97,7 @@ def _report(total: int, refused: list[str]) -> None:
 
 def suggest(times: StepTimes, asked: list[Query], count: int) -> None:
     """All predictions; the lines that are worth measuring say in which order, and why."""
-    answers = _answered(times.model("hetopt"), asked)
+    answers = _answered(times.model, asked)
     good = [
         (place, query.configuration, answer.step_time_s)
         for place, (query, answer) in enumerate(answers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,45 +14,20 @@ if TYPE_CHECKING:
     from hetopt.optimizer.plan import Plan
 
 
-NOT_RANKED = frozenset(
-    {
-        *(
-            "budget_usd",
-            "deadline",
-            "target",
-            "epochs",
-            "steps",
-            "objective",
-            "time_weight",
-            "confidence",
-            "accept_risk",
-        ),
-        *("data", "data_region", "provisioning", "trials", "observed", "inventory", "seed", "journal"),
-    }
-)
-"""Options of a plan that a comparison of clusters has no use for."""
-
-
 @with_options(Search)
 def recommend(
     profile: Annotated[Path, typer.Argument(help="Profile made by `hetopt profile`.")],
     spot: Annotated[bool, typer.Option("--spot", help="The same as --market spot.")] = False,
     on_demand: Annotated[bool, typer.Option("--on-demand", help="The same as --market on-demand.")] = False,
-    rank: Annotated[
-        bool,
-        typer.Option(
-            "--rank", help="Only compare clusters, where no pilot says how many steps the target takes. No budget."
-        ),
-    ] = False,
     report: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Also write the plan as an HTML page: Pareto front, costs, local batch sizes, sensitivity.",
+            help="Also write the plan as an HTML page: Pareto front, costs, local batch sizes.",
         ),
     ] = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Also show machines, bill, alternatives, what would change it, and why.")
+        bool, typer.Option("--explain", help="Also show machines, bill, alternatives, and why.")
     ] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan to this JSON file.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an output file that is no plan.")] = False,
@@ -75,23 +49,13 @@ def recommend(
     success: exit code 3, unless --accept-risk is given.
     """
     import hetopt
-    from hetopt.api.planning import rank_clusters
     from hetopt.cli import parse, render, terminal
-    from hetopt.core.interruption import Reporter
     from hetopt.reports import html
-    from hetopt.reports.plan_document import answer, details, page, ranking
+    from hetopt.reports.plan_document import answer, details, page
 
     parse.ready_to_write(output, force=force, replaces="plan")
     parse.ready_to_write(report, force=force, replaces="hetopt plan")
     typed |= parse.market(typed.get("market"), spot=spot, on_demand=on_demand)
-    if rank:
-        parse.refuse(sorted(NOT_RANKED & typed.keys()), "--rank, which only compares clusters")
-        ranked = rank_clusters(profile, reporter=Reporter(note=render.note), **typed)
-        if as_json:
-            render.print_json({"basis": ranked.basis, "clusters": [asdict(cluster) for cluster in ranked.clusters]})
-        else:
-            render.show(ranking(ranked))
-        return
     with render.progress("searching") as reporter:
         plan = hetopt.recommend(profile, reporter=reporter, **typed)
     if report is not None:

@@ -180,7 +180,6 @@ class Host(Record):
         memory_gib: of the machine, for plans.
         cpus: likewise.
         network_mbit: of its link, likewise.
-        internet_mbit: of its way to the internet, the slower direction; absent: nothing is planned over it.
     """
 
     name: Annotated[str, _shaped(HOST_PATTERN, "of letters, digits and ._-, such as box1")]
@@ -202,7 +201,6 @@ class Host(Record):
     memory_gib: Amount | None = None
     cpus: Annotated[int, Field(ge=1, le=4096, strict=True)] | None = None
     network_mbit: Amount | None = None
-    internet_mbit: Amount | None = None
 
     @model_validator(mode="after")
     def _costs_once(self) -> Self:
@@ -299,7 +297,6 @@ _SEEN_BY_PLANS = (
     "memory_gib",
     "cpus",
     "network_mbit",
-    "internet_mbit",
 )
 
 

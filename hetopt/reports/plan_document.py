@@ -7,8 +7,7 @@ from pathlib import Path
 
 from hetopt.core import formatting
 from hetopt.core.plain_text import converted_script, typed
-from hetopt.optimizer.plan import Candidate, Choice, Goal, Group, Plan, Range, Sensitivity
-from hetopt.optimizer.recommendation.ranking import Ranking
+from hetopt.optimizer.plan import Candidate, Choice, Goal, Group, Plan, Range
 from hetopt.optimizer.search.objective import NEAR
 from hetopt.optimizer.step_time.device_memory import ACCELERATOR_CONTEXT_BYTES, HOST_MEMORY_BYTES, MEMORY_FRACTION
 from hetopt.reports.chart import Scale
@@ -373,7 +372,6 @@ def details(plan: Plan) -> Iterator[Block]:
     yield from bill(chosen)
     if len(plan.plans) > 1:
         yield from _alternatives(plan)
-    yield from _insight(plan.insight)
     yield Heading("Why")
     yield Remarks(plan.explanation)
 
@@ -456,62 +454,4 @@ def _alternatives(plan: Plan) -> Iterator[Block]:
         ],
         chosen=plan.plans.index(plan.chosen),
         caption=_LEFT_OUT_PLANS,
-    )
-
-
-def _insight(seen: Sensitivity | None) -> Iterator[Block]:
-    """Yield what would change the choice, what would not, and better plans that break a limit."""
-    if seen is None:
-        return
-    same = [scenario.change for scenario in seen.scenarios if scenario.same]
-    changing = [[scenario.change, scenario.verdict] for scenario in seen.scenarios if not scenario.same]
-    yield Heading("What would change it")
-    if changing:
-        yield Table(name="what would change the choice", columns=columns("if, then"), rows=changing)
-    if same:
-        yield Line(f"The same machines win with {'; '.join(same)}.", "soft")
-    yield Heading("Better plans that a limit rejects")
-    if seen.rejected:
-        yield Table(
-            name="better plans that a limit rejects",
-            columns=columns("machines, #time, #cost, rejected by"),
-            rows=[
-                [
-                    rejected.plan.machines,
-                    Figure(rejected.plan.total_s, "s", "rejected_total_s"),
-                    Figure(rejected.plan.cost_usd, "USD", "rejected_cost_usd"),
-                    rejected.reason,
-                ]
-                for rejected in seen.rejected
-            ],
-        )
-
-
-def ranking(ranked: Ranking) -> Iterator[Block]:
-    """Yield the clusters, quickest first, and what their figures do not say."""
-    yield Line("How clusters compare for the same progress", "strong")
-    yield Table(
-        name="clusters",
-        columns=columns("machines, #batch, compression, #step, #an hour, #time, #cost"),
-        rows=[
-            [
-                f"{cluster.machines} × {cluster.instance_type} ({cluster.market})",
-                formatting.count(cluster.global_batch_size),
-                formatting.compression(cluster.compressor, cluster.ratio),
-                formatting.duration(cluster.step_time_s),
-                formatting.usd(cluster.usd_per_hour),
-                f"{cluster.time:.2f} x",
-                f"{cluster.cost:.2f} x",
-            ]
-            for cluster in ranked.clusters
-        ],
-        caption="time over the quickest, cost over the cheapest",
-    )
-    widest = max((cluster.spread for cluster in ranked.clusters), default=1.0)
-    yield Remarks(
-        [
-            f"Steps are {ranked.basis}.",
-            f"Each time may be off by a factor of {widest:.1f} (90 %), much of it the same for all clusters.",
-            "For a plan with a budget, give the run's length with --epochs or --steps.",
-        ]
     )

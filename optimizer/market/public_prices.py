@@ -84,9 +84,9 @@ class PublicFeeds:
             return self._fetch(name, url, make, price_feeds.MOST_JSON_BYTES, what)
         except HetoptError as error:
             kept = self.files.kept(name, url)
-            stays = f"those of {kept[0].day} stay" if kept else "the bundled catalogue's stay"
+            stays = f"those of {kept.day} stay" if kept else "the bundled catalogue's stay"
             self.note(f"{what}: {stays}, because {error}")
-            return kept[0] if kept else None
+            return kept
 
     def _fetch(
         self, name: str, url: str, make: Callable[[Iterator[bytes], str], Any], most_bytes: int, what: str

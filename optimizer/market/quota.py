@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import get_args
@@ -244,13 +244,3 @@ def most_machines(offer: Offer, quotas: Quotas) -> float:
     """Machines of this offer that its quota allows; infinite where none is known."""
     quota = quotas.get(bucket_of(offer))
     return math.inf if quota is None else quota // offer.instance_type.vcpus
-
-
-def within(machines: Sequence[tuple[Offer, int]], quotas: Quotas) -> bool:
-    """Whether a cluster of these machines keeps every quota."""
-    left = dict(quotas)
-    for offer, count in machines:
-        bucket = bucket_of(offer)
-        if bucket in left:
-            left[bucket] -= count * offer.instance_type.vcpus
-    return all(vcpus >= 0 for vcpus in left.values())

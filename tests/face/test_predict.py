@@ -160,24 +160,6 @@ def test_a_misspelt_field_is_named_and_a_field_of_others_is_theirs(
     assert hetopt("profile", "--from-samples", samples, "--json").code == answer.code
 
 
-@pytest.mark.parametrize("name", ["scavenger", "ernest", "goodput", "auto"])
-def test_published_models_answer_in_the_same_form(hetopt: Hetopt, profile: Path, tmp_path: Path, name: str) -> None:
-    queries = tmp_path / "q.jsonl"
-    queries.write_text(lines([row((2, 2), 16)]))
-    answer = hetopt("predict", profile, queries, "--model", name)
-    found = json.loads(answer.out)
-    assert 0 < found["step_time_low_s"] < found["step_time_s"] < found["step_time_high_s"]
-    assert ("held out" in answer.err) == (name == "auto")
-
-
-def test_models_that_cannot_be(hetopt: Hetopt, profile: Path, digits_profile: Path, tmp_path: Path) -> None:
-    queries = tmp_path / "q.jsonl"
-    queries.write_text(lines([row((1,), 16)]))
-    refused(hetopt("predict", profile, queries, "--model", "oracle"), "There is no model called 'oracle'")
-    refused(hetopt("predict", digits_profile, queries, "--model", "ernest"), "only imported samples have")
-    refused(hetopt("predict", profile, queries, "--model", "auto", "--explain", 1), "need hetopt's own model")
-
-
 def test_bad_files(hetopt: Hetopt, profile: Path, tmp_path: Path) -> None:
     samples = tmp_path / "bad.jsonl"
     samples.write_text(lines(measured())[:-30])

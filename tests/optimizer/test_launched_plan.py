@@ -41,7 +41,6 @@ FEW = Options(
     only_types=("g5.xlarge",),
     max_workers=MOST,
     mixed_types=1,
-    worlds=False,
     batch_size=64,
     objective="fastest",
 )

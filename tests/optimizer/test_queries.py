@@ -44,7 +44,6 @@ queries = st.tuples(
         confidence=st.sampled_from([None, None, 0.5, 0.95]),
         batch_size=st.sampled_from([None, 64, 256]),
         trials=st.just(0),
-        worlds=st.just(False),
     ),
     st.sampled_from([20.0, 200.0]),
 )

@@ -19,7 +19,7 @@ from hetopt.core.events.log import EventReader, read_log
 from hetopt.core.events.records import LogEvent, RunStarted, StepsLogged, TrainingFinished
 from hetopt.core.run_status import RunState, end_reason
 from hetopt.reports.live_run import LiveRun
-from hetopt.reports.scalars import Exposed, exposition, scalars
+from hetopt.reports.scalars import Exposed, exposition
 from hetopt.reports.series import over_time
 from hetopt.reports.timeline import happenings
 from tests.logs import an_event
@@ -159,15 +159,6 @@ def test_only_a_run_that_is_over_says_why(state: RunState, reason: str, tmp_path
     assert end_reason(state, live.progress) == live.summary("run", state, now_s=2000.0).reason == next(iter(said), None)
 
 
-def test_of_an_old_run_only_the_last_start_is_known() -> None:
-    """Earlier versions overwrote when a run was launched first."""
-    events, history, starts = read("resumed")
-    progress, old = history.run, RunFold.of(events, starts[1:])
-    assert old.sessions == 2
-    assert old.startup_s == pytest.approx(8.0, abs=0.1)
-    assert old.training_s == progress.training_s
-
-
 def test_a_real_run_that_lost_a_worker() -> None:
     _, history, _ = read("lost-worker")
     progress = history.run
@@ -228,14 +219,3 @@ def test_the_sums_of_many_steps_are_those_of_each(monkeypatch: pytest.MonkeyPatc
     for one, other in zip(few.workers, whole.workers, strict=True):
         assert one.steps == other.steps == 50
         assert one.compute_s == pytest.approx(other.compute_s) == pytest.approx(50 * 0.4)
-
-
-@pytest.mark.parametrize("name", sorted(LOGS))
-def test_the_newest_of_all_figures_is_what_is_asked_for(name: str) -> None:
-    """TensorBoard gets each figure as it came, Prometheus the last of each."""
-    events = read_log(RUNS / f"{name}.jsonl").events
-    last = {(one.name, one.labels): one.value for one in scalars(events)}
-    told = exposition([Exposed(name="run", run=RunFold.of(events))])
-    for (figure, labels), value in last.items():
-        named = "".join(f',{label}="{text}"' for label, text in labels)
-        assert f'hetopt_{figure}{{run="run"{named}}} {value!r}' in told

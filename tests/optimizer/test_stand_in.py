@@ -8,17 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hetopt
-from hetopt.api.launching import Changes, prepare
-from hetopt.api.options import Local, Rehearsal
-from hetopt.backends.emulation.description import parse_hosts
+from hetopt.api.launching import prepare
+from hetopt.api.options import Local
 from hetopt.backends.emulation.links import BOX_BITS_PER_S
 from hetopt.backends.emulation.plan import rehearse
 from hetopt.backends.emulation.stand_in import in_its_place
-from hetopt.backends.on_this_machine import LocalBackend, RehearsalBackend
+from hetopt.backends.on_this_machine import LocalBackend
 from hetopt.backends.prediction.hosting import ThisMachine
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import Profile
-from hetopt.core.run_spec import Compression
 from hetopt.core.scaled_emulation import GRADIENT_BYTES, PARAMETERS, STAND_IN
 from hetopt.optimizer.plan import Plan
 from hetopt.trainer.tasks.stand_in import stand_in
@@ -78,31 +76,6 @@ def test_an_estimate_runs_nowhere_else(estimated: Plan) -> None:
     with pytest.raises(BadInput, match="estimate") as refused:
         prepare(estimated, LocalBackend(), Local())
     assert "rehearsal" in (refused.value.hint or "")
-
-
-@pytest.mark.parametrize(
-    ("options", "changes", "word"),
-    [
-        (Rehearsal(hosts="speed=1 x2"), Changes(), "described hosts"),
-        (Rehearsal(), Changes(stream="replay(40)"), "`stream`"),
-        (Rehearsal(stand_in=True), Changes(script=("train.py",)), "`script`"),
-        (Rehearsal(), Changes(partition="seldp"), "`partition`"),
-    ],
-)
-def test_what_needs_the_job_is_refused(estimated: Plan, options: Rehearsal, changes: Changes, word: str) -> None:
-    with pytest.raises(BadInput, match=word):
-        prepare(estimated, RehearsalBackend(), options, changes)
-
-
-def test_described_hosts_are_refused(estimated: Plan) -> None:
-    with pytest.raises(BadInput, match="described hosts"):
-        rehearse(estimated, HERE, parse_hosts("speed=1 x2"), stands_in=True)
-
-
-def test_a_method_that_goes_by_shapes_is_refused(estimated: Plan) -> None:
-    run = estimated.run.model_copy(update={"compression": Compression(name="powersgd", rank=4)})
-    with pytest.raises(BadInput, match="shapes of parameters"):
-        rehearse(estimated.model_copy(update={"run": run}), HERE, stands_in=True)
 
 
 def test_its_profile_holds_together(estimated: Plan) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +13,7 @@ from hetopt.core.events.log import Event
 from hetopt.core.events.records import LogEvent
 from hetopt.reports import timeline as reports
 from hetopt.reports.timeline import Happening, happening
-from tests.logs import an_event, event_of, events_of
+from tests.logs import an_event, events_of
 
 
 def happenings(events: Iterable[LogEvent], **options: Any) -> tuple[Happening, ...]:
@@ -129,62 +128,3 @@ def test_what_was_sent_is_added_up(exchanges: list[Event | None]) -> None:
         assert told.dense_bytes == 10 * 4000 * len(known)
         assert sum(told.steps.values()) == 10 * len(known)
         assert told.way == known[-1]["way"]
-
-
-@pytest.mark.parametrize(
-    ("reason", "text"),
-    [
-        (
-            "the gradient's norm changed by 30%: 1 % (100x)",
-            "now B 0.1 by C (the gradient's norm changed by 30%: 1 % (100x))",
-        ),
-        (
-            "B 0.1 by C instead of A: 20% less time to the target",
-            "B 0.1 by C instead of A: 20% less time to the target",
-        ),
-    ],
-)
-def test_a_changed_exchange_names_its_way_once(reason: str, text: str) -> None:
-    event = {"event": "exchange_changed", "time_s": 5.0, "step": 7, "before": "A", "after": "B 0.1 by C"}
-    told = happening(event_of({**event, "reason": reason}), str)
-    assert told is not None
-    assert told.text == text
-    assert told.step == 7
-    assert told.is_routine
-    assert RunFold.of(events_of([*started("h0"), {**event, "reason": reason}])).exchange_changes == 1
-
-
-@pytest.mark.parametrize(
-    ("says", "told"),
-    [("harmless", "learns as fast"), ("harmful", "falls behind"), ("undecided", "cannot be compared yet")],
-)
-def test_what_twins_have_shown_is_told(says, told):
-    event = {"event": "twins_tried", "time_s": 3.0, "step": 5, "ratio": 0.001, "says": says, "took_s": 2.5}
-    found = happening(event_of(event), str, at_s=2.0)
-    assert (found.kind, found.step, found.time_s) == ("twins_tried", 5, 2.0)
-    assert "0.1 % of the gradient" in found.text
-    assert "2.5 s" in found.text
-    assert told in found.text
-
-
-@pytest.mark.parametrize(
-    ("action", "acted", "measured"),
-    [
-        ("drop", "dropped: it costs more than it brings", "a step takes 120 ms without h1; 100 ms was expected"),
-        (
-            "replace",
-            "another machine takes its place: it costs more than it brings",
-            "a step takes 120 ms with another machine as h1; 100 ms was expected",
-        ),
-    ],
-)
-def test_what_the_supervisor_did_and_what_came_of_it_is_told(action: str, acted: str, measured: str) -> None:
-    did = {"event": "supervisor_acted", "time_s": 3.0, "step": 5, "action": action, "host": "h1"}
-    found = happening(event_of({**did, "reason": "it costs more than it brings"}), str)
-    assert found is not None
-    assert found.sentence == f"h1: {acted}"
-    times = {"step_time_before_s": 0.5, "step_time_expected_s": 0.1, "step_time_measured_s": 0.12}
-    told = {"event": "supervisor_measured", "time_s": 9.0, "step": 60, "action": action, "name": "h1", **times}
-    found = happening(event_of(told), str)
-    assert found is not None
-    assert found.text == f"{measured}, 500 ms before"

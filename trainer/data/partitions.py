@@ -321,7 +321,7 @@ class PartitionedCursor(Cursor):
             drawn = [state[key] for key in keys]
         else:
             drawn = [state["position"] * weight // sum(self._weights) for weight in self._weights]
-        return PartitionedCursor(self._parts, self._dataset_size, weights=self._weights, positions=drawn)
+        return PartitionedCursor(self._parts, self.dataset_size, weights=self._weights, positions=drawn)
 
 
 class _Stream:

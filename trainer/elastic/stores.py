@@ -15,12 +15,11 @@ from __future__ import annotations
 import datetime
 import os
 import re
-import selectors
 import socket
 import sys
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -135,25 +134,17 @@ def reachable(meetings: Sequence[str]) -> list[str]:
     Raises:
         BadInput: one is no address.
     """
-    found: set[str] = set()
-    with ExitStack() as open_until_then, selectors.DefaultSelector() as selector:
-        waiting = 0
-        for meeting in meetings:
-            attempt = open_until_then.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
-            attempt.setblocking(False)
-            attempt.connect_ex(_parsed(meeting))
-            selector.register(attempt, selectors.EVENT_WRITE, meeting)
-            waiting += 1
-        deadline_s = time.monotonic() + _REACHED_WITHIN_S
-        while waiting and (left_s := deadline_s - time.monotonic()) > 0:
-            for key, _ in selector.select(left_s):
-                registered = key.fileobj
-                assert isinstance(registered, socket.socket)
-                selector.unregister(registered)
-                waiting -= 1
-                if registered.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:
-                    found.add(key.data)
-    return [meeting for meeting in meetings if meeting in found]
+    addresses = [_parsed(meeting) for meeting in meetings]
+    with ThreadPoolExecutor(max(1, len(addresses))) as pool:
+        return [meeting for meeting, there in zip(meetings, pool.map(_answers, addresses), strict=True) if there]
+
+
+def _answers(address: tuple[str, int]) -> bool:
+    try:
+        socket.create_connection(address, timeout=_REACHED_WITHIN_S).close()
+        return True
+    except OSError:
+        return False
 
 
 def where_to_meet(meetings: Sequence[str], attempt: str) -> str | None:

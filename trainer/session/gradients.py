@@ -167,7 +167,9 @@ class GradientSum:
         if before is None:
             return own
         before = before if self.is_pending else before / self._sharers
-        return before.clone() if own is None else own + before
+        if own is None:
+            return before.clone()
+        return before + own if before.layout == torch.strided else own + before  # as torch adds sparse ones
 
     def _put(self, weight: float, first: int = 0, last: int | None = None) -> None:
         """Write this worker's weighted gradients of some parameters to their places."""
@@ -184,7 +186,8 @@ class GradientSum:
         for index, (view, gradient) in enumerate(zip(views, gradients, strict=True), start=first):
             own = self._own(index, weight)
             self._used[index] = own is not None
-            self._sparse[index] |= gradient is not None and gradient.layout != torch.strided
+            kinds = [one.layout != torch.strided for one in (gradient, self._before[index]) if one is not None]
+            self._sparse[index] = all(kinds) if kinds else self._sparse[index]
             view.copy_(own.to_dense() if own is not None else torch.zeros(()))
 
     def expect(self, weigh: Callable[[], float], reach: Callable[[float], None]) -> None:

@@ -152,7 +152,7 @@ class GradientFlow(BatchFlow):
             return
         self._note_loss(loss, self._weight)
         side.backwards += 1
-        side.sum.unpack(self._gate.load, whole.total, time.perf_counter() - begun_s)
+        side.sum.unpack(self._gate.loaded, whole.total, time.perf_counter() - begun_s)
         self._note_sum(side)
         self._end_sum(self._weight)
 

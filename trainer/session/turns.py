@@ -2,8 +2,8 @@
 
 A worker that skipped a batch, left the loop or took another branch would otherwise add its gradient to that of another
 batch, or wait for ever. Its word is a message of one size, whatever it is about to do, so that those who are about to
-do different things learn of it: numbers that are summed over the workers, a place for the word of each, a few numbers
-more, and room for a gradient that is small: such a step has no other message.
+do different things learn of it: the word, a few numbers that are summed, and room for a gradient that is small: such a
+step has no other message.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ class Turns:
 
     Attributes:
         room: as above.
-        load: [room] what the message carries, summed.
+        load: [room] what the next message carries.
+        loaded: [room] the sum of what the workers' last messages carried.
         step: steps done.
         trained: elements of the parameters that are trained.
     """
@@ -95,18 +96,20 @@ class Turns:
         self._rank, self._world_size = rank, world_size
         self._guard = Guard(f"session, room for a gradient of {8 * room} bytes in each message", store=store)
         self._work: dist.Work | None = None
-        self.load = torch.empty(0, dtype=torch.float64)
+        self._options = dist.AllToAllOptions()
+        self._options.asyncOp = True
         with self.watched():  # the others become known while nothing can go wrong yet
             self.make_room(room)
 
     def make_room(self, room: int) -> None:
         """Carry so many numbers of a gradient from the next message on; on all workers."""
         self.room = room
-        sizes = [self._world_size * len(_FIELDS), MOST_TOLD, room]
-        self._message = torch.zeros(sum(sizes), dtype=torch.float64)
-        words, self._told, self.load = torch.split(self._message, sizes)
-        self._words = words.view(self._world_size, len(_FIELDS))
-        self._head = self._message[: sizes[0] + sizes[1]]
+        sizes = [len(_FIELDS), MOST_TOLD, room]
+        self._sent = torch.zeros(self._world_size, sum(sizes), dtype=torch.float64)
+        self._received, sums = torch.zeros_like(self._sent), torch.zeros(sum(sizes[1:]), dtype=torch.float64)
+        self._head, self.load = self._sent[0, : sum(sizes[:2])], self._sent[0, sum(sizes[:2]) :]
+        self._words, self._numbers = self._received[:, : sizes[0]], self._received[:, sizes[0] :]
+        self._sums, self._told, self.loaded = sums, sums[:MOST_TOLD], sums[MOST_TOLD:]
 
     def begin(self, deed: Deed, part: Part | None, told: Sequence[float] = (), *, mark: int = 0) -> None:
         """Say what this worker is about to do; `finish` is before it does.
@@ -121,13 +124,16 @@ class Turns:
             self.finish()
         place, own = ((0, 0), 0) if part is None else (part.place, part.mark)
         step = self.step + (deed is not Deed.STEP)  # an optimizer steps by a gradient that was counted already
-        self._head.zero_()
-        self._own = [float(one) for one in (self.number, deed, step, *place, own ^ mark, self.trained)]
-        self._words[self._rank] = torch.tensor(self._own, dtype=torch.float64)
-        if told:
-            self._told[: len(told)] = torch.tensor(told, dtype=torch.float64)
+        word = [float(one) for one in (self.number, deed, step, *place, own ^ mark, self.trained)]
+        told = [*told, *[0.0] * (MOST_TOLD - len(told))]
+        self._head.copy_(torch.tensor([*word, *told], dtype=torch.float64))
+        self._sent[1:].copy_(self._sent[0])
         with self.watched():
-            self._work = dist.all_reduce(self._message, async_op=True)
+            # The tensors are those of every step: what `dist.all_to_all_single` checks takes longer than to send them.
+            work = dist.group.WORLD.alltoall_base(  # type: ignore[union-attr]
+                self._received.view(-1), self._sent.view(-1), [], [], self._options
+            )
+        self._work = work
 
     def finish(self) -> list[float]:
         """Return the sums of what all workers told.
@@ -142,6 +148,7 @@ class Turns:
             words = self._words.tolist()
             if any(word != words[0] for word in words):
                 raise disagreement(words)
+            torch.sum(self._numbers, 0, out=self._sums)
         return self._told.tolist()
 
     def take(self, deed: Deed, part: Part | None, told: Sequence[float] = (), *, mark: int = 0) -> list[float]:

@@ -109,6 +109,7 @@ class LocalGradient:
     Attributes:
         counted: what the losses of the last run were means over in all, a double on the device; None: over samples.
         part_counted: the same of its last micro-batch.
+        proven: samples of the largest micro-batch that is known to fit.
     """
 
     def __init__(
@@ -130,12 +131,7 @@ class LocalGradient:
         self._weights: dict[float, Tensor] = {}
         self._part: MicroBatch | None = None
         self._runs = 0
-        self._proven = 0
-
-    @property
-    def proven(self) -> int:
-        """Samples of the largest micro-batch that is known to fit."""
-        return self._proven
+        self.proven = 0
 
     def try_out(self, part: MicroBatch) -> None:
         """Compute a micro-batch for nothing: its gradient is not wanted, and all else is put back.
@@ -167,11 +163,11 @@ class LocalGradient:
                 micro-batch larger than ``proven``.
         """
         largest = max(map(len, parts), default=0)
-        before = Before.now(self._model, self._device) if largest > self._proven else None
+        before = Before.now(self._model, self._device) if largest > self.proven else None
         loss_sum = self._compute(parts, factor, after, before)
         self._runs += 1
         if self._runs > _RUNS_WITH_LESS:
-            self._proven = max(self._proven, largest)
+            self.proven = max(self.proven, largest)
         return loss_sum
 
     def _compute(

@@ -73,7 +73,9 @@ class StepMaker:
         if self.context.world_size > 1:
             meet(self._description, Channel())
         # A loss that does not depend on the model is refused by all ranks, before one of them tries it in parts.
-        first = LocalGradient(model=self.module.model, forward=self.module, reader=self.feed, device=self.feed.device)
+        first = LocalGradient(
+            model=self.module.model, forward=self.module, reader=self.feed, device=self.context.device
+        )
         self._fit(first.try_out, 2)
         self.module.zero_grad(set_to_none=True)
         self._try_loss(samples)

@@ -255,11 +255,11 @@ def alone(host: Host, seen: Seen, *, asked_s: float, banner: str = "") -> list[T
     missing = [name for name in look.PACKAGES if seen.packages.get(name) is None]
     if seen.installs is not None:
         bad(f"nothing can be installed there: {seen.installs}", "name an interpreter that has torch, without `install`")
-    locked = PYTHON.value.removeprefix("python")
+    locked = PYTHON.removeprefix("python")
     if host.install and CPU in host.devices and ".".join(map(str, seen.python)) != locked:
         bad(
             f"it has Python {'.'.join(map(str, seen.python))}, and the locked torch for CPUs is for {locked}",
-            f'name another interpreter there: python = "{PYTHON.value}"',
+            f'name another interpreter there: python = "{PYTHON}"',
         )
     if missing and not host.install:
         wanted = shlex.join(map(requirement, missing))

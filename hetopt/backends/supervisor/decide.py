@@ -3,7 +3,7 @@
 What the trainer does by itself (shares, compression, a lost worker) is not decided here; this is about machines. An
 action must have been called for at several looks in a row, promise more than it costs by a margin or keep a deadline
 that would be missed, and leave time since the last one. A deadline that only machines on demand still keep waits for
-nobody. The budget has a guard of its own, who is asked before anything is rented (`ec2.renter.desired`).
+nobody. The budget has a guard of its own, who is asked before anything is rented (`ec2.renter.reconcile`).
 """
 
 from __future__ import annotations

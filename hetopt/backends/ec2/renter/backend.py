@@ -12,17 +12,14 @@ from pathlib import Path
 
 from hetopt.backends.backend import Prepared, RunHandle
 from hetopt.backends.ec2.renter import calls, ordering
-from hetopt.backends.ec2.renter.account import IMAGES
 from hetopt.backends.ec2.renter.bundle import Bundle, make_bundle
-from hetopt.backends.ec2.renter.canary import CANARY_USD, canary_probe, folded, told
 from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.backends.ec2.renter.edge import connect
 from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Network, Order
-from hetopt.backends.ec2.renter.ordering import PROFILE_NAME, Moved, Orders, Wishes
-from hetopt.backends.ec2.renter.probing import Prober
+from hetopt.backends.ec2.renter.ordering import IMAGES, PROFILE_NAME, Moved, Orders, Wishes
+from hetopt.backends.ec2.renter.probing import CANARY_USD, Prober, canary_probe, folded, told
 from hetopt.backends.ec2.renter.request import Request
-from hetopt.backends.ec2.renter.ways_out import where_reachable
 from hetopt.backends.options import Ec2
 from hetopt.core.errors import BadInput, BudgetStop, NoFeasiblePlan
 from hetopt.core.formatting import duration, listed, usd
@@ -108,7 +105,6 @@ class Ec2Backend(Ec2Launcher):
         orders, now = _orders(region, wishes_of(options)), datetime.datetime.now(datetime.UTC)
         dry_run, now_s = f"{now:%Y%m%d-%H%M%S}-dry-run", now.timestamp()
         order = orders.of_plan(wanted, run_id=dry_run, bundle_sha256=bundle.sha256, now_s=now_s).of_run(spec)
-        order = where_reachable(orders.edge, order)
         launch = Launch(
             created="",
             started_s=0.0,
@@ -173,7 +169,7 @@ class Ec2Backend(Ec2Launcher):
             launch=launch.model_copy(update={"spec": spec}),
             folder=folder,
             wanted=launch.plan,
-            order=where_reachable(orders.edge, order),
+            order=order,
             accept_fewer=options.accept_fewer,
             spent_usd=seen.spent_usd(now_s),
         )
@@ -214,7 +210,7 @@ class Ec2Backend(Ec2Launcher):
             now_s=self.clock(),
             spent_usd=canary.usd,
         ).of_run(prepared.launch.spec)
-        order = where_reachable(prober.edge, order.model_copy(update={"budget_usd": left_usd}))
+        order = order.model_copy(update={"budget_usd": left_usd})
         ordering.check_prices(plan, order)
         launch = prepared.launch.model_copy(update={"plan": plan, "prediction": now_is})
         return replace(prepared, wanted=plan, launch=launch, order=order)

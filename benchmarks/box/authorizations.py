@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
 
 from hetopt.backends.ec2 import facts
-from hetopt.backends.ec2.renter.account import Identity, role_arn
-from hetopt.backends.ec2.renter.edge import headers_of_s3
-from hetopt.backends.ec2.renter.errors import instance_types_of
-from hetopt.backends.ec2.renter.request import Request
+from hetopt.backends.ec2.renter.ordering import Identity
+from hetopt.backends.ec2.renter.policies import Asked
+from hetopt.backends.ec2.renter.request import Request, instance_types_of
 
 _OF_OBJECTS = {
     "put_object": "s3:PutObject",
@@ -52,21 +53,6 @@ _CHANGED = {
     "revoke_security_group_egress": ("security-group", "GroupId"),
 }
 """What a call changes, and which of its parameters names it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """One question to the policies.
-
-    Attributes:
-        action: such as 'ec2:RunInstances'.
-        resource: its ARN; ``*`` where the action knows none.
-        context: values of the keys that policies may condition upon.
-    """
-
-    action: str
-    resource: str
-    context: Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +118,7 @@ def of_storage(request: Request) -> Asked:
     """What a call about a bucket, or about what is in it, asks for, whoever makes it: with the keys of its headers."""
     operation, parameters = request.operation, request.parameters
     bucket = f"arn:aws:s3:::{parameters['Bucket']}"
-    context = {**facts.EVERY_CALL_OF_S3.value, **keys_of_headers(headers_of_s3(operation, parameters))}
+    context = {**facts.EVERY_CALL_OF_S3, **keys_of_headers(headers_of_s3(operation, parameters))}
     if operation in _OF_OBJECTS:
         return Asked(action=_OF_OBJECTS[operation], resource=f"{bucket}/{parameters['Key']}", context=context)
     prefix = {"s3:prefix": str(parameters["Prefix"])} if "Prefix" in parameters else {}
@@ -142,7 +128,7 @@ def of_storage(request: Request) -> Asked:
 def keys_of_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """The keys that policies may condition upon by the headers of a call of S3, whatever these say."""
     keys = {f"s3:{name.lower()}": value for name, value in headers.items()}
-    return {key: value for key, value in keys.items() if key.startswith(facts.OF_HEADERS.value)}
+    return {key: value for key, value in keys.items() if key.startswith(facts.OF_HEADERS)}
 
 
 def _looked_at(request: Request, place: Place) -> str:
@@ -167,7 +153,7 @@ def _scheduling(request: Request, place: Place) -> Iterator[Asked]:
         schedule = f"{here}:schedule/{request.parameters['GroupName']}/{name}"
         yield Asked(action=request.api_name, resource=schedule, context=place.caller)
         target = request.parameters["Target"]
-        passed = {**place.caller, "iam:PassedToService": facts.SCHEDULER_SERVICE.value}
+        passed = {**place.caller, "iam:PassedToService": facts.SCHEDULER_SERVICE}
         yield Asked(action="iam:PassRole", resource=str(target["RoleArn"]), context=passed)
     elif request.operation == "create_schedule_group":
         tags = {str(one["Key"]): str(one["Value"]) for one in request.parameters.get("Tags", ())}
@@ -227,10 +213,37 @@ def _renting(request: Request, place: Place, tags: Mapping[str, Mapping[str, str
     yield Asked(
         action="iam:PassRole",
         resource=role_arn(place.who.account_id, place.role),
-        context={**place.caller, "iam:PassedToService": facts.MACHINES_SERVICE.value},
+        context={**place.caller, "iam:PassedToService": facts.MACHINES_SERVICE},
     )
 
 
 def _tagging(by: str, thing: str, place: Place, tags: Mapping[str, str]) -> Asked:
     context = {**place.caller, **_requested(tags), "ec2:CreateAction": by.partition(":")[2]}
     return Asked(action="ec2:CreateTags", resource=place.ec2(thing), context=context)
+
+
+def headers_of_s3(operation: str, parameters: Mapping[str, Any]) -> Mapping[str, str]:
+    """The headers that botocore writes for a call of S3; none of one that clients make in several."""
+    model = _storage()
+    name = "".join(word.capitalize() for word in operation.split("_"))
+    if name not in model.operation_names:
+        return {}
+    from botocore.serialize import create_serializer
+
+    told = create_serializer("rest-xml", include_validation=False).serialize_to_request(
+        dict(parameters), model.operation_model(name)
+    )
+    headers: Mapping[str, str] = told["headers"]
+    return headers
+
+
+@cache
+def _storage() -> Any:
+    import botocore.session
+
+    return botocore.session.get_session().get_service_model("s3")
+
+
+def role_arn(account_id: str, name: str) -> str:
+    """Return the ARN of a role without a path."""
+    return f"arn:aws:iam::{account_id}:role/{name}"

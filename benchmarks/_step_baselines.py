@@ -6,14 +6,19 @@ They are fitted by scipy, which is imported when one is asked for: that takes as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from types import MappingProxyType
+from typing import Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hetopt.core.step_samples import Configuration, StepSample
+from hetopt.optimizer.step_time.calibration import HeldOut, quantile
 from hetopt.optimizer.step_time.design_matrix import Array
+from hetopt.optimizer.step_time.model import StepTime
 
 
 def columns(configurations: Sequence[Configuration]) -> tuple[Array, Array, Array]:
@@ -163,3 +168,75 @@ class Goodput:
 
 StepTimePeer: TypeAlias = Linear | Goodput
 """A fitted model of step times."""
+
+
+PeerName = Literal["scavenger", "ernest", "goodput"]
+PEERS: Mapping[PeerName, Callable[[Sequence[StepSample]], StepTimePeer]] = MappingProxyType(
+    {"scavenger": scavenger, "ernest": ernest, "goodput": Goodput.fit}
+)
+
+FOLDS = 5
+
+UNTESTED = math.log(4.0)
+"""Half-width of a peer's interval where nothing could be left out to see how far off it is: a factor of four."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerModel:
+    """A published model with an interval that its own held-out errors give it.
+
+    Attributes:
+        half_width: of a 90 % interval of the log step.
+        types: that were measured; a peer takes every type for the same.
+    """
+
+    peer: StepTimePeer
+    half_width: float
+    types: frozenset[str]
+
+    @classmethod
+    def fit(cls, name: PeerName, samples: Sequence[StepSample]) -> PeerModel:
+        """Fit, and leave layouts out in turn to see how far off it is (grouped conformal prediction)."""
+        found = quantile(_left_out(PEERS[name], samples), 0.9) if len({s.layout for s in samples}) > 2 else None
+        return cls(
+            peer=PEERS[name](samples),
+            half_width=UNTESTED if found is None else found,
+            types=frozenset(sample.kind(node) for sample in samples for node in sample.nodes),
+        )
+
+    def predict(self, configurations: Sequence[Configuration]) -> list[StepTime]:
+        """Predicted step time, in seconds with its interval, of each configuration."""
+        reach = math.exp(self.half_width)
+        return [
+            StepTime(
+                step_time_s=step_s,
+                step_time_low_s=step_s / reach,
+                step_time_high_s=step_s * reach,
+                evidence="measured" if all(asked.kind(node) in self.types for node in asked.nodes) else "extrapolated",
+            )
+            for asked, step_s in zip(configurations, self.peer.step_time_s(configurations).tolist(), strict=True)
+        ]
+
+
+def _left_out(fit_peer: Callable[[Sequence[StepSample]], StepTimePeer], samples: Sequence[StepSample]) -> HeldOut:
+    """Errors of a peer on each layout, fitted to four fifths of the others."""
+    place = {layout: index for index, layout in enumerate(sorted({sample.layout for sample in samples}))}
+    layout = np.array([place[sample.layout] for sample in samples], dtype=np.intp)
+    residual = np.zeros(len(samples))
+    for fold in range(min(FOLDS, len(place))):
+        out = layout % FOLDS == fold
+        residual[out] = _residuals(fit_peer(_some(samples, ~out)), _some(samples, out))
+    return HeldOut(residual=residual, log_sd=np.ones(len(samples)), layout=layout)
+
+
+def _residuals(peer: StepTimePeer, shown: Sequence[StepSample]) -> Array:
+    return _logs(shown) - np.log(np.maximum(peer.step_time_s(shown), 1e-12))
+
+
+def _some(samples: Sequence[StepSample], which: NDArray[np.bool_]) -> list[StepSample]:
+    return [sample for sample, wanted in zip(samples, which.tolist(), strict=True) if wanted]
+
+
+def _logs(samples: Sequence[StepSample]) -> Array:
+    logs: Array = np.log(np.array([sample.step_time_s for sample in samples], dtype=np.float64))
+    return logs
