@@ -134,7 +134,7 @@ MARK = re.compile(r"^<!-- (registry|index): (\w+)(.*?) -->\n(?:.*?)^<!-- end -->
 def registries() -> dict[str, Mapping[str, str]]:
     """What there is of each kind of method, in half a sentence each, by name."""
     from hetopt.core.comm.composition import COLLECTIVES, METHODS
-    from hetopt.core.comm.ratio_controllers import CONTROLLERS
+    from hetopt.core.run_rules import CONTROLLERS
     from hetopt.core.run_spec import BATCH_POLICIES
     from hetopt.core.synchronization import POLICIES
 

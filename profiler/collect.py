@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from hetopt.core.artifact import Record, faults
 from hetopt.core.calibration_benchmark import summarize, usual_mean
-from hetopt.core.comm.network_fit import make_link
+from hetopt.core.comm.cost import make_link
 from hetopt.core.errors import RunFailed
 from hetopt.core.events.records import (
     FINISHED,

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, NoReturn
 
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import EVENTS_FILE, EventLog
-from hetopt.core.forks import only_imports
 from hetopt.core.interruption import die_with_parent
 from hetopt.core.run_folder import STOP_FILE, KnownPresence, life_of, read_spec
 from hetopt.core.run_spec import RunSpec, first_rank, host_names
 from hetopt.trainer.allocator import keep_freed_memory
 from hetopt.trainer.host.agent import HOST_PID_VARIABLE, MEETING_VARIABLE, died_of, import_everything
+from hetopt.trainer.host.forks import only_imports
 
 if TYPE_CHECKING:
     import torch

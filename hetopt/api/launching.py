@@ -19,8 +19,8 @@ from hetopt.core.interruption import Reporter
 from hetopt.core.option import changed, options_of, takes
 from hetopt.core.plain_text import converted_script, known, typed, typed_script
 from hetopt.core.run_folder import RunFolders, runs_home
+from hetopt.core.run_rules import check_batch, check_for_script, left_to_script
 from hetopt.core.run_spec import BATCH_POLICIES, DATA_PLACE, RunSpec
-from hetopt.core.script_rules import check_batch, check_for_script, left_to_script
 from hetopt.optimizer.launch_record import Place
 from hetopt.optimizer.plan import Plan
 

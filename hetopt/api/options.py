@@ -56,7 +56,7 @@ def _batch_policy(text: str) -> Policy:
 
 
 def _ratio_policy(text: str) -> Policy:
-    from hetopt.core.comm.ratio_controllers import CONTROLLERS
+    from hetopt.core.run_rules import CONTROLLERS
     from hetopt.core.run_spec import RATIO_SETTINGS, parse_policy
 
     return parse_policy(text, CONTROLLERS, RATIO_SETTINGS, "`ratio_policy`", "ratio policy")
@@ -257,7 +257,7 @@ class Changes(Options):
         Option(
             help="Who decides how much is sent: fixed, warm_up, accordion, gravac, threshold, scan or auto; with "
             "settings as in 'gravac(window=50, eps=0.7)'. Default: the plan's, or fixed with a named compression.",
-            names=("hetopt.core.comm.ratio_controllers:CONTROLLERS",),
+            names=("hetopt.core.run_rules:CONTROLLERS",),
             read=read_by(_ratio_policy),
         ),
     ] = None

@@ -19,7 +19,7 @@ from hetopt.core.hosts import read_hosts
 from hetopt.core.interruption import Reporter
 from hetopt.core.option import options_of, takes
 from hetopt.core.profile import Profile
-from hetopt.core.script_rules import check_for_script
+from hetopt.core.run_rules import check_for_script
 from hetopt.core.step_samples import StepSamples
 from hetopt.optimizer.cost.observed_preemptions import ObservedPreemptions, observed_file
 from hetopt.optimizer.market.account_quotas import AccountQuotas, account_quotas_file

@@ -91,10 +91,6 @@ def _work(matrix: np.ndarray) -> None:
         np.tanh(matrix)
 
 
-if __name__ == "__main__":
-    print(read_machine().model_dump_json())
-
-
 NORMAL_MAD = 1.4826
 """Standard deviation of a normal distribution in units of its median absolute deviation."""
 
@@ -147,3 +143,7 @@ def usual_mean(samples_s: Sequence[float]) -> float:
     """
     ordered = sorted(samples_s)
     return statistics.fmean(ordered[: len(ordered) - len(ordered) // 10])
+
+
+if __name__ == "__main__":
+    print(read_machine().model_dump_json())

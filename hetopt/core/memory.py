@@ -74,7 +74,7 @@ class TrainingMemory(Record):
 
         Args:
             samples: of a micro-batch.
-            exchange: see `hetopt.core.comm.exchange_memory`.
+            exchange: see `hetopt.optimizer.step_time.device_memory`.
         """
         step = max(self._along("computing_bytes", samples), self._along("updating_bytes", samples))
         exchanging = exchange.taken_bytes + self.fresh_bytes if exchange.taken_bytes else 0

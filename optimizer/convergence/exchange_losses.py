@@ -18,9 +18,8 @@ from types import MappingProxyType
 import numpy as np
 
 from hetopt.core.comm.compression_text import parse_compression
-from hetopt.core.comm.levels import summed_bits
-from hetopt.core.comm.options import LOSSLESS, has_levels, timed_as
-from hetopt.core.comm.planner import KEPT
+from hetopt.core.comm.options import KEPT, LOSSLESS, has_levels, timed_as
+from hetopt.core.comm.payload_bytes import summed_bits
 from hetopt.core.compression_slowdown import (
     NOISE_COEFFICIENT,
     NOISE_COEFFICIENT_SD,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hetopt.core.comm import composition
 from hetopt.core.comm.composition import why_not_synchronised
-from hetopt.core.comm.overlap import UNDER_BACKWARD
+from hetopt.core.comm.cost import UNDER_BACKWARD
 from hetopt.core.comm.payload_bytes import operations
 from hetopt.core.errors import BadInput
 from hetopt.core.plain_text import known

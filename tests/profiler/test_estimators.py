@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetopt.core.calibration_benchmark import summarize
-from hetopt.core.comm.cost import LinkSpeed
-from hetopt.core.comm.network_fit import fit_alpha_beta, make_link
+from hetopt.core.comm.cost import LinkSpeed, fit_alpha_beta, make_link
 from hetopt.core.memory import MemoryLine, fit_memory, memory_limit_bytes
 from hetopt.profiler.collect import settled
 from hetopt.profiler.probe.gradient import gain, monotone, retained_energy

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetopt.backends.backend import MOST_IDLE, back_off_s, is_given_up
 from hetopt.backends.ec2.protocol import OUTCOME_OBJECT, Placements, outcome_json
 from hetopt.backends.ssh import conductor
 from hetopt.backends.ssh.inventory import INVENTORY_FILE, Inventory
@@ -23,7 +24,6 @@ from hetopt.core.events.log import EVENTS_FILE, EventLog, read_log
 from hetopt.core.events.records import ConditionChanged
 from hetopt.core.hosts import Host
 from hetopt.core.interruption import StopSignal
-from hetopt.core.placings import MOST_IDLE, back_off_s, is_given_up
 from hetopt.core.run_folder import write_spec
 from hetopt.core.run_spec import RunSpec
 from tests.trainer.scenarios import toy_spec

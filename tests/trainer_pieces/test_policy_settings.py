@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from hetopt.core.comm.ratio_controllers import CONTROLLERS
 from hetopt.core.errors import BadInput
+from hetopt.core.run_rules import CONTROLLERS
 from hetopt.core.run_spec import (
     BATCH_POLICIES,
     BATCH_SETTINGS,

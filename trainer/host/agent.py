@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from hetopt.core.errors import BadInput, HetoptError, RunFailed
 from hetopt.core.events.log import EVENTS_FILE, read_log, tell_failure
-from hetopt.core.forks import WORKERS_NEED, ForkServer, NoFork, only_imports
 from hetopt.core.interruption import die_with_parent, openmp_environment
 from hetopt.core.listening import LOOPBACK, SECRET_VARIABLE, checked_secret
 from hetopt.core.run_folder import LOG_FOLDER, host_log_folder, read_living
 from hetopt.core.run_spec import Node, RunSpec, first_rank, host_names, workers_on
 from hetopt.core.run_status import failure_reason, last_log_line
+from hetopt.trainer.host.forks import WORKERS_NEED, ForkServer, NoFork, only_imports
 
 if TYPE_CHECKING:
     from subprocess import Popen

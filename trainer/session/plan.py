@@ -8,12 +8,12 @@ from pathlib import Path
 
 from hetopt.core.artifact import read_record
 from hetopt.core.batch_partition import largest_remainder, within_memory
-from hetopt.core.comm.checked import checked
 from hetopt.core.comm.composition import AUTO
 from hetopt.core.comm.compression_text import parse_compression
 from hetopt.core.comm.options import way_name
 from hetopt.core.errors import BadInput
 from hetopt.core.paths import host_name
+from hetopt.core.run_rules import checked
 from hetopt.core.run_spec import BatchPolicy, Compression, RunSpec, StopRule, WorkerSpec
 from hetopt.core.synchronization import Synchronization, parse_sync, spell_sync
 

@@ -28,7 +28,6 @@ from hetopt.core.batch_partition import spec_of_living
 from hetopt.core.errors import BadInput
 from hetopt.core.events.fold import RunFold
 from hetopt.core.events.log import EVENTS_FILE, EventLog, EventReader
-from hetopt.core.forks import WORKERS_NEED, ForkedProcess, ForkServer, NoFork
 from hetopt.core.interruption import StopSignal
 from hetopt.core.listening import SECRET_VARIABLE, new_secret
 from hetopt.core.run_folder import (
@@ -47,6 +46,7 @@ from hetopt.core.run_folder import (
 from hetopt.core.run_spec import MEETING_PORT, Node, RunSpec
 from hetopt.core.run_status import exit_code, last_log_line
 from hetopt.core.scaled_emulation import Change, Conditions, ScaledEmulation
+from hetopt.trainer.host.forks import WORKERS_NEED, ForkedProcess, ForkServer, NoFork
 
 Agent = subprocess.Popen[bytes] | ForkedProcess
 """The process that hosts a host's workers."""

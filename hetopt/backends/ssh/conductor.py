@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from hetopt.backends.backend import MOST_IDLE, back_off_s, is_given_up
 from hetopt.backends.ec2.protocol import (
     OUTCOME_OBJECT,
     Latest,
@@ -44,7 +45,6 @@ from hetopt.core.hosts import CPU
 from hetopt.core.interruption import StopSignal
 from hetopt.core.listening import new_secret
 from hetopt.core.paths import inside
-from hetopt.core.placings import MOST_IDLE, back_off_s, is_given_up
 from hetopt.core.plain_text import one_line
 from hetopt.core.run_folder import LATEST_OBJECT, LOG_FOLDER, OBJECTS_FOLDER, STOP_FILE, host_log_folder, read_spec
 from hetopt.core.run_spec import RunSpec, host_names

@@ -27,6 +27,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hetopt.backends.backend import MOST_IDLE
 from hetopt.backends.ec2.protocol import PaidMachine, Renewal
 from hetopt.backends.ec2.renter.cluster_state import (
     ClusterState,
@@ -43,7 +44,6 @@ from hetopt.backends.ec2.renter.placement import shared, without
 from hetopt.core.budget_law import HEARTBEAT_S, SECONDS_PER_HOUR
 from hetopt.core.errors import BadInput, BudgetStop, CloudRefused
 from hetopt.core.formatting import usd
-from hetopt.core.placings import MOST_IDLE
 from hetopt.core.run_spec import RunSpec, WorkerSpec, host_names
 
 
