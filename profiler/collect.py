@@ -15,7 +15,27 @@ from hetopt.core.artifact import Record, faults
 from hetopt.core.calibration_benchmark import summarize, usual_mean
 from hetopt.core.comm.cost import make_link
 from hetopt.core.errors import RunFailed
-from hetopt.core.events.records import (
+from hetopt.core.learning_rate import SmoothedNoise, pooled_noise
+from hetopt.core.memory import Precision, StepMemory, TrainingMemory, fit_memory
+from hetopt.core.profile import (
+    Collective,
+    CompressorCost,
+    Device,
+    Evaluation,
+    ExchangeTrial,
+    GainPoint,
+    Host,
+    Job,
+    Link,
+    NoiseSample,
+    Pilot,
+    PilotSync,
+    PrecisionTrial,
+    Profile,
+    StepTime,
+)
+from hetopt.core.run_spec import ProbeSchedule
+from hetopt.profiler.records import (
     FINISHED,
     HOST_FACTS,
     JOB_FACTS,
@@ -36,26 +56,6 @@ from hetopt.core.events.records import (
     SweepEnded,
     SweepPoint,
 )
-from hetopt.core.learning_rate import SmoothedNoise, pooled_noise
-from hetopt.core.memory import Precision, fit_memory, joined
-from hetopt.core.profile import (
-    Collective,
-    CompressorCost,
-    Device,
-    Evaluation,
-    ExchangeTrial,
-    GainPoint,
-    Host,
-    Job,
-    Link,
-    NoiseSample,
-    Pilot,
-    PilotSync,
-    PrecisionTrial,
-    Profile,
-    StepTime,
-)
-from hetopt.core.run_spec import ProbeSchedule
 
 Event = Mapping[str, object]
 R = TypeVar("R", bound=Record)
@@ -469,3 +469,18 @@ def settled(samples_s: Sequence[float]) -> tuple[float, ...]:
     while start < half and samples_s[start] > limit:
         start += 1
     return tuple(samples_s[start:])
+
+
+def joined(counts: Sequence[TrainingMemory]) -> TrainingMemory:
+    """Counts of one job at several micro-batches as one; of two at one size the larger."""
+    steps: dict[int, StepMemory] = {}
+    for step in (step for one in counts for step in one.steps):
+        known = steps.get(step.samples, step)
+        steps[step.samples] = StepMemory(
+            samples=step.samples,
+            computing_bytes=max(step.computing_bytes, known.computing_bytes),
+            updating_bytes=max(step.updating_bytes, known.updating_bytes),
+        )
+    figures = TrainingMemory.model_fields.keys() - {"steps"}
+    largest = {name: max(getattr(one, name) for one in counts) for name in figures}
+    return TrainingMemory(**largest, steps=tuple(steps[samples] for samples in sorted(steps)))

@@ -24,7 +24,6 @@ from hetopt.backends.backend import POLL_S
 from hetopt.core.artifact import read_record
 from hetopt.core.errors import BadInput, HetoptError, RunFailed
 from hetopt.core.events.log import EVENTS_FILE, read_events
-from hetopt.core.events.records import FINISHED, HOST_FACTS, JOB_FACTS, STARTED
 from hetopt.core.interruption import THREADS_VARIABLE, Reporter, openmp_environment, usable_processors
 from hetopt.core.listening import LOOPBACK, collectives_on
 from hetopt.core.paths import inside, temporary_folder
@@ -33,6 +32,7 @@ from hetopt.core.profile import Profile
 from hetopt.core.run_spec import CompressorProbe, NetworkProbe, ProbeSchedule, Sweep
 from hetopt.core.search_path import INSTALLED_ONLY
 from hetopt.profiler.collect import collect
+from hetopt.profiler.records import FINISHED, HOST_FACTS, JOB_FACTS, STARTED
 from hetopt.profiler.schedule import NETWORK_SHARE, PILOT_SHARE, SWEEP_SHARE
 from hetopt.profiler.script.order import FAILED_FILE, ORDER_FILE, SAID_FILE, Failure, ScriptOrder, Watch
 

@@ -24,7 +24,6 @@ from hetopt.core.run_folder import (
     OUTPUT_FOLDER,
     Outputs,
     RunFolders,
-    log_files,
     model_in,
     read_from,
     read_spec,
@@ -40,6 +39,10 @@ if TYPE_CHECKING:
     from hetopt.optimizer.launch_record import Launch
     from hetopt.reports.report import Report
     from hetopt.reports.timeline import Happening
+import re
+
+from hetopt.core.run_folder import LOG_FOLDER
+from hetopt.core.run_spec import first_rank
 
 LOOK_S = 10.0
 """Between looks of the supervisor."""
@@ -426,3 +429,46 @@ def report(run: Run | str | None = None) -> Report:
         BadInput: there is no such run, or nothing was predicted for it.
     """
     return (run if isinstance(run, Run) else Run.find(run)).report()
+
+
+def log_files(run_dir: Path, worker: int | None = None) -> dict[str, Path]:
+    """Output files by label ('worker 0', or the file's own name), of one worker when ``worker`` is given.
+
+    Workers are called by their rank in the run, on whichever of its hosts they are.
+    """
+    files: dict[str, Path] = {}
+    folder = run_dir / LOG_FOLDER
+    first_ranks: dict[str, int] = {}
+    for path in sorted(folder.rglob("*.log")) if folder.is_dir() else ():
+        relative = path.relative_to(folder).as_posix()
+        # torchrun files output under [<host>/]<id>/attempt_<restart>/<local rank>/<stream>.log
+        found = re.search(r"^(?:([^/]+)/)?[^/]+/attempt_(\d+)/(\d+)/(stdout|stderr)\.log$", relative)
+        rank: int | None = None
+        if found:
+            host, restart, local_rank, stream = found.groups()
+            if host is not None and host not in first_ranks:
+                first_ranks[host] = _first_rank(run_dir, host)
+            rank = int(local_rank) + (0 if host is None else first_ranks[host])
+        if worker is not None and rank != worker:
+            continue
+        if found:
+            label = f"worker {rank}" + (f" restart {restart}" if restart != "0" else "")
+            if label in files:
+                label = f"{label} {stream}"
+            # Workers of a script may have been started again several times, each time with others.
+            label = next(one for one in (label, *_numbered(label, len(files))) if one not in files)
+        else:
+            label = path.stem if "/" not in relative else f"{path.stem} {path.parent.name}"
+        files[label] = path
+    return files
+
+
+def _numbered(label: str, most: int) -> list[str]:
+    return [f"{label} {number}" for number in range(2, most + 2)]
+
+
+def _first_rank(run_dir: Path, host: str) -> int:
+    try:
+        return first_rank(read_spec(run_dir), host)
+    except BadInput:
+        return 0  # a folder that the spec no longer explains: its own numbers are all there is

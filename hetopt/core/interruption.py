@@ -1,8 +1,10 @@
-"""Signals that end a command: SIGTERM and SIGHUP do what Ctrl-C does, and none of them cuts the tidying up short.
+"""How a command tells what it does, and how it ends: SIGTERM and SIGHUP do what Ctrl-C does, and none of them cuts the
+tidying up short.
 
 A signal becomes an exception, so that every ``finally`` and ``except BaseException`` on the way is run: what the
 command has started is stopped, and what it has made for itself is removed. From then on further signals are only told
-of, until the command has ended.
+of, until the command has ended. What it has started ends with its parent (`die_with_parent`), and shares the cores
+that the machine or its control group has (`openmp_environment`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""How the learning rate follows the global batch: the usual rules, and the gain that the gradient's noise allows."""
+"""How the learning rate follows the global batch: the usual rules, and the gain that the gradient's noise allows.
+
+The noise is estimated from gradients of groups of samples (`pooled_noise`) and smoothed over steps (`SmoothedNoise`).
+"""
 
 from __future__ import annotations
 

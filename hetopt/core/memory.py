@@ -128,21 +128,6 @@ def _slope(sizes: Sequence[int], counted: Sequence[float]) -> float:
     return max(0.0, sum((one - size) * (told - bytes_) for one, told in zip(sizes, counted, strict=True)) / spread)
 
 
-def joined(counts: Sequence[TrainingMemory]) -> TrainingMemory:
-    """Counts of one job at several micro-batches as one; of two at one size the larger."""
-    steps: dict[int, StepMemory] = {}
-    for step in (step for one in counts for step in one.steps):
-        known = steps.get(step.samples, step)
-        steps[step.samples] = StepMemory(
-            samples=step.samples,
-            computing_bytes=max(step.computing_bytes, known.computing_bytes),
-            updating_bytes=max(step.updating_bytes, known.updating_bytes),
-        )
-    figures = TrainingMemory.model_fields.keys() - {"steps"}
-    largest = {name: max(getattr(one, name) for one in counts) for name in figures}
-    return TrainingMemory(**largest, steps=tuple(steps[samples] for samples in sorted(steps)))
-
-
 @dataclass(frozen=True, kw_only=True)
 class MemoryLine:
     """``peak_bytes = fixed_bytes + per_sample_bytes * local_batch_size``."""

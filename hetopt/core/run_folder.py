@@ -1,4 +1,6 @@
-"""What is in a run's folder: file names, and how the spec gets in and out."""
+"""What is in a run's folder: the spec, logs of workers, models, outputs, and small files that a conductor replaces
+for workers to read (`write_presence`, `write_conditions`); and where the folders of runs are (`RunFolders`).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from hetopt.core.errors import BadInput
 from hetopt.core.events.log import ITS_OWNER
 from hetopt.core.formatting import bytes_
 from hetopt.core.paths import MissingFile, expanded, inside, opened_file, read_text, shortened, shown
-from hetopt.core.run_spec import RunSpec, first_rank
+from hetopt.core.run_spec import RunSpec
 from hetopt.core.scaled_emulation import Conditions
 
 SPEC_FILE = "spec.json"
@@ -129,42 +131,6 @@ def host_log_folder(run_dir: Path, host: str) -> Path:
     return inside(run_dir / LOG_FOLDER, host, what="host")
 
 
-def log_files(run_dir: Path, worker: int | None = None) -> dict[str, Path]:
-    """Output files by label ('worker 0', or the file's own name), of one worker when ``worker`` is given.
-
-    Workers are called by their rank in the run, on whichever of its hosts they are.
-    """
-    files: dict[str, Path] = {}
-    folder = run_dir / LOG_FOLDER
-    first_ranks: dict[str, int] = {}
-    for path in sorted(folder.rglob("*.log")) if folder.is_dir() else ():
-        relative = path.relative_to(folder).as_posix()
-        # torchrun files output under [<host>/]<id>/attempt_<restart>/<local rank>/<stream>.log
-        found = re.search(r"^(?:([^/]+)/)?[^/]+/attempt_(\d+)/(\d+)/(stdout|stderr)\.log$", relative)
-        rank: int | None = None
-        if found:
-            host, restart, local_rank, stream = found.groups()
-            if host is not None and host not in first_ranks:
-                first_ranks[host] = _first_rank(run_dir, host)
-            rank = int(local_rank) + (0 if host is None else first_ranks[host])
-        if worker is not None and rank != worker:
-            continue
-        if found:
-            label = f"worker {rank}" + (f" restart {restart}" if restart != "0" else "")
-            if label in files:
-                label = f"{label} {stream}"
-            # Workers of a script may have been started again several times, each time with others.
-            label = next(one for one in (label, *_numbered(label, len(files))) if one not in files)
-        else:
-            label = path.stem if "/" not in relative else f"{path.stem} {path.parent.name}"
-        files[label] = path
-    return files
-
-
-def _numbered(label: str, most: int) -> list[str]:
-    return [f"{label} {number}" for number in range(2, most + 2)]
-
-
 def read_from(path: Path, offset: int) -> tuple[str, int]:
     """Whole lines written since byte ``offset``, and the offset to go on from. A missing file has none yet.
 
@@ -179,13 +145,6 @@ def read_from(path: Path, offset: int) -> tuple[str, int]:
         return "", offset
     end = data.rfind(b"\n") + 1
     return data[:end].decode("utf-8", errors="replace"), offset + end
-
-
-def _first_rank(run_dir: Path, host: str) -> int:
-    try:
-        return first_rank(read_spec(run_dir), host)
-    except BadInput:
-        return 0  # a folder that the spec no longer explains: its own numbers are all there is
 
 
 OUTPUT_VARIABLE = "HETOPT_OUTPUT"
@@ -285,42 +244,6 @@ class Hosts(Record):
 def write_presence(run_dir: Path, hosts: Mapping[str, HostThere]) -> None:
     """Tell the workers; a reader sees the old state or the new one."""
     write_atomically(run_dir / PRESENCE_FILE, Hosts(there=dict(hosts)).model_dump_json() + "\n")
-
-
-def life_of(environment: Mapping[str, str], pid: int) -> str:
-    """What tells a worker from those that had its place before."""
-    return f"{environment.get(INCARNATION_VARIABLE, '0')}.{pid}"
-
-
-class KnownPresence:
-    """Presence as the file tells it; without one nothing is known. A look costs one system call."""
-
-    def __init__(self, run_dir: Path, hosts: Sequence[str]) -> None:
-        self._file = ReplacedRecord(Hosts, run_dir / PRESENCE_FILE)
-        self._hosts = tuple(hosts)
-
-    def is_away(self, place: int) -> bool:
-        """Whether there is no host that a worker could come from."""
-        there = self._now()
-        return there is not None and self._hosts[place] not in there
-
-    def is_dead(self, place: int, life: str) -> bool:
-        """Whether a worker ended with its host."""
-        there = self._now()
-        if there is None:
-            return False
-        host = there.get(self._hosts[place])
-        return host is None or int(life.partition(".")[0]) < host.incarnation
-
-    @property
-    def all_leave(self) -> bool:
-        """Whether no host stays: what the workers have in memory will be lost."""
-        there = self._now() or {}
-        return bool(there) and all(host.leaving for host in there.values())
-
-    def _now(self) -> Mapping[str, HostThere] | None:
-        hosts = self._file.now()
-        return None if hosts is None else hosts.there
 
 
 CONDITIONS_FILE = "conditions.json"

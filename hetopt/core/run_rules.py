@@ -1,6 +1,7 @@
-"""Whether a compression can be what it says: names, memory and collective, ratio, and options that mean something.
+"""What the settings of a run have to agree on: a compression with its options, a ratio with its controller, averages of
+parameters with precision and policies, and any of them with a training script that brings its own loop.
 
-Standard library and the facts only, so that whoever asks for it can be told before anything starts.
+Facts only, so that whoever asks can be told before anything starts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""`RunSpec`: everything a worker needs to know about the run, and nothing about why it was chosen."""
+"""`RunSpec`: everything a worker needs to know about the run, and nothing about why it was chosen.
+
+With the records that it is made of: the settings of published policies, streams of samples, the schedule of a probe;
+and the place of a host among its workers (`Node`).
+"""
 
 from __future__ import annotations
 

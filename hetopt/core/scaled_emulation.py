@@ -1,4 +1,6 @@
-"""What a rehearsed cluster is made of: its hosts and links, and what happens to them while a run goes on."""
+"""What a rehearsed cluster is made of: its hosts and links, and what happens to them while a run goes on; and the size
+of what trains in the place of a job that this machine cannot train.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""When workers put together what they have learned, which samples each of them sees, and which they hand on."""
+"""When workers put together what they have learned, which samples each of them sees, and which they hand on: the
+records, and how a person writes them.
+
+selsync(0.3)               local-sgd(8, momentum=average)    labels(1)
+selsync(auto, share=0.2)   fedavg(0.5, 2, stretch=1.5)       dirichlet(0.5)
+diloco(50)                 local-sgd(50, outer_rate=0.7, outer_momentum=0.9), in a word
+"""
 
 from __future__ import annotations
 

@@ -7,14 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hetopt.core.errors import BadInput
-from hetopt.core.events.records import (
-    FINISHED,
-    HOST_FACTS,
-    JOB_FACTS,
-    STARTED,
-    EvaluationCost,
-    PrecisionRefused,
-)
 from hetopt.core.memory import Precision
 from hetopt.core.run_spec import ProbeSchedule
 from hetopt.profiler.probe.crew import ProbeGroup, ProbeStopped
@@ -25,6 +17,7 @@ from hetopt.profiler.probe.pilot import PilotGround, PilotRun
 from hetopt.profiler.probe.replica import Replica
 from hetopt.profiler.probe.sweep import come_back, run_sweep, threads
 from hetopt.profiler.probe.tensor_bytes import count_on
+from hetopt.profiler.records import FINISHED, HOST_FACTS, JOB_FACTS, STARTED, EvaluationCost, PrecisionRefused
 from hetopt.profiler.schedule import LATER_PASS_SHARE, NETWORK_SHARE
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.fetch import Batch

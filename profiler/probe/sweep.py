@@ -18,7 +18,6 @@ import numpy as np
 import torch
 
 from hetopt.core.calibration_benchmark import measure_yardstick_s
-from hetopt.core.events.records import DeviceFacts, MemoryCounted, SweepEnded, SweepPoint
 from hetopt.core.memory import TrainingMemory, fit_memory, memory_limit_bytes
 from hetopt.core.run_spec import CompressorProbe, Sweep
 from hetopt.profiler.probe.compressors import time_compressors
@@ -27,6 +26,7 @@ from hetopt.profiler.probe.facts import device_memory_bytes, peak_memory_bytes, 
 from hetopt.profiler.probe.replica import Replica
 from hetopt.profiler.probe.step_memory import count_step
 from hetopt.profiler.probe.timed_step import TimedStep, timed_step
+from hetopt.profiler.records import DeviceFacts, MemoryCounted, SweepEnded, SweepPoint
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.cursor import Indices
 from hetopt.trainer.data.micro_batch import MicroBatch

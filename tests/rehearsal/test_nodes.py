@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from hetopt.api.run import log_files
 from hetopt.backends.emulation.namespaces import host_address
 from hetopt.core.errors import BadInput
-from hetopt.core.run_folder import log_files, write_spec
+from hetopt.core.run_folder import write_spec
 from hetopt.core.run_spec import Node, RunSpec, StopRule, WorkerSpec, first_rank, host_names, workers_on
 from hetopt.trainer.host.agent import torchrun_arguments
 
