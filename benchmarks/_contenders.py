@@ -16,8 +16,7 @@ from benchmarks._siblings import (
     SHORT_CHARACTER_EPOCHS,
     SHORT_CONVNET_EPOCHS,
 )
-from hetopt.core.policy_settings import Settings
-from hetopt.core.run_spec import Compression, RatioPolicyName, RunSpec, StopRule, WorkerSpec
+from hetopt.core.run_spec import Compression, RatioPolicyName, RunSpec, Settings, StopRule, WorkerSpec
 from hetopt.core.scaled_emulation import DeclaredTime, EmulatedHost
 from hetopt.core.synchronization import Synchronization
 

@@ -23,10 +23,9 @@ from typing import Literal, NoReturn
 
 from hetopt.core.artifact import write_atomically
 from hetopt.core.events.log import EVENTS_FILE, Event, parse_events
-from hetopt.core.process_guard import die_with_parent
-from hetopt.core.run_folder import CHECKPOINT_FOLDER, MANIFEST_FILE, write_spec
+from hetopt.core.interruption import die_with_parent
+from hetopt.core.run_folder import CHECKPOINT_FOLDER, MANIFEST_FILE, read_from, write_spec
 from hetopt.core.run_spec import RunSpec
-from hetopt.core.worker_logs import read_from
 from hetopt.trainer import worker
 from hetopt.trainer.host.agent import HOST_PID_VARIABLE, MEETING_VARIABLE, import_everything
 

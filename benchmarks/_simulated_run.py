@@ -18,8 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal, cast, get_args
 
+from hetopt.core.batch_partition import spec_of_living
 from hetopt.core.errors import RunFailed
-from hetopt.core.local_batch_sizes import spec_of_living
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.trainer.elastic.rendezvous import Abandoned, Generation, Member, Patience, Version, meet_again, want, wanted
 

@@ -23,8 +23,7 @@ from benchmarks._outcome import Results, options, publish, quartiles, run_benchm
 from hetopt.cli import render
 from hetopt.cli.watch import EVERY_S, picture
 from hetopt.core.events.fold import RunHistory
-from hetopt.core.events.log import EVENTS_FILE
-from hetopt.core.events.reader import read_log
+from hetopt.core.events.log import EVENTS_FILE, read_log
 from hetopt.core.profile import Profile
 from hetopt.core.run_status import RunState, RunStatus
 from hetopt.optimizer.launch_record import Launch

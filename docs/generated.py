@@ -134,9 +134,9 @@ MARK = re.compile(r"^<!-- (registry|index): (\w+)(.*?) -->\n(?:.*?)^<!-- end -->
 def registries() -> dict[str, Mapping[str, str]]:
     """What there is of each kind of method, in half a sentence each, by name."""
     from hetopt.core.comm.composition import COLLECTIVES, METHODS
-    from hetopt.core.comm.ratio_controllers import CONTROLLERS
+    from hetopt.core.run_rules import CONTROLLERS
     from hetopt.core.run_spec import BATCH_POLICIES
-    from hetopt.core.synchronization_rules import POLICIES
+    from hetopt.core.synchronization import POLICIES
 
     return {
         "batch": BATCH_POLICIES,
@@ -180,7 +180,7 @@ def methods(page: Path) -> str:
 def _facts(kind: str, names: Sequence[str]) -> list[str]:
     """Return what the registry says of these: what compressors go with and weigh, what policies can be told."""
     from hetopt.core.comm.composition import METHODS
-    from hetopt.core.policy_settings import BATCH_SETTINGS, RATIO_SETTINGS
+    from hetopt.core.run_spec import BATCH_SETTINGS, RATIO_SETTINGS
 
     about = registries()[kind]
     if kind == "compressor":

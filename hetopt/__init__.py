@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from hetopt.api.run import Run as Run
     from hetopt.api.run import report as report
     from hetopt.core.errors import HetoptError as HetoptError
+    from hetopt.core.interruption import Reporter as Reporter
     from hetopt.core.profile import Profile as Profile
-    from hetopt.core.reporter import Reporter as Reporter
     from hetopt.optimizer.plan import Plan as Plan
     from hetopt.reports.report import Report as Report
     from hetopt.trainer.ddp.comm_hook import CommState as CommState
@@ -57,7 +57,7 @@ _HOMES = {
     "Profile": "hetopt.core.profile",
     "Rehearsal": "hetopt.backends.options",
     "Report": "hetopt.reports.report",
-    "Reporter": "hetopt.core.reporter",
+    "Reporter": "hetopt.core.interruption",
     "Run": "hetopt.api.run",
     "Ssh": "hetopt.backends.options",
     "Target": "hetopt.trainer.task",

@@ -13,11 +13,10 @@ from hetopt.core.artifact import Artifact, Record, RecordLeavingOut
 from hetopt.core.batch_partition import WorkerTime
 from hetopt.core.errors import BadInput
 from hetopt.core.formatting import chance, cluster, count, duration, usd, vcpus
-from hetopt.core.html_table import html_table
-from hetopt.core.policy_settings import Settings
-from hetopt.core.precision import Precision
+from hetopt.core.memory import Precision
+from hetopt.core.plain_text import html_table
 from hetopt.core.profile import Profile
-from hetopt.core.run_spec import BatchPolicy, Compression, RunSpec, StopRule
+from hetopt.core.run_spec import BatchPolicy, Compression, RunSpec, Settings, StopRule
 from hetopt.core.synchronization import Synchronization
 
 Market = Literal["spot", "on-demand"]

@@ -13,8 +13,8 @@ from contextlib import suppress
 
 from torch.distributed.elastic.multiprocessing import api
 
-from hetopt.core.forks import WORKERS_NEED, ForkServer, NoFork
 from hetopt.trainer.host.agent import fork_from
+from hetopt.trainer.host.forks import WORKERS_NEED, ForkServer, NoFork
 from hetopt.trainer.host.rendezvous import Rendezvous
 from tests import forked_hosts
 

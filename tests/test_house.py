@@ -113,7 +113,7 @@ def test_every_decision_that_is_cited_is_there_and_short() -> None:
 WRITES_COMMAND_LINES = {
     "hetopt/catalogs/build.py": "its own command line",
     "hetopt/api/exactness.py": "the command line of torchrun",
-    "hetopt/core/nodes.py": "the command line of a host's agent",
+    "hetopt/core/run_spec.py": "the command line of a host's agent",
     "hetopt/backends/ssh/gpus.py": "the command line of nvidia-smi",
     "hetopt/backends/ssh/look.py": "the command line of nvidia-smi",
     "hetopt/backends/ssh/receive.py": "the command line of pip",
@@ -188,10 +188,10 @@ def test_the_command_line_is_thin() -> None:
 FOLDER_WORDS = ("folder", "dir", "path", "home", "root", "where", "parent", "bundled", "base")
 
 OURS = {
-    "hetopt/core/provenance.py: git.parent / own": "git wrote it into the checkout that runs",
+    "hetopt/cli/provenance.py: git.parent / own": "git wrote it into the checkout that runs",
     "hetopt/reports/exports.py: Path(folder) / file": "what lies there",
-    "hetopt/core/outputs.py: Path(place) / name": "what lies there",
-    "hetopt/core/names.py: script.with_name(f'{script.stem}_hetopt.py')": "as typed",
+    "hetopt/core/run_folder.py: Path(place) / name": "what lies there",
+    "hetopt/core/plain_text.py: script.with_name(f'{script.stem}_hetopt.py')": "as typed",
     "hetopt/cli/export.py: skypilot.parent / name": "the wheel of this hetopt",
     "hetopt/cli/fetch.py: out.with_name(f'.{out.name}.partial')": "as typed",
     "hetopt/backends/ec2/renter/bundle.py: folder / first": "a module that the person's own code imports",
@@ -211,12 +211,12 @@ OURS = {
     "hetopt/trainer/checkpoints/folder.py: folder / name": "a CheckpointFile",
     "hetopt/trainer/checkpoints/folder.py: self.path(step) / name": "state or rank-N, and a suffix",
     "hetopt/trainer/checkpoints/folder.py: path.with_name(f'.{path.name}.partial')": "the file's own name",
-    "hetopt/core/openmp.py: root.joinpath(*names[:depth])": "of a control group, as the kernel names it, without dots",
+    "hetopt/core/interruption.py: root.joinpath(*names[:depth])": "of a control group, as the kernel names it",
     "hetopt/backends/emulation/cgroups.py: hierarchy.root / name": "made of a process id",
     "hetopt/backends/ec2/node/checkpoints.py: path.parent / newest": "what checkpoint_name let through",
     "hetopt/backends/emulation/iproute.py: _FOLDER / name": "made of a process id",
     "hetopt/api/known_runs.py: folder / name": "one of four constants",
-    "hetopt/core/runs.py: self.home / name": "made of a time and what is left of a label",
+    "hetopt/core/run_folder.py: self.home / name": "made of a time and what is left of a label",
     "hetopt/trainer/standalone_host.py: host_log_folder(run_dir, node.host) / 'run' / attempt": "a number",
     "hetopt/trainer/standalone_host.py: host_log_folder(run_dir, node.host) / 'run' / attempt / str(local_rank)": "two",
     "hetopt/trainer/tasks/cifar.py: folder / layout.folder": "a constant",

@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hetopt.core.conditions import ConditionsReader
+from hetopt.core.batch_partition import first_shares, micro_batch_size
 from hetopt.core.errors import BadInput, RunFailed
-from hetopt.core.local_batch_sizes import first_shares, micro_batch_size
+from hetopt.core.run_folder import ConditionsReader
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.agreement import gather_texts
 from hetopt.trainer.comm.channel import Channel

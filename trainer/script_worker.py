@@ -16,11 +16,9 @@ from pathlib import Path
 
 from hetopt.core.errors import BadInput, HetoptError, RunFailed
 from hetopt.core.events.fold import RunFold
-from hetopt.core.events.log import EVENTS_FILE, EventLog
-from hetopt.core.events.reader import read_log
-from hetopt.core.outputs import OUTPUT_FOLDER, OUTPUT_VARIABLE
-from hetopt.core.process_guard import die_with_parent
-from hetopt.core.run_folder import RUN_VARIABLE, SPEC_VARIABLE, living_file, read_living
+from hetopt.core.events.log import EVENTS_FILE, EventLog, read_log
+from hetopt.core.interruption import die_with_parent
+from hetopt.core.run_folder import OUTPUT_FOLDER, OUTPUT_VARIABLE, RUN_VARIABLE, SPEC_VARIABLE, living_file, read_living
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.search_path import run_script
 from hetopt.trainer.allocator import keep_freed_memory

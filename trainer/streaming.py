@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from hetopt.core.events.log import EVENTS_FILE, EventLog
-from hetopt.core.stream import Stream
+from hetopt.core.run_spec import Stream
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.cursor import Indices
 from hetopt.trainer.data.fetch import MapDataset, fetch

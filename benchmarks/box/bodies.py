@@ -24,7 +24,7 @@ from moto.s3.models import s3_backends
 from hetopt.backends.ec2.node.agent import PLACE_WITHIN_S, REPLACED_WITHIN_S
 from hetopt.backends.ec2.protocol import Lease
 from hetopt.backends.ec2.renewal import Allowance, AskPrices
-from hetopt.core.bucket_traffic import HEARTBEAT_S
+from hetopt.core.budget_law import HEARTBEAT_S
 
 TAKEN = ("Server.SpotInstanceTermination", "Server.SpotInstanceTermination: Spot instance termination")
 BY_ITSELF = ("Client.InstanceInitiatedShutdown", "Client.InstanceInitiatedShutdown: Instance initiated shutdown")

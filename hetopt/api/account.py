@@ -23,10 +23,10 @@ from hetopt.backends.ec2.renter.ordering import PROFILE_NAME, Orders, region_of
 from hetopt.backends.ec2.renter.request import Edge
 from hetopt.backends.options import Ec2
 from hetopt.core.errors import BadInput, CloudRefused
-from hetopt.core.extras import install_command
 from hetopt.core.option import names
 from hetopt.core.paths import REGION_PATTERN, ROLE_PATTERN, inside, is_name, run_name, shown
-from hetopt.core.runs import runs_home
+from hetopt.core.run_folder import runs_home
+from hetopt.core.search_path import install_command
 from hetopt.optimizer.cost.billing import load_billing
 from hetopt.optimizer.market.account_quotas import account_quotas_file, keep_quotas
 from hetopt.optimizer.market.catalog import load_catalog

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from hetopt.backends.options import Ec2, Local, Machines, Rehearsal, Ssh
 from hetopt.core.errors import BadInput, setting
+from hetopt.core.interruption import Reporter
 from hetopt.core.option import options_of
-from hetopt.core.reporter import Reporter
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 
 __all__ = [
@@ -52,7 +52,7 @@ def _ssh(reporter: Reporter) -> Backend:
 
 def _ec2(reporter: Reporter) -> Backend:
     from hetopt.backends.ec2.renter.backend import Ec2Backend
-    from hetopt.core.runs import runs_home
+    from hetopt.core.run_folder import runs_home
 
     return Ec2Backend(home=runs_home().parent, tell=reporter.note)
 

@@ -22,7 +22,7 @@ from hetopt.optimizer.market.public_prices import PublicFeeds
 from hetopt.optimizer.market.region_cities import unknown_region
 
 if TYPE_CHECKING:
-    from hetopt.core.reporter import Reporter
+    from hetopt.core.interruption import Reporter
     from hetopt.optimizer.market.catalog_refresh import PublicPrices, Refreshed
 
 ALL = "all"

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from hetopt.api.options import Changes
-from hetopt.core.comm.checked import checked
 from hetopt.core.comm.composition import AUTO, METHODS, why_not_controlled
 from hetopt.core.comm.compression_text import IDENTITY
-from hetopt.core.comm.ratio_controllers import check_ratio_controller
 from hetopt.core.errors import BadInput, setting
+from hetopt.core.run_rules import check_ratio_controller, checked, why_not_local, why_not_settling
 from hetopt.core.run_spec import WEIGHS_WAYS, Compression, RunSpec
 from hetopt.core.synchronization import Synchronization
-from hetopt.core.synchronization_rules import why_not_local, why_not_settling
 from hetopt.optimizer.launch_record import Place
 from hetopt.optimizer.plan import Plan
 from hetopt.optimizer.step_time.local_steps import communication

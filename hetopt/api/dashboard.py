@@ -21,7 +21,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from hetopt.api.known_runs import KnownRuns
 from hetopt.core.errors import BadInput, HetoptError
 from hetopt.core.listening import is_loopback
-from hetopt.core.runs import runs_home
+from hetopt.core.run_folder import runs_home
 from hetopt.reports import cursor, dashboard
 from hetopt.reports.dashboard import MOST_COMPARED, NOT_READ
 from hetopt.reports.scalars import CONTENT_TYPE

@@ -15,10 +15,10 @@ from hetopt.api.options import Described
 from hetopt.api.planning import compared_regions, search_options, tell_price_ages
 from hetopt.core.errors import BadInput, NoFeasiblePlan
 from hetopt.core.formatting import bytes_
+from hetopt.core.interruption import Reporter
 from hetopt.core.memory import TrainingMemory
 from hetopt.core.option import takes
-from hetopt.core.reading import read_json
-from hetopt.core.reporter import Reporter
+from hetopt.core.paths import read_json
 from hetopt.optimizer.described_profile import described_profile, training_memory
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.catalog_choice import ANY_REGION

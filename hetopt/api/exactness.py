@@ -17,11 +17,11 @@ from hetopt.api.script_text import read_script
 from hetopt.core import formatting
 from hetopt.core.artifact import write_atomically
 from hetopt.core.errors import BadInput, HetoptError, RunFailed
+from hetopt.core.interruption import Reporter
 from hetopt.core.paths import inside
 from hetopt.core.plain_text import one_line
-from hetopt.core.reporter import Reporter
+from hetopt.core.run_folder import home
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
-from hetopt.core.runs import home
 
 EXACT = 1e-5
 """Largest relative difference of a learning rate that is the same."""

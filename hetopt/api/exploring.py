@@ -27,16 +27,15 @@ from hetopt.backends.processes import LocalLauncher
 from hetopt.backends.ssh.backend import SshProbes, ready
 from hetopt.backends.ssh.inventory import Inventory
 from hetopt.core import formatting
-from hetopt.core.commands import typed
 from hetopt.core.errors import BadInput, BudgetStop, CloudRefused, RunFailed
 from hetopt.core.events.fold import RunFold
-from hetopt.core.events.log import EVENTS_FILE
-from hetopt.core.events.reader import read_log
-from hetopt.core.extras import install_command
+from hetopt.core.events.log import EVENTS_FILE, read_log
 from hetopt.core.hosts import read_hosts
+from hetopt.core.interruption import Reporter
+from hetopt.core.plain_text import typed
 from hetopt.core.profile import LOCAL, Profile, Provisioned
-from hetopt.core.reporter import Reporter
-from hetopt.core.runs import RunFolders, runs_home
+from hetopt.core.run_folder import RunFolders, runs_home
+from hetopt.core.search_path import install_command
 from hetopt.core.step_samples import Configuration, StepSample
 from hetopt.optimizer.cost.billing import load_billing
 from hetopt.optimizer.exploring import Exploration, Measured, Stopped

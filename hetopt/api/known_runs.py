@@ -10,10 +10,8 @@ from pathlib import Path
 
 from hetopt.api.run import Run
 from hetopt.core.errors import BadInput, HetoptError
-from hetopt.core.events.decisions import DECISIONS_FILE
-from hetopt.core.events.log import EVENTS_FILE
-from hetopt.core.run_folder import STOP_FILE
-from hetopt.core.runs import RunFolders
+from hetopt.core.events.log import DECISIONS_FILE, EVENTS_FILE
+from hetopt.core.run_folder import STOP_FILE, RunFolders
 from hetopt.optimizer.launch_record import LAUNCH_FILE
 from hetopt.reports.dashboard import NOT_READ
 from hetopt.reports.live_run import LiveRun, RunSummary

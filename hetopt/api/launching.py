@@ -14,14 +14,13 @@ from hetopt.api.run import Run
 from hetopt.api.script_text import lost_files, read_script, resumes, trains_on_several_workers
 from hetopt.api.streams import on_stream, waiting
 from hetopt.core.comm.composition import METHODS
-from hetopt.core.commands import typed
 from hetopt.core.errors import BadInput
-from hetopt.core.names import converted_script, known, typed_script
+from hetopt.core.interruption import Reporter
 from hetopt.core.option import changed, options_of, takes
-from hetopt.core.reporter import Reporter
+from hetopt.core.plain_text import converted_script, known, typed, typed_script
+from hetopt.core.run_folder import RunFolders, runs_home
+from hetopt.core.run_rules import check_batch, check_for_script, left_to_script
 from hetopt.core.run_spec import BATCH_POLICIES, DATA_PLACE, RunSpec
-from hetopt.core.runs import RunFolders, runs_home
-from hetopt.core.script_rules import check_batch, check_for_script, left_to_script
 from hetopt.optimizer.launch_record import Place
 from hetopt.optimizer.plan import Plan
 

@@ -17,7 +17,7 @@ from hetopt.backends.ec2.renter.request import Edge
 from hetopt.backends.emulation import namespaces
 from hetopt.backends.emulation.namespaces import FoundNetwork
 from hetopt.core.errors import CloudRefused, RunFailed
-from hetopt.core.runs import RunFolders, runs_home
+from hetopt.core.run_folder import RunFolders, runs_home
 
 _FIRST_REGION = "us-east-1"
 """Which is asked for the others; every account has it."""

@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from hetopt.backends.options import Ec2, Local, Rehearsal, Ssh, ids, path
 from hetopt.core.errors import BadInput
-from hetopt.core.names import known
+from hetopt.core.grammar import DURATION, FRACTION, NUMBER, PERCENT, quantity
 from hetopt.core.option import Option, Options, duration_s, names, options, positive, size_bytes, within
-from hetopt.core.quantities import DURATION, FRACTION, NUMBER, PERCENT, quantity
+from hetopt.core.plain_text import known
 
 if TYPE_CHECKING:
     import optuna
 
     from hetopt.api.streams import StreamWish
-    from hetopt.core.policy_settings import Settings
-    from hetopt.core.precision import Precision
-    from hetopt.core.run_spec import Compression
+    from hetopt.core.memory import Precision
+    from hetopt.core.run_spec import Compression, Settings
     from hetopt.core.synchronization import Injection, Partition, Synchronization
 
     Policy = tuple[str, Settings]
@@ -51,15 +50,14 @@ def read_by(parse: Callable[[str], Any]) -> Callable[[Any, str], Any]:
 
 
 def _batch_policy(text: str) -> Policy:
-    from hetopt.core.policy_settings import BATCH_SETTINGS, parse_policy
-    from hetopt.core.run_spec import BATCH_POLICIES
+    from hetopt.core.run_spec import BATCH_POLICIES, BATCH_SETTINGS, parse_policy
 
     return parse_policy(text, BATCH_POLICIES, BATCH_SETTINGS, "`batch_policy`", "batch policy")
 
 
 def _ratio_policy(text: str) -> Policy:
-    from hetopt.core.comm.ratio_controllers import CONTROLLERS
-    from hetopt.core.policy_settings import RATIO_SETTINGS, parse_policy
+    from hetopt.core.run_rules import CONTROLLERS
+    from hetopt.core.run_spec import RATIO_SETTINGS, parse_policy
 
     return parse_policy(text, CONTROLLERS, RATIO_SETTINGS, "`ratio_policy`", "ratio policy")
 
@@ -77,19 +75,19 @@ def _collective(text: str) -> str:
 
 
 def _sync(text: str) -> Synchronization:
-    from hetopt.core.synchronization_text import parse_sync
+    from hetopt.core.synchronization import parse_sync
 
     return parse_sync(text)
 
 
 def _partition(text: str) -> Partition:
-    from hetopt.core.synchronization_text import parse_partition
+    from hetopt.core.synchronization import parse_partition
 
     return parse_partition(text)
 
 
 def _inject(text: str) -> Injection:
-    from hetopt.core.synchronization_text import parse_injection
+    from hetopt.core.synchronization import parse_injection
 
     return parse_injection(text)
 
@@ -153,7 +151,7 @@ def study(given: Path | str | optuna.Study, name: str) -> Path | optuna.Study:
     Raises:
         BadInput: it holds something else, or cannot be read or made.
     """
-    from hetopt.core.reading import opened_file
+    from hetopt.core.paths import opened_file
 
     if not isinstance(given, Path | str):
         return given
@@ -259,7 +257,7 @@ class Changes(Options):
         Option(
             help="Who decides how much is sent: fixed, warm_up, accordion, gravac, threshold, scan or auto; with "
             "settings as in 'gravac(window=50, eps=0.7)'. Default: the plan's, or fixed with a named compression.",
-            names=("hetopt.core.comm.ratio_controllers:CONTROLLERS",),
+            names=("hetopt.core.run_rules:CONTROLLERS",),
             read=read_by(_ratio_policy),
         ),
     ] = None
@@ -312,7 +310,7 @@ class Changes(Options):
         Option(
             help="Local, rehearsal: compute in fp32, tf32, bf16 or fp16, where the profile has steps in it. Default: "
             "the plan's.",
-            names=("hetopt.core.precision:Precision",),
+            names=("hetopt.core.memory:Precision",),
         ),
     ] = None
     steps: Annotated[
@@ -485,7 +483,7 @@ class Search(Sought):
         str,
         Option(
             help="What workers compute in: fp32, tf32, bf16, fp16, or auto: the best that the profile has steps of.",
-            names=("auto", "hetopt.core.precision:Precision"),
+            names=("auto", "hetopt.core.memory:Precision"),
         ),
     ] = "auto"
     compression: Annotated[
@@ -656,7 +654,7 @@ class Measurement(Options):
         Option(
             help="Of a task, also measure tf32, bf16 or fp16 beside fp32, or 'auto': all that the machine has. "
             "Default: auto on GPUs, fp32 alone on CPUs.",
-            names=("auto", "hetopt.core.precision:Precision"),
+            names=("auto", "hetopt.core.memory:Precision"),
         ),
     ] = None
 

@@ -14,13 +14,12 @@ from hetopt.api.options import Search, Sought
 from hetopt.api.sample_remarks import contradictions
 from hetopt.core.artifact import kind_in
 from hetopt.core.errors import BadInput, setting
-from hetopt.core.grammar import arguments
+from hetopt.core.grammar import NUMBER, arguments, quantity
 from hetopt.core.hosts import read_hosts
+from hetopt.core.interruption import Reporter
 from hetopt.core.option import options_of, takes
 from hetopt.core.profile import Profile
-from hetopt.core.quantities import NUMBER, quantity
-from hetopt.core.reporter import Reporter
-from hetopt.core.script_rules import check_for_script
+from hetopt.core.run_rules import check_for_script
 from hetopt.core.step_samples import StepSamples
 from hetopt.optimizer.cost.observed_preemptions import ObservedPreemptions, observed_file
 from hetopt.optimizer.market.account_quotas import AccountQuotas, account_quotas_file

@@ -17,20 +17,19 @@ from hetopt.core.comm.compression_text import spell
 from hetopt.core.comm.options import timed_as, tried_ways, whole_ways
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.events.log import EVENTS_FILE, read_events
-from hetopt.core.extras import install_command
-from hetopt.core.names import typed_script
-from hetopt.core.openmp import usable_processors
+from hetopt.core.interruption import Reporter, usable_processors
+from hetopt.core.memory import Precision
 from hetopt.core.option import takes
-from hetopt.core.precision import Precision
-from hetopt.core.probe_schedule import ProbeSchedule, make_schedule
+from hetopt.core.plain_text import typed_script
 from hetopt.core.profile import LOCAL, Profile
-from hetopt.core.reporter import Reporter
-from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
+from hetopt.core.run_spec import ProbeSchedule, RunSpec, StopRule, WorkerSpec
+from hetopt.core.search_path import install_command
 from hetopt.core.step_samples import StepSample
-from hetopt.core.synchronization_text import parse_sync, spell_sync
+from hetopt.core.synchronization import parse_sync, spell_sync
 from hetopt.core.task_reference import check_data_folder, check_found
 from hetopt.profiler.collect import collect, refusals
 from hetopt.profiler.progress import progress
+from hetopt.profiler.schedule import make_schedule
 
 if TYPE_CHECKING:
     from hetopt.trainer.check import Finding

@@ -24,24 +24,16 @@ from hetopt.backends.backend import POLL_S
 from hetopt.core.artifact import read_record
 from hetopt.core.errors import BadInput, HetoptError, RunFailed
 from hetopt.core.events.log import EVENTS_FILE, read_events
-from hetopt.core.events.probe_records import FINISHED, HOST_FACTS, JOB_FACTS, STARTED
+from hetopt.core.interruption import THREADS_VARIABLE, Reporter, openmp_environment, usable_processors
 from hetopt.core.listening import LOOPBACK, collectives_on
-from hetopt.core.openmp import THREADS_VARIABLE, openmp_environment, usable_processors
 from hetopt.core.paths import inside, temporary_folder
 from hetopt.core.plain_text import one_line
-from hetopt.core.probe_schedule import (
-    NETWORK_SHARE,
-    PILOT_SHARE,
-    SWEEP_SHARE,
-    CompressorProbe,
-    NetworkProbe,
-    ProbeSchedule,
-    Sweep,
-)
 from hetopt.core.profile import Profile
-from hetopt.core.reporter import Reporter
+from hetopt.core.run_spec import CompressorProbe, NetworkProbe, ProbeSchedule, Sweep
 from hetopt.core.search_path import INSTALLED_ONLY
 from hetopt.profiler.collect import collect
+from hetopt.profiler.records import FINISHED, HOST_FACTS, JOB_FACTS, STARTED
+from hetopt.profiler.schedule import NETWORK_SHARE, PILOT_SHARE, SWEEP_SHARE
 from hetopt.profiler.script.order import FAILED_FILE, ORDER_FILE, SAID_FILE, Failure, ScriptOrder, Watch
 
 STARTUP_S = 600.0

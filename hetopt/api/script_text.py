@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 
 from hetopt.core.errors import BadInput
-from hetopt.core.outputs import OUTPUT_VARIABLE
-from hetopt.core.reading import read_text
+from hetopt.core.paths import read_text
+from hetopt.core.run_folder import OUTPUT_VARIABLE
 from hetopt.core.search_path import code_folder
 
 PLACES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")

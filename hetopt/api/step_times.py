@@ -9,7 +9,7 @@ from pathlib import Path
 from hetopt.api.catalogs import in_use
 from hetopt.core.artifact import kind_in
 from hetopt.core.errors import BadInput
-from hetopt.core.names import known
+from hetopt.core.plain_text import known
 from hetopt.core.profile import Profile
 from hetopt.core.step_samples import Configuration, StepSamples
 from hetopt.optimizer.fit import fit

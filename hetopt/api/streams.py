@@ -7,17 +7,18 @@ redis(redis://10.0.0.5:6379/0, key=cam)  streams cam:0, cam:1, ... of a broker
 
 from __future__ import annotations
 
+import math
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
 from pydantic import ValidationError
 
+from hetopt.core.artifact import faults
 from hetopt.core.errors import BadInput
-from hetopt.core.faults import faults
-from hetopt.core.grammar import call, fields, split
-from hetopt.core.quantities import DURATION, NUMBER, quantity
-from hetopt.core.run_spec import BatchPolicy, RunSpec
-from hetopt.core.stream import Stream, draw_rates, scaled
+from hetopt.core.grammar import DURATION, NUMBER, call, fields, quantity, split
+from hetopt.core.run_spec import BatchPolicy, RunSpec, Stream
 from hetopt.optimizer.plan import Prediction, Range
 
 _EXAMPLE = "for example `stream=replay(uniform=38/24)` or `stream=redis(redis://127.0.0.1:6379/0)`"
@@ -187,3 +188,30 @@ def _numbers(text: str, count: int | None) -> tuple[float, ...]:
         wanted = {None: "positive numbers", 1: "a positive number", 2: "a mean and a standard deviation"}[count]
         raise BadInput(f"`stream` needs {wanted}, got {text!r}.", hint=_EXAMPLE)
     return numbers
+
+
+_LEAST_PART = 0.125
+"""Of the mean rate: what a stream has at least, whatever was drawn; as the paper's least batch, 8, is of its 64."""
+
+
+def draw_rates(
+    distribution: Literal["uniform", "normal"], mean: float, deviation: float, *, workers: int, seed: int
+) -> tuple[float, ...]:
+    """Rates of the workers' streams, samples/s: drawn by mean and standard deviation, and never below 1/8 of the mean.
+
+    The published distributions reach below zero (uniform 38/24 from -3.6), where no stream is.
+    """
+    generator = random.Random(f"{distribution} {mean} {deviation} {seed}")
+    half_width = deviation * math.sqrt(3)
+    drawn = [
+        generator.uniform(mean - half_width, mean + half_width)
+        if distribution == "uniform"
+        else generator.gauss(mean, deviation)
+        for _ in range(workers)
+    ]
+    return tuple(round(max(_LEAST_PART * mean, rate), 6) for rate in drawn)
+
+
+def scaled(rates_per_s: Sequence[float], factor: float) -> tuple[float, ...]:
+    """The same streams, all of them faster by a factor."""
+    return tuple(rate * factor for rate in rates_per_s)

@@ -27,7 +27,7 @@ def slowdowns(given: Sequence[float] | str, name: str) -> tuple[float, ...]:
         BadInput: one of them is none.
     """
     from hetopt.core.grammar import numbers
-    from hetopt.core.reading import shortened
+    from hetopt.core.paths import shortened
 
     if isinstance(given, Real):
         raise BadInput(
@@ -112,7 +112,7 @@ def text_of(given: Path | str, name: str) -> str:
     Raises:
         BadInput: the file cannot be read.
     """
-    from hetopt.core.reading import read_text
+    from hetopt.core.paths import read_text
 
     return given if isinstance(given, str) else read_text(given, hint=f"name a text file as `{name}`")
 

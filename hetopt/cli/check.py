@@ -29,7 +29,7 @@ def check(
       hetopt check mine.py:task
     """
     from hetopt.core.errors import BadInput
-    from hetopt.core.names import typed_script
+    from hetopt.core.plain_text import typed_script
 
     name, *own_arguments = typed_script((task, *(arguments or ())))
     is_script = Path(name).suffix == ".py"

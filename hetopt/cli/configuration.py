@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 from hetopt.core.errors import BadInput
 from hetopt.core.grammar import written
-from hetopt.core.names import known, meant
 from hetopt.core.paths import expanded, inside
+from hetopt.core.plain_text import known, meant
 
 if TYPE_CHECKING:
     from typer._click import Command, Parameter
@@ -199,8 +199,8 @@ def _is_there(file: Path, *, hint: str) -> bool:
 def _read(file: Path) -> dict[str, Any]:
     import tomllib
 
+    from hetopt.core.paths import read_text
     from hetopt.core.plain_text import fault_of, texts_in
-    from hetopt.core.reading import read_text
 
     hint = "correct the file, or move it away"
     try:

@@ -37,7 +37,7 @@ def convert(
     from hetopt.api.converting import FOUR_LINES, NotPlain
     from hetopt.api.exactness import check_script
     from hetopt.cli import parse, render, terminal
-    from hetopt.core.names import converted_script, typed_script
+    from hetopt.core.plain_text import converted_script, typed_script
 
     name, *own_arguments = typed_script((str(script), *(arguments or ())))
     script = Path(name)

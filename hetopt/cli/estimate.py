@@ -34,7 +34,7 @@ def estimate(
     """
     import hetopt
     from hetopt.cli import parse, render
-    from hetopt.core.reporter import Reporter
+    from hetopt.core.interruption import Reporter
 
     parse.ready_to_write(output, force=force, replaces="plan")
     told = hetopt.estimate(reporter=Reporter(note=render.note), **typed)
@@ -70,7 +70,7 @@ def _show(told: Estimate, plan_file: Path | None) -> None:
     """At most 22 lines of 80 columns: what was counted, the ways to go, what it rests on, and the next command."""
     from hetopt.cli import render
     from hetopt.core import formatting
-    from hetopt.core.commands import typed
+    from hetopt.core.plain_text import typed
     from hetopt.reports.document import Line, Remarks
     from hetopt.reports.plan_document import choices, limits_of
 

@@ -93,7 +93,7 @@ def launch(
     from hetopt.api.rental import rental_of, unfollowed
     from hetopt.cli import confirm, follow, launch_document, render
     from hetopt.core.errors import BadInput
-    from hetopt.core.reporter import Reporter
+    from hetopt.core.interruption import Reporter
 
     if plan is None and resume is None:
         raise BadInput("no plan was named.", hint="make one with `hetopt recommend PROFILE --budget USD -o plan.json`")

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 from hetopt.cli import render, terminal
 from hetopt.core import formatting
 from hetopt.core.comm.compression_text import spell_options
-from hetopt.core.policy_settings import spell_policy
 from hetopt.core.run_folder import checkpoint_step
-from hetopt.core.run_spec import Compression, RunSpec, WorkerSpec
+from hetopt.core.run_spec import Compression, RunSpec, WorkerSpec, spell_policy
 from hetopt.core.scaled_emulation import EmulatedHost, ScaledEmulation
-from hetopt.core.synchronization_text import spell_partition
+from hetopt.core.synchronization import spell_partition
 from hetopt.reports.document import Block, Facts, Heading, Line, Remarks, Table, columns
 
 if TYPE_CHECKING:

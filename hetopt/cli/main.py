@@ -108,7 +108,7 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from hetopt.core.provenance import full_version
+        from hetopt.cli.provenance import full_version
 
         typer.echo(f"hetopt {full_version()}")
         raise typer.Exit

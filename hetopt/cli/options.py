@@ -30,7 +30,7 @@ def one_of(*names: str) -> Callable[[str], list[str]]:
 def runs(incomplete: str) -> list[str]:
     """Complete the names of runs, the newest first."""
     from hetopt.core.errors import BadInput
-    from hetopt.core.runs import RunFolders, runs_home
+    from hetopt.core.run_folder import RunFolders, runs_home
 
     try:
         return [run.name for run in reversed(RunFolders(home=runs_home()).all()) if incomplete in run.name]

@@ -10,8 +10,8 @@ from pathlib import Path
 import typer
 
 from hetopt.core.artifact import kind_in, write_atomically
-from hetopt.core.commands import typed
 from hetopt.core.errors import BadInput
+from hetopt.core.plain_text import typed
 
 
 def is_attended() -> bool:

@@ -83,7 +83,7 @@ def profile(
 
 def _show(measured: Profile, output: Path | None, inventory: Path | None, *, as_json: bool) -> None:
     from hetopt.cli import render, terminal
-    from hetopt.core.commands import typed
+    from hetopt.core.plain_text import typed
     from hetopt.reports import profile_document
 
     if as_json:

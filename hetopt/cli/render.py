@@ -21,8 +21,8 @@ from rich.text import Text
 
 from hetopt.cli import terminal
 from hetopt.cli.flags import in_flags
-from hetopt.core.reading import shortened
-from hetopt.core.reporter import PIECES, Reporter
+from hetopt.core.interruption import PIECES, Reporter
+from hetopt.core.paths import shortened
 from hetopt.reports.document import Block, Line, Remarks, Style
 from hetopt.reports.text import BAR, bar, lines, phrases, shown
 

@@ -96,7 +96,7 @@ def facts(
     folder: Path, state: RunStatus, launch: Launch | None, progress: RunFold, happened: Iterable[Happening]
 ) -> dict[str, Any]:
     """Return the status of a run."""
-    from hetopt.core.conditions import ConditionsReader
+    from hetopt.core.run_folder import ConditionsReader
     from hetopt.core.run_status import end_reason
     from hetopt.reports.report import worker_reports
     from hetopt.reports.run_words import pause

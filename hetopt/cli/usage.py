@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from hetopt.core.errors import BadInput
-from hetopt.core.names import unknown
+from hetopt.core.plain_text import unknown
 
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """What typer raises for all of that; it has no public name of its own."""

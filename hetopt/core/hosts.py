@@ -25,9 +25,8 @@ from pydantic_core import PydanticCustomError
 
 from hetopt.core.artifact import Record, validated
 from hetopt.core.errors import BadInput
-from hetopt.core.names import known
-from hetopt.core.paths import HOST_PATTERN, host_name, shown
-from hetopt.core.reading import read_text
+from hetopt.core.paths import HOST_PATTERN, host_name, read_text, shown
+from hetopt.core.plain_text import known
 
 CPU = "cpu"
 """The device of a host that computes on its processors."""
@@ -52,7 +51,7 @@ _MINUTES = 24 * 60
 
 
 def _must_be(what: str) -> PydanticCustomError:
-    """Return a fault that is worded as those of pydantic's own types (`hetopt.core.faults`)."""
+    """Return a fault that is worded as those of pydantic's own types (`hetopt.core.artifact`)."""
     return PydanticCustomError("host", "Input should be {what}", {"what": what})
 
 

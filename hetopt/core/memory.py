@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt
@@ -74,7 +74,7 @@ class TrainingMemory(Record):
 
         Args:
             samples: of a micro-batch.
-            exchange: see `hetopt.core.comm.exchange_memory`.
+            exchange: see `hetopt.optimizer.step_time.device_memory`.
         """
         step = max(self._along("computing_bytes", samples), self._along("updating_bytes", samples))
         exchanging = exchange.taken_bytes + self.fresh_bytes if exchange.taken_bytes else 0
@@ -128,21 +128,6 @@ def _slope(sizes: Sequence[int], counted: Sequence[float]) -> float:
     return max(0.0, sum((one - size) * (told - bytes_) for one, told in zip(sizes, counted, strict=True)) / spread)
 
 
-def joined(counts: Sequence[TrainingMemory]) -> TrainingMemory:
-    """Counts of one job at several micro-batches as one; of two at one size the larger."""
-    steps: dict[int, StepMemory] = {}
-    for step in (step for one in counts for step in one.steps):
-        known = steps.get(step.samples, step)
-        steps[step.samples] = StepMemory(
-            samples=step.samples,
-            computing_bytes=max(step.computing_bytes, known.computing_bytes),
-            updating_bytes=max(step.updating_bytes, known.updating_bytes),
-        )
-    figures = TrainingMemory.model_fields.keys() - {"steps"}
-    largest = {name: max(getattr(one, name) for one in counts) for name in figures}
-    return TrainingMemory(**largest, steps=tuple(steps[samples] for samples in sorted(steps)))
-
-
 @dataclass(frozen=True, kw_only=True)
 class MemoryLine:
     """``peak_bytes = fixed_bytes + per_sample_bytes * local_batch_size``."""
@@ -184,3 +169,8 @@ def memory_limit_bytes(total_bytes: int, *, workers: int, fraction: float) -> in
     if total_bytes < 1 or workers < 1 or not 0 < fraction <= 1:
         raise ValueError("a limit needs memory, workers and a fraction in (0, 1]")
     return max(1, int(total_bytes * fraction) // workers)
+
+
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+"""``fp32`` is torch's default, ``tf32`` its switch for products on NVIDIA's Ampere and later, ``bf16`` and ``fp16`` its
+autocast, the latter with a loss scale."""

@@ -27,8 +27,8 @@ from numbers import Real
 from typing import Any, TypeVar, dataclass_transform, get_args, get_type_hints
 
 from hetopt.core.errors import BadInput, setting
-from hetopt.core.names import known
-from hetopt.core.quantities import COUNT, DURATION, MONEY, NUMBER, SIZE, quantity
+from hetopt.core.grammar import COUNT, DURATION, MONEY, NUMBER, SIZE, quantity
+from hetopt.core.plain_text import known
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 AnyNumber = TypeVar("AnyNumber", int, float)

@@ -18,9 +18,8 @@ from pydantic import (
 )
 
 from hetopt.core.artifact import Artifact, Record, RecordLeavingOut, Told
-from hetopt.core.html_table import html_table
-from hetopt.core.memory import TrainingMemory
-from hetopt.core.precision import Precision
+from hetopt.core.memory import Precision, TrainingMemory
+from hetopt.core.plain_text import html_table
 from hetopt.core.step_samples import ModelKind, StepSample
 
 Collective = Literal["all_reduce", "all_gather", "broadcast"]

@@ -15,7 +15,7 @@ from itertools import groupby
 from pathlib import Path
 
 from hetopt.core import formatting
-from hetopt.core.reading import opened_file
+from hetopt.core.paths import opened_file
 from hetopt.reports.document import (
     Block,
     Cell,

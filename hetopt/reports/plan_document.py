@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from hetopt.core import formatting
-from hetopt.core.commands import typed
-from hetopt.core.names import converted_script
+from hetopt.core.plain_text import converted_script, typed
 from hetopt.optimizer.plan import Candidate, Choice, Goal, Group, Plan, Range
 from hetopt.optimizer.search.objective import NEAR
 from hetopt.optimizer.step_time.device_memory import ACCELERATOR_CONTEXT_BYTES, HOST_MEMORY_BYTES, MEMORY_FRACTION

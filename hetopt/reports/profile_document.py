@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hetopt.core import formatting
-from hetopt.core.comm.network_fit import FASTEST_BYTES_PER_S
-from hetopt.core.gradient_noise import Moments, noise_scale
+from hetopt.core.calibration_benchmark import Timing, summarize
+from hetopt.core.comm.cost import FASTEST_BYTES_PER_S
+from hetopt.core.learning_rate import Moments, noise_scale
 from hetopt.core.profile import Device, Link, Pilot, Profile, StepTime
-from hetopt.core.throughput import Timing, summarize
 from hetopt.reports.document import Block, Heading, Line, Remarks, Table, columns
 
 WORTH_SAYING = 1.15

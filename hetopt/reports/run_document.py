@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from hetopt.core import formatting
-from hetopt.core.comm.way_text import way_in_words
+from hetopt.core.comm.compression_text import way_in_words
 from hetopt.optimizer.launch_record import Launch
 from hetopt.reports import bars
 from hetopt.reports.chart import Axes, ticks

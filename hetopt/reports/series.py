@@ -13,10 +13,9 @@ import numpy.typing as npt
 from pydantic import Field
 
 from hetopt.core.artifact import Record, Told
-from hetopt.core.comm.way_text import way_in_words
+from hetopt.core.comm.compression_text import way_in_words
 from hetopt.core.events.fold import RunHistory, matrix
-from hetopt.core.events.parts import SyncTold
-from hetopt.core.events.records import Evaluated
+from hetopt.core.events.records import Evaluated, SyncTold
 
 Column: TypeAlias = npt.NDArray[np.float64]
 """[rows], or [rows, workers]."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hetopt.core import formatting
-from hetopt.core.comm.way_text import way_in_words
+from hetopt.core.comm.compression_text import way_in_words
 from hetopt.reports.document import Block, Drawing, Line, Remarks, Table, columns
 from hetopt.reports.live_run import LiveRun
 from hetopt.reports.report import WorkerReport

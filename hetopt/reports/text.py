@@ -7,8 +7,8 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
 
+from hetopt.core.interruption import PIECES
 from hetopt.core.plain_text import escaped, without_colours
-from hetopt.core.reporter import PIECES
 from hetopt.reports.document import Block, Cell, Column, Drawing, Facts, Figure, Heading, Html, Line, Remarks, Table
 
 LONGEST_WORD = 12

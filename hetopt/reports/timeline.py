@@ -11,7 +11,6 @@ from pydantic import Field, NonNegativeInt
 
 from hetopt.core import formatting
 from hetopt.core.artifact import Record, Told
-from hetopt.core.events.decisions import gain_in_words
 from hetopt.core.events.fold import RunHistory
 from hetopt.core.events.records import (
     AuditDiffers,
@@ -32,6 +31,7 @@ from hetopt.core.events.records import (
     WorkerLost,
     WorkersChanged,
 )
+from hetopt.core.formatting import gain_in_words
 
 AT_ONCE_S = 0.5
 """Changes of conditions that follow each other so closely were asked for together."""

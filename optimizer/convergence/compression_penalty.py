@@ -18,7 +18,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hetopt.core.compression_slowdown import COEFFICIENT, COEFFICIENT_SD, LEAST_GAIN, least_gain
+from hetopt.core.compression_slowdown import COEFFICIENT, COEFFICIENT_SD, LEAST_GAIN
 from hetopt.optimizer.convergence.steps_law import Z90
 
 Array = NDArray[np.float64]
@@ -191,3 +191,12 @@ def fit_penalty(pilots: Sequence[CompressedPilot]) -> CompressionPenalty:
 def _distance(gain: ArrayLike) -> Array:
     """How far what is held back has left the model behind, in steps."""
     return np.sqrt(1 / np.asarray(gain, dtype=np.float64) - 1)
+
+
+def least_gain(inflation: float, coefficient: float) -> float:
+    """The gain at which `step_inflation` is ``inflation``: less gain costs more. 1 where nothing may be lost."""
+    if not inflation >= 1:
+        raise ValueError(f"steps are never fewer than without compression: {inflation}")
+    if coefficient == 0:
+        return LEAST_GAIN
+    return max(LEAST_GAIN, 1 / (1 + ((inflation - 1) / coefficient) ** 2))

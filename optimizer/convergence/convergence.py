@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import LearningRateRule, NoiseSample, Pilot, Profile
-from hetopt.core.synchronization_text import parse_sync
+from hetopt.core.synchronization import parse_sync
 from hetopt.optimizer.convergence.averaged_law import AveragedLaw
 from hetopt.optimizer.convergence.compression_penalty import (
     OPEN_GATE,

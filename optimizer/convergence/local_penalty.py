@@ -21,8 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hetopt.core.errors import setting
-from hetopt.core.synchronization import Synchronization
-from hetopt.core.synchronization_text import spell_sync
+from hetopt.core.synchronization import Synchronization, spell_sync
 from hetopt.optimizer.convergence.compression_penalty import BesideDense, Penalty
 
 Array = NDArray[np.float64]

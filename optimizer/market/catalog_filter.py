@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from hetopt.core.errors import setting
-from hetopt.core.names import unknown
+from hetopt.core.plain_text import unknown
 from hetopt.optimizer.market.catalog import Catalog, Listing, Market, Price
 from hetopt.optimizer.market.instance_type import Accelerator, Architecture, InstanceType
 

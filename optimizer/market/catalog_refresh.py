@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetopt.catalogs.build import as_csv, number
-from hetopt.core.paths import inside
-from hetopt.core.reading import read_json, read_text
+from hetopt.core.paths import inside, read_json, read_text
 from hetopt.optimizer.market.instance_type import TYPE_COLUMNS
 
 PRICE_LIST = "public-price-list"

@@ -12,7 +12,7 @@ from typing import get_args
 
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.grammar import call
-from hetopt.core.names import unknown
+from hetopt.core.plain_text import unknown
 from hetopt.optimizer.market.catalog import Catalog, InstanceType, Market, Offer, offers
 from hetopt.optimizer.market.catalog_filter import (
     AnyMarket,

@@ -26,9 +26,8 @@ from urllib.parse import urlsplit
 
 from hetopt.core.artifact import write_atomically
 from hetopt.core.errors import BadInput, CloudRefused
-from hetopt.core.paths import inside
+from hetopt.core.paths import inside, parse_json, read_json
 from hetopt.core.plain_text import one_line
-from hetopt.core.reading import parse_json, read_json
 
 PIECE_BYTES = 1 << 18
 TIMEOUT_S = 30.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetopt.core.errors import BadInput, HetoptError
-from hetopt.core.names import known
+from hetopt.core.plain_text import known
 from hetopt.optimizer.market import price_feeds
 from hetopt.optimizer.market.catalog_refresh import PublicPrices
 from hetopt.optimizer.market.price_feeds import feed_url

@@ -15,7 +15,7 @@ from typing import get_args
 
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.grammar import arguments
-from hetopt.core.names import known
+from hetopt.core.plain_text import known
 from hetopt.optimizer.market.catalog import Market, Offer
 from hetopt.optimizer.market.instance_type import InstanceType
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, get_args
 from hetopt.core.comm.composition import METHODS
 from hetopt.core.comm.compression_text import IDENTITY, NONE
 from hetopt.core.errors import BadInput, setting
-from hetopt.core.names import known
-from hetopt.core.precision import Precision
+from hetopt.core.memory import Precision
+from hetopt.core.plain_text import known
 from hetopt.core.profile import Profile
 from hetopt.core.synchronization import Synchronization
 from hetopt.optimizer.cost.billing import Billing

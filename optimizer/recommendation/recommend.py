@@ -13,7 +13,7 @@ from hetopt.core.comm.options import AVERAGED
 from hetopt.core.compression_slowdown import LEAST_GAIN, MOST_LOST
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.formatting import duration, usd
-from hetopt.core.names import known
+from hetopt.core.plain_text import known
 from hetopt.core.profile import Profile, Provisioned
 from hetopt.optimizer.convergence.convergence import (
     FEWEST_UPDATES,

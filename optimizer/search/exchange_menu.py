@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from hetopt.core.comm.composition import AUTO, GATHER, MAJORITY, METHODS, PACKED_BF16, PLAIN
 from hetopt.core.comm.compression_text import USUAL_RATIO
-from hetopt.core.comm.cost import Operation, Primitive
+from hetopt.core.comm.cost import UNDER_BACKWARD, Operation, Primitive
 from hetopt.core.comm.options import (
     AVERAGED,
     CODINGS,
@@ -37,7 +37,6 @@ from hetopt.core.comm.options import (
     settled_collective,
     whole_ways,
 )
-from hetopt.core.comm.overlap import UNDER_BACKWARD
 from hetopt.core.comm.payload_bytes import MANY_WORKERS, Collective, Shapes, kept_elements, sliced_bytes
 from hetopt.core.compression_slowdown import MOST_LOST
 from hetopt.core.errors import BadInput, setting

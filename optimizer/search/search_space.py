@@ -11,8 +11,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from hetopt.core.memory import ALONE, ExchangeMemory
-from hetopt.core.precision import Precision
+from hetopt.core.memory import ALONE, ExchangeMemory, Precision
 from hetopt.optimizer.convergence.precision_loss import PrecisionLoss
 from hetopt.optimizer.cost.observed_preemptions import ObservedPreemptions, pool_belief
 from hetopt.optimizer.cost.preemption_rate import PreemptionRatePosterior

@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 
 from hetopt.core.comm.composition import AUTO, GATHER, METHODS, PLAIN
 from hetopt.core.comm.compression_text import USUAL_RATIO
-from hetopt.core.comm.options import IDENTITY, ROUNDED, SELECTOR, settled_collective, timed_as
+from hetopt.core.comm.options import COMPRESS_SD, IDENTITY, ROUNDED, SELECTOR, settled_collective, timed_as
 from hetopt.core.comm.payload_bytes import VALUE_BYTES
-from hetopt.core.comm.planner import COMPRESS_SD
 from hetopt.core.run_spec import Compression
 from hetopt.optimizer.fit import CompressorLine
 

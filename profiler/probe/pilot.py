@@ -16,14 +16,13 @@ from torch import Tensor
 
 from hetopt.core.batch_partition import largest_remainder
 from hetopt.core.errors import RunFailed
-from hetopt.core.events.probe_records import GainMeasured, NoiseMeasured, PilotEvaluation, PilotFinished, PilotStarted
-from hetopt.core.probe_schedule import ProbeSchedule
-from hetopt.core.run_spec import Compression
-from hetopt.core.synchronization_text import parse_sync
+from hetopt.core.run_spec import Compression, ProbeSchedule
+from hetopt.core.synchronization import parse_sync
 from hetopt.profiler.probe.crew import ProbeGroup
 from hetopt.profiler.probe.exchange_trials import ExchangeTrials
 from hetopt.profiler.probe.gradient import HeldExchange, ResidualGains
 from hetopt.profiler.probe.local_pilot import LocalPilot
+from hetopt.profiler.records import GainMeasured, NoiseMeasured, PilotEvaluation, PilotFinished, PilotStarted
 from hetopt.trainer.assembly import build_model
 from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.data.cursor import GlobalBatch, SampleCursor

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hetopt.core.precision import Precision
+from hetopt.core.memory import Precision
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.assembly import build_model
 from hetopt.trainer.steps.step import Autocast, LossModule, trainable_parameters

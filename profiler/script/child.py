@@ -23,18 +23,17 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from hetopt.core.artifact import read_record
 from hetopt.core.errors import BadInput, HetoptError, RunFailed
 from hetopt.core.events.log import EVENTS_FILE, EventLog
-from hetopt.core.events.probe_records import FINISHED, HOST_FACTS, JOB_FACTS, STARTED, MemoryCounted, SweepEnded
 from hetopt.core.listening import LOOPBACK, collectives_on
 from hetopt.core.paths import inside
-from hetopt.core.probe_schedule import Sweep
 from hetopt.core.profile import Job
-from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
+from hetopt.core.run_spec import RunSpec, StopRule, Sweep, WorkerSpec
 from hetopt.core.search_path import run_script
 from hetopt.profiler.probe.compressors import time_compressors
 from hetopt.profiler.probe.crew import ProbeGroup
 from hetopt.profiler.probe.facts import host_facts, model_kind
 from hetopt.profiler.probe.network import time_collectives
 from hetopt.profiler.probe.sweep import FEWEST_TIMED, Taken, point_of, record_facts, yardstick_s
+from hetopt.profiler.records import FINISHED, HOST_FACTS, JOB_FACTS, STARTED, MemoryCounted, SweepEnded
 from hetopt.profiler.script.course import Measured, ScriptCourse, Sized
 from hetopt.profiler.script.hooks import be_alone, listen
 from hetopt.profiler.script.observer import Course, Finished, Observer, StepClock, Training, normalises

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from hetopt.core.errors import RunFailed
-from hetopt.core.events.probe_records import GainMeasured, NoiseMeasured
 from hetopt.core.memory import TrainingMemory
-from hetopt.core.throughput import batch_ladder
 from hetopt.profiler.probe.crew import ProbeGroup
 from hetopt.profiler.probe.facts import OperatorCount, flop_count, reset_peak_memory, without_fused_layers
 from hetopt.profiler.probe.gradient import ResidualGains
 from hetopt.profiler.probe.step_memory import StepCount
 from hetopt.profiler.probe.sweep import FEWEST_SIZES, FEWEST_TIMED, Taken, yardstick_s
+from hetopt.profiler.records import GainMeasured, NoiseMeasured
+from hetopt.profiler.schedule import batch_ladder
 from hetopt.profiler.script.observer import Course, Observer, Step, Wish
 from hetopt.profiler.script.order import ScriptOrder
 

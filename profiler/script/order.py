@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from hetopt.core.artifact import Record
-from hetopt.core.probe_schedule import CompressorProbe, NetworkProbe
+from hetopt.core.run_spec import CompressorProbe, NetworkProbe
 
 ORDER_FILE = "order.json"
 SAID_FILE = "said-{rank}.log"

@@ -17,7 +17,7 @@ from benchmarks._gpu_throughput import folder
 from benchmarks._utilisation_fit import counted, coverage, estimated, left_out
 from hetopt.cli.main import app
 from hetopt.core.errors import BadInput, NoFeasiblePlan
-from hetopt.core.reporter import Reporter
+from hetopt.core.interruption import Reporter
 from hetopt.optimizer.step_time.utilisation import REFERENCE, utilisation_prior
 from tests.work import counted_command
 

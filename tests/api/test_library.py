@@ -16,8 +16,8 @@ from hetopt.api.launching import prepare_resumed
 from hetopt.api.run import Run
 from hetopt.backends.options import Ec2, Local, Rehearsal, Ssh
 from hetopt.core.errors import BadInput
+from hetopt.core.interruption import Reporter
 from hetopt.core.option import changed
-from hetopt.core.reporter import Reporter
 from hetopt.optimizer.launch_record import Place
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.market.region_cities import CITIES

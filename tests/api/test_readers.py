@@ -13,11 +13,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hetopt
 from hetopt.backends import on_this_machine
-from hetopt.backends.on_this_machine import LocalBackend
+from hetopt.backends.on_this_machine import FILES_OF_A_READER, LocalBackend, check_readers
 from hetopt.backends.options import Local
 from hetopt.core.errors import RunFailed
 from hetopt.core.profile import Profile, Reading
-from hetopt.core.reader_limits import FILES_OF_A_READER, check_readers
 from hetopt.profiler.script.observer import Observer
 from hetopt.trainer.failure import Lines
 

@@ -21,7 +21,7 @@ import pytest
 from hetopt.api import catalog_refreshing
 from hetopt.api.catalog_refreshing import OwnCatalog
 from hetopt.core.errors import BadInput, CloudRefused, HetoptError
-from hetopt.core.reporter import Reporter
+from hetopt.core.interruption import Reporter
 from hetopt.optimizer.market import public_file
 from hetopt.optimizer.market.catalog import load_catalog, offers
 from hetopt.optimizer.market.catalog_choice import catalog_in_use

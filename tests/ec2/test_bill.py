@@ -17,7 +17,7 @@ from hetopt.backends.ec2.renter.cluster_state import ClusterState, MachineState
 from hetopt.backends.ec2.renter.launcher import Ec2Launcher, Loop, Polling
 from hetopt.backends.ec2.renter.order import Order, Rate, Zone
 from hetopt.backends.ec2.renter.request import Answer, Request
-from hetopt.core.bucket_traffic import HEARTBEAT_S
+from hetopt.core.budget_law import HEARTBEAT_S
 
 STORIES = 400
 WITHIN = 0.01

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetopt.backends.backend import MOST_IDLE
 from hetopt.backends.ec2.renter.bundle import Bundle
 from hetopt.backends.ec2.renter.cluster_state import (
     BOOT_FOLDER,
@@ -23,7 +24,6 @@ from hetopt.backends.ec2.renter.edge import BotoEdge
 from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.reconcile import ASK_AGAIN_S
-from hetopt.core.placings import MOST_IDLE
 from hetopt.core.run_status import RunState
 from hetopt.optimizer.plan import Plan
 from tests.ec2.conftest import Patience, be_unkind, leftovers

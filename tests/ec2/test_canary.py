@@ -17,8 +17,7 @@ from hetopt.backends.ec2.renter.probing import CANARY_USD, Canary, canary_probe,
 from hetopt.backends.options import Ec2
 from hetopt.core.errors import BadInput, BudgetStop, RunFailed
 from hetopt.core.profile import Profile
-from hetopt.core.run_folder import LATEST_OBJECT
-from hetopt.core.runs import RunFolders
+from hetopt.core.run_folder import LATEST_OBJECT, RunFolders
 from hetopt.core.step_samples import StepSample
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Plan

@@ -21,8 +21,7 @@ from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Lau
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.placement import shared, without
 from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Request
-from hetopt.core.bucket_traffic import LEASE_OBJECT
-from hetopt.core.budget_law import SHUTDOWN_S
+from hetopt.core.budget_law import LEASE_OBJECT, SHUTDOWN_S
 from hetopt.core.errors import BadInput, BudgetStop, CloudRefused
 from hetopt.core.events.log import EVENTS_FILE
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec

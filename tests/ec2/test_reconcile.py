@@ -30,8 +30,7 @@ from hetopt.backends.ec2.renter.reconcile import (
     switched,
 )
 from hetopt.core.errors import BadInput, BudgetStop, CloudRefused
-from hetopt.core.nodes import host_names
-from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
+from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec, host_names
 from hetopt.optimizer.plan import Market
 
 BEGAN_S = 1_000_000.0

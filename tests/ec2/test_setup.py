@@ -272,7 +272,7 @@ def test_the_name_of_a_rented_run_cannot_be_guessed(tmp_path: Path) -> None:
     import datetime
 
     from hetopt.core.paths import RUN_PATTERN, is_name
-    from hetopt.core.runs import RunFolders
+    from hetopt.core.run_folder import RunFolders
 
     now = datetime.datetime(2026, 11, 20, tzinfo=datetime.UTC)
     names = {RunFolders(home=tmp_path).create("x" * 100, now, secret=True).name for _ in range(50)}

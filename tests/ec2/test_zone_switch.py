@@ -17,8 +17,7 @@ from hetopt.backends.ec2.renter.edge import BotoEdge
 from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.request import Answer, Edge, Request
-from hetopt.core.bucket_traffic import LEASE_OBJECT
-from hetopt.core.budget_law import SHUTDOWN_S
+from hetopt.core.budget_law import LEASE_OBJECT, SHUTDOWN_S
 from hetopt.core.errors import BadInput, BudgetStop
 from hetopt.core.profile import Profile
 from hetopt.core.run_status import RunState

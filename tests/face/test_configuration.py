@@ -22,7 +22,7 @@ from hetopt.cli.configuration import PROJECT_FILE, default_map, of_command, sett
 from hetopt.cli.main import app
 from hetopt.core.errors import BadInput
 from hetopt.core.option import expanded
-from hetopt.core.runs import runs_home
+from hetopt.core.run_folder import runs_home
 from tests.face.conftest import RECORDED
 from tests.face.test_task_check import SMALLEST
 

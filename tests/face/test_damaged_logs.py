@@ -20,9 +20,8 @@ from hetopt.backends.processes import run_status
 from hetopt.backends.supervisor.progress import RunProgress
 from hetopt.cli.watch import picture
 from hetopt.core.errors import BadInput, RunFailed
-from hetopt.core.events.decisions import read_with_decisions
 from hetopt.core.events.fold import RunFold
-from hetopt.core.events.log import EVENTS_FILE
+from hetopt.core.events.log import EVENTS_FILE, read_with_decisions
 from hetopt.core.events.records import LogEvent
 from hetopt.core.run_status import RunState, RunStatus
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch

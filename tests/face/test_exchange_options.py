@@ -10,8 +10,8 @@ from hetopt.api.changes import exchanged
 from hetopt.api.options import Changes
 from hetopt.core.comm.composition import CODINGS, COLLECTIVES, METHODS, Combination, combinations, why_not_controlled
 from hetopt.core.comm.compression_text import USUAL_RATIO, parse_compression, spell
-from hetopt.core.comm.ratio_controllers import CONTROLLERS
 from hetopt.core.errors import BadInput
+from hetopt.core.run_rules import CONTROLLERS
 from hetopt.core.run_spec import WEIGHS_WAYS, Compression, RunSpec, StopRule, WorkerSpec
 
 ratios = st.floats(1e-6, 1.0)

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from hetopt.cli import render, terminal
 from hetopt.core.errors import BadInput
-from hetopt.core.reading import MOST_BYTES
+from hetopt.core.paths import MOST_BYTES
 from hetopt.optimizer.plan import Plan
 from hetopt.reports import html
 from hetopt.reports.document import (

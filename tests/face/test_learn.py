@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import Event
 from hetopt.core.profile import PilotSync, Profile
-from hetopt.core.synchronization_text import parse_sync
+from hetopt.core.synchronization import parse_sync
 from hetopt.optimizer.convergence.convergence import fit_convergence
 from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.market.catalog import load_catalog

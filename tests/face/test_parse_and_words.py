@@ -14,7 +14,7 @@ from hetopt.backends.options import slowdowns
 from hetopt.cli import parse
 from hetopt.cli.profile import epochs_asked
 from hetopt.core import formatting, option
-from hetopt.core.comm.way_text import way_in_words
+from hetopt.core.comm.compression_text import way_in_words
 from hetopt.core.errors import BadInput
 
 

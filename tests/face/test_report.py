@@ -26,8 +26,8 @@ from hetopt.core.events.log import Event
 from hetopt.core.events.records import LogEvent
 from hetopt.core.profile import Profile
 from hetopt.core.run_folder import CHECKPOINT_FOLDER, LATEST_FILE
+from hetopt.core.run_spec import Stream
 from hetopt.core.run_status import RunState, RunStatus
-from hetopt.core.stream import Stream
 from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal, Plan, Range

@@ -16,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.core.events.fold import RunHistory
-from hetopt.core.events.log import Event
-from hetopt.core.events.reader import read_log
+from hetopt.core.events.log import Event, read_log
 from hetopt.optimizer.launch_record import Launch
 from hetopt.reports import html
 from hetopt.reports.report import make_report

@@ -11,8 +11,7 @@ from hetopt.api.changes import into_plan, synchronized
 from hetopt.api.options import Changes
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
-from hetopt.core.synchronization import Injection, Partition, Synchronization
-from hetopt.core.synchronization_text import spell_partition, spell_sync
+from hetopt.core.synchronization import Injection, Partition, Synchronization, spell_partition, spell_sync
 from hetopt.optimizer.plan import Plan
 from hetopt.optimizer.step_time.local_steps import communication, exposed_s
 from tests.face.conftest import RECORDED

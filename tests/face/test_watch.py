@@ -15,9 +15,8 @@ from rich.console import Console
 
 from hetopt.cli import render
 from hetopt.cli.watch import picture
-from hetopt.core.events.decisions import write_decision
-from hetopt.core.events.log import EVENTS_FILE
-from hetopt.core.reporter import PIECES
+from hetopt.core.events.log import EVENTS_FILE, write_decision
+from hetopt.core.interruption import PIECES
 from hetopt.core.run_status import RunState, RunStatus
 from hetopt.optimizer.launch_record import Launch
 from hetopt.reports.live_run import LiveRun

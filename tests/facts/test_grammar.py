@@ -18,10 +18,26 @@ from hetopt.backends.emulation.description import parse_change, parse_changes, p
 from hetopt.core import option
 from hetopt.core.comm.compression_text import parse_compression
 from hetopt.core.errors import BadInput
-from hetopt.core.grammar import arguments, call, numbers, repeated, split, written
-from hetopt.core.quantities import COUNT, DURATION, FRACTION, MONEY, PERCENT, RATE, Unit, quantity
-from hetopt.core.synchronization import Injection, Partition, Synchronization
-from hetopt.core.synchronization_text import (
+from hetopt.core.grammar import (
+    COUNT,
+    DURATION,
+    FRACTION,
+    MONEY,
+    PERCENT,
+    RATE,
+    Unit,
+    arguments,
+    call,
+    numbers,
+    quantity,
+    repeated,
+    split,
+    written,
+)
+from hetopt.core.synchronization import (
+    Injection,
+    Partition,
+    Synchronization,
     parse_injection,
     parse_partition,
     parse_sync,

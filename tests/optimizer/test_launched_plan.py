@@ -17,9 +17,9 @@ from hetopt.core.comm.composition import METHODS
 from hetopt.core.comm.compression_text import spell
 from hetopt.core.comm.options import whole_ways
 from hetopt.core.errors import BadInput
-from hetopt.core.precision import Precision
+from hetopt.core.interruption import Reporter
+from hetopt.core.memory import Precision
 from hetopt.core.profile import Profile
-from hetopt.core.reporter import Reporter
 from hetopt.core.run_spec import Compression, RunSpec
 from hetopt.core.synchronization import Synchronization
 from hetopt.optimizer.fit import fit

@@ -11,10 +11,9 @@ from hetopt.backends.prediction.local_plan import predict_on_local
 from hetopt.core.comm.options import AVERAGED, ROUNDED
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import Evaluation, Pilot, PilotSync, Profile
+from hetopt.core.run_rules import why_not_local
 from hetopt.core.step_samples import Compression
-from hetopt.core.synchronization import Synchronization
-from hetopt.core.synchronization_rules import why_not_local
-from hetopt.core.synchronization_text import parse_sync, spell_sync
+from hetopt.core.synchronization import Synchronization, parse_sync, spell_sync
 from hetopt.optimizer.convergence.local_penalty import (
     COEFFICIENT_SD,
     MOST_TIMES_WORKERS,

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetopt.core.comm.exchange_memory import exchange_memory
 from hetopt.core.errors import NoFeasiblePlan
 from hetopt.core.memory import StepMemory, TrainingMemory
 from hetopt.core.profile import Profile
@@ -18,6 +17,7 @@ from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.memory import NOT_COUNTED
 from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
 from hetopt.optimizer.search.asked_steps import AskedSteps
+from hetopt.optimizer.step_time.device_memory import exchange_memory
 from tests.optimizer.profiles import make_profile
 
 NOW = datetime(2026, 7, 28, tzinfo=UTC)

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hetopt.backends.prediction.local_plan import predict_on_local
-from hetopt.core.precision import Precision
+from hetopt.core.memory import Precision
 from hetopt.core.profile import PrecisionTrial, Profile
 from hetopt.core.step_samples import Node, StepSample
 from hetopt.optimizer.convergence.precision_loss import precision_loss

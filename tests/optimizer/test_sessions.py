@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.core.events.fold import RunClock, RunFold, RunHistory
-from hetopt.core.events.reader import EventReader, read_log
+from hetopt.core.events.log import EventReader, read_log
 from hetopt.core.events.records import LogEvent, RunStarted, StepsLogged, TrainingFinished
 from hetopt.core.run_status import RunState, end_reason
 from hetopt.reports.live_run import LiveRun

@@ -17,7 +17,7 @@ from hetopt.backends.on_this_machine import LocalBackend
 from hetopt.backends.prediction.hosting import ThisMachine
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import Profile
-from hetopt.core.stand_in import GRADIENT_BYTES, PARAMETERS, STAND_IN
+from hetopt.core.scaled_emulation import GRADIENT_BYTES, PARAMETERS, STAND_IN
 from hetopt.optimizer.plan import Plan
 from hetopt.trainer.tasks.stand_in import stand_in
 

@@ -25,8 +25,7 @@ from hetopt.backends.supervisor.alternatives import (
 from hetopt.backends.supervisor.decide import Alternative, Decision, Hysteresis, Supervisor
 from hetopt.backends.supervisor.progress import PredictedGain, RunProgress
 from hetopt.core.errors import BadInput, BudgetStop, CloudRefused
-from hetopt.core.events.decisions import DECISIONS_FILE
-from hetopt.core.events.log import read_events
+from hetopt.core.events.log import DECISIONS_FILE, read_events
 from hetopt.reports.timeline import happening
 from tests.logs import event_of, events_of
 

@@ -9,11 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetopt.core.comm.cost import LinkSpeed
-from hetopt.core.comm.network_fit import fit_alpha_beta, make_link
+from hetopt.core.calibration_benchmark import summarize
+from hetopt.core.comm.cost import LinkSpeed, fit_alpha_beta, make_link
 from hetopt.core.memory import MemoryLine, fit_memory, memory_limit_bytes
-from hetopt.core.throughput import batch_ladder, settled, summarize
+from hetopt.profiler.collect import settled
 from hetopt.profiler.probe.gradient import gain, monotone, retained_energy
+from hetopt.profiler.schedule import batch_ladder
 
 PAYLOADS = (4_096, 65_536, 1_048_576, 8_388_608)
 positive = st.floats(1e-6, 10)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.core.gradient_noise import (
+from hetopt.core.learning_rate import (
     Moments,
     SmoothedNoise,
     noise_scale,

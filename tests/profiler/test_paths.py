@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from hetopt.core.errors import BadInput
-from hetopt.core.nodes import Node
 from hetopt.core.paths import HOST_PATTERN, REGION_PATTERN, RUN_PATTERN, host_name, inside, is_name, run_name
-from hetopt.core.run_spec import WorkerSpec
-from hetopt.core.worker_logs import host_log_folder
+from hetopt.core.run_folder import host_log_folder
+from hetopt.core.run_spec import Node, WorkerSpec
 from hetopt.trainer.checkpoints.folder import FileRecord, Manifest
 
 HOSTILE = [

@@ -16,12 +16,20 @@ from hetopt.backends.processes import LocalLauncher
 from hetopt.core.comm.compression_text import spell
 from hetopt.core.comm.options import timed_as, tried_ways, whole_ways
 from hetopt.core.events.log import EVENTS_FILE, Event, read_events
-from hetopt.core.events.probe_records import FINISHED, STARTED
-from hetopt.core.probe_schedule import CompressorProbe, NetworkProbe, PilotProbe, ProbeSchedule, Sweep
 from hetopt.core.profile import Profile
-from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
+from hetopt.core.run_spec import (
+    CompressorProbe,
+    NetworkProbe,
+    PilotProbe,
+    ProbeSchedule,
+    RunSpec,
+    StopRule,
+    Sweep,
+    WorkerSpec,
+)
 from hetopt.core.run_status import RunState
 from hetopt.profiler.collect import collect, refusals
+from hetopt.profiler.records import FINISHED, STARTED
 from tests.disturbance import PATIENCE_S
 
 HERE = Path(__file__).parent

@@ -13,8 +13,8 @@ import hetopt
 from hetopt.api.options import Local
 from hetopt.cli import follow
 from hetopt.core.errors import BadInput
+from hetopt.core.interruption import Reporter
 from hetopt.core.profile import Profile
-from hetopt.core.reporter import Reporter
 from hetopt.core.run_status import RunState
 from hetopt.optimizer.plan import Plan
 from tests.disturbance import PATIENCE_S

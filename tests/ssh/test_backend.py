@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 import hetopt
 from benchmarks._ssh_servers import Servers
 from hetopt.api.exploring import place_on_hosts
+from hetopt.api.run import log_files
 from hetopt.backends.emulation.namespaces import EmulatedNetwork
 from hetopt.backends.probe_runs import own_probes
 from hetopt.backends.ssh.checking import check_hosts
@@ -28,11 +29,10 @@ from hetopt.backends.ssh.conductor import MOST_SKEW_S, Situation, in_our_time, n
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.events.log import EVENTS_FILE
 from hetopt.core.hosts import Host, read_hosts
+from hetopt.core.interruption import Reporter
 from hetopt.core.profile import Profile
-from hetopt.core.reporter import Reporter
 from hetopt.core.run_folder import checkpoint_step
 from hetopt.core.run_status import RunState
-from hetopt.core.worker_logs import log_files
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.market.owned import owned
 from hetopt.optimizer.plan import Plan

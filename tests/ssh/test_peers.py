@@ -27,8 +27,7 @@ from hetopt.cli.main import app
 from hetopt.core.artifact import Record, read_words
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.hosts import Host, parse_hosts
-from hetopt.core.run_folder import LATEST_OBJECT, OBJECTS_FOLDER, write_spec
-from hetopt.core.runs import RunFolders
+from hetopt.core.run_folder import LATEST_OBJECT, OBJECTS_FOLDER, RunFolders, write_spec
 from hetopt.optimizer.launch_record import LAUNCH_FILE
 from tests.api.test_backends import RECORDED
 from tests.ssh.test_checking import HEALTHY, said

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from hetopt.core.comm import overlap
+from hetopt.core.comm import cost
 from hetopt.core.errors import RunFailed
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.buckets import DenseBuckets
@@ -35,8 +35,8 @@ PARTS = [MicroBatch(epoch=0, indices=range(4)), MicroBatch(epoch=0, indices=rang
 @pytest.fixture(autouse=True)
 def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This process alone, with a bucket for each layer."""
-    monkeypatch.setattr(overlap, "FIRST_BUCKET_BYTES", 4 * 9)
-    monkeypatch.setattr(overlap, "BUCKET_BYTES", 4 * 9)
+    monkeypatch.setattr(cost, "FIRST_BUCKET_BYTES", 4 * 9)
+    monkeypatch.setattr(cost, "BUCKET_BYTES", 4 * 9)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from hetopt.core.gradient_noise import Moments, pooled_noise
+from hetopt.core.learning_rate import Moments, pooled_noise
 from hetopt.core.run_spec import Compression, RunSpec
 from hetopt.trainer.balance import Balance
 from hetopt.trainer.comm.exchange import Exchange

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.core.conditions import ConditionsReader, write_conditions
+from hetopt.core.run_folder import ConditionsReader, write_conditions
 from hetopt.core.run_spec import WorkerSpec
 from hetopt.core.scaled_emulation import Conditions, DeclaredTime
 from hetopt.trainer.steps.slowdown import Declared, Slowdown, Stretched, make_pace

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from hetopt.core.precision import Precision
+from hetopt.core.memory import Precision
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.profiler.probe.replica import Replica
 from hetopt.profiler.probe.run import _objection

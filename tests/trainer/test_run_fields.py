@@ -23,8 +23,8 @@ from hetopt.core.errors import BadInput
 from hetopt.core.events.log import EventLog, read_events
 from hetopt.core.hosts import parse_hosts
 from hetopt.core.run_folder import write_spec
+from hetopt.core.run_rules import check_for_script, left_to_script
 from hetopt.core.run_spec import DATA_PLACE, RunSpec
-from hetopt.core.script_rules import check_for_script, left_to_script
 from hetopt.optimizer.plan import Plan
 from hetopt.trainer import worker
 from hetopt.trainer.assembly import make_feed

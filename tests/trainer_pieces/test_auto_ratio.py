@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from hetopt.core.comm.cost import TRAINER, LinkSpeed
-from hetopt.core.comm.planner import make_option
+from hetopt.core.comm.options import make_option
 from hetopt.core.compression_slowdown import CAUTIOUS_COEFFICIENT, MOST_LOST, distance
 from hetopt.trainer.policies.ratio.auto import TRIAL_STEPS, AutoRatio, AutoState
 from hetopt.trainer.policies.ratio.policy import RatioDecision

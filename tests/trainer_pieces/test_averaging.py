@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.core.comm.cost import LinkSpeed
-from hetopt.core.comm.options import AVERAGED
-from hetopt.core.comm.planner import make_option
+from hetopt.core.comm.options import AVERAGED, make_option
+from hetopt.core.run_rules import why_not_local, why_not_settling
 from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
 from hetopt.core.synchronization import Synchronization
-from hetopt.core.synchronization_rules import why_not_local, why_not_settling
 from hetopt.trainer.policies.ratio.auto import (
     EVERY_STEPS,
     LEAST_SAVED_BY_AVERAGES,

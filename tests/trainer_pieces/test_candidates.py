@@ -7,9 +7,8 @@ import torch
 
 from hetopt.core.comm.composition import combine
 from hetopt.core.comm.cost import dense
-from hetopt.core.comm.options import RATIOS, Candidates, way_name
+from hetopt.core.comm.options import RATIOS, Candidates, Option, make_option, way_name
 from hetopt.core.comm.payload_bytes import operations, wire_bytes
-from hetopt.core.comm.planner import Option, make_option
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.exchange import Exchange

@@ -20,8 +20,7 @@ from hetopt.core.comm.composition import (
     Combination,
     combinations,
 )
-from hetopt.core.comm.levels import LARGEST_SUM, summed_bits
-from hetopt.core.comm.payload_bytes import wire_bytes
+from hetopt.core.comm.payload_bytes import LARGEST_SUM, summed_bits, wire_bytes
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.compressor import AllReduce, chain
 from hetopt.trainer.comm.error_feedback import NoResidual

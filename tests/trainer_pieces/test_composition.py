@@ -26,8 +26,14 @@ from hetopt.core.comm.composition import (
     why_not_optimised,
     why_not_synchronised,
 )
-from hetopt.core.comm.levels import LARGEST_SUM, gathered_bits, summed_bits, summed_code_bytes
-from hetopt.core.comm.payload_bytes import operations, wire_bytes
+from hetopt.core.comm.payload_bytes import (
+    LARGEST_SUM,
+    gathered_bits,
+    operations,
+    summed_bits,
+    summed_code_bytes,
+    wire_bytes,
+)
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.exchange import Exchange

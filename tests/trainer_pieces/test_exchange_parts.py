@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetopt.core.comm.composition import FEEDBACK, LOW_PRECISION, METHODS
-from hetopt.core.comm.levels import LARGEST_SUM, summed_bits, summed_code_bytes
+from hetopt.core.comm.payload_bytes import LARGEST_SUM, summed_bits, summed_code_bytes
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.compressor import Turn, private_generator

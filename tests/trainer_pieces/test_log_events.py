@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.core.errors import BadInput
-from hetopt.core.events.reader import MOST_LINE_BYTES, EventReader, LineParser, read_log
+from hetopt.core.events.log import MOST_LINE_BYTES, EventReader, LineParser, read_log
 from hetopt.core.events.records import RECORDS, kinds
 from tests.sources import REPOSITORY, modules
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.core.comm.cost import TRAINER, LinkSpeed, Operation, dense, gathered, hierarchical, time_s
-from hetopt.core.comm.planner import make_option
+from hetopt.core.comm.options import make_option
 from hetopt.trainer.comm.network import Network, Timed
 from hetopt.trainer.policies.ratio.step_times import ANOTHER, StepTimes
 

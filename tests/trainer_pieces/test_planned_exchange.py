@@ -11,11 +11,11 @@ import torch
 from hetopt.core.comm.composition import METHODS
 from hetopt.core.comm.cost import Operation
 from hetopt.core.comm.options import Candidates, settled_collective
-from hetopt.core.precision import Precision
+from hetopt.core.memory import Precision
 from hetopt.core.profile import CompressorCost, Profile
+from hetopt.core.run_rules import why_not_local
 from hetopt.core.run_spec import Compression, RunSpec
 from hetopt.core.synchronization import Synchronization
-from hetopt.core.synchronization_rules import why_not_local
 from hetopt.optimizer.convergence.local_penalty import LocalPenalty
 from hetopt.optimizer.fit import FittedModel, fit
 from hetopt.optimizer.plan import Candidate, Goal, Group, Prediction, Range

@@ -5,10 +5,18 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from hetopt.core.comm.ratio_controllers import CONTROLLERS
 from hetopt.core.errors import BadInput
-from hetopt.core.policy_settings import BATCH_SETTINGS, RATIO_SETTINGS, parse_policy, spell_policy
-from hetopt.core.run_spec import BATCH_POLICIES, RunSpec, StopRule, WorkerSpec
+from hetopt.core.run_rules import CONTROLLERS
+from hetopt.core.run_spec import (
+    BATCH_POLICIES,
+    BATCH_SETTINGS,
+    RATIO_SETTINGS,
+    RunSpec,
+    StopRule,
+    WorkerSpec,
+    parse_policy,
+    spell_policy,
+)
 from hetopt.trainer.policies.allocation import AllocateMicroBatches
 from hetopt.trainer.policies.choose import choose_policy
 from hetopt.trainer.policies.dynamic import DynamicShares

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetopt.core.run_rules import steps_of_round, why_not_local
 from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
-from hetopt.core.staleness import MOST_FLIGHTS, StalenessSchedule
-from hetopt.core.synchronization import Synchronization
-from hetopt.core.synchronization_rules import POLICIES, steps_of_round, why_not_local
+from hetopt.core.synchronization import MOST_FLIGHTS, POLICIES, StalenessSchedule, Synchronization
 from hetopt.trainer.policies.sync.choose import choose_sync_policy
 from hetopt.trainer.policies.sync.periodic import MOST_APART
 from hetopt.trainer.policies.sync.policy import SyncObservation

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hetopt.core.comm.cost import TRAINER, LinkSpeed, Operation
-from hetopt.core.comm.planner import make_option
+from hetopt.core.comm.options import make_option
 from hetopt.core.compression_slowdown import MOST_LOST, distance
 from hetopt.trainer.comm.network import Network, Timed
 from hetopt.trainer.policies.ratio.auto import PART

@@ -29,8 +29,7 @@ from torch import Tensor, nn
 
 from hetopt.core.artifact import Artifact, Record, write_atomically
 from hetopt.core.errors import BadInput, RunFailed
-from hetopt.core.paths import inside
-from hetopt.core.reading import MissingFile, parse_json, read_text
+from hetopt.core.paths import MissingFile, inside, parse_json, read_text
 from hetopt.core.run_folder import CHECKPOINT_FOLDER, LATEST_FILE, MANIFEST_FILE, MODEL_FILE, UNFINISHED_MODEL_FILE
 from hetopt.trainer.checkpoints.state import RankState, SharedState
 from hetopt.trainer.comm.error_feedback import redistribute

@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 
 from hetopt.core.comm import composition
-from hetopt.core.comm.checked import checked
 from hetopt.core.comm.composition import (
     AR_TOPK,
     GATHER,
@@ -31,9 +30,9 @@ from hetopt.core.comm.composition import (
     Method,
     combine,
 )
-from hetopt.core.comm.levels import gathered_bits, summed_bits
-from hetopt.core.comm.payload_bytes import Shapes, kept_elements
+from hetopt.core.comm.payload_bytes import Shapes, gathered_bits, kept_elements, summed_bits
 from hetopt.core.errors import BadInput
+from hetopt.core.run_rules import checked
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.channel import group_size
 from hetopt.trainer.comm.compressor import (

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hetopt.core.comm.cost import TRAINER, LinkSpeed, Operation, Primitive, Scope
-from hetopt.core.comm.network_fit import fit_alpha_beta
-from hetopt.core.comm.planner import Option
+from hetopt.core.comm.cost import TRAINER, LinkSpeed, Operation, Primitive, Scope, fit_alpha_beta
+from hetopt.core.comm.options import Option
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,7 +15,7 @@ import torch
 from torch import Generator, Tensor
 
 from hetopt.core.comm.composition import GATHER, MAJORITY
-from hetopt.core.comm.levels import SCALE_STEP, summed_bits
+from hetopt.core.comm.payload_bytes import SCALE_STEP, summed_bits
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.compressor import Compressor, Payload, Summed, Turn
 from hetopt.trainer.comm.threshold import excess, largest_magnitude

@@ -30,7 +30,7 @@ from typing import Any, Protocol, Self
 from pydantic import TypeAdapter, ValidationError
 
 from hetopt.core.errors import BadInput, RunFailed
-from hetopt.core.reading import parse_json, shortened
+from hetopt.core.paths import parse_json, shortened
 
 NO_GENERATION = -1
 

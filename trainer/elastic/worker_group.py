@@ -19,9 +19,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from hetopt.core.batch_partition import spec_of_living
 from hetopt.core.errors import HetoptError, RunFailed
 from hetopt.core.events.log import EVENTS_FILE, EventLog
-from hetopt.core.local_batch_sizes import spec_of_living
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.agreement import meet_one_version
 from hetopt.trainer.comm.peers import HungPeer, has_timed_out

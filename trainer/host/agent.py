@@ -20,18 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from hetopt.core.errors import BadInput, HetoptError, RunFailed
-from hetopt.core.events.log import EVENTS_FILE, tell_failure
-from hetopt.core.events.reader import read_log
-from hetopt.core.forks import WORKERS_NEED, ForkServer, NoFork, only_imports
-from hetopt.core.listening import LOOPBACK
-from hetopt.core.nodes import Node, first_rank, host_names, workers_on
-from hetopt.core.openmp import openmp_environment
-from hetopt.core.process_guard import die_with_parent
-from hetopt.core.run_folder import read_living
-from hetopt.core.run_spec import RunSpec
+from hetopt.core.events.log import EVENTS_FILE, read_log, tell_failure
+from hetopt.core.interruption import die_with_parent, openmp_environment
+from hetopt.core.listening import LOOPBACK, SECRET_VARIABLE, checked_secret
+from hetopt.core.run_folder import LOG_FOLDER, host_log_folder, read_living
+from hetopt.core.run_spec import Node, RunSpec, first_rank, host_names, workers_on
 from hetopt.core.run_status import failure_reason, last_log_line
-from hetopt.core.secret import SECRET_VARIABLE, checked_secret
-from hetopt.core.worker_logs import LOG_FOLDER, host_log_folder
+from hetopt.trainer.host.forks import WORKERS_NEED, ForkServer, NoFork, only_imports
 
 if TYPE_CHECKING:
     from subprocess import Popen

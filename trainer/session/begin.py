@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 
 from hetopt.core.errors import BadInput
 from hetopt.core.run_folder import RUN_VARIABLE, SPEC_VARIABLE
+from hetopt.core.run_rules import check_for_script
 from hetopt.core.run_spec import BatchPolicy, Compression, RunSpec
-from hetopt.core.script_rules import check_for_script
 from hetopt.core.synchronization import Synchronization
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.error_feedback import keeps_momentum, own_momentum

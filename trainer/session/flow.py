@@ -24,8 +24,8 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from hetopt.core.errors import BadInput
+from hetopt.core.run_rules import check_batch
 from hetopt.core.run_spec import RunSpec
-from hetopt.core.script_rules import check_batch
 from hetopt.trainer.agreement import Store
 from hetopt.trainer.checkpoints.state import SharedState
 from hetopt.trainer.comm.exchange import ExchangeStats, summed

@@ -7,17 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetopt.core.artifact import read_record
-from hetopt.core.batch_partition import largest_remainder
-from hetopt.core.comm.checked import checked
+from hetopt.core.batch_partition import largest_remainder, within_memory
 from hetopt.core.comm.composition import AUTO
 from hetopt.core.comm.compression_text import parse_compression
 from hetopt.core.comm.options import way_name
 from hetopt.core.errors import BadInput
-from hetopt.core.local_batch_sizes import within_memory
 from hetopt.core.paths import host_name
+from hetopt.core.run_rules import checked
 from hetopt.core.run_spec import BatchPolicy, Compression, RunSpec, StopRule, WorkerSpec
-from hetopt.core.synchronization import Synchronization
-from hetopt.core.synchronization_text import parse_sync, spell_sync
+from hetopt.core.synchronization import Synchronization, parse_sync, spell_sync
 
 TASK = "session"
 """What logs call it."""

@@ -26,8 +26,7 @@ from typing import Self
 from torch import Tensor
 
 from hetopt.core.errors import BadInput, RunFailed
-from hetopt.core.outputs import OUTPUT_FOLDER, OUTPUT_VARIABLE
-from hetopt.core.run_folder import RUN_VARIABLE
+from hetopt.core.run_folder import OUTPUT_FOLDER, OUTPUT_VARIABLE, RUN_VARIABLE
 from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.checkpoints.folder import CheckpointFolder, Found, leave_model
 from hetopt.trainer.checkpoints.saver import CheckpointSaver, unsaved

@@ -10,9 +10,8 @@ from pydantic import ValidationError
 
 from hetopt.core.artifact import Record
 from hetopt.core.comm.composition import DENSE, GATHER, why_not_controlled
-from hetopt.core.comm.options import LOOK_AT, Candidate, Candidates
-from hetopt.core.comm.planner import Option
-from hetopt.core.comm.way_text import way_in_words
+from hetopt.core.comm.compression_text import way_in_words
+from hetopt.core.comm.options import LOOK_AT, Candidate, Candidates, Option
 from hetopt.core.compression_slowdown import MOST_LOST
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import Event

@@ -8,8 +8,7 @@ from typing import Self
 
 from torch.optim import Optimizer
 
-from hetopt.core.gradient_noise import Moments, SmoothedNoise, noise_scale
-from hetopt.core.learning_rate import adascale_gain
+from hetopt.core.learning_rate import Moments, SmoothedNoise, adascale_gain, noise_scale
 from hetopt.trainer.task import Task
 
 

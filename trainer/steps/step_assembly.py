@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from torch import nn
 
 from hetopt.core.comm.composition import combine
+from hetopt.core.comm.cost import BUCKETWISE
 from hetopt.core.comm.options import BF16, IDENTITY, way_name
-from hetopt.core.comm.overlap import BUCKETWISE
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.comm.buckets import BucketExchange, BucketSum, DenseBuckets

@@ -28,8 +28,8 @@ from pydantic import PositiveFloat, StringConstraints, model_validator
 
 from hetopt.backends.ec2 import facts
 from hetopt.core.artifact import Record, RunName, write_atomically
+from hetopt.core.listening import SECRET_PATTERN
 from hetopt.core.paths import BUCKET_PATTERN, PROXY_PATTERN, REGION_PATTERN
-from hetopt.core.secret import SECRET_PATTERN
 
 UNITS_FOLDER = "/etc/systemd/system"
 UNITS_VARIABLE = "HETOPT_UNITS"

@@ -5,7 +5,7 @@ here, in one loop: scheduled changes, changes that other processes ask for, host
 down where the real computation does not fit into the declared time. Each is an event in the run's log.
 
 The death of a host ends the run, unless its workers go on without those that they lose: then each host starts for
-itself, may return, and this process, which knows who is dead, tells them (`hetopt.core.presence`). The workers of a
+itself, may return, and this process, which knows who is dead, tells them (`hetopt.core.run_folder`). The workers of a
 script cannot: the hosts that are left start them again, and again with whoever returns, each time from the newest
 checkpoint, as rented machines do.
 """
@@ -24,22 +24,29 @@ from hetopt.backends.emulation.injection import CHANGES_FILE, comes_and_goes, pa
 from hetopt.backends.emulation.namespaces import LINK, EmulatedNetwork
 from hetopt.backends.emulation.schedule import CONDITION_CHANGED, FitWatch, HostNow, Moment, split, still_to_come
 from hetopt.backends.processes import conduct
-from hetopt.core.conditions import ConditionsReader, write_conditions
+from hetopt.core.batch_partition import spec_of_living
 from hetopt.core.errors import BadInput
 from hetopt.core.events.fold import RunFold
-from hetopt.core.events.log import EVENTS_FILE, EventLog
-from hetopt.core.events.reader import EventReader
-from hetopt.core.forks import WORKERS_NEED, ForkedProcess, ForkServer, NoFork
-from hetopt.core.local_batch_sizes import spec_of_living
-from hetopt.core.nodes import MEETING_PORT, Node
-from hetopt.core.presence import INCARNATION_VARIABLE, PRESENCE_FILE, HostThere, write_presence
-from hetopt.core.process_guard import StopSignal
-from hetopt.core.run_folder import STOP_FILE, read_spec, write_living
-from hetopt.core.run_spec import RunSpec
+from hetopt.core.events.log import EVENTS_FILE, EventLog, EventReader
+from hetopt.core.interruption import StopSignal
+from hetopt.core.listening import SECRET_VARIABLE, new_secret
+from hetopt.core.run_folder import (
+    INCARNATION_VARIABLE,
+    PRESENCE_FILE,
+    STOP_FILE,
+    ConditionsReader,
+    HostThere,
+    host_log_folder,
+    read_from,
+    read_spec,
+    write_conditions,
+    write_living,
+    write_presence,
+)
+from hetopt.core.run_spec import MEETING_PORT, Node, RunSpec
 from hetopt.core.run_status import exit_code, last_log_line
 from hetopt.core.scaled_emulation import Change, Conditions, ScaledEmulation
-from hetopt.core.secret import SECRET_VARIABLE, new_secret
-from hetopt.core.worker_logs import host_log_folder, read_from
+from hetopt.trainer.host.forks import WORKERS_NEED, ForkedProcess, ForkServer, NoFork
 
 Agent = subprocess.Popen[bytes] | ForkedProcess
 """The process that hosts a host's workers."""

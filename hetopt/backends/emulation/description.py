@@ -14,9 +14,8 @@ from pydantic import Field, PositiveInt
 
 from hetopt.backends.emulation.namespaces import check_size
 from hetopt.core.errors import BadInput
-from hetopt.core.grammar import Item, arguments, fields, record, repeated, split
-from hetopt.core.names import known
-from hetopt.core.quantities import DURATION, NUMBER, RATE
+from hetopt.core.grammar import DURATION, NUMBER, RATE, Item, arguments, fields, record, repeated, split
+from hetopt.core.plain_text import known
 from hetopt.core.scaled_emulation import EVERY_HOST, Change, EmulatedHost
 
 _HOSTS_EXAMPLE = "for example 'speed=1,rate=100mbit x2; speed=0.25,rate=25mbit'"

@@ -1,4 +1,4 @@
-"""Plans of jobs that cannot be trained here, with `hetopt.core.stand_in` in the job's place.
+"""Plans of jobs that cannot be trained here, with `hetopt.core.scaled_emulation` in the job's place.
 
 A job whose gradient has ``G`` bytes is rehearsed with one of ``g``: over a link ``G / g`` times as slow, a step
 exchanges for as long as the job's does. What machines compute is waited for in any case. So everything about the time
@@ -15,7 +15,7 @@ from hetopt.core.comm.composition import METHODS
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import LOCAL, Device, Profile, StepTime
 from hetopt.core.run_spec import RunSpec
-from hetopt.core.stand_in import GRADIENT_BYTES, PARAMETERS, SHAPES, STAND_IN
+from hetopt.core.scaled_emulation import GRADIENT_BYTES, PARAMETERS, SHAPES, STAND_IN
 from hetopt.optimizer.plan import Plan
 
 STEP_S = 0.002

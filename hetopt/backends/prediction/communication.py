@@ -22,8 +22,8 @@ from hetopt.core.comm.options import (
     settled_collective,
     timed_as,
 )
-from hetopt.core.comm.ratio_controllers import CONTROLLERS
 from hetopt.core.compression_slowdown import LEAST_GAIN, MOST_LOST, step_inflation
+from hetopt.core.run_rules import CONTROLLERS
 from hetopt.core.run_spec import Compression, RunSpec
 from hetopt.optimizer.convergence.local_penalty import steps_in_words
 from hetopt.optimizer.fit import MEASURED_LINK_LOG_SD, CompressorLine, FittedModel, LinkModel

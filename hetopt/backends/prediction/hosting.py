@@ -10,11 +10,10 @@ from typing import Self
 
 from hetopt.backends.prediction.communication import Foreseen
 from hetopt.core import formatting
-from hetopt.core.batch_partition import WorkerTime, least_within
+from hetopt.core.batch_partition import WorkerTime, first_shares, least_within
 from hetopt.core.errors import BadInput
-from hetopt.core.local_batch_sizes import first_shares
+from hetopt.core.interruption import usable_processors
 from hetopt.core.memory import memory_limit_bytes
-from hetopt.core.openmp import usable_processors
 from hetopt.core.profile import LOCAL, Host
 from hetopt.core.run_spec import RunSpec, WorkerSpec
 from hetopt.optimizer.convergence.precision_loss import precision_loss

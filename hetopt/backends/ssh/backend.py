@@ -10,7 +10,7 @@ from hetopt.backends.backend import Prepared, RunHandle
 from hetopt.backends.ec2.protocol import Place
 from hetopt.backends.ec2.renter.bundle import Bundle, make_bundle
 from hetopt.backends.ec2.renter.placement import ranked_spec
-from hetopt.backends.on_this_machine import resumable
+from hetopt.backends.on_this_machine import check_readers, resumable
 from hetopt.backends.options import Ssh
 from hetopt.backends.prediction.hosting import Mapped
 from hetopt.backends.prediction.local_plan import predict_on_local
@@ -22,11 +22,9 @@ from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.formatting import listed
 from hetopt.core.hosts import CPU, Host, alike, parse_hosts, read_hosts
-from hetopt.core.nodes import host_names
 from hetopt.core.profile import Reading
-from hetopt.core.reader_limits import check_readers
-from hetopt.core.run_spec import RunSpec
-from hetopt.core.runs import RunFolders
+from hetopt.core.run_folder import RunFolders
+from hetopt.core.run_spec import RunSpec, host_names
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.plan import CostTerm, Plan, Prediction, Range
 

@@ -22,12 +22,12 @@ from hetopt.backends.ssh import look
 from hetopt.backends.ssh.conversation import Conversation
 from hetopt.backends.ssh.gpus import places
 from hetopt.core.artifact import Record, Told
-from hetopt.core.commands import typed
 from hetopt.core.errors import HetoptError
-from hetopt.core.extras import requirement
 from hetopt.core.formatting import bit_rate, bytes_, duration, listed
 from hetopt.core.hosts import CPU, AddressAmongHosts, Host, Port
-from hetopt.core.precision import Precision
+from hetopt.core.memory import Precision
+from hetopt.core.plain_text import typed
+from hetopt.core.search_path import requirement
 
 FACTS_WITHIN_S = 40.0
 WAYS_WITHIN_S = 60.0

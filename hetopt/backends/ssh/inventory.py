@@ -9,7 +9,7 @@ from pydantic import Field
 from hetopt.core.artifact import Artifact, HostName, Told
 from hetopt.core.errors import BadInput
 from hetopt.core.hosts import MOST_HOSTS, AddressAmongHosts, Host
-from hetopt.core.names import known
+from hetopt.core.plain_text import known
 
 INVENTORY_FILE = "inventory.json"
 

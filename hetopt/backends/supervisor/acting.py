@@ -26,9 +26,10 @@ from hetopt.backends.supervisor.alternatives import (
 from hetopt.backends.supervisor.decide import Action, Alternative, Decision, Hysteresis, Supervisor
 from hetopt.backends.supervisor.progress import PredictedGain, RunProgress
 from hetopt.core.errors import BadInput, BudgetStop, CloudRefused
-from hetopt.core.events.decisions import gain_in_words, write_decision
 from hetopt.core.events.fold import RunFold
+from hetopt.core.events.log import write_decision
 from hetopt.core.events.records import LogEvent
+from hetopt.core.formatting import gain_in_words
 from hetopt.core.scaled_emulation import Change
 from hetopt.optimizer.launch_record import Launch
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetopt.core.batch_partition import spec_of_living
 from hetopt.core.errors import BadInput, RunFailed
-from hetopt.core.local_batch_sizes import spec_of_living
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.elastic.rendezvous import (
     LOOK_S,

@@ -18,15 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._C._distributed_c10d import TCPStore
 
-from hetopt.core.listening import listening_socket
-from hetopt.core.presence import (
-    INCARNATION_VARIABLE,
-    PRESENCE_FILE,
-    HostThere,
-    KnownPresence,
-    life_of,
-    write_presence,
-)
+from hetopt.core.run_folder import INCARNATION_VARIABLE, PRESENCE_FILE, HostThere, write_presence
 from hetopt.trainer.elastic.stores import (
     DEAF_S,
     TcpRendezvousStore,
@@ -38,7 +30,9 @@ from hetopt.trainer.elastic.stores import (
 )
 from hetopt.trainer.elastic.worker_group import EVERY_S, Watch
 from hetopt.trainer.host import stores
+from hetopt.trainer.host.stores import listening_socket
 from hetopt.trainer.packing import pack, unpack
+from hetopt.trainer.worker import KnownPresence, life_of
 from tests.disturbance import PATIENCE_S
 
 PLAIN = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(max_size=8)

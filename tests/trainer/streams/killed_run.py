@@ -26,8 +26,7 @@ from torch._C._distributed_c10d import FileStore
 from benchmarks._in_process import train_here
 from hetopt.core.events.log import EVENTS_FILE, read_events
 from hetopt.core.run_folder import STOP_FILE, UNFINISHED_MODEL_FILE
-from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
-from hetopt.core.stream import Stream
+from hetopt.core.run_spec import RunSpec, StopRule, Stream, WorkerSpec
 from hetopt.trainer.data.stream.writer import StreamWriter
 from hetopt.trainer.failure import FailureReport
 from tests.trainer.streams.counting_task import EXTRA, SAMPLES, samples

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.core.errors import RunFailed
-from hetopt.core.stream import BufferPolicy, Stream
+from hetopt.core.run_spec import BufferPolicy, Stream
 from hetopt.trainer.data.stream.replay import Replay, every_nth_of_all, first_kept, held
 from hetopt.trainer.data.stream.source import RateMeter
 

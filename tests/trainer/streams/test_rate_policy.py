@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from hetopt.core.run_spec import RunSpec
-from hetopt.core.stream import Stream
+from hetopt.core.run_spec import RunSpec, Stream
 from hetopt.trainer.policies.policy import BatchObservation
 from hetopt.trainer.policies.stream_rate import DEAD_BAND, RateShares, stream_learning_rate_scale
 

@@ -14,7 +14,7 @@ import torch
 
 from benchmarks._ports import own_port
 from hetopt.core.errors import BadInput, RunFailed
-from hetopt.core.stream import Stream
+from hetopt.core.run_spec import Stream
 from hetopt.trainer.data.fetch import TensorPairs
 from hetopt.trainer.data.stream.redis_source import ReceivedSamples, RedisSource
 from hetopt.trainer.data.stream.wire import header_of

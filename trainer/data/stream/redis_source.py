@@ -37,8 +37,8 @@ import numpy as np
 import torch
 
 from hetopt.core.errors import BadInput, HetoptError, RunFailed
-from hetopt.core.extras import install_command
-from hetopt.core.stream import Stream
+from hetopt.core.run_spec import Stream
+from hetopt.core.search_path import install_command
 from hetopt.trainer.data.cursor import Indices
 from hetopt.trainer.data.fetch import Batch, MapDataset, each_tensor, fetch, joined, rows_of
 from hetopt.trainer.data.stream.source import Flow, RateMeter, Taken

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from hetopt.core.errors import RunFailed
-from hetopt.core.stream import BufferPolicy, Stream
+from hetopt.core.run_spec import BufferPolicy, Stream
 from hetopt.trainer.data.cursor import Indices, permutation
 from hetopt.trainer.data.stream.source import Flow, RateMeter, Taken
 

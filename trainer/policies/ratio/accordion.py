@@ -16,7 +16,7 @@ import math
 from pydantic import NonNegativeFloat
 
 from hetopt.core.artifact import Record
-from hetopt.core.policy_settings import AccordionSettings, Share
+from hetopt.core.run_spec import AccordionSettings, Share
 from hetopt.trainer.comm.network import Network
 from hetopt.trainer.policies.ratio.policy import RatioDecision, RatioObservation, percent
 

@@ -38,9 +38,8 @@ from dataclasses import dataclass, field, replace
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from hetopt.core.artifact import Record
-from hetopt.core.comm.options import AVERAGED
-from hetopt.core.comm.planner import Option
-from hetopt.core.comm.way_text import way_in_words
+from hetopt.core.comm.compression_text import way_in_words
+from hetopt.core.comm.options import AVERAGED, Option
 from hetopt.core.compression_slowdown import CAUTIOUS_COEFFICIENT, LEAST_GAIN, MOST_LOST, backlog_after, distance
 from hetopt.trainer.comm.network import Network
 from hetopt.trainer.policies.ratio.policy import DENSE, RatioDecision, RatioObservation, Verdict, interpolated, percent

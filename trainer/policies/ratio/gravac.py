@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from pydantic import Field, NonNegativeInt, PositiveFloat
 
 from hetopt.core.artifact import Record
-from hetopt.core.policy_settings import GravacSettings
+from hetopt.core.run_spec import GravacSettings
 from hetopt.trainer.comm.network import Network
 from hetopt.trainer.policies.ratio.policy import DENSE, RatioDecision, RatioObservation, percent
 

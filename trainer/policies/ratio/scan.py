@@ -21,8 +21,8 @@ from typing import Annotated
 from pydantic import Field, PositiveFloat
 
 from hetopt.core.artifact import Record
-from hetopt.core.comm.planner import Option
-from hetopt.core.policy_settings import ScanSettings
+from hetopt.core.comm.options import Option
+from hetopt.core.run_spec import ScanSettings
 from hetopt.trainer.comm.network import Network
 from hetopt.trainer.policies.ratio.policy import RatioDecision, RatioObservation, percent
 

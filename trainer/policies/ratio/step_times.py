@@ -13,7 +13,7 @@ import math
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from hetopt.core.artifact import Record
-from hetopt.core.comm.planner import Option
+from hetopt.core.comm.options import Option
 from hetopt.trainer.comm.network import Network
 
 BACKWARD = 2 / 3

@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import Field, NonNegativeInt
 
 from hetopt.core.artifact import Record
-from hetopt.core.policy_settings import ThresholdSettings
+from hetopt.core.run_spec import ThresholdSettings
 from hetopt.trainer.comm.network import Network
 from hetopt.trainer.policies.ratio.policy import DENSE, RatioDecision, RatioObservation, percent
 

@@ -11,9 +11,9 @@ from typing import Any
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from hetopt.core.artifact import Record
+from hetopt.core.run_rules import steps_of_round
 from hetopt.core.run_spec import Compression, RunSpec, StopRule
 from hetopt.core.synchronization import Synchronization
-from hetopt.core.synchronization_rules import steps_of_round
 from hetopt.trainer.policies.sync.periodic import FedAvg, LocalSgd
 from hetopt.trainer.policies.sync.policy import SyncPolicy
 from hetopt.trainer.policies.sync.selsync import SelSync, votes_needed

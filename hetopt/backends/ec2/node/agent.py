@@ -36,18 +36,15 @@ from hetopt.backends.ec2.renewal import Allowance, AskPrices, PriceHistory
 from hetopt.backends.ec2.uploads import Uploads
 from hetopt.backends.processes import QUIET_TORCH
 from hetopt.core.artifact import read_record
-from hetopt.core.bucket_traffic import HEARTBEAT_S, LEASE_OBJECT, PLACEMENT_OBJECT, READ_EVERY_S
+from hetopt.core.budget_law import HEARTBEAT_S, LEASE_OBJECT, PLACEMENT_OBJECT, READ_EVERY_S
 from hetopt.core.errors import BadInput, RunFailed
-from hetopt.core.events.log import EVENTS_FILE
-from hetopt.core.events.reader import read_log
+from hetopt.core.events.log import EVENTS_FILE, read_log
 from hetopt.core.events.records import ProbeEvent, TrainingFinished
-from hetopt.core.listening import collectives_on
+from hetopt.core.listening import SECRET_VARIABLE, collectives_on
 from hetopt.core.paths import inside
-from hetopt.core.run_folder import STOP_FILE, write_spec
+from hetopt.core.run_folder import STOP_FILE, host_log_folder, write_spec
 from hetopt.core.run_status import failure_reason
 from hetopt.core.search_path import INSTALLED_ONLY, code_folder
-from hetopt.core.secret import SECRET_VARIABLE
-from hetopt.core.worker_logs import host_log_folder
 
 TURN_S = 1.0
 NOTICE_EVERY_S = facts.NOTICE_EVERY_S

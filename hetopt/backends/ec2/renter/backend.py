@@ -21,13 +21,12 @@ from hetopt.backends.ec2.renter.ordering import IMAGES, PROFILE_NAME, Moved, Ord
 from hetopt.backends.ec2.renter.probing import CANARY_USD, Prober, canary_probe, folded, told
 from hetopt.backends.ec2.renter.request import Request
 from hetopt.backends.options import Ec2
-from hetopt.core.commands import typed
 from hetopt.core.errors import BadInput, BudgetStop, NoFeasiblePlan
 from hetopt.core.formatting import duration, listed, usd
 from hetopt.core.paths import PROXY_PATTERN, is_name, shown
-from hetopt.core.run_folder import read_spec
+from hetopt.core.plain_text import typed
+from hetopt.core.run_folder import RunFolders, read_spec
 from hetopt.core.run_spec import RunSpec
-from hetopt.core.runs import RunFolders
 from hetopt.optimizer.cost.billing import load_billing
 from hetopt.optimizer.exploring import check_probed
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch

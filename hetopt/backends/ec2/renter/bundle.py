@@ -22,9 +22,9 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import hetopt.core
-from hetopt.core.commands import typed
 from hetopt.core.errors import BadInput
-from hetopt.core.reading import read_bytes
+from hetopt.core.paths import read_bytes
+from hetopt.core.plain_text import typed
 from hetopt.core.run_spec import DATA_PLACE
 from hetopt.core.search_path import code_folder
 

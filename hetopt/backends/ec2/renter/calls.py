@@ -27,7 +27,7 @@ from hetopt.backends.ec2.bootstrap import NodeConfig, user_data
 from hetopt.backends.ec2.protocol import Renewal
 from hetopt.backends.ec2.renter.order import ORDER_FILE, UNPLACED_S, Order, Role, Zone, filters
 from hetopt.backends.ec2.renter.request import Edge, Reference, Request, if_there, read
-from hetopt.core.bucket_traffic import LEASE_OBJECT, PLACEMENT_OBJECT
+from hetopt.core.budget_law import LEASE_OBJECT, PLACEMENT_OBJECT
 from hetopt.core.errors import BadInput, CloudRefused
 
 END_ROLE = "hetopt-end"

@@ -2,7 +2,7 @@
 
 A machine whose boot fails leaves its log in the bucket and shuts down, so nobody hears of it by the run's events. It is
 asked for again, as is one that has booted and ends before a step was done, until it is given up
-(`hetopt.core.placings`): each try costs minutes of the machine. Prices of spot pools are asked for in one call,
+(`hetopt.backends.backend`): each try costs minutes of the machine. Prices of spot pools are asked for in one call,
 believed up to the worst price, and billed from then on. What a run has seen of its pools, hours and preemptions, is
 kept for the next plan once the run is over.
 """
@@ -18,7 +18,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
-from hetopt.backends.backend import Pools
+from hetopt.backends.backend import Pools, is_given_up
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renewal import PRICES_EVERY_S, Stay, changes_of, history_parameters, spent_usd
 from hetopt.backends.ec2.renter.order import Order, Zone
@@ -26,7 +26,6 @@ from hetopt.backends.ec2.renter.request import Answer, Request, read
 from hetopt.core.artifact import Artifact, HostName, Record, Told
 from hetopt.core.errors import BadInput
 from hetopt.core.events.records import LogEvent, ProbeEvent, TrainingFinished
-from hetopt.core.placings import is_given_up
 from hetopt.core.run_spec import WorkerSpec
 from hetopt.core.run_status import RunState, RunStatus, failure_reason, judge, last_events, last_log_line, read_tail
 from hetopt.optimizer.cost.billing import is_free

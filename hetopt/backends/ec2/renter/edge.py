@@ -25,8 +25,8 @@ from typing import Any
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, Kind, Request
 from hetopt.core.errors import BadInput, HetoptError
-from hetopt.core.extras import install_command
-from hetopt.core.reading import parse_json
+from hetopt.core.paths import parse_json
+from hetopt.core.search_path import install_command
 
 LEDGER_FILE = "ledger.jsonl"
 REGIONS_FILE = "regions"

@@ -18,11 +18,10 @@ from hetopt.backends.ec2.renter.launcher import PLAN_OBJECT, Loop, read_lease
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.placement import Machine
 from hetopt.backends.ec2.renter.request import Edge, if_there, read
-from hetopt.core.bucket_traffic import PLACEMENT_OBJECT
+from hetopt.core.budget_law import PLACEMENT_OBJECT
 from hetopt.core.errors import BadInput, CloudRefused
-from hetopt.core.outputs import OUTPUT_FOLDER, Outputs
 from hetopt.core.paths import shown
-from hetopt.core.run_folder import MODEL_FILES, write_spec
+from hetopt.core.run_folder import MODEL_FILES, OUTPUT_FOLDER, Outputs, write_spec
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.plan import Plan
 

@@ -73,17 +73,14 @@ from hetopt.backends.ec2.renter.renting import Accept, Renter, Tell
 from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, if_there, read
 from hetopt.backends.ec2.uploads import LOG_TAIL_BYTES
 from hetopt.core.artifact import write_atomically
-from hetopt.core.bucket_traffic import HEARTBEAT_S, LEASE_OBJECT
-from hetopt.core.budget_law import SHUTDOWN_S
+from hetopt.core.budget_law import HEARTBEAT_S, LEASE_OBJECT, SHUTDOWN_S
 from hetopt.core.errors import BadInput, CloudRefused, HetoptError
 from hetopt.core.events.log import EVENTS_FILE
 from hetopt.core.events.records import CheckpointSaved, ProbeEvent, StepsLogged
-from hetopt.core.nodes import host_names
 from hetopt.core.paths import inside, shown
-from hetopt.core.run_folder import LATEST_OBJECT, read_spec, write_spec
-from hetopt.core.run_spec import RunSpec
+from hetopt.core.run_folder import LATEST_OBJECT, LOG_FOLDER, read_spec, write_spec
+from hetopt.core.run_spec import RunSpec, host_names
 from hetopt.core.run_status import RunState, RunStatus, last_events
-from hetopt.core.worker_logs import LOG_FOLDER
 
 BUNDLE_FILE = "bundle.tar.gz"
 PLAN_OBJECT = "plan.json"

@@ -24,9 +24,9 @@ from hetopt.core.artifact import Artifact, HostName, Record, RunName
 from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.core.errors import BadInput, BudgetStop
 from hetopt.core.formatting import usd
+from hetopt.core.listening import SECRET_PATTERN
 from hetopt.core.paths import BUCKET_PATTERN, PROXY_PATTERN, REGION_PATTERN
 from hetopt.core.run_spec import RunSpec
-from hetopt.core.secret import SECRET_PATTERN
 from hetopt.optimizer.cost.least_budget import LEAST_LIFETIME_S, least_budget_usd
 from hetopt.optimizer.plan import Market
 

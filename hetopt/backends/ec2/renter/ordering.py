@@ -31,8 +31,8 @@ from hetopt.backends.ec2.renter.order import (
 from hetopt.backends.ec2.renter.request import Answer, Edge, if_there, read
 from hetopt.core.errors import BadInput, BudgetStop, CloudRefused, setting
 from hetopt.core.formatting import usd
+from hetopt.core.listening import new_secret
 from hetopt.core.paths import BUCKET_PATTERN, is_name, shown
-from hetopt.core.secret import new_secret
 from hetopt.optimizer.cost.billing import Billing
 from hetopt.optimizer.cost.cost import checkpoint_bytes, checkpoint_time_s
 from hetopt.optimizer.cost.least_budget import extras_usd_per_hour, fixed_usd, least_budget_usd

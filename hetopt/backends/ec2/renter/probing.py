@@ -28,8 +28,7 @@ from hetopt.backends.ec2.renter.ordering import image_kind
 from hetopt.backends.ec2.renter.request import Edge, if_there
 from hetopt.backends.probe_runs import ProbeRun, probe, read_sample
 from hetopt.core.errors import BadInput, BudgetStop, RunFailed
-from hetopt.core.events.log import EVENTS_FILE
-from hetopt.core.events.reader import read_log
+from hetopt.core.events.log import EVENTS_FILE, read_log
 from hetopt.core.events.records import LogEvent, StepsLogged
 from hetopt.core.formatting import duration, usd
 from hetopt.core.interruption import stopping

@@ -27,6 +27,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hetopt.backends.backend import MOST_IDLE
 from hetopt.backends.ec2.protocol import PaidMachine, Renewal
 from hetopt.backends.ec2.renter.cluster_state import (
     ClusterState,
@@ -40,13 +41,10 @@ from hetopt.backends.ec2.renter.cluster_state import (
 )
 from hetopt.backends.ec2.renter.order import UNPLACED_S, Guard, Order, Role
 from hetopt.backends.ec2.renter.placement import shared, without
-from hetopt.core.bucket_traffic import HEARTBEAT_S
-from hetopt.core.budget_law import SECONDS_PER_HOUR
+from hetopt.core.budget_law import HEARTBEAT_S, SECONDS_PER_HOUR
 from hetopt.core.errors import BadInput, BudgetStop, CloudRefused
 from hetopt.core.formatting import usd
-from hetopt.core.nodes import host_names
-from hetopt.core.placings import MOST_IDLE
-from hetopt.core.run_spec import RunSpec, WorkerSpec
+from hetopt.core.run_spec import RunSpec, WorkerSpec, host_names
 
 
 @dataclass(frozen=True, kw_only=True)

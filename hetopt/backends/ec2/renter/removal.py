@@ -41,7 +41,7 @@ from hetopt.backends.ec2.renter.edge import (
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.ordering import Identity, default_bucket
 from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, Kind, Request, if_there, read
-from hetopt.core.bucket_traffic import HEARTBEAT_S, LEASE_OBJECT
+from hetopt.core.budget_law import HEARTBEAT_S, LEASE_OBJECT
 from hetopt.core.errors import BadInput, CloudRefused
 from hetopt.core.paths import BUCKET_PATTERN, is_name
 

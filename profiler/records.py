@@ -1,9 +1,4 @@
-"""What a probe writes into its event log: one record for each kind of event, used by the writer and the reader alike.
-
-In the log every record has its `EVENT` name and a time beside its fields. Seconds, bytes and samples throughout. Host
-and job facts travel as the profile's own `Host` and `Job`, under the names ``host_facts`` and ``job_facts``;
-``probe_started`` (start-up is over) and ``probe_finished`` have no fields.
-"""
+"""The events of a probe: what each measurement writes into the log, and `hetopt.profiler.collect` reads."""
 
 from __future__ import annotations
 
@@ -12,8 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from hetopt.core.artifact import Record, Told
-from hetopt.core.memory import TrainingMemory
-from hetopt.core.precision import Precision
+from hetopt.core.memory import Precision, TrainingMemory
 from hetopt.core.profile import Collective
 
 STARTED = "probe_started"
@@ -141,7 +135,7 @@ class PilotStarted(Measurement):
 
 
 class NoiseMeasured(Measurement):
-    """Sums from which both moments of the gradient are estimated (see `hetopt.core.gradient_noise.pooled_noise`)."""
+    """Sums from which both moments of the gradient are estimated (see `hetopt.core.learning_rate.pooled_noise`)."""
 
     EVENT: ClassVar[str] = "noise_sample"
 

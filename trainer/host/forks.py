@@ -251,7 +251,7 @@ def _serve(descriptor: int) -> NoReturn:
     # They are for those that it forks, or for whoever asks, who ends this process by ending.
     heard = [number for number in _ENDED_BY_SIGNALS if signal.signal(number, signal.SIG_IGN) != signal.SIG_IGN]
     connection = socket.socket(fileno=descriptor)
-    _show(["-m", "hetopt.core.forks", *sys.argv[1:]])
+    _show(["-m", "hetopt.trainer.host.forks", *sys.argv[1:]])
     while True:
         length, files, _, _ = socket.recv_fds(connection, _LENGTH_BYTES, _MOST_FILES, socket.MSG_CMSG_CLOEXEC)
         if not length:

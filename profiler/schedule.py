@@ -1,15 +1,31 @@
-"""The probe schedule: what a profiling run measures, in which order, with which seeds. The trainer executes it."""
+"""What a probe measures within its time: batch sizes, divisions of the host, pilots, in this order."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from hetopt.core.memory import Precision
+from hetopt.core.run_spec import CompressorProbe, NetworkProbe, PilotProbe, ProbeSchedule, Sweep
 
-from hetopt.core.artifact import Record
-from hetopt.core.precision import Precision
-from hetopt.core.throughput import batch_ladder
+
+def batch_ladder(batch_size: int, *, dataset_size: int | None, below: int = 4, above: int = 2) -> tuple[int, ...]:
+    """Local batch sizes to time: the task's own and powers of two around it, in increasing order.
+
+    Two times are the least that a line through them needs, five let the curve at small batches show. The top is the
+    task's batch size times ``2 ** above`` (one worker alone may have to take a batch that large) but never more than
+    the data set. One sample alone is left out where the task's own batch has more: BatchNorm cannot normalise it.
+
+    Args:
+        batch_size: the global batch size that the task was tuned at, samples.
+        dataset_size: samples in one epoch; None: nobody knows.
+        below: halvings of ``batch_size``.
+        above: doublings of ``batch_size``.
+    """
+    if batch_size < 1 or (dataset_size is not None and dataset_size < 1):
+        raise ValueError("a batch size ladder needs a batch size and samples")
+    sizes = {max(min(2, batch_size), round(batch_size * 2.0**power)) for power in range(-below, above + 1)}
+    return tuple(sorted({size if dataset_size is None else min(size, dataset_size) for size in sizes}))
+
 
 SWEEP_SHARE = 0.35
 PILOT_SHARE = 0.5
@@ -31,82 +47,6 @@ LATER_PASSES = 2
 LATER_PASS_SHARE = 0.2
 """After the first pass over its batch sizes a sweep comes back so often, each time for this part of its time. Machines
 that share hardware change their speed by 10 to 20 % over seconds; steps timed at one moment only show that moment's."""
-
-
-class Sweep(Record):
-    """Step times over local batch sizes, for one division of the host."""
-
-    concurrent_workers: PositiveInt = Field(description="workers that compute at the same time; the others wait")
-    threads_per_worker: PositiveInt
-    local_batch_sizes: tuple[PositiveInt, ...] = Field(min_length=1)
-    warmup_steps: PositiveInt = 5
-    timed_steps: PositiveInt = 20
-    time_limit_s: PositiveFloat = Field(description="larger batch sizes are left out once this much time is spent")
-    precision: Precision = "fp32"
-
-
-class NetworkProbe(Record):
-    """Timed collectives between all workers of the probe."""
-
-    collectives: tuple[Literal["all_reduce", "all_gather", "broadcast"], ...] = (
-        "all_reduce",
-        "all_gather",
-        "broadcast",
-    )
-    payload_bytes: tuple[PositiveInt, ...] = (4_096, 65_536, 1_048_576, 4_194_304)
-    warmup: PositiveInt = 3
-    least_rounds: PositiveInt = 1
-    most_rounds: PositiveInt = 12
-
-
-class CompressorProbe(Record):
-    """Compression time at several ratios."""
-
-    names: tuple[str, ...] = ("topk", "bf16", "int8", "int4")
-    ratios: tuple[float, ...] = (0.1, 0.01, 0.001)
-    repeats: PositiveInt = 5
-    time_limit_s: PositiveFloat | None = Field(
-        default=None, description="of each division of the host, after which other ways than the usual are left out"
-    )
-
-
-class PilotProbe(Record):
-    """A training run towards the target at one global batch size; noise and gain are sampled on the way."""
-
-    global_batch_size: PositiveInt
-    time_limit_s: PositiveFloat
-    max_epochs: PositiveInt
-    sample_every_steps: PositiveInt = Field(
-        default=10, description="steps between samples of noise and gain, which are taken in the first pilot only"
-    )
-    repeat: NonNegativeInt = Field(default=0, description="added to the schedule's seed, to see the spread over seeds")
-    sync: str | None = Field(
-        default=None, description="such as 'local-sgd(8)'; absent: gradients are summed in every step"
-    )
-    precision: Precision = "fp32"
-
-
-class ProbeSchedule(Record):
-    """A whole profiling run."""
-
-    seed: NonNegativeInt
-    sweeps: tuple[Sweep, ...]
-    network: NetworkProbe | None = None
-    compressors: CompressorProbe | None = None
-    pilots: tuple[PilotProbe, ...] = ()
-    gain_ratios: tuple[float, ...] = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-    noise_groups: PositiveInt = Field(default=8, description="micro-batches a noise sample is estimated from")
-    memory_fraction: float = Field(default=0.9, gt=0, le=1)
-    gain_residual_ratios: tuple[float, ...] = Field(
-        default=(0.1, 0.01, 0.001),
-        description="ratios at which error feedback is followed; a gain is measured on the residual of the nearest one",
-    )
-    exchanges: tuple[str, ...] = Field(
-        default=(), description="ways to exchange that are tried on gradients of pilots, as people write them"
-    )
-    time_limit_s: PositiveFloat | None = Field(
-        default=None, description="pilots are cut short, and later ones left out, once the probe took so long"
-    )
 
 
 def make_schedule(
