@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hetopt.core.least_squares import non_negative
+from hetopt.core.memory import non_negative
 from hetopt.optimizer.convergence.steps_law import (
     PSEUDO_RUNS,
     RUN_LOG_SD,

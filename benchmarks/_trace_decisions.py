@@ -19,7 +19,7 @@ from benchmarks._decided import Array, Belief, Chooser, Menu
 from benchmarks._held_out_priors import FLAT, learned_priors
 from benchmarks._step_baselines import PeerModel, PeerName, columns
 from benchmarks._step_traces import Samples, as_columns, read
-from hetopt.core.least_squares import non_negative
+from hetopt.core.memory import non_negative
 from hetopt.core.step_samples import StepSample
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.search.objective import Limits

@@ -15,12 +15,12 @@ from benchmarks._collectives import Cell, Request
 from benchmarks._outcome import Results, options, publish, run_benchmark
 from benchmarks._published_collectives import PUBLISHED_RING, PUBLISHED_TREE, shared_index
 from benchmarks._rehearsal import Log, Ratio, launch, need_namespaces, time_exchanges
-from hetopt.backends.emulation.schedule import CONDITION_CHANGED
+from hetopt.backends.emulation.conductor import CONDITION_CHANGED
 from hetopt.core.comm.cost import LinkSpeed, gathered, time_s
-from hetopt.core.compression_slowdown import MOST_LOST, distance
 from hetopt.core.events.log import Event
 from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
 from hetopt.core.scaled_emulation import EVERY_HOST, Change, DeclaredTime, EmulatedHost, ScaledEmulation
+from hetopt.core.training_laws import MOST_LOST, distance
 
 TOY = f"{Path(__file__).with_name('_toy.py')}:broad_digits"
 WORKERS = 4

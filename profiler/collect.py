@@ -15,7 +15,6 @@ from hetopt.core.artifact import Record, faults
 from hetopt.core.calibration_benchmark import summarize, usual_mean
 from hetopt.core.comm.cost import make_link
 from hetopt.core.errors import RunFailed
-from hetopt.core.learning_rate import SmoothedNoise, pooled_noise
 from hetopt.core.memory import Precision, StepMemory, TrainingMemory, fit_memory
 from hetopt.core.profile import (
     Collective,
@@ -35,6 +34,7 @@ from hetopt.core.profile import (
     StepTime,
 )
 from hetopt.core.run_spec import ProbeSchedule
+from hetopt.core.training_laws import SmoothedNoise, pooled_noise
 from hetopt.profiler.records import (
     FINISHED,
     HOST_FACTS,

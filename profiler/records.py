@@ -135,7 +135,7 @@ class PilotStarted(Measurement):
 
 
 class NoiseMeasured(Measurement):
-    """Sums from which both moments of the gradient are estimated (see `hetopt.core.learning_rate.pooled_noise`)."""
+    """Sums from which both moments of the gradient are estimated (see `hetopt.core.training_laws.pooled_noise`)."""
 
     EVENT: ClassVar[str] = "noise_sample"
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from hetopt.core.events.log import Event
-from hetopt.core.learning_rate import Moments, pooled_noise
+from hetopt.core.training_laws import Moments, pooled_noise
 from hetopt.trainer.data.stream.source import Flow
 from hetopt.trainer.likeness import CLOSE, Marks
 from hetopt.trainer.policies.policy import BatchObservation

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hetopt.core.errors import BadInput
-from hetopt.core.learning_rate import learning_rate_scale
 from hetopt.core.profile import LearningRateRule
+from hetopt.core.training_laws import learning_rate_scale
 from hetopt.trainer.data.fetch import Batch, MapDataset, fetch, samples_in, to_device
 
 Loss: TypeAlias = "Tensor | tuple[Tensor, Tensor | float]"

@@ -25,7 +25,7 @@ from hetopt.backends.prediction.hosting import STARTUP_S, ThisMachine
 from hetopt.backends.probe_runs import ProbeRun, local_probes, own_probes, read_sample, rehearsed_probes
 from hetopt.backends.processes import LocalLauncher
 from hetopt.backends.ssh.backend import SshProbes, ready
-from hetopt.backends.ssh.inventory import Inventory
+from hetopt.backends.ssh.checking import Inventory
 from hetopt.core import formatting
 from hetopt.core.errors import BadInput, BudgetStop, CloudRefused, RunFailed
 from hetopt.core.events.fold import RunFold

@@ -22,11 +22,11 @@ from hetopt.core.memory import Precision
 from hetopt.core.option import takes
 from hetopt.core.plain_text import typed_script
 from hetopt.core.profile import LOCAL, Profile
+from hetopt.core.run_rules import check_data_folder, check_found
 from hetopt.core.run_spec import ProbeSchedule, RunSpec, StopRule, WorkerSpec
 from hetopt.core.search_path import install_command
 from hetopt.core.step_samples import StepSample
 from hetopt.core.synchronization import parse_sync, spell_sync
-from hetopt.core.task_reference import check_data_folder, check_found
 from hetopt.profiler.collect import collect, refusals
 from hetopt.profiler.progress import progress
 from hetopt.profiler.schedule import make_schedule

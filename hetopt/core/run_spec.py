@@ -25,7 +25,6 @@ from pydantic import (
 )
 
 from hetopt.core.artifact import HostName, Record, RecordLeavingOut, faults, renamed
-from hetopt.core.compression_slowdown import CAUTIOUS_COEFFICIENT
 from hetopt.core.errors import BadInput
 from hetopt.core.grammar import FRACTION, call, record, written
 from hetopt.core.memory import Precision
@@ -33,6 +32,7 @@ from hetopt.core.paths import HOST_PATTERN, is_name, shown
 from hetopt.core.plain_text import known
 from hetopt.core.scaled_emulation import DeclaredTime, ScaledEmulation
 from hetopt.core.synchronization import Injection, Partition, Synchronization
+from hetopt.core.training_laws import CAUTIOUS_COEFFICIENT
 
 Settings: TypeAlias = dict[str, int | float | str | bool]
 """Those of a policy that were said, by key."""
@@ -473,7 +473,7 @@ class RunSpec(RecordLeavingOut):
     )
     slowdown_coefficient: NonNegativeFloat = Field(
         default=CAUTIOUS_COEFFICIENT,
-        description="what compression costs in steps, before it is seen: see hetopt.core.compression_slowdown",
+        description="what compression costs in steps, before it is seen: see hetopt.core.training_laws",
     )
     sync: Synchronization = Field(default=Synchronization(), description="when workers put together what they learned")
     partition: Partition = Field(default=Partition(), description="which samples a worker may see")

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from hetopt.core import formatting
 from hetopt.core.calibration_benchmark import Timing, summarize
 from hetopt.core.comm.cost import FASTEST_BYTES_PER_S
-from hetopt.core.learning_rate import Moments, noise_scale
 from hetopt.core.profile import Device, Link, Pilot, Profile, StepTime
+from hetopt.core.training_laws import Moments, noise_scale
 from hetopt.reports.document import Block, Heading, Line, Remarks, Table, columns
 
 WORTH_SAYING = 1.15

@@ -2,7 +2,7 @@
 
     S(B, gain) = S(B) (1 + a sqrt(1 / gain - 1))
 
-(`hetopt.core.compression_slowdown`, the law that training follows as well.) Gain is the share of the gradient's energy
+(`hetopt.core.training_laws`, the law that training follows as well.) Gain is the share of the gradient's energy
 that gets through. It says how much slower a run goes, but not that it arrives: in GraVAC's experiments (table 2) Top-k
 at 0.1 % kept 80 to 90 % of an LSTM's gradient and still ended at a perplexity of 26.8 where 22 was wanted. So arriving
 is a gate of its own, closed by a pilot that fell short.
@@ -18,7 +18,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hetopt.core.compression_slowdown import COEFFICIENT, COEFFICIENT_SD, LEAST_GAIN
+from hetopt.core.training_laws import COEFFICIENT, COEFFICIENT_SD, LEAST_GAIN
 from hetopt.optimizer.convergence.steps_law import Z90
 
 Array = NDArray[np.float64]

@@ -1,6 +1,6 @@
 """What sending whole gradients in fewer bytes costs this job in steps, from the trials that its profile holds.
 
-    with a residual       gain as measured; the law of `hetopt.core.compression_slowdown` does the rest
+    with a residual       gain as measured; the law of `hetopt.core.training_laws` does the rest
     without               (1 + c e) / s,  e from the measured variance q at the levels that so many workers leave
 
 Codes that are summed have the fewer levels the more workers there are: between the levels that were tried the log of
@@ -20,10 +20,10 @@ import numpy as np
 from hetopt.core.comm.compression_text import parse_compression
 from hetopt.core.comm.options import KEPT, LOSSLESS, has_levels, timed_as
 from hetopt.core.comm.payload_bytes import summed_bits
-from hetopt.core.compression_slowdown import NOISE_COEFFICIENT, NOISE_COEFFICIENT_SD
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import ExchangeTrial
 from hetopt.core.run_spec import Compression
+from hetopt.core.training_laws import NOISE_COEFFICIENT, NOISE_COEFFICIENT_SD
 
 LEAST_VARIANCE = 1e-12
 """Stands for none, so that its log is finite."""

@@ -10,11 +10,11 @@ from datetime import datetime
 from importlib.metadata import version
 
 from hetopt.core.comm.options import AVERAGED
-from hetopt.core.compression_slowdown import LEAST_GAIN, MOST_LOST
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.formatting import duration, usd
 from hetopt.core.plain_text import known
 from hetopt.core.profile import Profile, Provisioned
+from hetopt.core.training_laws import LEAST_GAIN, MOST_LOST
 from hetopt.optimizer.convergence.convergence import (
     FEWEST_UPDATES,
     Convergence,

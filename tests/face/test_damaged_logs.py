@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from hetopt.api.run import RunRecord
-from hetopt.backends.emulation.schedule import FitWatch
+from hetopt.backends.emulation.conductor import FitWatch
 from hetopt.backends.probe_runs import local_probes, read_sample
 from hetopt.backends.processes import run_status
-from hetopt.backends.supervisor.progress import RunProgress
+from hetopt.backends.supervisor.decide import RunProgress
 from hetopt.cli.watch import picture
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.events.fold import RunFold

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hetopt.core.task_reference import BUNDLED
+from hetopt.core.run_rules import BUNDLED
 from hetopt.trainer.check import check
 
 GOOD = """\

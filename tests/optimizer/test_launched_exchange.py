@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 
 from hetopt.backends.emulation.description import parse_hosts
 from hetopt.backends.emulation.plan import rehearse
-from hetopt.backends.prediction.communication import LEAST_GAIN, Foreseen, Meeting, foresee
-from hetopt.backends.prediction.hosting import ThisMachine
+from hetopt.backends.prediction.hosting import LEAST_GAIN, Foreseen, Meeting, ThisMachine, foresee
 from hetopt.backends.prediction.local_plan import predict_on_local
 from hetopt.core.comm.composition import METHODS, Combination, combinations
 from hetopt.core.comm.payload_bytes import wire_bytes
-from hetopt.core.compression_slowdown import step_inflation
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression, RatioPolicyName, RunSpec, StopRule, WorkerSpec
+from hetopt.core.training_laws import step_inflation
 from hetopt.optimizer.fit import CompressorLine, FittedModel, LinkModel, fit
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Goal, Plan

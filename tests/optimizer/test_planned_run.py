@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hetopt.core.compression_slowdown import CAUTIOUS_COEFFICIENT
+from hetopt.core.training_laws import CAUTIOUS_COEFFICIENT
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Goal
 from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.backends.emulation.description import parse_changes, parse_hosts
-from hetopt.backends.emulation.links import BOX_BITS_PER_S
+from hetopt.backends.emulation.iproute import BOX_BITS_PER_S
 from hetopt.backends.emulation.plan import HEADROOM, Rehearsal, rehearse
 from hetopt.backends.prediction.hosting import ThisMachine
 from hetopt.backends.prediction.processor_sharing import finish_times_s

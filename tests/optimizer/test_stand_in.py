@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 import hetopt
 from hetopt.api.launching import prepare
 from hetopt.api.options import Local
-from hetopt.backends.emulation.links import BOX_BITS_PER_S
-from hetopt.backends.emulation.plan import rehearse
-from hetopt.backends.emulation.stand_in import in_its_place
+from hetopt.backends.emulation.iproute import BOX_BITS_PER_S
+from hetopt.backends.emulation.plan import in_its_place, rehearse
 from hetopt.backends.on_this_machine import LocalBackend
 from hetopt.backends.prediction.hosting import ThisMachine
 from hetopt.core.errors import BadInput

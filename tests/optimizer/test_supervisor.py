@@ -12,18 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.backends.backend import Pools
-from hetopt.backends.supervisor.acting import UNPAID_S, Supervision
-from hetopt.backends.supervisor.alternatives import (
+from hetopt.backends.supervisor.acting import (
     LONGER,
     SLOW,
+    UNPAID_S,
+    Supervision,
     in_other_zones,
     on_demand_for_all,
     with_another_for_each_host,
     with_more_of_each_type,
     without_each_host,
 )
-from hetopt.backends.supervisor.decide import Alternative, Decision, Hysteresis, Supervisor
-from hetopt.backends.supervisor.progress import PredictedGain, RunProgress
+from hetopt.backends.supervisor.decide import Alternative, Decision, Hysteresis, PredictedGain, RunProgress, Supervisor
 from hetopt.core.errors import BadInput, BudgetStop, CloudRefused
 from hetopt.core.events.log import DECISIONS_FILE, read_events
 from hetopt.reports.timeline import happening

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.core.learning_rate import (
+from hetopt.core.training_laws import (
     Moments,
     SmoothedNoise,
     noise_scale,

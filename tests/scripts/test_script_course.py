@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from hetopt.core.learning_rate import pooled_noise
+from hetopt.core.training_laws import pooled_noise
 from hetopt.profiler.probe.timed_step import TimedStep
 from hetopt.profiler.script import course
 from hetopt.profiler.script.course import Measured, ScriptCourse

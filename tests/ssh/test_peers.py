@@ -17,9 +17,8 @@ from hetopt.api.backends import backend
 from hetopt.backends.ec2.protocol import State
 from hetopt.backends.options import Ssh
 from hetopt.backends.ssh.backend import OnHosts
-from hetopt.backends.ssh.checking import Seen, Ways, check_hosts
+from hetopt.backends.ssh.checking import INVENTORY_FILE, Seen, Ways, check_hosts
 from hetopt.backends.ssh.conductor import in_our_time
-from hetopt.backends.ssh.inventory import INVENTORY_FILE
 from hetopt.backends.ssh.link import Begun
 from hetopt.backends.ssh.objects import Answer, Load, Request
 from hetopt.cli import confirm

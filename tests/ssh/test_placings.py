@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hetopt.backends.backend import MOST_IDLE, back_off_s, is_given_up
 from hetopt.backends.ec2.protocol import OUTCOME_OBJECT, Placements, outcome_json
 from hetopt.backends.ssh import conductor
-from hetopt.backends.ssh.inventory import INVENTORY_FILE, Inventory
+from hetopt.backends.ssh.checking import INVENTORY_FILE, Inventory
 from hetopt.core.budget_law import PLACEMENT_OBJECT
 from hetopt.core.errors import RunFailed
 from hetopt.core.events.log import EVENTS_FILE, EventLog, read_log

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from hetopt.core.learning_rate import Moments, pooled_noise
 from hetopt.core.run_spec import Compression, RunSpec
+from hetopt.core.training_laws import Moments, pooled_noise
 from hetopt.trainer.balance import Balance
 from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.data.fetch import TensorPairs

@@ -18,7 +18,7 @@ from hetopt.backends.emulation.plan import rehearse
 from hetopt.backends.prediction.hosting import ThisMachine
 from hetopt.backends.prediction.local_plan import predict_on_local
 from hetopt.backends.ssh.backend import _mapped, spec_on
-from hetopt.backends.ssh.inventory import Inventory
+from hetopt.backends.ssh.checking import Inventory
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import EventLog, read_events
 from hetopt.core.hosts import parse_hosts

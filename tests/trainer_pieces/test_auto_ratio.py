@@ -12,7 +12,7 @@ import pytest
 
 from hetopt.core.comm.cost import TRAINER, LinkSpeed
 from hetopt.core.comm.options import make_option
-from hetopt.core.compression_slowdown import CAUTIOUS_COEFFICIENT, MOST_LOST, distance
+from hetopt.core.training_laws import CAUTIOUS_COEFFICIENT, MOST_LOST, distance
 from hetopt.trainer.policies.ratio.auto import TRIAL_STEPS, AutoRatio, AutoState
 from hetopt.trainer.policies.ratio.policy import RatioDecision
 from tests.thinned import few

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from hetopt.core.batch_partition import first_shares, micro_batch_size, whole_micro_batches, within_memory
 from hetopt.core.errors import BadInput
-from hetopt.core.learning_rate import adascale_gain
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
+from hetopt.core.training_laws import adascale_gain
 from hetopt.trainer.policies.allocation import AllocateMicroBatches
 from hetopt.trainer.policies.choose import choose_policy
 from hetopt.trainer.policies.dynamic import DynamicShares, omnilearn

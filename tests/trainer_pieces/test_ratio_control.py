@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetopt.core.compression_slowdown import step_inflation
 from hetopt.core.errors import BadInput
 from hetopt.core.run_rules import CONTROLLERS
+from hetopt.core.training_laws import step_inflation
 from hetopt.trainer.policies.ratio.accordion import Accordion
 from hetopt.trainer.policies.ratio.auto import AutoRatio
 from hetopt.trainer.policies.ratio.choose import choose_ratio_policy

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from hetopt.core.comm.cost import TRAINER, LinkSpeed, Operation
 from hetopt.core.comm.options import make_option
-from hetopt.core.compression_slowdown import MOST_LOST, distance
+from hetopt.core.training_laws import MOST_LOST, distance
 from hetopt.trainer.comm.network import Network, Timed
 from hetopt.trainer.policies.ratio.auto import PART
 from hetopt.trainer.policies.ratio.policy import GainCurve, RatioObservation, Verdict

@@ -12,10 +12,10 @@ from hetopt.core.artifact import Record
 from hetopt.core.comm.composition import DENSE, GATHER, why_not_controlled
 from hetopt.core.comm.compression_text import way_in_words
 from hetopt.core.comm.options import LOOK_AT, Candidate, Candidates, Option
-from hetopt.core.compression_slowdown import MOST_LOST
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import Event
 from hetopt.core.run_spec import WEIGHS_WAYS, RunSpec
+from hetopt.core.training_laws import MOST_LOST
 from hetopt.trainer.comm.network import Network
 from hetopt.trainer.policies.ratio.auto import AutoRatio, AutoState, Averages, Outlook
 from hetopt.trainer.policies.ratio.choose import choose_ratio_policy
@@ -138,7 +138,7 @@ class AdaptiveController:
 
     @property
     def slowdown_coefficient(self) -> float | None:
-        """What late gradients are thought to cost (`hetopt.core.compression_slowdown`); None: nobody asks."""
+        """What late gradients are thought to cost (`hetopt.core.training_laws`); None: nobody asks."""
         outlook = self._outlook
         return None if outlook is None else outlook.coefficient
 

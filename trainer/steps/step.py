@@ -6,7 +6,7 @@ result is the mean gradient of one machine with the whole batch of B samples. Wh
 
 Squared norms of the gradients of groups of samples, read off while a step is computed.
 
-The noise of a gradient shows in how far the gradients of parts of a batch differ (`hetopt.core.learning_rate`). Where
+The noise of a gradient shows in how far the gradients of parts of a batch differ (`hetopt.core.training_laws`). Where
 several workers train, each one's samples are a group; a single worker has its micro-batches.
 
 Number formats of the forward and backward pass, and the loss scale that fp16 needs.

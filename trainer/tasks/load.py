@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from hetopt.core.errors import BadInput
 from hetopt.core.plain_text import unknown
-from hetopt.core.task_reference import BUNDLED, names_no_task
+from hetopt.core.run_rules import BUNDLED, names_no_task
 from hetopt.trainer.task import Task
 
 

@@ -15,9 +15,8 @@ from hetopt.backends.options import Ssh
 from hetopt.backends.prediction.hosting import Mapped
 from hetopt.backends.prediction.local_plan import predict_on_local
 from hetopt.backends.processes import ProcessLauncher, Program
-from hetopt.backends.ssh.checking import check_hosts
+from hetopt.backends.ssh.checking import INVENTORY_FILE, Inventory, check_hosts
 from hetopt.backends.ssh.conductor import BUNDLE_FILE
-from hetopt.backends.ssh.inventory import INVENTORY_FILE, Inventory
 from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.formatting import listed

@@ -32,7 +32,7 @@ from hetopt.backends.ec2.protocol import (
 )
 from hetopt.backends.ec2.renter.placement import placement_json, without
 from hetopt.backends.processes import conduct
-from hetopt.backends.ssh.inventory import INVENTORY_FILE, Inventory
+from hetopt.backends.ssh.checking import INVENTORY_FILE, Inventory
 from hetopt.backends.ssh.link import Link, Part
 from hetopt.backends.ssh.objects import LOAD_FOLDER, FolderObjects, Load, write_text
 from hetopt.backends.ssh.others import is_taken

@@ -30,7 +30,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hetopt.core.least_squares import robust_non_negative
+from hetopt.core.memory import robust_non_negative
 from hetopt.core.profile import Collective, Link
 
 Primitive = Literal["all_reduce", "all_gather", "broadcast"]

@@ -8,7 +8,7 @@ What an arm is worth is J, the time of one dense step's progress:
 - `step_time` has one posterior (`hetopt.trainer.policies.ratio.step_times`).
 - `gain` is what was kept while the option was in use. Before that it is read off the gain curve that one Top-k yields,
   less what thicker options turned out to keep less than that.
-- `slowdown` is the law of `hetopt.core.compression_slowdown`. How much a task minds what comes late is not known: its
+- `slowdown` is the law of `hetopt.core.training_laws`. How much a task minds what comes late is not known: its
   coefficient is taken to be large until twins (`PairedTrial`) have shown that it is not.
 
 **Explore.** Of the options that keep enough, that one is tried next whose J would be least if what it takes beyond its
@@ -40,7 +40,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 from hetopt.core.artifact import Record
 from hetopt.core.comm.compression_text import way_in_words
 from hetopt.core.comm.options import AVERAGED, Option
-from hetopt.core.compression_slowdown import CAUTIOUS_COEFFICIENT, LEAST_GAIN, MOST_LOST, backlog_after, distance
+from hetopt.core.training_laws import CAUTIOUS_COEFFICIENT, LEAST_GAIN, MOST_LOST, backlog_after, distance
 from hetopt.trainer.comm.network import Network
 from hetopt.trainer.policies.ratio.policy import DENSE, RatioDecision, RatioObservation, Verdict, interpolated, percent
 from hetopt.trainer.policies.ratio.step_times import StepTimes

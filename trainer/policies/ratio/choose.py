@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from hetopt.core.comm.options import Option
-from hetopt.core.compression_slowdown import CAUTIOUS_COEFFICIENT
 from hetopt.core.run_rules import check_ratio_controller
 from hetopt.core.run_spec import AccordionSettings, GravacSettings, Settings
+from hetopt.core.training_laws import CAUTIOUS_COEFFICIENT
 from hetopt.trainer.policies.ratio.accordion import Accordion
 from hetopt.trainer.policies.ratio.auto import AutoRatio
 from hetopt.trainer.policies.ratio.gravac import Gravac

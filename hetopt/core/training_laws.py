@@ -166,3 +166,66 @@ class SmoothedNoise:
         if self.weight <= 0:
             raise ValueError("no noise sample has been added yet")
         return Moments(gradient_variance=self.variance_sum / self.weight, gradient_square=self.square_sum / self.weight)
+
+
+COEFFICIENT = 0.12
+"""Prior of ``a``: the upper of what was measured on two tasks, and so an assumption about any other."""
+
+COEFFICIENT_SD = 0.15
+"""Its standard deviation: the next task may be three times as sensitive, or not at all."""
+
+CAUTIOUS_COEFFICIENT = 0.37
+"""The upper end of the 90 % interval: what training acts by until it has seen better. Where a learning rate is as high
+as dense training bears, late gradients may cost the run."""
+
+MOST_LOST = 0.1
+"""Steps more than dense training that compression may cost where the number of steps is fixed: nothing makes up for
+what was not learned in them."""
+
+LEAST_GAIN = 0.05
+"""Below which nothing is planned or used, whatever it promises: the law was never seen to hold there."""
+
+
+NOISE_COEFFICIENT = 0.05
+"""Prior of ``c``: above what two tasks showed at their own learning rates, 0.02 to 0.04."""
+
+NOISE_COEFFICIENT_SD = 0.15
+"""Its standard deviation: the next task may be trained closer to the highest learning rate that it bears."""
+
+
+def distance(gain: float) -> float:
+    """How far what is held back has left the model behind, in steps.
+
+    Raises:
+        ValueError: a gain outside (0, 1].
+    """
+    if not 0 < gain <= 1:
+        raise ValueError(f"a gain is in (0, 1], not {gain}")
+    return math.sqrt(1 / gain - 1)
+
+
+def backlog_steps(gain: float) -> float:
+    """Steps' worth of gradient that is held back once this gain has settled."""
+    return distance(gain) ** 2
+
+
+def backlog_after(before: float, gain: float, steps: float) -> float:
+    """The same after so many steps that kept ``gain``, where it was ``before``.
+
+    A step keeps the share ``1 - gain`` of what was held back and of one gradient that comes anew; energies add up,
+    for gradients are mostly noise.
+    """
+    settled = backlog_steps(gain)
+    return settled + (before - settled) * float((1 - gain) ** steps)
+
+
+def step_inflation(gain: float, coefficient: float = COEFFICIENT) -> float:
+    """Steps at this gain over steps of dense training, at least 1.
+
+    Args:
+        gain: retained gradient energy, in (0, 1].
+        coefficient: ``a``.
+    """
+    if not 0 <= coefficient < math.inf:
+        raise ValueError(f"the coefficient is finite and not negative, not {coefficient}")
+    return 1 + coefficient * distance(gain)
