@@ -121,7 +121,7 @@ def launch(
     elif detach:
         render.note(unfollowed(rental_of(prepared)))
     is_checked = check and resume is None and bool(prepared.launch.spec.script)
-    if is_checked and _needs_equal_shares(prepared) and typed["batch_policy"] is None:
+    if is_checked and _needs_equal_shares(prepared) and "batch_policy" not in typed:
         typed["batch_policy"] = ("uniform", {})
         prepared = _prepared(where, place, plan, resume, typed)
         where.check_ready(prepared)
