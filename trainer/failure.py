@@ -208,6 +208,8 @@ def explain(error: Exception, who: str = "", lines: Lines | None = None) -> Heto
         hint = "torch sees no GPU here: give it its options for the CPU and the backend gloo, or machines with GPUs"
     elif any(os.strerror(code) in said for code in (errno.ENOSPC, errno.EDQUOT)):
         hint = f"make room where it writes, then launch again; free are {_room(error)}"
+    elif who and isinstance(error, (RuntimeError, ValueError, IndexError)):
+        hint += ", and takes sizes from its batches, as by len(images): a worker has a part of each"
     elif isinstance(error, FileNotFoundError):
         hint = (
             "see that the file is on every worker's machine; for it to travel there, launch with `data` naming its "

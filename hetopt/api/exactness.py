@@ -9,13 +9,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from hetopt.api.profiling_script import alone_environment
 from hetopt.api.script_text import read_script
 from hetopt.core import formatting
-from hetopt.core.artifact import write_atomically
+from hetopt.core.artifact import Record, write_atomically
 from hetopt.core.errors import BadInput, HetoptError, RunFailed
 from hetopt.core.interruption import Reporter
 from hetopt.core.paths import inside
@@ -175,7 +176,7 @@ class NeedsEqualShares(RunFailed):
     def __init__(self, error: RunFailed) -> None:
         super().__init__(
             f"in shares of 3 to 1 {error.message.rstrip('.')}; in equal shares it runs",
-            hint="its own collectives may want the same batch of every worker: launch with --batch-policy uniform",
+            hint="its collectives or shapes want the same batch of every worker: launch with --batch-policy uniform",
         )
 
 
@@ -198,10 +199,23 @@ FIRST_PATIENCE_S = 120.0
 """For each run of a check before a launch, which a person waits for."""
 
 _CHECKED_FOLDER = "checked"
+_UNKNOWN = "How far shares are from one machine is not known"
 
 
-def first_check(script: Path, arguments: Sequence[str], *, reporter: Reporter | None = None) -> str | None:
-    """Return the sentence of a script's check before it is launched; None: these files were checked before.
+class FirstCheck(Record):
+    """What a script's check before a launch found.
+
+    Attributes:
+        sentence: how far shares are from one machine, or why that is not known.
+        needs_equal_shares: whether the script fails in unequal shares and runs in equal ones.
+    """
+
+    sentence: str
+    needs_equal_shares: bool = False
+
+
+def first_check(script: Path, arguments: Sequence[str], *, reporter: Reporter | None = None) -> tuple[FirstCheck, bool]:
+    """Return a script's check before it is launched, and whether it is new; the same files are checked once.
 
     Args:
         script: with DistributedDataParallel or a session.
@@ -211,19 +225,22 @@ def first_check(script: Path, arguments: Sequence[str], *, reporter: Reporter | 
     try:
         files = [(file.name, file.text) for file in read_script(script)]
         digest = hashlib.sha256(json.dumps([files, list(arguments)]).encode()).hexdigest()
-        path = inside(home() / _CHECKED_FOLDER, f"{digest}.txt")
-        if path.exists():
-            return None
+        path = inside(home() / _CHECKED_FOLDER, f"{digest}.json")
+        with suppress(FileNotFoundError, ValueError):  # a record that cannot be read is made again
+            return FirstCheck.model_validate_json(path.read_text(encoding="utf-8")), False
         try:
-            sentence = str(check_script(script, arguments, patience_s=FIRST_PATIENCE_S, reporter=reporter))
+            check = FirstCheck(
+                sentence=str(check_script(script, arguments, patience_s=FIRST_PATIENCE_S, reporter=reporter))
+            )
+        except NeedsEqualShares as error:
+            check = FirstCheck(sentence=f"{_UNKNOWN}: {error.message}.", needs_equal_shares=True)
         except HetoptError as error:
-            advice = f" ({error.hint})" if isinstance(error, NeedsEqualShares) else ""
-            sentence = f"How far shares are from one machine is not known: {error.message}{advice}"
+            check = FirstCheck(sentence=f"{_UNKNOWN}: {error.message}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, sentence + "\n")
+        write_atomically(path, check.model_dump_json() + "\n")
     except OSError as error:
-        return f"How far shares are from one machine is not known: {error.filename} {error.strerror}."
-    return sentence
+        return FirstCheck(sentence=f"{_UNKNOWN}: {error.filename} {error.strerror}."), True
+    return check, True
 
 
 def unequal() -> RunSpec:

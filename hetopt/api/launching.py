@@ -11,7 +11,7 @@ from hetopt.api.backends import Machines, Rehearsal, backend, options_at
 from hetopt.api.changes import exchanged, in_precision, synchronized
 from hetopt.api.options import Changes
 from hetopt.api.run import Run
-from hetopt.api.script_text import lost_files, read_script, resumes, trains_on_several_workers
+from hetopt.api.script_text import lost_files, read_script, resumes, sharded_by, trains_on_several_workers
 from hetopt.api.streams import on_stream, waiting
 from hetopt.core.comm.composition import METHODS
 from hetopt.core.errors import BadInput
@@ -168,6 +168,12 @@ def _scripted(plan: Plan, changes: Changes, place: Machines) -> tuple[Plan, tupl
     path = Path(script[0])
     files = read_script(path)
     if not trains_on_several_workers(files):
+        if sharder := sharded_by(files):
+            raise BadInput(
+                f"{path} shards its model over the workers ({sharder}), which `hetopt launch` cannot run on unequal "
+                "workers yet.",
+                hint="wrap the model in DistributedDataParallel where it fits on one device",
+            )
         raise BadInput(
             f"{path} uses neither DistributedDataParallel nor a session: its workers would each train for themselves.",
             hint=f"`hetopt convert {typed(path)}`, then launch {typed(converted_script(path))}",

@@ -144,7 +144,7 @@ def profile_script(
             told(one.said, number / (1 + len(starts)))
             try:
                 logs.append(start(one.order.model_copy(update=chosen)))
-            except RunFailed as error:
+            except HetoptError as error:
                 told.note(f"{one.said} failed, and is left out: {error.message}")
         profile = collect(
             list(_joined(logs)),

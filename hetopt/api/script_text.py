@@ -133,6 +133,21 @@ def trains_on_several_workers(files: Iterable[SourceFile]) -> bool:
     return bool(several_workers(files))
 
 
+_SHARDS_A_MODEL = {"deepspeed": "DeepSpeed", "fully_shard": "fully_shard", "FullyShardedDataParallel": "FSDP"}
+
+
+def sharded_by(files: Iterable[SourceFile]) -> str:
+    """Return by what a script shards its model over the workers, as far as its imports tell; empty: by nothing."""
+    imports = (node for file in files for node in ast.walk(file.tree) if isinstance(node, (ast.Import, ast.ImportFrom)))
+    names = (name.partition(".")[0] for node in imports for name in _imported(node))
+    return next((_SHARDS_A_MODEL[name] for name in names if name in _SHARDS_A_MODEL), "")
+
+
+def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:
+    module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+    return [module, *(alias.name for alias in node.names)]
+
+
 def lost_files(files: Sequence[SourceFile]) -> tuple[str, ...]:
     """Return a sentence on where a script's own files must go to outlive a rented machine, where it never says so."""
     if any(OUTPUT_VARIABLE in file.text or ".outputs" in file.text for file in files):

@@ -120,22 +120,29 @@ def launch(
         launch_document.show(prepared)
     elif detach:
         render.note(unfollowed(rental_of(prepared)))
-    if check and resume is None and prepared.launch.spec.script:
-        _check_script(prepared)
+    is_checked = check and resume is None and bool(prepared.launch.spec.script)
+    if is_checked and _needs_equal_shares(prepared) and "batch_policy" not in typed:
+        typed["batch_policy"] = ("uniform", {})
+        prepared = _prepared(where, place, plan, resume, typed)
+        where.check_ready(prepared)
+        render.note("The script runs in equal shares alone: this run keeps them, unless --batch-policy names another.")
+        if not as_json:
+            launch_document.show(prepared)
     agreed = confirm.confirmed(prepared, yes=yes)
     follow.started(lambda begun: submit(agreed, where, begun=begun), rents=rents, detach=detach, as_json=as_json)
 
 
-def _check_script(prepared: Prepared) -> None:
-    """Say how far a script's shares are from one machine, where that was not said of these files before."""
+def _needs_equal_shares(prepared: Prepared) -> bool:
+    """Return whether a script fails in unequal shares and runs in equal ones; says what is new of its check."""
     from hetopt.api.exactness import first_check
     from hetopt.cli import render
 
     script, *arguments = prepared.launch.spec.script_command
     with render.progress("three steps alone and in shares (--no-check leaves it out)") as reporter:
-        sentence = first_check(Path(script), arguments, reporter=reporter)
-    if sentence is not None:
-        render.note(sentence)
+        checked, is_new = first_check(Path(script), arguments, reporter=reporter)
+    if is_new:
+        render.note(checked.sentence)
+    return checked.needs_equal_shares
 
 
 def _prepared(where: Backend, place: Place, plan: Path | None, resume: str | None, typed: dict[str, Any]) -> Prepared:

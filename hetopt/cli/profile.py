@@ -93,8 +93,9 @@ def _show(measured: Profile, output: Path | None, inventory: Path | None, *, as_
     for note in profile_document.notes(measured):
         render.note(note)
     if output is not None:
-        epochs = epochs_asked(measured.job.script)
-        length = f" --epochs {epochs or 'N'}" if measured.job.script else ""
+        is_counted = measured.job.counts_epochs
+        epochs = epochs_asked(measured.job.script) if is_counted else None
+        length = f" --{'epochs' if is_counted else 'steps'} {epochs or 'N'}" if measured.job.script else ""
         own = "" if inventory is None else f" --inventory {typed(inventory)}"
         meant = "  # N: as many as it trains" if measured.job.script and epochs is None else ""
         command = f"hetopt recommend {typed(output)} --budget 5{length}{own} -o plan.json{meant}"

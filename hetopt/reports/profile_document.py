@@ -19,9 +19,10 @@ def document(profile: Profile) -> Iterator[Block]:
     """Yield the job, its step times by local batch size, and what its pilots say."""
     job, host = profile.job, profile.host
     cost = f" for {formatting.usd(profile.profiling_usd)}" if profile.profiling_usd > 0 else ""
+    epoch = f"{formatting.counted(job.dataset_size, 'sample')} an epoch" if job.counts_epochs else "no epoch known"
     yield Line(
         f"{job.task}: {formatting.counted(job.parameters, 'parameter')} ({formatting.bytes_(job.gradient_bytes)} of "
-        f"gradient), {formatting.counted(job.dataset_size, 'sample')} an epoch",
+        f"gradient), {epoch}",
         "strong",
     )
     yield Line(
@@ -112,7 +113,8 @@ def _training(profile: Profile) -> list[str]:
             else f"no pilot came far enough to compare {precision} with {profile.precisions[0]}"
         )
     if job.script:
-        how = "`hetopt recommend --epochs N` or `hetopt recommend --steps N`"
+        epochs = "`hetopt recommend --epochs N` or " if job.counts_epochs else ""
+        how = f"{epochs}`hetopt recommend --steps N`"
         sentences.append(f"how long the script trains cannot be seen: say it to {how}")
     elif not profile.pilots:
         sentences.append(f"no pilot came far enough to say how many steps {goal} takes")

@@ -314,6 +314,11 @@ def steps_model(model: FittedModel, goal: Goal, evaluate_every_epochs: float) ->
     if goal.amount is None:
         raise BadInput(f"The goal does not say how many {goal.ends}.", hint=f"give `{goal.ends}`")
     if goal.ends == "epochs":
+        if not job.counts_epochs:
+            raise BadInput(
+                f"nothing told `hetopt profile` how many samples an epoch of {job.task} has.",
+                hint="give `steps` in place of epochs, or profile it again with `epoch_samples`",
+            )
         return EpochSteps(epochs=goal.amount, dataset_size=dataset_size, restarts=bool(job.script))
     return FixedSteps(count=math.ceil(goal.amount))
 

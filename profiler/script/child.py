@@ -47,6 +47,9 @@ MEETING_TIMEOUT_S = 120.0
 MATRIX_SIDE = 256
 """Of the product that copies compute between collectives: some milliseconds, as `time_collectives` wants."""
 
+STREAM_BATCHES = 10_000
+"""Batches that stand for an epoch where nothing tells how long one is."""
+
 
 class ScriptProbe:
     """Runs one script and writes down what was measured."""
@@ -142,8 +145,6 @@ class ScriptProbe:
         steps = clock.steps
         if len(steps) < FEWEST_TIMED or not clock.batch_size:
             return
-        if not (self._order.dataset_size or clock.dataset_size):
-            return
         taken = Taken.measured(steps, clock.device, yardstick_s(clock.device))
         self._measured.sizes.append(Sized(samples=clock.batch_size, taken=taken))
         self._measured.gradient = clock.gradient()
@@ -158,7 +159,6 @@ class ScriptProbe:
                 "the batch size.",
                 hint="compute by modules of torch.nn, whose first input has a row for each sample",
             )
-        self._dataset_size()  # refused at the first step, not when all is measured
         self._events.write(STARTED)
         crew = self._crew(1)
         yield from ScriptCourse(order=order, observer=observer, measured=self._measured, crew=crew).run()
@@ -249,29 +249,17 @@ class ScriptProbe:
     def _gradient_bytes(self) -> int:
         return self._training.kept.gradient_bytes
 
-    def _dataset_size(self) -> int:
-        """Samples of an epoch.
-
-        Raises:
-            BadInput: nothing tells.
-        """
-        size = self._order.dataset_size or self._training.dataset_size
-        if size is None:
-            raise BadInput(
-                f"nothing tells how many samples an epoch of {self._order.script} has.",
-                hint="say it: `epoch_samples=50000`; a script that draws batches without end: all that it draws from",
-            )
-        return size
-
     def _job(self) -> Job:
         order, training, measured = self._order, self._training, self._measured
+        epoch = order.dataset_size or training.dataset_size
         flops = measured.flops / measured.flops_samples if measured.flops and measured.flops_samples else None
         return Job(
             task=Path(order.script).name,
             script=(order.script, *order.arguments),
             parameters=sum(parameter.numel() for parameter in training.parameters),
             gradient_bytes=self._gradient_bytes,
-            dataset_size=self._dataset_size(),
+            dataset_size=epoch or STREAM_BATCHES * training.batch_size,
+            counts_epochs=epoch is not None,
             batch_size=training.batch_size,
             least_local_batch_size=LEAST_SAMPLES if any(map(normalises, training.modules)) else 1,
             learning_rate_rule="none",

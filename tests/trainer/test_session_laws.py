@@ -142,12 +142,14 @@ def test_parts_of_workers_weigh_as_much_as_the_batch(weights: list[int], sizes: 
         parts = [table.part(rank, size, (0, number), number + 1) for rank in range(len(weights))]
         mean = sum(part.weight * sum(own_items(batch, part)) / part.samples for part in parts if part.samples)
         assert math.isclose(mean, sum(batch) / size, abs_tol=1e-12)
+        if sum(weights) != size >= minimum:
+            assert all(part.samples == 0 or part.samples >= minimum for part in parts)
 
 
 @settings(deadline=None)
 @given(
     weights=st.lists(st.integers(1, 9), min_size=3, max_size=5),
-    size=st.integers(8, 40),
+    size=st.integers(1, 40),
     accumulate=st.integers(1, 3),
 )
 def test_an_audited_batch_is_computed_twice_by_the_leader_and_by_all_others(

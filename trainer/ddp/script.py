@@ -109,7 +109,7 @@ class DdpRun:
         self._periods.drawn = place
 
     def _begin(self, size: int, keep: tuple[int, ...] = ()) -> ShareTable:
-        module, state = self._modules[-1]
+        state, module = self._modules[-1][1], nn.ModuleList(ddp for ddp, _ in self._modules)
         device = next(module.parameters()).device
         return self._periods.begin(size, module, state.exchange, device=device, step=self.steps, keep=keep)
 

@@ -95,14 +95,22 @@ class ShareTable:
     def of(self, place: Place, samples: int) -> Shares:
         """Return the shares of a batch; in proportion where it is not a full one. Workers go without only where they
         must."""
-        wanted = next(shares for since, shares in reversed(self._entries) if since <= place or since == (0, 0))
-        if sum(wanted) == samples:
-            return wanted
-        return self._in_proportion(wanted, samples)
+        wanted = self._wanted(place)
+        return wanted if sum(wanted) == samples else self._in_proportion(wanted, samples)
 
-    def _in_proportion(self, wanted: Sequence[int], samples: int) -> Shares:
-        least = min(self._minimum, samples // len(wanted))
-        return largest_remainder(wanted, samples, minimum=[least] * len(wanted), maximum=[None] * len(wanted))
+    def _wanted(self, place: Place) -> Shares:
+        return next(shares for since, shares in reversed(self._entries) if since <= place or since == (0, 0))
+
+    def _in_proportion(self, wanted: Shares, samples: int) -> Shares:
+        """Return shares of at least the minimum; where a batch has less, the largest shares alone are of it."""
+        count = max(1, min(len(wanted), samples // self._minimum))
+        taking = sorted(range(len(wanted)), key=lambda rank: -wanted[rank])[:count]
+        least = min(self._minimum, samples)
+        bounds: list[tuple[int, int | None]] = [
+            (least, None) if rank in taking else (0, 0) for rank in range(len(wanted))
+        ]
+        minimum, maximum = zip(*bounds, strict=True)
+        return largest_remainder(wanted, samples, minimum=minimum, maximum=maximum)
 
     def part(self, rank: int, samples: int, place: Place, step: int, *, mark: int = 0, is_last: bool = False) -> Part:
         """Return a worker's part of a batch.
@@ -118,7 +126,7 @@ class ShareTable:
         shares = self.of(place, samples)
         changed = place == self._entries[-1][0]
         is_audit = self.audits is not None and self.audits.is_due(step, samples, changed=changed)
-        own = (0, *self._in_proportion(shares[1:], samples)) if is_audit else shares
+        own = (0, *self._in_proportion(self._wanted(place)[1:], samples)) if is_audit else shares
         first = sum(own[:rank])
         return Part(
             samples=samples if is_audit and rank == 0 else own[rank],
