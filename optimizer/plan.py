@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -417,6 +417,15 @@ class Choice(Record):
         return math.fsum(group.machines * group.price_usd_per_hour for group in groups)
 
 
+def without(*names: str) -> Any:
+    """Return a validator that drops fields which plans of earlier versions have, and nobody reads any more."""
+
+    def dropped(value: object) -> object:
+        return {name: one for name, one in value.items() if name not in names} if isinstance(value, dict) else value
+
+    return model_validator(mode="before")(dropped)
+
+
 class Goal(Record):
     """What was asked for. Budget and deadline are totals and hard."""
 
@@ -427,6 +436,8 @@ class Goal(Record):
     target_metric: str | None = None
     target_value: float | None = None
     zone: str | None = Field(default=None, description="availability zone that all machines must be in; absent: any")
+
+    _of_earlier_versions = without("zones")
 
 
 def limits_in_words(article: str, budget_usd: float | None, deadline_s: float | None) -> str:
@@ -458,6 +469,8 @@ class Sensitivity(Record):
     A plan that keeps its limits with probability ``chance`` does so in that share of simulated runs: over prices,
     losses of machines, step times and steps.
     """
+
+    _of_earlier_versions = without("scenarios", "rejected")
 
     gap: NonNegativeFloat | None = Field(
         description="no mix that was looked at is better than the choice by a larger part; absent where not shown"

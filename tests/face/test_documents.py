@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.api.compression_options import decide, parse_wish
+from hetopt.api.changes import exchanged
+from hetopt.api.options import Changes
 from hetopt.backends.backend import Prepared
 from hetopt.backends.prediction.local_plan import predict_on_local
 from hetopt.cli import launch_document, render
@@ -86,15 +87,13 @@ def test_a_profile(digits_profile: Path, shown: Shown) -> None:
 @pytest.mark.parametrize(
     ("name", "typed"),
     [
-        ("auto", ("auto", None, None)),
-        ("dgc", ("dgc:1000x,momentum=0.9", "warm_up", None)),
-        ("cheapest", ("topk:0.01,coding=packed", None, "auto")),
+        ("auto", {"compression": "auto"}),
+        ("dgc", {"compression": "dgc:1000x,momentum=0.9", "ratio_policy": "warm_up"}),
+        ("cheapest", {"compression": "topk:0.01,coding=packed", "collective": "auto"}),
     ],
 )
-def test_a_launch_with_compression(
-    plan: Plan, shown: Shown, name: str, typed: tuple[str | None, str | None, str | None]
-) -> None:
-    wanted = plan.model_copy(update={"run": decide(parse_wish(*typed), plan.run)})
+def test_a_launch_with_compression(plan: Plan, shown: Shown, name: str, typed: dict[str, str]) -> None:
+    wanted = plan.model_copy(update={"run": exchanged(Changes(**typed), plan.run)})
     here = predict_on_local(wanted, (1.0, 2.0))
     predicted = {"spec": here.run, "prediction": here.prediction, "notes": here.notes}
     started = Launch(created="", started_s=0.0, run_id="", on="local", plan=plan, **predicted)

@@ -32,7 +32,6 @@ from .conftest import Answer
         ("recommend --json=3 p.json", ["--json takes no value.", "`hetopt recommend -h`"]),
         ("recommend p.json more", ["hetopt recommend has no use for 'more'.", "`hetopt recommend [OPTIONS] PROFILE`"]),
         ("estimate --tokens 2k", ["--tokens must be a whole number, got '2k'.", "`hetopt estimate -h`"]),
-        ("recommend p.json --rank --budget 5", ["--budget: no effect with --rank", "leave them out"]),
         ("profile --from-samples x --seed 3", ["--seed: no effect with --from-samples alone", "leave them out"]),
         ("estimate --tokens=2k", ["--tokens must be a whole number, got '2k'.", "`hetopt estimate -h`"]),
         ("launch --on local --memory x", ["There is no option called '--memory'.", "`hetopt launch -h`"]),

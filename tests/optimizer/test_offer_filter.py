@@ -46,11 +46,11 @@ def test_wishes_are_a_conjunction(wishes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("wishes", "said"),
     [
-        ({"types": ("g5.*",), "exclude": ("g5.*",)}, r'fulfils `types="g5\.\*"` and `exclude="g5\.\*"`: of'),
-        ({"gpus": ("A10G",), "architecture": "arm64"}, 'fulfils `gpus="A10G"` and `architecture="arm64"`: of'),
+        ({"types": ("g5.*",), "exclude": ("g5.*",)}, r'fulfils .*`types="g5\.\*"` and `exclude="g5\.\*"`: of'),
+        ({"gpus": ("A10G",), "architecture": "arm64"}, 'fulfils .*`gpus="A10G"` and `architecture="arm64"`: of'),
         ({"gpus": ("H100",), "max_hourly_usd": 0.5}, r'`gpus="H100"` and `max_hourly_usd=0\.5`'),
         ({"network_min_gbps": 25.0, "network_max_gbps": 1.0}, r"`network_min_gbps=25` and `network_max_gbps=1`"),
-        ({"max_hourly_usd": 0.0001}, r"fulfils `max_hourly_usd=0\.0001`"),
+        ({"max_hourly_usd": 0.0001}, r"fulfils .*`max_hourly_usd=0\.0001`"),
         ({"quotas": read_quotas([f"{f}=0" for f in ("standard", "g", "p", "p5", "inf", "trn", "dl", "f", "x", "u",
                                                       "hpc", "mac")])}, "leaves nothing"),
         ({"types": ("c7a.*", "g5.*"), "gpus": ("A10G", "none"), "exclude": ("g5.*",), "max_hourly_usd": 0.01},

@@ -165,6 +165,6 @@ def test_hosts_meet_at_addresses(address: str, meeting: str) -> None:
 )
 def test_a_manifest_names_files_of_its_checkpoint_alone(name: str) -> None:
     record = FileRecord.of(b"")
-    Manifest(step=1, digest="d", workers=1, files={"state.safetensors": record, "rank-0.pt": record})
+    Manifest(step=1, digest="d", workers=1, files={"state.safetensors": record, "rank-0.safetensors": record})
     with pytest.raises(ValidationError):
         Manifest(step=1, digest="d", workers=1, files={name: record})

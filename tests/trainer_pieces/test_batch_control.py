@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
 
@@ -364,19 +363,6 @@ def test_damaged_state_is_refused(policy):
             type(state).model_validate({**saved, key: "3,4"})
     with pytest.raises(ValidationError):
         type(state).model_validate({**saved, "foreign": 1})
-
-
-@pytest.mark.parametrize("times", [(1.0,), (1.0, 0.0), (1.0, float("nan")), (1.0, float("inf"))])
-def test_impossible_observations_are_refused(times):
-    good = observe((1, 1), (1.0, 1.0))
-    with pytest.raises(ValueError, match="time"):
-        dataclasses.replace(good, compute_s=times)
-    with pytest.raises(ValueError, match="shares"):
-        dataclasses.replace(good, local_batch_sizes=(1, 0))
-    with pytest.raises(ValueError, match="spread"):
-        dataclasses.replace(good, spread_s=(0.0, -1.0))
-    with pytest.raises(ValueError, match="at least one step"):
-        dataclasses.replace(good, steps=0)
 
 
 # --- Learning rates ---------------------------------------------------------------------------------------------------

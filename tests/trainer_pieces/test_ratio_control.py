@@ -170,8 +170,6 @@ def test_accordion_is_blind_to_norms_that_stay_zero():
 @pytest.mark.parametrize(
     "impossible",
     [
-        lambda: ScheduledRatio(ratio=0),
-        lambda: ScheduledRatio(ratio=1, schedule=(2.0,)),
         lambda: Accordion(threshold=0),
         lambda: Gravac(floor=0.5),
         lambda: Gravac(window=0),
