@@ -508,7 +508,7 @@ class Search(Sought):
         int,
         Option(
             help="Add so many trials of Optuna's NSGA-II to those that exact search has weighed.",
-            read=partial(within, least=0, most=100_000, example="400"),
+            read=partial(within, least=0, most=1_000_000, example="400"),
         ),
     ] = 0
     observed: Annotated[

@@ -103,7 +103,9 @@ def test_a_plan_runs_is_followed_and_reported(tmp_path: Path, monkeypatch: pytes
     report = hetopt.report(run)
     assert {one.name for one in report.compared} >= {"run time"}
     assert report == hetopt.report(run.name)
-    head, *rows = str(report).splitlines()[1 : 2 + len(report.compared)]
+    lines = str(report).splitlines()
+    at = next(number for number, line in enumerate(lines) if "predicted" in line and "measured" in line)
+    head, *rows = lines[at : at + 1 + len(report.compared)]
     columns = [head.index(name) for name in ("predicted", "90 % interval", "measured", "difference")]
     assert all(row[place - 1] == " " != row[place] for row in rows for place in (columns[0], columns[2]))
     assert plan.advice is not None

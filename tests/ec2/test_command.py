@@ -260,11 +260,11 @@ def test_a_run_is_looked_after_from_another_machine(
 ) -> None:
     assert hetopt("launch", "--on", "ec2", plan_file, "--yes", "--detach").code == 0
     (folder,) = home.iterdir()
-    refused(hetopt("adopt", folder.name), 2, "is known here")
+    refused(hetopt("attach", folder.name), 2, "is known here")
     monkeypatch.setenv("HETOPT_HOME", str(tmp_path / "elsewhere"))
-    refused(hetopt("adopt", "20200101-000000-digits-0000"), 2, "has no order.json of a run")
-    refused(hetopt("adopt", "../x"), 2, "cannot be the name of a run")
-    assert hetopt("adopt", folder.name).code == 0
+    refused(hetopt("attach", "20200101-000000-digits-0000"), 2, "has no order.json of a run")
+    refused(hetopt("attach", "../x"), 2, "cannot be the name of a run")
+    assert hetopt("attach", folder.name).code == 0
     status = json.loads(hetopt("status", "--json").out)
     assert status["run"] == folder.name
     assert {machine["state"] for machine in status["rental"]["machines"]} == {"running"}

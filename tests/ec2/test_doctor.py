@@ -210,7 +210,7 @@ def test_prices_beyond_the_plans_and_budgets_that_pay_for_no_boot_are_found(
 def test_the_command_proves_a_plan(account: BotoEdge, hetopt: Callable[..., Said], plan: Plan, tmp_path: Path) -> None:
     plan.save(tmp_path / "plan.json")
     be_unkind(refuses={"CreateFleet": ["UnauthorizedOperation", SCP]})
-    answer = hetopt("doctor", "--plan", tmp_path / "plan.json", "--json")
+    answer = hetopt("doctor", tmp_path / "plan.json", "--json")
     assert answer.code == 4
     told = {one["name"]: one for one in json.loads(answer.out)}
     assert told["permission ec2:CreateFleet (c7i.large)"]["verdict"] == "bad"

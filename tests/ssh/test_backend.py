@@ -365,7 +365,7 @@ def test_the_others_train_without_a_host_that_cannot_take_part(
     monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
     bad = '[bad]\naddress = "nobody.invalid"\nprivate = "10.255.255.1"\n'
     inventory.write_text(inventory.read_text() + bad)
-    run = hetopt.launch(plan, on="ssh", inventory=inventory, steps=12)
+    run = hetopt.launch(plan, on=hetopt.Ssh(inventory=inventory), steps=12)
     assert run.wait().state is RunState.FINISHED
     events = [json.loads(line) for line in (run.folder / EVENTS_FILE).read_text().splitlines()]
     [absent] = [event for event in events if event["event"] == "condition_changed"]
