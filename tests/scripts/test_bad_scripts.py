@@ -16,7 +16,7 @@ from hetopt.api.script_text import read_script, several_workers, sharded_by
 from hetopt.core.artifact import read_record
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.events.log import EVENTS_FILE, read_events
-from hetopt.core.events.probe_records import JOB_FACTS
+from hetopt.profiler.records import JOB_FACTS
 from hetopt.profiler.script.order import FAILED_FILE, ORDER_FILE, Failure, ScriptOrder
 
 from .warm import FORKS
