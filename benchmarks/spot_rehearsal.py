@@ -29,7 +29,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -286,9 +285,8 @@ def main() -> None:
                 sides=sides,
                 rounds=1 if read.smoke else ROUNDS,
             )
-    asked = "" if read.recording is None else f"--recording {read.recording}"
-    told = results.outcome("spot_rehearsal", quick=quick, seeds=f"by recording, {ROUNDS} draws each")
-    publish(replace(told, asked=asked), read.json)
+    only = None if read.recording is None else f"recording {read.recording}"
+    publish(results.outcome("spot_rehearsal", quick=quick), read.json, part=only)
 
 
 if __name__ == "__main__":

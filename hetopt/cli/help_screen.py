@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from typer.core import TyperCommand, TyperGroup
 
+from hetopt.cli import moot
+
 if TYPE_CHECKING:
     from typer._click import Context, HelpFormatter, Parameter
 
@@ -113,13 +115,15 @@ class _Screen:
 
 
 class OneScreen(_Screen, TyperCommand):
-    """A command whose help fits on a screen."""
+    """A command whose help fits on a screen, and which refuses options that would have no effect."""
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
         """See click."""
         self._read(ctx, args)
         _narrow(ctx)
-        return super().parse_args(ctx, args)
+        rest = super().parse_args(ctx, args)
+        moot.refuse(_path(ctx), ctx)
+        return rest
 
     def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:
         """See click."""

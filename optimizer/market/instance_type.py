@@ -56,9 +56,9 @@ MODEL_COLUMNS = (
     "memory_bandwidth_gb_per_s",
     "confidence",
     "source",
-    "compute_capability",
 )
 
+CAPABILITY_COLUMN = "compute_capability"
 
 _BYTES_PER_GIB = 2**30
 _BYTES_PER_S_PER_GBPS = 1e9 / 8
@@ -264,7 +264,7 @@ def read_instance_types(directory: Path) -> dict[str, InstanceType]:
 def _read_models(path: Path) -> dict[str, list[AcceleratorModel]]:
     """Return the models of a file by name; one name can stand for several memory sizes."""
     models: dict[str, list[AcceleratorModel]] = {}
-    for row in read_rows(path, required=MODEL_COLUMNS):
+    for row in read_rows(path, required=MODEL_COLUMNS, optional=(CAPABILITY_COLUMN,)):
         try:
             model = _accelerator_model(row)
         except ValueError as error:
@@ -294,6 +294,14 @@ def owned_gpus() -> tuple[Accelerator, ...]:
     )
 
 
+@cache
+def _bundled_capabilities() -> dict[str, str]:
+    """Compute capabilities by name, for catalogues that were made before the column was there."""
+    path = Path(next(iter(catalogs.__path__))) / "aws" / "accelerators.csv"
+    rows = read_rows(path, required=MODEL_COLUMNS, optional=(CAPABILITY_COLUMN,))
+    return {row.text("name"): row.text(CAPABILITY_COLUMN) for row in rows if row.has(CAPABILITY_COLUMN)}
+
+
 def _accelerator_model(row: Row) -> AcceleratorModel:
     confidence = row.text("confidence")
     if confidence not in get_args(Confidence):
@@ -309,7 +317,9 @@ def _accelerator_model(row: Row) -> AcceleratorModel:
         memory_bandwidth_gb_per_s=row.optional_number("memory_bandwidth_gb_per_s"),
         confidence=cast("Confidence", confidence),
         source=row.required("source"),
-        compute_capability=row.text("compute_capability") or None,
+        compute_capability=(
+            row.text(CAPABILITY_COLUMN) if row.has(CAPABILITY_COLUMN) else _bundled_capabilities().get(row.text("name"))
+        ),
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from hetopt.core.comm.cost import LinkSpeed
-from hetopt.trainer.policies.ratio.policy import DENSE, GainCurve, RatioObservation
+from hetopt.trainer.policies.ratio.gain_curve import GainCurve
+from hetopt.trainer.policies.ratio.policy import DENSE, RatioObservation
 
 from .virtual_exchange import RATIOS, VirtualRun, options
 
@@ -28,9 +29,12 @@ def observe(
         step=step,
         steps=steps,
         epoch=epoch,
+        workers=WORKERS,
         ratio=ratio,
         compute_s=step_time_s / 2,
-        step_s=step_time_s,
+        compress_s=0.0,
+        sync_s=step_time_s / 2,
+        sent_bytes=1000,
         kept_energy=(gain,) * WORKERS,
         energy=(1.0,) * WORKERS,
         gradient_norm=norm,

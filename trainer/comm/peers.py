@@ -238,7 +238,7 @@ class Guard:
         self._peers: Peers | None = None
         self._waiting: Waiting | None = None
 
-    def watch(self) -> Guard:
+    def watch(self) -> Watch:
         """Exchange inside.
 
         Raises:
@@ -246,21 +246,42 @@ class Guard:
             RunFailed: a worker did not come in time.
             LostPeer: a worker left in the middle.
         """
-        return self
+        return Watch(self)
 
-    def __enter__(self) -> None:
+    def enter(self) -> None:
+        """An exchange begins; compare notes before the first."""
         if self._peers is None and group_size(self._group) > 1:
             self._peers = meet(self._description, Channel(self._group))
             self._waiting = Waiting(self._store, self._peers.rank) if self._store is not None else None
         if self._waiting is not None:
             self._waiting.__enter__()
 
+    def leave(self) -> None:
+        """It is over."""
+        if self._waiting is not None:
+            self._waiting.__exit__()
+
+    def explain(self, error: RuntimeError) -> Exception | None:
+        """See `explain_loss`."""
+        if self._peers is None:
+            return None
+        return explain_loss(error, self._peers, self._store, group_size(self._group))
+
+
+class Watch:
+    """What `Guard.watch` gives; a class, as steps enter several."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+
+    def __enter__(self) -> None:
+        self._guard.enter()
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._waiting is not None:
-            self._waiting.__exit__()
-        if self._peers is not None and isinstance(error, RuntimeError):
-            named = explain_loss(error, self._peers, self._store, group_size(self._group))
+        self._guard.leave()
+        if isinstance(error, RuntimeError):
+            named = self._guard.explain(error)
             if named is not None:
                 raise named from error

@@ -13,8 +13,9 @@ from __future__ import annotations
 from pydantic import PositiveInt
 
 from hetopt.core.batch_partition import largest_remainder
-from hetopt.core.run_spec import ProportionalSettings
-from hetopt.trainer.policies.policy import BatchDecision, BatchObservation, EpochMean
+from hetopt.core.policy_settings import ProportionalSettings
+from hetopt.trainer.policies.epoch_mean import EpochMean
+from hetopt.trainer.policies.policy import BatchDecision, BatchObservation
 
 
 class ProportionalShares(ProportionalSettings):

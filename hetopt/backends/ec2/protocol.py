@@ -26,7 +26,8 @@ from pydantic import Field, StringConstraints, ValidationError
 
 from hetopt.core.artifact import HostName, Record, RecordLeavingOut, Told
 from hetopt.core.errors import BadInput
-from hetopt.core.run_spec import Node, RunSpec
+from hetopt.core.nodes import Node
+from hetopt.core.run_spec import RunSpec
 
 OUTCOME_OBJECT = "outcome.json"
 WANTED_OBJECT = "ckpt/WANTED"

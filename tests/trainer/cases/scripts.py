@@ -297,11 +297,19 @@ def adversarial(open_: Open, sessions: int = 1, *, freezes: bool = False, clips:
             train(run, run)
         return
     with open_(judge, by_judge) as first:
-        train(first, None)
+        if sessions == 0:
+            train(first, None)
+            return
+        with open_(maker, by_maker) as second:
+            train(first, second)
 
 
 def adversarial_frozen(open_: Open) -> None:
     adversarial(open_, freezes=True)
+
+
+def adversarial_two_sessions(open_: Open) -> None:
+    adversarial(open_, 2)
 
 
 def adversarial_in_no_session(open_: Open) -> None:
@@ -969,6 +977,7 @@ EXACT = (
     used_now_and_then,
     adversarial,
     adversarial_frozen,
+    adversarial_two_sessions,
     actor_critic,
     two_of_one_loss,
     two_accumulated,
