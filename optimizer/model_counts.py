@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from hetopt.core.errors import BadInput
+from hetopt.core.paths import shown
 
 Kind = Literal["transformer", "convolution"]
 
@@ -89,9 +90,12 @@ def of_config(config: Mapping[str, Any], tokens: int | None) -> ModelCount:
     Raises:
         BadInput: a kind of model that is not counted, or fields that are missing or impossible, all of them named.
     """
+    _check_trainable(config)
     name = config.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
-        said = f"'{name[:40]}'" if isinstance(name, str) else "missing"
+        said = shown(name) if isinstance(name, str) else "missing"
+        if any("expert" in field for field in config):
+            said += ", a mixture of experts that is not counted"
         raise BadInput(
             f"model_type is {said}; parameters are counted for {', '.join(sorted(FAMILIES))}.",
             hint="give the number of parameters with `params`",
@@ -100,6 +104,33 @@ def of_config(config: Mapping[str, Any], tokens: int | None) -> ModelCount:
     counted = FAMILIES[name](fields, tokens)
     fields.refuse()
     return counted
+
+
+def _check_trainable(config: Mapping[str, Any]) -> None:
+    """Refuse a file whose weights are not trained as a whole model is.
+
+    Raises:
+        BadInput: it is of an adapter, of quantised weights, or of several models.
+    """
+    if "peft_type" in config or "base_model_name_or_path" in config:
+        base = config.get("base_model_name_or_path")
+        raise BadInput(
+            f"this configures an adapter ({shown(str(config.get('peft_type')))}), and no model.",
+            hint=f"give the config.json of its base_model_name_or_path, {shown(str(base))}: all of it is then trained",
+        )
+    quantized = config.get("quantization_config")
+    if isinstance(quantized, Mapping):
+        bits = f"{quantized['bits']} bits" if isinstance(quantized.get("bits"), int) else "few bits"
+        method = shown(str(quantized.get("quant_method")))
+        raise BadInput(
+            f"the weights are quantised ({method}, {bits}), and such weights are not trained whole.",
+            hint="give the config.json of the model before it was quantised",
+        )
+    if isinstance(config.get("text_config"), Mapping):
+        raise BadInput(
+            "this configures several models in one (text_config and others).",
+            hint="save `text_config` as a file of its own, or give the number of parameters with `params`",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,8 +339,11 @@ class Gated:
         each = fields.whole("head_dim", default=max(1, width // heads))
         query, key = heads * each, fields.whole("num_key_value_heads", default=heads) * each
         bias = fields.flag("attention_bias", default=False)
-        experts = fields.whole("num_local_experts", default=1)
+        experts = fields.whole("num_local_experts", "num_experts", default=1)
         chosen = min(experts, fields.whole("num_experts_per_tok", default=1))
+        inner = fields.whole("moe_intermediate_size", default=inner) if experts > 1 else inner
+        shared_inner = fields.whole("shared_expert_intermediate_size", default=0, least=0)
+        always = (3 * shared_inner + 1) * width if shared_inner else 0  # the expert of every token, and its gate
         router = width * experts if experts > 1 else 0
         attention = 2 * width * query + 2 * width * key
         biases = (query + 2 * key if bias or self.query_bias else 0) + (width if bias else 0)
@@ -318,10 +352,10 @@ class Gated:
             count=layers,
             width=width,
             heads=query,
-            inner=chosen * inner,
+            inner=chosen * inner + shared_inner,
             gated=True,
-            parameters=attention + own + router + 3 * experts * width * inner,
-            weights=attention + router + 3 * chosen * width * inner,
+            parameters=attention + own + router + 3 * experts * width * inner + always,
+            weights=attention + router + 3 * chosen * width * inner + always,
         )
         copies = 1 if fields.flag("tie_word_embeddings", default=self.tied) else 2
         parameters = copies * vocabulary * width + layers * body.parameters + width
@@ -601,7 +635,9 @@ FAMILIES: Mapping[str, Callable[[Fields, int | None], ModelCount]] = MappingProx
         "phi": _phi,
         "phi3": Gated(name="phi3"),
         "qwen2": Gated(name="qwen2", query_bias=True),
+        "qwen2_moe": Gated(name="qwen2_moe", query_bias=True),
         "qwen3": Gated(name="qwen3", head_norms=True),
+        "qwen3_moe": Gated(name="qwen3_moe", head_norms=True),
         "resnet": _resnet,
         "roberta": _bert,
         "swin": _swin,

@@ -227,7 +227,7 @@ def _refuse_what_no_gpu_holds(model: ModelCount, memory: TrainingMemory, catalog
         raise NoFeasiblePlan(
             f"Training {model.name} with Adam takes {bytes_(needed)} on every GPU, and {gpus[0].name}, the largest in "
             f"{where}, has {gpus[0].memory_gib:.0f} GiB: hetopt shares samples among GPUs, not weights.",
-            hint="choose a smaller model, fine-tune a part of the weights, or shorten the samples with `tokens`",
+            hint="choose a smaller model, or shorten the samples with `tokens`",
         )
 
 

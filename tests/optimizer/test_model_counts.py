@@ -82,6 +82,26 @@ PUBLISHED: list[tuple[str, dict[str, Any], int]] = [
     ("mixtral", llama(32000, 4096, 32, 14336, 32, 8, num_local_experts=8, num_experts_per_tok=2), 46_702_792_704),
     ("qwen2", llama(152064, 3584, 28, 18944, 28, 4), 7_615_616_512),
     ("qwen2", llama(151936, 896, 24, 4864, 14, 2, tie_word_embeddings=True), 494_032_768),
+    (
+        "qwen3_moe",
+        llama(151936, 2048, 48, 6144, 32, 4, head_dim=128, moe_intermediate_size=768, num_experts=128),
+        30_532_122_624,
+    ),
+    (
+        "qwen2_moe",
+        llama(
+            151936,
+            2048,
+            24,
+            5632,
+            16,
+            16,
+            moe_intermediate_size=1408,
+            shared_expert_intermediate_size=5632,
+            num_experts=60,
+        ),
+        14_315_784_192,
+    ),
     ("gemma", llama(256000, 2048, 18, 16384, 8, 1, head_dim=256), 2_506_172_416),
     ("gemma", llama(256000, 3072, 28, 24576, 16, 16, head_dim=256), 8_537_680_896),
     ("gemma2", llama(256000, 2304, 26, 9216, 8, 4, head_dim=256), 2_614_341_888),
@@ -156,6 +176,25 @@ def test_a_token_of_a_decoder_takes_two_operations_a_weight() -> None:
     assert small.forward_flops / 128 == pytest.approx(2 * weights + 4 * 128 * 768 * 12, rel=0.01)
     experts = of_config({"model_type": "mixtral", **PUBLISHED[15][1]}, 128)
     assert experts.forward_flops / 128 == pytest.approx(2 * 12.9e9, rel=0.03), "two experts of eight are used"
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"peft_type": "LORA", "base_model_name_or_path": "meta-llama/Llama-2-7b-hf"}, "an adapter"),
+        (
+            {"model_type": "llama", "quantization_config": {"bits": 4, "quant_method": "awq"}},
+            r"quantised \('awq', 4 bits",
+        ),
+        ({"model_type": "llama", "quantization_config": {"bits": "\x1b[2J", "quant_method": ["x"]}}, "few bits"),
+        ({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}, "several models"),
+        ({"model_type": "deepseek_v3", "n_routed_experts": 256}, "mixture of experts that is not counted"),
+    ],
+)
+def test_what_is_not_trained_whole_is_said(config: dict[str, Any], says: str) -> None:
+    with pytest.raises(BadInput, match=says) as refused:
+        of_config(config, 128)
+    assert refused.value.hint
 
 
 @given(st.floats(1e6, 1e12), st.integers(1, 8192))
