@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -40,7 +39,8 @@ if TYPE_CHECKING:
 LOOK_S = 10.0
 """Between looks of the supervisor."""
 LONGEST_ENDING_S = 60.0
-"""A process that still lives so long after its run came to its end is ended, unless a model still arrives."""
+"""A process that lives on after its run came to its end is ended once nothing has arrived for so long: a host that is
+silent for 45 s is lost by then (`hetopt.backends.ssh.conductor.SILENT_S`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -364,7 +364,7 @@ class _LeaderOutput:
 def _followed(run: Run, launch: Launch, reporter: Reporter, on_event: Callable[[LogEvent], None] | None) -> RunStatus:
     """Read the log as it grows, say how far the run is, and let the supervisor look from time to time."""
     from hetopt.backends.backend import Renting
-    from hetopt.backends.processes import ProcessLauncher
+    from hetopt.backends.processes import ProcessLauncher, saved_bytes
     from hetopt.backends.supervisor.acting import Supervision
     from hetopt.reports.run_words import RecentSteps, figures, pause
     from hetopt.reports.timeline import happening
@@ -373,7 +373,8 @@ def _followed(run: Run, launch: Launch, reporter: Reporter, on_event: Callable[[
     progress, reader = supervision.run, EventReader(path=run.folder / EVENTS_FILE)
     unread = reader.unread
     expected = max(launch.prediction.steps.value, 1.0)
-    recent, looked_s, ended_s = RecentSteps(), time.monotonic(), math.inf
+    recent, looked_s = RecentSteps(), time.monotonic()
+    arrived, arrived_s = dict[Path, int](), looked_s
     printed = _LeaderOutput(run.folder) if launch.spec.script else None
     while True:
         status = run.status()
@@ -404,9 +405,12 @@ def _followed(run: Run, launch: Launch, reporter: Reporter, on_event: Callable[[
             reporter(PIECES.join(now), min(progress.step / expected, 1.0))
         if status.state.is_over:
             return status
-        ended_s = min(ended_s, time.monotonic()) if progress.has_ended else math.inf
-        if time.monotonic() - ended_s > LONGEST_ENDING_S and isinstance(run.backend, ProcessLauncher):
-            run.backend.stop(run.handle)  # its workers have ended, and its own process does not notice
+        if isinstance(run.backend, ProcessLauncher):
+            before, arrived = arrived, saved_bytes(run.folder) if progress.has_ended else {}
+            if not progress.has_ended or arrived != before:
+                arrived_s = time.monotonic()
+            elif time.monotonic() - arrived_s > LONGEST_ENDING_S:
+                run.backend.stop(run.handle)  # its workers have ended, and its own process does not notice
         if time.monotonic() - looked_s >= LOOK_S:
             looked_s = time.monotonic()
             told = supervision.look()

@@ -36,6 +36,7 @@ from hetopt.core.events.log import EVENTS_FILE, tell_failure
 from hetopt.core.events.records import CheckpointSaved, LogEvent, StepsLogged, TrainingStarted
 from hetopt.core.interruption import in_one_piece
 from hetopt.core.listening import LOOPBACK, collectives_on
+from hetopt.core.outputs import OUTPUT_FOLDER
 from hetopt.core.process_guard import StopSignal, die_with_parent
 from hetopt.core.reading import MissingFile, opened_file
 from hetopt.core.run_folder import (
@@ -295,9 +296,9 @@ class ProcessLauncher(ABC):
         Over a slow link it arrives for minutes. Ended meanwhile, the run would lose the steps since the one before.
         """
         begun_s = changed_s = self.clock()
-        patience_s, saved = self.grace_s + _step_s(last_events(run_dir)), _saved(run_dir)
+        patience_s, saved = self.grace_s + _step_s(last_events(run_dir)), saved_bytes(run_dir)
         while not self._gone(run_dir, min(1.0, patience_s)):
-            now_s, now = self.clock(), _saved(run_dir)
+            now_s, now = self.clock(), saved_bytes(run_dir)
             if now != saved:
                 saved, changed_s = now, now_s
             elif now_s - changed_s >= patience_s:
@@ -341,9 +342,10 @@ def _step_s(events: Sequence[LogEvent]) -> float:
     return apart_s + max((event.written_s for event in events if isinstance(event, CheckpointSaved)), default=0.0)
 
 
-def _saved(run_dir: Path) -> dict[Path, int]:
-    """What checkpoints and models the run's folder has, whole or in part, and how many bytes of each."""
-    folders = (run_dir / CHECKPOINT_FOLDER, (run_dir / OBJECTS_FOLDER / LATEST_OBJECT).parent)
+def saved_bytes(run_dir: Path) -> dict[Path, int]:
+    """Return the checkpoints, models and outputs that a run's folder has, whole or in part, and the bytes of each."""
+    objects = (run_dir / OBJECTS_FOLDER / LATEST_OBJECT).parent
+    folders = (run_dir / CHECKPOINT_FOLDER, objects, run_dir / OUTPUT_FOLDER)
     sizes: dict[Path, int] = {}
     for path in (*run_dir.glob("model*"), *(path for folder in folders for path in folder.rglob("*"))):
         with suppress(OSError):  # a newer one has taken its place

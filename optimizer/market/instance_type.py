@@ -242,6 +242,10 @@ class InstanceType:
         return self.accelerator.count if self.accelerator is not None and self.accelerator.is_cuda else 0
 
 
+_CATALOGS = Path(next(iter(catalogs.__path__)))
+"""Of the package."""
+
+
 def read_instance_types(directory: Path) -> dict[str, InstanceType]:
     """All types of a catalogue by name, each accelerator with the published rates of its model.
 
@@ -279,7 +283,7 @@ def _read_models(path: Path) -> dict[str, list[AcceleratorModel]]:
 @cache
 def owned_gpus() -> tuple[Accelerator, ...]:
     """Return one GPU of each model that people own and few rent, with its published rates."""
-    models = _read_models(Path(next(iter(catalogs.__path__))) / "owned_gpus.csv")
+    models = _read_models(_CATALOGS / "owned_gpus.csv")
     return tuple(
         Accelerator(
             name=model.name,
@@ -297,8 +301,7 @@ def owned_gpus() -> tuple[Accelerator, ...]:
 @cache
 def _bundled_capabilities() -> dict[str, str]:
     """Compute capabilities by name, for catalogues that were made before the column was there."""
-    path = Path(next(iter(catalogs.__path__))) / "aws" / "accelerators.csv"
-    rows = read_rows(path, required=MODEL_COLUMNS, optional=(CAPABILITY_COLUMN,))
+    rows = read_rows(_CATALOGS / "aws" / "accelerators.csv", required=MODEL_COLUMNS, optional=(CAPABILITY_COLUMN,))
     return {row.text("name"): row.text(CAPABILITY_COLUMN) for row in rows if row.has(CAPABILITY_COLUMN)}
 
 

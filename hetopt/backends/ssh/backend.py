@@ -235,9 +235,12 @@ def spec_on(spec: RunSpec, inventory: Inventory, bundle: Bundle, data: str | Non
 
 
 def _ranked(spec: RunSpec, inventory: Inventory) -> RunSpec:
-    """The run with its workers in the order of their hosts' addresses."""
+    """The run with its workers in the order of their hosts' addresses, those of hosts that are left out behind them."""
     places = [Place(host=host.name, address=inventory.address(host.name)) for host in inventory.fit()]
-    return ranked_spec(spec, places)
+    absent = tuple(worker for worker in spec.workers if worker.host in inventory.left_out)
+    there = tuple(worker for worker in spec.workers if worker.host not in inventory.left_out)
+    ranked = ranked_spec(spec.model_copy(update={"workers": there}), places)
+    return ranked.model_copy(update={"workers": (*ranked.workers, *absent)})
 
 
 def _priced(prediction: Prediction, hosts: Sequence[Host]) -> tuple[Prediction, tuple[str, ...]]:

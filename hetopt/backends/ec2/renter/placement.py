@@ -50,14 +50,9 @@ def places_of(assigned: Mapping[str, Machine]) -> dict[str, Place]:
 
 
 def ranked_spec(spec: RunSpec, places: Iterable[Place]) -> RunSpec:
-    """The run with its workers in the order of their machines' addresses, as torchrun will rank them.
-
-    Those of machines without a place come last.
-    """
+    """The run with its workers in the order of their machines' addresses, as torchrun will rank them."""
     address = {place.host: place.address for place in places}
-    workers = sorted(
-        spec.workers, key=lambda worker: (worker.host not in address, address.get(worker.host, ""))
-    )  # stable: a host's workers stay together
+    workers = sorted(spec.workers, key=lambda worker: address[worker.host])  # stable: a host's workers stay together
     return spec.model_copy(update={"workers": tuple(workers)})
 
 
