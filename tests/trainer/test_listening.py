@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import base64
 import datetime
+import gc
 import os
 import pickle
 import socket
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,9 +27,9 @@ import hetopt
 from benchmarks._ports import own_port
 from hetopt.backends.processes import LocalLauncher
 from hetopt.core.errors import BadInput, RunFailed
-from hetopt.core.listening import LOOPBACK, collectives_on, is_same_user
+from hetopt.core.listening import LOOPBACK, collectives_on, is_same_user, listening_socket
 from hetopt.core.secret import SECRET_VARIABLE, checked_secret, new_secret
-from hetopt.trainer.host.gate import WrongSecret, open_gate, open_relay
+from hetopt.trainer.host.gate import WrongSecret, open_door, open_gate, open_relay
 from hetopt.trainer.host.stores import group_store, open_store
 from tests.disturbance import PATIENCE_S
 from tests.listeners import Listeners, watched
@@ -39,6 +41,7 @@ NOBODY = 65534
 PATIENCE = datetime.timedelta(seconds=PATIENCE_S)
 SESSION = """
 import time
+import warnings
 from pathlib import Path
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -367,3 +370,36 @@ def test_stores_are_opened_in_one_place_and_groups_are_given_theirs() -> None:
                 if name == "rendezvous":
                     wrong.append(f"{where}:{call.lineno} uses torch's rendezvous")
     assert not wrong
+
+
+def test_a_door_that_ends_leaves_no_connection_open() -> None:
+    unclosed: list[str] = []
+    for attempt in range(8):
+        listener = listening_socket(LOOPBACK)
+        port = listener.getsockname()[1]
+        behind = open_door(listener)
+        store, _ = behind.accept()
+        comers: list[socket.socket] = []
+        knocking = threading.Thread(target=_knock, args=(port, comers))
+        knocking.start()
+        time.sleep(attempt % 7 / 1000)
+        store.close()  # while some are at the door, some are let in, and some have been
+        behind.close()
+        knocking.join()
+        for comer in comers:
+            comer.close()
+        for thread in threading.enumerate():
+            if thread.name == f"gate-{port}":
+                thread.join()
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            gc.collect()
+        unclosed += [str(warning.message) for warning in seen]
+    assert not unclosed
+
+
+def _knock(port: int, comers: list[socket.socket]) -> None:
+    with suppress(OSError):
+        for _ in range(20):
+            comers.append(socket.create_connection((LOOPBACK, port)))
+            comers[-1].sendall(bytes(100_000))

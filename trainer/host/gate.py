@@ -32,6 +32,8 @@ _PROVE_WITHIN_S = 10.0
 _STRANGERS = 64
 """Connections that have not proved anything yet; more are turned away at once."""
 _AGAIN_S = 0.2
+_ENDING_S = 1.0
+"""Who was being let in when the store ended has this long to learn it."""
 _CHUNK = 1 << 16
 
 _Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -211,6 +213,10 @@ async def _splice(
     ways = [asyncio.ensure_future(_pump(reader, other_writer)), asyncio.ensure_future(_pump(other_reader, writer))]
     try:
         await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:  # what is still to be sent nobody reads
+        writer.transport.abort()
+        other_writer.transport.abort()
+        raise
     finally:
         for way in ways:
             way.cancel()
@@ -241,6 +247,19 @@ def _serve(listener: socket.socket, serve: _Answer, until: Callable[[], Awaitabl
         async with await asyncio.start_server(answer, sock=listener) as server:
             with suppress(OSError):
                 await (server.serve_forever() if until is None else until())
+            # A server that is closed loses whom it is just letting in, so that nobody would ever close that connection.
+            asyncio.get_running_loop().remove_reader(listener)
+            await _finish_others()
 
     threading.Thread(target=asyncio.run, args=(run(),), name=f"gate-{port}", daemon=True).start()
     return port
+
+
+async def _finish_others() -> None:
+    """Let this loop's other tasks learn that there is nothing left for them, and cancel those that do not."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_ENDING_S):
+            while others := asyncio.all_tasks() - {asyncio.current_task()}:
+                await asyncio.wait(others)
+    for other in asyncio.all_tasks() - {asyncio.current_task()}:
+        other.cancel()
