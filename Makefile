@@ -7,9 +7,9 @@ READY := $(VENV)/.ready
 PINS := requirements/constraints.txt
 SBOM ?= sbom.json
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install -c $(PINS)
-BENCHMARKS := $(filter-out __init__ _%,$(basename $(notdir $(wildcard benchmarks/*.py))))
+BENCHMARKS := $(filter-out __init__ claims _%,$(basename $(notdir $(wildcard benchmarks/*.py))))
 # Those that have a form of a minute.
-SMOKED := auto balance chance chaos command_line decisions exchange planned report_page search spot_rehearsal streams sync time_to_target topk_selection
+SMOKED := balance chaos command_line decisions exchange report_page search spot_rehearsal time_to_target
 
 # Tests side by side: many wait for processes of their own. 0 runs them in one, for a debugger.
 JOBS ?= 3
@@ -28,7 +28,7 @@ BATCH ?= 256
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check types bench bench-stale smoke docs pins locks sbom clean
+.PHONY: help setup demo test check types bench claims smoke docs pins locks sbom clean
 MAKEFLAGS += --no-print-directory
 
 help:
@@ -37,7 +37,7 @@ help:
 	@echo "make check   formatting, lint, types, import rules"
 	@echo "make types   types once more, as editors read them (basedpyright; two minutes)"
 	@echo "make bench   every benchmark in its quick form"
-	@echo "make bench-stale   results of code that has changed since, and by how much"
+	@echo "make claims  measure what README and the page of claims quote and today's code has not shown (ARGS=--list: what)"
 	@echo "make smoke   benchmarks in their shortest form, to see that they still run"
 	@echo "make setup   only make $(VENV), with the pinned versions (PYTHON=/path/to/python3 chooses the interpreter)"
 	@echo "make docs    the documentation as plain files: site/index.html"
@@ -101,8 +101,8 @@ bench: $(READY)
 	@set -e; for name in $(BENCHMARKS); do \
 	    echo; echo "\$$ python -m benchmarks.$$name --quick"; $(BIN)/python -m benchmarks.$$name --quick; done
 
-bench-stale: $(READY)
-	@$(BIN)/python -m benchmarks._freshness
+claims: $(READY)
+	@$(BIN)/python -m benchmarks.claims $(ARGS)
 
 smoke: $(READY)
 	@set -e; for name in $(SMOKED); do \
@@ -111,6 +111,7 @@ smoke: $(READY)
 # Pages that are made from the code are committed; this shows them as they are now.
 docs: $(READY)
 	$(BIN)/python docs/generated.py
+	$(BIN)/python docs/plots.py
 	$(BIN)/zensical build --strict --clean
 	@echo "look at it: $(BIN)/python -m http.server --bind 127.0.0.1 --directory site"
 

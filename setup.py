@@ -19,7 +19,7 @@ class EggInfo(egg_info):
 
     def run(self) -> None:
         """Write the commit beside it."""
-        commit = runpy.run_path(str(HERE / "hetopt" / "core" / "provenance.py"))["of_checkout"](HERE / ".git")
+        commit = runpy.run_path(str(HERE / "hetopt" / "cli" / "provenance.py"))["of_checkout"](HERE / ".git")
         if commit is not None:
             self.mkpath(self.egg_info)
             (Path(self.egg_info) / "commit.txt").write_text(f"{commit}\n", encoding="utf-8")

@@ -7,7 +7,6 @@ between two exchanges, there is the pause of calibration before each.
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Iterator
@@ -20,16 +19,13 @@ import torch.distributed as dist
 
 from hetopt.core.artifact import Record
 from hetopt.core.comm.cost import Primitive
-from hetopt.core.comm.network_state import NetworkState
 from hetopt.core.comm.options import operations_of
-from hetopt.core.comm.payload_bytes import hierarchical_operations
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.agreement import gather_numbers
-from hetopt.trainer.comm.calibration import Hosts, measure_inside, measure_network
+from hetopt.trainer.comm.calibration import PAUSE_S, measure_network
 from hetopt.trainer.comm.channel import Channel, Pauses
-from hetopt.trainer.comm.hierarchical import HostGroups
 from hetopt.trainer.comm.methods import make_chain
-from hetopt.trainer.comm.network_tracker import PAUSE_S, measured
+from hetopt.trainer.comm.network import Network
 
 REQUEST_FILE = "request.json"
 ANSWER_FILE = "answer.json"
@@ -46,14 +42,12 @@ class Request(Record):
         ways: of exchanging each of them.
         repeats: exchanges of which the median counts, where there is time for so many.
         cell_s: that one gradient in one way may take, repeats and all.
-        hosts: of all workers, in rank order, where ways are timed in two levels as well.
     """
 
     gradients: tuple[int, ...]
     ways: tuple[Compression, ...]
     repeats: int
     cell_s: float
-    hosts: tuple[str, ...] = ()
 
 
 class Cell(Record):
@@ -61,7 +55,6 @@ class Cell(Record):
 
     numel: int
     way: Compression
-    in_levels: bool = False
     expected_s: float
     sync_s: float | None
 
@@ -79,18 +72,13 @@ def time_exchanges(run_dir: Path, rank: int, world_size: int) -> None:
     cells: list[Cell] = []
     calibrations_s: list[float] = []
     device = torch.device("cpu")
-    groups = HostGroups(request.hosts) if request.hosts else None
     for numel in request.gradients:
-        timings = measure_network(4 * numel, device=device).timings
-        if groups is not None:
-            timings += measure_inside(Hosts(names=groups.hosts), groups, 4 * numel, device=device).timings
-        network = measured(timings)
+        timings = measure_network(4 * numel, device=device)
+        network = Network.of(timings)
         calibrations_s.append(sum(timing.time_s for timing in timings))
         gradient = torch.randn(numel, generator=torch.Generator().manual_seed(rank))
         for way in request.ways:
             cells.append(_timed(way, gradient, network, request, world_size))
-            if groups is not None:
-                cells.append(_timed(way, gradient, network, request, world_size, groups))
     if rank == 0:
         answer = Answer(cells=tuple(cells), calibration_s=tuple(calibrations_s))
         (run_dir / ANSWER_FILE).write_text(answer.model_dump_json(), encoding="utf-8")
@@ -111,63 +99,23 @@ class _TogetherChannel(Channel):
         self.messages[-1] = replace(self.messages[-1], time_s=float(time_s))
 
 
-def _timed(
-    way: Compression,
-    gradient: torch.Tensor,
-    network: NetworkState,
-    request: Request,
-    workers: int,
-    groups: HostGroups | None = None,
-) -> Cell:
-    """One cell; with ``groups`` in two levels."""
+def _timed(way: Compression, gradient: torch.Tensor, network: Network, request: Request, workers: int) -> Cell:
+    """Time one way of exchanging one gradient."""
     numel = gradient.numel()
-    if groups is None:
-        parts = operations_of(way, numel, workers=workers)
-    else:
-        hosts = Hosts(names=groups.hosts)
-        between = operations_of(way, numel, workers=hosts.count)
-        parts = hierarchical_operations(between, numel, workers_per_host=hosts.workers_per_host)
-    cell = Cell(
-        numel=numel,
-        way=way,
-        in_levels=groups is not None,
-        expected_s=network.expected_s(parts),  # the same on all workers, as the calibration is
-        sync_s=None,
-    )
-    warm_up = cell.expected_s < QUICK_S
-    repeats = min(request.repeats, int(request.cell_s / cell.expected_s) - warm_up)
+    # The same on all workers, as the calibration is.
+    expected_s = network.expected_s(operations_of(way, numel, workers=workers))
+    cell = Cell(numel=numel, way=way, expected_s=expected_s, sync_s=None)
+    warm_up = expected_s < QUICK_S
+    repeats = min(request.repeats, int(request.cell_s / expected_s) - warm_up)
     if repeats < 1:
         return cell
-    exchange = _Collectives(way, numel, groups)
+    chain = make_chain(way, numel)
     own_s = []
     for step in range(warm_up + repeats):
         time.sleep(PAUSE_S)
-        own_s.append(exchange.time_s(gradient.clone(), step))
+        channel = _TogetherChannel(None)
+        chain.run(gradient.clone(), torch.empty_like(gradient), channel, step)
+        own_s.append(sum(message.time_s for message in channel.messages))
     everyones_s = gather_numbers(own_s[warm_up:], workers)
     least_s = [min(times_s) for times_s in zip(*everyones_s, strict=True)]
     return cell.model_copy(update={"sync_s": statistics.median(least_s)})
-
-
-class _Collectives:
-    """One way of exchanging gradients; with ``groups`` in two levels, as `HierarchicalExchange` does."""
-
-    def __init__(self, way: Compression, numel: int, groups: HostGroups | None) -> None:
-        self._groups = groups
-        self._between = None if groups is None else groups.between
-        leads = groups is None or groups.leads
-        self._chain = make_chain(way, numel, group=self._between) if leads else None
-
-    def time_s(self, flat: torch.Tensor, step: int) -> float:
-        """Seconds of the collectives of one exchange; never over for a worker that does not take part in all."""
-        out, channels = torch.empty_like(flat), list[Channel]()
-        if self._groups is not None:
-            channels.append(_TogetherChannel(self._groups.inside, scope="host"))
-            channels[0].all_reduce(flat)
-        if self._chain is not None:
-            channels.append(_TogetherChannel(self._between))
-            self._chain.run(flat, out, channels[-1], step)
-        if self._groups is not None:
-            channels[0].broadcast(out, 0)
-        if self._chain is None:
-            return math.inf
-        return sum(message.time_s for channel in channels for message in channel.messages)

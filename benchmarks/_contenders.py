@@ -7,18 +7,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from benchmarks._quality import Job, data_folder
+from benchmarks._composed import Job, data_folder
 from benchmarks._rehearsal import By, Side, equal_shares
 from benchmarks._siblings import (
     CHARACTER_EPOCHS,
     CONVNET_EPOCHS,
     DIGITS_EPOCHS,
-    IMAGE_EPOCHS,
     SHORT_CHARACTER_EPOCHS,
     SHORT_CONVNET_EPOCHS,
 )
-from hetopt.core.policy_settings import Settings
-from hetopt.core.run_spec import Compression, RatioPolicyName, RunSpec, StopRule, WorkerSpec
+from hetopt.core.run_spec import Compression, RatioPolicyName, RunSpec, Settings, StopRule, WorkerSpec
 from hetopt.core.scaled_emulation import DeclaredTime, EmulatedHost
 from hetopt.core.synchronization import Synchronization
 
@@ -38,7 +36,7 @@ class Contender:
     Attributes:
         by: who trains.
         compression, ratio_policy, ratio_settings, sync: where it is hetopt.
-        weighs_throughput: what it decides depends on the links, a little.
+        decides_by_links: what it decides depends on the links.
         is_quick: part of the quick form.
     """
 
@@ -47,13 +45,14 @@ class Contender:
     ratio_policy: RatioPolicyName = "fixed"
     ratio_settings: Settings = field(default_factory=dict)
     sync: Synchronization = field(default_factory=Synchronization)
-    weighs_throughput: bool = False
+    decides_by_links: bool = False
     is_quick: bool = False
 
     @property
-    def trains_at_every_rate(self) -> bool:
-        """With all seeds: some of its steps exchange parameters and most of them nothing, so no step stands for all."""
-        return self.sync.is_local
+    def depends_on_links(self) -> bool:
+        """Whether it trains at every rate from begin to end: it decides by the links, or most of its steps exchange
+        nothing, so that no step stands for all."""
+        return self.decides_by_links or self.sync.is_local
 
 
 OWN = Contender(ratio_policy="auto", sync=Synchronization(name="auto"))
@@ -84,7 +83,7 @@ OTHERS: Mapping[str, Contender] = MappingProxyType(
             compression=Compression(name="topk", ratio=0.001),
             ratio_policy="gravac",
             ratio_settings=GRAVAC,
-            weighs_throughput=True,
+            decides_by_links=True,
         ),
     }
 )
@@ -102,7 +101,6 @@ class Model:
         quick_task: that is trained in it; None: the job's.
         evaluations: in an epoch.
         margin: units of the metric by which the target is easier than what dense training ends with.
-        speed_up: over static Top-k 10x, that GraVAC was published with (arXiv 2305.12201, table 2); None: nobody's.
     """
 
     job: Job
@@ -110,7 +108,6 @@ class Model:
     quick_task: str | None = None
     evaluations: int
     margin: float
-    speed_up: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,8 +116,7 @@ class Runs:
 
     Attributes:
         model: that is trained.
-        quick: for less long.
-        every_side: all of the others take part; or else those of the quick form.
+        quick: for less long, with fewer sides.
         only: of those, the ones that take part; none: all.
         seeds: of those sides that train more than once.
         step_s: declared time of a step's computation; None: as fast as the machine goes.
@@ -128,7 +124,6 @@ class Runs:
 
     model: Model
     quick: bool
-    every_side: bool = False
     only: tuple[str, ...] = ()
     seeds: tuple[int, ...] = SEEDS
     step_s: float | None = None
@@ -141,7 +136,7 @@ class Runs:
     @property
     def others(self) -> dict[str, Contender]:
         """That take part."""
-        taking_part = {name: each for name, each in OTHERS.items() if each.is_quick or self.every_side}
+        taking_part = {name: each for name, each in OTHERS.items() if each.is_quick or not self.quick}
         return {name: taking_part[name] for name in self.only or taking_part}
 
     def side(self, name: str, contender: Contender, *, steps: int | None = None, seed: int = 0) -> Side:
@@ -200,7 +195,6 @@ MODELS: Mapping[str, Model] = MappingProxyType(
             quick_task=sibling("short_convnet"),
             evaluations=3,
             margin=0.01,
-            speed_up=4.32,
         ),
         "characters": Model(
             job=Job(
@@ -217,27 +211,6 @@ MODELS: Mapping[str, Model] = MappingProxyType(
             quick_task=sibling("short_characters"),
             evaluations=12,
             margin=0.05,
-            speed_up=6.67,
-        ),
-        "resnet": Model(
-            job=Job(
-                task=sibling("resnet"),
-                data="cifar10",
-                batch=128,
-                epochs=IMAGE_EPOCHS,
-                learning_rate_scale=0.5,  # dense sums end at 0.473, 0.464 and 0.411 with 0.5, 1 and 2
-            ),
-            quick_epochs=2,
-            evaluations=4,
-            margin=0.02,
-            speed_up=4.32,
-        ),
-        "vgg": Model(
-            job=Job(task=sibling("vgg"), data="cifar10", batch=128, epochs=IMAGE_EPOCHS),
-            quick_epochs=1,
-            evaluations=4,
-            margin=0.02,
-            speed_up=1.95,
         ),
     }
 )
@@ -247,7 +220,6 @@ DIGITS = Model(
     quick_epochs=DIGITS_EPOCHS,
     evaluations=4,
     margin=0.02,
-    speed_up=None,
 )
 """Stands for a model whose data is not here."""
 

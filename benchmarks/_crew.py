@@ -21,12 +21,10 @@ import torch.distributed as dist
 
 from benchmarks._collectives import time_exchanges
 from benchmarks._in_process import train_here
-from benchmarks._plain_ddp import train_plainly
+from benchmarks._plain_ddp import HookName, train_plainly
 from benchmarks._plain_script import train_in_session
-from benchmarks._torch_hooks import HookName
-from hetopt.core.conditions import ConditionsReader
 from hetopt.core.events.log import EVENTS_FILE, EventLog
-from hetopt.core.run_folder import read_spec
+from hetopt.core.run_folder import ConditionsReader, read_spec
 from hetopt.trainer.allocator import keep_freed_memory
 from hetopt.trainer.failure import FailureReport
 from hetopt.trainer.host.stores import group_store

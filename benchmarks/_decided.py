@@ -21,12 +21,9 @@ from hetopt.optimizer.search.forecast import Forecast
 from hetopt.optimizer.search.objective import Limits
 
 Array = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 TARGETS = 22
 """Limits a table, in equal ratios strictly between its least and its greatest measured value."""
-
-LEAST_CHANCE = 1e-12
 
 ROUNDING = 1e-9
 """By which a limit may be exceeded and is kept, relative: values that are computed in two ways differ by less."""
@@ -119,17 +116,6 @@ def by_chance(menu: Menu, belief: Belief, asked: float) -> Chooser:
     return chosen
 
 
-def by_expected_cost(menu: Menu, belief: Belief) -> Chooser:
-    """The least expected cost where one that misses its limits is bought again, as often as it takes: cost / chance."""
-    told = belief.forecast(menu)
-
-    def chosen(limits: Limits) -> int:
-        score = limits.expected_score(told)
-        return int((score / np.maximum(belief.chances(menu, limits), LEAST_CHANCE)).argmin())
-
-    return chosen
-
-
 def as_believed(menu: Menu, belief: Belief) -> Chooser:
     """The best of those that keep the limits as they are predicted, however uncertain that is."""
     return by_chance(menu, replace(belief, log_sd=np.zeros_like(belief.log_sd)), 0.5)
@@ -138,11 +124,6 @@ def as_believed(menu: Menu, belief: Belief) -> Chooser:
 def throughputs(menu: Menu) -> list[Limits]:
     """Limits of time within which the cheapest is wanted."""
     return [Limits(deadline_s=most, time_weight=0.0) for most in _between(menu.seconds)]
-
-
-def budgets(menu: Menu) -> list[Limits]:
-    """Limits of cost within which the fastest is wanted."""
-    return [Limits(budget_usd=most, time_weight=1.0) for most in _between(menu.usd)]
 
 
 def _between(values: Array) -> list[float]:

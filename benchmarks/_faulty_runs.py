@@ -23,13 +23,11 @@ from typing import Literal, NoReturn
 
 from hetopt.core.artifact import write_atomically
 from hetopt.core.events.log import EVENTS_FILE, Event, parse_events
-from hetopt.core.process_guard import die_with_parent
-from hetopt.core.run_folder import CHECKPOINT_FOLDER, MANIFEST_FILE, write_spec
+from hetopt.core.interruption import die_with_parent
+from hetopt.core.run_folder import CHECKPOINT_FOLDER, MANIFEST_FILE, read_from, write_spec
 from hetopt.core.run_spec import RunSpec
-from hetopt.core.worker_logs import read_from
 from hetopt.trainer import worker
-from hetopt.trainer.host.agent import HOST_PID_VARIABLE, MEETING_VARIABLE
-from hetopt.trainer.host.forked_workers import import_everything
+from hetopt.trainer.host.agent import HOST_PID_VARIABLE, MEETING_VARIABLE, import_everything
 
 RUNS_FILE, OUTCOME_FILE = "runs.json", "outcome.json"
 FaultKind = Literal["kill", "freeze", "slow", "notice", "tear", "full", "leave", "return", "kill-all"]
@@ -85,8 +83,6 @@ class FaultyRun:
         spec: of it.
         faults: in the order of their steps.
         environment: of its workers, on top of this process's.
-        elastic: whether workers go on when others are lost.
-        pinned: every worker keeps to one processor, so that none of its time depends on where the kernel puts it.
     """
 
     def __init__(
@@ -95,16 +91,11 @@ class FaultyRun:
         spec: RunSpec,
         faults: list[Fault],
         environment: dict[str, str],
-        *,
-        elastic: bool = True,
-        pinned: bool = False,
     ) -> None:
         self._run_dir = run_dir
         self._spec = spec
         self._faults = list(faults)
         self._environment = environment
-        self._elastic = elastic
-        self._pinned = pinned
         self._wardens: dict[int, int] = {}
         self._away: set[int] = set()
         self._read = 0
@@ -143,9 +134,6 @@ class FaultyRun:
         here = os.getpid()
         child = os.fork()
         if child == 0:
-            if self._pinned:
-                mine = sorted(os.sched_getaffinity(0))
-                os.sched_setaffinity(0, {mine[place % len(mine)]})
             os.environ.update(
                 {
                     **self._environment,
@@ -153,7 +141,7 @@ class FaultyRun:
                     "RANK": str(place),
                     "LOCAL_RANK": str(place),
                     "WORLD_SIZE": str(len(self._spec.workers)),
-                    **({MEETING_VARIABLE: meeting} if self._elastic else _plain_meeting(meeting)),
+                    MEETING_VARIABLE: meeting,
                 }
             )
             _redirect(self._run_dir / f"worker-{place}.log")
@@ -272,8 +260,7 @@ def run_all(folder: Path) -> None:
         run_dir.mkdir(exist_ok=True)
         spec = RunSpec.model_validate(entry["spec"])
         faults = [Fault(**fault) for fault in entry["faults"]]
-        how = {name: bool(entry[name]) for name in ("elastic", "pinned") if name in entry}
-        one = FaultyRun(run_dir, spec, faults, entry.get("environment", {}), **how)
+        one = FaultyRun(run_dir, spec, faults, entry.get("environment", {}))
         with (
             _small_disk(run_dir / CHECKPOINT_FOLDER) if any(fault.kind == "full" for fault in faults) else nullcontext()
         ):
@@ -331,12 +318,6 @@ def _hold_store(tell: Connection) -> NoReturn:
     tell.send_bytes(f"127.0.0.1:{store.port}".encode())
     while True:
         signal.pause()
-
-
-def _plain_meeting(meeting: str) -> dict[str, str]:
-    """Where workers meet that fail together: beside the store, which they open themselves."""
-    address, _, port = meeting.rpartition(":")
-    return {"MASTER_ADDR": address, "MASTER_PORT": str(int(port) + 1)}
 
 
 def _child_of(warden: int | None) -> int | None:

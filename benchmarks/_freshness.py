@@ -1,82 +1,56 @@
-"""How far each committed result lies behind: commits since it was measured, and lines changed of what it runs.
+"""Whether a committed result may be quoted: its commit is in this history, and what it runs was not rewritten since.
 
 What a benchmark runs is found by following its imports, and the imports of those, to the end. Whoever starts runs
 (`hetopt.backends`, `hetopt.api`) runs the workers too, which nobody imports, and some only call the command line.
-
-``python -m benchmarks._freshness`` (``make bench-stale``) lists the results of which something has changed, those first
-of which most has.
 """
 
 from __future__ import annotations
 
 import ast
 import functools
-import json
 import subprocess
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-
-from benchmarks._outcome import RESULTS
+from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+REWRITTEN = 0.5
+"""Lines added or removed of what a benchmark runs, over those that it has, beyond which its figures are of other
+code."""
+
 STARTS_RUNS = ("hetopt.backends", "hetopt.api", "hetopt.cli")
-CALL_COMMANDS = ("command_line", "newcomer")
+CALL_COMMANDS = ("command_line",)
 COMMAND_LINE = "hetopt.cli.main"
 WORKERS = ("hetopt.trainer.worker", "hetopt.trainer.script_worker", "hetopt.trainer.host.agent")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Age:
-    """Of a result.
+def has_history() -> bool:
+    """Return whether this is a repository with all of its commits."""
+    return _git("rev-parse", "--is-shallow-repository") == "false"
 
-    Attributes:
-        benchmark: its name.
-        commit: that was measured.
-        commits: since then.
-        lines: added or taken away since then, of what it runs.
-        of_lines: that this has now.
-        at_least: the commit that was measured is not in this history: counted from the one that brought the result.
+
+def why_stale(result: Mapping[str, Any]) -> str | None:
+    """Return why the figures of a result may not be quoted; None: they may.
+
+    Args:
+        result: as its file has it.
     """
-
-    benchmark: str
-    commit: str
-    commits: int
-    lines: int
-    of_lines: int
-    at_least: bool = False
-
-
-def ages() -> list[Age]:
-    """Of every committed result; none outside a repository."""
-    found = []
-    for path in sorted(RESULTS.glob("*.json")):
-        told = json.loads(path.read_text(encoding="utf-8"))
-        commit = told["commit"].removesuffix("-dirty")
-        commits = _since(commit)
-        known = commits is not None
-        if commits is None:
-            commit = (_git("log", "-1", "--format=%H", "--", str(path)) or "").strip()
-            commits = _since(commit) if commit else None
-        if commits is None:
-            continue
-        files = runs(told["benchmark"])
-        changed = _git("diff", "--numstat", commit, "HEAD", "--", *sorted(map(str, files))) or ""
-        found.append(
-            Age(
-                benchmark=told["benchmark"],
-                commit=told["commit"],
-                commits=commits,
-                lines=sum(int(part) for row in changed.splitlines() for part in row.split("\t")[:2] if part.isdigit()),
-                of_lines=sum(len((REPOSITORY / file).read_text(encoding="utf-8").splitlines()) for file in files),
-                at_least=not known,
-            )
-        )
-    return found
+    commit = str(result["commit"])
+    if commit.endswith("-dirty"):
+        return f"it was measured with changes on top of commit {commit.removesuffix('-dirty')}"
+    if not commit or _git("merge-base", "--is-ancestor", commit, "HEAD") is None:
+        return f"commit {commit or 'none'} is not in this history"
+    files = runs(result["benchmark"])
+    changed = _git("diff", "--numstat", commit, "HEAD", "--", *sorted(map(str, files))) or ""
+    lines = sum(int(part) for row in changed.splitlines() for part in row.split("\t")[:2] if part.isdigit())
+    of_lines = sum(len((REPOSITORY / file).read_text(encoding="utf-8").splitlines()) for file in files)
+    if lines > REWRITTEN * of_lines:
+        return f"{lines:,} lines were changed since commit {commit}, of the {of_lines:,} that it runs"
+    return None
 
 
 def runs(benchmark: str) -> frozenset[Path]:
-    """The files that a benchmark runs, beside itself, as paths in the repository."""
+    """Return the files that a benchmark runs, itself included, as paths in the repository."""
     seen: set[str] = set()
     due = [f"benchmarks.{benchmark}", *([COMMAND_LINE] if benchmark in CALL_COMMANDS else [])]
     while due:
@@ -92,7 +66,7 @@ def runs(benchmark: str) -> frozenset[Path]:
 
 @functools.cache
 def imported(module: str) -> tuple[str, ...]:
-    """What a module imports of this repository, wherever in it; names of modules, and what may be one."""
+    """Return the names that a module imports of this repository, wherever in it: modules, and what may be one."""
     file = _file(module)
     assert file is not None
     return tuple(_named(ast.parse((REPOSITORY / file).read_text(encoding="utf-8"))))
@@ -109,7 +83,7 @@ def _named(tree: ast.AST) -> Iterator[str]:
 
 @functools.cache
 def _file(module: str) -> Path | None:
-    """Where a module lies, without links; None: it is not of this repository, or no module."""
+    """Return the file of a module, without links; None: it is not of this repository, or no module."""
     if module.partition(".")[0] not in ("hetopt", "benchmarks"):
         return None
     path = REPOSITORY.joinpath(*module.split("."))
@@ -119,28 +93,7 @@ def _file(module: str) -> Path | None:
     return None
 
 
-def _since(commit: str) -> int | None:
-    """Commits that came after this one; None: it is not in this history."""
-    counted = _git("rev-list", "--count", f"{commit}..HEAD")
-    return None if counted is None else int(counted)
-
-
 def _git(*arguments: str) -> str | None:
-    """What git says; None: it refuses."""
+    """Return what git prints; None: it refuses."""
     done = subprocess.run(["git", *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    return done.stdout if done.returncode == 0 else None
-
-
-def main() -> None:
-    """List what has changed."""
-    stale = sorted((age for age in ages() if age.lines), key=lambda age: -age.lines / age.of_lines)
-    for age in stale:
-        print(
-            f"{age.benchmark:18s} measured at {age.commit:14s} {age.commits:4d} commits ago; {age.lines:6,d} lines "
-            f"changed of the {age.of_lines:6,d} that it runs"
-        )
-    print(f"{len(stale)} of {len(list(RESULTS.glob('*.json')))} results are of code that has changed")
-
-
-if __name__ == "__main__":
-    main()
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks._step_traces import traces
-from hetopt.core.least_squares import non_negative
+from hetopt.core.memory import non_negative
 from hetopt.optimizer.step_time.gpu_transfer import Gpu, Measured, Place, Precision
 from hetopt.optimizer.step_time.utilisation import CONTRIBUTION
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
+import platform
+import re
 import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -29,7 +32,7 @@ class Options:
         quick: from fewer rounds; also where as little is asked for as shows that it still runs.
         json_file: that also gets the JSON object.
         smoke: no figure counts.
-        part: that alone is measured; None: all.
+        part: the only one that is measured; None: all.
     """
 
     quick: bool
@@ -44,6 +47,7 @@ class Outcome:
 
     Attributes:
         asked: options that say what was measured, as they were given: "--model lstm".
+        seeds: that runs were drawn with, as they are said: "0 to 199".
     """
 
     benchmark: str
@@ -52,6 +56,7 @@ class Outcome:
     figures: Mapping[str, float]
     goals: Mapping[str, Mapping[Bound, float]] = field(default_factory=dict)
     baselines: Mapping[str, float] = field(default_factory=dict)
+    seeds: str = "0"
 
     @property
     def met(self) -> bool:
@@ -77,10 +82,15 @@ class Results:
         bounds: dict[Bound, float | None] = {"at_least": at_least, "at_most": at_most}
         self.goals[name] = {kind: bound for kind, bound in bounds.items() if bound is not None}
 
-    def outcome(self, benchmark: str, *, quick: bool) -> Outcome:
-        """What was gathered, as the last line tells it."""
+    def outcome(self, benchmark: str, *, quick: bool, seeds: str = "0") -> Outcome:
+        """Return what was gathered, as the last line has it."""
         return Outcome(
-            benchmark=benchmark, quick=quick, figures=self.figures, goals=self.goals, baselines=self.baselines
+            benchmark=benchmark,
+            quick=quick,
+            figures=self.figures,
+            goals=self.goals,
+            baselines=self.baselines,
+            seeds=seeds,
         )
 
 
@@ -106,8 +116,7 @@ def options(docstring: str | None, parts: Sequence[str] = ()) -> Options:
     """Read a command line that has nothing else, but for the parts of which one may be asked for alone."""
     command_line = parser(docstring)
     if parts:
-        only = "only this; with --json, into an earlier result"
-        command_line.add_argument("--part", "--only", dest="part", choices=parts, help=only)
+        command_line.add_argument("--part", choices=parts, help="only this")
     read = command_line.parse_args()
     part = read.part if parts else None
     return Options(quick=read.quick or read.smoke, json_file=read.json, smoke=read.smoke, part=part)
@@ -125,31 +134,18 @@ def publish(outcome: Outcome, json_file: Path | None, *, part: str | None = None
     Args:
         outcome: what was measured.
         json_file: where to write it.
-        part: of a benchmark that was asked for this part alone; what the file tells of the others stays, and what it
-            was measured with is told beside it.
+        part: the only part that was asked for, of a benchmark that has several.
     """
-    measured = {"commit": commit(), "date": datetime.datetime.now(datetime.UTC).date().isoformat()}
-    parts: dict[str, object] = {}
-    if part is not None:
-        parts = {part: measured}
-        if json_file is not None and json_file.exists():
-            before = json.loads(json_file.read_text(encoding="utf-8"))
-            if (before["benchmark"], before["quick"]) == (outcome.benchmark, outcome.quick):
-                measured = {key: before[key] for key in measured}
-                parts = {**before.get("parts", {}), **parts}
-                outcome = replace(
-                    outcome,
-                    figures={**before["figures"], **outcome.figures},
-                    goals={**before["goals"], **outcome.goals},
-                    baselines={**before["baselines"], **outcome.baselines},
-                )
+    asked = outcome.asked if part is None else f"--part {part}"
     text = json.dumps(
         {
             "benchmark": outcome.benchmark,
-            **({"asked": outcome.asked} if outcome.asked else {}),
+            "asked": asked,
             "quick": outcome.quick,
-            **measured,
-            **({"parts": parts} if parts else {}),
+            "commit": commit(),
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "machine": machine(),
+            "seeds": outcome.seeds,
             "figures": dict(outcome.figures),
             "goals": {name: dict(goal) for name, goal in outcome.goals.items()},
             "baselines": dict(outcome.baselines),
@@ -162,22 +158,19 @@ def publish(outcome: Outcome, json_file: Path | None, *, part: str | None = None
     print(text, flush=True)
 
 
-def figures_of(benchmark: str, folder: Path = RESULTS) -> dict[str, float]:
-    """What sentences may quote of a benchmark's result: figures, and the baselines beside them; nothing without one."""
-    path = folder / f"{benchmark}.json"
-    if not path.exists():
-        return {}
-    told = json.loads(path.read_text(encoding="utf-8"))
-    return {**told["baselines"], **told["figures"]}
-
-
 def commit() -> str:
-    """The commit that was measured, marked when the tree differs from it; empty outside a repository."""
-    described = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--exclude", "*"],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return described.stdout.strip() if described.returncode == 0 else ""
+    """Return the commit that was measured, marked where code differs from it; empty outside a repository."""
+
+    def git(*arguments: str) -> subprocess.CompletedProcess[str]:
+        here = Path(__file__).resolve().parent.parent
+        return subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=False)
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", "*.py").stdout.strip()
+    return git("rev-parse", "--short", "HEAD").stdout.strip() + ("-dirty" if changed else "")
+
+
+def machine() -> str:
+    """Return what this machine is: cores that may be used, their model, and memory in GiB."""
+    models = re.findall(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return f"{len(os.sched_getaffinity(0))} cores of {(models or [platform.machine()])[0]}, {memory_gib:.0f} GiB"

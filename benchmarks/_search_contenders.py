@@ -1,4 +1,4 @@
-"""Searches that know nothing of the model, with as much processor time: random, TPE, NSGA-II, and a Gaussian process.
+"""Searches that know nothing of the model, with as much processor time: random, TPE, and a Gaussian process.
 
 All of them ask for one cluster after another: types and counts of up to three groups, batch size. The
 Gaussian process is in the manner of CherryPick (Alipourfard et al., NSDI 2017): a Matern kernel, and the cluster of the
@@ -87,25 +87,15 @@ def random_search(trials: Trials, seed: int) -> None:
 
 def tpe(trials: Trials, seed: int) -> None:
     """Optuna's tree-structured Parzen estimator, with its own constraints."""
-    _study(trials, optuna.samplers.TPESampler(seed=seed), both=False)
-
-
-def nsga2(trials: Trials, seed: int) -> None:
-    """Optuna's NSGA-II over time-to-be-minimised and risk, started from nothing."""
-    _study(trials, optuna.samplers.NSGAIISampler(seed=seed), both=True)
-
-
-def _study(trials: Trials, sampler: optuna.samplers.BaseSampler, *, both: bool) -> None:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(directions=["minimize", "minimize"] if both else ["minimize"], sampler=sampler)
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
     sizes = trials.sizes()
     while trials.open:
         trial = study.ask()
         point = [trial.suggest_int(f"x{k}", 0, size - 1) for k, size in enumerate(sizes)]
-        told = trials.price(trials.cluster(point))
-        score, risk = told or (1e12, 1e12)
+        score, risk = trials.price(trials.cluster(point)) or (1e12, 1e12)
         trial.set_constraint("limits", risk - 1)
-        study.tell(trial, [score, risk] if both else score)
+        study.tell(trial, score)
 
 
 def gaussian_process(trials: Trials, seed: int) -> None:
@@ -152,6 +142,5 @@ def _cdf(z: NDArray[np.float64]) -> NDArray[np.float64]:
 CONTENDERS: dict[str, Contender] = {
     "random": random_search,
     "TPE": tpe,
-    "NSGA-II": nsga2,
     "Gaussian process": gaussian_process,
 }

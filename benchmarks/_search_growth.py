@@ -45,7 +45,7 @@ def measure(name: str, *, every: int, workers: int, types: int, loose: float) ->
 def _search(name: str, every: int, workers: int, types: int, loose: float) -> Growth:
     space, job = whole(name, workers)
     space = replace(space, options=space.options[::every])
-    cheapest = search(space, job, Limits(time_weight=0.0), seed=0, effort=Effort(types=1)).forecast.cost_high_usd.min()
+    cheapest = search(space, job, Limits(time_weight=0.0), effort=Effort(types=1)).forecast.cost_high_usd.min()
     limits = Limits(budget_usd=float(loose * cheapest), time_weight=1.0)
     whole.cache_clear()
     begun, begun_cpu = time.perf_counter(), time.process_time()
@@ -56,7 +56,7 @@ def _search(name: str, every: int, workers: int, types: int, loose: float) -> Gr
     def tell(text: str) -> None:
         heard.append((time.perf_counter(), time.process_time()))
 
-    found = search(space, job, limits, seed=0, effort=Effort(types=types), tell=tell)
+    found = search(space, job, limits, effort=Effort(types=types), tell=tell)
     end = (time.perf_counter(), time.process_time())
     first = heard[1] if len(heard) > 1 else end
     return Growth(

@@ -20,14 +20,12 @@ from torch.nn import functional
 
 from hetopt.trainer.data.fetch import MapDataset, TensorPairs, fetch, inputs_and_targets, set_epoch
 from hetopt.trainer.task import Schedule, Target, Task, TaskData
-from hetopt.trainer.tasks.corpus import find_corpus, windows
 from hetopt.trainer.tasks.digits import digits as bundled_digits
-from hetopt.trainer.tasks.language import LSTMLanguageModel
+from hetopt.trainer.tasks.language import LSTMLanguageModel, find_corpus, windows
 from hetopt.trainer.tasks.recipes import language_model, sgd, step_decay
-from hetopt.trainer.tasks.vision import resnet20_cifar10, vgg11_cifar10
+from hetopt.trainer.tasks.vision import resnet20_cifar10
 
-IMAGE_EPOCHS, DIGITS_EPOCHS = 4, 5
-"""Of images as many as let `benchmarks.sync` train eleven policies with three seeds in 25 minutes of two cores."""
+DIGITS_EPOCHS = 5
 
 CONVNET_EPOCHS, CHARACTER_EPOCHS = 3.0, 0.75
 SHORT_CONVNET_EPOCHS, SHORT_CHARACTER_EPOCHS = 1.0, 0.25
@@ -35,25 +33,6 @@ SHORT_CONVNET_EPOCHS, SHORT_CHARACTER_EPOCHS = 1.0, 0.25
 
 CHARACTERS, CHARACTER_WINDOW, EVALUATED_WINDOWS = 96, 32, 800
 """Different ones, the first stands for all that are rare; in a sample; and samples to evaluate on."""
-
-VGG_CHANNELS = (16, 0, 32, 0, 64, 64, 0, 128, 128, 0, 128, 128, 0)
-"""A quarter of those of VGG-11; 0 is a pooling."""
-
-
-def resnet() -> Task:
-    """ResNet-20 on a fifth of CIFAR-10 at 16x16 pixels: 1.1 MB of gradient."""
-    bundled = resnet20_cifar10()
-
-    def data(folder: Path | None) -> TaskData:
-        whole = bundled.data(folder)
-        return replace(whole, train=Halved(whole.train), evaluation=Halved(whole.evaluation))
-
-    return replace(bundled, data=data, schedule=_late(IMAGE_EPOCHS))
-
-
-def vgg() -> Task:
-    """VGG-11 at a quarter of its width on a fifth of CIFAR-10: 2.4 MB of gradient."""
-    return replace(vgg11_cifar10(), model=partial(narrow_vgg, 10), schedule=_late(IMAGE_EPOCHS))
 
 
 def convnet() -> Task:
@@ -132,28 +111,6 @@ def plain_convnet(classes: int, width: int = 16) -> nn.Module:
         layers.append(nn.MaxPool2d(2) if outputs < 4 * width else nn.AdaptiveAvgPool2d(1))
         channels = outputs
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels, classes))
-
-
-def narrow_vgg(classes: int) -> nn.Module:
-    """[n, 3, 32, 32] -> [n, classes]: the layers of VGG-11 with `VGG_CHANNELS`; 611,434 parameters for 10 classes."""
-    layers: list[nn.Module] = []
-    channels = 3
-    for outputs in VGG_CHANNELS:
-        if outputs == 0:
-            layers.append(nn.MaxPool2d(2))
-        else:
-            layers += [nn.Conv2d(channels, outputs, 3, padding=1), nn.ReLU(inplace=True)]
-            channels = outputs
-    last = nn.Linear(channels, classes)
-    head = [nn.Linear(channels, channels), nn.ReLU(inplace=True), nn.Linear(channels, channels), nn.ReLU(inplace=True)]
-    network = nn.Sequential(*layers, nn.Flatten(), *head, last)
-    for module in network.modules():
-        if isinstance(module, (nn.Conv2d, nn.Linear)):
-            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
-            assert module.bias is not None
-            nn.init.zeros_(module.bias)
-    nn.init.normal_(last.weight, std=0.01)
-    return network
 
 
 class Halved:

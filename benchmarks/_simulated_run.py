@@ -18,11 +18,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal, cast, get_args
 
+from hetopt.core.batch_partition import spec_of_living
 from hetopt.core.errors import RunFailed
-from hetopt.core.local_batch_sizes import spec_of_living
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
-from hetopt.trainer.elastic.membership import Generation, Member, Patience, Version
-from hetopt.trainer.elastic.rendezvous import Abandoned, meet_again, want, wanted
+from hetopt.trainer.elastic.rendezvous import Abandoned, Generation, Member, Patience, Version, meet_again, want, wanted
 
 BATCH = 24
 

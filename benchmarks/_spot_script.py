@@ -19,9 +19,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks._plain_ddp import StretchedBackward
-from hetopt.core.conditions import ConditionsReader
 from hetopt.core.events.log import EVENTS_FILE, EventLog
-from hetopt.core.run_folder import read_spec
+from hetopt.core.run_folder import ConditionsReader, read_spec
 from hetopt.trainer.data.cursor import SampleCursor
 from hetopt.trainer.data.fetch import fetch
 from hetopt.trainer.steps.slowdown import make_pace

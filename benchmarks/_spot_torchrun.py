@@ -19,9 +19,8 @@ from benchmarks._spot_nodes import Move
 from hetopt.backends.emulation.namespaces import LINK, EmulatedNetwork
 from hetopt.backends.processes import QUIET_TORCH
 from hetopt.core.events.log import EVENTS_FILE, Event, read_events
-from hetopt.core.nodes import MEETING_PORT
 from hetopt.core.run_folder import write_spec
-from hetopt.core.run_spec import RunSpec
+from hetopt.core.run_spec import MEETING_PORT, RunSpec
 from hetopt.core.scaled_emulation import EmulatedHost
 
 _LOOK_S = 0.02

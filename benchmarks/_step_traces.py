@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks._step_baselines import columns
 from hetopt.core.step_samples import StepSample, read_samples
-from hetopt.optimizer.step_time.baselines import columns
 from hetopt.optimizer.step_time.model import StepTimeModel
 from hetopt.optimizer.step_time.observed import observe
 from hetopt.optimizer.step_time.priors import PRIORS, Normal

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,8 +13,7 @@ from hetopt.trainer.data.fetch import TensorPairs
 from hetopt.trainer.task import Target, Task, TaskData
 from hetopt.trainer.tasks.digits import CLASSES, digits_data
 from hetopt.trainer.tasks.recipes import classification, sgd
-from hetopt.trainer.tasks.resnet import cifar_resnet20
-from hetopt.trainer.tasks.vision import resnet20_cifar10
+from hetopt.trainer.tasks.vision import cifar_resnet20
 
 SAMPLES = 960
 """Few, so that policies that decide once an epoch decide every ten steps of 96 samples."""
@@ -61,20 +59,6 @@ def broad_digits() -> Task:
     )
 
 
-def small_digits() -> Task:
-    """The handwritten digits and two hidden layers: computation that is small beside its samples' way."""
-    return classification(
-        name="small-digits",
-        model=lambda: nn.Sequential(
-            nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, CLASSES)
-        ),
-        data=digits_data,
-        optimizer=sgd(0.02),
-        target=Target(metric="accuracy", value=0.95),
-        batch_size=64,
-    )
-
-
 def noise() -> Task:
     """The smallest network on random images: nothing is read, and nothing imported that reads."""
     return _random_images("noise", small_network, shape=(1, 8, 8))
@@ -93,11 +77,6 @@ def wide() -> Task:
             nn.Flatten(), nn.Linear(3072, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, CLASSES)
         ),
     )
-
-
-def generated_images() -> Task:
-    """The bundled ResNet-20 on generated images of CIFAR-10's shape: all of its work, without a download."""
-    return replace(resnet20_cifar10(), name="generated-images", data=partial(_images, 10_000, 100, (3, 32, 32)))
 
 
 def _images(count: int, evaluated: int, shape: tuple[int, ...], folder: Path | None) -> TaskData:

@@ -17,13 +17,12 @@ import numpy as np
 from benchmarks import _adaptdl
 from benchmarks._decided import Array, Belief, Chooser, Menu
 from benchmarks._held_out_priors import FLAT, learned_priors
+from benchmarks._step_baselines import PeerModel, PeerName, columns
 from benchmarks._step_traces import Samples, as_columns, read
-from hetopt.core.least_squares import non_negative
+from hetopt.core.memory import non_negative
 from hetopt.core.step_samples import StepSample
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.search.objective import Limits
-from hetopt.optimizer.step_time.baselines import columns
-from hetopt.optimizer.step_time.choice import PeerModel, PeerName
 from hetopt.optimizer.step_time.model import StepTime, StepTimeModel
 from hetopt.optimizer.step_time.observed import observe
 from hetopt.optimizer.step_time.posterior import Posterior, fit

@@ -40,7 +40,7 @@ from hetopt.backends.ec2.protocol import spec_digest
 from hetopt.backends.ec2.renter.bundle import Bundle, _archive, make_bundle
 from hetopt.backends.emulation import iproute
 from hetopt.backends.emulation.namespaces import LINK, PREFIX, EmulatedNetwork
-from hetopt.core.bucket_traffic import LEASE_OBJECT, PLACEMENT_OBJECT
+from hetopt.core.budget_law import LEASE_OBJECT, PLACEMENT_OBJECT
 from hetopt.core.errors import RunFailed
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.core.scaled_emulation import EmulatedHost

@@ -5,19 +5,12 @@
   and comes back, one that freezes or becomes ten times slower, notice, a checkpoint torn at a random byte, a disk that
   has no room for one). Dense exchange: where the shares stay, the final weights must be those of the undisturbed run,
   bit for bit; where they do not, the final accuracy must be within the spread of seeds.
-- **hosts**: the same on rehearsed hosts: death with the store that workers meet in, return, a link that is cut and
-  heals, slowness, notice (`_rehearsed_faults`).
 - **recovery**: of 4 workers under `hetopt launch`'s host, a worker is killed; time to the next completed step, beside
   that of torchrun restarting the same script from its newest checkpoint, in the same run and in turns.
-- **steady**: the same calm run with all of this and without, each standing still while the other runs
-  (`_in_turns`), workers kept to their processors; difference of the step time.
-- **soak** (``--soak SECONDS``, and nothing else): faults without a pause; memory, files, threads and namespaces of what
-  lives through all of them.
 """
 
 from __future__ import annotations
 
-import collections
 import json
 import os
 import random
@@ -32,28 +25,18 @@ from typing import Any
 
 import psutil
 
-from benchmarks import _rehearsed_faults
 from benchmarks._faulty_runs import OUTCOME_FILE, RUNS_FILE
-from benchmarks._in_turns import Turns, had_s, in_turns
-from benchmarks._outcome import Options, Results, parser, publish, quartiles, run_benchmark
+from benchmarks._outcome import Results, options, publish, quartiles, run_benchmark
 from benchmarks._simulated_run import check
-from benchmarks._soak import soak
 from hetopt.backends.backend import RunHandle
-from hetopt.backends.emulation.namespaces import why_not
 from hetopt.backends.processes import LocalLauncher
 from hetopt.core.events.log import EVENTS_FILE, Event, read_events
 from hetopt.core.run_spec import RunSpec
-from hetopt.optimizer.cost.checkpointing import CHECKPOINT_INTERVAL_S
 
 _TOYS = Path(__file__).with_name("_toy.py")
 TASK = f"{_TOYS}:task"
 STEP_S = 0.02
 STEPS = 60
-STEADY_STEPS = 380
-_STEADY_CHECKPOINT_S = CHECKPOINT_INTERVAL_S[0] / 4
-"""Four times as often as any plan tells a run to."""
-_STEADY_ROUNDS = 15
-"""Two runs that are alike differ by 2 % on a shared machine: fewer pairs of them are no evidence of 1 %."""
 KINDS = ("kill", "kill", "kill-all", "leave", "freeze", "slow", "notice", "tear")
 ROOTS_KINDS = (*KINDS, "full")
 """Only root may mount a small disk."""
@@ -122,23 +105,12 @@ def simulated(results: Results, runs: int) -> None:
     results.goal("simulated_failed", failed, at_most=0)
 
 
-def computing(**changes: object) -> dict[str, Any]:
-    """Two workers that compute in earnest, so that nothing is hidden in their pauses: ResNet-20."""
-    worker = {"host": "here", "type": "local", "local_batch_size": 16, "threads": 1}
-    return {**spec(2, STEADY_STEPS, **changes), "task": f"{_TOYS}:resnet", "workers": [worker] * 2}
-
-
 def run_faulty(folder: Path, runs: list[dict[str, Any]]) -> None:
-    """Do real runs in processes of one program."""
-    subprocess.run(faulty_command(folder, runs), cwd=_REPOSITORY, check=True)
-
-
-def faulty_command(folder: Path, runs: list[dict[str, Any]]) -> list[str]:
-    """Does real runs in a folder of their own, which is made."""
+    """Do real runs in processes of one program, in a folder of their own, which is made."""
     folder.mkdir(parents=True)
     entries = [{"environment": _ENVIRONMENT, "within_s": 90.0, **run} for run in runs]
     (folder / RUNS_FILE).write_text(json.dumps(entries))
-    return [sys.executable, "-m", "benchmarks._faulty_runs", str(folder)]
+    subprocess.run([sys.executable, "-m", "benchmarks._faulty_runs", str(folder)], cwd=_REPOSITORY, check=True)
 
 
 def real(results: Results, folder: Path, runs: int, most_workers: int = 4) -> None:
@@ -172,34 +144,6 @@ def real(results: Results, folder: Path, runs: int, most_workers: int = 4) -> No
     results.figures["real_from_checkpoint"] = from_disk
     results.figures["real_steps_redone_at_most"] = max(redone)
     results.goal("real_failed", failed, at_most=0)
-
-
-def hosts(results: Results, folder: Path, runs: int) -> None:
-    """Seeded schedules on rehearsed hosts."""
-    folder.mkdir()
-    wish = spec(3, 0, checkpoint_every_s=2.0)
-    (folder / "calm").mkdir()
-    _, calm = _rehearsed_faults.run(folder / "calm", wish, ())
-    expected, failed, kinds = _rehearsed_faults.accuracy(calm), 0, collections.Counter[str]()
-    recoveries: list[float] = []
-    for seed in range(runs):
-        run_dir, lines = folder / f"seed-{seed}", _rehearsed_faults.schedule(seed)
-        run_dir.mkdir()
-        state, events = _rehearsed_faults.run(run_dir, wish, lines)
-        problem = _rehearsed_faults.wrong(state, events, expected, _SPREAD)
-        print(f"  hosts, schedule {seed}: {', '.join(lines)}: {problem or 'as promised'}", file=sys.stderr)
-        failed += problem is not None
-        kinds.update(line.split()[3].partition("=")[0] for line in lines)
-        recoveries += [event["recovery_s"] for event in events if "recovery_s" in event]
-    median_s = statistics.median(recoveries) if recoveries else 0.0
-    print(
-        f"hosts      {runs} schedules of whole hosts: {failed} failed; "
-        f"{', '.join(f'{count} x {kind}' for kind, count in sorted(kinds.items()))}; "
-        f"going on took {median_s:.2f} s in the median, {max(recoveries, default=0.0):.1f} s at most"
-    )
-    results.figures["host_schedules"] = runs
-    results.figures["host_recovery_median_s"] = round(median_s, 3)
-    results.goal("host_failed", failed, at_most=0)
 
 
 def wrong(run_dir: Path, calm_dir: Path, *, exact: bool) -> str | None:
@@ -289,101 +233,16 @@ def _warden_and_worker(folder: Path, place: int) -> tuple[int, int]:
     raise RuntimeError(f"worker {place} is not there")
 
 
-def steady(results: Results, folder: Path, rounds: int) -> None:
-    """The same calm run, with and without, each standing still while the other runs."""
-    sides = {
-        # Timers go on while a run stands still: of what the run has of it, half.
-        "elastic": {"spec": computing(checkpoint_every_s=2 * _STEADY_CHECKPOINT_S), "elastic": True},
-        "plain": {"spec": computing(checkpoint_every_s=3600.0, max_restarts=0), "elastic": False},
-    }
-    ratios, plain_s = [], []
-    for round_ in range(rounds):
-        here = folder / str(round_)
-        programs = {
-            side: faulty_command(here / side, [{"name": side, "faults": [], "within_s": 900.0, "pinned": True, **what}])
-            for side, what in (sides.items() if round_ % 2 == 0 else reversed(sides.items()))
-        }
-        turns = in_turns(programs, within_s=900.0)
-        times = {side: _step_time_s(read_events(here / side / side / EVENTS_FILE), turns[side]) for side in sides}
-        ratios.append(times["elastic"] / times["plain"] - 1)
-        plain_s.append(times["plain"])
-        print(f"  steady: {ratios[-1]:+.2%}", file=sys.stderr)
-    cost = statistics.median(ratios)
-    print(
-        f"steady     {cost:+.2%} of a step of {statistics.median(plain_s) * 1000:.1f} ms, a checkpoint every "
-        f"{_STEADY_CHECKPOINT_S:.0f} s "
-        f"[{min(ratios):+.2%}, {max(ratios):+.2%}]"
-    )
-    results.figures["steady_cost_least"], results.figures["steady_cost_most"] = (
-        round(min(ratios), 4),
-        round(max(ratios), 4),
-    )
-    if rounds >= _STEADY_ROUNDS:
-        results.goal("steady_cost", cost, at_most=0.01)
-    else:
-        results.figures["steady_cost"] = round(cost, 4)
-
-
-def soaked(results: Results, folder: Path, seconds: float) -> None:
-    """Faults without a pause."""
-    folder.mkdir()
-    wish = RunSpec.model_validate(spec(3, 10**7, max_restarts=10**6, checkpoint_every_s=2.0))
-    came = soak(wish, folder, _ENVIRONMENT, seconds)
-    growth = came.growth
-    print(
-        f"soak       {came.faults} faults in {seconds:.0f} s, {came.steps} steps; from the first third to the last: "
-        f"memory {growth['memory']:+.1%}, files {growth['files']:+.0f}, threads {growth['threads']:+.0f}, "
-        f"namespaces {growth['namespaces']:+.0f}"
-    )
-    results.figures["soak_faults"] = came.faults
-    results.figures["soak_steps"] = came.steps
-    results.goal("soak_memory_growth", growth["memory"], at_most=0.02)
-    for name in ("files", "threads", "namespaces"):
-        results.goal(f"soak_{name}_more", growth[name], at_most=0)
-
-
-def _step_time_s(events: list[Event], turns: Turns) -> float:
-    """Of what a run had the machine for, without its evaluations: what stands between steps counts."""
-    steps = [event for event in events if event["event"] == "step" and event["time_s"] < turns[-1][1]]
-    first, last = steps[1], steps[-1]
-    taken_s = had_s(turns, first["time_s"], last["time_s"])
-    for event in events:
-        if event["event"] == "evaluated" and first["time_s"] < event["time_s"] <= last["time_s"]:
-            taken_s -= had_s(turns, event["time_s"] - event["evaluation_s"], event["time_s"])
-    return float(taken_s / (last["step"] - first["step"]))
-
-
 def main() -> None:
-    """Do all parts, or soak."""
-    arguments = parser(__doc__)
-    arguments.add_argument("--soak", type=float, metavar="SECONDS", help="disturb one run for so long instead")
-    read = arguments.parse_args()
-    asked = Options(quick=read.quick or read.smoke, json_file=read.json, smoke=read.smoke)
-    results = Results()
-    if read.soak is not None:
-        with tempfile.TemporaryDirectory(prefix="hetopt-chaos-") as temporary:
-            soaked(results, Path(temporary) / "soak", read.soak)
-        publish(results.outcome("chaos_soak", quick=asked.quick), asked.json_file)
-        return
-    amounts = (
-        (40, 1, 1, 1, 0)
-        if asked.smoke
-        else (300, 12, 3, 3, 3)
-        if asked.quick
-        else (10_000, 200, 15, _STEADY_ROUNDS, 24)
-    )
-    simulated(results, amounts[0])
+    asked, results = options(__doc__), Results()
+    schedules, real_runs, kills = (40, 1, 0) if asked.smoke else (300, 12, 3) if asked.quick else (10_000, 200, 15)
+    simulated(results, schedules)
     with tempfile.TemporaryDirectory(prefix="hetopt-chaos-") as temporary:
         folder = Path(temporary)
-        real(results, folder / "real", amounts[1], most_workers=2 if asked.smoke else 4)
+        real(results, folder / "real", real_runs, most_workers=2 if asked.smoke else 4)
         if not asked.smoke:
-            if (reason := why_not()) is None:
-                hosts(results, folder / "hosts", amounts[4])
-            else:
-                print(f"hosts      not here: {reason}")
-            recovery(results, folder / "recovery", amounts[2])
-            steady(results, folder / "steady", amounts[3])
-    publish(results.outcome("chaos", quick=asked.quick), asked.json_file)
+            recovery(results, folder / "recovery", kills)
+    publish(results.outcome("chaos", quick=asked.quick, seeds=f"0 to {schedules - 1}"), asked.json_file)
 
 
 if __name__ == "__main__":

@@ -27,12 +27,11 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks._law_choice import MCCANDLISH, SCAVENGER, StepsLaw, choose
 from benchmarks._outcome import Bound, Outcome, options, publish, run_benchmark
 from hetopt.core.profile import Evaluation
 from hetopt.optimizer.convergence.averaged_law import AveragedLaw
-from hetopt.optimizer.convergence.convergence import default_laws
-from hetopt.optimizer.convergence.law_choice import choose
-from hetopt.optimizer.convergence.steps_law import MCCANDLISH, SCAVENGER, Z90, PriorRun, StepsLaw
+from hetopt.optimizer.convergence.steps_law import Z90, PriorRun
 from hetopt.profiler.collect import steps_to_target
 
 GOALS = {"cifar10": 0.04, "bert": 0.01, "ncf": 0.12}
@@ -47,7 +46,7 @@ KAPPAS = tuple(float(each) for each in np.geomspace(0.5, 32.0, 121))
 SHORT_OF_WORST = 0.998
 HETOPT = "hetopt"
 LAWS: dict[str, tuple[StepsLaw, ...]] = {
-    HETOPT: default_laws(),
+    HETOPT: (AveragedLaw(), MCCANDLISH, SCAVENGER),
     "mccandlish": (MCCANDLISH,),
     "scavenger": (SCAVENGER,),
 }

@@ -1,9 +1,8 @@
-"""What a choice by predicted times costs beside the best by measured ones: clusters and GPUs, on public measurements.
+"""What a cluster chosen by predicted times costs beside the best by measured ones, on public measurements.
 
-Clusters: of each folder of the step traces the cheapest configuration in worker-seconds a sample that meets a
+Of each folder of the step traces the cheapest configuration in worker-seconds a sample that meets a
 throughput, 22 of them in equal ratios between the slowest and the fastest that was measured. Who chooses has seen one
-and two nodes (and one more layout, which hetopt names); what is chosen is judged by its measured median. GPUs: the
-cheapest that meets a throughput or a deadline, or the fastest within a budget, from one GPU that was measured. The rule
+and two nodes (and one more layout, which hetopt names); what is chosen is judged by its measured median. The rule
 is that of `hetopt recommend`; published models, which state no interval, choose the cheapest that they believe to do,
 and once more with the interval that their own held-out errors give them. A choice that misses its target costs nothing
 extra where it is cheaper than the best: it is counted as missed.
@@ -25,15 +24,12 @@ from benchmarks._decided import (
     as_believed,
     as_recommended,
     by_chance,
-    by_expected_cost,
     by_median,
     decide,
     mean_extra,
     missed,
     throughputs,
 )
-from benchmarks._gpu_decisions import gpu_decisions
-from benchmarks._gpu_throughput import folder as gpu_folder
 from benchmarks._outcome import Results, options, publish, run_benchmark
 from benchmarks._step_traces import AZURE, FOLDERS, traces
 from benchmarks._trace_decisions import ADAPTDL, PEERS, Table, adaptdl, fitted_whole, priors_of_others, table
@@ -169,11 +165,6 @@ def confidences(results: Results, tables: Sequence[Table], ours: Mapping[str, Se
             results.figures[key(protocol, f"kept at {asked:g}")] = round(kept, 4)
             results.figures[key(protocol, f"extra cost at {asked:g}")] = round(mean_extra(found), 4)
         print(f"{protocol:12}" + "   ".join(cells).replace("%", ""))
-        repeated = [by_expected_cost(t.menu, one) for t, one in zip(tables, ours[protocol], strict=True)]
-        found = decided(tables, repeated)
-        print(f"{'':12}least expected cost until a target is met, instead of a confidence: {said(found)}")
-        results.figures[key(protocol, "extra cost by expected cost")] = round(mean_extra(found), 4)
-        results.figures[key(protocol, "missed by expected cost")] = round(missed(found), 4)
         worst = max(abs(error) for error in errors)
         results.goal(key(protocol, "confidence error"), worst, at_most=CONFIDENCE_ERROR)
 
@@ -194,33 +185,15 @@ def held_out(results: Results, tables: Sequence[Table]) -> None:
         print(f"{what + ' held out':44}" + "".join(f"{cell:>16}" for cell in cells))
 
 
-def gpus(results: Results, data: Path, *, every: int) -> None:
-    """The part of the GPU throughputs."""
-    found = gpu_decisions(data, every=every)
-    count = len(found[OURS][0])
-    print(f"\nGPU from one that was measured, {count} choices a column: extra in % (mean) / limits missed in %")
-    print(f"{'':44}{'throughput':>16}{'budget':>16}")
-    for name, both in found.items():
-        print(f"{name:44}" + "".join(f"{said(decisions):>16}" for decisions in both))
-        put = results.figures if name.startswith(OURS) else results.baselines
-        for kind, decisions in zip(("gpu throughput", "gpu budget"), both, strict=True):
-            extra = "extra cost" if kind == "gpu throughput" else "extra time"
-            put[key(kind, extra, name)] = round(mean_extra(decisions), 4)
-            put[key(kind, "missed", name)] = round(missed(decisions), 4)
-
-
 def main() -> None:
-    asked, results = options(__doc__, parts=("clusters", "gpus")), Results()
-    root, data = traces(), gpu_folder()
-    if root is None or data is None:
+    asked, results = options(__doc__), Results()
+    root = traces()
+    if root is None:
         print("The public measurements are not there (HETOPT_SHARED_DATA names the data folder).")
         return
-    if asked.part in (None, "clusters"):
-        folders = QUICK_FOLDERS[:1] if asked.smoke else QUICK_FOLDERS if asked.quick else (*FOLDERS, *AZURE)
-        clusters(results, root, folders=folders, with_others=not asked.quick)
-    if asked.part in (None, "gpus"):
-        gpus(results, data, every=12 if asked.smoke else 4 if asked.quick else 1)
-    publish(results.outcome("decisions", quick=asked.quick), asked.json_file, part=asked.part)
+    folders = QUICK_FOLDERS[:1] if asked.smoke else QUICK_FOLDERS if asked.quick else (*FOLDERS, *AZURE)
+    clusters(results, root, folders=folders, with_others=not asked.quick)
+    publish(results.outcome("decisions", quick=asked.quick), asked.json_file)
 
 
 if __name__ == "__main__":

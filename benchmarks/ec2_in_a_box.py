@@ -9,7 +9,7 @@ are probed, within a budget of their own.
 
 The other part are stories (``--part stories``): 400 lives of runs by a seed, on an account in which lists and tags lag,
 calls are throttled, refused, answered with faults or not at all, credentials end, pools run dry and prices move by zone
-and hour, machines hang, fail, start again, are stopped or taken back, and IAM decides each call by the printed policy;
+and hour, machines hang, fail, start again or are taken back, and IAM decides each call by the printed policy;
 whoever launches or follows is killed by a real signal. Time is the account's own, and what machines do is acted.
 """
 
@@ -31,13 +31,11 @@ from benchmarks._outcome import Results, options, publish, run_benchmark
 from benchmarks._rehearsal import need_namespaces
 from benchmarks._search_spaces import RECORDED
 from benchmarks.box.box import Box
-from benchmarks.box.iam import actions_of, others_denied
-from benchmarks.box.stories import KINDS, UNASKED, plan_on, policy_without
+from benchmarks.box.stories import KINDS, plan_on
 from benchmarks.box.story import HETOPT, Act, Played, Stage, meeting_host, timeline, trained
-from hetopt.backends.ec2.renter.authorizations import Asked
-from hetopt.backends.ec2.renter.canary import CANARY_USD
 from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
+from hetopt.backends.ec2.renter.probing import CANARY_USD
 from hetopt.core.errors import RunFailed
 from hetopt.core.profile import Profile
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
@@ -259,35 +257,14 @@ def _of_stories(results: Results, told: Sequence[dict[str, Any]]) -> None:
     estimates = [abs(one["estimate_error"]) for one in told if one["estimate_error"] is not None]
     results.figures["stories_that_say_estimated"] = len(estimates)
     results.figures["stories_estimate_error_worst"] = max(estimates, default=0.0)
-    results.figures["stories_on_recorded_capacity"] = sum(one["moods"].get("replays") == "recorded" for one in told)
     for kind in KINDS:
         faults = sum(any(fault.startswith(f"{kind}:") for fault in one["faults"]) for one in told)
         results.goal(f"stories_faults_{kind.replace('-', '_')}", faults, at_most=0)
     results.goal("stories_ledger_error_worst", max(ledgers, default=0.0), at_most=LEDGER_GOAL)
-    _of_the_policy(results, told)
-
-
-def _of_the_policy(results: Results, told: Sequence[dict[str, Any]]) -> None:
-    """What IAM was asked in all stories, with the keys of each call; what is granted for none; what others get."""
-    policy = policy_without(None)
-    allowed = {name: Asked(**one) for story in told for name, one in story["allowed"].items()}
-    granted = set(actions_of(policy))
-    unasked = granted - set(allowed)
     results.figures["stories_questions_to_the_policy"] = sum(one["questions"] for one in told)
-    results.figures["stories_actions_granted"] = len(granted)
-    results.figures["stories_actions_asked"] = len(allowed)
-    unexplained = sorted(unasked - set(UNASKED))
-    if len(told) >= FULL.stories:
-        results.goal("stories_actions_granted_for_nothing", len(unexplained), at_most=0)
-    results.goal(
-        "policy_others_denied", others_denied(policy, list(allowed.values()), OTHERS), at_least=OTHERS, at_most=OTHERS
-    )
-    for name in sorted(unasked):
-        print(f"granted and never asked: {name}: {UNASKED.get(name, 'nobody knows why')}")
 
 
-OTHERS = 200
-ALWAYS = frozenset({"seed", "policy", "pools", "lives", "ending_s", "end_role", "replays"})
+ALWAYS = frozenset({"seed", "policy", "pools", "lives", "ending_s", "end_role"})
 """What every story says of its account: no moods, or the same in all."""
 
 

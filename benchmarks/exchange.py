@@ -14,12 +14,178 @@ from pathlib import Path
 from benchmarks._collectives import Cell, Request
 from benchmarks._outcome import Results, options, publish, run_benchmark
 from benchmarks._published_collectives import PUBLISHED_RING, PUBLISHED_TREE, shared_index
-from benchmarks._rate_schedule import AUTO, PHASES, Phase, phases_of, scheduled_runs, slowdown_coefficients
 from benchmarks._rehearsal import Log, Ratio, launch, need_namespaces, time_exchanges
-from hetopt.core.comm.cost import LinkSpeed, dense, gathered, time_s
-from hetopt.core.compression_slowdown import MOST_LOST
-from hetopt.core.run_spec import Compression, RunSpec
-from hetopt.core.scaled_emulation import EmulatedHost
+from hetopt.backends.emulation.conductor import CONDITION_CHANGED
+from hetopt.core.comm.cost import LinkSpeed, gathered, time_s
+from hetopt.core.events.log import Event
+from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
+from hetopt.core.scaled_emulation import EVERY_HOST, Change, DeclaredTime, EmulatedHost, ScaledEmulation
+from hetopt.core.training_laws import MOST_LOST, distance
+
+TOY = f"{Path(__file__).with_name('_toy.py')}:broad_digits"
+WORKERS = 4
+COMPUTE_S = 0.06
+"""Of a step; the four workers of a small machine compute for real well within it."""
+
+SHARE = 16
+PHASES = (1e9, 1e8, 2.5e7, 1e9)
+"""Rates in bits a second, one after the other."""
+
+FIXED = (
+    Compression(),
+    Compression(name="bf16"),
+    Compression(name="int4"),
+    Compression(name="int8"),
+    Compression(name="topk", ratio=0.01, coding="packed_bf16"),
+    Compression(name="topk", ratio=0.1, collective="ar_topk_star", coding="packed_bf16"),
+    Compression(name="topk", ratio=0.001, coding="packed_bf16"),
+    Compression(name="topk", ratio=0.1, coding="packed_bf16"),
+    Compression(name="topk", ratio=0.03, coding="packed_bf16"),
+    Compression(name="topk", ratio=0.003, coding="packed_bf16"),
+    Compression(name="topk", ratio=0.1),
+    Compression(name="topk", ratio=0.01),
+    Compression(name="topk", ratio=0.001),
+    Compression(name="topk", ratio=0.01, collective="ar_topk_star", coding="packed_bf16"),
+    Compression(name="topk", ratio=0.001, collective="ar_topk_star", coding="packed_bf16"),
+)
+AUTO = "auto"
+TWINS_TRIED = "twins_tried"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """What one run was like while the links had one rate.
+
+    J is the time that one dense step's progress took: seconds over progress, the sum over steps of 1 / slowdown. The
+    seconds are those of steps, and of what is decided and measured between them.
+
+    Attributes:
+        whole_j_s: over all control periods that lie within the phase.
+        settled_j_s: over the later half of them, trials of twins left out: their price is paid once.
+        slowdown: steps for the progress of one dense step, over the later half.
+        ways: in which gradients were exchanged, in their order.
+    """
+
+    whole_j_s: float
+    settled_j_s: float
+    slowdown: float
+    ways: tuple[str, ...]
+
+    @property
+    def loses_much(self) -> bool:
+        """Whether more is lost than hetopt accepts of compression where the number of steps is fixed, as it is here."""
+        return self.slowdown > 1 + MOST_LOST
+
+
+def scheduled_runs(*, phase_steps: int, fixed_steps: int, period: int, fixed: int) -> dict[str, RunSpec]:
+    """The first so many fixed choices, and `auto`, through the phases.
+
+    What stays the same needs fewer steps of a phase to show what they are like.
+    """
+    runs = {_name(way): _spec(way, fixed_steps, period) for way in FIXED[:fixed]}
+    auto = _spec(Compression(), phase_steps, period)
+    runs[AUTO] = auto.model_copy(update={"ratio_policy": "auto", "collective_policy": "cheapest"})
+    return runs
+
+
+def slowdown_coefficients(log: Log) -> list[float]:
+    """The coefficient of the law of slowdown as `auto` thought it to be, the mean over the later half of each phase.
+
+    All sides are judged by the same: whether it is right is not asked here, but whether what it says is cheapest is
+    found when the network changes.
+    """
+    told = [[float(event["exchange"]["slowdown_coefficient"]) for event in periods] for periods in _by_phase(log)]
+    return [statistics.fmean(phase[len(phase) // 2 :]) for phase in told]
+
+
+def phases_of(log: Log, coefficients: Sequence[float]) -> list[Phase]:
+    """What each phase was like, progress judged by a coefficient each.
+
+    Raises:
+        ValueError: a phase was over within a period.
+    """
+    return [
+        Phase(
+            whole_j_s=_seconds(periods) / _progress(periods, coefficient),
+            settled_j_s=(_seconds(later) - _twins_s(later)) / _progress(later, coefficient),
+            slowdown=sum(period["steps"] for period in later) / _progress(later, coefficient),
+            ways=tuple(way for way, _ in itertools.groupby(str(period["exchange"]["way"]) for period in periods)),
+        )
+        for periods, coefficient in zip(_by_phase(log), coefficients, strict=True)
+        for later in (periods[len(periods) // 2 :],)
+    ]
+
+
+def _by_phase(log: Log) -> list[list[Event]]:
+    """The control periods of each phase, with what twins took before them; those of changes are nobody's."""
+    found: list[list[Event]] = [[]]
+    straddles, twins_s = False, 0.0
+    for event in log:
+        if event["event"] == TWINS_TRIED:
+            twins_s += event["took_s"]
+        elif event["event"] == CONDITION_CHANGED:
+            if not straddles:  # one event a host
+                found.append([])
+            straddles = True
+        elif event["event"] == "step":
+            if not straddles:
+                found[-1].append({**event, "twins_s": twins_s})
+            straddles, twins_s = False, 0.0
+    if not all(found):
+        raise ValueError(f"of {len(found)} phases, {sum(not one for one in found)} had no whole control period")
+    return found
+
+
+def _seconds(periods: Sequence[Event]) -> float:
+    """Of the steps, and of all that is done between them."""
+    return float(sum(period["steps"] * (period["step_time_s"] + period["control_s"]) for period in periods))
+
+
+def _twins_s(periods: Sequence[Event]) -> float:
+    """Of that, what trials of twins took."""
+    return float(sum(period["twins_s"] for period in periods))
+
+
+def _progress(periods: Sequence[Event], coefficient: float) -> float:
+    """In dense steps."""
+    return float(
+        sum(period["steps"] / (1 + coefficient * distance(min(1.0, period["exchange"]["gain"]))) for period in periods)
+    )
+
+
+def _name(way: Compression) -> str:
+    parts = [way.name, f"{way.ratio:g}" if way.ratio < 1 else "", way.coding or ""]
+    return " ".join(filter(None, [*parts, "" if way.collective == "auto" else way.collective]))
+
+
+def _spec(way: Compression, phase_steps: int, period: int) -> RunSpec:
+    hosts = tuple(EmulatedHost(name=f"h{place}", rate_bits_per_s=PHASES[0]) for place in range(WORKERS))
+    changes = tuple(
+        Change(host=EVERY_HOST, at_step=number * phase_steps, rate_bits_per_s=rate)
+        for number, rate in enumerate(PHASES)
+        if number
+    )
+    workers = tuple(
+        WorkerSpec(
+            host=host.name,
+            type="equal",
+            local_batch_size=SHARE,
+            threads=1,
+            declared=DeclaredTime(fixed_s=COMPUTE_S / 2, per_sample_s=COMPUTE_S / 2 / SHARE),
+        )
+        for host in hosts
+    )
+    return RunSpec(
+        task=TOY,
+        workers=workers,
+        compression=way,
+        batch_policy="static",
+        stop=StopRule(max_steps=len(PHASES) * phase_steps, target=True),
+        evaluate_every_epochs=1e6,
+        control_period_steps=period,
+        checkpoint_every_s=1e6,
+        miniature=ScaledEmulation(hosts=hosts, changes=changes),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,23 +205,21 @@ class Scale:
     """Runs of `auto`, and of the fixed choices that come close to the best."""
     fixed: int
     """Fixed choices beside `auto`, of `FIXED` from the start."""
-    levels: tuple[tuple[int, float], ...]
-    """Workers a host, and rates, of the clusters of two hosts that exchange in two levels."""
 
 
 SMOKE = Scale(
     hosts=(2,), rates=(1e9,), gradients=(25_000,), repeats=1, cell_s=1.0, phase_steps=20, fixed_steps=20, period=5,
-    rounds=2, fixed=1, levels=((2, 1e9),),
+    rounds=2, fixed=1,
 )  # fmt: skip
 QUICK = Scale(
     hosts=(2, 4), rates=(2.5e7, 1e9), gradients=(2_500, 250_000, 2_500_000), repeats=5, cell_s=3.0,
     phase_steps=150, fixed_steps=20, period=5, rounds=3,
-    fixed=4, levels=((2, 1e8),),
+    fixed=4,
 )  # fmt: skip
 FULL = Scale(
     hosts=(2, 4, 8), rates=(2.5e7, 1e8, 1e9), gradients=(2_500, 25_000, 250_000, 2_500_000, 12_500_000), repeats=11,
     cell_s=20.0, phase_steps=150, fixed_steps=25, period=5, rounds=5,
-    fixed=99, levels=((2, 1e8), (4, 1e8), (2, 1e9), (4, 1e9)),
+    fixed=99,
 )  # fmt: skip
 
 
@@ -83,42 +247,6 @@ def published_part(scale: Scale, results: Results) -> None:
     results.goal("published_same_best", same, at_least=27)
     results.goal("published_largest_error", max(errors), at_most=0.11)
     results.goal("published_mean_error", statistics.fmean(errors), at_most=0.035)
-    published_steps(results)
-
-
-TRAINED = {"ResNet18": 11_689_512, "ResNet50": 25_557_032, "AlexNet": 61_100_840}
-"""Parameters of the models of tables III and IV, but for the one whose parameters contradict table VI."""
-
-TRAINED_OVER, TRAINED_BY = LinkSpeed(latency_s=4e-3, bytes_per_s=2.5e9), 8
-"""Links and workers of these tables: 4 ms, 20 Gbit/s."""
-
-
-def published_steps(results: Results) -> None:
-    """Steps of STAR in arXiv 2312.02493, Table IV: what the law leaves of Table III's dense step is computation."""
-    with (_data() / "published" / "artopk_tables3_4.csv").open(encoding="utf-8", newline="") as stream:
-        rows = [row for row in csv.DictReader(stream) if row["model"] in TRAINED]
-    errors = []
-    print(f"{'model':>10}{'kept':>8}{'printed':>10}{'by the law':>12}   times as fast as a dense ring")
-    for model, numel in TRAINED.items():
-        dense_ms = next(
-            float(row["step_ms"]) for row in rows if (row["model"], row["collective"]) == (model, "dense ring")
-        )
-        compute_ms = dense_ms - 1e3 * time_s(dense(4.0 * numel, TRAINED_BY), TRAINED_OVER, algorithms=PUBLISHED_RING)
-        for row in rows:
-            if (row["model"], row["method"]) != (model, "STAR-Topk"):
-                continue
-            sent = 4.0 * numel * float(row["kept_fraction"])
-            exchange_s = min(
-                time_s(shared_index(sent, sent, TRAINED_BY), TRAINED_OVER, algorithms=each)
-                for each in (PUBLISHED_RING, PUBLISHED_TREE)
-            )
-            printed, ours = dense_ms / float(row["step_ms"]), dense_ms / (compute_ms + 1e3 * exchange_s)
-            errors.append(abs(ours / printed - 1))
-            print(f"{model:>10}{row['kept_fraction']:>8}{printed:>10.2f}{ours:>12.2f}")
-            if model == "ResNet50" and row["kept_fraction"] == "0.01":
-                results.figures["published_star_speed_up_resnet50_1_percent"] = round(ours, 3)
-    results.figures["published_star_speed_up_mean_error"] = round(statistics.fmean(errors), 4)
-    results.figures["published_star_speed_up_largest_error"] = round(max(errors), 4)
 
 
 def _table_row(row: dict[str, str]) -> tuple[float, float, float]:
@@ -186,11 +314,6 @@ def measured_part(scale: Scale, results: Results) -> None:
     )
 
 
-def _name(way: Compression) -> str:
-    amount = f" {way.ratio:g}" if way.ratio < 1 else ""
-    return f"{way.name}{amount}" + ("" if way.collective == "auto" else f" {way.collective}")
-
-
 def _told(cell: Cell) -> str:
     if cell.sync_s is None:
         return f"{'left out':>22}"
@@ -199,46 +322,6 @@ def _told(cell: Cell) -> str:
 
 def _size(count: int) -> str:
     return f"{count / 1e6:g} MB" if count >= 1e6 else f"{count / 1e3:g} kB"
-
-
-# Several workers on a host
-
-LEVEL_WAYS = (Compression(), Compression(name="topk", ratio=0.01), Compression(name="topk", ratio=0.1))
-LEVEL_GRADIENTS = (250_000, 2_500_000)
-
-
-def levels_part(scale: Scale, results: Results) -> None:
-    """Two hosts: all workers exchange with each other, or each host's sum first and one of them exchanges."""
-    print("\ntwo hosts: ms of an exchange of all workers, and of one in two levels (expected)")
-    print(f"{'workers':>7} {'Mbit/s':>7} {'gradient':>9} {'way':>10} {'flat':>18} {'in two levels':>18}  saves")
-    errors, right, pairs = [], 0, 0
-    for workers, rate in scale.levels:
-        hosts = [EmulatedHost(name=f"h{place}", workers=workers, rate_bits_per_s=rate) for place in range(2)]
-        request = Request(
-            gradients=LEVEL_GRADIENTS,
-            ways=LEVEL_WAYS,
-            repeats=scale.repeats,
-            cell_s=scale.cell_s,
-            hosts=tuple(host.name for host in hosts for _ in range(workers)),
-        )
-        cells = time_exchanges(hosts, request).cells
-        for flat, levels in zip(cells[::2], cells[1::2], strict=True):
-            if flat.sync_s is None or levels.sync_s is None:
-                continue
-            name = f"{2 * workers} workers, {rate / 1e6:g} Mbit/s, {_size(4 * flat.numel)}, {_name(flat.way)}"
-            results.figures[f"two_levels_speed_up_{name}"] = round(flat.sync_s / levels.sync_s, 3)
-            errors += [abs(cell.expected_s / cell.sync_s - 1) for cell in (flat, levels) if cell.sync_s]
-            pairs += 1
-            right += (flat.expected_s < levels.expected_s) == (flat.sync_s < levels.sync_s)
-            told = [f"{1e3 * c.sync_s:>9.4g} ({1e3 * c.expected_s:>6.4g})" for c in (flat, levels) if c.sync_s]
-            print(
-                f"{2 * workers:>7} {rate / 1e6:>7g} {_size(4 * flat.numel):>9} {_name(flat.way):>10} {told[0]:>18} "
-                f"{told[1]:>18}  {flat.sync_s / levels.sync_s:.2f}x",
-                flush=True,
-            )
-    results.figures["two_levels_model_median_error"] = round(statistics.median(errors), 4)
-    results.figures["two_levels_chosen_rightly"] = round(right / pairs, 4)
-    print(f"the model chooses rightly in {right} of {pairs} cells; median error {statistics.median(errors):.1%}")
 
 
 # A schedule of link rates while training
@@ -339,7 +422,6 @@ def _timed(runs: Sequence[Sequence[Phase]], number: int) -> str:
 PARTS = {
     "published": published_part,
     "measured": measured_part,
-    "levels": levels_part,
     "schedule": schedule_part,
 }
 

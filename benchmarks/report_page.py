@@ -23,18 +23,17 @@ from benchmarks._outcome import Results, options, publish, quartiles, run_benchm
 from hetopt.cli import render
 from hetopt.cli.watch import EVERY_S, picture
 from hetopt.core.events.fold import RunHistory
-from hetopt.core.events.log import EVENTS_FILE
-from hetopt.core.events.reader import read_log
+from hetopt.core.events.log import EVENTS_FILE, read_log
 from hetopt.core.profile import Profile
+from hetopt.core.run_status import RunState, RunStatus
 from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal
 from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
+from hetopt.reports import html
 from hetopt.reports.live_run import LiveRun
-from hetopt.reports.page.page import page
-from hetopt.reports.page.series import series
 from hetopt.reports.report import make_report
-from hetopt.reports.timeline import timeline
+from hetopt.reports.run_document import document
 
 RECORDED = Path(__file__).resolve().parent.parent / "tests" / "recorded" / "digits.json"
 STEPS, WORKERS = 100_000, 16
@@ -88,8 +87,7 @@ def page_s(path: Path, launch: Launch) -> tuple[float, int]:
     """Seconds to make the page of a log, and its bytes."""
     begun_s = time.perf_counter()
     history = RunHistory.of(read_log(path).events, launch.starts)
-    report = make_report(launch, history.run, timeline(history), state="finished")
-    text = page(report, launch, series(history))
+    text = html.page(document(make_report(launch, history, state="finished"), launch))
     return time.perf_counter() - begun_s, len(text.encode())
 
 
@@ -116,7 +114,7 @@ def watch_share(folder: Path, launch: Launch, pictures: int) -> float:
             stream.write("\n".join([*lines[start : start + 2], ""]))
         begun_s = time.process_time()
         watched.read()
-        console.print(render.drawn(picture("run", "running", watched, now_s=2000.0)))
+        console.print(render.drawn(picture(growing, RunStatus(state=RunState.RUNNING), watched, now_s=2000.0)))
         shares.append((time.process_time() - begun_s) / EVERY_S)
     return quartiles(shares)[1]
 

@@ -4,7 +4,7 @@ The other searches have as much processor time as hetopt took, and half a second
 
 Regret is the best score found over the best there is, less one. The score is time within a budget, or cost within a
 deadline; only plans count that keep the limits at the upper end of their interval. Sub-spaces are random parts of the
-catalogue that can be enumerated whole. The last part tells what an Optuna study adds to exact search in all of it.
+catalogue that can be enumerated whole.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Sequence
 
-from benchmarks import _search_study
 from benchmarks._outcome import Bound, Results, options, publish, run_benchmark
 from benchmarks._search_contenders import CONTENDERS, run
 from benchmarks._search_growth import Growth, measure
@@ -54,7 +53,7 @@ def regret(score: float, best: float) -> float:
 def ask(question: Question, best: float, *, types: int, seed: int) -> tuple[float, float]:
     """Hetopt's regret against the best score there is, and the processor time it took."""
     started = time.process_time()
-    found = search(question.space, question.job, question.limits, seed=seed, effort=Effort(types=types))
+    found = search(question.space, question.job, question.limits, effort=Effort(types=types))
     seconds = time.process_time() - started
     if found.safe != math.isfinite(best):
         return NOT_FOUND, seconds
@@ -149,16 +148,9 @@ def grow(profiles: Sequence[str]) -> dict[str, float]:
 
 
 def main() -> None:
-    asked, results = options(__doc__, parts=("spaces", "study")), Results()
-    quick = asked.quick
-    if asked.part in (None, "spaces"):
-        spaces(results, 3 if asked.smoke else 30 if quick else SPACES, grown=not asked.smoke, quick=quick)
-    if asked.part in (None, "study"):
-        jobs, links = (1, (1,)) if asked.smoke else (2, (1, 100)) if quick else (None, _search_study.LINKS_GBIT)
-        studied = _search_study.answers(jobs=jobs, links=links)
-        _search_study.show(studied)
-        results.figures |= _search_study.figures(studied)
-    publish(results.outcome("search", quick=quick), asked.json_file, part=asked.part)
+    asked, results = options(__doc__), Results()
+    spaces(results, 3 if asked.smoke else 30 if asked.quick else SPACES, grown=not asked.smoke, quick=asked.quick)
+    publish(results.outcome("search", quick=asked.quick), asked.json_file)
 
 
 def spaces(results: Results, count: int, *, grown: bool, quick: bool) -> None:

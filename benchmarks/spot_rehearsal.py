@@ -29,6 +29,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -285,8 +286,9 @@ def main() -> None:
                 sides=sides,
                 rounds=1 if read.smoke else ROUNDS,
             )
-    only = None if read.recording is None else f"recording {read.recording}"
-    publish(results.outcome("spot_rehearsal", quick=quick), read.json, part=only)
+    asked = "" if read.recording is None else f"--recording {read.recording}"
+    told = results.outcome("spot_rehearsal", quick=quick, seeds=f"by recording, {ROUNDS} draws each")
+    publish(replace(told, asked=asked), read.json)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ compared with get the same cells. ``--fit`` writes what ships, from all jobs.
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -208,18 +208,6 @@ class Models:
             for answer in self.answers(column, [source], range(len(column.cells)))
         ]
 
-    def from_chosen(self, columns: Sequence[Column]) -> list[Answer]:
-        """Every GPU from every other and from the one that `hetopt predict --suggest-probes 1` then names."""
-        found: list[Answer] = []
-        for column in columns:
-            everyone = range(len(column.cells))
-            for source in everyone:
-                others = [index for index in everyone if index != source]
-                queries = [asked(column.cells[index]) for index in others]
-                probe = self.of(column, [source]).suggest(queries, 1, [None] * len(others))[0]
-                found += self.answers(column, [source, others[probe.row]], everyone)
-        return found
-
     def from_two(self, columns: Sequence[Column]) -> list[Answer]:
         """Every GPU from every other and one more, by lot."""
         lots, found = np.random.default_rng(0), list[Answer]()
@@ -383,38 +371,6 @@ def of_the_gpu(found: Sequence[Answer]) -> float:
     return of_gpus / (of_gpus + of_jobs)
 
 
-def tail(results: Results, found: Sequence[Answer]) -> None:
-    """Which jobs and GPUs make the errors beyond the 90th percentile that is wanted, and what is left without them.
-
-    Figures: the five jobs and the five GPUs (measured or asked for) with the most of them, with their share of the tail
-    and of all answers; and the 90th percentile without those jobs.
-    """
-    most = float(WANTED["one measured"].must.split(" / ")[1]) / 100
-    beyond = [one for one in found if abs(math.expm1(-one.error)) > most]
-    results.figures["tail_share_of_answers"] = round(len(beyond) / len(found), 4)
-
-    def worst(kind: str, of: Callable[[Answer], set[str]]) -> list[str]:
-        counts = Counter(name for one in beyond for name in of(one))
-        every = Counter(name for one in found for name in of(one))
-        print(f"\nBeyond {most:.0%} lie {len(beyond)} of {len(found)} answers; by {kind}, of the tail and of all:")
-        for name, count in counts.most_common(WORST):
-            print(f"  {name:40}{count / len(beyond):8.1%}{every[name] / len(found):8.1%}")
-            key = f"tail_of_{kind}_{name.lower().replace(' ', '_')}"
-            results.figures[key] = round(count / len(beyond), 4)
-            results.figures[f"{key}_of_all"] = round(every[name] / len(found), 4)
-        return [name for name, _ in counts.most_common(WORST)]
-
-    jobs = worst("job", lambda one: {one.column.job})
-    worst("gpu", lambda one: {one.column.cells[place].place.gpu.key for place in (one.source, one.target)})
-    results.figures["tail_too_slow"] = round(float(np.mean([one.error > 0 for one in beyond])), 4)
-    rest = [one for one in found if one.column.job not in jobs]
-    results.figures["one_measured_p90_without_the_worst_jobs"] = round(errors(rest)[1], 4)
-    print(f"Without those jobs: {errors(rest)[0]:.1%} / {errors(rest)[1]:.1%}")
-
-
-WORST = 5
-
-
 def regret(found: Sequence[Answer], prices: Mapping[str, float]) -> float:
     """Mean extra cost a sample of the GPU that looks cheapest, from one that was measured, over the cheapest."""
     choices: dict[tuple[int, int], list[Answer]] = defaultdict(list)
@@ -468,7 +424,6 @@ WANTED = {
     "one measured": Wanted(must="14 / 42", aim="11 / 35"),
     "kind held out": Wanted(must="17 / 48", aim="14 / 42"),
     "two measured": Wanted(must="12 / 36", aim="10 / 31"),
-    "second chosen": Wanted(must="11 / 32", aim="9 / 28"),
     "no row of the GPU": Wanted(must="19 / 52", aim="15 / 45"),
 }
 TOLD = ", model told"
@@ -522,9 +477,6 @@ def with_goals(results: Results) -> Results:
 
 def main() -> None:
     shared = parser(__doc__)
-    only = shared.add_mutually_exclusive_group()
-    only.add_argument("--tail", action="store_true", help="only which jobs and GPUs make the largest errors")
-    only.add_argument("--machines", action="store_true", help="only eight GPUs from one")
     shared.add_argument("--fit", type=Path, metavar="FILE", help="write what all jobs tell to FILE, and end")
     options = shared.parse_args()
     quick = options.quick or options.smoke
@@ -536,10 +488,6 @@ def main() -> None:
     jobs = sorted({column.job for column in columns})
     some = set(jobs[:: max(1, len(jobs) // QUICK_JOBS)] if quick else jobs)
     results = Results()
-    if options.machines:
-        full_machines(results, [one for one in read_machines(data) if one.job in some])
-        publish(with_goals(results).outcome("transfer", quick=quick), options.json, part="machines")
-        return
     believed = fit(columns, CALIBRATION)
     if options.fit is not None:
         save(believed, options.fit)
@@ -556,12 +504,6 @@ def main() -> None:
         f"{'throughput of another GPU':34}{'median / p90':>18}{'must':>9}{'aim':>10}{'AWS suite':>21}{'regret':>10}"
         f"{'coverage':>10}   width\n{BEYOND:>132}"
     )
-    if options.tail:
-        answered = held_out(believed, untold(told), by_job, Models(types=types).from_one)
-        row(results, "one measured", answered, prices)
-        tail(results, answered)
-        publish(results.outcome("transfer", quick=quick), options.json, part="tail")
-        return
     for name, rule in RULES.items():
         row(results, name, by_rule(told, rule), prices)
     row(results, "median ratio of other jobs", by_median_ratio(columns), prices)
@@ -569,13 +511,10 @@ def main() -> None:
         models = Models(types=types)
         answered = held_out(believed, scored, by_job, models.from_one)
         row(results, f"one measured{suffix}", answered, prices)
-        if not suffix:
-            tail(results, answered)
         if options.smoke:
             continue
         row(results, f"kind held out{suffix}", held_out(believed, scored, by_family, models.from_one), prices)
         row(results, f"two measured{suffix}", held_out(believed, scored, by_job, models.from_two), prices)
-        row(results, f"second chosen{suffix}", held_out(believed, scored, by_job, models.from_chosen), prices)
         unseen = without_rows(believed, scored, models)
         row(results, f"no row of the GPU{suffix}", unseen, prices)
         if not suffix:

@@ -4,7 +4,7 @@
 
     profile = hetopt.profile("digits")
     plan = hetopt.recommend(profile, budget_usd=2)
-    run = hetopt.launch(plan, on="local", slowdowns=(1, 2))
+    run = hetopt.launch(plan, on=hetopt.Local(slowdowns=(1, 2)))
     run.wait()
     print(hetopt.report(run))
 
@@ -24,14 +24,18 @@ if TYPE_CHECKING:
     from hetopt.api.estimating import estimate as estimate
     from hetopt.api.launching import launch as launch
     from hetopt.api.launching import resume as resume
+    from hetopt.api.options import Ec2 as Ec2
+    from hetopt.api.options import Local as Local
+    from hetopt.api.options import Rehearsal as Rehearsal
+    from hetopt.api.options import Ssh as Ssh
     from hetopt.api.planning import recommend as recommend
     from hetopt.api.profiling import check as check
     from hetopt.api.profiling import profile as profile
     from hetopt.api.run import Run as Run
     from hetopt.api.run import report as report
     from hetopt.core.errors import HetoptError as HetoptError
+    from hetopt.core.interruption import Reporter as Reporter
     from hetopt.core.profile import Profile as Profile
-    from hetopt.core.reporter import Reporter as Reporter
     from hetopt.optimizer.plan import Plan as Plan
     from hetopt.reports.report import Report as Report
     from hetopt.trainer.ddp.comm_hook import CommState as CommState
@@ -45,13 +49,17 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "CommState": "hetopt.trainer.ddp.comm_hook",
+    "Ec2": "hetopt.backends.options",
     "Estimate": "hetopt.api.estimating",
     "HetoptError": "hetopt.core.errors",
+    "Local": "hetopt.backends.options",
     "Plan": "hetopt.optimizer.plan",
     "Profile": "hetopt.core.profile",
+    "Rehearsal": "hetopt.backends.options",
     "Report": "hetopt.reports.report",
-    "Reporter": "hetopt.core.reporter",
+    "Reporter": "hetopt.core.interruption",
     "Run": "hetopt.api.run",
+    "Ssh": "hetopt.backends.options",
     "Target": "hetopt.trainer.task",
     "Task": "hetopt.trainer.task",
     "TaskData": "hetopt.trainer.task",
@@ -70,32 +78,7 @@ _HOMES = {
 }
 """Where each name of the library is defined."""
 
-__all__ = [
-    "CommState",
-    "Estimate",
-    "HetoptError",
-    "Plan",
-    "Profile",
-    "Report",
-    "Reporter",
-    "Run",
-    "Target",
-    "Task",
-    "TaskData",
-    "__version__",
-    "check",
-    "comm_hook",
-    "convert",
-    "estimate",
-    "gpus",
-    "launch",
-    "profile",
-    "recommend",
-    "report",
-    "resume",
-    "serve",
-    "session",
-]
+__all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:

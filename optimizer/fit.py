@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 
 from hetopt.core.comm.cost import Operation, Primitive
 from hetopt.core.errors import BadInput
-from hetopt.core.least_squares import robust_non_negative
-from hetopt.core.memory import MemoryLine, fit_memory
-from hetopt.core.precision import Precision
+from hetopt.core.memory import MemoryLine, Precision, fit_memory, robust_non_negative
 from hetopt.core.profile import CompressorCost, Device, GainPoint, Link, Profile
 from hetopt.optimizer.convergence.convergence import Convergence, fit_convergence
 from hetopt.optimizer.convergence.exchange_losses import ExchangeLosses, exchange_losses

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -13,11 +13,10 @@ from hetopt.core.artifact import Artifact, Record, RecordLeavingOut
 from hetopt.core.batch_partition import WorkerTime
 from hetopt.core.errors import BadInput
 from hetopt.core.formatting import chance, cluster, count, duration, usd, vcpus
-from hetopt.core.html_table import html_table
-from hetopt.core.policy_settings import Settings
-from hetopt.core.precision import Precision
+from hetopt.core.memory import Precision
+from hetopt.core.plain_text import html_table
 from hetopt.core.profile import Profile
-from hetopt.core.run_spec import BatchPolicy, Compression, RunSpec, StopRule
+from hetopt.core.run_spec import BatchPolicy, Compression, RunSpec, Settings, StopRule
 from hetopt.core.synchronization import Synchronization
 
 Market = Literal["spot", "on-demand"]
@@ -418,6 +417,15 @@ class Choice(Record):
         return math.fsum(group.machines * group.price_usd_per_hour for group in groups)
 
 
+def without(*names: str) -> Any:
+    """Return a validator that drops fields which plans of earlier versions have, and nobody reads any more."""
+
+    def dropped(value: object) -> object:
+        return {name: one for name, one in value.items() if name not in names} if isinstance(value, dict) else value
+
+    return model_validator(mode="before")(dropped)
+
+
 class Goal(Record):
     """What was asked for. Budget and deadline are totals and hard."""
 
@@ -429,11 +437,7 @@ class Goal(Record):
     target_value: float | None = None
     zone: str | None = Field(default=None, description="availability zone that all machines must be in; absent: any")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _without_zones(cls, value: object) -> object:
-        """Plans of earlier versions counted zones, over which no launch has spread its machines."""
-        return {name: one for name, one in value.items() if name != "zones"} if isinstance(value, dict) else value
+    _of_earlier_versions = without("zones")
 
 
 def limits_in_words(article: str, budget_usd: float | None, deadline_s: float | None) -> str:
@@ -443,14 +447,6 @@ def limits_in_words(article: str, budget_usd: float | None, deadline_s: float | 
         ("deadline", None if deadline_s is None else duration(deadline_s)),
     )
     return " and ".join(f"{article} {name} of {said}" for name, said in asked if said is not None)
-
-
-class Point(Record):
-    """A plan in a few words, with its expected time and cost."""
-
-    machines: str
-    total_s: NonNegativeFloat
-    cost_usd: NonNegativeFloat
 
 
 class RegionOffer(Record):
@@ -463,22 +459,6 @@ class RegionOffer(Record):
     data_transfer_usd: NonNegativeFloat = 0
 
 
-class Scenario(Record):
-    """What another world would change: the plan that would then win."""
-
-    change: str = Field(description="such as 'spot prices 20 % higher'")
-    verdict: str
-    best: Point | None = Field(description="absent where nothing would fit")
-    same: bool = Field(description="whether the same machines would win")
-
-
-class Rejected(Record):
-    """A plan that would have been better, and the limit that it breaks."""
-
-    plan: Point
-    reason: str
-
-
 SURE = 0.9
 """Probability with which a plan keeps its limits where nobody asks for another: less is a risk, and no success."""
 
@@ -489,6 +469,8 @@ class Sensitivity(Record):
     A plan that keeps its limits with probability ``chance`` does so in that share of simulated runs: over prices,
     losses of machines, step times and steps.
     """
+
+    _of_earlier_versions = without("scenarios", "rejected")
 
     gap: NonNegativeFloat | None = Field(
         description="no mix that was looked at is better than the choice by a larger part; absent where not shown"
@@ -504,8 +486,6 @@ class Sensitivity(Record):
     )
     cost_90_usd: NonNegativeFloat = Field(description="nine of ten simulated runs cost less")
     total_90_s: NonNegativeFloat = Field(description="nine of ten simulated runs take less")
-    scenarios: tuple[Scenario, ...]
-    rejected: tuple[Rejected, ...]
 
     @property
     def is_risk(self) -> bool:

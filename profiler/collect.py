@@ -11,10 +11,31 @@ from typing import TypeVar
 import numpy as np
 from pydantic import ValidationError
 
-from hetopt.core.artifact import Record
-from hetopt.core.comm.network_fit import make_link
+from hetopt.core.artifact import Record, faults
+from hetopt.core.calibration_benchmark import summarize, usual_mean
+from hetopt.core.comm.cost import make_link
 from hetopt.core.errors import RunFailed
-from hetopt.core.events.probe_records import (
+from hetopt.core.memory import Precision, StepMemory, TrainingMemory, fit_memory
+from hetopt.core.profile import (
+    Collective,
+    CompressorCost,
+    Device,
+    Evaluation,
+    ExchangeTrial,
+    GainPoint,
+    Host,
+    Job,
+    Link,
+    NoiseSample,
+    Pilot,
+    PilotSync,
+    PrecisionTrial,
+    Profile,
+    StepTime,
+)
+from hetopt.core.run_spec import ProbeSchedule
+from hetopt.core.training_laws import SmoothedNoise, pooled_noise
+from hetopt.profiler.records import (
     FINISHED,
     HOST_FACTS,
     JOB_FACTS,
@@ -35,29 +56,6 @@ from hetopt.core.events.probe_records import (
     SweepEnded,
     SweepPoint,
 )
-from hetopt.core.faults import faults
-from hetopt.core.gradient_noise import SmoothedNoise, pooled_noise
-from hetopt.core.memory import fit_memory, joined
-from hetopt.core.precision import Precision
-from hetopt.core.probe_schedule import ProbeSchedule
-from hetopt.core.profile import (
-    Collective,
-    CompressorCost,
-    Device,
-    Evaluation,
-    ExchangeTrial,
-    GainPoint,
-    Host,
-    Job,
-    Link,
-    NoiseSample,
-    Pilot,
-    PilotSync,
-    PrecisionTrial,
-    Profile,
-    StepTime,
-)
-from hetopt.core.throughput import settled, summarize, usual_mean
 
 Event = Mapping[str, object]
 R = TypeVar("R", bound=Record)
@@ -454,3 +452,35 @@ def _read(event: Event, kind: type[R], name: str) -> R:
 
 def _broken(name: str, why: str) -> RunFailed:
     return RunFailed(f"the measurement's log is damaged at '{name}': {why}.", hint="run `hetopt profile` again")
+
+
+def settled(samples_s: Sequence[float]) -> tuple[float, ...]:
+    """The timings from the first that looks like the second half of them: what is left of the warm-up goes.
+
+    A leading timing is dropped while it is more than three spreads (and 10 %) above the median of the second half. At
+    most half of the timings go, so that a machine that never settles still shows its noise.
+    """
+    half = len(samples_s) // 2
+    if half < 2:
+        return tuple(samples_s)
+    steady = summarize(samples_s[half:])
+    limit = steady.median_s + max(3 * steady.spread_s, 0.1 * steady.median_s)
+    start = 0
+    while start < half and samples_s[start] > limit:
+        start += 1
+    return tuple(samples_s[start:])
+
+
+def joined(counts: Sequence[TrainingMemory]) -> TrainingMemory:
+    """Counts of one job at several micro-batches as one; of two at one size the larger."""
+    steps: dict[int, StepMemory] = {}
+    for step in (step for one in counts for step in one.steps):
+        known = steps.get(step.samples, step)
+        steps[step.samples] = StepMemory(
+            samples=step.samples,
+            computing_bytes=max(step.computing_bytes, known.computing_bytes),
+            updating_bytes=max(step.updating_bytes, known.updating_bytes),
+        )
+    figures = TrainingMemory.model_fields.keys() - {"steps"}
+    largest = {name: max(getattr(one, name) for one in counts) for name in figures}
+    return TrainingMemory(**largest, steps=tuple(steps[samples] for samples in sorted(steps)))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hetopt.core.events import probe_records as m
-from hetopt.core.probe_schedule import LATER_PASSES, PILOT_SHARE, SWEEP_SHARE, ProbeSchedule
+from hetopt.core.run_spec import ProbeSchedule
+from hetopt.profiler import records as m
+from hetopt.profiler.schedule import LATER_PASSES, PILOT_SHARE, SWEEP_SHARE
 
 Event = Mapping[str, object]
 

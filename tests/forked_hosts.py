@@ -2,9 +2,9 @@
 
 They are what the product starts as ``python -m MODULE``.
 
-What they do, how they are found, signalled and reaped is as it is (`hetopt.core.forks`); only the seconds of imports
-are saved. Processes that tests start by themselves, and what those start, begin as they do for a person: so every kind
-of start is seen as well.
+What they do, how they are found, signalled and reaped is as it is (`hetopt.trainer.host.forks`); only the seconds of
+imports are saved. Processes that tests start by themselves, and what those start, begin as they do for a person: so
+every kind of start is seen as well.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import pytest
 from hetopt.api import exactness, profiling_script
 from hetopt.backends import processes
 from hetopt.backends.ec2.node import agent
-from hetopt.core.forks import ForkedProcess, ForkServer
+from hetopt.trainer.host.forks import ForkedProcess, ForkServer
 from tests import forks
 
 MODULES = (

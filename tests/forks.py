@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from hetopt.backends.processes import QUIET_TORCH
-from hetopt.core.forks import WORKERS_NEED, ForkServer
+from hetopt.trainer.host.forks import WORKERS_NEED, ForkServer
 from tests.disturbance import PATIENCE_S
 
 REPOSITORY = Path(__file__).resolve().parent.parent

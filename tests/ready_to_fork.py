@@ -13,8 +13,8 @@ from contextlib import suppress
 
 from torch.distributed.elastic.multiprocessing import api
 
-from hetopt.core.forks import WORKERS_NEED, ForkServer, NoFork
-from hetopt.trainer.host import forked_workers
+from hetopt.trainer.host.agent import fork_from
+from hetopt.trainer.host.forks import WORKERS_NEED, ForkServer, NoFork
 from hetopt.trainer.host.rendezvous import Rendezvous
 from tests import forked_hosts
 
@@ -34,7 +34,7 @@ def _alone_with_forks() -> Rendezvous:
     """Torchrun's workers are forks, of its process before a thread of its store runs in it."""
     if api.get_subprocess_handler is _handler:  # hosts of runs have seen to it
         with suppress(NoFork):
-            forked_workers.fork_from(ForkServer.of_this_process())
+            fork_from(ForkServer.of_this_process())
     return _alone()
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from hetopt.api.options import RECORDS, Changes, Ec2, Local, Rehearsal, Ssh
+from hetopt.core.option import options_of
 from tests.sources import REPOSITORY, modules
 
 HERE = Path(__file__).resolve()
@@ -111,15 +113,15 @@ def test_every_decision_that_is_cited_is_there_and_short() -> None:
 WRITES_COMMAND_LINES = {
     "hetopt/catalogs/build.py": "its own command line",
     "hetopt/api/exactness.py": "the command line of torchrun",
-    "hetopt/core/nodes.py": "the command line of a host's agent",
+    "hetopt/core/run_spec.py": "the command line of a host's agent",
     "hetopt/backends/ssh/gpus.py": "the command line of nvidia-smi",
     "hetopt/backends/ssh/look.py": "the command line of nvidia-smi",
     "hetopt/backends/ssh/receive.py": "the command line of pip",
     "hetopt/backends/ec2/bootstrap.py": "the script that a rented machine boots with",
     "hetopt/reports/exports.py": "scripts for torchrun and SkyPilot",
-    "hetopt/reports/document.py": "variables of a style sheet",
+    "hetopt/reports/html.py": "variables of a style sheet",
     "hetopt/reports/plan_plots.py": "variables of a style sheet",
-    "hetopt/reports/plan_page.py": "the command that starts a plan",
+    "hetopt/reports/plan_document.py": "the command that starts a plan",
     "hetopt/trainer/host/agent.py": "the command line of torchrun, and its own",
     "hetopt/trainer/standalone_host.py": "its own command line",
     "hetopt/trainer/torchrun.py": "messages about its own command line, which is torchrun's",
@@ -161,20 +163,24 @@ def test_what_writes_command_lines_has_options() -> None:
         assert FLAG.search((REPOSITORY / path).read_text(encoding="utf-8")), f"{path} holds no option"
 
 
-LONGEST_FUNCTION = 60
-"""Lines of a function of the command line, its decorators and its signature included."""
+LONGEST_BODY = 60
+"""Lines of a function of the command line, behind its signature and docstring."""
+
+
+def body_lines(function: ast.FunctionDef) -> int:
+    """Return the lines of a function behind its docstring."""
+    first = function.body[min(ast.get_docstring(function) is not None, len(function.body) - 1)]
+    return (function.end_lineno or 0) + 1 - first.lineno
 
 
 def test_the_command_line_is_thin() -> None:
     """It parses, calls the library and prints: what decides or works is in `hetopt.api` and below."""
     long = {
-        f"{name(path)}: {node.name} has {lines} lines"
+        f"{name(path)}: {node.name} has {body_lines(node)} lines"
         for path in MODULES
         if name(path).startswith("hetopt/cli/")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        if (lines := (node.end_lineno or 0) + 1 - min(one.lineno for one in (node, *node.decorator_list)))
-        > LONGEST_FUNCTION
+        if isinstance(node, ast.FunctionDef) and body_lines(node) > LONGEST_BODY
     }
     assert not long, "\n".join(sorted(long))
 
@@ -182,42 +188,42 @@ def test_the_command_line_is_thin() -> None:
 FOLDER_WORDS = ("folder", "dir", "path", "home", "root", "where", "parent", "bundled", "base")
 
 OURS = {
-    "hetopt/core/provenance.py: git.parent / own": "git wrote it into the checkout that runs",
+    "hetopt/cli/provenance.py: git.parent / own": "git wrote it into the checkout that runs",
     "hetopt/reports/exports.py: Path(folder) / file": "what lies there",
-    "hetopt/core/outputs.py: Path(place) / name": "what lies there",
-    "hetopt/core/names.py: script.with_name(f'{script.stem}_hetopt.py')": "as typed",
+    "hetopt/core/run_folder.py: Path(place) / name": "what lies there",
+    "hetopt/core/plain_text.py: script.with_name(f'{script.stem}_hetopt.py')": "as typed",
     "hetopt/cli/export.py: skypilot.parent / name": "the wheel of this hetopt",
     "hetopt/cli/fetch.py: out.with_name(f'.{out.name}.partial')": "as typed",
-    "hetopt/backends/ec2/renter/user_code.py: folder / first": "a module that the person's own code imports",
-    "hetopt/backends/ec2/renter/user_code.py: folder / f'{first}.py'": "likewise",
+    "hetopt/backends/ec2/renter/bundle.py: folder / first": "a module that the person's own code imports",
+    "hetopt/backends/ec2/renter/bundle.py: folder / f'{first}.py'": "likewise",
     "hetopt/backends/ec2/renter/fetching.py: run_dir / name": "a constant",
+    "hetopt/backends/ec2/facts.py: Path(__file__).parent / name": "a constant",
+    "hetopt/backends/ec2/renter/permissions.py: Path(__file__).with_name('policies.json')": "a constant",
     "hetopt/core/run_folder.py: run_dir / name": "a constant",
     "hetopt/backends/ec2/node/unpack.py: folders[root, folder] / name": "what follows the last slash of a wheel's name",
     "hetopt/backends/ec2/renter/launcher.py: run_dir / name": "one of two constants",
-    "hetopt/backends/ec2/renter/spot_pools.py: run_dir / f'.observed.{order.life}'": "a number",
-    "hetopt/backends/ec2/renter/watch.py: self.run_dir / folder": "one of two constants",
+    "hetopt/backends/ec2/renter/cluster_state.py: run_dir / f'.observed.{order.life}'": "a number",
+    "hetopt/backends/ec2/renter/launcher.py: self.run_dir / folder": "one of two constants",
     "hetopt/optimizer/market/catalog_folder.py: old.with_name(f'.{old.name}-old')": "a date and a number",
     "hetopt/optimizer/market/catalog_refresh.py: bundled / name": "a constant",
-    "hetopt/optimizer/market/answer_store.py: self.folder / f'{part}.jsonl'": "a constant part of what AWS is asked",
     "hetopt/trainer/checkpoints/folder.py: self._folder / f'step-{step}'": "a number",
     "hetopt/trainer/checkpoints/folder.py: self._folder / f'step-{step}{_PARTIAL}'": "a number",
-    "hetopt/trainer/checkpoints/folder.py: folder / name": "state or rank-N, and a suffix",
+    "hetopt/trainer/checkpoints/folder.py: folder / name": "a CheckpointFile",
     "hetopt/trainer/checkpoints/folder.py: self.path(step) / name": "state or rank-N, and a suffix",
     "hetopt/trainer/checkpoints/folder.py: path.with_name(f'.{path.name}.partial')": "the file's own name",
-    "hetopt/trainer/checkpoints/manifest.py: folder / name": "a CheckpointFile",
-    "hetopt/core/openmp.py: root.joinpath(*names[:depth])": "of a control group, as the kernel names it, without dots",
+    "hetopt/core/interruption.py: root.joinpath(*names[:depth])": "of a control group, as the kernel names it",
     "hetopt/backends/emulation/cgroups.py: hierarchy.root / name": "made of a process id",
     "hetopt/backends/ec2/node/checkpoints.py: path.parent / newest": "what checkpoint_name let through",
     "hetopt/backends/emulation/iproute.py: _FOLDER / name": "made of a process id",
     "hetopt/api/known_runs.py: folder / name": "one of four constants",
-    "hetopt/core/runs.py: self.home / name": "made of a time and what is left of a label",
+    "hetopt/core/run_folder.py: self.home / name": "made of a time and what is left of a label",
     "hetopt/trainer/standalone_host.py: host_log_folder(run_dir, node.host) / 'run' / attempt": "a number",
     "hetopt/trainer/standalone_host.py: host_log_folder(run_dir, node.host) / 'run' / attempt / str(local_rank)": "two",
     "hetopt/trainer/tasks/cifar.py: folder / layout.folder": "a constant",
     "hetopt/trainer/tasks/cifar.py: folder / name": "a constant",
-    "hetopt/trainer/tasks/corpus.py: folder / inside": "a constant",
-    "hetopt/trainer/tasks/corpus.py: folder / inside / naming.format(first)": "a constant",
-    "hetopt/trainer/tasks/corpus.py: folder / inside / naming.format(second)": "a constant",
+    "hetopt/trainer/tasks/language.py: folder / inside": "a constant",
+    "hetopt/trainer/tasks/language.py: folder / inside / naming.format(first)": "a constant",
+    "hetopt/trainer/tasks/language.py: folder / inside / naming.format(second)": "a constant",
     "hetopt/core/search_path.py: script.parent / first": "a module that the person's own script imports",
     "hetopt/api/script_text.py: base.joinpath(*name.split('.'))": "identifiers of Python, in a person's own script",
     "hetopt/core/paths.py: folder.joinpath(*parts)": "the one place",
@@ -307,7 +313,6 @@ WALL_CLOCKS = {
     "hetopt/api/dashboard.py": SHOWN,
     "hetopt/api/estimating.py": DATES,
     "hetopt/api/exploring.py": "when a run was launched, by the clock of its log",
-    "hetopt/api/exploring_ec2.py": OTHERS,
     "hetopt/api/known_runs.py": SHOWN,
     "hetopt/api/leftovers.py": OTHERS,
     "hetopt/api/planning.py": "the age of dated prices",
@@ -325,11 +330,10 @@ WALL_CLOCKS = {
     "hetopt/backends/ssh/conductor.py": "the hours of a host's owner, and times of other machines",
     "hetopt/backends/ssh/conversation.py": OTHERS,
     "hetopt/backends/ssh/look.py": OTHERS,
-    "hetopt/cli/profile_view.py": DATES,
+    "hetopt/cli/samples.py": DATES,
     "hetopt/cli/status.py": SHOWN,
     "hetopt/cli/watch.py": SHOWN,
     "hetopt/core/events/log.py": "the date of an event, and by how much the clock was set",
-    "hetopt/optimizer/market/pricing.py": "the age of dated prices",
     "hetopt/reports/run_words.py": SHOWN,
     "hetopt/trainer/data/stream/writer.py": OTHERS,
 }
@@ -348,3 +352,51 @@ def test_decisions_rest_on_a_clock_that_nobody_sets() -> None:
         if any(map(SET_BY_ANYBODY.search, read)):
             found.add(name(path))
     assert found == set(WALL_CLOCKS)
+
+
+MOST_FORMS = 2
+"""Of a field of a launch's options: the record that declares it, and what a backend makes of it."""
+A_FORM = 3
+"""Fields of one record that another record or a signature shares with it, from which on it is a form of the same."""
+
+
+def forms(record: type) -> dict[str, list[str]]:
+    """Return for each field the records and signatures between a person and a machine that are forms of its record.
+
+    Records of other verbs are none: a search and a launch each have a zone.
+    """
+    fields = set(options_of(record))
+    found: dict[str, list[str]] = {field: [] for field in fields}
+    for path in MODULES:
+        if not name(path).startswith(("hetopt/api/", "hetopt/cli/", "hetopt/backends/")):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef) and not name(path).startswith("hetopt/backends/"):
+                names = {one.arg for one in (*node.args.args, *node.args.kwonlyargs)}
+            elif isinstance(node, ast.ClassDef) and "Artifact" not in map(ast.unparse, node.bases):
+                if name(path) == "hetopt/api/options.py" and node.name != record.__name__:
+                    continue
+                names = {ast.unparse(one.target) for one in node.body if isinstance(one, ast.AnnAssign)}
+            else:
+                continue
+            if len(names & fields) >= A_FORM:
+                for field in names & fields:
+                    found[field].append(f"{name(path)}: {node.name}")
+    return found
+
+
+@pytest.mark.parametrize("record", [Changes, Local, Rehearsal, Ssh, Ec2], ids=lambda record: record.__name__)
+def test_an_option_is_written_once(record: type) -> None:
+    """Command line, signature, docstring and file of options are derived from the field."""
+    for field, written in forms(record).items():
+        assert len(written) <= MOST_FORMS, f"{field} stands in {', '.join(written)}"
+        assert options_of(record)[field].help.endswith("."), field
+
+
+def test_options_that_several_verbs_have_are_typed_alike() -> None:
+    """So that a message of the library names one flag, whichever command it is for."""
+    typed: dict[str, set[str]] = {}
+    for record in RECORDS:
+        for field, option in options_of(record).items():
+            typed.setdefault(field, set()).add(option.called(field))
+    assert {field: flags for field, flags in typed.items() if len(flags) > 1} == {}

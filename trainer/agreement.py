@@ -22,19 +22,15 @@ class Store(Protocol):
 
     def set(self, key: str, value: str, /) -> None:
         """Write ``value`` under ``key``, where every worker of the group can read it."""
-        ...
 
     def get(self, key: str, /) -> bytes:
         """What is under a key, once somebody has written it."""
-        ...
 
     def check(self, keys: list[str], /) -> bool:
         """Whether all keys were written."""
-        ...
 
     def delete_key(self, key: str, /) -> bool:
         """Remove a key; whether it was there."""
-        ...
 
 
 def meet_one_version(store: Store, rank: int, world_size: int, own: str | None = None) -> None:

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from hetopt.core.comm.network_state import NetworkState
-from hetopt.core.events.log import Event, EventLog
+from hetopt.core.events.log import Event
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.agreement import gather_numbers, gather_texts
-from hetopt.trainer.comm.network_tracker import Timed
+from hetopt.trainer.comm.network import Network
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.steps.step_config import ExchangeConfig
 
@@ -55,14 +54,23 @@ def announce(
         **_apart(spec),
         resumed_step=step,
     )
-    if exchange.calibration is not None:
-        tell_network(
-            context.events,
-            exchange.calibration.network,
-            exchange.calibration.timings,
+    if exchange.timings:
+        hop = Network.of(exchange.timings).hop
+        context.events.write(
+            "network_measured",
             step=step,
+            latency_s=round(hop.latency_s, 7),
+            bytes_per_s=round(hop.bytes_per_s),
             measured_s=round(exchange.measured_s, 3),
             by_hosts=exchange.by_hosts,
+            timings=[
+                {
+                    "collective": timed.operation.primitive,
+                    "payload_bytes": int(timed.operation.payload_bytes),
+                    "time_s": round(timed.time_s, 7),
+                }
+                for timed in exchange.timings
+            ],
         )
 
 
@@ -74,25 +82,3 @@ def _apart(spec: RunSpec) -> Event:
     if spec.injection is not None:
         told["injection"] = spec.injection.model_dump()
     return told
-
-
-def tell_network(
-    events: EventLog, network: NetworkState, timings: Sequence[Timed], *, step: int, **more: float | bool
-) -> None:
-    """Write ``network_measured``."""
-    hop = next(iter(network.links.values())).speed
-    events.write(
-        "network_measured",
-        step=step,
-        latency_s=round(hop.latency_s, 7),
-        bytes_per_s=round(hop.bytes_per_s),
-        **more,
-        timings=[
-            {
-                "collective": timed.operation.primitive,
-                "payload_bytes": int(timed.operation.payload_bytes),
-                "time_s": round(timed.time_s, 7),
-            }
-            for timed in timings
-        ],
-    )

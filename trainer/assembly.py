@@ -13,22 +13,19 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hetopt.core.conditions import ConditionsReader
+from hetopt.core.batch_partition import first_shares, micro_batch_size
 from hetopt.core.errors import BadInput, RunFailed
-from hetopt.core.local_batch_sizes import first_shares, micro_batch_size
+from hetopt.core.run_folder import ConditionsReader
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.agreement import gather_texts
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.cursor import Cursor, SampleCursor
-from hetopt.trainer.data.fetch import MapDataset
+from hetopt.trainer.data.fetch import MapDataset, labels_of
 from hetopt.trainer.data.injection import Injector
-from hetopt.trainer.data.labels import labels_of
 from hetopt.trainer.data.micro_batch import MicroBatch
-from hetopt.trainer.data.partitioned_cursor import PartitionedCursor
-from hetopt.trainer.data.partitions import NEED_LABELS, Parts, make_parts
+from hetopt.trainer.data.partitions import NEED_LABELS, PartitionedCursor, Parts, make_parts
 from hetopt.trainer.data.prefetch import ProcessReadAhead, ReadAhead, ReadingWatch, ThreadReadAhead
-from hetopt.trainer.making import make_model
 from hetopt.trainer.normalisation import least_share
 from hetopt.trainer.policies.choose import choose_policy
 from hetopt.trainer.policies.policy import BatchPolicy
@@ -36,7 +33,7 @@ from hetopt.trainer.steps.learning_rate import AdaptiveScale
 from hetopt.trainer.steps.local_batch import BatchReader, SampleFeed, StartReadAhead
 from hetopt.trainer.steps.slowdown import Slowdown, make_pace
 from hetopt.trainer.streaming import Streaming
-from hetopt.trainer.task import Task
+from hetopt.trainer.task import Task, make_model
 from hetopt.trainer.tasks.load import load_task
 
 

@@ -8,9 +8,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from hetopt.core.artifact import Record
+from hetopt.core.batch_partition import first_shares, micro_batch_size, within_memory
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import Event
-from hetopt.core.local_batch_sizes import first_shares, micro_batch_size, within_memory
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.milestones import may_judge_shares
 from hetopt.trainer.policies.policy import BatchPolicy

@@ -19,21 +19,17 @@ from typing import Any
 from torch.optim import Optimizer
 
 from hetopt.trainer.agreement import Gathering
-from hetopt.trainer.announcement import tell_network
 from hetopt.trainer.balance import Balance
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.stream.source import Flow
-from hetopt.trainer.divergence import LossRecord
 from hetopt.trainer.generators import Generators
 from hetopt.trainer.likeness import marks_of
-from hetopt.trainer.slow_comm_detector import IN_A_ROW, SlowCommDetector
 from hetopt.trainer.statistics import Period, PeriodLog
+from hetopt.trainer.steps.fused_step import DoesNotFit, half_of
 from hetopt.trainer.steps.learning_rate import LearningRate
 from hetopt.trainer.steps.local_batch import SampleFeed
-from hetopt.trainer.steps.local_gradient import DoesNotFit, half_of
-from hetopt.trainer.steps.precision import LossScale, initial_loss_scale
 from hetopt.trainer.steps.slowdown import Slowdown
-from hetopt.trainer.steps.step import StepTrace
+from hetopt.trainer.steps.step import LossScale, StepTrace, initial_loss_scale
 from hetopt.trainer.steps.step_config import ExchangeConfig, StepConfig
 from hetopt.trainer.steps.stopwatch import Stopwatch
 from hetopt.trainer.sync.synchroniser import Synchronizer
@@ -78,9 +74,6 @@ class Engine:
         self.is_over = False
         self.control_s = 0.0
         self.log = PeriodLog(stopwatch)
-        self._stopwatch = stopwatch
-        self._alarm = SlowCommDetector(context.world_size)
-        self._rang = False
         self._steps = self._told = self._done = 0
 
     def period_steps(self, steps: int) -> int:
@@ -88,7 +81,7 @@ class Engine:
         return steps if self.exchange.steering is None else self.exchange.steering.period_steps(steps)
 
     def begin(self, steps: int, *, all_meet: bool = True) -> None:
-        """A period begins; it has fewer steps where exchanges become slow.
+        """A period begins.
 
         A message of a few numbers takes as long as a small gradient does: where it can, it travels under the last step,
         and tells about the steps before that one.
@@ -99,9 +92,7 @@ class Engine:
         """
         self._steps, self._done = steps, 0
         self._told = steps if all_meet else max(1, steps - 1)
-        self._rang = self.is_over = False
-        steering = self.exchange.steering
-        self._alarm.set(None if steering is None else steering.alarm_s)
+        self.is_over = False
         self.log.resume()
 
     @property
@@ -131,9 +122,7 @@ class Engine:
         else:
             self.log.resume()
         self._done += 1
-        is_last = self._done == self._steps
-        self._rang = not is_last and self._alarm.rings(self._exchange_s(trace))
-        self.is_over = is_last or self._rang
+        self.is_over = self._done == self._steps
 
     def gather(self, **told: Any) -> Gathering:
         """Send this worker's row on its way.
@@ -159,7 +148,6 @@ class Engine:
             way=self.exchange.way,
             dense_bytes=self.exchange.dense_bytes,
             looks=0 if steering is None else len(steering.looks),
-            newest=IN_A_ROW if self._rang else None,
         )
         row = [*self.log.close(**told).to_list(), *traffic.to_list()]
         self.control_s += self.context.clock() - begun_s
@@ -172,7 +160,6 @@ class Engine:
 
     def period_of(self, rows: Sequence[Sequence[float]]) -> Period:
         """The same of rows that are there, in rank order."""
-        self._alarm.rest()
         return Period.of(rows, local_batch_sizes=self.balance.shares)
 
     def tell(self, period: Period, *, epoch: float, samples_seen: int, **more: Any) -> None:
@@ -200,8 +187,6 @@ class Engine:
         steering = self.exchange.steering
         if steering is None:
             return
-        if steering.watch(period.traffic):
-            self._measure_network()
         change = steering.judge(
             period.traffic,
             step=self.step,
@@ -224,24 +209,6 @@ class Engine:
             return False
         self.context.events.write("shares_changed", step=self.step, **change)
         return True
-
-    def _measure_network(self) -> None:
-        """Again, as something has changed."""
-        steering, probe = self.exchange.steering, self.exchange.probe
-        assert steering is not None
-        assert probe is not None
-        timings = probe.measure()
-        steering.measured(timings)
-        assert steering.network is not None
-        tell_network(self.context.events, steering.network, timings, step=self.step)
-
-    def _exchange_s(self, trace: StepTrace) -> float | None:
-        """What an exchange took here, where anybody listens; None: another way than usual, or none at all."""
-        if self.exchange.steering is None or not trace.way:
-            return None
-        if trace.exchange is not None and not trace.under_backward:
-            return trace.exchange.sync_s
-        return self._stopwatch.seconds(trace.backward_end, trace.reduce_end)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -271,7 +238,6 @@ class TaskEngine(Engine):
     Attributes:
         unfinished: where the step under way began; None: none is, or nobody would go on from there.
         loss_scale: of fp16.
-        losses: of the newest steps.
     """
 
     def __init__(
@@ -301,7 +267,6 @@ class TaskEngine(Engine):
         self._flow = flow
         self.unfinished: Unfinished | None = None
         self.loss_scale: LossScale | None = initial_loss_scale(context.spec.precision)
-        self.losses = LossRecord()
 
     def follow(self, form: StepConfig, synchroniser: Synchronizer | None, task_epoch: Callable[[float], float]) -> None:
         """From the next step on workers train for themselves.
@@ -318,7 +283,7 @@ class TaskEngine(Engine):
     @property
     def epoch(self) -> float:
         """Passes over the data completed, with fractions."""
-        return self._feed.position / self._feed.dataset_size
+        return self._feed.cursor.position / self._feed.cursor.dataset_size
 
     def run_period(self, steps: int, *, learning_rate_scale: float, all_meet: bool, checkpoint_s: float) -> Gathering:
         """Do a period's steps; the rows of all workers, on their way.
@@ -382,7 +347,6 @@ class TaskEngine(Engine):
             self._optimizer.step()
         if scale is not None:
             self.loss_scale = scale.after(finite=trace.finite)
-        self.losses.add(self.step + 1, trace.loss_sum, parts)
         self.unfinished = None
         if sum(held) != sum(shares):  # with copies from others; losses are told as of the local batches
             trace = replace(trace, loss_sum=trace.loss_sum * (sum(shares) / sum(held)))

@@ -27,7 +27,6 @@ class Groups(Protocol):
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """As of ``torch.optim.Optimizer``."""
-        ...
 
 
 class Marks(NamedTuple):

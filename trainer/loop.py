@@ -25,14 +25,13 @@ from hetopt.trainer.checkpoints.saver import CheckpointSaver, is_due, unsaved
 from hetopt.trainer.checkpoints.state import copied, parameters_sha256, run_digest
 from hetopt.trainer.comm.peers import workers
 from hetopt.trainer.context import WorkerContext
-from hetopt.trainer.divergence import where_it_broke
 from hetopt.trainer.elastic.handover import Held, alike_part, hand_over
-from hetopt.trainer.elastic.membership import Version
+from hetopt.trainer.elastic.rendezvous import Version
 from hetopt.trainer.elastic.worker_group import WorkerGroup
 from hetopt.trainer.evaluation import evaluate
 from hetopt.trainer.paired_trials import try_twins
 from hetopt.trainer.statistics import Period
-from hetopt.trainer.steps.precision import matrices_in
+from hetopt.trainer.steps.step import matrices_in
 from hetopt.trainer.task import Task, TaskData
 from hetopt.trainer.tasks.load import load_task
 from hetopt.trainer.training import Training
@@ -127,14 +126,8 @@ class _Run:
             clock=context.clock,
             host=context.worker.host,
         )
-        self._training = training = Training(context, task, data, model, self._saver)
-        self._task = task
-        self._data = data
-        self._model = model
-        self._balance = training.balance
-        self._streaming = training.streaming
-        self._feed = training.feed
-        self._engine = training.engine
+        self._training = Training(context, task, data, model, self._saver)
+        self._engine = self._training.engine
         self._checkpoint_s = context.clock()
         self._checkpoint_step: int | None = None
         self._evaluated_step: int | None = None
@@ -178,7 +171,7 @@ class _Run:
             own_after=own_after.snapshot(),
             alike=copied(alike_part(own.memory)),
             evaluation_owed=self._evaluation_owed,
-            share=self._balance.shares[self._context.rank],
+            share=self._training.balance.shares[self._context.rank],
         )
 
     def _resume_from_disk(self) -> None:
@@ -197,30 +190,36 @@ class _Run:
     def go(self) -> None:
         """Train to the end and leave the model, a checkpoint and the last event behind."""
         context, clock = self._context, self._context.clock
-        announce(context, self._model, self._training.form, shares=self._balance.shares, step=self._engine.step)
-        self._feed.begin(self._balance.shares)
-        if self._streaming is not None:
-            self._streaming.begin()
+        announce(
+            context,
+            self._training.model,
+            self._training.form,
+            shares=self._training.balance.shares,
+            step=self._engine.step,
+        )
+        self._training.feed.begin(self._training.balance.shares)
+        if self._training.streaming is not None:
+            self._training.streaming.begin()
         context.events.write("training_started", step=self._engine.step)
         self._training.begun_s = self._checkpoint_s = clock()
         step_time_s: float | None = None
         if self._evaluation_owed:
             self._evaluate()
-        reason = self._training.ended()
+        reason, feed = self._training.ended(), self._training.feed
         while reason is None:
             if self._crew is not None:
                 self._crew.check()
-            before = self._feed.position
+            before = feed.cursor.position
             period = self._period(self._training.milestones.period_steps(self._engine.step, before, step_time_s))
             step_time_s = period.step_time_s
             self._decisions += 1
-            self._evaluation_owed = self._training.milestones.evaluation_due(before, self._feed.position)
+            self._evaluation_owed = self._training.milestones.evaluation_due(before, feed.cursor.position)
             if self._evaluation_owed:
                 self._evaluate()
             reason = self._training.ended() or ("stopped" if period.stop_wished else None)
             self._saver.conclude([row.checkpoint_part for row in period.rows])
-            if self._streaming is not None:
-                self._streaming.saved(self._saver.saved_step)
+            if self._training.streaming is not None:
+                self._training.streaming.saved(self._saver.saved_step)
             since_s, period_s = period.rows[0].since_checkpoint_s, period.steps * period.step_time_s
             due = is_due(since_s, period_s=period_s, every_s=context.spec.checkpoint_every_s)
             if reason is None and due and not self._saver.is_busy:
@@ -242,7 +241,7 @@ class _Run:
             steps,
             learning_rate_scale=self._training.learning_rate_scale,
             # Steps on a stream differ in size: none of them is told about in another period than its own.
-            all_meet=context.world_size == 1 or self._streaming is not None or self._all_meet_after(steps),
+            all_meet=context.world_size == 1 or self._training.streaming is not None or self._all_meet_after(steps),
             checkpoint_s=-math.inf if self._crew is not None and self._crew.all_leave else self._checkpoint_s,
         )
         begun_s = clock()
@@ -252,7 +251,7 @@ class _Run:
         return period
 
     def _all_meet_after(self, steps: int) -> bool:
-        return self._training.milestones.all_meet(self._engine.step, self._feed.position, steps)
+        return self._training.milestones.all_meet(self._engine.step, self._training.feed.cursor.position, steps)
 
     def _tell(self, gathering: Gathering) -> Period:
         """Read what the workers' rows tell of a period, and write it.
@@ -264,20 +263,20 @@ class _Run:
         period = engine.read(gathering)
         step = engine.step - unread
         if period.diverged:
-            indexed = self._data.train if self._streaming is None else None
-            where = where_it_broke(engine.losses, indexed, rank=self._context.rank, world_size=self._context.world_size)
+            ranks = [rank for rank, row in enumerate(period.rows) if not math.isfinite(row.loss_sum)] or [0]
             raise RunFailed(
-                f"the loss is {period.loss}{where or f' at step {step}'}.",
+                f"the loss is {period.loss} at step {step} or up to {period.steps} before, on {workers(ranks)}.",
                 hint="lower the learning rate, or check the data for values that are not finite",
             )
-        seen = self._feed.position - unread * sum(self._feed.drawn(self._balance.shares))
+        feed = self._training.feed
+        seen = feed.cursor.position - unread * sum(feed.drawn(self._training.balance.shares))
         engine.tell(
             period,
-            epoch=seen / self._feed.dataset_size,
+            epoch=seen / feed.cursor.dataset_size,
             samples_seen=seen,
             learning_rate_scale=self._training.learning_rate_scale,
-            **self._feed.event(),
-            **({} if self._streaming is None else period.stream_event()),
+            **feed.event(),
+            **({} if self._training.streaming is None else period.stream_event()),
         )
         for rank, (bound, known) in enumerate(zip(period.memory_bounds, self._training.memory_bounds, strict=True)):
             if bound not in (0, known):
@@ -290,17 +289,17 @@ class _Run:
         begun_s = context.clock()
         with self._training.one_model():
             self._metrics = evaluate(
-                self._task,
-                self._model,
-                self._data.evaluation,
-                shares=self._balance.shares,
+                self._training.task,
+                self._training.model,
+                self._training.data.evaluation,
+                shares=self._training.balance.shares,
                 rank=context.rank,
                 device=context.device,
             )
         self._evaluated_step = self._engine.step
         self._evaluation_owed = False
         self._decisions += 1
-        self._training.target_reached = self._task.target.reached(self._metrics)
+        self._training.target_reached = self._training.task.target.reached(self._metrics)
         context.events.write(
             "evaluated",
             step=self._engine.step,
@@ -315,10 +314,11 @@ class _Run:
             return
         begun_s = context.clock()
         with self._training.one_model():
-            if not all(bool(torch.isfinite(parameter).all()) for parameter in self._model.parameters()):
+            if not all(bool(torch.isfinite(parameter).all()) for parameter in self._training.model.parameters()):
                 # The last step's gradient did this; its own loss was still finite. Alike on all ranks.
                 raise RunFailed(
-                    f"the model is no longer finite at step {self._engine.step}.", hint="lower the learning rate"
+                    f"the model is no longer finite at step {self._engine.step}.",
+                    hint="lower the learning rate",
                 )
             self._saver.begin(
                 self._training.shared_state(),
@@ -326,8 +326,8 @@ class _Run:
                 digest=run_digest(context.spec),
                 begun_s=begun_s,
             )
-        if self._streaming is not None:
-            self._streaming.saves(self._engine.step)
+        if self._training.streaming is not None:
+            self._training.streaming.saves(self._engine.step)
         self._checkpoint_step = self._engine.step
         self._checkpoint_s = context.clock()
 
@@ -358,7 +358,7 @@ class _Run:
         if stopped:
             self._finish_checkpoint(stopped=True)
         with self._training.one_model():
-            digest = parameters_sha256(self._model)
+            digest = parameters_sha256(self._training.model)
             if len(set(gather_texts(digest, context.world_size))) > 1:
                 raise RunFailed(
                     "the workers' models differ at the end of the run.",
@@ -366,11 +366,11 @@ class _Run:
                     "please report it if not",
                 )
             if context.is_leader:
-                leave_model(context.run_dir, self._model, stopped=stopped)
+                leave_model(context.run_dir, self._training.model, stopped=stopped)
         if not stopped:
             self._finish_checkpoint(stopped=False)
-        if self._streaming is not None:
-            self._streaming.saved(self._saver.saved_step, is_last=True)
+        if self._training.streaming is not None:
+            self._training.streaming.saved(self._saver.saved_step, is_last=True)
         if self._crew is not None and context.is_leader:
             self._crew.finished()
         context.events.write(
@@ -405,7 +405,7 @@ def conclude(training: Training, period: Period) -> None:
             period,
             epoch=training.epoch,
             learning_rate=float(training.optimizer.param_groups[0]["lr"]),
-            steps_left=training.milestones.steps_left(engine.step, training.feed.position),
+            steps_left=training.milestones.steps_left(engine.step, training.feed.cursor.position),
         )
         _try_twins(training)
         _settle(training)

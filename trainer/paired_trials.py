@@ -1,4 +1,4 @@
-"""Trains the twins of a trial (`hetopt.trainer.policies.ratio.paired_trial`) on this worker, from where training is."""
+"""Trains the twins of a trial (`hetopt.trainer.policies.ratio.auto`) on this worker, from where training is."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from hetopt.trainer.comm.error_feedback import ErrorFeedback
 from hetopt.trainer.comm.exchange import ExchangeStats
 from hetopt.trainer.comm.topk import TopK
 from hetopt.trainer.data.micro_batch import MicroBatch
-from hetopt.trainer.making import make_model, make_optimizer
 from hetopt.trainer.normalisation import LEAST_SAMPLES
-from hetopt.trainer.policies.ratio.paired_trial import CHUNK_STEPS, PART, PairedTrial, Verdict
-from hetopt.trainer.steps.fused_step import FusedStep
+from hetopt.trainer.policies.ratio.auto import CHUNK_STEPS, PART, PairedTrial
+from hetopt.trainer.policies.ratio.policy import Verdict
+from hetopt.trainer.steps.fused_step import DoesNotFit, FusedStep
 from hetopt.trainer.steps.learning_rate import LearningRate
 from hetopt.trainer.steps.local_batch import BatchReader
-from hetopt.trainer.steps.local_gradient import DoesNotFit
-from hetopt.trainer.steps.precision import Autocast
-from hetopt.trainer.steps.step import LossModule, trainable_parameters
+from hetopt.trainer.steps.step import Autocast, LossModule, trainable_parameters
 from hetopt.trainer.steps.stopwatch import make_stopwatch
+from hetopt.trainer.task import make_model, make_optimizer
 from hetopt.trainer.training import Training
 
 

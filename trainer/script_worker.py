@@ -16,16 +16,14 @@ from pathlib import Path
 
 from hetopt.core.errors import BadInput, HetoptError, RunFailed
 from hetopt.core.events.fold import RunFold
-from hetopt.core.events.log import EVENTS_FILE, EventLog
-from hetopt.core.events.reader import read_log
-from hetopt.core.outputs import OUTPUT_FOLDER, OUTPUT_VARIABLE
-from hetopt.core.process_guard import die_with_parent
-from hetopt.core.run_folder import RUN_VARIABLE, SPEC_VARIABLE, living_file, read_living
+from hetopt.core.events.log import EVENTS_FILE, EventLog, read_log
+from hetopt.core.interruption import die_with_parent
+from hetopt.core.run_folder import OUTPUT_FOLDER, OUTPUT_VARIABLE, RUN_VARIABLE, SPEC_VARIABLE, living_file, read_living
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.search_path import run_script
 from hetopt.trainer.allocator import keep_freed_memory
+from hetopt.trainer.failure import Lines
 from hetopt.trainer.host.agent import HOST_PID_VARIABLE
-from hetopt.trainer.script_lines import Lines
 from hetopt.trainer.worker import Place, check_place, choose_device, leave
 
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
@@ -135,9 +133,9 @@ def _tell_end(run_dir: Path, reason: str) -> bool:
     """Write the event that ends a run; says whether there was one: a step of a session was done."""
     log = read_log(run_dir / EVENTS_FILE).events
     told = RunFold.of(log)
-    if not told.logged_steps:
-        return False
     step = max([told.step, *(event.step for event in log if event.event == "session_finished")])
+    if not step:
+        return False
     with closing(EventLog(run_dir / EVENTS_FILE)) as events:
         events.write(
             "training_finished", step=step, epoch=told.epoch, reason=reason, training_s=told.trained_for_s or 0.0

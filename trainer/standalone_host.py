@@ -15,14 +15,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from hetopt.core.errors import BadInput, HetoptError
-from hetopt.core.nodes import Node, first_rank, workers_on
-from hetopt.core.presence import INCARNATION_VARIABLE
-from hetopt.core.process_guard import die_with_parent
-from hetopt.core.run_folder import read_spec
-from hetopt.core.run_spec import RunSpec
-from hetopt.core.worker_logs import host_log_folder
-from hetopt.trainer.host.agent import HOST_PID_VARIABLE, MEETING_VARIABLE
-from hetopt.trainer.host.forked_workers import import_everything
+from hetopt.core.interruption import die_with_parent
+from hetopt.core.run_folder import INCARNATION_VARIABLE, host_log_folder, read_spec
+from hetopt.core.run_spec import Node, RunSpec, first_rank, workers_on
+from hetopt.trainer.host.agent import HOST_PID_VARIABLE, MEETING_VARIABLE, import_everything
 from hetopt.trainer.worker import SupervisedWork, tell_lost
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from hetopt.core.events.log import Event
-from hetopt.core.gradient_noise import Moments, pooled_noise
+from hetopt.core.training_laws import Moments, pooled_noise
 from hetopt.trainer.data.stream.source import Flow
 from hetopt.trainer.likeness import CLOSE, Marks
 from hetopt.trainer.policies.policy import BatchObservation
@@ -268,7 +268,7 @@ class PeriodLog:
         self._spans.append((self._resumed, now))
         self._resumed = now
 
-    def traffic(self, *, way: str, dense_bytes: int, looks: int = 0, newest: int | None = None) -> Traffic:
+    def traffic(self, *, way: str, dense_bytes: int, looks: int = 0) -> Traffic:
         """What the unread steps exchanged (see `traffic_of`); waits until the device has done them."""
         return traffic_of(
             self._traces,
@@ -276,7 +276,6 @@ class PeriodLog:
             way=way,
             dense_bytes=dense_bytes,
             looks=looks,
-            newest=newest,
             spans=self._spans,
         )
 

@@ -6,16 +6,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from hetopt.core.events.log import EVENTS_FILE, EventLog
-from hetopt.core.stream import Stream
+from hetopt.core.run_spec import Stream
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.cursor import Indices
 from hetopt.trainer.data.fetch import MapDataset, fetch
-from hetopt.trainer.data.stream.clock import RealClock
-from hetopt.trainer.data.stream.cursor import StreamCursor
-from hetopt.trainer.data.stream.received import ReceivedSamples
-from hetopt.trainer.data.stream.redis_source import RedisSource
+from hetopt.trainer.data.stream.redis_source import ReceivedSamples, RedisSource
 from hetopt.trainer.data.stream.replay import Replay, every_nth_of_all
-from hetopt.trainer.data.stream.source import Flow, Source
+from hetopt.trainer.data.stream.source import Flow, Source, StreamCursor
 from hetopt.trainer.data.stream.wire import header_of
 from hetopt.trainer.policies.stream_rate import stream_learning_rate_scale
 
@@ -50,7 +47,7 @@ class Streaming:
         if spec.stream.source == "replay":
             self.dataset = dataset
             order = order or every_nth_of_all(len(dataset), spec.seed, rank, workers)
-            self._source = Replay(spec.stream, rank, order=order, clock=RealClock(), tell=_teller(context))
+            self._source = Replay(spec.stream, rank, order=order, tell=_teller(context))
         else:
             self.dataset = received = ReceivedSamples(dataset)
             self._source = RedisSource(

@@ -1,7 +1,11 @@
-"""`Task`: what a user brings to be trained, how it is checked, and how its metrics are summed over any split."""
+"""`Task`: what a user brings to be trained, how it is checked, and how its metrics are summed over any split.
+
+A task's model and optimizer, made and looked at: what several workers cannot train is refused before they begin.
+"""
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +18,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hetopt.core.errors import BadInput
-from hetopt.core.learning_rate import learning_rate_scale
 from hetopt.core.profile import LearningRateRule
+from hetopt.core.training_laws import learning_rate_scale
 from hetopt.trainer.data.fetch import Batch, MapDataset, fetch, samples_in, to_device
 
 Loss: TypeAlias = "Tensor | tuple[Tensor, Tensor | float]"
@@ -240,3 +244,39 @@ def add_sums(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
         for key, value in part.items():
             total[key] = total.get(key, 0.0) + value
     return total
+
+
+def make_model(task: Task) -> nn.Module:
+    """The task's model; its embeddings give dense gradients: the same numbers, which can be summed as they are."""
+    model = task.model()
+    for module in model.modules() if isinstance(model, nn.Module) else ():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+            module.sparse = False
+    return model
+
+
+def make_optimizer(task: Task, model: nn.Module) -> Optimizer:
+    """The task's optimizer for a model.
+
+    Raises:
+        BadInput: it is none, or steps by a function that computes the loss.
+    """
+    optimizer = task.optimizer(model)
+    if not isinstance(optimizer, Optimizer):
+        raise BadInput(
+            f"The task's optimizer gives a {type(optimizer).__name__}, not a torch.optim.Optimizer.",
+            hint="give one with a parameter group for each part; several losses and optimizers are a script, whose "
+            "session takes them all",
+        )
+    if needs_closure(optimizer):
+        raise BadInput(
+            f"{type(optimizer).__name__} computes several gradients in a step, by a function that a task has not.",
+            hint="use an optimizer whose step() needs no closure, or keep your loop and begin a session in it",
+        )
+    return optimizer
+
+
+def needs_closure(optimizer: Optimizer) -> bool:
+    """Whether a step calls a function of the script that computes the loss (LBFGS)."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty

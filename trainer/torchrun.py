@@ -2,7 +2,7 @@
 
 ``python -m hetopt.trainer.torchrun ARGUMENTS`` takes torchrun's arguments. On one machine everything listens on
 loopback. Of several machines each must know the secret of the run, in the variable HETOPT_GROUP_SECRET: the first lets
-no other in (see `hetopt.trainer.host.gate`).
+no other in (see `hetopt.trainer.host.stores`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import sys
 from torch.distributed import run as torchrun
 
 from hetopt.core.errors import BadInput, HetoptError
-from hetopt.core.listening import LOOPBACK, collectives_on
-from hetopt.core.secret import SECRET_VARIABLE, checked_secret
+from hetopt.core.listening import LOOPBACK, SECRET_VARIABLE, checked_secret, collectives_on
 from hetopt.trainer.host.rendezvous import Rendezvous
 
 _CHOSEN = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")

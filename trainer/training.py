@@ -27,20 +27,18 @@ from hetopt.trainer.comm.error_feedback import own_momentum
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.engine import TaskEngine
 from hetopt.trainer.evaluation import average_buffers
-from hetopt.trainer.making import make_optimizer
 from hetopt.trainer.milestones import Milestones
 from hetopt.trainer.normalisation import least_share
-from hetopt.trainer.policies.ratio.averaging import Promise
-from hetopt.trainer.policies.sync.averaging_switch import Settled
+from hetopt.trainer.policies.ratio.auto import Averages
+from hetopt.trainer.policies.sync.choose import Settled
 from hetopt.trainer.steps.adaptive_controller import AdaptiveController
 from hetopt.trainer.steps.learning_rate import LearningRate
-from hetopt.trainer.steps.precision import Autocast, LossScale
-from hetopt.trainer.steps.step import LossModule
+from hetopt.trainer.steps.step import Autocast, LossModule, LossScale
 from hetopt.trainer.steps.step_assembly import StepMaker
 from hetopt.trainer.steps.stopwatch import make_stopwatch
 from hetopt.trainer.sync.sync_assembly import make_synchroniser, samples_drawn
 from hetopt.trainer.sync.synchroniser import Synchronizer
-from hetopt.trainer.task import Task, TaskData
+from hetopt.trainer.task import Task, TaskData, make_optimizer
 
 
 class Training:
@@ -144,7 +142,7 @@ class Training:
             self._settle(_read_settled(shared.settled))
         own.restore_generators(context.device)
         self.form.step.residual.load_state(own.memory)
-        self.feed.continue_from(self.feed.cursor.at(shared.cursor))
+        self.feed.cursor = self.feed.cursor.at(shared.cursor)
         if self.sync is not None:
             self.sync.resume(own.local or {})
         self.engine.loss_scale = LossScale.from_dict(shared.loss_scale) if shared.loss_scale is not None else None
@@ -159,7 +157,7 @@ class Training:
         self.earlier_s = shared.training_s
         self.target_reached = shared.target_reached
 
-    def settle(self, promise: Promise) -> Settled:
+    def settle(self, promise: Averages) -> Settled:
         """Average parameters from the next step on, and to the end. Nothing may be held back any more; called by all
         ranks together.
         """
@@ -245,7 +243,7 @@ class Training:
         """Why the run is over; None: it is not."""
         if self.context.spec.stop.target and self.target_reached:
             return "target"
-        return self.milestones.ended_by(self.engine.step, self.feed.position)
+        return self.milestones.ended_by(self.engine.step, self.feed.cursor.position)
 
     @property
     def epoch(self) -> float:

@@ -19,22 +19,22 @@ from typing import TYPE_CHECKING, NoReturn
 
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import EVENTS_FILE, EventLog
-from hetopt.core.forks import only_imports
-from hetopt.core.nodes import first_rank, host_names
-from hetopt.core.presence import KnownPresence, life_of
-from hetopt.core.process_guard import die_with_parent
+from hetopt.core.interruption import die_with_parent
 from hetopt.core.run_folder import STOP_FILE, read_spec
-from hetopt.core.run_spec import RunSpec
+from hetopt.core.run_spec import RunSpec, first_rank, host_names
 from hetopt.trainer.allocator import keep_freed_memory
-from hetopt.trainer.host.agent import HOST_PID_VARIABLE, MEETING_VARIABLE, died_of
-from hetopt.trainer.host.forked_workers import import_everything
+from hetopt.trainer.host.agent import HOST_PID_VARIABLE, MEETING_VARIABLE, died_of, import_everything
+from hetopt.trainer.host.forks import only_imports
 
 if TYPE_CHECKING:
     import torch
 
     from hetopt.trainer.agreement import Store
     from hetopt.trainer.context import WorkerContext
+from collections.abc import Sequence
 
+from hetopt.core.artifact import ReplacedRecord
+from hetopt.core.run_folder import INCARNATION_VARIABLE, PRESENCE_FILE, Hosts, HostThere
 
 Imports = Callable[[], "Callable[[WorkerContext], None]"]
 
@@ -328,3 +328,39 @@ if __name__ == "__main__":
         print("usage: python -m hetopt.trainer.worker RUN_DIR", file=sys.stderr)
         sys.exit(BadInput.exit_code)
     leave(main(sys.argv[1:]))
+
+
+def life_of(environment: Mapping[str, str], pid: int) -> str:
+    """What tells a worker from those that had its place before."""
+    return f"{environment.get(INCARNATION_VARIABLE, '0')}.{pid}"
+
+
+class KnownPresence:
+    """Presence as the file tells it; without one nothing is known. A look costs one system call."""
+
+    def __init__(self, run_dir: Path, hosts: Sequence[str]) -> None:
+        self._file = ReplacedRecord(Hosts, run_dir / PRESENCE_FILE)
+        self._hosts = tuple(hosts)
+
+    def is_away(self, place: int) -> bool:
+        """Whether there is no host that a worker could come from."""
+        there = self._now()
+        return there is not None and self._hosts[place] not in there
+
+    def is_dead(self, place: int, life: str) -> bool:
+        """Whether a worker ended with its host."""
+        there = self._now()
+        if there is None:
+            return False
+        host = there.get(self._hosts[place])
+        return host is None or int(life.partition(".")[0]) < host.incarnation
+
+    @property
+    def all_leave(self) -> bool:
+        """Whether no host stays: what the workers have in memory will be lost."""
+        there = self._now() or {}
+        return bool(there) and all(host.leaving for host in there.values())
+
+    def _now(self) -> Mapping[str, HostThere] | None:
+        hosts = self._file.now()
+        return None if hosts is None else hosts.there

@@ -1,7 +1,7 @@
 """Machines of the unkind account that live in its own time: they boot, say that they live, train, and come to grief.
 
 What each does is what the agent on it would write into the bucket (`hetopt.backends.ec2.node.agent`), turn by turn, and
-what EC2 would say of it. Which of them hangs, fails in boot, starts again, is stopped by hand or is taken back, and at
+what EC2 would say of it. Which of them hangs, fails in boot, starts again or is taken back, and at
 what lead it is told so, is drawn by the seed of the story for each machine in the order of their beginnings.
 """
 
@@ -24,7 +24,7 @@ from moto.s3.models import s3_backends
 from hetopt.backends.ec2.node.agent import PLACE_WITHIN_S, REPLACED_WITHIN_S
 from hetopt.backends.ec2.protocol import Lease
 from hetopt.backends.ec2.renewal import Allowance, AskPrices
-from hetopt.core.bucket_traffic import HEARTBEAT_S
+from hetopt.core.budget_law import HEARTBEAT_S
 
 TAKEN = ("Server.SpotInstanceTermination", "Server.SpotInstanceTermination: Spot instance termination")
 BY_ITSELF = ("Client.InstanceInitiatedShutdown", "Client.InstanceInitiatedShutdown: Instance initiated shutdown")
@@ -44,7 +44,7 @@ class Lives:
         boot_s: the least and the most that a boot takes.
         train_s: from the first step to the last, if nothing is lost.
         fates: what can come over a machine, with how probable it is: 'hangs', 'fails', 'reboots', 'killed' (its agent,
-            by a signal), 'stopped' (by hand), 'taken', 'rebalance'.
+            by a signal), 'taken', 'rebalance'.
         leads_s: how long before it is taken a machine is told so.
         within_s: fates come over machines within so long.
     """
@@ -131,7 +131,6 @@ class Bodies:
     Attributes:
         capacity: how many machines of a type can run in a zone now; None: any number.
         prices: what types have cost in every zone from a moment on, as EC2 tells machines.
-        stopped: of each machine, from when to when it was stopped; it is not billed then.
         begun_s: when each machine was first launched.
     """
 
@@ -142,7 +141,6 @@ class Bodies:
     prices: AskPrices
     region: str
     happened: list[tuple[float, str]] = field(default_factory=list)
-    stopped: dict[str, list[list[float]]] = field(default_factory=dict)
     begun_s: dict[str, float] = field(default_factory=dict)
     _bodies: dict[str, Body] = field(default_factory=dict)
     _runs: dict[str, Training] = field(default_factory=dict)
@@ -202,15 +200,6 @@ class Bodies:
         now_s, due = self._now_s, self._now_s >= body.fated_s
         if body.again_s is not None:
             if now_s >= body.again_s:
-                if body.instance.state == "stopped":
-                    self.stopped[body.id][-1][1] = now_s
-                    body.instance.start()
-                    # A machine that starts again is launched anew, as EC2 tells it.
-                    body.instance.launch_time = datetime.datetime.fromtimestamp(now_s, datetime.UTC).replace(
-                        tzinfo=None
-                    )
-                    body.again_s = now_s + AGAIN_S
-                    return
                 self._end(body, BY_ITSELF, "started again, and shut itself down")
             return
         if not body.runs:
@@ -237,11 +226,6 @@ class Bodies:
             case "killed" if due and not body.dead:
                 self.happened.append((now_s, f"the agent of {body.id} is killed"))
                 body.dead = True
-            case "stopped" if due:
-                self.happened.append((now_s, f"{body.id} is stopped by hand"))
-                body.instance.stop()
-                body.dead, body.again_s = True, now_s + 900.0
-                self.stopped.setdefault(body.id, []).append([now_s, float("inf")])
             case "taken":
                 self._take(body)
             case "rebalance" if due and body.trains(now_s):

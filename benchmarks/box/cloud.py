@@ -33,8 +33,7 @@ from werkzeug.serving import run_simple
 
 from benchmarks.box import manners, schedules
 from hetopt.backends.ec2 import facts
-from hetopt.backends.ec2.renter.authorizations import Asked
-from hetopt.backends.ec2.renter.policies import concerns, statements
+from hetopt.backends.ec2.renter.policies import Asked, concerns, statements
 
 Environment = dict[str, Any]
 Start = Callable[..., Any]
@@ -82,7 +81,7 @@ def fill_gaps(pools: Pools) -> None:
 
     def get_permission(self: FakeBucket, action: str, resource: str) -> Any:
         """Decide as the doctor does: for moto alone, the bucket's 'TLS only' would shut everybody out."""
-        asked = Asked(action=action, resource=resource, context=facts.EVERY_CALL_OF_S3.value)
+        asked = Asked(action=action, resource=resource, context=facts.EVERY_CALL_OF_S3)
         told = statements(json.loads(self.policy)) if self.policy is not None else []
         denied = any(one["Effect"] == "Deny" and concerns(one, asked) is not False for one in told)
         return PermissionResult.DENIED if denied else NEUTRAL

@@ -19,9 +19,10 @@ from moto.core.parse import EC2QueryParser
 from moto.core.utils import get_service_model
 from werkzeug.datastructures import MultiDict
 
-from hetopt.backends.ec2.renter.account import Identity
-from hetopt.backends.ec2.renter.authorizations import Asked, Place, authorizations, keys_of_headers
-from hetopt.backends.ec2.renter.policies import Policy, allows, concerns, statements
+from benchmarks.box.authorizations import Place, authorizations, keys_of_headers
+from benchmarks.box.iam import allows
+from hetopt.backends.ec2.renter.ordering import Identity
+from hetopt.backends.ec2.renter.policies import Asked, Policy, concerns, statements
 from hetopt.backends.ec2.renter.request import Request
 
 ALWAYS = frozenset({"sts:GetCallerIdentity"})

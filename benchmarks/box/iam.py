@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
 from functools import cache
-from random import Random
 
 import botocore.session
 
-from hetopt.backends.ec2.renter.authorizations import Asked
-from hetopt.backends.ec2.renter.policies import Policy, allows, several, statements
+from hetopt.backends.ec2.renter.policies import Asked, Policy, concerns, several, statements
 
 
 def actions_of(policy: Policy) -> Iterator[str]:
@@ -32,20 +29,8 @@ def other_actions(policy: Policy) -> list[str]:
     return [one for one in _every_action() if one.lower() not in granted]
 
 
-def others_denied(policy: Policy, allowed: Sequence[Asked], count: int) -> int:
-    """Of so many other actions, drawn by a seed, how many are denied on whatever an allowed call was about.
-
-    Args:
-        policy: that one.
-        allowed: questions that it allows; each other action is asked with the resource and the keys of one of them, and
-            with these keys about everything.
-        count: of actions.
-    """
-    drawn, names = Random(0), other_actions(policy)
-    pairs = [(drawn.choice(names), drawn.choice(allowed)) for _ in range(count)]
-    return sum(
-        allows([policy], one)
-        and not allows([policy], replace(one, action=name))
-        and not allows([policy], replace(one, action=name, resource="*"))
-        for name, one in pairs
-    )
+def allows(policies: Iterable[Policy], asked: Asked) -> bool:
+    """Whether policies together allow what is asked; what cannot be decided denies, and allows nothing."""
+    found = [(one["Effect"], concerns(one, asked)) for policy in policies for one in statements(policy)]
+    denied = any(effect == "Deny" and holds is not False for effect, holds in found)
+    return not denied and ("Allow", True) in found

@@ -13,7 +13,6 @@ from moto.core.responses import ActionResult
 from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models.amis import Ami, AmiBackend
 from moto.ec2.responses.fleets import Fleets
-from moto.ec2.responses.route_tables import RouteTables
 from moto.ssm.exceptions import ParameterNotFound
 from moto.ssm.responses import SimpleSystemManagerResponse
 
@@ -34,9 +33,6 @@ TITLES = (
     ("Deep Learning Base OSS Nvidia Driver GPU AMI (Amazon Linux 2023) 20260929", "x86_64", 75),
     ("Deep Learning ARM64 Base OSS Nvidia Driver GPU AMI (Amazon Linux 2023) 20260929", "arm64", 75),
 )
-BY_GATEWAY = [{"DestinationCidrBlock": "0.0.0.0/0", "GatewayId": "igw-0123456789abcdef0", "State": "active"}]
-"""The way out of a default network."""
-
 UBUNTU = "ami-0ab0000000000022"
 """An image of Canonical's, whose root device has another name."""
 
@@ -44,7 +40,6 @@ UBUNTU = "ami-0ab0000000000022"
 def teach() -> None:
     """Make this process's moto do so."""
     plain_create, plain_describe = Fleets.create_fleet, Fleets.describe_fleets
-    plain_routes = RouteTables.describe_route_tables
 
     def load(self: AmiBackend) -> None:
         self.amis.clear()
@@ -99,12 +94,6 @@ def teach() -> None:
         ]
         return ActionResult({"SuccessfulFleetDeletions": gone, "UnsuccessfulFleetDeletions": failed})
 
-    def describe_route_tables(self: RouteTables) -> ActionResult:
-        """A default network has a gateway (VPC user guide, 'Default VPCs'), which moto's has not."""
-        tables = dict(plain_routes(self).result)["RouteTables"]  # type: ignore[call-overload]
-        told = [{"VpcId": one.vpc_id, "Associations": [{"Main": True}], "Routes": BY_GATEWAY} for one in tables]
-        return ActionResult({"RouteTables": told})
-
     def disks(self: Ami) -> list[dict[str, Any]]:
         size = getattr(self, "gigabytes", 8)
         return [{"DeviceName": self.root_device_name, "Ebs": {"SnapshotId": self.ebs_snapshot.id, "VolumeSize": size}}]
@@ -113,7 +102,6 @@ def teach() -> None:
     AmiBackend._load_amis = load  # type: ignore[method-assign]  # on purpose, here and below
     SimpleSystemManagerResponse.get_parameter = get_parameter  # type: ignore[method-assign]
     Fleets.create_fleet = create_fleet  # type: ignore[method-assign]
-    RouteTables.describe_route_tables = describe_route_tables  # type: ignore[method-assign]
     Fleets.describe_fleets = describe_fleets  # type: ignore[method-assign]
     Fleets.delete_fleets = delete_fleets  # type: ignore[method-assign]
 

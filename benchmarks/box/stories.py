@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -30,19 +29,17 @@ from typing import Any
 from unittest.mock import patch
 
 from benchmarks._ports import own_port
-from benchmarks.box.capacity import recordings, replayed
 from benchmarks.box.iam import actions_of
 from hetopt.api import leftovers
-from hetopt.api.account import checks
 from hetopt.backends.backend import RunHandle
 from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.backends.ec2.renter.edge import BotoEdge, Retrying
-from hetopt.backends.ec2.renter.errors import TABLE
 from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.ordering import Orders, Wishes
-from hetopt.backends.ec2.renter.permissions import Policy, operator_policy
-from hetopt.backends.ec2.renter.request import Answer, Edge, Request
+from hetopt.backends.ec2.renter.permissions import Policy
+from hetopt.backends.ec2.renter.permissions import policy as printed
+from hetopt.backends.ec2.renter.request import TABLE, Answer, Edge, Request
 from hetopt.core.errors import HetoptError, RunFailed
 from hetopt.core.run_spec import WorkerSpec
 from hetopt.optimizer.cost.billing import load_billing
@@ -57,12 +54,8 @@ WITHIN = 0.01
 
 LASTS_S = 40 * 3600.0
 """How long prices move."""
-RECORDED_EVERY = 4
-"""Of so many stories one has the capacity of recorded pools."""
-EXAMINED = 0.25
-"""How often `hetopt doctor PLAN` is asked first."""
 
-KINDS = ("left", "budget", "all-clear", "words", "ledger", "policy")
+KINDS = ("left", "budget", "all-clear", "died", "ledger", "policy")
 
 Groups = tuple[tuple[str, int, str], ...]
 CLUSTERS: tuple[Groups, ...] = (
@@ -74,7 +67,6 @@ CLUSTERS: tuple[Groups, ...] = (
 PlanOf = Callable[[Groups, float], Plan]
 """A plan of these machines, with a budget in USD."""
 
-COMMAND = re.compile(r"`[^`]+`|--\w|try again|wait|launch again|look at|set the clock|nothing needs")
 _OF_EC2 = (
     *("CreateFleet", "CreateLaunchTemplate", "CreateSecurityGroup", "DescribeInstances", "TerminateInstances"),
     *("DeleteFleets", "DescribeFleets", "DescribeTags", "DeleteSecurityGroup", "DeleteLaunchTemplate"),
@@ -160,7 +152,6 @@ class Story:
         ledger_error: how far a run's record was off the bill; None where nobody followed it to its end, or where the
             record says that it is an estimate.
         estimate_error: how far such an estimate was off.
-        allowed: a question of each action that the policy was asked for, and allowed.
         questions: how many it was asked.
     """
 
@@ -176,7 +167,6 @@ class Story:
     ledger_error: float | None = None
     estimate_error: float | None = None
     machines: int = 0
-    allowed: dict[str, dict[str, Any]] = field(default_factory=dict)
     questions: int = 0
 
     def timeline(self) -> str:
@@ -218,14 +208,11 @@ def moods_of(drawn: Random, groups: Groups, catalog: Catalog) -> dict[str, Any]:
     if chance(0.2):
         moods["expired"] = [_span(drawn, BEGIN_S + 300)]
     if chance(0.1):
-        moods |= {"quotas": {"L-34B43A08": drawn.choice((0.0, 4.0, 8.0)), "L-1216C47A": 4.0}, "quotas_bind": True}
-        moods["quota_lag_s"] = drawn.choice((0.0, 60.0, 200.0))
-    if chance(0.1):
         moods["policy"] = policy_without(drawn.choice(_DROPPED))
     if chance(0.04):
         moods["forbidden"] = ["ec2:RunInstances"]
     if chance(0.06):
-        moods["subnets"] = drawn.choice(("none", "private"))
+        moods["subnets"] = "none"
     moods["end_role"] = chance(0.7)
     fates = {name: drawn.choice((0.05, 0.15, 0.3)) for name in _FATES if chance(0.3)}
     moods["lives"] = {
@@ -238,16 +225,7 @@ def moods_of(drawn: Random, groups: Groups, catalog: Catalog) -> dict[str, Any]:
     return moods
 
 
-def with_recorded_capacity(seed: int, moods: dict[str, Any]) -> dict[str, Any]:
-    """The same, its pools as empty and as full as recorded ones; drawn apart, so that all else stays what it was."""
-    drawn, traces = Random(f"{seed} recorded"), recordings()
-    pools, until_s = {}, BEGIN_S + LASTS_S
-    for name, steps in moods["pools"].items():
-        pools[name] = replayed(drawn, steps, drawn.choice(traces), until_s)
-    return {**moods, "pools": pools, "replays": traces[0].name if traces[0].name == "synthetic" else "recorded"}
-
-
-_FATES = ("hangs", "fails", "reboots", "killed", "stopped", "taken", "rebalance")
+_FATES = ("hangs", "fails", "reboots", "killed", "taken", "rebalance")
 _DROPPED = (
     "ec2:TerminateInstances",
     "ec2:DescribeFleets",
@@ -257,27 +235,9 @@ _DROPPED = (
 )
 
 
-UNASKED = {
-    "ec2:deletevolume": "disks go with their machines; `hetopt gc --remove` removes those that EC2 leaves all the same",
-    "ec2:describeavailabilityzones": "subnets that are named, and `hetopt catalog refresh`",
-    "ec2:describeinstancetypes": "`hetopt catalog refresh`",
-    "ec2:describeregions": "`hetopt gc` in a home that knows no region",
-    "ec2:describevpcs": "subnets that are named",
-    "s3:getbucketobjectlockconfiguration": "`hetopt doctor` of a bucket that keeps versions",
-    "s3:getlifecycleconfiguration": "the same",
-}
-"""What is granted and asked for in no story, with what asks for it, in small letters."""
-
-NOT_GRANTED = {
-    "iam:simulateprincipalpolicy": "to simulate a policy is to read it: an administrator decides who may",
-    "kms:listgrants": "the key of an account's disks is its administrator's",
-}
-"""What `hetopt doctor` asks and does without, which the policy leaves out."""
-
-
 def policy_without(action: str | None) -> Policy:
     """The printed policy, or what is left of it where an administrator has taken an action out."""
-    policy = operator_policy(account_id=ACCOUNT, region=REGION, bucket=BUCKET, role=ROLE)
+    policy = printed("operator_policy", account=ACCOUNT, region=REGION, bucket=BUCKET, role=ROLE)
     statements = [{**one, "Action": [name for name in one["Action"] if name != action]} for one in policy["Statement"]]
     return {**policy, "Statement": [one for one in statements if one["Action"]]}
 
@@ -338,8 +298,6 @@ class Narrator:
         groups = drawn.choice(CLUSTERS)
         plan = self.plan_of(groups, drawn.choice((0.3, 0.8, 2.0)))
         moods = moods_of(drawn, groups, self.catalog)
-        if seed % RECORDED_EVERY == RECORDED_EVERY - 1:
-            moods = with_recorded_capacity(seed, moods)
         story = Story(seed=seed, moods=moods)
         home = self.folder / f"home-{seed}"
         run_dir = home / "runs" / f"20270115-080000-story-{seed:04d}"
@@ -404,8 +362,6 @@ class _Telling:
         return RunHandle(run_dir=self.run_dir)
 
     def tell(self) -> None:
-        if Random(f"{self.story.seed} doctor").random() < EXAMINED:
-            self._process("doctor", lambda _: self._examine(), kill=False)
         if self._order() and self._launched():
             for _ in range(self.drawn.randint(2, 5)):
                 if self._cleared():
@@ -419,14 +375,6 @@ class _Telling:
         if (self.run_dir / ORDER_FILE).exists():
             self._look_after()
         self._settle_accounts()
-
-    def _examine(self) -> None:
-        """Somebody asks first what would stop the launch: each finding has a way out."""
-        plan = self.home / PLAN_OBJECT
-        self.plan.save(plan)
-        for check in checks(plan):
-            if check.verdict != "good" and check.name != "torch":
-                self._said("doctor", f"{check.name}: {check.said}.", check.hint)
 
     def _order(self) -> bool:
         plan = self.plan
@@ -517,7 +465,7 @@ class _Telling:
             self.story.faults[:], self.story.ends = told["faults"], told["ends"]
             return bool(told["done"])
         if not os.WIFSIGNALED(status):
-            self.story.faults.append(f"words: {name}: the process died by itself")
+            self.story.faults.append(f"died: {name}: the process died by itself")
         self.story.kills += 1
         self.story.told.append(
             (self.account.now_s, f"kill -9 of `{name}` {'after' if after else 'before'} its call {kill_at}")
@@ -539,15 +487,7 @@ class _Telling:
         return True
 
     def _words(self, name: str, error: HetoptError) -> None:
-        self._said(name, error.message, error.hint)
-
-    def _said(self, name: str, message: str, hint: str | None) -> None:
-        """Whether what people are told names a cause and what to type next."""
-        self.story.told.append((self.account.now_s, f"{name}: {message} -> {hint}"))
-        if not message.endswith(".") or hint is None or not COMMAND.search(hint):
-            self.story.faults.append(f"words: {name} says {message!r}, and to do {hint!r}")
-        if "Encoded authorization" in message or "\n" in message:
-            self.story.faults.append(f"words: {name} says {message!r}")
+        self.story.told.append((self.account.now_s, f"{name}: {error.message} -> {error.hint}"))
 
     def _is_clear(self, claim: str, *, unless: bool = False) -> None:
         """A claim that nothing is left: whether it is true."""
@@ -575,7 +515,7 @@ class _Telling:
             if self._collect():
                 return
             self.account.sleep(100.0)
-        self.story.faults.append("words: `hetopt gc` never says that nothing is left")
+        self.story.faults.append("left: `hetopt gc` never says that nothing is left")
 
     def _collect(self) -> bool:
         """Whether it says that nothing is left."""
@@ -600,10 +540,10 @@ class _Telling:
         left = [one["id"] for one in truth["machines"] if one["state"] != "terminated"] + truth["others"]
         if left:
             story.faults.append(f"left: {left} are there in the end")
-        story.allowed, story.questions, story.machines = truth["allowed"], truth["questions"], len(truth["machines"])
+        story.questions, story.machines = truth["questions"], len(truth["machines"])
         # What an administrator or the organisation has taken away is refused, and nothing else.
         taken = {*set(actions_of(policy_without(None))) - set(actions_of(story.moods["policy"]))}
-        taken |= {name.lower() for name in story.moods.get("forbidden", ())} | set(NOT_GRANTED)
+        taken |= {name.lower() for name in story.moods.get("forbidden", ())}
         for one in truth["refused"]:
             if one["action"].lower() not in taken:
                 story.faults.append(f"policy: {one['action']} on {one['resource']} with {one['context']} is refused")
@@ -621,8 +561,6 @@ class _Telling:
             billed = sum(self._bill(one, order) for one in truth["machines"] if one["id"] in mine)
             if seen.cleared and self.followed and billed > 0:
                 error = seen.spent_usd(seen.time_s) / billed - 1
-                # Machines that were stopped and started again while nobody looked are taken to have been paid for.
-                error = min(0.0, error) if any(one["stopped"] for one in truth["machines"]) else error
                 if seen.is_estimate:
                     story.estimate_error = error
                     return
@@ -635,19 +573,15 @@ class _Telling:
         within its first hour is free, but for disk and address."""
         begun_s, ended_s = machine["begun_s"], machine["ended_s"] or self.account.now_s
         until_s = max(ended_s, begun_s + 60)
-        cuts = [begun_s, *(min(at, until_s) for at in itertools.chain(*machine["stopped"])), until_s]
-        spans = list(zip(cuts[::2], cuts[1::2], strict=True))
         free = machine["reason"].startswith("Server.Spot") and ended_s - begun_s < 3600
         price = self.narrator.catalog.price(machine["type"], "on-demand")
         assert price is not None
         steps: Sequence[Sequence[float]] = [[0.0, 0, price.usd_per_hour]]
         if machine["spot"]:
             steps = self.story.moods["pools"][f"{machine['zone']}/{machine['type']}"]
-        total = 0.0
-        for since_s, until_s in spans:
-            total += order.extras_usd_per_hour * (until_s - since_s)
-            for (at, _, usd), (then, *_) in itertools.pairwise([*steps, [float("inf"), 0, 0.0]]):
-                total += 0.0 if free else usd * max(0.0, min(then, until_s) - max(at, since_s))
+        total: float = order.extras_usd_per_hour * (until_s - begun_s)
+        for (at, _, usd), (then, *_) in itertools.pairwise([*steps, [float("inf"), 0, 0.0]]):
+            total += 0.0 if free else usd * max(0.0, min(then, until_s) - max(at, begun_s))
         return total / 3600
 
 

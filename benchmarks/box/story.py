@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.box.box import Box, Happening
 from benchmarks.box.machine import Machine
 from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
-from hetopt.backends.ec2.renter.ledger import LEDGER_FILE, read_ledger
+from hetopt.backends.ec2.renter.edge import LEDGER_FILE, read_ledger
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.core.errors import RunFailed
 from hetopt.core.events.log import EVENTS_FILE, Event, read_events

@@ -14,8 +14,6 @@ hold together, until ``/moto-api/reset``; what is drawn among them is drawn by t
     {"shut_down": ["i-1"]}          these end as machines do that shut themselves down, such as after a boot that failed
     {"forget_fleets": true}         what EC2 does with instant fleets after about two days
     {"quotas": {"L-3819A6DF": 8}}   what the account was granted of EC2's quotas; moto itself knows those of VPC alone
-    {"quotas_bind": true}           and fleets beyond them are refused; {"quota_lag_s": 90}: as if what ended ran for
-                                    so long
     {"user_id": "AROA:one"}         who calls, as GetCallerIdentity tells it, with {"arn": ...}
     {"refuses": {"RunInstances": ["UnauthorizedOperation", "text"]}}    what is answered to such calls, tried or made;
                                     of S3 by the method; a third entry is the status, and 200 puts it into the answer
@@ -25,11 +23,8 @@ hold together, until ``/moto-api/reset``; what is drawn among them is drawn by t
     {"expired": [[100, 160]]}       when credentials do not hold
     {"policy": {...}}               what IAM allows whoever calls; {"forbidden": [...]} what the organisation denies
     {"lives": {...}}                machines boot, train, and come to grief; see `benchmarks.box.bodies`
-    {"subnets": "none"}             the default network was deleted; "private": its machines get no public address
-    {"routes": false}               no subnet has a way out; or the routes that each has
+    {"subnets": "none"}             the default network was deleted
     {"kinds": {"us-east-1b": "local-zone"}}     zones that are none of the region's own
-    {"disk_key": "arn:aws:kms:..."} the default key of disks; {"grants": [...]}: who may use it; {"key_state": ...}
-    {"no_roles": ["AWSServiceRoleForEC2Spot"]}  of EC2's own roles
     {"profile": "hetopt-node"}      there is an instance profile of that name, with its role
     {"end_role": true}              and the role in which the scheduler ends machines
     {"denied": ["s3:PutObject"]}    what IAM says of such calls where it is to simulate them
@@ -67,14 +62,11 @@ from moto.ec2.models.instances import Instance, StateReason
 from moto.ec2.models.spot_requests import SpotFleetLaunchSpec
 from moto.ec2.responses.availability_zones_and_regions import AvailabilityZonesAndRegions
 from moto.ec2.responses.fleets import Fleets
-from moto.ec2.responses.route_tables import RouteTables
-from moto.ec2.responses.settings import Settings
 from moto.ec2.responses.spot_instances import SpotInstances
 from moto.ec2.responses.subnets import Subnets
 from moto.iam.access_control import PermissionResult
 from moto.iam.models import iam_backends
 from moto.iam.responses import IamResponse
-from moto.kms.responses import KmsResponse
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from moto.s3 import models as moto_s3
 from moto.scheduler.models import scheduler_backends
@@ -86,12 +78,10 @@ from werkzeug.serving import run_simple
 from benchmarks.box import gate, manners, schedules
 from benchmarks.box.bodies import Bodies, Lives
 from benchmarks.box.gate import Call, Gate
+from hetopt.backends.ec2.renewal import PriceChange
 from hetopt.backends.ec2.renter import permissions
-from hetopt.backends.ec2.renter.account import Identity
-from hetopt.backends.ec2.renter.scheduled_ends import END_ROLE, NAMED
-from hetopt.backends.ec2.spot_history import PriceChange
-from hetopt.optimizer.market.catalog import load_catalog
-from hetopt.optimizer.market.quota import quota_of
+from hetopt.backends.ec2.renter.calls import END_ROLE, NAMED
+from hetopt.backends.ec2.renter.ordering import Identity
 
 Environment = dict[str, Any]
 Start = Callable[..., Any]
@@ -100,7 +90,6 @@ FIVE_AT_FIRST = ("L-34B43A08", "L-1216C47A")
 """Quotas of five vCPUs on a new account; of the others it has none."""
 
 SHORT = "InsufficientInstanceCapacity"
-OVER = {"spot": "MaxSpotInstanceCountExceeded", "on-demand": "VcpuLimitExceeded"}
 FORGOTTEN_S = 3600.0
 """'Terminated instances remain visible for approximately one hour' (EC2 API reference, DescribeInstances)."""
 REGION = "us-east-1"
@@ -132,7 +121,7 @@ class Temper:
         self.ahead_s = 0.0
         self.born.clear()
         self.ended_s.clear()
-        self.lag_s = self.tag_lag_s = self.ending_s = self.quota_lag_s = 0.0
+        self.lag_s = self.tag_lag_s = self.ending_s = 0.0
         self.clock_s: float | None = None
         self.tokens: dict[str, tuple[bytes, bytes, list[Any]]] = {}
         self.pools: dict[str, list[tuple[float, int, float]]] = {}
@@ -140,7 +129,6 @@ class Temper:
         self.throttled = self.faulty = self.cut = 0.0
         self.expired: list[tuple[float, float]] = []
         self.refuses_at: list[tuple[str, str, float, float]] = []
-        self.quotas_bind = self.blocked = False
         self.bodies: Bodies | None = None
         self.gate.forget()
         self.short: dict[str, int] = {}
@@ -149,12 +137,7 @@ class Temper:
         self.quotas: dict[str, float] = {}
         self.refuses: dict[str, list[Any]] = {}
         self.subnets = "public"
-        self.routes: bool | list[dict[str, str]] = True
-        self.disk_key = "alias/aws/ebs"
-        self.grants: list[str] = []
-        self.key_state = "Enabled"
         self.kinds: dict[str, str] = {}
-        self.no_roles: list[str] = []
         self.denied: list[str] = []
 
     def now_s(self) -> float:
@@ -287,7 +270,6 @@ class Temper:
                         one.id, one.launch_time.replace(tzinfo=datetime.UTC).timestamp()
                     ),
                     "ended_s": self.ended_s.get(one.id),
-                    "stopped": [] if self.bodies is None else self.bodies.stopped.get(one.id, []),
                 }
                 for one in _instances()
             ],
@@ -300,19 +282,18 @@ class Temper:
 
 
 _PLAIN = (
-    *("lag_s", "tag_lag_s", "ending_s", "short", "pools", "quotas", "quotas_bind", "quota_lag_s"),
+    *("lag_s", "tag_lag_s", "ending_s", "short", "pools", "quotas"),
     *("refuses", "refuses_at"),
-    *("throttled", "faulty", "cut", "expired", "subnets", "routes", "disk_key", "grants", "no_roles"),
-    *("denied", "key_state", "kinds"),
+    *("throttled", "faulty", "cut", "expired", "subnets", "denied", "kinds"),
 )
 
 
 def make_end_role() -> None:
     """As an administrator makes it by what `hetopt setup` prints."""
     iam, account_id = iam_backends[DEFAULT_ACCOUNT_ID]["aws"], DEFAULT_ACCOUNT_ID
-    trust = json.dumps(permissions.end_trust(account_id=account_id))
+    trust = json.dumps(permissions.policy("end_trust", account=account_id))
     iam.create_role(END_ROLE, trust, "/", None, "", [], "3600")
-    iam.put_role_policy(END_ROLE, "hetopt", json.dumps(permissions.end_policy(account_id=account_id)))
+    iam.put_role_policy(END_ROLE, "hetopt", json.dumps(permissions.policy("end_policy", account=account_id)))
 
 
 def _tags_of(id_: str) -> Mapping[str, str]:
@@ -350,7 +331,7 @@ def teach(temper: Temper) -> None:
         able = [spec for spec in self.launch_specs if spec.instance_type not in temper.exhausted]
         if temper.pools:
             able = [spec for spec in able if fits(spec, weight_to_add)]
-        if not able or temper.blocked:
+        if not able:
             return {}, 0.0
         granted = temper.short.get(able[0].instance_type)
         if granted is not None:
@@ -364,32 +345,12 @@ def teach(temper: Temper) -> None:
         allowed = temper.allowed(zone, spec.instance_type)
         return allowed is None or allowed >= machines
 
-    catalog = load_catalog(REGION)
-
-    def is_over_quota(self: Fleets, market: str) -> bool:
-        overrides = [one for each in self._get_param("LaunchTemplateConfigs", []) for one in each.get("Overrides", [])]
-        names = {str(one["InstanceType"]) for one in overrides}
-        wanted = int(self._get_param("TargetCapacitySpecification")["TotalTargetCapacity"])
-        for name in names:
-            code = quota_of(name, "spot" if market == "spot" else "on-demand").code
-            running = sum(
-                catalog.instance_type(one.instance_type).vcpus
-                for one in _instances()
-                if (one.state != "terminated" or temper.now_s() < temper.ended_s.get(one.id, 0.0) + temper.quota_lag_s)
-                and quota_of(one.instance_type, "spot" if one.lifecycle == "spot" else "on-demand").code == code
-            )
-            if running + wanted * catalog.instance_type(name).vcpus > temper.quotas.get(code, float("inf")):
-                return True
-        return False
-
     def create_fleet(self: Fleets) -> ActionResult:
         market = str(self._get_param("TargetCapacitySpecification").get("DefaultTargetCapacityType", "on-demand"))
-        temper.blocked = temper.quotas_bind and is_over_quota(self, market)
         told: dict[str, Any] = dict(plain_fleet(self).result)  # type: ignore[call-overload]
         wanted = int(self._get_param("TargetCapacitySpecification")["TotalTargetCapacity"])
         if len(told.get("Instances") or ()) < wanted:
-            code = OVER[market] if temper.blocked else SHORT
-            told["Errors"] = [{"ErrorCode": code, "ErrorMessage": "There is none for that.", "Lifecycle": market}]
+            told["Errors"] = [{"ErrorCode": SHORT, "ErrorMessage": "There is none for that.", "Lifecycle": market}]
         return ActionResult(told)
 
     def get_service_quota(self: ServiceQuotasResponse) -> str:
@@ -474,25 +435,12 @@ def teach(temper: Temper) -> None:
 
 
 def teach_the_account(temper: Temper) -> None:
-    """Networks, keys and rights of the account, as the test says; moto has neither keys' defaults nor simulations."""
-    plain_subnets, plain_routes = Subnets.describe_subnets, RouteTables.describe_route_tables
-    plain_role = IamResponse.get_role
+    """Networks and rights of the account, as the test says; moto has no simulations."""
+    plain_subnets = Subnets.describe_subnets
     plain_zones = AvailabilityZonesAndRegions.describe_availability_zones
 
     def describe_subnets(self: Subnets) -> ActionResult:
-        found = dict(plain_subnets(self).result)  # type: ignore[call-overload]
-        for one in found["Subnets"]:
-            one.map_public_ip_on_launch = temper.subnets == "public"
-        return ActionResult({"Subnets": [] if temper.subnets == "none" else found["Subnets"]})
-
-    def describe_route_tables(self: RouteTables) -> ActionResult:
-        told = dict(plain_routes(self).result)["RouteTables"]  # type: ignore[call-overload]
-        if temper.routes is True:
-            return ActionResult({"RouteTables": told})
-        return ActionResult({"RouteTables": [{**one, "Routes": temper.routes or []} for one in told]})
-
-    def get_ebs_default_kms_key_id(self: Settings) -> ActionResult:
-        return ActionResult({"KmsKeyId": temper.disk_key})
+        return ActionResult({"Subnets": []}) if temper.subnets == "none" else plain_subnets(self)
 
     def describe_availability_zones(self: AvailabilityZonesAndRegions) -> ActionResult:
         found = dict(plain_zones(self).result)["AvailabilityZones"]  # type: ignore[call-overload]
@@ -501,20 +449,6 @@ def teach_the_account(temper: Temper) -> None:
             for one in found
         ]
         return ActionResult({"AvailabilityZones": told})
-
-    def describe_key(self: KmsResponse) -> str:
-        return json.dumps({"KeyMetadata": {"KeyId": self._get_param("KeyId"), "KeyState": temper.key_state}})
-
-    def list_grants(self: KmsResponse) -> str:
-        return json.dumps({"Grants": [{"GranteePrincipal": one} for one in temper.grants], "Truncated": False})
-
-    def get_role(self: IamResponse) -> Any:
-        name = self._get_param("RoleName")
-        if not name.startswith("AWSServiceRoleFor") or name in temper.no_roles:
-            return plain_role(self)
-        arn = f"arn:aws:iam::{DEFAULT_ACCOUNT_ID}:role/aws-service-role/x/{name}"
-        told = {"Path": "/", "RoleName": name, "RoleId": "AROA0123456789EXAMPLE", "Arn": arn}
-        return ActionResult({"Role": {**told, "CreateDate": "2026-01-01T00:00:00Z"}})
 
     def simulate_principal_policy(self: IamResponse) -> Any:
         decided = [
@@ -529,12 +463,7 @@ def teach_the_account(temper: Temper) -> None:
     # moto looks at no condition of a bucket's policy: the gate has decided by then.
     moto_s3.FakeBucket.get_permission = lambda *_: PermissionResult.NEUTRAL  # type: ignore[method-assign]
     Subnets.describe_subnets = describe_subnets  # type: ignore[method-assign]
-    RouteTables.describe_route_tables = describe_route_tables  # type: ignore[method-assign]
-    Settings.get_ebs_default_kms_key_id = get_ebs_default_kms_key_id  # type: ignore[attr-defined]
     AvailabilityZonesAndRegions.describe_availability_zones = describe_availability_zones  # type: ignore[method-assign]
-    KmsResponse.describe_key = describe_key  # type: ignore[method-assign]
-    KmsResponse.list_grants = list_grants  # type: ignore[method-assign]
-    IamResponse.get_role = get_role  # type: ignore[method-assign]
     IamResponse.simulate_principal_policy = simulate_principal_policy  # type: ignore[attr-defined]
 
 

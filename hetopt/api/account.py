@@ -13,21 +13,20 @@ from random import Random
 from typing import Any
 
 from hetopt.api.run import Run
-from hetopt.api.values import names
-from hetopt.backends.backend import LaunchOptions
-from hetopt.backends.ec2.renter import account as accounts
 from hetopt.backends.ec2.renter import doctor, permissions
+from hetopt.backends.ec2.renter import ordering as accounts
 from hetopt.backends.ec2.renter.backend import wishes_of
 from hetopt.backends.ec2.renter.doctor import Check, worst
 from hetopt.backends.ec2.renter.edge import BotoEdge, Retrying, connect
 from hetopt.backends.ec2.renter.fetching import adopt
-from hetopt.backends.ec2.renter.ordering import PROFILE_NAME, region_of
-from hetopt.backends.ec2.renter.plan_doctor import PlanDoctor
+from hetopt.backends.ec2.renter.ordering import PROFILE_NAME, Orders, region_of
 from hetopt.backends.ec2.renter.request import Edge
+from hetopt.backends.options import Ec2
 from hetopt.core.errors import BadInput, CloudRefused
-from hetopt.core.extras import install_command
+from hetopt.core.option import names
 from hetopt.core.paths import REGION_PATTERN, ROLE_PATTERN, inside, is_name, run_name, shown
-from hetopt.core.runs import runs_home
+from hetopt.core.run_folder import runs_home
+from hetopt.core.search_path import install_command
 from hetopt.optimizer.cost.billing import load_billing
 from hetopt.optimizer.market.account_quotas import account_quotas_file, keep_quotas
 from hetopt.optimizer.market.catalog import load_catalog
@@ -134,38 +133,27 @@ class Setup:
         if only:
             known = load_catalog(self.region)
             only = [known.instance_type(one).name for one in only]
+        place = {"account": self.account, "region": self.region, "bucket": self.bucket, "role": self.role}
         return {
-            "operator_policy": permissions.operator_policy(
-                account_id=self.account,
-                region=self.region,
-                bucket=self.bucket,
-                role=self.role,
-                types=only,
-            ),
-            "node_trust": permissions.trust_policy(),
-            "node_policy": permissions.node_policy(bucket=self.bucket),
-            "end_trust": permissions.end_trust(account_id=self.account),
-            "end_policy": permissions.end_policy(account_id=self.account),
+            **{name: permissions.policy(name, types=only, **place) for name in permissions.POLICIES},
             "commands": permissions.commands(self.role),
         }
 
 
-def checks(
-    plan: Path | None = None, *, region: str | None = None, options: LaunchOptions | None = None
-) -> Iterator[Check]:
+def checks(plan: Path | None = None, *, region: str | None = None, options: Ec2 | None = None) -> Iterator[Check]:
     """What would stop a launch, here or on EC2, one after the other. Nothing is made or changed there.
 
     What the account may run is kept for plans (`account_quotas_file`).
 
     Args:
-        plan: also look at all that its launch needs: images, quotas, networks, keys, prices, permissions.
+        plan: also look at all that its launch needs: images, quotas, zones, prices, permissions.
         region: absent: the plan's, or that of the environment.
         options: what is to be launched with, as far as EC2 takes it.
 
     Raises:
         BadInput: the plan cannot be read, or an option is none.
     """
-    wishes = wishes_of(options or LaunchOptions())
+    wishes = wishes_of(options or Ec2())
     made = None if plan is None else Plan.load(plan)
     yield _torch()
     configured = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
@@ -185,16 +173,14 @@ def checks(
     if is_known:
         yield _quotas(edge, place)
     if made is not None and is_known:
-        examines = PlanDoctor(
+        orders = Orders(
             edge=edge,
             catalog=load_catalog(place),
             billing=load_billing(),
             wishes=wishes,
-            login=boto.login,
             version=importlib.metadata.version("hetopt"),
-            now_s=time.time(),
         )
-        yield from examines.checks(made)
+        yield from doctor.plan_checks(orders, made, time.time())
 
 
 def _quotas(edge: Edge, region: str) -> Check:

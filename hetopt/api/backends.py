@@ -1,22 +1,35 @@
-"""The backends by name, imported when they are asked for."""
+"""Backends by name: the record of each one's options, and what makes it once it is asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import fields
+from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from hetopt.backends.backend import TAKES, LaunchOptions
+from hetopt.backends.options import Ec2, Local, Machines, Rehearsal, Ssh
 from hetopt.core.errors import BadInput, setting
-from hetopt.core.reporter import Reporter
+from hetopt.core.interruption import Reporter
+from hetopt.core.option import options_of
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 
-__all__ = ["BACKENDS", "TAKES", "backend", "backend_of", "read_launch", "register"]
+__all__ = [
+    "BACKENDS",
+    "Ec2",
+    "Local",
+    "Machines",
+    "Rehearsal",
+    "Ssh",
+    "backend",
+    "backend_of",
+    "options_at",
+    "register",
+]
 
 if TYPE_CHECKING:
     from hetopt.backends.backend import Backend
+
+Make = Callable[[Reporter], "Backend"]
 
 
 def _local(reporter: Reporter) -> Backend:
@@ -39,52 +52,43 @@ def _ssh(reporter: Reporter) -> Backend:
 
 def _ec2(reporter: Reporter) -> Backend:
     from hetopt.backends.ec2.renter.backend import Ec2Backend
-    from hetopt.core.runs import runs_home
+    from hetopt.core.run_folder import runs_home
 
     return Ec2Backend(home=runs_home().parent, tell=reporter.note)
 
 
-BACKENDS: dict[str, Callable[[Reporter], Backend]] = {
-    "local": _local,
-    "rehearsal": _rehearsal,
-    "ssh": _ssh,
-    "ec2": _ec2,
+BACKENDS: dict[str, tuple[type[Machines], Make]] = {
+    Local.PLACE: (Local, _local),
+    Rehearsal.PLACE: (Rehearsal, _rehearsal),
+    Ssh.PLACE: (Ssh, _ssh),
+    Ec2.PLACE: (Ec2, _ec2),
 }
-"""What makes each of them; the reporter is told what goes on in the cloud."""
+"""By name the record of its options, and what makes it; the reporter is told what goes on in the cloud."""
 
 ENTRY_POINTS = "hetopt.backends"
 """The group in which an installed package names the module that registers its backend."""
 
 
-def register(name: str, make: Callable[[Reporter], Backend], *, takes: Iterable[str] = ("data", "restarts")) -> None:
-    """Add a backend: from here on ``on`` may name it.
+def register(options: type[Machines], make: Make) -> None:
+    """Add a backend: from here on ``on`` may be its options, or their ``PLACE``.
 
     Args:
-        name: as people write it, in small letters.
+        options: a record of what it can be told, whose ``PLACE`` is its name.
         make: makes it.
-        takes: the fields of `LaunchOptions` that it takes; it is never given another.
 
     Raises:
-        ValueError: there is one of this name, or there is no such option.
+        ValueError: there is one of this name.
     """
-    if name in BACKENDS:
-        raise ValueError(f"there is a backend {name!r} already")
-    unknown = set(takes) - {field.name for field in fields(LaunchOptions)}
-    if unknown:
-        raise ValueError(f"a launch has no options {', '.join(sorted(unknown))}")
-    BACKENDS[name] = make
-    TAKES[name] = frozenset(takes)
+    if options.PLACE in BACKENDS:
+        raise ValueError(f"there is a backend {options.PLACE!r} already")
+    BACKENDS[options.PLACE] = (options, make)
 
 
-def backend(name: str, reporter: Reporter | None = None) -> Backend:
-    """The backend of that name.
-
-    Args:
-        name: one of `BACKENDS`, such as ``local``, or one that was registered or that an installed package brings.
-        reporter: told what goes on in the cloud.
+def _entry(name: str) -> tuple[type[Machines], Make]:
+    """Return what was registered, also by an installed package.
 
     Raises:
-        BadInput: there is none.
+        BadInput: there is no such backend.
     """
     if name not in BACKENDS:
         for entry in entry_points(group=ENTRY_POINTS, name=name):
@@ -95,21 +99,52 @@ def backend(name: str, reporter: Reporter | None = None) -> Backend:
             hint=f"choose one of {', '.join(BACKENDS)}; {setting('on', 'local')} and {setting('on', 'rehearsal')} "
             "cost nothing",
         )
-    return BACKENDS[name](reporter or Reporter())
+    return BACKENDS[name]
+
+
+def options_at(name: str, values: Mapping[str, Any]) -> Machines:
+    """Return the options of a backend.
+
+    Args:
+        name: of the backend.
+        values: by field, as they are typed.
+
+    Raises:
+        BadInput: there is no such backend, or a value is another backend's or cannot be.
+    """
+    record, _ = _entry(name)
+    for field in values.keys() - options_of(record).keys():
+        owners = [setting("on", place) for place, (other, _) in BACKENDS.items() if field in options_of(other)]
+        raise BadInput(f"`{field}` is for {' or '.join(owners)}.", hint=f"leave it out, or choose {owners[0]}")
+    return record(**values)
+
+
+def backend(name: str, reporter: Reporter | None = None) -> Backend:
+    """Return the backend of that name.
+
+    Args:
+        name: one of `BACKENDS`, such as ``local``, or one that was registered or that an installed package brings.
+        reporter: told what goes on in the cloud.
+
+    Raises:
+        BadInput: there is none.
+    """
+    _, make = _entry(name)
+    return make(reporter or Reporter())
+
+
+def backend_of(launch: Launch | None, folder: Path, reporter: Reporter | None = None) -> Backend:
+    """Return the backend that a run was started on. Rented probes have no record."""
+    from hetopt.backends.ec2.renter.order import ORDER_FILE
+
+    unrecorded = "ec2" if (folder / ORDER_FILE).exists() else "local"
+    return backend(unrecorded if launch is None else launch.on, reporter)
 
 
 def read_launch(folder: Path) -> Launch | None:
-    """The launch record of a run, if it was written.
+    """Return the launch record of a run, if it was written.
 
     Raises:
         BadInput: it cannot be read.
     """
     return Launch.load(folder / LAUNCH_FILE) if (folder / LAUNCH_FILE).exists() else None
-
-
-def backend_of(launch: Launch | None, folder: Path, reporter: Reporter | None = None) -> Backend:
-    """Who can look after a run: the backend that it was started on. Rented probes have no record."""
-    from hetopt.backends.ec2.renter.order import ORDER_FILE
-
-    unrecorded = "ec2" if (folder / ORDER_FILE).exists() else "local"
-    return backend(unrecorded if launch is None else launch.on, reporter)

@@ -1,4 +1,4 @@
-"""A catalogue of one's own: today's prices as AWS publishes them, and what an AWS account can read beyond them."""
+"""A catalogue of one's own: today's prices as AWS publishes them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hetopt.core.errors import BadInput, CloudRefused, HetoptError
-from hetopt.core.extras import install_command
+from hetopt.core.errors import BadInput, HetoptError
 from hetopt.core.paths import inside
-from hetopt.optimizer.market.answer_store import AnswerStore
 from hetopt.optimizer.market.catalog import BUNDLED, load_catalog
 from hetopt.optimizer.market.catalog_choice import catalog_in_use, catalogs_home
 from hetopt.optimizer.market.catalog_folder import write_catalog
@@ -24,8 +22,8 @@ from hetopt.optimizer.market.public_prices import PublicFeeds
 from hetopt.optimizer.market.region_cities import unknown_region
 
 if TYPE_CHECKING:
-    from hetopt.core.reporter import Reporter
-    from hetopt.optimizer.market.catalog_refresh import Answers, PublicPrices, Refreshed
+    from hetopt.core.interruption import Reporter
+    from hetopt.optimizer.market.catalog_refresh import PublicPrices, Refreshed
 
 ALL = "all"
 """In place of a region: every region of the bundled catalogue."""
@@ -48,26 +46,21 @@ class OwnCatalog:
     made: Refreshed
 
 
-def refresh(
-    region: str, *, account: bool = True, aws_profile: str | None = None, reporter: Reporter
-) -> tuple[OwnCatalog, ...]:
-    """Read a region's prices; what was read before an interruption is not read again.
+def refresh(region: str, *, reporter: Reporter) -> tuple[OwnCatalog, ...]:
+    """Read a region's prices; a file that has not changed since the last reading is not read again.
 
-    Prices on demand and on spot and how often spot is interrupted are what AWS publishes. With an account, its zones,
-    their spot prices and the newest types come on top.
+    Prices on demand and on spot and how often spot is interrupted are what AWS publishes.
 
     Args:
-        region: of AWS, or ``all``: those of the bundled catalogue, without the account.
-        account: whether an account is asked as well, if there are credentials.
-        aws_profile: of the credentials; absent: as AWS tools choose them. Named, it must work.
-        reporter: told what goes on, what the account did not tell, and which catalogue stays in use after a failure.
+        region: of AWS, or ``all``: those of the bundled catalogue.
+        reporter: told what goes on, and which catalogue stays in use after a failure.
 
     Returns:
         A catalogue for each region. Each is in use as soon as it is whole.
 
     Raises:
         BadInput: there is no such region, another refresh is running, or AWS's files are not what they should be.
-        CloudRefused: AWS cannot be reached, or refuses the profile.
+        CloudRefused: AWS cannot be reached.
     """
     if region != ALL:
         _refuse_slip(region)
@@ -80,12 +73,12 @@ def refresh(
             everywhere = feeds.everywhere()
             if region != ALL:
                 prices = feeds.of(region, versions, everywhere)
-                return (_written(region, prices, _answers(region, account, aws_profile, now, reporter), now),)
+                return (_written(region, prices, now),)
             regions = [name for name in load_catalog().regions if name in versions]
             made = []
             for done, name in enumerate(regions):
                 read.region, read.done, read.regions = name, done, len(regions)
-                made.append(_written(name, feeds.of(name, versions, everywhere), None, now))
+                made.append(_written(name, feeds.of(name, versions, everywhere), now))
             return tuple(made)
         except HetoptError:
             _say_what_stays(read.region, now.date(), reporter.note)
@@ -127,7 +120,7 @@ class _Read:
         )
 
 
-def _written(region: str, prices: PublicPrices, answers: Answers | None, now: datetime.datetime) -> OwnCatalog:
+def _written(region: str, prices: PublicPrices, now: datetime.datetime) -> OwnCatalog:
     """Hold the prices against those that are in use, and write the catalogue.
 
     Raises:
@@ -143,46 +136,9 @@ def _written(region: str, prices: PublicPrices, answers: Answers | None, now: da
                 f"AWS's price list of {region} lacks {len(missing):,} of the {len(before):,} types that had a price.",
                 hint="it looks cut off: run it again later",
             )
-    made = refreshed(prices, answers, region, day, BUNDLED)
+    made = refreshed(prices, region, day, BUNDLED)
     folder = write_catalog(catalogs_home(), region, day.isoformat(), made.files)
-    if answers is not None:
-        AnswerStore.open(_reading(region), now).remove()
     return OwnCatalog(region=region, folder=folder, day=day, made=made)
-
-
-def _answers(
-    region: str, account: bool, aws_profile: str | None, now: datetime.datetime, reporter: Reporter
-) -> Answers | None:
-    """What the account tells of the region; absent without one, or where it is refused and nobody insisted on it."""
-    if not account:
-        return None
-    try:
-        from hetopt.optimizer.market import pricing
-    except ModuleNotFoundError as error:
-        if error.name not in ("boto3", "botocore"):
-            raise
-        if aws_profile is None:
-            return None
-        raise BadInput("Asking AWS needs boto3, which is not installed.", hint=install_command("aws")) from None
-    session = pricing.session(aws_profile)
-    if aws_profile is None and session.get_credentials() is None:
-        return None
-    try:
-        return pricing.read_region(
-            region,
-            AnswerStore.open(_reading(region), now),
-            session,
-            told=lambda part, items: reporter(f"{region}: {part}, {items:,}", None),
-        )
-    except CloudRefused as error:
-        if aws_profile is not None:
-            raise
-        reporter.note(f"Without prices of zones: {error}")
-        return None
-
-
-def _reading(region: str) -> Path:
-    return inside(catalogs_home(), f"{region}/reading", what="region")
 
 
 def _say_what_stays(region: str, today: datetime.date, note: Callable[[str], None]) -> None:

@@ -23,9 +23,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from hetopt.api.script_text import SourceFile, called, read_script, several_workers
-from hetopt.core.commands import typed
 from hetopt.core.errors import BadInput
-from hetopt.core.reading import read_text
+from hetopt.core.paths import read_text
+from hetopt.core.plain_text import typed
 
 FOUR_LINES = """\
 from hetopt import session

@@ -14,29 +14,23 @@ import time
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import BoundedSemaphore, Lock
-from typing import TYPE_CHECKING, Any
+from threading import BoundedSemaphore
+from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from hetopt.api.known_runs import KnownRuns
 from hetopt.core.errors import BadInput, HetoptError
 from hetopt.core.listening import is_loopback
-from hetopt.core.runs import runs_home
-from hetopt.reports.page import cursor, dashboard
-from hetopt.reports.page.dashboard import MOST_COMPARED, NOT_READ
+from hetopt.core.run_folder import runs_home
+from hetopt.reports import cursor, dashboard
+from hetopt.reports.dashboard import MOST_COMPARED, NOT_READ
 from hetopt.reports.scalars import CONTENT_TYPE
-
-if TYPE_CHECKING:
-    from hetopt.api.run import Run
 
 MOST_CLIENTS = 8
 """That are answered at once; others are sent away."""
 
 CLIENT_S = 10.0
 """For which a client may say nothing."""
-
-MOST_PAGES = 8
-"""Pages of runs that are kept as they were made, until the run's log grows."""
 
 OWN_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
 """By which a browser on this machine, or at the other end of a tunnel to it, asks for what listens here."""
@@ -94,8 +88,6 @@ class Dashboard(ThreadingHTTPServer):
         self.runs, self.pages = runs, pages
         self.is_loopback = is_loopback(address[0])
         self._places = BoundedSemaphore(MOST_CLIENTS)
-        self._made: dict[str, tuple[object, str]] = {}
-        self._making = Lock()
         super().__init__(address, _Handler)
 
     @property
@@ -104,29 +96,10 @@ class Dashboard(ThreadingHTTPServer):
         address, port = self.server_address[:2]
         return f"http://{address!s}:{port}"
 
-    def run_page(self, run: Run) -> str:
-        """The page of a run, made anew when its log has grown.
-
-        Raises:
-            HetoptError: it cannot be made.
-        """
-        from hetopt.core.events.log import EVENTS_FILE
-
-        path = run.folder / EVENTS_FILE
-        mark = (path.stat().st_size, path.stat().st_mtime_ns) if path.exists() else None
-        with self._making:  # one at a time: each reads a whole log
-            known = self._made.pop(run.name, None)
-            text = known[1] if known is not None and known[0] == mark else run.html()
-            self._made[run.name] = (mark, text)
-            while len(self._made) > MOST_PAGES:
-                del self._made[next(iter(self._made))]
-            return text
-
     def server_close(self) -> None:
         """End it once nobody is reading; requests that wait stay without an answer."""
         super().server_close()
         self.runs.close()
-        self._making.acquire()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """See socketserver; at most `MOST_CLIENTS` at once."""
@@ -223,7 +196,7 @@ class _Handler(BaseHTTPRequestHandler):
         if run is None:
             raise Answer(HTTPStatus.NOT_FOUND, "there is no such run")
         try:
-            return self.server.run_page(run)
+            return run.html()
         except BadInput:  # no step yet, or nothing was predicted: what is known is told
             known = next(one for one in self.server.runs.summaries() if one.run == name)
             return dashboard.brief(known, now_s=time.time())

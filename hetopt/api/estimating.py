@@ -5,26 +5,26 @@ from __future__ import annotations
 import datetime
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any
 
 from hetopt.api.catalogs import in_regions
-from hetopt.api.planning import Names, catalog_of, compared_regions, search_options, tell_price_ages
-from hetopt.api.values import chosen, duration_s, positive
+from hetopt.api.options import Described
+from hetopt.api.planning import compared_regions, search_options, tell_price_ages
 from hetopt.core.errors import BadInput, NoFeasiblePlan
 from hetopt.core.formatting import bytes_
+from hetopt.core.interruption import Reporter
 from hetopt.core.memory import TrainingMemory
-from hetopt.core.reading import read_json
-from hetopt.core.reporter import Reporter
+from hetopt.core.option import takes
+from hetopt.core.paths import read_json
 from hetopt.optimizer.described_profile import described_profile, training_memory
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.catalog_choice import ANY_REGION
-from hetopt.optimizer.market.catalog_filter import AnyMarket
 from hetopt.optimizer.market.gpus import rentable_gpus
 from hetopt.optimizer.model_counts import ModelCount, of_config, of_flops, of_parameters
-from hetopt.optimizer.plan import Goal, Objective, Plan
+from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.options import PlanRequest
 from hetopt.optimizer.recommendation.recommend import recommend
 from hetopt.optimizer.step_time.device_memory import usable_on_gpu
@@ -45,8 +45,6 @@ LEAST_PARAMETERS = 1000
 MOST_PARAMETERS = 1e15
 MOST_SAMPLES = 1e15
 """Beyond any that were ever trained (1e12 and 1e13): more is a slip, and integers of it would lose digits as floats."""
-
-Computing = Literal["bf16", "fp16", "tf32", "fp32"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,105 +100,53 @@ class Estimate:
         return [f"Assumed: {', '.join(self.assumed)}."] if self.assumed else []
 
 
-def estimate(
-    *,
-    params: float | str | None = None,
-    config: Path | str | None = None,
-    flops: float | str | None = None,
-    samples: float | str | None = None,
-    tokens: int | None = None,
-    batch_size: int | None = None,
-    precision: Computing = "bf16",
-    budget_usd: float | str | None = None,
-    deadline: str | float | None = None,
-    objective: Objective = "balanced",
-    market: AnyMarket = "any",
-    region: str = "us-east-1",
-    types: Names = (),
-    exclude: Names = (),
-    gpus: Names = (),
-    quotas: Sequence[str] = (),
-    max_workers: int = 64,
-    catalog: Path | str | None = None,
-    reporter: Reporter | None = None,
-) -> Estimate:
+@takes(Described)
+def estimate(*, reporter: Reporter | None = None, **options: Any) -> Estimate:
     """Say what training would take and cost, from what a model counts to. Nothing is measured, and torch is not needed.
 
     Clusters are searched, priced and compared as by `recommend`; the time of a step follows from its operations and
-    what public measurements say of how well GPUs are used, with a wide interval.
+    what public measurements say of how well GPUs are used, with a wide interval. Without ``budget_usd`` and
+    ``deadline``, nothing is held against limits.
 
     Args:
-        params: parameters of a transformer, such as ``1.1e8`` or ``"110M"``.
-        config: a Hugging Face ``config.json`` instead; it is read as numbers, and nothing in it is run.
-        flops: of the whole training instead of ``samples``; alone, of a transformer that makes the best of them.
-        samples: that are trained on, epochs included.
-        tokens: of a sample. Absent: what the configuration has places for, at most 1,024.
-        batch_size: samples of a step, of all workers. Absent: 256.
-        precision: of matrix products: ``"bf16"``, ``"fp16"``, ``"tf32"`` or ``"fp32"``.
-        budget_usd: a hard cap on the whole bill, USD. Without it and ``deadline``, nothing is held against limits.
-        deadline: longest total time: ``"6h"``, ``"3d"``.
-        objective: as of `recommend`, like all that follow.
-        market: ``"spot"``, ``"on-demand"`` or ``"any"``.
-        region: of AWS; ``"any"``: the best of all that have prices.
-        types: names or patterns of instance types.
-        exclude: names or patterns of those to leave out.
-        gpus: only machines with these.
-        quotas: vCPUs that may run at once.
-        max_workers: of a cluster.
-        catalog: folder of another catalogue.
         reporter: told what goes on.
+        **options: what is known of the job, and wanted.
 
     Raises:
         BadInput: a value cannot be, is missing, or the options exclude each other.
         NoFeasiblePlan: nothing fits; the hint says what would.
     """
-    computing: Computing = chosen(precision, get_args(Computing), "precision") or "bf16"
-    told = reporter or Reporter()
+    asked, told = Described(**options), reporter or Reporter()
     assumed: list[str] = []
-    model, wanted = _counted(
-        params, config, positive(flops, "flops", "FLOPs"), samples, _whole(tokens, "tokens"), assumed
-    )
-    batch = min(_whole(batch_size, "batch_size") or BATCH_SIZE, wanted)
-    if batch_size is None:
+    model, wanted = _counted(asked, assumed)
+    batch = min(asked.batch_size or BATCH_SIZE, wanted)
+    if asked.batch_size is None:
         assumed.append(f"{batch} samples a step (`batch_size`)")
-    options = replace(
-        search_options(
-            objective=objective,
-            market=market,
-            types=types,
-            exclude=exclude,
-            gpus=gpus or "any",
-            quotas=quotas,
-            max_workers=max_workers,
-            mixed_types=1,
-            batch_size=batch,
-            trials=0,
-            accept_risk=True,
-        ),
-        worlds=False,
+    limits = search_options(
+        asked,
+        gpus=asked.gpus or ("any",),
+        mixed_types=1,
+        batch_size=batch,
+        precision=None,
+        trials=0,
+        accept_risk=True,
     )
     now = datetime.datetime.now(datetime.UTC)
-    goal = Goal(
-        budget_usd=positive(budget_usd, "budget_usd", "USD"),
-        deadline_s=duration_s(deadline, "deadline"),
-        ends="steps",
-        amount=math.ceil(wanted / batch),
-    )
-    memory = training_memory(model, batch, computing)
-    profile = described_profile(model, samples=wanted, batch_size=batch, precision=computing, now=now)
+    goal = Goal(budget_usd=asked.budget_usd, deadline_s=asked.deadline, ends="steps", amount=math.ceil(wanted / batch))
+    memory = training_memory(model, batch, asked.precision)
+    profile = described_profile(model, samples=wanted, batch_size=batch, precision=asked.precision, now=now)
 
     def found(request: PlanRequest) -> Plan:
         return recommend(request, seed=0, now=now, tell=lambda text: told(text, None))
 
-    if region == ANY_REGION:
-        _refuse_what_no_gpu_holds(model, memory, in_regions(region, None if catalog is None else Path(catalog)))
-        compared = compared_regions(profile, goal, options, quotas, catalog, 0, told)
-        plan = compared.planned(PlanRequest(profile, compared.best[0].catalog, goal, options), found)
+    catalogs = in_regions(asked.region, asked.catalog)
+    _refuse_what_no_gpu_holds(model, memory, catalogs)
+    if asked.region == ANY_REGION:
+        compared = compared_regions(profile, goal, limits, asked, told)
+        plan = compared.planned(PlanRequest(profile, compared.best[0].catalog, goal, limits), found)
     else:
-        in_use = catalog_of(region, catalog)
-        _refuse_what_no_gpu_holds(model, memory, (in_use,))
-        plan = found(PlanRequest(profile, in_use, goal, options))
-        tell_price_ages(plan, in_use, told)
+        plan = found(PlanRequest(profile, catalogs[0], goal, limits))
+        tell_price_ages(plan, catalogs[0], told)
     return Estimate(
         plan=plan,
         model=model,
@@ -240,15 +186,10 @@ def _fits(plan: Plan, memory: TrainingMemory) -> Iterator[Fit]:
             yield Fit(gpu=name, memory_gib=gib, samples=memory.largest_micro_batch(usable_on_gpu(gib * 2**30)))
 
 
-def _counted(
-    params: float | str | None,
-    config: Path | str | None,
-    flops: float | None,
-    samples: float | str | None,
-    tokens: int | None,
-    assumed: list[str],
-) -> tuple[ModelCount, int]:
-    """The model, and on how many samples it is trained; what had to be taken for granted is added to ``assumed``."""
+def _counted(asked: Described, assumed: list[str]) -> tuple[ModelCount, int]:
+    """Return the model, and on how many samples it is trained; what is taken for granted is added to ``assumed``."""
+    params, config, flops, samples = asked.params, asked.config, asked.flops, asked.samples
+    tokens = asked.tokens
     if params is not None and config is not None:
         raise BadInput("`params` and `config` exclude each other.", hint="keep the one that describes your model")
     if (samples is None) == (flops is None):
@@ -261,28 +202,24 @@ def _counted(
     if params is None and config is None and flops is None:
         raise BadInput("give `params` or `config`: what the model is.", hint="for example `params=1.1e8`")
     if config is not None:
-        model = of_config(_config(Path(config)), tokens)
+        model = of_config(_config(config), tokens)
     else:
         if tokens is None:
             tokens = TOKENS
             assumed.append(f"{TOKENS:,} tokens a sample (`tokens`)")
-        number = positive(params, "params", "parameters")
-        if number is not None and number < LEAST_PARAMETERS:
+        if params is not None and params < LEAST_PARAMETERS:
             raise BadInput(
-                f"`params` must be at least {LEAST_PARAMETERS:,}, got {params}: no transformer has fewer.",
-                hint=f"with its unit: `params={number:g}M` or `params={number:g}B`",
+                f"`params` must be at least {LEAST_PARAMETERS:,}, got {params:g}: no transformer has fewer.",
+                hint=f"with its unit: `params={params:g}M` or `params={params:g}B`",
             )
-        if number is None:
-            number = of_flops(flops or 0.0)
-        model = of_parameters(max(1.0, number), tokens)
+        model = of_parameters(max(1.0, of_flops(flops or 0.0) if params is None else params), tokens)
         if params is None:
             assumed.append(f"{model.name}, the best use of so many FLOPs (`params`)")
     if model.parameters > MOST_PARAMETERS:
         raise BadInput(
             f"the model has {model.parameters:.3g} parameters, and no more than {MOST_PARAMETERS:.0e} can be."
         )
-    wanted = positive(samples, "samples", "samples")
-    count = wanted if wanted is not None else (flops or 0.0) / (CONTRIBUTION * model.forward_flops)
+    count = samples if samples is not None else (flops or 0.0) / (CONTRIBUTION * model.forward_flops)
     if count > MOST_SAMPLES:
         raise BadInput(f"the training has {count:.3g} samples, and no more than {MOST_SAMPLES:.0e} can be.")
     return model, max(1, math.ceil(count))
@@ -293,13 +230,3 @@ def _config(path: Path) -> dict[str, object]:
     if not isinstance(found, dict):
         raise BadInput(f"{path} is no configuration: it holds no fields.", hint="name the config.json of a model")
     return found
-
-
-def _whole(value: float | None, name: str) -> int | None:
-    if value is None:
-        return None
-    if value != int(value) or not 1 <= value <= 10_000_000:
-        raise BadInput(
-            f"`{name}` must be a whole number from 1 to 10,000,000, got {value}.", hint=f"for example `{name}=128`"
-        )
-    return int(value)

@@ -1,4 +1,4 @@
-"""How far a script's gradients are from those of one machine: of a converted script, and in unequal shares."""
+"""How far a script's gradients in unequal shares are from those of one machine."""
 
 from __future__ import annotations
 
@@ -9,28 +9,26 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
 
 from hetopt.api.profiling_script import alone_environment
 from hetopt.api.script_text import read_script
 from hetopt.core import formatting
-from hetopt.core.artifact import write_atomically
+from hetopt.core.artifact import Record, write_atomically
 from hetopt.core.errors import BadInput, HetoptError, RunFailed
+from hetopt.core.interruption import Reporter
 from hetopt.core.paths import inside
 from hetopt.core.plain_text import one_line
-from hetopt.core.reporter import Reporter
+from hetopt.core.run_folder import home
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
-from hetopt.core.runs import home
 
 EXACT = 1e-5
-"""Largest relative difference of a gradient that rounding in float32 leaves."""
+"""Largest relative difference of a learning rate that is the same."""
 
 DIFFERS = 1e-4
 """Relative difference of a gradient that rounding does not reach within three steps, the tolerance of audits."""
-
-Precision: TypeAlias = Literal["float32", "float64"]
 
 PATIENCE_S = 600.0
 SHARES = (3, 1)
@@ -41,90 +39,6 @@ _SPEC_FILE = "spec.json"
 _RAISED = re.compile(r"^(?:\[rank\d+\]: )?((?!hetopt:)[A-Za-z_][\w.]*: .+)", re.MULTILINE)
 """An exception and what it says, as Python ends a traceback."""
 _OURS = re.compile(r"^hetopt[\w.]+: ")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Exactness:
-    """What the comparison found.
-
-    Attributes:
-        alone: largest relative difference of a gradient, of the converted script alone.
-        shared: the same, of two workers that share every batch 3 to 1.
-        steps: that were compared.
-        normalises: whether the model has BatchNorm in training mode, by which a worker's samples depend on each other.
-        precision: that both were computed in.
-        options: what optimizers are told otherwise than in the script before, in words; empty: nothing.
-    """
-
-    alone: float
-    shared: float
-    steps: int
-    normalises: bool = False
-    precision: Precision = "float32"
-    options: str = ""
-
-    @property
-    def is_of_batch_norm(self) -> bool:
-        """Whether the workers differ as BatchNorm lets them, which normalises the samples of each by themselves."""
-        return self.normalises and self.alone <= EXACT < self.shared
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether no difference is more than rounding."""
-        return max(self.alone, self.shared) <= EXACT and not self.options
-
-
-def compare(
-    before: Path,
-    after: Path,
-    arguments: Sequence[str] = (),
-    *,
-    precision: Precision = "float32",
-    reporter: Reporter | None = None,
-) -> Exactness:
-    """Run both for three steps and compare what their optimizers found in ``.grad``.
-
-    Args:
-        before: the script as it was.
-        after: with a session.
-        arguments: of both.
-        precision: ``float64`` computes in it what a script computes in float32, as deep networks amplify its rounding
-            within three steps; ``float32`` leaves the script as it is.
-        reporter: told what runs.
-
-    Raises:
-        RunFailed: one of them fails, or the two do not train the same parameters.
-    """
-    told = reporter or Reporter()
-    with tempfile.TemporaryDirectory(prefix="hetopt-convert-") as name:
-        folder = Path(name)
-        spec = folder / _SPEC_FILE
-        spec.write_text(unequal().model_dump_json(), encoding="utf-8")
-        told("the script as it was", 0.0)
-        _record(folder, "before", before, arguments, precision=precision)
-        told("the new script alone", 1 / 3)
-        _record(folder, "alone", after, arguments, precision=precision)
-        told("the new script on two workers", 2 / 3)
-        _record(folder, "shared", after, arguments, precision=precision, workers=len(SHARES), HETOPT_SPEC=str(spec))
-        from hetopt.profiler.script.gradients import differences
-
-        found = differences(folder, "before", ("alone", "shared"))
-        if found.steps == 0:
-            raise RunFailed(_NO_STEP, hint=_NO_STEP_HINT)
-        if found.zero:
-            raise RunFailed(
-                f"{found.zero} of the gradients of the first {found.steps} steps are all zeros: nothing is compared.",
-                hint="give it arguments (warm-up, initial weights, data) with which it learns from the first step on",
-            )
-        alone, shared = found.largest
-        return Exactness(
-            alone=alone,
-            shared=shared,
-            steps=found.steps,
-            normalises=found.normalises,
-            precision=precision,
-            options=found.options,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,17 +95,24 @@ class ShareCheck:
 
 
 def check_script(
-    script: Path, arguments: Sequence[str] = (), *, patience_s: float = PATIENCE_S, reporter: Reporter | None = None
+    script: Path,
+    arguments: Sequence[str] = (),
+    *,
+    before: Path | None = None,
+    patience_s: float = PATIENCE_S,
+    reporter: Reporter | None = None,
 ) -> ShareCheck:
     """Run a script for three steps in shares of 3 to 1, in equal shares, and alone, and compare its gradients.
 
     Args:
         script: with DistributedDataParallel or a session.
         arguments: of the script.
+        before: the script of one process that it was, to run alone in its place.
         patience_s: seconds that each of the three runs may take.
         reporter: told what runs.
 
     Raises:
+        NeedsEqualShares: it runs in equal shares alone.
         RunFailed: one of them fails, or does no step.
         BadInput: the script trains on one worker alone.
     """
@@ -204,9 +125,18 @@ def check_script(
         spec = folder / _SPEC_FILE
         spec.write_text(unequal().model_dump_json(), encoding="utf-8")
         reporter("two workers in shares of 3 to 1", 0.0)
-        _record(folder, "shared", script, arguments, workers=workers, patience_s=patience_s, HETOPT_SPEC=str(spec))
+        failed: RunFailed | None = None
+        try:
+            _record(folder, "shared", script, arguments, workers=workers, patience_s=patience_s, HETOPT_SPEC=str(spec))
+        except RunFailed as error:
+            failed = error
+        reporter("two workers in equal shares", 1 / 3)
+        _record(folder, "equal", script, arguments, workers=workers, patience_s=patience_s)
+        equal, told_equal = recorded(folder, "equal")
+        if failed is not None:
+            raise NeedsEqualShares(failed) if equal else failed
         shared, told_shared = recorded(folder, "shared")
-        if not shared:
+        if not any(gradient.any() for steps in shared for gradient in steps):
             raise RunFailed(_NO_STEP, hint=_NO_STEP_HINT)
         if not told_shared.way:
             raise BadInput(
@@ -214,13 +144,10 @@ def check_script(
                 "themselves.",
                 hint="`hetopt convert` writes a session into a script for one process",
             )
-        reporter("two workers in equal shares", 1 / 3)
-        _record(folder, "equal", script, arguments, workers=workers, patience_s=patience_s)
         reporter("one machine", 2 / 3)
         ranks = workers if told_shared.way == "ddp" else 1
-        _record(folder, "alone", script, arguments, patience_s=patience_s, HETOPT_BATCHES_OF=str(ranks))
+        _record(folder, "alone", before or script, arguments, patience_s=patience_s, HETOPT_BATCHES_OF=str(ranks))
         alone, told_alone = recorded(folder, "alone")
-        equal, told_equal = recorded(folder, "equal")
         # A DDP script may scale its rate by the number of workers: that of equal shares is right.
         right = told_equal if told_shared.way == "ddp" else told_alone
         other_rate = _other_rate(right.rates, told_shared.rates)
@@ -239,7 +166,21 @@ def check_script(
         )
 
 
-_NO_STEP = "the script did no step of an optimizer."
+class NeedsEqualShares(RunFailed):
+    """A script that runs in equal shares fails in others.
+
+    Args:
+        error: with which it failed.
+    """
+
+    def __init__(self, error: RunFailed) -> None:
+        super().__init__(
+            f"in shares of 3 to 1 {error.message.rstrip('.')}; in equal shares it runs",
+            hint="its collectives or shapes want the same batch of every worker: launch with --batch-policy uniform",
+        )
+
+
+_NO_STEP = "the script did no step of an optimizer with a gradient that is not zero."
 _NO_STEP_HINT = "give it arguments with which it trains"
 
 
@@ -258,10 +199,23 @@ FIRST_PATIENCE_S = 120.0
 """For each run of a check before a launch, which a person waits for."""
 
 _CHECKED_FOLDER = "checked"
+_UNKNOWN = "How far shares are from one machine is not known"
 
 
-def first_check(script: Path, arguments: Sequence[str], *, reporter: Reporter | None = None) -> str | None:
-    """Return the sentence of a script's check before it is launched; None: these files were checked before.
+class FirstCheck(Record):
+    """What a script's check before a launch found.
+
+    Attributes:
+        sentence: how far shares are from one machine, or why that is not known.
+        needs_equal_shares: whether the script fails in unequal shares and runs in equal ones.
+    """
+
+    sentence: str
+    needs_equal_shares: bool = False
+
+
+def first_check(script: Path, arguments: Sequence[str], *, reporter: Reporter | None = None) -> tuple[FirstCheck, bool]:
+    """Return a script's check before it is launched, and whether it is new; the same files are checked once.
 
     Args:
         script: with DistributedDataParallel or a session.
@@ -271,18 +225,22 @@ def first_check(script: Path, arguments: Sequence[str], *, reporter: Reporter | 
     try:
         files = [(file.name, file.text) for file in read_script(script)]
         digest = hashlib.sha256(json.dumps([files, list(arguments)]).encode()).hexdigest()
-        path = inside(home() / _CHECKED_FOLDER, f"{digest}.txt")
-        if path.exists():
-            return None
+        path = inside(home() / _CHECKED_FOLDER, f"{digest}.json")
+        with suppress(FileNotFoundError, ValueError):  # a record that cannot be read is made again
+            return FirstCheck.model_validate_json(path.read_text(encoding="utf-8")), False
         try:
-            sentence = str(check_script(script, arguments, patience_s=FIRST_PATIENCE_S, reporter=reporter))
+            check = FirstCheck(
+                sentence=str(check_script(script, arguments, patience_s=FIRST_PATIENCE_S, reporter=reporter))
+            )
+        except NeedsEqualShares as error:
+            check = FirstCheck(sentence=f"{_UNKNOWN}: {error.message}.", needs_equal_shares=True)
         except HetoptError as error:
-            sentence = f"How far shares are from one machine is not known: {error.message}"
+            check = FirstCheck(sentence=f"{_UNKNOWN}: {error.message}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, sentence + "\n")
+        write_atomically(path, check.model_dump_json() + "\n")
     except OSError as error:
-        return f"How far shares are from one machine is not known: {error.filename} {error.strerror}."
-    return sentence
+        return FirstCheck(sentence=f"{_UNKNOWN}: {error.filename} {error.strerror}."), True
+    return check, True
 
 
 def unequal() -> RunSpec:
@@ -301,14 +259,13 @@ def _record(
     script: Path,
     arguments: Sequence[str],
     *,
-    precision: Precision = "float32",
     workers: int = 1,
     patience_s: float = PATIENCE_S,
     **environment: str,
 ) -> None:
     """Run a script for three steps; what its optimizers step by is in the folder afterwards, under a name."""
     torchrun = ["hetopt.trainer.torchrun", "--nproc-per-node", str(workers), "--module"] if workers > 1 else []
-    recorded = ["hetopt.profiler.script.gradients", str(folder), name, precision, str(script), *arguments]
+    recorded = ["hetopt.profiler.script.gradients", str(folder), name, str(script), *arguments]
     _run([sys.executable, "-m", *torchrun, *recorded], script, patience_s, **environment)
 
 

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import datetime
+import importlib.util
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 from hetopt.api.measuring import measured as made
+from hetopt.api.options import Ec2, Local, Measurement, Rehearsal, Ssh
 from hetopt.backends.backend import Launcher
+from hetopt.backends.ec2.renter import probing
 from hetopt.backends.ec2.renter.bundle import make_bundle
+from hetopt.backends.ec2.renter.edge import connect
+from hetopt.backends.ec2.renter.launcher import Ec2Launcher
+from hetopt.backends.ec2.renter.ordering import Wishes
 from hetopt.backends.emulation.backend import RehearsalLauncher
 from hetopt.backends.emulation.description import parse_hosts
 from hetopt.backends.emulation.namespaces import why_not
@@ -17,19 +25,22 @@ from hetopt.backends.prediction.hosting import STARTUP_S, ThisMachine
 from hetopt.backends.probe_runs import ProbeRun, local_probes, own_probes, read_sample, rehearsed_probes
 from hetopt.backends.processes import LocalLauncher
 from hetopt.backends.ssh.backend import SshProbes, ready
-from hetopt.backends.ssh.inventory import Inventory
+from hetopt.backends.ssh.checking import Inventory
 from hetopt.core import formatting
-from hetopt.core.errors import BadInput
+from hetopt.core.errors import BadInput, BudgetStop, CloudRefused, RunFailed
 from hetopt.core.events.fold import RunFold
-from hetopt.core.events.log import EVENTS_FILE
-from hetopt.core.events.reader import read_log
+from hetopt.core.events.log import EVENTS_FILE, read_log
 from hetopt.core.hosts import read_hosts
+from hetopt.core.interruption import Reporter
+from hetopt.core.plain_text import typed
 from hetopt.core.profile import LOCAL, Profile, Provisioned
-from hetopt.core.reporter import Reporter
+from hetopt.core.run_folder import RunFolders, runs_home
+from hetopt.core.search_path import install_command
 from hetopt.core.step_samples import Configuration, StepSample
+from hetopt.optimizer.cost.billing import load_billing
 from hetopt.optimizer.exploring import Exploration, Measured, Stopped
 from hetopt.optimizer.fit import fit
-from hetopt.optimizer.market.catalog import load_catalog
+from hetopt.optimizer.market.catalog import Catalog, load_catalog
 from hetopt.optimizer.recommendation import own_machines
 from hetopt.optimizer.step_time.probes import PROBE_STEPS
 
@@ -53,7 +64,7 @@ class Place:
     measure: Callable[[Sequence[ProbeRun], float], Measured]
 
 
-def explore(measured: Profile, place: Place, *, budget_usd: float, tell: Reporter) -> Profile:
+def explore(measured: Profile, place: Place, budget_usd: float, *, tell: Reporter) -> Profile:
     """The profile with the steps of the layouts that were worth measuring.
 
     Raises:
@@ -109,28 +120,30 @@ def _layout(asked: Configuration) -> str:
     return told + (f" ({', '.join(types)})" if types else "")
 
 
-def check_place(on: str, hosts: str | None, types: Sequence[str], inventory: Path | str | None = None) -> None:
+def check_place(task: str, asked: Measurement) -> None:
     """Refuse what cannot be explored, before anything is measured.
 
     Raises:
-        BadInput: there is no such place, or it is not described, or this machine cannot rehearse.
+        BadInput: there is no such place, it is not described, this machine cannot rehearse, or rented machines cannot
+            have the task or its data.
     """
-    if on not in ("local", "rehearsal", "ssh", "ec2"):
+    on, hosts = asked.explore_on, asked.hosts
+    if on not in (Local.PLACE, Rehearsal.PLACE, Ssh.PLACE, Ec2.PLACE):
         places = 'choose `on="local"`, `on="rehearsal"`, `on="ssh"` or `on="ec2"`'
         raise BadInput(f"{on!r} cannot be explored.", hint=places)
-    if (on == "ssh") != (inventory is not None):
+    if (on == Ssh.PLACE) != (asked.inventory is not None):
         raise BadInput(
             '`inventory` names the hosts that `on="ssh"` explores.',
             hint="hetopt profile TASK --explore --on ssh --inventory hosts.toml --probe-budget 0.10",
         )
-    if (on == "ec2") != bool(types):
+    if (on == Ec2.PLACE) != bool(asked.types):
         raise BadInput(
             '`types` names the machines that `on="ec2"` explores.',
             hint="hetopt profile TASK --explore --on ec2 --types c7i.large,g5.xlarge --probe-budget 0.50",
         )
-    if on != "rehearsal" and hosts is not None:
+    if on != Rehearsal.PLACE and hosts is not None:
         raise BadInput("`hosts` describes a rehearsed cluster.", hint='choose `on="rehearsal"` with it')
-    if on == "rehearsal":
+    if on == Rehearsal.PLACE:
         if hosts is None:
             raise BadInput(
                 '`on="rehearsal"` explores a cluster that is described.',
@@ -140,6 +153,21 @@ def check_place(on: str, hosts: str | None, types: Sequence[str], inventory: Pat
         reason = why_not()
         if reason is not None:
             raise BadInput(f"no cluster can be rehearsed here: {reason}.", hint='choose `on="local"`')
+    if on == Ec2.PLACE:
+        _check_ec2(task, asked.data, asked.ec2_data)
+
+
+def place_of(measured: Profile, task: str, asked: Measurement, tell: Reporter) -> Place:
+    """Return where a job that was measured is explored.
+
+    Raises:
+        BadInput: it cannot be explored there.
+    """
+    if asked.explore_on == Ec2.PLACE:
+        return place_on_ec2(measured, task=task, types=asked.types, region=asked.region, data=asked.ec2_data, tell=tell)
+    if asked.inventory is not None:
+        return place_on_hosts(measured, inventory=asked.inventory, tell=tell)
+    return place_here(measured, hosts=asked.hosts, workers=asked.workers, tell=tell)
 
 
 def place_here(measured: Profile, *, hosts: str | None, workers: int | None, tell: Reporter) -> Place:
@@ -215,3 +243,93 @@ def _run(launcher: Launcher, probe: ProbeRun, tell: Reporter) -> tuple[StepSampl
     with made(launcher, probe.spec, {}, what="a probe", told=tell) as folder:
         events = read_log(folder / EVENTS_FILE).events
         return read_sample(probe, events), RunFold.of(events, [begun_s]).startup_s or 0.0
+
+
+def _check_ec2(task: str, data: Path | str | None, ec2_data: str | None) -> None:
+    """Refuse what rented machines cannot have, before anything is measured.
+
+    Raises:
+        BadInput: the task is in a module, its data is on this machine only, or boto3 is not installed.
+    """
+    if importlib.util.find_spec("boto3") is None:
+        raise BadInput("renting needs boto3, which is not installed.", hint=install_command("aws"))
+    make_bundle(task)
+    if ec2_data is not None and not ec2_data.startswith("s3://"):
+        raise BadInput(f"rented machines cannot read {ec2_data}.", hint="for example `ec2_data=s3://BUCKET/data/NAME`")
+    if data is not None and ec2_data is None:
+        raise BadInput(
+            f"rented machines cannot read {data}.",
+            hint=f"`aws s3 sync {typed(data)} s3://BUCKET/data/NAME`, then add `ec2_data=s3://BUCKET/data/NAME`",
+        )
+
+
+def place_on_ec2(
+    measured: Profile, *, task: str, types: Sequence[str], region: str, data: str | None, tell: Reporter
+) -> Place:
+    """Rented machines of these types.
+
+    Args:
+        measured: the job, on this machine.
+        task: as it was named.
+        types: that may be probed.
+        region: to rent in.
+        data: where the task's data is, in S3.
+        tell: says what goes on.
+
+    Raises:
+        BadInput: a type that there is not, or a task or data that machines cannot have.
+    """
+    catalog = load_catalog(region)
+    probes = probing.rented_probes(measured, catalog, types)
+    prober = probing.Prober(
+        edge=connect(region),
+        launcher=Ec2Launcher(home=runs_home().parent, tell=tell.note),
+        catalog=catalog,
+        billing=load_billing(),
+        wishes=Wishes(),
+        bundle=make_bundle(task),
+        data=data,
+        version=version("hetopt"),
+        gradient_bytes=measured.job.gradient_bytes,
+        clock=time.time,
+        sleep=time.sleep,
+    )
+    hourly = _spot_usd_per_hour(catalog, types)
+    made: list[ProbeRun] = []
+
+    def price_usd(asked: Configuration, step_time_s: float | None) -> float:
+        return probing.probe_price_usd(hourly, asked, step_time_s)
+
+    def measure(runs: Sequence[ProbeRun], left_usd: float) -> Measured:
+        samples, spent = [], 0.0
+        for run in runs:
+            try:
+                sample, usd = prober.measure(run, _folder(), left_usd - spent)
+            except (BudgetStop, CloudRefused, RunFailed) as refused:
+                if not made:
+                    raise
+                # What was measured so far is worth keeping.
+                tell.note(f"{refused.message} {refused.hint or ''}".strip())
+                break
+            samples.append(sample)
+            made.append(run)
+            spent += usd
+        return Measured(samples=tuple(samples), usd=spent)
+
+    return Place(probes=probes, price_usd=price_usd, measure=measure)
+
+
+def _spot_usd_per_hour(catalog: Catalog, types: Sequence[str]) -> dict[str, float]:
+    """By type; on demand where no spot price is known, which is the most that it can be."""
+    found = {}
+    for name in types:
+        price = catalog.price(name, "spot") or catalog.price(name, "on-demand")
+        if price is None:
+            raise BadInput(f"no price of {name} is known in {catalog.region}.", hint="name another type")
+        found[name] = price.usd_per_hour
+    return found
+
+
+def _folder() -> Path:
+    """A run's folder: whatever happens, `hetopt gc` knows of it."""
+    return RunFolders(home=runs_home()).create("probe", datetime.datetime.now(datetime.UTC), secret=True)

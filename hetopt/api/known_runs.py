@@ -1,35 +1,21 @@
-"""All runs of a folder as the dashboard sees them: what is over is read once, what goes on is read on.
-
-The summaries of runs that are over are kept in a file beside the runs, so that a dashboard over long logs opens at once
-the next time. Whoever deletes it loses nothing: they are read again.
-"""
+"""All runs of a folder as the dashboard sees them: what is over is read once, what goes on is read on."""
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hetopt.api.run import Run
-from hetopt.core.artifact import Record, read_record, write_atomically
 from hetopt.core.errors import BadInput, HetoptError
-from hetopt.core.events.decisions import DECISIONS_FILE
-from hetopt.core.events.log import EVENTS_FILE
-from hetopt.core.run_folder import STOP_FILE
-from hetopt.core.runs import RunFolders
+from hetopt.core.events.log import DECISIONS_FILE, EVENTS_FILE
+from hetopt.core.run_folder import STOP_FILE, RunFolders
 from hetopt.optimizer.launch_record import LAUNCH_FILE
+from hetopt.reports.dashboard import NOT_READ
 from hetopt.reports.live_run import LiveRun, RunSummary
-from hetopt.reports.page.dashboard import NOT_READ
 from hetopt.reports.scalars import Exposed, exposition
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-SUMMARIES_FILE = ".summaries.json"
 
 WITHIN_S = 0.5
 """For which a look waits for logs that were not read before; the rest is read meanwhile."""
@@ -38,16 +24,6 @@ UNREADABLE = "unreadable"
 
 Mark = tuple[tuple[int, int], ...]
 """Size and time of change of each file that a summary rests on."""
-
-
-class _Kept(Record):
-    mark: Mark
-    summary: RunSummary
-
-
-class _File(Record):
-    version: str
-    runs: dict[str, _Kept]
 
 
 @dataclass(kw_only=True)
@@ -63,16 +39,11 @@ class KnownRuns:
     home: Path
     only: str | None = None
     clock: Callable[[], float] = time.time
-    _over: dict[str, _Kept] = field(default_factory=dict)
+    _over: dict[str, tuple[Mark, RunSummary]] = field(default_factory=dict)
     _live: dict[str, LiveRun] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _reading: threading.Thread | None = None
-    _added: int = 0
     _is_closed: bool = False
-
-    def __post_init__(self) -> None:
-        """Begin with what was kept of runs that are over."""
-        self._over = _kept(self.home / SUMMARIES_FILE)
 
     def summaries(self, *, within_s: float = WITHIN_S) -> list[RunSummary]:
         """Every run, newest first; those whose logs could not be read in time say so, and are read meanwhile.
@@ -82,11 +53,7 @@ class KnownRuns:
         """
         with self._lock:
             until_s = time.monotonic() + within_s
-            folders = list(reversed(self._folders()))
-            before = self._added
-            told = [self._summary(folder, until_s) for folder in folders]
-            if self._added != before and self.only is None:
-                _keep(self.home / SUMMARIES_FILE, self._over, {folder.name for folder in folders})
+            told = [self._summary(folder, until_s) for folder in reversed(self._folders())]
             if any(one.state == NOT_READ for one in told) and self._reading is None:
                 self._reading = threading.Thread(target=self._read_on, daemon=True)
                 self._reading.start()
@@ -134,9 +101,9 @@ class KnownRuns:
     def _summary(self, folder: Path, until_s: float) -> RunSummary:
         name = folder.name
         mark = _mark(folder)
-        known = self._over.get(name)
-        if known is not None and known.mark == mark:
-            return known.summary
+        known, summary = self._over.get(name, (None, None))
+        if summary is not None and known == mark:
+            return summary
         try:
             summary = self._read(folder, until_s)
         except HetoptError as error:
@@ -144,8 +111,7 @@ class KnownRuns:
         except OSError as error:
             return RunSummary(run=name, state=UNREADABLE, reason=f"it cannot be read: {error.strerror}")
         if summary.is_over:
-            self._over[name] = _Kept(mark=mark, summary=summary)
-            self._added += 1
+            self._over[name] = (mark, summary)
             if self.only is None:
                 self._live.pop(name, None)
         return summary
@@ -194,23 +160,3 @@ def _mark(folder: Path) -> Mark:
         else:
             found.append((status.st_size, status.st_mtime_ns))
     return tuple(found)
-
-
-def _kept(path: Path) -> dict[str, _Kept]:
-    """What an earlier dashboard of this version kept; nothing where it cannot be read."""
-    from hetopt import __version__
-
-    try:
-        read = read_record(_File, path, hint="delete it") if path.exists() else None
-    except BadInput:
-        return {}
-    return dict(read.runs) if read is not None and read.version == __version__ else {}
-
-
-def _keep(path: Path, over: Mapping[str, _Kept], there: Iterable[str]) -> None:
-    from hetopt import __version__
-
-    runs = {name: over[name] for name in there if name in over}
-    # Where it cannot be written, it is only read again the next time.
-    with contextlib.suppress(BadInput):
-        write_atomically(path, _File(version=__version__, runs=runs).model_dump_json() + "\n")

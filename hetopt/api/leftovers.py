@@ -8,18 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hetopt.backends.ec2.renter import leftovers
-from hetopt.backends.ec2.renter.account import Identity, identity, regions
-from hetopt.backends.ec2.renter.edge import connect, connect_run
+from hetopt.backends.ec2.renter import removal
+from hetopt.backends.ec2.renter.edge import LEDGER_FILE, Made, connect, connect_run, made, read_ledger
 from hetopt.backends.ec2.renter.launcher import fleets_of
-from hetopt.backends.ec2.renter.ledger import LEDGER_FILE, Made, made, read_ledger
-from hetopt.backends.ec2.renter.leftovers import LocalRun
-from hetopt.backends.ec2.renter.removal import Found, Remover
+from hetopt.backends.ec2.renter.ordering import Identity, identity, regions
+from hetopt.backends.ec2.renter.removal import Found, LocalRun, Remover
 from hetopt.backends.ec2.renter.request import Edge
 from hetopt.backends.emulation import namespaces
 from hetopt.backends.emulation.namespaces import FoundNetwork
 from hetopt.core.errors import CloudRefused, RunFailed
-from hetopt.core.runs import RunFolders, runs_home
+from hetopt.core.run_folder import RunFolders, runs_home
 
 _FIRST_REGION = "us-east-1"
 """Which is asked for the others; every account has it."""
@@ -98,21 +96,20 @@ class Search:
         by_run: dict[str, list[Found]] = {}
         for one in survey.found:
             by_run.setdefault(one.run_id, []).append(one)
-        bucket = leftovers.Bucket(edge=edge, region=region, account_id=who.account_id)
         for name, things in by_run.items():
-            kept = self._why_leave(things, who, bucket)
+            kept = self._why_leave(things, who, edge, region)
             removed = self.remove and kept is None and self._remove(name, things, edge, region)
             self.found.extend(Leftover(region=region, found=one, left_alone=kept, removed=removed) for one in things)
 
-    def _why_leave(self, things: Sequence[Found], who: Identity, bucket: leftovers.Bucket) -> str | None:
+    def _why_leave(self, things: Sequence[Found], who: Identity, edge: Edge, region: str) -> str | None:
         """Why the things of a run are left alone; None where they may go."""
-        if not self.everybody and not all(leftovers.is_of(one, who) for one in things):
-            return f"it belongs to {leftovers.owner_named(things)}; `everybody=True` includes it"
+        if not self.everybody and not all(removal.is_of(one, who) for one in things):
+            return f"it belongs to {removal.owner_named(things)}; `everybody=True` includes it"
         if self.everything or self.run_id is not None:
             return None
-        if leftovers.is_known(self.runs.get(things[0].run_id), time.time()):
-            return next((why for one in things if (why := leftovers.why_leave(one, self.runs, time.time()))), None)
-        return bucket.why_leave(things, time.time())
+        known = self.runs.get(things[0].run_id)
+        over = known is not None and known.over
+        return None if over else removal.why_leave(edge, region, who.account_id, things, time.time())
 
     def _remove(self, name: str, things: Sequence[Found], edge: Edge, region: str) -> bool:
         """Remove the things of a run; whether all of them are gone."""
@@ -152,16 +149,16 @@ def search(
         CloudRefused: nobody says who is asking.
     """
     home = runs_home().parent
-    runs = leftovers.local_runs(RunFolders(home=runs_home()).all())
+    runs = removal.local_runs(RunFolders(home=runs_home()).all())
     begun = Search(home=home, runs=runs, run_id=run_id, everything=everything, everybody=everybody, remove=remove)
     configured = [name for name in (os.environ.get("AWS_REGION"), os.environ.get("AWS_DEFAULT_REGION")) if name]
-    places = leftovers.regions_to_look_in(home, runs, more_regions)
+    places = removal.regions_to_look_in(home, runs, more_regions)
     if not places:
         places, unasked = _regions_of_the_account(configured)
         begun.refused.extend(unasked)
     places = sorted({*places, *configured})
     who = identity(connect(places[0]))
-    leftovers.settle(runs, time.time(), time.sleep)
+    removal.settle(runs, time.time(), time.sleep)
     for region in places:
         begun.look(region, who)
     return begun

@@ -10,12 +10,11 @@ from pathlib import Path
 
 from hetopt.backends.backend import POLL_S, Launcher, RunHandle
 from hetopt.core.errors import RunFailed
-from hetopt.core.interruption import stopping
+from hetopt.core.interruption import Reporter, stopping
 from hetopt.core.paths import temporary_folder
-from hetopt.core.reporter import Reporter
+from hetopt.core.run_folder import LOG_FOLDER
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import RunState
-from hetopt.core.worker_logs import LOG_FOLDER
 
 
 @contextmanager

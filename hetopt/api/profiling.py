@@ -7,67 +7,47 @@ import time
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 from hetopt.api.measuring import measured
+from hetopt.api.options import MOST_MEASURED, Measurement
 from hetopt.api.profiling_script import Script, profile_script
-from hetopt.api.values import LARGEST_SEED, MOST_STEPS, chosen, names, positive, within
 from hetopt.backends.processes import LocalLauncher
 from hetopt.core.comm.compression_text import spell
 from hetopt.core.comm.options import timed_as, tried_ways, whole_ways
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.events.log import EVENTS_FILE, read_events
-from hetopt.core.extras import install_command
-from hetopt.core.names import typed_script
-from hetopt.core.openmp import usable_processors
-from hetopt.core.precision import Precision
-from hetopt.core.probe_schedule import ProbeSchedule, make_schedule
+from hetopt.core.interruption import Reporter, usable_processors
+from hetopt.core.memory import Precision
+from hetopt.core.option import takes
+from hetopt.core.plain_text import typed_script
 from hetopt.core.profile import LOCAL, Profile
-from hetopt.core.reporter import Reporter
-from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
+from hetopt.core.run_rules import check_data_folder, check_found
+from hetopt.core.run_spec import ProbeSchedule, RunSpec, StopRule, WorkerSpec
+from hetopt.core.search_path import install_command
 from hetopt.core.step_samples import StepSample
-from hetopt.core.synchronization_text import parse_sync, spell_sync
-from hetopt.core.task_reference import check_data_folder, check_found
+from hetopt.core.synchronization import parse_sync, spell_sync
 from hetopt.profiler.collect import collect, refusals
 from hetopt.profiler.progress import progress
+from hetopt.profiler.schedule import make_schedule
 
 if TYPE_CHECKING:
-    from hetopt.api.exploring import Place
-    from hetopt.trainer.check_findings import Finding
+    from hetopt.trainer.check import Finding
 
 STOP_GRACE_S = 3.0
 """A probe has nothing to save, so it need not be waited for long."""
 
 AUTO = "auto"
-PRECISIONS = (AUTO, *get_args(Precision))
-
-SHORTEST_BUDGET_S = 5.0
-LONGEST_BUDGET_S = 86_400.0
-MOST_WORKERS = 64
 
 
+@takes(Measurement)
 def profile(
     task: str,
     *,
     arguments: Sequence[str] = (),
-    batch_argument: str | None = None,
-    epoch_samples: int | None = None,
-    data: Path | str | None = None,
-    workers: int | None = None,
-    time_budget_s: float = 40.0,
-    seed: int = 0,
-    machine_type: str = LOCAL,
-    sync: Sequence[str] = (),
-    precision: Precision | Literal["auto"] | None = None,
     samples: Iterable[StepSample] = (),
-    probe_budget_usd: float | None = None,
-    explore_on: str = "local",
-    hosts: str | None = None,
-    inventory: Path | str | None = None,
-    types: Sequence[str] | str = (),
-    region: str = "us-east-1",
-    ec2_data: str | None = None,
     reporter: Reporter | None = None,
+    **options: Any,
 ) -> Profile:
     """Measure step times, memory, network, gradient noise, compressibility and pilot runs of a training job.
 
@@ -77,58 +57,24 @@ def profile(
         task: a bundled task, ``module:attribute``, ``file.py:attribute``, or a training script, ``file.py``, which is
             run as it is for some steps.
         arguments: of the script.
-        batch_argument: the script's option for the batch size, such as ``"batch-size"`` (``"batch-size=64"`` where the
-            arguments leave it out), if it reads no batches from a DataLoader.
-        epoch_samples: samples of an epoch of a script whose loader does not tell.
-        data: folder of the task's data, for tasks that read files.
-        workers: processes to measure together. Absent: the GPUs, else two or one a processor.
-        time_budget_s: seconds that measuring may take, about; starting up comes on top.
-        seed: of weights and sample order.
-        machine_type: what this machine is: an instance type of the catalogue, or ``"local"``.
-        sync: also measure how many steps the target takes when workers average parameters: ``"local-sgd(8)"``.
-        precision: of a task, also measure steps, memory and progress in this one beside fp32: ``"tf32"``, ``"bf16"`` or
-            ``"fp16"``; ``"auto"``: all that the machine has. Absent: all that its GPUs have, and ``"fp32"`` alone on a
-            CPU. A script says itself what it computes in.
         samples: step times that were measured elsewhere, to go with it.
-        probe_budget_usd: then measure whole steps of more workers, as long as that is worth its price, for so many USD.
-        explore_on: ``"local"``, ``"rehearsal"`` (with ``hosts``), ``"ssh"`` (with ``inventory``) or ``"ec2"``, which
-            rents ``types`` in ``region``.
-        hosts: rehearsal: the cluster to explore, such as ``"speed=1,rate=100mbit x8"``.
-        inventory: ssh: the file of hosts to explore, such as ``"hosts.toml"``.
-        types: ec2: machine types to explore.
-        region: ec2: where to rent them.
-        ec2_data: ec2: the data's place in S3.
         reporter: told what goes on.
+        **options: how it is measured.
 
     Raises:
         BadInput: a value cannot be, the task or its data cannot be used, or torch is not installed.
         RunFailed: the measurement failed.
     """
-    told = reporter or Reporter()
     if not isinstance(task, str):
         raise BadInput(
             f"`task` must be the name of a task or script, got {task!r}.", hint='for example `hetopt.profile("digits")`'
         )
-    if not SHORTEST_BUDGET_S <= time_budget_s <= LONGEST_BUDGET_S:
-        raise BadInput(
-            f"`time_budget_s` must be {SHORTEST_BUDGET_S:g} to {LONGEST_BUDGET_S:g} seconds, got {time_budget_s:g}.",
-            hint="leave it out for the usual 40 seconds",
-        )
-    within(seed, "seed", 0, LARGEST_SEED, example="1")
-    if workers is not None:
-        within(workers, "workers", 1, MOST_WORKERS, example="2")
-    _check_type(machine_type)
+    asked, told, samples = Measurement(**options), reporter or Reporter(), tuple(samples)
+    _check_type(asked.machine_type)
     task, *arguments = typed_script((task, *arguments))
     if is_script(task):
-        refused = {
-            "data": data,
-            "sync": tuple(sync),
-            "precision": precision,
-            "probe_budget_usd": probe_budget_usd,
-            "samples": tuple(samples),
-        }
-        for name, value in refused.items():
-            if value:
+        for name in ("data", "sync", "precision", "probe_budget_usd", "samples"):
+            if samples if name == "samples" else getattr(asked, name):
                 raise BadInput(
                     f"`{name}` is for tasks, and {task} is a script.",
                     hint=f"leave it out, or name the task in the file: {task}:task",
@@ -136,64 +82,47 @@ def profile(
         accelerators = _accelerators()
         if not Path(task).is_file():
             raise BadInput(f"there is no script {task} in {Path.cwd()}.", hint="give the path of its file")
-        if epoch_samples is not None:
-            within(epoch_samples, "epoch_samples", 1, MOST_STEPS, example="50000")
         return profile_script(
             Script(
                 path=Path(task),
                 arguments=tuple(arguments),
-                batch_argument=batch_argument,
-                dataset_size=epoch_samples,
+                dataset_size=asked.epoch_samples,
             ),
-            workers=_worker_count(workers, accelerators),
+            workers=_worker_count(asked.workers, accelerators),
             accelerators=accelerators,
-            time_budget_s=time_budget_s,
-            seed=seed,
-            machine_type=machine_type,
+            time_budget_s=asked.time_budget_s,
+            seed=asked.seed,
+            machine_type=asked.machine_type,
             told=told,
         )
-    if arguments or batch_argument is not None or epoch_samples is not None:
+    if arguments or asked.epoch_samples is not None:
         raise BadInput(
-            f"`arguments`, `batch_argument` and `epoch_samples` are for scripts, and {task} is a task.",
+            f"`arguments` and `epoch_samples` are for scripts, and {task} is a task.",
             hint="name a script: train.py",
         )
-    syncs = tuple(_measurable(text) for text in sync)
-    wanted = chosen(precision, PRECISIONS, "precision")
-    budget_usd = positive(probe_budget_usd, "probe_budget_usd", "USD")
-    asked_types = names(types, "types")
-    if budget_usd is not None:
-        from hetopt.api import exploring, exploring_ec2
+    syncs = tuple(_measurable(text) for text in asked.sync)
+    if asked.probe_budget_usd is not None:
+        from hetopt.api import exploring
 
-        exploring.check_place(explore_on, hosts, asked_types, inventory)
-        if explore_on == "ec2":
-            exploring_ec2.check(task, data, ec2_data)
+        exploring.check_place(task, asked)
     check_found(task)
     told("loading the task")
-    folder = None if data is None else Path(data)
     spec, schedule = _prepare(
         task,
-        folder,
-        workers=workers,
-        time_budget_s=time_budget_s,
-        seed=seed,
-        machine_type=machine_type,
+        asked.data,
+        workers=asked.workers,
+        time_budget_s=asked.time_budget_s,
+        seed=asked.seed,
+        machine_type=asked.machine_type,
         syncs=syncs,
-        precision=wanted,
+        precision=asked.precision,
     )
-    found = _measure(spec, schedule, machine_type=machine_type, told=told)
-    elsewhere = tuple(samples)
-    if elsewhere:
-        found = found.model_copy(update={"samples": elsewhere})
-    if budget_usd is None:
+    found = _measure(spec, schedule, machine_type=asked.machine_type, told=told)
+    if samples:
+        found = found.model_copy(update={"samples": samples})
+    if asked.probe_budget_usd is None:
         return found
-    place: Place
-    if explore_on == "ec2":
-        place = exploring_ec2.place_on_ec2(found, task=task, types=asked_types, region=region, data=ec2_data, tell=told)
-    elif inventory is not None:
-        place = exploring.place_on_hosts(found, inventory=inventory, tell=told)
-    else:
-        place = exploring.place_here(found, hosts=hosts, workers=workers, tell=told)
-    return exploring.explore(found, place, budget_usd=budget_usd, tell=told)
+    return exploring.explore(found, exploring.place_of(found, task, asked, told), asked.probe_budget_usd, tell=told)
 
 
 def is_script(task: str) -> bool:
@@ -213,13 +142,13 @@ def _accelerators() -> int:
     return torch.cuda.device_count()
 
 
-def _worker_count(asked: int | None, accelerators: int, most: int = MOST_WORKERS) -> int:
+def _worker_count(asked: int | None, accelerators: int, most: int = MOST_MEASURED) -> int:
     """Workers to measure together: as many as were asked for, else the GPUs, else two or one a processor.
 
     Raises:
         BadInput: more were asked for than there are GPUs, or than ``most``.
     """
-    most = min(most, accelerators or MOST_WORKERS)
+    most = min(most, accelerators or MOST_MEASURED)
     if asked is not None and not 1 <= asked <= most:
         raise BadInput(
             f"`workers` must be 1 to {most} here, got {asked}.",

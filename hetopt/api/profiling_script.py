@@ -19,30 +19,21 @@ from threading import Thread
 from typing import TypeAlias
 
 from hetopt.api.converting import convert
-from hetopt.api.script_text import PLACES, default_of, read_script, resumes, trains_on_several_workers
+from hetopt.api.script_text import PLACES, read_script, resumes, trains_on_several_workers
 from hetopt.backends.backend import POLL_S
 from hetopt.core.artifact import read_record
 from hetopt.core.errors import BadInput, HetoptError, RunFailed
 from hetopt.core.events.log import EVENTS_FILE, read_events
-from hetopt.core.events.probe_records import FINISHED, HOST_FACTS, JOB_FACTS, STARTED
+from hetopt.core.interruption import THREADS_VARIABLE, Reporter, openmp_environment, usable_processors
 from hetopt.core.listening import LOOPBACK, collectives_on
-from hetopt.core.openmp import THREADS_VARIABLE, openmp_environment, usable_processors
 from hetopt.core.paths import inside, temporary_folder
 from hetopt.core.plain_text import one_line
-from hetopt.core.probe_schedule import (
-    NETWORK_SHARE,
-    PILOT_SHARE,
-    SWEEP_SHARE,
-    CompressorProbe,
-    NetworkProbe,
-    ProbeSchedule,
-    Sweep,
-)
 from hetopt.core.profile import Profile
-from hetopt.core.reporter import Reporter
+from hetopt.core.run_spec import CompressorProbe, NetworkProbe, ProbeSchedule, Sweep
 from hetopt.core.search_path import INSTALLED_ONLY
-from hetopt.core.throughput import batch_ladder
 from hetopt.profiler.collect import collect
+from hetopt.profiler.records import FINISHED, HOST_FACTS, JOB_FACTS, STARTED
+from hetopt.profiler.schedule import NETWORK_SHARE, PILOT_SHARE, SWEEP_SHARE
 from hetopt.profiler.script.order import FAILED_FILE, ORDER_FILE, SAID_FILE, Failure, ScriptOrder, Watch
 
 STARTUP_S = 600.0
@@ -81,57 +72,12 @@ class Script:
     Attributes:
         path: of the file.
         arguments: of the script.
-        batch_argument: its option for the batch size, such as ``batch-size``; None: its loaders give others.
         dataset_size: samples of one epoch, where the script's loader does not tell.
     """
 
     path: Path
     arguments: tuple[str, ...] = ()
-    batch_argument: str | None = None
     dataset_size: int | None = None
-
-    def with_batch(self, size: int | None) -> tuple[str, ...]:
-        """The arguments with another batch size; None: as they are."""
-        if size is None or self.batch_argument is None:
-            return self.arguments
-        name = self._option
-        kept: list[str] = []
-        skip = False
-        for one in self.arguments:
-            if skip:
-                skip = False
-            elif one == name:
-                skip = True
-            elif not one.startswith(f"{name}="):
-                kept.append(one)
-        return (*kept, name, str(size))
-
-    @property
-    def _option(self) -> str:
-        """The option as it is typed."""
-        name = (self.batch_argument or "").partition("=")[0].lstrip("-")
-        return ("-" if len(name) == 1 else "--") + name
-
-    @property
-    def own_batch_size(self) -> int | None:
-        """What the arguments give for the batch size, or else the script's parser; None: no option was named.
-
-        Raises:
-            BadInput: the option is among the arguments with no whole number, or not at all.
-        """
-        if self.batch_argument is None:
-            return None
-        name, said = self._option, self.batch_argument.partition("=")[2]
-        values = [one.partition("=")[2] for one in self.arguments if one.startswith(f"{name}=")]
-        values += [after for one, after in zip(self.arguments, self.arguments[1:], strict=False) if one == name]
-        value = values[-1] if values else said or default_of(read_script(self.path), name)
-        if not value.isdigit() or int(value) < 1:
-            raise BadInput(
-                f"the script's arguments do not say what {name} is"
-                + (f": '{one_line(value)[:40]}' is no number of samples." if value else "."),
-                hint=f"add it to them, or name its default: `batch_argument={name.lstrip('-')}=64`",
-            )
-        return int(value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +144,7 @@ def profile_script(
             told(one.said, number / (1 + len(starts)))
             try:
                 logs.append(start(one.order.model_copy(update=chosen)))
-            except RunFailed as error:
+            except HetoptError as error:
                 told.note(f"{one.said} failed, and is left out: {error.message}")
         profile = collect(
             list(_joined(logs)),
@@ -262,7 +208,7 @@ def _watched(start: Starter, order: ScriptOrder, plain: Events, told: Reporter) 
         if not plain:
             raise RunFailed(
                 fault,
-                hint="tell its authors; name `batch_argument` and `epoch_samples` for its steps to be timed alone",
+                hint="tell its authors; name `epoch_samples` for its steps to be timed alone",
             ) from None
         told.note(f"{fault.rstrip('.')}. Its steps are timed by its optimizer alone: no noise, memory or other sizes.")
         return "steps", plain
@@ -276,7 +222,6 @@ def _converts(script: Path) -> bool:
 
 
 def _starts(script: Script, *, workers: int, accelerators: int, time_budget_s: float) -> tuple[_Start, ...]:
-    own = script.own_batch_size
     cpus = usable_processors()
     divisions = [(1, max(1, cpus // accelerators) if accelerators else cpus)]
     if workers > 1:
@@ -284,31 +229,25 @@ def _starts(script: Script, *, workers: int, accelerators: int, time_budget_s: f
     schedule = ProbeSchedule(seed=0, sweeps=())
     starts = []
     for sweep, (copies, threads) in enumerate(divisions):
-        # With an option for the batch size every size is a start of its own; the script's own comes first.
-        sizes: list[int | None] = [None]
-        if own is not None:
-            sizes = [*sorted(batch_ladder(own, dataset_size=script.dataset_size), key=lambda size: (size != own, size))]
-        for size in sizes:
-            is_main = sweep == 0 and size in (None, own)
-            order = ScriptOrder(
-                script=str(script.path),
-                arguments=script.with_batch(size),
-                sweep=sweep,
-                workers=copies,
-                threads=threads,
-                batch_size=size,
-                dataset_size=script.dataset_size,
-                startup_s=STARTUP_S,
-                sweep_s=SWEEP_SHARE * time_budget_s / len(divisions) / len(sizes),
-                training_s=PILOT_SHARE * time_budget_s if is_main else 0.0,
-                gain_ratios=schedule.gain_ratios if is_main else (),
-                gain_residual_ratios=schedule.gain_residual_ratios,
-                compressors=CompressorProbe() if is_main else None,
-                network=NetworkProbe() if copies > 1 and size in (None, own) else None,
-                network_s=NETWORK_SHARE * time_budget_s,
-            )
-            beside = "alone" if copies == 1 else f"beside {copies - 1} cop{'y' if copies == 2 else 'ies'} of itself"
-            starts.append(_Start(order=order, said=f"running it {beside}" + (f", {size} samples" if size else "")))
+        is_alone = copies == 1
+        order = ScriptOrder(
+            script=str(script.path),
+            arguments=script.arguments,
+            sweep=sweep,
+            workers=copies,
+            threads=threads,
+            dataset_size=script.dataset_size,
+            startup_s=STARTUP_S,
+            sweep_s=SWEEP_SHARE * time_budget_s / len(divisions),
+            training_s=PILOT_SHARE * time_budget_s if is_alone else 0.0,
+            gain_ratios=schedule.gain_ratios if is_alone else (),
+            gain_residual_ratios=schedule.gain_residual_ratios,
+            compressors=CompressorProbe() if is_alone else None,
+            network=None if is_alone else NetworkProbe(),
+            network_s=NETWORK_SHARE * time_budget_s,
+        )
+        beside = "alone" if is_alone else f"beside {copies - 1} cop{'y' if copies == 2 else 'ies'} of itself"
+        starts.append(_Start(order=order, said=f"running it {beside}"))
     return tuple(starts)
 
 
@@ -433,7 +372,6 @@ def _joined(logs: Sequence[Events]) -> Iterator[Mapping[str, object]]:
 
 
 def _schedule(starts: Sequence[_Start], *, seed: int, workers: int) -> ProbeSchedule:
-    orders = [start.order for start in starts]
     return ProbeSchedule(
         seed=seed,
         sweeps=tuple(
@@ -444,7 +382,7 @@ def _schedule(starts: Sequence[_Start], *, seed: int, workers: int) -> ProbeSche
                 timed_steps=order.timed_steps,
                 time_limit_s=order.sweep_s,
             )
-            for order in {order.sweep: order for order in orders}.values()
+            for order in (start.order for start in starts)
         ),
         network=NetworkProbe() if workers > 1 else None,
         compressors=CompressorProbe(),

@@ -8,12 +8,10 @@ from typing import Any
 from hetopt.api.run import Run
 from hetopt.backends.backend import Prepared
 from hetopt.backends.ec2.renter.backend import Rental
-from hetopt.backends.ec2.renter.budget import OVERRUN, UNPLACED_S
-from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
+from hetopt.backends.ec2.renter.calls import END_ROLE
+from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState, judged
 from hetopt.backends.ec2.renter.launcher import Ec2Launcher
-from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
-from hetopt.backends.ec2.renter.run_status import judged
-from hetopt.backends.ec2.renter.scheduled_ends import END_ROLE
+from hetopt.backends.ec2.renter.order import ORDER_FILE, OVERRUN, UNPLACED_S, Order
 from hetopt.core.errors import BadInput, CloudRefused
 from hetopt.core.formatting import duration, usd
 from hetopt.core.run_status import RunStatus
@@ -55,16 +53,6 @@ def last_end(order: Order) -> str:
         f"the account's scheduler ends machines without a place after {soon}, and all after {lives} or, while somebody "
         f"follows the run, later with its lease: if all of them hang, they cost {most} at most"
     )
-
-
-def way_out(order: Order) -> str | None:
-    """By what machines without an address of their own go out, and what that costs; None of others."""
-    if order.way_out is None:
-        return None
-    told = f"a NAT gateway, {usd(order.traffic_usd)} for packages; its hours are paid whoever trains"
-    if order.way_out.s3_by_endpoint:
-        return told
-    return f"{told}. Data and checkpoints go there, too, in no bill here: a gateway endpoint for S3 is free"
 
 
 def look(run: Run, *, ask: bool) -> tuple[RunStatus, dict[str, Any]]:

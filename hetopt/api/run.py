@@ -15,18 +15,21 @@ from hetopt.backends.backend import POLL_S, RunHandle
 from hetopt.core import formatting
 from hetopt.core.artifact import write_atomically
 from hetopt.core.errors import BadInput
-from hetopt.core.events.decisions import DECISIONS_FILE, read_with_decisions
 from hetopt.core.events.fold import RunFold, RunHistory
-from hetopt.core.events.log import EVENTS_FILE
-from hetopt.core.events.reader import EventReader, Unread
+from hetopt.core.events.log import DECISIONS_FILE, EVENTS_FILE, EventReader, Unread, read_with_decisions
 from hetopt.core.events.records import RunStarted, StepsLogged
-from hetopt.core.interruption import stopping
-from hetopt.core.outputs import OUTPUT_FOLDER, Outputs, written_in
-from hetopt.core.reporter import PIECES, Reporter
-from hetopt.core.run_folder import model_in, read_spec
+from hetopt.core.interruption import PIECES, Reporter, stopping
+from hetopt.core.run_folder import (
+    OUTPUT_FOLDER,
+    Outputs,
+    RunFolders,
+    model_in,
+    read_from,
+    read_spec,
+    runs_home,
+    written_in,
+)
 from hetopt.core.run_status import RunState, RunStatus
-from hetopt.core.runs import RunFolders, runs_home
-from hetopt.core.worker_logs import log_files, read_from
 
 if TYPE_CHECKING:
     from hetopt.backends.backend import Backend
@@ -34,7 +37,11 @@ if TYPE_CHECKING:
     from hetopt.core.scaled_emulation import Change
     from hetopt.optimizer.launch_record import Launch
     from hetopt.reports.report import Report
-    from hetopt.reports.timeline import Timeline
+    from hetopt.reports.timeline import Happening
+import re
+
+from hetopt.core.run_folder import LOG_FOLDER
+from hetopt.core.run_spec import first_rank
 
 LOOK_S = 10.0
 """Between looks of the supervisor."""
@@ -76,11 +83,11 @@ class RunRecord:
         return self.history.run
 
     @cached_property
-    def timeline(self) -> Timeline:
-        """The run over time, and what happened on the way."""
-        from hetopt.reports.timeline import timeline
+    def happenings(self) -> tuple[Happening, ...]:
+        """What happened on the way, in order."""
+        from hetopt.reports.timeline import happenings
 
-        return timeline(self.history, time_factor=self.launch.time_factor if self.launch is not None else 1.0)
+        return happenings(self.history, time_factor=self.launch.time_factor if self.launch is not None else 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,8 +162,8 @@ class Run:
 
     def last_known(self) -> tuple[RunStatus, bool]:
         """How it is as far as that is known without asking a cloud, and whether nothing of it is left."""
+        from hetopt.backends.ec2.renter.cluster_state import is_cleared, known
         from hetopt.backends.ec2.renter.launcher import Ec2Launcher
-        from hetopt.backends.ec2.renter.run_status import is_cleared, known
 
         if not isinstance(self.backend, Ec2Launcher):
             status = self.status()
@@ -309,13 +316,11 @@ class Run:
         Raises:
             BadInput: nothing was predicted for it, or it has not been through a step.
         """
-        from hetopt.reports.page.page import page
-        from hetopt.reports.page.series import series
+        from hetopt.reports import html
+        from hetopt.reports.run_document import document
 
         record = self.record()
-        made = self._report(record)
-        assert record.launch is not None, "there would be no report"
-        return page(made, record.launch, series(record.history))
+        return html.page(document(self._report(record), record.launch))
 
     def report(self) -> Report:
         """Hold it against its prediction: time, steps, cost, balance and communication.
@@ -335,8 +340,7 @@ class Run:
             )
         return make_report(
             record.launch,
-            record.progress,
-            record.timeline,
+            record.history,
             state=self.status().state.value,
             unread_lines=record.unread.lines,
         )
@@ -429,3 +433,46 @@ def report(run: Run | str | None = None) -> Report:
         BadInput: there is no such run, or nothing was predicted for it.
     """
     return (run if isinstance(run, Run) else Run.find(run)).report()
+
+
+def log_files(run_dir: Path, worker: int | None = None) -> dict[str, Path]:
+    """Output files by label ('worker 0', or the file's own name), of one worker when ``worker`` is given.
+
+    Workers are called by their rank in the run, on whichever of its hosts they are.
+    """
+    files: dict[str, Path] = {}
+    folder = run_dir / LOG_FOLDER
+    first_ranks: dict[str, int] = {}
+    for path in sorted(folder.rglob("*.log")) if folder.is_dir() else ():
+        relative = path.relative_to(folder).as_posix()
+        # torchrun files output under [<host>/]<id>/attempt_<restart>/<local rank>/<stream>.log
+        found = re.search(r"^(?:([^/]+)/)?[^/]+/attempt_(\d+)/(\d+)/(stdout|stderr)\.log$", relative)
+        rank: int | None = None
+        if found:
+            host, restart, local_rank, stream = found.groups()
+            if host is not None and host not in first_ranks:
+                first_ranks[host] = _first_rank(run_dir, host)
+            rank = int(local_rank) + (0 if host is None else first_ranks[host])
+        if worker is not None and rank != worker:
+            continue
+        if found:
+            label = f"worker {rank}" + (f" restart {restart}" if restart != "0" else "")
+            if label in files:
+                label = f"{label} {stream}"
+            # Workers of a script may have been started again several times, each time with others.
+            label = next(one for one in (label, *_numbered(label, len(files))) if one not in files)
+        else:
+            label = path.stem if "/" not in relative else f"{path.stem} {path.parent.name}"
+        files[label] = path
+    return files
+
+
+def _numbered(label: str, most: int) -> list[str]:
+    return [f"{label} {number}" for number in range(2, most + 2)]
+
+
+def _first_rank(run_dir: Path, host: str) -> int:
+    try:
+        return first_rank(read_spec(run_dir), host)
+    except BadInput:
+        return 0  # a folder that the spec no longer explains: its own numbers are all there is

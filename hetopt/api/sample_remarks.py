@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import get_args
 
@@ -16,8 +15,6 @@ from hetopt.optimizer.step_time.posterior import fit
 from hetopt.optimizer.step_time.profiled import RENTED
 from hetopt.optimizer.step_time.tiers import FAR_OFF, Seen, measured_steps
 from hetopt.optimizer.step_time.utilisation import utilisation_prior
-
-LONG_STEP_S = 60.0
 
 
 def remarks(samples: Sequence[StepSample], types: Mapping[str, InstanceType]) -> tuple[str, ...]:
@@ -38,17 +35,7 @@ def remarks(samples: Sequence[StepSample], types: Mapping[str, InstanceType]) ->
         found.append("Every row has one worker: nothing says how long communication takes. Measure two workers.")
     elif max(nodes) == 1:
         found.append("Every row has one node: nothing says how fast the network between nodes is. Measure two nodes.")
-    elif max(nodes) == 2:
-        found.append(
-            "No row has more than two nodes: how three or more follow from two is a prior. One larger layout settles "
-            "it (`hetopt predict --suggest-probes 1` says which)."
-        )
     found += _torn(samples)
-    typical_s = statistics.median(sample.step_time_s for sample in samples)
-    if typical_s > LONG_STEP_S:
-        found.append(
-            f"A step takes {typical_s:.0f} s. If these are milliseconds, divide by 1000: times are in seconds."
-        )
     return tuple(found)
 
 

@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 
 from hetopt.core.errors import BadInput
-from hetopt.core.outputs import OUTPUT_VARIABLE
-from hetopt.core.reading import read_text
+from hetopt.core.paths import read_text
+from hetopt.core.run_folder import OUTPUT_VARIABLE
 from hetopt.core.search_path import code_folder
 
 PLACES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -133,6 +133,21 @@ def trains_on_several_workers(files: Iterable[SourceFile]) -> bool:
     return bool(several_workers(files))
 
 
+_SHARDS_A_MODEL = {"deepspeed": "DeepSpeed", "fully_shard": "fully_shard", "FullyShardedDataParallel": "FSDP"}
+
+
+def sharded_by(files: Iterable[SourceFile]) -> str:
+    """Return by what a script shards its model over the workers, as far as its imports tell; empty: by nothing."""
+    imports = (node for file in files for node in ast.walk(file.tree) if isinstance(node, (ast.Import, ast.ImportFrom)))
+    names = (name.partition(".")[0] for node in imports for name in _imported(node))
+    return next((_SHARDS_A_MODEL[name] for name in names if name in _SHARDS_A_MODEL), "")
+
+
+def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:
+    module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+    return [module, *(alias.name for alias in node.names)]
+
+
 def lost_files(files: Sequence[SourceFile]) -> tuple[str, ...]:
     """Return a sentence on where a script's own files must go to outlive a rented machine, where it never says so."""
     if any(OUTPUT_VARIABLE in file.text or ".outputs" in file.text for file in files):
@@ -163,15 +178,3 @@ def called(call: ast.Call) -> str:
     return (
         function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
     )
-
-
-def default_of(files: Iterable[SourceFile], option: str) -> str:
-    """Return what a script's argument parser gives an option that is not typed; empty: no plain value says it."""
-    for file in files:
-        for call in ast.walk(file.tree):
-            if not (isinstance(call, ast.Call) and called(call) == "add_argument"):
-                continue
-            if any(isinstance(name, ast.Constant) and name.value == option for name in call.args):
-                values = [keyword.value for keyword in call.keywords if keyword.arg == "default"]
-                return str(values[0].value) if values and isinstance(values[0], ast.Constant) else ""
-    return ""

@@ -1,4 +1,4 @@
-"""Step times of configurations that were never run, from a profile or step samples, by hetopt's model or others."""
+"""Step times of configurations that were never run, from a profile or step samples."""
 
 from __future__ import annotations
 
@@ -7,22 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetopt.api.catalogs import in_use
-from hetopt.api.values import chosen
 from hetopt.core.artifact import kind_in
 from hetopt.core.errors import BadInput
+from hetopt.core.plain_text import known
 from hetopt.core.profile import Profile
-from hetopt.core.step_samples import Configuration, StepSample, StepSamples
+from hetopt.core.step_samples import Configuration, StepSamples
 from hetopt.optimizer.fit import fit
 from hetopt.optimizer.market.catalog import Catalog, Market
 from hetopt.optimizer.search.asked_steps import AskedSteps
-from hetopt.optimizer.step_time.choice import PEERS, PeerModel, choose, held_out_errors
 from hetopt.optimizer.step_time.earlier_runs import kept
 from hetopt.optimizer.step_time.model import Explanation, StepTime, StepTimeModel
 from hetopt.optimizer.step_time.observed import Observed, observe
 from hetopt.optimizer.step_time.priors import PRIORS, Normal
 from hetopt.optimizer.step_time.profiled import observe_profile, profile_priors
 
-MODELS = ("hetopt", *PEERS, "auto")
 MARKETS: tuple[Market, ...] = ("spot", "on-demand")
 
 SETUP_S = 180.0
@@ -60,9 +58,6 @@ class Planned:
         ]
 
 
-Predictor = Planned | PeerModel
-
-
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
     """What can be asked about step times, once something was measured.
@@ -70,14 +65,12 @@ class StepTimes:
     Attributes:
         own: hetopt's model of what was measured.
         plans: what plans know of it; absent where there are step samples alone.
-        samples: the whole steps among that, which published models need.
         catalog: what machines are, and cost.
         market: on which they are rented.
     """
 
     own: StepTimeModel
     plans: AskedSteps | None
-    samples: tuple[StepSample, ...]
     catalog: Catalog
     market: Market
 
@@ -96,46 +89,22 @@ class StepTimes:
         Raises:
             BadInput: a file cannot be read, or there is no such market.
         """
-        where = chosen(market, MARKETS, "market") or "spot"
-        observed, samples, priors, whole = _observed(profile)
-        known = in_use(region, catalog).catalog
-        plans = None if whole is None else AskedSteps.of(whole, known, kept())
+        where = next(one for one in MARKETS if one == known(market, MARKETS, "market"))
+        observed, priors, whole = _observed(profile)
+        listed = in_use(region, catalog).catalog
+        plans = None if whole is None else AskedSteps.of(whole, listed, kept())
         if plans is not None:
             priors = plans.with_network(priors, observed.rows.types[0])
-        own = StepTimeModel.fit(observed, known.instance_types, priors)
-        return cls(own=own, plans=plans, samples=samples, catalog=known, market=where)
+        own = StepTimeModel.fit(observed, listed.instance_types, priors)
+        return cls(own=own, plans=plans, catalog=listed, market=where)
 
-    def best(self) -> tuple[str, Mapping[str, float]]:
-        """The model whose errors on layouts held out are least, and those of each.
-
-        Raises:
-            BadInput: there are no whole steps.
-        """
-        errors = held_out_errors(self.own.posterior, self._whole_steps())
-        return choose(errors), {str(name): error for name, error in errors.items()}
-
-    def model(self, name: str) -> Predictor:
-        """The model of that name.
-
-        Raises:
-            BadInput: there is none, or it needs whole steps and there are none.
-        """
-        wanted = chosen(name, MODELS, "model")
-        if wanted == "hetopt":
-            return Planned(plans=self.plans, own=self.own)
-        if wanted == "auto":
-            return self.model(self.best()[0])
-        return next(PeerModel.fit(peer, self._whole_steps()) for peer in PEERS if peer == wanted)
-
-    def _whole_steps(self) -> tuple[StepSample, ...]:
-        if not self.samples:
-            raise BadInput(
-                "published models need whole steps, which only imported samples have.", hint='choose `model="hetopt"`'
-            )
-        return self.samples
+    @property
+    def model(self) -> Planned:
+        """Hetopt's model."""
+        return Planned(plans=self.plans, own=self.own)
 
     def explain(self, configuration: Configuration) -> Explanation:
-        """The step of one configuration as ``model("hetopt")`` predicts it, with what it is made of.
+        """The step of one configuration as `model` predicts it, with what it is made of.
 
         Raises:
             BadInput: it cannot be predicted.
@@ -156,7 +125,7 @@ class StepTimes:
         return hourly * (SETUP_S + PROBE_STEPS * step_time_s) / 3600
 
 
-def predicted(model: Predictor, asked: Sequence[Configuration]) -> list[StepTime | str]:
+def predicted(model: Planned, asked: Sequence[Configuration]) -> list[StepTime | str]:
     """Of each configuration its step time, or why there is none."""
     try:
         return list(model.predict(asked)) if asked else []
@@ -166,12 +135,12 @@ def predicted(model: Predictor, asked: Sequence[Configuration]) -> list[StepTime
         return [answer for one in asked for answer in predicted(model, [one])]
 
 
-def _observed(path: Path) -> tuple[Observed, tuple[StepSample, ...], Mapping[str, Normal], Profile | None]:
-    """What was measured, whole steps where there are any, what else is believed, and the profile if it is one."""
+def _observed(path: Path) -> tuple[Observed, Mapping[str, Normal], Profile | None]:
+    """What was measured, what else is believed, and the profile if it is one."""
     if kind_in(path) == StepSamples.KIND:
         samples = StepSamples.load(path).samples
-        return observe(samples), samples, PRIORS, None
+        return observe(samples), PRIORS, None
     profile = Profile.load(path)
     if profile.samples:
-        return observe(profile.samples), profile.samples, PRIORS, profile
-    return observe_profile(profile), (), profile_priors(fit(profile).reference), profile
+        return observe(profile.samples), PRIORS, profile
+    return observe_profile(profile), profile_priors(fit(profile).reference), profile

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
-from numbers import Real
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from hetopt.core.errors import BadInput, setting
-from hetopt.core.reading import shortened
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import RunStatus
 
 if TYPE_CHECKING:  # a rented machine starts runs without the optimizer
-    from hetopt.core.runs import RunFolders
+    from hetopt.core.run_folder import RunFolders
     from hetopt.optimizer.launch_record import Launch
     from hetopt.optimizer.plan import Plan
 
-
-MOST_SLOWDOWN = 1e6
-"""A step of a microsecond would take a second."""
-MOST_RESTARTS = 10**6
 
 POLL_S = 0.2
 """Between two looks of whoever waits for a run: what a person does not notice, and `Launcher.poll` is cheap."""
@@ -50,106 +43,6 @@ class Launcher(Protocol):
     def stop(self, handle: RunHandle) -> None:
         """End the run: workers save a checkpoint if they can, then nothing of it is left running. Idempotent."""
         ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaunchOptions:
-    """What a launch is told beside its plan; `hetopt.api.launching` refuses those of other backends.
-
-    Attributes:
-        data: folder of the task's data (ssh: on each host); on EC2 ``s3://BUCKET/PREFIX``. Absent: where
-            the profile found it.
-        restarts: how often a worker that is killed is replaced (local, rehearsal); absent: the plan's.
-        slowdowns: local: a factor of 1 or more for each worker, whose computation takes so many times as long.
-        hosts: rehearsal: these hosts instead of the plan's machines, such as ``"speed=1,rate=100mbit x2"``; ssh: those
-            to run on, such as ``"alice@box1,bob@box2"``.
-        inventory: ssh: the file that describes them.
-        schedule: rehearsal: the text that says what happens on the way, a change a line.
-        stand_in: rehearsal: a gradient of the same weight is exchanged, and the job is not trained.
-        budget_usd: ec2: a hard cap on the whole bill; absent: the plan's.
-        bucket: ec2: where code, checkpoints and state go; absent: ``hetopt-ACCOUNT-REGION``.
-        zone: ec2: only this availability zone, by name or id.
-        substitutes: ec2: for a type those that may stand in for it.
-        instance_profile: ec2: the machines' role; absent: ``hetopt-node``.
-        images: ec2: the image of a kind of machine: x86_64-cpu, arm64-cpu, x86_64-gpu or arm64-gpu.
-        unprobed: ec2: rent types although no step was ever measured on them or a relative.
-        accept_risk: ec2: rent a plan that is less sure to keep its limits than was asked for.
-        accept_fewer: ec2: asked whether the run may begin on fewer machines; absent: all or none.
-        subnets: ec2: that machines may be in; empty: the default ones.
-        security_group: ec2: of the machines; absent: one that is made for the run.
-        public_address: ec2: whether machines have one, as their subnet gives it.
-        proxy: ec2: by which machines reach S3 and packages; absent: by themselves.
-        canary: ec2: first rent one machine of each type for some minutes, and put what it measures into the plan.
-    """
-
-    data: str | None = None
-    restarts: int | None = None
-    slowdowns: tuple[float, ...] | None = None
-    hosts: str | None = None
-    inventory: str | None = None
-    schedule: str | None = None
-    stand_in: bool = False
-    budget_usd: float | None = None
-    bucket: str | None = None
-    zone: str | None = None
-    substitutes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    instance_profile: str | None = None
-    images: Mapping[str, str] = field(default_factory=dict)
-    unprobed: bool = False
-    accept_risk: bool = False
-    accept_fewer: Callable[[RunSpec], bool] | None = None
-    subnets: tuple[str, ...] = ()
-    security_group: str | None = None
-    public_address: bool = True
-    proxy: str | None = None
-    canary: bool = False
-
-
-TAKES: dict[str, frozenset[str]] = {
-    "local": frozenset({"data", "restarts", "slowdowns"}),
-    "rehearsal": frozenset({"data", "restarts", "hosts", "schedule", "stand_in"}),
-    "ssh": frozenset({"data", "hosts", "inventory"}),
-    "ec2": frozenset(
-        {
-            *("data", "budget_usd", "bucket", "zone", "substitutes", "instance_profile", "images"),
-            *("unprobed", "accept_risk", "accept_fewer", "canary"),
-            *("subnets", "security_group", "public_address", "proxy"),
-        }
-    ),
-}
-"""Which of these options each backend takes."""
-
-
-def _is_slowdown(factor: object) -> bool:
-    return isinstance(factor, Real) and 1 <= float(factor) <= MOST_SLOWDOWN
-
-
-def check_options(place: str, options: LaunchOptions) -> None:
-    """Refuse an option that is another backend's, and a value that none takes.
-
-    Raises:
-        BadInput: one was given.
-    """
-    unset = LaunchOptions()
-    for option in fields(options):
-        name = option.name
-        if getattr(options, name) != getattr(unset, name) and name not in TAKES[place]:
-            owners = [owner for owner, its in TAKES.items() if name in its]
-            instead = "describe slower hosts with `hosts`" if name == "slowdowns" else "leave it out"
-            on = " or ".join(setting("on", owner) for owner in owners)
-            raise BadInput(f"`{name}` is for {on}.", hint=f"{instead}, or choose {setting('on', owners[0])}")
-    factors = options.slowdowns
-    if factors is not None and not (factors and all(map(_is_slowdown, factors))):
-        said = ", ".join(map(str, factors)) or "none"
-        raise BadInput(
-            f"`slowdowns` must be numbers from 1 to {MOST_SLOWDOWN:,.0f}, got {shortened(said)}.",
-            hint="for example `slowdowns=[1, 1, 2, 4]`",
-        )
-    if options.restarts is not None and not 0 <= options.restarts <= MOST_RESTARTS:
-        raise BadInput(
-            f"`restarts` must be a number from 0 to {MOST_RESTARTS:,}, got {options.restarts}.",
-            hint="for example `restarts=1`",
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,20 +78,20 @@ class Prepared:
 class Backend(Launcher, Protocol):
     """Where plans run. Whoever adds another writes one file with these methods."""
 
-    def prepare(self, made: Plan, wanted: Plan, options: LaunchOptions) -> Prepared:
+    def prepare(self, made: Plan, wanted: Plan, options: Any) -> Prepared:
         """Map a plan onto this backend, and predict it there.
 
         Args:
             made: the plan as it was made, for the record.
             wanted: as it is to be run.
-            options: of the launch.
+            options: the record that this backend was registered with.
 
         Raises:
             HetoptError: it cannot be run here.
         """
         ...
 
-    def prepare_resumed(self, folder: Path, options: LaunchOptions) -> Prepared:
+    def prepare_resumed(self, folder: Path, options: Any) -> Prepared:
         """A run that has ended, to go on from its last checkpoint.
 
         Raises:
@@ -297,3 +190,27 @@ class Renting(Launcher, Protocol):
             BudgetStop: the budget does not pay for both meanwhile.
         """
         ...
+
+
+MOST_IDLE = 3
+"""Placements in a row that end with the host and without a completed step. Once is an accident; what lasts for minutes,
+such as a package index or a line that is down, is over by the third."""
+
+
+def is_given_up(idle: int) -> bool:
+    """Return whether a host is placed no more.
+
+    Args:
+        idle: its placements since the last completed step that it took part in, each of which it has ended itself.
+    """
+    return idle >= MOST_IDLE
+
+
+def back_off_s(first_s: float, idle: int) -> float:
+    """Return how many seconds to wait before a host is placed again: twice as long each time.
+
+    Args:
+        first_s: after a placement that brought steps.
+        idle: as for `is_given_up`.
+    """
+    return first_s * 2.0 ** min(idle, MOST_IDLE)

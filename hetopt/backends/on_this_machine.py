@@ -3,33 +3,37 @@
 from __future__ import annotations
 
 import importlib.util
+import math
+import os
+import resource
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from hetopt.backends.backend import LaunchOptions, Prepared, RunHandle
+from hetopt.backends.backend import Prepared, RunHandle
 from hetopt.backends.emulation.backend import RehearsalLauncher
 from hetopt.backends.emulation.description import parse_changes, parse_hosts
 from hetopt.backends.emulation.plan import rehearse
+from hetopt.backends.options import Local, OnThisMachine, Rehearsal
 from hetopt.backends.prediction.hosting import Mapped, ThisMachine
 from hetopt.backends.prediction.local_plan import predict_on_local
-from hetopt.backends.prediction.machine_speed import as_runs_found, at_present
 from hetopt.backends.processes import LocalLauncher, ProcessLauncher
 from hetopt.core.calibration_benchmark import MachineReading
-from hetopt.core.errors import BadInput
-from hetopt.core.extras import install_command
-from hetopt.core.profile import Profile
-from hetopt.core.reader_limits import check_readers, open_files_here, shared_bytes_here
-from hetopt.core.run_folder import latest_checkpoint
+from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.formatting import bytes_
+from hetopt.core.profile import CompressorCost, Device, Link, Profile, Reading, StepTime
+from hetopt.core.run_folder import RunFolders, latest_checkpoint
+from hetopt.core.run_rules import check_data_folder, check_found
 from hetopt.core.run_spec import RunSpec
-from hetopt.core.runs import RunFolders
-from hetopt.core.task_reference import check_data_folder, check_found
+from hetopt.core.search_path import install_command
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch, Place
 from hetopt.optimizer.plan import Earlier, Plan
 from hetopt.optimizer.step_time.earlier_runs import EarlierRuns, kept
-from hetopt.optimizer.step_time.host_level import host_named
+from hetopt.optimizer.step_time.host_level import contention_reach, followed, host_named, told_of_host
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +42,7 @@ class _OnThisMachine(ProcessLauncher):
 
     name: Place = "local"
 
-    def _map(self, plan: Plan, options: LaunchOptions) -> Mapped:
+    def _map(self, plan: Plan, options: Any) -> Mapped:
         raise NotImplementedError("each of them maps its own way")
 
     def _known(self, profile: Profile) -> tuple[str | None, EarlierRuns | None]:
@@ -49,7 +53,7 @@ class _OnThisMachine(ProcessLauncher):
         """
         return None, None
 
-    def prepare(self, made: Plan, wanted: Plan, options: LaunchOptions) -> Prepared:
+    def prepare(self, made: Plan, wanted: Plan, options: OnThisMachine) -> Prepared:
         """See `hetopt.backends.backend.Backend`."""
         present = at_present(wanted, _read_as_worker)
         host, earlier = self._known(present.plan.profile)
@@ -80,7 +84,7 @@ class _OnThisMachine(ProcessLauncher):
         )
         return Prepared(launch=launch)
 
-    def prepare_resumed(self, folder: Path, options: LaunchOptions) -> Prepared:
+    def prepare_resumed(self, folder: Path, options: OnThisMachine) -> Prepared:
         """See `hetopt.backends.backend.Backend`."""
         launch = resumable(self, folder, self.name)
         launch = launch.model_copy(update={"spec": _restarted(launch.spec, options)})
@@ -117,7 +121,7 @@ class LocalBackend(_OnThisMachine, LocalLauncher):
 
     name: Place = "local"
 
-    def _map(self, plan: Plan, options: LaunchOptions) -> Mapped:
+    def _map(self, plan: Plan, options: Local) -> Mapped:
         return predict_on_local(plan, options.slowdowns)
 
     def _known(self, profile: Profile) -> tuple[str | None, EarlierRuns | None]:
@@ -130,7 +134,7 @@ class RehearsalBackend(_OnThisMachine, RehearsalLauncher):
 
     name: Place = "rehearsal"
 
-    def _map(self, plan: Plan, options: LaunchOptions) -> Mapped:
+    def _map(self, plan: Plan, options: Rehearsal) -> Mapped:
         described = None if options.hosts is None else parse_hosts(options.hosts)
         count = sum(group.machines for group in plan.chosen.groups) if described is None else len(described)
         names = [f"h{number}" for number in range(count)]
@@ -156,7 +160,7 @@ def _said(counted: Earlier | None) -> tuple[str, ...]:
     return () if counted is None else (f"Counted in for this machine: {counted.in_words}.",)
 
 
-def _restarted(spec: RunSpec, options: LaunchOptions) -> RunSpec:
+def _restarted(spec: RunSpec, options: OnThisMachine) -> RunSpec:
     return spec if options.restarts is None else spec.model_copy(update={"max_restarts": options.restarts})
 
 
@@ -183,3 +187,185 @@ def resumable(launcher: ProcessLauncher, folder: Path, place: str) -> Launch:
     if latest_checkpoint(folder) is None:
         raise BadInput(f"{folder.name} has no checkpoint to go on from.", hint="start it anew from its plan")
     return launch
+
+
+FILES_OF_A_READER = 4
+"""Pipes and a handle that a process keeps of each of its readers (counted with torch 2.13 on Linux)."""
+
+
+def shared_bytes_here() -> int | None:
+    """Return the size of /dev/shm, in which processes hand each other tensors; None: it is not there."""
+    try:
+        disk = os.statvfs("/dev/shm")
+    except OSError:
+        return None
+    return disk.f_blocks * disk.f_frsize
+
+
+def open_files_here() -> int | None:
+    """Return how many files a process of this user may have open; None: as many as it wants."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return None if most == resource.RLIM_INFINITY else most
+
+
+def check_readers(
+    where: str, reading: Reading | None, samples: Sequence[int], *, shared_bytes: int | None, open_files: int | None
+) -> None:
+    """Refuse what a machine's shared memory or limit of open files cannot hold.
+
+    The ``r`` readers of a worker have ``a`` batches each ready, of ``t`` tensors and ``n_i`` samples of ``s`` bytes:
+
+        sum_i n_i s r a          bytes in /dev/shm
+        r (a t + 4)              open files of a worker, one for each tensor (torch, "Multiprocessing")
+
+    Args:
+        where: the machine, to begin the sentence.
+        reading: of the job; None: nobody reads for its workers.
+        samples: of a batch of each worker that the machine has.
+        shared_bytes: that /dev/shm has in all; None: it is not there.
+        open_files: that a process may have; None: as many as it wants.
+
+    Raises:
+        RunFailed: they cannot.
+    """
+    if reading is None:
+        return
+    ready = reading.processes * reading.batches_ahead
+    needed = sum(samples) * reading.sample_bytes * ready
+    readers = f"the loader's {reading.processes} readers keep {ready} batches ready for each worker"
+    fewer = "a smaller `num_workers` or `prefetch_factor` of the DataLoader"
+    if shared_bytes is not None and needed > shared_bytes:
+        raise RunFailed(
+            f"{where} has {bytes_(shared_bytes)} of shared memory in /dev/shm, and {readers}, {bytes_(needed)} in all.",
+            hint=f"make /dev/shm larger (docker calls it shm-size), or take {fewer}",
+        )
+    files = ready * reading.tensors + reading.processes * FILES_OF_A_READER
+    if open_files is not None and files > open_files:
+        raise RunFailed(
+            f"{where} lets a process open {open_files:,} files, and {readers}, {files:,} files in all.",
+            hint=f"raise the limit (`ulimit -n`), or take {fewer}",
+        )
+
+
+OWN_LOG_SD = 0.05
+"""The yardstick's own scatter, on a machine that keeps its speed: nothing below it is followed."""
+
+WORTH_SAYING = 0.15
+
+
+class Present(NamedTuple):
+    """A plan with its profile as it would be now.
+
+    Attributes:
+        plan: what is about to run.
+        reading: of the machine; None: nothing was to be measured.
+        slower: times as long as when it was profiled that everything takes.
+        notes: what a person should know of that.
+    """
+
+    plan: Plan
+    reading: MachineReading | None = None
+    slower: float = 1.0
+    notes: tuple[str, ...] = ()
+
+
+def at_present(plan: Plan, read: Callable[[], MachineReading]) -> Present:
+    """Return the plan with its profile as it would be now: as fast, and as busy as the machine has been seen.
+
+    What the plan assumes of machines that are rented stays as it is. A profile without a yardstick, or one of a GPU,
+    of which the yardstick knows nothing, stays too, and nothing is measured for it.
+
+    Args:
+        plan: what is about to run on this machine.
+        read: `hetopt.core.calibration_benchmark.read_machine`.
+    """
+    then_s = plan.profile.yardstick_s
+    if then_s is None or any(device.kind != "cpu" for device in plan.profile.devices):
+        return Present(plan)
+    now = read()
+    slower = now.yardstick_s / then_s
+    scatter = max(OWN_LOG_SD, plan.profile.yardstick_log_sd or 0.0)
+    factor = math.exp(followed(math.log(slower), scatter))
+    profile = plan.profile if factor == 1 else slowed(plan.profile, factor)
+    busy = profile.model_copy(update={"contention": now.contention, "contention_log_sd": now.contention_log_sd})
+    busiest = max(profile, busy, key=contention_reach)
+    changed = plan.model_copy(update={"profile": busiest})
+    return Present(changed, now, factor, tuple(_notes(slower, factor, scatter, contention_reach(busiest))))
+
+
+def _notes(slower: float, factor: float, scatter: float, reach: float) -> Iterator[str]:
+    if max(slower, 1 / slower) >= 1 + WORTH_SAYING:
+        compared = f"{slower:.2f} times as much" if slower > 1 else f"{100 * slower:.0f} % of the"
+        then = "as when the job was profiled" if slower > 1 else "that it took when the job was profiled"
+        follows = "the prediction follows."
+        if scatter > WORTH_SAYING / 2:
+            follows = (
+                f"the prediction is for {factor:.2f} times as much, as that also scattered by {100 * scatter:.0f} %."
+            )
+        yield f"The same arithmetic takes this machine {compared} processor time {then}: {follows}"
+    if reach >= 1 + WORTH_SAYING:
+        yield (
+            f"Other programs share the processors: computing was seen to take up to {reach:.1f} times its processor "
+            "time, and the interval reaches as far."
+        )
+
+
+def as_runs_found(plan: Plan, runs: EarlierRuns | None) -> tuple[Plan, Earlier | None]:
+    """The plan with its profile as runs on this machine found it in earnest, and what they said; None: nothing."""
+    told = told_of_host(runs, plan.profile)
+    if told is None or not told.log_factor:
+        return plan, told
+    return plan.model_copy(update={"profile": slowed(plan.profile, math.exp(told.log_factor))}), told
+
+
+def slowed(profile: Profile, slower: float) -> Profile:
+    """The profile with everything that this machine's processors did taking ``slower`` times as long."""
+    return profile.model_copy(
+        update={
+            "devices": tuple(_device(device, slower) for device in profile.devices),
+            "links": tuple(_link(link, slower) if link.scope == "host" else link for link in profile.links),
+            "evaluation_s": None if profile.evaluation_s is None else slower * profile.evaluation_s,
+            "startup_s": None if profile.startup_s is None else slower * profile.startup_s,
+            "yardstick_s": None if profile.yardstick_s is None else slower * profile.yardstick_s,
+        }
+    )
+
+
+def _device(device: Device, slower: float) -> Device:
+    flops, copied = device.matmul_flops_per_s, device.copy_bytes_per_s
+    return device.model_copy(
+        update={
+            "step_times": tuple(_step_time(point, slower) for point in device.step_times),
+            "compressors": tuple(_compressor(cost, slower) for cost in device.compressors),
+            "matmul_flops_per_s": None if flops is None else flops / slower,
+            "copy_bytes_per_s": None if copied is None else copied / slower,
+        }
+    )
+
+
+def _step_time(point: StepTime, slower: float) -> StepTime:
+    return point.model_copy(
+        update={
+            "step_time_s": slower * point.step_time_s,
+            "samples_s": tuple(slower * sample for sample in point.samples_s),
+            "load_s": slower * point.load_s,
+            "forward_s": slower * point.forward_s,
+            "backward_s": slower * point.backward_s,
+            "optimizer_s": slower * point.optimizer_s,
+        }
+    )
+
+
+def _compressor(cost: CompressorCost, slower: float) -> CompressorCost:
+    return cost.model_copy(update={"compress_s": slower * cost.compress_s, "decompress_s": slower * cost.decompress_s})
+
+
+def _link(link: Link, slower: float) -> Link:
+    """Between workers of one machine bytes are carried by its processors."""
+    return link.model_copy(
+        update={
+            "time_s": tuple(slower * time_s for time_s in link.time_s),
+            "latency_s": slower * link.latency_s,
+            "bytes_per_s": link.bytes_per_s / slower,
+        }
+    )

@@ -6,8 +6,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hetopt.backends.emulation.description import DescribedHost, describe
-from hetopt.backends.emulation.hosts import best_shares, described_hosts
+from hetopt.backends.emulation.description import DescribedHost, best_shares, describe, described_hosts
 from hetopt.backends.emulation.plan import Scale, fitting_factor, miniature_run
 from hetopt.backends.prediction.hosting import SmallWorkers, ThisMachine
 from hetopt.core.errors import BadInput, RunFailed

@@ -34,23 +34,22 @@ from hetopt.core.errors import BadInput, HetoptError
 from hetopt.core.events.fold import RunClock
 from hetopt.core.events.log import EVENTS_FILE, tell_failure
 from hetopt.core.events.records import CheckpointSaved, LogEvent, StepsLogged, TrainingStarted
-from hetopt.core.interruption import in_one_piece
+from hetopt.core.interruption import StopSignal, die_with_parent, in_one_piece
 from hetopt.core.listening import LOOPBACK, collectives_on
-from hetopt.core.outputs import OUTPUT_FOLDER
-from hetopt.core.process_guard import StopSignal, die_with_parent
-from hetopt.core.reading import MissingFile, opened_file
+from hetopt.core.paths import MissingFile, opened_file
 from hetopt.core.run_folder import (
     CHECKPOINT_FOLDER,
     LATEST_OBJECT,
     LIVING_FILE,
+    LOG_FOLDER,
     OBJECTS_FOLDER,
+    OUTPUT_FOLDER,
     STOP_FILE,
     write_spec,
 )
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import RunState, RunStatus, judge, last_events, last_words, log_bytes
 from hetopt.core.search_path import INSTALLED_ONLY
-from hetopt.core.worker_logs import LOG_FOLDER
 
 PROCESS_FILE = "process.json"
 LEASE_FILE = "lease"

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from hetopt.api.options import Ec2
+from hetopt.cli.options import with_options
 
 if TYPE_CHECKING:
     from hetopt.backends.ec2.renter.doctor import Check
 
 
+@with_options(Ec2, leave_out=("data", "unprobed", "accept_risk", "accept_fewer", "canary"))
 def doctor(
-    plan: Path | None = typer.Argument(None, help="Also look at all that its launch needs."),
-    plan_: Path | None = typer.Option(None, "--plan", help="The same.", hidden=True),
-    region: str | None = typer.Option(None, help="Region. Default: the plan's."),
-    budget: str | None = typer.Option(None, help="Total USD. Default: the plan's."),
-    bucket: str | None = typer.Option(None, help="Bucket. Default: hetopt-ACCOUNT-REGION."),
-    zone: str | None = typer.Option(None, help="Only this availability zone."),
-    substitutes: list[str] = typer.Option([], "--substitute", help="TYPE=OTHER: what may stand in for a type."),
-    instance_profile: str | None = typer.Option(None, help="The machines' role."),
-    images: list[str] = typer.Option([], "--image", help="KIND=AMI: the image of a kind of machine."),
-    subnets: list[str] = typer.Option([], "--subnet", help="A subnet of the machines; repeatable."),
-    security_group: str | None = typer.Option(None, help="The machines' group."),
-    public_ip: bool = typer.Option(True, "--public-ip/--no-public-ip", help="Whether they are on the Internet."),
-    proxy: str | None = typer.Option(None, help="http://HOST:PORT by which they reach S3 and packages."),
-    json_: bool = typer.Option(False, "--json", help="Print what was found as JSON."),
+    plan: Annotated[Path | None, typer.Argument(help="Also look at all that its launch needs.")] = None,
+    region: Annotated[str | None, typer.Option(help="Region. Default: the plan's.")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
+    **typed: Any,
 ) -> None:
     """Look for what would stop a launch: here, in the account, and, with a plan, in each call that rents it.
 
@@ -40,25 +34,11 @@ def doctor(
 
     from hetopt.api.account import checks as look
     from hetopt.api.account import worst
-    from hetopt.api.launching import LaunchOptions
-    from hetopt.api.values import positive
-    from hetopt.cli import parse, render
+    from hetopt.cli import render
 
     checks: list[Check] = []
     marks = {"good": "✓", "bad": "✗", "unknown": "?"}
-    options = LaunchOptions(
-        budget_usd=positive(budget, "budget_usd", "USD"),
-        bucket=bucket,
-        zone=zone,
-        substitutes=parse.substitutes(substitutes),
-        instance_profile=instance_profile,
-        images=parse.images(images),
-        subnets=tuple(subnets),
-        security_group=security_group,
-        public_address=public_ip,
-        proxy=proxy,
-    )
-    for check in look(plan or plan_, region=region, options=options):
+    for check in look(plan, region=region, options=Ec2(**typed)):
         checks.append(check)
         if not json_:
             hint = f" → {check.hint}" if check.hint else ""

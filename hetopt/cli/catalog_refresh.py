@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hetopt.api.options import REGION
 from hetopt.cli.catalog import app
 from hetopt.cli.help_screen import OneScreen
-from hetopt.cli.options import FIRST_REGION, Json, every_region
+from hetopt.cli.options import Json, every_region
 
 if TYPE_CHECKING:
     from hetopt.api.catalog_refreshing import OwnCatalog
@@ -20,48 +21,33 @@ LEFT_OUT_SHOWN = 5
 def refresh(
     region: Annotated[
         str,
-        typer.Option(
-            "--region", "-r", callback=every_region("all"), help="AWS region; all: every one, without the account."
-        ),
-    ] = FIRST_REGION,
-    account: Annotated[
-        bool,
-        typer.Option(
-            "--account/--no-account",
-            help="Read zones and their spot prices too, if there are AWS credentials.",
-        ),
-    ] = True,
-    profile: Annotated[
-        str | None, typer.Option("--profile", metavar="NAME", help="AWS profile; default: as AWS tools do.")
-    ] = None,
+        typer.Option("--region", "-r", callback=every_region("all"), help="AWS region; all: every one."),
+    ] = REGION,
     as_json: Json = False,
 ) -> None:
     """Read today's prices of a region into a catalogue of your own; no account is needed, nothing is rented.
 
     What AWS publishes is read: the price list (70 to 300 MB a region), spot prices and the Spot Advisor's data. It is
-    kept under ~/.hetopt/catalogs by region and day, and used from then on. A reading that was interrupted goes on where
-    it stopped, and what has not changed is not read again. With AWS credentials, zones, their spot prices and newer
-    types come on top (ec2:DescribeInstanceTypes, ec2:DescribeInstanceTypeOfferings, ec2:DescribeAvailabilityZones,
-    ec2:DescribeSpotPriceHistory).
+    kept under ~/.hetopt/catalogs by region and day, and used from then on. What has not changed
+    is not read again.
 
     \b
       hetopt catalog refresh --region eu-west-1
-      hetopt catalog refresh --region all --no-account
+      hetopt catalog refresh --region all
     """
     from hetopt.api import catalog_refreshing
     from hetopt.cli import render
 
     with render.progress("reading prices") as reporter:
-        own = catalog_refreshing.refresh(region, account=account, aws_profile=profile, reporter=reporter)
+        own = catalog_refreshing.refresh(region, reporter=reporter)
     if as_json:
         facts = [_facts(one) for one in own]
         render.print_json(facts if region == catalog_refreshing.ALL else facts[0])
         return
     for one in own:
         made = one.made
-        zones = f" in {made.zones} zones" if made.zones else ""
         render.note(
-            f"{one.region}: {made.types:,} types, {made.on_demand:,} prices on demand, {made.spot:,} on spot{zones}, "
+            f"{one.region}: {made.types:,} types, {made.on_demand:,} prices on demand, {made.spot:,} on spot, "
             f"of {one.day}, in {one.folder}."
         )
         shown = made.left_out[: LEFT_OUT_SHOWN if len(own) == 1 else 0]
@@ -79,6 +65,5 @@ def _facts(own: OwnCatalog) -> dict[str, Any]:
         "types": own.made.types,
         "on_demand_prices": own.made.on_demand,
         "spot_prices": own.made.spot,
-        "zones": own.made.zones,
         "left_out": list(own.made.left_out),
     }

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hetopt.cli.options import options
+from hetopt.cli.options import Json
 
 
-@dataclass(frozen=True, kw_only=True)
-class Check:
-    """What `hetopt check` is asked for."""
-
-    task: Annotated[str, typer.Argument(help="A task (digits, mine.py:task), or a training script (train.py).")]
+def check(
+    task: Annotated[str, typer.Argument(help="A task (digits, mine.py:task), or a training script (train.py).")],
     arguments: Annotated[
         list[str] | None, typer.Argument(help="The script's own arguments, after --.", show_default=False)
-    ] = None
-    data: Annotated[Path | None, typer.Option(help="Folder of the task's data.")] = None
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
-
-
-@options(Check)
-def check(asked: Check) -> None:
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder of the task's data.")] = None,
+    as_json: Json = False,
+) -> None:
     """Say what several unequal machines would compute otherwise than one, before anything is rented.
 
     A script with DistributedDataParallel or a session does three steps alone, in shares of 3 to 1 and in equal shares,
@@ -35,19 +29,19 @@ def check(asked: Check) -> None:
       hetopt check mine.py:task
     """
     from hetopt.core.errors import BadInput
-    from hetopt.core.names import typed_script
+    from hetopt.core.plain_text import typed_script
 
-    name, *arguments = typed_script((asked.task, *(asked.arguments or ())))
+    name, *own_arguments = typed_script((task, *(arguments or ())))
     is_script = Path(name).suffix == ".py"
-    if (is_script and asked.data) or (arguments and not is_script):
+    if (is_script and data) or (own_arguments and not is_script):
         raise BadInput(
             f"--data is for tasks, arguments are for scripts, and {name} is a {'script' if is_script else 'task'}.",
             hint="hetopt check -- train.py ARGUMENTS, or hetopt check TASK --data FOLDER",
         )
     if is_script:
-        _check_script(Path(name), arguments, as_json=asked.as_json)
+        _check_script(Path(name), own_arguments, as_json=as_json)
     else:
-        _check_task(name, asked.data, as_json=asked.as_json)
+        _check_task(name, data, as_json=as_json)
 
 
 def _check_script(script: Path, arguments: list[str], *, as_json: bool) -> None:

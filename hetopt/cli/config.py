@@ -23,6 +23,7 @@ def config(
 
     from hetopt.cli import render
     from hetopt.cli.configuration import settings
+    from hetopt.reports.document import Table, columns
 
     given = settings(context.find_root().command, os.environ, Path.cwd())
     found = [one for one in given if not one.is_default]
@@ -35,7 +36,7 @@ def config(
         render.line("Every option has its default: no hetopt.toml here or above, no file of yours, no HETOPT_OPTION.")
         return
     rows = [(one.command, one.option, _shown(one.value), one.source) for one in found]
-    render.table(("command", "option", "value", "from"), rows)
+    render.show([Table(name="options", columns=columns("command, option, value, from"), rows=rows)])
 
 
 def _shown(value: str | bool | tuple[str, ...]) -> str:

@@ -22,11 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hetopt.cli import old_names
 from hetopt.core.errors import BadInput
 from hetopt.core.grammar import written
-from hetopt.core.names import known, meant
 from hetopt.core.paths import expanded, inside
+from hetopt.core.plain_text import known, meant
 
 if TYPE_CHECKING:
     from typer._click import Command, Parameter
@@ -100,7 +99,7 @@ def settings(
     options = _options(root, None if files else typed)
     found: dict[tuple[str, str], Setting] = {}
     for file in files:
-        for command, name, value in _given(_renewed(_read(file)), options, file):
+        for command, name, value in _given(_read(file), options, file):
             found[command, name] = _setting(command, options[command][name], value, file)
     for command, its in options.items():
         for name, parameter in its.items():
@@ -114,7 +113,7 @@ def settings(
 def _refuse_misspelt(
     root: Command, environment: Mapping[str, str], some: Mapping[str, Mapping[str, Parameter]]
 ) -> None:
-    """A variable that is almost an option, or was one, would be a limit that nobody keeps.
+    """A variable that is almost an option would be a limit that nobody keeps.
 
     Raises:
         BadInput: there is one.
@@ -124,22 +123,9 @@ def _refuse_misspelt(
     }
     names = frozenset(option for its in some.values() for option in its)
     for name in sorted(given.keys() - names):
-        renamed = [new for its in old_names.OPTIONS.values() for old, new in its.items() if old == f"--{name}"]
-        if renamed:
-            variable = PREFIX + renamed[0].removeprefix("--").upper().replace("-", "_")
-            raise BadInput(f"{given[name]} is now called {variable}.", hint="rename it, or unset it")
         if meant(name, names) is not None:
             every = {option for its in _options(root, None).values() for option in its}
             known(name, every, f"option (in the environment, {given[name]})", hint="correct it, or unset it")
-
-
-def _renewed(given: dict[str, Any]) -> dict[str, Any]:
-    """A file with the present names of commands and options."""
-    tables = {old_names.COMMANDS.get(key, key): value for key, value in given.items()}
-    for command, value in tables.items():
-        if isinstance(value, dict):
-            tables[command] = {old_names.present_option(command, _dashed(key)): one for key, one in value.items()}
-    return tables
 
 
 def default_map(given: tuple[Setting, ...]) -> dict[str, Any]:
@@ -213,8 +199,8 @@ def _is_there(file: Path, *, hint: str) -> bool:
 def _read(file: Path) -> dict[str, Any]:
     import tomllib
 
+    from hetopt.core.paths import read_text
     from hetopt.core.plain_text import fault_of, texts_in
-    from hetopt.core.reading import read_text
 
     hint = "correct the file, or move it away"
     try:
@@ -297,7 +283,7 @@ def _setting(command: str, parameter: Parameter, value: Any, source: Path | str)
     elif getattr(parameter, "multiple", False):
         said = tuple(map(_typed, value)) if isinstance(value, list) else (_typed(value),)
     else:
-        said = old_names.present_value(command, option, _typed(value))
+        said = _typed(value)
         if option == "--on" and said == RENTED:
             raise BadInput(f"{source}: on must not be {RENTED!r}, which costs money.", hint=f"type --on {RENTED}")
         if isinstance(source, Path) and _is_path(parameter):

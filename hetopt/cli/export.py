@@ -39,7 +39,7 @@ def _texts(
 ) -> dict[Path, str | bytes]:
     """What to write where; everything is made before anything is written."""
     import hetopt
-    from hetopt.core.secret import new_secret
+    from hetopt.core.listening import new_secret
     from hetopt.reports.exports import SCRIPT_FILE, SPEC_FILE, own_wheel, skypilot_task, torchrun_script
     from hetopt.reports.exports import schemas as all_schemas
 

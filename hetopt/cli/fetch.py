@@ -11,7 +11,7 @@ from hetopt.cli.options import NewestRun
 
 if TYPE_CHECKING:
     from hetopt.api.run import Run
-    from hetopt.core.outputs import Outputs
+    from hetopt.core.run_folder import Outputs
 
 
 def fetch(
@@ -68,7 +68,7 @@ def bring_model(run: Run) -> None:
 def _tell(run: Run, outputs: Outputs) -> None:
     """Where the files of the script are, and what was left out."""
     from hetopt.cli import render
-    from hetopt.core.outputs import OUTPUT_FOLDER
+    from hetopt.core.run_folder import OUTPUT_FOLDER
 
     if outputs.sizes:
         render.line(f"{len(outputs.sizes)} outputs are in {run.folder / OUTPUT_FOLDER}")

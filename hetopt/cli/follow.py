@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hetopt.cli import fetch, render, terminal
-from hetopt.cli.run_view import UNSEEN_END
 from hetopt.cli.status import resume_command
 from hetopt.core import formatting
 from hetopt.core.errors import BudgetStop, HetoptError, RunFailed, RunStopped
@@ -15,6 +14,7 @@ from hetopt.core.interruption import stopping
 from hetopt.core.run_folder import UNFINISHED_MODEL_FILE, checkpoint_step
 from hetopt.core.run_status import RunState
 from hetopt.reports.report import TOLERANCE
+from hetopt.reports.status_document import UNSEEN_END
 
 if TYPE_CHECKING:
     from hetopt.api.run import Run
@@ -67,7 +67,7 @@ def finish(run: Run, *, rented: bool, as_json: bool) -> None:
     ended_by = _given_back(run) if rented else None
     status = run.status()
     if status.state is RunState.FAILED:
-        again = resume_command(run, status, run.launch.on if run.launch else None)
+        again = resume_command(run.folder, status, run.launch.on if run.launch else None)
         reading = f"read `hetopt logs {run.name}`{f'; go on from its checkpoint with `{again}`' if again else ''}"
         raise RunFailed(status.reason or "the run failed without saying why.", hint=status.next_step(reading))
     record = run.record()
@@ -82,7 +82,7 @@ def finish(run: Run, *, rented: bool, as_json: bool) -> None:
     else:
         figures = formatting.reached(progress.metrics, progress.loss)
         took = f" in {_took(progress)}" if progress.training_s is not None else ""
-        render.line(f"{status.state.value} after {done}{took}{': ' if figures else ''}{figures}", style="bold")
+        render.line(f"{status.state.value} after {done}{took}{': ' if figures else ''}{figures}", style="strong")
         render.note(f"model and log are in {run.folder}; compare with the prediction by `hetopt report`")
         other = _of_another_length(record.launch, progress) if status.state is RunState.FINISHED else None
         if other is not None:
@@ -90,7 +90,7 @@ def finish(run: Run, *, rented: bool, as_json: bool) -> None:
     if ended_by is not None:
         raise ended_by
     if status.state is RunState.STOPPED:
-        again = resume_command(run, status, record.launch.on if record.launch is not None else None)
+        again = resume_command(run.folder, status, record.launch.on if record.launch is not None else None)
         raise RunStopped(
             f"the run was stopped after {done}; the model of so far is {run.folder / UNFINISHED_MODEL_FILE}.",
             hint=f"go on with `{again}`" if again else "it has no checkpoint to go on from: launch its plan anew",
@@ -120,7 +120,7 @@ def _of_another_length(launch: Launch | None, progress: RunFold) -> str | None:
 def _stopped_here(run: Run) -> None:
     """After Ctrl-C: how far it came, whether that is kept, and how to go on."""
     with suppress(OSError, ValueError, HetoptError):  # a terminal that is gone: the run has ended all the same
-        again = resume_command(run, run.status(), run.launch.on if run.launch else None)
+        again = resume_command(run.folder, run.status(), run.launch.on if run.launch else None)
         kept = checkpoint_step(run.folder)
         step = run.record().progress.step
         saved = "it has no checkpoint to go on from" if kept is None else f"its checkpoint is of step {kept:,}"

@@ -34,7 +34,7 @@ def gc(
     --remove is given. What belongs to a run that goes on, by its lease and its machines' heartbeats, or to somebody
     else is left alone. What could not be looked at is named, and the exit code is not 0.
     """
-    from hetopt.cli import gc_view
+    from hetopt.cli import gc_document
     from hetopt.core.errors import BadInput
 
     if on == "ec2":
@@ -47,11 +47,11 @@ def gc(
             everybody=everybody,
             remove=remove_ and not dry_run,
         )
-        gc_view.show(found, as_json=json_)
+        gc_document.show(found, as_json=json_)
         return
     if on != "rehearsal" or remove_ or region or run is not None or everything or everybody:
         raise BadInput(
             f"there is nothing to find on {on!r}." if on != "rehearsal" else "--remove and the like are for --on ec2.",
             hint="use --on ec2 or --on rehearsal",
         )
-    gc_view.show_rehearsals(dry_run=dry_run, as_json=json_)
+    gc_document.show_rehearsals(dry_run=dry_run, as_json=json_)

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from typer.core import TyperCommand, TyperGroup
 
-from hetopt.cli import moot
-
 if TYPE_CHECKING:
     from typer._click import Context, HelpFormatter, Parameter
 
@@ -115,15 +113,13 @@ class _Screen:
 
 
 class OneScreen(_Screen, TyperCommand):
-    """A command whose help fits on a screen, and which refuses options that would have no effect."""
+    """A command whose help fits on a screen."""
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
         """See click."""
         self._read(ctx, args)
         _narrow(ctx)
-        rest = super().parse_args(ctx, args)
-        moot.refuse(_path(ctx), ctx)
-        return rest
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:
         """See click."""

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from hetopt.cli import terminal
 from hetopt.core.errors import BadInput
-from hetopt.core.reading import lines_of, opened_file, parse_json
+from hetopt.core.paths import lines_of, opened_file, parse_json
 from hetopt.core.step_samples import HINT, Configuration, parse_configuration
-from hetopt.core.synchronization_text import parse_sync
+from hetopt.core.synchronization import parse_sync
 
 
 @contextmanager

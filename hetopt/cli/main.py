@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 import typer.main
 
-from hetopt.cli import old_names, terminal, usage
+from hetopt.cli import terminal, usage
 from hetopt.cli.help_screen import ALL, OneScreen, OneScreenGroup
 from hetopt.core.errors import BadInput, HetoptError
 from hetopt.core.interruption import Terminated, ends_at_once, ends_by_signals, exit_code_of, hears_nothing_more
@@ -108,7 +108,7 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from hetopt.core.provenance import full_version
+        from hetopt.cli.provenance import full_version
 
         typer.echo(f"hetopt {full_version()}")
         raise typer.Exit
@@ -146,10 +146,8 @@ def main() -> None:
 def _exit_code() -> int:
     """Do what was typed; what goes wrong is said, and becomes the exit code that goes with it."""
     try:
-        arguments, renamed = old_names.renewed(sys.argv[1:])
+        arguments = sys.argv[1:]
         terminal.check_arguments(arguments)
-        if renamed:
-            _note(f"{'; '.join(renamed)}; the old name goes with the next release.")
         command = typer.main.get_command(app)
         given = {} if COMPLETING in os.environ else _given(command, arguments)
         with ends_by_signals():

@@ -1,65 +1,36 @@
-"""A command's options as a record: each field is an option, and the command takes one of its records.
+"""Commands whose options are the fields of records: each field is written once, with its help, unit and bounds.
 
-    @dataclass(frozen=True, kw_only=True)
-    class Plant:
-        trees: Annotated[int, typer.Option("--trees", help="How many.")] = 1
+    @with_options(Plant)
+    def plant(place: Annotated[str, typer.Argument()], **typed: Any) -> None:
+        hetopt.plant(place, **typed)
 
-    @options(Plant)
-    def plant(asked: Plant) -> None:
-        hetopt.plant(**given(asked, hetopt.plant))
-
-Fields are called as the library calls its parameters, so that `given` hands them on. Options that several commands have
-are written here once, and what the shell completes: values that are a closed list, and the names of runs.
+``typed`` has what was given for the fields on the command line, or by a file or variable, as it was typed. Arguments
+that several commands have are written here once, and what a shell completes.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, fields
-from importlib import import_module
+from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Protocol, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-
-class Dataclass(Protocol):
-    """Any dataclass."""
-
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
-
-
-Record = TypeVar("Record", bound=Dataclass)
+from hetopt.cli.flags import in_flags
+from hetopt.core.option import Option, expanded, options_of, types_of
 
 
 def one_of(*names: str) -> Callable[[str], list[str]]:
-    """Completes one of these.
-
-    Args:
-        names: themselves, or ``module:NAME`` of a literal type or a collection, which is imported when it is asked for.
-    """
-
-    def complete(incomplete: str) -> list[str]:
-        return [name for name in expanded(names) if name.startswith(incomplete)]
-
-    return complete
-
-
-def expanded(names: tuple[str, ...]) -> list[str]:
-    """The names, with those of ``module:NAME`` in its place."""
-    found: list[str] = []
-    for name in names:
-        module, colon, attribute = name.partition(":")
-        listed = getattr(import_module(module), attribute) if colon else (name,)
-        found += get_args(listed) or list(listed)
-    return found
+    """Complete one of these names, as of `hetopt.core.option.expanded`."""
+    return lambda incomplete: [name for name in expanded(names) if name.startswith(incomplete)]
 
 
 def runs(incomplete: str) -> list[str]:
-    """Completes the names of runs, the newest first."""
+    """Complete the names of runs, the newest first."""
     from hetopt.core.errors import BadInput
-    from hetopt.core.runs import RunFolders, runs_home
+    from hetopt.core.run_folder import RunFolders, runs_home
 
     try:
         return [run.name for run in reversed(RunFolders(home=runs_home()).all()) if incomplete in run.name]
@@ -68,7 +39,7 @@ def runs(incomplete: str) -> list[str]:
 
 
 def every_region(word: str) -> Callable[[str], str]:
-    """Reads a region; 'any' and 'all' are both the command's own word for every one of them."""
+    """Read a region; 'any' and 'all' are both the command's own word for every one of them."""
     return lambda region: word if region in ("any", "all") else region
 
 
@@ -82,63 +53,92 @@ CatalogFolder = Annotated[
     typer.Option("--catalog", metavar="DIR", help="Folder of another catalogue, in the format of the bundled one."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-RegionOrAny = Annotated[
-    str,
-    typer.Option("--region", "-r", callback=every_region("any"), help="AWS region; any: the best of all."),
-]
-Budget = Annotated[str | None, typer.Option("--budget", help="Total USD, a hard cap on the whole bill.")]
-Deadline = Annotated[str | None, typer.Option("--deadline", help="Longest total time, such as 6h.")]
-Market = Annotated[
-    str,
-    typer.Option(
-        "--market",
-        autocompletion=one_of("hetopt.optimizer.market.catalog_filter:AnyMarket"),
-        help="spot, on-demand or any.",
-    ),
-]
-FIRST_REGION = "us-east-1"
 
 
-def options(record: type[Record]) -> Callable[[Callable[[Record], None]], Callable[..., None]]:
-    """Make a command of a function that takes one record.
+def with_options(*records: type, leave_out: tuple[str, ...] = ()) -> Callable[[Callable[..., None]], Any]:
+    """Give a command the fields of records as options, beside its own.
 
     Args:
-        record: a dataclass whose fields are annotated with `typer.Option` or `typer.Argument`.
+        records: made by `hetopt.core.option.options`. Where some have a ``PLACE`` and not all have a field, its help
+            names those that do.
+        leave_out: fields that are no options of the command.
     """
-    annotations = get_type_hints(record, include_extras=True)
 
-    def with_options(run: Callable[[Record], None]) -> Callable[..., None]:
-        def command(**typed: Any) -> None:
-            run(record(**typed))
+    def with_command(run: Callable[..., None]) -> Callable[..., None]:
+        hints = get_type_hints(run, include_extras=True)
+        before = [
+            one.replace(annotation=hints[one.name], kind=one.KEYWORD_ONLY)
+            for one in inspect.signature(run).parameters.values()
+            if one.kind is not one.VAR_KEYWORD
+        ]
+        derived = _derived(records, leave_out)
+        names = [one.name for one in before]
 
+        def command(context: typer.Context, **typed: Any) -> None:
+            given = (name for name in derived if getattr(context.get_parameter_source(name), "name", "") != "DEFAULT")
+            run(**{name: typed[name] for name in (*names, *given)})
+
+        context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
         command.__name__, command.__doc__, command.__module__ = run.__name__, run.__doc__, run.__module__
-        command.__annotations__ = annotations
-        command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # what typer reads
-            [
-                inspect.Parameter(
-                    one.name, inspect.Parameter.KEYWORD_ONLY, default=_default(one), annotation=annotations[one.name]
-                )
-                for one in fields(record)
-            ]
-        )
+        parameters = [context, *before, *derived.values()]
+        command.__annotations__ = {one.name: one.annotation for one in parameters}
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
         return command
 
-    return with_options
+    return with_command
 
 
-def _default(one: Field[Any]) -> Any:
-    if one.default_factory is not MISSING:
-        return one.default_factory()
-    return inspect.Parameter.empty if one.default is MISSING else one.default
+def _derived(records: tuple[type, ...], leave_out: tuple[str, ...]) -> Mapping[str, inspect.Parameter]:
+    """Return by field the parameter that typer reads."""
+    owners: dict[str, list[Any]] = {}
+    for record in records:
+        for name in options_of(record).keys() - set(leave_out):
+            owners.setdefault(name, []).append(record)
+    placed = [record for record in records if getattr(record, "PLACE", "")]
+    ordered = dict.fromkeys(name for record in records for name in options_of(record) if name in owners)
+    return {name: _option(name, owners[name], among=len(placed)) for name in ordered}
 
 
-def given(asked: Dataclass, function: Callable[..., object], **instead: Any) -> dict[str, Any]:
-    """The arguments of a function of the library that a record has a value for.
+def _option(name: str, owners: list[Any], *, among: int) -> inspect.Parameter:
+    option = options_of(owners[0])[name]
+    field = next(one for one in fields(owners[0]) if one.name == name)
+    plain = get_args(types_of(owners[0])[name])[0]
+    default = None if field.default is MISSING or not isinstance(field.default, str | int | float) else field.default
+    flag = f"--{option.called(name)}"
+    flags = [f"{flag}/{flag.replace('--', '--no-')}" if default is True else flag]
+    flags += [f"-{option.short}"] if option.short else []
+    annotation = Annotated[  # type: ignore[valid-type]
+        _typed_as(option, plain, default),
+        typer.Option(
+            *flags,
+            help=in_flags(_help(name, owners, among)),
+            metavar=option.metavar,
+            autocompletion=one_of(*option.names) if option.names else None,
+        ),
+    ]
+    shown: Any = [] if option.repeats else default
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=shown, annotation=annotation)
 
-    Args:
-        asked: the record. What it has nothing for is left to the function's own default.
-        function: the library's.
-        instead: values that take the place of the record's.
-    """
-    values: Mapping[str, Any] = {one.name: getattr(asked, one.name) for one in fields(asked)} | instead
-    return {name: values[name] for name in inspect.signature(function).parameters if values.get(name) is not None}
+
+def _help(name: str, owners: list[Any], among: int) -> str:
+    """Return what is said of a field, behind the places that have it where others do not."""
+    places: dict[str, list[str]] = {}
+    for owner in owners:
+        places.setdefault(options_of(owner)[name].help, []).append(getattr(owner, "PLACE", ""))
+    if len(owners) == among or not all(map(all, places.values())):
+        return next(iter(places))
+    return " ".join(
+        f"{', '.join(its)}: {text[0] if text[1].isupper() else text[0].lower()}{text[1:]}"
+        for text, its in places.items()
+    )
+
+
+def _typed_as(option: Option, plain: Any, default: Any) -> Any:
+    """Return the type that typer reads: texts, which records read, but for flags, whole numbers and paths."""
+    if option.repeats:
+        return list[str]
+    kinds = get_args(plain) or (plain,)
+    text = Path if option.is_file or (Path in kinds and str not in kinds) else str
+    plainly = (bool, int) if option.read is not None else (bool, int, float)
+    kind = next((one for one in plainly if one in kinds and str not in kinds), text)
+    return kind if default is not None else kind | None

@@ -1,20 +1,17 @@
-"""From what a person types to numbers in seconds, dollars and samples; each bad value becomes one sentence."""
+"""Who can answer, which market was meant, and what may be written where."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection
 from pathlib import Path
 
 import typer
 
-from hetopt.core.artifact import kind_in
-from hetopt.core.commands import typed
+from hetopt.core.artifact import kind_in, write_atomically
 from hetopt.core.errors import BadInput
-from hetopt.core.grammar import arguments, fields, numbers
-from hetopt.core.quantities import NUMBER, quantity
-from hetopt.core.reading import read_text
+from hetopt.core.plain_text import typed
 
 
 def is_attended() -> bool:
@@ -22,13 +19,8 @@ def is_attended() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def slowdowns(text: str | None) -> tuple[float, ...] | None:
-    """'1,1,2,4' or '1 x2, 2, 4': one factor a worker."""
-    return None if text is None else numbers(text, "--slowdown")
-
-
-def market(text: str | None, *, spot: bool, on_demand: bool) -> str:
-    """What was said of the market, in one of three options.
+def market(text: str | None, *, spot: bool, on_demand: bool) -> dict[str, str]:
+    """Return the market that was named in one of three options; nothing where none was.
 
     Raises:
         BadInput: options exclude each other.
@@ -42,30 +34,21 @@ def market(text: str | None, *, spot: bool, on_demand: bool) -> str:
         raise BadInput(
             f"{' and '.join(asked)} exclude each other.", hint="keep one of them; --market any takes both markets"
         )
-    return next(iter(asked.values()), "any")
+    return dict.fromkeys(["market"], next(iter(asked.values()))) if asked else {}
 
 
-def time_weight(text: str | None) -> float | None:
-    """'time=2,cost=1' as the part of time: 2/3."""
-    if text is None:
-        return None
-    said = fields(arguments(text, "--weights"), {"time": "time", "cost": "cost"})
-    weights = {name: quantity(value, NUMBER, f"--weights: {name}") for name, value in said.items()}
-    if len(weights) != 2 or min(weights.values()) < 0 or not sum(weights.values()):
-        raise BadInput(
-            f"--weights must be time=W,cost=W with numbers of 0 or more, one of them above 0, got {text!r}.",
-            hint="for example --weights time=2,cost=1",
-        )
-    return weights["time"] / sum(weights.values())
+def refuse(names: Collection[str], use: str) -> None:
+    """Refuse options that would have no effect.
 
-
-def text_of(path: Path, option: str) -> str:
-    """The text in a file that an option names.
+    Args:
+        names: of their fields.
+        use: of the command, behind 'no effect with'.
 
     Raises:
-        BadInput: it cannot be read.
+        BadInput: there are any.
     """
-    return read_text(path, hint=f"name a text file with {option}")
+    if names:
+        raise BadInput(f"{', '.join(f'`{name}`' for name in names)}: no effect with {use}.", hint="leave them out")
 
 
 def ready_to_write(path: Path | None, *, force: bool, replaces: str | None = None) -> None:
@@ -103,36 +86,16 @@ def ready_to_write(path: Path | None, *, force: bool, replaces: str | None = Non
         raise BadInput(f"{path} exists already.", hint="add --force to replace it, or name another file")
 
 
+def save(path: Path, text: str) -> None:
+    """Write a file whole or not at all, and say so."""
+    from hetopt.cli import render
+
+    write_atomically(path, text)
+    render.note(f"wrote {path}")
+
+
 def _is_kind(path: Path, kind: str) -> bool:
     """Whether a file is an artifact, or a page, of this kind."""
-    from hetopt.reports.document import is_page
+    from hetopt.reports.html import is_page
 
     return kind_in(path) == kind or is_page(path, kind)
-
-
-def substitutes(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """TYPE=OTHER[,OTHER]: for a type those that may stand in for it."""
-    found: dict[str, tuple[str, ...]] = {}
-    for text in texts:
-        written = arguments(text, "--substitute")
-        if len(written.pairs) != 1:
-            raise BadInput(
-                f"--substitute must be TYPE=OTHER[,OTHER], got {text!r}.",
-                hint="for example --substitute c7i.large=c6i.large",
-            )
-        [(planned, first)] = written.pairs.items()
-        found[planned] = (first, *written.values)
-    return found
-
-
-def images(texts: Sequence[str]) -> dict[str, str]:
-    """KIND=AMI: the image of a kind of machine."""
-    found: dict[str, str] = {}
-    for text in texts:
-        written = arguments(text, "--image")
-        if written.values or not written.pairs:
-            raise BadInput(
-                f"--image must be KIND=AMI, got {text!r}.", hint="for example --image x86_64-gpu=ami-0123456789abcdef0"
-            )
-        found |= written.pairs
-    return found

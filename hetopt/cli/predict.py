@@ -21,11 +21,6 @@ def predict(
     explain: str | None = typer.Option(
         None, help='Only the breakdown of one query: its "id", or the number of its line.'
     ),
-    model: str = typer.Option(
-        "hetopt",
-        autocompletion=one_of("hetopt", "auto", "scavenger", "ernest", "goodput"),
-        help="hetopt's own, a published one (scavenger, ernest, goodput), or auto: the best on layouts held out.",
-    ),
     market: str = typer.Option(
         "spot",
         autocompletion=one_of("spot", "on-demand"),
@@ -51,17 +46,14 @@ def predict(
     Also read: "compression": {"name": "topk", "ratio": 0.01}, "precision": "bf16", "sync": "local-sgd(8)", "id".
     """
     from hetopt.api.step_times import StepTimes
-    from hetopt.cli import lines, predict_view
-    from hetopt.core.errors import BadInput
+    from hetopt.cli import lines, predictions
 
-    if model != "hetopt" and (explain is not None or suggest_probes):
-        raise BadInput("--explain and --suggest-probes need hetopt's own model.", hint="leave --model out")
     times = StepTimes.of(profile, market=market, region=region, catalog=catalog_dir)
     with lines.opened(queries, "QUERIES") as (rows, is_whole):
         if explain is not None:
-            predict_view.explain(times, lines.queries(rows), explain, as_json=json_)
+            predictions.explain(times, lines.queries(rows), explain, as_json=json_)
         elif suggest_probes:
-            predict_view.suggest(times, list(lines.queries(rows)), suggest_probes)
+            predictions.suggest(times, list(lines.queries(rows)), suggest_probes)
         else:
             at_once = CHUNK if is_whole else 1
-            predict_view.answer(predict_view.chosen(times, model), lines.chunks(lines.queries(rows), at_once))
+            predictions.answer(times.model, lines.chunks(lines.queries(rows), at_once))

@@ -2,120 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hetopt.cli.options import given, one_of, options
+from hetopt.api.options import Measurement
+from hetopt.cli.options import with_options
 
 if TYPE_CHECKING:
     from hetopt.core.profile import Profile
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measure:
-    """What `hetopt profile` is asked for; fields as of `hetopt.profile`, as they are typed."""
-
+@with_options(Measurement)
+def profile(
     task: Annotated[
         str | None,
         typer.Argument(
             help="Bundled task, module:attribute, file.py:attribute, or a training script: -- file.py ARGUMENTS."
         ),
-    ] = None
+    ] = None,
     arguments: Annotated[list[str] | None, typer.Argument(help="The script's own arguments.", show_default=False)] = (
         None
-    )
-    batch_argument: Annotated[
-        str | None,
-        typer.Option(
-            "--batch-arg", help="A script's option for the batch size, if it uses no DataLoader, such as batch-size."
-        ),
-    ] = None
-    epoch_samples: Annotated[
-        int | None, typer.Option(help="Samples of a script's epoch, if its loader does not tell.")
-    ] = None
+    ),
     from_samples: Annotated[
         Path | None,
         typer.Option(
             help="Import step times measured elsewhere (JSON Lines, - for standard input): alone, or beside TASK.",
         ),
-    ] = None
-    data: Annotated[Path | None, typer.Option(help="Folder of the task's data, for tasks that read files.")] = None
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
             "--output", "-o", help="Write the profile to this JSON file. Default: profile.json, or none with --json."
         ),
-    ] = None
-    force: Annotated[bool, typer.Option("--force", help="Replace the output file if it exists.")] = False
-    workers: Annotated[
-        int | None,
-        typer.Option(help="Worker processes to measure together. Default: the GPUs, else two or one a processor."),
-    ] = None
-    time_budget_s: Annotated[
-        str, typer.Option("--time-budget", help="Time that measuring may take, about; starting up comes on top.")
-    ] = "40s"
-    seed: Annotated[int, typer.Option(help="Seed of weights and sample order.")] = 0
-    machine_type: Annotated[
-        str, typer.Option("--type", help="What this machine is: an instance type of the catalogue.")
-    ] = "local"
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the output file if it exists.")] = False,
     explore: Annotated[
         bool,
         typer.Option("--explore", help="Then measure whole steps of more workers, as long as that is worth its price."),
-    ] = False
-    probe_budget_usd: Annotated[
-        str | None,
-        typer.Option(
-            "--probe-budget", help="USD that exploring may cost, at the prices of the machines it stands for."
-        ),
-    ] = None
-    explore_on: Annotated[
-        str,
-        typer.Option(
-            "--on",
-            autocompletion=one_of("hetopt.api.backends:BACKENDS"),
-            help="Where to explore: local, rehearsal, ssh (hosts of your own) or ec2, which rents.",
-        ),
-    ] = "local"
-    hosts: Annotated[
-        str | None,
-        typer.Option(help="rehearsal: the cluster to explore, such as 'speed=1,rate=100mbit x8'."),
-    ] = None
-    inventory: Annotated[
-        Path | None, typer.Option(help="ssh: the file of hosts to explore, see `hetopt hosts check`.")
-    ] = None
-    types: Annotated[str | None, typer.Option(help="ec2: the machine types to explore, with commas between.")] = None
-    region: Annotated[str, typer.Option(help="ec2: where to rent.")] = "us-east-1"
-    ec2_data: Annotated[
-        str | None,
-        typer.Option(help="ec2: where the task's data is for rented machines: s3://BUCKET/PREFIX."),
-    ] = None
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="ec2: rent without asking.")] = False
-    sync: Annotated[
-        list[str],
-        typer.Option(
-            autocompletion=one_of("hetopt.core.synchronization:SyncName"),
-            help="Also measure how many steps the target takes when workers average parameters now and then: "
-            "'local-sgd(8, stretch=1.5)', 'selsync(auto)'. May be repeated.",
-        ),
-    ] = field(default_factory=list)
-    precision: Annotated[
-        str | None,
-        typer.Option(
-            autocompletion=one_of("hetopt.api.profiling:PRECISIONS"),
-            help="Of a task, also measure tf32, bf16 or fp16 beside fp32, or 'auto': all that the machine has. "
-            "Default: auto on GPUs, fp32 alone on CPUs.",
-        ),
-    ] = None
-    as_json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON.")] = False
-
-
-@options(Measure)
-def profile(asked: Measure) -> None:
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="ec2: rent without asking.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON.")] = False,
+    **typed: Any,
+) -> None:
     """Measure a training job on this machine: step times, memory, network, gradient noise, compressibility, pilot runs.
 
     The profile is what `hetopt recommend` plans from. Measure while the machine has nothing else to do.
@@ -126,48 +58,48 @@ def profile(asked: Measure) -> None:
       hetopt profile mine.py:task -o mine.json
     """
     import hetopt
-    from hetopt.cli import parse, profile_view, render
+    from hetopt.cli import parse, render
+    from hetopt.cli.samples import import_samples, read_file
     from hetopt.core.errors import BadInput
-    from hetopt.core.quantities import DURATION, quantity
 
-    output = Path("profile.json") if asked.output is None and not asked.as_json else asked.output
-    if asked.from_samples is not None and asked.task is None:
-        profile_view.import_samples(asked.from_samples, output, force=asked.force, json_=asked.as_json)
+    output = Path("profile.json") if output is None and not as_json else output
+    if from_samples is not None and task is None:
+        parse.refuse(sorted(typed), "--from-samples alone, without TASK")
+        import_samples(from_samples, output, force=force, json_=as_json)
         return
-    if asked.task is None:
+    if task is None:
         raise BadInput(
             "name the task to measure, or a file of step times with --from-samples.", hint="hetopt profile digits"
         )
-    time_budget_s = quantity(asked.time_budget_s, DURATION, "--time-budget")
-    parse.ready_to_write(output, force=asked.force)
-    _agree_to_explore(asked)
-    elsewhere = profile_view.read_file(asked.from_samples) if asked.from_samples is not None else ()
-    with render.progress(f"profiling {asked.task}") as reporter:
-        measured = hetopt.profile(
-            **given(asked, hetopt.profile, samples=elsewhere, time_budget_s=time_budget_s, reporter=reporter)
-        )
-    _write(measured, output, asked)
-
-
-def _write(measured: Profile, output: Path | None, asked: Measure) -> None:
-    from hetopt.cli import profile_view, render, terminal
-    from hetopt.core.commands import typed
-
+    parse.ready_to_write(output, force=force)
+    _agree_to_explore(task, typed, explore=explore, yes=yes)
+    samples = read_file(from_samples) if from_samples is not None else ()
+    with render.progress(f"profiling {task}") as reporter:
+        measured = hetopt.profile(task, arguments=arguments or (), samples=samples, reporter=reporter, **typed)
     if output is not None:
-        measured.save(output)
-        render.note(f"wrote {output}")
-    if asked.as_json:
+        parse.save(output, measured.to_json())
+    _show(measured, output, typed.get("inventory"), as_json=as_json)
+
+
+def _show(measured: Profile, output: Path | None, inventory: Path | None, *, as_json: bool) -> None:
+    from hetopt.cli import render, terminal
+    from hetopt.core.plain_text import typed
+    from hetopt.reports import profile_document
+
+    if as_json:
         terminal.write(measured.to_json())
-    else:
-        profile_view.show(measured)
-        if output is not None:
-            epochs = epochs_asked(measured.job.script)
-            length = f" --epochs {epochs or 'N'}" if measured.job.script else ""
-            own = "" if asked.inventory is None else f" --inventory {typed(asked.inventory)}"
-            meant = "  # N: as many as it trains" if measured.job.script and epochs is None else ""
-            render.line(
-                f"next: hetopt recommend {typed(output)} --budget 5{length}{own} -o plan.json{meant}", style="bold"
-            )
+        return
+    render.show(profile_document.document(measured))
+    for note in profile_document.notes(measured):
+        render.note(note)
+    if output is not None:
+        is_counted = measured.job.counts_epochs
+        epochs = epochs_asked(measured.job.script) if is_counted else None
+        length = f" --{'epochs' if is_counted else 'steps'} {epochs or 'N'}" if measured.job.script else ""
+        own = "" if inventory is None else f" --inventory {typed(inventory)}"
+        meant = "  # N: as many as it trains" if measured.job.script and epochs is None else ""
+        command = f"hetopt recommend {typed(output)} --budget 5{length}{own} -o plan.json{meant}"
+        render.line(f"next: {command}", style="strong")
 
 
 def epochs_asked(script: Sequence[str]) -> str | None:
@@ -178,33 +110,27 @@ def epochs_asked(script: Sequence[str]) -> str | None:
     return None
 
 
-def _agree_to_explore(asked: Measure) -> None:
+def _agree_to_explore(task: str, typed: Mapping[str, Any], *, explore: bool, yes: bool) -> None:
     """Refuse options of exploring without exploring, and have it confirmed where it rents.
 
     Raises:
         BadInput: the options do not go together, or nobody is there to say yes.
     """
-    from hetopt.api.values import names, positive
     from hetopt.cli import confirm
     from hetopt.core.errors import BadInput
 
-    elsewhere = asked.explore_on != "local" or any(
-        one is not None for one in (asked.hosts, asked.inventory, asked.types, asked.ec2_data)
-    )
-    if asked.explore != (asked.probe_budget_usd is not None) or (not asked.explore and elsewhere):
+    elsewhere = {"explore_on", "hosts", "inventory", "types", "ec2_data"} & typed.keys()
+    if explore != ("probe_budget_usd" in typed) or (not explore and elsewhere):
         raise BadInput(
             "--explore, --probe-budget, --on, --hosts, --inventory and --types belong together.",
             hint="hetopt profile TASK --explore --probe-budget 0.10",
         )
-    budget_usd = positive(asked.probe_budget_usd, "probe_budget_usd", "USD")
-    if budget_usd is None:
+    if not explore:
         return
-    from hetopt.api import exploring, exploring_ec2
+    from hetopt.api.exploring import check_place
 
-    exploring.check_place(asked.explore_on, asked.hosts, names(asked.types or (), "types"), asked.inventory)
-    if asked.explore_on == "ec2":
-        assert asked.task is not None
-        exploring_ec2.check(asked.task, asked.data, asked.ec2_data)
-        if not asked.yes:
-            most = f"${budget_usd:.2f}"
-            confirm.agree_to_spend(f"Rent machines for probes, for at most {most}?", f"probes may cost up to {most}")
+    asked = Measurement(**typed)
+    check_place(task, asked)
+    if asked.explore_on == "ec2" and not yes:
+        most = f"${asked.probe_budget_usd:.2f}"
+        confirm.agree_to_spend(f"Rent machines for probes, for at most {most}?", f"probes may cost up to {most}")

@@ -8,36 +8,28 @@ from __future__ import annotations
 import json
 import re
 import sys
-import textwrap
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live as RichLive
 from rich.markup import escape
-from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from hetopt.cli import terminal
 from hetopt.cli.flags import in_flags
-from hetopt.core.reading import shortened
-from hetopt.core.reporter import PIECES, Reporter
+from hetopt.core.interruption import PIECES, Reporter
+from hetopt.core.paths import shortened
+from hetopt.reports.document import Block, Line, Remarks, Style
+from hetopt.reports.text import BAR, bar, lines, phrases, shown
 
-LONGEST_WORD = 12
-"""Characters of a column that folds: in a narrower one a table cannot be read."""
-
-BAR = 24
-"""Characters of a bar, where there is room for them."""
+STYLES = {"strong": "bold", "soft": "dim", "warning": "bold red", "good": "bold green"}
+"""Styles of documents as rich names them."""
 
 MOST_PROGRESS_LINES = 5
-
-_GLUE = "\xa0"
-_GLUED = re.compile(r"(?<=\d) (?=%|×|(?:min|h|s|d|ms|µs|GiB|MiB|GB|MB|kB|vCPUs?)\b)|(?<=×) ")
-"""Blanks at which no line ends: between a number and its unit."""
 
 
 class _Console(Console):
@@ -68,12 +60,7 @@ def console(*, stderr: bool = False) -> Console:
     words, and the width of a terminal that is not there must not break them.
     """
     stream = sys.stderr if stderr else sys.stdout
-    return _Console(file=stream, highlight=False, soft_wrap=stderr and not stream.isatty())
-
-
-def width() -> int:
-    """Characters of a line on stdout."""
-    return console().width
+    return _Console(file=stream, highlight=False, emoji=False, soft_wrap=stderr and not stream.isatty())
 
 
 def print_json(value: Any) -> None:
@@ -81,141 +68,31 @@ def print_json(value: Any) -> None:
     terminal.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
-def table(
-    columns: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    *,
-    numbers: Collection[str] = (),
-    fixed: Collection[str] = (),
-    caption: str | None = None,
-    gap: int = 2,
-) -> None:
-    """A table on stdout. Where a terminal is too narrow for it, each row is a line and facts below it.
-
-    Args:
-        columns: their names.
-        rows: of cells, which are plain text.
-        numbers: columns that are aligned right, and never cut.
-        fixed: columns of text that never fold.
-        caption: below it.
-        gap: blanks between columns.
-    """
-    if _least_width(columns, rows, {*numbers, *fixed}, gap) > width():
-        for first, *others in rows:
-            line(first, style="bold")
-            facts({name: cell for name, cell in zip(columns[1:], others, strict=True) if cell})
-    else:
-        grid = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
-        for name in columns:
-            justify: Literal["left", "right"] = "right" if name in numbers else "left"
-            whole = name in numbers or name in fixed
-            grid.add_column(_cell(name), justify=justify, no_wrap=whole, overflow="fold")
-        for row in rows:
-            grid.add_row(*map(_cell, row))
-        console().print(grid)
-    if caption is not None:
-        line(caption, style="dim")
-
-
-def _least_width(columns: Sequence[str], rows: Sequence[Sequence[str]], whole: Collection[str], gap: int) -> int:
-    """Characters that a table takes where its texts fold as far as they may."""
-    widths = []
-    for texts in zip(columns, *rows, strict=True):
-        if texts[0] in whole:
-            widths.append(max(map(len, texts)))
-        else:
-            widths.append(min(LONGEST_WORD, max(len(word) for text in texts for word in (text.split() or [""]))))
-    return sum(widths) + gap * (len(widths) - 1)
-
-
-def fitted_table(
-    columns: dict[str, list[str]],
-    droppable: Sequence[str],
-    *,
-    words: Collection[str],
-    fixed: Collection[str] = (),
-    gap: int = 2,
-    folding: str | None = None,
-) -> list[str]:
-    """A table without the columns that can be missed where it would not fit the terminal, which are named.
-
-    Args:
-        columns: cells by the name of the column; those that are dropped are removed.
-        droppable: which can go, the first first.
-        words: columns of text; the others are numbers.
-        fixed: as of `table`.
-        gap: likewise.
-        folding: the column that can fold to the width of its name.
-    """
-
-    def needed() -> int:
-        widths = [len(name) if name == folding else max(len(name), *map(len, cells)) for name, cells in columns.items()]
-        return sum(widths) + gap * (len(widths) - 1)
-
-    dropped: list[str] = []
-    for name in droppable:
-        if needed() > width() and name in columns:
-            del columns[name]
-            dropped.append(name)
-    rows = list(zip(*columns.values(), strict=True))
-    table(list(columns), rows, numbers=columns.keys() - set(words), fixed=fixed, gap=gap)
-    return dropped
-
-
-def heading(text: str) -> None:
-    """A line that opens a part of the output."""
-    console().print(f"\n{_cell(text)}", style="bold")
-
-
-def wrapped(text: str, *, hang: int = 0) -> list[str]:
-    """The lines that a text takes in the terminal; all but the first begin with ``hang`` blanks.
-
-    A number stays with its unit, and words with hyphens, such as options, stay whole.
-    """
-    most = max(width(), hang + LONGEST_WORD)
-    return [
-        one.replace(_GLUE, " ")
-        for part in _shown(text).split("\n")
-        for one in textwrap.wrap(
-            _GLUED.sub(_GLUE, part),
-            most,
-            subsequent_indent=" " * hang,
-            break_on_hyphens=False,
-            replace_whitespace=False,
-        )
-        or [""]
-    ]
-
-
-def line(text: str = "", *, style: str | None = None, hang: int = 0, is_copied: bool = False) -> None:
-    """A plain line on stdout, wrapped at the terminal's width unless it ``is_copied``, as commands are.
-
-    Args:
-        text: of the line.
-        style: as rich names it.
-        hang: blanks before what does not fit on the first line.
-        is_copied: whether it is for a clipboard: never wrapped.
-    """
+def show(blocks: Iterable[Block]) -> None:
+    """Print a document on stdout."""
     out = console()
-    if is_copied:
-        out.print(_shown(text), style=style, markup=False, soft_wrap=True)
-    else:
-        out.print("\n".join(wrapped(text, hang=hang)), style=style, markup=False)
+    for text, style in lines(blocks, out.width, _shown):
+        out.print(text, style=STYLES.get(style, style), markup=False, soft_wrap=True)
+
+
+def plain(blocks: Iterable[Block]) -> list[str]:
+    """Return the lines of a document."""
+    return [text for text, _ in lines(blocks, console().width, _shown)]
+
+
+def height(blocks: Iterable[Block]) -> int:
+    """Return the number of lines that a document takes."""
+    return len(plain(blocks))
+
+
+def line(text: str = "", *, style: Style = "") -> None:
+    """Print a line."""
+    show([Line(text, style)])
 
 
 def bullet(text: str, *, mark: str = "•") -> None:
-    """A sentence in a list, wrapped and indented behind its mark."""
-    line(f"  {mark} {text}", hang=4)
-
-
-def facts(values: Mapping[str, str]) -> None:
-    """Named facts, one a line, the names aligned; long values are wrapped under themselves."""
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True, style="dim")
-    grid.add_column(overflow="fold")
-    for name, value in values.items():
-        grid.add_row(_cell(name), _cell(value))
-    console().print(Padding(grid, (0, 0, 0, 2), expand=False))
+    """Print a sentence of a list behind its mark."""
+    show([Remarks([text], mark)])
 
 
 def note(text: str) -> None:
@@ -231,35 +108,28 @@ def error(message: str, hint: str | None) -> None:
         out.print(f"  [bold]→[/] {_cell(shortened(hint, terminal.MOST_MESSAGE_CHARACTERS))}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Picture:
-    """What a live view shows: a title and plain lines, cut where the terminal ends."""
-
-    title: str
-    lines: Sequence[str]
-
-
-def drawn(picture: Picture) -> Text:
-    """The picture as rich shows it. Made of plain text: laying out a table takes several times as long."""
-    text = Text(_shown(picture.title), style="bold", no_wrap=True, overflow="ellipsis")
-    return text.append("\n" + _shown("\n".join(picture.lines)), style="not bold")
+def drawn(picture: Sequence[str]) -> Text:
+    """Return lines as rich shows them; the first is a title. Laying out a table takes several times as long."""
+    title, *others = map(_shown, picture)
+    text = Text(title, style="bold", no_wrap=True, overflow="ellipsis")
+    return text.append("\n" + "\n".join(others), style="not bold")
 
 
 @contextmanager
-def live_view() -> Iterator[Callable[[Picture], None]]:
+def live_view() -> Iterator[Callable[[Sequence[str]], None]]:
     """A part of the terminal that is drawn anew with each call; it stays as it was last. Never draws by itself.
 
     Where stdout is no terminal, each new title is a line.
     """
     if not console().is_terminal:
-        shown: list[str] = [""]
+        titles: list[str] = [""]
 
-        def show(picture: Picture) -> None:
-            if picture.title != shown[-1]:
-                shown.append(picture.title)
-                line(picture.title)
+        def show_title(picture: Sequence[str]) -> None:
+            if picture[0] != titles[-1]:
+                titles.append(picture[0])
+                line(picture[0])
 
-        yield show
+        yield show_title
         return
     with RichLive(console=console(), auto_refresh=False, vertical_overflow="crop") as live:
         yield lambda picture: live.update(drawn(picture), refresh=True)
@@ -357,26 +227,9 @@ def progress_lines(description: str, text: str, done: float | None, *, elapsed_s
     return [head[: columns - 1], *rest[: MOST_PROGRESS_LINES - 1]]
 
 
-def phrases(pieces: Sequence[str], *, columns: int) -> list[str]:
-    """Phrases beside each other, as many on a line as it holds, all whole that are not longer than one."""
-    lines: list[str] = []
-    for piece in pieces:
-        if lines and len(lines[-1]) + len(PIECES) + len(piece) <= columns:
-            lines[-1] += PIECES + piece
-        else:
-            lines += textwrap.wrap(piece, columns, initial_indent="  ", subsequent_indent="    ")
-    return lines
-
-
-def bar(done: float | None, columns: int) -> str:
-    """A part of the whole, as a bar."""
-    full = round(columns * min(max(done or 0.0, 0.0), 1.0))
-    return "█" * full + "░" * (columns - full)
-
-
 def _shown(text: str) -> str:
     """The text as it may reach the terminal, in the command line's words."""
-    return terminal.shown(in_flags(text))
+    return shown(in_flags(text))
 
 
 def _cell(text: str) -> str:

@@ -32,8 +32,9 @@ def report(
       hetopt report -o report.json
     """
     import hetopt
-    from hetopt.cli import render, run_view, terminal
+    from hetopt.cli import render, terminal
     from hetopt.cli.parse import ready_to_write
+    from hetopt.reports.run_document import document
 
     ready_to_write(output, force=force, replaces="report")
     ready_to_write(html, force=force, replaces="hetopt run")
@@ -54,7 +55,9 @@ def report(
     if json_:
         terminal.write(made.to_json())
     else:
-        run_view.show_report(made)
+        told = document(made)
+        render.line(told.title, style="strong")
+        render.show((*told.about, *told.blocks))
 
 
 def _learn(path: Path, launch: Launch, history: RunHistory) -> None:

@@ -74,8 +74,7 @@ def _write(folder: Path, into: Path) -> None:
     from hetopt.cli import render
     from hetopt.core.artifact import write_atomically
     from hetopt.core.errors import BadInput
-    from hetopt.core.events.log import EVENTS_FILE
-    from hetopt.core.events.reader import read_log
+    from hetopt.core.events.log import EVENTS_FILE, read_log
     from hetopt.reports.scalars import scalars
     from hetopt.reports.tensorboard import event_file
 

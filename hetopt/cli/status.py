@@ -11,9 +11,14 @@ import typer
 from hetopt.cli.options import NewestRun
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
     from hetopt.api.run import Run
     from hetopt.core.events.fold import RunFold
     from hetopt.core.run_status import RunStatus
+    from hetopt.optimizer.launch_record import Launch
+    from hetopt.reports.timeline import Happening
 
 
 def status(
@@ -29,7 +34,8 @@ def status(
       hetopt status --watch
     """
     from hetopt.api.run import Run
-    from hetopt.cli import render, run_view
+    from hetopt.cli import render
+    from hetopt.reports import status_document
 
     if watch:
         from hetopt.cli.watch import watch as watch_run
@@ -45,19 +51,24 @@ def status(
         if json_:
             render.print_json(listed)
         else:
-            run_view.show_all(listed)
+            render.show(status_document.runs(listed))
+            for fact in listed:
+                if note := fact["reason"] if fact["state"] == status_document.UNREADABLE else fact["unread"]:
+                    render.note(f"{fact['run']}: {note}")
         return
-    facts = _facts(Run.find(run), ask=True)
+    told = _facts(Run.find(run), ask=True)
     if json_:
-        render.print_json(facts)
+        render.print_json(told)
     else:
-        run_view.show_status(facts)
+        render.show(status_document.status(told))
+        for note in status_document.notes(told):
+            render.note(note)
 
 
 def _facts_or_why(run: Run) -> dict[str, Any]:
     """The facts of a run; of one that cannot be read, why: it must not hide the others."""
-    from hetopt.cli.run_view import UNREADABLE
     from hetopt.core.errors import HetoptError
+    from hetopt.reports.status_document import UNREADABLE
 
     try:
         return _facts(run, ask=False)
@@ -69,10 +80,6 @@ def _facts_or_why(run: Run) -> dict[str, Any]:
 
 
 def _facts(run: Run, *, ask: bool) -> dict[str, Any]:
-    from hetopt.core.conditions import ConditionsReader
-    from hetopt.core.run_status import end_reason
-    from hetopt.reports.run_words import pause
-
     started = run.launch
     if started is not None and started.on == "ec2":
         from hetopt.api.rental import look
@@ -81,17 +88,29 @@ def _facts(run: Run, *, ask: bool) -> dict[str, Any]:
     else:
         state, rental = run.status(), None
     record = run.record()
-    launch, progress = record.launch, record.progress
+    told = {"unread_lines": record.unread.lines, "unread": record.unread.sentence}
+    return facts(run.folder, state, record.launch, record.progress, record.happenings) | {"rental": rental, **told}
+
+
+def facts(
+    folder: Path, state: RunStatus, launch: Launch | None, progress: RunFold, happened: Iterable[Happening]
+) -> dict[str, Any]:
+    """Return the status of a run."""
+    from hetopt.core.run_folder import ConditionsReader
+    from hetopt.core.run_status import end_reason
+    from hetopt.reports.report import worker_reports
+    from hetopt.reports.run_words import pause
+
     speeds = launch.speeds if launch else {}
     hourly = launch.running_usd_per_hour if launch else None
     elapsed_s = progress.elapsed_s
     return {
-        "run": run.name,
-        "folder": str(run.folder),
+        "run": folder.name,
+        "folder": str(folder),
         "state": state.state.value,
         "reason": state.reason or end_reason(state.state, progress),
         "on": launch.on if launch else None,
-        "resume": resume_command(run, state, launch.on if launch else None),
+        "resume": resume_command(folder, state, launch.on if launch else None),
         "task": progress.task or (launch.spec.task if launch else None),
         "step": progress.step,
         "predicted_steps": launch.prediction.steps.value if launch else None,
@@ -103,30 +122,17 @@ def _facts(run: Run, *, ask: bool) -> dict[str, Any]:
         "elapsed_s": elapsed_s,
         "usd_per_hour": hourly,
         "usd": hourly * elapsed_s / 3600 if hourly is not None and elapsed_s is not None else None,
-        "rental": rental,
+        "budget_usd": launch.plan.goal.budget_usd if launch else None,
+        "rental": None,
         "restarts": progress.restarts,
         "sessions": progress.sessions,
         "lost_steps": progress.lost_steps,
-        "unread_lines": record.unread.lines,
-        "unread": record.unread.sentence,
         "exchange": _exchange(progress),
         "audits": _audits(progress),
-        "workers": [
-            {
-                "host": worker.host,
-                "type": worker.type,
-                "slowdown": worker.slowdown,
-                "speed": speeds.get(worker.host),
-                "local_batch_size": worker.local_batch_size,
-                "compute_s": worker.mean_compute_s if worker.steps else None,
-                "wait_s": worker.mean_wait_s if worker.steps else None,
-                "is_present": worker.is_present,
-            }
-            for worker in progress.workers
-        ],
-        "conditions": ConditionsReader(run.folder).now().model_dump() if speeds else None,
+        "workers": [worker.model_dump() for worker in worker_reports(progress, speeds)],
+        "conditions": ConditionsReader(folder).now().model_dump() if speeds else None,
         "pausing": pause(progress, time.time()) if not state.state.is_over else None,
-        "happenings": [one.model_dump() for one in record.timeline.happenings],
+        "happenings": [happening.model_dump() for happening in happened],
     }
 
 
@@ -136,14 +142,14 @@ def _audits(progress: RunFold) -> dict[str, Any] | None:
     return None if progress.audits is None else asdict(progress.audits) | {"text": audited(progress)}
 
 
-def resume_command(run: Run, state: RunStatus, on: str | None) -> str | None:
+def resume_command(folder: Path, state: RunStatus, on: str | None) -> str | None:
     """The command that goes on with a run which ended before its end, where it has a checkpoint here."""
     from hetopt.core.run_folder import latest_checkpoint
     from hetopt.core.run_status import RunState
 
     ended = state.state in (RunState.FAILED, RunState.STOPPED)
-    there = ended and on is not None and latest_checkpoint(run.folder) is not None
-    return f"hetopt launch --on {on} --resume {run.name}" if there else None
+    there = ended and on is not None and latest_checkpoint(folder) is not None
+    return f"hetopt launch --on {on} --resume {folder.name}" if there else None
 
 
 def _exchange(progress: RunFold) -> dict[str, Any] | None:

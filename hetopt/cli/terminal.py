@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import TextIO
 
 from hetopt.core.errors import BadInput, HetoptError
-from hetopt.core.plain_text import escaped, is_plain, spelled, without_colours
+from hetopt.core.plain_text import escaped, is_plain, spelled
 
 BROKEN_PIPE = 141
 """What a shell calls a program that wrote to a pipe whose reader has gone: 128 + SIGPIPE."""
@@ -68,11 +68,6 @@ def check_arguments(arguments: Sequence[str]) -> None:
                     f"argument {number} must be one line of printable characters, without U+{ord(character):04X}.",
                     hint="rename the file, or type the argument again",
                 )
-
-
-def shown(text: str) -> str:
-    """Text as it may reach a terminal: lines of printable characters, without colours of its own."""
-    return escaped(without_colours(text).expandtabs(4), keep="\n")
 
 
 def write(text: str) -> None:

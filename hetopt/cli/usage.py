@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import typer
 
 from hetopt.core.errors import BadInput
-from hetopt.core.names import unknown
+from hetopt.core.plain_text import unknown
 
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """What typer raises for all of that; it has no public name of its own."""
 
-_COUNTED = {"recommend": "`hetopt estimate`, which needs no profile"}
-_NO_SPOT = dict.fromkeys(("estimate", "gpus", "recommend"), "--market on-demand")
-ELSEWHERE: Mapping[str, Mapping[str, str]] = {
-    "--params": _COUNTED,
-    "--config": _COUNTED,
-    "--flops": _COUNTED,
-    "--tokens": _COUNTED,
-    "--no-spot": _NO_SPOT,
-    "--on-demand": _NO_SPOT,
-}
-"""What does what an option would do, by its name and by the command that has none of that name and none alike."""
-
-COMMANDS: Mapping[str, str] = {"watch": "status --watch", "dashboard": "serve", "plan": "recommend"}
-"""What does what a command would do that there is not, and whose name is alike to none."""
-
-_RULE = "Input should be "
 _KINDS = {"integer": "a whole number", "number": "a number", "float": "a number", "boolean": "true or false"}
 """What a value must be, by a word of typer's message about it."""
 
@@ -47,17 +31,9 @@ def refused(error: Any, typed: Sequence[str]) -> BadInput | None:
     if message.startswith("Usage:"):
         return None
     if message.startswith("No such command"):
-        meant = COMMANDS.get(typed[command.count(" ")]) if command == "hetopt" else None
-        if meant is not None:
-            return BadInput(f"There is no command called {typed[0]!r}.", hint=f"did you mean `hetopt {meant}`? {shows}")
         return unknown(typed[command.count(" ")], context.command.list_commands(context), "command", hint=shows)
     if hasattr(error, "possibilities"):
         every = [name for one in context.command.params for name in one.opts if name.startswith("--")]
-        elsewhere = ELSEWHERE.get(error.option_name, {}).get(context.command.name)
-        if elsewhere is not None:
-            return BadInput(
-                f"There is no option called {error.option_name!r}.", hint=f"did you mean {elsewhere}? {shows}"
-            )
         return unknown(error.option_name, every, "option", hint=shows)
     if hasattr(error, "param_type"):
         return BadInput(f"{_name(parameter)} is missing.", hint=f"{_form(context)}; {shows}")
@@ -65,13 +41,9 @@ def refused(error: Any, typed: Sequence[str]) -> BadInput | None:
         takes = "takes no value" if "does not take" in message else "needs a value"
         return BadInput(f"{error.option_name} {takes}.", hint=shows)
     if parameter is not None:
-        name, kind = _name(parameter), next((_KINDS[word] for word in _KINDS if word in message), None)
-        if kind is None:
-            rule = message.rstrip(".")
-            if rule.startswith(_RULE):
-                return BadInput(f"{name} must be {rule.removeprefix(_RULE)}{_got(parameter.opts, typed)}.", hint=shows)
-            return BadInput(f"{name}: {rule[:1].lower()}{rule[1:]}.", hint=shows)
-        return BadInput(f"{name} must be {kind}{_got(parameter.opts, typed)}.", hint=shows)
+        rule = message.rstrip(".").removeprefix("Input should be ")
+        kind = next((_KINDS[word] for word in _KINDS if word in message), rule)
+        return BadInput(f"{_name(parameter)} must be {kind}{_got(parameter.opts, typed)}.", hint=shows)
     if "extra argument" in message:
         left = message[message.find("(s) (") + len("(s) (") : -1]
         return BadInput(f"{command} has no use for {left!r}.", hint=f"{_form(context)}; {shows}")

@@ -41,3 +41,14 @@ def lasts_s(left_usd: float, worst_usd_per_hour: float) -> float:
 def end_s(now_s: float, left_usd: float, worst_usd_per_hour: float) -> float:
     """When machines are shut down, so that what is left now pays until they are off (seconds since the epoch)."""
     return now_s + lasts_s(left_usd, worst_usd_per_hour) - SHUTDOWN_S
+
+
+PLACEMENT_OBJECT = "placement.json"
+LEASE_OBJECT = "lease.json"
+
+READ_OFTEN = (LEASE_OBJECT, PLACEMENT_OBJECT)
+READ_EVERY_S = 5.0
+"""How often a machine looks for news."""
+
+HEARTBEAT_S = 15.0
+"""How often a machine writes that it lives."""

@@ -12,13 +12,13 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from hetopt.core.artifact import Record
-from hetopt.core.throughput import summarize, usual_mean
 
 REPEATS = 12
 """In one go: 30 ms, which is of the length of a step. Who computes for longer without a pause has to wait for more."""
@@ -89,6 +89,60 @@ def _work(matrix: np.ndarray) -> None:
         total += number
     for _ in range(_MAPS):
         np.tanh(matrix)
+
+
+NORMAL_MAD = 1.4826
+"""Standard deviation of a normal distribution in units of its median absolute deviation."""
+
+NOISY_SPREAD = 0.15
+"""Relative standard error of a median above which a set of timings says too little."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """What repeated timings of one thing say.
+
+    Attributes:
+        median_s: half of the timings were shorter.
+        spread_s: standard deviation, robustly: 1.4826 times the median absolute deviation.
+        count: timings summarised.
+    """
+
+    median_s: float
+    spread_s: float
+    count: int
+
+    @property
+    def relative_error(self) -> float:
+        """Standard error of the median relative to it (normal theory: ``sqrt(pi / 2) * spread / sqrt(count)``)."""
+        return math.sqrt(math.pi / 2 / self.count) * self.spread_s / self.median_s
+
+    @property
+    def is_noisy(self) -> bool:
+        """The machine was too busy with other things for this median to be relied on."""
+        return self.relative_error > NOISY_SPREAD
+
+
+def summarize(samples_s: Sequence[float]) -> Timing:
+    """Median and spread of ``samples_s``.
+
+    Raises:
+        ValueError: no samples, or one that is not a positive time.
+    """
+    if not samples_s or not all(0 < sample < math.inf for sample in samples_s):
+        raise ValueError("timings must be positive and finite, and there must be at least one")
+    median = statistics.median(samples_s)
+    deviation = statistics.median(abs(sample - median) for sample in samples_s)
+    return Timing(median_s=median, spread_s=NORMAL_MAD * deviation, count=len(samples_s))
+
+
+def usual_mean(samples_s: Sequence[float]) -> float:
+    """Mean without the longest tenth: what a run pays on average, hiccups that come every few steps included.
+
+    Collectives scatter by whole time slices of the operating system, which a median would not see.
+    """
+    ordered = sorted(samples_s)
+    return statistics.fmean(ordered[: len(ordered) - len(ordered) // 10])
 
 
 if __name__ == "__main__":

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
-from hetopt.core.precision import Precision
+from hetopt.core import formatting
+from hetopt.core.memory import Precision
 from hetopt.core.run_spec import Compression
-from hetopt.core.synchronization import Synchronization
-from hetopt.core.synchronization_text import spell_sync
+from hetopt.core.synchronization import Synchronization, spell_sync
 
 Say = Callable[[float], str]
 """From a number in SI units or dollars to words."""
@@ -223,3 +224,24 @@ def bytes_(number: float) -> str:
             return f"{number:.3g} {unit}"
         number /= 1000
     return f"{number:.3g} TB"
+
+
+_HOW = {
+    "drop": "without",
+    "replace": "with another machine as",
+    "on-demand": "on",
+    "add": "with more like",
+    "switch": "in",
+}
+
+
+def gain_in_words(told: Mapping[str, Any], sentence: str) -> str:
+    """What came of a decision, by the fields of the event that says so.
+
+    Args:
+        told: the fields of ``supervisor_measured``.
+        sentence: with places for ``how`` (whom the run does without, whose place was taken, or where it is now) and
+            for the times of a step ``before``, ``expected`` and ``measured``.
+    """
+    times = {which: formatting.duration(told[f"step_time_{which}_s"]) for which in ("before", "expected", "measured")}
+    return sentence.format(how=f"{_HOW[told['action']]} {told['name']}", **times)

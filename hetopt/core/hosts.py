@@ -25,9 +25,8 @@ from pydantic_core import PydanticCustomError
 
 from hetopt.core.artifact import Record, validated
 from hetopt.core.errors import BadInput
-from hetopt.core.names import known
-from hetopt.core.paths import HOST_PATTERN, host_name, shown
-from hetopt.core.reading import read_text
+from hetopt.core.paths import HOST_PATTERN, host_name, read_text, shown
+from hetopt.core.plain_text import known
 
 CPU = "cpu"
 """The device of a host that computes on its processors."""
@@ -52,7 +51,7 @@ _MINUTES = 24 * 60
 
 
 def _must_be(what: str) -> PydanticCustomError:
-    """Return a fault that is worded as those of pydantic's own types (`hetopt.core.faults`)."""
+    """Return a fault that is worded as those of pydantic's own types (`hetopt.core.artifact`)."""
     return PydanticCustomError("host", "Input should be {what}", {"what": what})
 
 
@@ -181,7 +180,6 @@ class Host(Record):
         memory_gib: of the machine, for plans.
         cpus: likewise.
         network_mbit: of its link, likewise.
-        internet_mbit: of its way to the internet, the slower direction; absent: nothing is planned over it.
     """
 
     name: Annotated[str, _shaped(HOST_PATTERN, "of letters, digits and ._-, such as box1")]
@@ -203,7 +201,6 @@ class Host(Record):
     memory_gib: Amount | None = None
     cpus: Annotated[int, Field(ge=1, le=4096, strict=True)] | None = None
     network_mbit: Amount | None = None
-    internet_mbit: Amount | None = None
 
     @model_validator(mode="after")
     def _costs_once(self) -> Self:
@@ -300,7 +297,6 @@ _SEEN_BY_PLANS = (
     "memory_gib",
     "cpus",
     "network_mbit",
-    "internet_mbit",
 )
 
 

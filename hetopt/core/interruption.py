@@ -1,17 +1,23 @@
-"""Signals that end a command: SIGTERM and SIGHUP do what Ctrl-C does, and none of them cuts the tidying up short.
+"""How a command tells what it does, and how it ends: SIGTERM and SIGHUP do what Ctrl-C does, and none of them cuts the
+tidying up short.
 
 A signal becomes an exception, so that every ``finally`` and ``except BaseException`` on the way is run: what the
 command has started is stopped, and what it has made for itself is removed. From then on further signals are only told
-of, until the command has ended.
+of, until the command has ended. What it has started ends with its parent (`die_with_parent`), and shares the cores
+that the machine or its control group has (`openmp_environment`).
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -170,3 +176,133 @@ def _write(text: str) -> None:
     """To standard error, also from within a signal handler."""
     with suppress(OSError):
         os.write(2, text.encode())
+
+
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+
+def die_with_parent(parent_pid: int, death_signal: signal.Signals) -> None:
+    """Ask the kernel to send this process ``death_signal`` when its parent ends, however that ends.
+
+    The kernel counts the *thread* that started this process as the parent, so start processes from a thread that lives
+    as long as the run. A parent that ended before the request was made is noticed too. Linux only; elsewhere nothing
+    is asked for.
+
+    Args:
+        parent_pid: the process that this one must not outlive; it must be the direct parent.
+        death_signal: SIGTERM lets this process end its own children first, SIGKILL is certain.
+    """
+    if sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) was refused")
+    if os.getppid() != parent_pid:
+        os.kill(os.getpid(), death_signal)
+
+
+class StopSignal:
+    """Remembers the first SIGTERM or SIGINT, for a process that looks when it can end well; None until then."""
+
+    def __init__(self) -> None:
+        self._number: int | None = None
+
+    def listen(self) -> None:
+        """Take both as wishes from now on."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def __call__(self) -> int | None:
+        return self._number
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._number = self._number or number
+
+
+THREADS_VARIABLE = "OMP_NUM_THREADS"
+SPIN_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+SPIN = {"GOMP_SPINCOUNT": "20000"}
+"""OpenMP threads wait for each other by spinning, for milliseconds by default. Whenever something else wants a
+processor, they then spin where the awaited thread should run, and a step takes ten times as long. A short spin (some
+0.1 ms) still bridges the gaps between operators: alone a step is as quick, beside another worker six times as quick."""
+
+_GROUPS, _MOUNTED = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+
+
+def openmp_environment(workers: int, given: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What each of so many workers of this machine needs beside ``given``, which is kept where it says anything.
+
+    The processors are shared out, because every worker would otherwise start a thread for each of them. It must be
+    set before torch is loaded.
+    """
+    own = {} if THREADS_VARIABLE in given else {THREADS_VARIABLE: str(threads_of_each(workers))}
+    return own if any(name in given for name in SPIN_VARIABLES) else own | SPIN
+
+
+def threads_of_each(workers: int) -> int:
+    """Threads of each of so many workers that share this machine."""
+    return max(1, usable_processors() // workers)
+
+
+def usable_processors(groups: Path = _GROUPS, mounted: Path = _MOUNTED) -> int:
+    """Processors that this process may keep busy: those of its affinity, at most its control groups' quota.
+
+    A quota is rounded down, as by Rust's ``available_parallelism``: a team of more threads is stopped in every period.
+
+    Args:
+        groups: lists the process's control groups.
+        mounted: where they are.
+    """
+    allowed = len(os.sched_getaffinity(0))
+    try:
+        lines = groups.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return allowed
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        root = mounted / "cpu" if controllers else mounted
+        names = [name for name in path.split("/") if name not in ("", "..")]
+        for depth in range(len(names) + 1):  # a group has what all groups above it leave it
+            quota = _quota_of(root.joinpath(*names[:depth]))
+            allowed = allowed if quota is None else min(allowed, max(1, int(quota)))
+    return allowed
+
+
+def _quota_of(group: Path) -> float | None:
+    """Processors that a control group may use, of version 2 or 1; None where it has no limit."""
+    for files in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+        try:
+            words = [word for name in files for word in (group / name).read_text(encoding="utf-8").split()]
+            quota_us, period_us = map(int, words)
+        except (OSError, ValueError):  # no such group here, or "max"
+            continue
+        if quota_us > 0:
+            return quota_us / period_us
+    return None
+
+
+PIECES = " · "
+"""Between the phrases of a progress: a line of a terminal ends there."""
+
+
+def _silent(text: str, done: float | None = None) -> None:
+    """Say nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reporter:
+    """Where progress and remarks go.
+
+    Attributes:
+        progress: told what is going on, and the part of it that is done (0 to 1; None: nobody knows).
+        note: told a remark that is worth keeping.
+    """
+
+    progress: Callable[[str, float | None], None] = _silent
+    note: Callable[[str], None] = _silent
+
+    def __call__(self, text: str, done: float | None = None) -> None:
+        """Say what is going on."""
+        self.progress(text, done)

@@ -1,51 +1,16 @@
-"""Sockets that listen on one address of this machine, never on all that it has, and who may connect to them."""
+"""Which addresses a run's processes listen on, never all that a machine has, and the secret that its hosts share."""
 
 from __future__ import annotations
 
-import os
+import re
+import secrets
 import socket
-import struct
-from pathlib import Path
 
 import psutil
 
-from hetopt.core.errors import RunFailed
+from hetopt.core.errors import BadInput, RunFailed
 
 LOOPBACK = "127.0.0.1"
-
-_BACKLOG = 1024
-_TCP_MD5SIG_EXT, _EVERY_PEER = 32, 1  # <linux/tcp.h>: a key for all peers whose first 0 bits are alike
-_IPV4_IN_IPV6 = "0000000000000000FFFF0000"  # ::ffff:0:0/96 as /proc/net/tcp6 writes it
-
-
-def listening_socket(address: str, port: int = 0) -> socket.socket:
-    """A socket that listens on one address of this machine.
-
-    Args:
-        address: of this machine, as a number or a name.
-        port: 0: any that is free.
-
-    Raises:
-        RunFailed: this machine does not have that address, or something else has the port.
-    """
-    try:
-        family, kind, protocol, _, found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise RunFailed(
-            f"the address must be an IP address, got {address!r}: {error.strerror}.", hint="for example 127.0.0.1"
-        ) from None
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(found)
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise RunFailed(
-            f"nothing can listen on {address} port {port} of this machine: {error.strerror}.",
-            hint="give an address that this machine has, and a port that is free",
-        ) from None
-    return listener
 
 
 def is_loopback(address: str) -> bool:
@@ -55,46 +20,6 @@ def is_loopback(address: str) -> bool:
     except OSError:
         return False
     return found.startswith("127.") or found == "::1"
-
-
-def is_same_user(connection: socket.socket) -> bool:
-    """Return whether the socket at the other end of an accepted loopback connection belongs to this process's user.
-
-    The kernel's tables name the owner of every socket; one that its process has closed has no inode and no owner. While
-    our end is connected, no other socket can have the addresses of the other end: they are asked for again after the
-    tables were read, so that the row is that of the one who connected.
-    """
-    try:
-        ends = connection.getpeername(), connection.getsockname()
-        tables = [Path(f"/proc/thread-self/net/{name}").read_text() for name in ("tcp", "tcp6")]
-        connection.getpeername()
-    except OSError:
-        return False
-    peer, here = (_as_listed(connection.family, *end[:2]) for end in ends)
-    for row in (line.split() for table in tables for line in table.splitlines()[1:]):
-        if [end.removeprefix(_IPV4_IN_IPV6) for end in row[1:3]] == [peer, here]:
-            return int(row[7]) == os.geteuid() and row[9] != "0"
-    return False
-
-
-def _as_listed(family: int, address: str, port: int) -> str:
-    packed = socket.inet_pton(family, address)
-    return "".join(f"{word:08X}" for (word,) in struct.iter_unpack("=I", packed)) + f":{port:04X}"
-
-
-def require_signatures(endpoint: socket.socket, key: bytes) -> bool:
-    """Have the kernel drop every TCP segment that is not signed with a key (RFC 2385); false where it cannot.
-
-    Args:
-        endpoint: an IPv4 socket that neither listens nor is connected yet; both ends of a connection need the same key.
-        key: at most 80 bytes.
-    """
-    told = struct.pack("@H126xBBHi80s", socket.AF_INET, _EVERY_PEER, 0, len(key), 0, key)
-    try:
-        endpoint.setsockopt(socket.IPPROTO_TCP, _TCP_MD5SIG_EXT, told)
-    except OSError:
-        return False
-    return True
 
 
 def interface_of(address: str) -> str | None:
@@ -119,3 +44,28 @@ def collectives_on(address: str) -> dict[str, str]:
             hint="name the address by which the other machines reach this one",
         )
     return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}
+
+
+SECRET_VARIABLE = "HETOPT_GROUP_SECRET"
+"""The run's secret, in the environment of the process that hosts workers; not in theirs."""
+
+SECRET_PATTERN = r"[0-9a-f]{64}"
+
+
+def new_secret() -> str:
+    """A secret for one run."""
+    return secrets.token_hex(32)
+
+
+def checked_secret(secret: str | None) -> bytes:
+    """The secret as bytes.
+
+    Raises:
+        BadInput: there is none, or it is something that `new_secret` does not give.
+    """
+    if secret is None or not re.fullmatch(SECRET_PATTERN, secret):
+        raise BadInput(
+            f"{SECRET_VARIABLE} must be 64 hexadecimal digits, the same on all machines of the run.",
+            hint=f"for example {SECRET_VARIABLE}=$(openssl rand -hex 32), once, and copied to all",
+        )
+    return bytes.fromhex(secret)

@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from hetopt.core.artifact import Record
-from hetopt.core.least_squares import non_negative
 
 SLOPE_POINTS = 3
 """Beyond what was counted the slope is that of so many of the last sizes."""
@@ -74,7 +74,7 @@ class TrainingMemory(Record):
 
         Args:
             samples: of a micro-batch.
-            exchange: see `hetopt.core.comm.exchange_memory`.
+            exchange: see `hetopt.optimizer.step_time.device_memory`.
         """
         step = max(self._along("computing_bytes", samples), self._along("updating_bytes", samples))
         exchanging = exchange.taken_bytes + self.fresh_bytes if exchange.taken_bytes else 0
@@ -128,21 +128,6 @@ def _slope(sizes: Sequence[int], counted: Sequence[float]) -> float:
     return max(0.0, sum((one - size) * (told - bytes_) for one, told in zip(sizes, counted, strict=True)) / spread)
 
 
-def joined(counts: Sequence[TrainingMemory]) -> TrainingMemory:
-    """Counts of one job at several micro-batches as one; of two at one size the larger."""
-    steps: dict[int, StepMemory] = {}
-    for step in (step for one in counts for step in one.steps):
-        known = steps.get(step.samples, step)
-        steps[step.samples] = StepMemory(
-            samples=step.samples,
-            computing_bytes=max(step.computing_bytes, known.computing_bytes),
-            updating_bytes=max(step.updating_bytes, known.updating_bytes),
-        )
-    figures = TrainingMemory.model_fields.keys() - {"steps"}
-    largest = {name: max(getattr(one, name) for one in counts) for name in figures}
-    return TrainingMemory(**largest, steps=tuple(steps[samples] for samples in sorted(steps)))
-
-
 @dataclass(frozen=True, kw_only=True)
 class MemoryLine:
     """``peak_bytes = fixed_bytes + per_sample_bytes * local_batch_size``."""
@@ -184,3 +169,46 @@ def memory_limit_bytes(total_bytes: int, *, workers: int, fraction: float) -> in
     if total_bytes < 1 or workers < 1 or not 0 < fraction <= 1:
         raise ValueError("a limit needs memory, workers and a fraction in (0, 1]")
     return max(1, int(total_bytes * fraction) // workers)
+
+
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+"""``fp32`` is torch's default, ``tf32`` its switch for products on NVIDIA's Ampere and later, ``bf16`` and ``fp16`` its
+autocast, the latter with a loss scale."""
+
+
+Array = NDArray[np.float64]
+
+_ROUNDS = 30
+_COLLINEAR = 1e-12  # of the product of both squared lengths
+
+
+def non_negative(design: Array, weights: Array | None = None) -> Array:
+    """``min sum w (X c - 1)^2`` over ``c >= 0``, for a design ``X`` [n, 2] of entries that are not negative.
+
+    Where its columns tell the same, the first has it all.
+    """
+    weighted = design if weights is None else design * weights[:, None]
+    gram, target = weighted.T @ design, weighted.sum(axis=0)
+    first = np.array([target[0] / gram[0, 0], 0.0])
+    product = float(gram[0, 0] * gram[1, 1])
+    determinant = product - float(gram[0, 1]) ** 2
+    if determinant <= _COLLINEAR * product:
+        return first
+    free = np.array([gram[1, 1] * target[0] - gram[0, 1] * target[1], gram[0, 0] * target[1] - gram[0, 1] * target[0]])
+    if (free >= 0).all():
+        return free / determinant
+    # The squares are a bowl: if its lowest point lies beyond one axis, the lowest that is allowed lies on that axis.
+    return first if free[1] < 0 else np.array([0.0, target[1] / gram[1, 1]])
+
+
+def robust_non_negative(design: Array, limit: Callable[[Array], float]) -> Array:
+    """The same by Huber's loss (1964): residuals beyond ``limit`` of all of them count linearly, by reweighting."""
+    weights = np.ones(len(design))
+    coefficients = non_negative(design)
+    for _ in range(_ROUNDS):
+        residuals = np.abs(design @ coefficients - 1)
+        before, weights = weights, np.minimum(1.0, limit(residuals) / np.maximum(residuals, 1e-300))
+        if np.array_equal(before, weights):
+            break
+        coefficients = non_negative(design, weights)
+    return coefficients

@@ -7,11 +7,18 @@ the folder that it was meant for.
 
 from __future__ import annotations
 
+import io
+import json
+import os
 import re
 import secrets
+import stat
 import tempfile
 import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from hetopt.core.errors import BadInput
 
@@ -129,3 +136,180 @@ def _is_part(part: str, *, any_text: bool) -> bool:
 
 def _bytes(text: str) -> int:
     return len(text.encode("utf-8", errors="surrogatepass"))
+
+
+MOST_BYTES = 64_000_000
+"""Largest file that is read whole; the largest profiles have a few megabytes."""
+
+MOST_LINE_CHARACTERS = 4_000_000
+"""Longest line of a file that is read line by line."""
+
+_LARGEST_INTEGER = 2**64
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_SHOWN_CHARACTERS = 80
+_NAME_ANOTHER = "name another file"
+
+
+class MissingFile(BadInput):
+    """A file that was named is not there."""
+
+
+@contextmanager
+def opened_file(path: Path, *, hint: str = _NAME_ANOTHER) -> Iterator[BinaryIO]:
+    """A regular file, open for reading.
+
+    Args:
+        path: of the file; a link is followed.
+        hint: what to do about a file that cannot be read.
+
+    Raises:
+        MissingFile: it does not exist.
+        BadInput: it is a folder, a device or a pipe, belongs to someone else, or fails while it is read.
+    """
+    shown = shortened(str(path))
+    try:
+        stream = open(path, "rb", opener=_open_without_waiting)  # noqa: SIM115  # closed below
+    except FileNotFoundError:
+        raise MissingFile(f"{shown} does not exist.", hint=hint) from None
+    except OSError as error:
+        raise BadInput(f"{shown} cannot be read: {error.strerror}.", hint=hint) from None
+    except ValueError:  # a NUL in the path, or letters that no file name can hold
+        raise BadInput(f"{shown!r} cannot be the name of a file.", hint=hint) from None
+    with stream:
+        mode = os.fstat(stream.fileno()).st_mode
+        if not stat.S_ISREG(mode):
+            raise BadInput(f"{shown} cannot be read: it is {_kind(mode)}, not a file.", hint=hint)
+        try:
+            yield stream
+        except OSError as error:
+            raise BadInput(f"{shown} cannot be read: {error.strerror}.", hint=hint) from None
+
+
+def read_bytes(path: Path, *, most_bytes: int = MOST_BYTES, hint: str = _NAME_ANOTHER) -> bytes:
+    """All of a regular file.
+
+    Raises:
+        MissingFile: it does not exist.
+        BadInput: it cannot be read (see `opened_file`), or is larger than ``most_bytes``.
+    """
+    with opened_file(path, hint=hint) as stream:
+        content = stream.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise BadInput(f"{shortened(str(path))} cannot be read: it is larger than {most_bytes / 1e6:g} MB.", hint=hint)
+    return content
+
+
+def read_text(path: Path, *, most_bytes: int = MOST_BYTES, hint: str = _NAME_ANOTHER) -> str:
+    """All of a regular file as UTF-8 text, without a byte order mark; line ends become newlines.
+
+    Raises:
+        MissingFile: it does not exist.
+        BadInput: it cannot be read (see `read_bytes`), or is not UTF-8 text.
+    """
+    content = read_bytes(path, most_bytes=most_bytes, hint=hint)
+    return decoded(content, origin=shortened(str(path)), hint=hint)
+
+
+def read_json(path: Path, *, most_bytes: int = MOST_BYTES, hint: str = _NAME_ANOTHER) -> Any:
+    """All of a regular file as JSON.
+
+    Raises:
+        MissingFile: it does not exist.
+        BadInput: it cannot be read (see `read_text`), or is not JSON (see `parse_json`).
+    """
+    text = read_text(path, most_bytes=most_bytes, hint=hint)
+    return parse_json(text, origin=str(path), hint=hint)
+
+
+def decoded(content: bytes, *, origin: str, hint: str = _NAME_ANOTHER) -> str:
+    """Bytes as UTF-8 text, without a byte order mark; line ends become newlines.
+
+    Raises:
+        BadInput: they are not UTF-8.
+    """
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise BadInput(f"{origin} cannot be read: not UTF-8 text.", hint=hint) from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def parse_json(text: str | bytes, *, origin: str, hint: str = _NAME_ANOTHER) -> Any:
+    """JSON text as plain values.
+
+    Args:
+        text: as it was read; a byte order mark is passed over.
+        origin: what errors call it, usually the path.
+        hint: what to do about text that cannot be used.
+
+    Raises:
+        BadInput: it is not complete JSON, is nested too deeply, or holds an integer beyond 64 bits or a half of a
+            surrogate pair, which no encoding can write.
+    """
+    shown = shortened(origin)
+    if isinstance(text, bytes):
+        text = decoded(text, origin=shown, hint=hint)
+    text = text.removeprefix("\ufeff")
+    try:
+        value = json.loads(text, parse_int=_integer)
+        if _SURROGATE.search(text) or not text.isascii():
+            json.dumps(value, ensure_ascii=False).encode()
+    except json.JSONDecodeError as error:
+        found = f"line {error.lineno}: {error.msg.lower()}" if text.strip() else "it is empty"
+        raise BadInput(f"{shown} is not complete JSON ({found}).", hint=hint) from None
+    except UnicodeEncodeError:
+        raise BadInput(f"{shown} holds half of a surrogate pair, so it is not Unicode text.", hint=hint) from None
+    except RecursionError:
+        raise BadInput(f"{shown} is nested too deeply.", hint=hint) from None
+    except ValueError:
+        raise BadInput(f"{shown} holds an integer that is too large.", hint=hint) from None
+    return value
+
+
+def lines_of(stream: io.TextIOBase | Any, *, origin: str, hint: str = _NAME_ANOTHER) -> Iterator[str]:
+    """The lines of a text stream, without a byte order mark.
+
+    Raises:
+        BadInput: a line is longer than `MOST_LINE_CHARACTERS`, or is not UTF-8 text.
+    """
+    shown = shortened(origin)
+    number = 0
+    while True:
+        number += 1
+        try:
+            line: str = stream.readline(MOST_LINE_CHARACTERS + 1)
+        except UnicodeDecodeError:
+            raise BadInput(f"{shown} is not UTF-8 text.", hint=hint) from None
+        if not line:
+            return
+        if len(line) > MOST_LINE_CHARACTERS:
+            raise BadInput(
+                f"{shown}, line {number} is longer than {MOST_LINE_CHARACTERS / 1e6:g} million characters.", hint=hint
+            )
+        yield line.removeprefix("\ufeff") if number == 1 else line
+
+
+def shortened(text: str, most: int = 4 * _SHOWN_CHARACTERS) -> str:
+    """Text that someone else wrote, short enough for a sentence: its middle is left out."""
+    if len(text) <= most:
+        return text
+    kept = (most - 5) // 2
+    return f"{text[:kept]} ... {text[-kept:]}"
+
+
+def _integer(digits: str) -> int:
+    """An integer of JSON; immense ones are no measure of anything, and end whoever makes a float of them."""
+    if len(digits) > len(str(_LARGEST_INTEGER)) + 1 or abs(value := int(digits)) > _LARGEST_INTEGER:
+        raise ValueError("beyond 64 bits")
+    return value
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    """Without O_NONBLOCK, opening a pipe that nobody writes to waits for ever."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _kind(mode: int) -> str:
+    if stat.S_ISFIFO(mode):
+        return "a pipe"
+    return "a device" if stat.S_ISCHR(mode) or stat.S_ISBLK(mode) else "a socket"

@@ -18,9 +18,8 @@ from pydantic import (
 )
 
 from hetopt.core.artifact import Artifact, Record, RecordLeavingOut, Told
-from hetopt.core.html_table import html_table
-from hetopt.core.memory import TrainingMemory
-from hetopt.core.precision import Precision
+from hetopt.core.memory import Precision, TrainingMemory
+from hetopt.core.plain_text import html_table
 from hetopt.core.step_samples import ModelKind, StepSample
 
 Collective = Literal["all_reduce", "all_gather", "broadcast"]
@@ -58,7 +57,7 @@ class Reading(Record):
 class Job(RecordLeavingOut):
     """What is trained. One sample is one item of the task's data set (an image, a window of tokens)."""
 
-    LEFT_OUT = ("has_session", "converts", "resumes", "model_kind", "parameter_shapes", "reading")
+    LEFT_OUT = ("has_session", "converts", "resumes", "counts_epochs", "model_kind", "parameter_shapes", "reading")
 
     task: str
     script: tuple[str, ...] = Field(
@@ -76,6 +75,10 @@ class Job(RecordLeavingOut):
     parameters: PositiveInt
     gradient_bytes: PositiveInt
     dataset_size: PositiveInt = Field(description="samples in one epoch")
+    counts_epochs: bool = Field(
+        default=True,
+        description="false: nothing tells how many samples an epoch of a script has, and `dataset_size` is a stand-in",
+    )
     batch_size: PositiveInt = Field(description="global batch size the task's defaults were tuned at, samples")
     least_local_batch_size: PositiveInt = Field(
         default=1, description="samples that a worker needs in a step: two where BatchNorm normalises over them"

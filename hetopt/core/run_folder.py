@@ -1,13 +1,27 @@
-"""What is in a run's folder: file names, and how the spec gets in and out."""
+"""What is in a run's folder: the spec, logs of workers, models, outputs, and small files that a conductor replaces
+for workers to read (`write_presence`, `write_conditions`); and where the folders of runs are (`RunFolders`).
+"""
 
 from __future__ import annotations
 
+import datetime
+import os
 import re
+import secrets
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from hetopt.core.artifact import read_record, write_atomically
-from hetopt.core.reading import read_text
+from pydantic import NonNegativeInt
+
+from hetopt.core.artifact import Record, ReplacedRecord, read_record, write_atomically
+from hetopt.core.errors import BadInput
+from hetopt.core.events.log import ITS_OWNER
+from hetopt.core.formatting import bytes_
+from hetopt.core.paths import MissingFile, expanded, inside, opened_file, read_text, shortened, shown
 from hetopt.core.run_spec import RunSpec
+from hetopt.core.scaled_emulation import Conditions
 
 SPEC_FILE = "spec.json"
 LIVING_FILE = "living.json"
@@ -103,3 +117,238 @@ def read_spec(run_dir: Path) -> RunSpec:
         BadInput: there is none, or it is not a spec.
     """
     return read_record(RunSpec, run_dir / SPEC_FILE, hint="name the folder of a run, or launch the run again")
+
+
+LOG_FOLDER = "log"
+
+
+def host_log_folder(run_dir: Path, host: str) -> Path:
+    """Where the processes of one host write what they print; it need not exist yet.
+
+    Raises:
+        BadInput: no host can be called so.
+    """
+    return inside(run_dir / LOG_FOLDER, host, what="host")
+
+
+def read_from(path: Path, offset: int) -> tuple[str, int]:
+    """Whole lines written since byte ``offset``, and the offset to go on from. A missing file has none yet.
+
+    Raises:
+        BadInput: the file cannot be read.
+    """
+    try:
+        with opened_file(path, hint=ITS_OWNER) as stream:
+            stream.seek(offset)
+            data = stream.read()
+    except MissingFile:
+        return "", offset
+    end = data.rfind(b"\n") + 1
+    return data[:end].decode("utf-8", errors="replace"), offset + end
+
+
+OUTPUT_VARIABLE = "HETOPT_OUTPUT"
+"""In the environment of a script: the folder."""
+
+OUTPUT_FOLDER = "outputs"
+"""What it is called in the run's folder, and in the bucket."""
+
+MOST_FILES = 1_000
+MOST_BYTES = 10_000_000_000
+"""Bounds of what is copied and paid for unasked: a machine sends each file by a request of its own as it ends."""
+
+
+@dataclass
+class Outputs:
+    """Files that may be carried, in the order of their names.
+
+    Attributes:
+        sizes: bytes of each, by its name with slashes.
+        left_out: a sentence for each kind of what may not.
+    """
+
+    sizes: dict[str, int] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+
+    def add(self, folder: Path, name: str, size: int) -> Path | None:
+        """Count one file in.
+
+        Args:
+            folder: that it is in, or will be.
+            name: below it.
+            size: in bytes.
+
+        Returns:
+            Its path; None: it is left out.
+        """
+        try:
+            path = inside(folder, name, what="output", any_text=True)
+        except BadInput as error:
+            self.left_out.append(error.message)
+            return None
+        if len(self.sizes) == MOST_FILES:
+            self._leave(f"more than {MOST_FILES:,} files are there")
+        elif sum(self.sizes.values()) + size > MOST_BYTES:
+            self._leave(f"{shown(name)} would make it more than {bytes_(MOST_BYTES)}")
+        else:
+            self.sizes[name] = size
+            return path
+        return None
+
+    def _leave(self, why: str) -> None:
+        sentence = f"Not all outputs are carried: {why}."
+        if not any(one.startswith("Not all") for one in self.left_out):
+            self.left_out.append(sentence)
+
+
+def written_in(folder: Path) -> Outputs:
+    """What was written into a folder; links are not followed, and nothing but files counts."""
+    found = Outputs()
+    for name, size in sorted(_files(folder)):
+        found.add(folder, name, size)
+    return found
+
+
+def _files(folder: Path) -> Iterator[tuple[str, int]]:
+    for place, _, names in os.walk(folder):
+        for name in names:
+            path = Path(place) / name
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode):
+                yield path.relative_to(folder).as_posix(), status.st_size
+
+
+PRESENCE_FILE = "hosts.json"
+INCARNATION_VARIABLE = "HETOPT_INCARNATION"
+"""How often the host of a worker was started before; in its environment."""
+
+
+class HostThere(Record):
+    """A host that is there.
+
+    Attributes:
+        incarnation: how often it was started before.
+        leaving: it will be taken away soon.
+    """
+
+    incarnation: NonNegativeInt = 0
+    leaving: bool = False
+
+
+class Hosts(Record):
+    """The hosts that are there, by name."""
+
+    there: dict[str, HostThere]
+
+
+def write_presence(run_dir: Path, hosts: Mapping[str, HostThere]) -> None:
+    """Tell the workers; a reader sees the old state or the new one."""
+    write_atomically(run_dir / PRESENCE_FILE, Hosts(there=dict(hosts)).model_dump_json() + "\n")
+
+
+CONDITIONS_FILE = "conditions.json"
+AS_DECLARED = Conditions()
+
+
+def write_conditions(run_dir: Path, conditions: Conditions) -> None:
+    """Replace the conditions of the run; a reader sees the old ones or the new ones, never a mixture."""
+    write_atomically(run_dir / CONDITIONS_FILE, conditions.model_dump_json() + "\n")
+
+
+class ConditionsReader:
+    """Reads the conditions again only when the file was replaced: a look costs one system call."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._file = ReplacedRecord(Conditions, run_dir / CONDITIONS_FILE)
+
+    def now(self) -> Conditions:
+        """The present conditions; without a file, everything is as it was declared."""
+        return self._file.now() or AS_DECLARED
+
+
+_SECRET_BYTES = 8
+
+
+def home() -> Path:
+    """The folder of what hetopt keeps for this user: ``$HETOPT_HOME``, else ``~/.hetopt``."""
+    base = os.environ.get("HETOPT_HOME")
+    return expanded(base or "~/.hetopt")
+
+
+def runs_home() -> Path:
+    """The folder that holds all runs of this user."""
+    return home() / "runs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFolders:
+    """The runs under one home.
+
+    Attributes:
+        home: the folder of their folders.
+        made: told the name of each that is made here.
+    """
+
+    home: Path
+    made: Callable[[str], None] = field(default=lambda name: None)
+
+    def create(self, label: str, now: datetime.datetime, *, secret: bool = False) -> Path:
+        """Make a new, empty run folder. Two runs that begin in the same second get different names.
+
+        Args:
+            label: what it is about.
+            now: when it begins.
+            secret: its name cannot be guessed, as a bucket needs it where machines of several runs may write.
+
+        Raises:
+            BadInput: the home cannot be written.
+        """
+        slug = re.sub(r"[^A-Za-z0-9_-]+", "-", label).strip("-")[:40] or "run"
+        name = f"{now:%Y%m%d-%H%M%S}-{slug}-{secrets.token_hex(_SECRET_BYTES if secret else 2)}"
+        path = self.home / name
+        try:
+            self.home.mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=0o700)  # tasks, logs and models are their owner's alone
+        except OSError as error:
+            raise BadInput(
+                f"the run folder {shortened(str(path))} cannot be made: {error.strerror}.",
+                hint="set HETOPT_HOME to a folder that you can write to",
+            ) from None
+        self.made(name)
+        return path
+
+    def all(self) -> list[Path]:
+        """Every run, oldest first (their names sort by time).
+
+        Raises:
+            BadInput: their folder cannot be read.
+        """
+        try:
+            return sorted(path for path in self.home.iterdir() if path.is_dir() and not path.name.startswith("."))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise BadInput(
+                f"the runs in {shortened(str(self.home))} cannot be listed: {error.strerror}.",
+                hint="set HETOPT_HOME to a folder of yours",
+            ) from None
+
+    def find(self, name: str | None) -> Path:
+        """The run called ``name`` (any unambiguous part of it will do), or the newest one.
+
+        Raises:
+            BadInput: there is no such run, or the name fits several.
+        """
+        runs = self.all()
+        if not runs:
+            raise BadInput(f"there are no runs in {self.home}.", hint="start one with `hetopt launch PLAN --on local`")
+        if name is None:
+            return runs[-1]
+        exact = [run for run in runs if run.name == name]
+        matches = exact or [run for run in runs if name in run.name]
+        if not matches:
+            raise BadInput(f"no run is called {name!r}.", hint="list them with `hetopt status --all`")
+        if len(matches) > 1:
+            shown = ", ".join(run.name for run in matches[-3:])
+            raise BadInput(f"{name!r} fits {len(matches)} runs ({shown}).", hint="give more of the name")
+        return matches[0]

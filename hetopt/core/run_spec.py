@@ -1,8 +1,18 @@
-"""`RunSpec`: everything a worker needs to know about the run, and nothing about why it was chosen."""
+"""`RunSpec`: everything a worker needs to know about the run, and nothing about why it was chosen.
+
+With the records that it is made of: the settings of published policies, streams of samples, the schedule of a probe;
+and the place of a host among its workers (`Node`).
+"""
 
 from __future__ import annotations
 
-from typing import Literal, Self, TypeAlias
+import ipaddress
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated, Literal, Self, TypeAlias
+from urllib.parse import urlsplit
 
 from pydantic import (
     Field,
@@ -10,17 +20,332 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    ValidationError,
     model_validator,
 )
 
-from hetopt.core.artifact import HostName, Record, RecordLeavingOut, renamed
-from hetopt.core.compression_slowdown import CAUTIOUS_COEFFICIENT
-from hetopt.core.policy_settings import BATCH_SETTINGS, RATIO_SETTINGS, Settings, check_settings
-from hetopt.core.precision import Precision
-from hetopt.core.probe_schedule import ProbeSchedule
+from hetopt.core.artifact import HostName, Record, RecordLeavingOut, faults, renamed
+from hetopt.core.errors import BadInput
+from hetopt.core.grammar import FRACTION, call, record, written
+from hetopt.core.memory import Precision
+from hetopt.core.paths import HOST_PATTERN, is_name, shown
+from hetopt.core.plain_text import known
 from hetopt.core.scaled_emulation import DeclaredTime, ScaledEmulation
-from hetopt.core.stream import Stream
 from hetopt.core.synchronization import Injection, Partition, Synchronization
+from hetopt.core.training_laws import CAUTIOUS_COEFFICIENT
+
+Settings: TypeAlias = dict[str, int | float | str | bool]
+"""Those of a policy that were said, by key."""
+
+Share = Annotated[float, Field(gt=0, le=1)]
+Part = Annotated[float, Field(ge=0, le=1)]
+
+
+SourceName = Literal["replay", "redis"]
+"""``replay``: the task's own data, at set rates. ``redis``: Redis Streams, whoever fills them."""
+
+BufferPolicy = Literal["persistence", "truncation", "bounded_age"]
+"""What becomes of samples that arrived and were not taken: all wait, only a batch of the newest does, or those younger
+than a set age do."""
+
+
+class Stream(Record):
+    """The stream of each worker, and what a batch has to do with it.
+
+    Attributes:
+        source: where samples come from.
+        rates: ``replay``: samples a second that arrive at each worker, in rank order.
+        buffer: ``replay``: what becomes of samples that wait. In Redis they wait in the broker, and whoever writes them
+            says how many it keeps.
+        max_age_s: of samples that wait, under ``bounded_age``.
+        url: ``redis``: the broker. A password is never part of it: it is read from ``HETOPT_REDIS_PASSWORD``.
+        key: ``redis``: streams are called ``KEY:0``, ``KEY:1`` and so on.
+        streams: ``redis``: how many there are; absent: one a worker. Worker r of N reads streams r, r + N and so on.
+        group: ``redis``: the consumer group. Another run that is to see the same samples has another.
+        delete_trained: ``redis``: samples are deleted from the broker once a checkpoint holds what they taught.
+        batch_interval_s: under the batch policy ``rate`` a batch is what arrives in this time. The paper's is 1 s.
+        min_batch: samples of a worker, at least.
+        max_batch: at most.
+        learning_rate: how it follows the batch: the run's is for the plan's global batch.
+        max_learning_rate_scale: it follows no further than by this factor, up or down. The paper has no cap, and loses
+            accuracy by it.
+        patience_s: a stream that gives no batch for so long ends the run.
+    """
+
+    source: SourceName = "replay"
+    rates: tuple[PositiveFloat, ...] = ()
+    buffer: BufferPolicy = "persistence"
+    max_age_s: PositiveFloat = 10.0
+    url: str = "redis://127.0.0.1:6379/0"
+    key: str = Field(default="hetopt", min_length=1)
+    streams: PositiveInt | None = None
+    group: str = Field(default="hetopt", min_length=1)
+    delete_trained: bool = False
+    batch_interval_s: PositiveFloat = 1.0
+    min_batch: PositiveInt = 8
+    max_batch: PositiveInt = 1024
+    learning_rate: Literal["fixed", "linear", "sqrt"] = "linear"
+    max_learning_rate_scale: float = Field(default=4.0, ge=1)
+    patience_s: PositiveFloat = 60.0
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.min_batch > self.max_batch:
+            raise ValueError(f"the least batch, {self.min_batch}, must not exceed the largest, {self.max_batch}")
+        if self.source == "replay" and not self.rates:
+            raise ValueError("a replay needs rates, in samples a second")
+        if self.source == "redis":
+            self._check_broker()
+        return self
+
+    def _check_broker(self) -> None:
+        place = urlsplit(self.url)
+        if place.scheme not in ("redis", "rediss", "unix"):
+            raise ValueError("the broker's address begins with redis://, rediss:// or unix://")
+        if place.password is not None:
+            raise ValueError("a password must not stand in the address, give it as HETOPT_REDIS_PASSWORD")
+        if self.rates:
+            raise ValueError("rates are those of a replay; samples come out of Redis as they were written")
+        if self.buffer != "persistence":
+            raise ValueError("in Redis whoever writes samples says how many are kept (XADD MAXLEN), not the run")
+
+    def batch(self, rate_per_s: float) -> int:
+        """Samples of a worker whose stream brings so many a second: ``b = clip(S t, min, max)`` (arXiv 2301.08897)."""
+        return max(self.min_batch, min(self.max_batch, round(rate_per_s * self.batch_interval_s)))
+
+
+class NoSettings(Record):
+    """Of a policy that has none."""
+
+
+class GravacSettings(Record):
+    """GraVAC (arXiv 2305.12201).
+
+    Attributes:
+        window: steps between candidates.
+        eps: least gain of what is sent.
+        omega: relative difference that is none.
+        floor: first factor.
+        raises: how the candidate grows.
+        smoothing: weight of the newest throughput.
+    """
+
+    window: PositiveInt = 500
+    eps: PositiveFloat = 0.7
+    omega: Annotated[float, Field(ge=0, lt=1)] = 0.01
+    floor: Annotated[float, Field(ge=1)] = 10.0
+    raises: Literal["exponential", "geometric"] = "exponential"
+    smoothing: Share = 0.3
+
+
+class AccordionSettings(Record):
+    """Accordion (MLSys 2021) as its released script has it; the paper: threshold 0.5, smoothing 1, 10 epochs, decay.
+
+    Attributes:
+        gentle: ratio in critical regimes; absent: ten times the run's.
+        threshold: relative change of the gradient's norm that makes a regime critical.
+        smoothing: weight of the newest norm.
+        epochs: between looks; 0: every control period.
+        decay: a learning rate that has fallen is critical too.
+    """
+
+    gentle: Share | None = None
+    threshold: PositiveFloat = 0.2
+    smoothing: Share = 0.5
+    epochs: Annotated[float, Field(ge=0)] = 0.0
+    decay: bool = False
+
+
+class ThresholdSettings(Record):
+    """ScaDLES' rule (arXiv 2301.08897).
+
+    Attributes:
+        delta: part of the energy that a worker votes to lose.
+        combine: how votes become a decision.
+    """
+
+    delta: Part = 0.3
+    combine: Literal["majority", "any", "all", "mean"] = "majority"
+
+
+class ScanSettings(Record):
+    """AR-Topk's choice (arXiv 2312.02493).
+
+    Attributes:
+        time, gain: weights of the two objectives.
+        sensitivity: relative change of either that calls for another scan.
+        least_gain: below which nothing is chosen while there is something above it; the paper has no such floor (0).
+    """
+
+    time: Annotated[float, Field(ge=0)] = 0.6
+    gain: Annotated[float, Field(ge=0)] = 0.4
+    sensitivity: Annotated[float, Field(ge=0)] = 0.1
+    least_gain: Part = 0.05
+
+
+class ProportionalSettings(Record):
+    """Shares by the law of proportion (arXiv 2110.08941).
+
+    Attributes:
+        every: when they are judged.
+    """
+
+    every: Literal["epoch", "period"] = "epoch"
+
+
+class DynamicSettings(Record):
+    """Dynamic batching (arXiv 2305.12213).
+
+    Attributes:
+        smoothing: weight of the newest time.
+        dead_band: relative change of a share below which all shares stay.
+        least, most: bounds of a share, in equal shares; absent: none above.
+        every: when they are judged.
+    """
+
+    smoothing: Share = 0.5
+    dead_band: Annotated[float, Field(ge=0)] = 0.05
+    least: Part = 0.0
+    most: Annotated[float, Field(ge=1)] | None = None
+    every: Literal["epoch", "period"] = "period"
+
+
+class AllocationSettings(Record):
+    """Self-adaptive allocation (arXiv 2111.08272).
+
+    Attributes:
+        micro: samples of a micro-batch; absent: the run's, or an eighth of an equal share.
+        tolerance: relative difference of compute times that is left alone; absent: what one micro-batch resolves.
+        every: when shares are judged.
+    """
+
+    micro: PositiveInt | None = None
+    tolerance: Annotated[float, Field(ge=0, lt=1)] | None = None
+    every: Literal["epoch", "period"] = "epoch"
+
+
+RATIO_SETTINGS: Mapping[str, type[Record]] = MappingProxyType(
+    {
+        "gravac": GravacSettings,
+        "accordion": AccordionSettings,
+        "threshold": ThresholdSettings,
+        "scan": ScanSettings,
+    }
+)
+BATCH_SETTINGS: Mapping[str, type[Record]] = MappingProxyType(
+    {"proportional": ProportionalSettings, "dynamic": DynamicSettings, "allocation": AllocationSettings}
+)
+_UNITS = {"gentle": FRACTION}
+
+
+def parse_policy(
+    text: str, names: Iterable[str], settings: Mapping[str, type[Record]], where: str, what: str
+) -> tuple[str, Settings]:
+    """``name(key=value)``: the name, and the settings that are not the usual ones.
+
+    Raises:
+        BadInput: an unknown name or key, or a value that cannot be.
+    """
+    item = call(text.strip(), where)
+    name = known(item.name, names, what)
+    kind = settings.get(name, NoSettings)
+    keys = {key: key for key in kind.model_fields}
+    made = record(kind, item, keys, units={key: unit for key, unit in _UNITS.items() if key in keys})
+    return name, made.model_dump(exclude_defaults=True)
+
+
+def spell_policy(name: str, settings: Settings) -> str:
+    """The policy as `parse_policy` reads it."""
+    return written(name, pairs=settings)
+
+
+def check_settings(name: str, settings: Settings, kinds: Mapping[str, type[Record]]) -> None:
+    """Whether a policy can have them.
+
+    Raises:
+        ValueError: it has no such setting, or not with that value.
+    """
+    try:
+        kinds.get(name, NoSettings).model_validate(settings)
+    except ValidationError as error:
+        raise ValueError(f"{name}: {faults(error)[0]}") from None
+
+
+class Sweep(Record):
+    """Step times over local batch sizes, for one division of the host."""
+
+    concurrent_workers: PositiveInt = Field(description="workers that compute at the same time; the others wait")
+    threads_per_worker: PositiveInt
+    local_batch_sizes: tuple[PositiveInt, ...] = Field(min_length=1)
+    warmup_steps: PositiveInt = 5
+    timed_steps: PositiveInt = 20
+    time_limit_s: PositiveFloat = Field(description="larger batch sizes are left out once this much time is spent")
+    precision: Precision = "fp32"
+
+
+class NetworkProbe(Record):
+    """Timed collectives between all workers of the probe."""
+
+    collectives: tuple[Literal["all_reduce", "all_gather", "broadcast"], ...] = (
+        "all_reduce",
+        "all_gather",
+        "broadcast",
+    )
+    payload_bytes: tuple[PositiveInt, ...] = (4_096, 65_536, 1_048_576, 4_194_304)
+    warmup: PositiveInt = 3
+    least_rounds: PositiveInt = 1
+    most_rounds: PositiveInt = 12
+
+
+class CompressorProbe(Record):
+    """Compression time at several ratios."""
+
+    names: tuple[str, ...] = ("topk", "bf16", "int8", "int4")
+    ratios: tuple[float, ...] = (0.1, 0.01, 0.001)
+    repeats: PositiveInt = 5
+    time_limit_s: PositiveFloat | None = Field(
+        default=None, description="of each division of the host, after which other ways than the usual are left out"
+    )
+
+
+class PilotProbe(Record):
+    """A training run towards the target at one global batch size; noise and gain are sampled on the way."""
+
+    global_batch_size: PositiveInt
+    time_limit_s: PositiveFloat
+    max_epochs: PositiveInt
+    sample_every_steps: PositiveInt = Field(
+        default=10, description="steps between samples of noise and gain, which are taken in the first pilot only"
+    )
+    repeat: NonNegativeInt = Field(default=0, description="added to the schedule's seed, to see the spread over seeds")
+    sync: str | None = Field(
+        default=None, description="such as 'local-sgd(8)'; absent: gradients are summed in every step"
+    )
+    precision: Precision = "fp32"
+
+
+class ProbeSchedule(Record):
+    """A whole profiling run."""
+
+    seed: NonNegativeInt
+    sweeps: tuple[Sweep, ...]
+    network: NetworkProbe | None = None
+    compressors: CompressorProbe | None = None
+    pilots: tuple[PilotProbe, ...] = ()
+    gain_ratios: tuple[float, ...] = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+    noise_groups: PositiveInt = Field(default=8, description="micro-batches a noise sample is estimated from")
+    memory_fraction: float = Field(default=0.9, gt=0, le=1)
+    gain_residual_ratios: tuple[float, ...] = Field(
+        default=(0.1, 0.01, 0.001),
+        description="ratios at which error feedback is followed; a gain is measured on the residual of the nearest one",
+    )
+    exchanges: tuple[str, ...] = Field(
+        default=(), description="ways to exchange that are tried on gradients of pilots, as people write them"
+    )
+    time_limit_s: PositiveFloat | None = Field(
+        default=None, description="pilots are cut short, and later ones left out, once the probe took so long"
+    )
+
 
 OWN_NAME = r"^[a-z][a-z0-9_-]{0,63}$"
 """What a person who adds a batch policy or a backend may call it."""
@@ -148,7 +473,7 @@ class RunSpec(RecordLeavingOut):
     )
     slowdown_coefficient: NonNegativeFloat = Field(
         default=CAUTIOUS_COEFFICIENT,
-        description="what compression costs in steps, before it is seen: see hetopt.core.compression_slowdown",
+        description="what compression costs in steps, before it is seen: see hetopt.core.training_laws",
     )
     sync: Synchronization = Field(default=Synchronization(), description="when workers put together what they learned")
     partition: Partition = Field(default=Partition(), description="which samples a worker may see")
@@ -250,3 +575,93 @@ class RunSpec(RecordLeavingOut):
     def global_batch_size(self) -> int:
         """Samples of one step over all workers."""
         return sum(worker.local_batch_size for worker in self.workers)
+
+
+MEETING_PORT = 29400
+_FLAGS = ("--host", "--address", "--meeting")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """One host.
+
+    Attributes:
+        host: its name in the spec.
+        address: its own address, by which the others reach it; nodes are ranked by it, as text.
+        meeting: where all meet, ``address:port`` of the first host; of every host, with commas between them, where each
+            stands alone.
+    """
+
+    host: str
+    address: str
+    meeting: str
+
+    def __post_init__(self) -> None:
+        """Refuse what is no host of a network: it comes from a bucket or a command line, and becomes arguments.
+
+        Raises:
+            BadInput: a name, an address or a port is none.
+        """
+        if not is_name(HOST_PATTERN, self.host):
+            raise BadInput(
+                f"a host name must be of letters, digits and ._-, got {shown(self.host)}.", hint="rename the host"
+            )
+        for address, port in ((self.address, "1"), *(one.rpartition(":")[::2] for one in self.meeting.split(","))):
+            if not _is_address(address) or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65536:
+                raise BadInput(
+                    f"a rendezvous must be an IP address and a port, got {shown(address)}, port {shown(port)}.",
+                    hint="for example 10.0.0.1:29400",
+                )
+
+    @property
+    def stands_alone(self) -> bool:
+        """Whether it comes and goes without the others, and only its workers know of them."""
+        return "," in self.meeting
+
+    def to_arguments(self) -> list[str]:
+        """The node on a command line."""
+        return ["--host", self.host, "--address", self.address, "--meeting", self.meeting]
+
+    @classmethod
+    def of_arguments(cls, arguments: Sequence[str]) -> Node | None:
+        """The node that `to_arguments` wrote; None when there are no arguments.
+
+        Raises:
+            BadInput: they are something else.
+        """
+        if not arguments:
+            return None
+        values = dict(zip(arguments[::2], arguments[1::2], strict=False))
+        if len(arguments) != 2 * len(_FLAGS) or set(values) != set(_FLAGS):
+            raise BadInput(f"{' '.join(arguments)!r} describes no node.", hint=f"give {', '.join(_FLAGS)}")
+        return cls(host=values["--host"], address=values["--address"], meeting=values["--meeting"])
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def host_names(spec: RunSpec) -> list[str]:
+    """The hosts of a run in the order of their workers' ranks."""
+    return list(dict.fromkeys(worker.host for worker in spec.workers))
+
+
+def first_rank(spec: RunSpec, host: str) -> int:
+    """The rank of a host's first worker.
+
+    Raises:
+        BadInput: the run has no such host.
+    """
+    for rank, worker in enumerate(spec.workers):
+        if worker.host == host:
+            return rank
+    raise BadInput(f"the run has no host called {host!r}.", hint=f"its hosts are {', '.join(host_names(spec))}")
+
+
+def workers_on(spec: RunSpec, host: str) -> int:
+    """Number of workers of a host."""
+    return sum(worker.host == host for worker in spec.workers)

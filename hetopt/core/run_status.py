@@ -11,8 +11,7 @@ from pathlib import Path
 
 from hetopt.core.errors import RunFailed
 from hetopt.core.events.fold import RunFold
-from hetopt.core.events.log import EVENTS_FILE
-from hetopt.core.events.reader import ITS_OWNER, LineParser
+from hetopt.core.events.log import EVENTS_FILE, ITS_OWNER, LineParser
 from hetopt.core.events.records import (
     ConditionChanged,
     EmulationSlowed,
@@ -21,9 +20,8 @@ from hetopt.core.events.records import (
     RunStarted,
     TrainingFinished,
 )
-from hetopt.core.reading import MissingFile, opened_file
-from hetopt.core.run_folder import SPEC_FILE
-from hetopt.core.worker_logs import LOG_FOLDER, host_log_folder
+from hetopt.core.paths import MissingFile, opened_file
+from hetopt.core.run_folder import LOG_FOLDER, SPEC_FILE, host_log_folder
 
 _TAIL_BYTES = 65_536
 LOG_ROOM_BYTES = 65_536

@@ -1,4 +1,6 @@
-"""What a rehearsed cluster is made of: its hosts and links, and what happens to them while a run goes on."""
+"""What a rehearsed cluster is made of: its hosts and links, and what happens to them while a run goes on; and the size
+of what trains in the place of a job that this machine cannot train.
+"""
 
 from __future__ import annotations
 
@@ -99,3 +101,17 @@ class Conditions(Record):
 
     slowdown: PositiveFloat = Field(default=1.0, ge=1)
     speed_factors: dict[str, PositiveFloat] = Field(default_factory=dict)
+
+
+STAND_IN = "stand-in"
+"""The bundled task."""
+
+PARAMETERS = 250_000
+"""In single precision: a gradient of 1 MB. Links are scaled to it, so that a step exchanges as long as the job's would:
+110 million parameters over 10 Gbit/s are as slow as 1 MB over 23 Mbit/s, which a network on a few cores carries."""
+
+LAYERS = 10
+"""Its parameters are so many vectors of one length: a real gradient does not come at once either."""
+
+SHAPES = ((PARAMETERS // LAYERS,),) * LAYERS
+GRADIENT_BYTES = 4 * PARAMETERS

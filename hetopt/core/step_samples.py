@@ -22,11 +22,10 @@ from pydantic import (
     model_validator,
 )
 
-from hetopt.core.artifact import Artifact, PlainText, Told
+from hetopt.core.artifact import Artifact, PlainText, Told, faults
 from hetopt.core.errors import BadInput
-from hetopt.core.faults import faults
-from hetopt.core.names import meant
-from hetopt.core.reading import shortened
+from hetopt.core.paths import shortened
+from hetopt.core.plain_text import meant
 
 HINT = "a line looks like " + (
     '{"nodes": [{"type": "g5.xlarge", "workers": 2}], "local_batch_size": 32, "step_time_s": 0.21}'

@@ -20,11 +20,10 @@ import hetopt.core
 from hetopt.core import formatting
 from hetopt.core.artifact import Artifact
 from hetopt.core.errors import BadInput
-from hetopt.core.nodes import MEETING_PORT
+from hetopt.core.listening import SECRET_VARIABLE
 from hetopt.core.plain_text import one_line
 from hetopt.core.profile import Profile
-from hetopt.core.run_spec import RunSpec
-from hetopt.core.secret import SECRET_VARIABLE
+from hetopt.core.run_spec import MEETING_PORT, RunSpec
 from hetopt.core.step_samples import StepSample, StepSamples
 from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.plan import Group, Plan
@@ -48,7 +47,7 @@ def torchrun_script(plan: Plan, wheel: str, secret: str) -> str:
     Args:
         plan: of any cluster.
         wheel: its file name.
-        secret: by which the machines know each other; it is in the script (see `hetopt.core.secret`).
+        secret: by which the machines know each other; it is in the script (see `hetopt.core.listening`).
     """
     machines = list(_machines(plan))
     listed = "\n".join(
@@ -94,7 +93,7 @@ def skypilot_task(plan: Plan, wheel: str, secret: str) -> str:
     Args:
         plan: of machines of one type.
         wheel: its file name.
-        secret: by which the machines know each other; it is in the task (see `hetopt.core.secret`).
+        secret: by which the machines know each other; it is in the task (see `hetopt.core.listening`).
 
     Raises:
         BadInput: the plan mixes machine types, which a SkyPilot task cannot.

@@ -16,13 +16,13 @@ import numpy as np
 from pydantic import ValidationError
 
 from hetopt.core import formatting
+from hetopt.core.artifact import faults
 from hetopt.core.errors import BadInput
 from hetopt.core.events.fold import RunHistory
 from hetopt.core.events.records import Evaluated, NetworkMeasured, RunStarted, StepsLogged, TrainingStarted
-from hetopt.core.faults import faults
 from hetopt.core.profile import Evaluation, Pilot, PilotCompression, PilotSync, Profile, Provisioned
 from hetopt.core.step_samples import Compression, Node, StepSample
-from hetopt.core.synchronization_text import spell_sync
+from hetopt.core.synchronization import spell_sync
 from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.plan import Earlier
 from hetopt.optimizer.step_time.earlier_runs import RunOnType, device_named, earlier_runs_file, job_named, keep

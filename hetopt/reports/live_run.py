@@ -13,10 +13,8 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt
 
 from hetopt.core.artifact import Record, Told
 from hetopt.core.budget_law import SECONDS_PER_HOUR
-from hetopt.core.events.decisions import DECISIONS_FILE
 from hetopt.core.events.fold import RunFold
-from hetopt.core.events.log import EVENTS_FILE
-from hetopt.core.events.reader import EventReader, Unread
+from hetopt.core.events.log import DECISIONS_FILE, EVENTS_FILE, EventReader, Unread
 from hetopt.core.events.records import LogEvent, StepsLogged
 from hetopt.core.run_status import end_reason
 from hetopt.optimizer.launch_record import Launch

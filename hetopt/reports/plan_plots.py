@@ -1,4 +1,4 @@
-"""A plan drawn on logarithmic axes: its Pareto front, as SVG and in characters, and its equally likely runs."""
+"""A plan drawn on logarithmic axes: its Pareto front, and its equally likely runs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from html import escape
 
 from hetopt.core import formatting
 from hetopt.optimizer.plan import Candidate, Plan
+from hetopt.reports.chart import Scale
 
 WIDTH, HEIGHT = 720, 320
 LEFT, RIGHT, TOP, BOTTOM = 84, 24, 26, 50
@@ -21,8 +22,6 @@ DURATIONS_S = (
 )
 """Times that a person takes for round."""
 
-AXES = " cost over time, log scales "
-
 Place = tuple[float, float]
 
 
@@ -31,8 +30,8 @@ def front_svg(plan: Plan) -> str:
     points = _places(plan.plans)
     told = plan.chosen.prediction
     own = (told.total_s.value, told.cost_usd.value)
-    times = LogAxis.around([*(t for t, _ in points), told.total_s.low, told.total_s.high])
-    costs = LogAxis.around([*(c for _, c in points), told.cost_usd.low, told.cost_usd.high])
+    times = log_scale([*(t for t, _ in points), told.total_s.low, told.total_s.high])
+    costs = log_scale([*(c for _, c in points), told.cost_usd.low, told.cost_usd.high])
 
     def at(place: Place) -> Place:
         return (
@@ -45,14 +44,14 @@ def front_svg(plan: Plan) -> str:
         f"{formatting.usd(own[1])}. The table below has the figures."
     )
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{said}">']
-    for number, value in enumerate(times.ticks(DURATIONS_S)):
+    for number, value in enumerate(ticks(times, DURATIONS_S)):
         x, _ = at((value, costs.low))
         parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}" stroke="var(--line)"/>')
         parts.append(
             f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle"{" class=second" if number % 2 else ""}>'
             f"{formatting.duration(value)}</text>"
         )
-    for value in costs.ticks():
+    for value in ticks(costs):
         _, y = at((times.low, value))
         parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--line)"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{formatting.usd(value)}</text>')
@@ -82,65 +81,29 @@ def _places(plans: Sequence[Candidate]) -> list[Place]:
     return [(plan.prediction.total_s.value, plan.prediction.cost_usd.value) for plan in plans]
 
 
-_ROWS = 10
-"""Of a front in characters."""
+def log_scale(values: Sequence[float]) -> Scale:
+    """Return a logarithmic scale with a little room at both ends."""
+    known = [value for value in values if value > 0] or [1.0]
+    return Scale(low=min(known) / 1.15, high=max(known) * 1.15, logarithmic=True)
 
 
-def front_lines(plan: Plan, *, columns: int) -> list[str]:
-    """All plans in characters: ``●`` the chosen one, ``·`` the others, cost on the left and time below."""
-    told = plan.chosen.prediction
-    own = (told.total_s.value, told.cost_usd.value)
-    points = _places(plan.plans)
-    times, costs = (LogAxis.around([place[side] for place in points]) for side in (0, 1))
-    left = max(len(formatting.usd(costs.low)), len(formatting.usd(costs.high)))
-    width = max(20, columns - left - 3)
-    grid = [[" "] * width for _ in range(_ROWS)]
-    for place, mark in [*((place, "·") for place in points), (own, "●")]:
-        column = min(width - 1, int(times.share(place[0]) * width))
-        row = _ROWS - 1 - min(_ROWS - 1, int(costs.share(place[1]) * _ROWS))
-        grid[row][column] = mark
-    lines = []
-    for row, cells in enumerate(grid):
-        label = formatting.usd(costs.high) if row == 0 else formatting.usd(costs.low) if row == _ROWS - 1 else ""
-        lines.append(f"{label:>{left}} │{''.join(cells).rstrip()}")
-    first, last = formatting.duration(times.low), formatting.duration(times.high)
-    lines.append(f"{'':>{left}} └{'─' * width}")
-    lines.append(f"{'':>{left}}  {first}{AXES:^{max(1, width - len(first) - len(last))}}{last}")
-    return lines
+def ticks(scale: Scale, round_values: Sequence[float] | None = None, count: int = 5) -> list[float]:
+    """Return round figures at about even distances.
+
+    Args:
+        scale: of the axis.
+        round_values: what is round; absent: figures of one digit.
+        count: how many at most.
+    """
+    wanted = [scale.low * (scale.high / scale.low) ** ((k + 0.5) / count) for k in range(count)]
+    if round_values is None:
+        rounded = {float(f"{value:.1g}") for value in wanted}
+    else:
+        rounded = {min(round_values, key=lambda near: abs(math.log(near / value))) for value in wanted}
+    return sorted(value for value in rounded if scale.low <= value <= scale.high)
 
 
-class LogAxis:
-    """A logarithmic axis with a little room at both ends."""
-
-    def __init__(self, low: float, high: float) -> None:
-        self.low, self.high = low, high
-
-    @classmethod
-    def around(cls, values: Sequence[float]) -> LogAxis:
-        known = [value for value in values if value > 0] or [1.0]
-        return cls(min(known) / 1.15, max(known) * 1.15)
-
-    def share(self, value: float) -> float:
-        """Where a value lies, from 0 to 1."""
-        inside = min(max(value, self.low), self.high)
-        return math.log(inside / self.low) / math.log(self.high / self.low)
-
-    def ticks(self, round_values: Sequence[float] | None = None, count: int = 5) -> list[float]:
-        """Round figures at about even distances.
-
-        Args:
-            round_values: what is round; absent: figures of one digit.
-            count: how many at most.
-        """
-        wanted = [self.low * (self.high / self.low) ** ((k + 0.5) / count) for k in range(count)]
-        if round_values is None:
-            rounded = {float(f"{value:.1g}") for value in wanted}
-        else:
-            rounded = {min(round_values, key=lambda one: abs(math.log(one / value))) for value in wanted}
-        return sorted(value for value in rounded if self.low <= value <= self.high)
-
-
-def _limit(limit: float | None, axis: LogAxis, *, across: bool, name: str) -> list[str]:
+def _limit(limit: float | None, axis: Scale, *, across: bool, name: str) -> list[str]:
     """A dashed line where a limit lies inside the picture."""
     if limit is None or not axis.low < limit < axis.high:
         return []
@@ -167,7 +130,7 @@ def _name(candidate: Candidate) -> str:
 
 
 def dot_plot(
-    values: Sequence[float], limit: float, axis: LogAxis, *, what: str, limit_name: str, say: formatting.Say
+    values: Sequence[float], limit: float, axis: Scale, *, what: str, limit_name: str, say: formatting.Say
 ) -> str:
     """Equally likely runs as dots over a logarithmic axis, beside a limit: what keeps it can be counted.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
@@ -11,18 +11,21 @@ from hetopt.core import formatting
 from hetopt.core.artifact import Artifact, Record, Told, renamed
 from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.core.errors import BadInput
-from hetopt.core.events.fold import RunFold
-from hetopt.core.html_table import html_table
+from hetopt.core.events.fold import RunFold, RunHistory
 from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.plan import Range
 from hetopt.reports.run_words import audited
-from hetopt.reports.timeline import Happening, Kind, Moment, Timeline
+from hetopt.reports.series import OverTime, over_time
+from hetopt.reports.timeline import Happening, Kind, happenings
 
 TOLERANCE = 0.10
 """A prediction is called good when the measured run time is within this fraction of it."""
 
 
 Unit = Literal["s", "steps", "USD"]
+
+_COLUMNS = 80
+"""Of a report as text."""
 
 
 class Compared(Record):
@@ -40,11 +43,6 @@ class Compared(Record):
         """(measured - predicted) / predicted: positive when it took more than was said."""
         return (self.measured - self.predicted) / self.predicted if self.predicted else None
 
-    def text_of(self, value: float) -> str:
-        """A value of this figure with its unit, as people read it."""
-        spell = {"s": formatting.duration, "USD": formatting.usd}.get(self.unit, formatting.count)
-        return spell(value)
-
 
 class WorkerReport(Record):
     """One worker over the whole run, all of its sessions. Seconds are means over the steps that it took part in."""
@@ -54,8 +52,8 @@ class WorkerReport(Record):
     slowdown: PositiveFloat
     speed: PositiveFloat | None = Field(default=None, description="of its host in a rehearsal, relative")
     local_batch_size: int = Field(description="share at the end, samples; of a worker that is gone, in its last step")
-    compute_s: NonNegativeFloat
-    wait_s: NonNegativeFloat
+    compute_s: NonNegativeFloat | None = Field(description="absent before its first step")
+    wait_s: NonNegativeFloat | None
     steps: int = Field(default=0, description="logged, that it took part in")
     is_present: bool = Field(default=True, description="whether it was there at the end")
 
@@ -125,15 +123,12 @@ class Interrupted(Record):
     lost_s: NonNegativeFloat = Field(description="that these took, at the mean time of a step")
 
 
-HEAD = ("", "predicted", "90 % interval", "measured", "difference")
-"""Of the table that a report is, as text and in notebooks."""
-
-
 class Report(Artifact):
     """A run, predicted against measured."""
 
     KIND: ClassVar[str] = "report"
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
+    READ_AS_WELL: ClassVar[tuple[int, ...]] = (1,)
     MADE_BY: ClassVar[str] = "hetopt report RUN"
 
     run_id: str
@@ -156,53 +151,74 @@ class Report(Artifact):
     verdict: tuple[Told, ...] = Field(description="a sentence each: did the prediction hold, and where did it miss")
     rented_total_s: NonNegativeFloat = Field(description="predicted for the rented cluster")
     rented_cost_usd: NonNegativeFloat = Field(description="predicted for the rented cluster")
-    timeline: tuple[Moment, ...] = Field(default=(), description="the run over time, in order")
-    happenings: tuple[Happening, ...] = Field(default=(), description="what bends the curves of the timeline")
+    over_time: OverTime = Field(default=OverTime(), description="the run's curves")
+    happenings: tuple[Happening, ...] = Field(default=(), description="what bends the curves")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_moments(cls, value: object) -> object:
+        """Files of version 1 have curves in another form."""
+        return {key: field for key, field in value.items() if key != "timeline"} if isinstance(value, dict) else value
 
     def __str__(self) -> str:
         """Predicted beside measured as a table, and the verdict."""
-        cells = [HEAD, *rows(self)]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        table = ("  ".join(one.ljust(width) for one, width in zip(row, widths, strict=True)).rstrip() for row in cells)
-        told = [*table, *self.verdict]
-        return "\n".join([f"{self.run_id}: {self.task} on {self.on}, {self.state}", *(f"  {line}" for line in told)])
+        from hetopt.reports.run_document import document
+        from hetopt.reports.text import lines
+
+        told = document(self)
+        return "\n".join([told.title, *(line for line, _ in lines((*told.about, *told.blocks), _COLUMNS))])
 
     def __repr__(self) -> str:
         return f"<Report of {self.run_id}: {self.state}>"
 
     def _repr_html_(self) -> str:
         """As notebooks show it."""
-        title = f"{self.run_id}: {self.task} on {self.on}, {self.state}"
-        return html_table(title, HEAD, rows(self), below=self.verdict)
+        from hetopt.reports import html
+        from hetopt.reports.run_document import document
+
+        return html.notebook(document(self))
 
 
-def rows(made: Report, between: str = " to ") -> list[list[str]]:
-    """What was compared, as text below `HEAD`; ``between`` stands between the ends of an interval."""
-    return [
-        [
-            one.name,
-            one.text_of(one.predicted),
-            f"{one.text_of(one.low)}{between}{one.text_of(one.high)}" if one.low < one.high else "",
-            one.text_of(one.measured),
-            formatting.percent(one.error) if one.error is not None else "",
-        ]
-        for one in made.compared
-    ]
+def worker_reports(progress: RunFold, speeds: Mapping[str, float], *, newest: bool = False) -> tuple[WorkerReport, ...]:
+    """Return every worker of a run, and where its time in a step went; ``newest``: in the newest steps."""
+    latest = progress.latest if newest else None
+    now: dict[int, tuple[float, float]] = {}
+    if latest is not None:
+        times = zip(latest.compute_s, latest.wait_s, strict=True)
+        now = dict(zip(progress.latest_places, times, strict=False))
+    found = []
+    for place, worker in enumerate(progress.workers):
+        means = (worker.mean_compute_s, worker.mean_wait_s) if worker.steps else (None, None)
+        compute_s, wait_s = now.get(place, means)
+        found.append(
+            WorkerReport(
+                host=worker.host,
+                type=worker.type,
+                slowdown=worker.slowdown,
+                speed=speeds.get(worker.host),
+                local_batch_size=worker.local_batch_size,
+                compute_s=compute_s,
+                wait_s=wait_s,
+                steps=worker.steps,
+                is_present=worker.is_present,
+            )
+        )
+    return tuple(found)
 
 
-def make_report(launch: Launch, progress: RunFold, told: Timeline, *, state: str, unread_lines: int = 0) -> Report:
+def make_report(launch: Launch, history: RunHistory, *, state: str, unread_lines: int = 0) -> Report:
     """Hold the events of a run against its prediction.
 
     Args:
         launch: what was started, and what was predicted for it.
-        progress: how far it got.
-        told: the run over time.
+        history: of the run.
         state: how it is now.
         unread_lines: of the event log.
 
     Raises:
         BadInput: the run has not logged a single step yet.
     """
+    progress = history.run
     step_time_s = progress.step_time_s
     if step_time_s is None and state == "failed":
         raise BadInput(
@@ -220,7 +236,6 @@ def make_report(launch: Launch, progress: RunFold, told: Timeline, *, state: str
     run_time = by_name.get("run time")
     within = None if run_time is None or run_time.error is None else abs(run_time.error) <= TOLERANCE
     rented = launch.plan.chosen.prediction
-    speeds = launch.speeds
     interrupted = _interrupted(progress, step_time_s, launches=len(launch.starts))
     contention = Contention(
         profiled=launch.plan.profile.contention,
@@ -228,6 +243,7 @@ def make_report(launch: Launch, progress: RunFold, told: Timeline, *, state: str
         measured=progress.contention if launch.spec.miniature is None else None,
     )
     of_audits = audited(progress)
+    happened = happenings(history, time_factor=launch.time_factor)
     return Report(
         run_id=launch.run_id,
         task=progress.task,
@@ -236,20 +252,7 @@ def make_report(launch: Launch, progress: RunFold, told: Timeline, *, state: str
         finish_reason=progress.finish_reason,
         metrics=dict(progress.metrics),
         compared=compared,
-        workers=tuple(
-            WorkerReport(
-                host=worker.host,
-                type=worker.type,
-                slowdown=worker.slowdown,
-                speed=speeds.get(worker.host),
-                local_batch_size=worker.local_batch_size,
-                compute_s=worker.mean_compute_s,
-                wait_s=worker.mean_wait_s,
-                steps=worker.steps,
-                is_present=worker.is_present,
-            )
-            for worker in progress.workers
-        ),
+        workers=worker_reports(progress, launch.speeds),
         global_batch_size=progress.global_batch_size,
         interrupted=interrupted,
         unread_lines=unread_lines,
@@ -261,7 +264,7 @@ def make_report(launch: Launch, progress: RunFold, told: Timeline, *, state: str
         within_tolerance=within if finished else None,
         verdict=(
             *(
-                _verdict(by_name, within, told.happenings, progress, interrupted, contention.measured)
+                _verdict(by_name, within, happened, progress, interrupted, contention.measured)
                 if finished
                 else (
                     "The run has not finished; only step time can be held against its prediction.",
@@ -272,8 +275,8 @@ def make_report(launch: Launch, progress: RunFold, told: Timeline, *, state: str
         ),
         rented_total_s=rented.total_s.value,
         rented_cost_usd=rented.cost_usd.value,
-        timeline=told.moments,
-        happenings=told.happenings,
+        over_time=over_time(history),
+        happenings=happened,
     )
 
 

@@ -1,22 +1,17 @@
-"""A run over time, as charts draw it: stretches with each worker's share, computing and waiting, and what all of them
-exchanged; and what happened on the way, in words."""
+"""What happened in a run, in words."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from functools import partial
-from itertools import groupby
-from operator import attrgetter
 from typing import Literal
 
-import numpy as np
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt
 
 from hetopt.core import formatting
 from hetopt.core.artifact import Record, Told
-from hetopt.core.events.decisions import gain_in_words
-from hetopt.core.events.fold import PlacedSteps, RunHistory, matrix
+from hetopt.core.events.fold import RunHistory
 from hetopt.core.events.records import (
     AuditDiffers,
     CheckpointFailed,
@@ -29,7 +24,6 @@ from hetopt.core.events.records import (
     MemoryBoundLearned,
     PairedTrialEnded,
     SharesChanged,
-    StepsLogged,
     SupervisorActed,
     SupervisorMeasured,
     SyncSettled,
@@ -37,55 +31,7 @@ from hetopt.core.events.records import (
     WorkerLost,
     WorkersChanged,
 )
-
-MOST_MOMENTS = 400
-"""More than a chart of any width shows; longer runs are kept in coarser steps of time."""
-
-
-class Exchanged(Record):
-    """The exchanges of gradients in a stretch of the run: means of one exchange, where not said otherwise."""
-
-    way: Told = Field(description="compressor, ratio and collective; the last, where they changed")
-    ratio: float = Field(gt=0, le=1, description="fraction of the elements that was sent")
-    gain: NonNegativeFloat = Field(description="gradient energy that this retained")
-    sent_bytes: NonNegativeFloat = Field(description="contributed by one worker")
-    dense_bytes: PositiveFloat = Field(description="what it contributes where everything is sent in fp32")
-    compress_s: NonNegativeFloat = Field(description="of the slowest worker")
-    sync_s: NonNegativeFloat = Field(description="of the worker that waited least")
-
-    @property
-    def time_s(self) -> float:
-        """Seconds of communication in a step: compression and the collective."""
-        return self.compress_s + self.sync_s
-
-    @property
-    def sent_share(self) -> float:
-        """Bytes sent, as a share of those of the dense fp32 gradient."""
-        return self.sent_bytes / self.dense_bytes
-
-
-_FIGURE_NAMES = tuple(name for name in Exchanged.model_fields if name != "way")
-_FIGURES = attrgetter(*_FIGURE_NAMES)
-
-
-class Moment(Record):
-    """A stretch of the run over one set of shares (in long runs: over a few).
-
-    Lists have one figure for each worker that ever trained, in the order of the report's workers; none for those that
-    took no part in it.
-    """
-
-    step: NonNegativeInt = Field(description="the last step of it")
-    steps: PositiveInt
-    begin_s: float = Field(description="seconds since training began, without those in which nothing of the run ran")
-    end_s: float
-    local_batch_sizes: tuple[NonNegativeInt | None, ...] = Field(
-        description="samples of a step; the last, where they changed"
-    )
-    compute_s: tuple[NonNegativeFloat | None, ...] = Field(description="mean of a step")
-    wait_s: tuple[NonNegativeFloat | None, ...] = Field(description="for the slowest worker, mean of a step")
-    exchange: Exchanged | None = Field(default=None, description="absent for a single worker, and in old logs")
-
+from hetopt.core.formatting import gain_in_words
 
 AT_ONCE_S = 0.5
 """Changes of conditions that follow each other so closely were asked for together."""
@@ -141,34 +87,25 @@ class Happening(Record):
         return self.kind in ROUTINE
 
 
-class Timeline(Record):
-    """All of a run so far."""
-
-    moments: tuple[Moment, ...] = ()
-    happenings: tuple[Happening, ...] = ()
-
-
-def timeline(history: RunHistory, *, time_factor: float = 1.0, most: int = MOST_MOMENTS) -> Timeline:
-    """The timeline of one run. Time in which nothing of it ran, between its sessions, is left out.
+def happenings(history: RunHistory, *, time_factor: float = 1.0) -> tuple[Happening, ...]:
+    """Return what happened in one run, in order. Time in which nothing of it ran, between its sessions, is left out.
 
     Args:
         history: of the run.
-        time_factor: of its miniature, so that link rates are told as those of the rehearsed cluster.
-        most: moments to keep.
+        time_factor: of its miniature, so that link rates are those of the rehearsed cluster.
     """
     roster, steps = history.run.roster, history.steps
-    happenings: list[Happening] = []
-    for one in history.others:
-        step, at_s = steps.events[one.row - 1].step if one.row else 0, one.at_s or 0.0
-        if one.paused_s is not None and isinstance(one.event, TrainingStarted):
-            happenings.append(_went_on(one.event, at_s, paused_s=one.paused_s, step=step))
+    happened: list[Happening] = []
+    for placed in history.others:
+        step, at_s = steps.events[placed.row - 1].step if placed.row else 0, placed.at_s or 0.0
+        if placed.paused_s is not None and isinstance(placed.event, TrainingStarted):
+            happened.append(_went_on(placed.event, at_s, paused_s=placed.paused_s, step=step))
             continue
-        host = partial(roster.host, present=one.present)
-        found = happening(one.event, host, at_s=at_s, time_factor=time_factor)
+        host = partial(roster.host, present=placed.present)
+        found = happening(placed.event, host, at_s=at_s, time_factor=time_factor)
         if found is not None:
-            happenings.append(found if found.step is not None else found.model_copy(update={"step": step}))
-    moments = _coarser(steps, most, len(roster.workers))
-    return Timeline(moments=tuple(moments), happenings=tuple(_joined(happenings)))
+            happened.append(found if found.step is not None else found.model_copy(update={"step": step}))
+    return tuple(_joined(happened))
 
 
 def _went_on(event: TrainingStarted, at_s: float, *, paused_s: float, step: int) -> Happening:
@@ -189,7 +126,7 @@ def happening(
         event: any event.
         host: of the worker of a rank.
         at_s: when it happened, seconds since training began.
-        time_factor: see `timeline`.
+        time_factor: see `happenings`.
     """
     kind: Kind
     where: tuple[str, ...] = ()
@@ -302,74 +239,3 @@ def _joined(happenings: Iterable[Happening]) -> list[Happening]:
         else:
             joined.append(one)
     return joined
-
-
-def _coarser(steps: PlacedSteps, most: int, workers: int) -> list[Moment]:
-    """No more than ``most`` moments: as many ``step`` events as that takes become one."""
-    count = len(steps.events)
-    together = -(-count // most)
-    return [_moment(_part(steps, start, start + together), workers) for start in range(0, count, max(1, together))]
-
-
-def _part(steps: PlacedSteps, start: int, end: int) -> PlacedSteps:
-    """The steps from index ``start`` to before ``end``."""
-    return PlacedSteps(events=steps.events[start:end], end_s=steps.end_s[start:end], places=steps.places[start:end])
-
-
-def _alike(steps: PlacedSteps) -> Iterator[tuple[tuple[int, ...], list[StepsLogged]]]:
-    """Successive steps of the same workers together."""
-    if steps.places.count(steps.places[0]) == len(steps.places):
-        yield steps.places[0], steps.events
-        return
-    for places, group in groupby(zip(steps.places, steps.events, strict=True), key=lambda pair: pair[0]):
-        yield places, [event for _, event in group]
-
-
-def _moment(steps: PlacedSteps, workers: int) -> Moment:
-    """Several steps together: of each worker, means over those in which it took part."""
-    first, last = steps.events[0], steps.events[-1]
-    shares: list[int | None] = [None] * workers
-    compute_s: list[float | None] = [None] * workers
-    wait_s: list[float | None] = [None] * workers
-    totals = [0.0] * workers
-    for places, events in _alike(steps):
-        counts = np.array([event.steps for event in events], dtype=np.float64)
-        total = float(counts.sum())
-        for told, rows in (
-            (compute_s, [event.compute_s for event in events]),
-            (wait_s, [event.wait_s for event in events]),
-        ):
-            means = rows[0] if len(rows) == 1 else (counts @ matrix(rows) / total).tolist()
-            for place, mean in zip(places, means, strict=True):
-                before = told[place]
-                weighted = mean if before is None else (before * totals[place] + mean * total) / (totals[place] + total)
-                told[place] = round(weighted, 7)
-        for place, share in zip(places, events[-1].local_batch_sizes, strict=True):
-            shares[place] = share
-            totals[place] += total
-    end_s = round(steps.end_s[-1], 3)
-    begin_s = steps.end_s[0] - first.steps * first.step_time_s
-    return Moment(
-        step=last.step,
-        steps=sum(event.steps for event in steps.events),
-        begin_s=min(round(max(0.0, begin_s), 3), end_s),
-        end_s=end_s,
-        local_batch_sizes=tuple(shares),
-        compute_s=tuple(compute_s),
-        wait_s=tuple(wait_s),
-        exchange=_one_exchange(steps.events),
-    )
-
-
-def _one_exchange(events: Sequence[StepsLogged]) -> Exchanged | None:
-    """The exchanges of several ``step`` events: means over their steps, the last way."""
-    known = [(event.steps, event.exchange) for event in events if event.exchange is not None]
-    if not known:
-        return None
-    last = known[-1][1]
-    if len(known) == 1:
-        return Exchanged(**{name: getattr(last, name) for name in Exchanged.model_fields})
-    counts = np.array([count for count, _ in known], dtype=np.float64)
-    rows = matrix([_FIGURES(one) for _, one in known])
-    means = dict(zip(_FIGURE_NAMES, (counts @ rows / counts.sum()).tolist(), strict=True))
-    return Exchanged(way=last.way, **{**means, "ratio": min(1.0, means["ratio"])})

@@ -2,7 +2,7 @@
 
     S(B, gain) = S(B) (1 + a sqrt(1 / gain - 1))
 
-(`hetopt.core.compression_slowdown`, the law that training follows as well.) Gain is the share of the gradient's energy
+(`hetopt.core.training_laws`, the law that training follows as well.) Gain is the share of the gradient's energy
 that gets through. It says how much slower a run goes, but not that it arrives: in GraVAC's experiments (table 2) Top-k
 at 0.1 % kept 80 to 90 % of an LSTM's gradient and still ended at a perplexity of 26.8 where 22 was wanted. So arriving
 is a gate of its own, closed by a pilot that fell short.
@@ -18,7 +18,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hetopt.core.compression_slowdown import COEFFICIENT, COEFFICIENT_SD, LEAST_GAIN, least_gain
+from hetopt.core.training_laws import COEFFICIENT, COEFFICIENT_SD, LEAST_GAIN
 from hetopt.optimizer.convergence.steps_law import Z90
 
 Array = NDArray[np.float64]
@@ -191,3 +191,12 @@ def fit_penalty(pilots: Sequence[CompressedPilot]) -> CompressionPenalty:
 def _distance(gain: ArrayLike) -> Array:
     """How far what is held back has left the model behind, in steps."""
     return np.sqrt(1 / np.asarray(gain, dtype=np.float64) - 1)
+
+
+def least_gain(inflation: float, coefficient: float) -> float:
+    """The gain at which `step_inflation` is ``inflation``: less gain costs more. 1 where nothing may be lost."""
+    if not inflation >= 1:
+        raise ValueError(f"steps are never fewer than without compression: {inflation}")
+    if coefficient == 0:
+        return LEAST_GAIN
+    return max(LEAST_GAIN, 1 / (1 + ((inflation - 1) / coefficient) ** 2))

@@ -13,8 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import LearningRateRule, NoiseSample, Pilot, Profile
-from hetopt.core.synchronization_text import parse_sync
-from hetopt.optimizer.convergence.averaged_law import KAPPA, AveragedLaw
+from hetopt.core.synchronization import parse_sync
+from hetopt.optimizer.convergence.averaged_law import AveragedLaw
 from hetopt.optimizer.convergence.compression_penalty import (
     OPEN_GATE,
     UNFITTED,
@@ -23,9 +23,8 @@ from hetopt.optimizer.convergence.compression_penalty import (
     QualityGate,
     fit_penalty,
 )
-from hetopt.optimizer.convergence.law_choice import choose
 from hetopt.optimizer.convergence.local_penalty import CLOSED_GATE, LocalGate, LocalPilot
-from hetopt.optimizer.convergence.steps_law import MCCANDLISH, SCAVENGER, Z90, PriorRun, StepsCurve, StepsLaw
+from hetopt.optimizer.convergence.steps_law import Z90, PriorRun, StepsCurve
 
 Array = NDArray[np.float64]
 
@@ -62,9 +61,6 @@ class Convergence:
     """What the pilots and the gradient noise say about steps to the task's target.
 
     Attributes:
-        minimum_steps: Smin of McCandlish's law, steps with an unlimited batch; absent when no pilot reached the target.
-        minimum_samples: Emin, samples with the smallest batch. Their ratio, the critical batch size, says how much
-            compression costs; steps themselves are the curve's.
         noise_scale: Bn = tr(cov) / |G|^2 over the pilots, samples; absent when it was not measured.
         pilot_batch_sizes: batch sizes of the pilots that reached the target.
         log_sd: spread of the forecast at those batch sizes.
@@ -76,8 +72,6 @@ class Convergence:
         local: what pilots say of workers that train for themselves.
     """
 
-    minimum_steps: float | None
-    minimum_samples: float | None
     noise_scale: float | None
     pilot_batch_sizes: tuple[int, ...]
     log_sd: float
@@ -97,15 +91,10 @@ class TargetSteps:
 
     What compression holds back arrives late (`compression_penalty`). A run notices its target only when it evaluates,
     every ``check`` samples, on average half of that later.
-
-    Attributes:
-        minimum_steps, minimum_samples: Smin and Emin: S(B) = Smin + Emin / B where the convergence has no curve of its
-            own.
     """
 
     convergence: Convergence
-    minimum_steps: float
-    minimum_samples: float
+    curve: StepsCurve
     check_every_samples: float = 0.0
     penalty: CompressionPenalty = UNFITTED
 
@@ -117,50 +106,11 @@ class TargetSteps:
     def steps(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
         """Expected steps to the target."""
         batch = np.asarray(global_batch_size, dtype=np.float64)
-        stretched = self._dense(batch) * self.penalty.inflation(gain)
+        stretched = self.curve.steps(batch) * self.penalty.inflation(gain)
         return np.maximum(1.0, stretched + self.check_every_samples / 2 / batch)
 
     def log_sd(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
         """Spread: between seeds, of the shape in B away from the pilots, and of the compression penalty."""
-        batch = np.asarray(global_batch_size, dtype=np.float64)
-        curve = self.convergence.curve
-        dense = self.convergence.log_sd if curve is None else curve.log_sd(batch)
-        return np.hypot(dense, self.penalty.log_sd(gain))
-
-    def _dense(self, batch: Array) -> Array:
-        curve = self.convergence.curve
-        return self.minimum_steps + self.minimum_samples / batch if curve is None else curve.steps(batch)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RelativeSteps:
-    """Steps compared with dense training at one batch size, where no run has said how many those are.
-
-    It ranks clusters by ``steps * step time`` and no more: the times and costs that come of it have no unit.
-
-    Attributes:
-        curve: steps by batch size, 1 at ``reference_batch_size``.
-    """
-
-    curve: StepsCurve
-    reference_batch_size: int
-    penalty: CompressionPenalty = UNFITTED
-
-    @property
-    def source(self) -> str:
-        """What the number of steps is based on, as a phrase."""
-        return (
-            f"relative to a batch of {self.reference_batch_size}, from the noise scale alone: "
-            "it ranks plans, but says nothing about how long any of them takes"
-        )
-
-    def steps(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
-        """Steps over those at the reference batch size without compression."""
-        batch = np.asarray(global_batch_size, dtype=np.float64)
-        return np.asarray(self.curve.steps(batch) * self.penalty.inflation(gain))
-
-    def log_sd(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
-        """Spread of one run over another, of the critical batch size, and of the compression penalty."""
         batch = np.asarray(global_batch_size, dtype=np.float64)
         return np.hypot(self.curve.log_sd(batch), self.penalty.log_sd(gain))
 
@@ -217,13 +167,8 @@ class FixedSteps:
         return np.zeros(np.broadcast_shapes(np.shape(global_batch_size), np.shape(gain)))
 
 
-StepsModel: TypeAlias = TargetSteps | RelativeSteps | EpochSteps | FixedSteps
+StepsModel: TypeAlias = TargetSteps | EpochSteps | FixedSteps
 """Steps that a goal needs. Arrays in, arrays out; batch sizes in samples, gain in (0, 1]."""
-
-
-def default_laws(noise_scale: float | None = None) -> tuple[StepsLaw, ...]:
-    """The law that is taken, and those that replace it where they predict held-out runs clearly better."""
-    return (AveragedLaw(noise_scale=noise_scale), MCCANDLISH, SCAVENGER)
 
 
 def fit_convergence(profile: Profile) -> Convergence:
@@ -237,8 +182,6 @@ def fit_convergence(profile: Profile) -> Convergence:
     sizes = sorted({int(run.global_batch_size) for run in runs})
     if not sizes or (len(sizes) == 1 and noise is None):
         return Convergence(
-            minimum_steps=None,
-            minimum_samples=None,
             noise_scale=noise,
             pilot_batch_sizes=(),
             log_sd=SEED_LOG_SD,
@@ -246,39 +189,24 @@ def fit_convergence(profile: Profile) -> Convergence:
             if not sizes
             else "one pilot reached the target, and no noise scale says what another batch size needs",
         )
-    choice = choose(default_laws(noise), runs)
-    if len(sizes) > 1:
-        minimum_steps, minimum_samples = fit_steps(sizes, [_mean_steps(runs, size) for size in sizes])
-        basis = f"pilots that reached the target at batch sizes {', '.join(map(str, sizes))}"
-    else:
-        critical = KAPPA * (noise or 0.0)
-        minimum_steps = _mean_steps(runs, sizes[0]) / (1 + critical / sizes[0])
-        minimum_samples = minimum_steps * critical
+    curve: StepsCurve = AveragedLaw(noise_scale=noise).fit(runs)
+    basis = f"pilots that reached the target at batch sizes {', '.join(map(str, sizes))}"
+    if len(sizes) == 1:
         basis = f"a pilot that reached the target at batch size {sizes[0]} and the measured noise scale"
     rule = profile.job.learning_rate_rule
-    compressed = tuple(_compressed(profile.pilots, choice.curve))
+    compressed = tuple(_compressed(profile.pilots, curve))
     penalty = fit_penalty(compressed)
     return Convergence(
-        minimum_steps=minimum_steps,
-        minimum_samples=minimum_samples,
         noise_scale=noise,
         pilot_batch_sizes=tuple(sizes),
-        log_sd=float(choice.curve.log_sd(np.array(sizes)).mean()),
+        log_sd=float(curve.log_sd(np.array(sizes)).mean()),
         basis=f"{basis}; {LEARNING_RATES[rule]}",
-        curve=choice.curve,
+        curve=curve,
         learning_rate_rule=rule,
         penalty=penalty,
         gate=QualityGate(pilots=compressed, penalty=penalty),
-        local=LocalGate(pilots=tuple(_local(profile.pilots, choice.curve))),
+        local=LocalGate(pilots=tuple(_local(profile.pilots, curve))),
     )
-
-
-def fit_steps(global_batch_sizes: Sequence[float], steps: Sequence[float]) -> tuple[float, float]:
-    """``Smin, Emin >= 0`` of ``S = Smin + Emin / B`` by non-negative least squares on the relative error."""
-    curve = MCCANDLISH.fit(
-        [PriorRun(global_batch_size=b, steps_to_target=s) for b, s in zip(global_batch_sizes, steps, strict=True)]
-    )
-    return float(curve.coefficients[0]), float(curve.coefficients[1] * curve.middle)
 
 
 def noise_scale(samples: Sequence[NoiseSample]) -> float | None:
@@ -302,36 +230,16 @@ def target_steps(convergence: Convergence, *, check_every_samples: float = 0.0) 
     Raises:
         BadInput: the profile says how batch sizes compare, but not how many steps any of them needs.
     """
-    if convergence.minimum_steps is None or convergence.minimum_samples is None:
+    if convergence.curve is None:
         raise BadInput(
             "The profile cannot say how many steps the target needs, because no pilot run reached it.",
-            hint="give the length of the run with `epochs` or `steps`, compare clusters with `rank=True`, or profile "
-            "again with a larger `time_budget_s`",
+            hint="give the length of the run with `epochs` or `steps`, or profile again with  a larger `time_budget_s`",
         )
     return TargetSteps(
         convergence=convergence,
-        minimum_steps=max(convergence.minimum_steps, 1e-9),
-        minimum_samples=max(convergence.minimum_samples, 1e-9),
+        curve=convergence.curve,
         check_every_samples=check_every_samples,
         penalty=convergence.penalty,
-    )
-
-
-def relative_steps(convergence: Convergence, reference_batch_size: int) -> RelativeSteps:
-    """How batch sizes compare when no pilot reached the target, going by the noise scale.
-
-    Raises:
-        BadInput: nothing is known of the noise either.
-    """
-    if convergence.noise_scale is None:
-        raise BadInput(
-            "The profile cannot even rank batch sizes, because neither a finished pilot nor the noise scale is in it.",
-            hint="give the length of the run with `epochs` or `steps`, or profile again with a larger `time_budget_s`",
-        )
-    unit = PriorRun(global_batch_size=reference_batch_size, steps_to_target=1.0)
-    return RelativeSteps(
-        curve=AveragedLaw(noise_scale=convergence.noise_scale).fit([unit]),
-        reference_batch_size=reference_batch_size,
     )
 
 
@@ -361,11 +269,6 @@ def batch_range(convergence: Convergence, task_batch_size: int, *, to_target: bo
         efficient = (noise + task_batch_size) / MINIMUM_EFFICIENCY - noise
         high = int(min(largest, efficient))
     return max(1, low), max(1, low, high)
-
-
-def _mean_steps(runs: Sequence[PriorRun], global_batch_size: int) -> float:
-    """Geometric mean over seeds of the steps to the target at one batch size."""
-    return statistics.geometric_mean(run.steps_to_target for run in runs if run.global_batch_size == global_batch_size)
 
 
 def _compressed(pilots: Sequence[Pilot], curve: StepsCurve) -> Iterator[CompressedPilot]:

@@ -1,6 +1,6 @@
 """What sending whole gradients in fewer bytes costs this job in steps, from the trials that its profile holds.
 
-    with a residual       gain as measured; the law of `hetopt.core.compression_slowdown` does the rest
+    with a residual       gain as measured; the law of `hetopt.core.training_laws` does the rest
     without               (1 + c e) / s,  e from the measured variance q at the levels that so many workers leave
 
 Codes that are summed have the fewer levels the more workers there are: between the levels that were tried the log of
@@ -18,18 +18,12 @@ from types import MappingProxyType
 import numpy as np
 
 from hetopt.core.comm.compression_text import parse_compression
-from hetopt.core.comm.levels import summed_bits
-from hetopt.core.comm.options import LOSSLESS, has_levels, timed_as
-from hetopt.core.comm.planner import KEPT
-from hetopt.core.compression_slowdown import (
-    NOISE_COEFFICIENT,
-    NOISE_COEFFICIENT_SD,
-    added_noise,
-    noise_inflation,
-)
+from hetopt.core.comm.options import KEPT, LOSSLESS, has_levels, timed_as
+from hetopt.core.comm.payload_bytes import summed_bits
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import ExchangeTrial
 from hetopt.core.run_spec import Compression
+from hetopt.core.training_laws import NOISE_COEFFICIENT, NOISE_COEFFICIENT_SD
 
 LEAST_VARIANCE = 1e-12
 """Stands for none, so that its log is finite."""
@@ -118,3 +112,31 @@ def exchange_losses(trials: Sequence[ExchangeTrial], *, noise_scale: float | Non
         for levels, variances, signals in [tuple(zip(*sorted(rows), strict=True))]
     }
     return ExchangeLosses(gains=gains, roundings=roundings, noise_scale=noise_scale, batch_size=batch_size)
+
+
+def added_noise(variance: float, *, noise_scale: float | None, batch_size: float, workers: int) -> float:
+    """``e``: energy that rounding adds to the summed gradient, over the energy of that. No more than ``variance``.
+
+    Args:
+        variance: ``q`` of one worker's gradient, at least 0.
+        noise_scale: ``Bn`` in samples; None: not known, and then the gradient counts as all noise.
+        batch_size: ``B``, samples of all workers.
+        workers: ``n``, with equal parts of the batch.
+    """
+    if not (0 <= variance < math.inf and batch_size > 0 and workers >= 1):
+        raise ValueError(f"variance, batch size and workers cannot be {variance}, {batch_size}, {workers}")
+    if noise_scale is None:
+        return variance
+    return variance * (noise_scale + batch_size / workers) / (noise_scale + batch_size)
+
+
+def noise_inflation(noise: float, signal: float = 1.0) -> float:
+    """Steps with gradients that were rounded and forgotten over steps of dense training, at least 1.
+
+    Args:
+        noise: ``e`` of `added_noise`.
+        signal: ``s``, in (0, 1].
+    """
+    if not (0 <= noise < math.inf and 0 < signal <= 1):
+        raise ValueError(f"noise and signal cannot be {noise} and {signal}")
+    return (1 + NOISE_COEFFICIENT * noise) / signal

@@ -4,7 +4,7 @@
 
 ``share`` of the steps end in an average of parameters, so 1/share - 1 others lie between two of them. Gradients are
 mostly noise: in so many steps a worker wanders off by the root of their number, and 1 - 1/N of that wandering is not
-the average's. This is the law of what compression holds back (`hetopt.core.compression_slowdown`) with the share in the
+the average's. This is the law of what compression holds back (`hetopt.core.training_laws`) with the share in the
 place of the gain; analyses of local SGD bound its cost by a term that grows like this (Khaled et al. 2020, 1909.04746).
 
 ``c`` depends on the task and on the policy. The ten published runs of SelSync and FedAvg that arrived (2307.07950,
@@ -21,8 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hetopt.core.errors import setting
-from hetopt.core.synchronization import Synchronization
-from hetopt.core.synchronization_text import spell_sync
+from hetopt.core.synchronization import Synchronization, spell_sync
 from hetopt.optimizer.convergence.compression_penalty import BesideDense, Penalty
 
 Array = NDArray[np.float64]

@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass
 
 from hetopt.core.formatting import share
-from hetopt.core.precision import Precision
+from hetopt.core.memory import Precision
 from hetopt.core.profile import Profile
 from hetopt.optimizer.convergence.convergence import SEED_LOG_SD
 from hetopt.optimizer.convergence.steps_law import Z90

@@ -13,8 +13,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hetopt.core.least_squares import non_negative
-
 Array = NDArray[np.float64]
 
 Z90 = 1.6448536269514722
@@ -49,101 +47,6 @@ class StepsCurve(Protocol):
     def log_sd(self, global_batch_size: ArrayLike) -> Array:
         """Half-width of the 90 % interval of ``ln S`` of one new run, in units of `Z90`."""
         ...
-
-
-class StepsLaw(Protocol):
-    """A form of ``S(B)``. Peers differ in nothing else, so that held-out error can choose among them."""
-
-    @property
-    def name(self) -> str:
-        """Name of the law in the literature."""
-        ...
-
-    @property
-    def least_batch_sizes(self) -> int:
-        """How many different batch sizes a fit needs."""
-        ...
-
-    def fit(self, runs: Sequence[PriorRun]) -> StepsCurve:
-        """The law through these runs.
-
-        Raises:
-            ValueError: runs at fewer batch sizes than the law needs.
-        """
-        ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class TwoPowers:
-    """``S = u B^-p + v B^-q`` with ``u, v >= 0``: the form that both published laws have.
-
-    Attributes:
-        name: whose law it is.
-        exponents: ``p`` and ``q``.
-    """
-
-    name: str
-    exponents: tuple[float, float]
-
-    @property
-    def least_batch_sizes(self) -> int:
-        """Batch sizes that a fit needs: two, as the law has two coefficients."""
-        return 2
-
-    def fit(self, runs: Sequence[PriorRun]) -> TwoPowersCurve:
-        """Non-negative least squares on the relative error: slow runs do not outweigh quick ones."""
-        batch, steps = columns(runs)
-        if len(np.unique(batch)) < self.least_batch_sizes:
-            raise ValueError(f"{self.name} needs runs at two batch sizes")
-        # Scaled so that both columns are about one: steps and samples differ by many orders of magnitude.
-        middle = float(np.exp(np.log(batch).mean()))
-        design = np.stack([(batch / middle) ** -power for power in self.exponents], axis=1) / steps[:, None]
-        coefficients = non_negative(design)
-        residuals = 1 - design @ coefficients
-        freedom = PSEUDO_RUNS + len(runs) - len(self.exponents)
-        variance = (PSEUDO_RUNS * RUN_LOG_SD**2 + float(residuals @ residuals)) / freedom
-        return TwoPowersCurve(
-            exponents=self.exponents,
-            middle=middle,
-            coefficients=coefficients,
-            covariance=np.asarray(variance * np.linalg.pinv(design.T @ design), dtype=np.float64),
-            variance=variance,
-            freedom=freedom,
-        )
-
-
-MCCANDLISH = TwoPowers(name="McCandlish", exponents=(0.0, 1.0))
-"""``S = Smin + Emin / B`` (McCandlish et al. 2018): samples grow with the batch. Learning rates follow."""
-
-SCAVENGER = TwoPowers(name="Scavenger", exponents=(1.0, 1.5))
-"""``E = e + t / sqrt(B)`` (Scavenger, CCGrid 2023): samples fall with the batch. A fixed learning rate, few batches."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TwoPowersCurve:
-    """`TwoPowers` with its coefficients and their covariance, in units of the runs' middle batch size."""
-
-    exponents: tuple[float, float]
-    middle: float
-    coefficients: Array
-    covariance: Array
-    variance: float
-    freedom: int
-
-    def steps(self, global_batch_size: ArrayLike) -> Array:
-        """``u B^-p + v B^-q``."""
-        return np.asarray(self._terms(global_batch_size) @ self.coefficients)
-
-    def log_sd(self, global_batch_size: ArrayLike) -> Array:
-        """The usual prediction interval of a regression: the runs' spread, and what it leaves open about the line."""
-        terms = self._terms(global_batch_size)
-        steps = terms @ self.coefficients
-        line = np.einsum("...i,ij,...j->...", terms, self.covariance, terms) / steps**2
-        return np.asarray(student_half_width(self.freedom) / Z90 * np.sqrt(self.variance + line))
-
-    def _terms(self, global_batch_size: ArrayLike) -> Array:
-        batch = np.asarray(global_batch_size, dtype=np.float64) / self.middle
-        return np.stack([batch**-power for power in self.exponents], axis=-1)
 
 
 def columns(runs: Sequence[PriorRun]) -> tuple[Array, Array]:

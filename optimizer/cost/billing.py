@@ -53,20 +53,11 @@ class Billing:
     spot_free_if_interrupted_within_s: Term
     hours_per_month: Term
     ebs_gp3_usd_per_gb_month: Term
-    ebs_gp3_usd_per_iops_month: Term
-    ebs_gp3_free_iops: Term
-    ebs_gp3_usd_per_mb_per_s_month: Term
-    ebs_gp3_free_mb_per_s: Term
     public_ipv4_usd_per_hour: Term
-    nat_gateway_usd_per_hour: Term
     nat_gateway_usd_per_gb: Term
-    inter_region_usd_per_gb: Term
-    internet_out_usd_per_gb: Term
-    internet_out_free_gb_per_month: Term
     s3_usd_per_gb_month: Term
     s3_usd_per_1000_puts: Term
     s3_usd_per_1000_gets: Term
-    cloudwatch_logs_usd_per_gb: Term
 
 
 def load_billing(directory: Path | None = None) -> Billing:

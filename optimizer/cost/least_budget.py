@@ -8,8 +8,7 @@ launcher hold plans against one inequality, so that what was planned for a budge
 
 from __future__ import annotations
 
-from hetopt.core.bucket_traffic import HEARTBEAT_S, READ_EVERY_S, READ_OFTEN
-from hetopt.core.budget_law import SECONDS_PER_HOUR, Usd, worst_usd
+from hetopt.core.budget_law import HEARTBEAT_S, READ_EVERY_S, READ_OFTEN, SECONDS_PER_HOUR, Usd, worst_usd
 from hetopt.optimizer.cost.bill import BYTES_PER_GB, CHECKPOINTS_KEPT, beside_usd_per_hour
 from hetopt.optimizer.cost.billing import Billing
 

@@ -13,8 +13,8 @@ from typing import Literal
 
 from hetopt import catalogs
 from hetopt.core.errors import BadInput
-from hetopt.core.names import known
 from hetopt.core.paths import inside
+from hetopt.core.plain_text import known
 from hetopt.optimizer.market.catalog_rows import Row, read_rows
 from hetopt.optimizer.market.instance_type import Accelerator, AcceleratorModel, InstanceType, read_instance_types
 from hetopt.optimizer.market.provenance import Source, Sources, read_sources

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from hetopt.core.errors import setting
-from hetopt.core.names import unknown
+from hetopt.core.plain_text import unknown
 from hetopt.optimizer.market.catalog import Catalog, Listing, Market, Price
 from hetopt.optimizer.market.instance_type import Accelerator, Architecture, InstanceType
 
@@ -22,7 +22,7 @@ class Filter:
     """One requirement, with the setting that a person would write for it, such as `` `vcpus_min=8` ``."""
 
     setting: str
-    keeps: Callable[[Listing], bool]
+    keeps: Callable[[Any], bool]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,12 +103,12 @@ def of_types(wishes: object) -> Iterator[tuple[str, float | str, Callable[[Insta
             yield parameter, asked, keeps(asked)
 
 
-def select(listings: Iterable[Listing], filters: Sequence[Filter]) -> list[Listing]:
-    """The listings that every filter keeps, in order."""
+def select(listings: Iterable[T], filters: Sequence[Filter]) -> list[T]:
+    """The listings, or offers, that every filter keeps, in order."""
     return [listing for listing in listings if all(one.keeps(listing) for one in filters)]
 
 
-def why_none(listings: Sequence[Listing], filters: Sequence[Filter]) -> str:
+def why_none(listings: Sequence[T], filters: Sequence[Filter]) -> str:
     """When `select` keeps nothing: how many types each filter alone stands in the way of, the worst first."""
     if not listings:
         return "nothing is known of the region"

@@ -1,8 +1,7 @@
-"""Turns what AWS's public feeds say of a region, and its APIs to an account, into a catalogue folder like the bundled.
+"""Turns what AWS's public feeds say of a region into a catalogue folder like the bundled.
 
-The public feeds say what machines cost and how often spot is taken back. The APIs add what machines are, which zones
-offer them and what each zone costs. Neither says how fast a processor is (CoreMark), or what volumes and transfer cost:
-that stays as it was bundled, and so does everything that was not asked for.
+The feeds say what machines cost and how often spot is taken back. What machines are, how fast a processor is
+(CoreMark), and what volumes and transfer cost stays as it was bundled.
 """
 
 from __future__ import annotations
@@ -11,31 +10,17 @@ import csv
 import datetime
 import io
 import json
-import re
-import statistics
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from hetopt.catalogs.build import OTHER_ACCELERATORS, VENDORS, as_csv, canonical_accelerators, number
-from hetopt.core.paths import inside
-from hetopt.core.plain_text import one_line
-from hetopt.core.reading import read_json, read_text
+from hetopt.catalogs.build import as_csv, number
+from hetopt.core.paths import inside, read_json, read_text
 from hetopt.optimizer.market.instance_type import TYPE_COLUMNS
-from hetopt.optimizer.market.zone_prices import COLUMNS, ZonePrice, zone_prices
 
-Answer = Mapping[str, Any]
-"""One item of an API's answer, as botocore parses it."""
-
-SPECIFICATIONS = "describe-instance-types"
-OFFERINGS = "describe-instance-type-offerings"
-SPOT = "describe-spot-price-history"
 PRICE_LIST = "public-price-list"
 SPOT_FEED = "public-spot-prices"
 ADVISOR = "public-spot-advisor"
-API_FACTS = "facts of the AWS API, read with the user's own account"
 PUBLIC_FACTS = "facts that AWS publishes"
 
 LEAST_SPOT_SHARE = 0.02
@@ -50,7 +35,6 @@ REGION_COLUMNS = (
     "spot_saving_percent",
     "interruption_band",
 )
-_HEADLINE = re.compile(r"(?:(\d+)x\s+)?(?:up to\s+)?([\d.]+)\s+(giga|mega)bit", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,23 +61,6 @@ class PublicPrices:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answers:
-    """Everything that the APIs were asked, item by item.
-
-    Attributes:
-        instance_types: of DescribeInstanceTypes.
-        offerings: of DescribeInstanceTypeOfferings, by zone id.
-        spot_prices: of DescribeSpotPriceHistory over some days until now.
-        zones: of DescribeAvailabilityZones, to turn an account's zone names into zone ids.
-    """
-
-    instance_types: Sequence[Answer]
-    offerings: Sequence[Answer]
-    spot_prices: Sequence[Answer]
-    zones: Sequence[Answer]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Refreshed:
     """A new catalogue.
 
@@ -108,13 +75,10 @@ class Refreshed:
     types: int
     on_demand: int
     spot: int
-    zones: int
     left_out: tuple[str, ...]
 
 
-def refreshed(
-    prices: PublicPrices, answers: Answers | None, region: str, day: datetime.date, bundled: Path
-) -> Refreshed:
+def refreshed(prices: PublicPrices, region: str, day: datetime.date, bundled: Path) -> Refreshed:
     """The files of the catalogue that the feeds and the answers make together with the bundled one.
 
     Args:
@@ -126,19 +90,9 @@ def refreshed(
     """
     left_out = list(prices.left_out)
     types = {row["instance_type"]: row for row in _rows(bundled / "instance_types.csv")}
-    zones: dict[str, set[str]] = {}
-    by_zone: dict[str, dict[str, ZonePrice]] = {}
-    if answers is None:
-        told = prices.spot or {}
-        spot = {name: usd for name, usd in told.items() if usd >= _least_spot(prices.on_demand.get(name))}
-        left_out += [_impossible(name, usd, prices.on_demand) for name, usd in told.items() if name not in spot]
-    else:
-        left_out += _specify(types, answers.instance_types, canonical_accelerators(_rows(bundled / "accelerators.csv")))
-        zones = offered_zones(answers.offerings)
-        by_zone, odd = plausible(zone_prices(answers.spot_prices, answers.zones), prices.on_demand)
-        left_out += odd
-        # The middle of the zones: the cheapest one is not always the one that has machines.
-        spot = {name: statistics.median(one.usd_per_hour for one in found.values()) for name, found in by_zone.items()}
+    told = prices.spot or {}
+    spot = {name: usd for name, usd in told.items() if usd >= _least_spot(prices.on_demand.get(name))}
+    left_out += [_impossible(name, usd, prices.on_demand) for name, usd in told.items() if name not in spot]
     left_out += [
         f"{name}: spot at ${spot[name]:g} costs no less than ${prices.on_demand[name]:g} on demand, which is taken"
         for name in sorted(set(spot) & set(prices.on_demand))
@@ -148,38 +102,27 @@ def refreshed(
         types[name] = {**types[name], "spot_supported": "1"}
     priced = set(prices.on_demand) | set(spot)
     left_out += [f"{name}: it has a price and no specification" for name in sorted(priced - set(types))]
-    here = sorted((priced | set(zones)) & set(types))
+    here = sorted(priced & set(types))
     before = inside(bundled, f"regions/{region}.csv", what="region")
     rows = {row["instance_type"]: row for row in _rows(before)} if before.exists() else {}
     nothing: dict[str, str] = {}
     region_rows = []
     for name in here:
         known, advice = rows.get(name, nothing), (prices.advice or {}).get(name)
-        unread = prices.spot is None and answers is None
-        usd = known.get("spot_usd_per_hour", "") if unread else _usd(spot.get(name))
+        usd = known.get("spot_usd_per_hour", "") if prices.spot is None else _usd(spot.get(name))
         saving, band = (str(advice[0]), advice[1]) if advice else ("", "")
         if prices.advice is None:
             saving, band = known.get("spot_saving_percent", ""), known.get("interruption_band", "")
         region_rows.append(
             {
                 "instance_type": name,
-                "zones": known.get("zones", "") if answers is None else str(len(zones.get(name, ()))),
+                "zones": known.get("zones", ""),
                 "on_demand_usd_per_hour": _usd(prices.on_demand.get(name)),
                 "spot_usd_per_hour": usd,
                 "spot_saving_percent": "" if usd else saving,
                 "interruption_band": band,
             }
         )
-    zone_rows = [
-        {
-            "instance_type": name,
-            "zone": zone,
-            "spot_usd_per_hour": _usd(price.usd_per_hour),
-            "spot_log_sd": number(f"{price.log_sd:.4f}"),
-        }
-        for name, found in sorted(by_zone.items())
-        for zone, price in sorted(found.items())
-    ]
     kept = {
         f"regions/{path.name}": read_text(path) for path in (bundled / "regions").glob("*.csv") if path.stem != region
     } | {name: read_text(bundled / name) for name in ("accelerators.csv", "caveats.csv", "billing.json")}
@@ -187,110 +130,15 @@ def refreshed(
         **kept,
         "instance_types.csv": as_csv([{column: row[column] for column in TYPE_COLUMNS} for row in types.values()]),
         f"regions/{region}.csv": _csv(REGION_COLUMNS, region_rows),
-        "sources.json": _sources(bundled, region, day, prices, answers is not None),
-    } | ({f"zones/{region}.csv": _csv(COLUMNS, zone_rows)} if answers is not None else {})
+        "sources.json": _sources(bundled, region, day, prices),
+    }
     return Refreshed(
         files=files,
         types=len(here),
         on_demand=len(set(prices.on_demand) & set(here)),
         spot=sum(bool(row["spot_usd_per_hour"]) for row in region_rows),
-        zones=len({row["zone"] for row in zone_rows}),
         left_out=tuple(left_out),
     )
-
-
-def _specify(types: dict[str, dict[str, str]], told: Iterable[Answer], accelerators: Mapping[str, str]) -> list[str]:
-    """Bring the types up to what the API says of them; the sentences are of those that stay as they were."""
-    odd = []
-    for answer in told:
-        name = str(answer.get("InstanceType"))
-        try:
-            row = instance_row(answer, types.get(name), accelerators)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            odd.append(
-                f"{one_line(name)[:40]}: its record cannot be read ({type(error).__name__}: {one_line(str(error))})"
-            )
-            continue
-        if row is None:
-            odd.append(f"{name}: its network rate is neither told nor known")
-        else:
-            types[name] = row
-    return odd
-
-
-def instance_row(
-    answer: Answer, known: Mapping[str, str] | None, accelerators: Mapping[str, str]
-) -> dict[str, str] | None:
-    """One row of `instance_types.csv`; none where the network rate can be had from nowhere.
-
-    What the API does not tell comes from the row that is ``known`` already.
-    """
-    name = str(answer["InstanceType"])
-    before = known or {}
-    network, processor = answer.get("NetworkInfo", {}), answer.get("ProcessorInfo", {})
-    cards = network.get("NetworkCards", [])
-    baseline = _network_gbps(network, cards, "BaselineBandwidthInGbps")
-    if baseline is None:
-        text = before.get("network_baseline_gbps") or _text(_headline_gbps(network))
-        if not text:
-            return None
-        baseline = float(text)
-    peak = _network_gbps(network, cards, "PeakBandwidthInGbps")
-    disks = answer.get("InstanceStorageInfo", {}).get("TotalSizeInGB")
-    ebs = answer.get("EbsInfo", {}).get("EbsOptimizedInfo", {}).get("BaselineBandwidthInMbps")
-    architectures = [one for one in processor.get("SupportedArchitectures", []) if one in ("x86_64", "arm64")]
-    vendor = str(processor.get("Manufacturer", ""))
-    generation = re.match(r"[a-z]+(\d+)", name)
-    vcpus = answer["VCpuInfo"]
-    return {
-        "instance_type": name,
-        "generation": before.get("generation") or (generation.group(1) if generation else ""),
-        "architecture": before.get("architecture", architectures[0] if architectures else ""),
-        "vcpus": str(vcpus["DefaultVCpus"]),
-        "cores": _text(vcpus.get("DefaultCores")),
-        "clock_ghz": _text(processor.get("SustainedClockSpeedInGhz")),
-        "cpu_vendor": VENDORS.get(vendor.casefold(), vendor),
-        "cpu_model": before.get("cpu_model", ""),
-        "memory_gib": number(f"{answer['MemoryInfo']['SizeInMiB'] / 1024:.3f}"),
-        **_accelerator(answer, accelerators),
-        "other_accelerators": "|".join(sorted(kind for key, kind in OTHER_ACCELERATORS.items() if key in answer)),
-        "network_baseline_gbps": number(f"{baseline:.3f}"),
-        "network_peak_gbps": _text(None if peak is None else max(peak, baseline)),
-        "network_cards": str(len(cards)) if cards else "",
-        "efa": _flag(network.get("EfaSupported")),
-        "placement_group": _flag("cluster" in answer.get("PlacementGroupInfo", {}).get("SupportedStrategies", [])),
-        "bare_metal": _flag(answer.get("BareMetal")),
-        "burstable": _flag(answer.get("BurstablePerformanceSupported")),
-        "spot_supported": _flag("spot" in answer.get("SupportedUsageClasses", [])),
-        "local_nvme_gb": _text(disks),
-        "ebs_baseline_mbps": _text(ebs),
-        "coremark_iterations_per_s": before.get("coremark_iterations_per_s", ""),
-        "source": SPECIFICATIONS,
-    }
-
-
-def offered_zones(offerings: Iterable[Answer]) -> dict[str, set[str]]:
-    """Zones that offer each type."""
-    found: dict[str, set[str]] = defaultdict(set)
-    for offering in offerings:
-        found[str(offering["InstanceType"])].add(str(offering["Location"]))
-    return dict(found)
-
-
-def plausible(
-    spot: Mapping[str, Mapping[str, ZonePrice]], demand: Mapping[str, float]
-) -> tuple[dict[str, dict[str, ZonePrice]], list[str]]:
-    """The spot prices that can be, and a sentence for each type that loses some."""
-    kept: dict[str, dict[str, ZonePrice]] = {}
-    odd: list[str] = []
-    for name, prices in spot.items():
-        least = _least_spot(demand.get(name))
-        good = {zone: price for zone, price in prices.items() if price.usd_per_hour >= least}
-        if good:
-            kept[name] = good
-        if len(good) < len(prices):
-            odd.append(_impossible(name, min(price.usd_per_hour for price in prices.values()), demand))
-    return kept, odd
 
 
 def _least_spot(on_demand: float | None) -> float:
@@ -301,51 +149,6 @@ def _least_spot(on_demand: float | None) -> float:
 def _impossible(name: str, usd: float, demand: Mapping[str, float]) -> str:
     beside = f" beside ${demand[name]:g} on demand" if name in demand else ""
     return f"{name}: a spot price of ${usd:g}{beside} cannot be"
-
-
-def _accelerator(answer: Answer, accelerators: Mapping[str, str]) -> dict[str, str]:
-    columns = ("accelerator", "accelerator_manufacturer", "accelerator_count", "accelerator_fraction")
-    gpus = answer.get("GpuInfo", {}).get("Gpus", [])
-    if not gpus:
-        return dict.fromkeys((*columns, "accelerator_memory_gib"), "")
-    gpu = gpus[0]
-    name, vendor = str(gpu["Name"]), str(gpu.get("Manufacturer", ""))
-    memory_mib = gpu.get("MemoryInfo", {}).get("SizeInMiB")
-    if memory_mib is None:
-        memory_mib = answer["GpuInfo"]["TotalGpuMemoryInMiB"] / max(1, int(gpu.get("Count", 1)))
-    values = (
-        accelerators.get(name.casefold(), name),
-        VENDORS.get(vendor.casefold(), vendor),
-        # A fractional GPU is reported with a count of 0: the machine still sees one device.
-        str(max(1, int(gpu.get("Count", 1)))),
-        number(str(gpu.get("GpuPartitionSize") or 1)),
-    )
-    return dict(zip(columns, values, strict=True)) | {"accelerator_memory_gib": number(f"{memory_mib / 1024:.2f}")}
-
-
-def _network_gbps(network: Answer, cards: Sequence[Answer], field: str) -> float | None:
-    """Rate of all cards together, which sums to more than the headline where cards share it."""
-    rates = [float(card[field]) for card in cards if card.get(field) is not None]
-    if not rates or len(rates) < len(cards):
-        return None
-    headline = _headline_gbps(network)
-    return sum(rates) if headline is None else min(sum(rates), headline)
-
-
-def _headline_gbps(network: Answer) -> float | None:
-    """'Up to 12.5 Gigabit', '4x 100 Gigabit' and '750 Megabit' in Gbit/s; none for 'Low' or 'Moderate'."""
-    found = _HEADLINE.search(str(network.get("NetworkPerformance", "")))
-    if found is None:
-        return None
-    return int(found.group(1) or 1) * float(found.group(2)) / (1000 if found.group(3).lower() == "mega" else 1)
-
-
-def _flag(value: object) -> str:
-    return "" if value is None else str(int(bool(value)))
-
-
-def _text(value: float | None) -> str:
-    return "" if value is None else number(str(value))
 
 
 def _usd(value: float | None) -> str:
@@ -364,8 +167,8 @@ def _csv(columns: Sequence[str], rows: Sequence[Mapping[str, str]]) -> str:
     return text.getvalue()
 
 
-def _sources(bundled: Path, region: str, day: datetime.date, prices: PublicPrices, asked: bool) -> str:
-    """The bundled sources, and those of today in the columns that they fill. ``asked``: the APIs were, too."""
+def _sources(bundled: Path, region: str, day: datetime.date, prices: PublicPrices) -> str:
+    """The bundled sources, and those of today in the columns that they fill."""
     data = read_json(bundled / "sources.json")
     fields = data["fields"]
     columns = {**fields["regions/*.csv"], **fields.get(f"regions/{region}.csv", {})}
@@ -384,15 +187,7 @@ def _sources(bundled: Path, region: str, day: datetime.date, prices: PublicPrice
     if prices.advice is not None:
         columns["spot_saving_percent"] = describe(ADVISOR, "AWS Spot Advisor, Linux", prices.advice_day)
         columns["interruption_band"] = [ADVISOR]
-    if asked:
-        specified = describe(SPECIFICATIONS, "AWS DescribeInstanceTypes", day, API_FACTS)
-        for column in ("*", "network_baseline_gbps"):
-            fields["instance_types.csv"][column] = [*specified, *fields["instance_types.csv"][column]]
-        columns["zones"] = describe(OFFERINGS, "AWS DescribeInstanceTypeOfferings", day, API_FACTS)
-        columns["spot_usd_per_hour"] = describe(
-            SPOT, "AWS DescribeSpotPriceHistory, the middle of the zones", day, API_FACTS
-        )
-    elif prices.spot is not None:
+    if prices.spot is not None:
         columns["spot_usd_per_hour"] = describe(SPOT_FEED, "AWS spot price feed, Linux", prices.spot_day)
     fields[f"regions/{region}.csv"] = columns
     return json.dumps(data, indent=2, ensure_ascii=False) + "\n"

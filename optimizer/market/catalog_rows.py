@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hetopt.core.errors import BadInput
+from hetopt.core.paths import read_json, read_text, shortened
 from hetopt.core.plain_text import fault_of, texts_in
-from hetopt.core.reading import read_json, read_text, shortened
 
 SCHEMA_VERSION = 1
 MOST_DIGITS = 15

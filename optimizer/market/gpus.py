@@ -8,7 +8,7 @@ from math import inf
 from typing import Literal
 
 from hetopt.core.formatting import usd
-from hetopt.core.html_table import html_table
+from hetopt.core.plain_text import html_table
 from hetopt.optimizer.market.catalog import Catalog, Listing
 from hetopt.optimizer.market.catalog_filter import AnyMarket, by_quantity, has_accelerator, known_accelerator, price_in
 from hetopt.optimizer.market.instance_type import Accelerator

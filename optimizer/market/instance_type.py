@@ -56,9 +56,9 @@ MODEL_COLUMNS = (
     "memory_bandwidth_gb_per_s",
     "confidence",
     "source",
+    "compute_capability",
 )
 
-CAPABILITY_COLUMN = "compute_capability"
 
 _BYTES_PER_GIB = 2**30
 _BYTES_PER_S_PER_GBPS = 1e9 / 8
@@ -242,10 +242,6 @@ class InstanceType:
         return self.accelerator.count if self.accelerator is not None and self.accelerator.is_cuda else 0
 
 
-_CATALOGS = Path(next(iter(catalogs.__path__)))
-"""Of the package."""
-
-
 def read_instance_types(directory: Path) -> dict[str, InstanceType]:
     """All types of a catalogue by name, each accelerator with the published rates of its model.
 
@@ -268,7 +264,7 @@ def read_instance_types(directory: Path) -> dict[str, InstanceType]:
 def _read_models(path: Path) -> dict[str, list[AcceleratorModel]]:
     """Return the models of a file by name; one name can stand for several memory sizes."""
     models: dict[str, list[AcceleratorModel]] = {}
-    for row in read_rows(path, required=MODEL_COLUMNS, optional=(CAPABILITY_COLUMN,)):
+    for row in read_rows(path, required=MODEL_COLUMNS):
         try:
             model = _accelerator_model(row)
         except ValueError as error:
@@ -283,7 +279,7 @@ def _read_models(path: Path) -> dict[str, list[AcceleratorModel]]:
 @cache
 def owned_gpus() -> tuple[Accelerator, ...]:
     """Return one GPU of each model that people own and few rent, with its published rates."""
-    models = _read_models(_CATALOGS / "owned_gpus.csv")
+    models = _read_models(Path(next(iter(catalogs.__path__))) / "owned_gpus.csv")
     return tuple(
         Accelerator(
             name=model.name,
@@ -296,13 +292,6 @@ def owned_gpus() -> tuple[Accelerator, ...]:
         for same_name in models.values()
         for model in same_name
     )
-
-
-@cache
-def _bundled_capabilities() -> dict[str, str]:
-    """Compute capabilities by name, for catalogues that were made before the column was there."""
-    rows = read_rows(_CATALOGS / "aws" / "accelerators.csv", required=MODEL_COLUMNS, optional=(CAPABILITY_COLUMN,))
-    return {row.text("name"): row.text(CAPABILITY_COLUMN) for row in rows if row.has(CAPABILITY_COLUMN)}
 
 
 def _accelerator_model(row: Row) -> AcceleratorModel:
@@ -320,9 +309,7 @@ def _accelerator_model(row: Row) -> AcceleratorModel:
         memory_bandwidth_gb_per_s=row.optional_number("memory_bandwidth_gb_per_s"),
         confidence=cast("Confidence", confidence),
         source=row.required("source"),
-        compute_capability=(
-            row.text(CAPABILITY_COLUMN) if row.has(CAPABILITY_COLUMN) else _bundled_capabilities().get(row.text("name"))
-        ),
+        compute_capability=row.text("compute_capability") or None,
     )
 
 

@@ -5,26 +5,30 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from itertools import combinations
 from types import MappingProxyType
 from typing import get_args
 
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.grammar import call
-from hetopt.core.names import unknown
+from hetopt.core.plain_text import unknown
 from hetopt.optimizer.market.catalog import Catalog, InstanceType, Market, Offer, offers
-from hetopt.optimizer.market.catalog_filter import AnyMarket, has_accelerator, known_accelerator, of_types
+from hetopt.optimizer.market.catalog_filter import (
+    AnyMarket,
+    Filter,
+    has_accelerator,
+    known_accelerator,
+    of_types,
+    select,
+    why_none,
+)
 from hetopt.optimizer.market.instance_type import Architecture
 from hetopt.optimizer.market.quota import Quotas, QuotasExclude, increases, most_machines, write_quotas
 from hetopt.optimizer.market.software import pinned
-from hetopt.optimizer.market.zone_prices import read_zone_prices
 
 ANY_GPU, NO_GPU = "any", "none"
 
-MOST_QUOTAS = 4
-"""That an error repeats: an account has some twenty."""
 
 _ZONE_ID = re.compile(r"[a-z]+\d-az\d")
 _CORNERS = {"northeast": "ne", "northwest": "nw", "southeast": "se", "southwest": "sw"}
@@ -60,20 +64,6 @@ class Wishes:
     quotas: Quotas = field(default_factory=lambda: MappingProxyType({}))
 
 
-@dataclass(frozen=True, kw_only=True)
-class OfferFilter:
-    """One requirement, as the parameter that a person would give for it.
-
-    Attributes:
-        name: of the parameter.
-        settings: it and its value, such as `` `types="g5.*"` ``; several for several quotas.
-    """
-
-    name: str
-    settings: str
-    keeps: Callable[[Offer], bool]
-
-
 def narrow(catalog: Catalog, wishes: Wishes) -> tuple[Offer, ...]:
     """The offers that fulfil every wish.
 
@@ -83,17 +73,15 @@ def narrow(catalog: Catalog, wishes: Wishes) -> tuple[Offer, ...]:
     """
     filters = _filters(catalog, wishes)
     everything = offers(catalog)
-    left: Sequence[Offer] = everything
-    for one in filters:
-        before, left = left, [offer for offer in left if one.keeps(offer)]
-        if not left:
-            raise _nothing_left(catalog, everything, wishes, filters, one, before)
-    if wishes.zone is not None:
-        before, left = left, _in_zone(catalog, left, wishes.zone)
-        if not left:
-            raise BadInput(
-                f"None of the {len(before):,} offers is sold in {wishes.zone}.", hint="name another `zone`, or none"
-            )
+    before = select(everything, filters)
+    if not before:
+        raise _nothing_left(catalog, everything, wishes, filters)
+    left = [offer for offer in before if most_machines(offer, wishes.quotas) >= 1]
+    if not left and (asked := increases(before, wishes.quotas)):
+        quotas = setting("quotas", write_quotas(wishes.quotas))
+        raise QuotasExclude(
+            f"{quotas} leaves nothing that can be rented in {catalog.region}, of {len(before):,} offers.", hint=asked
+        )
     return tuple(left)
 
 
@@ -152,11 +140,11 @@ class Unpriced:
         return f"{self.counted} and were not compared; `hetopt catalog refresh --region {self.refresh}` reads prices."
 
 
-def _filters(catalog: Catalog, wishes: Wishes) -> list[OfferFilter]:
-    found: list[OfferFilter] = []
+def _filters(catalog: Catalog, wishes: Wishes) -> list[Filter]:
+    found: list[Filter] = []
 
     def wish(name: str, value: float | str, keeps: Callable[[Offer], bool]) -> None:
-        found.append(OfferFilter(name=name, settings=setting(name, value), keeps=keeps))
+        found.append(Filter(setting=setting(name, value), keeps=keeps))
 
     def wish_type(name: str, value: float | str, keeps: Callable[[InstanceType], bool]) -> None:
         wish(name, value, lambda offer: keeps(offer.instance_type))
@@ -179,73 +167,27 @@ def _filters(catalog: Catalog, wishes: Wishes) -> list[OfferFilter]:
         wish_type(parameter, asked, keeps)
     if (dollars := wishes.max_hourly_usd) is not None:
         wish("max_hourly_usd", dollars, lambda offer: offer.price.usd_per_hour <= dollars)
-    if wishes.quotas:
-        wish("quotas", write_quotas(wishes.quotas), lambda offer: most_machines(offer, wishes.quotas) >= 1)
-        if len(wishes.quotas) > MOST_QUOTAS:
-            found[-1] = replace(found[-1], settings="`quotas`")
     return found
 
 
-def _nothing_left(
-    catalog: Catalog,
-    everything: Sequence[Offer],
-    wishes: Wishes,
-    filters: Sequence[OfferFilter],
-    last: OfferFilter,
-    before: Sequence[Offer],
-) -> BadInput:
-    """Why no offer is left: the shortest true reason."""
+def _nothing_left(catalog: Catalog, everything: Sequence[Offer], wishes: Wishes, filters: Sequence[Filter]) -> BadInput:
+    """Why no offer is left, and what can change that."""
     where = f"in {catalog.region}"
-    if last.name == "quotas" and (asked := increases(before, wishes.quotas)):
-        # The last filter: what others had left could be rented, if only the account may.
-        return QuotasExclude(
-            f"{last.settings} leaves nothing that can be rented {where}, of {len(before):,} offers.", hint=asked
-        )
-    on_spot = {offer.instance_type.name for offer in everything if offer.price.market == "spot"}
+    refresh = f"`hetopt catalog refresh --region {catalog.region}` reads today's prices"
+    if wishes.types and not any(_matches(offer.instance_type.name, wishes.types) for offer in everything):
+        return BadInput(f"{','.join(wishes.types)} has no price {where}.", hint=f"{refresh}; or name other `types`")
     dear = [name for name, one in catalog.listings.items() if one.spot_is_dearer and _matches(name, wishes.types)]
-    if wishes.market == "spot" and dear and not any(_matches(name, wishes.types) for name in on_spot):
+    on_spot = [offer for offer in everything if offer.price.market == "spot"]
+    if wishes.market == "spot" and dear and not any(_matches(o.instance_type.name, wishes.types) for o in on_spot):
         return BadInput(
             f"spot costs no less than on demand for {', '.join(dear[:3])} {where}.", hint='take `market="on-demand"`'
         )
-    kept = [({i for i, offer in enumerate(everything) if one.keeps(offer)}, one) for one in filters]
-    for alone, one in kept:
-        if not alone and one.name == "types":
-            return _not_sold(catalog, wishes.types)
-        if not alone:
-            return BadInput(f"{one.settings} leaves nothing that can be rented {where}.", hint=_loosen(one.name))
-    for (some, first), (others, second) in combinations(kept, 2):
-        if not some & others:
-            return BadInput(
-                f"{first.settings} and {second.settings} exclude each other: nothing {where} fulfils both "
-                f"({len(some):,} and {len(others):,} offers do one).",
-                hint=f"leave one of them out, or see `hetopt catalog list --region {catalog.region}`",
-            )
+    asked = " and ".join(one.setting for one in filters)
     return BadInput(
-        f"{last.settings} removed the last of the {len(before):,} offers {where} that the other filters had left.",
-        hint=_loosen(last.name),
+        f"Nothing that can be rented {where} fulfils {asked}: of {len(everything):,} offers "
+        f"{why_none(everything, filters)}.",
+        hint=f"loosen one of them, or see `hetopt catalog list --region {catalog.region}`",
     )
-
-
-def _not_sold(catalog: Catalog, patterns: Sequence[str]) -> BadInput:
-    """Why types that exist cannot be rented in a region: they are not there, or nothing says what they cost."""
-    there = [name for name in catalog.listings if _matches(name, patterns) and catalog.listings[name].zones != 0]
-    if there:
-        return BadInput(
-            f"the catalogue knows no price of {', '.join(there[:3])} in {catalog.region}.",
-            hint=f"read prices with `hetopt catalog refresh --region {catalog.region}`, or give yours as `catalog`",
-        )
-    return BadInput(
-        f"{','.join(patterns)} is not sold by the hour in {catalog.region}, as far as the catalogue knows.",
-        hint="name another `region`, or other `types`; what AWS sells as capacity blocks alone, hetopt does not rent",
-    )
-
-
-def _loosen(name: str) -> str:
-    return {
-        "max_hourly_usd": "raise `max_hourly_usd`, or leave it out",
-        "quotas": "a quota must hold at least one machine; ask the provider for more, or leave `quotas` out",
-        "market": 'try `market="any"`, another `region`, or prices of your own as `catalog`',
-    }.get(name, f"loosen `{name}`, or leave it out")
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
@@ -290,24 +232,6 @@ def _short(region: str) -> str:
     """As zone ids begin: us-east-1 is use1, ap-northeast-2 is apne2."""
     area, *directions, number = region.split("-")
     return area + "".join(_CORNERS.get(one, one[0]) for one in directions) + number
-
-
-def _in_zone(catalog: Catalog, found: Sequence[Offer], zone: str) -> list[Offer]:
-    """The offers at the spot prices of a zone, where the catalogue has them: by id, as names differ by account."""
-    prices = read_zone_prices(catalog.directory, catalog.region)
-    if not prices or not _ZONE_ID.fullmatch(zone):
-        return list(found)
-    there: list[Offer] = []
-    for offer in found:
-        price = prices.get(offer.instance_type.name, {}).get(zone)
-        if offer.price.market == "on-demand":
-            there.append(offer)
-            continue
-        # Where spot costs no less than on demand, which cannot be preempted, it is not on offer.
-        if price is not None and (offer.on_demand is None or price.usd_per_hour < offer.on_demand.usd_per_hour):
-            here = replace(offer.price, usd_per_hour=price.usd_per_hour, is_estimate=False, log_sd=price.log_sd)
-            there.append(replace(offer, price=here))
-    return there
 
 
 def _gpu(catalog: Catalog, text: str) -> Callable[[InstanceType], bool]:

@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from hetopt.core.errors import BadInput
 from hetopt.core.hosts import CPU, Host, alike
-from hetopt.core.names import unknown
+from hetopt.core.plain_text import unknown
 from hetopt.optimizer.market.catalog import Catalog, Listing, Price
 from hetopt.optimizer.market.catalog_filter import is_called
 from hetopt.optimizer.market.instance_type import Accelerator, InstanceType, owned_gpus

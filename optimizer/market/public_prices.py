@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetopt.core.errors import BadInput, HetoptError
-from hetopt.core.names import known
+from hetopt.core.plain_text import known
 from hetopt.optimizer.market import price_feeds
 from hetopt.optimizer.market.catalog_refresh import PublicPrices
 from hetopt.optimizer.market.price_feeds import feed_url
@@ -84,9 +84,9 @@ class PublicFeeds:
             return self._fetch(name, url, make, price_feeds.MOST_JSON_BYTES, what)
         except HetoptError as error:
             kept = self.files.kept(name, url)
-            stays = f"those of {kept[0].day} stay" if kept else "the bundled catalogue's stay"
+            stays = f"those of {kept.day} stay" if kept else "the bundled catalogue's stay"
             self.note(f"{what}: {stays}, because {error}")
-            return kept[0] if kept else None
+            return kept
 
     def _fetch(
         self, name: str, url: str, make: Callable[[Iterator[bytes], str], Any], most_bytes: int, what: str

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import get_args
 
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.grammar import arguments
-from hetopt.core.names import known
+from hetopt.core.plain_text import known
 from hetopt.optimizer.market.catalog import Market, Offer
 from hetopt.optimizer.market.instance_type import InstanceType
 
@@ -122,11 +122,6 @@ def named_quota(bucket: Bucket) -> Quota:
     """The quota of a bucket, as AWS names it."""
     spot, on_demand = _NAMED.get(bucket.family, _STANDARD)
     return spot if bucket.market == "spot" else on_demand
-
-
-def named_quotas() -> list[Quota]:
-    """All of them, each once, in the order of their families."""
-    return list(dict.fromkeys(quota for pair in _NAMED.values() for quota in pair))
 
 
 NEW_ACCOUNT: Quotas = MappingProxyType(
@@ -249,13 +244,3 @@ def most_machines(offer: Offer, quotas: Quotas) -> float:
     """Machines of this offer that its quota allows; infinite where none is known."""
     quota = quotas.get(bucket_of(offer))
     return math.inf if quota is None else quota // offer.instance_type.vcpus
-
-
-def within(machines: Sequence[tuple[Offer, int]], quotas: Quotas) -> bool:
-    """Whether a cluster of these machines keeps every quota."""
-    left = dict(quotas)
-    for offer, count in machines:
-        bucket = bucket_of(offer)
-        if bucket in left:
-            left[bucket] -= count * offer.instance_type.vcpus
-    return all(vcpus >= 0 for vcpus in left.values())

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from types import MappingProxyType
 
 from hetopt.core.errors import BadInput
-from hetopt.core.names import unknown
+from hetopt.core.plain_text import unknown
 
 CITIES = MappingProxyType(
     {

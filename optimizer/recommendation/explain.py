@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 
 from hetopt.core import formatting
@@ -11,18 +10,14 @@ from hetopt.core.comm.compression_text import spell
 from hetopt.core.comm.options import IDENTITY
 from hetopt.core.errors import setting
 from hetopt.core.formatting import duration, usd
-from hetopt.core.precision import Precision
 from hetopt.core.profile import Profile
 from hetopt.optimizer.convergence.convergence import statistical_efficiency
 from hetopt.optimizer.convergence.local_penalty import steps_in_words
-from hetopt.optimizer.convergence.precision_loss import precision_loss
-from hetopt.optimizer.convergence.steps_law import Z90
-from hetopt.optimizer.cost import mixing
-from hetopt.optimizer.fit import FittedModel, times_as_long
+from hetopt.optimizer.fit import FittedModel
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import EVIDENCE_IN_WORDS, Candidate, Sensitivity, limits_in_words
 from hetopt.optimizer.search.objective import BALANCED, FASTEST, Limits, choose
-from hetopt.optimizer.search.search import Found
+from hetopt.optimizer.search.search import Found, proved
 from hetopt.optimizer.step_time.links import not_measured
 from hetopt.optimizer.step_time.local_steps import communication
 from hetopt.optimizer.step_time.transfer import ReferenceHost
@@ -31,11 +26,8 @@ WORTH_AVERAGING = 0.3
 """Part of a step that communication must take for averages of parameters to be worth a try."""
 
 USUAL_SYNC = "local-sgd(8, stretch=1.5)"
-"""To be measured where nobody named one: of the policies of `benchmarks.sync` the soonest at BSP's quality where
-communication takes five times as long as computing, or longer."""
-
-PROFILING_SHARE = 0.05
-"""What profiling should cost at most of the job that it is for."""
+"""To be measured where nobody named one: of eleven policies the soonest at BSP's quality (2026-11-27, commit
+81ffce4) where communication takes five times as long as computing, or longer."""
 
 
 def explain(
@@ -67,20 +59,15 @@ def explain(
     """
     return (
         _why(found, chosen, limits, seen),
-        *_chance(seen),
-        *_against_uniform(found, chosen, candidate, limits, seen),
-        *_on_demand(chosen, catalog),
+        *_proved(found, chosen, candidate, limits),
         _time(chosen),
-        *_precision(model, chosen, to_target=to_target),
+        *_precision(model, chosen),
         *_batch(model, chosen, to_target=to_target),
-        _money(chosen),
         *_begins_again(model.profile),
         *_scarce(found, chosen),
-        *_mixing(chosen),
         *_evidence(model, host, chosen),
         *_local(model, chosen, to_target=to_target),
         *_not_on_the_menu(left_out, chosen),
-        _profiling(model.profile, chosen),
     )
 
 
@@ -116,35 +103,12 @@ def _why(found: Found, chosen: Candidate, limits: Limits, seen: Sensitivity) -> 
     )
 
 
-def _chance(seen: Sensitivity) -> Iterator[str]:
-    if seen.chance is not None:
-        yield (
-            f"Nine of ten simulated runs cost at most {usd(seen.cost_90_usd)} and take at most "
-            f"{duration(seen.total_90_s)}."
-        )
-
-
-def _against_uniform(
-    found: Found, chosen: Candidate, candidate: Callable[[int], Candidate], limits: Limits, seen: Sensitivity
-) -> Iterator[str]:
-    if len(chosen.groups) == 1:
-        yield _no_better_mix(found, seen)
-        return
+def _proved(found: Found, chosen: Candidate, candidate: Callable[[int], Candidate], limits: Limits) -> Iterator[str]:
+    """What the exact part of the search has shown, and the best cluster of one type beside a mix."""
+    yield f"{proved(found).capitalize()}."
     best, _ = choose(found.forecast.take(slice(found.uniform)), limits)
-    if best is None:
-        yield "No cluster of a single machine type fits."
-    else:
+    if len(chosen.groups) > 1 and best is not None:
         yield f"The best cluster of a single machine type is {candidate(best)}."
-
-
-def _no_better_mix(found: Found, seen: Sensitivity) -> str:
-    proof = found.proof
-    if proof is None or seen.gap is None:
-        if not found.mixes:
-            return "No mix of machine types was tried."
-        return f"None of the {found.mixes:,} mixes of machine types that were tried did better by more than 2 %."
-    types = "two" if proof.types == 2 else "up to three"
-    return f"No mix of {types} machine types is better by more than {100 * seen.gap:.1f} %: all were considered."
 
 
 def dearer_on_spot(chosen: Candidate, catalog: Catalog) -> Iterator[str]:
@@ -152,27 +116,6 @@ def dearer_on_spot(chosen: Candidate, catalog: Catalog) -> Iterator[str]:
     dear = [group.instance_type for group in chosen.groups if catalog.listing(group.instance_type).spot_is_dearer]
     if dear:
         yield f"Spot costs no less than on demand for {' and '.join(dear)}: on demand is taken."
-
-
-def _on_demand(chosen: Candidate, catalog: Catalog) -> Iterator[str]:
-    yield from dearer_on_spot(chosen, catalog)
-    spot = demand = spread = 0.0
-    for group in chosen.groups:
-        price, quoted = (catalog.price(group.instance_type, market) for market in ("on-demand", "spot"))
-        if group.market != "spot" or price is None or quoted is None:
-            return
-        spot += group.machines * group.price_usd_per_hour
-        demand += group.machines * price.usd_per_hour
-        spread = max(spread, quoted.log_sd)
-    on_demand = f"The same machines on demand cost {demand / spot:.2g} times as much an hour, and are not preempted"
-    if demand <= spot * math.exp(Z90 * spread):
-        yield (
-            f"Spot may save nothing here: the price is {100 * (spot / demand):.0f} % of on demand, and spot prices "
-            f"differ by "
-            f"more than that between zones and days. {on_demand}: compare with `market='on-demand'`."
-        )
-    else:
-        yield f"{on_demand}."
 
 
 def _time(chosen: Candidate) -> str:
@@ -190,33 +133,17 @@ def _time(chosen: Candidate) -> str:
     return f"{parts}; {told.steps.value:.0f} steps of {chosen.global_batch_size} samples are needed."
 
 
-def _precision(model: FittedModel, chosen: Candidate, *, to_target: bool) -> Iterator[str]:
-    """What the plan computes in, where it had a choice, beside what else was measured; or that it might have one."""
-    usual, own = model.whole.precisions[0], chosen.precision
-    if own != usual:
-        compared = _beside(model, own, usual)
-        loss = f" Steps to the target are {precision_loss(model.whole, own).in_words}." if to_target else ""
-        yield f"Workers compute in {own}{compared or ', as measured steps have it'}.{loss}"
-        return
-    others = [f"{other} was measured{_beside(model, other, usual)}" for other in model.whole.precisions if other != own]
+def _precision(model: FittedModel, chosen: Candidate) -> Iterator[str]:
+    """What the plan computes in, where it had a choice; or that it might have one."""
+    others = [other for other in model.whole.precisions if other != chosen.precision]
     may_choose = not model.whole.is_counted and not model.whole.job.script
     if others:
-        yield f"Workers compute in {own}: {'; '.join(others)}."
-    elif model.reference.device.kind == "cuda" and own == "fp32" and may_choose:
+        yield f"Workers compute in {chosen.precision}; {' and '.join(others)} was measured, too."
+    elif model.reference.device.kind == "cuda" and chosen.precision == "fp32" and may_choose:
         yield (
             "Only fp32 was measured, and GPUs often compute in bf16 in half the time: profile with "
             f"{setting('precision', 'auto')}."
         )
-
-
-def _beside(model: FittedModel, precision: Precision, usual: Precision) -> str:
-    """Steps of a precision beside the usual one's, on the profiled machine; empty where they were not measured."""
-    if precision not in model.whole.precisions:
-        return ""
-    here, there = (model.computing_in(one).reference for one in (precision, usual))
-    samples = min(here.largest_measured, there.largest_measured)
-    longer = times_as_long(here.time_s, there.time_s, samples)
-    return f", in which a step of {samples} samples took the profiled machine {longer:.2g} times as long as in {usual}"
 
 
 def _batch(model: FittedModel, chosen: Candidate, *, to_target: bool) -> Iterator[str]:
@@ -237,22 +164,6 @@ def _batch(model: FittedModel, chosen: Candidate, *, to_target: bool) -> Iterato
         f"The batch size is {size}, not the job's own {own}: {worth}, and there are "
         f"{chosen.prediction.steps.value:.0f} updates; with {setting('batch_size', str(own))} it stays."
     )
-
-
-def _money(chosen: Candidate) -> str:
-    terms = ", ".join(f"{usd(term.usd)} {term.name}" for term in chosen.prediction.bill)
-    estimates = any(group.price_is_estimate for group in chosen.groups)
-    dates = sorted({group.price_date for group in chosen.groups})
-    note = f"prices of {' and '.join(dates)}" + (
-        ", spot estimated from the published saving: look at the live price before renting" if estimates else ""
-    )
-    return f"The {usd(chosen.prediction.cost_usd.value)} are {terms} ({note})."
-
-
-def _mixing(chosen: Candidate) -> Iterator[str]:
-    told = mixing.in_words(chosen.groups)
-    if told is not None:
-        yield told
 
 
 def _scarce(found: Found, chosen: Candidate) -> Iterator[str]:
@@ -303,38 +214,19 @@ def _evidence(model: FittedModel, host: ReferenceHost, chosen: Candidate) -> Ite
 
 
 def _compressed(model: FittedModel, chosen: Candidate) -> Iterator[str]:
-    """What the planned compression keeps of the gradient, and how that is known."""
+    """What the planned compression keeps of the gradient, and what a target should cost more for it."""
     way = chosen.compression
     if way.name == IDENTITY:
         return
-    if not METHODS[way.name].by_ratio:
-        workers = sum(len(group.local_batch_sizes) for group in chosen.groups)
-        gain = model.losses.gain(way) or 1.0
-        stretch, log_sd = model.losses.stretch(way, workers)
-        if stretch > 1:
-            yield (
-                f"Gradients travel as {spell(way)}: rounding makes their sum over {workers} workers noisier, for which "
-                f"a target should take about {100 * (stretch - 1):.1f} % more steps, "
-                f"{100 * (stretch * math.exp(Z90 * log_sd) - 1):.0f} % "
-                "at the upper end."
-            )
-            return
-        more = float(model.convergence.penalty.inflation(gain)) - 1
-        yield (
-            f"Gradients travel as {spell(way)}: {100 * gain:.2f} % of their energy arrives at once and the rest later, "
-            f"for which a target should take about {100 * more:.1f} % more steps."
-        )
-        return
-    gain = model.gain.gain(way.ratio)
-    more = float(model.convergence.penalty.inflation(gain)) - 1
-    seen = any(pilot.compression is not None for pilot in model.profile.pilots)
-    basis = "by compressed pilots" if seen else "by what was measured on other tasks"
+    workers = sum(len(group.local_batch_sizes) for group in chosen.groups)
+    by_ratio = METHODS[way.name].by_ratio
+    gain = model.gain.gain(way.ratio) if by_ratio else model.losses.gain(way) or 1.0
+    stretch, _ = model.losses.stretch(way, workers)
+    more = float(model.convergence.penalty.inflation(gain)) * stretch - 1
+    what = f"Sending {way.ratio:.3g} of the gradient" if by_ratio else f"Sending gradients as {spell(way)}"
     yield (
-        f"Sending {way.ratio:.3g} of the gradient retains {100 * gain:.0f} % of its energy, as measured in the "
-        f"pilots. A "
-        f"target should take about {100 * more:.0f} % more steps with it ({basis}); training measures that, and "
-        f"sends more "
-        "where it costs too much."
+        f"{what} retains {100 * gain:.0f} % of its energy at once; a target should take about {100 * more:.1f} % more "
+        "steps with it, which training measures."
     )
 
 
@@ -375,15 +267,3 @@ def _local(model: FittedModel, chosen: Candidate, *, to_target: bool) -> Iterato
         yield f"It was asked for: {objection}."
     elif workers > gate.most_workers(sync, often.share):
         yield f"It was asked for: no pilot had even a quarter of these {workers} workers."
-
-
-def _profiling(profile: Profile, chosen: Candidate) -> str:
-    """What it cost to know all this, beside the job that it is for."""
-    share = profile.profiling_s / chosen.prediction.total_s.value
-    price = f" and {usd(profile.profiling_usd)}" if profile.profiling_usd > 0 else ""
-    told = (
-        f"Profiling took {duration(profile.profiling_s)}{price}, {100 * share:.1f} % of the time that this plan takes"
-    )
-    if share > PROFILING_SHARE:
-        return f"{told}: for a job as short as this, a smaller `time_budget_s` would do."
-    return f"{told}."

@@ -159,7 +159,7 @@ def nothing_fits(question: Question, found: Found, limits: Limits, otherwise: Se
     paid = np.flatnonzero(needed_usd <= (limits.budget_usd or math.inf))
     nearest: list[str] = []
     # The search within these limits need not have kept what is cheapest: that is another question.
-    sparing = question.search(replace(limits, budget_usd=None, time_weight=0.0)) or found
+    sparing = question.search(replace(limits, budget_usd=None, time_weight=0.0))
     took, cost = sparing.forecast.total_s, sparing.forecast.cost_usd
     needed = np.maximum(cost, sparing.forecast.least_budget_usd)
     in_time = np.flatnonzero(took <= (limits.deadline_s or math.inf))
@@ -183,5 +183,5 @@ def nothing_fits(question: Question, found: Found, limits: Limits, otherwise: Se
     asked = limits_in_words("a", limits.budget_usd, limits.deadline_s)
     return NoFeasiblePlan(
         f"Nothing fits {asked}: {'; '.join(nearest)}.",
-        hint=", or ".join([*otherwise, *remedies(question, limits).in_words(question.asked)]) or None,
+        hint=", or ".join([*otherwise, *remedies(question, limits)]) or None,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from hetopt.core.comm.exchange_memory import exchange_memory
 from hetopt.core.errors import NoFeasiblePlan
 from hetopt.core.formatting import bytes_
 from hetopt.core.memory import TrainingMemory
@@ -13,7 +12,7 @@ from hetopt.optimizer.market.catalog import Catalog, Offer, offers
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.plan import Candidate, MachineMemory
 from hetopt.optimizer.search.search_space import MachineOption
-from hetopt.optimizer.step_time.device_memory import counted, room, usable_bytes
+from hetopt.optimizer.step_time.device_memory import counted, exchange_memory, room, usable_bytes
 from hetopt.optimizer.step_time.transfer import unusable
 
 NOT_COUNTED = (

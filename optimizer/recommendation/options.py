@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from hetopt.core.comm.composition import METHODS
 from hetopt.core.comm.compression_text import IDENTITY, NONE
 from hetopt.core.errors import BadInput, setting
-from hetopt.core.names import known
-from hetopt.core.precision import Precision
+from hetopt.core.memory import Precision
+from hetopt.core.plain_text import known
 from hetopt.core.profile import Profile
 from hetopt.core.synchronization import Synchronization
 from hetopt.optimizer.cost.billing import Billing
@@ -26,9 +26,12 @@ from hetopt.optimizer.market.quota import Bucket
 from hetopt.optimizer.plan import Goal, Objective, ScalingRule
 from hetopt.optimizer.search.objective import BALANCED, FASTEST
 from hetopt.optimizer.search.open_hours import OpenHours
-from hetopt.optimizer.search.search import STUDY_TRIALS, Effort, Limits
+from hetopt.optimizer.search.search import Effort, Limits
 from hetopt.optimizer.search.search_space import MAX_TYPES
 from hetopt.optimizer.step_time.earlier_runs import EarlierRuns
+
+if TYPE_CHECKING:
+    import optuna
 
 TIME_WEIGHTS: Mapping[Objective, float] = MappingProxyType(
     {"balanced": BALANCED, "fastest": FASTEST, "cheapest": 1 - FASTEST}
@@ -56,7 +59,7 @@ class Options:
         disk_gb: of each machine; absent: what is needed.
         data_bytes: of the data set, which each machine reads before it trains; 0: not counted.
         data_region: where it is; absent: where the machines are.
-        trials: of an Optuna study beside the exact search; absent: `STUDY_TRIALS` with a journal, and none without.
+        trials: of other samplers of Optuna, beside the exact search.
         mixed_types: instance types in one cluster at most.
         only_types: names or patterns of instance types to choose from; empty for all.
         exclude_types: names or patterns of those to leave out.
@@ -67,7 +70,7 @@ class Options:
         time_weight: the part of time where time and cost are weighed; absent: they are not.
         confidence: probability with which budget and deadline are kept; absent: 0.9.
         accept_risk: whether a plan will do that keeps its limits with less than that probability.
-        journal: where the study is kept; absent: nowhere.
+        study: that has the trials, or the file that keeps it; absent: one in memory.
         observed: what was seen of spot pools, which moves the prior of their hazard; absent: the prior alone.
         earlier: what runs of other jobs found in machine types; absent: nothing.
         learning_rate_rule: how the learning rate follows the batch size; absent: as the task has it.
@@ -75,7 +78,6 @@ class Options:
         precision: that workers compute in; absent: the best of what was measured.
         compression: names of the methods that gradients may travel by; empty: all whose price is known.
         ratios: parts of the gradient that methods send which send a part; empty: those that pilots looked at.
-        worlds: whether it is looked at what would change the choice.
     """
 
     market: AnyMarket = "any"
@@ -87,7 +89,7 @@ class Options:
     disk_gb: int | None = None
     data_bytes: float = 0.0
     data_region: str | None = None
-    trials: int | None = None
+    trials: int = 0
     mixed_types: int = MAX_TYPES
     only_types: tuple[str, ...] = ()
     exclude_types: tuple[str, ...] = ()
@@ -102,7 +104,7 @@ class Options:
     time_weight: float | None = None
     confidence: float | None = None
     accept_risk: bool = False
-    journal: Path | None = None
+    study: Path | optuna.Study | None = None
     observed: ObservedPreemptions | None = None
     earlier: EarlierRuns | None = None
     learning_rate_rule: ScalingRule | None = None
@@ -110,7 +112,6 @@ class Options:
     precision: Precision | None = None
     compression: tuple[str, ...] = ()
     ratios: tuple[float, ...] = ()
-    worlds: bool = True
 
     def __post_init__(self) -> None:
         """Refuse what cannot be searched."""
@@ -190,10 +191,7 @@ class Options:
     @property
     def effort(self) -> Effort:
         """The options that say how much is searched."""
-        usual = 0 if self.journal is None else STUDY_TRIALS
-        return Effort(
-            types=self.mixed_types, trials=usual if self.trials is None else self.trials, journal=self.journal
-        )
+        return Effort(types=self.mixed_types, trials=self.trials, study=self.study)
 
     def limits(self, goal: Goal) -> Limits:
         """What the plan must keep, and what is wanted of it."""

@@ -1,18 +1,13 @@
-"""One's own machines or rented ones: a plan is made for each, and the better is returned with a word on the others.
-
-Clusters of both are priced beside them (`rented_beside`) and told where one is better than either; the plan itself is
-one that can be launched.
-"""
+"""One's own machines or rented ones: a plan is made for each, and the better is returned with a word on the other."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from datetime import datetime
 from functools import partial
 
-from hetopt.core.errors import BadInput, HetoptError, NoFeasiblePlan
+from hetopt.core.errors import HetoptError, NoFeasiblePlan
 from hetopt.core.formatting import duration, usd
 from hetopt.core.hosts import Host
 from hetopt.optimizer.cost.billing import Billing, load_billing
@@ -21,15 +16,9 @@ from hetopt.optimizer.market.quota import QuotasExclude
 from hetopt.optimizer.plan import Plan
 from hetopt.optimizer.recommendation.candidates import expected_scores
 from hetopt.optimizer.recommendation.options import PlanRequest
-from hetopt.optimizer.recommendation.recommend import recommend, search_problem
-from hetopt.optimizer.recommendation.rented_beside import Mixed, best_mixed
+from hetopt.optimizer.recommendation.recommend import recommend
 from hetopt.optimizer.search.objective import Limits
 from hetopt.optimizer.search.open_hours import OpenHours
-
-NOT_LAUNCHED = "a what-if, see docs/ssh.md, as what hetopt rents is not in your network"
-_NO_WAY = (
-    "Clusters of your own and rented machines were not compared: `internet_mbit` of a host says how fast the way is."
-)
 
 STARTUP_S = 20.0
 """Connecting, sending the code and starting processes that import torch, where the profile does not say."""
@@ -78,7 +67,7 @@ def own_request(request: PlanRequest, hosts: Sequence[Host], now: datetime) -> P
         data_region=None,
         startup_s=request.profile.startup_s or STARTUP_S,
         observed=None,
-        journal=None,
+        study=None,
     )
     return replace(
         request,
@@ -125,46 +114,12 @@ def better_of(
             made[name] = make()
         except (NoFeasiblePlan, QuotasExclude) as none:
             refused[name] = none
-    mixed = _mixed(request, hosts, now)
     if not made:
-        raise _with_mixed(refused["rented"], mixed)
+        raise refused["rented"]
     best = min(made, key=lambda name: (made[name].risk is not None, _score(made[name], request.limits)))
     other = next((name for name in made if name != best), None)
-    said, explained = [_beside(best, made, refused, other)], list(made[best].explanation)
-    if mixed is None:
-        explained += [] if any(host.internet_mbit for host in hosts) else [_NO_WAY]
-    elif mixed.safe and mixed.score < _score(made[best], request.limits):
-        said.insert(0, f"{_alone(made.get('own'))}{mixed.in_words}: {NOT_LAUNCHED}.")
-    else:
-        explained.append(f"Of clusters of both, the best is no better: {mixed.in_words}.")
-    return made[best].model_copy(update={"reasons": (*said, *made[best].reasons[:2]), "explanation": tuple(explained)})
-
-
-def _mixed(request: PlanRequest, hosts: Sequence[Host], now: datetime) -> Mixed | None:
-    """The best cluster of both; None: there is none, or nobody said how fast the way between is."""
-    reached = [host for host in hosts if host.internet_mbit is not None]
-    if not reached or request.options.mixed_types < 2:
-        return None
-    try:
-        own, rented = search_problem(own_request(request, reached, now)), search_problem(request)
-    except (BadInput, NoFeasiblePlan):
-        return None  # of one of them there is nothing, which its own plan has said
-    way = min(host.internet_mbit or math.inf for host in reached) * 1e6 / 8
-    return best_mixed(own, rented, request.limits, way)
-
-
-def _with_mixed(refused: HetoptError, mixed: Mixed | None) -> HetoptError:
-    """The refusal, with the cluster of both that would keep the limits."""
-    if mixed is not None and mixed.safe:
-        refused.hint = f"{(refused.hint or '').rstrip('.')}; {mixed.in_words}: {NOT_LAUNCHED}".removeprefix("; ")
-    return refused
-
-
-def _alone(own: Plan | None) -> str:
-    if own is None:
-        return ""
-    told = own.chosen.prediction
-    return f"Your own machines do it in {duration(told.total_s.value)} for {usd(told.cost_usd.value)}; "
+    beside = _beside(best, made, refused, other)
+    return made[best].model_copy(update={"reasons": (beside, *made[best].reasons[:2])})
 
 
 def _score(plan: Plan, limits: Limits) -> float:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from hetopt.core.comm.composition import METHODS
-from hetopt.core.learning_rate import adascale_gain, learning_rate_scale
 from hetopt.core.profile import Profile
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
+from hetopt.core.training_laws import adascale_gain, learning_rate_scale
 from hetopt.optimizer.cost.checkpointing import CHECKPOINT_INTERVAL_S
 from hetopt.optimizer.cost.cost import DETECTION_S, checkpoint_time_s, cluster_hazard, planned_interval_s
 from hetopt.optimizer.cost.observed_preemptions import group_belief

@@ -10,11 +10,11 @@ from datetime import datetime
 from importlib.metadata import version
 
 from hetopt.core.comm.options import AVERAGED
-from hetopt.core.compression_slowdown import LEAST_GAIN, MOST_LOST
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.formatting import duration, usd
-from hetopt.core.names import known
+from hetopt.core.plain_text import known
 from hetopt.core.profile import Profile, Provisioned
+from hetopt.core.training_laws import LEAST_GAIN, MOST_LOST
 from hetopt.optimizer.convergence.convergence import (
     FEWEST_UPDATES,
     Convergence,
@@ -34,7 +34,7 @@ from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.market.offer_filter import Unpriced, narrow
 from hetopt.optimizer.market.quota import QuotasExclude, increases
-from hetopt.optimizer.plan import OWN, Candidate, Goal, Plan
+from hetopt.optimizer.plan import OWN, Candidate, Goal, Plan, Sensitivity
 from hetopt.optimizer.recommendation.candidates import make_candidate
 from hetopt.optimizer.recommendation.choices import (
     MOST_REASONS,
@@ -44,18 +44,18 @@ from hetopt.optimizer.recommendation.choices import (
     not_worth_renting,
     reasons,
 )
-from hetopt.optimizer.recommendation.confidence import confident
+from hetopt.optimizer.recommendation.confidence import confident, simulate
 from hetopt.optimizer.recommendation.explain import dearer_on_spot, explain
 from hetopt.optimizer.recommendation.infeasible import larger_quotas, nothing_fits, nothing_usable
 from hetopt.optimizer.recommendation.memory import NOT_COUNTED, fits_nowhere, memory_table
 from hetopt.optimizer.recommendation.options import Options, PlanRequest
 from hetopt.optimizer.recommendation.planned_run import run_spec
 from hetopt.optimizer.recommendation.remedies import Question, remedies
-from hetopt.optimizer.recommendation.sensitivity import insight
 from hetopt.optimizer.search.exchange_menu import Menu, exchange_menu
 from hetopt.optimizer.search.forecast import JobModel
 from hetopt.optimizer.search.mixes import BOXES, BOXES_OF_THREE
-from hetopt.optimizer.search.search import Effort, Found, search
+from hetopt.optimizer.search.objective import Limits
+from hetopt.optimizer.search.search import Effort, Found, proved, search, search_study
 from hetopt.optimizer.search.search_space import (
     Computing,
     MachineOption,
@@ -64,7 +64,6 @@ from hetopt.optimizer.search.search_space import (
     drop_dominated,
     drop_slower_precisions,
     machine_options,
-    without_idle_limits,
 )
 from hetopt.optimizer.step_time.device_memory import most_kept
 from hetopt.optimizer.step_time.local_options import LocalOption, asked_option, is_planned, measured_options
@@ -123,43 +122,27 @@ def recommend(
         problem = search_problem(request)
     except QuotasExclude as refused:
         tell("what quotas would have to be raised")
-        more = _larger_quotas(request, seed)
+        more = _larger_quotas(request)
         if more is None:  # then nothing fits without them either, and that is the error
             recommend(request.without_quotas, seed=seed, now=now)
         raise QuotasExclude(refused.message, hint=more or refused.hint) from None
-    goal, model, space, job, host = problem.goal, problem.model, problem.space, problem.job, problem.host
-    found = search(space, job, limits, seed=seed, effort=options.effort, tell=tell)
-    # To price a cluster of one type is to bound a box with each exchange.
-    most = found.uniform * len(space.exchanges) + (0 if found.proof is None else found.proof.boxes)
-    again = Effort(types=options.mixed_types, boxes=min(most, BOXES), boxes_of_three=min(most, BOXES_OF_THREE))
-    question = Question(space=space, job=job, confidence=options.confidence, seed=seed, effort=again)
+    goal, model, space, job = problem.goal, problem.model, problem.space, problem.job
+    found = search(space, job, limits, effort=options.effort, tell=tell)
+    tell("trials of a study")
+    found, _ = search_study(space, job, limits, found, seed=seed, effort=options.effort)
+    question = _question(space, job, found, options, seed)
     if found.chosen is None:
         tell("what would have to be allowed")
-        more = _larger_quotas(request, seed) if options.quotas else None
-        raise nothing_fits(question, found, limits, [*([more] if more else []), *_otherwise(request, seed)])
-    if limits.budget_usd is not None or limits.deadline_s is not None:
-        told = confident(space, job, found, limits, options.confidence, seed=seed)
-        found = listed(question, told.found, limits)
-        tell("what the choice depends on")
-        by_chance = question.asked if told.by_chance else None
-        seen = insight(question, found, limits, confidence=by_chance, worlds=options.worlds)
-        if seen.is_risk:
-            tell("what would have to be allowed")
-            hints: tuple[str, ...] = ()
-            if not options.accept_risk:
-                hints = (*_otherwise(request, seed), *remedies(question, limits, most=told.most).in_words())
-            seen = seen.model_copy(update={"remedies": hints, "risk_accepted": options.accept_risk})
-    else:
-        found = listed(question, found, limits)
-        seen = insight(question, found, limits, worlds=options.worlds)
+        raise nothing_fits(question, found, limits, list(_otherwise(request, quotas=True)))
+    tell("what the choice depends on")
+    found, seen = _sure(request, question, found)
 
     def candidate(row: int) -> Candidate:
         return make_candidate(space, job, found.cluster(row), found.forecast, row)
 
     assert found.chosen is not None
-    chosen = candidate(found.chosen)
+    chosen, front = candidate(found.chosen), tuple(candidate(row) for row in found.front.tolist())
     ways = choices(model, question, found, limits, options.earlier)
-    front = tuple(candidate(int(row)) for row in found.front)
     others = [way.candidate for way in ways if way.candidate is not None]
     memory = memory_table(model, (chosen, *others, *front), space.options)
     unpriced = Unpriced.of([] if catalog.region == OWN else [catalog], options.wishes)
@@ -172,12 +155,12 @@ def recommend(
         memory=memory,
         choices=ways,
         advice=not_worth_renting(ways, chosen, goal.deadline_s),
-        reasons=(*dearer_on_spot(chosen, catalog), *reasons(chosen, space))[:MOST_REASONS],
+        reasons=(*dearer_on_spot(chosen, catalog), *reasons(chosen))[:MOST_REASONS],
         not_compared=unpriced.in_words if unpriced.is_most else None,
         explanation=(
             *explain(
                 model,
-                host,
+                problem.host,
                 found,
                 chosen,
                 candidate,
@@ -205,28 +188,72 @@ def recommend(
     )
 
 
-def _larger_quotas(request: PlanRequest, seed: int) -> str | None:
+def _question(space: SearchSpace, job: JobModel, found: Found, options: Options, seed: int) -> Question:
+    """Return the question, to be asked again with no more boxes than it took: a cluster of one type is one, too."""
+    most = found.uniform * len(space.exchanges) + (0 if found.proof is None else found.proof.boxes)
+    again = Effort(types=options.mixed_types, boxes=min(most, BOXES), boxes_of_three=min(most, BOXES_OF_THREE))
+    return Question(space=space, job=job, confidence=options.confidence, seed=seed, effort=again)
+
+
+def _sure(request: PlanRequest, question: Question, found: Found) -> tuple[Found, Sensitivity]:
+    """Return the search with the choice that keeps the limits as surely as asked, and how sure that is."""
+    options, limits = request.options, request.limits
+    if limits.budget_usd is None and limits.deadline_s is None:
+        found = listed(question, found, limits)
+        return found, _insight(question, found, limits, None)
+    sure = confident(question.space, question.job, found, limits, options.confidence, seed=question.seed)
+    found = listed(question, sure.found, limits)
+    asked = question.asked if sure.by_chance else None
+    seen = _insight(question, found, limits, asked)
+    if not seen.is_risk:
+        return found, seen
+    hints = [] if options.accept_risk else [*_otherwise(request), *remedies(question, limits, most=sure.most)]
+    return found, seen.model_copy(update={"remedies": tuple(hints), "risk_accepted": options.accept_risk})
+
+
+def _insight(question: Question, found: Found, limits: Limits, confidence: float | None) -> Sensitivity:
+    """Return how sure the choice is: by exact search, and by simulated runs. ``confidence``: that it was chosen by."""
+    assert found.chosen is not None
+    runs = simulate(question.space, question.job, found, [found.chosen], seed=question.seed)
+    kept = float(runs.chance(budget_usd=limits.budget_usd, deadline_s=limits.deadline_s)[0])
+    gap = None
+    if found.safe and found.proof is not None and found.proof.complete:
+        # Of the choice, which may be dearer to the score than the best by what counts as equal.
+        gap = max(0.0, 1 - found.proof.bound / float(limits.expected_score(found.forecast)[found.chosen]))
+    return Sensitivity(
+        gap=gap,
+        chance=None if limits.budget_usd is None and limits.deadline_s is None else kept,
+        confidence=confidence,
+        asked=question.asked,
+        cost_90_usd=float(runs.quantile_usd(0.9)[0]),
+        total_90_s=float(runs.quantile_s(0.9)[0]),
+    )
+
+
+def _larger_quotas(request: PlanRequest) -> str | None:
     """The least increase of quotas with which clusters of one type keep the limits; absent: none does."""
     wide = search_problem(request.without_quotas)
-    found = search(wide.space, wide.job, request.limits, seed=seed, effort=Effort(types=1))
+    found = search(wide.space, wide.job, request.limits, effort=Effort(types=1))
     return larger_quotas(wide.space, found, request.options.quotas, request.limits)
 
 
-def _otherwise(request: PlanRequest, seed: int) -> Iterator[str]:
+def _otherwise(request: PlanRequest, *, quotas: bool = False) -> Iterator[str]:
     """Yield what else than a limit could change so that a cluster of one type keeps them, with its price."""
     profile, options = request.profile, request.options
+    if quotas and options.quotas and (more := _larger_quotas(request)):
+        yield more
     if not profile.job.resumes:
         job = profile.job.model_copy(update={"resumes": True})
         saving = replace(request, profile=profile.model_copy(update={"job": job}))
-        yield from _priced("save checkpoints with `run.checkpoint` and profile again", saving, seed)
+        yield from _priced("save checkpoints with `run.checkpoint` and profile again", saving)
     if options.market == "spot":
         both = replace(request, options=replace(options, market="any"))
-        yield from _priced(f"rent on demand as well ({setting('market', 'any')})", both, seed)
+        yield from _priced(f"rent on demand as well ({setting('market', 'any')})", both)
 
 
-def _priced(change: str, request: PlanRequest, seed: int) -> Iterator[str]:
+def _priced(change: str, request: PlanRequest) -> Iterator[str]:
     problem = search_problem(request)
-    found = search(problem.space, problem.job, request.limits, seed=seed, effort=Effort(types=1))
+    found = search(problem.space, problem.job, request.limits, effort=Effort(types=1))
     if found.chosen is not None and found.safe:
         best = make_candidate(problem.space, problem.job, found.cluster(found.chosen), found.forecast, found.chosen)
         told = best.prediction
@@ -287,6 +314,11 @@ def steps_model(model: FittedModel, goal: Goal, evaluate_every_epochs: float) ->
     if goal.amount is None:
         raise BadInput(f"The goal does not say how many {goal.ends}.", hint=f"give `{goal.ends}`")
     if goal.ends == "epochs":
+        if not job.counts_epochs:
+            raise BadInput(
+                f"nothing told `hetopt profile` how many samples an epoch of {job.task} has.",
+                hint="give `steps` in place of epochs, or profile it again with `epoch_samples`",
+            )
         return EpochSteps(epochs=goal.amount, dataset_size=dataset_size, restarts=bool(job.script))
     return FixedSteps(count=math.ceil(goal.amount))
 
@@ -436,9 +468,8 @@ def space_of(
     else:
         smallest, largest = batch_range(model.convergence, job.batch_size, to_target=to_target)
         batches = batch_ladder(min(smallest, job.dataset_size), min(largest, job.dataset_size), job.batch_size)
-    bound = without_idle_limits(usable, menu.options, batch_size=max(batches), workers=options.max_workers)
     return SearchSpace(
-        options=drop_dominated(bound),
+        options=drop_dominated(usable),
         batch_sizes=batches,
         exchanges=menu.options,
         left_out=menu.left_out,
@@ -529,29 +560,13 @@ def _menu(model: FittedModel, options: Options, *, to_target: bool) -> Menu:
 
 def _searched(space: SearchSpace, found: Found) -> str:
     left_out = f" (left out: {_counted(space.excluded)})" if space.excluded else ""
-    proof = found.proof
-    shown = ""
-    if proof is not None and proof.complete:
-        types = "two" if proof.types == 2 else "up to three"
-        shown = f"; mixes of {types} types by branch and bound over {proof.boxes:,} boxes"
-    study = _study(found)
     stopped = "; stopped early" if found.stopped else ""
     return (
         f"{space.offered} offers, {space.usable} usable{left_out}, {len(space.options)} not beaten by another in every "
-        f"respect; {found.uniform:,} clusters of one type with up to {space.max_workers} workers, "
-        f"{len(space.batch_sizes)} batch sizes and {len(space.exchanges)} exchanges, and {found.mixes:,} mixes priced "
-        f"one by one{study}{shown}{stopped}"
+        f"respect; up to {space.max_workers} workers, {len(space.batch_sizes)} batch sizes and {len(space.exchanges)} "
+        f"exchanges: {proved(found)}; {found.mixes:,} mixes priced one by one; {found.trials:,} trials of an Optuna "
+        f"study{stopped}"
     )
-
-
-def _study(found: Found) -> str:
-    told = found.studied
-    if told is None:
-        return ""
-    better = ""
-    if told.gain is not None:
-        better = f", whose best is {100 * told.gain:.2f} % better" if told.gain > 0 else ", none better"
-    return f" ({told.trials} trials of a study{better})"
 
 
 def _counted(excluded: Mapping[str, int]) -> str:

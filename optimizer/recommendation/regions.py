@@ -82,9 +82,7 @@ class Compared:
         return together(plans, request.limits).model_copy(update={"regions": self.offers, "not_compared": not_compared})
 
 
-def compare_regions(
-    profile: Profile, markets: Iterable[Market], goal: Goal, options: Options, *, seed: int
-) -> Compared:
+def compare_regions(profile: Profile, markets: Iterable[Market], goal: Goal, options: Options) -> Compared:
     """Search the clusters of one type of each region; mixes of types are left to the search in the best.
 
     Args:
@@ -92,15 +90,12 @@ def compare_regions(
         markets: the regions.
         goal: what the run is for, and its limits.
         options: what narrows the search; quotas are those of each region.
-        seed: of the search.
 
     Raises:
         NoFeasiblePlan: nothing fits in any of them.
     """
     markets = tuple(markets)
-    offers = [
-        _offer(PlanRequest(profile, one.catalog, goal, replace(options, quotas=one.quotas)), seed) for one in markets
-    ]
+    offers = [_offer(PlanRequest(profile, one.catalog, goal, replace(options, quotas=one.quotas))) for one in markets]
     found = sorted(filter(None, offers), key=lambda one: (not one.safe, one.score))
     if not found:
         names = ", ".join(one.catalog.region for one in markets[:SHOWN])
@@ -118,14 +113,14 @@ def compare_regions(
     )
 
 
-def _offer(request: PlanRequest, seed: int) -> _Offer | None:
+def _offer(request: PlanRequest) -> _Offer | None:
     """Return what a region has for the request; None where nothing of it is sold there, or fits."""
     limits = request.limits
     try:
         problem = search_problem(request)
     except BadInput:
         return None
-    found = search(problem.space, problem.job, limits, seed=seed, effort=Effort(types=1))
+    found = search(problem.space, problem.job, limits, effort=Effort(types=1))
     if found.chosen is None:
         return None
     told, row = found.forecast, found.chosen

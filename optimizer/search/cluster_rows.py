@@ -7,7 +7,6 @@ A box of one cluster is that cluster, and then the integer shares are solved exa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -165,12 +164,6 @@ class Columns:
             [(1.0,) if space.open_hours is None else space.open_hours.of_host(one.name) for one in options],
             dtype=np.float64,
         )
-
-    def changed(self, **columns: Array) -> Columns:
-        """The same space with other columns in the place of its own."""
-        made = copy(self)
-        vars(made).update(columns)
-        return made
 
     def most_machines(self) -> Integers:
         """Of each option alone: what the number of machines, of workers, its quota and the hourly limit allow."""

@@ -2,7 +2,7 @@
 
 The registry is `hetopt.core.comm.composition.METHODS`; bytes and messages are those of `payload_bytes.operations`, what
 a worker does itself is `step_time.own_work`, and what a way costs in steps follows from the gradient energy that it
-keeps (`hetopt.core.compression_slowdown`). A way of which one of the three is unknown is left out, and `Menu.left_out`
+keeps (`hetopt.core.training_laws`). A way of which one of the three is unknown is left out, and `Menu.left_out`
 says why.
 
 Averages of parameters are offered whole and rounded (`options.AVERAGED`). An average sends what a sum of gradients
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from hetopt.core.comm.composition import AUTO, GATHER, MAJORITY, METHODS, PACKED_BF16, PLAIN
 from hetopt.core.comm.compression_text import USUAL_RATIO
-from hetopt.core.comm.cost import Operation, Primitive
+from hetopt.core.comm.cost import UNDER_BACKWARD, Operation, Primitive
 from hetopt.core.comm.options import (
     AVERAGED,
     CODINGS,
@@ -37,12 +37,11 @@ from hetopt.core.comm.options import (
     settled_collective,
     whole_ways,
 )
-from hetopt.core.comm.overlap import UNDER_BACKWARD
 from hetopt.core.comm.payload_bytes import MANY_WORKERS, Collective, Shapes, kept_elements, sliced_bytes
-from hetopt.core.compression_slowdown import MOST_LOST
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.run_spec import Compression
 from hetopt.core.synchronization import Synchronization
+from hetopt.core.training_laws import MOST_LOST
 from hetopt.optimizer.convergence.compression_penalty import CompressionPenalty
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.fit import FittedModel

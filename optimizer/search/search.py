@@ -1,10 +1,9 @@
 """Finds the best cluster: every cluster of one type, and mixes by branch and bound.
 
-Enumeration covers the clusters of one machine type, and says what is worth mixing. Mixes of two types are searched
-exactly (`mixes`), and so are those of three where what is known leaves few of them. Shares of the batch and the
-exchange are no dimensions: they are solved exactly inside. A descent over single changes makes the winner a local
-optimum, of three types as well. A study of Optuna may be asked for beside all that: it looks through the whole space
-for time and cost at once, told of the best that is known.
+Every cluster of one machine type is priced; mixes of two types are searched exactly (`mixes`), and so are those of
+three where what is known leaves few of them. Shares of the batch and the exchange are no dimensions: they are solved
+exactly inside. A descent over single changes makes the winner a local optimum. What was weighed is an Optuna study
+(`study`), in which other samplers may go on.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,25 +23,29 @@ from hetopt.core.interruption import goes_on
 from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, uniform_rows
 from hetopt.optimizer.search.forecast import Forecast, JobModel
 from hetopt.optimizer.search.mixes import BOXES, BOXES_OF_THREE, Proof, search_mixes
-from hetopt.optimizer.search.objective import Limits, choose, plan_front
+from hetopt.optimizer.search.objective import Limits, best_rows, choose, plan_front
 from hetopt.optimizer.search.pareto import thin
 from hetopt.optimizer.search.pool import Pool
 from hetopt.optimizer.search.search_space import MAX_TYPES, Cluster, SearchSpace
+
+if TYPE_CHECKING:
+    import optuna
 
 __all__ = ["Effort", "Found", "Limits", "Proof", "choose", "search"]
 
 Array = NDArray[np.float64]
 
-STUDY_TRIALS = 400
 MOST_TRIALS = 1_000_000
-SHORTLIST = 24
-"""Options that are mixed by the descent."""
 
 NEAR_BEST = 400
 """Of the best clusters of one type so many are looked at with every count, where the enumeration goes in steps."""
 
 FRONT = 12
 MAX_ROUNDS = 40
+SHORTLIST = 24
+"""Options that are mixed by the descent."""
+FIRST_TRIALS = 40
+"""Of the best clusters so many are trials, beside the front."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,17 +54,17 @@ class Effort:
 
     Attributes:
         types: instance types in one cluster at most.
-        trials: of a study beside the exact search.
+        trials: of other samplers, beside the exact search.
         boxes: of mixes of two types that are bounded at most.
         boxes_of_three: of mixes of three types.
-        journal: where the study is kept, so that a search that was stopped goes on; absent: in memory.
+        study: that has the trials, or the file that keeps it; absent: one in memory.
     """
 
     types: int = MAX_TYPES
     trials: int = 0
     boxes: int = BOXES
     boxes_of_three: int = BOXES_OF_THREE
-    journal: Path | None = None
+    study: Path | optuna.Study | None = None
 
     def __post_init__(self) -> None:
         """Refuse what is no effort."""
@@ -71,24 +75,8 @@ class Effort:
             )
         if not 0 <= self.trials <= MOST_TRIALS:
             raise BadInput(
-                f"`trials` must be 0 to {MOST_TRIALS:,}, got {self.trials}.", hint="0 searches without a study"
+                f"`trials` must be 0 to {MOST_TRIALS:,}, got {self.trials}.", hint="0 adds none to what was proved"
             )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Studied:
-    """What a study found that the exact parts of the search had not.
-
-    Attributes:
-        trials: that were priced.
-        gain: by how much its best plan, and what a descent from there leads to, beats theirs, as a part of the score;
-            absent where no plan keeps the limits without it.
-        front: points of the Pareto front that are its own.
-    """
-
-    trials: int
-    gain: float | None = None
-    front: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +92,7 @@ class Found:
         front: rows of the front (see `plan_front`) of those that keep the limits as the choice does, thinned.
         mixes: clusters of several types that were priced, whether kept or not.
         proof: what branch and bound has shown of mixes; absent where none was asked for.
-        studied: what a study found; absent where there was none.
+        trials: of the study that has it, those of other samplers included.
         stopped: whether somebody stopped the search before it was done.
     """
 
@@ -116,7 +104,7 @@ class Found:
     front: NDArray[np.intp]
     mixes: int
     proof: Proof | None
-    studied: Studied | None = None
+    trials: int = 0
     stopped: bool = False
 
     def cluster(self, row: int) -> Cluster:
@@ -129,79 +117,89 @@ def search(
     job: JobModel,
     limits: Limits,
     *,
-    seed: int,
     effort: Effort | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Found:
-    """Find the best cluster of the space within the limits. The same arguments find the same cluster.
-
-    Ctrl-C ends it early with the best so far, once all clusters of one type are priced.
+    """Find the best cluster of the space within the limits, exactly. The same arguments find the same cluster.
 
     Args:
         space: what there is to choose from.
         job: what does not depend on the cluster.
-        limits: what must be kept, and what is wanted.
-        seed: of the study.
-        effort: how much is searched.
+        limits: budget, deadline and what is wanted.
+        effort: how many types are mixed, and how many boxes are bounded at most.
         tell: is called with what is going on.
     """
     effort = effort or Effort()
-    columns = Columns(space)
-    pool = Pool(columns, job, limits)
+    pool = Pool(Columns(space), job, limits)
     tell("clusters of one type")
-    pool.add(uniform_rows(columns), keep=None)
+    pool.add(uniform_rows(pool.columns), keep=None)
     pool.add(_between(pool), keep=None)
     pool.uniform = len(pool.rows)
     proof: Proof | None = None
     stopped = False
-    asked: list[Cluster] = []
-    before: tuple[float, int] | None = None
     if pool.best is not None and effort.types > 1:
         tell(f"the best of one type is {_in_words(pool)}")
         try:
-            _, shortlist = _worth_mixing(pool)
             tell("mixes around the best")
-            _descend(pool, shortlist, types=2)
+            _descend(pool, _worth_mixing(pool), types=2)
             tell("mixes of two types")
             proof = search_mixes(pool, types=2, most_boxes=effort.boxes)
             if effort.types > 2:
                 tell("mixes of three types")
                 proof = _proof_of_three(pool, proof, effort)
-                _descend(pool, _worth_mixing(pool)[1], types=effort.types)
+                _descend(pool, _worth_mixing(pool), types=effort.types)
             _widen(pool, effort.types)
-            if effort.trials:
-                tell("a study of mixes")
-                from hetopt.optimizer.search.study import study_mixes  # Optuna's import takes most of a second.
-
-                promising, shortlist = _worth_mixing(pool)
-                before = (pool.safe_score, len(pool.rows))
-                study_mixes(
-                    columns,
-                    job,
-                    limits,
-                    [pool.rows.cluster(row) for row in promising],
-                    range(len(space.options)),
-                    types=effort.types,
-                    seed=seed,
-                    trials=effort.trials,
-                    journal=effort.journal,
-                    asked=asked,
-                )
-                pool.add(ClusterRows.of(asked))
-                _descend(pool, shortlist, types=effort.types)
-                _widen(pool, effort.types)
         except KeyboardInterrupt:
             goes_on()
             stopped = True
-            pool.add(ClusterRows.of(asked))
-    studied = None if before is None else _studied(pool, len(asked), *before)
-    return _found(pool, proof, studied, stopped=stopped)
+    return _found(pool, proof, stopped=stopped)
 
 
-def _studied(pool: Pool, trials: int, score: float, rows: int) -> Studied:
-    """What came of a study that began with this best score, and so many rows."""
-    gain = 1 - pool.safe_score / score if math.isfinite(score) else None
-    return Studied(trials=trials, gain=gain, front=int((plan_front(pool.forecast) >= rows).sum()))
+def search_study(
+    space: SearchSpace, job: JobModel, limits: Limits, found: Found, *, seed: int, effort: Effort
+) -> tuple[Found, optuna.Study]:
+    """Return what exact search found as an Optuna study, and with it the clusters that other trials add.
+
+    Args:
+        space: what there is to choose from.
+        job: what does not depend on the cluster.
+        limits: budget, deadline and what is wanted.
+        found: by exact search; its best are the first trials.
+        seed: of the other trials.
+        effort: how many trials there are beside, and what keeps them.
+
+    Raises:
+        BadInput: the file of the study cannot be used.
+    """
+    from hetopt.optimizer.search.study import Study
+
+    columns = Columns(space)
+    asked = Study(columns, job, limits, types=effort.types, seed=seed)
+    chosen = [] if found.chosen is None else [found.chosen]
+    best = [*chosen, *found.front.tolist(), *best_rows(found.forecast, limits, FIRST_TRIALS).tolist()]
+    first = list(dict.fromkeys(replace(found.cluster(row), exchange=0) for row in best))
+    study = asked.run(first, effort.trials, effort.study)
+    study.set_user_attr("proved", proved(found))
+    more = [trial for trial in study.trials[len(first) :] if trial.state.is_finished()]
+    if more:
+        pool = Pool(columns, job, limits)
+        pool.add(ClusterRows.of([asked.cluster(trial.params) for trial in more]))
+        rows = ClusterRows.concatenate([found.rows, pool.rows])
+        forecast = Forecast.concatenate([found.forecast, pool.forecast])
+        found = replace(found, rows=rows, forecast=forecast, **_choice(forecast, limits))
+    done = sum(trial.state.is_finished() for trial in study.trials)
+    return replace(found, trials=done, stopped=found.stopped or asked.stopped), study
+
+
+def proved(found: Found) -> str:
+    """What exact search has shown: 'no mix of up to three types is better by more than 0.2 %'."""
+    proof = found.proof
+    uniform = f"{found.uniform:,} clusters of one type were priced, each one"
+    if proof is None or not proof.complete:
+        return uniform
+    types = "two" if proof.types == 2 else "up to three"
+    gap = f" is better by more than {100 * proof.gap:.1f} %" if proof.gap is not None else " surely keeps the limits"
+    return f"{uniform}; no mix of {types} types{gap}, by branch and bound over {proof.boxes:,} boxes"
 
 
 def _proof_of_three(pool: Pool, pairs: Proof | None, effort: Effort) -> Proof | None:
@@ -228,29 +226,31 @@ def _in_words(pool: Pool) -> str:
     return f"{machines}: {formatting.duration(float(found.total_s[row]))}, {formatting.usd(float(found.cost_usd[row]))}"
 
 
-def _found(pool: Pool, proof: Proof | None, studied: Studied | None, *, stopped: bool) -> Found:
-    found = pool.forecast
-    chosen, safe = choose(found, pool.limits)
-    keeps = np.flatnonzero(pool.limits.risk(found) <= 1 if safe else pool.limits.overrun(found) <= 1)
+def _found(pool: Pool, proof: Proof | None, *, stopped: bool) -> Found:
     return Found(
         rows=pool.rows,
         uniform=pool.uniform,
-        forecast=found,
-        chosen=chosen,
-        safe=safe,
-        front=_front(found, keeps),
+        forecast=pool.forecast,
         mixes=pool.priced - pool.uniform,
         proof=proof,
-        studied=studied,
         stopped=stopped,
+        **_choice(pool.forecast, pool.limits),
     )
+
+
+def _choice(forecast: Forecast, limits: Limits) -> dict[str, Any]:
+    """The choice among rows, and the front of those that keep the limits as it does, as fields of `Found`."""
+    chosen, safe = choose(forecast, limits)
+    keeps = np.flatnonzero(limits.risk(forecast) <= 1 if safe else limits.overrun(forecast) <= 1)
+    front = keeps[plan_front(forecast.take(keeps))]
+    return {"chosen": chosen, "safe": safe, "front": thin(front, forecast.total_s, FRONT)}
 
 
 def _between(pool: Pool) -> ClusterRows:
     """The counts that the enumeration of large clusters skipped, around the best of them."""
     counts = frozenset(pool.columns.space.machine_counts)
     skipped: dict[Cluster, None] = {}
-    for row in pool.best_rows(NEAR_BEST).tolist():
+    for row in best_rows(pool.forecast, pool.limits, NEAR_BEST).tolist():
         cluster = pool.rows.cluster(row)
         ((option, count),) = cluster.machines
         for other in range(count - count // 10, count + count // 9 + 1):
@@ -259,26 +259,17 @@ def _between(pool: Pool) -> ClusterRows:
     return ClusterRows.of(list(skipped))
 
 
-def _front(found: Forecast, rows: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return some rows of the front of these rows, quickest first."""
-    front = rows[plan_front(found.take(rows))]
-    return thin(front, found.total_s, FRONT)
-
-
 def _front_of(pool: Pool) -> NDArray[np.intp]:
-    return _front(pool.forecast, np.arange(len(pool.rows)))
+    return thin(plan_front(pool.forecast), pool.forecast.total_s, FRONT)
 
 
-def _worth_mixing(pool: Pool) -> tuple[list[int], tuple[int, ...]]:
-    """Rows that the study starts from, and options worth mixing.
-
-    The rows are the best one and the front; the options theirs, then those of the best clusters.
-    """
-    ranked = pool.best_rows(50 * SHORTLIST).tolist()
+def _worth_mixing(pool: Pool) -> tuple[int, ...]:
+    """Return options worth mixing: those of the best cluster and the front, then of the best clusters."""
+    ranked = best_rows(pool.forecast, pool.limits, 50 * SHORTLIST).tolist()
     promising = list(dict.fromkeys([ranked[0], *_front_of(pool).tolist()]))
     rows = [*promising, *ranked]
     used = pool.rows.count[rows] > 0
-    return promising, tuple(dict.fromkeys(pool.rows.option[rows][used].tolist()))[:SHORTLIST]
+    return tuple(dict.fromkeys(pool.rows.option[rows][used].tolist()))[:SHORTLIST]
 
 
 def _descend(pool: Pool, shortlist: Sequence[int], *, types: int) -> None:
@@ -294,7 +285,7 @@ def _descend(pool: Pool, shortlist: Sequence[int], *, types: int) -> None:
 
 def _widen(pool: Pool, types: int) -> None:
     """Price the neighbours of the front."""
-    _, shortlist = _worth_mixing(pool)
+    shortlist = _worth_mixing(pool)
     best = [pool.rows.cluster(row) for row in _front_of(pool)]
     near = [other for cluster in best for other in _neighbours(pool.columns.space, cluster, shortlist, types)]
     pool.add(ClusterRows.of(near))

@@ -11,8 +11,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from hetopt.core.memory import ALONE, ExchangeMemory
-from hetopt.core.precision import Precision
+from hetopt.core.memory import ALONE, ExchangeMemory, Precision
 from hetopt.optimizer.convergence.precision_loss import PrecisionLoss
 from hetopt.optimizer.cost.observed_preemptions import ObservedPreemptions, pool_belief
 from hetopt.optimizer.cost.preemption_rate import PreemptionRatePosterior
@@ -330,28 +329,6 @@ def _as_sampled(
         evaluation_factor=slower * worker.evaluation_factor,
         compress_factor=slower * worker.compress_factor,
     )
-
-
-def without_idle_limits(
-    options: Sequence[MachineOption], exchanges: Sequence[ExchangeOption], *, batch_size: int, workers: int
-) -> tuple[MachineOption, ...]:
-    """The options without limits of memory that no cluster comes to, so that they are not compared by these."""
-    lines = [one.memory for one in exchanges if one.memory is not None]
-    kept = max((one.kept_bytes for one in lines), default=0.0)
-    taken = max((one.taken_bytes(workers) for one in lines), default=0.0)
-
-    def freed(option: MachineOption) -> MachineOption:
-        worker, time, room = option.worker, option.worker.time, option.worker.room
-        if time.micro_batch is not None and time.micro_batch >= batch_size:
-            time = replace(time, micro_batch=None)
-        if time.max_samples is not None and time.max_samples >= batch_size:
-            time = replace(time, max_samples=None)
-        if room is not None and room.free_bytes is not None:
-            most = kept + max(room.step_bytes, taken + room.fresh_bytes)
-            room = replace(room, free_bytes=None) if most <= room.free_bytes else room
-        return replace(option, worker=replace(worker, time=time, room=room))
-
-    return tuple(map(freed, options))
 
 
 def drop_slower_precisions(options: Sequence[MachineOption]) -> tuple[MachineOption, ...]:

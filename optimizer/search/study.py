@@ -1,11 +1,12 @@
-"""The study of whole plans: NSGA-II of Optuna, for expected time and cost at once, under the limits.
+"""The search as an Optuna study: what exact search weighed is its first trials, and other samplers go on from there.
 
-Its dimensions are the machine options (type, market, zone and precision) and counts of up to three groups, and the
-batch size. What has an exact answer given these is solved inside, and no dimension: local batch sizes, the exchange
-(compressor, ratio, collective, and how often workers are synchronized), and the checkpoint interval. A trial of another
-value of them would only be worse. The best that is known from elsewhere is enqueued, so that it is among the trials.
+    trial      a cluster: up to three machine types with their counts, and a batch size; the exchange is solved inside
+    values     expected time and expected cost: Optuna's own tools read and plot both
+    constraint what the cluster exceeds the limits by, where runs are kept with the probability `SURE`; or that it
+               cannot be
 
-The only file that imports Optuna, and itself imported only where there is a study: it takes as long as planning.
+The choice needs no trial: exact search has proved it, and the study's attribute ``proved`` says what. Samplers are for
+what exact search does not cover, and for who wants to see how far one comes by itself.
 """
 
 from __future__ import annotations
@@ -16,167 +17,161 @@ import json
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.samplers import BaseSampler, NSGAIISampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from hetopt.core import formatting
 from hetopt.core.errors import BadInput
+from hetopt.core.interruption import goes_on
 from hetopt.core.step_samples import IN_PRECISION
 from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, tabulate_rows
-from hetopt.optimizer.search.exchange_menu import ExchangeOption
-from hetopt.optimizer.search.forecast import Forecast, JobModel, forecast
+from hetopt.optimizer.search.forecast import JobModel, forecast
 from hetopt.optimizer.search.objective import Limits, expected_totals
-from hetopt.optimizer.search.search_space import MAX_TYPES, Cluster, MachineOption, SearchSpace
+from hetopt.optimizer.search.search_space import Cluster, MachineOption, SearchSpace
 
-POPULATION = 40
-_IMPOSSIBLE = math.inf
-"""Time and cost of what cannot be: a plot leaves it out."""
+NOTHING = "none"
+"""In the place of a machine type."""
+
+Parameters = dict[str, Any]
 
 
-def study_mixes(
-    columns: Columns,
-    job: JobModel,
-    limits: Limits,
-    starts: Sequence[Cluster],
-    options: Sequence[int],
-    *,
-    types: int = MAX_TYPES,
-    seed: int,
-    trials: int,
-    journal: Path | None = None,
-    asked: list[Cluster] | None = None,
-) -> list[Cluster]:
-    """Clusters that NSGA-II asks for, minimising expected time and cost under the limits.
+class ExactFirst(BaseSampler):
+    """Proposes given clusters in their order, and then whatever another sampler proposes."""
 
-    Args:
-        columns: the space.
-        job: what does not depend on the cluster.
-        limits: become constraints of the study.
-        starts: clusters of these options that are enqueued first.
-        options: machine options to choose from, as indices into the space.
-        types: groups of a cluster at most.
-        seed: of the sampler.
-        trials: in all; with a ``journal`` those that it holds count, and the study goes on from there.
-        journal: file that keeps them, for a later study or for Optuna's dashboard; absent: nothing is kept.
-        asked: takes the clusters as they come, for who stops the study before it returns.
+    def __init__(self, first: Sequence[Parameters], then: BaseSampler, space: dict[str, BaseDistribution]) -> None:
+        self.first, self.then, self.space = first, then, space
 
-    Raises:
-        BadInput: the journal is of another question, or no journal.
-    """
-    space = columns.space
-    asked = [] if asked is None else asked
-    slots = range(min(types, len(options)))
-    with _quiet(), _interruptible():
-        study = _study(journal, _question(space, limits, options, types, seed), seed)
-        done = len(study.trials)
-        if not done:
+    def infer_relative_search_space(self, study: optuna.Study, trial: Any) -> dict[str, BaseDistribution]:
+        """Return the whole space: a cluster is proposed at once."""
+        return self.space
+
+    def sample_relative(self, study: optuna.Study, trial: Any, search_space: dict[str, BaseDistribution]) -> Parameters:
+        """Return the parameters of a trial; the other sampler counts those that it did not propose as its own."""
+        proposed = self.then.sample_relative(study, trial, search_space)
+        return self.first[trial.number] if trial.number < len(self.first) else proposed
+
+    def sample_independent(self, study: optuna.Study, trial: Any, name: str, distribution: BaseDistribution) -> Any:
+        """Return one parameter that the other sampler did not propose with the rest."""
+        return self.then.sample_independent(study, trial, name, distribution)
+
+    def after_trial(self, study: optuna.Study, trial: Any, state: Any, values: Sequence[float] | None) -> None:
+        """Tell the other sampler of a trial's end."""
+        self.then.after_trial(study, trial, state, values)
+
+
+class Study:
+    """Trials over the clusters of a search space; ``stopped`` says whether somebody stopped them."""
+
+    def __init__(self, columns: Columns, job: JobModel, limits: Limits, *, types: int, seed: int) -> None:
+        space = columns.space
+        self.columns, self.job, self.limits, self.seed = columns, job, limits, seed
+        self.stopped = False
+        self.names = [_name(option) for option in space.options]
+        self.slots = range(min(types, len(self.names)))
+        self.space: dict[str, BaseDistribution] = {}
+        for k in self.slots:
+            self.space[f"type_{k}"] = CategoricalDistribution([NOTHING, *self.names])
+            self.space[f"machines_{k}"] = IntDistribution(0, space.max_machines)
+        self.space["batch"] = CategoricalDistribution(list(space.batch_sizes))
+
+    def run(
+        self,
+        first: Sequence[Cluster],
+        trials: int,
+        kept: Path | optuna.Study | None = None,
+        then: BaseSampler | None = None,
+    ) -> optuna.Study:
+        """Price the first clusters, and so many more as another sampler proposes.
+
+        Args:
+            first: to begin with.
+            trials: beside those.
+            kept: the file that keeps trials, or the study that takes them; absent: a new one in memory.
+            then: proposes the others; absent: NSGA-II.
+
+        Raises:
+            BadInput: the file cannot be used.
+        """
+        with _quiet():
+            study = kept if isinstance(kept, optuna.Study) else self._study(kept)
+            begun = [self._parameters(cluster) for cluster in first]
+            study.sampler = ExactFirst(begun, then or NSGAIISampler(seed=self.seed), self.space)
+            done = sum(trial.state.is_finished() for trial in study.trials)
+            try:
+                study.optimize(self._price, n_trials=max(0, len(first) + trials - done))
+            except KeyboardInterrupt:
+                goes_on()
+                self.stopped = True
+        return study
+
+    def cluster(self, parameters: Mapping[str, Any]) -> Cluster:
+        """The cluster of a trial's parameters, with the first exchange."""
+        counts = [
+            (self.names.index(parameters[f"type_{k}"]), parameters[f"machines_{k}"])
+            for k in self.slots
+            if parameters[f"type_{k}"] != NOTHING
+        ]
+        return Cluster.of(counts, batch=self.columns.space.batch_sizes.index(parameters["batch"]), exchange=0)
+
+    def _parameters(self, cluster: Cluster) -> Parameters:
+        held = [(self.names[option], count) for option, count in cluster.machines]
+        held += [(NOTHING, 0)] * (len(self.slots) - len(held))
+        found: Parameters = {"batch": self.columns.space.batch_sizes[cluster.batch]}
+        for k in self.slots:
+            found[f"type_{k}"], found[f"machines_{k}"] = held[k]
+        return found
+
+    def _price(self, trial: optuna.Trial) -> tuple[float, float]:
+        """Return the expected time and cost of a trial's cluster, s and USD; infinite where it is impossible."""
+        for k in self.slots:
+            trial.suggest_categorical(f"type_{k}", [NOTHING, *self.names])
+            trial.suggest_int(f"machines_{k}", 0, self.columns.space.max_machines)
+        trial.suggest_categorical("batch", self.columns.space.batch_sizes)
+        cluster = self.cluster(trial.params)
+        rows, table = tabulate_rows(self.columns, ClusterRows.of([cluster]), self.job)
+        if not len(rows):
+            # Empty, too large, or without room for the batch: further from possible the more machines it has.
+            trial.set_constraint("possible", 1.0 + cluster.machine_count)
+            return math.inf, math.inf
+        found = forecast(table, self.job)
+        trial.set_constraint("limits", float(self.limits.risk(found)[0]) - 1.0)
+        trial.set_user_attr("plan", _described(self.columns.space, rows.cluster(0), float(found.interval_s[0])))
+        time_s, cost_usd = (float(total[0]) for total in expected_totals(found))
+        return time_s, cost_usd
+
+    def _study(self, journal: Path | None) -> optuna.Study:
+        """The study of one question: a journal may hold those of several."""
+        try:
+            study = optuna.create_study(
+                storage=None if journal is None else JournalStorage(JournalFileBackend(str(journal))),
+                study_name=None if journal is None else self._question(),
+                load_if_exists=True,
+                directions=["minimize", "minimize"],
+            )
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise BadInput(
+                f"{journal} cannot be used as the journal of a search: {error}.", hint="name another file as `study`"
+            ) from None
+        if not study.trials:
             study.set_metric_names(["expected time, s", "expected cost, USD"])
-            study.set_user_attr("types", [_name(space.options[option]) for option in options])
-            study.set_user_attr("batches", list(space.batch_sizes))
-            place = {option: index for index, option in enumerate(options)}
-            for cluster in starts[: max(0, trials)]:
-                held = [*cluster.machines, *[(cluster.machines[0][0], 0)] * MAX_TYPES]
-                groups = {f"type_{k}": place[held[k][0]] for k in slots}
-                groups |= {f"machines_{k}": held[k][1] for k in slots}
-                study.enqueue_trial({**groups, "batch": cluster.batch})
-        for trial in study.trials:
-            if trial.state.is_finished():
-                asked.append(_cluster_of(trial.params, options, slots))
-        while (left := trials - len(asked)) > 0:
-            # Parents come from generations that are over, so that one generation is priced together.
-            begun = [
-                _ask(study, space, len(options), slots) for _ in range(min(left, POPULATION - len(asked) % POPULATION))
-            ]
-            clusters = [_cluster_of(trial.params, options, slots) for trial in begun]
-            asked += clusters
-            for trial_, cluster, priced in zip(begun, clusters, _priced(columns, job, clusters), strict=True):
-                if priced is None:
-                    # Empty, too large, or without room for the batch: further from possible the more machines it has.
-                    trial_.set_constraint("possible", 1.0 + cluster.machine_count)
-                    study.tell(trial_, [_IMPOSSIBLE, _IMPOSSIBLE])
-                else:
-                    told, whole = priced
-                    trial_.set_constraint("limits", float(limits.risk(told)[0]) - 1.0)
-                    if journal is not None:
-                        trial_.set_user_attr("plan", _described(space, whole, told))
-                    study.tell(trial_, [float(total[0]) for total in expected_totals(told)])
-    return asked
+        return study
 
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """An interrupt that comes while the journal's lock is let go shows as what letting go of it then runs into."""
-    try:
-        yield
-    except OSError as error:
-        if isinstance(error.__context__, KeyboardInterrupt):
-            raise KeyboardInterrupt from error
-        raise
-
-
-def _ask(study: optuna.Study, space: SearchSpace, options: int, slots: range) -> optuna.Trial:
-    """A trial whose parameters are all known."""
-    trial = study.ask()
-    # An integer costs a third of a categorical; crossover and mutation treat both alike.
-    for k in slots:
-        trial.suggest_int(f"type_{k}", 0, options - 1)
-    for k in slots:
-        trial.suggest_int(f"machines_{k}", 0, space.max_machines)
-    trial.suggest_int("batch", 0, len(space.batch_sizes) - 1)
-    return trial
-
-
-def _priced(columns: Columns, job: JobModel, clusters: Sequence[Cluster]) -> list[tuple[Forecast, Cluster] | None]:
-    """The forecast of each cluster, and the cluster with its exchange; absent where it is impossible."""
-    rows, table = tabulate_rows(columns, ClusterRows.of(clusters), job)
-    found = forecast(table, job) if len(rows) else None
-    places = {replace(rows.cluster(row), exchange=0): row for row in range(len(rows))}
-    return [
-        (found.take(np.array([places[cluster]])), rows.cluster(places[cluster]))
-        if found is not None and cluster in places
-        else None
-        for cluster in clusters
-    ]
-
-
-def _cluster_of(params: Mapping[str, int], options: Sequence[int], slots: range) -> Cluster:
-    counts = [(options[params[f"type_{k}"]], params[f"machines_{k}"]) for k in slots]
-    return Cluster.of(counts, batch=params["batch"], exchange=0)
-
-
-def _study(journal: Path | None, question: str, seed: int) -> optuna.Study:
-    """The study of one question: a journal may hold those of several.
-
-    Raises:
-        BadInput: the file is no journal, or cannot be written.
-    """
-    try:
-        return optuna.create_study(
-            storage=None if journal is None else JournalStorage(JournalFileBackend(str(journal))),
-            study_name=None if journal is None else question,
-            load_if_exists=True,
-            directions=["minimize", "minimize"],
-            sampler=optuna.samplers.NSGAIISampler(seed=seed, population_size=POPULATION),
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadInput(
-            f"{journal} cannot be used as the journal of a search: {error}.", hint="name another file as `journal`"
-        ) from None
-
-
-def _question(space: SearchSpace, limits: Limits, options: Sequence[int], types: int, seed: int) -> str:
-    """A name that two searches share where the trials of one are those of the other: '$5.00, 1 h, 7bce33adf51cfc9e'."""
-    offered = [(_name(space.options[option]), space.options[option].usd_per_hour) for option in options]
-    asked = [offered, types, space.batch_sizes, [_way(e) for e in space.exchanges], space.max_machines,
-             space.max_workers, repr(limits), seed]  # fmt: skip
-    named = [] if limits.budget_usd is None else [formatting.usd(limits.budget_usd)]
-    named += [] if limits.deadline_s is None else [formatting.duration(limits.deadline_s)]
-    return ", ".join([*named, hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]])
+    def _question(self) -> str:
+        """A name that two searches share where the trials of one are those of the other: '$5.00, 1 h, 7bce33ad'."""
+        space, limits = self.columns.space, self.limits
+        offered = [(name, option.usd_per_hour) for name, option in zip(self.names, space.options, strict=True)]
+        exchanges = [f"{exchange.compression} {exchange.sync}" for exchange in space.exchanges]
+        asked = [offered, len(self.slots), space.batch_sizes, exchanges, space.max_machines, space.max_workers,
+                 repr(limits), self.seed]  # fmt: skip
+        named = [] if limits.budget_usd is None else [formatting.usd(limits.budget_usd)]
+        named += [] if limits.deadline_s is None else [formatting.duration(limits.deadline_s)]
+        return ", ".join([*named, hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]])
 
 
 def _name(option: MachineOption) -> str:
@@ -184,19 +179,14 @@ def _name(option: MachineOption) -> str:
     return f"{kind} {option.offer.price.market}"
 
 
-def _described(space: SearchSpace, cluster: Cluster, told: Forecast) -> str:
-    """A trial for who looks at the journal: its machines, and what was solved inside."""
+def _described(space: SearchSpace, cluster: Cluster, interval_s: float) -> str:
+    """A trial for who looks at the study: its machines, and what was solved inside."""
     machines = formatting.cluster((count, _name(space.options[option])) for option, count in cluster.machines)
-    interval_s = float(told.interval_s[0])
     kept = f", a checkpoint every {formatting.duration(interval_s)}" if math.isfinite(interval_s) else ""
     way = space.exchanges[cluster.exchange]
     return (
         f"{machines}, batch {space.batch_sizes[cluster.batch]}, {formatting.exchange(way.compression, way.sync)}{kept}"
     )
-
-
-def _way(exchange: ExchangeOption) -> str:
-    return str(exchange.compression) + (f" {exchange.sync}" if exchange.sync.is_local else "")
 
 
 @contextlib.contextmanager

@@ -11,13 +11,12 @@ from numpy.typing import NDArray
 
 from hetopt.core.comm import composition
 from hetopt.core.comm.composition import why_not_synchronised
-from hetopt.core.comm.overlap import UNDER_BACKWARD
+from hetopt.core.comm.cost import UNDER_BACKWARD
 from hetopt.core.comm.payload_bytes import operations
 from hetopt.core.errors import BadInput
-from hetopt.core.names import known
+from hetopt.core.plain_text import known
 from hetopt.core.step_samples import Compression, Configuration
-from hetopt.core.synchronization import Synchronization
-from hetopt.core.synchronization_text import parse_sync
+from hetopt.core.synchronization import Synchronization, parse_sync
 from hetopt.optimizer.step_time.local_options import PLANNED, is_planned
 from hetopt.optimizer.step_time.local_steps import communication
 from hetopt.optimizer.step_time.step_time import expected_maximum

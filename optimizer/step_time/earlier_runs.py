@@ -26,7 +26,7 @@ from pydantic import Field
 
 from hetopt.core.artifact import Artifact, Record, changed
 from hetopt.core.profile import Job
-from hetopt.core.runs import home
+from hetopt.core.run_folder import home
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.plan import Earlier
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hetopt.core.compression_slowdown import MOST_LOST
 from hetopt.core.synchronization import Synchronization
+from hetopt.core.training_laws import MOST_LOST
 from hetopt.optimizer.convergence.local_penalty import LocalGate, LocalPenalty, LocalPilot
 from hetopt.optimizer.step_time.local_steps import Communication, communication
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hetopt.core.staleness import StalenessSchedule
-from hetopt.core.synchronization import Synchronization
-from hetopt.core.synchronization_rules import steps_of_round
+from hetopt.core.run_rules import steps_of_round
+from hetopt.core.synchronization import StalenessSchedule, Synchronization
 
 PUBLISHED_SHARE = 0.15
 """Of steps that synchronise under SelSync with a fixed delta: 1 - LSSR is 0.034 to 0.275 over four models and deltas of

@@ -126,7 +126,6 @@ class StepTimeModel:
             "batch sizes that were not measured": float(sources.batch[0]),
             "machine types that were not measured": float(sources.kinship[0]),
             "compressors that were not measured": float(sources.compressor[0]),
-            "measurements that contradict each other": float(sources.contradicted[0]),
             OF_SOCKETS: float(sources.sockets[0]),
             "one run against another": float(sources.noise[0]),
             **self._by_parameter(asked),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -41,24 +40,6 @@ class Observed:
     log_exchange: Array
     model_kind: ModelKind | None = None
     flops_per_sample: float | None = None
-
-    @cached_property
-    def contradictions(self) -> Array:
-        """Of each type, log of the largest factor by which its single workers contradict each other; 0: they do not.
-
-        One batch size was measured with both times, or fewer samples took longer than more.
-        """
-        rows, found = self.rows, np.zeros(len(self.rows.types))
-        alone = np.flatnonzero((rows.workers == 1) & np.isfinite(self.log_step))
-        groups = rows.group_start[alone]
-        for index in range(len(rows.types)):
-            own = rows.group_type[groups] == index
-            log_step, batch = self.log_step[alone[own]], rows.group_batch[groups[own]]
-            # Of one batch size the longest first, so that what follows it is held against it.
-            order = np.lexsort([-log_step, batch])
-            if len(order) > 1:
-                found[index] = float((np.maximum.accumulate(log_step[order]) - log_step[order]).max())
-        return np.where(found > np.log(CONTRADICTION), found, 0.0)
 
     @property
     def typical_step_s(self) -> float:

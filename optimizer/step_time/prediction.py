@@ -41,7 +41,6 @@ class Sources:
     kinship: Array
     compressor: Array
     noise: Array
-    contradicted: Array
     sockets: Array
 
     @property
@@ -56,7 +55,7 @@ class Sources:
 
     @property
     def _others(self) -> Array:
-        return self.batch + self.layout + self.kinship + self.compressor + self.noise + self.contradicted
+        return self.batch + self.layout + self.kinship + self.compressor + self.noise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +158,6 @@ def predict(
     longest_s = min(SLOWEST_MESSAGE_S, THROUGH_THE_HOST * model.slowest_message_s) if unseen.any() else 0.0
     more_s = np.where(unseen, longest_s * rows.messages, 0.0)
     across = at(model.mode, np.log1p(more_s / np.exp(here.log_exchange)))[0].log_step
-    torn = _torn(model)[kinds.reference]
     known = _from_parameters(model, by_mode, lambda mode: at(mode)[0].log_step)
     return Linearised(
         rows=rows,
@@ -176,23 +174,9 @@ def predict(
             kinship=(foreign**2).sum(axis=1),
             compressor=(compressed**2).sum(axis=1),
             noise=noise_variance(here, model.latents.spread),
-            # So that the interval reaches from the one measurement to the other, whichever the fit follows.
-            contradicted=(here.compute_share * torn[rows.group_type[here.slowest]] / Z90) ** 2,
             sockets=((across - here.log_step) / Z90) ** 2,
         ),
     )
-
-
-def _torn(model: Posterior) -> Array:
-    """Of each type, log of how far measurements that contradict each other lie apart, or from the fit; 0: none do."""
-    observed = model.observed
-    apart = observed.contradictions.copy()
-    measured = np.flatnonzero(np.isfinite(observed.log_step))
-    for index in np.flatnonzero(apart):
-        groups = observed.rows.group_start[measured]
-        own = (observed.rows.workers[measured] == 1) & (observed.rows.group_type[groups] == index)
-        apart[index] = max(apart[index], float(np.abs(model.channels[0].residual[own]).max()))
-    return apart
 
 
 SOCKET = 4

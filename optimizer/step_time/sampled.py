@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import get_args
 
 from hetopt.core.errors import BadInput
-from hetopt.core.precision import Precision
+from hetopt.core.memory import Precision
 from hetopt.core.step_samples import IN_PRECISION
 from hetopt.optimizer.fit import LinkModel
 from hetopt.optimizer.market.instance_type import InstanceType

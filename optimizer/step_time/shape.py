@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hetopt.core.comm.overlap import UNDER_BACKWARD, last_bucket_share
+from hetopt.core.comm.cost import UNDER_BACKWARD, last_bucket_share
 from hetopt.optimizer.step_time.physics import FARTHEST_RATIO, SHARED
 from hetopt.optimizer.step_time.posterior import LEARNED, Posterior
 from hetopt.optimizer.step_time.priors import PRIORS

@@ -15,10 +15,9 @@ from hetopt.core.comm.compression_text import parse_compression
 from hetopt.core.comm.options import ROUNDED, settled_collective
 from hetopt.core.comm.payload_bytes import Shapes
 from hetopt.core.errors import BadInput
-from hetopt.core.events.probe_records import CompressorPoint
-from hetopt.core.probe_schedule import CompressorProbe
-from hetopt.core.run_spec import Compression
+from hetopt.core.run_spec import Compression, CompressorProbe
 from hetopt.profiler.probe.crew import Alignment, ProbeGroup, align
+from hetopt.profiler.records import CompressorPoint
 from hetopt.trainer.comm.channel import Channel, Reduction
 from hetopt.trainer.comm.compressor import Turn
 from hetopt.trainer.comm.error_feedback import ErrorFeedback

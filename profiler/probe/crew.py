@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from hetopt.core.artifact import Record
-from hetopt.core.events.probe_records import Measurement
+from hetopt.profiler.records import Measurement
 from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.context import WorkerContext
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from hetopt.core.comm.compression_text import parse_compression
 from hetopt.core.comm.payload_bytes import Shapes
-from hetopt.core.events.probe_records import ExchangeTried
 from hetopt.profiler.probe.crew import ProbeGroup
+from hetopt.profiler.records import ExchangeTried
 from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.comm.vectors import energy
 

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.module_tracker import ModuleTracker
 
-from hetopt.core.openmp import usable_processors
+from hetopt.core.interruption import usable_processors
 from hetopt.core.profile import Host, Job
 from hetopt.core.step_samples import ModelKind
 from hetopt.profiler.probe.replica import Replica

@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hetopt.core.events.probe_records import LinkPoint
-from hetopt.core.probe_schedule import NetworkProbe
 from hetopt.core.profile import Collective
+from hetopt.core.run_spec import NetworkProbe
 from hetopt.profiler.probe.crew import ProbeGroup, align
+from hetopt.profiler.records import LinkPoint
 from hetopt.trainer.comm.channel import staging_device
 
 ROUND = 5

@@ -16,29 +16,26 @@ from torch import Tensor
 
 from hetopt.core.batch_partition import largest_remainder
 from hetopt.core.errors import RunFailed
-from hetopt.core.events.probe_records import GainMeasured, NoiseMeasured, PilotEvaluation, PilotFinished, PilotStarted
-from hetopt.core.probe_schedule import ProbeSchedule
-from hetopt.core.run_spec import Compression
-from hetopt.core.synchronization_text import parse_sync
+from hetopt.core.run_spec import Compression, ProbeSchedule
+from hetopt.core.synchronization import parse_sync
 from hetopt.profiler.probe.crew import ProbeGroup
 from hetopt.profiler.probe.exchange_trials import ExchangeTrials
 from hetopt.profiler.probe.gradient import HeldExchange, ResidualGains
 from hetopt.profiler.probe.local_pilot import LocalPilot
+from hetopt.profiler.records import GainMeasured, NoiseMeasured, PilotEvaluation, PilotFinished, PilotStarted
 from hetopt.trainer.assembly import build_model
 from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.data.cursor import GlobalBatch, SampleCursor
 from hetopt.trainer.data.fetch import MapDataset
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.evaluation import average_buffers, evaluate
-from hetopt.trainer.making import make_optimizer
 from hetopt.trainer.steps.fused_step import FusedStep
 from hetopt.trainer.steps.learning_rate import LearningRate
 from hetopt.trainer.steps.local_batch import BatchReader
-from hetopt.trainer.steps.precision import Autocast, initial_loss_scale, matrices_in
 from hetopt.trainer.steps.slowdown import Slowdown
-from hetopt.trainer.steps.step import LossModule, trainable_parameters
+from hetopt.trainer.steps.step import Autocast, LossModule, initial_loss_scale, matrices_in, trainable_parameters
 from hetopt.trainer.steps.stopwatch import make_stopwatch
-from hetopt.trainer.task import Task
+from hetopt.trainer.task import Task, make_optimizer
 
 FEWEST_STEPS = 4
 """Taken by the first pilot whatever its time limit: without any there would be neither noise nor gain."""

@@ -8,13 +8,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hetopt.core.precision import Precision
+from hetopt.core.memory import Precision
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.assembly import build_model
-from hetopt.trainer.making import make_optimizer
-from hetopt.trainer.steps.precision import Autocast
-from hetopt.trainer.steps.step import LossModule, trainable_parameters
-from hetopt.trainer.task import Task
+from hetopt.trainer.steps.step import Autocast, LossModule, trainable_parameters
+from hetopt.trainer.task import Task, make_optimizer
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -7,16 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hetopt.core.errors import BadInput
-from hetopt.core.events.probe_records import (
-    FINISHED,
-    HOST_FACTS,
-    JOB_FACTS,
-    STARTED,
-    EvaluationCost,
-    PrecisionRefused,
-)
-from hetopt.core.precision import Precision
-from hetopt.core.probe_schedule import LATER_PASS_SHARE, NETWORK_SHARE, ProbeSchedule
+from hetopt.core.memory import Precision
+from hetopt.core.run_spec import ProbeSchedule
 from hetopt.profiler.probe.crew import ProbeGroup, ProbeStopped
 from hetopt.profiler.probe.exchange_trials import ExchangeTrials
 from hetopt.profiler.probe.facts import host_facts, job_facts
@@ -25,12 +17,14 @@ from hetopt.profiler.probe.pilot import PilotGround, PilotRun
 from hetopt.profiler.probe.replica import Replica
 from hetopt.profiler.probe.sweep import come_back, run_sweep, threads
 from hetopt.profiler.probe.tensor_bytes import count_on
+from hetopt.profiler.records import FINISHED, HOST_FACTS, JOB_FACTS, STARTED, EvaluationCost, PrecisionRefused
+from hetopt.profiler.schedule import LATER_PASS_SHARE, NETWORK_SHARE
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.fetch import Batch
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.failure import is_out_of_memory
 from hetopt.trainer.steps.local_batch import BatchReader
-from hetopt.trainer.steps.precision import lacks_units, matrices_in
+from hetopt.trainer.steps.step import lacks_units, matrices_in
 from hetopt.trainer.task import Task, TaskData, evaluation_sums
 from hetopt.trainer.tasks.load import load_task
 

@@ -18,21 +18,21 @@ import numpy as np
 import torch
 
 from hetopt.core.calibration_benchmark import measure_yardstick_s
-from hetopt.core.events.probe_records import DeviceFacts, MemoryCounted, SweepEnded, SweepPoint
 from hetopt.core.memory import TrainingMemory, fit_memory, memory_limit_bytes
-from hetopt.core.probe_schedule import CompressorProbe, Sweep
+from hetopt.core.run_spec import CompressorProbe, Sweep
 from hetopt.profiler.probe.compressors import time_compressors
 from hetopt.profiler.probe.crew import Alignment, ProbeGroup, align
 from hetopt.profiler.probe.facts import device_memory_bytes, peak_memory_bytes, reset_peak_memory
 from hetopt.profiler.probe.replica import Replica
 from hetopt.profiler.probe.step_memory import count_step
 from hetopt.profiler.probe.timed_step import TimedStep, timed_step
+from hetopt.profiler.records import DeviceFacts, MemoryCounted, SweepEnded, SweepPoint
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.cursor import Indices
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.failure import is_out_of_memory
 from hetopt.trainer.steps.local_batch import BatchReader
-from hetopt.trainer.steps.precision import matrices_in
+from hetopt.trainer.steps.step import matrices_in
 from hetopt.trainer.steps.stopwatch import Stopwatch, make_stopwatch
 
 FEWEST_TIMED = 3

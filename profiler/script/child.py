@@ -23,31 +23,32 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from hetopt.core.artifact import read_record
 from hetopt.core.errors import BadInput, HetoptError, RunFailed
 from hetopt.core.events.log import EVENTS_FILE, EventLog
-from hetopt.core.events.probe_records import FINISHED, HOST_FACTS, JOB_FACTS, STARTED, MemoryCounted, SweepEnded
 from hetopt.core.listening import LOOPBACK, collectives_on
 from hetopt.core.paths import inside
-from hetopt.core.probe_schedule import Sweep
 from hetopt.core.profile import Job
-from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
+from hetopt.core.run_spec import RunSpec, StopRule, Sweep, WorkerSpec
 from hetopt.core.search_path import run_script
 from hetopt.profiler.probe.compressors import time_compressors
 from hetopt.profiler.probe.crew import ProbeGroup
 from hetopt.profiler.probe.facts import host_facts, model_kind
 from hetopt.profiler.probe.network import time_collectives
 from hetopt.profiler.probe.sweep import FEWEST_TIMED, Taken, point_of, record_facts, yardstick_s
+from hetopt.profiler.records import FINISHED, HOST_FACTS, JOB_FACTS, STARTED, MemoryCounted, SweepEnded
 from hetopt.profiler.script.course import Measured, ScriptCourse, Sized
 from hetopt.profiler.script.hooks import be_alone, listen
 from hetopt.profiler.script.observer import Course, Finished, Observer, StepClock, Training, normalises
 from hetopt.profiler.script.order import FAILED_FILE, MEETING_FILE, ORDER_FILE, Failure, ScriptOrder
 from hetopt.trainer.context import WorkerContext
-from hetopt.trainer.failure import is_out_of_memory
+from hetopt.trainer.failure import Lines, is_out_of_memory, reason_of
 from hetopt.trainer.normalisation import LEAST_SAMPLES
-from hetopt.trainer.script_lines import Lines, reason_of
 from hetopt.trainer.task import NO_TARGET
 
 MEETING_TIMEOUT_S = 120.0
 MATRIX_SIDE = 256
 """Of the product that copies compute between collectives: some milliseconds, as `time_collectives` wants."""
+
+STREAM_BATCHES = 10_000
+"""Batches that stand for an epoch where nothing tells how long one is."""
 
 
 class ScriptProbe:
@@ -125,7 +126,7 @@ class ScriptProbe:
             if stop is not None and not self._clock.optimizers:
                 raise stop
             return
-        single = self._order.batch_size is not None or self._order.watch == "own-size" or self._observer.loader is None
+        single = self._order.watch == "own-size" or self._observer.loader is None
         if len(self._measured.sizes) >= (1 if single else 2):
             return
         if not self._observer.parameters:
@@ -139,29 +140,25 @@ class ScriptProbe:
 
     def _take_clock(self) -> None:
         """Take what the ends of steps tell, if there were enough of them."""
-        clock, size = self._clock, self._order.batch_size
+        clock = self._clock
         clock.look()
         steps = clock.steps
-        if len(steps) < FEWEST_TIMED or not (size := size or clock.batch_size):
+        if len(steps) < FEWEST_TIMED or not clock.batch_size:
             return
-        if not (self._order.dataset_size or clock.dataset_size):
-            return
-        clock.batch_size = size
         taken = Taken.measured(steps, clock.device, yardstick_s(clock.device))
-        self._measured.sizes.append(Sized(samples=size, taken=taken))
+        self._measured.sizes.append(Sized(samples=clock.batch_size, taken=taken))
         self._measured.gradient = clock.gradient()
 
     def _course(self) -> Course:
         """What is measured, from the moment when the script's first step has ended."""
         observer, order = self._observer, self._order
         signal.setitimer(signal.ITIMER_REAL, 0.0)
-        if not observer.batch_size and order.batch_size is None:
+        if not observer.batch_size:
             raise BadInput(
                 f"{observer.step_at}: the optimizer steps, and neither a DataLoader nor what modules are given tells "
                 "the batch size.",
-                hint='name its option for the batch size, such as `batch_argument="batch-size"`',
+                hint="compute by modules of torch.nn, whose first input has a row for each sample",
             )
-        self._dataset_size()  # refused at the first step, not when all is measured
         self._events.write(STARTED)
         crew = self._crew(1)
         yield from ScriptCourse(order=order, observer=observer, measured=self._measured, crew=crew).run()
@@ -252,30 +249,18 @@ class ScriptProbe:
     def _gradient_bytes(self) -> int:
         return self._training.kept.gradient_bytes
 
-    def _dataset_size(self) -> int:
-        """Samples of an epoch.
-
-        Raises:
-            BadInput: nothing tells.
-        """
-        size = self._order.dataset_size or self._training.dataset_size
-        if size is None:
-            raise BadInput(
-                f"nothing tells how many samples an epoch of {self._order.script} has.",
-                hint="say it: `epoch_samples=50000`; a script that draws batches without end: all that it draws from",
-            )
-        return size
-
     def _job(self) -> Job:
         order, training, measured = self._order, self._training, self._measured
+        epoch = order.dataset_size or training.dataset_size
         flops = measured.flops / measured.flops_samples if measured.flops and measured.flops_samples else None
         return Job(
             task=Path(order.script).name,
             script=(order.script, *order.arguments),
             parameters=sum(parameter.numel() for parameter in training.parameters),
             gradient_bytes=self._gradient_bytes,
-            dataset_size=self._dataset_size(),
-            batch_size=order.batch_size or training.batch_size,
+            dataset_size=epoch or STREAM_BATCHES * training.batch_size,
+            counts_epochs=epoch is not None,
+            batch_size=training.batch_size,
             least_local_batch_size=LEAST_SAMPLES if any(map(normalises, training.modules)) else 1,
             learning_rate_rule="none",
             target_metric=NO_TARGET.metric,

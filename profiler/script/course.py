@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from hetopt.core.errors import RunFailed
-from hetopt.core.events.probe_records import GainMeasured, NoiseMeasured
 from hetopt.core.memory import TrainingMemory
-from hetopt.core.throughput import batch_ladder
 from hetopt.profiler.probe.crew import ProbeGroup
 from hetopt.profiler.probe.facts import OperatorCount, flop_count, reset_peak_memory, without_fused_layers
 from hetopt.profiler.probe.gradient import ResidualGains
 from hetopt.profiler.probe.step_memory import StepCount
 from hetopt.profiler.probe.sweep import FEWEST_SIZES, FEWEST_TIMED, Taken, yardstick_s
+from hetopt.profiler.records import GainMeasured, NoiseMeasured
+from hetopt.profiler.schedule import batch_ladder
 from hetopt.profiler.script.observer import Course, Observer, Step, Wish
 from hetopt.profiler.script.order import ScriptOrder
 
@@ -126,7 +126,7 @@ class ScriptCourse:
     @property
     def _own(self) -> int:
         """Samples of a step as the script has it."""
-        return self.order.batch_size or self.observer.batch_size
+        return self.observer.batch_size
 
     @property
     def changes_size(self) -> bool:
@@ -135,13 +135,11 @@ class ScriptCourse:
 
     def _sizes(self) -> tuple[int, ...]:
         """Batch sizes to time, in increasing order."""
-        if self.order.batch_size is not None or not self.changes_size:
+        if not self.changes_size:
             return (self._own,)
         return batch_ladder(self._own, dataset_size=self.order.dataset_size or self.observer.dataset_size)
 
     def _is_of(self, step: Step, size: int) -> bool:
-        if self.order.batch_size is not None and not step.samples:
-            return True  # no loader: the script's own argument says how many
         return abs(step.samples - size) <= LIKE * size
 
     def _sweep(self, sizes: Sequence[int], begun_s: float, limit_s: float) -> Course:

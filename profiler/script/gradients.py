@@ -1,6 +1,6 @@
 """Runs a script for a few steps and keeps what its optimizers step by: what runs of scripts are compared by.
 
-``python -m hetopt.profiler.script.gradients FOLDER NAME PRECISION SCRIPT ARGUMENTS``, in several processes by torchrun.
+``python -m hetopt.profiler.script.gradients FOLDER NAME SCRIPT ARGUMENTS``, in several processes by torchrun.
 What is drawn at random is left out meanwhile, as workers, and samplers of another kind, draw other numbers: dropout of
 all kinds drops nothing, samplers give the samples in their order, and noise is one number from the first batch on.
 """
@@ -12,9 +12,8 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import wraps
 from itertools import chain, islice
 from pathlib import Path
@@ -33,7 +32,6 @@ from hetopt.core.run_folder import SPEC_VARIABLE
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.search_path import run_script
 from hetopt.profiler.script.hooks import be_alone
-from hetopt.profiler.script.in_float64 import FLOAT64, Float64
 from hetopt.profiler.script.observer import normalises
 from hetopt.trainer.ddp.script import unequal
 from hetopt.trainer.session.plan import SessionPlan
@@ -64,14 +62,9 @@ Way: TypeAlias = Literal["", "ddp", "session"]
 class Told(Record):
     """What optimizers were told beside gradients, and by what the script trains."""
 
-    options: tuple[tuple[tuple[dict[str, float], ...], ...], ...] = ()
-    """[optimizers][steps][parameter groups] numbers by name."""
+    rates: tuple[tuple[float, ...], ...] = ()
+    """[optimizers][steps] learning rate of the first parameter group."""
     way: Way = ""
-
-    @property
-    def rates(self) -> tuple[tuple[float, ...], ...]:
-        """Return, of each optimizer, the learning rate of its first parameter group at each step."""
-        return tuple(tuple(groups[0].get("lr", 0.0) for groups in steps) for steps in self.options)
 
 
 class GradientRecorder:
@@ -85,7 +78,7 @@ class GradientRecorder:
     def __init__(self, path: Path, others: list[Path]) -> None:
         self._path, self._others = path, others
         self._seen: dict[int, list[Tensor]] = {}
-        self._options: dict[int, list[tuple[dict[str, float], ...]]] = {}
+        self._rates: dict[int, list[float]] = {}
         self.uses_ddp: Callable[[], object] = lambda: None
 
     def after_step(self, optimizer: Optimizer, arguments: Any, options: Any) -> None:
@@ -93,7 +86,7 @@ class GradientRecorder:
         steps = self._seen.setdefault(id(optimizer), [])
         if len(steps) == STEPS:
             return
-        self._options.setdefault(id(optimizer), []).append(tuple(_numbers(group) for group in optimizer.param_groups))
+        self._rates.setdefault(id(optimizer), []).append(float(optimizer.param_groups[0].get("lr", 0.0)))
         steps.append(
             torch.cat(
                 [
@@ -111,7 +104,7 @@ class GradientRecorder:
         """Write, wait until the others have, and leave without another word of the script."""
         if code == 0:
             way: Way = "session" if REGISTRY.begun else "ddp" if self.uses_ddp() is not None else ""
-            told = Told(options=tuple(map(tuple, self._options.values())), way=way)
+            told = Told(rates=tuple(map(tuple, self._rates.values())), way=way)
             self._path.with_suffix(".json").write_text(told.model_dump_json(), encoding="utf-8")
             torch.save(list(self._seen.values()), self._path.with_suffix(".part"))
             self._path.with_suffix(".part").rename(self._path)
@@ -125,7 +118,7 @@ class GradientRecorder:
 
 def main(arguments: list[str]) -> None:
     """Run the script until it has done enough steps."""
-    folder, name, precision, script, *rest = arguments
+    folder, name, script, *rest = arguments
     rank, workers = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     paths = [inside(Path(folder), FILE.format(name=name, rank=one)) for one in range(workers)]
     recorder = GradientRecorder(paths[rank], paths)
@@ -150,8 +143,6 @@ def main(arguments: list[str]) -> None:
         around = unequal(plan, inside(Path(folder), f"{name}-run"))
         if rank == 0:
             inside(Path(folder), f"{name}-run").mkdir()
-    if precision == FLOAT64:
-        Float64().begin()
     torch.set_num_threads(1)
     sys.argv = [script, *rest]
     try:
@@ -160,26 +151,6 @@ def main(arguments: list[str]) -> None:
             recorder.end(0)
     except SystemExit as stop:
         recorder.end(0 if stop.code in (None, 0) else 1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Differences:
-    """How far recorded gradients are from those of one script.
-
-    Attributes:
-        steps: of its first optimizer, that were compared.
-        largest: relative difference over all steps, for each of the others; infinite where they are of other
-            parameters, or fewer.
-        zero: steps whose gradient is all zeros, so that nothing was compared.
-        normalises: whether the script that is right normalises by the samples of its batch (BatchNorm).
-        options: the first number that an optimizer of the others is told otherwise, in words; empty: none.
-    """
-
-    steps: int
-    largest: tuple[float, ...]
-    zero: int = 0
-    normalises: bool = False
-    options: str = ""
 
 
 def recorded(folder: Path, name: str) -> tuple[list[list[Tensor]], Told]:
@@ -202,49 +173,6 @@ def distances(right: list[list[Tensor]], other: list[list[Tensor]]) -> list[floa
                 by_step.append(0.0)
             by_step[step] = max(by_step[step], apart if math.isfinite(apart) else math.inf)
     return by_step
-
-
-def differences(folder: Path, name: str, others: Sequence[str]) -> Differences:
-    """Compare what `GradientRecorder` wrote.
-
-    Args:
-        folder: with the files.
-        name: of the script that is right.
-        others: that are compared with it.
-    """
-
-    right, _ = recorded(folder, name)
-
-    def apart(other: list[list[Tensor]]) -> float:
-        same_steps = [len(steps) for steps in right] == [len(steps) for steps in other]
-        return max(distances(right, other), default=0.0) if same_steps else math.inf
-
-    return Differences(
-        steps=len(right[0]) if right else 0,
-        largest=tuple(apart(recorded(folder, other)[0]) for other in others),
-        zero=sum(not one.any() for own in right for one in own),
-        normalises=inside(folder, NORMALISES_FILE.format(name=name)).exists(),
-        options=next((other for one in others if (other := _other_options(folder, name, one))), ""),
-    )
-
-
-def _numbers(group: dict[str, Any]) -> dict[str, float]:
-    """Return the numbers of a parameter group: its learning rate, momentum, weight decay."""
-    numbers = {name: value.item() if isinstance(value, Tensor) else value for name, value in group.items()
-               if not isinstance(value, Tensor) or value.numel() == 1}  # fmt: skip
-    return {name: float(value) for name, value in numbers.items() if isinstance(value, (int, float))}
-
-
-def _other_options(folder: Path, name: str, other: str) -> str:
-    """Return the first number that an optimizer is told otherwise than in the script that is right; empty: none."""
-    right, compared = (recorded(folder, script)[1].options for script in (name, other))
-    for number, (own, its) in enumerate(zip(right, compared, strict=False), start=1):
-        for step, groups in enumerate(zip(own, its, strict=False), start=1):
-            for before, after in zip(*groups, strict=False):
-                for key in before:
-                    if not math.isclose(before[key], after.get(key, math.nan), rel_tol=1e-9):
-                        return f"{key} of optimizer {number} at step {step} is {after.get(key)}, and was {before[key]}"
-    return ""
 
 
 def _draw_nothing() -> None:

@@ -23,7 +23,7 @@ from hetopt.profiler.probe.sweep import FEWEST_TIMED
 from hetopt.profiler.probe.timed_step import TimedStep, timed_step
 from hetopt.profiler.script.order import ScriptOrder
 from hetopt.profiler.script.rebatching import rebatch, rows_of, samples_given, samples_of, tensors_in
-from hetopt.trainer.script_lines import Lines
+from hetopt.trainer.failure import Lines
 from hetopt.trainer.steps.stopwatch import Mark, Stopwatch, make_stopwatch
 
 MOST_BACKWARDS = 1_000

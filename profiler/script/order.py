@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from hetopt.core.artifact import Record
-from hetopt.core.probe_schedule import CompressorProbe, NetworkProbe
+from hetopt.core.run_spec import CompressorProbe, NetworkProbe
 
 ORDER_FILE = "order.json"
 SAID_FILE = "said-{rank}.log"
@@ -36,9 +36,6 @@ class ScriptOrder(Record):
     sweep: NonNegativeInt = Field(default=0, description="number of the sweep of the schedule that this is")
     workers: PositiveInt = Field(default=1, description="copies of the script that compute at the same time")
     threads: PositiveInt = Field(default=1, description="CPU threads of each")
-    batch_size: PositiveInt | None = Field(
-        default=None, description="the only one that is timed: the value of the script's own argument. None: a ladder"
-    )
     dataset_size: PositiveInt | None = Field(default=None, description="samples of an epoch where no loader tells")
     warmup_steps: NonNegativeInt = 3
     timed_steps: PositiveInt = 14

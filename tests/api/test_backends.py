@@ -13,12 +13,12 @@ import pytest
 
 import hetopt
 from hetopt.api.backends import BACKENDS, backend
-from hetopt.backends.backend import Backend, LaunchOptions
+from hetopt.backends.backend import Backend
 from hetopt.backends.emulation.namespaces import find_leftovers, why_not
+from hetopt.backends.options import Local, Machines, Rehearsal
 from hetopt.backends.processes import PROCESS_FILE
 from hetopt.core.errors import BadInput
 from hetopt.core.run_status import RunState
-from hetopt.optimizer.launch_record import Place
 from hetopt.optimizer.plan import Plan
 from tests.disturbance import PATIENCE_S
 
@@ -56,8 +56,7 @@ def test_a_run_whose_own_process_is_frozen_ends_when_its_workers_have(
 class Stories:
     """What every backend does. A subclass names it and describes two workers there."""
 
-    place: Place
-    here: dict[str, object]
+    here: Machines
 
     @pytest.fixture(autouse=True)
     def home(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -65,7 +64,7 @@ class Stories:
         return tmp_path
 
     def launched(self, plan: Plan, **more: object) -> hetopt.Run:
-        return hetopt.launch(plan, on=self.place, **self.here, **more)  # type: ignore[arg-type]  # as each has them
+        return hetopt.launch(plan, on=self.here, **more)
 
     def until(self, run: hetopt.Run, step: int) -> None:
         deadline = time.monotonic() + PATIENCE_S
@@ -83,8 +82,8 @@ class Stories:
         ]
 
     def test_preparing_starts_nothing(self, plan: Plan, home: Path) -> None:
-        prepared = backend(self.place).prepare(plan, plan, LaunchOptions(**self.here))  # type: ignore[arg-type]
-        assert prepared.launch.on == self.place
+        prepared = backend(self.here.PLACE).prepare(plan, plan, self.here)
+        assert prepared.launch.on == self.here.PLACE
         assert prepared.launch.prediction.total_s.value > 0
         assert not list(home.iterdir())
 
@@ -92,7 +91,7 @@ class Stories:
         run = self.launched(plan, steps=30)
         assert run.wait().state is RunState.FINISHED
         report = run.report()
-        assert report.on == self.place
+        assert report.on == self.here.PLACE
         assert len(report.workers) == 2
         assert run.model is not None
 
@@ -128,15 +127,13 @@ class Stories:
 
 
 class TestLocal(Stories):
-    place = "local"
-    here = {"slowdowns": (1.0, 2.0)}  # noqa: RUF012  # read only
+    here = Local(slowdowns=(1.0, 2.0))
 
 
 @pytest.mark.slow  # tests/rehearsal tells each of these stories of it as well
 @pytest.mark.skipif(why_not() is not None, reason="needs root and iproute2")
 class TestRehearsal(Stories):
-    place = "rehearsal"
-    here = {"hosts": "speed=1,rate=200mbit; speed=0.5,rate=200mbit"}  # noqa: RUF012  # read only
+    here = Rehearsal(hosts="speed=1,rate=200mbit; speed=0.5,rate=200mbit")
 
     @pytest.fixture(autouse=True)
     def nothing_stays(self) -> object:

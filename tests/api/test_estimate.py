@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import datetime
-import inspect
 import json
 import math
 import re
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +15,9 @@ from typer.testing import CliRunner
 import hetopt
 from benchmarks._gpu_throughput import folder
 from benchmarks._utilisation_fit import counted, coverage, estimated, left_out
-from hetopt.cli.estimate import Described
 from hetopt.cli.main import app
 from hetopt.core.errors import BadInput, NoFeasiblePlan
-from hetopt.core.reporter import Reporter
+from hetopt.core.interruption import Reporter
 from hetopt.optimizer.step_time.utilisation import REFERENCE, utilisation_prior
 from tests.work import counted_command
 
@@ -116,11 +113,6 @@ def test_json_tells_the_same() -> None:
     assert f"${chosen['prediction']['cost_usd']['value']:.2f}"[:4] in shown
 
 
-def test_what_is_typed_is_what_the_library_takes() -> None:
-    parameters = set(inspect.signature(hetopt.estimate).parameters)
-    assert {one.name for one in fields(Described)} - {"as_json", "output", "force"} == parameters - {"reporter"}
-
-
 @pytest.mark.parametrize(
     ("params", "samples", "tokens"), [(1e6, 1e4, 64), (1e8, 1e6, 512), (1e9, 1e7, 64), (9e8, 1e5, 2048)]
 )
@@ -163,8 +155,8 @@ def test_flops_alone_are_of_the_model_that_uses_them_best() -> None:
         ({"params": 5}, "`params` must be at least 1,000, got 5"),
         ({"params": 1e18}, "no more than 1e\\+15"),
         ({"samples": 1e300}, "no more than 1e\\+15"),
-        ({"tokens": 0}, "`tokens` must be a whole number"),
-        ({"batch_size": 0}, "`batch_size` must be a whole number"),
+        ({"tokens": 0}, "`tokens` must be at least 1"),
+        ({"batch_size": 0}, "`batch_size` must be at least 1"),
         ({"precision": "int8"}, "no precision called 'int8'"),
         ({"deadline": "3"}, "`deadline` needs a unit"),
         ({"gpus": "A11"}, "A11"),

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 import hetopt
-from hetopt.api.backends import BACKENDS, backend
+from hetopt.api.backends import Machines, backend, options_at
 from hetopt.api.launching import prepare_resumed
 from hetopt.api.run import Run
-from hetopt.backends.backend import LaunchOptions
+from hetopt.backends.options import Ec2, Local, Rehearsal, Ssh
 from hetopt.core.errors import BadInput
-from hetopt.core.reporter import Reporter
+from hetopt.core.interruption import Reporter
+from hetopt.core.option import changed
 from hetopt.optimizer.launch_record import Place
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.market.region_cities import CITIES
@@ -84,7 +85,7 @@ def test_a_plan_runs_is_followed_and_reported(tmp_path: Path, monkeypatch: pytes
     plan = hetopt.recommend(RECORDED, budget_usd=2, epochs=4, types="c7i.*", max_workers=4, trials=0)
     said: list[str] = []
     kinds: list[str] = []
-    run = hetopt.launch(plan, on="local", slowdowns=(1, 2))
+    run = hetopt.launch(plan, on=Local(slowdowns=(1, 2)))
     status = run.wait(
         on_event=lambda event: kinds.append(type(event).__name__),
         reporter=Reporter(progress=lambda text, done: said.append(text)),
@@ -102,9 +103,11 @@ def test_a_plan_runs_is_followed_and_reported(tmp_path: Path, monkeypatch: pytes
     report = hetopt.report(run)
     assert {one.name for one in report.compared} >= {"run time"}
     assert report == hetopt.report(run.name)
-    head, *rows = str(report).splitlines()[1 : 2 + len(report.compared)]
-    columns = [head.index(name) for name in ("predicted", "90 % interval", "measured", "difference")]
-    assert all(row[place - 1] == " " != row[place] for row in rows for place in (columns[0], columns[2]))
+    lines = str(report).splitlines()
+    at = next(number for number, line in enumerate(lines) if "predicted" in line and "measured" in line)
+    head, *rows = lines[at : at + 1 + len(report.compared)]
+    ends = [head.index(name) + len(name) for name in ("predicted", "measured")]
+    assert all(row[end - 1] != " " == row[end] for row in rows for end in ends), "figures end below their names"
     assert plan.advice is not None
     assert str(plan).endswith(plan.advice), "a job of seconds needs nothing that is rented"
     assert "</table>" in report._repr_html_()
@@ -134,20 +137,12 @@ def test_a_task_is_a_name() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"on": "local", "slowdowns": 2}, r"`slowdowns` must be a factor for each worker, got 2"),
         ({"on": "moon"}, "cannot launch on 'moon'"),
-        ({"on": "local", "hosts": "speed=1"}, '`hosts` is for `on="rehearsal"`'),
-        ({"on": "local", "budget_usd": 5}, '`budget_usd` is for `on="ec2"`'),
-        ({"on": "rehearsal", "slowdowns": (1, 2)}, '`slowdowns` is for `on="local"`'),
         ({"on": "local", "steps": 0}, r"`steps` must be at least 1, got 0"),
         ({"on": "local", "steps": "many"}, r"`steps` must be a number, got 'many'"),
         ({"on": "local", "steps": 10**30}, r"`steps` must be at most 1,000,000,000,000, got 1000"),
-        ({"on": "local", "slowdowns": ("a",)}, r"`slowdowns` must be numbers from 1 to 1,000,000, got a"),
-        ({"on": "local", "restarts": -1}, r"`restarts` must be a number from 0 to 1,000,000, got -1"),
-        ({"on": "ec2", "budget_usd": [5]}, r"`budget_usd` must be an amount in USD, got \[5\]"),
         ({"on": "local", "batch_policy": "rate"}, "follows streams"),
         ({"on": "ec2", "stream": "replay(40)"}, '`stream` is for `on="local"`'),
-        ({"on": "ec2", "restarts": 1}, '`restarts` is for `on="local"`'),
     ],
 )
 def test_what_cannot_be_is_said_in_the_library_s_words(arguments: dict[str, object], said: str) -> None:
@@ -186,18 +181,45 @@ def test_a_batch_policy_that_is_none_is_refused_before_the_plan_is_read() -> Non
         hetopt.launch("not-there.json", on="local", batch_policy="best")  # type: ignore[arg-type]  # on purpose
 
 
-@pytest.mark.parametrize("place", BACKENDS)
-@pytest.mark.parametrize("name", ["data", "hosts", "schedule", "slowdowns"])
-def test_a_run_that_goes_on_is_the_run_that_it_was(place: Place, name: str, tmp_path: Path) -> None:
-    value = (1.0, 2.0) if name == "slowdowns" else "other"
-    with pytest.raises(BadInput, match=f"`{name}` (cannot change|is for)"):
-        prepare_resumed(Run.in_folder(tmp_path), backend(place), place, LaunchOptions(**{name: value}))  # type: ignore[arg-type]  # by name
+@pytest.mark.parametrize(
+    ("record", "options", "said"),
+    [
+        (Local, {"slowdowns": 2}, r"`slowdowns` must be a factor for each worker, got 2"),
+        (Local, {"slowdowns": ("a",)}, r"`slowdowns` must be numbers from 1 to 1,000,000, got a"),
+        (Local, {"restarts": -1}, r"`restarts` must be a number from 0 to 1,000,000, got -1"),
+        (Ec2, {"budget_usd": [5]}, r"`budget_usd` must be an amount in USD, got \[5\]"),
+        (Ec2, {"substitutes": ["c7i.large"]}, r"`substitutes` must be TYPE=OTHER"),
+        (Ec2, {"images": ["x86_64-cpu"]}, r"`images` must be KIND=AMI"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_as_soon_as_it_is_given(
+    record: type, options: dict[str, object], said: str
+) -> None:
+    with pytest.raises(BadInput, match=said):
+        record(**options)
 
 
-@pytest.mark.parametrize("place", ["local", "rehearsal"])
-def test_a_budget_means_nothing_to_a_run_on_this_machine(place: Place, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match='`budget_usd` is for `on="ec2"`'):
-        prepare_resumed(Run.in_folder(tmp_path), backend(place), place, LaunchOptions(budget_usd=3.0))
+@pytest.mark.parametrize(
+    ("place", "option", "said"),
+    [
+        ("local", "hosts", '`hosts` is for `on="rehearsal"` or `on="ssh"`'),
+        ("local", "budget_usd", '`budget_usd` is for `on="ec2"`'),
+        ("rehearsal", "slowdowns", '`slowdowns` is for `on="local"`'),
+        ("ec2", "restarts", '`restarts` is for `on="local"`'),
+    ],
+)
+def test_an_option_of_another_place_is_refused(place: Place, option: str, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        options_at(place, {option: "1"})
+
+
+@pytest.mark.parametrize(
+    "on",
+    [Local(slowdowns=(1, 2)), Local(data="x"), Rehearsal(hosts="speed=1"), Rehearsal(stand_in=True), Ssh(hosts="h")],
+)
+def test_a_run_that_goes_on_is_the_run_that_it_was(on: Machines, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=f"`{changed(on)[0]}` cannot change"):
+        prepare_resumed(Run.in_folder(tmp_path), backend(on.PLACE), on)
 
 
 def test_a_run_tells_what_its_folder_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

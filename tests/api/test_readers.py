@@ -13,13 +13,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hetopt
 from hetopt.backends import on_this_machine
-from hetopt.backends.backend import LaunchOptions
-from hetopt.backends.on_this_machine import LocalBackend
+from hetopt.backends.on_this_machine import FILES_OF_A_READER, LocalBackend, check_readers
+from hetopt.backends.options import Local
 from hetopt.core.errors import RunFailed
 from hetopt.core.profile import Profile, Reading
-from hetopt.core.reader_limits import FILES_OF_A_READER, check_readers
 from hetopt.profiler.script.observer import Observer
-from hetopt.trainer.script_lines import Lines
+from hetopt.trainer.failure import Lines
 
 PROFILE = Path(__file__).resolve().parents[1] / "recorded" / "digits.json"
 
@@ -68,7 +67,7 @@ def test_a_launch_whose_batches_do_not_fit_in_shared_memory_is_refused(monkeypat
         profile.model_copy(update={"job": job}), budget_usd=2, epochs=8, types="c7i.*", batch_size=64, trials=0
     )
     assert plan.profile.job.reading == reading
-    options = LaunchOptions(slowdowns=(1.0, 1.0))
+    options = Local(slowdowns=(1.0, 1.0))
     monkeypatch.setattr(on_this_machine, "shared_bytes_here", lambda: 256_000_000)
     LocalBackend().prepare(plan, plan, options)
     monkeypatch.setattr(on_this_machine, "shared_bytes_here", lambda: 255_999_999)

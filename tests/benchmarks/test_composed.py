@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks._composed import Stretch, Trajectory, Way, final, reached_s, smoothed, trajectory
-from benchmarks._quality import Job
+from benchmarks._composed import Job, Stretch, Trajectory, Way, final, reached_s, smoothed, trajectory
 from hetopt.core.run_spec import Compression
 
 JOB = Job(task="digits", data=None, batch=64, epochs=1, metric="perplexity", higher_is_better=False, points=1.0)

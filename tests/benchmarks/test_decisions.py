@@ -13,9 +13,7 @@ from benchmarks._decided import (
     Menu,
     as_believed,
     as_recommended,
-    budgets,
     by_chance,
-    by_expected_cost,
     by_median,
     decide,
     judged,
@@ -36,11 +34,10 @@ menus = st.lists(st.tuples(positive, positive), min_size=2, max_size=12).map(
 @example(Menu(seconds=np.array([0.01, 0.01]), usd_per_s=np.array([1.0, 2.0])))
 def test_who_knows_all_times_pays_nothing_extra_and_misses_nothing(menu: Menu) -> None:
     oracle = Belief(seconds=menu.seconds, log_sd=np.zeros(len(menu.seconds)))
-    for wanted in (throughputs(menu), budgets(menu)):
-        decisions = decide(menu, wanted, as_believed(menu, oracle))
-        assert len(decisions) == TARGETS
-        assert mean_extra(decisions) == pytest.approx(0.0, abs=1e-9)
-        assert missed(decisions) == 0
+    decisions = decide(menu, throughputs(menu), as_believed(menu, oracle))
+    assert len(decisions) == TARGETS
+    assert mean_extra(decisions) == pytest.approx(0.0, abs=1e-9)
+    assert missed(decisions) == 0
 
 
 @given(menus, st.floats(0.0, 1.0), st.integers(0, 2**32 - 1))
@@ -84,12 +81,3 @@ def test_a_guess_is_left_for_a_measurement_that_is_expected_to_cost_less() -> No
     assert by_median(menu, belief)(limits) == 0
     tight = Limits(deadline_s=1.2, time_weight=0.0)  # kept for sure by the second alone
     assert by_median(menu, belief)(tight) == as_recommended(menu, belief)(tight) == 1
-
-
-def test_a_gamble_is_taken_for_its_expected_cost_where_it_is_cheap_enough() -> None:
-    menu = Menu(seconds=np.array([1.0, 0.5]), usd_per_s=np.array([1.0, 3.0]))
-    belief = Belief(seconds=menu.seconds, log_sd=np.array([0.2, 0.01]))
-    limits = Limits(deadline_s=1.0, time_weight=0.0)  # Met with a chance of 0.5, or surely for 1.5 times the cost.
-    assert by_expected_cost(menu, belief)(limits) == 1
-    dearer = Menu(seconds=menu.seconds, usd_per_s=np.array([1.0, 4.5]))
-    assert by_expected_cost(dearer, belief)(limits) == 0

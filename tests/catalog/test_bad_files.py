@@ -11,7 +11,7 @@ import pytest
 
 from hetopt.core.errors import BadInput
 from hetopt.optimizer.cost.billing import load_billing
-from hetopt.optimizer.market.catalog import AcceleratorModel, Catalog, InterruptionBand, load_catalog
+from hetopt.optimizer.market.catalog import AcceleratorModel, Catalog, load_catalog
 
 Edited = Callable[[str, str, str], Path]
 
@@ -140,11 +140,6 @@ def test_a_region_is_no_path(small: Path) -> None:
         load_catalog("../regions/us-east-1", small)
 
 
-def test_the_small_catalogue_is_sound(small: Path) -> None:
-    assert load_catalog("us-east-1", small).listings
-    assert load_billing(small) == load_billing()
-
-
 @pytest.mark.parametrize("value", [0.0, -1.0, nan, inf])
 def test_records_refuse_the_impossible(catalog: Catalog, value: float) -> None:
     """Also when they are made by hand, without a file."""
@@ -164,10 +159,3 @@ def test_records_refuse_the_impossible(catalog: Catalog, value: float) -> None:
         dataclasses.replace(price, usd_per_hour=value)
     with pytest.raises(ValueError, match="fraction"):
         dataclasses.replace(found.accelerator, fraction=value)
-
-
-def test_a_band_is_one_that_is_published(catalog: Catalog) -> None:
-    band = catalog.band("g5.xlarge")
-    assert isinstance(band, InterruptionBand)
-    with pytest.raises(ValueError, match="must be one of"):
-        dataclasses.replace(band, label="20%")

@@ -21,7 +21,7 @@ import pytest
 from hetopt.api import catalog_refreshing
 from hetopt.api.catalog_refreshing import OwnCatalog
 from hetopt.core.errors import BadInput, CloudRefused, HetoptError
-from hetopt.core.reporter import Reporter
+from hetopt.core.interruption import Reporter
 from hetopt.optimizer.market import public_file
 from hetopt.optimizer.market.catalog import load_catalog, offers
 from hetopt.optimizer.market.catalog_choice import catalog_in_use
@@ -63,7 +63,7 @@ def said() -> list[str]:
 @pytest.fixture
 def refresh(feeds: Feeds, said: list[str]) -> Callable[..., OwnCatalog]:
     def once(region: str = REGION) -> OwnCatalog:
-        (own,) = catalog_refreshing.refresh(region, account=False, reporter=Reporter(note=said.append))
+        (own,) = catalog_refreshing.refresh(region, reporter=Reporter(note=said.append))
         return own
 
     return once
@@ -115,7 +115,7 @@ def test_what_has_not_changed_is_not_read_again(refresh: Callable[..., OwnCatalo
 
 
 @pytest.mark.parametrize("packs", [False, True])
-def test_a_connection_that_breaks_is_made_again_from_there(
+def test_a_file_whose_connection_breaks_is_read_again(
     packs: bool, refresh: Callable[..., OwnCatalog], feeds: Feeds
 ) -> None:
     whole = refresh().made.files
@@ -124,33 +124,11 @@ def test_a_connection_that_breaks_is_made_again_from_there(
     feeds.asked.clear()
     feeds.cuts = [1_000, 5_000]
     assert refresh().made.files == whole
-    assert statuses(feeds) == [200, 206, 206]
-    begun = [headers.get("Range") for path, headers, _ in feeds.asked if path.endswith(".csv")]
-    assert begun == [None, "bytes=1000-", "bytes=6000-"]
-
-
-def test_an_interrupted_reading_is_gone_on_with_by_the_next(refresh: Callable[..., OwnCatalog], feeds: Feeds) -> None:
-    feeds.cuts = [300_000] + [0] * public_file.TRIES
-    with pytest.raises(CloudRefused, match=r"stopped sending after 0\.3 of") as refused:
+    assert statuses(feeds) == [200, 200, 200]
+    feeds.fill(names=FEW, version="20261127000000")
+    feeds.cuts = [0] * public_file.TRIES
+    with pytest.raises(CloudRefused, match="stopped sending in the middle"):
         refresh()
-    assert "goes on from there" in str(refused.value.hint)
-    feeds.cuts, feeds.asked = [], []
-    refresh()
-    assert statuses(feeds) == [206]
-    assert not list((Path(os.environ["HETOPT_HOME"]) / "catalogs" / "aws" / "feeds").glob("*.part*"))
-
-
-def test_a_file_that_changed_meanwhile_is_read_from_its_start(refresh: Callable[..., OwnCatalog], feeds: Feeds) -> None:
-    feeds.cuts = [300_000] + [0] * public_file.TRIES
-    with pytest.raises(CloudRefused):
-        refresh()
-    feeds.fill(names=FEW, factor=2)
-    feeds.cuts, feeds.asked = [], []
-    own = refresh()
-    assert statuses(feeds) == [200]
-    price = load_catalog(REGION, own.folder).price("g5.xlarge", "on-demand")
-    assert price is not None
-    assert price.usd_per_hour == pytest.approx(usd_of("g5.xlarge", 2))
 
 
 def broken(feeds: Feeds, content: bytes) -> None:
@@ -188,7 +166,7 @@ BAD: dict[str, tuple[Callable[[Feeds], None], type[HetoptError], str]] = {
     "redirects in a circle": (
         lambda f: f.answers.update({f.list_path: (302, {"Location": f.list_path}, b"")}),
         CloudRefused,
-        "on and on",
+        "leads on to another place",
     ),
     "not there": (lambda f: f.files.pop(f.list_path) and None, CloudRefused, "404"),
     "busy": (lambda f: f.answers.update({INDEX: (503, {}, b"")}), CloudRefused, "503"),
@@ -294,9 +272,7 @@ def test_all_regions_are_read_one_after_another_and_each_is_in_use_when_it_is_wh
 ) -> None:
     feeds.fill(names=FEW, regions=("eu-west-1", "eu-west-2", "xx-none-1"))
     told: list[tuple[str, float | None]] = []
-    own = catalog_refreshing.refresh(
-        "all", account=False, reporter=Reporter(progress=lambda text, done: told.append((text, done)))
-    )
+    own = catalog_refreshing.refresh("all", reporter=Reporter(progress=lambda text, done: told.append((text, done))))
     assert [one.region for one in own] == ["eu-west-1", "eu-west-2"]
     assert len([path for path, _, _ in feeds.asked if path == "/spot.json"]) == 1
     shares = [done for _, done in told if done is not None]
@@ -307,15 +283,14 @@ def test_all_regions_are_read_one_after_another_and_each_is_in_use_when_it_is_wh
 
 def test_a_full_disk_is_a_sentence(refresh: Callable[..., OwnCatalog], feeds: Feeds) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))  # writing beyond it fails, as on a full disk
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))  # writing beyond it fails, as on a full disk
     try:
-        with pytest.raises(BadInput, match="feeds cannot be written: File too large") as refused:
+        with pytest.raises(BadInput, match=r"feeds/regions\.json cannot be written: File too large") as refused:
             refresh()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert "make room" in str(refused.value.hint)
     refresh()
-    assert statuses(feeds) == [200, 206]
 
 
 def test_one_refresh_at_a_time(refresh: Callable[..., OwnCatalog], tmp_path: Path) -> None:
@@ -347,7 +322,7 @@ main()
 
 def command(feeds: Feeds, home: Path, *arguments: str, ends_at: int = 0) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, "catalog", "refresh", "--region", REGION, "--no-account", *arguments],
+        [sys.executable, "-c", PROGRAM, "catalog", "refresh", "--region", REGION, *arguments],
         env={**os.environ, "HETOPT_PRICE_MIRROR": feeds.url, "HETOPT_HOME": str(home), "ENDS_AT": str(ends_at)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -400,18 +375,6 @@ def test_a_refresh_takes_little_memory(feeds: Feeds, tmp_path: Path) -> None:
     done = measured(feeds, tmp_path)
     assert done.told["on_demand_prices"] == len(FEW)
     assert done.memory_mb < 100
-
-
-@pytest.mark.slow
-def test_a_large_price_list_is_read_within_a_minute_and_in_little_memory(feeds: Feeds, tmp_path: Path) -> None:
-    big(tmp_path, feeds, 200_000_000)
-    begun = time.monotonic()
-    done = measured(feeds, tmp_path)
-    took = time.monotonic() - begun
-    print(f"200 MB: {took:.1f} s, {done.cpu_s:.1f} s of processor time, {done.memory_mb:.0f} MB of memory")
-    assert done.told["on_demand_prices"] == len(FEW)
-    assert done.cpu_s < 60
-    assert done.memory_mb < 300
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])

@@ -82,15 +82,6 @@ def test_prices_are_known_in_most_regions_and_never_invented(everywhere: dict[st
     assert "`hetopt catalog refresh --region ca-west-1`" in (refused.value.hint or "")
 
 
-def test_on_demand_elsewhere_costs_about_as_much_as_in_the_first_region(everywhere: dict[str, Catalog]) -> None:
-    """AWS's regions cost between as much as us-east-1 and 1.7 times as much: a slip of copying would stand out."""
-    for there in everywhere.values():
-        for name, listing in there.listings.items():
-            first = everywhere["us-east-1"].price(name, "on-demand")
-            if listing.on_demand is not None and first is not None:
-                assert 0.99 < listing.on_demand.usd_per_hour / first.usd_per_hour < 1.71, (there.region, name)
-
-
 def test_spot_at_the_price_of_on_demand_is_not_offered(everywhere: dict[str, Catalog]) -> None:
     dear = {(r, name) for r, there in everywhere.items() for name, one in there.listings.items() if one.spot_is_dearer}
     assert dear == {("ap-northeast-1", "p5.4xlarge")}
@@ -142,39 +133,6 @@ def test_units_are_converted_once(catalog: Catalog) -> None:
     assert found.accelerator.fp32_flops_per_s == 35e12
 
 
-@pytest.mark.parametrize("name", ["a1.large", "a1.medium", "a1.xlarge", "a1.2xlarge", "a1.4xlarge", "a1.metal"])
-def test_a_saving_of_nothing_is_no_spot_data(everywhere: dict[str, Catalog], name: str) -> None:
-    for there in everywhere.values():
-        listing = there.listing(name)
-        assert (listing.spot, listing.spot_saving, listing.band) == (None, None, None)
-    assert everywhere["us-east-1"].price(name, "on-demand") is not None
-
-
-def test_a_negative_saving_is_no_spot_data(everywhere: dict[str, Catalog]) -> None:
-    assert everywhere["ca-central-1"].listing("p5.48xlarge").spot_saving is None
-    assert everywhere["ca-central-1"].band("p5.48xlarge") is None
-
-
-@pytest.mark.parametrize(
-    ("name", "gbps"),
-    [
-        ("p6-b200.48xlarge", 1600),
-        ("trn2.3xlarge", 50),
-        ("i8g.metal-48xl", 90),
-        ("i8ge.48xlarge", 180),
-        ("i8ge.metal-48xl", 180),
-        ("g7.2xlarge", 40),
-        ("g7.4xlarge", 60),
-        ("g7.8xlarge", 80),
-        ("c3.8xlarge", 5),
-        ("r3.8xlarge", 5),
-    ],
-)
-def test_where_sources_disagree_the_smaller_rate_is_used(catalog: Catalog, name: str, gbps: float) -> None:
-    assert catalog.instance_type(name).network_baseline_gbps == gbps
-    assert any("disagree" in caveat.note for caveat in catalog.caveats(name))
-
-
 @pytest.mark.parametrize(
     ("name", "fraction"),
     [
@@ -193,29 +151,6 @@ def test_a_fractional_gpu_is_one_device_of_less(catalog: Catalog, name: str, fra
     assert catalog.instance_type(name).cuda_devices == 1
 
 
-def test_gaudi_and_radeon_are_no_cuda_devices(catalog: Catalog) -> None:
-    others = {n for n, found in catalog.instance_types.items() if found.accelerator and not found.accelerator.is_cuda}
-    assert others == {
-        "dl1.24xlarge",
-        *(f"g4ad.{size}" for size in ("xlarge", "2xlarge", "4xlarge", "8xlarge", "16xlarge")),
-    }
-    for name in others:
-        assert catalog.instance_type(name).cuda_devices == 0
-    for family in ("trn1", "inf2", "f2"):
-        found = next(found for found in catalog.instance_types.values() if found.family == family)
-        assert found.accelerator is None
-        assert found.other_accelerators
-
-
-def test_names_are_spelled_one_way(catalog: Catalog) -> None:
-    types = catalog.instance_types.values()
-    assert {found.cpu_vendor for found in types} == {"Intel", "AMD", "AWS", "Apple"}
-    assert {a.manufacturer for found in types if (a := found.accelerator)} == {"NVIDIA", "AMD", "Habana"}
-    accelerator = catalog.instance_type("g7.48xlarge").accelerator
-    assert accelerator is not None
-    assert (accelerator.name, accelerator.count, accelerator.fraction) == ("RTX PRO 4500", 8, 1)
-
-
 def test_what_a_source_does_not_say_is_unknown_and_not_zero(catalog: Catalog) -> None:
     found = catalog.instance_type("c9g.xlarge")
     assert (found.cores, found.efa, found.burstable, found.network_peak_gbps) == (None,) * 4
@@ -223,59 +158,6 @@ def test_what_a_source_does_not_say_is_unknown_and_not_zero(catalog: Catalog) ->
     assert any("headline" in caveat.note for caveat in catalog.caveats("c9g.xlarge"))
     assert catalog.instance_type("mac2.metal").architecture is None
     assert catalog.instance_type("u-6tb1.56xlarge").generation is None
-
-
-def test_a_type_that_no_zone_offers_is_listed_but_not_on_offer(catalog: Catalog) -> None:
-    listing = catalog.listing("p6-b300.48xlarge")
-    assert listing.zones == 0
-    assert listing.on_demand is not None
-    assert "p6-b300.48xlarge" not in {offer.instance_type.name for offer in offers(catalog)}
-    assert any("may not be launchable" in caveat.note for caveat in catalog.caveats("p6-b300.48xlarge"))
-
-
-@pytest.mark.parametrize("name", ["hpc7a.96xlarge", "p5e.48xlarge", "trn2.48xlarge", "dl2q.24xlarge", "x8aedz.large"])
-def test_a_type_not_sold_in_the_region_has_facts_but_no_price(catalog: Catalog, name: str) -> None:
-    assert catalog.instance_type(name).vcpus > 0
-    assert catalog.price(name, "on-demand") is None
-    assert name not in catalog.listings
-
-
-@pytest.mark.parametrize("name", ["m3.medium", "u-6tb1.112xlarge"])
-def test_an_implausible_benchmark_is_left_out(catalog: Catalog, name: str) -> None:
-    assert catalog.instance_type(name).coremark_iterations_per_s is None
-    assert any("CoreMark" in caveat.note for caveat in catalog.caveats(name))
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("x1.32xlarge", "low confidence"),
-        ("m8in.96xlarge", "low confidence"),
-        ("g5.12xlarge", "check the live price"),
-        ("r7a.16xlarge", "check the live price"),
-        ("g6.2xlarge", "check the live price"),
-        ("m8gb.metal-24xl", "probably wrong"),
-        ("r8gb.metal-24xl", "probably wrong"),
-        ("x8i.96xlarge", "check the live price"),
-        ("i7i.8xlarge", "optimistic"),
-        ("i8g.metal-24xl", "optimistic"),
-        ("t3.large", "CPU credits"),
-        ("t4g.nano", "CPU credits"),
-        ("g4ad.xlarge", "Not a CUDA device"),
-    ],
-)
-def test_doubtful_figures_carry_a_caveat(catalog: Catalog, name: str, words: str) -> None:
-    assert any(words in caveat.note for caveat in catalog.caveats(name))
-
-
-def test_ordinary_types_carry_no_caveat(catalog: Catalog) -> None:
-    for name in ("c7i.xlarge", "m6i.large", "p4d.24xlarge", "i7i.4xlarge"):
-        assert catalog.caveats(name) == ()
-
-
-def test_retired_types_are_absent(everywhere: dict[str, Catalog]) -> None:
-    for there in everywhere.values():
-        assert not {"p2.xlarge", "p3.2xlarge", "f1.2xlarge", "i3.metal"} & set(there.listings)
 
 
 def test_billing_terms_have_unit_date_and_source() -> None:
@@ -377,15 +259,3 @@ def test_a_measured_spot_price_replaces_the_estimate(small: Path) -> None:
     assert estimated is not None
     assert (measured.usd_per_hour, measured.is_estimate, measured.date) == (0.31, False, SNAPSHOT)
     assert estimated.is_estimate
-
-
-def test_a_catalogue_without_compute_capabilities_takes_the_bundled_ones(small: Path) -> None:
-    """As catalogues that were refreshed before the column was there."""
-    path = small / "accelerators.csv"
-    rows = [row.split(",") for row in path.read_text(encoding="utf-8").splitlines()]
-    place = rows[0].index("compute_capability")
-    path.write_text("".join(",".join(row[:place] + row[place + 1 :]) + "\n" for row in rows), encoding="utf-8")
-    accelerator = load_catalog("us-east-1", small).instance_type("g5.xlarge").accelerator
-    assert accelerator is not None
-    assert accelerator.model is not None
-    assert accelerator.model.compute_capability == "8.6"

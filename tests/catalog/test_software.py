@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.backends.ec2.renter.account import image_kind
+from hetopt.backends.ec2.renter.ordering import image_kind
 from hetopt.core.errors import BadInput
 from hetopt.optimizer.market.catalog import Catalog, load_catalog
 from hetopt.optimizer.market.software import FACTS, pinned, runs

@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 
 import hetopt as hetopt_library
-from benchmarks import newcomer
 from hetopt.backends.emulation.namespaces import why_not
 from hetopt.core.profile import Profile
 from hetopt.optimizer.launch_record import Launch
@@ -148,13 +147,6 @@ def test_a_command_of_setting_up_is_known(command: str) -> None:
     name, _, extras = package.rstrip("]").partition("[")
     assert name in (".", project["name"])
     assert set(extras.split(",")) - {""} <= set(project["optional-dependencies"])
-
-
-def test_the_first_ten_minutes_go_from_nothing_to_a_report() -> None:
-    """What `python -m benchmarks.newcomer` types and times."""
-    named = [newcomer.name_of(command) for command in newcomer.commands()]
-    assert named[:3] == ["environment_s", "environment_s", "install_s"]
-    assert named[3:] == ["profile_digits_s", "recommend_s", "launch_s", "report_s", "report_html_s"]
 
 
 def test_what_is_not_typed_here_is_done_by_the_test_that_is_named() -> None:

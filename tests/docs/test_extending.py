@@ -17,9 +17,10 @@ import pytest
 
 import hetopt
 from benchmarks._ports import own_port
+from hetopt.api.backends import options_at
 from hetopt.api.backends import register as register_backend
-from hetopt.backends.backend import LaunchOptions, check_options
 from hetopt.backends.on_this_machine import LocalBackend
+from hetopt.backends.options import Local
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import EVENTS_FILE, read_events
 from hetopt.core.run_spec import BATCH_POLICIES, RunSpec, StopRule, WorkerSpec
@@ -229,13 +230,13 @@ def test_the_task_of_the_page_is_in_order(tmp_path: Path) -> None:
 
 
 def test_a_backend_takes_the_options_that_it_names(background: type[LocalBackend]) -> None:
-    check_options("background", LaunchOptions(slowdowns=(1.0, 2.0)))
+    options = options_at("background", {"slowdowns": "1,2"})
+    assert isinstance(options, Local)
+    assert (options.PLACE, options.slowdowns) == ("background", (1.0, 2.0))
     with pytest.raises(BadInput, match='`bucket` is for `on="ec2"`'):
-        check_options("background", LaunchOptions(bucket="mine"))
+        options_at("background", {"bucket": "mine"})
     with pytest.raises(ValueError, match="backend 'background' already"):
-        register_backend("background", lambda reporter: background())
-    with pytest.raises(ValueError, match="no options colour"):
-        register_backend("another", lambda reporter: background(), takes=("colour",))
+        register_backend(type(options), lambda reporter: background())
 
 
 def test_an_installed_package_brings_a_backend(tmp_path: Path) -> None:
@@ -257,9 +258,7 @@ def test_an_installed_package_brings_a_backend(tmp_path: Path) -> None:
 class TestBackground(Stories):
     """The contract of every backend, of the one on the page."""
 
-    place = "background"
-    here = {"slowdowns": (1.0, 2.0)}  # noqa: RUF012  # read only
-
     @pytest.fixture(autouse=True)
     def registered(self, background: type[LocalBackend]) -> None:
         """By the page."""
+        self.here = options_at("background", {"slowdowns": (1.0, 2.0)})

@@ -115,21 +115,3 @@ def reading_grade(markdown: str) -> float:
 def test_links_lead_somewhere(path: Path) -> None:
     for target in LINK.findall(path.read_text(encoding="utf-8")):
         assert (path.parent / target).exists(), f"{target} is not there"
-
-
-def test_every_decision_is_in_the_index() -> None:
-    folder = REPOSITORY / "docs" / "decisions"
-    index = set(LINK.findall((folder / "README.md").read_text(encoding="utf-8")))
-    assert index == {path.name for path in folder.glob("[0-9]*.md")}
-
-
-def test_every_dependency_has_its_reason() -> None:
-    import tomllib
-
-    from packaging.requirements import Requirement
-
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    groups = [project["dependencies"], *project["optional-dependencies"].values()]
-    text = (REPOSITORY / "docs" / "dependencies.md").read_text(encoding="utf-8")
-    missing = {requirement.name for group in groups for requirement in map(Requirement, group)} - {"hetopt"}
-    assert not {name for name in missing if name not in text}

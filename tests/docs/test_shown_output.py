@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from hetopt.backends.emulation.namespaces import why_not
-from hetopt.cli import profile_view
+from hetopt.cli import render
 from hetopt.core.profile import Profile
+from hetopt.reports import profile_document
 from tests.docs.shown import DOCS, all_shown, assert_shown, assert_shown_exactly, masked, shown
 from tests.docs.test_commands import FILE
 from tests.face.conftest import RECORDED, Answer, hetopt
@@ -81,7 +82,7 @@ def test_a_profile_is_shown_as_it_is_printed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    profile_view.show(Profile.load(profile))
+    render.show(profile_document.document(Profile.load(profile)))
     assert_shown_exactly(page, command, capsys.readouterr().out, recording=recording)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-import json
 import re
 import shutil
 import subprocess
@@ -19,7 +18,6 @@ from typing import get_args
 
 import pytest
 
-from benchmarks._claims import CLAIMS
 from hetopt.core.errors import HetoptError
 from hetopt.core.synchronization import PartitionName
 from tests.browser import SILENCE_S, WIDTHS, Page, browser
@@ -55,22 +53,11 @@ def test_made_pages_are_as_the_code_makes_them(recording: bool, monkeypatch: pyt
 
 
 def test_the_plots_show_what_was_measured() -> None:
-    """Made anew by `python docs/plots.py`."""
-    for path, drawn in page_maker("plots").pictures().items():
+    """Made anew by `make docs`; no claim without a result has one."""
+    pictures = page_maker("plots").pictures()
+    for path, drawn in pictures.items():
         assert path.read_text(encoding="utf-8") == drawn
-
-
-def test_figures_of_other_code_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the README too, whose figures are those that are read."""
-    made = page_maker("generated")
-    monkeypatch.setattr(made, "AGES", tmp_path / "ages.json")
-    lines = {"balance": [51, 100], "decisions": [50, 100], "prediction": [300, 100]}
-    counted = {"commits_since": {"balance": 7, "decisions": 7, "prediction": 1}, "lines_changed": lines, "at_least": []}
-    made.AGES.write_text(json.dumps(counted))
-    told = dict(zip(made.FRONT, made.headlines(made.FRONT, shortly=True).replace("\n ", "").split("\n- "), strict=True))
-    assert told["balance"].endswith(", 7 commits ago, since rewritten).")
-    assert told["decisions"].endswith(", 7 commits ago).")
-    assert told["prediction"].endswith(", 1 commit ago, since rewritten).")
+    assert set((DOCS / "images").glob("*.svg")) == {*pictures, DOCS / "images" / "demo.svg"}
 
 
 def test_the_picture_shows_what_was_printed() -> None:
@@ -111,16 +98,11 @@ def test_every_method_has_a_page() -> None:
     told = [method for own in made.method_pages().values() for method in own]
     registered = [(kind, name) for kind, names in made.registries().items() for name in names]
     assert sorted(told) == sorted(registered)
-    published = {claim.page for claim in CLAIMS}
     for name, own in made.method_pages().items():
         text = (DOCS / "methods" / name).read_text(encoding="utf-8")
         assert own, name
         assert [part for part in ("Paper", "Formula", "When", "Cost") if f"**{part}.** " not in text] == [], name
         assert [line for line in text.splitlines() if line.startswith("    ") and len(line) > 78] == [], "cut on a page"
-        assert ("<!-- published -->" in text) == (f"methods/{name}" in published), name
-    assert {
-        page for page in published if "<!-- published -->" not in (DOCS / page).read_text(encoding="utf-8")
-    } == set()
 
 
 def test_every_partition_is_in_the_table() -> None:
@@ -264,8 +246,8 @@ def test_the_front_page_links_to_every_other() -> None:
 
 
 def test_every_file_on_the_two_paths_is_there() -> None:
-    text = (DOCS / "paths.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"\b(?:hetopt|optimizer|profiler|trainer|catalogs)/[\w/]*(?:\.py)?", text))
+    text = (REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"\b(?:hetopt|optimizer|profiler|trainer|catalogs)/[\w/]*(?:\.\w+)?", text))
     assert len(named) > 20
     assert {path for path in named if not (REPOSITORY / path).exists()} == set()
 
@@ -273,5 +255,5 @@ def test_every_file_on_the_two_paths_is_there() -> None:
 def test_the_glossary_defines_each_word_once() -> None:
     text = (DOCS / "glossary.md").read_text(encoding="utf-8")
     words = re.findall(r"^\| ([^|]+) \| [^|]{10,} \|$", text, re.MULTILINE)
-    assert len(words) > 60
+    assert len(words) > 50
     assert len(set(words)) == len(words)

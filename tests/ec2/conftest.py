@@ -20,8 +20,7 @@ import pytest
 
 from benchmarks._ports import own_port
 from hetopt.backends.ec2.renter.bundle import Bundle, make_bundle
-from hetopt.backends.ec2.renter.edge import BotoEdge, Retrying
-from hetopt.backends.ec2.renter.ledger import LEDGER_FILE, Ledger, LedgerEdge
+from hetopt.backends.ec2.renter.edge import LEDGER_FILE, BotoEdge, Ledger, LedgerEdge, Retrying
 from hetopt.backends.ec2.renter.order import Order
 from hetopt.backends.ec2.renter.ordering import Orders, Wishes
 from hetopt.backends.ec2.renter.removal import Found, Remover
@@ -31,7 +30,6 @@ from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
 from hetopt.optimizer.cost.billing import Billing, load_billing
 from hetopt.optimizer.market.catalog import Catalog, load_catalog
 from hetopt.optimizer.plan import Candidate, Group, Plan, Prediction, Range
-from tests.ec2 import reviewed_members
 from tests.face.conftest import RECORDED, hetopt
 
 __all__ = ["hetopt"]
@@ -39,23 +37,6 @@ __all__ = ["hetopt"]
 REGION = "us-east-1"
 ACCOUNT = "123456789012"
 BUCKET = f"hetopt-{ACCOUNT}-{REGION}"
-
-
-@pytest.fixture(scope="session", autouse=True)
-def only_what_was_read() -> Iterator[None]:
-    """No call of any test here holds a member whose documentation nobody has read."""
-    import botocore.client
-
-    plain = botocore.client.BaseClient._make_api_call
-
-    def call(self: Any, operation: str, parameters: dict[str, Any]) -> Any:
-        new = reviewed_members.unread(f"{self.meta.service_model.service_name}:{operation}", parameters)
-        assert not new, f"read the documentation of {new}, then see tests/ec2/reviewed_members.py"
-        return plain(self, operation, parameters)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(botocore.client.BaseClient, "_make_api_call", call)
-        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Literal
 
-from hetopt.backends.ec2.renter import calls, leftovers
-from hetopt.backends.ec2.renter.edge import Retrying
-from hetopt.backends.ec2.renter.errors import TABLE, ApiRefused
+from hetopt.backends.ec2.renter import calls, removal
+from hetopt.backends.ec2.renter.edge import Made, Retrying
 from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher, fleets_of
-from hetopt.backends.ec2.renter.ledger import Made
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
-from hetopt.backends.ec2.renter.removal import Remover
-from hetopt.backends.ec2.renter.request import Answer, Edge, Request
+from hetopt.backends.ec2.renter.removal import Found, Remover
+from hetopt.backends.ec2.renter.request import TABLE, Answer, ApiRefused, Edge, Request
 from hetopt.optimizer.plan import Plan
-from tests.ec2.conftest import Patience
+from tests.ec2.conftest import ACCOUNT, REGION, Patience
 
 MakeOrder = Callable[[Edge], Order]
 
@@ -126,17 +124,22 @@ class Life:
 
     def collect(self) -> int:
         """What `hetopt gc --on ec2 --remove` does once the machines' time is up; how many things it found."""
-        runs = leftovers.local_runs([self.folder])
-        leftovers.settle(runs, self.patience.now_s, self.patience.sleep)
+        runs = removal.local_runs([self.folder])
+        removal.settle(runs, self.patience.now_s, self.patience.sleep)
         order = Order.load(self.folder / ORDER_FILE) if (self.folder / ORDER_FILE).exists() else None
         if order is not None:
             self.patience.now_s = max(self.patience.now_s, order.created_s + 10 * order.lifetime_s)
         remover = Remover(edge=self.cloud, sleep=self.patience.sleep, made=Made(ids=tuple(fleets_of(self.folder))))
         found = remover.find()
-        mine = [one for one in found if leftovers.why_leave(one, runs, self.patience.now_s) is None]
+        now_s, place = self.patience.now_s, (self.cloud, REGION, ACCOUNT)
+        mine = [one for one in found if _is_over(runs, one) or removal.why_leave(*place, [one], now_s) is None]
         for run_id in {one.run_id for one in mine}:
             remover.remove_run(run_id)
         return len(mine)
+
+
+def _is_over(runs: Mapping[str, removal.LocalRun], found: Found) -> bool:
+    return found.run_id in runs and runs[found.run_id].over
 
 
 Outcome = Literal["done", "refused", "killed"]

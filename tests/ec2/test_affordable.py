@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from hetopt.backends.ec2.renter.budget import LEAST_LIFETIME_S
 from hetopt.backends.ec2.renter.edge import BotoEdge
-from hetopt.backends.ec2.renter.order import Order
+from hetopt.backends.ec2.renter.order import LEAST_LIFETIME_S, Order
 from hetopt.backends.ec2.renter.ordering import check_prices
 from hetopt.core.errors import BudgetStop
 from hetopt.core.profile import Profile
@@ -23,9 +22,7 @@ from tests.face.conftest import RECORDED
 from .conftest import leftovers
 from .test_command import Hetopt, refused
 
-SEEN = Sensitivity(
-    gap=None, chance=0.51, asked=0.9, cost_90_usd=50.0, total_90_s=4000.0, scenarios=(), rejected=(), remedies=()
-)
+SEEN = Sensitivity(gap=None, chance=0.51, asked=0.9, cost_90_usd=50.0, total_90_s=4000.0, remedies=())
 
 
 @pytest.mark.parametrize("deadline_s", [None, 6 * 3600.0])

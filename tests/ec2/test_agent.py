@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.box.metadata import metadata_service
-from hetopt.backends.ec2.bootstrap import NodeConfig
-from hetopt.backends.ec2.lifetime import Timer
+from hetopt.backends.ec2.bootstrap import NodeConfig, Timer
 from hetopt.backends.ec2.node.agent import PLACE_WITHIN_S, Agent
 from hetopt.backends.ec2.node.checkpoints import Checkpoints
 from hetopt.backends.ec2.node.imds import Imds, over_http
-from hetopt.backends.ec2.objects import PART_BYTES, Progress, S3Objects
+from hetopt.backends.ec2.objects import PART_BYTES, S3Objects
 from hetopt.backends.ec2.protocol import OUTCOME_OBJECT, Latest, Lease, is_over, placement_of, spec_digest
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import parse_events
@@ -452,21 +451,6 @@ def test_latest_is_written_over_what_was_read_alone(objects: S3Objects) -> None:
     assert objects.get("ckpt/LATEST") == b"two"
 
 
-@pytest.mark.parametrize(
-    ("data", "latest"),
-    [
-        (b"step-40\n", Latest(checkpoint="step-40")),
-        (Latest(checkpoint="step-7", generation=3).data, Latest(checkpoint="step-7", generation=3)),
-        (b"", None),
-        (b"../step-1 2", None),
-        (b"step-1 2 3", None),
-        (b"\xff", None),
-    ],
-)
-def test_what_names_the_newest_is_read_as_it_is_written(data: bytes, latest: Latest | None) -> None:
-    assert Latest.of(data) == latest
-
-
 def test_a_large_file_travels_in_parts_and_is_whole_or_not_there(
     objects: S3Objects, cloud: BotoEdge, tmp_path: Path
 ) -> None:
@@ -522,17 +506,3 @@ def test_data_comes_once_with_word_of_how_far_it_is_and_ends_when_the_machine_mu
     assert (folder / "4").read_bytes() == 1000 * b"x"
     assert not objects.download(url, tmp_path / "other", lambda *_: False)
     assert len(list((tmp_path / "other").glob("*"))) < 20
-
-
-@pytest.mark.parametrize(("steps", "lines"), [([0, 1, 2, 100], 2), (range(101), 11), ([100], 1), ([0, 0, 0], 1)])
-def test_progress_is_told_by_tenths_and_never_twice(steps: Sequence[int], lines: int) -> None:
-    said: list[str] = []
-    progress = Progress(say=said.append, clock=lambda: 0.0)
-    for done in steps:
-        progress.told(done, 100)
-    assert len(said) == lines
-    slow = Progress(say=said.append, clock=iter(range(0, 10_000, 31)).__next__)
-    before = len(said)
-    slow.told(0, 100)
-    slow.told(1, 100)
-    assert len(said) == before + 2, "half a minute has passed"

@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 
 from hetopt.backends.ec2.renter.cluster_state import ClusterState, MachineState
-from hetopt.backends.ec2.renter.launcher import Ec2Launcher, Polling
+from hetopt.backends.ec2.renter.launcher import Ec2Launcher, Loop, Polling
 from hetopt.backends.ec2.renter.order import Order, Rate, Zone
 from hetopt.backends.ec2.renter.request import Answer, Request
-from hetopt.backends.ec2.renter.watch import Watcher
-from hetopt.core.bucket_traffic import HEARTBEAT_S
+from hetopt.core.budget_law import HEARTBEAT_S
 
 STORIES = 400
 WITHIN = 0.01
@@ -164,7 +163,7 @@ def story(order: Order, seed: int, folder: Path) -> tuple[float, float, bool]:
     )
     role = order.roles[0].model_copy(update={"hosts": tuple(f"h{place}" for place in range(len(machines)))})
     order = order.model_copy(update={"zones": zones, "roles": (role,), "extras_usd_per_hour": EXTRAS_USD})
-    watcher = Watcher(edge=account, order=order, run_dir=folder, clock=lambda: account.now_s)
+    watcher = Loop(edge=account, order=order, run_dir=folder, clock=lambda: account.now_s)
     states = tuple(
         MachineState(
             id=one.id,

@@ -9,14 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetopt.backends.backend import MOST_IDLE
 from hetopt.backends.ec2.renter.bundle import Bundle
-from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState, MachineState
+from hetopt.backends.ec2.renter.cluster_state import (
+    BOOT_FOLDER,
+    SEEN_FILE,
+    ClusterState,
+    MachineState,
+    failed,
+    hopeless_hosts,
+    last_words,
+)
 from hetopt.backends.ec2.renter.edge import BotoEdge
 from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.reconcile import ASK_AGAIN_S
-from hetopt.backends.ec2.renter.run_status import BOOT_FOLDER, failed, hopeless_hosts, last_words
-from hetopt.core.placings import MOST_IDLE
 from hetopt.core.run_status import RunState
 from hetopt.optimizer.plan import Plan
 from tests.ec2.conftest import Patience, be_unkind, leftovers
@@ -157,21 +164,6 @@ def test_only_failures_before_a_step_count_and_only_of_this_life(machines: list[
             if one.ending in ("finished", "unknown") and not one.has_stepped and one.life == Ordered.life
         ]
         assert (host in given_up) == (len(failures) >= MOST_IDLE)
-
-
-def test_a_type_that_never_boots_is_given_up_with_all_of_its_hosts(order_for: Make, catalog: object) -> None:
-    order = order_for()
-    spot = order.roles[0]
-    failures = [machine(spot.hosts[place % 2], "c7i.large", "finished", beat=False) for place in range(MOST_IDLE)]
-    gone = ClusterState(time_s=order.created_s, machines=tuple(failures))
-    assert set(hopeless_hosts(order, gone, spot.hosts)) == set(spot.hosts)
-    third = machine(spot.hosts[2], "c7i.large", None, beat=False)
-    boots = gone.model_copy(update={"machines": (*failures, third)})
-    assert not hopeless_hosts(order, boots, spot.hosts), "one may still boot, and tell that the type is not to blame"
-    stand_in = order.model_copy(
-        update={"roles": (spot.model_copy(update={"instance_types": ("c7i.large", "c6i.large")}), *order.roles[1:])}
-    )
-    assert not hopeless_hosts(stand_in, gone, spot.hosts), "another type can stand in"
 
 
 def test_the_log_is_that_of_the_machine(tmp_path: Path) -> None:

@@ -13,10 +13,9 @@ import pytest
 from benchmarks.box.box import Box
 from benchmarks.box.story import Act, Stage, meeting_host, timeline, trained
 from hetopt.backends.backend import RunHandle
-from hetopt.backends.ec2.renter.canary import CANARY_USD
 from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.backends.ec2.renter.launcher import Ec2Launcher
-from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
+from hetopt.backends.ec2.renter.probing import CANARY_USD
 from hetopt.backends.emulation.namespaces import why_not
 from hetopt.core.events.log import EVENTS_FILE, read_events
 from hetopt.core.profile import Profile
@@ -127,47 +126,6 @@ def test_a_budget_ends_a_run_with_a_checkpoint(stage: Stage, profile: Profile, c
     assert read_events(folder / EVENTS_FILE)[-1]["reason"] == "stopped"
     (machine,) = box.instances()
     assert machine.reason == "Client.InstanceInitiatedShutdown", "it ended by itself, its checkpoint saved"
-    nothing_is_left(stage)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_a_run_with_a_deadline_moves_to_machines_on_demand_and_gets_another(
-    stage: Stage, profile: Profile, catalog: Catalog
-) -> None:
-    made, box, plan = plan_of(profile, catalog, (("c7i.large", 2, "spot"),)), stage.box, stage.home / "plan.json"
-    goal = made.goal.model_copy(update={"deadline_s": 36_000.0})
-    made.model_copy(update={"goal": goal}).save(plan)
-    stage.hetopt("launch", "--on", "ec2", plan, "--yes", "--unprobed", "--detach", "--steps", "100000")
-    until(stage, trained(10))
-    folder = stage.folder()
-    assert folder is not None
-    assert Order.load(folder / ORDER_FILE).move_usd > 0, "kept back by the launch itself"
-    launcher, handle = Ec2Launcher(home=stage.home), RunHandle(run_dir=folder)
-    spot = {one.id for one in box.instances()}
-
-    def follow(reached: Callable[[ClusterState], bool]) -> None:
-        deadline = time.monotonic() + 400
-        while not (reached(ClusterState.load(folder / SEEN_FILE)) and trained(20)(stage)):
-            box.check()
-            assert not launcher.look(handle).state.is_over, [one.what for one in box.happenings]
-            assert time.monotonic() < deadline, [one.what for one in box.happenings]
-            time.sleep(0.5)
-
-    launcher.move(handle, 3600.0)
-    follow(lambda seen: seen.has_moved and len(seen.alive) == 2 and seen.generation == 1)
-    assert {one.id for one in box.instances() if one.runs}.isdisjoint(spot)
-    assert not any(one.spot for one in box.instances() if one.runs)
-    launcher.add(handle, ClusterState.load(folder / SEEN_FILE).alive[0].host, 1, 3600.0)
-    follow(lambda seen: len(seen.serving) == 3 and seen.generation == 2)
-    launcher.stop(handle)
-
-    events = read_events(folder / EVENTS_FILE)
-    assert [len(event["workers"]) for event in events if event["event"] == "run_started"] == [2, 2, 3]
-    steps = [event["step"] for event in events if event["event"] == "step"]
-    assert steps == sorted(set(steps)), "each change is made with a checkpoint of that step: nothing is done again"
-    seen, order = ClusterState.load(folder / SEEN_FILE), Order.load(folder / ORDER_FILE)
-    assert seen.spent_usd(seen.time_s) == pytest.approx(box.bill_usd(order.extras_usd_per_hour), rel=0.01)
     nothing_is_left(stage)
 
 

@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.backends.ec2.node.agent import PLACE_WITHIN_S
-from hetopt.backends.ec2.renter.budget import LEAST_LIFETIME_S, UNPLACED_S, Guard, lifetime_s
-from hetopt.backends.ec2.renter.order import Role
+from hetopt.backends.ec2.renewal import Stay, spent_usd
+from hetopt.backends.ec2.renter.order import LEAST_LIFETIME_S, UNPLACED_S, Guard, Role, lifetime_s
 from hetopt.backends.ec2.renter.ordering import Job
-from hetopt.backends.ec2.stays import Stay, spent_usd
 from hetopt.core.budget_law import SHUTDOWN_S
 from hetopt.core.errors import BadInput, BudgetStop
 

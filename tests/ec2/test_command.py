@@ -8,28 +8,23 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import botocore.client
 import pytest
 
 from hetopt.api.known_runs import KnownRuns
 from hetopt.backends.ec2.renter import calls
 from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
-from hetopt.backends.ec2.renter.edge import BotoEdge
-from hetopt.backends.ec2.renter.ledger import LEDGER_FILE, read_ledger
+from hetopt.backends.ec2.renter.edge import LEDGER_FILE, BotoEdge, read_ledger
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.request import Request
-from hetopt.cli import ec2_view
 from hetopt.core.profile import Profile
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Plan
 from hetopt.reports.live_run import RunSummary
 from tests.disturbance import PATIENCE_S
-from tests.ec2.conftest import REGION, leftovers, plan_of
+from tests.ec2.conftest import leftovers, plan_of
 from tests.face.conftest import Answer, start
-from tests.work import calls_of
 
 Hetopt = Callable[..., Answer]
 
@@ -76,20 +71,6 @@ def test_a_dry_run_prints_every_call_and_makes_none(
     assert not home.exists()
 
 
-def test_equal_calls_are_one_row_with_their_number(capsys: pytest.CaptureFixture[str]) -> None:
-    def call(step: str, operation: str) -> Request:
-        return Request(step=step, service="scheduler", operation=operation, parameters={"Name": step}, purpose="an end")
-
-    ends = [call(f"end-{number}", "create_schedule") for number in range(8)]
-    ec2_view.show_calls([call("group", "create_schedule_group"), *ends, call("more", "create_schedule_group")])
-    rows = [line.split() for line in capsys.readouterr().out.splitlines() if "CreateSchedule" in line]
-    assert [row[:-2] for row in rows] == [
-        ["scheduler:CreateScheduleGroup"],
-        ["8", "×", "scheduler:CreateSchedule"],
-        ["scheduler:CreateScheduleGroup"],
-    ]
-
-
 def test_a_run_is_rented_looked_at_and_stopped_from_other_terminals(
     cloud: BotoEdge, hetopt: Hetopt, plan_file: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,7 +84,7 @@ def test_a_run_is_rented_looked_at_and_stopped_from_other_terminals(
     assert status["rental"]["budget_usd"] == 5.0
     assert not status["rental"]["not_asked"]
     refused_gc = json.loads(hetopt("gc", "--on", "ec2", "--remove", "--json").out)
-    assert {row["left_alone"] for row in refused_gc} == {"its run goes on"}
+    assert all(row["left_alone"].startswith("its run goes on, for up to") for row in refused_gc)
     assert len(leftovers(cloud)) == len(refused_gc)
     # Without a login, what was seen last is told, with its age.
     with monkeypatch.context() as patch:
@@ -167,32 +148,6 @@ def test_a_launch_that_is_interrupted_gives_everything_back(
     assert f"stopping the rented machines of {folder.name}" in " ".join(told.split())
     assert leftovers(cloud) == []
     assert ClusterState.load(folder / SEEN_FILE).cleared
-
-
-def test_each_launch_says_what_becomes_of_a_run_that_nobody_follows(
-    cloud: BotoEdge, hetopt: Hetopt, plan_file: Path
-) -> None:
-    look = ("launch", "--on", "ec2", plan_file, "--dry-run")
-    told = " ".join(hetopt(*look, "--budget", "0.15").out.split())
-    assert re.search(r"or this machine sleeps, training goes on.* end: after 1\d min.* The run may take 25 min", told)
-    assert "which is longer: `hetopt status`, now and then" in told
-    longer = " ".join(hetopt(*look).out.split())
-    assert "or this machine sleeps, training goes on" in longer
-    assert "which is longer" not in longer, "five dollars last longer"
-    answer = hetopt("launch", "--on", "ec2", plan_file, "--yes", "--detach", "--json")
-    assert "or this machine sleeps, training goes on" in " ".join(answer.err.split()), "a program's person, too"
-
-
-@pytest.mark.parametrize("market", ["spot", "on-demand"])
-def test_nothing_is_said_of_spot_prices_where_no_machine_is_on_spot(
-    cloud: BotoEdge, hetopt: Hetopt, profile: Profile, catalog: Catalog, tmp_path: Path, market: str
-) -> None:
-    """What costs the same whenever it is asked lives no longer by being asked."""
-    plan_of(profile, catalog, (("c7i.large", 2, market),)).save(tmp_path / "plan.json")
-    told = " ".join(hetopt("launch", "--on", "ec2", tmp_path / "plan.json", "--dry-run", "--unprobed").out.split())
-    assert "a hard stop: the machines end by themselves" in told
-    for words in ("`hetopt status` gives them longer", "as long as spot machines cost less"):
-        assert (words in told) is (market == "spot"), told
 
 
 def test_leftovers_of_a_run_that_nobody_knows_are_found_and_removed(
@@ -300,55 +255,16 @@ def test_no_boto3(monkeypatch: pytest.MonkeyPatch, hetopt: Hetopt, plan_file: Pa
     refused(hetopt("launch", "--on", "ec2", plan_file, "--dry-run"), 2, "needs boto3.*pip install 'boto3")
 
 
-def test_sixty_four_machines_take_little_more_of_our_time_than_four(
-    cloud: BotoEdge,
-    hetopt: Hetopt,
-    home: Path,
-    plan_file: Path,
-    profile: Profile,
-    catalog: Catalog,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    groups = (("c7i.large", 48, "spot"), ("c7g.xlarge", 16, "on-demand"))
-    plan_of(profile, catalog, groups, budget_usd=200.0).save(tmp_path / "many.json")
-
-    asked, plain = [0], botocore.client.BaseClient._make_api_call
-
-    def counted(*request: Any) -> Any:
-        asked[0] += 1
-        return plain(*request)
-
-    monkeypatch.setattr(botocore.client.BaseClient, "_make_api_call", counted)
-
-    def ours(*command: object) -> tuple[int, int]:
-        """Requests and calls that a command makes."""
-        asked[0] = 0
-        answers: list[Answer] = []
-        calls = calls_of(lambda: answers.append(hetopt(*command)))
-        assert answers[0].code == 0
-        return asked[0], calls
-
-    few = [ours("launch", "--on", "ec2", plan_file, "--yes", "--detach"), ours("status")]
-    assert hetopt("stop").code == 0
-    many = [ours("launch", "--on", "ec2", tmp_path / "many.json", "--yes", "--detach"), ours("status")]
-    assert len([one for one in leftovers(cloud) if one.kind == "instance"]) == 64
-    for (few_requests, few_calls), (many_requests, many_calls) in zip(few, many, strict=True):
-        assert many_requests <= 2 * few_requests, "a request a machine"
-        assert many_calls < 8 * few_calls, "sixteen times the machines, and their answers are read"
-    cloud(Request(step="x", service="sts", operation="get_caller_identity", parameters={}, purpose=REGION))
-
-
 def test_a_run_is_looked_after_from_another_machine(
     cloud: BotoEdge, hetopt: Hetopt, plan_file: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert hetopt("launch", "--on", "ec2", plan_file, "--yes", "--detach").code == 0
     (folder,) = home.iterdir()
-    refused(hetopt("adopt", folder.name), 2, "is known here")
+    refused(hetopt("attach", folder.name), 2, "is known here")
     monkeypatch.setenv("HETOPT_HOME", str(tmp_path / "elsewhere"))
-    refused(hetopt("adopt", "20200101-000000-digits-0000"), 2, "has no order.json of a run")
-    refused(hetopt("adopt", "../x"), 2, "cannot be the name of a run")
-    assert hetopt("adopt", folder.name).code == 0
+    refused(hetopt("attach", "20200101-000000-digits-0000"), 2, "has no order.json of a run")
+    refused(hetopt("attach", "../x"), 2, "cannot be the name of a run")
+    assert hetopt("attach", folder.name).code == 0
     status = json.loads(hetopt("status", "--json").out)
     assert status["run"] == folder.name
     assert {machine["state"] for machine in status["rental"]["machines"]} == {"running"}
@@ -386,7 +302,7 @@ def test_a_launch_is_followed_to_its_end(
     assert "hello from h0" in hetopt("logs").out
     report = hetopt("report")
     assert report.code == 0, report.err
-    assert "1 worker on ec2" in report.out
+    assert "1 worker on EC2" in report.out
     assert json.loads(hetopt("status", "--json").out)["state"] == "finished"
 
 

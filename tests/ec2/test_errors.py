@@ -8,12 +8,9 @@ from random import Random
 
 import pytest
 
-from benchmarks.box.stories import COMMAND
 from hetopt.backends.ec2.renter.edge import FIRST_WAIT_S, LONGEST_WAIT_S, Retrying, wait_before
-from hetopt.backends.ec2.renter.errors import TABLE, UNKNOWN, ApiRefused, Meaning, meaning_of
-from hetopt.backends.ec2.renter.request import Answer, Request
+from hetopt.backends.ec2.renter.request import TABLE, UNKNOWN, Answer, ApiRefused, Request, meaning_of
 from hetopt.core.errors import CloudRefused
-from hetopt.optimizer.market.quota import quota_of
 from tests.ec2.conftest import Patience
 
 CODES = [(row, code) for row in TABLE for code in row.codes]
@@ -78,44 +75,10 @@ def test_every_fault_of_login_region_or_configuration_has_its_row() -> None:
     assert {name for name in found if meaning_of(name) is UNKNOWN} == set()
 
 
-def test_a_zone_without_disks_is_left_for_the_next() -> None:
-    assert meaning_of("InsufficientVolumeCapacity").reaction == "elsewhere"
-
-
-def test_no_code_is_in_two_rows() -> None:
-    codes = [code for _, code in CODES]
-    assert len(codes) == len(set(codes))
-
-
 def test_an_unknown_code_says_what_the_api_said() -> None:
     assert meaning_of("SomethingNew") is UNKNOWN
     refused = ApiRefused(fleet(), "SomethingNew", "two\nlines.")
     assert refused.message == "ec2 refused ec2:CreateFleet: two lines (SomethingNew)."
-
-
-@pytest.mark.parametrize(
-    ("name", "market", "code"),
-    [
-        ("g5.xlarge", "spot", "L-3819A6DF"),
-        ("g5.xlarge", "on-demand", "L-DB2E81BA"),
-        ("gr6.4xlarge", "spot", "L-3819A6DF"),
-        ("c7i.large", "spot", "L-34B43A08"),
-        ("c7g.large", "on-demand", "L-1216C47A"),
-        ("p4d.24xlarge", "spot", "L-7212CCBC"),
-        ("p5.48xlarge", "spot", "L-C4BD4855"),
-        ("p5.48xlarge", "on-demand", "L-417A185B"),
-        ("x2idn.16xlarge", "spot", "L-E3A00192"),
-        ("trn1.2xlarge", "spot", "L-6B0D517C"),
-        ("inf2.xlarge", "on-demand", "L-1945791B"),
-        ("t3.micro", "spot", "L-34B43A08"),
-        ("z1d.large", "on-demand", "L-1216C47A"),
-    ],
-)
-def test_the_quota_is_that_of_family_and_market(name: str, market: str, code: str) -> None:
-    assert quota_of(name, market).code == code  # type: ignore[arg-type]
-    refused = ApiRefused(fleet(market, name), "MaxSpotInstanceCountExceeded", "")
-    assert code in refused.message
-    assert code in str(refused.hint)
 
 
 class Refusing:
@@ -129,12 +92,6 @@ class Refusing:
         if self.asked <= self.times:
             raise ApiRefused(request, self.code, "")
         return {"ok": True}
-
-
-@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.codes[0])
-def test_every_refusal_ends_with_what_to_do(row: Meaning) -> None:
-    """By the rule of the generated stories."""
-    assert row.hint is None or COMMAND.search(row.hint), row.hint
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.codes[0])

@@ -21,10 +21,9 @@ import pytest
 
 from hetopt.backends.ec2.renter.bundle import Bundle
 from hetopt.backends.ec2.renter.edge import BotoEdge
-from hetopt.backends.ec2.renter.errors import meaning_of
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.ordering import Orders, Wishes
-from hetopt.backends.ec2.renter.request import Edge
+from hetopt.backends.ec2.renter.request import Edge, meaning_of
 from hetopt.core.errors import HetoptError
 from hetopt.core.profile import Profile
 from hetopt.optimizer.cost.billing import Billing

@@ -16,7 +16,7 @@ from hetopt.backends.ec2.renter.fetching import fetch_model
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.permissions import bucket_calls
 from hetopt.backends.ec2.uploads import Uploads
-from hetopt.core import outputs
+from hetopt.core import run_folder
 from hetopt.core.errors import BadInput, CloudRefused
 from tests.ec2.conftest import ACCOUNT, BUCKET, REGION
 from tests.face.conftest import Answer
@@ -99,10 +99,10 @@ def test_files_that_a_script_wrote_come_back_and_hostile_names_do_not(
 def test_no_more_outputs_are_carried_than_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(4):
         (tmp_path / f"{number}.txt").write_bytes(b"x" * 10)
-    monkeypatch.setattr(outputs, "MOST_FILES", 3)
-    assert len(outputs.written_in(tmp_path).sizes) == 3
-    monkeypatch.setattr(outputs, "MOST_BYTES", 25)
-    found = outputs.written_in(tmp_path)
+    monkeypatch.setattr(run_folder, "MOST_FILES", 3)
+    assert len(run_folder.written_in(tmp_path).sizes) == 3
+    monkeypatch.setattr(run_folder, "MOST_BYTES", 25)
+    found = run_folder.written_in(tmp_path)
     assert list(found.sizes) == ["0.txt", "1.txt"]
     (sentence,) = found.left_out
     assert "'2.txt' would make it more than 25 B" in sentence

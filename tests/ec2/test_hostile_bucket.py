@@ -16,11 +16,10 @@ from hetopt.backends.ec2.renter import calls
 from hetopt.backends.ec2.renter.bundle import Bundle
 from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.backends.ec2.renter.edge import BotoEdge
-from hetopt.backends.ec2.renter.errors import ApiRefused
 from hetopt.backends.ec2.renter.fetching import adopt
 from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
-from hetopt.backends.ec2.renter.request import Answer, Edge, Request
+from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, Request
 from hetopt.core.errors import BadInput
 from hetopt.core.run_status import RunState
 from hetopt.optimizer.plan import Plan

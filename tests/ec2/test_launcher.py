@@ -12,20 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.backends.backend import Renting, RunHandle
 from hetopt.backends.ec2.protocol import Lease, placement_of
 from hetopt.backends.ec2.renter import calls
 from hetopt.backends.ec2.renter.bundle import Bundle
 from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
-from hetopt.backends.ec2.renter.edge import BotoEdge
-from hetopt.backends.ec2.renter.errors import ApiRefused
+from hetopt.backends.ec2.renter.edge import BotoEdge, known_regions
 from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
-from hetopt.backends.ec2.renter.ledger import known_regions
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.placement import shared, without
-from hetopt.backends.ec2.renter.request import Answer, Request
-from hetopt.core.bucket_traffic import LEASE_OBJECT
-from hetopt.core.budget_law import SHUTDOWN_S
+from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Request
+from hetopt.core.budget_law import LEASE_OBJECT, SHUTDOWN_S
 from hetopt.core.errors import BadInput, BudgetStop, CloudRefused
 from hetopt.core.events.log import EVENTS_FILE
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
@@ -182,13 +178,6 @@ def test_a_wish_to_end_from_another_machine_stands_whatever_the_follower_does(
     assert leftovers(cloud) == []
 
 
-def test_nothing_rented_is_nothing_to_stop(launcher: Ec2Launcher, tmp_path: Path) -> None:
-    handle = RunHandle(run_dir=tmp_path)
-    launcher.stop(handle)
-    assert launcher.poll(handle).state is RunState.FAILED
-    assert replace(launcher).home == tmp_path
-
-
 class NoMore:
     """Has no capacity for what is asked after a loss."""
 
@@ -252,26 +241,6 @@ def test_survivors_go_on_and_what_was_lost_joins_when_it_has_booted(
     assert run.seen.generation == 2
     assert run.seen.absent == ()
     launcher.stop(run.handle)
-    assert leftovers(cloud) == []
-
-
-def test_a_machine_that_is_replaced_is_lost_and_another_one_is_asked_for(
-    cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, plan: Plan, patience: Patience
-) -> None:
-    run = Lossy(cloud, launcher, run_dir, plan.run, patience)
-    assert isinstance(launcher, Renting)
-    slow = next(machine for machine in run.seen.alive if machine.host != run.victim.host)
-    launcher.replace(run.handle, slow.host)
-    assert launcher.poll(run.handle).state is RunState.RUNNING, "it looks at once"
-    assert placement_now(cloud, run.order)["generation"] == 2
-    assert slow.id not in placement_now(cloud, run.order)["hosts"], "the others go on without"
-    assert next(machine for machine in run.seen.machines if machine.id == slow.id).ending == "stopped by us"
-    assert {machine.host for machine in run.seen.alive} == {machine.host for machine in run.before.machines}
-    with pytest.raises(BadInput, match="is h99 now"):
-        launcher.replace(run.handle, "h99")
-    launcher.stop(run.handle)
-    with pytest.raises(BadInput, match="now"):
-        launcher.replace(run.handle, slow.host)
     assert leftovers(cloud) == []
 
 
@@ -339,46 +308,6 @@ def test_a_run_moves_to_machines_on_demand_and_stands_still_only_while_they_take
     assert leftovers(cloud) == []
 
 
-def test_machines_that_were_to_relieve_take_over_when_all_others_are_lost_before(
-    cloud: BotoEdge, run_that_moves: Callable[[], Followed]
-) -> None:
-    run = run_that_moves()
-    run.all_that_train_are_lost()
-    for _ in range(4):
-        run.look()
-    assert run.seen.serving == []
-    waiting = [machine.id for machine in run.seen.waiting]
-    run.goes_on_with(*waiting)
-    placed = placement_now(cloud, run.order)
-    assert set(placed["hosts"]) == set(waiting), "the fourth is asked for, and joins later"
-    assert (placed["generation"], placed["resume_from"]) == (1, "step-60")
-    assert sum(run.shares()) == sum(worker["local_batch_size"] for worker in placed["spec"]["workers"])
-    run.look()
-    assert {machine.host for machine in run.seen.alive} == {machine.host for machine in run.before.machines}
-    run.launcher.stop(run.handle)
-    assert leftovers(cloud) == []
-
-
-def test_a_run_whose_budget_does_not_pay_for_machines_on_demand_stays_where_it_is(
-    cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, plan: Plan, patience: Patience
-) -> None:
-    run = Followed(cloud, launcher, run_dir, plan.run, patience)
-    with pytest.raises(BudgetStop, match="its deadline may pass"):
-        launcher.move(run.handle, 60.0)  # nothing was kept back for it
-    kept = run.order.model_copy(update={"move_usd": 0.3})
-    kept.save(run_dir / ORDER_FILE)
-    hours = (kept.budget_usd - kept.fixed_usd - kept.move_usd) / kept.worst_usd_per_hour()
-    with pytest.raises(BudgetStop):
-        launcher.move(run.handle, 3600 * hours)
-    assert not run.seen.on_demand
-    launcher.move(run.handle, 3600 * hours - 600)
-    assert run.seen.on_demand
-    launcher.stop(run.handle)
-    with pytest.raises(BadInput):
-        launcher.move(run.handle, 60.0)
-    assert leftovers(cloud) == []
-
-
 def test_more_machines_join_a_run_and_its_lease_is_what_the_budget_pays_for_with_them(
     cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, plan: Plan, patience: Patience
 ) -> None:
@@ -423,24 +352,6 @@ def test_more_machines_join_a_run_and_its_lease_is_what_the_budget_pays_for_with
     run.look()
     assert waiting[0].host in {machine.host for machine in run.seen.waiting}
     launcher.stop(run.handle)
-    assert leftovers(cloud) == []
-
-
-def test_a_pool_that_has_nothing_is_asked_again_later(
-    cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, plan: Plan, patience: Patience
-) -> None:
-    run = Lossy(cloud, replace(launcher, inner=NoMore(cloud)), run_dir, plan.run, patience)
-    assert len(run.seen.alive) == 3
-    assert sum(run.shares()) == plan.run.global_batch_size
-    for _ in range(3):
-        run.look()
-        assert run.seen.asks == 1
-    for _ in range(3):
-        run.look()
-    assert run.seen.asks == 2
-    assert len(run.seen.alive) == 4, "by then it has one again"
-    assert run.seen.generation == 1
-    run.launcher.stop(run.handle)
     assert leftovers(cloud) == []
 
 

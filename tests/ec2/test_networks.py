@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from hetopt.backends.ec2.renter import calls
-from hetopt.backends.ec2.renter.account import subnets_of
 from hetopt.backends.ec2.renter.bundle import Bundle
 from hetopt.backends.ec2.renter.edge import BotoEdge
 from hetopt.backends.ec2.renter.order import Network, Order
@@ -22,11 +21,8 @@ from hetopt.optimizer.cost.billing import Billing
 from hetopt.optimizer.plan import Plan
 from tests.ec2.conftest import Patience, Recording, be_unkind, leftovers
 from tests.ec2.test_command import refused
-from tests.ec2.test_plan_doctor import Doctor, account, examined, found
 from tests.ec2.test_renting import rent
 from tests.face.conftest import Answer
-
-__all__ = ["account", "examined"]
 
 NOWHERE = "subnet-0123456789abcdef0"
 
@@ -90,16 +86,6 @@ def test_machines_go_where_they_are_to_be_and_nothing_is_made_beside_them(
     assert len(groups) == 1, "what the organisation made stays"
 
 
-def test_machines_that_are_rented_later_are_in_the_same_group(
-    order_for: Callable[..., Order], cloud: BotoEdge, plan: Plan, group: str
-) -> None:
-    open_within(cloud, group)
-    order = order_for(network=Network(security_group=group))
-    assert calls.group_calls(order, order.zones[0]) == ()
-    for request in calls.template_calls(order.of_run(plan.run), generation=3):
-        assert request.parameters["LaunchTemplateData"]["SecurityGroupIds"] == [group]
-
-
 def test_a_group_that_keeps_its_machines_apart_is_refused(
     order_for: Callable[..., Order], group: str, cloud: BotoEdge
 ) -> None:
@@ -112,15 +98,6 @@ def test_a_group_that_keeps_its_machines_apart_is_refused(
         order_for(network=Network(subnets=(NOWHERE,)))
 
 
-def test_the_doctor_looks_at_the_networks_that_are_named(examined: Doctor, subnet: dict[str, Any]) -> None:
-    named = Network(subnets=(subnet["SubnetId"],))
-    assert examined(network=named)["network in us-east-1b"].verdict == "good"
-    without = examined(network=Network(subnets=(subnet["SubnetId"],), public_address=False))
-    found(without["network in us-east-1b"], "a public address alone", "`subnets`")
-    be_unkind(subnets="private")
-    found(examined(network=named)["network in us-east-1b"], "no public address", "modify-subnet-attribute")
-
-
 @pytest.mark.parametrize("kind", ["local-zone", "wavelength-zone"])
 def test_subnets_where_the_regions_prices_do_not_hold_are_refused(
     order_for: Callable[..., Order], subnet: dict[str, Any], kind: str
@@ -129,17 +106,6 @@ def test_subnets_where_the_regions_prices_do_not_hold_are_refused(
     be_unkind(kinds={"us-east-1b": kind})
     with pytest.raises(BadInput, match=f"is in us-east-1b, a {kind}: types, prices and spot machines there are not"):
         order_for(network=Network(subnets=(subnet["SubnetId"],)))
-
-
-def test_a_subnet_on_an_outpost_is_refused(cloud: BotoEdge, subnet: dict[str, Any]) -> None:
-    def outpost(request: Request) -> Any:
-        answer = cloud(request)
-        for one in answer.get("Subnets", ()):
-            one["OutpostArn"] = "arn:aws:outposts:us-east-1:123456789012:outpost/op-0"
-        return answer
-
-    with pytest.raises(BadInput, match="is on an Outpost"):
-        subnets_of(outpost, [subnet["SubnetId"]])
 
 
 def test_what_cannot_be_named(
@@ -157,26 +123,6 @@ def test_what_cannot_be_named(
     assert json.loads(answer.out)
 
 
-def test_a_default_network_that_leads_nowhere_is_not_rented_in(
-    cloud: BotoEdge, hetopt: Callable[..., Answer], plan: Plan, subnet: dict[str, Any], tmp_path: Path
-) -> None:
-    """Machines there would boot, be paid for, and never tell of themselves."""
-    plan.save(tmp_path / "plan.json")
-    launch = ("launch", tmp_path / "plan.json", "--on", "ec2", "--yes")
-    for unkind, said in (
-        ({"subnets": "private"}, "no public address"),
-        ({"routes": False}, "no route to the internet"),
-    ):
-        be_unkind(**{"subnets": "public", "routes": True, **unkind})
-        refused(hetopt(*launch), 4, f"machines would reach neither S3 nor packages: .*{said}.*aws ec2")
-    named = hetopt(*launch[:-1], "--dry-run", "--subnet", subnet["SubnetId"])
-    assert named.code == 0, "it may have endpoints, which are no routes"
-    gone = "0123456789abcdef0"
-    refused(hetopt(*launch, "--subnet", f"subnet-{gone}"), 4, "not all of the subnets .* describe-subnets")
-    refused(hetopt(*launch, "--security-group", f"sg-{gone}"), 4, f"there is no security group sg-{gone}")
-    assert leftovers(cloud) == []
-
-
 def made(cloud: BotoEdge, operation: str, **told: Any) -> Any:
     return cloud(Request(step="m", service="ec2", operation=operation, parameters=told, purpose=""))
 
@@ -185,7 +131,6 @@ def test_a_network_whose_machines_cost_more_than_the_price_list_is_refused(
     cloud: BotoEdge, hetopt: Callable[..., Answer], plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its machines are dedicated, whatever a launch says: no budget would bound them."""
-    monkeypatch.setattr("tests.ec2.reviewed_members.unread", lambda *_: [])
     network = made(cloud, "create_vpc", CidrBlock="10.7.0.0/16", InstanceTenancy="dedicated")["Vpc"]["VpcId"]
     own = made(cloud, "create_subnet", VpcId=network, CidrBlock="10.7.0.0/24")["Subnet"]["SubnetId"]
     plan.save(tmp_path / "plan.json")
@@ -196,24 +141,6 @@ def test_a_network_whose_machines_cost_more_than_the_price_list_is_refused(
     assert answer.code == 4
     assert f"modify-vpc-tenancy --vpc-id {network} --instance-tenancy default" in told
     assert leftovers(cloud) == []
-
-
-def test_a_subnet_that_knows_no_ipv4_is_refused() -> None:
-    class OnlySix:
-        def __call__(self, request: Request) -> Any:
-            return {"Subnets": [{"SubnetId": "subnet-1", "VpcId": "vpc-1", "Ipv6Native": True}]}
-
-    with pytest.raises(BadInput, match="subnet-1 has addresses of IPv6 alone"):
-        subnets_of(OnlySix(), ["subnet-1"])
-
-
-def test_subnets_of_two_networks_are_refused() -> None:
-    class Two:
-        def __call__(self, request: Request) -> Any:
-            return {"Subnets": [{"VpcId": "vpc-1"}, {"VpcId": "vpc-2"}]}
-
-    with pytest.raises(BadInput, match="in several networks: vpc-1, vpc-2"):
-        subnets_of(Two(), ["subnet-1", "subnet-2"])
 
 
 def test_machines_go_by_the_proxy_that_is_named(
@@ -241,55 +168,3 @@ def test_machines_go_by_the_proxy_that_is_named(
     assert "proxy.corp" in hetopt(*launch, "http://proxy.corp:3128").out
     for wrong in ("proxy.corp:3128", "http://ann:secret@proxy.corp:3128", "http://proxy.corp:3128; rm -r /"):
         refused(hetopt(*launch, wrong), 2, "--proxy must be http://HOST:PORT, without a password")
-
-
-@pytest.fixture
-def translated(cloud: BotoEdge, subnet: dict[str, Any]) -> Callable[..., None]:
-    """``translated(endpoint=True)``: the subnet goes out by a NAT gateway, and to S3 perhaps by an endpoint."""
-
-    def make(*, endpoint: bool) -> None:
-        nat = {"DestinationCidrBlock": "0.0.0.0/0", "NatGatewayId": "nat-0123456789abcdef0", "State": "active"}
-        past = {"DestinationPrefixListId": "pl-63a5400a", "GatewayId": "vpce-0123456789abcdef0", "State": "active"}
-        be_unkind(routes=[nat, *([past] if endpoint else [])])
-
-    return make
-
-
-@pytest.mark.parametrize("endpoint", [True, False])
-def test_what_goes_out_by_a_nat_gateway_is_in_the_bill_and_told(
-    cloud: BotoEdge,
-    hetopt: Callable[..., Answer],
-    order_for: Callable[..., Order],
-    plan: Plan,
-    billing: Billing,
-    tmp_path: Path,
-    subnet: dict[str, Any],
-    translated: Callable[..., None],
-    endpoint: bool,
-) -> None:
-    network = Network(subnets=(subnet["SubnetId"],), public_address=False)
-    without = order_for(network=network)
-    assert (without.way_out, without.traffic_usd) == (None, 0.0)
-    translated(endpoint=endpoint)
-    order = order_for(network=network)
-    assert order.way_out is not None
-    assert order.way_out.s3_by_endpoint is endpoint
-    assert order.fixed_usd == pytest.approx(without.fixed_usd + order.traffic_usd)
-    assert order.lifetime_s < without.lifetime_s, "the budget pays for it"
-    usual = order_for()
-    assert usual.way_out is None, "whose network is the default one is asked nothing more"
-    assert order.traffic_usd == pytest.approx(4 * 0.31 * billing.nat_gateway_usd_per_gb.value)
-    plan.save(tmp_path / "plan.json")
-    look = (
-        "launch",
-        tmp_path / "plan.json",
-        "--on",
-        "ec2",
-        "--dry-run",
-        "--subnet",
-        subnet["SubnetId"],
-        "--no-public-ip",
-    )
-    told = " ".join(hetopt(*look).out.split())
-    assert "a NAT gateway, $" in told
-    assert ("a gateway endpoint for S3 is free" in told) is not endpoint

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetopt.backends.ec2.renter.cluster_state import ClusterState, MachineState
-from hetopt.backends.ec2.renter.desired import enlarged, moved, slots_of, switched
 from hetopt.backends.ec2.renter.order import BootImage, Order, Rate, Role, Zone
 from hetopt.backends.ec2.renter.reconcile import (
     Action,
@@ -24,11 +23,14 @@ from hetopt.backends.ec2.renter.reconcile import (
     Place,
     Rent,
     Stop,
+    enlarged,
+    moved,
     reconcile,
+    slots_of,
+    switched,
 )
 from hetopt.core.errors import BadInput, BudgetStop, CloudRefused
-from hetopt.core.nodes import host_names
-from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
+from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec, host_names
 from hetopt.optimizer.plan import Market
 
 BEGAN_S = 1_000_000.0

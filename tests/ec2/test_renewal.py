@@ -14,9 +14,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from hetopt.backends.ec2.protocol import Lease, PaidMachine, Renewal
-from hetopt.backends.ec2.renewal import Allowance, renewed_end_s
-from hetopt.backends.ec2.renter.budget import Guard
-from hetopt.backends.ec2.spot_history import PRICES_EVERY_S, PriceChange, PriceHistory
+from hetopt.backends.ec2.renewal import PRICES_EVERY_S, Allowance, PriceChange, PriceHistory, renewed_end_s
+from hetopt.backends.ec2.renter.order import Guard
 from hetopt.core import budget_law
 from hetopt.optimizer.cost.least_budget import LEAST_LIFETIME_S, least_budget_usd
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,17 +11,15 @@ import pytest
 
 from hetopt.backends.ec2.renter import calls
 from hetopt.backends.ec2.renter.bundle import Bundle
-from hetopt.backends.ec2.renter.edge import LONGEST_WAIT_S, BotoEdge
-from hetopt.backends.ec2.renter.errors import ApiRefused
-from hetopt.backends.ec2.renter.ledger import LEDGER_FILE, read_ledger, unresolved
+from hetopt.backends.ec2.renter.edge import LEDGER_FILE, BotoEdge, read_ledger, unresolved
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.removal import Remover
 from hetopt.backends.ec2.renter.renting import Rented, Renter
-from hetopt.backends.ec2.renter.request import Answer, Request
+from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Request
 from hetopt.core.errors import CloudRefused
 from hetopt.core.run_spec import RunSpec
 from hetopt.optimizer.plan import Plan
-from tests.ec2.conftest import Patience, Recording, be_unkind, leftovers, plan_of, stack
+from tests.ec2.conftest import Patience, Recording, leftovers, plan_of, stack
 
 Make = Callable[..., Order]
 
@@ -83,40 +80,6 @@ def test_calls_are_linear_in_groups_not_in_machines(
     removing_volumes_one_by_one = 0
     assert counts[1] <= counts[0] + removing_volumes_one_by_one + 2
     assert leftovers(cloud) == []
-
-
-def test_what_moto_drops_is_in_the_request(order_for: Make, plan: Plan, bundle: Bundle) -> None:
-    order = order_for()
-    requests = {one.step: one for one in calls.launch_calls(order, {}, bundle.data)}
-    data = requests["template-x86_64-cpu"].parameters["LaunchTemplateData"]
-    assert data["MetadataOptions"]["HttpTokens"] == "required"
-    assert data["MetadataOptions"]["HttpEndpoint"] == "enabled", "which an account's default may have turned off"
-    assert data["InstanceInitiatedShutdownBehavior"] == "terminate"
-    assert data["IamInstanceProfile"] == {"Name": "hetopt-node"}
-    (disk,) = data["BlockDeviceMappings"]
-    assert disk["Ebs"]["Encrypted"]
-    assert disk["Ebs"]["DeleteOnTermination"]
-    assert base64.b64decode(data["UserData"]).startswith(b"#!/bin/bash\n")
-    assert {tags["ResourceType"] for tags in data["TagSpecifications"]} == {"instance", "network-interface", "volume"}
-    fleet = requests["fleet-0-c7i-large"].parameters
-    assert fleet["SpotOptions"]["MinTargetCapacity"] == 3
-    assert fleet["SpotOptions"]["SingleAvailabilityZone"]
-    assert "MaxTotalPrice" not in fleet["SpotOptions"]
-    assert (
-        requests["fleet-1-c7g-xlarge"].parameters["TargetCapacitySpecification"]["DefaultTargetCapacityType"]
-        == "on-demand"
-    )
-    tokens = [one.parameters["ClientToken"] for one in requests.values() if "ClientToken" in one.parameters]
-    assert len(set(tokens)) == len(tokens) == 4
-    assert tokens == [
-        one.parameters["ClientToken"]
-        for one in calls.launch_calls(order, {}, bundle.data)
-        if "ClientToken" in one.parameters
-    ], "the same run asks with the same tokens, whichever process asks"
-    # Nobody can reach the machines but themselves.
-    for step in ("group-ingress",):
-        (rule,) = requests[step].parameters["IpPermissions"]
-        assert "IpRanges" not in rule
 
 
 class Errors:
@@ -201,45 +164,6 @@ def test_fewer_machines_do_where_that_is_accepted(
             renter.rent(order, plan.run, {}, bundle.data)
         assert leftovers(cloud) == []
     assert asked == [3]
-
-
-class Together(Patience):
-    """Waits in the account's time."""
-
-    def sleep(self, seconds: float) -> None:
-        super().sleep(seconds)
-        be_unkind(advance_s=seconds)
-
-
-@pytest.mark.parametrize(("lag_s", "waits"), [(0.0, False), (90.0, True)])
-def test_machines_that_were_given_back_count_against_a_quota_that_is_just_enough(
-    cloud: BotoEdge, order_for: Make, plan: Plan, bundle: Bundle, tmp_path: Path, lag_s: float, waits: bool
-) -> None:
-    order = order_for()
-    first, second = order.zones[:2]
-    be_unkind(
-        clock_s=1_800_000_000,
-        quotas={"L-34B43A08": 6.0},
-        quotas_bind=True,
-        quota_lag_s=lag_s,
-        pools={f"{first.name}/c7g.xlarge": [[0, 0, 0.1]]},
-    )
-    patience, told = Together(), list[str]()
-    renter = Renter(edge=stack(cloud, tmp_path, patience), sleep=patience.sleep, tell=told.append)
-    rented = renter.rent(order, plan.run, {}, bundle.data)
-    assert rented.zone == second
-    assert any("counts against the quota for a while" in one for one in told) == waits
-    assert sum(one.kind == "instance" for one in leftovers(cloud)) == 4
-
-
-def test_a_quota_that_is_not_enough_is_waited_for_by_nobody(
-    cloud: BotoEdge, order_for: Make, plan: Plan, bundle: Bundle, tmp_path: Path, patience: Patience
-) -> None:
-    be_unkind(quotas={"L-34B43A08": 5.0}, quotas_bind=True)
-    with pytest.raises(ApiRefused, match="quota for vCPUs is used up"):
-        rent(cloud, order_for(), plan, bundle, tmp_path, patience)
-    assert LONGEST_WAIT_S not in patience.waits
-    assert leftovers(cloud) == []
 
 
 class Short:

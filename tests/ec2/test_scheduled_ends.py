@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,20 +16,26 @@ from hypothesis import strategies as st
 
 from benchmarks.box import schedules
 from hetopt.backends.ec2 import facts
-from hetopt.backends.ec2.renter import calls, permissions, scheduled_ends
-from hetopt.backends.ec2.renter.budget import UNPLACED_S, Guard, lifetime_s
+from hetopt.backends.ec2.renter import calls, permissions
 from hetopt.backends.ec2.renter.bundle import Bundle
 from hetopt.backends.ec2.renter.edge import BotoEdge, Retrying
-from hetopt.backends.ec2.renter.errors import ApiRefused
-from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
-from hetopt.backends.ec2.renter.order import ORDER_FILE, BootImage, Order, Rate, Role, Zone
+from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher, read_lease
+from hetopt.backends.ec2.renter.order import (
+    ORDER_FILE,
+    UNPLACED_S,
+    BootImage,
+    Guard,
+    Order,
+    Rate,
+    Role,
+    Zone,
+    lifetime_s,
+)
 from hetopt.backends.ec2.renter.removal import Remover
 from hetopt.backends.ec2.renter.renting import Renter
-from hetopt.backends.ec2.renter.request import Answer, Request, read
-from hetopt.backends.ec2.renter.watch import read_lease
+from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Request, read
 from hetopt.core.budget_law import SHUTDOWN_S
 from hetopt.core.errors import BudgetStop, CloudRefused
-from hetopt.core.paths import RUN_PATTERN
 from hetopt.optimizer.plan import Plan
 from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, Patience, Recording, be_unkind, leftovers, stack
 from tests.ec2.followed import Followed, Priced, end_machines
@@ -46,21 +51,11 @@ def client(service: str) -> Any:
 def role(cloud: BotoEdge) -> str:
     """As the commands of `hetopt setup` make it."""
     iam = client("iam")
-    trust = json.dumps(permissions.end_trust(account_id=ACCOUNT))
-    made = iam.create_role(RoleName=scheduled_ends.END_ROLE, AssumeRolePolicyDocument=trust)["Role"]["Arn"]
-    policy = json.dumps(permissions.end_policy(account_id=ACCOUNT))
-    iam.put_role_policy(RoleName=scheduled_ends.END_ROLE, PolicyName="hetopt", PolicyDocument=policy)
+    trust = json.dumps(permissions.policy("end_trust", account=ACCOUNT))
+    made = iam.create_role(RoleName=calls.END_ROLE, AssumeRolePolicyDocument=trust)["Role"]["Arn"]
+    policy = json.dumps(permissions.policy("end_policy", account=ACCOUNT))
+    iam.put_role_policy(RoleName=calls.END_ROLE, PolicyName="hetopt", PolicyDocument=policy)
     return str(made)
-
-
-@pytest.fixture(autouse=True)
-def members_of_setup(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an administrator types is no call of hetopt's."""
-    from tests.ec2 import reviewed_members
-
-    plain = reviewed_members.unread
-    theirs = ("iam:CreateRole", "iam:PutRolePolicy", "scheduler:ListSchedules", "scheduler:GetSchedule")
-    monkeypatch.setattr(reviewed_members, "unread", lambda call, told: [] if call in theirs else plain(call, told))
 
 
 @pytest.fixture(scope="module")
@@ -290,7 +285,7 @@ def test_machines_that_all_hang_cost_a_quarter_more_than_the_budget_at_most(
     assert outside_s >= end_s + SHUTDOWN_S, "healthy machines end by themselves"
     if not places:
         now_s, spent, outside_s = order.created_s, 0.0, min(order.created_s + UNPLACED_S, order.outside_end_s())
-    bill = fixed + spent + worst * (outside_s + facts.SCHEDULE_LATE_S.value - now_s) / 3600
+    bill = fixed + spent + worst * (outside_s + facts.SCHEDULE_LATE_S - now_s) / 3600
     assert bill <= 1.25 * budget * (1 + 1e-9)
 
 
@@ -302,21 +297,11 @@ def test_a_run_that_ends_takes_its_schedules_with_it(
     (group,) = [one for one in leftovers(cloud, order.run_id) if one.kind == "schedule-group"]
     assert (group.run_id, group.owner) == (order.run_id, order.owner), "as everything of the run"
     other = order.model_copy(update={"run_id": "20261120-000000-digits-0002"})
-    cloud(scheduled_ends.group_call(other))
+    cloud(calls.group_call(other))
     # Whoever removes it needs no ledger.
     Remover(edge=cloud, sleep=patience.sleep).remove_run(order.run_id)
     assert [one.run_id for one in leftovers(cloud)] == [other.run_id], "and no others'"
     Remover(edge=cloud, sleep=patience.sleep).remove_run(other.run_id)
-    assert leftovers(cloud) == []
-
-
-def test_gc_finds_what_is_left_of_it(
-    cloud: BotoEdge, role: str, hetopt: Callable[..., Any], order_for: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    order = order_for()
-    cloud(scheduled_ends.group_call(order))
-    told = json.loads(hetopt("gc", "--on", "ec2", "--region", REGION, "--all", "--remove", "--json").out)
-    assert [(one["kind"], one["run"], one["removed"]) for one in told] == [("schedule-group", order.run_id, True)]
     assert leftovers(cloud) == []
 
 
@@ -342,42 +327,3 @@ def test_whoever_may_not_schedule_is_told_once_and_rents_all_the_same(
     assert set(states(cloud).values()) == {"running"}
     Remover(edge=edge, sleep=patience.sleep).remove_run(order.run_id)
     assert leftovers(cloud) == []
-
-
-def test_a_role_that_the_scheduler_may_not_take_is_told(
-    cloud: BotoEdge, order_for: Make, plan: Plan, bundle: Bundle, tmp_path: Path, patience: Patience
-) -> None:
-    trust = json.dumps(permissions.trust_policy())
-    client("iam").create_role(RoleName=scheduled_ends.END_ROLE, AssumeRolePolicyDocument=trust)
-    told = rented(cloud, order_for(), plan, bundle, tmp_path, patience)
-    assert [one for one in told if "must allow AWS EventBridge Scheduler to assume the role" in one]
-
-
-def test_without_the_role_no_scheduler_is_asked(
-    cloud: BotoEdge, order_for: Make, plan: Plan, bundle: Bundle, tmp_path: Path, patience: Patience
-) -> None:
-    seen, order = Recording(inner=cloud), order_for()
-    assert order.end_role is None
-    rented(seen, order, plan, bundle, tmp_path, patience)
-    assert "scheduler" not in {one.service for one in seen.seen}
-
-
-def test_a_machine_that_joins_later_has_an_end_of_its_own(
-    cloud: BotoEdge, role: str, order_for: Make, plan: Plan, bundle: Bundle, tmp_path: Path, patience: Patience
-) -> None:
-    order = order_for()
-    rented(cloud, order, plan, bundle, tmp_path, patience)
-    renter = Renter(edge=stack(cloud, tmp_path, patience), sleep=patience.sleep, tell=lambda _: None)
-    lost = order.roles[0].model_copy(update={"hosts": order.roles[0].hosts[:1]})
-    renter.ask(order, [lost], order.zones[0], ask=1, end_s=None)
-    names = {one["Name"] for one in client("scheduler").list_schedules()["Schedules"]}
-    assert names == set(states(cloud))
-    assert len(names) == 5
-
-
-@given(run=st.from_regex(RUN_PATTERN, fullmatch=True), life=st.integers(0, 10_000), other=st.integers(0, 10_000))
-def test_names_are_what_the_scheduler_takes_and_each_life_has_its_own(run: str, life: int, other: int) -> None:
-    name = scheduled_ends.group_name(run, life)
-    assert re.fullmatch(r"[0-9a-zA-Z-_.]{1,64}", name)
-    assert name.startswith(scheduled_ends.prefix_of(run))
-    assert (name == scheduled_ends.group_name(run, other)) is (life == other)

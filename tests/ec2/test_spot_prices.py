@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable
 from typing import Any
 
@@ -10,21 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.backends.ec2.renter.budget import UNPLACED_S, Guard
-from hetopt.backends.ec2.renter.cluster_state import ClusterState, MachineState, SpotPrices
-from hetopt.backends.ec2.renter.desired import guard_of, switched
-from hetopt.backends.ec2.renter.order import Order, Rate, Zone
-from hetopt.backends.ec2.renter.spot_pools import (
+from hetopt.backends.ec2.renewal import Stay
+from hetopt.backends.ec2.renter.cluster_state import (
     PAIR_RESTS_S,
-    are_due,
-    may_leave,
-    newest_prices,
+    ClusterState,
+    MachineState,
+    SpotPrices,
     pair,
     pools_of,
     repriced,
 )
-from hetopt.backends.ec2.spot_history import PRICES_EVERY_S
-from hetopt.backends.ec2.stays import Stay
+from hetopt.backends.ec2.renter.order import UNPLACED_S, Guard, Order, Rate, Zone
+from hetopt.backends.ec2.renter.reconcile import guard_of, switched
 from hetopt.core.budget_law import SHUTDOWN_S
 
 prices = st.floats(0.01, 5.0)
@@ -159,24 +155,6 @@ def test_a_change_of_zones_that_nobody_sees_through_is_paid(order: Order, spent_
     assert end_s >= change.end_s - 1e-6
 
 
-def test_prices_are_asked_for_every_ten_minutes_while_somebody_pays_them(order: Order) -> None:
-    assert not are_due(order, seen(), PRICES_EVERY_S - 1)
-    assert are_due(order, seen(), PRICES_EVERY_S)
-    assert not are_due(order, seen(prices_asked_s=100.0), PRICES_EVERY_S)
-    assert not are_due(order, seen(machines=(machine(on_demand=True),)), PRICES_EVERY_S)
-    assert not are_due(order, seen(stop_wished_s=1.0), PRICES_EVERY_S)
-
-
-def test_the_newest_price_of_a_pool_counts() -> None:
-    def told(zone: str, price: str, minute: int) -> dict[str, object]:
-        at = datetime.datetime(2026, 11, 20, 0, minute, tzinfo=datetime.UTC)
-        return {"AvailabilityZone": zone, "InstanceType": "t", "SpotPrice": price, "Timestamp": at}
-
-    history = {"SpotPriceHistory": [told("a", "1.0", 1), told("a", "2.0", 3), told("a", "3.0", 2), told("b", "4.0", 0)]}
-    assert newest_prices(history) == {("a", "t"): 2.0, ("b", "t"): 4.0}
-    assert newest_prices({}) == {}
-
-
 def at(here: float, there: float, seen_s: float) -> SpotPrices:
     return SpotPrices(seen_s=seen_s, usd_per_hour={"a": {"c7i.large": here}, "b": {"c7i.large": there}})
 
@@ -202,20 +180,3 @@ def test_another_zone_is_as_cheap_as_it_was_seen_twice(order: Order) -> None:
     assert set(elsewhere(switches={pair("b", "a"): 5000.0 - PAIR_RESTS_S})) == {"b", "c"}
     assert elsewhere(machines=(dear[0], dear[1].model_copy(update={"on_demand": True}))) == {}
     assert elsewhere(on_demand=True) == {}
-
-
-def test_nothing_is_compared_while_machines_come_or_go(order: Order) -> None:
-    settled, hosts = seen(), ("h0", "h1")
-    assert may_leave(settled, hosts)
-    late = machine("h1", id="i-late", duty="waits")
-    for other in (
-        seen(machines=(machine(),)),
-        seen(machines=(*settled.machines, late)),
-        seen(machines=(*settled.machines, late.model_copy(update={"duty": "relieved"}))),
-        seen(zone_wanted="b"),
-        seen(paused_s=1.0),
-        seen(stop_wished_s=1.0),
-        seen(machines=()),
-    ):
-        assert not may_leave(other, hosts)
-        assert pools_of(order, other, hosts, 0.0) is None

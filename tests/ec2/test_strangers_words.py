@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.backends.ec2.protocol import Latest, Lease, Placements, is_over, placement_of
-from hetopt.backends.ec2.renter.ledger import read_ledger
+from hetopt.backends.ec2.renter.edge import read_ledger
 
 SPEC = {
     "task": "digits",

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.backends.ec2.renter.bundle import make_bundle
-from hetopt.backends.ec2.renter.user_code import MOST_BYTES, carried, distributions, user_code
+from hetopt.backends.ec2.renter.bundle import MOST_BYTES, carried, distributions, make_bundle, user_code
 from hetopt.core.errors import BadInput
 
 PROVIDED = frozenset({"numpy", "torch", "scikit-learn"})

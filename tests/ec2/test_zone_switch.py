@@ -13,21 +13,17 @@ import pytest
 from hetopt.backends.ec2.protocol import Lease
 from hetopt.backends.ec2.renter import calls
 from hetopt.backends.ec2.renter.bundle import Bundle
-from hetopt.backends.ec2.renter.cluster_state import ClusterState
 from hetopt.backends.ec2.renter.edge import BotoEdge
-from hetopt.backends.ec2.renter.fetching import adopt
 from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
-from hetopt.backends.ec2.renter.reconcile import BOOTED_WITHIN_S, roles_as_they_are
 from hetopt.backends.ec2.renter.request import Answer, Edge, Request
-from hetopt.core.bucket_traffic import LEASE_OBJECT
-from hetopt.core.budget_law import SHUTDOWN_S
+from hetopt.core.budget_law import LEASE_OBJECT, SHUTDOWN_S
 from hetopt.core.errors import BadInput, BudgetStop
 from hetopt.core.profile import Profile
 from hetopt.core.run_status import RunState
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Plan
-from tests.ec2.conftest import ACCOUNT, BUCKET, Patience, leftovers, plan_of, start_over
+from tests.ec2.conftest import Patience, leftovers, plan_of, start_over
 from tests.ec2.faults import Fault, Faulty, Killed
 from tests.ec2.followed import Followed, Priced, end_machines, placement_now, put
 
@@ -149,28 +145,6 @@ def test_all_machines_of_a_run_leave_for_another_zone_in_one_pause(cloud: BotoEd
     assert leftovers(cloud) == []
 
 
-def test_a_run_that_has_left_is_found_where_it_is(
-    cloud: BotoEdge, follow: Follow, tmp_path: Path, patience: Patience
-) -> None:
-    run = follow()
-    zone = leave(run)
-    waiting = run.seen.waiting
-
-    def found() -> ClusterState:
-        folder = tmp_path / "elsewhere" / run.order.run_id
-        adopt(cloud, folder, bucket=BUCKET, account_id=ACCOUNT, now_s=patience.now_s)
-        return ClusterState.load(folder / "seen.json")
-
-    assert ids(found().machines) == ids(run.before.machines), "those that wait are nobody's yet"
-    assert found().zone == run.before.zone
-    run.boots(*ids(waiting))
-    run.look()
-    saves(cloud, run)
-    run.look()
-    assert ids(found().machines) == ids(waiting)
-    assert found().zone == zone
-
-
 def gives_up(cloud: BotoEdge, run: Followed, zone: str) -> None:
     """What stays is what was there before."""
     assert (run.seen.zone, run.seen.zone_wanted, run.seen.waiting) == (run.before.zone, None, [])
@@ -213,17 +187,6 @@ def test_a_zone_that_has_not_all_machines_gets_none_of_the_run(cloud: BotoEdge, 
     gives_up(cloud, run, zone)
 
 
-def test_a_new_machine_that_dies_ends_the_leaving(cloud: BotoEdge, follow: Follow) -> None:
-    run = follow()
-    zone = leave(run)
-    first, *others = sorted(ids(run.seen.waiting))
-    run.boots(*others)
-    end_machines(cloud, [first])
-    run.look()
-    assert placement_now(cloud, run.order)["generation"] == 0, "who trains was never disturbed"
-    gives_up(cloud, run, zone)
-
-
 def test_a_new_machine_that_dies_in_the_pause_lets_the_others_go_on(cloud: BotoEdge, follow: Follow) -> None:
     run = follow()
     zone = leave(run)
@@ -237,17 +200,6 @@ def test_a_new_machine_that_dies_in_the_pause_lets_the_others_go_on(cloud: BotoE
     placed = placement_now(cloud, run.order)
     assert (placed["generation"], placed["resume_from"]) == (1, "step-80"), "they have paused, and must be told"
     run.happens("training_started", step=80)
-    gives_up(cloud, run, zone)
-
-
-def test_machines_that_do_not_boot_are_not_waited_for(cloud: BotoEdge, follow: Follow) -> None:
-    run = follow()
-    zone = leave(run)
-    run.boots(*sorted(ids(run.seen.waiting))[1:])
-    for _ in range(int(BOOTED_WITHIN_S // 60)):
-        run.look()
-        assert run.seen.zone_wanted == zone
-    run.look()
     gives_up(cloud, run, zone)
 
 
@@ -266,65 +218,6 @@ def test_a_machine_that_is_lost_meanwhile_comes_first(cloud: BotoEdge, follow: F
     assert (again.host, again.zone) == (victim.host, run.before.zone)
     run.look()
     assert ids(run.seen.alive) == left | {again.id}, "those that had come are given back"
-    run.launcher.stop(run.handle)
-    assert leftovers(cloud) == []
-
-
-def test_those_that_wait_take_over_when_all_that_train_are_lost(cloud: BotoEdge, follow: Follow) -> None:
-    run = follow()
-    zone = leave(run)
-    waiting = sorted(ids(run.seen.waiting))
-    run.all_that_train_are_lost()
-    run.look()
-    run.goes_on_with(*waiting)
-    placed = placement_now(cloud, run.order)
-    assert set(placed["hosts"]) == set(waiting)
-    assert (placed["generation"], placed["resume_from"]) == (1, "step-60")
-    assert run.seen.zone == zone
-    run.launcher.stop(run.handle)
-    assert leftovers(cloud) == []
-
-
-def test_a_run_that_is_finished_takes_no_new_machines_along(cloud: BotoEdge, follow: Follow) -> None:
-    run = follow()
-    leave(run)
-    run.happens("training_finished", reason="target")
-    run.look()
-    run.look()
-    assert ids(run.seen.alive) == ids(run.before.machines)
-    end_machines(cloud, [one.id for one in run.before.machines])
-    run.patience.now_s += 60
-    assert run.launcher.poll(run.handle).state is RunState.FINISHED
-    assert leftovers(cloud) == []
-
-
-def test_a_move_to_machines_on_demand_ends_the_leaving(cloud: BotoEdge, follow: Follow) -> None:
-    run = follow(move_usd=0.3)
-    leave(run)
-    there = ids(run.seen.waiting)
-    run.launcher.move(run.handle, NEEDED_S)
-    run.look()
-    assert run.seen.zone_wanted is None
-    assert {one.zone for one in run.seen.waiting} == {run.before.zone}
-    assert all(one.on_demand for one in run.seen.waiting)
-    run.look()
-    assert not there & ids(run.seen.alive)
-    with pytest.raises(BadInput, match="cannot leave"):
-        run.launcher.switch(run.handle, elsewhere(run), NEEDED_S)
-    run.launcher.stop(run.handle)
-    assert leftovers(cloud) == []
-
-
-def test_more_machines_that_are_asked_for_end_the_leaving(cloud: BotoEdge, follow: Follow) -> None:
-    run = follow()
-    leave(run)
-    run.launcher.add(run.handle, run.before.machines[0].host, 1, 60.0)
-    run.look()
-    assert run.seen.zone_wanted is None
-    (new,) = run.seen.waiting
-    assert new.zone == run.before.zone
-    run.look()
-    assert ids(run.seen.alive) == ids(run.before.machines) | {new.id}
     run.launcher.stop(run.handle)
     assert leftovers(cloud) == []
 
@@ -386,38 +279,6 @@ def test_machines_are_billed_at_the_prices_that_are_seen_and_a_refusal_is_said_o
     assert {one.usd_per_hour for one in run.seen.waiting if one.instance_type == "c7i.large"} == {0.01 + extras}
     run.launcher.stop(run.handle)
     assert leftovers(cloud) == []
-
-
-def test_cheaper_zones_are_shown_while_the_run_could_leave(cloud: BotoEdge, follow: Follow) -> None:
-    priced = Priced(cloud, {})
-    run = follow(priced)
-    there = elsewhere(run)
-    priced.prices = {(zone.name, name): 0.05 for zone in run.order.zones for name in ("c7i.large", "c7g.xlarge")}
-    priced.prices[there, "c7i.large"] = 0.02
-    for _ in range(21):
-        run.look()
-    pools = run.launcher.pools(run.handle)
-    assert pools is not None
-    assert pools.zone == run.seen.zone
-    assert sum(pools.usd_per_hour.values()) == pytest.approx(4 * (0.05 + run.order.extras_usd_per_hour))
-    assert min(pools.elsewhere_usd_per_hour, key=lambda zone: pools.elsewhere_usd_per_hour[zone]) == there
-    assert pools.elsewhere_usd_per_hour[there] == pytest.approx(0.11 + 4 * run.order.extras_usd_per_hour)
-
-
-def test_machines_are_asked_for_by_the_types_that_they_have(order_for: Callable[..., Order], spot_plan: Plan) -> None:
-    order = order_for(chosen=spot_plan, substitutes={"c7i.large": ("c6i.large",)})
-    run = ClusterState.model_validate({"time_s": 0.0})
-    made = [
-        {"id": f"i-{host}", "host": host, "instance_type": kind, "state": "running", "since_s": 0.0}
-        | {"usd_per_hour": 1.0, "extras_usd_per_hour": 0.0}
-        for host, kind in zip(order.roles[0].hosts, ("c7i.large", "c6i.large", "c7i.large"), strict=True)
-    ]
-    run = ClusterState.model_validate({"time_s": 0.0, "machines": made})
-    asked = [(role.name, role.instance_types, role.machines) for role in roles_as_they_are(order, run)]
-    assert asked == [
-        ("0-c7i-large", ("c7i.large",), 2),
-        ("0-c7i-large-as-c6i-large", ("c6i.large",), 1),
-    ]
 
 
 MOMENTS = ("killed before", "killed after")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
-from hetopt.core.synchronization_text import parse_sync
+from hetopt.core.synchronization import parse_sync
 from hetopt.trainer.session import Session, session
 from hetopt.trainer.session.weights import Weight
 

@@ -15,8 +15,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from hetopt.core.events.fold import RunFold
-from hetopt.core.events.log import EVENTS_FILE
-from hetopt.core.events.reader import read_log
+from hetopt.core.events.log import EVENTS_FILE, read_log
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.reports.run_words import RunLog, audited
 from hetopt.trainer.session import session

@@ -21,7 +21,8 @@ from hetopt.cli import options as completion
 from hetopt.cli.configuration import PROJECT_FILE, default_map, of_command, settings
 from hetopt.cli.main import app
 from hetopt.core.errors import BadInput
-from hetopt.core.runs import runs_home
+from hetopt.core.option import expanded
+from hetopt.core.run_folder import runs_home
 from tests.face.conftest import RECORDED
 from tests.face.test_task_check import SMALLEST
 
@@ -202,18 +203,6 @@ def test_a_current_folder_that_is_gone_is_one_sentence(tmp_path: Path) -> None:
     assert "Traceback" not in ended.stderr
 
 
-def test_a_file_may_use_the_names_of_before(home: Path) -> None:
-    old = '[launch]\npace = [1, 2]\npolicy = "static"\n[recommend]\nobjective = "knee"\n[disturb]\njson = true'
-    (home / "project" / PROJECT_FILE).write_text(old)
-    given = {(one.command, one.option): one.value for one in settings(ROOT, {}, Path.cwd())}
-    assert given == {
-        ("launch", "--slowdown"): "1,2",
-        ("launch", "--batch-policy"): "static",
-        ("recommend", "--objective"): "balanced",
-        ("inject", "--json"): True,
-    }
-
-
 def test_a_variable_that_is_almost_an_option_is_refused(home: Path) -> None:
     with pytest.raises(BadInput) as refused:
         settings(ROOT, {"HETOPT_BUGDET": "5"}, Path.cwd(), typed="recommend")
@@ -221,13 +210,6 @@ def test_a_variable_that_is_almost_an_option_is_refused(home: Path) -> None:
     assert "'budget'" in (refused.value.hint or "")
     # Another command's option is none of these, however near.
     assert settings(ROOT, {"HETOPT_GPUS": "T4", "HETOPT_HOME": "/tmp"}, Path.cwd(), typed="catalog") == ()
-
-
-def test_a_variable_by_its_old_name_is_told_the_new_one(hetopt, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HETOPT_PACE", "1,2")
-    answer = hetopt("gpus")
-    assert answer.code == 2
-    assert "HETOPT_PACE is now called HETOPT_SLOWDOWN." in answer.err
 
 
 def test_a_run_can_be_ended_whatever_a_file_says(hetopt, home: Path) -> None:
@@ -297,7 +279,7 @@ def test_closed_lists_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert completion.runs("digits") == ["20261120-digits"]
     assert completion.one_of("a", "hetopt.optimizer.plan:Objective")("") == [
         "a",
-        *completion.expanded(("hetopt.optimizer.plan:Objective",)),
+        *expanded(("hetopt.optimizer.plan:Objective",)),
     ]
 
 

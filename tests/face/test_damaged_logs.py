@@ -14,23 +14,22 @@ from typing import Any
 import pytest
 
 from hetopt.api.run import RunRecord
-from hetopt.backends.emulation.schedule import FitWatch
+from hetopt.backends.emulation.conductor import FitWatch
 from hetopt.backends.probe_runs import local_probes, read_sample
 from hetopt.backends.processes import run_status
-from hetopt.backends.supervisor.progress import RunProgress
-from hetopt.cli import run_view
+from hetopt.backends.supervisor.decide import RunProgress
 from hetopt.cli.watch import picture
 from hetopt.core.errors import BadInput, RunFailed
-from hetopt.core.events.decisions import read_with_decisions
 from hetopt.core.events.fold import RunFold
-from hetopt.core.events.log import EVENTS_FILE
+from hetopt.core.events.log import EVENTS_FILE, read_with_decisions
 from hetopt.core.events.records import LogEvent
+from hetopt.core.run_status import RunState, RunStatus
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
+from hetopt.reports import html
 from hetopt.reports.learn import learn
 from hetopt.reports.live_run import LiveRun
-from hetopt.reports.page.page import page
-from hetopt.reports.page.series import series
 from hetopt.reports.report import Report, make_report
+from hetopt.reports.run_document import document
 from hetopt.reports.scalars import Exposed, exposition, scalars
 from hetopt.reports.tensorboard import event_file
 from tests.logs import recorded_run
@@ -116,8 +115,8 @@ def everything(folder: Path, started: Launch, record: RunRecord, events: list[Lo
     watched = LiveRun.of(folder, started)
     watched.read()
     assert watched.progress.step == record.progress.step
-    shown = picture(folder.name, "running", watched, now_s=events[-1].time_s if events else 0.0)
-    assert shown.title
+    going = RunStatus(state=RunState.RUNNING)
+    assert picture(folder, going, watched, now_s=events[-1].time_s if events else 0.0)
     exposition([Exposed(name=folder.name, run=record.progress, unread=record.unread.lines)])
     event_file(scalars(events))
     standing = RunProgress.of(events)
@@ -136,7 +135,7 @@ def everything(folder: Path, started: Launch, record: RunRecord, events: list[Lo
 
     def report() -> Report:
         unread = record.unread.lines
-        return make_report(started, record.progress, record.timeline, state="finished", unread_lines=unread)
+        return make_report(started, record.history, state="finished", unread_lines=unread)
 
     if record.progress.step_time_s is None:
         with pytest.raises(BadInput, match="has not logged a step"):
@@ -144,8 +143,8 @@ def everything(folder: Path, started: Launch, record: RunRecord, events: list[Lo
         return
     made = report()
     assert made.from_json(made.to_json(), origin="the report") == made
-    run_view.show_report(made)
-    text = page(made, started, series(record.history))
+    assert str(made)
+    text = html.page(document(made, started))
     assert not re.search(r"[ >:,](nan|inf)\b|NaN|Infinity", text)
 
 

@@ -18,12 +18,12 @@ import pytest
 
 import hetopt
 from hetopt.api.dashboard import Dashboard
-from hetopt.api.known_runs import SUMMARIES_FILE, KnownRuns
+from hetopt.api.known_runs import KnownRuns
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import EVENTS_FILE
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
+from hetopt.reports.dashboard import NOT_READ
 from hetopt.reports.live_run import MOST_POINTS, LiveRun
-from hetopt.reports.page.dashboard import NOT_READ
 from tests.browser import WIDTHS, browser
 from tests.disturbance import PATIENCE_S
 from tests.logs import recorded_run
@@ -178,29 +178,20 @@ def test_what_is_over_is_read_once_and_what_goes_on_is_read_on(rehearsed: Launch
     assert (newest.run, oldest.run) == (going.name, over.name)
     assert oldest.step == 200
     assert runs._live.keys() <= {going.name}
-    # Another dashboard reads neither again: both are over, and kept.
-    assert set(json.loads((tmp_path / SUMMARIES_FILE).read_text(encoding="utf-8"))["runs"]) == {over.name, going.name}
-    again = KnownRuns(home=tmp_path)
-    again._read = _never  # type: ignore[method-assign]
-    assert again.summaries() == [newest, oldest]
+    read, runs._read = runs._read, _never  # type: ignore[method-assign]
+    assert runs.summaries() == [newest, oldest]
+    runs._read = read  # type: ignore[method-assign]
     # One that went on is another thing.
     with (going / EVENTS_FILE).open("a", encoding="utf-8") as stream:
         for event in _compressed(rehearsed)[-4:]:
             stream.write(json.dumps(event) + "\n")
-    changed = KnownRuns(home=tmp_path).summaries(within_s=60)
+    changed = runs.summaries(within_s=60)
     assert changed[0].state == "finished"
     assert changed[1] == oldest
 
 
 def _never(*_: object) -> Any:
     raise AssertionError("a log was read again")
-
-
-@pytest.mark.parametrize("kept", ["", "{", "[]", '{"version": "0", "runs": {}}', '{"version": 1, "runs": 2}'])
-def test_what_was_kept_may_be_anything(rehearsed: Launch, tmp_path: Path, kept: str) -> None:
-    recorded(tmp_path, rehearsed, 0)
-    (tmp_path / SUMMARIES_FILE).write_text(kept, encoding="utf-8")
-    assert [one.state for one in KnownRuns(home=tmp_path).summaries(within_s=60)] == ["finished"]
 
 
 def test_a_run_that_cannot_be_read_hides_no_other(rehearsed: Launch, tmp_path: Path) -> None:

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.api.compression_options import decide, parse_wish
+from hetopt.api.changes import exchanged
+from hetopt.api.options import Changes
 from hetopt.core.comm.composition import CODINGS, COLLECTIVES, METHODS, Combination, combinations, why_not_controlled
 from hetopt.core.comm.compression_text import USUAL_RATIO, parse_compression, spell
-from hetopt.core.comm.ratio_controllers import CONTROLLERS
 from hetopt.core.errors import BadInput
+from hetopt.core.run_rules import CONTROLLERS
 from hetopt.core.run_spec import WEIGHS_WAYS, Compression, RunSpec, StopRule, WorkerSpec
 
 ratios = st.floats(1e-6, 1.0)
@@ -42,8 +43,7 @@ def run_of(**told: object) -> RunSpec:
 
 
 def decided(run: RunSpec, **typed: str) -> RunSpec:
-    asked = dict.fromkeys(("compression", "ratio_policy", "collective")) | typed
-    return decide(parse_wish(**asked), run)
+    return exchanged(Changes(**typed), run)
 
 
 @given(compressions())

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import io
 import re
 import shlex
 import tokenize
-from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 
 import click
@@ -18,14 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hetopt
-from hetopt.cli.flags import FLAGS, in_flags
-from hetopt.cli.launch import Launch
+from hetopt.cli.flags import flags, in_flags
 from hetopt.cli.main import app
-from hetopt.cli.options import given as given_of
-from hetopt.cli.profile import Measure
-from hetopt.cli.recommend import Recommend
 from hetopt.core.errors import setting
 
+FLAGS = flags()
 NAMES = st.sampled_from(sorted(FLAGS))
 
 
@@ -51,7 +45,6 @@ def test_texts_are_in_quotes_where_the_library_names_them() -> None:
 
 def test_every_flag_is_an_option_of_some_command() -> None:
     assert set(FLAGS.values()) - options(typer.main.get_command(app)) == set()
-    assert len(set(FLAGS.values())) == len(FLAGS), "an option has one name in the library"
 
 
 @pytest.mark.parametrize(
@@ -80,34 +73,3 @@ def test_a_shell_reads_back_the_value(name: str, value: str) -> None:
 @given(st.text(st.characters(exclude_characters="`")))
 def test_text_without_backticks_stays(text: str) -> None:
     assert in_flags(text) == text
-
-
-TYPED_ALONE: dict[type, set[str]] = {
-    Measure: {"from_samples", "output", "force", "explore", "yes", "as_json"},
-    Recommend: {"spot", "on_demand", "rank", "explain", "report", "output", "force", "as_json"},
-    Launch: {"allow_partial", "detach", "resume", "check", "dry_run", "yes", "as_json"},
-}
-"""What is said to the command line and not to the library."""
-
-
-@pytest.mark.parametrize(
-    ("record", "function"),
-    [(Measure, hetopt.profile), (Recommend, hetopt.recommend), (Launch, hetopt.launch)],
-    ids=lambda one: one.__name__,
-)
-def test_what_is_typed_is_called_as_the_library_calls_it(record: type, function: Callable[..., object]) -> None:
-    """So that `given` hands every value on, and none is typed in vain."""
-    typed = {one.name for one in fields(record)}
-    assert typed >= TYPED_ALONE[record]
-    parameters = set(inspect.signature(function).parameters)
-    assert typed - TYPED_ALONE[record] <= parameters
-    assert parameters - typed <= {"samples", "reporter", "accept_fewer"}
-
-
-def test_a_value_that_was_not_given_is_left_to_the_library() -> None:
-    asked = Recommend(profile=Path("profile.json"), budget_usd="2", batch_size=0)
-    handed = given_of(asked, hetopt.recommend, market="any")
-    assert handed["budget_usd"] == "2"
-    assert handed["batch_size"] == 0
-    assert handed["market"] == "any"
-    assert not {"deadline", "output", "spot"} & set(handed)

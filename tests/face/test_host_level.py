@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hetopt as library
-from hetopt.backends.backend import LaunchOptions
 from hetopt.backends.on_this_machine import LocalBackend
+from hetopt.backends.options import Local
 from hetopt.core.events.log import EVENTS_FILE
 from hetopt.core.profile import Profile
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
@@ -69,7 +69,7 @@ def test_a_run_on_this_machine_teaches_the_next_plan_of_it(
     monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
     profile, store = taken_here("digits"), tmp_path / "earlier-runs.json"
     before = planned(profile)
-    run = library.launch(before, on="local", slowdowns=(1,))
+    run = library.launch(before, on=Local(slowdowns=(1,)))
     run.wait()
     launch = Launch.load(run.folder / LAUNCH_FILE)
     assert launch.host == host_named(profile.host)
@@ -104,7 +104,7 @@ def test_a_run_on_this_machine_teaches_the_next_plan_of_it(
     said = f"Counted in for this machine: {told.earlier.in_words}."
     assert said in after.explanation
 
-    prepared = LocalBackend().prepare(after, after, LaunchOptions(slowdowns=(1.0,))).launch
+    prepared = LocalBackend().prepare(after, after, Local(slowdowns=(1.0,))).launch
     assert said in prepared.notes
     assert prepared.earlier == told.earlier
     again = prepared.model_copy(update={"run_id": "again", "created": launch.created})
@@ -119,7 +119,7 @@ def test_a_profile_of_another_machine_learns_nothing_of_this_one() -> None:
     profile = taken_here("digits")
     elsewhere = profile.model_copy(update={"host": profile.host.model_copy(update={"operating_system": "Other 1"})})
     plan = planned(elsewhere)
-    launch = LocalBackend().prepare(plan, plan, LaunchOptions(slowdowns=(1.0,))).launch
+    launch = LocalBackend().prepare(plan, plan, Local(slowdowns=(1.0,))).launch
     assert (launch.host, launch.earlier) == (None, None)
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,22 @@ from hypothesis import strategies as st
 
 from hetopt.cli import render, terminal
 from hetopt.core.errors import BadInput
-from hetopt.core.reading import MOST_BYTES
+from hetopt.core.paths import MOST_BYTES
 from hetopt.optimizer.plan import Plan
+from hetopt.reports import html
+from hetopt.reports.document import (
+    Block,
+    Column,
+    Document,
+    Drawing,
+    Facts,
+    Heading,
+    Line,
+    Remarks,
+    Table,
+    Tile,
+    Tiles,
+)
 from tests.disturbance import PATIENCE_S
 
 from .conftest import Answer, start
@@ -38,15 +53,29 @@ def is_clean(text: str) -> bool:
     return all(one == "\n" or (ord(one) >= 0x20 and not 0x7F <= ord(one) < 0xA0) for one in text)
 
 
+def blocks(text: str) -> list[Block]:
+    """Every kind of block, made of a text wherever one may stand."""
+    table = Table(name=text, columns=[Column(text)], rows=[[text]], notes=[text], caption=text)
+    narrow = Table(name=text, columns=[Column(text * 99, "word"), Column(text)], rows=[[text, text]])
+    copied = Line(text, is_copied=True)
+    lists = [Remarks([text], text), Facts({text: text}), Drawing(lines=lambda _: [text])]
+    return [
+        Heading(text),
+        Line(text),
+        copied,
+        *lists,
+        table,
+        narrow,
+        Tiles([Tile(name=text, value=text, below=[text])]),
+    ]
+
+
 SHOW: dict[str, Callable[[str], object]] = {
-    "heading": render.heading,
+    "show": lambda text: render.show(blocks(text)),
     "line": render.line,
     "bullet": render.bullet,
     "note": render.note,
     "error": lambda text: render.error(text, text),
-    "facts": lambda text: render.facts({text: text}),
-    "table": lambda text: render.table([text], [[text]], caption=text),
-    "fitted_table": lambda text: render.fitted_table({text: [text]}, (), words={text}),
     "print_json": lambda text: render.print_json({text: text}),
     "write": terminal.write,
 }
@@ -72,13 +101,24 @@ def test_progress_and_live_views_command_nothing() -> None:
             told.note(text)
 
     assert is_clean(_shown(live, HOSTILE))
-    assert is_clean(render.drawn(render.Picture(title=HOSTILE, lines=[HOSTILE])).plain)
+    assert is_clean(render.drawn([HOSTILE, HOSTILE]).plain)
+
+
+@given(text=st.text() | st.just(HOSTILE) | st.just("<script>alert(1)</script>\"'&"))
+def test_no_text_is_markup_of_a_page(text: str) -> None:
+    """All that a text adds to a page is itself, escaped."""
+    page = html.page(Document(kind="k", title=text, about=blocks(text), blocks=blocks(text), below=text))
+    tags = HTMLParser(convert_charrefs=True)
+    seen: list[str] = []
+    tags.handle_starttag = lambda tag, attrs: seen.append(tag)  # type: ignore[method-assign]
+    tags.feed(page)
+    assert not {"script", "img", "iframe"} & set(seen)
+    assert seen.count("table") == 6
 
 
 def test_every_way_to_show_text_is_looked_at() -> None:
     ways = {name for name, one in vars(render).items() if inspect.isfunction(one) and one.__module__ == render.__name__}
-    others = {"console", "width", "drawn", "live_view", "progress", "_cell", "_shown"}
-    others |= {"wrapped", "phrases", "progress_lines", "bar", "_least_width"}  # of these the ones above are made
+    others = {"console", "drawn", "live_view", "progress", "_cell", "_shown", "plain", "height", "progress_lines"}
     assert ways - others == set(SHOW) - {"write"}
 
 

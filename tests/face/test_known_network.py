@@ -18,7 +18,7 @@ from hetopt.optimizer.plan import NetworkSource
 from hetopt.optimizer.search.asked_steps import AskedSteps
 from hetopt.optimizer.step_time.earlier_runs import EarlierRuns, RunOnType
 from hetopt.optimizer.step_time.links import NETWORK_LOG_SD, Network
-from hetopt.reports.plan_page import page
+from hetopt.reports import html, plan_document
 from tests.face.conftest import Answer
 from tests.optimizer.profiles import make_profile
 
@@ -84,7 +84,7 @@ def test_everybody_who_speaks_of_the_network_says_the_same(
     assert group.network == source
     unmeasured = f"The network between machines of {ASKED} was not measured"
     assert (unmeasured in " ".join(plan.explanation)) == (source == "catalogue")
-    assert (unmeasured in page(plan)) == (source == "catalogue")
+    assert (unmeasured in html.page(plan_document.page(plan))) == (source == "catalogue")
 
     sizes = list(group.local_batch_sizes)
     way = {"name": plan.chosen.compression.name, "ratio": plan.chosen.compression.ratio}

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.api import values
+from hetopt.api.planning import metric_target
+from hetopt.backends.options import slowdowns
 from hetopt.cli import parse
 from hetopt.cli.profile import epochs_asked
-from hetopt.core import formatting
-from hetopt.core.comm.way_text import way_in_words
+from hetopt.core import formatting, option
+from hetopt.core.comm.compression_text import way_in_words
 from hetopt.core.errors import BadInput
 
 
@@ -31,32 +32,32 @@ from hetopt.core.errors import BadInput
     ],
 )
 def test_durations(text: str | float, seconds: float) -> None:
-    assert values.duration_s(text, "deadline") == seconds
+    assert option.duration_s(text, "deadline") == seconds
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-1h", 0, "nan", "inf", "1h30", "h", "5x"])
 def test_bad_durations(text: str | float) -> None:
     with pytest.raises(BadInput, match="`deadline` must be a length of time"):
-        values.duration_s(text, "deadline")
+        option.duration_s(text, "deadline")
 
 
 @pytest.mark.parametrize("text", ["3", "0.5", " 12 "])
 def test_what_is_typed_without_a_unit_is_asked_for_one(text: str) -> None:
     """A budget in dollars has one unit; three could be seconds, hours or days."""
     with pytest.raises(BadInput, match="`deadline` needs a unit"):
-        values.duration_s(text, "deadline")
+        option.duration_s(text, "deadline")
 
 
 @pytest.mark.parametrize("text", ["", "1,,2", "1,x", "nan", "inf"])
 def test_bad_slowdowns(text: str) -> None:
-    with pytest.raises(BadInput, match="--slowdown must be"):
-        parse.slowdowns(text)
+    with pytest.raises(BadInput, match="`slowdowns` must be"):
+        slowdowns(text, "slowdowns")
 
 
 @pytest.mark.parametrize("text", ["accuracy", "=1", "accuracy=", "accuracy=high", "accuracy=nan"])
 def test_bad_targets(text: str) -> None:
     with pytest.raises(BadInput, match="`target`"):
-        values.metric_target(text)
+        metric_target(text)
 
 
 @given(st.floats(min_value=1e-6, max_value=1e7))

@@ -71,14 +71,6 @@ def test_every_line_comes_back_in_its_place_with_an_interval(hetopt: Hetopt, pro
         assert one["evidence"] == "measured"
 
 
-def test_a_way_to_synchronize_that_is_none_is_said(hetopt: Hetopt, profile: Path, tmp_path: Path) -> None:
-    queries = tmp_path / "q.jsonl"
-    queries.write_text(lines([row((2,), 64, sync="bps"), row((2,), 64, sync="local-sgd(0)")]))
-    unknown, zero = (json.loads(text)["error"] for text in hetopt("predict", profile, queries).out.splitlines())
-    assert unknown == "There is no synchronisation called 'bps'."
-    assert zero == "sync: every must be greater than 0, got '0'."
-
-
 def test_from_a_profile_of_a_task(hetopt: Hetopt, digits_profile: Path, tmp_path: Path) -> None:
     queries = tmp_path / "q.jsonl"
     queries.write_text(lines([row((1,), 64, type_="local"), row((2, 2), 64, type_="local")]))
@@ -166,24 +158,6 @@ def test_a_misspelt_field_is_named_and_a_field_of_others_is_theirs(
     samples = tmp_path / "samples.jsonl"
     samples.write_text(queries.read_text()[:-1] + ', "step_time_s": 0.2}')
     assert hetopt("profile", "--from-samples", samples, "--json").code == answer.code
-
-
-@pytest.mark.parametrize("name", ["scavenger", "ernest", "goodput", "auto"])
-def test_published_models_answer_in_the_same_form(hetopt: Hetopt, profile: Path, tmp_path: Path, name: str) -> None:
-    queries = tmp_path / "q.jsonl"
-    queries.write_text(lines([row((2, 2), 16)]))
-    answer = hetopt("predict", profile, queries, "--model", name)
-    found = json.loads(answer.out)
-    assert 0 < found["step_time_low_s"] < found["step_time_s"] < found["step_time_high_s"]
-    assert ("held out" in answer.err) == (name == "auto")
-
-
-def test_models_that_cannot_be(hetopt: Hetopt, profile: Path, digits_profile: Path, tmp_path: Path) -> None:
-    queries = tmp_path / "q.jsonl"
-    queries.write_text(lines([row((1,), 16)]))
-    refused(hetopt("predict", profile, queries, "--model", "oracle"), "There is no model called 'oracle'")
-    refused(hetopt("predict", digits_profile, queries, "--model", "ernest"), "only imported samples have")
-    refused(hetopt("predict", profile, queries, "--model", "auto", "--explain", 1), "need hetopt's own model")
 
 
 def test_bad_files(hetopt: Hetopt, profile: Path, tmp_path: Path) -> None:

@@ -42,12 +42,12 @@ def _groups(plan: dict[str, Any]) -> list[dict[str, Any]]:
     [
         (["--spot", "--on-demand"], "--spot and --on-demand exclude each other"),
         (["--market", "any", "--spot"], "--spot and --market any exclude each other"),
-        (["--gpus", "A10G", "--arch", "arm64"], "--gpus A10G and --arch arm64 exclude each other"),
-        (["--types", "g5.*", "--exclude", "g5.*"], "exclude each other"),
+        (["--gpus", "A10G", "--arch", "arm64"], "fulfils --gpus A10G and --arch arm64"),
+        (["--types", "g5.*", "--exclude", "g5.*"], "Nothing that can be rented"),
         (["--zone", "eu-west-1a"], "--zone eu-west-1a and --region us-east-1 exclude each other"),
         (["--zone", "euw1-az1"], "--zone euw1-az1 and --region us-east-1 exclude each other"),
-        (["--network-min", "25", "--network-max", "1"], "--network-min 25 and --network-max 1 exclude each other"),
-        (["--max-hourly", "0.0001"], "--max-hourly 0.0001 leaves nothing"),
+        (["--network-min", "25", "--network-max", "1"], "fulfils --network-min 25 and --network-max 1"),
+        (["--max-hourly", "0.0001"], "fulfils --max-hourly 0.0001"),
         (
             ["--objective", "fastest", "--weights", "time=1,cost=1"],
             "--objective fastest and --weights exclude each other",
@@ -68,7 +68,7 @@ def _groups(plan: dict[str, Any]) -> list[dict[str, Any]]:
         (["--max-workers", "0"], "--max-workers must be 1 to 4096, got 0"),
         (["--max-workers", "4097"], "--max-workers must be 1 to 4096, got 4097"),
         (["--mixed-types", "4"], "--mixed-types must be 1 to 3, got 4"),
-        (["--trials", "-1"], "--trials must be 0 to 1,000,000, got -1"),
+        (["--trials", "-1"], "--trials must be at least 0, got -1"),
         (["--region", "us-esat-1"], "no region called 'us-esat-1'"),
     ],
 )
@@ -188,17 +188,17 @@ def test_nothing_fits_names_the_nearest_on_each_axis(hetopt: Hetopt, monkeypatch
 
 def test_a_report_and_a_journal_are_written(hetopt: Hetopt, tmp_path: Path) -> None:
     journal = tmp_path / "search.journal"
-    first = _plan(hetopt, "--budget", 2, "--resume", journal, "--report", tmp_path / "plan.html")
+    first = _plan(hetopt, "--budget", 2, "--study", journal, "--report", tmp_path / "plan.html")
     assert (tmp_path / "plan.html").read_text().startswith("<!doctype html>")
     assert journal.stat().st_size > 0
-    again = _plan(hetopt, "--budget", 2, "--resume", journal)
+    again = _plan(hetopt, "--budget", 2, "--study", journal)
     assert again["chosen"] == first["chosen"]
     assert hetopt("recommend", PROFILE, "--budget", 2, "--report", tmp_path / "plan.html").code == 0, "a page of ours"
     (tmp_path / "own.html").write_text("<!doctype html>\n")
     assert hetopt("recommend", PROFILE, "--budget", 2, "--report", tmp_path / "own.html").code == 2
     assert (tmp_path / "own.html").read_text() == "<!doctype html>\n"
     (tmp_path / "text").write_text("no journal\n")
-    answer = hetopt("recommend", PROFILE, *QUICK, "--budget", 2, "--resume", tmp_path / "text")
+    answer = hetopt("recommend", PROFILE, *QUICK, "--budget", 2, "--study", tmp_path / "text")
     assert answer.code == 2
     assert "Traceback" not in answer.err
 
@@ -230,11 +230,11 @@ def test_an_interrupted_search_keeps_its_best_and_goes_on(
 ) -> None:
     """Ctrl-C in a terminal: the plan so far is written, and what was tried is in the journal."""
     journal, plan = tmp_path / "search.journal", tmp_path / "plan.json"
-    asked = (PROFILE, "--budget", 2, "--epochs", 100, "--resume", journal)
+    asked = (PROFILE, "--budget", 2, "--epochs", 100, "--study", journal)
     process = start("recommend", *asked, "--trials", 1_000_000, "-o", plan)
     assert process.stderr is not None
     for line in process.stderr:
-        if "a study of mixes" in line:
+        if "trials of a study" in line:
             break
     deadline = time.monotonic() + PATIENCE_S
     while not (journal.exists() and journal.read_text().count("\n") > 500) and time.monotonic() < deadline:
@@ -244,14 +244,14 @@ def test_an_interrupted_search_keeps_its_best_and_goes_on(
     assert process.returncode == 0, err
     kept = json.loads(plan.read_text())
     assert "stopped early" in kept["searched"]
-    tried = int(re.findall(r"(\d+) trials", kept["searched"])[0])
+    tried = int(re.findall(r"([\d,]+) trials", kept["searched"])[0].replace(",", ""))
     assert tried >= 10
     all_types(monkeypatch)  # as in the process
     # As many trials as were done: nothing is tried again, and the answer is as good.
     answer = hetopt("recommend", *asked, "--trials", tried // 2, "--json")
     assert answer.code == 0, answer.err
     again = json.loads(answer.out)
-    assert int(re.findall(r"(\d+) trials", again["searched"])[0]) >= tried // 2
+    assert int(re.findall(r"([\d,]+) trials", again["searched"])[0]) >= tried // 2
     assert "stopped early" not in again["searched"]
     told, before = (found["chosen"]["prediction"]["total_s"]["value"] for found in (again, kept))
     assert told <= before * 1.02

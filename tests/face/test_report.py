@@ -10,15 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.api.compression_options import decide, parse_wish
 from hetopt.api.run import Run
 from hetopt.backends.backend import Prepared
 from hetopt.backends.emulation.description import parse_hosts
 from hetopt.backends.emulation.plan import rehearse
 from hetopt.backends.prediction.hosting import ThisMachine
 from hetopt.backends.prediction.local_plan import predict_on_local
-from hetopt.cli import confirm, launch_view, plan_view, run_view
-from hetopt.cli.follow import _of_another_length, finish
+from hetopt.cli import confirm
+from hetopt.cli.follow import finish
 from hetopt.cli.status import resume_command
 from hetopt.core import formatting
 from hetopt.core.errors import BadInput, RunStopped
@@ -27,15 +26,14 @@ from hetopt.core.events.log import Event
 from hetopt.core.events.records import LogEvent
 from hetopt.core.profile import Profile
 from hetopt.core.run_folder import CHECKPOINT_FOLDER, LATEST_FILE
+from hetopt.core.run_spec import Stream
 from hetopt.core.run_status import RunState, RunStatus
-from hetopt.core.stream import Stream
 from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal, Plan, Range
 from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
 from hetopt.reports.report import Report, make_report
-from hetopt.reports.run_words import figures, pause
-from hetopt.reports.timeline import timeline
+from hetopt.reports.run_words import pause
 from tests.logs import an_event, history_of, recorded_run
 
 Golden = Callable[[str, str], None]
@@ -218,8 +216,7 @@ def _compressed(launch: Launch) -> list[Event]:
 
 def _report(launch: Launch, events: list[Event]) -> Report:
     history = history_of(events, launch.starts)
-    told = timeline(history, time_factor=launch.time_factor)
-    return make_report(launch, history.run, told, state="finished")
+    return make_report(launch, history, state="finished")
 
 
 def test_a_run_as_predicted_is_within_the_promise(launch: Launch) -> None:
@@ -266,25 +263,6 @@ def test_a_verdict_cites_what_the_log_holds_and_nothing_else(
     assert report.contention.measured == (None if contention is None else pytest.approx(contention, rel=1e-3))
 
 
-def test_a_run_of_fewer_steps_says_how_it_ended_and_no_more(launch: Launch) -> None:
-    events = _events(launch, reason="script")
-    for event in events[2:]:
-        event["time_s"] = (events[0]["time_s"] + event["time_s"]) / 2
-        event |= {name: event[name] // 2 for name in ("step", "steps") if name in event}
-    events[-1]["training_s"] /= 2
-    said = _report(launch, events).verdict[1]
-    assert "in the steps" in said
-    assert said.endswith(f"the run ended after step {events[-1]['step']}, its script done.")
-
-
-def test_a_slow_run_is_called_slow_and_the_cause_is_named(launch: Launch) -> None:
-    report = _report(launch, _events(launch, slowdown=1.5))
-    assert report.within_tolerance is False
-    assert "not within 10 %" in report.verdict[0]
-    assert "step time (11 s more; 12 s more in all)" in report.verdict[1]
-    assert "does not lie" in report.verdict[-1]
-
-
 def test_cost_is_the_run_time_at_the_plans_hourly_rate(launch: Launch) -> None:
     figures = {figure.name: figure for figure in _report(launch, _events(launch)).compared}
     hours = figures["run time"].measured / 3600
@@ -311,59 +289,14 @@ def test_restarts_are_counted_and_progress_goes_on(launch: Launch) -> None:
     assert progress.step == events[-1]["step"]
 
 
-def test_text_of_a_plan(
-    plan: Plan, golden: Golden, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    plan_view.show(plan)
-    answer = capsys.readouterr().out
-    golden("plan.txt", answer)
-    assert len(answer.splitlines()) <= 22
-    plan_view.show(plan, explain=True)
-    golden("plan-explained.txt", capsys.readouterr().out)
-
-
-def test_text_of_a_report(
-    launch: Launch, golden: Golden, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    run_view.show_report(_report(launch, _events(launch, slowdown=1.2)))
-    golden("report.txt", capsys.readouterr().out)
-
-
-def test_a_run_on_the_machines_of_its_plan_is_not_held_against_them_again(
-    launch: Launch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run_view.show_report(_report(launch.model_copy(update={"on": "ssh"}), _events(launch)))
-    told = capsys.readouterr().out
-    assert "2 workers on ssh" in told
-    assert "did not train on it" not in told
-    assert "measured, here" not in told
-
-
 def test_a_disturbed_rehearsal_draws_its_shares_and_says_what_was_not_predicted(rehearsed: Launch) -> None:
     report = _report(rehearsed, _disturbed(rehearsed))
-    assert sum(moment.steps for moment in report.timeline) == 200
-    assert report.timeline[0].local_batch_sizes != report.timeline[-1].local_batch_sizes
+    shares = report.over_time.values("share0")
+    assert (report.over_time.step[-1], shares[0] < shares[-1]) == (200, True)
     assert [one.kind for one in report.happenings] == ["condition_changed", "shares_changed", "miniature_slowed"]
     assert "The prediction does not count: its conditions changed; the emulation slowed down." in report.verdict
     assert [worker.speed for worker in report.workers] == [1, 1, 0.25, 0.25]
     assert Report.from_json(report.to_json(), origin="itself") == report
-
-
-@pytest.mark.parametrize("width", ["80", "120"])
-def test_text_of_the_report_of_a_rehearsal(
-    rehearsed: Launch,
-    golden: Golden,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    width: str,
-) -> None:
-    monkeypatch.setenv("COLUMNS", width)
-    run_view.show_report(_report(rehearsed, _disturbed(rehearsed)))
-    text = capsys.readouterr().out
-    assert max(map(len, text.splitlines())) <= int(width)
-    golden(f"report-rehearsal-{width}.txt", text)
 
 
 def test_a_compressed_run_tells_what_it_sent(rehearsed: Launch) -> None:
@@ -380,77 +313,7 @@ def test_a_compressed_run_tells_what_it_sent(rehearsed: Launch) -> None:
 def test_a_run_without_exchanges_tells_nothing_of_them(launch: Launch) -> None:
     report = _report(launch, _events(launch))
     assert report.sent is None
-    assert all(moment.exchange is None for moment in report.timeline)
-
-
-def test_a_dense_run_says_so_in_a_line(
-    launch: Launch, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
-    exchange = {"way": "identity by all_reduce", "ratio": 1.0, "gain": 1.0, "compress_s": 0.0, "sync_s": 0.001}
-    exchange |= {"sent_bytes": 393_000, "dense_bytes": 393_000}
-    events = [{**event, "exchange": exchange} if event["event"] == "step" else event for event in _events(launch)]
-    run_view.show_report(_report(launch, events))
-    text = capsys.readouterr().out
-    assert "sent 221 MB per worker, uncompressed" in text
-    assert "communication (in a step" not in text
-
-
-@pytest.mark.parametrize("width", ["80", "120"])
-def test_text_of_the_report_of_a_compressed_run(
-    rehearsed: Launch,
-    golden: Golden,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    width: str,
-) -> None:
-    monkeypatch.setenv("COLUMNS", width)
-    run_view.show_report(_report(rehearsed, _compressed(rehearsed)))
-    text = capsys.readouterr().out
-    assert max(map(len, text.splitlines())) <= int(width)
-    golden(f"report-compressed-{width}.txt", text)
-
-
-@pytest.mark.parametrize(
-    ("name", "typed"),
-    [
-        ("auto", ("auto", None, None)),
-        ("dgc", ("dgc:1000x,momentum=0.9", "warm_up", None)),
-        ("cheapest", ("topk:0.01,coding=packed", None, "auto")),
-    ],
-)
-def test_text_of_a_launch_with_compression(
-    plan: Plan,
-    golden: Golden,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    typed: tuple[str | None, str | None, str | None],
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    told = decide(parse_wish(*typed), plan.run)
-    wanted = plan.model_copy(update={"run": told})
-    here = predict_on_local(wanted, (1.0, 2.0))
-    launch = Launch(
-        created="",
-        started_s=0.0,
-        run_id="",
-        on="local",
-        plan=plan,
-        spec=here.run,
-        prediction=here.prediction,
-        notes=here.notes,
-    )
-    launch_view.show(Prepared(launch=launch))
-    golden(f"launch-{name}.txt", capsys.readouterr().out)
-
-
-def test_text_of_a_launch_on_rehearsal(
-    rehearsed: Launch, golden: Golden, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    launch_view.show(Prepared(launch=rehearsed))
-    golden("launch-rehearsal.txt", capsys.readouterr().out)
+    assert not {"ratio", "sent"} & {series.key for series in report.over_time.series}
 
 
 def test_a_stopped_run_goes_on_only_where_it_has_a_checkpoint(
@@ -485,62 +348,17 @@ def test_a_run_costs_what_it_runs_on(launch: Launch) -> None:
 def test_a_checkpoint_is_found_wherever_the_run_was(launch: Launch, tmp_path: Path, on: str, kept: str) -> None:
     folder = tmp_path / launch.run_id
     (folder / kept).parent.mkdir(parents=True)
-    run = Run.in_folder(folder)
     stopped = RunStatus(state=RunState.STOPPED)
-    assert resume_command(run, stopped, on) is None
+    assert resume_command(folder, stopped, on) is None
     (folder / kept).write_text("step-7\n", encoding="utf-8")
-    assert resume_command(run, stopped, on) == f"hetopt launch --on {on} --resume {launch.run_id}"
-    assert resume_command(run, RunStatus(state=RunState.RUNNING), on) is None
+    assert resume_command(folder, stopped, on) == f"hetopt launch --on {on} --resume {launch.run_id}"
+    assert resume_command(folder, RunStatus(state=RunState.RUNNING), on) is None
 
 
 def test_a_run_that_failed_before_its_first_step_is_told_so(launch: Launch) -> None:
     history = history_of(_events(launch)[:2], launch.starts)
     with pytest.raises(BadInput, match="failed before its first step"):
-        make_report(launch, history.run, timeline(history, time_factor=1.0), state="failed")
-
-
-def test_a_run_that_goes_on_says_from_where(
-    launch: Launch, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    (tmp_path / CHECKPOINT_FOLDER).mkdir()
-    (tmp_path / CHECKPOINT_FOLDER / LATEST_FILE).write_text("step-281\n", encoding="utf-8")
-    said = launch.prediction
-    half_s = said.startup_s + said.training_s.value * (1 - 281 / said.steps.value)
-    launch_view.show(Prepared(launch=launch, folder=tmp_path))
-    out = capsys.readouterr().out
-    assert "goes on from step 281 of about 562" in out
-    assert f"predicted to take {formatting.with_startup(half_s, said.startup_s)}" in out
-    assert "predicted here" not in out
-
-
-def test_while_a_run_begins_again_nothing_is_said_of_its_old_pace(launch: Launch) -> None:
-    events = [event for event in _events(launch) if event["event"] != "training_finished"]
-    for resumed_s, tells in (((), True), ((1e9,), False)):
-        begun = launch.model_copy(update={"resumed_s": resumed_s})
-        run = history_of(events, begun.starts).run
-        run.step //= 2
-        said = " ".join(figures(run, begun, step_time_s=1.0, now_s=2e9))
-        assert ("ends in" in said) is tells
-
-
-def test_sessions_of_one_launch_are_not_called_launches(launch: Launch) -> None:
-    first = _events(launch)
-    later = [{**event, "time_s": event["time_s"] + 1000} for event in first]
-    told = " ".join(_report(launch, [*first, *later]).verdict)
-    assert "Its 2 sessions of 1 launch are added up" in told
-    assert "nothing ran" not in told
-    resumed = launch.model_copy(update={"resumed_s": (later[0]["time_s"] - 1,)})
-    assert "when nothing ran" in " ".join(_report(resumed, [*first, *later]).verdict)
-
-
-def test_a_script_of_another_length_than_its_plan_is_told_once(launch: Launch) -> None:
-    script = launch.model_copy(update={"spec": launch.spec.model_copy(update={"script": ("train.py",)})})
-    whole = history_of(_events(launch), launch.starts).run
-    assert _of_another_length(script, whole) is None
-    whole.epoch = 3.0
-    assert "trained 3 epochs, and the plan reckons with 100:" in str(_of_another_length(script, whole))
-    assert _of_another_length(launch, whole) is None, "a task ends where its plan says"
+        make_report(launch, history, state="failed")
 
 
 def test_nobody_is_asked_where_nothing_leaves_this_machine(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ import math
 import random
 import re
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +15,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.core.errors import BadInput
 from hetopt.core.events.fold import RunHistory
-from hetopt.core.events.log import Event
-from hetopt.core.events.reader import read_log
+from hetopt.core.events.log import Event, read_log
 from hetopt.optimizer.launch_record import Launch
-from hetopt.reports.page.page import page
-from hetopt.reports.page.series import envelope, series, stretches
+from hetopt.reports import html
 from hetopt.reports.report import make_report
-from hetopt.reports.timeline import timeline
+from hetopt.reports.run_document import document
+from hetopt.reports.series import envelope, over_time, stretches
 from tests.browser import WIDTHS, browser
 from tests.logs import history_of, recorded_run
 from tests.work import calls_of
 
-from .test_plan_page import outlined
+from .test_plan_page import outlined, outside
 from .test_report import _compressed, _events, launch, plan, rehearsed
 
 __all__ = ["launch", "plan", "rehearsed"]
@@ -42,9 +39,7 @@ def made(launch: Launch, events: list[Event]) -> str:
 
 
 def page_of(launch: Launch, history: RunHistory) -> str:
-    told = timeline(history, time_factor=launch.time_factor)
-    report = make_report(launch, history.run, told, state="finished")
-    return page(report, launch, series(history))
+    return html.page(document(make_report(launch, history, state="finished"), launch))
 
 
 @pytest.fixture(scope="module")
@@ -82,44 +77,27 @@ def test_workers_that_come_late_are_not_known_before(rehearsed: Launch) -> None:
     first = next(event for event in events if event["event"] == "step")
     for name in ("local_batch_sizes", "compute_s", "wait_s", "sync_s"):
         first[name] = first[name][:2]
-    run = series(history_of(events))
-    assert np.isnan(run.compute_s[0]).tolist() == [False, False, True, True]
-    whole = history_of(_compressed(rehearsed), rehearsed.starts)
-    report = make_report(rehearsed, whole.run, timeline(whole), state="finished")
-    assert not re.search(r"[ >:,]nan\b|NaN", page(report, rehearsed, run))
-
-
-class _Outside(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in ("link", "img", "iframe", "object", "embed", "base", "form"):
-            self.found.append(tag)
-        for name, value in attrs:
-            if name in ("src", "xlink:href") or "url(" in (value or "") or (name == "href" and value[:1] != "#"):
-                self.found.append(f"{tag} {name}")
+    told = over_time(history_of(events))
+    assert [math.isnan(told.values(f"compute{worker}")[0]) for worker in range(4)] == [False, False, True, True]
+    assert not re.search(r"[ >:,]nan\b|NaN", made(rehearsed, events))
 
 
 def test_workers_that_train_for_themselves_are_seen_to_come_together(launch: Launch) -> None:
     events = _events(launch)
     step = next(event for event in events if event["event"] == "step")
-    assert "end in an average" not in made(launch, events)
+    assert "Steps averaged" not in made(launch, events)
     told = {"policy": "local-sgd", "synchronised": 3, "local": 9, "sent_bytes": 120, "divergence": 0.02}
     first = {**step, "step": 12, "steps": 12, "time_s": step["time_s"] - 1, "sync": told}
     last = {**step, "sync": {**told, "synchronised": 0, "local": 10, "sent_bytes": 0}}
     text = made(launch, [one for event in events for one in ((first, last) if event is step else (event,))])
     data = json.loads(re.findall(r'id="data">(.*?)</script>', text, re.S)[0])
     assert data["series"]["averaged"] == ["share", [0.25, 0.0]]
-    assert data["series"]["sent"][1][0] == 120
-    assert "How far workers had come apart" in text
+    assert data["series"]["averages"][1][0] == 120
+    assert "Workers apart" in text
 
 
 def test_the_page_needs_nothing_else(text: str) -> None:
-    seen = _Outside()
-    seen.feed(text)
-    assert seen.found == []
+    assert outside(text) == []
     assert not re.search(r"https?:|@import|fetch\(|XMLHttpRequest|import\(", text)
 
 
@@ -138,7 +116,7 @@ def test_what_a_person_wrote_is_no_markup(rehearsed: Launch) -> None:
 
 def test_the_page_says_what_the_report_says(rehearsed: Launch, text: str) -> None:
     history = history_of(_compressed(rehearsed), rehearsed.starts)
-    report = make_report(rehearsed, history.run, timeline(history), state="finished")
+    report = make_report(rehearsed, history, state="finished")
     found: dict[str, set[float]] = {}
     for name, value in FIGURE.findall(text):
         found.setdefault(name, set()).add(float(value))
@@ -149,15 +127,14 @@ def test_the_page_says_what_the_report_says(rehearsed: Launch, text: str) -> Non
     assert all(sentence in text for sentence in report.verdict)
     terms = rehearsed.plan.chosen.prediction.bill
     assert found["term_usd"] == {term.usd for term in terms}
-    assert all(f'id="event{number}"' in text for number in range(1, 1 + len(timeline(history).happenings)))
 
 
 def test_the_cursor_reads_what_was_logged(rehearsed: Launch, text: str) -> None:
     data = json.loads(re.findall(r'id="data">(.*?)</script>', text, re.S)[0])
-    run = series(history_of(_compressed(rehearsed)))
-    assert data["step"] == run.step.tolist()
-    assert data["series"]["loss"][1] == pytest.approx(run.loss.tolist(), rel=1e-4)
-    assert data["series"]["compute2"][1] == pytest.approx(run.compute_s[:, 2].tolist(), rel=1e-4)
+    steps = [event for event in _compressed(rehearsed) if event["event"] == "step"]
+    assert data["step"] == [event["step"] for event in steps]
+    assert data["series"]["loss"][1] == pytest.approx([event["loss"] for event in steps], rel=1e-4)
+    assert data["series"]["compute2"][1] == pytest.approx([event["compute_s"][2] for event in steps], rel=1e-4)
     assert data["ways"][data["way"][-1] - 1] == "topk 1 % (all-gather)"
 
 
@@ -225,11 +202,6 @@ def test_the_command_writes_the_page(recorded: Path, tmp_path: Path, hetopt: Cal
     assert again.code == 2
     assert "exists already" in again.err
     assert hetopt("report", "--html", path, "--force").code == 0
-
-
-def test_a_log_without_a_step_has_no_page() -> None:
-    with pytest.raises(BadInput, match="not logged a step"):
-        series(RunHistory())
 
 
 def test_a_browser_draws_it_and_its_cursor_reads(text: str, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import DataLoader
 
 from hetopt.core.errors import BadInput
@@ -16,7 +15,6 @@ from hetopt.core.events.log import read_events
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.step_samples import parse_configuration
 from hetopt.trainer.session import session
-from hetopt.trainer.session.batches import ShareTable, own_items
 from tests.forks import all_end_well
 
 from .session_program import ALONE, EXCHANGES, SCRIPTS, Points, Script, network, train
@@ -110,23 +108,6 @@ def test_a_session_leaves_events_and_step_times_behind(crew: Crew) -> None:
     assert json.loads(lines[0])["step_time_s"] > 0
 
 
-def test_every_sample_of_a_batch_is_somebodys() -> None:
-    table = ShareTable((9, 4, 3))
-    table.change((4, 6, 6), since=(0, 5))
-    for number in range(8):
-        for samples in (1, 2, 5, 16):
-            shares = table.of((0, number), samples)
-            parts = [table.part(rank, samples, (0, number), number + 1) for rank in range(3)]
-            assert sum(part.weight for part in parts) == pytest.approx(1)
-            assert tuple(part.samples for part in parts) == shares
-            items = [own_items(range(samples), part) for part in parts]
-            owned = [item for part, own in zip(parts, items, strict=True) if part.samples for item in own]
-            assert owned == list(range(samples))
-            assert all(items)
-    assert table.of((0, 4), 16) == (9, 4, 3)
-    assert table.of((0, 5), 16) == (4, 6, 6)
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -152,12 +133,6 @@ def test_a_loss_that_is_no_scalar_is_refused() -> None:
         (batch,) = [next(iter(run.loader(DataLoader(Points(), batch_size=8))))]
         with pytest.raises(BadInput, match="scalar"):
             run.backward(model(batch[0]))
-
-
-def test_half_precision_parameters_are_refused() -> None:
-    model = nn.Linear(3, 3).bfloat16()
-    with pytest.raises(BadInput, match="weight is bfloat16"):
-        session(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
 def test_a_script_that_is_unlike_its_plan_has_its_own_result() -> None:

@@ -19,10 +19,10 @@ import pytest
 
 from hetopt.backends.emulation.namespaces import find_networks, why_not
 from hetopt.core.events.log import EVENTS_FILE, Event, read_events
-from hetopt.core.forks import ForkedProcess
 from hetopt.core.run_folder import MODEL_FILE, UNFINISHED_MODEL_FILE
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.plan import Plan
+from hetopt.trainer.host.forks import ForkedProcess
 from tests.disturbance import PATIENCE_S
 from tests.forks import server
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.api.sync_options import decide, into_plan, parse_wish
+from hetopt.api.changes import into_plan, synchronized
+from hetopt.api.options import Changes
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
-from hetopt.core.synchronization import Injection, Partition, Synchronization
-from hetopt.core.synchronization_text import spell_partition, spell_sync
+from hetopt.core.synchronization import Injection, Partition, Synchronization, spell_partition, spell_sync
 from hetopt.optimizer.plan import Plan
 from hetopt.optimizer.step_time.local_steps import communication, exposed_s
 from tests.face.conftest import RECORDED
@@ -43,21 +43,19 @@ SPELLED = {
 
 @pytest.mark.parametrize("text", SPELLED)
 def test_what_is_spelled_is_read_and_the_other_way_round(text: str) -> None:
-    wish = parse_wish(text, None, None)
-    assert wish.sync == SPELLED[text]
+    assert Changes(sync=text).sync == SPELLED[text]
     assert spell_sync(SPELLED[text]) == text
 
 
 def test_partitions_and_injection_are_read() -> None:
-    wish = parse_wish(None, "labels(2)", "0.5, 0.25")
-    assert wish.partition == Partition(name="labels", labels=2)
-    assert wish.injection == Injection(workers=0.5, samples=0.25)
+    changes = Changes(partition="labels(2)", inject="0.5, 0.25")
+    assert changes.partition == Partition(name="labels", labels=2)
+    assert changes.inject == Injection(workers=0.5, samples=0.25)
     assert spell_partition(Partition(name="dirichlet", alpha=0.1)) == "dirichlet(0.1)"
     assert spell_partition(Partition(name="seldp")) == "seldp"
-    assert parse_wish(" selsync( auto , share = 0.2 ) ", None, None).sync == Synchronization(
+    assert Changes(sync=" selsync( auto , share = 0.2 ) ").sync == Synchronization(
         name="selsync", delta="auto", synchronised_share=0.2
     )
-    assert parse_wish(None, None, None).is_empty
 
 
 @pytest.mark.parametrize(
@@ -81,7 +79,7 @@ def test_partitions_and_injection_are_read() -> None:
 )
 def test_what_cannot_be_is_said_in_one_sentence(options, said: str) -> None:
     with pytest.raises(BadInput) as caught:
-        parse_wish(*options)
+        Changes(**dict(zip(("sync", "partition", "inject"), options, strict=True)))
     assert said in str(caught.value)
 
 
@@ -89,16 +87,16 @@ def test_a_plans_compression_gives_way_to_local_steps_but_not_one_that_was_asked
     planned = RUN.model_copy(
         update={"compression": Compression(name="topk", ratio=0.01), "ratio_policy": "auto"},
     )
-    wish = parse_wish("selsync(0.3)", None, None)
-    run = decide(wish, planned, exchange_was_asked=False)
+    run = synchronized(Changes(sync="selsync(0.3)"), planned)
     assert run.is_local
     assert (run.compression, run.ratio_policy) == (Compression(), "fixed")
     assert not run.steers_exchange
     with pytest.raises(BadInput, match="leave most"):
-        decide(wish, planned, exchange_was_asked=True)
+        synchronized(Changes(sync="selsync(0.3)", ratio_policy="auto"), planned)
     rounded = planned.model_copy(update={"compression": Compression(name="int8"), "ratio_policy": "fixed"})
-    assert decide(wish, rounded, exchange_was_asked=True).compression.name == "int8"
-    assert decide(parse_wish(None, "shards", None), planned, exchange_was_asked=False).compression.name == "topk"
+    asked = Changes(sync="selsync(0.3)", compression="int8")
+    assert synchronized(asked, rounded).compression.name == "int8"
+    assert synchronized(Changes(partition="shards"), planned).compression.name == "topk"
 
 
 def test_what_was_typed_is_launched_and_predicted(hetopt, tmp_path: Path) -> None:
@@ -139,15 +137,15 @@ def test_a_plan_can_say_how_its_workers_synchronise(hetopt, tmp_path: Path) -> N
     made_plan = Plan.load(plan)
     alone = len(made_plan.run.workers) == 1
     together = made_plan.model_copy(update={"run": RUN, "explanation": ()})
-    wish = parse_wish("selsync(auto,share=0.1)", None, None)
-    assert "averaged in 0.1 of the steps" in into_plan(wish, together).explanation[0]
-    assert "communicates in every step" in into_plan(wish, together).explanation[0]
-    assert ("one worker" in into_plan(wish, made_plan).explanation[-1]) == alone
+    sync = Changes(sync="selsync(auto,share=0.1)").sync
+    assert "averaged in 0.1 of the steps" in into_plan(sync, together).explanation[0]
+    assert "communicates in every step" in into_plan(sync, together).explanation[0]
+    assert ("one worker" in into_plan(sync, made_plan).explanation[-1]) == alone
 
 
 def test_a_prediction_counts_the_steps_that_communicate() -> None:
     def mean_s(text: str, *, exchange_s: float = 1.0, compute_s: float = 2.0) -> float:
-        sync = SPELLED[text] if text in SPELLED else parse_wish(text, None, None).sync
+        sync = SPELLED[text] if text in SPELLED else Changes(sync=text).sync
         assert sync is not None
         told = communication(sync, dataset_size=1024, global_batch_size=128)
         return exposed_s(sync, told, exchange_s=exchange_s, compute_s=compute_s)

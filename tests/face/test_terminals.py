@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.cli import render, terminal
+from hetopt.reports.document import Column, Table, columns
+from hetopt.reports.text import lines, wrapped
 
 from .conftest import RECORDED, Answer, on_a_terminal
 
@@ -51,26 +54,20 @@ def test_nothing_runs_over_forty_columns_and_every_sign_has_a_plain_one(
         assert "\x1b" not in told.out + told.err, "a pipe has no colours"
 
 
-def test_a_table_that_does_not_fit_becomes_facts(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    columns = ["machines", "USD/h", "how"]
+def test_a_table_that_does_not_fit_becomes_facts() -> None:
     rows = [["2 × g5.xlarge", "$1.02", "spot"], ["1 × c7i.large", "$0.09", ""]]
-    monkeypatch.setenv("COLUMNS", "40")
-    render.table(columns, rows, numbers={"USD/h"})
-    whole = capsys.readouterr().out
-    monkeypatch.setenv("COLUMNS", "20")
-    render.table(columns, rows, numbers={"USD/h"})
-    narrow = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
-    assert whole.splitlines()[0].split() == ["machines", "USD/h", "how"]
+    table = Table(name="machines", columns=columns("!machines, #USD/h, how"), rows=rows)
+    assert lines([table], 40)[0] == ("machines       USD/h  how", "strong")
+    narrow = [line for line, _ in lines([table], 20)]
     assert narrow == ["2 × g5.xlarge", "  USD/h  $1.02", "  how    spot", "1 × c7i.large", "  USD/h  $0.09"]
+    shorter = replace(table, columns=[*table.columns[:2], Column("how", may_go=0)])
+    assert [line for line, _ in lines([shorter], 20)][-2:] == ["left out for lack of", "width: how"]
 
 
-def test_a_number_stays_with_its_unit_and_what_follows_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "20")
-    assert render.wrapped("it takes an hour, 10 % more", hang=2) == ["it takes an hour,", "  10 % more"]
-    assert render.wrapped("    this is on 2 × g5.xlarge", hang=4) == ["    this is on", "    2 × g5.xlarge"]
-    assert render.wrapped("give --max-hourly 5\n") == ["give --max-hourly 5", ""]
+def test_a_number_stays_with_its_unit_and_what_follows_hangs() -> None:
+    assert wrapped("it takes an hour, 10 % more", 20, hang=2) == ["it takes an hour,", "  10 % more"]
+    assert wrapped("    this is on 2 × g5.xlarge", 20, hang=4) == ["    this is on", "    2 × g5.xlarge"]
+    assert wrapped("give --max-hourly 5\n", 20) == ["give --max-hourly 5", ""]
 
 
 def test_a_terminal_of_forty_columns_without_colours_and_letters() -> None:

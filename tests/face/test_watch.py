@@ -15,9 +15,9 @@ from rich.console import Console
 
 from hetopt.cli import render
 from hetopt.cli.watch import picture
-from hetopt.core.events.decisions import write_decision
-from hetopt.core.events.log import EVENTS_FILE
-from hetopt.core.reporter import PIECES
+from hetopt.core.events.log import EVENTS_FILE, write_decision
+from hetopt.core.interruption import PIECES
+from hetopt.core.run_status import RunState, RunStatus
 from hetopt.optimizer.launch_record import Launch
 from hetopt.reports.live_run import LiveRun
 from tests.logs import recorded_run
@@ -52,7 +52,7 @@ def test_a_picture_of_a_run(
     watched = LiveRun.of(folder, rehearsed)
     watched.read()
     out = io.StringIO()
-    shown = picture("run", "running", watched, now_s=events[-5]["time_s"])
+    shown = picture(folder, RunStatus(state=RunState.RUNNING), watched, now_s=events[-5]["time_s"])
     Console(file=out, width=columns).print(render.drawn(shown))
     assert "…" not in out.getvalue(), "nothing is cut"
     golden(f"watch-{columns}.txt", "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n")
@@ -116,7 +116,7 @@ def test_a_look_takes_little_work_and_no_more_as_the_run_goes_on(launch: Launch,
 
     def look() -> None:
         watched.read()
-        console.print(render.drawn(picture("run", "running", watched, now_s=2000.0)))
+        console.print(render.drawn(picture(folder, RunStatus(state=RunState.RUNNING), watched, now_s=2000.0)))
 
     calls = []
     for start in range(22, 122, 5):

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from hetopt.core.artifact import Artifact, write_atomically
 from hetopt.core.errors import BadInput
-from hetopt.core.events.parts import StartedWorker
+from hetopt.core.events.records import StartedWorker
 from hetopt.core.plain_text import fault_of
 from hetopt.core.run_spec import WorkerSpec
 from hetopt.reports.report import WorkerReport

@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
-from hetopt.core import forks
-from hetopt.core.forks import ForkServer, NoFork
+from hetopt.trainer.host import forks
+from hetopt.trainer.host.forks import ForkServer, NoFork
 from tests.disturbance import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes start by themselves elsewhere")
@@ -52,7 +52,7 @@ ENDS = {
 
 PARENT = """
 import os, sys, time
-from hetopt.core.forks import ForkServer
+from hetopt.trainer.host.forks import ForkServer
 server = ForkServer.importing(("json",), os.environ)
 waits = server.start([sys.argv[1]], environment=os.environ, stdout=1, stderr=2)
 print(waits.pid, flush=True)
@@ -60,15 +60,15 @@ time.sleep(600)
 """
 WAITS = """
 import os, signal, time
-from hetopt.core.process_guard import die_with_parent
+from hetopt.core.interruption import die_with_parent
 die_with_parent(os.getppid(), signal.SIGKILL)
 print("waiting", flush=True)
 time.sleep(600)
 """
 FORKS_ITSELF = """
 import os, subprocess, sys, threading
-from hetopt.core import forks
-from hetopt.core.forks import ForkServer, NoFork
+from hetopt.trainer.host import forks
+from hetopt.trainer.host.forks import ForkServer, NoFork
 import json
 server = ForkServer.of_this_process()
 sys.exit(server.start([sys.argv[1], "x"], environment=os.environ, stdout=1, stderr=2).wait(30))
@@ -221,8 +221,8 @@ def test_a_process_can_be_its_own_forks_beginning(tmp_path: Path) -> None:
 
 LISTENS_AND_FORKS = """
 import os, signal, sys
-from hetopt.core.forks import ForkServer
-from hetopt.core.process_guard import StopSignal
+from hetopt.trainer.host.forks import ForkServer
+from hetopt.core.interruption import StopSignal
 StopSignal().listen()
 signal.signal(signal.SIGHUP, lambda *_: None)
 signal.signal(signal.SIGUSR1, signal.SIG_IGN)

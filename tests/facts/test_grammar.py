@@ -10,16 +10,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from hetopt.api import values
-from hetopt.api.stream_options import StreamOptions, parse_stream
+from hetopt.api import options as verbs
+from hetopt.api.planning import metric_target
+from hetopt.api.streams import StreamWish, parse_stream
+from hetopt.backends import options as places
 from hetopt.backends.emulation.description import parse_change, parse_changes, parse_hosts
-from hetopt.cli import parse
+from hetopt.core import option
 from hetopt.core.comm.compression_text import parse_compression
 from hetopt.core.errors import BadInput
-from hetopt.core.grammar import arguments, call, numbers, repeated, split, written
-from hetopt.core.quantities import COUNT, DURATION, FRACTION, MONEY, PERCENT, RATE, Unit, quantity
-from hetopt.core.synchronization import Injection, Partition, Synchronization
-from hetopt.core.synchronization_text import (
+from hetopt.core.grammar import (
+    COUNT,
+    DURATION,
+    FRACTION,
+    MONEY,
+    PERCENT,
+    RATE,
+    Unit,
+    arguments,
+    call,
+    numbers,
+    quantity,
+    repeated,
+    split,
+    written,
+)
+from hetopt.core.synchronization import (
+    Injection,
+    Partition,
+    Synchronization,
     parse_injection,
     parse_partition,
     parse_sync,
@@ -96,10 +114,10 @@ rates = st.floats(1e-3, 1e6)
 @given(st.lists(rates, min_size=1, max_size=5) | st.tuples(st.sampled_from(["uniform", "normal"]), rates, rates), rates)
 def test_a_stream_is_read_as_it_is_written(said: object, factor: float) -> None:
     drawn = {"drawn": said} if isinstance(said, tuple) else {"rates": tuple(said)}  # type: ignore[call-overload]
-    stream = StreamOptions(source="replay", fields={"buffer": "truncation", "min_batch": "4"}, factor=factor, **drawn)
+    stream = StreamWish(source="replay", fields={"buffer": "truncation", "min_batch": "4"}, factor=factor, **drawn)
     rates = f"{said[0]}={said[1]!r}/{said[2]!r}" if isinstance(said, tuple) else "/".join(map(repr, stream.rates))
     assert parse_stream(f"replay({rates}, buffer=truncation, min=4, factor={factor!r})") == stream
-    broker = StreamOptions(source="redis", fields={"url": "redis://10.0.0.5:6379/1?timeout=3", "key": "cam"})
+    broker = StreamWish(source="redis", fields={"url": "redis://10.0.0.5:6379/1?timeout=3", "key": "cam"})
     assert parse_stream("redis(redis://10.0.0.5:6379/1?timeout=3, key=cam)") == broker
 
 
@@ -114,10 +132,10 @@ def test_a_stream_is_read_as_it_is_written(said: object, factor: float) -> None:
         (parse_stream, "replay:40/80,age=60", "replay(40/80, age=1m)"),
         (parse_stream, "redis:redis://h:1/0,key=cam", "redis(redis://h:1/0, key=cam)"),
         (parse_hosts, "speed=1,rate=100mbit x2; speed=0.25", "speed=1 rate=0.1gbit; speed=1, rate=1e8; speed=0.25;"),
-        (partial(values.names, name="types"), "g5.*,c7a.*", " g5.* ; c7a.*, "),
-        (parse.slowdowns, "1,1,2", "1 x2, 2"),
-        (parse.time_weight, "time=2,cost=1", "cost = 1, time = 2"),
-        (values.metric_target, "accuracy=0.97", " accuracy = .97"),
+        (partial(option.names, name="types"), "g5.*,c7a.*", " g5.* ; c7a.*, "),
+        (partial(places.slowdowns, name="slowdowns"), "1,1,2", "1 x2, 2"),
+        (partial(verbs.time_weight, name="time_weight"), "time=2,cost=1", "cost = 1, time = 2"),
+        (metric_target, "accuracy=0.97", " accuracy = .97"),
     ],
 )
 def test_what_was_written_before_is_still_understood(read: Callable[[str], object], before: str, now: str) -> None:
@@ -174,12 +192,12 @@ READERS: tuple[Callable[[str], object], ...] = (
     lambda text: parse_changes(text, ("h0", "h1")),
     lambda text: parse_change(text, ("h0", "h1")),
     lambda text: read_quotas([text]),
-    parse.slowdowns,
-    parse.time_weight,
-    values.metric_target,
-    lambda text: values.duration_s(text, "deadline"),
-    lambda text: values.positive(text, "budget_usd", "USD"),
-    partial(values.names, name="types"),
+    partial(places.slowdowns, name="slowdowns"),
+    partial(verbs.time_weight, name="time_weight"),
+    metric_target,
+    lambda text: option.duration_s(text, "deadline"),
+    lambda text: option.positive(text, "budget_usd", "USD"),
+    partial(option.names, name="types"),
 )
 WORDS = (
     "topk selsync local-sgd replay redis labels h1 step dies auto share speed rate momentum uniform spot g time cost"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.backends.processes import LocalLauncher
-from hetopt.core.openmp import (
+from hetopt.core.interruption import (
     SPIN,
     SPIN_VARIABLES,
     THREADS_VARIABLE,

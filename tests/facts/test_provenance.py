@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.core.provenance import full_version, of_checkout
+from hetopt.cli.provenance import full_version, of_checkout
 
 AS_SOMEBODY = ("-c", "user.name=somebody", "-c", "user.email=somebody@localhost", "-c", "init.defaultBranch=main")
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.core.errors import BadInput
-from hetopt.core.reading import (
+from hetopt.core.paths import (
     MissingFile,
     decoded,
     lines_of,

@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hetopt.core.events.log import EVENTS_FILE
-from hetopt.core.events.reader import read_log
+from hetopt.core.events.log import EVENTS_FILE, read_log
 from tests.disturbance import PATIENCE_S
 
 REPOSITORY = Path(__file__).resolve().parents[2]

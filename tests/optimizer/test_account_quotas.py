@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hetopt.core.errors import BadInput
-from hetopt.core.reporter import Reporter
+from hetopt.core.interruption import Reporter
 from hetopt.optimizer.market.account_quotas import AccountQuotas, account_quotas_file, keep_quotas
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.market.offer_filter import Wishes, narrow

@@ -21,7 +21,6 @@ from hetopt.optimizer.cost.bill import (
 )
 from hetopt.optimizer.cost.billing import load_billing
 from hetopt.optimizer.market.catalog import BUNDLED, load_catalog
-from hetopt.optimizer.plan import CostTerm
 
 BILLING = load_billing()
 CATALOG = load_catalog()
@@ -167,32 +166,6 @@ def test_many_clusters_are_priced_as_one_by_one() -> None:
         for w, n in zip(work.tolist(), machines.tolist(), strict=True)
     ]
     assert together.tolist() == pytest.approx(alone)
-
-
-def test_every_priced_line_names_date_and_source() -> None:
-    usage = Usage(
-        start_up_s=180.0,
-        work_s=9000.0,
-        interruption_s=60.0,
-        checkpoint_bytes=1e9,
-        checkpoints=5.0,
-        restores=4.0,
-    )
-    lines = {line.name: line for line in itemise([rental("g5.xlarge", 2, "spot")], usage, BILLING)}
-    assert list(lines) == [
-        "2 × g5.xlarge (spot)",
-        "start-up of the machines",
-        "volumes",
-        "public addresses",
-        "expected interruptions",
-        "checkpoints",
-    ]
-
-    def dated(line: CostTerm) -> bool:
-        return "202" in line.basis and ("page" in line.basis or "price" in line.basis)
-
-    own_price = set(lines) - {"start-up of the machines", "expected interruptions"}
-    assert all(dated(lines[name]) for name in own_price)
 
 
 @given(st.floats(0, 1e12))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.core.compression_slowdown import COEFFICIENT_SD, LEAST_GAIN, step_inflation
+from hetopt.core.training_laws import COEFFICIENT_SD, LEAST_GAIN, step_inflation
 from hetopt.optimizer.convergence.compression_penalty import (
     CompressedPilot,
     CompressionPenalty,

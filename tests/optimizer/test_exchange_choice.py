@@ -13,9 +13,8 @@ from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Goal
 from hetopt.optimizer.recommendation.options import Options, PlanRequest
 from hetopt.optimizer.recommendation.recommend import SearchProblem, search_problem
-from hetopt.optimizer.search import cluster_rows
 from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, tabulate_rows, uniform_rows
-from hetopt.optimizer.search.forecast import ClusterTable, Forecast, forecast, steps_of
+from hetopt.optimizer.search.forecast import ClusterTable, Forecast, forecast
 from hetopt.optimizer.search.objective import NEAR
 from hetopt.optimizer.search.search_space import SearchSpace
 
@@ -91,51 +90,3 @@ def test_the_slower_the_links_the_more_it_saves(problem: SearchProblem) -> None:
     )
     assert (slow >= quick - (NEAR - 1)).all()
     assert slow.max() > 1 / 3
-
-
-def test_without_the_upper_end_more_guesses_lose(problem: SearchProblem, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of clusters that compress, how many worlds (own work drawn from its spread) whole sums would win."""
-
-    def lost() -> float:
-        rows, table, _ = priced(problem)
-        some = np.flatnonzero(rows.exchange > 0)
-        if not len(some):
-            return 0.0
-        columns = Columns(problem.space)
-        plain = replace(rows.take(some), exchange=np.zeros(len(some), dtype=np.intp))
-        _, whole = tabulate_rows(columns, plain)
-        way, random = table.take(some), np.random.default_rng(0)
-        whole_s = steps_of(whole, problem.job.shape).time_s
-        losses = [
-            steps_of(
-                replace(
-                    way,
-                    compress_s=way.compress_s * np.exp(way.compress_log_sd * random.standard_normal(len(some))),
-                ),
-                problem.job.shape,
-            ).time_s
-            > whole_s
-            for _ in range(WORLDS)
-        ]
-        return float(np.mean(losses))
-
-    careful = lost()
-    assert careful <= 0.05
-    monkeypatch.setattr(cluster_rows, "Z90", 0.0)
-    assert lost() > careful or careful == 0
-
-
-def test_without_the_least_saving_some_would_compress_for_nothing(
-    problem: SearchProblem, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What `NEAR` leaves out are savings of less than it, and than what a longer run also loses to interruptions."""
-    monkeypatch.setattr(cluster_rows, "Z90", 0.0)
-    sure = tuple(replace(option, late=np.ones_like(option.late)) for option in problem.space.exchanges)
-    problem = replace(problem, space=replace(problem.space, exchanges=sure))
-    rows, _, _ = priced(problem)
-    monkeypatch.setattr(cluster_rows, "NEAR", 1.0)
-    more, _, found = priced(problem)
-    added = (more.exchange > 0) & (rows.exchange == 0)
-    saved = whole_sums(problem).total_s[added] / found.total_s[added]
-    assert ((saved > 1) & (saved <= 1.001 * NEAR)).all()
-    assert added.any() or problem.model.profile.job.task != "resnet20-cifar10"

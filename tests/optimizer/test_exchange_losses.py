@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from hetopt.core.comm.compression_text import spell
 from hetopt.core.comm.options import LOSSLESS, timed_as, tried_ways, whole_ways
-from hetopt.core.compression_slowdown import NOISE_COEFFICIENT, added_noise, noise_inflation
 from hetopt.core.profile import CompressorCost, ExchangeTrial, Profile
 from hetopt.core.run_spec import Compression
-from hetopt.optimizer.convergence.exchange_losses import exchange_losses
+from hetopt.core.training_laws import NOISE_COEFFICIENT
+from hetopt.optimizer.convergence.exchange_losses import added_noise, exchange_losses, noise_inflation
 from hetopt.optimizer.fit import fit
 from hetopt.optimizer.search.exchange_menu import Menu, exchange_menu
 

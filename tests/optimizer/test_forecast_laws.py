@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.core.comm.overlap import last_bucket_share
+from hetopt.core.comm.cost import last_bucket_share
 from hetopt.core.profile import Profile
 from hetopt.core.step_samples import Configuration, Node, StepSample
 from hetopt.optimizer.convergence.convergence import FixedSteps

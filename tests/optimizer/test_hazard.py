@@ -6,7 +6,6 @@ import json
 import math
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -14,8 +13,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from hetopt.core.errors import BadInput
-from hetopt.optimizer.cost.cost import cluster_hazard
-from hetopt.optimizer.cost.mixing import in_words, standstill_share
 from hetopt.optimizer.cost.observed_preemptions import ObservedPool, ObservedPreemptions, keep
 from hetopt.optimizer.cost.preemption_rate import (
     CALM,
@@ -25,7 +22,6 @@ from hetopt.optimizer.cost.preemption_rate import (
     HazardComponent,
     PreemptionRatePosterior,
 )
-from hetopt.optimizer.plan import Group
 
 UNKNOWN = PreemptionRatePosterior.prior(None)
 losses_seen = st.integers(0, 50)
@@ -109,50 +105,6 @@ def test_shocks_hold_against_the_recorded_losses(shared_data: Path) -> None:
         lost += int(drops[drops > 0].sum())
         together += int(drops[drops > 1].sum())
     assert lost_with_another(4) == pytest.approx(together / lost, abs=0.03)
-
-
-@pytest.mark.parametrize("machines", [2, 4, 8, 16])
-def test_mixing_trades_standstill_for_stops(machines: int) -> None:
-    one, two = (cluster_hazard(pools) for pools in ([(machines, UNKNOWN)], 2 * [(machines // 2, UNKNOWN)]))
-    assert standstill_share(2 * [UNKNOWN]) < standstill_share([UNKNOWN]) / 5
-    assert two[0] >= one[0]
-
-
-def test_standstill_is_that_of_recorded_pools(shared_data: Path) -> None:
-    """With the hazard that a recorded pool had, the share of time without any machine is about the recorded one."""
-    folder = shared_data / "spot-traces" / "preemption" / "4-node"
-    if not folder.is_dir():
-        pytest.skip("no traces")
-    for path in folder.rglob("*.json"):
-        recorded = json.loads(path.read_text())
-        machines, hours = np.array(recorded["data"]), recorded["metadata"]["gap_seconds"] / 3600
-        drops = -np.diff(machines)
-        hazard = float(drops[drops > 0].sum() / (machines.sum() * hours))
-        part = HazardComponent(shape=1e6, rate_h=1e6 / hazard)
-        found = standstill_share([PreemptionRatePosterior(calm=part, scarce=part, scarce_chance=0.0)])
-        assert found == pytest.approx(float((machines == 0).mean()), abs=0.1)
-
-
-def test_the_worth_of_mixing_is_told() -> None:
-    def group(machines: int, market: Literal["spot", "on-demand"] = "spot") -> Group:
-        return Group(
-            instance_type="g5.xlarge",
-            machines=machines,
-            market=market,
-            region="us-east-1",
-            price_usd_per_hour=0.4,
-            price_date="2026-11-20",
-            price_source="a test",
-            price_is_estimate=False,
-            interruption_band="<5%",
-            local_batch_sizes=(8,) * machines,
-            evidence="measured",
-        )
-
-    assert in_words([group(1)]) is None
-    assert in_words([group(4, "on-demand"), group(1)]) is None
-    assert "one pool" in str(in_words([group(4)]))
-    assert "2 pools" in str(in_words([group(2), group(2), group(1, "on-demand")]))
 
 
 def test_the_file_of_what_was_seen_moves_the_belief_of_its_pool_alone() -> None:

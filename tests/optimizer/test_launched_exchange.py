@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 
 from hetopt.backends.emulation.description import parse_hosts
 from hetopt.backends.emulation.plan import rehearse
-from hetopt.backends.prediction.communication import LEAST_GAIN, Foreseen, Meeting, foresee
-from hetopt.backends.prediction.hosting import ThisMachine
+from hetopt.backends.prediction.hosting import LEAST_GAIN, Foreseen, Meeting, ThisMachine, foresee
 from hetopt.backends.prediction.local_plan import predict_on_local
 from hetopt.core.comm.composition import METHODS, Combination, combinations
 from hetopt.core.comm.payload_bytes import wire_bytes
-from hetopt.core.compression_slowdown import step_inflation
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression, RatioPolicyName, RunSpec, StopRule, WorkerSpec
+from hetopt.core.training_laws import step_inflation
 from hetopt.optimizer.fit import CompressorLine, FittedModel, LinkModel, fit
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Goal, Plan
@@ -29,7 +28,7 @@ from hetopt.trainer.policies.ratio.auto import AutoRatio
 from tests.collective_time import collective_time_s
 
 from .conftest import NOW
-from .profiles import make_device, make_profile
+from .profiles import make_profile
 
 MODEL = fit(make_profile())
 NUMEL = 500_000
@@ -157,45 +156,6 @@ def test_what_rounding_costs_is_what_was_profiled_and_grows_with_the_workers() -
 
 def test_the_least_gain_is_that_of_the_policy() -> None:
     assert inspect.signature(AutoRatio).parameters["least_gain"].default == LEAST_GAIN
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_every_policy_but_the_fixed_one_is_told_and_widens_the_interval(policy: RatioPolicyName) -> None:
-    fixed = seen(run_of(Compression(name="topk", ratio=0.01)), meeting())
-    told = seen(run_of(Compression(name="topk", ratio=0.01), policy), meeting())
-    assert (told.notes == fixed.notes == ()) == (policy == "fixed")
-    assert (told.log_sd > fixed.log_sd) == (policy != "fixed")
-    alone = seen(run_of(Compression(name="topk", ratio=0.01), policy), meeting(1))
-    assert alone.notes == ()
-
-
-def test_steps_to_a_target_say_what_they_rest_on() -> None:
-    said = {
-        Compression(name="topk", ratio=0.0001): "smallest part of the gradient that was profiled is 0.100 %",
-        Compression(name="redsync", ratio=0.01): "taken to be what Top-k keeps",
-        Compression(name="qsgd_maxnorm"): "steps to the target are those of dense training",
-        Compression(name="powersgd", rank=2): "prediction is for sending everything",
-    }
-    for compression, sentence in said.items():
-        assert any(sentence in note for note in seen(run_of(compression), meeting()).notes), compression
-    smallest = seen(run_of(Compression(name="topk", ratio=0.0001)), meeting())
-    assert smallest.gain == pytest.approx(MODEL.gain.gain(0.001))
-    assert seen(run_of(Compression(name="randomk", ratio=0.01)), meeting()).gain == 0.01
-    quick = seen(run_of(Compression(name="topk", ratio=0.0001)), meeting(), to_target=False)
-    assert quick.notes == ()
-
-
-def test_a_profile_that_timed_nothing_is_told() -> None:
-    bare = fit(make_profile(gain=False, devices=[make_device().model_copy(update={"compressors": ()})]))
-    told = seen(run_of(Compression(name="topk", ratio=0.01)), meeting(model=bare))
-    copied_s = 2 * 4 * NUMEL / bare.reference.device.copy_bytes_per_s
-    assert 5 * copied_s < told.compress_s < 7 * copied_s
-    assert told.gain == 1
-    assert any("how fast it copies memory" in note for note in told.notes)
-    device = make_device().model_copy(update={"compressors": (), "copy_bytes_per_s": None})
-    told = seen(run_of(Compression(name="topk", ratio=0.01)), meeting(model=fit(make_profile(devices=[device]))))
-    assert told.compress_s == 0
-    assert any("counts as nothing" in note for note in told.notes)
 
 
 @pytest.fixture(scope="module")

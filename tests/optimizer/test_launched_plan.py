@@ -7,9 +7,9 @@ from functools import cache, partial
 
 import pytest
 
-from hetopt.api.backends import backend
-from hetopt.api.launching import Changes, LaunchOptions, prepare
-from hetopt.api.precision_options import in_precision
+from hetopt.api.backends import backend, options_at
+from hetopt.api.changes import in_precision
+from hetopt.api.launching import Changes, prepare
 from hetopt.backends.backend import Prepared
 from hetopt.backends.emulation.plan import rehearse
 from hetopt.backends.prediction.hosting import ThisMachine
@@ -17,9 +17,9 @@ from hetopt.core.comm.composition import METHODS
 from hetopt.core.comm.compression_text import spell
 from hetopt.core.comm.options import whole_ways
 from hetopt.core.errors import BadInput
-from hetopt.core.precision import Precision
+from hetopt.core.interruption import Reporter
+from hetopt.core.memory import Precision
 from hetopt.core.profile import Profile
-from hetopt.core.reporter import Reporter
 from hetopt.core.run_spec import Compression, RunSpec
 from hetopt.core.synchronization import Synchronization
 from hetopt.optimizer.fit import fit
@@ -41,7 +41,6 @@ FEW = Options(
     only_types=("g5.xlarge",),
     max_workers=MOST,
     mixed_types=1,
-    worlds=False,
     batch_size=64,
     objective="fastest",
 )
@@ -94,7 +93,7 @@ def name(option: ExchangeOption) -> str:
 
 
 def launched(plan: Plan, on: Place = "local", **changes: str) -> Prepared:
-    return prepare(plan, backend(on, Reporter()), on, LaunchOptions(), Changes(**changes))
+    return prepare(plan, backend(on, Reporter()), options_at(on, {}), Changes(**changes))
 
 
 def told(run: RunSpec) -> dict[str, object]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from hetopt.backends.backend import LaunchOptions, check_options
+from hetopt.backends.options import Local
 from hetopt.backends.prediction.hosting import division
 from hetopt.backends.prediction.local_plan import predict_on_local
 from hetopt.core.errors import BadInput
@@ -109,7 +109,7 @@ def test_without_paces_the_machine_is_not_overfilled(plan: Plan) -> None:
 @pytest.mark.parametrize("paces", [(), (0.5,), (1, float("nan")), (1, float("inf")), (1e300,), ("2",)])
 def test_impossible_factors_are_refused(paces: tuple[float, ...]) -> None:
     with pytest.raises(BadInput, match="must be numbers from 1 to 1,000,000, got"):
-        check_options("local", LaunchOptions(slowdowns=paces))
+        Local(slowdowns=paces)
 
 
 def test_more_workers_than_samples_are_refused(plan: Plan) -> None:

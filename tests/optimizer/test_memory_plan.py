@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetopt.core.comm.exchange_memory import exchange_memory
 from hetopt.core.errors import NoFeasiblePlan
 from hetopt.core.memory import StepMemory, TrainingMemory
 from hetopt.core.profile import Profile
@@ -18,6 +17,7 @@ from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.memory import NOT_COUNTED
 from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
 from hetopt.optimizer.search.asked_steps import AskedSteps
+from hetopt.optimizer.step_time.device_memory import exchange_memory
 from tests.optimizer.profiles import make_profile
 
 NOW = datetime(2026, 7, 28, tzinfo=UTC)
@@ -149,24 +149,3 @@ def test_it_is_refused_if_and_only_if_no_device_holds_a_sample(
     else:
         with pytest.raises(NoFeasiblePlan, match="holds a training step of one sample"):
             planned(catalog, profile, batch_size=batch)
-
-
-def test_a_refusal_names_the_need_the_largest_device_and_what_holds_it(catalog: Catalog) -> None:
-    with pytest.raises(NoFeasiblePlan) as refused:
-        planned(catalog, heavy(12, 10))
-    told = str(refused.value)
-    for word in ("23.6 GB", "parameters 3.22 GB", "optimizer state 6.44 GB", "activations 10.7 GB", "has 24"):
-        assert word in told
-    for word in ("bf16", "checkpointing", "the cheapest that holds it"):
-        assert word in told
-    with pytest.raises(NoFeasiblePlan, match="activations are not what does not fit"):
-        planned(catalog, heavy(30, 1))
-    assert refused.value.exit_code == 3
-    with pytest.raises(NoFeasiblePlan, match="sharded"):
-        planned(catalog, heavy(4000, 4))
-
-
-def test_a_profile_of_before_is_planned_without_and_it_is_said(catalog: Catalog) -> None:
-    plan = planned(catalog, make_profile(batch_size=256))
-    assert plan.memory == ()
-    assert NOT_COUNTED in plan.explanation

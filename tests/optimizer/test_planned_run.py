@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from hetopt.core.compression_slowdown import CAUTIOUS_COEFFICIENT
+import pytest
+
+from hetopt.core.errors import BadInput
+from hetopt.core.training_laws import CAUTIOUS_COEFFICIENT
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Goal
 from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
@@ -16,6 +19,18 @@ def test_a_plan_tells_its_run(catalog: Catalog) -> None:
     goal = Goal(ends="epochs", amount=1, budget_usd=9.0)
     plan = recommend(PlanRequest(make_profile(), catalog, goal, options), seed=0, now=NOW)
     assert plan.run.slowdown_coefficient == CAUTIOUS_COEFFICIENT
+
+
+def test_a_script_whose_epoch_nothing_tells_is_planned_by_steps_alone(catalog: Catalog) -> None:
+    options = Options(trials=20, batch_size=256, only_types=("c7a.large",))
+    profile = make_profile()
+    stream = profile.model_copy(update={"job": profile.job.model_copy(update={"counts_epochs": False})})
+    plan = recommend(
+        PlanRequest(stream, catalog, Goal(ends="steps", amount=50, budget_usd=9.0), options), seed=0, now=NOW
+    )
+    assert plan.chosen.prediction.steps.value == 50
+    with pytest.raises(BadInput, match="how many samples an epoch of"):
+        recommend(PlanRequest(stream, catalog, Goal(ends="epochs", amount=1, budget_usd=9.0), options), seed=0, now=NOW)
 
 
 def test_a_script_that_saves_nothing_is_priced_so(catalog: Catalog) -> None:

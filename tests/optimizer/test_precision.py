@@ -12,11 +12,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hetopt.backends.prediction.local_plan import predict_on_local
-from hetopt.core.errors import BadInput
-from hetopt.core.precision import Precision
+from hetopt.core.memory import Precision
 from hetopt.core.profile import PrecisionTrial, Profile
 from hetopt.core.step_samples import Node, StepSample
-from hetopt.core.synchronization import Synchronization
 from hetopt.optimizer.convergence.precision_loss import precision_loss
 from hetopt.optimizer.fit import fit
 from hetopt.optimizer.market.catalog import Catalog, load_catalog
@@ -35,7 +33,7 @@ OWN = ("g5.xlarge", "g5.2xlarge", "g5.12xlarge")
 
 GPUS = (*OWN, "g4dn.xlarge", "g6.xlarge")
 TO_TARGET = Goal(ends="target", budget_usd=50.0)
-FEW = Options(trials=0, only_types=OWN, max_workers=8, mixed_types=2, worlds=False)
+FEW = Options(trials=0, only_types=OWN, max_workers=8, mixed_types=2)
 
 
 SLOWER = st.just(1.0) | st.floats(1.01, 4)
@@ -76,21 +74,6 @@ def problem(profile: Profile, goal: Goal = TO_TARGET, options: Options = FEW) ->
 
 def planned(profile: Profile, goal: Goal = TO_TARGET, options: Options = FEW) -> Plan:
     return recommend(PlanRequest(profile, known(), goal, options), seed=0, now=NOW)
-
-
-def test_without_measurements_nothing_changes() -> None:
-    """The profile is read as it was written, and neither it nor its plan has a word more."""
-    profile = make_profile()
-    assert profile.computing_in("bf16") is profile
-    assert "precision_trials" not in profile.to_json()
-    model = fit(profile)
-    assert model.profile is profile
-    assert model.computing_in("bf16") is model
-    assert problem(profile, options=replace(FEW, only_types=("c7a.*",))).space.precisions == ("fp32",)
-    told = planned(profile, options=replace(FEW, only_types=("c7a.large",), batch_size=64))
-    assert "precision" not in told.chosen.model_dump()
-    assert told.run.precision == "fp32"
-    assert not any("fp32" in sentence for sentence in told.explanation)
 
 
 @settings(deadline=None, max_examples=5)
@@ -264,15 +247,6 @@ def test_imported_steps_say_what_a_described_job_may_compute_in() -> None:
     plan = planned(alone)
     assert plan.run.precision == "bf16"
     assert any("not compared" in sentence for sentence in plan.explanation)
-
-
-def test_bad_pins_are_one_sentence() -> None:
-    with pytest.raises(BadInput, match=r"`precision=\"fp16\"` was not measured: the profile has steps in fp32, bf16"):
-        problem(gpu_profile(), options=replace(FEW, precision="fp16"))
-    averages = Synchronization(name="local-sgd", every_steps=8)
-    with pytest.raises(BadInput, match="fp16 needs gradients to be summed"):
-        problem(gpu_profile(fp16=0.5), options=replace(FEW, precision="fp16", sync=averages))
-    assert "fp16" not in problem(gpu_profile(fp16=0.1), options=replace(FEW, sync=averages)).space.precisions
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

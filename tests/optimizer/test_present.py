@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from hetopt.backends.emulation.description import parse_hosts
 from hetopt.backends.emulation.plan import rehearse
+from hetopt.backends.on_this_machine import OWN_LOG_SD, Present, at_present, slowed
 from hetopt.backends.prediction.hosting import ThisMachine
 from hetopt.backends.prediction.local_plan import predict_on_local
-from hetopt.backends.prediction.machine_speed import OWN_LOG_SD, Present, at_present, slowed
 from hetopt.core.calibration_benchmark import REPEATS, MachineReading, measure_yardstick_s
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.market.catalog import Catalog
@@ -85,22 +85,6 @@ def test_declared_times_leave_room_for_a_slower_machine(plan: Plan) -> None:
     assert rehearse(later, HERE, hosts).run.workers[0].declared != rehearse(plan, HERE, hosts).run.workers[0].declared
 
 
-@pytest.mark.parametrize(
-    ("slower", "said"),
-    [
-        (1.03, ""),
-        (1.1, ""),
-        (1.5, "takes this machine 1.50 times as much processor time as when the job was profiled"),
-        (0.6, "takes this machine 60 % of the processor time that it took when the job was profiled"),
-    ],
-)
-def test_what_matters_is_said(plan: Plan, slower: float, said: str) -> None:
-    now = now_at(plan, slower)
-    assert said in "".join(now.notes)
-    assert bool(said) == bool(now.notes)
-    assert (now.plan.profile.devices == plan.profile.devices) == (slower == 1.03) == (now.slower == 1)
-
-
 @given(contention=st.floats(1.0, 80.0), log_sd=st.floats(0.0, 1.0), then=st.floats(1.0, 80.0))
 def test_how_busy_others_keep_the_machine_widens_intervals_and_moves_no_centre(
     plan: Plan, contention: float, log_sd: float, then: float
@@ -131,28 +115,10 @@ def test_what_is_within_the_scatter_of_the_profile_is_not_followed(plan: Plan, s
         assert abs(followed) >= 0.88 * abs(math.log(slower))
 
 
-def test_how_far_an_unsteady_machine_is_followed_is_said(plan: Plan) -> None:
-    unsteady = plan.model_copy(update={"profile": plan.profile.model_copy(update={"yardstick_log_sd": 0.2})})
-    assert now_at(unsteady, 1.5).notes == (
-        "The same arithmetic takes this machine 1.50 times as much processor time as when the job was profiled: the "
-        "prediction is for 1.36 times as much, as that also scattered by 20 %.",
-    )
-    assert "the prediction is for 1.00 times as much" in now_at(unsteady, 1.18).notes[0]
-
-
 def test_computing_in_earnest_is_less_certain_than_what_is_declared(plan: Plan) -> None:
     earnest, declared = (rehearse(plan, HERE, parse_hosts(hosts)).prediction for hosts in ("cpu=0.5 x2", "speed=1 x2"))
     widths = [math.log(told.step_time_s.high / told.step_time_s.low) for told in (earnest, declared)]
     assert widths[0] > 2 * widths[1]
-
-
-def test_an_old_profile_stays_as_it_is(plan: Plan) -> None:
-    old = plan.model_copy(update={"profile": plan.profile.model_copy(update={"yardstick_s": None})})
-
-    def refuse() -> MachineReading:
-        raise AssertionError("nothing is to be measured for it")
-
-    assert at_present(old, refuse) == Present(old)
 
 
 def test_the_yardstick_is_the_usual_time_of_one_piece_of_work() -> None:

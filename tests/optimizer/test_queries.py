@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetopt.cli import plan_view
+from hetopt.cli import render
 from hetopt.core import formatting
 from hetopt.core.errors import NoFeasiblePlan
 from hetopt.core.profile import Profile
@@ -22,6 +22,7 @@ from hetopt.optimizer.plan import Candidate, Goal, Plan
 from hetopt.optimizer.recommendation.options import TIME_WEIGHTS, Options, PlanRequest
 from hetopt.optimizer.recommendation.recommend import recommend
 from hetopt.optimizer.search.objective import NEAR
+from hetopt.reports import plan_document
 
 from .conftest import NOW
 from .profiles import make_profile
@@ -43,7 +44,6 @@ queries = st.tuples(
         confidence=st.sampled_from([None, None, 0.5, 0.95]),
         batch_size=st.sampled_from([None, 64, 256]),
         trials=st.just(0),
-        worlds=st.just(False),
     ),
     st.sampled_from([20.0, 200.0]),
 )
@@ -115,7 +115,7 @@ def printed(plan: Plan) -> str:
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(told):
         patch.setenv("COLUMNS", "250")
         patch.setenv("NO_COLOR", "1")
-        plan_view.show(plan, explain=True)
+        render.show((*plan_document.answer(plan, height=render.height), *plan_document.details(plan)))
     return told.getvalue()
 
 

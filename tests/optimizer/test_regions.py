@@ -30,7 +30,7 @@ GOAL = Goal(ends="epochs", amount=200, budget_usd=20)
 
 
 def compared(options: Options, goal: Goal = GOAL) -> Compared:
-    return compare_regions(PROFILE, MARKETS, goal, options, seed=0)
+    return compare_regions(PROFILE, MARKETS, goal, options)
 
 
 def test_the_best_is_that_of_each_alone() -> None:
@@ -50,7 +50,7 @@ def test_no_region_alone_has_a_better_way(gpus: tuple[str, ...]) -> None:
 
     markets = [Market(catalog=load_catalog(name), quotas={}) for name in ("us-east-1", "eu-west-1", "ap-southeast-3")]
     requests = [PlanRequest(PROFILE, market.catalog, GOAL, options) for market in markets]
-    anywhere = compare_regions(PROFILE, markets, GOAL, options, seed=0).planned(requests[0], find)
+    anywhere = compare_regions(PROFILE, markets, GOAL, options).planned(requests[0], find)
     ways = {name: way.candidate for way in anywhere.choices for name in way.names if way.candidate is not None}
     assert not gpus or len({candidate.groups[0].region for candidate in anywhere.plans}) > 1
     assert {way for name, way in ways.items() if name != "safest"} <= set(anywhere.pareto)

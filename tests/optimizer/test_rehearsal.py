@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.backends.emulation.description import DescribedHost, parse_changes, parse_hosts
-from hetopt.backends.emulation.links import BOX_BITS_PER_S
+from hetopt.backends.emulation.description import parse_changes, parse_hosts
+from hetopt.backends.emulation.iproute import BOX_BITS_PER_S
 from hetopt.backends.emulation.plan import HEADROOM, Rehearsal, rehearse
 from hetopt.backends.prediction.hosting import ThisMachine
 from hetopt.backends.prediction.processor_sharing import finish_times_s
 from hetopt.core.batch_partition import WorkerTime, solve_shares
-from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.scaled_emulation import ScaledEmulation
 from hetopt.optimizer.market.catalog import Catalog
@@ -237,12 +236,6 @@ def test_cpu_quotas_make_hosts_as_slow_as_they_are(plan: Plan) -> None:
     assert rehearsal.scale.time == 1
 
 
-def test_another_machine_than_the_profiled_one_is_told(plan: Plan) -> None:
-    assert not any("another machine" in note for note in rehearse(plan, HERE).notes)
-    other = ThisMachine(processors=8, operating_system="Linux")
-    assert any("another machine" in note for note in rehearse(plan, other).notes)
-
-
 def test_memory_is_shared_by_the_workers(plan: Plan) -> None:
     two = rehearse(plan, HERE, parse_hosts("speed=1 x2")).run.workers[0].max_local_batch_size
     eight = rehearse(plan, HERE, parse_hosts("speed=1 x8")).run.workers[0].max_local_batch_size
@@ -259,37 +252,3 @@ def test_a_profile_of_a_whole_host_is_taken_for_the_work_of_one_thread(plan: Pla
     factor = rehearse(planned, HERE, parse_hosts("speed=1")).scale.time
     assert run.workers[0].declared.per_sample_s == pytest.approx(factor * 2 * 0.0004)
     assert run.workers[0].declared.fixed_s == pytest.approx(factor * 0.004)
-
-
-@pytest.mark.parametrize(
-    ("described", "said"),
-    [
-        ("speed=1 x129", "must be at least 129, one sample a worker, got 128"),
-        ("speed=1 x2; speed=0.0001", "local batch size of h2, at speed 0.0001, would be less than one sample"),
-        ("cpu=1; speed=1", "Some hosts have a CPU quota"),
-        ("cpu=1,speed=0.5; cpu=1", "h0 has a CPU quota, which makes its speed"),
-        ("cpu=2; cpu=1", "would have 3 cores together, but this machine has 2"),
-        ("speed=1,workers=40", "40 workers need"),
-    ],
-)
-def test_hosts_that_cannot_be_rehearsed_are_refused(plan: Plan, described: str, said: str) -> None:
-    hosts: tuple[DescribedHost, ...] = parse_hosts(described)
-    with pytest.raises(BadInput, match=said) as refused:
-        rehearse(plan, HERE, hosts)
-    assert refused.value.hint
-
-
-def test_a_plan_with_fewer_samples_than_workers_is_refused(plan: Plan) -> None:
-    assumed = Assumptions(fixed_s=0.001, per_sample_s=1e-4, link_latency_s=1e-4, link_bytes_per_s=1.25e8)
-    planned = of(plan, [(3, assumed)])
-    small = planned.chosen.model_copy(update={"global_batch_size": 2})
-    with pytest.raises(BadInput, match="must be at least 3, one sample a worker, got 2"):
-        rehearse(planned.model_copy(update={"chosen": small}), HERE)
-
-
-def test_a_plan_that_does_not_say_how_fast_its_machines_are_is_refused(plan: Plan) -> None:
-    groups = tuple(group.model_copy(update={"assumed": None}) for group in plan.chosen.groups)
-    old = plan.model_copy(update={"chosen": plan.chosen.model_copy(update={"groups": groups})})
-    with pytest.raises(BadInput, match="does not say how fast its machines were taken to be"):
-        rehearse(old, HERE)
-    assert rehearse(old, HERE, parse_hosts("speed=1 x2")).run.miniature is not None

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.backends.emulation.links import BOX_BITS_PER_S, SENDING_LOG_SD, WAKING_LOG_SD, box_link
+from hetopt.backends.emulation.iproute import BOX_BITS_PER_S, SENDING_LOG_SD, WAKING_LOG_SD, box_link
 from hetopt.optimizer.fit import LinkModel
 
 RATES = st.floats(1e6, 1e10)

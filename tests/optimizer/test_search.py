@@ -43,7 +43,7 @@ from hetopt.optimizer.search.objective import (
 )
 from hetopt.optimizer.search.pareto import MANY, pareto_front, thin
 from hetopt.optimizer.search.pool import Pool
-from hetopt.optimizer.search.search import Effort, Limits, choose, search
+from hetopt.optimizer.search.search import Effort, Limits, choose, proved, search, search_study
 from hetopt.optimizer.search.search_space import (
     Cluster,
     MachineOption,
@@ -52,7 +52,7 @@ from hetopt.optimizer.search.search_space import (
     drop_dominated,
     machine_options,
 )
-from hetopt.optimizer.search.study import study_mixes
+from hetopt.optimizer.search.study import Study
 from hetopt.optimizer.step_time.links import COLLECTIVES
 from hetopt.optimizer.step_time.local_options import LocalOption
 from hetopt.optimizer.step_time.local_steps import Communication
@@ -320,27 +320,12 @@ def test_full_memory_does_not_hide_what_is_better(space: SearchSpace, job: JobMo
 
 def test_too_many_mixes_of_three_types_are_left_without_a_proof(space: SearchSpace, job: JobModel) -> None:
     limits = Limits(budget_usd=1.0, time_weight=1.0)
-    exact = search(space, job, limits, seed=0)
+    exact = search(space, job, limits)
     assert exact.proof is not None
-    assert (exact.proof.types, exact.proof.complete, exact.studied) == (3, True, None)
-    left = search(space, job, limits, seed=0, effort=Effort(boxes_of_three=0))
+    assert (exact.proof.types, exact.proof.complete) == (3, True)
+    left = search(space, job, limits, effort=Effort(boxes_of_three=0))
     assert left.proof is not None
-    assert (left.proof.types, left.studied) == (2, None)
-
-
-@pytest.mark.parametrize("types", [2, 3])
-def test_a_study_that_is_asked_for_finds_nothing_better_than_what_was_proved(
-    space: SearchSpace, job: JobModel, types: int
-) -> None:
-    limits = Limits(budget_usd=1.0, time_weight=1.0)
-    found = search(space, job, limits, seed=0, effort=Effort(trials=200, types=types))
-    assert found.proof is not None
-    assert found.proof.gap is not None
-    assert found.studied is not None
-    assert found.studied.trials == 200
-    assert found.studied.gain is not None
-    assert 0 <= found.studied.gain <= found.proof.gap + 1e-12
-    assert len(found.cluster(found.chosen or 0).machines) <= types
+    assert left.proof.types == 2
 
 
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=40), st.integers(1, 45))
@@ -410,7 +395,7 @@ def test_what_a_cluster_may_have_is_kept(model: FittedModel, options: tuple[Mach
         max_hourly_usd=0.9,
         quotas=read_quotas(["g=4", "standard=20"]),
     )
-    found = search(limited, job, Limits(budget_usd=5.0, time_weight=1.0), seed=0, effort=Effort(trials=60))
+    found = search(limited, job, Limits(budget_usd=5.0, time_weight=1.0))
     assert found.chosen is not None
     for row in range(len(found.rows)):
         machines = [(limited.options[option], count) for option, count in found.cluster(row).machines]
@@ -428,7 +413,7 @@ def test_regret_against_brute_force(
     space: SearchSpace, job: JobModel, everything: Forecast, budget: float, seed: int
 ) -> None:
     limits = Limits(budget_usd=budget, time_weight=1.0)
-    found = search(space, job, limits, seed=seed)
+    found = search(space, job, limits)
     best, safe = choose(everything, limits)
     assert found.safe == safe
     if best is None:
@@ -443,44 +428,73 @@ def test_regret_against_brute_force(
         assert limits.risk(found.forecast)[found.chosen] <= least * 1.01
 
 
-def test_the_study_alone_finds_nearly_the_best(space: SearchSpace, job: JobModel, everything: Forecast) -> None:
+@pytest.mark.parametrize("types", [2, 3])
+def test_other_trials_find_nothing_better_than_what_was_proved(space: SearchSpace, job: JobModel, types: int) -> None:
     limits = Limits(budget_usd=1.0, time_weight=1.0)
-    start = Cluster(machines=((0, 1),), batch=0, exchange=0)
-    columns = Columns(space)
-    asked = study_mixes(columns, job, limits, [start], range(len(space.options)), seed=0, trials=600)
-    found = forecast(tabulate_rows(columns, ClusterRows.of(asked), job)[1], job)
+    exact = search(space, job, limits, effort=Effort(types=types))
+    found, study = search_study(space, job, limits, exact, seed=0, effort=Effort(types=types, trials=100))
+    assert exact.proof is not None
+    assert exact.proof.gap is not None
+    assert exact.chosen is not None
+    assert found.chosen is not None
+    assert len(found.cluster(found.chosen).machines) <= types
+    before, after = (limits.expected_score(one.forecast)[one.chosen] for one in (exact, found))
+    assert (1 - exact.proof.gap) * before <= after * (1 + 1e-12)
+    assert after <= before
+    assert len(study.trials) == found.trials > 100
+
+
+def test_what_was_weighed_is_trials_that_optuna_reads(space: SearchSpace, job: JobModel) -> None:
+    """The choice is the first; each has what the forecast has of its cluster, and is feasible where it is safe."""
+    limits = Limits(budget_usd=1.0, time_weight=1.0)
+    exact = search(space, job, limits)
+    given = optuna.create_study(directions=["minimize", "minimize"])
+    found, study = search_study(space, job, limits, exact, seed=0, effort=Effort(study=given))
+    assert study is given
+    assert study.user_attrs["proved"] == proved(exact)
+    assert found.chosen is not None
+    time_s, cost_usd = (column[found.chosen] for column in expected_totals(found.forecast))
+    assert study.trials[0].values == pytest.approx([time_s, cost_usd])
+    assert min(trial.values[0] for trial in study.best_trials) == pytest.approx(time_s, rel=0.01)
+    for trial in study.trials:
+        assert trial.user_attrs["plan"].count("batch") == 1
+        assert set(trial.params) == {*(f"{kind}_{k}" for kind in ("type", "machines") for k in range(3)), "batch"}
+
+
+def test_any_sampler_of_optuna_goes_on_and_nearly_finds_the_best(
+    space: SearchSpace, job: JobModel, everything: Forecast
+) -> None:
+    limits = Limits(budget_usd=1.0, time_weight=1.0)
     best = everything.total_s[limits.risk(everything) <= 1].min()
-    assert found.total_s[limits.risk(found) <= 1].min() <= 1.01 * best
+    asked = Study(Columns(space), job, limits, types=3, seed=0)
+    for sampler, trials, factor in ((None, 600, 1.05), (optuna.samplers.TPESampler(seed=0, multivariate=True), 60, 2)):
+        study = asked.run([], trials, then=sampler)
+        clusters = [asked.cluster(trial.params) for trial in study.trials]
+        found = forecast(tabulate_rows(Columns(space), ClusterRows.of(clusters), job)[1], job)
+        assert found.total_s[limits.risk(found) <= 1].min() <= factor * best
 
 
-def test_a_study_goes_on_from_its_journal(space: SearchSpace, job: JobModel, tmp_path: Path) -> None:
+def test_a_study_goes_on_from_its_file(space: SearchSpace, job: JobModel, tmp_path: Path) -> None:
+    kept = tmp_path / "search.journal"
+
     def study(trials: int, budget: float = 1.0) -> list[Cluster]:
-        start = Cluster(machines=((0, 1),), batch=0, exchange=0)
-        return study_mixes(
-            Columns(space), job, Limits(budget_usd=budget, time_weight=1.0), [start], (0, 1, 2), seed=0,
-            trials=trials, journal=tmp_path / "search.journal",
-        )  # fmt: skip
+        limits = Limits(budget_usd=budget, time_weight=1.0)
+        asked = Study(Columns(space), job, limits, types=3, seed=0)
+        first = [Cluster(machines=((0, 1),), batch=0, exchange=0)]
+        return [asked.cluster(trial.params) for trial in asked.run(first, trials, kept).trials]
 
-    first = study(30)
-    assert study(30) == first
+    begun = study(30)
+    assert study(30) == begun
+    assert begun[0].machines == ((0, 1),)
     more = study(50)
-    assert more[:30] == first
-    assert len(more) == 50
+    assert more[:31] == begun
+    assert len(more) == 51
     # Another question has trials of its own.
-    assert len(study(20, budget=2.0)) == 20
-    kept = JournalStorage(JournalFileBackend(str(tmp_path / "search.journal")))
-    one, other = optuna.get_all_study_names(kept)
+    assert len(study(20, budget=2.0)) == 21
+    storage = JournalStorage(JournalFileBackend(str(kept)))
+    one, other = optuna.get_all_study_names(storage)
     assert (one.partition(",")[0], other.partition(",")[0]) == ("$1.00", "$2.00")
-    assert optuna.load_study(storage=kept, study_name=one).metric_names == ["expected time, s", "expected cost, USD"]
-
-
-def test_the_same_seed_finds_the_same(space: SearchSpace, job: JobModel) -> None:
-    first, second = (
-        search(space, job, Limits(budget_usd=1.0, time_weight=1.0), seed=3, effort=Effort(trials=100)) for _ in range(2)
-    )
-    np.testing.assert_array_equal(first.rows.count, second.rows.count)
-    assert first.chosen == second.chosen
-    np.testing.assert_array_equal(first.front, second.front)
+    assert optuna.load_study(storage=storage, study_name=one).metric_names == ["expected time, s", "expected cost, USD"]
 
 
 def test_the_front_has_the_best_for_every_wish_and_nothing_hardly_quicker_for_much_more(
@@ -500,7 +514,7 @@ def test_the_front_has_the_best_for_every_wish_and_nothing_hardly_quicker_for_mu
 
 def test_the_front_of_a_search_keeps_the_limits(space: SearchSpace, job: JobModel) -> None:
     limits = Limits(budget_usd=1.0, time_weight=FASTEST)
-    found = search(space, job, limits, seed=0)
+    found = search(space, job, limits)
     assert found.safe
     assert (limits.risk(found.forecast)[found.front] <= 1).all()
     assert found.chosen == found.front[0]
@@ -579,7 +593,7 @@ def test_large_clusters_are_enumerated_in_steps_and_refined(
     assert space.machine_counts[:32] == tuple(range(1, 33))
     assert space.machine_counts[-1] == 100
     assert len(space.machine_counts) < 50
-    found = search(space, job, Limits(budget_usd=1.0, time_weight=1.0), seed=0, effort=Effort(trials=20))
+    found = search(space, job, Limits(budget_usd=1.0, time_weight=1.0))
     every = [Cluster(machines=((0, n),), batch=b, exchange=e) for n in range(1, 65) for b in range(7) for e in range(3)]
     _, table = tabulate(space, suited(space, job, every))
     best, _ = choose(forecast(table, job), Limits(budget_usd=1.0, time_weight=1.0))
@@ -624,12 +638,12 @@ def test_a_search_that_is_stopped_keeps_the_best_so_far(space: SearchSpace, job:
             raise KeyboardInterrupt
 
     limits = Limits(budget_usd=1.0, time_weight=1.0)
-    stopped = search(space, job, limits, seed=0, tell=stop)
+    stopped = search(space, job, limits, tell=stop)
     assert stopped.stopped
     assert stopped.proof is None
     assert stopped.chosen is not None
     assert len(stopped.rows) == len(stopped.forecast)
-    whole = search(space, job, limits, seed=0)
+    whole = search(space, job, limits)
     assert not whole.stopped
     assert whole.chosen is not None
     whole_s, stopped_s = (limits.expected_score(one.forecast)[one.chosen] for one in (whole, stopped))

@@ -9,18 +9,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.core.events.fold import RunClock, RunFold, RunHistory
-from hetopt.core.events.reader import EventReader, read_log
+from hetopt.core.events.log import EventReader, read_log
 from hetopt.core.events.records import LogEvent, RunStarted, StepsLogged, TrainingFinished
 from hetopt.core.run_status import RunState, end_reason
 from hetopt.reports.live_run import LiveRun
-from hetopt.reports.page.series import series
-from hetopt.reports.scalars import Exposed, exposition, scalars
-from hetopt.reports.timeline import timeline
+from hetopt.reports.scalars import Exposed, exposition
+from hetopt.reports.series import over_time
+from hetopt.reports.timeline import happenings
 from tests.logs import an_event
 
 RUNS = Path(__file__).resolve().parents[1] / "recorded" / "runs"
@@ -72,11 +73,10 @@ def test_sessions_add_up_and_pauses_count_for_nothing(told: list[tuple[int, floa
     assert progress.elapsed_s == pytest.approx(len(told) * STARTUP_S + done * STEP_S, abs=1e-3)
     assert progress.restarts == 0
     assert progress.recovery_s == 0
-    drawn, columns = timeline(history), series(history)
-    assert drawn.moments[-1].end_s == pytest.approx(columns.duration_s, abs=2e-3)
-    assert columns.duration_s == pytest.approx((len(told) - 1) * STARTUP_S + done * STEP_S, abs=1e-3)
-    assert (columns.end_s[1:] >= columns.end_s[:-1]).all()
-    assert sum(one.kind == "resumed" for one in drawn.happenings) == len(told) - 1
+    drawn = over_time(history)
+    assert drawn.end_s[-1] == pytest.approx((len(told) - 1) * STARTUP_S + done * STEP_S, abs=2e-3)
+    assert list(drawn.end_s) == sorted(drawn.end_s)
+    assert sum(one.kind == "resumed" for one in happenings(history)) == len(told) - 1
 
 
 @given(st.lists(st.sets(st.sampled_from(["h0", "h1", "h2"]), min_size=1), min_size=1, max_size=6))
@@ -85,17 +85,16 @@ def test_each_worker_keeps_its_place_whoever_else_is_there(crews: list[set[str]]
     for number, crew in enumerate(crews):
         events += session(1000.0 + 100 * number, 2, first=2 * number, hosts=sorted(crew), ends=False)
     history = RunHistory.of(events)
-    progress, drawn, columns = history.run, timeline(history), series(history)
+    progress, drawn = history.run, over_time(history)
     hosts = [worker.host for worker in progress.workers]
     assert sorted(hosts) == sorted(set().union(*crews))
-    assert list(columns.hosts) == hosts
+    assert [curve.label for curve in drawn.series if curve.key.startswith("share")] == hosts
     for place, worker in enumerate(progress.workers):
         there = sum(worker.host in crew for crew in crews)
         assert worker.steps == 2 * there
         assert worker.mean_compute_s == pytest.approx(0.4)
         assert worker.is_present == (worker.host in crews[-1])
-        assert sum(moment.compute_s[place] is not None for moment in drawn.moments) == 2 * there
-        assert sum(columns.compute_s[:, place] > 0) == 2 * there
+        assert sum(drawn.values(f"compute{place}") > 0) == 2 * there
     told = re.findall(r'hetopt_compute_seconds{.*host="(\w+)"', exposition([Exposed(name="run", run=progress)]))
     assert set(told) == crews[-1], "who is gone computes nothing"
     assert progress.restarts == len(crews) - 1
@@ -106,7 +105,7 @@ def test_steps_of_workers_that_were_never_announced_are_theirs() -> None:
     history = RunHistory.of(events)
     progress = history.run
     assert [worker.host for worker in progress.workers] == ["worker 0", "worker 1"]
-    assert (progress.logged_steps, len(timeline(history).moments), len(series(history).end_s)) == (3, 3, 3)
+    assert (progress.logged_steps, len(over_time(history).end_s)) == (3, 3)
     assert progress.startup_s == 0.0
 
 
@@ -160,15 +159,6 @@ def test_only_a_run_that_is_over_says_why(state: RunState, reason: str, tmp_path
     assert end_reason(state, live.progress) == live.summary("run", state, now_s=2000.0).reason == next(iter(said), None)
 
 
-def test_of_an_old_run_only_the_last_start_is_known() -> None:
-    """Earlier versions overwrote when a run was launched first."""
-    events, history, starts = read("resumed")
-    progress, old = history.run, RunFold.of(events, starts[1:])
-    assert old.sessions == 2
-    assert old.startup_s == pytest.approx(8.0, abs=0.1)
-    assert old.training_s == progress.training_s
-
-
 def test_a_real_run_that_lost_a_worker() -> None:
     _, history, _ = read("lost-worker")
     progress = history.run
@@ -176,13 +166,15 @@ def test_a_real_run_that_lost_a_worker() -> None:
     assert [worker.host for worker in progress.workers] == ["local-0", "local-1"]
     assert 3.3 < progress.recovery_s < 6.0, "as the log tells of it, and the step that was not told of"
     assert progress.workers[1].steps < progress.workers[0].steps
-    (alone,) = {moment.local_batch_sizes for moment in timeline(history).moments if None in moment.compute_s}
-    assert alone == (32, None)
+    drawn = over_time(history)
+    alone = np.isnan(drawn.values("compute1"))
+    assert set(drawn.values("share0")[alone]) == {32}
+    assert np.isnan(drawn.values("share1")[alone]).all()
 
 
 def test_what_a_step_tells_is_finite_in_all_that_is_made_of_it() -> None:
     _, history, _ = read("lost-worker")
-    assert json.loads(timeline(history).model_dump_json())["moments"]
+    assert json.loads(over_time(history).model_dump_json())["series"]
 
 
 LOGS = {name: (RUNS / f"{name}.jsonl").read_bytes() for name in ("resumed", "lost-worker")}
@@ -215,7 +207,7 @@ def test_however_a_log_grows_and_whatever_else_is_in_it_the_fold_is_the_same(
     assert history == whole
     assert history.run.workers == whole.run.workers
     assert reader.unread.lines == len(strange)
-    assert timeline(history) == timeline(whole)
+    assert (over_time(history), happenings(history)) == (over_time(whole), happenings(whole))
 
 
 def test_the_sums_of_many_steps_are_those_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,14 +219,3 @@ def test_the_sums_of_many_steps_are_those_of_each(monkeypatch: pytest.MonkeyPatc
     for one, other in zip(few.workers, whole.workers, strict=True):
         assert one.steps == other.steps == 50
         assert one.compute_s == pytest.approx(other.compute_s) == pytest.approx(50 * 0.4)
-
-
-@pytest.mark.parametrize("name", sorted(LOGS))
-def test_the_newest_of_all_figures_is_what_is_asked_for(name: str) -> None:
-    """TensorBoard gets each figure as it came, Prometheus the last of each."""
-    events = read_log(RUNS / f"{name}.jsonl").events
-    last = {(one.name, one.labels): one.value for one in scalars(events)}
-    told = exposition([Exposed(name="run", run=RunFold.of(events))])
-    for (figure, labels), value in last.items():
-        named = "".join(f',{label}="{text}"' for label, text in labels)
-        assert f'hetopt_{figure}{{run="run"{named}}} {value!r}' in told

@@ -8,17 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hetopt
-from hetopt.api.launching import Changes, LaunchOptions, prepare
-from hetopt.backends.emulation.description import parse_hosts
-from hetopt.backends.emulation.links import BOX_BITS_PER_S
-from hetopt.backends.emulation.plan import rehearse
-from hetopt.backends.emulation.stand_in import in_its_place
-from hetopt.backends.on_this_machine import LocalBackend, RehearsalBackend
+from hetopt.api.launching import prepare
+from hetopt.api.options import Local
+from hetopt.backends.emulation.iproute import BOX_BITS_PER_S
+from hetopt.backends.emulation.plan import in_its_place, rehearse
+from hetopt.backends.on_this_machine import LocalBackend
 from hetopt.backends.prediction.hosting import ThisMachine
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import Profile
-from hetopt.core.run_spec import Compression
-from hetopt.core.stand_in import GRADIENT_BYTES, PARAMETERS, STAND_IN
+from hetopt.core.scaled_emulation import GRADIENT_BYTES, PARAMETERS, STAND_IN
 from hetopt.optimizer.plan import Plan
 from hetopt.trainer.tasks.stand_in import stand_in
 
@@ -75,38 +73,8 @@ def test_its_gradient_is_whole_and_of_its_size() -> None:
 
 def test_an_estimate_runs_nowhere_else(estimated: Plan) -> None:
     with pytest.raises(BadInput, match="estimate") as refused:
-        prepare(estimated, LocalBackend(), "local", LaunchOptions())
+        prepare(estimated, LocalBackend(), Local())
     assert "rehearsal" in (refused.value.hint or "")
-
-
-@pytest.mark.parametrize(
-    ("options", "changes", "word"),
-    [
-        (LaunchOptions(hosts="speed=1 x2"), Changes(), "described hosts"),
-        (LaunchOptions(), Changes(stream="replay(40)"), "`stream`"),
-        (LaunchOptions(stand_in=True), Changes(script=("train.py",)), "`script`"),
-        (LaunchOptions(), Changes(partition="seldp"), "`partition`"),
-    ],
-)
-def test_what_needs_the_job_is_refused(estimated: Plan, options: LaunchOptions, changes: Changes, word: str) -> None:
-    with pytest.raises(BadInput, match=word):
-        prepare(estimated, RehearsalBackend(), "rehearsal", options, changes)
-
-
-def test_only_rehearsals_take_it(estimated: Plan) -> None:
-    with pytest.raises(BadInput, match="stand_in"):
-        prepare(estimated, LocalBackend(), "local", LaunchOptions(stand_in=True))
-
-
-def test_described_hosts_are_refused(estimated: Plan) -> None:
-    with pytest.raises(BadInput, match="described hosts"):
-        rehearse(estimated, HERE, parse_hosts("speed=1 x2"), stands_in=True)
-
-
-def test_a_method_that_goes_by_shapes_is_refused(estimated: Plan) -> None:
-    run = estimated.run.model_copy(update={"compression": Compression(name="powersgd", rank=4)})
-    with pytest.raises(BadInput, match="shapes of parameters"):
-        rehearse(estimated.model_copy(update={"run": run}), HERE, stands_in=True)
 
 
 def test_its_profile_holds_together(estimated: Plan) -> None:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks._law_choice import MCCANDLISH, SCAVENGER, StepsLaw, hold_out
 from hetopt.optimizer.convergence.averaged_law import KAPPA, AveragedLaw
-from hetopt.optimizer.convergence.law_choice import LEAST_TO_CHOOSE, HeldOut, choose, conformal_factor, hold_out
-from hetopt.optimizer.convergence.steps_law import MCCANDLISH, SCAVENGER, Z90, PriorRun, StepsLaw, student_half_width
+from hetopt.optimizer.convergence.steps_law import Z90, PriorRun, student_half_width
 
 SIZES = (64, 128, 256, 512, 1024, 2048)
 LAWS: tuple[StepsLaw, ...] = (AveragedLaw(), MCCANDLISH, SCAVENGER)
@@ -105,26 +105,6 @@ def test_nine_in_ten_new_batch_sizes_fall_in_the_interval(spread: float) -> None
     assert 0.84 <= inside / total <= (1.0 if spread < 0.07 else 0.97)
 
 
-def test_a_law_is_preferred_only_when_it_is_clearly_better() -> None:
-    rng = np.random.default_rng(3)
-    assert choose(LAWS, runs(scavenger)).law.name == "Scavenger"
-    chosen = [choose(LAWS, runs(lambda b: mccandlish(b) * math.exp(0.1 * rng.normal()))).law.name for _ in range(20)]
-    assert chosen.count("averaged") >= 17
-    assert "Scavenger" not in chosen
-    few = runs(scavenger, SIZES[: LEAST_TO_CHOOSE - 1])
-    assert choose(LAWS, few).law.name == "averaged"
-
-
-def test_repeats_leave_together() -> None:
-    """A law that saw a repeat of the run that it predicts would look better than it is."""
-    twice = runs(mccandlish) + runs(lambda b: 1.2 * mccandlish(b))
-    held = hold_out(MCCANDLISH, twice)
-    assert len(held) == 2 * len(SIZES)
-    alone = MCCANDLISH.fit([run for run in twice if run.global_batch_size != 64])
-    assert {each.predicted_steps for each in held if each.run.global_batch_size == 64} == {float(alone.steps(64))}
-    assert hold_out(MCCANDLISH, runs(mccandlish, (64, 128))) == ()
-
-
 def test_many_clusters_at_few_batch_sizes_are_quick() -> None:
     """A plan asks for a hundred thousand clusters at once, at some dozens of batch sizes."""
     curve = AveragedLaw().fit(runs(mccandlish))
@@ -132,42 +112,6 @@ def test_many_clusters_at_few_batch_sizes_are_quick() -> None:
     asked = np.tile(sizes, (50_000, 1))
     assert (curve.steps(asked) == curve.steps(sizes)).all()
     assert (curve.log_sd(asked) == curve.log_sd(sizes)).all()
-
-
-def test_a_single_run_is_fitted_but_not_judged() -> None:
-    choice = choose(LAWS, runs(mccandlish, (64,)))
-    assert choice.held_out_error is None
-    assert float(choice.curve.steps(64)) == pytest.approx(mccandlish(64))
-
-
-def held_out(errors: Sequence[float], log_sd: float = 0.1) -> list[HeldOut]:
-    return [
-        HeldOut(
-            run=PriorRun(global_batch_size=2.0**k, steps_to_target=100.0),
-            predicted_steps=100 * math.exp(error),
-            log_sd=log_sd,
-        )
-        for k, error in enumerate(errors)
-    ]
-
-
-def test_a_conformal_factor_needs_nine_batch_sizes() -> None:
-    assert conformal_factor(held_out([0.1] * 8)) is None
-    assert conformal_factor(held_out([0.1] * 8 + [-0.3])) == pytest.approx(0.3 / (Z90 * 0.1))
-    assert conformal_factor(held_out([0.1] * 18 + [-0.3])) == pytest.approx(0.1 / (Z90 * 0.1))
-    repeats = held_out([0.1] * 8)
-    assert conformal_factor(repeats + repeats) is None
-
-
-def test_nine_batch_sizes_calibrate_the_interval_of_the_chosen_law() -> None:
-    rng = np.random.default_rng(11)
-    sizes = [2.0**k for k in range(4, 14)]
-    found = runs(lambda b: mccandlish(b) * math.exp(0.5 * rng.normal()), sizes)
-    choice, factor = choose((AveragedLaw(),), found), conformal_factor(hold_out(AveragedLaw(), found))
-    assert factor is not None
-    raw = AveragedLaw().fit(found)
-    assert float(choice.curve.log_sd(256)) == pytest.approx(factor * float(raw.log_sd(256)))
-    assert float(choice.curve.steps(256)) == float(raw.steps(256))
 
 
 @pytest.mark.parametrize(("freedom", "exact"), [(3, 2.3534), (5, 2.0150), (10, 1.8125), (100, 1.6602)])

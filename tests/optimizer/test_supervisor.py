@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,21 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.backends.backend import Pools
-from hetopt.backends.supervisor.acting import UNPAID_S, Supervision
-from hetopt.backends.supervisor.alternatives import (
+from hetopt.backends.supervisor.acting import (
     LONGER,
     SLOW,
+    UNPAID_S,
+    Supervision,
     in_other_zones,
     on_demand_for_all,
     with_another_for_each_host,
     with_more_of_each_type,
     without_each_host,
 )
-from hetopt.backends.supervisor.decide import Alternative, Decision, Hysteresis, Supervisor
-from hetopt.backends.supervisor.progress import PredictedGain, RunProgress
+from hetopt.backends.supervisor.decide import Alternative, Decision, Hysteresis, PredictedGain, RunProgress, Supervisor
 from hetopt.core.errors import BadInput, BudgetStop, CloudRefused
-from hetopt.core.events.decisions import DECISIONS_FILE, read_with_decisions
-from hetopt.core.events.log import EVENTS_FILE, EventLog, read_events
+from hetopt.core.events.log import DECISIONS_FILE, read_events
 from hetopt.reports.timeline import happening
 from tests.logs import event_of, events_of
 
@@ -428,18 +425,6 @@ def test_a_cloud_that_does_not_answer_ends_no_run_and_is_asked_again(tmp_path: P
     assert told.startswith("replaces h3")
 
 
-def test_decisions_stand_between_the_events_of_the_run(tmp_path: Path) -> None:
-    with closing(EventLog(tmp_path / EVENTS_FILE, clock=iter([1.0, 3.0]).__next__)) as log:
-        log.write("training_started", step=0)
-        log.write("session_finished", step=9)
-    assert [event.time_s for event in read_with_decisions(tmp_path).events] == [1.0, 3.0]
-    acted = {"event": "supervisor_acted", "time_s": 2.0, "action": "drop"}
-    (tmp_path / DECISIONS_FILE).write_text(json.dumps(acted) + "\nno event\n")
-    told = read_with_decisions(tmp_path)
-    assert [event.time_s for event in told.events] == [1.0, 2.0, 3.0]
-    assert told.unread.lines == 1
-
-
 def test_the_best_that_a_type_has_shown_is_remembered() -> None:
     workers = [{"host": "h0", "type": "c7i.large"}, {"host": "h1", "type": "c6i.large"}]
     started = {"event": "run_started", "time_s": 0.0, "workers": workers}
@@ -527,11 +512,6 @@ def test_a_zone_is_only_left_for_what_both_clusters_cost_within_the_deadline(
         rest_usd = max(0.0, left - boot_s) * there / 3600
         assert both_usd + rest_usd <= 0.95 * left * 4 * here / 3600 + 1e-9
         assert slack_s >= boot_s + 2 * 300.0 - 1e-6, "machines on demand could still keep the deadline"
-
-
-def test_nothing_is_said_of_other_zones_before_a_step_was_measured() -> None:
-    assert others(pools(b=0.1), at=standing(None)) == ()
-    assert others(pools(0.9, b=3.6)) == (), "no cheaper"
 
 
 def test_a_run_follows_its_prices_and_leaves_once(tmp_path: Path) -> None:

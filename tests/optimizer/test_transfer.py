@@ -12,7 +12,7 @@ from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.step_time import gpu_transfer
 from hetopt.optimizer.step_time.links import SINGLE_FLOW_BYTES_PER_S, between_machines
-from hetopt.optimizer.step_time.transfer import Unusable, WorkerModel, reference_host, thread_scaling, worker_model
+from hetopt.optimizer.step_time.transfer import WorkerModel, reference_host, thread_scaling, worker_model
 from tests.work import calls_of
 
 from .profiles import make_device, make_profile
@@ -169,30 +169,6 @@ def test_every_gpu_of_the_catalogue_is_predicted_fast(catalog: Catalog) -> None:
     calls = calls_of(lambda: told.extend(worker_model(model, host, instance) for instance in types))
     assert calls < 1_000 * len(types)
     assert sum(isinstance(one, WorkerModel) and one.kind == "cuda" for one in told) > 20
-
-
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("c5.metal", "bare metal"),
-        ("t3.large", "burstable"),
-        ("inf2.xlarge", "does not drive"),
-        ("g4ad.xlarge", "does not drive"),
-        ("mac1.metal", "Mac"),
-    ],
-)
-def test_what_cannot_be_used_is_left_out_with_a_reason(catalog: Catalog, name: str, reason: str) -> None:
-    model = fit(make_profile())
-    found = worker_model(model, reference_host(model, catalog.instance_types.values()), catalog.instance_type(name))
-    assert isinstance(found, Unusable)
-    assert reason in found.reason
-
-
-def test_memory_that_is_too_small_is_a_reason(catalog: Catalog) -> None:
-    model = fit(make_profile())
-    tiny = replace(catalog.instance_type("c6a.large"), memory_gib=1.0)
-    found = worker_model(model, reference_host(model, catalog.instance_types.values()), tiny)
-    assert found == Unusable(reason="too little memory for one sample")
 
 
 def test_an_unknown_cpu_is_compared_with_the_median_and_less_certain(catalog: Catalog) -> None:

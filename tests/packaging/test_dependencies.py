@@ -1,4 +1,4 @@
-"""docs/dependencies.md is true: every declared package has a row, and is imported in the places that it names."""
+"""The dependencies in CONTRIBUTING.md: every package has a row, and is imported in the places that it names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PACKAGES = {"sklearn": "scikit-learn", "botocore": "boto3", "pydantic_core": "py
 NO_PACKAGES = {"hetopt", "_typeshed"}
 """What is imported and not installed: ourselves, and what only type checkers know."""
 
-ROW = re.compile(r"^\| ([\w-]+)(?:[, ][^|]*)? \|[^|]*\| ([^|]*) \|[^|]*\|$", re.MULTILINE)
+ROW = re.compile(r"^\| ([\w-]+)(?:[, ][^|]*)? \|[^|]*\| ([^|]*) \|$", re.MULTILINE)
 PATH = re.compile(r"`((?:hetopt|optimizer|profiler|trainer|catalogs)/[\w/]*(?:\.py)?)`")
 
 
@@ -46,7 +46,7 @@ def imported() -> dict[str, set[str]]:
 
 def told() -> dict[str, list[str]]:
     """The places that the page names for each package: files, and folders that end in a slash."""
-    text = (REPOSITORY / "docs" / "dependencies.md").read_text(encoding="utf-8")
+    text = (REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8")
     tables = text.split("\n| package |")[1:]  # those of programs are no packages
     rows = (row for table in tables for row in ROW.findall(table.partition("\n\n")[0]))
     return {package: PATH.findall(places) for package, places in rows}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.core.extras import CPU_INDEX, install_command, requirement
+from hetopt.core.search_path import CPU_INDEX, install_command, requirement
 from hetopt.reports.exports import own_wheel
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -41,7 +41,12 @@ def test_pip_installs_it_and_it_runs_from_there(tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--no-index", "--no-deps", "-q"]
     subprocess.run([*pip, "--target", str(there), f"./{name}[train]"], cwd=tmp_path, check=True)
     told = subprocess.run(
-        [sys.executable, "-S", "-c", "import hetopt.core.extras as e; print(e.__file__, e.install_command('aws'))"],
+        [
+            sys.executable,
+            "-S",
+            "-c",
+            "import hetopt.core.search_path as s; print(s.__file__, s.install_command('aws'))",
+        ],
         cwd=tmp_path,
         env={"PYTHONPATH": str(there)},
         capture_output=True,
@@ -63,7 +68,7 @@ def test_the_hint_names_what_the_extra_needs(extra: str) -> None:
 
 def test_torch_comes_without_cuda_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for gpu, told in ((True, False), (False, True)):
-        monkeypatch.setattr("hetopt.core.extras._has_gpu", lambda gpu=gpu: gpu)
+        monkeypatch.setattr("hetopt.core.search_path._has_gpu", lambda gpu=gpu: gpu)
         assert (CPU_INDEX in install_command("train")) == told
         assert CPU_INDEX not in install_command("aws")
     assert CPU_INDEX in (REPOSITORY / "requirements" / "torch_index.py").read_text(encoding="utf-8")

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.core.errors import RunFailed
-from hetopt.core.gradient_noise import SmoothedNoise, pooled_noise
-from hetopt.core.probe_schedule import ProbeSchedule, make_schedule
 from hetopt.core.profile import Evaluation, Profile
+from hetopt.core.run_spec import ProbeSchedule
 from hetopt.profiler.collect import collect, refusals, steps_to_target
 from hetopt.profiler.progress import progress
+from hetopt.profiler.schedule import make_schedule
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -108,22 +108,6 @@ def test_a_pilot_that_averaged_parameters_says_how(events: list[Event], schedule
     assert pilots(None) == [], "its workers never met"
 
 
-def test_events_of_other_kinds_are_passed_over(events: list[Event], schedule: ProbeSchedule) -> None:
-    stranger: Event = {"event": "step", "time_s": 0.0, "loss": 1.0}
-    assert profile_of([*events[:1], stranger, *events[1:]], schedule) == profile_of(events, schedule)
-
-
-def test_noise_moments_are_smoothed_apart(events: list[Event], schedule: ProbeSchedule) -> None:
-    smoothed = SmoothedNoise()
-    for event in of_kind(events, "noise_sample"):
-        smoothed = smoothed.add(
-            pooled_noise(event["groups"], event["samples"], event["weighted_square_norms"], event["mean_square_norm"])
-        )
-    last = profile_of(events, schedule).noise[-1]
-    assert last.gradient_square == pytest.approx(smoothed.moments.gradient_square)
-    assert last.gradient_variance == pytest.approx(smoothed.moments.gradient_variance)
-
-
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 0.99])
 def test_a_truncated_log_is_refused_in_one_sentence(events: list[Event], schedule: ProbeSchedule, share: float) -> None:
     with pytest.raises(RunFailed, match="ended before it was finished"):
@@ -159,14 +143,6 @@ def test_a_damaged_event_is_named(
         profile_of(events, schedule)
 
 
-def test_parts_that_were_not_measured_are_absent(events: list[Event], schedule: ProbeSchedule) -> None:
-    left_out = ("link_point", "noise_sample", "gain_sample", "pilot_evaluation", "evaluation_cost", "compressor_point")
-    profile = profile_of([event for event in events if event["event"] not in left_out], schedule)
-    assert (profile.links, profile.noise, profile.gain, profile.pilots) == ((), (), (), ())
-    assert profile.evaluation_s is None
-    assert profile.devices[0].compressors == ()
-
-
 def test_a_batch_that_ran_out_of_memory_lowers_the_limit(events: list[Event], schedule: ProbeSchedule) -> None:
     before = profile_of(events, schedule).devices[0]
     kept = [e for e in events if not (e["event"] == "sweep_point" and e["sweep"] == 0 and e["local_batch_size"] == 32)]
@@ -198,21 +174,6 @@ def evaluations(*pairs: tuple[int, float]) -> tuple[Evaluation, ...]:
 
 
 class TestStepsToTarget:
-    def test_is_interpolated_between_evaluations(self) -> None:
-        log = evaluations((10, 0.5), (20, 0.7), (30, 0.9), (40, 0.6))
-        assert steps_to_target(log, target=0.8, higher_is_better=True) == pytest.approx(25)
-
-    def test_of_a_metric_that_falls(self) -> None:
-        log = evaluations((10, 100.0), (20, 50.0))
-        assert steps_to_target(log, target=75.0, higher_is_better=False) == pytest.approx(15)
-
-    def test_is_absent_when_never_reached(self) -> None:
-        assert steps_to_target(evaluations((10, 0.5)), target=0.8, higher_is_better=True) is None
-        assert steps_to_target((), target=0.8, higher_is_better=True) is None
-
-    def test_of_the_first_evaluation_is_credited_to_it(self) -> None:
-        assert steps_to_target(evaluations((7, 0.9)), target=0.8, higher_is_better=True) == 7
-
     @given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.floats(0, 1))
     def test_lies_between_the_evaluations_around_it(self, metrics: list[float], target: float) -> None:
         log = evaluations(*((10 * (place + 1), metric) for place, metric in enumerate(metrics)))
@@ -248,20 +209,6 @@ class TestSchedule:
             assert pilot.time_limit_s < time_budget_s
         assert (made.network is not None) == (workers > 1)
 
-    def test_another_sync_is_piloted_beside_each_round_at_the_tasks_batch(self) -> None:
-        made = make_schedule(
-            seed=1,
-            workers=2,
-            logical_cpus=2,
-            batch_size=64,
-            dataset_size=1000,
-            time_budget_s=40,
-            syncs=("local-sgd(8)",),
-        )
-        others = [(pilot.global_batch_size, pilot.repeat) for pilot in made.pilots if pilot.sync == "local-sgd(8)"]
-        assert others == [(64, 0), (64, 1), (64, 2)]
-        assert made.pilots[0].sync is None
-
     def test_pilots_begin_with_the_tasks_own_batch_and_a_distant_one(self) -> None:
         made = make_schedule(seed=0, workers=2, logical_cpus=2, batch_size=64, dataset_size=1_438, time_budget_s=40.0)
         assert [(pilot.global_batch_size, pilot.repeat) for pilot in made.pilots] == [
@@ -269,16 +216,6 @@ class TestSchedule:
         ]
         assert made.sweeps[0].threads_per_worker == 2
         assert made.sweeps[1].threads_per_worker == 1
-
-    def test_a_worker_alone_on_a_host_of_gpus_has_its_part_of_the_processors(self) -> None:
-        made = make_schedule(
-            seed=0, workers=4, logical_cpus=32, batch_size=64, dataset_size=10_000, time_budget_s=40.0, accelerators=4
-        )
-        assert [sweep.threads_per_worker for sweep in made.sweeps] == [8, 8]
-
-    def test_the_impossible_is_refused(self) -> None:
-        with pytest.raises(ValueError, match="a schedule needs"):
-            make_schedule(seed=0, workers=0, logical_cpus=2, batch_size=1, dataset_size=1, time_budget_s=1.0)
 
 
 def with_pilot_in_bf16(
@@ -320,16 +257,6 @@ def test_a_pilot_in_another_precision_is_held_against_its_twin(events: list[Even
     assert profile.pilots == usual.pilots
     assert profile.precisions == ("fp32", "bf16")
     assert Profile.from_json(profile.to_json(), origin="memory") == profile
-
-
-def test_where_the_target_was_not_reached_the_best_of_the_worse_is_compared(
-    events: list[Event], schedule: ProbeSchedule
-) -> None:
-    twin = [one for one in of_kind(events, "pilot_evaluation") if one["pilot"] == 0]
-    early = [{"step": 10 * int(str(one["step"])), "metric": one["metric"]} for one in twin[:2]]
-    (trial,) = profile_of(*with_pilot_in_bf16(events, schedule, early, "time")).precision_trials
-    assert trial.steps == pytest.approx(10 * trial.usual_steps)
-    assert profile_of(*with_pilot_in_bf16(events, schedule, [], "time")).precision_trials == ()
 
 
 def test_a_precision_in_which_a_pilot_diverges_is_left_out(events: list[Event], schedule: ProbeSchedule) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -15,12 +14,9 @@ import typer
 from typer.testing import CliRunner
 
 from hetopt.cli.profile import profile
-from hetopt.cli.profile_view import show
-from hetopt.core.comm.network_fit import FASTEST_BYTES_PER_S
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import Profile
 from tests.disturbance import PATIENCE_S
-from tests.face.conftest import RECORDED
 from tests.forks import Forked
 
 HERE = Path(__file__).parent
@@ -44,7 +40,7 @@ def refusal(*arguments: str) -> BadInput:
         ([TASK, "--data", "/nowhere/at/all"], "no data folder"),
         ([TASK, "--workers", "0"], "`workers` must be"),
         ([TASK, "--workers", "65"], "`workers` must be"),
-        ([TASK, "--time-budget", "nan"], "--time-budget must be a length of time"),
+        ([TASK, "--time-budget", "nan"], "`time_budget_s` must be a length of time"),
         ([TASK, "--time-budget", "1"], "`time_budget_s` must be"),
         ([TASK, "--seed", "-1"], "`seed` must be at least 0"),
         ([TASK, "--type", "c99.huge"], "c99.huge"),
@@ -72,12 +68,6 @@ def test_an_existing_profile_is_not_replaced(tmp_path: Path, monkeypatch: pytest
     Path("profile.json").write_text("precious")
     assert "exists already" in refusal(TASK).message
     assert Path("profile.json").read_text() == "precious"
-
-
-def test_a_failing_task_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("broken.py").write_text("raise OSError('no disk')\n")
-    assert "no disk" in refusal("broken.py:task").message
 
 
 def left_in(folder: Path) -> list[str]:
@@ -110,33 +100,6 @@ def test_the_command_writes_a_profile_that_loads(made: tuple[Path, str]) -> None
     assert measured.job.task == TASK
     assert measured.devices[0].type == "local"
     assert measured.profiling_s > 0
-
-
-def test_the_summary_names_what_matters(made: tuple[Path, str], capsys: pytest.CaptureFixture[str]) -> None:
-    told = " ".join(made[1].split())  # wrapped at the width of the terminal
-    for words in ("874 parameters", "samples/s", "largest 1 % of the gradient"):
-        assert words in told
-    # Which pilots arrive in the time that they have is the business of who has the cores.
-    assert re.search(r"at batch \d+|no pilot came far enough", told)
-    show(Profile.load(RECORDED / "digits.json"))
-    assert re.search(r"at batch \d+", " ".join(capsys.readouterr().out.split()))
-    unfinished = Profile.load(made[0]).model_copy(update={"pilots": (), "noise": (), "gain": (), "links": ()})
-    show(unfinished)
-    assert "no pilot came far enough" in " ".join(capsys.readouterr().out.split())
-
-
-def test_a_rate_that_no_payload_showed_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    """Between processes of one machine, all may be latency or all rate."""
-    profile = Profile.load(RECORDED / "digits.json")
-    link = profile.links[0]
-    links = (
-        link.model_copy(update={"latency_s": 2e-3, "bytes_per_s": FASTEST_BYTES_PER_S}),
-        link.model_copy(update={"latency_s": 0.0, "bytes_per_s": 2e6}),
-    )
-    show(profile.model_copy(update={"links": links}))
-    told = capsys.readouterr().out
-    assert ": 2 ms, whatever the size" in told
-    assert ": 2 MB/s" in told
 
 
 @pytest.mark.parametrize("moment", ["loading the task", "starting workers", "looking at the model"])

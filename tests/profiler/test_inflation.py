@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.core.compression_slowdown import distance
+from hetopt.core.training_laws import distance
 
 
 @given(st.floats(0.01, 1))

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from hetopt.core.errors import BadInput
-from hetopt.core.nodes import Node
 from hetopt.core.paths import HOST_PATTERN, REGION_PATTERN, RUN_PATTERN, host_name, inside, is_name, run_name
-from hetopt.core.run_spec import WorkerSpec
-from hetopt.core.worker_logs import host_log_folder
-from hetopt.trainer.checkpoints.manifest import FileRecord, Manifest
+from hetopt.core.run_folder import host_log_folder
+from hetopt.core.run_spec import Node, WorkerSpec
+from hetopt.trainer.checkpoints.folder import FileRecord, Manifest
 
 HOSTILE = [
     "",
@@ -166,6 +165,6 @@ def test_hosts_meet_at_addresses(address: str, meeting: str) -> None:
 )
 def test_a_manifest_names_files_of_its_checkpoint_alone(name: str) -> None:
     record = FileRecord.of(b"")
-    Manifest(step=1, digest="d", workers=1, files={"state.safetensors": record, "rank-0.pt": record})
+    Manifest(step=1, digest="d", workers=1, files={"state.safetensors": record, "rank-0.safetensors": record})
     with pytest.raises(ValidationError):
         Manifest(step=1, digest="d", workers=1, files={name: record})

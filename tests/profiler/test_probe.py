@@ -16,13 +16,20 @@ from hetopt.backends.processes import LocalLauncher
 from hetopt.core.comm.compression_text import spell
 from hetopt.core.comm.options import timed_as, tried_ways, whole_ways
 from hetopt.core.events.log import EVENTS_FILE, Event, read_events
-from hetopt.core.events.probe_records import FINISHED, STARTED
-from hetopt.core.probe_schedule import CompressorProbe, NetworkProbe, PilotProbe, ProbeSchedule, Sweep
 from hetopt.core.profile import Profile
-from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
+from hetopt.core.run_spec import (
+    CompressorProbe,
+    NetworkProbe,
+    PilotProbe,
+    ProbeSchedule,
+    RunSpec,
+    StopRule,
+    Sweep,
+    WorkerSpec,
+)
 from hetopt.core.run_status import RunState
 from hetopt.profiler.collect import collect, refusals
-from hetopt.profiler.progress import progress
+from hetopt.profiler.records import FINISHED, STARTED
 from tests.disturbance import PATIENCE_S
 
 HERE = Path(__file__).parent
@@ -173,20 +180,6 @@ def test_tensors_are_counted_at_every_batch_size(probed: tuple[list[Event], Prof
         assert least < step.computing_bytes < 3 * least + 2 * weights
 
 
-def test_every_worker_says_how_fast_its_processor_was_meanwhile(probed: tuple[list[Event], Profile]) -> None:
-    events, profile = probed
-    points = [event for event in events if event["event"] == "sweep_point"]
-    assert all(len(point["yardsticks_s"]) == len(point["samples_s"]) for point in points)
-    assert all(len(point["contentions"]) == len(point["samples_s"]) for point in points)
-    read = [reading_s for point in points for reading_s in point["yardsticks_s"]]
-    assert profile.yardstick_s == pytest.approx(sum(read) / len(read))
-
-
-def test_shared_memory_is_divided(probed: tuple[list[Event], Profile]) -> None:
-    alone, together = probed[1].computing_in("fp32").devices
-    assert 2 * together.memory_limit_bytes == pytest.approx(alone.memory_limit_bytes, rel=1e-3)
-
-
 def test_links_have_the_gradients_own_payload_and_positive_lines(probed: tuple[list[Event], Profile]) -> None:
     profile = probed[1]
     for link in profile.links:
@@ -235,29 +228,6 @@ def test_another_precision_is_measured_beside_and_one_that_is_not_there_is_left_
     assert (trial.precision, trial.global_batch_size, trial.seed) == ("bf16", 16, 3)
     assert trial.usual_steps == profile.pilots[0].steps_to_target
     assert refusals(events) == ("tf32 is left out: there are no units for it here",)
-
-
-def test_times_of_the_whole_are_plausible(probed: tuple[list[Event], Profile]) -> None:
-    profile = probed[1]
-    assert profile.startup_s is not None
-    assert 0 < profile.startup_s < profile.profiling_s
-    assert profile.evaluation_s is not None
-    assert 0 < profile.evaluation_s < profile.profiling_s
-
-
-def test_the_profile_survives_its_file(probed: tuple[list[Event], Profile], tmp_path: Path) -> None:
-    profile = probed[1]
-    profile.save(tmp_path / "p.json")
-    assert Profile.load(tmp_path / "p.json") == profile
-
-
-def test_progress_only_rises_and_ends_done(probed: tuple[list[Event], Profile]) -> None:
-    events = probed[0]
-    seen = [progress(events[:count], SCHEDULE) for count in range(len(events) + 1)]
-    assert all(earlier.done <= later.done for earlier, later in itertools.pairwise(seen))
-    assert seen[0].done == 0
-    assert seen[-1].done == 1
-    assert all(one.text for one in seen)
 
 
 def test_a_probe_that_is_stopped_ends_soon_and_leaves_nothing_running(tmp_path: Path) -> None:

@@ -7,21 +7,15 @@ import math
 
 import pytest
 
-from hetopt.api.sample_remarks import remarks
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import Profile
 from hetopt.core.step_samples import (
     MOST_SAMPLES,
-    Node,
     StepSample,
     StepSamples,
     condense,
-    parse_configuration,
     read_samples,
 )
-from hetopt.optimizer.market.catalog import load_catalog
-
-TYPES = load_catalog("us-east-1", None).instance_types
 
 
 def line(nodes: list[int] | None = None, **changes: object) -> str:
@@ -94,11 +88,6 @@ def test_a_row_in_another_unit_is_found_by_what_its_neighbours_allow(factor: flo
         read_samples(rows, origin="f")
 
 
-def test_a_queries_line_needs_no_times() -> None:
-    asked = parse_configuration('{"nodes": [{"type": "gpu", "workers": 2}], "local_batch_size": 4}')
-    assert (asked.workers, asked.compression) == (2, None)
-
-
 def test_of_very_many_rows_repeats_go_first() -> None:
     repeated = [sample(step_time_s=0.2 + index / 1024) for index in range(9)] + [sample([2], step_time_s=0.5)]
     kept = condense(repeated, 5)
@@ -121,61 +110,3 @@ def test_samples_survive_being_written_and_read() -> None:
     assert StepSamples.from_json(imported.to_json(), origin="f") == imported
     with pytest.raises(BadInput, match="holds a step-samples, not a profile"):
         Profile.from_json(imported.to_json(), origin="f")
-
-
-def test_what_samples_leave_open_is_said() -> None:
-    def said(*rows: StepSample) -> str:
-        return " ".join(remarks(rows, {**TYPES, "gpu": TYPES["g5.xlarge"]}))
-
-    two_sizes = [sample(), sample(local_batch_size=64)]
-    assert "local batch 32" in said(sample())
-    assert "one worker" in said(*two_sizes)
-    assert "one node" in said(*two_sizes, sample([2]))
-    assert "three or more" in said(*two_sizes, sample([1, 1]))
-    assert said(*two_sizes, sample([1, 1, 1])) == ""
-    assert "2.5 times apart" in said(sample(), sample(step_time_s=0.5))
-    assert "milliseconds" in said(sample(step_time_s=200.0))
-
-
-def test_types_that_nothing_is_predicted_from_and_gpus_that_are_far_off_are_said() -> None:
-    def of(type_: str, step_time_s: float) -> StepSample:
-        return sample(nodes=[1]).model_copy(
-            update={"nodes": (Node(type=type_, workers=1),), "step_time_s": step_time_s, "sync_time_s": None}
-        )
-
-    def said(*rows: StepSample) -> str:
-        return " ".join(remarks(rows, TYPES))
-
-    assert "X9000 is not in the catalogue" in said(of("X9000", 0.2))
-    assert "foretells" not in said(of("g4dn.xlarge", 0.2), of("g5.xlarge", 0.12))
-    throttled = said(of("g4dn.xlarge", 0.2), of("g5.xlarge", 2.0))
-    assert "Steps on g5.xlarge are" in throttled
-    assert "times longer than g4dn.xlarge foretells" in throttled
-    assert "Steps on g4dn.xlarge are" in throttled
-    three = said(of("g4dn.xlarge", 0.2), of("g5.xlarge", 2.0), of("g6.xlarge", 0.13))
-    assert "Steps on g5.xlarge are" in three
-    assert "Steps on g6.xlarge are" not in three
-
-
-def test_a_lone_gpu_far_below_what_such_jobs_reach_is_said_and_one_that_waits_for_its_host_is_not() -> None:
-    def said(step_time_s: float, batch: int = 64) -> str:
-        known = {"model_kind": "convolution", "flops_per_sample": 12e9, "sync_time_s": None}
-        one = sample(nodes=[1]).model_copy(
-            update={
-                **known,
-                "nodes": (Node(type="g5.xlarge", workers=1),),
-                "local_batch_size": batch,
-                "step_time_s": step_time_s,
-            }
-        )
-        return " ".join(remarks([one], TYPES))
-
-    assert "of its GPU's peak rate" in said(6.0)
-    assert "of its GPU's peak rate" not in said(0.2)
-    assert "of its GPU's peak rate" not in said(0.2, batch=1)
-
-
-def test_a_type_on_which_fewer_samples_took_longer_is_said() -> None:
-    rows = [sample(local_batch_size=32, step_time_s=0.4), sample(local_batch_size=64, step_time_s=0.1)]
-    assert "took 4.0 times longer for 32 samples than for 64" in " ".join(remarks(rows, TYPES))
-    assert "longer for" not in " ".join(remarks(rows[::-1][:1], TYPES))

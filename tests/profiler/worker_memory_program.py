@@ -25,16 +25,17 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from hetopt.core.comm.exchange_memory import exchange_memory
 from hetopt.core.events.log import EVENTS_FILE, EventLog, read_events
-from hetopt.core.events.probe_records import MemoryCounted
-from hetopt.core.memory import TrainingMemory, joined
+from hetopt.core.memory import TrainingMemory
 from hetopt.core.run_folder import SPEC_VARIABLE
 from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
 from hetopt.core.synchronization import Synchronization
+from hetopt.optimizer.step_time.device_memory import exchange_memory
+from hetopt.profiler.collect import joined
 from hetopt.profiler.probe.replica import Replica
 from hetopt.profiler.probe.step_memory import count_step
 from hetopt.profiler.probe.tensor_bytes import TensorBytes
+from hetopt.profiler.records import MemoryCounted
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.micro_batch import MicroBatch

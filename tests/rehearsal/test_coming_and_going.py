@@ -14,11 +14,9 @@ from hetopt.backends.emulation.backend import RehearsalLauncher
 from hetopt.backends.emulation.description import parse_change, parse_changes
 from hetopt.backends.emulation.injection import ask_for_change, check_change
 from hetopt.backends.supervisor.acting import Supervision, dropping
-from hetopt.backends.supervisor.decide import Hysteresis, Supervisor
-from hetopt.backends.supervisor.progress import PredictedGain
+from hetopt.backends.supervisor.decide import Hysteresis, PredictedGain, Supervisor
 from hetopt.core.errors import BadInput
-from hetopt.core.events.decisions import DECISIONS_FILE
-from hetopt.core.events.log import EVENTS_FILE, Event, read_events
+from hetopt.core.events.log import DECISIONS_FILE, EVENTS_FILE, Event, read_events
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import RunState
 from hetopt.core.scaled_emulation import Change

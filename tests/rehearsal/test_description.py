@@ -17,7 +17,7 @@ from hetopt.backends.emulation.description import (
 )
 from hetopt.backends.emulation.namespaces import MOST_HOSTS, host_address
 from hetopt.core.errors import BadInput
-from hetopt.core.quantities import RATE, quantity
+from hetopt.core.grammar import RATE, quantity
 from hetopt.core.scaled_emulation import Change, EmulatedHost
 
 

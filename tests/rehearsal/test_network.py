@@ -31,9 +31,9 @@ from hetopt.backends.emulation.namespaces import (
     why_not,
 )
 from hetopt.core.errors import BadInput
-from hetopt.core.forks import ForkServer
 from hetopt.core.interruption import Terminated
 from hetopt.core.scaled_emulation import EmulatedHost
+from hetopt.trainer.host.forks import ForkServer
 from tests.disturbance import PATIENCE_S
 
 from .programs import SEND, least_s, receive, send

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from hetopt.api.run import log_files
 from hetopt.backends.emulation.namespaces import host_address
 from hetopt.core.errors import BadInput
-from hetopt.core.nodes import Node, first_rank, host_names, workers_on
 from hetopt.core.run_folder import write_spec
-from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
-from hetopt.core.worker_logs import log_files
+from hetopt.core.run_spec import Node, RunSpec, StopRule, WorkerSpec, first_rank, host_names, workers_on
 from hetopt.trainer.host.agent import torchrun_arguments
 
 HOSTS = [f"h{n}" for n in range(12)]

@@ -14,19 +14,19 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hetopt.api.run import log_files
 from hetopt.backends.backend import RunHandle
 from hetopt.backends.emulation.backend import RehearsalLauncher
 from hetopt.backends.emulation.description import parse_change, parse_changes, parse_hosts
 from hetopt.backends.emulation.injection import ask_for_change
 from hetopt.backends.emulation.namespaces import find_leftovers, find_networks
 from hetopt.backends.processes import LocalLauncher
-from hetopt.core.conditions import ConditionsReader
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import Event, read_events
+from hetopt.core.run_folder import ConditionsReader
 from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
 from hetopt.core.run_status import RunState, RunStatus
 from hetopt.core.scaled_emulation import DeclaredTime, ScaledEmulation
-from hetopt.core.worker_logs import log_files
 from tests.disturbance import PATIENCE_S
 
 TOY = Path(__file__).resolve().parent.parent / "trainer" / "toy_task.py"

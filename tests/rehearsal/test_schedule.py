@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.backends.emulation.schedule import FitWatch, HostNow, Moment, split, still_to_come
+from hetopt.backends.emulation.conductor import FitWatch, HostNow, Moment, split, still_to_come
 from hetopt.core.events.records import LogEvent
 from hetopt.core.run_status import RunState, exit_code, judge
 from hetopt.core.scaled_emulation import Change, EmulatedHost

@@ -14,8 +14,7 @@ from hetopt.backends.emulation.description import parse_change, parse_changes
 from hetopt.backends.emulation.injection import check_change
 from hetopt.core.errors import BadInput
 from hetopt.core.events.fold import RunFold
-from hetopt.core.events.log import EVENTS_FILE, Event, read_events
-from hetopt.core.events.reader import read_log
+from hetopt.core.events.log import EVENTS_FILE, Event, read_events, read_log
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import RunState
 

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.api.script_text import SourceFile, lost_files, read_script, several_workers
+from hetopt.api.script_text import read_script, several_workers, sharded_by
 from hetopt.core.artifact import read_record
 from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.events.log import EVENTS_FILE, read_events
+from hetopt.profiler.records import JOB_FACTS
 from hetopt.profiler.script.order import FAILED_FILE, ORDER_FILE, Failure, ScriptOrder
 
 from .warm import FORKS
@@ -90,14 +92,6 @@ def profiled(folder: Path, text: str, *arguments: str, startup_s: float = 600.0)
             "exits here after 0 measured",
             id="exits",
         ),
-        pytest.param(
-            f"import itertools\n{HEAD}class Endless(torch.utils.data.IterableDataset):\n"
-            "    def __iter__(self):\n        return itertools.repeat(torch.ones(4))\n"
-            "for x in torch.utils.data.DataLoader(Endless(), 4):\n" + STEP,
-            0,
-            "nothing tells how many samples an epoch",
-            id="no epoch",
-        ),
     ],
 )
 def test_what_cannot_be_profiled_is_named_with_its_line(text: str, line: int, said: str, tmp_path: Path) -> None:
@@ -107,6 +101,14 @@ def test_what_cannot_be_profiled_is_named_with_its_line(text: str, line: int, sa
     assert told.hint
     assert not line or f"train.py, line {line}" in told.message
     assert re.search(said, told.message)
+
+
+def test_a_script_of_a_stream_is_profiled_without_an_epoch(tmp_path: Path) -> None:
+    stream = "class Endless(torch.utils.data.IterableDataset):\n    def __iter__(self):\n"
+    loop = "        while True:\n            yield torch.ones(4)\nfor x in DataLoader(Endless(), 4):\n"
+    assert profiled(tmp_path, HEAD.replace("loader = ", "# ") + stream + loop + STEP) == (0, None)
+    (job,) = [event for event in read_events(tmp_path / EVENTS_FILE) if event["event"] == JOB_FACTS]
+    assert job["counts_epochs"] is False
 
 
 def test_a_script_that_never_steps_is_named_where_it_is(tmp_path: Path) -> None:
@@ -159,10 +161,16 @@ def test_a_session_is_found_in_a_module_beside_the_script_and_not_in_its_words(t
         assert several_workers(read_script(script)) == "a session"
 
 
-def test_a_script_that_never_asks_where_to_write_is_told_what_comes_back() -> None:
-    """Who names the folder has thought of it, in whichever of the script's files."""
-    silent = SourceFile.of("torch.save(model, 'model.pt')\n", "train.py")
-    (told,) = lost_files((silent,))
-    assert told.startswith("train.py never asks where to write its own files")
-    for text in ("OUT = os.environ.get('HETOPT_OUTPUT', '.')\n", "figure.savefig(run.outputs / 'a.png')\n"):
-        assert not lost_files((silent, SourceFile.of(text, "plots.py")))
+@pytest.mark.parametrize(
+    ("text", "sharder"),
+    [
+        ("import deepspeed\n", "DeepSpeed"),
+        ("from torch.distributed.fsdp import fully_shard\n", "fully_shard"),
+        ("from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n", "FSDP"),
+        ("import torch.distributed  # deepspeed\n", ""),
+    ],
+)
+def test_a_script_that_shards_its_model_is_known_by_its_imports(text: str, sharder: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    assert sharded_by(read_script(script)) == sharder

@@ -150,13 +150,6 @@ def test_it_is_named_with_worker_and_line(text: str, code: int, said: str, tmp_p
     assert re.search(said, reasons[0]), reasons
 
 
-def test_a_file_that_is_not_there_can_travel(tmp_path: Path) -> None:
-    _, reasons = ran(tmp_path, HEAD + "open('missing.bin')\n" + LOOP + STEP)
-    assert "FileNotFoundError" in reasons[0]
-    failed = [event for event in read_events(tmp_path / EVENTS_FILE) if event["event"] == "run_failed"]
-    assert "launch with `data` naming its folder, and {data} in its place" in str(failed[0]["hint"])
-
-
 def test_a_script_without_a_with_ends_as_one_with_it(tmp_path: Path) -> None:
     codes, reasons = ran(tmp_path, HEAD + BARE + STEP)
     assert (codes, reasons) == ([0, 0], [])

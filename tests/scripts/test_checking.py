@@ -84,12 +84,21 @@ def test_a_script_that_changed_is_checked_once_and_a_failure_is_said(
     monkeypatch.setenv("HETOPT_HOME", str(tmp_path / "home"))
     script = tmp_path / "train.py"
     script.write_text("raise LookupError('no data here')\n")
-    said = first_check(script, ())
-    assert said is not None
-    assert said.startswith("How far shares are from one machine is not known: ")
-    assert "LookupError: no data here" in said
-    assert first_check(script, ()) is None
-    assert first_check(script, ("--other",)) is not None
+    checked, is_new = first_check(script, ())
+    assert checked.sentence.startswith("How far shares are from one machine is not known: ")
+    assert "LookupError: no data here" in checked.sentence
+    assert (is_new, checked.needs_equal_shares) == (True, False)
+    assert first_check(script, ()) == (checked, False)
+    assert first_check(script, ("--other",))[1]
+
+
+def test_a_script_that_runs_in_equal_shares_alone_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HETOPT_HOME", str(tmp_path / "home"))
+    script = tmp_path / "train.py"
+    script.write_text(DDP.replace("LOSS", "(out[:, 0] - torch.arange(16)).square().mean()"))
+    checked, _ = first_check(script, ())
+    assert checked.needs_equal_shares
+    assert first_check(script, ()) == (checked, False)
 
 
 def test_a_script_for_one_process_is_sent_to_convert(tmp_path: Path, hetopt: Callable[..., Any]) -> None:

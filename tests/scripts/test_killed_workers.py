@@ -19,6 +19,36 @@ from hetopt.core.run_status import RunState
 from tests.disturbance import PATIENCE_S
 
 SCRIPT = str(Path(__file__).with_name("resumable.py"))
+DDP = """
+import os, sys, time, torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(320, 4))
+model = DistributedDataParallel(torch.nn.Linear(4, 2))
+opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+sampler, path, first = DistributedSampler(data), sys.argv[1], 0
+loader = DataLoader(data, 16, sampler=sampler)
+if os.path.exists(path):
+    first, weights, rates = torch.load(path)
+    model.load_state_dict(weights)
+    opt.load_state_dict(rates)
+for epoch in range(first, 6):
+    sampler.set_epoch(epoch)
+    for (x,) in loader:
+        opt.zero_grad()
+        model(x).square().mean().backward()
+        opt.step()
+        time.sleep(0.02)
+    if dist.get_rank() == 0:
+        torch.save((epoch + 1, model.state_dict(), opt.state_dict()), path + ".part")
+        os.replace(path + ".part", path)
+    dist.barrier()
+"""
 EPOCHS, EPOCH_STEPS = 6, 10
 MOMENTS = 20
 
@@ -64,10 +94,10 @@ def kill(run_dir: Path, rank: int) -> None:
     raise AssertionError(f"no worker {rank}")
 
 
-def trained(run_dir: Path, draw: random.Random | None) -> str:
-    """What the run's parameters come to; somebody kills a worker on the way, at a moment that is drawn."""
-    launcher = LocalLauncher()
-    handle = launcher.start(spec(), run_dir, {})
+def trained(run_dir: Path, draw: random.Random | None, script: tuple[str, ...] = ()) -> str:
+    """Return the hash of the run's parameters; a worker is killed on the way, at a moment that is drawn."""
+    launcher, run = LocalLauncher(), spec()
+    handle = launcher.start(run.model_copy(update={"script": script or run.script}), run_dir, {})
     try:
         if draw is not None:
             until(launcher, handle, draw.randint(0, (EPOCHS - 1) * EPOCH_STEPS))
@@ -78,7 +108,7 @@ def trained(run_dir: Path, draw: random.Random | None) -> str:
     finally:
         launcher.stop(handle)
     assert len(log(run_dir, "run_started")) == 1 + (draw is not None)
-    assert log(run_dir, "training_finished")[-1]["step"] == EPOCHS * EPOCH_STEPS
+    assert script or log(run_dir, "training_finished")[-1]["step"] == EPOCHS * EPOCH_STEPS
     return str(log(run_dir, "session_finished")[-1]["parameters_sha256"])
 
 
@@ -92,3 +122,13 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
 )
 def test_a_killed_worker_changes_nothing(moment: int, undisturbed: str, tmp_path: Path) -> None:
     assert trained(tmp_path, random.Random(moment)) == undisturbed
+
+
+def test_a_ddp_script_goes_on_from_its_own_checkpoints(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(DDP)
+    hashes = []
+    for name, draw in (("undisturbed", None), ("killed", random.Random(0))):
+        (tmp_path / name).mkdir()
+        hashes.append(trained(tmp_path / name, draw, (str(path), str(tmp_path / f"{name}.pt"))))
+    assert hashes[0] == hashes[1]

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from hetopt.api.script_text import read_script
-from hetopt.backends.ec2.renter.bundle import make_bundle
-from hetopt.backends.ec2.renter.user_code import user_code
+from hetopt.backends.ec2.renter.bundle import make_bundle, user_code
 from hetopt.core.errors import BadInput
-from hetopt.core.names import typed_script
+from hetopt.core.plain_text import typed_script
 from hetopt.core.search_path import INSTALLED_ONLY, code_folder
 
 BESIDE, WHOLE, RELATIVE = "import helper", "from app.helper import VALUE", "from .helper import VALUE"

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
 
 from hetopt.profiler.script.rebatching import Rebatched, rebatch, samples_given, samples_of
 
@@ -55,18 +55,3 @@ def test_samples_are_counted_as_they_are_drawn_whatever_a_collate_function_makes
     for _ in range(2):
         next(iter(loader))  # an epoch that is left
         assert [(len(batch), samples_given(loader, batch)) for batch in loader] == [(7, 4), (7, 4), (7, 2)]
-
-
-def test_streams_are_given_as_many_samples_as_were_asked_for() -> None:
-    class Stream(IterableDataset):  # type: ignore[type-arg]  # of tensors
-        def __iter__(self):  # type: ignore[no-untyped-def]
-            return iter(torch.arange(10))
-
-    loader = DataLoader(Stream(), batch_size=2)
-    assert rebatch(loader, lambda: 2.0, lambda: False)
-    assert [len(batch) for batch in loader] == [4, 4, 2]
-    assert samples_of(loader) is None
-
-
-def test_a_loader_without_batches_stays_as_it_is() -> None:
-    assert not rebatch(DataLoader(TensorDataset(torch.arange(8)), batch_size=None), lambda: 2.0, lambda: True)

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.api.script_text import read_script, resumes, several_workers
-
-HERE = Path(__file__).resolve().parent
+from hetopt.api.script_text import read_script, resumes
 
 
 @pytest.mark.parametrize(
@@ -25,11 +23,3 @@ def test_it_goes_on_where_it_saves_and_resumes(text: str, expected: bool, tmp_pa
     (tmp_path / "train.py").write_text("import loops\n")
     (tmp_path / "loops.py").write_text(text)
     assert resumes(read_script(tmp_path / "train.py")) is expected
-
-
-def test_a_word_in_a_comment_is_no_session() -> None:
-    examples = HERE.parents[1] / "examples" / "script"
-    assert several_workers(read_script(examples / "train_hetopt.py")) == "a session"
-    assert not several_workers(read_script(examples / "train.py"))
-    assert resumes(read_script(HERE / "resumable.py"))
-    assert not resumes(read_script(examples / "train_hetopt.py"))

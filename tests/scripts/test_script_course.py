@@ -9,12 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from hetopt.core.gradient_noise import pooled_noise
-from hetopt.core.probe_schedule import make_schedule
-from hetopt.core.throughput import batch_ladder
+from hetopt.core.training_laws import pooled_noise
 from hetopt.profiler.probe.timed_step import TimedStep
 from hetopt.profiler.script import course
 from hetopt.profiler.script.course import Measured, ScriptCourse
@@ -82,38 +78,3 @@ def test_the_scripts_own_batch_size_is_timed_first() -> None:
         except StopIteration:
             wish = None
     assert [one.samples for one in measured.measured.sizes] == [64, 32, 16, 8, 4, 128, 256]
-
-
-@pytest.mark.parametrize("like", [0.05, 0.1, 0.2, 0.3, 0.45])
-def test_steps_of_the_size_before_are_told_from_those_that_were_asked_for(
-    like: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Sizes are a factor of two apart, so that anything below a half tells them from each other."""
-    monkeypatch.setattr(course, "LIKE", like)
-    for late, asked in ((64, 32), (32, 64)):
-        timing = made()._time(asked, 1.0)
-        next(timing)
-        taken = None
-        for number in range(100):
-            is_late = number < 10
-            try:
-                timing.send(step(late if is_late else asked, time_s=9.0 if is_late else 1e-3))
-            except StopIteration as end:
-                taken = end.value
-                break
-        assert taken is not None
-        assert set(taken.samples_s) == {1e-3}
-
-
-@given(own=st.integers(1, 300), dataset_size=st.integers(1, 5000) | st.none())
-def test_scripts_and_tasks_are_timed_at_the_same_batch_sizes(own: int, dataset_size: int | None) -> None:
-    measured = made(dataset_size=dataset_size)
-    measured.observer.batch_size = own
-    measured.observer.__dict__["dataset_size"] = None
-    sizes = measured._sizes()
-    assert sizes == batch_ladder(own, dataset_size=dataset_size)
-    if dataset_size is not None:
-        schedule = make_schedule(
-            seed=0, workers=1, logical_cpus=1, batch_size=own, dataset_size=dataset_size, time_budget_s=10.0
-        )
-        assert schedule.sweeps[0].local_batch_sizes == sizes

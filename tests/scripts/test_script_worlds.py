@@ -19,8 +19,8 @@ import pytest
 
 from hetopt.api.profiling_script import Script, profile_script
 from hetopt.core.errors import RunFailed
+from hetopt.core.interruption import Reporter
 from hetopt.core.profile import Profile
-from hetopt.core.reporter import Reporter
 from tests.disturbance import PATIENCE_S
 
 HEAD = """import os, torch

@@ -36,8 +36,8 @@ MINIATURE = ', "miniature": {"hosts": [{"name": "h0"}, {"name": "h1"}]}'
 
 STARTERS = {
     "profile": "import hetopt; print(hetopt.profile('before.py', time_budget_s=5).job.parameters)",
-    "exactness": "from pathlib import Path\nfrom hetopt.api.exactness import compare\n"
-    "print(compare(Path('before.py'), Path('after.py')).is_exact)",
+    "exactness": "from pathlib import Path\nfrom hetopt.api.exactness import check_script\n"
+    "print(not check_script(Path('after.py'), before=Path('before.py')).differs)",
     "local": RUN % "" + "from hetopt.backends.processes import LocalLauncher\nlauncher = LocalLauncher()" + WAIT,
     "rehearsal": RUN % MINIATURE
     + "from hetopt.backends.emulation.backend import RehearsalLauncher\nlauncher = RehearsalLauncher()"

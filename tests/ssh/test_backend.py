@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 import hetopt
 from benchmarks._ssh_servers import Servers
 from hetopt.api.exploring import place_on_hosts
+from hetopt.api.run import log_files
 from hetopt.backends.emulation.namespaces import EmulatedNetwork
 from hetopt.backends.probe_runs import own_probes
 from hetopt.backends.ssh.checking import check_hosts
@@ -28,11 +29,10 @@ from hetopt.backends.ssh.conductor import MOST_SKEW_S, Situation, in_our_time, n
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.events.log import EVENTS_FILE
 from hetopt.core.hosts import Host, read_hosts
+from hetopt.core.interruption import Reporter
 from hetopt.core.profile import Profile
-from hetopt.core.reporter import Reporter
 from hetopt.core.run_folder import checkpoint_step
 from hetopt.core.run_status import RunState
-from hetopt.core.worker_logs import log_files
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.market.owned import owned
 from hetopt.optimizer.plan import Plan
@@ -111,7 +111,7 @@ def test_a_run_ends_and_nothing_of_it_is_left_on_the_hosts(
     monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
     (tmp_path / "mine.py").write_text("from hetopt.trainer.tasks.digits import digits as task\n")
     mine = plan.run.model_copy(update={"task": f"{tmp_path / 'mine.py'}:task"})
-    run = hetopt.launch(plan.model_copy(update={"run": mine}), on="ssh", inventory=inventory, steps=12)
+    run = hetopt.launch(plan.model_copy(update={"run": mine}), on=hetopt.Ssh(inventory=inventory), steps=12)
     assert run.wait().state is RunState.FINISHED
     assert run.model is not None
     assert {worker.host for worker in run.report().workers} == {"box0", "box1"}
@@ -139,7 +139,7 @@ def test_no_stranger_of_a_host_or_beside_a_script_is_imported_for_ours(
         str(plan.run.global_batch_size),
     )
     of_script = plan.model_copy(update={"run": plan.run.model_copy(update={"script": script})})
-    run = hetopt.launch(of_script, on="ssh", inventory=inventory)
+    run = hetopt.launch(of_script, on=hetopt.Ssh(inventory=inventory))
     status = run.wait()
     said = "\n".join(log.read_text() for log in (run.folder / "log").rglob("*.log"))
     assert SAID not in said
@@ -166,7 +166,7 @@ def test_a_plan_for_hosts_that_are_alike_runs_on_as_many_of_them(
     assert [(group.instance_type, group.machines, group.terms) for group in plan.chosen.groups] == [
         ("box0", 2, "your own")
     ]
-    run = hetopt.launch(plan, on="ssh", inventory=inventory, steps=4)
+    run = hetopt.launch(plan, on=hetopt.Ssh(inventory=inventory), steps=4)
     assert run.wait().state is RunState.FINISHED
     assert {worker.host for worker in run.report().workers} == {"box0", "box1"}
 
@@ -195,7 +195,7 @@ def test_a_run_that_is_stopped_keeps_its_last_step_over_a_slow_line(
     inventory.write_text(f'[far]\nprivate = "127.0.0.2"\npython = "{sys.executable}"\nfolder = "{tmp_path / "far"}"\n')
     (tmp_path / "large.py").write_text(LARGE)
     large = plan.run.model_copy(update={"task": f"{tmp_path / 'large.py'}:task", "checkpoint_every_s": 3600.0})
-    run = hetopt.launch(plan.model_copy(update={"run": large}), on="ssh", inventory=inventory, steps=1_000_000)
+    run = hetopt.launch(plan.model_copy(update={"run": large}), on=hetopt.Ssh(inventory=inventory), steps=1_000_000)
     until(run, 5)
     assert run.stop().state is RunState.STOPPED
     assert checkpoint_step(run.folder) == run.record().progress.step
@@ -218,7 +218,7 @@ def test_a_host_that_is_not_heard_is_told_of_before_it_is_given_up(
 ) -> None:
     """It stands still, as a machine that sleeps, and goes on."""
     monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
-    run = hetopt.launch(plan, on="ssh", inventory=inventory, steps=1_000_000)
+    run = hetopt.launch(plan, on=hetopt.Ssh(inventory=inventory), steps=1_000_000)
     until(run, 5)
     node = node_of(run, "box1")
     node.suspend()
@@ -248,7 +248,7 @@ def test_a_host_is_lost_and_returns(
     plan: Plan, inventory: Path, two_machines: EmulatedNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
-    run = hetopt.launch(plan, on="ssh", inventory=inventory, steps=100_000)
+    run = hetopt.launch(plan, on=hetopt.Ssh(inventory=inventory), steps=100_000)
     until(run, 20)
     two_machines.kill(1)  # as one that loses power
     deadline = time.monotonic() + PATIENCE_S
@@ -271,7 +271,7 @@ def test_a_host_leaves_when_its_hours_end_and_comes_back_with_them(
     ends = begins + datetime.timedelta(minutes=1)
     table = "[box1]\n"
     inventory.write_text(inventory.read_text().replace(table, f'{table}hours = "{ends:%H:%M}-{begins:%H:%M}"\n'))
-    run = hetopt.launch(plan, on="ssh", inventory=inventory, steps=1_000_000)
+    run = hetopt.launch(plan, on=hetopt.Ssh(inventory=inventory), steps=1_000_000)
     until(run, 5)
     assert started_with(run) == [2]
     left_and_came_back(run)
@@ -291,7 +291,7 @@ def test_a_host_is_left_to_others_while_they_use_it(
     servers.host("desk", network=two_machines.namespace(1), own_processes=True)
     text = inventory.read_text().replace("[box1]\n", "[desk]\nbusy_cpus = 0.1\n")
     inventory.write_text(text)
-    run = hetopt.launch(plan, on="ssh", inventory=inventory, steps=1_000_000)
+    run = hetopt.launch(plan, on=hetopt.Ssh(inventory=inventory), steps=1_000_000)
     until(run, 5)
     node = node_of(run, "desk")
     enter = ["nsenter", "--target", str(node.pid), "--pid", "--mount"]
@@ -365,7 +365,7 @@ def test_the_others_train_without_a_host_that_cannot_take_part(
     monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
     bad = '[bad]\naddress = "nobody.invalid"\nprivate = "10.255.255.1"\n'
     inventory.write_text(inventory.read_text() + bad)
-    run = hetopt.launch(plan, on="ssh", inventory=inventory, steps=12)
+    run = hetopt.launch(plan, on=hetopt.Ssh(inventory=inventory), steps=12)
     assert run.wait().state is RunState.FINISHED
     events = [json.loads(line) for line in (run.folder / EVENTS_FILE).read_text().splitlines()]
     [absent] = [event for event in events if event["event"] == "condition_changed"]
@@ -382,7 +382,7 @@ def test_a_launch_is_refused_where_no_host_can_take_part(
     monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
     servers.host("stranger", known=False)
     with pytest.raises(RunFailed, match=r"stranger cannot take part: is not reached: No \S+ host key is known"):
-        hetopt.launch(plan, on="ssh", hosts="stranger")
+        hetopt.launch(plan, on=hetopt.Ssh(hosts="stranger"))
     with pytest.raises(BadInput, match="needs to know which"):
         hetopt.launch(plan, on="ssh")
     assert not list(tmp_path.iterdir())

@@ -146,7 +146,7 @@ def test_thirty_two_hosts_are_asked_at_once(servers: Servers) -> None:
     took_s = time.monotonic() - begun
     assert sum(one.seen is not None for one in found) == 32
     assert all(len(one.rates) == 1 for one in found)
-    assert took_s < 100  # ten at leisure (`benchmarks.ssh_hosts`); these servers are all on this machine
+    assert took_s < 100  # ten at leisure; these servers are all on this machine
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,11 @@ from typer.testing import CliRunner
 
 import hetopt
 from hetopt.api.backends import backend
-from hetopt.backends.backend import LaunchOptions
 from hetopt.backends.ec2.protocol import State
+from hetopt.backends.options import Ssh
 from hetopt.backends.ssh.backend import OnHosts
-from hetopt.backends.ssh.checking import Seen, Ways, check_hosts
+from hetopt.backends.ssh.checking import INVENTORY_FILE, Seen, Ways, check_hosts
 from hetopt.backends.ssh.conductor import in_our_time
-from hetopt.backends.ssh.inventory import INVENTORY_FILE
 from hetopt.backends.ssh.link import Begun
 from hetopt.backends.ssh.objects import Answer, Load, Request
 from hetopt.cli import confirm
@@ -27,8 +26,7 @@ from hetopt.cli.main import app
 from hetopt.core.artifact import Record, read_words
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.hosts import Host, parse_hosts
-from hetopt.core.run_folder import LATEST_OBJECT, OBJECTS_FOLDER, write_spec
-from hetopt.core.runs import RunFolders
+from hetopt.core.run_folder import LATEST_OBJECT, OBJECTS_FOLDER, RunFolders, write_spec
 from hetopt.optimizer.launch_record import LAUNCH_FILE
 from tests.api.test_backends import RECORDED
 from tests.ssh.test_checking import HEALTHY, said
@@ -144,7 +142,7 @@ def ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
     plan = hetopt.recommend(RECORDED, budget_usd=2, epochs=20, types="c7i.large", max_workers=2, trials=0)
     plan.save(tmp_path / "plan.json")
-    prepared = backend("ssh").prepare(plan, plan, LaunchOptions(hosts="alice@box1,box2"))
+    prepared = backend("ssh").prepare(plan, plan, Ssh(hosts="alice@box1,box2"))
     assert isinstance(prepared, OnHosts)
     folder, launch = prepared.begun(RunFolders(home=tmp_path / "runs"))
     prepared.inventory.save(folder / INVENTORY_FILE)

@@ -14,17 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetopt.backends.backend import MOST_IDLE, back_off_s, is_given_up
 from hetopt.backends.ec2.protocol import OUTCOME_OBJECT, Placements, outcome_json
 from hetopt.backends.ssh import conductor
-from hetopt.backends.ssh.inventory import INVENTORY_FILE, Inventory
-from hetopt.core.bucket_traffic import PLACEMENT_OBJECT
+from hetopt.backends.ssh.checking import INVENTORY_FILE, Inventory
+from hetopt.core.budget_law import PLACEMENT_OBJECT
 from hetopt.core.errors import RunFailed
-from hetopt.core.events.log import EVENTS_FILE, EventLog
-from hetopt.core.events.reader import read_log
+from hetopt.core.events.log import EVENTS_FILE, EventLog, read_log
 from hetopt.core.events.records import ConditionChanged
 from hetopt.core.hosts import Host
-from hetopt.core.placings import MOST_IDLE, back_off_s, is_given_up
-from hetopt.core.process_guard import StopSignal
+from hetopt.core.interruption import StopSignal
 from hetopt.core.run_folder import write_spec
 from hetopt.core.run_spec import RunSpec
 from tests.trainer.scenarios import toy_spec

@@ -14,7 +14,7 @@ from scipy.special import ndtr, stdtrit
 from scipy.stats import norm
 
 from hetopt.core.batch_partition import WorkerTime, solve_shares
-from hetopt.core.least_squares import Array, non_negative, robust_non_negative
+from hetopt.core.memory import Array, non_negative, robust_non_negative
 from hetopt.core.profile import Profile
 from hetopt.core.step_samples import read_samples
 from hetopt.optimizer.convergence.steps_law import student_half_width

@@ -12,7 +12,7 @@ from hetopt.core.step_samples import Configuration, Node, StepSample
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.step_time.calibration import HeldOut, held_out, quantile
 from hetopt.optimizer.step_time.model import StepTimeModel
-from hetopt.optimizer.step_time.observed import MOST_LAYOUTS, MOST_ROWS, observe, representative
+from hetopt.optimizer.step_time.observed import observe, representative
 from hetopt.optimizer.step_time.posterior import SLOWEST_MESSAGE_S, fit
 from tests.step_model.planted import LARGE, SMALL, configuration, grid, measured, true_log_step
 
@@ -166,28 +166,6 @@ def test_samples_of_a_socket_narrow_what_is_beyond_it() -> None:
     assert above(1, 2, 3, 4) < 0.7 * above(1)
 
 
-@given(times=st.floats(1.6, 20), batch=st.sampled_from([16, 32, 64]), apart=st.booleans(), often=st.integers(1, 4))
-@settings(max_examples=25)
-def test_the_interval_holds_measurements_of_one_type_that_contradict_each_other(
-    times: float, batch: int, apart: bool, often: int
-) -> None:
-    """Two times of one batch size, or a longer one of a smaller: whichever is right lies inside, or at the end.
-
-    The end is the normal quantile's, which held-out layouts move by a few hundredths of the width.
-    """
-    quick = [s for size in (batch, 2 * batch) for s in measured([configuration((1,), size)]) for _ in range(often)]
-    size = batch // 2 if apart else batch
-    slow = StepSample(
-        nodes=quick[0].nodes, local_batch_size=size, step_time_s=times * max(s.step_time_s for s in quick)
-    )
-    fitted = model([*quick, slow])
-    for one in (slow, quick[0]):
-        found = fitted.predict([Configuration(nodes=one.nodes, local_batch_size=one.local_batch_size)])[0]
-        off = np.log(one.step_time_s / found.step_time_s)
-        assert np.log(found.step_time_low_s / found.step_time_s) <= min(0.0, 0.95 * off)
-        assert np.log(found.step_time_high_s / found.step_time_s) >= max(0.0, 0.95 * off)
-
-
 def test_prediction_does_not_depend_on_the_order_of_samples_or_on_company() -> None:
     samples = measured(grid(SMALL), noise=0.03)
     asked = [*grid(LARGE)[:7], *grid(SMALL)[:3]]
@@ -268,16 +246,6 @@ def test_a_compressor_that_was_measured_is_known_better() -> None:
     assert width(known) < width(model(dense))
 
 
-def test_an_explanation_adds_up() -> None:
-    fitted = model(measured(grid(SMALL), noise=0.03))
-    found = fitted.explain(configuration((4,) * 8, 16))
-    assert found.compute_s + found.exposed_s + found.compress_s == pytest.approx(found.predicted.step_time_s)
-    assert found.exposed_s <= found.exchange_s
-    assert 0.9 < sum(found.variances.values()) < 1.1
-    assert (found.most_workers, found.most_nodes) == (4, 2)
-    assert "what a third node does for the network of two" in found.priors
-
-
 def test_leaving_a_layout_out_by_downdate_is_close_to_a_new_fit() -> None:
     samples = measured(grid(SMALL + LARGE[:3]), noise=0.04)
     found = held_out(fit(observe(samples)))
@@ -305,22 +273,6 @@ def test_the_conformal_quantile() -> None:
     assert quantile(shuffled, 0.9) == pytest.approx(quantile(found, 0.9))
     none = HeldOut(residual=np.ones(0), log_sd=np.ones(0), layout=np.arange(0))
     assert quantile(none, 0.9) is None
-
-
-def test_a_single_bad_layout_of_a_dozen_does_not_decide_the_interval() -> None:
-    scores = np.array([0.5] * 11 + [40.0])
-    found = HeldOut(residual=scores, log_sd=np.ones(12), layout=np.arange(12))
-    assert quantile(found, 0.9) == 0.5
-
-
-def test_of_very_many_samples_an_even_choice_is_fitted() -> None:
-    layouts = [(workers,) * nodes for nodes in range(1, 41) for workers in range(1, 9)]
-    samples = measured([configuration(layout, size) for layout in layouts for size in range(4, 64, 2)])
-    chosen = representative(samples)
-    assert len(chosen) <= MOST_ROWS
-    assert len({sample.layout for sample in chosen}) == MOST_LAYOUTS
-    assert max(sample.workers for sample in chosen) == 320
-    assert min(sample.workers for sample in chosen) == 1
 
 
 LAYOUTS = st.lists(st.integers(1, 16), min_size=1, max_size=5).map(tuple)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks._gpu_throughput import folder, read_columns, read_machines
-from benchmarks.transfer import RULES, by_rule, contention, errors, half_each
+from benchmarks.transfer import contention, half_each
 from hetopt.core.errors import BadInput
 from hetopt.core.step_samples import Configuration, Node, StepSample
 from hetopt.optimizer.market.catalog import load_catalog
@@ -188,14 +188,6 @@ def test_a_throttled_gpu_is_believed_where_it_was_measured_and_widens_what_it_sa
     assert outvoted[1][0] == pytest.approx(sound[1][0], rel=0.25)
 
 
-def test_samples_of_a_type_that_no_catalogue_has_say_what_to_do() -> None:
-    known = StepSample(nodes=(Node(type="X9000", workers=1),), local_batch_size=8, step_time_s=0.2)
-    with pytest.raises(BadInput, match="X9000 is not in the catalogue: name samples after the type there"):
-        StepTimeModel.fit(observe([known]), TYPES).predict(
-            [Configuration(nodes=(Node(type="g5.xlarge", workers=1),), local_batch_size=8)]
-        )
-
-
 def test_a_slice_of_a_gpu_has_its_part_of_the_rates_and_is_less_sure() -> None:
     known = StepSample(nodes=(Node(type="g6.xlarge", workers=1),), local_batch_size=64, step_time_s=0.2)
     asked = [
@@ -206,33 +198,6 @@ def test_a_slice_of_a_gpu_has_its_part_of_the_rates_and_is_less_sure() -> None:
     assert quarter.step_time_s > half.step_time_s > 0.2
     widths = [one.step_time_high_s / one.step_time_s for one in (quarter, half, other)]
     assert widths[0] > widths[1] > widths[2]
-
-
-def test_forms_of_one_gpu_are_two() -> None:
-    """PCIe and SXM have one name and other rates: neither is taken to be the other."""
-    socketed, card = (
-        Gpu(
-            key=f"A100 40 {form}",
-            capability=8.0,
-            fp32_tflops=19.5,
-            tf32_tflops=156,
-            fp16_tflops=312,
-            bandwidth_gb_per_s=1555,
-            memory_gib=40,
-        )
-        for form in ("SXM4", "PCIe")
-    )
-    asked = [Place(gpu=gpu, precision="fp16", batch_size=64) for gpu in (socketed, card)]
-    (here, there), covariance = steps_elsewhere([_step(socketed, 0.2)], asked)
-    assert here < there < here + 0.4
-    assert covariance[1, 1] > covariance[0, 0]
-
-
-def test_a_type_of_no_catalogue_is_one_sentence() -> None:
-    sample = StepSample(nodes=(Node(type="g4dn.xlarge", workers=1),), local_batch_size=8, step_time_s=0.2)
-    fitted = StepTimeModel.fit(observe([sample]), TYPES)
-    with pytest.raises(BadInput, match="type 'x9' was not measured"):
-        fitted.predict([Configuration(nodes=(Node(type="x9", workers=1),), local_batch_size=8, precision="tf32")])
 
 
 def test_steps_of_the_public_data_are_in_seconds() -> None:
@@ -251,23 +216,6 @@ def test_steps_of_the_public_data_are_in_seconds() -> None:
         if job == "tacotron2" and cell.place.gpu.key == "GTX 1080 Ti 11 PCIe" and cell.place.batch_size == 36
     )
     assert logged == pytest.approx(3.45, rel=0.05)
-
-
-def test_the_public_data_are_read_as_their_readme_says() -> None:
-    """As many columns and cells as it counts, and its rules as far off as it says (median, 90th percentile)."""
-    data = folder()
-    if data is None:
-        pytest.skip("the GPU throughputs are not there (HETOPT_SHARED_DATA)")
-    columns = read_columns(data)
-    assert (len(columns), sum(len(column.cells) for column in columns)) == (150, 982)
-    published = {
-        "peak rate": (0.455, 1.82),
-        "bandwidth": (0.212, 0.73),
-        "mean of both": (0.238, 0.74),
-        "half each, as before": (0.301, 0.74),
-    }
-    for name, figures in published.items():
-        assert errors(by_rule(columns, RULES[name])) == pytest.approx(figures, abs=0.005)
 
 
 def test_gpus_that_a_switch_joins_slow_each_other_less() -> None:

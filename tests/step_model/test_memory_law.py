@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.core.memory import MOST_SAMPLES, ExchangeMemory, StepMemory, TrainingMemory, joined
+from hetopt.core.memory import MOST_SAMPLES, ExchangeMemory, StepMemory, TrainingMemory
+from hetopt.profiler.collect import joined
 
 sizes = st.lists(st.integers(1, 4096), min_size=1, max_size=6, unique=True).map(sorted)
 

@@ -12,17 +12,18 @@ from torch import Tensor, nn
 from hetopt.trainer.tasks.digits import digits_network
 from hetopt.trainer.tasks.language import LSTMLanguageModel
 from hetopt.trainer.tasks.load import load_task
-from hetopt.trainer.tasks.resnet import (
+from hetopt.trainer.tasks.vision import (
+    VGG,
     ResNet,
     ZeroPadShortcut,
     basic_block,
     cifar_resnet20,
     cifar_stem,
+    cifar_vgg,
     imagenet_stem,
     projection_shortcut,
     resnet101,
 )
-from hetopt.trainer.tasks.vgg import VGG, cifar_vgg
 
 IMAGENET = {"classes": 1000, "image_size": 224, "head_width": 4096}
 

@@ -9,8 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.trainer.tasks.augmentation import crop_and_flip, random_bits, unchanged
-from hetopt.trainer.tasks.cifar import ImageDataset
+from hetopt.trainer.tasks.cifar import ImageDataset, crop_and_flip, random_bits, unchanged
 
 COUNT = 24
 IMAGES = torch.randint(1, 256, (COUNT, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))

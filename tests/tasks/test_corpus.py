@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hetopt.core.errors import BadInput
 from hetopt.trainer.data.fetch import fetch, inputs_and_targets
-from hetopt.trainer.tasks.corpus import build_vocabulary, encode, find_corpus, load_corpus, windows
+from hetopt.trainer.tasks.language import build_vocabulary, encode, find_corpus, load_corpus, windows
 
 TRAIN = " the cat sat on the mat \n the dog sat \n\n a <unk> cat \n" * 8
 OTHER = " the cow sat on the cat \n" * 6

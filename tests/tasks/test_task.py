@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hetopt.core.errors import BadInput
-from hetopt.core.task_reference import BUNDLED
+from hetopt.core.run_rules import BUNDLED
 from hetopt.trainer.data.fetch import TensorPairs
 from hetopt.trainer.task import Target, Task, TaskData
 from hetopt.trainer.tasks.load import load_task
@@ -137,7 +137,7 @@ def test_every_bundled_name_loads_the_task_of_that_name(name: str) -> None:
 
 
 def test_listing_the_bundled_tasks_does_not_import_torch() -> None:
-    code = "import sys; from hetopt.core.task_reference import BUNDLED; print(len(BUNDLED), 'torch' in sys.modules)"
+    code = "import sys; from hetopt.core.run_rules import BUNDLED; print(len(BUNDLED), 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [str(len(BUNDLED)), "False"]
 

@@ -34,13 +34,11 @@ from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.failure import FailureReport
 from hetopt.trainer.loop import train
 from hetopt.trainer.steps.buckets import parts_of
-from hetopt.trainer.steps.fused_step import FusedStep
+from hetopt.trainer.steps.fused_step import FusedStep, SwitchingStep
 from hetopt.trainer.steps.local_batch import BatchReader
-from hetopt.trainer.steps.precision import Autocast
 from hetopt.trainer.steps.slowdown import Slowdown
-from hetopt.trainer.steps.step import LossModule, Step, trainable_parameters
+from hetopt.trainer.steps.step import Autocast, LossModule, trainable_parameters
 from hetopt.trainer.steps.stopwatch import CpuStopwatch
-from hetopt.trainer.steps.switching_step import SwitchingStep
 from hetopt.trainer.tasks.load import load_task
 
 
@@ -79,7 +77,7 @@ def save_gradients(folder: Path, task_reference: str, splits: list[list[int]], r
 
     losses = {"counted": toy_task.sum_of_chosen}
 
-    def form(kind: str, model: nn.Module) -> Step:
+    def form(kind: str, model: nn.Module) -> FusedStep:
         module = LossModule(model, losses.get(kind, task.loss), Autocast(device_type="cpu", precision="fp32"))
         module.follow(counts=kind in losses, targets_per_sample=0.0)
         if kind == "bucketed":

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from hetopt.core.comm import overlap
+from hetopt.core.comm import cost
 from hetopt.core.errors import RunFailed
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.buckets import DenseBuckets
@@ -21,12 +21,10 @@ from hetopt.trainer.data.fetch import TensorPairs
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.session.gradients import GradientSum
 from hetopt.trainer.steps.buckets import parts_of
-from hetopt.trainer.steps.fused_step import FusedStep
+from hetopt.trainer.steps.fused_step import DoesNotFit, FusedStep
 from hetopt.trainer.steps.local_batch import BatchReader
-from hetopt.trainer.steps.local_gradient import DoesNotFit
-from hetopt.trainer.steps.precision import Autocast
 from hetopt.trainer.steps.slowdown import FORWARD, Slowdown
-from hetopt.trainer.steps.step import LossModule
+from hetopt.trainer.steps.step import Autocast, LossModule
 from hetopt.trainer.steps.step_config import ExchangeConfig
 from hetopt.trainer.steps.stopwatch import CpuStopwatch
 
@@ -37,8 +35,8 @@ PARTS = [MicroBatch(epoch=0, indices=range(4)), MicroBatch(epoch=0, indices=rang
 @pytest.fixture(autouse=True)
 def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This process alone, with a bucket for each layer."""
-    monkeypatch.setattr(overlap, "FIRST_BUCKET_BYTES", 4 * 9)
-    monkeypatch.setattr(overlap, "BUCKET_BYTES", 4 * 9)
+    monkeypatch.setattr(cost, "FIRST_BUCKET_BYTES", 4 * 9)
+    monkeypatch.setattr(cost, "BUCKET_BYTES", 4 * 9)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()

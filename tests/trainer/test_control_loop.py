@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
 
 import numpy as np
 import pytest
@@ -13,10 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from hetopt.core.errors import BadInput
-from hetopt.core.gradient_noise import Moments, pooled_noise
 from hetopt.core.run_spec import Compression, RunSpec
-from hetopt.trainer.assembly import make_adaptive_scale
+from hetopt.core.training_laws import Moments, pooled_noise
 from hetopt.trainer.balance import Balance
 from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.data.fetch import TensorPairs
@@ -25,16 +21,12 @@ from hetopt.trainer.milestones import Milestones
 from hetopt.trainer.policies.choose import choose_policy
 from hetopt.trainer.statistics import ControlRow, Period, PeriodLog
 from hetopt.trainer.steps.fused_step import FusedStep
-from hetopt.trainer.steps.learning_rate import AdaptiveScale, LearningRate
+from hetopt.trainer.steps.learning_rate import AdaptiveScale
 from hetopt.trainer.steps.local_batch import BatchReader
-from hetopt.trainer.steps.noise_groups import NoiseSums
-from hetopt.trainer.steps.precision import Autocast
 from hetopt.trainer.steps.slowdown import Slowdown
-from hetopt.trainer.steps.step import LossModule, StepTrace
+from hetopt.trainer.steps.step import Autocast, LossModule, NoiseSums, StepTrace
 from hetopt.trainer.steps.stopwatch import CpuStopwatch
-from hetopt.trainer.tasks.recipes import step_decay
 
-from . import toy_task
 from .scenarios import toy_spec
 
 CPU = torch.device("cpu")
@@ -116,15 +108,6 @@ def test_steps_with_other_shares_are_no_evidence_about_the_new_ones() -> None:
     assert close(log).judged_steps == 2, "shares that stayed: every step counts"
 
 
-def test_a_last_step_that_nobody_judges_is_still_told() -> None:
-    ticks = Ticks()
-    log = PeriodLog(ticks)
-    step(log, ticks, 10.0)
-    log.judged(changed=True)
-    assert close(log).steps == 1
-    assert log.unread == 0
-
-
 def period(rows: list[ControlRow], shares: tuple[int, ...]) -> Period:
     return Period(rows=tuple(rows), local_batch_sizes=shares)
 
@@ -137,19 +120,6 @@ def rows_of(ticks: Ticks, noises: list[list[NoiseSums]]) -> list[ControlRow]:
             step(log, ticks, 10.0, noise=sums)
         rows.append(close(log))
     return rows
-
-
-def test_an_observation_is_what_was_measured() -> None:
-    ticks = Ticks()
-    rows = []
-    for compute_s in (10.0, 20.0):
-        log = PeriodLog(ticks)
-        for extra in (0.0, 1.0, 2.0):
-            step(log, ticks, compute_s + extra)
-        rows.append(close(log))
-    seen = period(rows, (3, 5)).observation(4)
-    assert (seen.local_batch_sizes, seen.compute_s, seen.steps, seen.epoch) == ((3, 5), (11, 21), 3, 4)
-    assert seen.spread_s == pytest.approx((1.4826, 1.4826))
 
 
 def mean_gradient(model: nn.Module, pairs: TensorPairs, indices: list[int]) -> Tensor:
@@ -198,20 +168,6 @@ def test_noise_is_that_of_the_groups_gradients(noise: str) -> None:
         assert moments.gradient_square == pytest.approx(reference.gradient_square, rel=1e-4)
 
 
-def test_noise_needs_two_groups_and_finite_gradients() -> None:
-    def sums(groups: int, weighted: float) -> NoiseSums:
-        numbers = torch.tensor([weighted, 1.0], dtype=torch.float64)
-        return NoiseSums(groups=groups, weighted_square_norm=numbers[0], mean_square_norm=numbers[1])
-
-    def noise_of(*rows: list[NoiseSums]) -> Moments | None:
-        return period(rows_of(Ticks(), list(rows)), (8,) * len(rows)).noise()
-
-    assert period(rows_of(Ticks(), [[sums(1, 9.0)]]), (8,)).noise() is None
-    assert noise_of([sums(1, math.inf)], [sums(1, 9.0)]) is None
-    found = noise_of([sums(1, 9.0), sums(1, 11.0)], [sums(1, 10.0), sums(1, 10.0)])
-    assert found == pooled_noise(2, 16, 20.0, 1.0)
-
-
 def test_the_scale_follows_the_noise_and_survives_a_checkpoint() -> None:
     scale = AdaptiveScale(value=1.5, batch_size=64, tuned_batch_size=16)
     signal = scale.after(Moments(gradient_variance=1e-9, gradient_square=1.0))
@@ -222,28 +178,8 @@ def test_the_scale_follows_the_noise_and_survives_a_checkpoint() -> None:
     assert scale.resumed(json.loads(json.dumps(noisy.state()))) == noisy
 
 
-def test_a_stretched_schedule_takes_more_epochs_for_the_same_rates() -> None:
-    task = dataclasses.replace(toy_task.plain(), schedule=step_decay(2, 3, factor=0.1))
-    optimizer = task.optimizer(task.model())
-    plain, stretched = LearningRate.of(task, optimizer), LearningRate.of(task, optimizer, 1.5)
-    for epoch in (0.0, 1.9, 2.1, 2.9, 3.1, 10.0):
-        rates = []
-        for rate, at in ((plain, epoch), (stretched, 1.5 * epoch)):
-            rate.apply(optimizer, at, 2.0)
-            rates.append(optimizer.param_groups[0]["lr"])
-        assert rates[0] == rates[1]
-
-
 def run_spec(**changes: object) -> RunSpec:
     return RunSpec.model_validate_json(json.dumps(toy_spec(**changes)))
-
-
-def test_the_noise_of_a_compressed_gradient_cannot_be_followed() -> None:
-    task = toy_task.plain()
-    assert make_adaptive_scale(run_spec(), task) is None
-    assert make_adaptive_scale(run_spec(learning_rate_rule="adascale"), task).value == 1
-    with pytest.raises(BadInput, match="topk"):
-        make_adaptive_scale(run_spec(learning_rate_rule="adascale", compression={"name": "topk", "ratio": 0.1}), task)
 
 
 def balance_of(**changes: object) -> Balance:
@@ -275,26 +211,6 @@ def test_shares_follow_what_was_measured_and_go_on_after_a_checkpoint() -> None:
     after = balance_of(batch_policy="model", shares=(8, 8))
     after.resume(policy="model", shares=before.shares, state=state)
     assert (after.shares, after.state()) == (before.shares, before.state())
-
-
-def test_what_a_checkpoint_knows_is_left_where_it_does_not_suit() -> None:
-    before = learned()
-    for changes in (
-        {"batch_policy": "uniform", "shares": (8, 8)},
-        {"batch_policy": "model", "shares": (8, 4, 4)},
-        {"batch_policy": "model", "shares": (9, 8)},
-    ):
-        fresh = balance_of(**changes)
-        shares = fresh.shares
-        fresh.resume(policy="model", shares=before.shares, state=before.state())
-        assert fresh.shares == shares
-    divided = balance_of(batch_policy="allocation", shares=(8, 8), micro_batch_size=4)
-    divided.resume(policy="allocation", shares=(9, 7), state=divided.state())
-    assert divided.shares == (8, 8), "shares are whole micro-batches"
-    with pytest.raises(BadInput, match="damaged"):
-        balance_of(batch_policy="model", shares=(8, 8)).resume(
-            policy="model", shares=(12, 4), state={"lines": "none of that"}
-        )
 
 
 @given(steps=st.integers(1, 40), size=st.integers(20, 200), batch=st.integers(1, 30), done=st.integers(0, 50))

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.distributed.elastic.multiprocessing import api
 
-from hetopt.core.forks import ForkedProcess, ForkServer
-from hetopt.trainer.host.forked_workers import fork_from, forked_workers
+from hetopt.trainer.host.agent import fork_from, forked_workers
+from hetopt.trainer.host.forks import ForkedProcess, ForkServer
 from tests.disturbance import PATIENCE_S
 
 

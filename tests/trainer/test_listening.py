@@ -27,10 +27,17 @@ import hetopt
 from benchmarks._ports import own_port
 from hetopt.backends.processes import LocalLauncher
 from hetopt.core.errors import BadInput, RunFailed
-from hetopt.core.listening import LOOPBACK, collectives_on, is_same_user, listening_socket
-from hetopt.core.secret import SECRET_VARIABLE, checked_secret, new_secret
-from hetopt.trainer.host.gate import WrongSecret, open_door, open_gate, open_relay
-from hetopt.trainer.host.stores import group_store, open_store
+from hetopt.core.listening import LOOPBACK, SECRET_VARIABLE, checked_secret, collectives_on, new_secret
+from hetopt.trainer.host.stores import (
+    WrongSecret,
+    group_store,
+    is_same_user,
+    listening_socket,
+    open_door,
+    open_gate,
+    open_relay,
+    open_store,
+)
 from tests.disturbance import PATIENCE_S
 from tests.listeners import Listeners, watched
 

@@ -13,10 +13,8 @@ from torch.nn import functional
 
 from hetopt.core.errors import BadInput
 from hetopt.trainer.data.fetch import Batch
-from hetopt.trainer.loss_test import LossTest, probe_loss
-from hetopt.trainer.random_rows import RandomRows
-from hetopt.trainer.steps.precision import Autocast
-from hetopt.trainer.steps.step import LossModule
+from hetopt.trainer.loss_test import LossTest, RandomRows, probe_loss
+from hetopt.trainer.steps.step import Autocast, LossModule
 from hetopt.trainer.task import Loss
 
 SAMPLES, FEATURES, CLASSES = 12, 6, 5

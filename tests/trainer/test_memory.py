@@ -20,9 +20,8 @@ from hetopt.core.run_spec import RunSpec
 from hetopt.trainer import worker
 from hetopt.trainer.data.fetch import Batch, TensorPairs
 from hetopt.trainer.data.micro_batch import MicroBatch
-from hetopt.trainer.failure import is_out_of_memory
+from hetopt.trainer.steps.fused_step import DoesNotFit, LocalGradient
 from hetopt.trainer.steps.local_batch import BatchReader
-from hetopt.trainer.steps.local_gradient import DoesNotFit, LocalGradient
 from tests.disturbance import PATIENCE_S
 
 from . import memory_program
@@ -30,16 +29,6 @@ from .scenarios import toy_spec
 
 CPU = torch.device("cpu")
 STEPS = 6
-
-
-def test_the_allocators_words_are_known() -> None:
-    with pytest.raises(RuntimeError) as refused:
-        torch.empty(1 << 55)
-    assert is_out_of_memory(refused.value)
-    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory."))
-    assert is_out_of_memory(MemoryError())
-    assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied (memory)"))
-    assert not is_out_of_memory(OSError(12, "Cannot allocate memory"))
 
 
 class Scarce:
@@ -91,13 +80,6 @@ def test_a_micro_batch_that_was_too_large_leaves_no_trace(in_backward: bool) -> 
     assert tried.local.proven == 0, "the first step of a run proves nothing: the optimizer has no memory yet"
     tried.gradient(4, 3)
     assert tried.local.proven == 4
-
-
-def test_other_errors_are_not_taken_for_want_of_memory() -> None:
-    scarce = Scarce(5, in_backward=False)
-    scarce.model[0] = nn.Linear(4, 8)
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        scarce.gradient(2)
 
 
 def test_a_worker_without_memory_for_one_sample_says_so(

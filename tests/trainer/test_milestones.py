@@ -2,12 +2,11 @@ from __future__ import annotations
 
 import math
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.core.run_spec import StopRule
-from hetopt.trainer.milestones import LONGEST_PERIOD_S, Milestones, may_judge_shares
+from hetopt.trainer.milestones import LONGEST_PERIOD_S, Milestones
 
 
 def milestones(stop: StopRule, *, size: int = 100, batch: int = 8, every: float = 1.0, period: int = 20) -> Milestones:
@@ -63,25 +62,6 @@ def test_periods_are_short_and_never_overshoot(steps: int, period: int, step_tim
     lengths = [after - before for before, after in zip([0, *looks], looks, strict=False)]
     assert all(1 <= length <= period for length in lengths)
     assert all(length == 1 or length * step_time_s <= LONGEST_PERIOD_S + 1e-9 for length in lengths)
-
-
-def test_the_first_of_two_limits_ends_the_run() -> None:
-    both = milestones(StopRule(max_steps=10, max_epochs=1))
-    assert walk(both, 0.0)[0][-1] == 10
-    assert walk(milestones(StopRule(max_steps=20, max_epochs=1)), 0.0)[0][-1] == 13
-
-
-def test_a_run_to_a_target_has_no_limit_of_its_own() -> None:
-    assert walk(milestones(StopRule(target=True)), 0.01, steps=1000)[2] is None
-
-
-@pytest.mark.parametrize(("steps", "period_s", "enough"), [(3, 0.1, False), (3, 1.5, True), (10, 0.1, True)])
-def test_shares_are_judged_by_many_steps_or_by_long_ones(steps: int, period_s: float, enough: bool) -> None:
-    assert may_judge_shares(steps, period_s, 20) == enough
-
-
-def test_a_control_period_of_few_steps_is_always_enough() -> None:
-    assert may_judge_shares(2, 0.0, 2)
 
 
 def test_a_run_of_fixed_length_knows_its_steps() -> None:

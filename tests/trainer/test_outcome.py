@@ -18,7 +18,7 @@ from hetopt.core.events.records import LogEvent
 from hetopt.core.listening import collectives_on
 from hetopt.core.run_folder import write_spec
 from hetopt.core.run_spec import RunSpec
-from hetopt.core.run_status import RunState, failure_reason, judge, last_log_line, read_tail
+from hetopt.core.run_status import RunState, judge, last_log_line
 from hetopt.trainer.failure import FailureReport
 from hetopt.trainer.host.agent import died_of, torchrun_arguments
 from tests.logs import an_event
@@ -65,18 +65,6 @@ def test_how_a_run_is(
     assert (status.state, status.reason) == (state, reason)
 
 
-def test_what_would_help_comes_with_the_cause() -> None:
-    named = [an_event("run_failed", reason="no data", hint="give `data`."), failed("echo")]
-    status = judge(named, alive=False, stop_wished=False, last_line=None)
-    assert (status.reason, status.next_step("read the log")) == ("no data", "give `data`; or read the log")
-    unnamed = judge(log(failed("cause"), *named), alive=False, stop_wished=False, last_line=None)
-    assert unnamed.next_step("read the log") == "read the log", "what helps an echo is not what helps the cause"
-
-
-def test_a_finished_attempt_has_no_reason() -> None:
-    assert failure_reason(log("run_started", failed("x"), "run_started", "step")) is None
-
-
 def test_the_worker_that_a_signal_killed_is_the_cause() -> None:
     assert died_of({0: 6, 1: 1}, SPEC) is None
     assert died_of({0: 6, 2: -9}, SPEC) == (
@@ -96,13 +84,6 @@ def test_the_last_words_are_an_error_if_there_is_one(tmp_path: Path) -> None:
     assert last_log_line(tmp_path) == told, "a banner is no reason"
     (tmp_path / "log" / "worker.log").write_text("Traceback\n  File x\nValueError: no luck\n  note\n")
     assert last_log_line(tmp_path) == "ValueError: no luck"
-
-
-def test_only_the_end_of_a_long_log_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
-    assert read_tail(path) == ""
-    path.write_text("x" * 100_000 + "\n" + "line\n" * 3)
-    assert read_tail(path) == "line\n" * 3
 
 
 def test_a_local_run_stays_on_this_machine(tmp_path: Path) -> None:

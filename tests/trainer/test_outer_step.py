@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hetopt.core.errors import BadInput
-from hetopt.core.synchronization_text import parse_sync, spell_sync
-from hetopt.trainer.sync.outer_step import OuterStep
+from hetopt.trainer.sync.synchroniser import OuterStep
 
 ELEMENTS, STATISTICS = 12, 3
 
@@ -67,13 +64,3 @@ def test_running_statistics_are_averaged_as_they_are(seed: int, rate: float, mom
     steps = updates(seed, 3)
     plain = sum(steps, torch.zeros_like(steps[0]))
     torch.testing.assert_close(run(steps, rate, momentum)[ELEMENTS:], plain[ELEMENTS:])
-
-
-def test_diloco_is_a_word_for_it() -> None:
-    told = parse_sync("diloco(50, fragments=10)")
-    assert (told.name, told.every_steps, told.outer_rate, told.outer_momentum) == ("local-sgd", 50, 0.7, 0.9)
-    assert told.fragments == 10
-    assert parse_sync(spell_sync(told)) == told
-    assert parse_sync("diloco(50, outer_momentum=0.5)").outer_momentum == 0.5
-    with pytest.raises(BadInput, match="outer_momentum"):
-        parse_sync("diloco(50, outer_momentum=1)")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from hetopt.core.precision import Precision
+from hetopt.core.memory import Precision
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.profiler.probe.replica import Replica
 from hetopt.profiler.probe.run import _objection
@@ -19,9 +18,8 @@ from hetopt.trainer.data.cursor import SampleCursor
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.steps.fused_step import FusedStep
 from hetopt.trainer.steps.local_batch import BatchReader
-from hetopt.trainer.steps.precision import Autocast, LossScale, lacks_units, matrices_in
 from hetopt.trainer.steps.slowdown import Slowdown
-from hetopt.trainer.steps.step import LossModule
+from hetopt.trainer.steps.step import Autocast, LossModule, LossScale
 from hetopt.trainer.steps.stopwatch import make_stopwatch
 from hetopt.trainer.task import Task
 
@@ -80,19 +78,6 @@ def test_an_unequal_split_is_one_machine_to_rounding(shares: list[int], precisio
     size = sum(float(one.norm()) for one in exact)
     assert (summed - whole).norm() <= 4 * ROUNDING[precision] * size
     assert (summed - torch.stack(exact).sum(dim=0)).norm() <= 8 * ROUNDING[precision] * size
-
-
-def test_tf32_is_a_switch_that_is_put_back() -> None:
-    products = torch.backends.cuda.matmul
-    before = products.allow_tf32
-    with matrices_in("tf32"), matrices_in("bf16"):
-        assert products.allow_tf32
-    assert products.allow_tf32 == before
-    with pytest.raises(ZeroDivisionError), matrices_in("tf32"):
-        raise ZeroDivisionError
-    assert products.allow_tf32 == before
-    assert lacks_units(CPU, "tf32")
-    assert not lacks_units(CPU, "bf16")
 
 
 class Strict(nn.Linear):

@@ -18,13 +18,13 @@ from hetopt.backends.emulation.plan import rehearse
 from hetopt.backends.prediction.hosting import ThisMachine
 from hetopt.backends.prediction.local_plan import predict_on_local
 from hetopt.backends.ssh.backend import _mapped, spec_on
-from hetopt.backends.ssh.inventory import Inventory
+from hetopt.backends.ssh.checking import Inventory
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import EventLog, read_events
 from hetopt.core.hosts import parse_hosts
 from hetopt.core.run_folder import write_spec
+from hetopt.core.run_rules import check_for_script, left_to_script
 from hetopt.core.run_spec import DATA_PLACE, RunSpec
-from hetopt.core.script_rules import check_for_script, left_to_script
 from hetopt.optimizer.plan import Plan
 from hetopt.trainer import worker
 from hetopt.trainer.assembly import make_feed

@@ -70,7 +70,7 @@ def test_what_cannot_be_saved_or_resumed_is_said(tmp_path: Path) -> None:
     with session(model, optimizer) as run, pytest.raises(BadInput, match="folder"):
         run.checkpoint()
     with session(model, optimizer, folder=tmp_path) as run:
-        with pytest.raises(BadInput, match="before there was a loader"):
+        with pytest.raises(BadInput, match="before there was a batch"):
             run.checkpoint()
         batches = run.loader(loader())
         for deed in (run.resume, run.checkpoint):

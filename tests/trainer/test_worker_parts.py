@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import math
 import signal
@@ -17,17 +16,16 @@ from torch import nn
 
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.events.log import read_events
-from hetopt.core.run_folder import read_spec, write_spec
+from hetopt.core.run_folder import write_spec
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer import worker
 from hetopt.trainer.agreement import choose_backend
 from hetopt.trainer.data.cursor import SampleCursor
 from hetopt.trainer.data.fetch import TensorPairs
-from hetopt.trainer.evaluation import average_buffers, evaluate
+from hetopt.trainer.evaluation import evaluate
 from hetopt.trainer.failure import FailureReport
 from hetopt.trainer.statistics import ControlRow, Period
 from hetopt.trainer.steps.local_batch import BatchReader
-from hetopt.trainer.steps.precision import LossScale, initial_loss_scale
 from hetopt.trainer.steps.step import trainable_parameters
 from hetopt.trainer.worker import Place, StopWish, choose_device
 
@@ -106,21 +104,6 @@ def test_a_single_worker_trains_in_its_process(tmp_path: Path, signals: None) ->
     assert last["step"] == math.ceil(3 * toy_task.TRAINING_SAMPLES / 4)
 
 
-def test_how_samples_are_read_makes_no_difference(tmp_path: Path, signals: None) -> None:
-    digests = set()
-    for name, reading in (
-        ("plain", {"prefetch": "off"}),
-        ("thread", {"prefetch": "on"}),
-        ("process", {"loader_processes": 1}),
-    ):
-        run_dir = tmp_path / name
-        run_dir.mkdir()
-        write_spec(run_dir, spec_of("cpu", stop={"max_epochs": 2}, **reading))
-        assert worker.main([str(run_dir)]) == 0
-        digests.add(read_events(run_dir / "events.jsonl")[-1]["parameters_sha256"])
-    assert len(digests) == 1
-
-
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
@@ -167,23 +150,6 @@ def test_an_unexpected_error_keeps_its_traceback_in_the_log_and_a_lost_peer_is_n
     assert len(read_events(tmp_path / "events.jsonl")) == 1
     with pytest.raises(KeyboardInterrupt), FailureReport(tmp_path, 1):
         raise KeyboardInterrupt
-
-
-def test_a_spec_survives_its_file(tmp_path: Path) -> None:
-    spec = spec_of("cpu", "auto", precision="bf16")
-    write_spec(tmp_path, spec)
-    assert read_spec(tmp_path) == spec
-
-
-def test_the_loss_scale_halves_on_overflow_and_doubles_after_a_clean_interval() -> None:
-    assert initial_loss_scale("bf16") is None
-    scale = LossScale(value=8.0, growth_interval=2)
-    assert scale.after(finite=False).value == 4
-    assert scale.after(finite=True).value == 8
-    assert scale.after(finite=True).after(finite=True).value == 16
-    assert scale.after(finite=True).after(finite=False).clean_steps == 0
-    assert LossScale(value=1.0).after(finite=False).value == 1
-    assert LossScale.from_dict(json.loads(json.dumps(scale.to_dict()))) == scale
 
 
 class Augmented(TensorPairs):
@@ -269,14 +235,6 @@ def test_a_worker_without_evaluation_samples_of_its_own_still_gets_the_metrics()
     model[0].weight.data.fill_(math.nan)
     with pytest.raises(RunFailed, match="mse = nan"):
         evaluate(task, model, data, shares=[1], rank=0, device=CPU)
-
-
-def test_one_worker_keeps_its_buffers() -> None:
-    model = nn.BatchNorm1d(3)
-    model(torch.randn(8, 3))
-    before = [buffer.clone() for buffer in model.buffers()]
-    average_buffers(model, 1.0, 1)
-    assert all(torch.equal(a, b) for a, b in itertools.zip_longest(before, model.buffers()))
 
 
 def test_parameters_must_be_trainable_and_fp32() -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from hetopt.core.comm.cost import LinkSpeed
-from hetopt.trainer.policies.ratio.gain_curve import GainCurve
-from hetopt.trainer.policies.ratio.policy import DENSE, RatioObservation
+from hetopt.trainer.policies.ratio.policy import DENSE, GainCurve, RatioObservation
 
 from .virtual_exchange import RATIOS, VirtualRun, options
 
@@ -29,12 +28,9 @@ def observe(
         step=step,
         steps=steps,
         epoch=epoch,
-        workers=WORKERS,
         ratio=ratio,
         compute_s=step_time_s / 2,
-        compress_s=0.0,
-        sync_s=step_time_s / 2,
-        sent_bytes=1000,
+        step_s=step_time_s,
         kept_energy=(gain,) * WORKERS,
         energy=(1.0,) * WORKERS,
         gradient_norm=norm,

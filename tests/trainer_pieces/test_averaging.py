@@ -10,25 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.core.comm.cost import LinkSpeed
-from hetopt.core.comm.options import AVERAGED
-from hetopt.core.comm.planner import make_option
-from hetopt.core.errors import BadInput
+from hetopt.core.comm.options import AVERAGED, make_option
+from hetopt.core.run_rules import why_not_local, why_not_settling
 from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
 from hetopt.core.synchronization import Synchronization
-from hetopt.core.synchronization_rules import why_not_local, why_not_settling
-from hetopt.core.synchronization_text import parse_sync, spell_sync
-from hetopt.trainer.policies.ratio.auto import AutoRatio, Outlook
-from hetopt.trainer.policies.ratio.averaging import (
+from hetopt.trainer.policies.ratio.auto import (
     EVERY_STEPS,
-    HARMLESS_EVERY_STEPS,
-    LEAST_SAVING,
+    LEAST_SAVED_BY_AVERAGES,
     MORE_STEPS,
     MOST_EVERY_STEPS,
-    promised,
+    AutoRatio,
+    Outlook,
     steps_between,
 )
-from hetopt.trainer.policies.ratio.paired_trial import Verdict
-from hetopt.trainer.policies.sync.averaging_switch import Settled
+from hetopt.trainer.policies.ratio.policy import Verdict
+from hetopt.trainer.policies.ratio.step_times import StepTimes
+from hetopt.trainer.policies.sync.choose import Settled
 from tests.thinned import few
 
 from .virtual_exchange import VirtualRun, options, run
@@ -85,14 +82,14 @@ def test_they_are_promised_where_they_are_clearly_quicker_and_nowhere_else(seed)
     choices = [one for one in EVERYTHING if virtual.slowdown(virtual.settled(one)) <= 1.05]
     best_s = min(virtual.per_progress_s(one) for one in choices)
     saving = 1 - averages_s(virtual) / best_s
-    promise = promised(outlook)
-    if saving > LEAST_SAVING + 0.1:
+    promise = outlook.averages()
+    if saving > LEAST_SAVED_BY_AVERAGES + 0.1:
         assert promise is not None
         assert promise.saving == pytest.approx(saving, abs=0.1)
         assert promise.rounding.compressor in AVERAGED
         assert EVERY_STEPS <= promise.every_steps <= MOST_EVERY_STEPS
         assert promise.stretch == pytest.approx(1 + MORE_STEPS * promise.every_steps)
-    if saving < LEAST_SAVING - 0.1:
+    if saving < LEAST_SAVED_BY_AVERAGES - 0.1:
         assert promise is None
 
 
@@ -115,42 +112,12 @@ def test_the_longer_an_average_takes_the_rarer_it_is(compute_s, averages_s, most
     assert EVERY_STEPS <= shorter <= longer <= most
 
 
-def test_a_run_that_computes_most_of_the_time_sums_its_gradients():
-    outlook, _ = looked_at(compute_s=1.0, bytes_per_s=1e8)
-    assert promised(outlook) is None
-
-
-def test_the_reason_names_what_is_replaced():
-    outlook, _ = looked_at(compute_s=0.02, bytes_per_s=1e6)
-    promise = promised(outlook)
-    assert promise is not None
-    assert promise.instead.option.key in promise.reason
-    assert f"{100 * promise.saving:.0f} % less time" in promise.reason
-
-
 def test_it_is_not_told_before_anything_was_seen_or_while_twins_may_still_tell():
     outlook, _ = looked_at(compute_s=0.02, bytes_per_s=1e6, tries_twins=True)
     undecided = Verdict(ratio=0.001, says="undecided")
-    assert promised(knowing(outlook, periods=1)) is None
-    assert promised(knowing(outlook, verdict=undecided, trials=1)) is None
-    assert promised(knowing(outlook, verdict=undecided, trials=2)) is not None
-
-
-@pytest.mark.parametrize("bytes_per_s", [3e5, 1e6, 3e6, 1e7, 3e7, 1e8])
-def test_workers_of_a_task_that_does_not_mind_meet_more_rarely_the_longer_an_average_takes(bytes_per_s):
-    outlook, virtual = looked_at(compute_s=0.1, bytes_per_s=bytes_per_s)
-    harmless = knowing(outlook, verdict=Verdict(ratio=0.001, says="harmless"))
-    promise, minding = promised(harmless), promised(outlook)
-    average_s = min(virtual.step_s(one) - virtual.compute_s for one in EVERYTHING if one.compressor in AVERAGED)
-    if minding is not None:
-        assert promise is not None
-        assert promise.saving > minding.saving
-    if promise is not None:
-        assert EVERY_STEPS <= promise.every_steps <= HARMLESS_EVERY_STEPS
-        if EVERY_STEPS < promise.every_steps < HARMLESS_EVERY_STEPS:
-            assert average_s / promise.every_steps <= 1.1 * virtual.compute_s
-        step_s = max(virtual.compute_s, average_s / promise.every_steps)
-        assert promise.saving == pytest.approx(1 - step_s / promise.instead.per_progress_s, abs=0.1)
+    assert knowing(outlook, times=StepTimes()).averages() is None
+    assert knowing(outlook, verdict=undecided, trials=1).averages() is None
+    assert knowing(outlook, verdict=undecided, trials=2).averages() is not None
 
 
 def test_a_verdict_of_some_steps_makes_no_thin_gradient_as_good_as_an_average():
@@ -159,7 +126,7 @@ def test_a_verdict_of_some_steps_makes_no_thin_gradient_as_good_as_an_average():
     harmless = knowing(outlook, verdict=Verdict(ratio=0.001, says="harmless"))
     thin = min(harmless.usable(), key=lambda judged: judged.per_progress_s)
     assert thin.option.gain is None
-    promise = promised(harmless)
+    promise = harmless.averages()
     assert promise is not None
     assert promise.instead.per_progress_s > thin.per_progress_s
 
@@ -188,11 +155,6 @@ def test_the_schedule_goes_on_where_it_stood_and_ends_with_the_run(begun, epoch,
     assert run_.stop.max_steps - 1 < begun + (100 - begun) * stretch + 1e-6
 
 
-def test_a_run_that_should_be_over_already_is_not_made_shorter():
-    settled = Settled(every_steps=5, compressor="int8", stretch=1.5, step=120, epoch=3.0)
-    assert settled.run(spec()).stop == StopRule(max_steps=100)
-
-
 def test_what_a_run_has_settled_for_is_a_run_of_workers_that_average():
     run_ = Settled(every_steps=5, compressor="int8", stretch=1.5, step=7, epoch=0.5).run(spec())
     assert run_.is_local
@@ -219,10 +181,3 @@ def test_before_that_it_sums_gradients_and_is_not_carried_over_from_memory():
 def test_what_does_not_go_with_it_is_said(changes, said):
     assert said in (why_not_settling(spec(**changes)) or "")
     assert why_not_settling(spec()) is None
-
-
-def test_it_is_written_like_the_others():
-    assert parse_sync("auto") == Synchronization(name="auto")
-    assert spell_sync(parse_sync("auto")) == "auto"
-    with pytest.raises(BadInput, match="has a value too many"):
-        parse_sync("auto(3)")

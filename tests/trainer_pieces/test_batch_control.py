@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
 
@@ -11,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from hetopt.core.batch_partition import WorkerTime, solve_shares
+from hetopt.core.batch_partition import first_shares, micro_batch_size, whole_micro_batches, within_memory
 from hetopt.core.errors import BadInput
-from hetopt.core.learning_rate import adascale_gain, learning_rate_scale
-from hetopt.core.local_batch_sizes import first_shares, micro_batch_size, whole_micro_batches, within_memory
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
+from hetopt.core.training_laws import adascale_gain
 from hetopt.trainer.policies.allocation import AllocateMicroBatches
 from hetopt.trainer.policies.choose import choose_policy
 from hetopt.trainer.policies.dynamic import DynamicShares, omnilearn
@@ -28,7 +26,6 @@ from .virtual_cluster import VirtualCluster, watch
 
 PUBLISHED = ((9, 12, 18), (12, 12, 8, 16), (9, 9, 6, 24), (6, 6, 4, 32), (2, 17, 20))
 LEVELS = ((12, 12, 12, 12), (12, 12, 8, 16), (9, 9, 6, 24), (6, 6, 4, 32))
-LEVEL_SCHEDULE = (*LEVELS, *reversed(LEVELS))
 SHARE = 32
 """Samples of an equal share in the published experiments."""
 
@@ -118,15 +115,6 @@ def test_epoch_policies_decide_on_the_mean_of_an_epoch(policy):
     assert not policy.decide(state, observe((32, 48), (9.0, 1.0), epoch=1))[1].changed
 
 
-def test_fixed_costs_slow_proportional_shares_down_but_do_not_prevent_them():
-    """With t = a + c b the error shrinks by about a / t an update; the model needs a second point of each line."""
-    cluster = VirtualCluster((1, 4), fixed_s=overhead((1, 4), SHARE))
-    histories = [watch(p, cluster, (64, 64), periods=20) for p in (ProportionalShares(), ModelShares())]
-    assert [len(history.changed) for history in histories] == [len(histories[0].changed), 2]
-    assert len(histories[0].changed) > 2
-    assert all(history.efficiency[-1] >= 0.95 for history in histories)
-
-
 @given(st.lists(st.floats(0.978, 1.022), min_size=2, max_size=8), st.integers(1, 300))
 def test_times_within_the_dead_band_move_nothing(times, share):
     """The real-valued share of b / t moves by no more than the ratio of any two times, here less than 5 %."""
@@ -157,14 +145,6 @@ def test_a_share_whose_growth_cost_throughput_goes_back_and_stays_there():
     for _ in range(5):
         state, decision = policy.decide(state, observe((10, 10), (1.0, 3.0)))
         assert not decision.changed
-
-
-def test_a_share_whose_growth_cost_nothing_may_grow_on():
-    policy = DynamicShares()
-    state, decision = policy.decide(policy.initial(), observe((10, 10), (1.0, 3.0)))
-    state, decision = policy.decide(state, observe((15, 5), (1.52, 1.5)))
-    assert not decision.changed
-    assert state.caps == (None, None)
 
 
 def test_omnilearn_keeps_half_to_three_times_the_equal_share():
@@ -244,14 +224,6 @@ def test_noise_of_five_percent_moves_nothing_once_settled(speeds, samples):
     assert late_changes(speeds, samples, seeds=range(6), steps=20) == 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("steps", [10, 20])
-@pytest.mark.parametrize("samples", [0, 10])
-@pytest.mark.parametrize("speeds", [(12, 12, 12, 12), *PUBLISHED])
-def test_noise_of_five_percent_moves_nothing_once_settled_in_the_long_run(speeds, samples, steps):
-    assert late_changes(speeds, samples, seeds=range(200), steps=steps) <= 2
-
-
 def periods_to_regain(history, change_step, next_change, steps):
     """Whole periods after a change until 95 % of the ideal is there for good."""
     first = -(-change_step // steps)
@@ -262,35 +234,6 @@ def periods_to_regain(history, change_step, next_change, steps):
 def regaining(cluster, starts, *, steps, kept):
     history = watch(ModelShares(), cluster, equal(cluster.speeds), periods=kept * (len(starts) + 1), steps=steps)
     return [periods_to_regain(history, start, start + kept * steps, steps) for start in starts]
-
-
-def level_changes(noise, samples, *, seed, steps=20, kept=15):
-    """Levels 1-2-4-8-8-4-2-1, each change at another moment of its period."""
-    starts = [kept * steps * (k + 1) + (7 * seed + 3 * k) % steps for k in range(len(LEVEL_SCHEDULE) - 1)]
-    cluster = VirtualCluster(
-        LEVEL_SCHEDULE[0],
-        fixed_s=overhead(LEVEL_SCHEDULE[0], samples),
-        noise=noise,
-        seed=seed,
-        changes=dict(zip(starts, LEVEL_SCHEDULE[1:], strict=True)),
-    )
-    return regaining(cluster, starts, steps=steps, kept=kept)
-
-
-@pytest.mark.parametrize("kept", [7, 15])
-@pytest.mark.parametrize("samples", [0, 10])
-@pytest.mark.parametrize("noise", [0.0, 0.05])
-def test_the_optimum_is_regained_within_five_periods_of_each_level(noise, samples, kept):
-    """Also where levels are left again soon: a speed that has often changed is still followed at once."""
-    assert max(max(level_changes(noise, samples, seed=seed, kept=kept)) for seed in range(6)) <= 5
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("steps", [10, 20])
-@pytest.mark.parametrize("samples", [0, 10, 30])
-def test_the_optimum_is_regained_within_five_periods_of_each_level_in_the_long_run(samples, steps):
-    regained = [k for seed in range(60) for k in level_changes(0.05, samples, seed=seed, steps=steps)]
-    assert sum(k > 5 for k in regained) <= 0.03 * len(regained)
 
 
 @pytest.mark.parametrize("samples", [0, 10])
@@ -333,38 +276,6 @@ def test_model_is_as_good_as_any_policy_side_by_side(speeds, samples):
 # --- The model: what it understands -----------------------------------------------------------------------------------
 
 
-def test_one_bad_period_moves_nothing():
-    cluster = VirtualCluster((9, 12, 18), noise=0.02, hiccup=(1, 200, 219, 5.0))
-    assert watch(ModelShares(), cluster, equal((1, 1, 1)), periods=30).changed == [0]
-
-
-def test_a_bad_first_look_is_repaired():
-    """The first period of a run five times too slow on one worker: three periods later its share is right."""
-    cluster = VirtualCluster((9, 12, 18), noise=0.02, hiccup=(1, 0, 19, 5.0))
-    history = watch(ModelShares(), cluster, equal((1, 1, 1)), periods=10)
-    assert min(history.efficiency[4:]) >= 0.95
-
-
-def test_a_stutter_after_new_shares_does_not_hide_the_optimum():
-    cluster = VirtualCluster((6, 6, 4, 32), fixed_s=(0.1,) * 4, noise=0.02, hiccup=(3, 20, 39, 1.3))
-    history = watch(ModelShares(), cluster, equal((1, 1, 1, 1)), periods=14)
-    assert min(history.efficiency[7:]) >= 0.95
-
-
-def test_periods_that_differ_without_reason_make_it_careful():
-    """Steps within a period agree to 1 %, periods differ by 6 %: trusting the spread would chase every one of them."""
-    noise = VirtualCluster((1, 1, 1, 1)).random
-    policy, shares, changes = ModelShares(), (32, 32, 32, 32), 0
-    state = policy.initial()
-    for _ in range(100):
-        times = [share * noise.gauss(0.01, 0.0006) for share in shares]
-        state, decision = policy.decide(state, observe(shares, times, spread=0.01))
-        changes += decision.changed
-        shares = decision.local_batch_sizes
-    assert changes <= 6
-    assert max(shares) <= 35
-
-
 def test_an_overhead_bound_worker_gets_the_minimum_and_is_named():
     """Worker 0 needs longer to begin than the others to finish everything."""
     cluster = VirtualCluster((1, 1, 1), fixed_s=(3.0, 0.0, 0.0))
@@ -375,49 +286,6 @@ def test_an_overhead_bound_worker_gets_the_minimum_and_is_named():
         shares = decision.local_batch_sizes
     assert shares == (2, 29, 29)
     assert policy.overhead_bound(state, shares) == (0,)
-
-
-def test_the_reason_names_what_happened():
-    cluster = VirtualCluster((1, 1, 1), fixed_s=(0.01, 0.01, 0.01), changes={210: (1, 1, 1 / 3)})
-    history = watch(ModelShares(), cluster, (20, 20, 20), periods=20)
-    assert "compute of the slowest worker 0.63 s, expected" in history.reasons[0]
-    assert "worker 2 has changed its speed" in history.reasons[0]
-    history = watch(ModelShares(), VirtualCluster((1, 1, 1), fixed_s=(0.6, 0.0, 0.0)), (20, 20, 20), periods=5)
-    assert history.shares[-1] == (1, 30, 29)
-    assert "worker 0 is bound by its overhead of 0.5" in history.reasons[-1]
-
-
-def test_what_others_know_of_their_overhead_helps_a_worker_seen_at_one_share():
-    """Two workers trade samples and learn a : c; the third, never moved, is then slowed and needs no second guess."""
-    cluster = VirtualCluster((12, 12, 8, 16), fixed_s=overhead((1,) * 4, 20), changes={200: (12, 12 / 4, 8, 16)})
-    history = watch(ModelShares(), cluster, equal((1,) * 4), periods=20)
-    first = history.changed.index(next(k for k in history.changed if k >= 10))
-    assert history.efficiency[history.changed[first] + 1] >= 0.97
-
-
-def test_workers_that_are_no_lines_are_balanced_all_the_same():
-    """A floor (a GPU that is never full) and a curve (caches): the line holds where the worker works."""
-    speeds = (1, 2, 3, 4)
-    for time_s in (
-        lambda rank, b: max(0.5, 0.05 + 0.01 * b) / speeds[rank],
-        lambda rank, b: (0.05 + 0.01 * b + 5e-5 * b * b) / speeds[rank],
-    ):
-        policy, shares = ModelShares(), (64, 64, 64, 64)
-        state = policy.initial()
-        for _ in range(10):
-            state, decision = policy.decide(state, observe(shares, [time_s(r, b) for r, b in enumerate(shares)]))
-            shares = decision.local_batch_sizes
-        slowest_s = max(time_s(rank, share) for rank, share in enumerate(shares))
-        assert slowest_s <= 1.05 * best_by_search(time_s, 4, 256)
-
-
-def best_by_search(time_s, workers, total):
-    """Hands out samples one by one to whoever finishes first with one more: exact for non-decreasing times."""
-    shares = [1] * workers
-    for _ in range(total - workers):
-        rank = min(range(workers), key=lambda rank: time_s(rank, shares[rank] + 1))
-        shares[rank] += 1
-    return max(time_s(rank, share) for rank, share in enumerate(shares))
 
 
 def test_shares_below_the_minimum_are_raised_whatever_the_gain():
@@ -432,39 +300,12 @@ def test_a_minimum_that_does_not_fit_is_bad_input():
         policy.decide(policy.initial(), observe((2, 2), (1.0, 1.0)))
 
 
-def test_steps_too_few_for_a_spread_are_judged_by_the_usual_noise():
-    """A step a period: nothing is known of its noise at first, and 5 % of it still moves nothing for long."""
-    cluster = VirtualCluster((6, 6, 4, 32), noise=0.05, seed=3)
-    history = watch(ModelShares(), cluster, equal((1,) * 4), periods=100, steps=1)
-    assert len(history.changed) <= 3
-    assert min(history.efficiency[10:]) >= 0.95
-
-
 # --- Which policy a run has -------------------------------------------------------------------------------------------
 
 
 def spec(*shares, **fields):
     workers = [WorkerSpec(host="h", type="local", local_batch_size=share) for share in shares]
     return RunSpec(task="digits", workers=tuple(workers), stop=StopRule(max_steps=1), **fields)
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("uniform", KeepShares),
-        ("static", KeepShares),
-        ("proportional", ProportionalShares),
-        ("dynamic", DynamicShares),
-        ("omnilearn", DynamicShares),
-        ("allocation", AllocateMicroBatches),
-        ("model", ModelShares),
-    ],
-)
-def test_every_name_has_its_policy(name, kind):
-    policy = choose_policy(spec(24, 8, batch_policy=name), minimum=2)
-    assert isinstance(policy, kind)
-    assert getattr(policy, "minimum", 2) == 2
-    assert (policy == omnilearn(minimum=2)) == (name == "omnilearn")
 
 
 def test_a_run_without_wishes_has_the_model():
@@ -513,28 +354,6 @@ def test_runs_that_cannot_be_shared_are_refused(run, says):
         choose_policy(run, minimum=2)
 
 
-@pytest.mark.parametrize(
-    ("make", "options"),
-    [
-        (ProportionalShares, {"minimum": 0}),
-        (DynamicShares, {"minimum": 0}),
-        (DynamicShares, {"smoothing": 0.0}),
-        (DynamicShares, {"dead_band": -0.1}),
-        (DynamicShares, {"least": 1.5}),
-        (DynamicShares, {"most": 0.5}),
-        (AllocateMicroBatches, {"micro": 0}),
-        (AllocateMicroBatches, {"micro": 1, "tolerance": 1.0}),
-        (ModelShares, {"minimum": 0}),
-        (ModelShares, {"settled_periods": 0}),
-        (ModelShares, {"least_gain": 0.1}),
-        (ModelShares, {"confidence": math.inf}),
-    ],
-)
-def test_impossible_policies_are_refused(make, options):
-    with pytest.raises(ValueError, match=r"not|should"):
-        make(**options)
-
-
 @pytest.mark.parametrize("policy", [ProportionalShares(), DynamicShares(), ModelShares()])
 def test_damaged_state_is_refused(policy):
     state, _ = policy.decide(policy.initial(), observe((3, 4), (1.0, 2.0)))
@@ -546,27 +365,7 @@ def test_damaged_state_is_refused(policy):
         type(state).model_validate({**saved, "foreign": 1})
 
 
-@pytest.mark.parametrize("times", [(1.0,), (1.0, 0.0), (1.0, float("nan")), (1.0, float("inf"))])
-def test_impossible_observations_are_refused(times):
-    good = observe((1, 1), (1.0, 1.0))
-    with pytest.raises(ValueError, match="time"):
-        dataclasses.replace(good, compute_s=times)
-    with pytest.raises(ValueError, match="shares"):
-        dataclasses.replace(good, local_batch_sizes=(1, 0))
-    with pytest.raises(ValueError, match="spread"):
-        dataclasses.replace(good, spread_s=(0.0, -1.0))
-    with pytest.raises(ValueError, match="at least one step"):
-        dataclasses.replace(good, steps=0)
-
-
 # --- Learning rates ---------------------------------------------------------------------------------------------------
-
-
-@given(st.integers(1, 10_000), st.integers(1, 10_000))
-def test_scaling_rules(batch, tuned):
-    assert learning_rate_scale("none", batch, tuned) == 1.0
-    assert learning_rate_scale("linear", batch, tuned) == batch / tuned
-    assert learning_rate_scale("sqrt", batch, tuned) ** 2 == pytest.approx(batch / tuned)
 
 
 @given(st.floats(0, 1e9), st.integers(1, 10_000), st.integers(1, 10_000), st.floats(1.01, 10))
@@ -576,26 +375,6 @@ def test_the_gain_lies_between_none_and_linear_and_grows_with_noise(noise, batch
     louder = adascale_gain(noise * factor, batch, tuned)
     assert (louder - gain) * (linear - 1) >= -1e-6 * gain * abs(linear - 1)
     assert gain * adascale_gain(noise, tuned, batch) == pytest.approx(1.0)
-
-
-def test_the_gain_at_its_limits():
-    assert adascale_gain(0.0, 512, 64) == 1.0
-    assert adascale_gain(math.inf, 512, 64) == 8.0
-    assert adascale_gain(64.0, 128, 64) == pytest.approx(4 / 3)
-    for noise in (-1.0, math.nan):
-        with pytest.raises(ValueError, match="not negative"):
-            adascale_gain(noise, 1, 1)
-    with pytest.raises(ValueError, match="at least one sample"):
-        adascale_gain(1.0, 0, 1)
-
-
-def test_the_virtual_cluster_agrees_with_the_solver():
-    """The yardstick itself: the best shares have efficiency 1, equal shares that of the pure-compute ideals."""
-    for speeds, ideal in zip(PUBLISHED, (1.44, 1.5, 2.0, 3.0, 6.5), strict=True):
-        cluster = VirtualCluster(speeds)
-        best = solve_shares([WorkerTime(fixed_s=0.0, per_sample_s=0.01 / x) for x in speeds], SHARE * len(speeds))
-        assert cluster.efficiency(best.local_batch_sizes) == pytest.approx(1.0)
-        assert 1 / cluster.efficiency(equal(speeds)) == pytest.approx(ideal, rel=0.05)
 
 
 @given(

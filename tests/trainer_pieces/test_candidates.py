@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hetopt.core.comm.composition import METHODS, combine
-from hetopt.core.comm.options import RATIOS, Candidates, CompressTime, way_name
-from hetopt.core.comm.payload_bytes import wire_bytes
+from hetopt.core.comm.composition import combine
+from hetopt.core.comm.cost import dense
+from hetopt.core.comm.options import RATIOS, Candidates, Option, make_option, way_name
+from hetopt.core.comm.payload_bytes import operations, wire_bytes
+from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.exchange import Exchange
 
@@ -83,30 +85,41 @@ def test_the_collective_is_chosen_among_those_that_carry_the_compressor() -> Non
     ]
 
 
-def test_dense_travels_in_buckets_where_it_can() -> None:
-    in_buckets, at_once = candidates(buckets=5).dense, candidates().dense
-    assert in_buckets.in_buckets
-    assert not at_once.in_buckets
-    assert in_buckets.sent_bytes == at_once.sent_bytes == 4 * NUMEL
-    assert candidates().at(1.0) == (at_once,)
+@pytest.mark.parametrize(
+    ("name", "collective", "ratio", "gain"),
+    [
+        ("identity", "all_reduce", 1.0, 1.0),
+        ("bf16", "all_reduce", 1.0, 1.0),
+        ("randomk", "all_reduce", 0.1, 0.1),
+        ("topk", "ar_topk_var", 0.01, None),
+    ],
+)
+def test_options_are_priced_by_what_travels(name, collective, ratio, gain):
+    option = make_option(name, collective, ratio, numel=10_000, workers=4, compress_s=1e-3)
+    assert option.operations == operations(name, 10_000, ratio, workers=4, collective=collective)
+    assert sum(operation.payload_bytes for operation in option.operations) == wire_bytes(
+        name, 10_000, ratio, workers=4, collective=collective
+    )
+    assert option.gain == gain
 
 
-def test_compressing_more_elements_takes_longer() -> None:
-    times = {("topk", "all_gather", "plain"): CompressTime(fixed_s=0.002, per_element_s=1e-6)}
-    ways = candidates(compress=times).at(0.1)
-    assert ways[0].option.compress_s == pytest.approx(0.002 + 1e-6 * 1000)
-    assert ways[1].option.compress_s == 0
+def test_options_that_cannot_be_judged_are_refused():
+    with pytest.raises(ValueError, match="is not known"):
+        make_option("qsgd_maxnorm", "all_reduce", 1.0, numel=100, workers=2, compress_s=0.0)
+    with pytest.raises(BadInput, match="no compressor called 'topkk'"):
+        make_option("topkk", "all_gather", 0.1, numel=100, workers=2, compress_s=0.0)
+    with pytest.raises(BadInput):
+        make_option("dgc", "ar_topk_star", 0.1, numel=100, workers=2, compress_s=0.0)
+    with pytest.raises(ValueError, match="ratio and gain"):
+        Option(compressor="topk", collective="all_gather", ratio=0.0, operations=())
 
 
-@pytest.mark.parametrize("ratio", [0.5, 0.05, 0.002, 1e-6])
-def test_the_nearest_way_is_near(ratio: float) -> None:
-    found = candidates().nearest(ratio).option.ratio
-    assert all(max(found / ratio, ratio / found) <= max(other / ratio, ratio / other) for other in RATIOS)
-    assert candidates().nearest(1.0) == candidates().dense
-
-
-def test_names_of_settled_exchanges() -> None:
-    assert way_name(Compression()) == "identity by all_reduce"
-    assert way_name(Compression(name="topk", ratio=0.01, coding="packed")) == "topk 0.01 by all_gather, packed"
-    for name in METHODS:
-        assert way_name(Compression(name=name)).startswith(name)
+def test_buckets_hide_the_exchange_behind_the_backward_pass():
+    whole = Option(compressor="identity", collective="all_reduce", ratio=1.0, operations=dense(4e6, 4), gain=1.0)
+    parts = Option(
+        compressor="identity", collective="all_reduce", ratio=1.0, operations=dense(1e6, 4), gain=1.0, buckets=4
+    )
+    taken = {"compute_s": 0.3, "backward_s": 0.2, "compress_s": 0.0, "exchange_s": 0.1}
+    assert whole.step_s(**taken) == pytest.approx(0.4)
+    assert parts.step_s(**taken) == pytest.approx(0.1 + 0.05 + 0.025 + 3 * 0.05)
+    assert whole.key != parts.key

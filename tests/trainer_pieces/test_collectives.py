@@ -57,17 +57,6 @@ class TestMajorityVote(CollectiveContract):
         return Sign()
 
 
-def test_a_chain_is_its_links_in_order():
-    flat = torch.tensor([1.0, -8.0, 2.0, 0.0])
-    out, residual = torch.empty(4), ErrorFeedback(4)
-    links = chain(residual, TopK(0.25), AllGather())
-    links.run(flat, out, Channel(), 0)
-    assert out.tolist() == [0.0, -8.0, 0.0, 0.0]
-    assert residual.state()["residual"].tolist() == [1.0, 0.0, 2.0, 0.0]
-    links.run(torch.zeros(4), out, Channel(), 1)
-    assert out.tolist() == [0.0, 0.0, 2.0, 0.0]
-
-
 def test_a_chain_of_chosen_elements_sends_these_and_scales_them():
     flat, out = torch.arange(1.0, 9.0), torch.empty(8)
     chain(RandomElements(0.25), Identity(), AllReduce(), scale=4.0, seed=1).run(flat, out, Channel(), 3)

@@ -19,8 +19,6 @@ from hetopt.core.comm.composition import (
     LOW_PRECISION,
     MEMORIES,
     METHODS,
-    NONE,
-    STAR,
     combinations,
     combine,
     why_not,
@@ -28,8 +26,14 @@ from hetopt.core.comm.composition import (
     why_not_optimised,
     why_not_synchronised,
 )
-from hetopt.core.comm.levels import LARGEST_SUM, gathered_bits, summed_bits, summed_code_bytes
-from hetopt.core.comm.payload_bytes import operations, wire_bytes
+from hetopt.core.comm.payload_bytes import (
+    LARGEST_SUM,
+    gathered_bits,
+    operations,
+    summed_bits,
+    summed_code_bytes,
+    wire_bytes,
+)
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.exchange import Exchange
@@ -60,13 +64,6 @@ def test_every_cell_works_or_is_refused_with_a_sentence(name, memory, collective
         with pytest.raises(BadInput) as caught:
             Exchange(compression, 34, shapes=SHAPES)
         assert caught.value.hint
-
-
-def test_most_cells_are_what_the_literature_has():
-    assert len(combinations()) == sum(why_not(*cell) is None for cell in EVERYTHING) > 50
-    assert why_not("powersgd", FEEDBACK, STAR) is not None
-    assert why_not("dgc", FEEDBACK, STAR) is not None
-    assert why_not("topk", NONE, GATHER) is not None
 
 
 def test_defaults_fit_and_follow_what_is_chosen():
@@ -138,12 +135,6 @@ def test_controllers_synchronisation_and_optimizers_have_their_say():
     assert why_not_optimised(CORRECTION, 0.0) is None
     assert why_not_optimised(FEEDBACK, 0.9) is None
     assert "twice" in str(why_not_optimised(CORRECTION, 0.9))
-
-
-@pytest.mark.parametrize(("workers", "levels"), [(2, 63), (3, 42), (4, 31), (8, 15), (16, 7), (32, 3)])
-def test_levels_of_one_byte_are_those_of_the_width_rule(workers, levels):
-    """N s <= 127: the largest s for 2 to 32 workers."""
-    assert summed_bits(workers, bits=8) == (8, levels)
 
 
 def test_widths_and_levels_fit_each_other():

@@ -10,8 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.core.events.log import JUMP_S, EventLog, read_events
-from hetopt.reports.timeline import happening
-from tests.logs import an_event
 
 
 class Clocks:
@@ -49,9 +47,3 @@ def test_a_clock_that_was_set_is_told_before_the_next_event_and_one_that_runs_is
     for before, after in pairwise(events):
         if before["event"] == "clock_jumped":
             assert after["time_s"] == before["time_s"]
-
-
-def test_a_person_reads_by_how_much() -> None:
-    found = happening(an_event("clock_jumped", by_s=-3600.0), str)
-    assert found is not None
-    assert found.sentence.endswith("the clock went back by 1 h")

@@ -11,27 +11,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetopt.core.comm.composition import FEEDBACK, LOW_PRECISION, METHODS
-from hetopt.core.comm.levels import LARGEST_SUM, summed_bits, summed_code_bytes
-from hetopt.core.comm.payload_bytes import packed_index_bytes
+from hetopt.core.comm.payload_bytes import LARGEST_SUM, summed_bits, summed_code_bytes
 from hetopt.core.run_spec import Compression
-from hetopt.trainer.comm.bits import Lanes, bit_values, look_up, pack_codes, pack_flags, unpack_flags
 from hetopt.trainer.comm.channel import Channel
-from hetopt.trainer.comm.compressor import Turn, private_generator, shared_generator
+from hetopt.trainer.comm.compressor import Turn, private_generator
 from hetopt.trainer.comm.elements import (
-    ElementCoding,
-    LowPrecisionValues,
     PackedIndices,
     PlainIndices,
     RandomElements,
     RotatingElements,
-    strata,
 )
-from hetopt.trainer.comm.low_rank import ordered_sum, orthonormal, write_product
-from hetopt.trainer.comm.parameter_average import RoundedSum, average_parameters, weights_by_samples
+from hetopt.trainer.comm.exchange import RoundedSum, average_parameters, weights_by_samples
+from hetopt.trainer.comm.low_rank import orthonormal
 from hetopt.trainer.comm.quantisation import StochasticRounding, nearest
-from hetopt.trainer.comm.threshold import ThresholdSearch, count_not_below, excess
-from hetopt.trainer.comm.topk import TopK
-from hetopt.trainer.comm.vectors import BLOCK_ELEMENTS, Workspace, blocks
+from hetopt.trainer.comm.vectors import (
+    Lanes,
+    bit_values,
+    look_up,
+    pack_codes,
+    pack_flags,
+    unpack_flags,
+)
 
 from .thread_group import ThreadGroup
 
@@ -76,53 +76,6 @@ def test_indices_come_back_from_their_packed_form(numel, ratio, seed):
         assert torch.equal(coding.read(data, numel, count), indices)
 
 
-@pytest.mark.parametrize(("ratio", "bits"), [(0.001, 13.0), (0.01, 9.5), (0.1, 5.7), (0.5, 3.1)])
-def test_packed_indices_take_as_few_bits_as_they_say(ratio, bits):
-    numel = 10_000_000
-    count = int(numel * ratio)
-    found = 8 * packed_index_bytes(numel, count) / count
-    entropy = (-ratio * math.log2(ratio) - (1 - ratio) * math.log2(1 - ratio)) / ratio
-    assert entropy <= found <= min(bits, entropy + 1.7)
-
-
-@pytest.mark.parametrize(
-    ("indices", "dtype"),
-    [(PlainIndices(), torch.float32), (PackedIndices(), torch.float32), (PackedIndices(), torch.bfloat16)],
-)
-def test_elements_come_back_from_a_longer_message(indices, dtype):
-    coding = ElementCoding(indices=indices, values=dtype)
-    gradient = torch.randn(10_001, generator=torch.Generator().manual_seed(0))
-    payload = LowPrecisionValues(TopK(0.0173), dtype).encode(gradient, Turn(Channel()))
-    message = torch.empty(coding.nbytes(10_001, 999), dtype=torch.uint8)
-    coding.write(payload, message)
-    back = coding.read(message, 10_001, payload.values.numel())
-    assert torch.equal(back.indices, payload.indices)
-    assert torch.equal(back.values, payload.values)
-
-
-def test_flags_are_packed_across_blocks():
-    flags = torch.arange(8 * BLOCK_ELEMENTS + 13) % 3 == 0
-    packed = pack_flags(flags.clone(), torch.empty(BLOCK_ELEMENTS + 2, dtype=torch.uint8))
-    assert torch.equal(unpack_flags(packed, flags.numel()), flags)
-
-
-@given(st.integers(0, 3 * BLOCK_ELEMENTS))
-@settings(max_examples=20)
-def test_blocks_cover_everything_once(numel):
-    covered = [i for block in blocks(numel, CPU) for i in (block.start, block.stop)]
-    assert covered[:1] == ([0] if numel else [])
-    assert covered[-1:] == ([numel] if numel else [])
-    assert covered[1:-1:2] == covered[2::2]
-
-
-def test_a_workspace_is_the_same_memory_again():
-    workspace = Workspace()
-    first = workspace.take("a", 100, torch.float32, CPU)
-    assert workspace.take("a", 50, torch.float32, CPU).data_ptr() == first.data_ptr()
-    assert workspace.take("b", 100, torch.float32, CPU).data_ptr() != first.data_ptr()
-    assert workspace.take("a", 50, torch.int32, CPU).dtype == torch.int32
-
-
 @pytest.mark.parametrize("value", [0.0, 0.25, 0.5, 0.999, -0.25, -3.7, 41.0])
 def test_rounding_at_random_has_the_value_as_its_mean(value):
     draws = torch.full((200_000,), value)
@@ -133,39 +86,11 @@ def test_rounding_at_random_has_the_value_as_its_mean(value):
         assert draws.eq(value).all()
 
 
-def test_neighbours_round_independently():
-    """Four elements share one draw of 64 bits."""
-    draws = StochasticRounding(private_generator(0, 0, 0))(torch.full((400_000,), 0.5)).view(-1, 4)
-    correlation = torch.corrcoef(draws.t().double()) - torch.eye(4)
-    assert correlation.abs().max() < 5 / math.sqrt(100_000)
-
-
 @given(st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=50))
 def test_rounding_to_nearest_errs_by_no_more_than_the_value(values):
     flat = torch.tensor(values)
     rounded = nearest(flat.clone())
     assert ((rounded - flat).abs() <= torch.minimum(flat.abs(), torch.tensor(0.5))).all()
-
-
-def test_every_worker_and_step_has_randomness_of_its_own():
-    draws = {
-        tuple(torch.randint(1000, (5,), generator=private_generator(seed, rank, step)).tolist())
-        for seed in range(3)
-        for rank in range(4)
-        for step in range(5)
-    }
-    assert len(draws) == 60
-    one, two = (torch.rand(5, generator=shared_generator(1, 2)) for _ in range(2))
-    assert torch.equal(one, two)
-
-
-@given(st.integers(1, 500), st.data())
-def test_strata_cover_all_elements_evenly(numel, data):
-    count = data.draw(st.integers(1, numel))
-    starts, sizes = strata(numel, count)
-    assert sizes.sum() == numel
-    assert sizes.max() - sizes.min() <= 1
-    assert torch.equal(starts, torch.cat((torch.tensor([0]), sizes.cumsum(0)[:-1])))
 
 
 @pytest.mark.parametrize("numel", [1, 7, 1000])
@@ -177,16 +102,6 @@ def test_random_elements_are_distinct_and_the_same_for_all(numel, ratio):
         assert torch.equal(one, two)
         assert one.dtype == torch.int32
         assert len(one.unique()) == len(one) == max(1, int(numel * ratio))
-
-
-def test_each_element_is_as_likely_as_any_other():
-    """10 of 37, where strata cannot be equal; the members of small ones have no advantage."""
-    counts = torch.zeros(37)
-    choice = RandomElements(10 / 37)
-    for step in range(4000):
-        counts[choice.choose(counts, Turn(Channel(), step, 1)).long()] += 1
-    expected = 4000 * 10 / 37
-    assert ((counts - expected).abs() < 5 * math.sqrt(expected)).all()
 
 
 def test_rotating_elements_come_in_turn():
@@ -213,35 +128,6 @@ def test_dependent_columns_become_zero_and_nonsense_stays_visible():
     assert not basis[:, 1:].any()
     assert basis[:, 0].norm() == pytest.approx(1.0)
     assert orthonormal(torch.full((3, 2), math.nan)).isnan().all()
-
-
-@given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=70))
-def test_ordered_sums_are_sums(values):
-    vector = torch.tensor(values, dtype=torch.float64)
-    assert float(ordered_sum(vector)) == pytest.approx(math.fsum(values), abs=1e-9)
-
-
-def test_products_of_factors_are_those_of_matrices():
-    generator = torch.Generator().manual_seed(1)
-    left, right = torch.randn(30, 4, generator=generator), torch.randn(20, 4, generator=generator)
-    out = torch.full((30, 20), math.nan)
-    write_product(left, right, out)
-    torch.testing.assert_close(out, left @ right.t())
-
-
-@given(st.integers(1, 3000), st.floats(0, 3), st.integers(0, 2**32))
-@settings(max_examples=30)
-def test_a_search_counts_what_it_would_take(numel, threshold, seed):
-    flat = torch.randn(numel, generator=torch.Generator().manual_seed(seed))
-    search = ThresholdSearch(flat)
-    expected = int((flat.abs() >= threshold).sum())
-    assert count_not_below(flat, threshold) == search.count(threshold) == len(search.take(threshold)) == expected
-    search.never_below(threshold, expected)
-    higher = threshold * 1.5 + 0.1
-    assert torch.equal(search.take(higher).indices, (flat.abs() >= higher).nonzero().squeeze(1))
-    assert excess(flat, threshold) == pytest.approx(
-        float((flat.abs() - threshold).clamp(min=0).double().sum()), abs=1e-3
-    )
 
 
 def averaged(parameters: list[torch.Tensor], samples: list[int], base: torch.Tensor | None = None):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -14,13 +13,10 @@ from hypothesis import strategies as st
 from hetopt.core.comm.payload_bytes import kept_elements
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.exchange import Exchange
-from hetopt.trainer.comm.methods import make_chain
 from hetopt.trainer.comm.topk import kept_energies
 from hetopt.trainer.comm.vectors import energy, kept_energy
-from hetopt.trainer.policies.ratio.gain_curve import gain_of
 
 from .contracts import GRADIENTS
-from .thread_group import ThreadGroup
 
 RATIOS = (0.0001, 0.001, 0.01, 0.03, 0.1, 0.3, 0.7, 1.0)
 
@@ -84,29 +80,3 @@ def test_looking_changes_nothing_that_is_exchanged(compression):
             assert plain.gain == looked.gain < 1
         else:
             assert looked.gain == 1.0
-
-
-def test_rounding_can_keep_less_than_nothing_of_a_worker_whose_gradients_are_small():
-    """What rounding the sum of a slice adds is the part of whoever summed it, however little it had itself."""
-    sizes, numel = (1.0, 1.0, 1.0, 0.005), 4096
-    flats = [
-        torch.randn(numel, generator=torch.Generator().manual_seed(rank)) * size for rank, size in enumerate(sizes)
-    ]
-    group = ThreadGroup(len(sizes))
-
-    def kept(rank: int) -> float:
-        links = make_chain(Compression(name="int4"), numel)
-        prepared = flats[rank].clone()
-        return links.run(prepared, flats[rank].clone(), group.channel(rank), 0).subtract_from(prepared)
-
-    with ThreadPoolExecutor(len(sizes)) as pool:
-        found = list(pool.map(kept, range(len(sizes))))
-    assert found[0] > 0 > found[-1]
-    assert gain_of(sum(found), sum(map(energy, flats))) > 0.9
-    assert gain_of(found[-1], energy(flats[-1])) == 0
-
-
-def test_a_gradient_without_elements_is_left_alone():
-    for name in ("identity", "topk"):
-        stats = Exchange(Compression(name=name), 0).run(torch.empty(0), look_at=(0.1,))
-        assert (stats.sent_bytes, stats.gain) == (0, 1.0)

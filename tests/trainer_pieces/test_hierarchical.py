@@ -7,13 +7,10 @@ import json
 import pytest
 import torch
 
-from hetopt.core.comm.cost import LinkSpeed, time_s
 from hetopt.core.comm.payload_bytes import hierarchical_operations, operations
-from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.compressor import chain
 from hetopt.trainer.comm.elements import AllGather
 from hetopt.trainer.comm.error_feedback import ALIKE, ErrorFeedback, redistribute
-from hetopt.trainer.comm.hierarchical import HierarchicalExchange, HostGroups
 from hetopt.trainer.comm.topk import TopK
 from tests.forks import all_end_well
 
@@ -148,48 +145,9 @@ def test_messages_are_those_that_are_priced(group, layout, way):
             assert said[rank][f"{layout} way {way}"]["sent_bytes"] == 0
 
 
-@layouts
-def test_only_leaders_hold_energy(group, layout):
-    _, said = group
-    leaders = {ranks[0] for ranks in by_host(layout)}
-    for rank in WORKERS:
-        told = said[rank][f"{layout} sparse"]
-        if rank in leaders:
-            assert 0 < told["look_energies"][0] < told["look_energies"][1] <= told["energy"]
-        else:
-            assert told["energy"] == 0
-            assert told["look_energies"] == [0, 0]
-
-
 def test_a_leader_that_hangs_is_named_as_the_worker_that_it_is(tmp_path):
     said = outcome(tmp_path, "hang")
     for rank in WORKERS:
         if rank != program.LOST:
             assert said[rank]["kind"] == "HungPeer"
             assert said[rank]["loss"] == f"worker {program.LOST} did not come to an exchange in time."
-
-
-def test_a_worker_alone_is_its_own_host():
-    alone = HierarchicalExchange(Compression(name="topk", ratio=0.25), 4, groups=HostGroups(["a"]))
-    flat = torch.tensor([1.0, -8.0, 2.0, 0.0])
-    stats = alone.run(flat)
-    assert flat.tolist() == [0.0, -8.0, 0.0, 0.0]
-    assert [message.scope for message in stats.messages] == ["network"]
-    again = HierarchicalExchange(Compression(name="topk", ratio=0.25), 4, groups=HostGroups(["a"]))
-    again.load_state(alone.state())
-    again.use(Compression())
-    flat.zero_()
-    again.run(flat)
-    assert flat.tolist() == [1.0, 0.0, 2.0, 0.0]
-    with pytest.raises(ValueError, match="2 hosts were named for 1 workers"):
-        HostGroups(["a", "b"])
-
-
-def test_two_levels_are_cheaper_over_slow_links_and_dearer_where_all_links_are_alike():
-    slow, fast = LinkSpeed(latency_s=1e-4, bytes_per_s=3e6), LinkSpeed(latency_s=1e-5, bytes_per_s=1e9)
-    numel = 300_000
-    flat = operations("topk", numel, 0.01, workers=8)
-    between = operations("topk", numel, 0.01, workers=2)
-    two_levels = hierarchical_operations(between, numel, workers_per_host=4)
-    assert time_s(two_levels, slow, host=fast) < time_s(flat, slow, host=fast)
-    assert time_s(two_levels, fast, host=fast) > time_s(flat, fast, host=fast)

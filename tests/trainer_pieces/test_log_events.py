@@ -17,10 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.core.errors import BadInput
-from hetopt.core.events.reader import MOST_LINE_BYTES, EventReader, LineParser, read_log
-from hetopt.core.events.records import RECORDS, StepsLogged, TrainingStarted, kinds
+from hetopt.core.events.log import MOST_LINE_BYTES, EventReader, LineParser, read_log
+from hetopt.core.events.records import RECORDS, kinds
 from tests.sources import REPOSITORY, modules
-from tests.work import calls_of
 
 RUNS = REPOSITORY / "tests" / "recorded" / "runs"
 WRITERS = modules()
@@ -213,24 +212,3 @@ def test_a_log_that_is_a_folder_or_another_users_is_one_sentence(tmp_path: Path)
     (tmp_path / "events.jsonl").mkdir()
     with pytest.raises(BadInput, match=r"events\.jsonl cannot be read: Is a directory"):
         read_log(tmp_path / "events.jsonl")
-
-
-def test_old_logs_without_newer_fields_are_read() -> None:
-    step = json.loads((RUNS / "resumed.jsonl").read_text(encoding="utf-8").splitlines()[2])
-    first = ("event", "time_s", "step", "steps", "epoch", "samples_seen", "loss", "step_time_s", "local_batch_sizes")
-    old = {name: step[name] for name in (*first, "compute_s", "sync_s", "wait_s")}
-    old["exchange"] = {"sent_bytes": 10.0, "dense_bytes": 20.0}
-    (event,) = LineParser().parse([json.dumps(old).encode()])
-    assert isinstance(event, StepsLogged)
-    assert event.exchange is not None
-    assert event.exchange.way == ""
-    assert isinstance(LineParser().parse([b'{"event": "training_started", "time_s": 1}'])[0], TrainingStarted)
-
-
-def test_reading_takes_little_more_than_json_does(tmp_path: Path) -> None:
-    """Plain JSON takes a handful of calls a line as well."""
-    line = (RUNS / "resumed.jsonl").read_bytes().splitlines(keepends=True)[2]
-    path = tmp_path / "events.jsonl"
-    path.write_bytes(line * 5000)
-    read_log(path)
-    assert calls_of(lambda: read_log(path)) < 10 * 5000

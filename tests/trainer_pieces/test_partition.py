@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
 
 import pytest
 from hypothesis import assume, given
@@ -88,24 +87,6 @@ def test_no_integer_split_is_faster_for_any_real_times(cluster, total):
     assert shares.compute_s == pytest.approx(best, rel=1e-12)
 
 
-@given(
-    st.lists(workers(times=real_times, slopes=st.floats(1e-12, 1e3), largest=3000), min_size=1, max_size=8),
-    st.integers(1, 10_000),
-)
-def test_nobody_could_take_a_sample_off_the_slowest(cluster, total):
-    """Exactness at sizes that brute force cannot reach: in a minimax split, moving one sample never helps."""
-    feasible(cluster, total)
-    shares = solve_shares(cluster, total)
-    sizes = shares.local_batch_sizes
-    assert_legal(cluster, sizes, total)
-    lines = [worker.fixed_s + worker.per_sample_s * size for worker, size in zip(cluster, sizes, strict=True)]
-    slowest = max(range(len(cluster)), key=lambda i: lines[i])
-    if sizes[slowest] > cluster[slowest].min_samples:
-        for i, worker in enumerate(cluster):
-            if i != slowest and (worker.max_samples is None or sizes[i] < worker.max_samples):
-                assert worker.fixed_s + worker.per_sample_s * (sizes[i] + 1) >= lines[slowest] * (1 - 1e-12)
-
-
 @given(st.lists(st.tuples(workers(), st.integers(1, 6)), min_size=1, max_size=4), st.integers(1, 60))
 def test_groups_and_their_members_agree(groups, total):
     flat = [worker for worker, count in groups for _ in range(count)]
@@ -122,34 +103,6 @@ def test_groups_and_their_members_agree(groups, total):
     )
 
 
-@given(st.lists(st.tuples(workers(), st.integers(1, 3)), min_size=1, max_size=2), st.integers(1, 10))
-def test_groups_are_exact(groups, total):
-    flat = [worker for worker, count in groups for _ in range(count)]
-    feasible(flat, total)
-    solution = solve_group_shares(groups, total)
-    assert_legal(flat, solution.local_batch_sizes, total)
-    assert solution.compute_s == min(slowest_s(flat, sizes) for sizes in splits(total, bounds_of(flat, total)))
-
-
-@given(st.lists(workers(), min_size=1, max_size=6), st.integers(1, 60), st.randoms(use_true_random=False))
-def test_order_of_workers_is_irrelevant(cluster, total, shuffler: random.Random):
-    feasible(cluster, total)
-    shares = solve_shares(cluster, total)
-    order = list(range(len(cluster)))
-    shuffler.shuffle(order)
-    moved = solve_shares([cluster[i] for i in order], total)
-    assert moved.compute_s == shares.compute_s
-    before = sorted((repr(cluster[i]), shares.local_batch_sizes[i]) for i in order)
-    assert before == sorted((repr(cluster[i]), size) for i, size in zip(order, moved.local_batch_sizes, strict=True))
-
-
-@given(workers(), st.integers(1, 9), st.integers(1, 60))
-def test_identical_workers_differ_by_at_most_one_sample(worker, count, total):
-    feasible([worker] * count, total)
-    sizes = solve_shares([worker] * count, total).local_batch_sizes
-    assert max(sizes) - min(sizes) <= 1
-
-
 @given(st.lists(workers(), min_size=1, max_size=5), workers(), st.integers(1, 60))
 def test_another_worker_never_hurts_beyond_its_own_least_time(cluster, newcomer, total):
     feasible(cluster, total)
@@ -158,74 +111,8 @@ def test_another_worker_never_hurts_beyond_its_own_least_time(cluster, newcomer,
     assert solve_shares([*cluster, newcomer], total).compute_s <= max(alone, newcomer.time_s(newcomer.min_samples))
 
 
-@given(st.lists(workers(), min_size=1, max_size=5), st.integers(1, 60))
-def test_a_larger_batch_is_never_faster(cluster, total):
-    feasible(cluster, total)
-    feasible(cluster, total + 1)
-    assert solve_shares(cluster, total + 1).compute_s >= solve_shares(cluster, total).compute_s
-
-
-@given(st.lists(workers(), min_size=1, max_size=5), st.integers(1, 60), st.sampled_from([0.25, 0.5, 2.0, 8.0]))
-def test_a_slower_clock_keeps_the_shares(cluster, total, factor):
-    feasible(cluster, total)
-    scaled = [
-        WorkerTime(
-            fixed_s=w.fixed_s * factor,
-            per_sample_s=w.per_sample_s * factor,
-            floor_s=w.floor_s * factor,
-            min_samples=w.min_samples,
-            max_samples=w.max_samples,
-        )
-        for w in cluster
-    ]
-    shares, slower = solve_shares(cluster, total), solve_shares(scaled, total)
-    assert slower.compute_s == shares.compute_s * factor
-    assert slower.local_batch_sizes == shares.local_batch_sizes
-
-
-@given(st.lists(workers(), min_size=1, max_size=5), st.integers(1, 60))
-def test_integers_are_no_faster_than_the_continuous_optimum(cluster, total):
-    feasible(cluster, total)
-    unclamped_s = (total + sum(w.fixed_s / w.per_sample_s for w in cluster)) / sum(1 / w.per_sample_s for w in cluster)
-    assert solve_shares(cluster, total).compute_s >= unclamped_s * (1 - 1e-12)
-
-
 def cluster(fixed, slopes, **bounds):
     return [WorkerTime(fixed_s=a, per_sample_s=c, **bounds) for a, c in zip(fixed, slopes, strict=True)]
-
-
-def test_three_unequal_workers():
-    shares = solve_shares(cluster((0.020, 0.020, 0.030), (0.001, 0.002, 0.004)), 256)
-    assert shares.local_batch_sizes == (148, 74, 34)
-    assert shares.compute_s == pytest.approx(0.168)
-
-
-def test_memory_of_the_fastest_binds():
-    fast, middle, slow = cluster((0.020, 0.020, 0.030), (0.001, 0.002, 0.004))
-    capped = WorkerTime(fixed_s=fast.fixed_s, per_sample_s=fast.per_sample_s, max_samples=100)
-    shares = solve_shares([capped, middle, slow], 256)
-    assert shares.local_batch_sizes == (100, 106, 50)
-    assert shares.compute_s == pytest.approx(0.232)
-
-
-def test_a_worker_too_slow_to_help_is_pinned_at_its_minimum():
-    fast = cluster((0.02, 0.02), (0.001, 0.001))
-    slow = WorkerTime(fixed_s=0.5, per_sample_s=0.01, min_samples=4)
-    shares = solve_shares([*fast, slow], 64)
-    assert shares.local_batch_sizes == (30, 30, 4)
-    assert shares.compute_s == pytest.approx(0.54)
-    assert solve_shares(fast, 64).compute_s == pytest.approx(0.052)
-
-
-def test_every_worker_at_its_memory_limit():
-    assert solve_shares(cluster((0, 1), (1, 2), max_samples=5), 10).local_batch_sizes == (5, 5)
-
-
-def test_floors_cost_time_but_move_no_samples():
-    lines = cluster((0.0, 0.0), (1.0, 3.0))
-    floored = [WorkerTime(fixed_s=0.0, per_sample_s=w.per_sample_s, floor_s=100.0) for w in lines]
-    assert solve_shares(floored, 12).local_batch_sizes == solve_shares(lines, 12).local_batch_sizes == (9, 3)
-    assert solve_shares(floored, 12).compute_s == 100.0
 
 
 @pytest.mark.parametrize(
@@ -257,12 +144,6 @@ def test_impossible_batches_name_the_bound(total, message):
 def test_impossible_workers_are_refused(wrong):
     with pytest.raises(ValueError, match=r"must be|no share"):
         WorkerTime(**({"fixed_s": 0.0, "per_sample_s": 1.0} | wrong))
-
-
-@pytest.mark.parametrize(("throughputs", "sizes"), [((9, 12, 18), (22, 30, 44)), ((2, 17, 20), (5, 42, 49))])
-def test_published_clusters_in_proportion(throughputs, sizes):
-    """Cores of the H2 and H10 clusters of arXiv 2305.12213, 32 samples a worker."""
-    assert largest_remainder(throughputs, 96, minimum=(1, 1, 1), maximum=(None, None, None)) == sizes
 
 
 @st.composite

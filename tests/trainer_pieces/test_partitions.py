@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 
 from hetopt.core.errors import BadInput
 from hetopt.core.synchronization import Injection, Partition
-from hetopt.trainer.data.fetch import TensorPairs
+from hetopt.trainer.data.fetch import TensorPairs, labels_of
 from hetopt.trainer.data.injection import drawn_samples, handover
-from hetopt.trainer.data.labels import labels_of
 from hetopt.trainer.data.micro_batch import Cutting
-from hetopt.trainer.data.partitioned_cursor import PartitionedCursor
-from hetopt.trainer.data.partitions import make_parts
+from hetopt.trainer.data.partitions import PartitionedCursor, make_parts
 
 weights = st.lists(st.integers(1, 20), min_size=1, max_size=6)
 RULES = ["shards", "seldp", "labels", "dirichlet"]
@@ -73,27 +71,6 @@ def test_label_skew_gives_so_many_labels_and_every_sample_where_all_labels_have_
     assert all(len(np.unique(known[part])) == each for part in seen)
     if workers * each >= 10:
         assert sum(map(len, seen)) == 600
-
-
-def test_a_small_alpha_concentrates_labels_and_a_large_one_does_not():
-    def largest_part(alpha: float) -> float:
-        known = labels(5000, 10)
-        parts = make_parts(Partition(name="dirichlet", alpha=alpha), size=5000, weights=[1] * 5, seed=2, labels=known)
-        counts = np.array([np.bincount(known[parts.order(worker, 0)], minlength=10) for worker in range(5)])
-        return float((counts.max(axis=0) / counts.sum(axis=0)).mean())
-
-    assert largest_part(0.01) > 0.9
-    assert largest_part(1000.0) == pytest.approx(0.2, abs=0.03)
-    assert largest_part(0.01) > largest_part(0.5) > largest_part(1000.0)
-
-
-def test_dirichlet_draws_have_the_mean_and_variance_of_the_distribution():
-    from hetopt.trainer.data.partitions import _proportions
-
-    for alpha in (0.3, 1.0, 5.0):
-        draws = np.array([_proportions(alpha, 4, 11, number) for number in range(2000)])
-        assert draws.mean() == pytest.approx(1 / 4)
-        assert draws.var(axis=0).mean() == pytest.approx(3 / 16 / (4 * alpha + 1), rel=0.08)
 
 
 def test_bad_partitions_are_refused_in_one_sentence():
@@ -178,14 +155,3 @@ def test_injection_keeps_batches_about_as_large_and_counts_what_travels(shares, 
         # What a giver gives it does not receive: its batch is smaller by that, and everyone's by rounding.
         slack = 1 + len(givers) * 0.5 + max(plan.given)
         assert all(abs(held - shares[0]) <= slack for held in plan.held)
-
-
-def test_the_published_reduced_batches():
-    for alpha, beta, expected in ((0.5, 0.5, 11), (0.75, 0.75, 6)):  # b0 = 32, and 8 workers
-        assert drawn_samples(Injection(workers=alpha, samples=beta), [32] * 8) == (expected,) * 8
-
-
-def test_givers_are_drawn_anew_in_every_step():
-    injection = Injection(workers=0.25, samples=0.25)
-    plans = [handover(injection, [16] * 4, seed=1, position=64 * step) for step in range(40)]
-    assert {tuple(bool(gift) for gift in plan.given).index(True) for plan in plans} == {0, 1, 2, 3}

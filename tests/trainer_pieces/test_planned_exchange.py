@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-import math
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 import torch
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from hetopt.core.comm.composition import METHODS
 from hetopt.core.comm.cost import Operation
-from hetopt.core.comm.options import COLLECTIVES, Candidates, operations_of, settled_collective
-from hetopt.core.errors import BadInput
-from hetopt.core.precision import Precision
+from hetopt.core.comm.options import Candidates, settled_collective
+from hetopt.core.memory import Precision
 from hetopt.core.profile import CompressorCost, Profile
+from hetopt.core.run_rules import why_not_local
 from hetopt.core.run_spec import Compression, RunSpec
 from hetopt.core.synchronization import Synchronization
-from hetopt.core.synchronization_rules import why_not_local
 from hetopt.optimizer.convergence.local_penalty import LocalPenalty
 from hetopt.optimizer.fit import FittedModel, fit
 from hetopt.optimizer.plan import Candidate, Goal, Group, Prediction, Range
 from hetopt.optimizer.recommendation.planned_run import run_spec
-from hetopt.optimizer.search.exchange_menu import ExchangeOption, Menu, _terms, exchange_menu
+from hetopt.optimizer.search.exchange_menu import ExchangeOption, Menu, exchange_menu
 from hetopt.optimizer.step_time.local_options import LocalOption
 from hetopt.optimizer.step_time.local_steps import Communication
 from hetopt.trainer.comm.methods import make_chain, make_residual
 from hetopt.trainer.steps.adaptive_controller import AdaptiveController
 from hetopt.trainer.steps.exchange_assembly import is_steered
-from hetopt.trainer.steps.precision import Autocast, initial_loss_scale, matrices_in
+from hetopt.trainer.steps.step import Autocast, initial_loss_scale, matrices_in
 from tests.optimizer.profiles import make_device, make_profile
 
 from .test_steering import SLOW, network
@@ -112,14 +108,6 @@ def test_the_menu_is_the_registry_or_says_why_not(menu: Menu, every_option: tupl
     assert "at least" in strict.left_out["int8"]
 
 
-def test_a_run_of_fixed_length_counts_what_it_may_lose(model: FittedModel, menu: Menu) -> None:
-    fixed = exchange_menu(model, minimum_gain=0.05, max_workers=8, to_target=False).options
-    assert all((option.late == 1).all() for option in menu.options)
-    for option in fixed:
-        assert ((option.late > 1) == (option.gain < 1)).all()
-        assert option.late == pytest.approx(1 + 0.37 * math.sqrt(1 / option.gain - 1), rel=0.1)
-
-
 def test_what_a_plan_chose_is_what_the_trainer_starts(
     model: FittedModel, every_option: tuple[ExchangeOption, ...]
 ) -> None:
@@ -169,55 +157,6 @@ def test_each_option_is_priced_by_what_one_exchange_really_sends(every_option: t
         assert sum(t.messages for t in terms) == pytest.approx(option.messages[WORKERS]), option.compression
         traffic = sum(t.traffic_bytes for t in terms)
         assert traffic == pytest.approx(option.traffic_bytes[WORKERS], rel=0.01, abs=64), option.compression
-
-
-@given(st.integers(2, 4096), st.sampled_from([1, 63, NUMEL, 25_600_001]))
-@example(32, NUMEL)
-@example(33, NUMEL)
-def test_prices_are_those_of_each_number_of_workers(workers: int, numel: int) -> None:
-    """All at once what they are one by one, to the bit."""
-    for name, method in METHODS.items():
-        ways = [Compression(name=name, ratio=0.01 if method.by_ratio else 1.0)]
-        if "coding" in method.options:
-            collectives = [one for one in COLLECTIVES if one in method.collectives]
-            ways += [ways[0].model_copy(update={"collective": c, "coding": "packed_bf16"}) for c in collectives]
-        for way in ways:
-            try:
-                terms = [part.terms() for part in operations_of(way, numel, workers=workers)]
-            except BadInput:
-                continue  # its codes overflow
-            if name.startswith(("qsgd", "global", "terngrad")):
-                most = workers  # looked at one by one, and no plan has them
-                if workers > 64:
-                    continue
-            else:
-                most = 4096
-            messages, traffic_bytes = _terms(way, numel, most, None)
-            assert messages[workers] == sum(one.messages for one in terms)
-            assert traffic_bytes[workers] == sum(one.traffic_bytes for one in terms)
-
-
-def test_a_menu_of_many_workers_takes_as_many_looks_as_one_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By how often operations are made, whatever a machine's speed; the menu is the same as far as both go."""
-    model, looks = fit(measured()), {}
-    menus = {}
-    for most in (64, 4096):
-        seen = []
-
-        def look(*args: Any, _seen: list[int] = seen, **kwargs: Any) -> Any:
-            _seen.append(1)
-            return operations_of(*args, **kwargs)
-
-        monkeypatch.setattr("hetopt.optimizer.search.exchange_menu.operations_of", look)
-        menus[most] = exchange_menu(model, minimum_gain=0.05, max_workers=most).options
-        looks[most] = len(seen)
-    assert looks[4096] == looks[64]
-    ways = {most: [(one.compression, one.collective) for one in menu] for most, menu in menus.items()}
-    assert set(ways[64]) <= set(ways[4096])  # what is beaten among few may not be among many
-    for option in menus[64]:
-        other = menus[4096][ways[4096].index((option.compression, option.collective))]
-        for name in ("messages", "traffic_bytes", "compress_s", "stretch"):
-            assert (getattr(other, name)[:65] == getattr(option, name)).all()
 
 
 def exchanged(way: Compression, gradients: torch.Tensor) -> list[tuple[str, int]]:

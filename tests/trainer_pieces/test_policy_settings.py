@@ -5,12 +5,18 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from hetopt.api.compression_options import decide, parse_wish
-from hetopt.api.launching import batch_wish
-from hetopt.core.comm.ratio_controllers import CONTROLLERS
 from hetopt.core.errors import BadInput
-from hetopt.core.policy_settings import BATCH_SETTINGS, RATIO_SETTINGS, parse_policy, spell_policy
-from hetopt.core.run_spec import BATCH_POLICIES, Compression, RunSpec, StopRule, WorkerSpec
+from hetopt.core.run_rules import CONTROLLERS
+from hetopt.core.run_spec import (
+    BATCH_POLICIES,
+    BATCH_SETTINGS,
+    RATIO_SETTINGS,
+    RunSpec,
+    StopRule,
+    WorkerSpec,
+    parse_policy,
+    spell_policy,
+)
 from hetopt.trainer.policies.allocation import AllocateMicroBatches
 from hetopt.trainer.policies.choose import choose_policy
 from hetopt.trainer.policies.dynamic import DynamicShares
@@ -21,7 +27,7 @@ from hetopt.trainer.policies.ratio.gravac import Gravac
 from hetopt.trainer.policies.ratio.scan import ScanRatio
 from hetopt.trainer.policies.ratio.threshold import ThresholdRatio
 
-from .ratio_periods import OPTIONS, observe
+from .ratio_periods import OPTIONS
 
 SAID = {
     "gravac": "gravac(window=50, eps=0.8, omega=0.05, floor=5, raises=geometric, smoothing=0.5)",
@@ -54,15 +60,6 @@ def test_what_is_said_is_spelled_again(name):
     assert read(spell_policy(name, settings)) == (name, settings)
 
 
-@pytest.mark.parametrize("name", [*CONTROLLERS, *BATCH_POLICIES])
-def test_a_name_alone_says_nothing_else(name):
-    assert read(name) == (name, {})
-
-
-def test_the_usual_is_not_kept():
-    assert read("gravac(window=500, eps=0.5)") == ("gravac", {"eps": 0.5})
-
-
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -86,12 +83,6 @@ def test_a_run_refuses_settings_of_another_policy():
         spec(batch_policy="allocation", batch_settings={"micro": -1})
 
 
-def test_a_run_without_any_is_written_as_before():
-    assert not {"ratio_settings", "batch_settings"} & set(spec().model_dump())
-    said = spec(ratio_policy="gravac", ratio_settings={"eps": 0.5, "raises": "geometric"})
-    assert RunSpec.model_validate_json(said.model_dump_json()) == said
-
-
 def test_policies_are_what_was_said():
     def ratio(name):
         return choose_ratio_policy(name, ratio=0.01, options=OPTIONS, settings=read(SAID[name])[1])
@@ -109,24 +100,3 @@ def test_policies_are_what_was_said():
     assert batch("proportional") == ProportionalShares(every="period")
     assert batch("dynamic") == DynamicShares(smoothing=0.2, dead_band=0.1, least=0.5, most=3, every="epoch")
     assert batch("allocation") == AllocateMicroBatches(micro=4, tolerance=0.1, every="period")
-
-
-def test_launch_understands_them():
-    wish = parse_wish("topk(0.01)", "gravac(window=50)", None)
-    told = decide(wish, spec(compression=Compression(name="topk", ratio=0.1)))
-    assert (told.ratio_policy, told.ratio_settings) == ("gravac", {"window": 50})
-    before = spec(ratio_policy="gravac", ratio_settings={"window": 50}, compression=Compression(name="topk", ratio=0.1))
-    assert decide(parse_wish(None, None, "all_gather"), before).ratio_settings == {"window": 50}
-    assert decide(parse_wish(None, "gravac", None), before).ratio_settings == {}
-    assert batch_wish("allocation(micro=4)") == ("allocation", {"micro": 4})
-    assert batch_wish(None) == (None, None)
-
-
-def test_scan_has_a_floor():
-    """Over quick links time hardly differs, and the least is the best of both only in name."""
-    options = [option for option in OPTIONS if option.gain is None]
-    seen = observe(0.1, gain_of=lambda ratio: ratio**0.6, option=options[-1].key)
-    for least_gain in (0.0, 0.05, 0.2):
-        policy = ScanRatio(options=tuple(options), least_gain=least_gain)
-        _, decision = policy.decide(policy.initial(), seen)
-        assert decision.ratio**0.6 >= least_gain

@@ -20,7 +20,7 @@ from hetopt.core.errors import RunFailed
 from hetopt.trainer.assembly import open_training_data
 from hetopt.trainer.data.cursor import SampleCursor
 from hetopt.trainer.data.fetch import MapDataset
-from hetopt.trainer.data.micro_batch import Cutting, MicroBatch, upcoming
+from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.data.prefetch import Flag, ProcessReadAhead, ReadAhead, ReadingWatch, ThreadReadAhead
 from hetopt.trainer.steps.local_batch import BatchReader, SampleFeed
 from tests.disturbance import PATIENCE_S
@@ -98,16 +98,6 @@ def test_a_process_reads_what_a_thread_reads() -> None:
     )
 
 
-def test_reading_ahead_may_begin_in_the_middle() -> None:
-    steps = [[3, 4]] * 10
-    watch = ReadingWatch(steps=3, least_s=0.0, least_part=0.0)
-    dataset = opened("augmented")
-    assert consume(feed_of(dataset, 1, "thread", watch), steps) == consume(
-        feed_of(opened("augmented"), 1, "none"), steps
-    )
-    assert len(dataset.threads) == 2
-
-
 def whole(numbers: Sequence[int]) -> Iterator[MicroBatch]:
     return (MicroBatch(epoch=0, indices=[number]) for number in numbers)
 
@@ -128,13 +118,6 @@ def test_an_error_arrives_as_it_was_raised_and_where_it_belongs(kind: str) -> No
     loaders = [] if kind == "thread" else [psutil.Process(process.pid) for process in ahead._results._workers]
     ahead.close()
     assert psutil.wait_procs(loaders, PATIENCE_S)[1] == []
-
-
-def test_other_samples_than_were_foreseen_are_not_handed_out() -> None:
-    ahead = in_thread(BatchReader(dataset=opened("augmented"), device=CPU, seed=0), whole([4, 9]))
-    with pytest.raises(RuntimeError, match="other samples"):
-        ahead.next(MicroBatch(epoch=1, indices=[4]))
-    ahead.close()
 
 
 def test_loader_processes_outlive_signals_and_are_missed_when_they_are_gone() -> None:
@@ -173,27 +156,3 @@ def test_who_is_killed_while_looking_at_a_flag_keeps_nobody_waiting() -> None:
     raising.join(timeout=PATIENCE_S)
     assert not raising.is_alive()
     assert all(flag.is_set() for flag in flags)
-
-
-@pytest.mark.parametrize(
-    ("read_s", "step_s", "slow"), [(0.01, 0.1, True), (0.01, 10, False), (0.0001, 0.0001, False), (0.0006, 0.02, True)]
-)
-def test_reading_is_slow_when_it_is_long_by_itself_and_beside_the_step(
-    read_s: float, step_s: float, slow: bool
-) -> None:
-    watch = ReadingWatch()
-    for _ in range(20):
-        assert not (watch.is_slow and len(watch.seen) < watch.steps)
-        watch = watch.after(read_s, step_s)
-    assert watch.is_slow == slow
-    hiccup = watch.after(99.0, 100.0)
-    assert hiccup.is_slow == slow
-
-
-def test_units_are_exact_and_what_is_left_over_comes_last() -> None:
-    batch = SampleCursor(SIZE, 0).take([2, 11])
-    parts = Cutting(unit=4).parts(batch, 1)
-    assert [len(part) for part in parts] == [4, 4, 3]
-    assert [len(part) for part in Cutting(unit=4, max_samples=3).parts(batch, 1)] == [2, 2, 2, 2, 3]
-    ahead = upcoming(SampleCursor(SIZE, 0), [2, 11], Cutting(unit=4), 1)
-    assert [len(next(ahead)) for _ in range(4)] == [4, 4, 3, 4]

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetopt.core.comm.ratio_controllers import CONTROLLERS
-from hetopt.core.compression_slowdown import step_inflation
 from hetopt.core.errors import BadInput
-from hetopt.optimizer.convergence.convergence import Convergence, TargetSteps
+from hetopt.core.run_rules import CONTROLLERS
+from hetopt.core.training_laws import step_inflation
 from hetopt.trainer.policies.ratio.accordion import Accordion
 from hetopt.trainer.policies.ratio.auto import AutoRatio
 from hetopt.trainer.policies.ratio.choose import choose_ratio_policy
-from hetopt.trainer.policies.ratio.gain_curve import GainCurve
 from hetopt.trainer.policies.ratio.gravac import Gravac
-from hetopt.trainer.policies.ratio.policy import percent
+from hetopt.trainer.policies.ratio.policy import GainCurve
 from hetopt.trainer.policies.ratio.scan import ScanRatio
 from hetopt.trainer.policies.ratio.scheduled import WARM_UP, ScheduledRatio
 from hetopt.trainer.policies.ratio.threshold import ThresholdRatio
@@ -74,7 +70,7 @@ def test_every_rank_decides_alike_and_a_restart_changes_nothing(name, seen):
         before, (state, decision) = decision, outcome
         assert 0 < decision.ratio <= 1
         sent = [(each.ratio, each.option, each.floor_ratio) for each in (before, decision)]
-        assert decision.changed == (sent[0] != sent[1])
+        assert (decision.reason is not None) == (sent[0] != sent[1])
         assert decision.look_after_steps is None or decision.look_after_steps >= 1
         assert len(state.model_dump_json()) < 6000
 
@@ -114,51 +110,7 @@ def test_workers_count_by_their_energy():
     assert GainCurve(ratios=(0.1,), kept=((0.0,),), energy=(0.0,)).gain(0.1) == 1
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"ratios": ()},
-        {"ratios": (0.1, 0.1), "kept": ((1.0, 1.0),)},
-        {"kept": ((1.0, 1.0),)},
-        {"energy": (1.0, 1.0)},
-        {"kept": ((math.nan,),)},
-        {"ratios": (0.0,)},
-    ],
-)
-def test_impossible_curves_are_refused(wrong):
-    with pytest.raises(ValueError, match=r"curve|ratios|energies"):
-        GainCurve(**{"ratios": (0.1,), "kept": ((1.0,),), "energy": (1.0,), **wrong})
-
-
-@pytest.mark.parametrize("wrong", [{"gain": math.nan}, {"step_time_s": 0.0}, {"steps": 30}, {"norm": math.inf}])
-def test_impossible_periods_are_refused(wrong):
-    with pytest.raises(ValueError, match=r"finite|impossible"):
-        observe(0.1, **{"gain": 0.5, **wrong})
-
-
-def test_ratios_are_told_in_words():
-    assert percent(0.01) == "1 % (100x)"
-    assert percent(0.0033) == "0.33 % (303x)"
-    assert percent(1.0) == "everything"
-
-
 # --- what compression costs ---
-
-
-@given(st.floats(0.01, 1), st.floats(1, 1e5), st.floats(1, 1e5), st.floats(1, 1e4))
-def test_plans_and_runs_inflate_steps_alike(gain, smallest_steps, smallest_samples, batch):
-    convergence = Convergence(
-        minimum_steps=smallest_steps,
-        minimum_samples=smallest_samples,
-        noise_scale=None,
-        pilot_batch_sizes=(),
-        log_sd=0.1,
-        basis="",
-    )
-    model = TargetSteps(convergence=convergence, minimum_steps=smallest_steps, minimum_samples=smallest_samples)
-    ratio = float(model.steps(batch, gain) / model.steps(batch, 1.0))
-    assert step_inflation(gain) == pytest.approx(ratio)
-    assert step_inflation(1.0) == 1
 
 
 # --- DGC's warm-up ---
@@ -218,8 +170,6 @@ def test_accordion_is_blind_to_norms_that_stay_zero():
 @pytest.mark.parametrize(
     "impossible",
     [
-        lambda: ScheduledRatio(ratio=0),
-        lambda: ScheduledRatio(ratio=1, schedule=(2.0,)),
         lambda: Accordion(threshold=0),
         lambda: Gravac(floor=0.5),
         lambda: Gravac(window=0),
@@ -229,8 +179,6 @@ def test_accordion_is_blind_to_norms_that_stay_zero():
         lambda: ScanRatio(options=OPTIONS, time=-1),
         lambda: AutoRatio(options=OPTIONS[1:]),
         lambda: AutoRatio(options=(*OPTIONS, OPTIONS[0])),
-        lambda: AutoRatio(options=OPTIONS, most_lost=0),
-        lambda: AutoRatio(options=OPTIONS, least_gain=0),
         lambda: step_inflation(0),
     ],
 )

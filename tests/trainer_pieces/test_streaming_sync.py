@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression
 from hetopt.core.synchronization import Synchronization
 from hetopt.trainer.steps.step import StepTrace
@@ -131,27 +129,6 @@ def test_all_are_judged_by_the_same_bits_and_train_on_as_they_were():
     torch.testing.assert_close(judged[0][: workers[0].vector.parameters].double(), mean(workers), rtol=0, atol=0.1)
     for worker, flat in zip(workers, before, strict=True):
         assert torch.equal(worker.vector.read(), flat)
-
-
-@pytest.mark.parametrize("broken", ["flight", "held_back", "counted"])
-def test_a_damaged_state_is_refused_with_a_sentence(broken):
-    workers = crew(Synchronization(name="local-sgd", every_steps=2, fragments=2), "int8")
-    step(workers, 1, 1.0)
-    saved = workers[0].sync.state()
-    assert saved["flight"] is not None
-    with pytest.raises(BadInput, match="is damaged"):
-        workers[0].sync.resume({**saved, broken: {"place": 0}})
-
-
-def test_a_state_of_other_fragments_is_left_alone():
-    halves, thirds = (
-        crew(Synchronization(name="local-sgd", every_steps=6, fragments=fragments)) for fragments in (2, 3)
-    )
-    for number in range(1, 5):
-        step(halves, number, 1.0)
-    together(list(zip(halves, thirds, strict=True)), lambda pair: pair[1].sync.resume(pair[0].sync.state()))
-    for worker in thirds:
-        assert torch.equal(worker.vector.read(), ModelVector(model()).read())
 
 
 @given(begin=st.integers(0, 67), length=st.integers(0, 67))

@@ -66,19 +66,6 @@ def test_bf16_sends_what_others_held_back_and_forgets_its_own_rounding():
     assert torch.equal(flat, left)
 
 
-def test_who_names_a_memory_keeps_what_bf16_rounds_off():
-    exchange = Exchange(Compression(name="bf16", memory="error_feedback"), NUMEL)
-    brought, received = torch.zeros(NUMEL, dtype=torch.float64), torch.zeros(NUMEL, dtype=torch.float64)
-    for _ in range(5):
-        flat = torch.rand(NUMEL)
-        brought += flat
-        exchange.run(flat)
-        received += flat
-    held_back = exchange.state()["residual"].double()
-    assert held_back.any()
-    torch.testing.assert_close(received + held_back, brought, rtol=0, atol=1e-5)
-
-
 @pytest.mark.parametrize("pause", [3, 6, 9, 13, 15])
 def test_a_checkpoint_resumes_the_compression_that_was_in_use(pause):
     def live(exchange: Exchange, steps: range) -> list[torch.Tensor]:
@@ -98,15 +85,6 @@ def test_a_checkpoint_resumes_the_compression_that_was_in_use(pause):
     assert second.compression == first.compression
     for result, wanted in zip(live(second, range(pause, 18)), expected[pause:], strict=True):
         assert torch.equal(result, wanted)
-
-
-def test_a_plain_residual_is_taken_over():
-    exchange = fresh()
-    exchange.load_state({"residual": torch.ones(NUMEL)})
-    exchange.use(Compression())
-    flat = torch.zeros(NUMEL)
-    exchange.run(flat)
-    assert flat.eq(1).all()
 
 
 def test_a_way_that_does_not_go_with_the_memory_is_refused():

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetopt.core.run_rules import steps_of_round, why_not_local
 from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
-from hetopt.core.staleness import MOST_FLIGHTS, StalenessSchedule
-from hetopt.core.synchronization import Synchronization
-from hetopt.core.synchronization_rules import POLICIES, steps_of_round, why_not_local
+from hetopt.core.synchronization import MOST_FLIGHTS, POLICIES, StalenessSchedule, Synchronization
 from hetopt.trainer.policies.sync.choose import choose_sync_policy
 from hetopt.trainer.policies.sync.periodic import MOST_APART
 from hetopt.trainer.policies.sync.policy import SyncObservation
@@ -59,14 +58,6 @@ def test_averages_get_rarer_as_the_learning_rate_falls_but_not_without_end(every
     assert list(steady) == list(range(every, 61, every))
 
 
-def test_at_a_tenth_of_the_rate_averages_are_as_far_apart_as_they_get():
-    sync = Synchronization(name="local-sgd", every_steps=5, rate_power=1)
-    found, _ = run(sync, None, steps=200, rates=lambda step: 0.1 if step <= 100 else 0.05 if step <= 140 else 0.01)
-    assert [now - before for before, now in itertools.pairwise([90, *(step for step in found if step > 90)])] == [
-        5, 5, 10, 10, 10, 10, 40,
-    ]  # fmt: skip
-
-
 def test_fedavg_counts_its_rounds_in_epochs_and_draws_another_part_each_time():
     sync = Synchronization(name="fedavg", participants=0.5, every_epochs=0.1)
     found, _ = run(sync, None, steps=300)
@@ -101,12 +92,6 @@ def test_delta_0_always_synchronises_and_never_never_does(changes):
     assert not never
 
 
-def test_the_first_steps_always_synchronise_and_a_cap_holds():
-    sync = Synchronization(name="selsync", delta=1, window=25, max_local_steps=6)
-    found, _ = run(sync, lambda step: (0.0,) * WORKERS, steps=60)
-    assert list(found) == [*range(1, 26), 32, 39, 46, 53, 60]
-
-
 def test_what_is_not_a_number_is_a_vote():
     found, _ = run(Synchronization(name="selsync", window=1), lambda step: (0.0, math.nan, 0.0, 0.0), steps=2)
     assert 2 in found
@@ -121,32 +106,6 @@ def test_auto_finds_the_delta_of_a_wished_share_whatever_the_scale(scale, share,
     late = sum(step > 100 for step in found) / 500
     assert late == pytest.approx(share, abs=0.06)
     assert state.log_delta is not None
-
-
-@given(share=st.floats(0.05, 0.5), seed=st.integers(0, 100), bursts=st.booleans())
-@settings(max_examples=30, deadline=None)
-def test_autos_averages_become_rarer_and_are_then_neither_bursts_nor_droughts(share, seed, bursts):
-    draws = random.Random(seed)
-    sync = Synchronization(name="selsync", delta="auto", synchronised_share=share)
-
-    def changes(step: int) -> tuple[float, ...]:
-        loud = step % 100 < 20
-        return tuple((100.0 if bursts and loud else 1.0) * draws.random() for _ in range(WORKERS))
-
-    found, _ = run(sync, changes, steps=400)
-    at = [0, *found]
-    gaps = [(later, later - before) for before, later in itertools.pairwise(at)]
-    growing = [(step, gap) for step, gap in gaps if 1 + step / 2 < 1 / share]
-    assert all(gap <= 2 + step / 2 for step, gap in growing)
-    assert [gap for _, gap in growing] == sorted(gap for _, gap in growing)
-    settled = [gap for step, gap in gaps if step - gap > 4 / share]
-    assert settled
-    assert all(0.5 / share <= gap <= 2 / share + 1 for gap in settled)
-
-
-def test_auto_averages_even_where_nothing_ever_changes():
-    found, _ = run(Synchronization(name="selsync", delta="auto"), lambda step: (0.0,) * WORKERS, steps=200)
-    assert 200 - max(found) <= 20
 
 
 @given(norms=st.lists(st.floats(0, 1e6), min_size=1, max_size=50), smoothing=st.floats(0.01, 1))

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.core.compression_slowdown import MOST_LOST
-from hetopt.trainer.policies.ratio.paired_trial import CHUNK_STEPS, HARMFUL, LEAST_DROP, MOST_STEPS, PairedTrial
+from hetopt.core.training_laws import MOST_LOST
+from hetopt.trainer.policies.ratio.auto import CHUNK_STEPS, HARMFUL, LEAST_DROP, MOST_STEPS, PairedTrial
 
 CHUNKS = MOST_STEPS // CHUNK_STEPS
 

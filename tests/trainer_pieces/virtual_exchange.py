@@ -12,13 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hetopt.core.comm.cost import TRAINER, LinkSpeed, Operation
-from hetopt.core.comm.planner import make_option
-from hetopt.core.compression_slowdown import MOST_LOST, distance
-from hetopt.trainer.comm.network_tracker import NetworkWatch, Timed, measured
-from hetopt.trainer.policies.ratio.auto import is_dense
-from hetopt.trainer.policies.ratio.gain_curve import GainCurve
-from hetopt.trainer.policies.ratio.paired_trial import PART, Verdict
-from hetopt.trainer.policies.ratio.policy import RatioObservation
+from hetopt.core.comm.options import make_option
+from hetopt.core.training_laws import MOST_LOST, distance
+from hetopt.trainer.comm.network import Network, Timed
+from hetopt.trainer.policies.ratio.auto import PART
+from hetopt.trainer.policies.ratio.policy import GainCurve, RatioObservation, Verdict
 
 PRIMITIVES = ("all_reduce", "all_gather", "broadcast")
 RATIOS = (0.001, 0.0033, 0.01, 0.033, 0.1)
@@ -113,23 +111,10 @@ class VirtualRun:
         noise = self.noise if noise is None else noise
         return value * math.exp(self.random.gauss(0, noise)) if noise else value
 
-    def measure(self):
-        """The network as timed between the workers before training, watched from then on."""
-        return NetworkWatch(network=self.fresh())
-
     def fresh(self):
-        """The network as timed now."""
-        return measured([self.timed(primitive, size) for primitive in PRIMITIVES for size in (4096, 65536, 1 << 20)])
-
-    def measured_again(self, watch):
-        """Sums timed while training waits, until bytes are felt."""
-        size, timings = 256, []
-        while True:
-            timings.append(self.timed("all_reduce", size))
-            self.elapsed_s += timings[-1].time_s * (5 if timings[-1].time_s < 0.05 else 1)
-            if size >= 1 << 20 or timings[-1].time_s >= max(0.01, 2 * timings[0].time_s):
-                return watch.measured(timings)
-            size *= 8
+        """The network as timed between the workers before training."""
+        sizes = (4096, 65536, 1 << 20)
+        return Network.of([self.timed(primitive, size) for primitive in PRIMITIVES for size in sizes])
 
     def timed(self, primitive, size):
         operation = Operation(primitive=primitive, payload_bytes=size, members=self.workers)
@@ -162,22 +147,15 @@ class VirtualRun:
         harmless = self.slowdown(self.gain(ratio, ratio)) <= 1 + MOST_LOST
         return Verdict(ratio=ratio, says="harmless" if harmless else "harmful")
 
-    def period(self, option, decision, tracked, steps, *, progress=math.inf, until_step=math.inf):
-        """A control period: what was observed, the network as tracked after it."""
+    def period(self, option, decision, network, steps, *, progress=math.inf, until_step=math.inf):
+        """What a control period was observed like."""
         steps = decision.look_after_steps or steps
         verdict = None if decision.try_ratio is None else self.tried(decision.try_ratio)
-        rows, alarmed, alarm_s = [], 0, tracked.alarm_s(option.key)
-        while len(rows) < steps and alarmed < 2 and self.progress < progress and self.step < until_step:
+        rows = []
+        while len(rows) < steps and self.progress < progress and self.step < until_step:
             rows.append(self.take(option))
-            slow = alarm_s is not None and rows[-1][2] > alarm_s
-            alarmed = alarmed + 1 if slow else 0
-        # An alarm ends the period, and what went before it does not speak for the network as it is now.
-        seen = rows[-2:] if alarmed >= 2 else rows
-        medians = [sorted(column)[(len(column) - 1) // 2] for column in zip(*seen, strict=True)]
+        medians = [sorted(column)[(len(column) - 1) // 2] for column in zip(*rows, strict=True)]
         step_s = sum(medians[:3]) + self.between_s.get(option.key, 0.0)
-        tracked = tracked.after(option.key, step_s, medians[2], steps=len(seen), sends_all=is_dense(option))
-        if tracked.wants_measurement:
-            tracked = self.measured_again(tracked)
         curve = None
         if decision.measure_gain:
             kept = [self.gain(ratio, self.residual_of) for ratio in RATIOS]
@@ -186,42 +164,33 @@ class VirtualRun:
                 ratios=RATIOS, kept=tuple(tuple(e * g for g in kept) for e in energies), energy=tuple(energies)
             )
         gain = min(1.0, self.around(sum(row[3] for row in rows) / len(rows), self.noise / 2))
-        observation = RatioObservation(
+        return RatioObservation(
             step=self.step,
             steps=len(rows),
             epoch=self.step / 100,
-            workers=self.workers,
             ratio=option.ratio,
             compute_s=medians[0],
-            compress_s=medians[1],
-            sync_s=medians[2],
-            sent_bytes=round(sum(operation.payload_bytes for operation in option.operations)),
+            step_s=step_s,
             kept_energy=(gain,) * self.workers,
             energy=(1.0,) * self.workers,
             gradient_norm=1.0,
             gain_curve=curve,
-            network=tracked.network,
-            changes=tracked.changes,
-            is_suspect=tracked.is_suspect,
-            whole_s=step_s,
+            network=network,
             option=option.key,
             steps_left=None if self.last_step is None else max(1, self.last_step - self.step),
             verdict=verdict,
         )
-        return observation, tracked
 
 
 def run(policy, virtual, *, progress=math.inf, until_step=math.inf, steps=20):
     """Run ``policy`` to so much progress, or to a step; the options it used, period by period, and its last state."""
     by_key = {option.key: option for option in policy.options}
-    tracked = virtual.measure()
-    state, decision = policy.initial(), policy.first(tracked.network)
+    network = virtual.fresh()
+    state, decision = policy.initial(), policy.first(network)
     used = []
     while virtual.progress < progress and virtual.step < until_step:
         option = by_key[decision.option]
-        observation, tracked = virtual.period(
-            option, decision, tracked, steps, progress=progress, until_step=until_step
-        )
+        observation = virtual.period(option, decision, network, steps, progress=progress, until_step=until_step)
         used.append((virtual.step, option.key))
         state, decision = policy.decide(state, observation)
     return used, state

@@ -7,35 +7,102 @@
     checkpoint/step-140.partial/           one that is being written
 
 Every file is tensors and plain values (`hetopt.trainer.packing`): loading a checkpoint runs no code. The newest one
-that is whole counts, whatever LATEST says; one that is torn or altered is passed over and named. Checkpoints of hetopt
-0.1, in torch's own format, are still read, with ``weights_only=True``.
+that is whole counts, whatever LATEST says; one that is torn or altered is passed over and named.
+
+The list of a checkpoint's files with their sizes and hashes: what tells a whole checkpoint from a torn one.
 """
 
 from __future__ import annotations
 
 import errno
-import io
+import hashlib
 import os
-import pickle
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar, Self
 
-import torch
+from pydantic import Field, NonNegativeInt, PositiveInt, StringConstraints
 from torch import Tensor, nn
 
-from hetopt.core.artifact import write_atomically
+from hetopt.core.artifact import Artifact, Record, write_atomically
 from hetopt.core.errors import BadInput, RunFailed
-from hetopt.core.paths import inside
-from hetopt.core.reading import MissingFile, parse_json, read_text
+from hetopt.core.paths import MissingFile, inside, parse_json, read_text
 from hetopt.core.run_folder import CHECKPOINT_FOLDER, LATEST_FILE, MANIFEST_FILE, MODEL_FILE, UNFINISHED_MODEL_FILE
-from hetopt.trainer.checkpoints.manifest import STATE_FILE, SUFFIX, SUFFIX_BEFORE, FileRecord, Manifest, rank_file
 from hetopt.trainer.checkpoints.state import RankState, SharedState
 from hetopt.trainer.comm.error_feedback import redistribute
 from hetopt.trainer.packing import save_packed, save_tensors, unpack
+
+SUFFIX = ".safetensors"
+"""Of a checkpoint's files."""
+
+STATE_FILE = f"state{SUFFIX}"
+
+CheckpointFile = Annotated[str, StringConstraints(pattern=r"^(state|rank-[0-9]{1,6})\.safetensors$")]
+"""The files that a checkpoint has; a manifest may come from a bucket, and names no others."""
+
+
+class FileRecord(Record):
+    """One file as it was written."""
+
+    size_bytes: NonNegativeInt
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+    @classmethod
+    def of(cls, data: bytes | memoryview) -> Self:
+        """The record of a file with this content."""
+        return cls(size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+    def to_text(self) -> str:
+        """In a few words, as workers tell each other."""
+        return f"{self.size_bytes} {self.sha256}"
+
+    @classmethod
+    def of_text(cls, text: str) -> Self:
+        """Read a manifest from the text that `to_text` wrote."""
+        size, sha256 = text.split()
+        return cls(size_bytes=int(size), sha256=sha256)
+
+    def fault(self, data: bytes) -> str | None:
+        """How a file differs from what was written, in a few words; None: it does not."""
+        if len(data) != self.size_bytes:
+            return f"has {len(data)} bytes instead of {self.size_bytes}"
+        return None if hashlib.sha256(data).hexdigest() == self.sha256 else "was altered"
+
+
+class Manifest(Artifact):
+    """Written last, so that a checkpoint that has one was once whole."""
+
+    KIND: ClassVar[str] = "checkpoint"
+    VERSION: ClassVar[int] = 5
+    MADE_BY: ClassVar[str] = "hetopt launch"
+
+    step: NonNegativeInt
+    digest: str = Field(description="of the run, see run_digest")
+    workers: PositiveInt
+    files: Mapping[CheckpointFile, FileRecord]
+
+    def fault(self, folder: Path) -> str | None:
+        """What is wrong with the files in a folder, in a few words that name the first; None: nothing.
+
+        All of every file is read.
+        """
+        for name, record in sorted(self.files.items()):
+            try:
+                fault = record.fault((folder / name).read_bytes())
+            except OSError as error:
+                fault = f"cannot be read ({error.strerror})"
+            if fault is not None:
+                return f"{name} {fault}"
+        return None
+
+
+def rank_file(rank: int) -> str:
+    """The file of what one worker has of its own."""
+    return f"rank-{rank}{SUFFIX}"
+
 
 _KEPT = 2
 _PARTIAL = ".partial"
@@ -203,7 +270,7 @@ class CheckpointFolder:
             return f"{MANIFEST_FILE} is missing"
         except (BadInput, KeyError, TypeError):
             return f"{MANIFEST_FILE} is damaged"
-        if version not in (Manifest.VERSION, *Manifest.READ_AS_WELL):
+        if version != Manifest.VERSION:
             raise BadInput(f"{path} was written by another version of hetopt.", hint=_start_over(self._folder))
         try:
             return Manifest.from_json(text, origin=str(path))
@@ -219,8 +286,6 @@ class CheckpointFolder:
 
     def _read(self, step: int, name: str) -> dict[str, Any]:
         manifest = self._manifest(step)
-        if isinstance(manifest, Manifest) and manifest.schema_version < Manifest.VERSION:
-            name = name.removesuffix(SUFFIX) + SUFFIX_BEFORE
         path = self.path(step) / name
         try:
             content = path.read_bytes()
@@ -232,11 +297,8 @@ class CheckpointFolder:
         if fault is not None:
             raise self._damaged(step, name, fault)
         try:
-            if path.suffix == SUFFIX:
-                data = unpack(content)
-            else:
-                data = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-        except (RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError):
+            data = unpack(content)
+        except ValueError:
             raise self._damaged(step, name, "is damaged") from None
         if not isinstance(data, dict):
             raise self._damaged(step, name, "holds something else")

@@ -16,8 +16,7 @@ from pathlib import Path
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.events.log import EventLog
 from hetopt.trainer.agreement import gather_numbers, gather_texts
-from hetopt.trainer.checkpoints.folder import CheckpointFolder, has_no_room
-from hetopt.trainer.checkpoints.manifest import STATE_FILE, FileRecord, Manifest, rank_file
+from hetopt.trainer.checkpoints.folder import STATE_FILE, CheckpointFolder, FileRecord, Manifest, has_no_room, rank_file
 from hetopt.trainer.checkpoints.state import RankState, SharedState
 
 WRITTEN, REFUSED, NO_ROOM = 1.0, -1.0, -2.0

@@ -33,11 +33,9 @@ class BucketSum(Resumable, Protocol):
 
     def begin(self, parameters: Sequence[Tensor], buffer: Tensor, *, last: bool) -> None:
         """Begin to replace a bucket by its sum over all workers (see `BucketExchange.sum_bucket`)."""
-        ...
 
     def wait(self) -> ExchangeStats | None:
         """Return what the buckets cost once all that have begun are summed; None where they are summed as they are."""
-        ...
 
 
 class DenseBuckets(NoResidual):

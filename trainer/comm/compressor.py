@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
@@ -47,12 +47,20 @@ class Turn:
         return private_generator(self.seed, self.channel.rank, self.step, device)
 
 
-class Payload(Protocol):
+class Payload:
     """What one worker sent, in the units of its gradient."""
+
+    numel: int
+    """Elements of that gradient."""
+
+    def parts(self) -> Iterator[tuple[slice, Tensor]]:
+        """Yield what was sent, 1-D fp32, part of the gradient after part; what is left out is zero."""
+        raise NotImplementedError
 
     def add_to(self, flat: Tensor) -> None:
         """Add the payload to a dense vector, in place."""
-        ...
+        for place, values in self.parts():
+            flat[place].add_(values)
 
     def subtract_from(self, flat: Tensor) -> float:
         """Subtract the payload from the dense vector x that it was made of, in place.
@@ -61,52 +69,41 @@ class Payload(Protocol):
             The energy that this takes away, ``||x||^2 - ||x - sent||^2``; of a selection, and of any other projection,
             that is ``||sent||^2``.
         """
-        ...
+        return sum(take_out(flat[place], values) for place, values in self.parts())
 
     def dense(self) -> Tensor:
         """The dense vector that the payload stands for, 1-D fp32; may be the payload's own memory."""
-        ...
+        device = next(value.device for value in vars(self).values() if isinstance(value, Tensor))
+        flat = torch.zeros(self.numel, device=device)
+        self.add_to(flat)
+        return flat
 
 
 PayloadT = TypeVar("PayloadT", bound=Payload)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class DensePayload:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DensePayload(Payload):
     """Every element of a flat gradient: ``values`` is 1-D fp32 and may share memory with what was compressed."""
 
     values: Tensor
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of this payload as it is sent."""
-        return self.values.nbytes
-
-    def add_to(self, flat: Tensor) -> None:
-        """Add the payload to a dense vector, in place."""
-        flat.add_(self.values)
-
-    def subtract_from(self, flat: Tensor) -> float:
-        """See `Payload`."""
-        return take_out(flat, self.values)
+    def parts(self) -> Iterator[tuple[slice, Tensor]]:
+        """Yield all values at once (see `Payload`)."""
+        yield slice(None), self.values
 
     def dense(self) -> Tensor:
         """The payload as a dense vector: the values, not copied."""
         return self.values
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class SparsePayload:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SparsePayload(Payload):
     """Some elements of a flat gradient of ``numel``: distinct int32 ``indices`` and their fp32 ``values``."""
 
     indices: Tensor
     values: Tensor
     numel: int
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of this payload as it is sent."""
-        return self.indices.nbytes + self.values.nbytes
 
     def add_to(self, flat: Tensor) -> None:
         """Add the payload to a dense vector, in place."""
@@ -117,12 +114,6 @@ class SparsePayload:
         kept = kept_energy(flat.index_select(0, self.indices), self.values)
         flat.index_add_(0, self.indices, self.values, alpha=-1)
         return kept
-
-    def dense(self) -> Tensor:
-        """Zeros but for the sent elements."""
-        flat = torch.zeros(self.numel, dtype=self.values.dtype, device=self.values.device)
-        self.add_to(flat)
-        return flat
 
 
 class Stateful:
@@ -197,7 +188,6 @@ class Collective(Protocol):
     @property
     def name(self) -> str:
         """Name of the collective, one of `composition.COLLECTIVES`."""
-        ...
 
     def run(self, compressor: Any, flat: Tensor, out: Tensor, turn: Turn) -> Payload:
         """Compress, communicate, and write the sum over all workers into ``out``, the same bits on each.
@@ -211,7 +201,6 @@ class Collective(Protocol):
         Returns:
             what this worker has sent, in units of ``flat``; valid until the next step.
         """
-        ...
 
 
 class AllReduce:
@@ -241,7 +230,6 @@ class Resumable(Protocol):
 
     def state(self) -> State:
         """A copy of what is kept."""
-        ...
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Go on from what `state` gave.
@@ -249,7 +237,6 @@ class Resumable(Protocol):
         Raises:
             BadInput: the state belongs to another residual or to another model.
         """
-        ...
 
 
 class Residual(Resumable, Protocol):
@@ -261,7 +248,6 @@ class Residual(Resumable, Protocol):
         Args:
             gradient: the flat fp32 gradient, already weighted by the worker's part of the batch.
         """
-        ...
 
     def commit(self, prepared: Tensor, sent: Payload) -> float | None:
         """Keep ``prepared - sent``, where ``sent`` is exactly what the other workers received.
@@ -269,7 +255,6 @@ class Residual(Resumable, Protocol):
         Returns:
             The energy that this took away (see `Payload.subtract_from`); None where nothing is kept.
         """
-        ...
 
 
 class Chain:

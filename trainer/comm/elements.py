@@ -10,33 +10,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
 
 from hetopt.core.comm.composition import GATHER
 from hetopt.core.comm.payload_bytes import INDEX_BYTES, MANY_WORKERS, kept_elements, low_index_bits, packed_index_bytes
-from hetopt.trainer.comm.bits import bit_values, look_up, pack_codes, pack_flags, unpack_flags
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.compressor import Compressor, IndexChoice, SparsePayload, State, Turn, shared_generator
-from hetopt.trainer.comm.vectors import Workspace, energy
-
-
-class IndexCoding(Protocol):
-    """Writes ascending indices into bytes, and reads them back; both sides know how many there are, of how many."""
-
-    def nbytes(self, numel: int, count: int) -> int:
-        """Bytes of ``count`` indices below ``numel``."""
-        ...
-
-    def write(self, indices: Tensor, numel: int, out: Tensor) -> None:
-        """Into ``out``, uint8 of `nbytes`."""
-        ...
-
-    def read(self, data: Tensor, numel: int, count: int) -> Tensor:
-        """The int32 indices in ``data``, uint8 of `nbytes`."""
-        ...
+from hetopt.trainer.comm.vectors import Workspace, bit_values, energy, look_up, pack_codes, pack_flags, unpack_flags
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +72,10 @@ class PackedIndices:
             return upper
         lower = look_up(data[:split], bit_values(torch.arange(2**low, dtype=torch.int32), low).to(data.device), count)
         return upper.bitwise_left_shift_(low).bitwise_or_(lower)
+
+
+IndexCoding: TypeAlias = PlainIndices | PackedIndices
+"""Writes ascending indices into bytes, and reads them back; both sides know how many there are, of how many."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,11 +1,19 @@
 """One exchange of gradients: residual added, compressed, summed over all workers, and the new residual kept.
 
 Its compression may change while the run goes on; the residual is kept through every change.
+
+Averages what workers have learned for themselves since their models were last alike, each by the samples it saw.
+
+What travels is how far a worker has come, not where it is: workers that have not moved keep the very bits that they
+had, rounding is that of the small update and not of the parameter, and how far the workers have come apart can be told
+from sums that do not cancel. So it can be rounded to a half, a quarter or an eighth of the bytes as gradients are, and
+what rounding leaves goes with the next average.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,10 +29,9 @@ from hetopt.trainer.agreement import Store
 from hetopt.trainer.comm.channel import Channel, Message
 from hetopt.trainer.comm.compressor import Residual, State
 from hetopt.trainer.comm.error_feedback import ALIKE, NoResidual, check_state
-from hetopt.trainer.comm.levels import Levels
 from hetopt.trainer.comm.methods import checked_for, make_chain, make_residual
 from hetopt.trainer.comm.peers import Guard
-from hetopt.trainer.comm.topk import kept_energies
+from hetopt.trainer.comm.topk import Levels, kept_energies
 from hetopt.trainer.comm.vectors import energy
 
 
@@ -123,6 +130,10 @@ class Exchange:
         first_step: number of the first step, which randomness depends on.
         forgets: whether bf16 among others does.
 
+    Attributes:
+        compression: in use now.
+        has_residual: whether there may be a residual; the same on all workers.
+
     Raises:
         BadInput: an unknown name, or things that do not go together.
     """
@@ -153,19 +164,9 @@ class Exchange:
         self._forgets = forgets
         self._residual = make_residual(first, numel, device=device, group=group) if residual is None else residual
         self._step = first_step
-        self._has_residual = False
+        self.has_residual = False
         self._forgetful = False  # whether the residual waits, and the rounding of this step is forgotten
         self._begin(first)
-
-    @property
-    def compression(self) -> Compression:
-        """The compression that is in use now."""
-        return self._compression
-
-    @property
-    def has_residual(self) -> bool:
-        """Whether there may be a residual; the same on all workers."""
-        return self._has_residual
 
     def use(self, compression: Compression) -> None:
         """Exchange like this from the next step on; all workers must decide the same.
@@ -174,7 +175,7 @@ class Exchange:
             BadInput: it does not go with the residual.
         """
         compression = with_memory(compression, self._first)
-        if compression != self._compression:
+        if compression != self.compression:
             self._begin(compression)
 
     def run(self, flat: Tensor, look_at: Sequence[float] = ()) -> ExchangeStats:
@@ -215,31 +216,31 @@ class Exchange:
             level_gains=self._chain.gains if isinstance(self._chain, Levels) else None,
         )
         self._step += 1
-        self._has_residual = self._compression.name != "identity"
-        self._forgetful = self._forgets and self._compression.name == FORGOTTEN
+        self.has_residual = self.compression.name != "identity"
+        self._forgetful = self._forgets and self.compression.name == FORGOTTEN
         return stats
 
     def lend(self) -> State:
         """The residual, for an exchange that keeps it from here on, until it is `returned`."""
         state = self._residual.state()
         self._residual.load_state({key: torch.zeros_like(value) for key, value in state.items()})
-        self._has_residual = False
+        self.has_residual = False
         return state
 
     def returned(self, state: State) -> None:
         """Go on with the residual of somebody else."""
         self._residual.load_state(state)
-        self._has_residual = True
+        self.has_residual = True
 
     def state(self) -> State:
         """All that a checkpoint needs: the residual, which compression is in use, and what that carries."""
-        in_use = torch.frombuffer(bytearray(self._compression.model_dump_json().encode()), dtype=torch.uint8)
+        in_use = torch.frombuffer(bytearray(self.compression.model_dump_json().encode()), dtype=torch.uint8)
         return {
             **self._residual.state(),
             **self._carried(),
             _IN_USE: in_use,
             _STEPS: torch.tensor(self._step),
-            _HAS_RESIDUAL: torch.tensor(self._has_residual),
+            _HAS_RESIDUAL: torch.tensor(self.has_residual),
             _FORGETS: torch.tensor(self._forgetful),
         }
 
@@ -258,7 +259,7 @@ class Exchange:
         carried = {key.removeprefix(ALIKE): value for key, value in rest.items() if key.startswith(ALIKE)}
         self._step = int(carried.pop("step", state.get(_STEPS, torch.tensor(self._step))))
         self._chain.load_state(carried)
-        self._has_residual = bool(state.get(_HAS_RESIDUAL, torch.tensor(True)))
+        self.has_residual = bool(state.get(_HAS_RESIDUAL, torch.tensor(True)))
         self._forgetful = bool(state.get(_FORGETS, torch.tensor(False)))
 
     def _begin(self, compression: Compression) -> None:
@@ -275,7 +276,7 @@ class Exchange:
             group=self._group,
             store=self._store,
         )
-        self._compression = compression
+        self.compression = compression
         self._forgetful = False
 
     def _carried(self) -> State:
@@ -305,3 +306,104 @@ def _look(prepared: Tensor, ratios: Sequence[float], channel: Channel) -> tuple[
     begun = channel.now()
     looked = kept_energies(prepared, [kept_elements(prepared.numel(), ratio) for ratio in ratios])
     return looked, channel.now() - begun
+
+
+def weights_by_samples(samples: Sequence[int], participants: Sequence[int] | None = None) -> tuple[float, ...]:
+    """Weights in proportion to samples, of those that take part (None: all), that sum to 1.
+
+    Raises:
+        ValueError: nobody has seen any.
+    """
+    counted = [count if participants is None or rank in participants else 0 for rank, count in enumerate(samples)]
+    total = sum(counted)
+    if total <= 0:
+        raise ValueError("parameters are averaged over samples, and there were none")
+    return tuple(count / total for count in counted)
+
+
+class RoundedSum:
+    """Sums updates in fewer bytes, and remembers what rounding left (see `composition.LOW_PRECISION`).
+
+    Args:
+        compression: how they are rounded.
+        parameters: the first elements of an update, which are rounded; the rest, running statistics, is not.
+        device: where updates lie.
+    """
+
+    def __init__(self, compression: Compression, parameters: int, *, device: torch.device | None = None) -> None:
+        self.residual: Residual = make_residual(compression, parameters, device=device)
+        self._chain = make_chain(compression, parameters, device=device)
+        self._parameters = parameters
+        self._step = 0
+
+    @classmethod
+    def of(cls, compression: Compression, parameters: int, *, device: torch.device | None = None) -> RoundedSum | None:
+        """The same; None where nothing is rounded: updates are summed in fp32."""
+        return None if compression.name == "identity" else cls(compression, parameters, device=device)
+
+    def run(self, message: Tensor, channel: Channel) -> None:
+        """Replace a message by the sum of all workers', in place."""
+        update, rest = message[: self._parameters], message[self._parameters :]
+        prepared = self.residual.prepare(update)
+        sent = self._chain.run(prepared, update, channel, self._step)
+        self.residual.commit(prepared, sent)
+        self._step += 1
+        channel.all_reduce(rest)
+
+    def add_held_back(self, message: Tensor) -> None:
+        """Add what earlier averages owe to a message, which is not rounded then; it stays owed."""
+        residual = self.residual.state().get("residual")
+        if residual is not None:
+            message[: self._parameters].add_(residual)
+
+
+def average_parameters(
+    own: Tensor,
+    base: Tensor,
+    weight: float,
+    channel: Channel,
+    rounded: RoundedSum | None = None,
+    *,
+    exactly: bool = False,
+    step: Callable[[Tensor], None] | None = None,
+) -> float:
+    """Replace every worker's parameters by ``base + sum_i weight_i (x_i - base)``, in place, the same bits on each.
+
+    Or by what an outer step makes of that sum (`hetopt.trainer.sync.synchroniser`).
+
+    A worker of weight 0 changes nothing, whatever it holds, even what is not finite.
+
+    Args:
+        own: 1-D fp32, this worker's parameters x_i; the average afterwards.
+        base: where all began, the same bits on all workers; the average afterwards, too.
+        weight: of this worker; those of all sum to 1.
+        channel: to the other workers.
+        rounded: sums in fewer bytes; None: in fp32.
+        exactly: send in fp32 whatever is said, with what rounding has left so far; no residual is kept of it.
+        step: changes the sum, in place, before it is added; None: it stays.
+
+    Returns:
+        How far the workers had come apart, the same on each: the root of ``sum_i weight_i |x_i - mean|^2`` over the
+        norm of the mean.
+    """
+    message = own.new_zeros(own.numel() + 1)
+    if weight > 0:
+        update = message[:-1]
+        torch.sub(own, base, out=update)
+        square = energy(update)
+        update.mul_(weight)
+        message[-1] = weight * square
+    if rounded is None or exactly:
+        if rounded is not None:
+            rounded.add_held_back(message)
+        channel.all_reduce(message)
+    else:
+        rounded.run(message, channel)
+    update, spread = message[:-1], float(message[-1])
+    spread = max(0.0, spread - energy(update))
+    if step is not None:
+        step(update)
+    base.add_(update)
+    own.copy_(base)
+    norm = math.sqrt(energy(base))
+    return math.sqrt(spread) / norm if norm > 0 else math.sqrt(spread)

@@ -87,6 +87,10 @@ class HierarchicalExchange:
         device, clock, shapes, seed, store: as of `Exchange`.
         forgets: as of `Exchange`.
 
+    Attributes:
+        compression: in use between hosts now.
+        has_residual: whether there may be a residual; the same on all workers.
+
     Raises:
         BadInput: an unknown name, or things that do not go together. Only leaders notice.
     """
@@ -105,8 +109,8 @@ class HierarchicalExchange:
         forgets: bool = True,
     ) -> None:
         self._first = first
-        self._compression = first
-        self._has_residual = False
+        self.compression = first
+        self.has_residual = False
         self._clock = clock
         self._device = device if device is not None else torch.device("cpu")
         self._groups = groups
@@ -126,16 +130,6 @@ class HierarchicalExchange:
         description = f"{first.model_dump_json()} between hosts ({numel} elements; {' '.join(groups.hosts)})"
         self._guard = Guard(description, store=store)
 
-    @property
-    def compression(self) -> Compression:
-        """The compression that is in use between hosts now."""
-        return self._compression
-
-    @property
-    def has_residual(self) -> bool:
-        """Whether there may be a residual; the same on all workers."""
-        return self._has_residual
-
     def use(self, compression: Compression) -> None:
         """Exchange like this from the next step on; all workers must decide the same.
 
@@ -144,7 +138,7 @@ class HierarchicalExchange:
         """
         if self._between is not None:
             self._between.use(compression)
-        self._compression = with_memory(compression, self._first)
+        self.compression = with_memory(compression, self._first)
 
     def run(self, flat: Tensor, look_at: Sequence[float] = ()) -> ExchangeStats:
         """Replace the weighted local gradient by the sum over all workers, in place (see `Exchange`).
@@ -195,8 +189,8 @@ class HierarchicalExchange:
             handed[key] = state[key].to("cpu", copy=True)
             if not key.startswith(ALIKE):
                 channel.all_reduce(handed[key])
-        self._compression = compression_in(state) or self._compression
-        self._has_residual = True
+        self.compression = compression_in(state) or self.compression
+        self.has_residual = True
         if self._between is not None:
             self._between.load_state(handed)
 
@@ -217,7 +211,7 @@ class HierarchicalExchange:
             )
         if channel.workers > 1:
             channel.broadcast(flat, 0)
-        self._has_residual = self._compression.name != "identity"
+        self.has_residual = self.compression.name != "identity"
         before, after = channel.messages[:1], channel.messages[1:]
         return replace(
             stats,

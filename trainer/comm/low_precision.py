@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol
+from typing import ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,44 +16,13 @@ from torch.nn import functional
 
 from hetopt.core.comm.composition import DENSE
 from hetopt.core.comm.payload_bytes import SCALED_ELEMENTS, scaled_code_bytes, slice_elements
-from hetopt.trainer.comm.compressor import Compressor, Turn
+from hetopt.trainer.comm.compressor import Compressor, Payload, Turn
 from hetopt.trainer.comm.threshold import largest_magnitude
-from hetopt.trainer.comm.vectors import RowBlock, Workspace, row_blocks, take_out
+from hetopt.trainer.comm.vectors import RowBlock, Workspace, row_blocks
 
 _TOP_EXPONENT = 15  # fp16 ends at 65504, just below 2^16
 _MOST_EXPONENT = 126  # so that fp32 has the power of two itself, and its inverse
 _SCALE_BYTES = 2
-
-
-class SliceCoding(Protocol):
-    """Rounds slices into rows and reads them back. NaN and infinity come out as something that is not finite.
-
-    All slices have the same size, a multiple of ``group``. They lie one after the other in a flat vector, which may end
-    before the last of them does: what is missing counts as zeros. As many of them as stay in the cache are rounded at
-    once: of small gradients, calls are what costs.
-    """
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Data type of a row."""
-        ...
-
-    @property
-    def group(self) -> int:
-        """Elements that are rounded together."""
-        ...
-
-    def width(self, size: int) -> int:
-        """Elements of the row of a slice of ``size`` values."""
-        ...
-
-    def write(self, flat: Tensor, rows: Tensor, size: int) -> None:
-        """Round the slices of a vector into the rows of a matrix."""
-        ...
-
-    def read(self, rows: Tensor, size: int) -> Iterator[tuple[RowBlock, Tensor]]:
-        """The values of all rows in fp32, block by block: rows by columns, in contiguous memory."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +38,7 @@ class LowPrecisionFloats:
 
     @property
     def group(self) -> int:
-        """See `SliceCoding`."""
+        """Number of elements that are rounded together."""
         return 1
 
     @property
@@ -78,11 +47,11 @@ class LowPrecisionFloats:
         return int(self.dtype == torch.float16)
 
     def width(self, size: int) -> int:
-        """See `SliceCoding`."""
+        """Elements of the row of a slice of ``size`` values."""
         return size + self._header
 
     def write(self, flat: Tensor, rows: Tensor, size: int) -> None:
-        """See `SliceCoding`."""
+        """Round the slices of a vector into the rows of a matrix."""
         powers = None
         if self._header:
             exponents = [_exponent(flat[place * size : (place + 1) * size]) for place in range(len(rows))]
@@ -94,7 +63,7 @@ class LowPrecisionFloats:
             values[block.rows, block.columns].copy_(table if powers is None else table * powers[block.rows])
 
     def read(self, rows: Tensor, size: int) -> Iterator[tuple[RowBlock, Tensor]]:
-        """See `SliceCoding`."""
+        """Yield the values of all rows in fp32, block by block: rows by columns, in contiguous memory."""
         powers = _powers([-exponent for exponent in rows[:, 0].tolist()], rows.device) if self._header else None
         low = rows[:, self._header :]
         for block in row_blocks(len(rows), size, rows.device):
@@ -115,12 +84,12 @@ class ScaledCodes:
 
     @property
     def dtype(self) -> torch.dtype:
-        """See `SliceCoding`."""
+        """Data type of a row."""
         return torch.uint8
 
     @property
     def group(self) -> int:
-        """See `SliceCoding`."""
+        """Number of elements that are rounded together."""
         return SCALED_ELEMENTS
 
     @property
@@ -128,11 +97,11 @@ class ScaledCodes:
         return (1 << (self.bits - 1)) - 1
 
     def width(self, size: int) -> int:
-        """See `SliceCoding`."""
+        """Bytes of the row of a slice of ``size`` values."""
         return scaled_code_bytes(size, self.bits)
 
     def write(self, flat: Tensor, rows: Tensor, size: int) -> None:
-        """See `SliceCoding`."""
+        """Round the slices of a vector into the rows of a matrix."""
         for block in row_blocks(len(rows), size, flat.device):
             scales, codes = self._place(rows, block, size)
             table = _table(flat, block).view(*scales.shape, SCALED_ELEMENTS)
@@ -148,7 +117,7 @@ class ScaledCodes:
                 torch.bitwise_or(nibbles[..., 0], nibbles[..., 1] << 4, out=codes)
 
     def read(self, rows: Tensor, size: int) -> Iterator[tuple[RowBlock, Tensor]]:
-        """See `SliceCoding`."""
+        """Yield the values of all rows in fp32, block by block: rows by columns, in contiguous memory."""
         for block in row_blocks(len(rows), size, rows.device):
             scales, codes = self._place(rows, block, size)
             if self.bits == 8:
@@ -167,6 +136,15 @@ class ScaledCodes:
             rows[block.rows, :all_scales][:, scales].view(torch.bfloat16),
             rows[block.rows, all_scales:][:, codes],
         )
+
+
+SliceCoding: TypeAlias = LowPrecisionFloats | ScaledCodes
+"""Rounds slices into rows and reads them back. NaN and infinity come out as something that is not finite.
+
+All slices have the same size, a multiple of ``group``. They lie one after the other in a flat vector, which may end
+before the last of them does: what is missing counts as zeros. As many of them as stay in the cache are rounded at once:
+of small gradients, calls are what costs.
+"""
 
 
 def _stretched(columns: slice, units: int, elements: int) -> slice:
@@ -260,8 +238,8 @@ class SlicedAllReduce:
         return replace(payload, rounding=total)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class LowPrecisionPayload:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LowPrecisionPayload(Payload):
     """A whole gradient as it was rounded, in rows of slices, and what rounding its sums added to this rank's slice."""
 
     rows: Tensor
@@ -271,22 +249,7 @@ class LowPrecisionPayload:
     rank: int
     rounding: Tensor | None = None
 
-    def add_to(self, flat: Tensor) -> None:
-        """Add the rounded gradient to a dense vector, in place."""
-        for place, values in self._parts():
-            flat[place].add_(values)
-
-    def subtract_from(self, flat: Tensor) -> float:
-        """See `Payload`."""
-        return sum(take_out(flat[place], values) for place, values in self._parts())
-
-    def dense(self) -> Tensor:
-        """The rounded gradient as a dense fp32 vector."""
-        flat = torch.zeros(self.numel, device=self.rows.device)
-        self.add_to(flat)
-        return flat
-
-    def _parts(self) -> Iterator[tuple[slice, Tensor]]:
+    def parts(self) -> Iterator[tuple[slice, Tensor]]:
         """What was sent, a part of the gradient after the other, while it is in the cache."""
         first = self.rank * self.size
         for block, table in self.coding.read(self.rows, self.size):

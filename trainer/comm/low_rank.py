@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from hetopt.core.comm.payload_bytes import Shapes, low_rank, matrix_shape
-from hetopt.trainer.comm.compressor import State, Summed, Turn, shared_generator
+from hetopt.trainer.comm.compressor import Payload, State, Summed, Turn, shared_generator
 from hetopt.trainer.comm.vectors import Workspace, energy
 
 _DEPENDENT = 1e-24  # of a column's energy: less is left of it than rounding in double precision would leave
@@ -65,8 +65,8 @@ def matrix_places(shapes: Shapes, rank: int) -> tuple[MatrixPlace, ...]:
     return tuple(places)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class LowRankPayload:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LowRankPayload(Payload):
     """``P Q^T`` of each matrix with this worker's own Q, and the rest as it is."""
 
     places: Sequence[MatrixPlace]
@@ -83,12 +83,6 @@ class LowRankPayload:
         self._add(flat, sign=-1)
         whole = [energy(place.left_of(self.left).view(-1)) for place in self.places if not place.rank]
         return energy(self.right) + sum(whole)
-
-    def dense(self) -> Tensor:
-        """The products of the factors, as a dense vector."""
-        flat = torch.zeros(self.numel, device=self.left.device)
-        self.add_to(flat)
-        return flat
 
     def _add(self, flat: Tensor, *, sign: int) -> None:
         for place in self.places:

@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 
 from hetopt.core.comm import composition
-from hetopt.core.comm.checked import checked
 from hetopt.core.comm.composition import (
     AR_TOPK,
     GATHER,
@@ -31,9 +30,9 @@ from hetopt.core.comm.composition import (
     Method,
     combine,
 )
-from hetopt.core.comm.levels import gathered_bits, summed_bits
-from hetopt.core.comm.payload_bytes import Shapes, kept_elements
+from hetopt.core.comm.payload_bytes import Shapes, gathered_bits, kept_elements, summed_bits
 from hetopt.core.errors import BadInput
+from hetopt.core.run_rules import checked
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.channel import group_size
 from hetopt.trainer.comm.compressor import (
@@ -60,7 +59,6 @@ from hetopt.trainer.comm.elements import (
     Var,
 )
 from hetopt.trainer.comm.error_feedback import DEFAULT_MOMENTUM, Clipped, ErrorFeedback, MomentumCorrection, NoResidual
-from hetopt.trainer.comm.levels import Levels, RandomSelection, SharedValues
 from hetopt.trainer.comm.low_precision import LowPrecision, LowPrecisionFloats, ScaledCodes, SlicedAllReduce
 from hetopt.trainer.comm.low_rank import LowRank
 from hetopt.trainer.comm.quantisation import (
@@ -75,7 +73,7 @@ from hetopt.trainer.comm.quantisation import (
     TernGrad,
 )
 from hetopt.trainer.comm.threshold import Dgc, MsTopK, RedSync, Sidco, ThresholdTopK
-from hetopt.trainer.comm.topk import MultiLevel, PerLayerTopK, Selection, TopK
+from hetopt.trainer.comm.topk import Levels, MultiLevel, PerLayerTopK, RandomSelection, Selection, SharedValues, TopK
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

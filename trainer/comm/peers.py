@@ -238,7 +238,7 @@ class Guard:
         self._peers: Peers | None = None
         self._waiting: Waiting | None = None
 
-    def watch(self) -> Watch:
+    def watch(self) -> Guard:
         """Exchange inside.
 
         Raises:
@@ -246,42 +246,21 @@ class Guard:
             RunFailed: a worker did not come in time.
             LostPeer: a worker left in the middle.
         """
-        return Watch(self)
+        return self
 
-    def enter(self) -> None:
-        """An exchange begins; compare notes before the first."""
+    def __enter__(self) -> None:
         if self._peers is None and group_size(self._group) > 1:
             self._peers = meet(self._description, Channel(self._group))
             self._waiting = Waiting(self._store, self._peers.rank) if self._store is not None else None
         if self._waiting is not None:
             self._waiting.__enter__()
 
-    def leave(self) -> None:
-        """It is over."""
-        if self._waiting is not None:
-            self._waiting.__exit__()
-
-    def explain(self, error: RuntimeError) -> Exception | None:
-        """See `explain_loss`."""
-        if self._peers is None:
-            return None
-        return explain_loss(error, self._peers, self._store, group_size(self._group))
-
-
-class Watch:
-    """What `Guard.watch` gives; a class, as steps enter several."""
-
-    def __init__(self, guard: Guard) -> None:
-        self._guard = guard
-
-    def __enter__(self) -> None:
-        self._guard.enter()
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._guard.leave()
-        if isinstance(error, RuntimeError):
-            named = self._guard.explain(error)
+        if self._waiting is not None:
+            self._waiting.__exit__()
+        if self._peers is not None and isinstance(error, RuntimeError):
+            named = explain_loss(error, self._peers, self._store, group_size(self._group))
             if named is not None:
                 raise named from error

@@ -9,36 +9,35 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, TypeAlias
 
 import torch
 from torch import Generator, Tensor
 
 from hetopt.core.comm.composition import GATHER, MAJORITY
-from hetopt.core.comm.levels import SCALE_STEP, summed_bits
-from hetopt.trainer.comm.bits import Lanes, add_looked_up, add_whole_bytes, bit_values, look_up, pack_codes, pack_flags
+from hetopt.core.comm.payload_bytes import SCALE_STEP, summed_bits
 from hetopt.trainer.comm.channel import Channel
-from hetopt.trainer.comm.compressor import Compressor, Summed, Turn
+from hetopt.trainer.comm.compressor import Compressor, Payload, Summed, Turn
 from hetopt.trainer.comm.threshold import excess, largest_magnitude
-from hetopt.trainer.comm.vectors import Workspace, blocks, energy, take_out
+from hetopt.trainer.comm.vectors import (
+    Lanes,
+    Workspace,
+    add_looked_up,
+    add_whole_bytes,
+    bit_values,
+    blocks,
+    energy,
+    look_up,
+    pack_codes,
+    pack_flags,
+    take_out,
+)
 
 Rounding = Callable[[Tensor], Tensor]
 """Rounds 1-D fp32 to whole numbers, in place."""
 
 SMALLEST_UNIT = torch.finfo(torch.float32).tiny
 """A grid finer than this cannot be told from zero in fp32: such a gradient is sent as zero."""
-
-
-class Grid(Protocol):
-    """Turns values into codes and codes into values."""
-
-    def encode(self, flat: Tensor, codes: Tensor, rounding: Rounding) -> None:
-        """Write the codes of ``flat``: whole numbers, at most the grid's levels in magnitude."""
-        ...
-
-    def parts(self, codes: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """The values that codes, or sums of codes, stand for: block by block, fp32."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,8 +124,12 @@ class MultiScaleGrid:
         return look_up(packed[block.start // 8 : -(-block.stop // 8)], table, block.stop - block.start)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class QuantisedPayload:
+Grid: TypeAlias = UniformGrid | MultiScaleGrid
+"""Turns values into codes (whole numbers, at most its levels in magnitude), and codes or sums of them into values."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class QuantisedPayload(Payload):
     """Codes on a grid: what one worker put into an integer sum, in units of its gradient when read.
 
     ``grid`` None: some worker's gradient was not finite, and nothing counts as sent.
@@ -136,22 +139,13 @@ class QuantisedPayload:
     grid: Grid | None
     lanes: Lanes
 
-    def add_to(self, flat: Tensor) -> None:
-        """Add what the codes stand for to a dense vector, in place."""
-        for block, values in self._parts():
-            flat[block].add_(values)
+    @property
+    def numel(self) -> int:  # type: ignore[override]  # as many as codes
+        """Number of elements of the gradient."""
+        return self.codes.numel()
 
-    def subtract_from(self, flat: Tensor) -> float:
-        """See `Payload`."""
-        return sum(take_out(flat[block], values) for block, values in self._parts())
-
-    def dense(self) -> Tensor:
-        """The values that the codes stand for, as a dense vector."""
-        flat = torch.zeros(self.codes.numel(), device=self.codes.device)
-        self.add_to(flat)
-        return flat
-
-    def _parts(self) -> Iterator[tuple[slice, Tensor]]:
+    def parts(self) -> Iterator[tuple[slice, Tensor]]:
+        """Yield the values that the codes stand for (see `Payload`)."""
         return iter(()) if self.grid is None else self.grid.parts(self.codes)
 
 
@@ -276,23 +270,9 @@ class TernGrad:
         return min(peak, self._clip_deviations * deviation) if deviation > 1e-6 * abs(mean) else peak
 
 
-class Quantiser(Protocol):
-    """Chooses the grid that all workers' codes lie on."""
-
-    def peaks(self, flat: Tensor) -> Tensor:
-        """What this worker's grid would have to span, one fp32 a segment; NaN or infinite if the gradient is."""
-        ...
-
-    def grid(self, flat: Tensor, peaks: list[float], levels: int, channel: Channel) -> Grid:
-        """The common grid.
-
-        Args:
-            flat: this worker's gradient.
-            peaks: the largest over all workers, finite.
-            levels: s, the most that a code may be.
-            channel: to agree on more, if need be.
-        """
-        ...
+Quantiser: TypeAlias = MaxNorm | MultiScale | TernGrad
+"""Chooses the grid that all workers' codes lie on: by what each worker's would have to span, one fp32 a segment (NaN or
+infinite if the gradient is), and by the largest of those over all workers."""
 
 
 class Quantised(Summed[QuantisedPayload]):
@@ -352,8 +332,8 @@ class Quantised(Summed[QuantisedPayload]):
             out[block].copy_(values)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class PackedPayload:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PackedPayload(Payload):
     """Codes of ``bits`` each that stand for ``code_values[code] * unit``, with a unit for each segment.
 
     ``packed``: uint8; every segment begins with a new byte. A unit that is not finite makes its segment NaN.
@@ -363,6 +343,11 @@ class PackedPayload:
     units: Tensor
     code_values: tuple[float, ...]
     sizes: Sequence[int]
+
+    @property
+    def numel(self) -> int:  # type: ignore[override]  # of all segments
+        """Number of elements of the gradient."""
+        return sum(self.sizes)
 
     @property
     def bits(self) -> int:
@@ -396,12 +381,6 @@ class PackedPayload:
     def subtract_from(self, flat: Tensor) -> float:
         """See `Payload`."""
         return take_out(flat, self.dense())
-
-    def dense(self) -> Tensor:
-        """The values that the codes stand for, as a dense vector."""
-        flat = torch.zeros(sum(self.sizes), device=self.packed.device)
-        self.add_to(flat)
-        return flat
 
 
 class Packed(Compressor[PackedPayload]):

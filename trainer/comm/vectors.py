@@ -1,4 +1,11 @@
-"""Long vectors: walked in pieces that stay in a core's cache, and their sums of squares."""
+"""Long vectors: walked in pieces that stay in a core's cache, and their sums of squares.
+
+Small numbers packed tightly: flags and codes into bytes, and codes side by side into words that backends can sum.
+
+Backends sum int8 and int32, neither 4 nor 16 bits. Two codes share a word as ``high * 2^bits + (low + bias)``: with a
+bias of s for codes in -s..s the low lane is never negative, and while N s fits a lane (`levels.LARGEST_SUM`) the sum
+over N workers neither carries nor overflows, at any point on the way.
+"""
 
 from __future__ import annotations
 
@@ -95,3 +102,119 @@ def take_out(flat: Tensor, sent: Tensor) -> float:
     kept = kept_energy(flat, sent)
     flat.sub_(sent)
     return kept
+
+
+# Multiplying eight bytes of 0 or 1 (the first is the lowest) by this collects them in the top byte, first bit lowest.
+_COLLECT = 0x0102040810204080
+
+
+def pack_flags(flags: Tensor, out: Tensor) -> Tensor:
+    """Eight flags a byte.
+
+    Args:
+        flags: 1-D bool.
+        out: uint8, ``ceil(n / 8)`` bytes; overwritten. Flags that are missing from the last byte read False.
+    """
+    whole = flags.numel() // 8
+    for block in blocks(whole, flags.device):
+        words = flags[block.start * 8 : block.stop * 8].view(torch.int64)
+        out[block].copy_(words.mul(_COLLECT).bitwise_right_shift_(56).bitwise_and_(0xFF))
+    rest = flags[whole * 8 :]
+    if rest.numel():
+        out[whole] = (rest.to(torch.uint8) << torch.arange(rest.numel(), device=rest.device).to(torch.uint8)).sum()
+    return out
+
+
+def unpack_flags(packed: Tensor, numel: int) -> Tensor:
+    """The flags again, 1-D bool."""
+    return look_up(packed, bit_values(torch.tensor([False, True]), 1).to(packed.device), numel)
+
+
+def pack_codes(codes: Tensor, bits: int, out: Tensor) -> Tensor:
+    """``8 / bits`` codes a byte, the first in the lowest bits.
+
+    Args:
+        codes: 1-D uint8, each below ``2^bits``.
+        bits: 2, 4 or 8.
+        out: uint8, ``ceil(n bits / 8)`` bytes; overwritten.
+    """
+    if bits == 8:
+        return out.copy_(codes)
+    lanes = 8 // bits
+    out.zero_()
+    for lane in range(lanes):
+        part = codes[lane::lanes]
+        out[: part.numel()].bitwise_or_(part << lane * bits)
+    return out
+
+
+def bit_values(values: Tensor, bits: int) -> Tensor:
+    """For each of the 256 bytes the values that its codes stand for, ``(256, 8 / bits)``; ``values`` is one a code."""
+    shifts = torch.arange(0, 8, bits)
+    return values[(torch.arange(256).unsqueeze(1) >> shifts) & (2**bits - 1)]
+
+
+def look_up(packed: Tensor, table: Tensor, numel: int) -> Tensor:
+    """The first ``numel`` values that packed bytes stand for, by a table as `bit_values` makes it."""
+    return table.index_select(0, packed.int()).view(-1)[:numel]
+
+
+def add_looked_up(packed: Tensor, table: Tensor, out: Tensor) -> None:
+    """Add to ``out`` the values that packed bytes stand for."""
+    lanes = table.shape[1]
+    for block in _byte_blocks(packed, lanes):
+        part = out[block.start * lanes : block.stop * lanes]
+        part.add_(look_up(packed[block], table, part.numel()))
+
+
+def add_whole_bytes(codes: Tensor, first: float, unit: float, out: Tensor) -> None:
+    """Add to ``out`` ``(first + code) * unit`` for codes of a byte each, quicker than by a table."""
+    for block in blocks(codes.numel(), codes.device):
+        out[block].add_((codes[block] + first).mul_(unit))
+
+
+def _byte_blocks(packed: Tensor, lanes: int) -> list[slice]:
+    step = BLOCK_ELEMENTS // lanes if packed.device.type == "cpu" else max(1, packed.numel())
+    return [slice(start, min(start + step, packed.numel())) for start in range(0, packed.numel(), step)]
+
+
+class Lanes:
+    """Packs codes for summing, and unpacks their sums.
+
+    Args:
+        bits: of a lane: 4, 8, 16 or 32.
+        levels: s; codes are in -s..s.
+    """
+
+    def __init__(self, bits: int, levels: int) -> None:
+        self._bits = bits
+        self._levels = levels
+        self._words = torch.int8 if bits <= 8 else torch.int32
+        self._workspace = Workspace()
+
+    @property
+    def code_dtype(self) -> torch.dtype:
+        """The type that codes come in: the smallest whole one that holds them, and their sums."""
+        return self._words
+
+    def pack(self, codes: Tensor) -> Tensor:
+        """The words of the codes; not the codes' own memory."""
+        numel, device = codes.numel(), codes.device
+        if self._bits in (8, 32):
+            return self._workspace.take("words", numel, self._words, device).copy_(codes)
+        half = (numel + 1) // 2
+        words = self._workspace.take("words", half, self._words, device)
+        words[: numel - half].copy_(codes[half:])
+        words[numel - half :].zero_()
+        return words.mul_(1 << self._bits).add_(codes[:half]).add_(self._levels)
+
+    def unpack(self, words: Tensor, numel: int, workers: int) -> Tensor:
+        """Sums of the codes from the sums of the words over ``workers`` workers."""
+        if self._bits in (8, 32):
+            return words
+        sums = self._workspace.take("sums", numel, self._words, words.device)
+        half = words.numel()
+        torch.bitwise_and(words, (1 << self._bits) - 1, out=sums[:half]).sub_(workers * self._levels)
+        # The shift rounds towards minus infinity, past whatever the low lane holds.
+        torch.bitwise_right_shift(words[: numel - half], self._bits, out=sums[half:])
+        return sums

@@ -66,13 +66,8 @@ class Cursor:
     """
 
     def __init__(self, dataset_size: int, *, position: int = 0) -> None:
-        self._dataset_size = dataset_size
+        self.dataset_size = dataset_size
         self._position = position
-
-    @property
-    def dataset_size(self) -> int:
-        """Number of samples in one epoch."""
-        return self._dataset_size
 
     @property
     def position(self) -> int:
@@ -82,7 +77,7 @@ class Cursor:
     @property
     def epoch(self) -> int:
         """Number of completed epochs."""
-        return self.position // self._dataset_size
+        return self.position // self.dataset_size
 
     def take(self, shares: Sequence[int]) -> GlobalBatch:
         """The next samples, ``shares[r]`` of them for rank r; moves the cursor behind them."""
@@ -90,7 +85,7 @@ class Cursor:
 
     def state(self) -> dict[str, int]:
         """Where the cursor stands, as plain JSON."""
-        return {"dataset_size": self._dataset_size, "position": self.position}
+        return {"dataset_size": self.dataset_size, "position": self.position}
 
     def at(self, state: Mapping[str, int]) -> Cursor:
         """A cursor over the same data that continues exactly where ``state`` was taken."""
@@ -141,8 +136,8 @@ class SampleCursor(Cursor):
 
     def _read(self, first: int, last: int) -> Indices:
         """Positions ``first`` to ``last`` of the stream, cut at the end of the epoch of ``first``."""
-        epoch, offset = divmod(first, self._dataset_size)
-        return permutation(self._dataset_size, self._seed, epoch)[offset : offset + last - first]
+        epoch, offset = divmod(first, self.dataset_size)
+        return permutation(self.dataset_size, self._seed, epoch)[offset : offset + last - first]
 
 
 # Two, because samples are read ahead: one reader may be in the next epoch already.

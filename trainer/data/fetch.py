@@ -1,10 +1,13 @@
-"""How a list of sample indices becomes a batch on a device, whatever kind of dataset the samples come from."""
+"""How a list of sample indices becomes a batch on a device, whatever kind of dataset the samples come from.
+
+The label of every sample of a data set, whatever kind of data set it is.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, TypeGuard, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -21,6 +24,9 @@ Batch: TypeAlias = "Tensor | tuple[Batch, ...] | list[Batch] | dict[str, Batch]"
 class MapDataset(Protocol):
     """Samples by index. Any map-style ``torch.utils.data.Dataset`` with a length is one.
 
+    With ``gather(indices)`` it returns the collated batch of some samples in one step. (PyTorch's ``__getitems__`` is a
+    list of samples still to be collated.) With ``set_epoch(epoch, seed)`` its samples change from epoch to epoch.
+
     A sample may depend on its index, the epoch and the run's seed, never on which other samples are fetched
     beside it or by which worker: only then do all splits of a global batch see the same inputs. Augmentation
     that draws from a global generator breaks this law (the run still works, but its inputs change with the split).
@@ -28,40 +34,9 @@ class MapDataset(Protocol):
 
     def __len__(self) -> int:
         """Return how many samples there are."""
-        ...
 
     def __getitem__(self, index: int, /) -> object:
         """Return one sample, not collated."""
-        ...
-
-
-class GatherDataset(Protocol):
-    """A dataset that returns a ready batch in one vectorised step.
-
-    The method is not called ``__getitems__``: PyTorch defines that name as a list of samples still to be collated.
-    """
-
-    def gather(self, indices: Sequence[int] | Indices, /) -> Batch:
-        """Return the collated batch of these samples, in this order; ``indices`` is mostly an int64 array."""
-        ...
-
-
-class EpochDataset(Protocol):
-    """A dataset whose samples change from epoch to epoch (augmentation)."""
-
-    def set_epoch(self, epoch: int, seed: int, /) -> None:
-        """From now on return the samples of ``epoch`` (from 0) in the run seeded with ``seed``."""
-        ...
-
-
-# Not by isinstance: to check a protocol at run time takes longer than to gather a small batch.
-def _gathers(dataset: MapDataset) -> TypeGuard[GatherDataset]:
-    return hasattr(dataset, "gather")
-
-
-def changes_with_epoch(dataset: MapDataset) -> TypeGuard[EpochDataset]:
-    """Whether the data set's samples change from epoch to epoch."""
-    return hasattr(dataset, "set_epoch")
 
 
 def fetch(dataset: MapDataset, indices: Sequence[int] | Indices) -> Batch:
@@ -73,8 +48,9 @@ def fetch(dataset: MapDataset, indices: Sequence[int] | Indices) -> Batch:
     """
     if len(indices) == 0:
         raise ValueError("a batch needs at least one sample index")
-    if _gathers(dataset):
-        return dataset.gather(indices)
+    gather = getattr(dataset, "gather", None)
+    if gather is not None:
+        return cast(Batch, gather(indices))
     plain = indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
     many = getattr(dataset, "__getitems__", None)
     samples = [dataset[index] for index in plain] if many is None else many(plain)
@@ -87,10 +63,15 @@ def fetch(dataset: MapDataset, indices: Sequence[int] | Indices) -> Batch:
         ) from error
 
 
+def changes_with_epoch(dataset: MapDataset) -> bool:
+    """Whether the data set's samples change from epoch to epoch (augmentation)."""
+    return hasattr(dataset, "set_epoch")
+
+
 def set_epoch(dataset: MapDataset, epoch: int, seed: int) -> None:
     """Tell a dataset that cares which epoch (from 0) of which run is being read; others are left alone."""
     if changes_with_epoch(dataset):
-        dataset.set_epoch(epoch, seed)
+        cast(Any, dataset).set_epoch(epoch, seed)
 
 
 def to_device(batch: Batch, device: torch.device | str) -> Batch:
@@ -203,3 +184,35 @@ class TensorPairs:
         """Return ``(inputs, targets)`` of these rows."""
         rows = torch.as_tensor(indices, dtype=torch.int64)
         return self.inputs[rows], self.targets[rows]
+
+
+_AT_A_TIME = 1024
+
+
+def labels_of(dataset: MapDataset) -> Indices:
+    """The labels, [samples], int64: the data set's ``targets`` or ``labels`` where it has them, else read one by one.
+
+    Raises:
+        BadInput: samples are not pairs of an input and a whole number.
+    """
+    for name in ("targets", "labels"):
+        kept = getattr(dataset, name, None)
+        if isinstance(kept, (Tensor, np.ndarray, list)) and len(kept) == len(dataset):
+            return _whole_numbers(torch.as_tensor(kept), dataset)
+    set_epoch(dataset, 0, 0)
+    parts = []
+    for first in range(0, len(dataset), _AT_A_TIME):
+        indices = np.arange(first, min(first + _AT_A_TIME, len(dataset)), dtype=np.int64)
+        parts.append(inputs_and_targets(fetch(dataset, indices))[1])
+    return _whole_numbers(torch.cat(parts), dataset)
+
+
+def _whole_numbers(targets: Tensor, dataset: MapDataset) -> Indices:
+    if targets.dim() != 1 or targets.is_floating_point() or targets.is_complex():
+        raise BadInput(
+            f"The samples of {type(dataset).__name__} have no labels: a target is a tensor of "
+            f"{str(targets.dtype).removeprefix('torch.')} with shape {tuple(targets.shape[1:])}, not a whole number.",
+            hint="use the partition 'shards' or 'seldp', which need no labels",
+        )
+    labels: Indices = targets.cpu().numpy().astype(np.int64, copy=False)
+    return labels

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.context import ForkServerContext
 from multiprocessing.sharedctypes import RawValue
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -30,26 +30,10 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from hetopt.core.errors import RunFailed
 from hetopt.trainer.data.fetch import Batch, MapDataset, fetch, pinned, set_epoch
 from hetopt.trainer.data.micro_batch import MicroBatch
-from hetopt.trainer.script_lines import reason_of
+from hetopt.trainer.failure import reason_of
 
 AHEAD = 2
 """Micro-batches that are read ahead: the next one, and one more, so that a slow one is made up for by a quick one."""
-
-
-class ReadAhead(Protocol):
-    """Micro-batches in the order in which they will be asked for."""
-
-    def follow(self, upcoming: Iterator[MicroBatch]) -> None:
-        """From now on these are asked for; what was read before is dropped."""
-        ...
-
-    def next(self, part: MicroBatch) -> Batch:
-        """The samples of the next one, which is ``part``, on the host. What reading it raised is raised here."""
-        ...
-
-    def close(self) -> None:
-        """Stop reading ahead; nothing is read afterwards."""
-        ...
 
 
 class ThreadReadAhead:
@@ -241,6 +225,10 @@ class ProcessReadAhead:
     def _requests(self) -> Iterator[_Request]:
         while (part := next(self._upcoming, None)) is not None:
             yield _Request(generation=self._generation, part=part)
+
+
+ReadAhead: TypeAlias = ThreadReadAhead | ProcessReadAhead
+"""Reads micro-batches in the order in which they will be asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)

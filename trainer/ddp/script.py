@@ -1,16 +1,18 @@
 """Runs a DDP script as it is on unequal workers: `unequal` gives shares, weighs gradients, and watches the steps.
 
-Three things of torch are extended while a script runs: what a ``DataLoader`` reads batches by, what
-``DistributedDataParallel`` does when it is made and when it is called (the batch at hand is noted, and a communication
-hook is registered unless the script has registered one). The script's own process group, samplers, loop and checkpoints
-stay what they are. Accelerate, Lightning and transformers stand on the same three; of transformers one fact more is
-known, by what its ``Trainer`` divides a loss (see `_sums_of_trainer`).
+Four things of torch are extended while a script runs: where ``init_process_group`` meets the others, what a
+``DataLoader`` reads batches by, what ``DistributedDataParallel`` does when it is made and when it is called (the batch
+at hand is noted, and a communication hook is registered unless the script has registered one). The script's own process
+group, samplers, loop and checkpoints stay what they are. Accelerate, Lightning and transformers stand on the same; of
+transformers one fact more is known, by what its ``Trainer`` divides a loss (see `_weighing`).
 """
 
 from __future__ import annotations
 
+import datetime
 import functools
 import gc
+import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -30,30 +32,19 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, dataloader
 
 from hetopt.core.errors import BadInput
-from hetopt.core.events.log import EVENTS_FILE, EventLog
-from hetopt.core.run_folder import STOP_FILE
-from hetopt.core.run_spec import Compression, RunSpec
-from hetopt.trainer.announcement import announce
-from hetopt.trainer.assembly import make_worker_pace
-from hetopt.trainer.balance import Balance
+from hetopt.core.run_spec import Compression
 from hetopt.trainer.checkpoints.folder import leave_model
 from hetopt.trainer.checkpoints.state import parameters_sha256
-from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.ddp.comm_hook import SUM, CommState, comm_hook
 from hetopt.trainer.ddp.shares import UnequalBatches, rank_holder
-from hetopt.trainer.engine import Engine
-from hetopt.trainer.normalisation import least_share
-from hetopt.trainer.policies.choose import choose_policy
-from hetopt.trainer.policies.policy import KeepShares
+from hetopt.trainer.host.stores import group_store
 from hetopt.trainer.session.batches import Part, ShareTable
+from hetopt.trainer.session.periods import Periods
 from hetopt.trainer.session.plan import SessionPlan
-from hetopt.trainer.session.record import add_sample
 from hetopt.trainer.session.registry import REGISTRY
 from hetopt.trainer.session.stopping import Stopped
-from hetopt.trainer.steps.slowdown import FORWARD, Slowdown
-from hetopt.trainer.steps.step import StepTrace
+from hetopt.trainer.steps.slowdown import FORWARD
 from hetopt.trainer.steps.step_config import ExchangeConfig
-from hetopt.trainer.steps.stopwatch import Mark, make_stopwatch
 
 
 class DdpRun:
@@ -75,15 +66,9 @@ class DdpRun:
         self._modules: list[tuple[Any, Any]] = []  # of DDP, and how their gradients travel
         self._hooked: dict[int, bool] = {}
         self._remarks: set[str] = set()
-        self._events = EventLog(run_dir / EVENTS_FILE if self.rank == 0 else None)
-        self._engine: Engine | None = None
-        self._balance: Balance | None = None
-        self._table: ShareTable | None = None
-        self._pace = Slowdown()
+        self._periods = Periods(plan, rank, world_size, run_dir)
         self._waiting: deque[tuple[object, Part]] = deque()
         self._part: Part | None = None
-        self._place = (0, 0)
-        self._samples_seen = 0
         self._loss: Tensor | None = None
 
     # Shares (see `hetopt.trainer.ddp.shares.Sharer`).
@@ -111,47 +96,22 @@ class DdpRun:
 
     def table(self, batch_size: int) -> ShareTable:
         """Return the shares of one more loader; local batch sizes are decided for the newest."""
-        module, _ = self._modules[-1]
         size = self.batch_of(batch_size)
         if size != batch_size * self.world_size:
             self.remark(
                 f"a batch of all workers has {size} samples, as the plan says; the script's loader would give each of "
                 f"{self.world_size} workers {batch_size}."
             )
-        minimum = least_share(module, size, self.world_size)
-        spec = self._plan.run_spec(self._plan.shares(size, minimum=minimum))
-        self._begin(spec, Balance(spec, choose_policy(spec, minimum=minimum), minimum=minimum))
-        assert self._balance is not None
-        self._table = ShareTable(self._balance.shares, minimum=minimum)
-        return self._table
+        return self._begin(size)
 
     def drawn(self, place: tuple[int, int]) -> None:
         """Note the next batch that this worker has not drawn."""
-        self._place = place
+        self._periods.drawn = place
 
-    def _begin(self, spec: RunSpec, balance: Balance) -> None:
-        module, state = self._modules[-1]
-        self._balance = balance
+    def _begin(self, size: int, keep: tuple[int, ...] = ()) -> ShareTable:
+        state, module = self._modules[-1][1], nn.ModuleList(ddp for ddp, _ in self._modules)
         device = next(module.parameters()).device
-        context = WorkerContext(
-            spec=spec,
-            rank=self.rank,
-            world_size=self.world_size,
-            device=device,
-            run_dir=self._run_dir,
-            events=self._events,
-            stop_requested=(self._run_dir / STOP_FILE).exists,
-        )
-        self._stopwatch = make_stopwatch(device)
-        self._engine = Engine(
-            context=context, exchange=state.exchange, balance=balance, stopwatch=self._stopwatch, step=self.steps
-        )
-        self._engine.begin(self._engine.period_steps(spec.control_period_steps))
-        self._pace = make_worker_pace(context)
-        self._begun: Mark = self._stopwatch.mark()
-        self._computed: Mark | None = None
-        announce(context, module, state.exchange, shares=balance.shares, step=self.steps)
-        self._events.write("training_started", step=self.steps)
+        return self._periods.begin(size, module, state.exchange, device=device, step=self.steps, keep=keep)
 
     # What the script does.
 
@@ -207,14 +167,15 @@ class DdpRun:
             self._read_from(sampler)
         elif before is None:
             part = self._equal_part(rows)
+            if self.is_ours:
+                self.remark("the script reads its batches through no DataLoader: shares stay equal.")
         else:
             return
-        if self._engine is None:
-            spec = self._plan.run_spec(part.shares)
-            self._begin(spec, Balance(spec, KeepShares(), minimum=1))
+        if self._periods.engine is None:
+            self._begin(part.batch, part.shares)
         self._part = part
-        self._samples_seen += part.batch
-        self._pace.begin(part.samples)
+        self._periods.samples_seen += part.batch
+        self._periods.pace.begin(part.samples)
         for module, state in self._modules:
             state.share = part.weight
             if before is not None and before.weight != part.weight and part.weight and state.weight != SUM:
@@ -243,10 +204,10 @@ class DdpRun:
 
     def reach(self, done: float) -> None:
         """Note how far the backward pass is; where this worker is slowed down, wait until it would be."""
-        if self._pace.waits:
-            self._pace.reach(FORWARD + (1 - FORWARD) * done if done < 1 else 1.0)
-        if done >= 1 and self._engine is not None:
-            self._computed = self._stopwatch.mark()
+        if self._periods.pace.waits:
+            self._periods.pace.reach(FORWARD + (1 - FORWARD) * done if done < 1 else 1.0)
+        if done >= 1 and self._periods.engine is not None:
+            self._periods.computed = self._periods.stopwatch.mark()
             self._is_summed = True
 
     def note_loss(self, loss: Tensor) -> None:
@@ -260,49 +221,22 @@ class DdpRun:
         Raises:
             Stopped: somebody asked the run to end, on all workers between the same two steps.
         """
-        engine, part, own = self._engine, self._part, {id(one) for ddp, _ in self._modules for one in ddp.parameters()}
+        periods, part, own = (
+            self._periods,
+            self._part,
+            {id(one) for ddp, _ in self._modules for one in ddp.parameters()},
+        )
         is_own = any(id(one) in own for group in optimizer.param_groups for one in group["params"])
-        if engine is None or part is None or self._computed is None or not is_own:
+        if part is None or periods.computed is None or not is_own:
             return  # before the first batch in shares, or one more optimizer of the same step
         self.steps += 1
-        now = self._stopwatch.mark()
         _, state = self._modules[-1]
-        loss = torch.zeros(()) if self._loss is None else self._loss.double()
-        trace = StepTrace(
-            loss_sum=loss * part.samples,
-            start=self._begun,
-            backward_end=self._computed,
-            reduce_end=now,
-            micro_batches=1,
-            way=state.exchange.way,
-            exchange=state.stats,
-            under_backward=state.exchange.is_dense,
-        )
-        engine.after(trace, part.shares, counts=part.shares == engine.balance.shares)
-        self._computed, self._loss = None, None
-        if engine.is_over:
-            self._conclude(engine, float(optimizer.param_groups[0]["lr"]))
-        self._begun = self._stopwatch.mark()
-
-    def _conclude(self, engine: Engine, learning_rate: float) -> None:
-        if engine.log.unread:
-            gathering = engine.gather(
-                stop_wished=engine.context.stop_requested(), pace_use=self._pace.use(), drawn=self._place
-            )
-            period = engine.read(gathering)
-            place = max((int(row.drawn_epoch), int(row.drawn_batch)) for row in period.rows)
-            if not period.diverged:
-                engine.tell(period, epoch=float(place[0]), samples_seen=self._samples_seen)
-                if self.rank == 0:
-                    _, state = self._modules[-1]
-                    add_sample(self._run_dir, period, types=self._plan.types, compression=state.exchange.in_use)
-            engine.steer(period, epoch=float(place[0]), learning_rate=learning_rate, steps_left=None)
-            if period.stop_wished:
-                raise Stopped
-            if engine.share(period, place[0]) and self._table is not None:
-                # No worker may have drawn a batch that it is to share in another way than the others.
-                self._table.change(engine.balance.shares, since=place)
-        engine.begin(engine.period_steps(engine.context.spec.control_period_steps))
+        loss, self._loss = torch.zeros(()) if self._loss is None else self._loss.double(), None
+        trace = periods.trace(loss * part.samples, state.stats, hidden=state.exchange.is_dense)
+        counts, learning_rate = part.shares == periods.shares, float(optimizer.param_groups[0]["lr"])
+        if periods.after(trace, part.shares, counts=counts, learning_rate=learning_rate):
+            raise Stopped
+        periods.begun = periods.stopwatch.mark()
 
     def close(self, *, stopped: bool) -> None:
         """End the log, and leave the model of the last DDP module where that of a task is; rank 0 does both.
@@ -310,11 +244,11 @@ class DdpRun:
         Args:
             stopped: whether somebody asked the run to end.
         """
-        if self._engine is not None and self.rank == 0:
+        if self._periods.engine is not None and self.rank == 0:
             module = self._modules[-1][0].module
             leave_model(self._run_dir, module, stopped=stopped, number=1)
-            self._events.write("session_finished", step=self.steps, parameters_sha256=parameters_sha256(module))
-        self._events.close()
+            self._periods.events.write("session_finished", step=self.steps, parameters_sha256=parameters_sha256(module))
+        self._periods.events.close()
 
 
 class LoneRun(DdpRun):
@@ -337,23 +271,26 @@ class LoneRun(DdpRun):
     def stepped(self, optimizer: Optimizer) -> None:
         """Count a step; the first begins the log, as nobody knows when it began itself."""
         samples = self._plan.spec.global_batch_size
-        if self._engine is None:
+        if self._part is None:
             parameters = [one for group in optimizer.param_groups for one in group["params"]]
             exchange = ExchangeConfig(compression=Compression(), dense_bytes=sum(one.nbytes for one in parameters))
             model = nn.ModuleDict({"module": _module_of(parameters)})
             self._modules, self.steps = [(model, SimpleNamespace(exchange=exchange, stats=None))], 1
-            self._part, spec = Part(samples=samples, batch=samples, shares=(samples,)), self._plan.run_spec((samples,))
-            self._begin(spec, Balance(spec, KeepShares(), minimum=1))
+            self._part = Part(samples=samples, batch=samples, shares=(samples,))
+            self._begin(samples, (samples,))
         else:
             self.reach(1.0)
             super().stepped(optimizer)
-        self._samples_seen += samples
-        self._pace.begin(samples)
+        self._periods.samples_seen += samples
+        self._periods.pace.begin(samples)
 
 
-_KEPT: list[DdpRun] = []
-"""With their DDP modules, until the process ends. Where a communication hook is in Python, torch 2.13 may hang as DDP
-is deleted after its process group: it waits, with the interpreter's lock, for a thread that asks for that lock."""
+_MEETING_TIMEOUT = datetime.timedelta(minutes=30)
+"""For the workers of a group to come, as torch has it."""
+
+_KEPT: list[DistributedDataParallel] = []
+"""Until the process ends: torch 2.13 may hang where DDP is deleted after its process group, as at the end of a `main`:
+it waits, with the interpreter's lock, for a thread of gloo's that asks for that lock."""
 
 
 def _module_of(parameters: Sequence[nn.Parameter]) -> nn.Module:
@@ -377,6 +314,7 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
 
     def made(self: DistributedDataParallel, *args: Any, **options: Any) -> None:
         init(self, *args, **options)
+        _KEPT.append(self)
         if "transformers.trainer" in sys.modules:
             trainer = sys.modules["transformers.trainer"].Trainer
             if not hasattr(trainer.compute_loss, "__wrapped__"):
@@ -385,7 +323,6 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
         if dist.get_world_size(self.process_group) == len(plan.spec.workers) > 1:
             if not runs:
                 runs.append(DdpRun(plan, run_dir, dist.get_rank(), dist.get_world_size()))
-                _KEPT.append(runs[0])
             runs[0].attach(self)
 
     def called(self: DistributedDataParallel, *inputs: Any, **named: Any) -> Any:
@@ -428,12 +365,21 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
         elif len(plan.spec.workers) > 1:
             _refuse_sharded(optimizer)
 
+    def joined(backend: str | None = None, init_method: str | None = None, *args: Any, **options: Any) -> None:
+        by_environment = init_method in (None, "env://") and not args and options.get("store") is None
+        if by_environment and "RANK" in os.environ:  # whoever starts again meets nothing of what was there before
+            place = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+            store = group_store(os.environ, place["rank"], options.get("timeout") or _MEETING_TIMEOUT)
+            init_method, options = None, {**options, **place, "store": store}
+        join(backend, init_method, *args, **options)
+
     init: Any = DistributedDataParallel.__init__
     forward: Any = DistributedDataParallel.forward
     register: Any = DistributedDataParallel.register_comm_hook
     follow: Any = dataloader._BaseDataLoaderIter.__next__
     of_loader: Any = DataLoader._index_sampler
     run_backward: Any = torch.autograd.backward
+    join: Any = dist.init_process_group
     with ExitStack() as undo:
         for owner, name, value in (
             (DistributedDataParallel, "__init__", functools.wraps(init)(made)),
@@ -442,6 +388,7 @@ def unequal(plan: SessionPlan, run_dir: Path) -> Iterator[Callable[[], DdpRun | 
             (DataLoader, "_index_sampler", property(index_sampler)),
             (dataloader._BaseDataLoaderIter, "__next__", following),
             (torch.autograd, "backward", functools.wraps(run_backward)(backward)),
+            (dist, "init_process_group", functools.wraps(join)(joined)),
         ):
             undo.callback(setattr, owner, name, vars(owner)[name])
             setattr(owner, name, value)

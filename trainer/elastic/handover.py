@@ -18,7 +18,7 @@ from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.checkpoints.state import RankState, SharedState
 from hetopt.trainer.comm.compressor import State
 from hetopt.trainer.comm.error_feedback import ALIKE
-from hetopt.trainer.elastic.membership import NO_GENERATION, Generation, Version
+from hetopt.trainer.elastic.rendezvous import NO_GENERATION, Generation, Version
 from hetopt.trainer.packing import pack, unpack
 
 _HEAVY = ("model", "optimizer")

@@ -7,24 +7,237 @@
     G/here/PLACE        who has seen that it has: a generation whose members do not all come is passed over
 
 The protocol is a generator of pauses, so that the same code runs in real time and in a simulation.
+
+Who trains next: pure rules for closing a new generation of workers when the one before has fallen apart.
+
+A *generation* is a group of workers that train together. A worker that is lost ends it: the others leave it, register
+for the next one, and so does whoever comes back or is started in place of a lost one. The next generation begins when
+all workers of the run have registered, or those that have waited long enough and are entitled to go on without the
+rest: more than half of the generation that was last, or exactly half of it with its first worker. So two groups that
+cannot see each other never both go on. Who is known to be dead is no part of any group: it does not count.
+
+Any history of generations is one line of training: what is newest is told by the generation that last agreed on a
+state, then by the steps done since.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from typing import Protocol
+import json
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol, Self
+
+from pydantic import TypeAdapter, ValidationError
 
 from hetopt.core.errors import BadInput, RunFailed
-from hetopt.trainer.elastic.membership import (
-    NO_GENERATION,
-    Generation,
-    Member,
-    NothingKnown,
-    Patience,
-    Presence,
-    is_hopeless,
-    may_close,
-)
+from hetopt.core.paths import parse_json, shortened
+
+NO_GENERATION = -1
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Version:
+    """How far the training is that a worker holds; the largest is the newest.
+
+    Attributes:
+        agreed: generation in which all workers last had the same state.
+        step: steps done.
+        decisions: control periods and evaluations read since the run began, for two states of one step.
+    """
+
+    agreed: int = NO_GENERATION
+    step: int = 0
+    decisions: int = 0
+
+    @property
+    def is_held(self) -> bool:
+        """Whether there is a state at all: a worker that has just started holds none."""
+        return self.agreed != NO_GENERATION
+
+
+class _Registered:
+    """What workers write into the store for each other."""
+
+    def to_json(self) -> str:
+        """As it stands in the store."""
+        return json.dumps(asdict(self))  # type: ignore[call-overload]  # every such record is a dataclass
+
+    @classmethod
+    def of_json(cls, text: str) -> Self:
+        """What `to_json` wrote: a stranger's word, until it has been looked at.
+
+        Raises:
+            RunFailed: it is something else.
+        """
+        try:
+            return cls(**vars(_READERS[cls].validate_python(parse_json(text, origin="a message"))))
+        except (BadInput, ValidationError):
+            raise RunFailed(
+                f"what another worker registered of itself cannot be read: {shortened(text, 80)!r}.",
+                hint="launch the run again: it resumes from its last checkpoint",
+            ) from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member(_Registered):
+    """A worker that wants to train.
+
+    Attributes:
+        place: its number in the run's spec.
+        life: tells it from others that had its place before.
+        joined: the generation that it was last part of.
+        beside: places of all workers of that generation, itself included.
+        lives: of the same; empty: not known.
+        version: of the state that it holds.
+        share: its last local batch size, samples; 0: it has just started.
+        hetopt: the version of hetopt that it runs.
+    """
+
+    place: int
+    life: str
+    hetopt: str = ""
+    share: int = 0
+    joined: int = NO_GENERATION
+    beside: tuple[int, ...] = ()
+    lives: tuple[str, ...] = ()
+    version: Version = Version()
+
+    def __post_init__(self) -> None:
+        """Refuse lives that are not those of the places."""
+        if self.lives and len(self.lives) != len(self.beside):
+            raise ValueError(f"{len(self.lives)} lives of {len(self.beside)} workers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation(_Registered):
+    """A group of workers that train together; ranks are in the order of their places."""
+
+    number: int
+    members: tuple[Member, ...]
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The places of the generation's workers, in rank order."""
+        return tuple(member.place for member in self.members)
+
+    @property
+    def lives(self) -> tuple[str, ...]:
+        """The lives of the generation's workers, in rank order."""
+        return tuple(member.life for member in self.members)
+
+    def rank(self, member: Member) -> int | None:
+        """The rank of a worker in it; None: it is not part of it."""
+        for rank, one in enumerate(self.members):
+            if (one.place, one.life) == (member.place, member.life):
+                return rank
+        return None
+
+    @property
+    def newest(self) -> Version:
+        """Of the states that its workers brought."""
+        return max(member.version for member in self.members)
+
+
+_READERS: Mapping[type, TypeAdapter[Any]] = {kind: TypeAdapter(kind) for kind in (Member, Generation)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How long those who have registered wait for the others.
+
+    Attributes:
+        start_s: when the run starts; then everyone is needed.
+        regroup_s: when workers were lost.
+        give_up_s: when too few are left to go on.
+    """
+
+    start_s: float = 600.0
+    regroup_s: float = 3.0
+    give_up_s: float = 60.0
+
+
+class Presence(Protocol):
+    """What is known for certain of workers, by whoever starts and ends their hosts; by itself nothing is."""
+
+    def is_away(self, place: int) -> bool:
+        """Whether there is no host that a worker could come from."""
+        return False
+
+    def is_dead(self, place: int, life: str) -> bool:
+        """Whether a worker has ended; false: it has not, or nobody knows."""
+        return False
+
+    @property
+    def all_leave(self) -> bool:
+        """Whether all hosts will soon be taken away."""
+        return False
+
+
+class NothingKnown(Presence):
+    """The presence where nobody says anything: a worker that does not come may be cut off."""
+
+
+def may_close(
+    registered: Mapping[int, Member],
+    places: Sequence[int],
+    waited_s: float,
+    patience: Patience,
+    presence: Presence = NothingKnown(),  # noqa: B008  # it has no state
+) -> bool:
+    """Whether those who have registered are to begin without waiting any longer.
+
+    Args:
+        registered: by place.
+        places: of all workers of the run.
+        waited_s: since whoever asks registered.
+        patience: how long to wait.
+        presence: what is known of those who have not.
+    """
+    electorate = _electorate(registered, presence)
+    if electorate is None:
+        # Nobody has trained yet: everyone is needed who has a host.
+        return all(place in registered or presence.is_away(place) for place in places)
+    if set(electorate) <= set(registered):
+        return True
+    return waited_s >= patience.regroup_s and entitled(registered, presence)
+
+
+def entitled(registered: Mapping[int, Member], presence: Presence = NothingKnown()) -> bool:  # noqa: B008  # likewise
+    """Whether those who have registered are enough of the last generation to go on without the rest.
+
+    Two groups that both are would be more than all who live, whatever each knows of the dead: the larger number of dead
+    that one knows of is at most the number that there are.
+    """
+    electorate = _electorate(registered, presence)
+    if electorate is None:
+        return False
+    last = max(member.joined for member in registered.values())
+    present = {member.place for member in registered.values() if member.joined == last}
+    return 2 * len(present) > len(electorate) or (2 * len(present) == len(electorate) and min(electorate) in present)
+
+
+def _electorate(registered: Mapping[int, Member], presence: Presence) -> list[int] | None:
+    """Places of the last generation's workers that may be alive; None: nobody here was part of one.
+
+    A place that somebody else has registered for was given to it because the worker that had it before is dead.
+    """
+    last = max((member.joined for member in registered.values()), default=NO_GENERATION)
+    if last == NO_GENERATION:
+        return None
+    one = next(member for member in registered.values() if member.joined == last)
+    lives = one.lives or ("",) * len(one.beside)
+    return [
+        place
+        for place, life in zip(one.beside, lives, strict=True)
+        if not (life and (presence.is_dead(place, life) or (place in registered and registered[place].life != life)))
+    ]
+
+
+def is_hopeless(registered: Mapping[int, Member], waited_s: float, patience: Patience) -> bool:
+    """Whether to stop waiting for the rest; the run then ends, and can be launched again from its checkpoint."""
+    has_begun = any(member.joined != NO_GENERATION for member in registered.values())
+    return waited_s >= (patience.give_up_s if has_begun else patience.start_s)
+
 
 LOOK_S = 0.05
 
@@ -42,15 +255,12 @@ class RendezvousStore(Protocol):
 
     def get(self, key: str) -> str:
         """The value; empty: there is none."""
-        ...
 
     def set(self, key: str, value: str) -> None:
         """Write ``value`` under ``key``, whatever was there."""
-        ...
 
     def compare_set(self, key: str, expected: str, value: str) -> str:
         """Write a value where the present one is as expected (empty: there is none); the value after that."""
-        ...
 
 
 def wanted(store: RendezvousStore) -> int:

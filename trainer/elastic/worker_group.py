@@ -19,18 +19,28 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from hetopt.core.batch_partition import spec_of_living
 from hetopt.core.errors import HetoptError, RunFailed
 from hetopt.core.events.log import EVENTS_FILE, EventLog
-from hetopt.core.local_batch_sizes import spec_of_living
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.agreement import meet_one_version
 from hetopt.trainer.comm.peers import HungPeer, has_timed_out
 from hetopt.trainer.context import WorkerContext
-from hetopt.trainer.elastic.connections import break_all_but, open_sockets
 from hetopt.trainer.elastic.handover import Held, told
-from hetopt.trainer.elastic.membership import Generation, Member, NothingKnown, Patience, Presence
-from hetopt.trainer.elastic.rendezvous import LOOK_S, Abandoned, RendezvousStore, meet_again, want, wanted
-from hetopt.trainer.elastic.stores import TcpRendezvousStore, connect, where_to_meet
+from hetopt.trainer.elastic.rendezvous import (
+    LOOK_S,
+    Abandoned,
+    Generation,
+    Member,
+    NothingKnown,
+    Patience,
+    Presence,
+    RendezvousStore,
+    meet_again,
+    want,
+    wanted,
+)
+from hetopt.trainer.elastic.stores import TcpRendezvousStore, break_all_but, connect, open_sockets, where_to_meet
 from hetopt.trainer.failure import is_peer_loss
 
 EVERY_S = 0.25

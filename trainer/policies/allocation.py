@@ -14,10 +14,9 @@ from __future__ import annotations
 
 from pydantic import PositiveInt
 
-from hetopt.core.local_batch_sizes import divided, whole_micro_batches
-from hetopt.core.policy_settings import AllocationSettings
-from hetopt.trainer.policies.epoch_mean import EpochMean
-from hetopt.trainer.policies.policy import BatchDecision, BatchObservation
+from hetopt.core.batch_partition import divided, whole_micro_batches
+from hetopt.core.run_spec import AllocationSettings
+from hetopt.trainer.policies.policy import BatchDecision, BatchObservation, EpochMean
 
 
 class AllocateMicroBatches(AllocationSettings):

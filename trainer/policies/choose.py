@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from hetopt.core.batch_partition import allocated_micro_batch_size, check_batch
 from hetopt.core.errors import BadInput
-from hetopt.core.local_batch_sizes import allocated_micro_batch_size, check_batch
-from hetopt.core.names import known
+from hetopt.core.plain_text import known
 from hetopt.core.run_spec import BATCH_POLICIES, RunSpec
 from hetopt.trainer.policies.allocation import AllocateMicroBatches
 from hetopt.trainer.policies.dynamic import DynamicShares, omnilearn

@@ -29,9 +29,8 @@ from pydantic import PositiveFloat, PositiveInt, model_validator
 
 from hetopt.core.artifact import Record
 from hetopt.core.batch_partition import largest_remainder, proportional_quotas
-from hetopt.core.policy_settings import DynamicSettings
-from hetopt.trainer.policies.epoch_mean import EpochMean
-from hetopt.trainer.policies.policy import BatchDecision, BatchObservation
+from hetopt.core.run_spec import DynamicSettings
+from hetopt.trainer.policies.policy import BatchDecision, BatchObservation, EpochMean
 
 
 class Growth(Record):

@@ -2,13 +2,16 @@
 
 ``(state, observation) -> (state, decision)`` over values that all ranks hold alike, so all ranks decide the same
 without another message. The state is a small plain record, and travels in checkpoints.
+
+Compute times gathered over an epoch, for the policies that decide once an epoch.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Literal, Protocol, Self, TypeVar
+
+from pydantic import NonNegativeInt, PositiveFloat, model_validator
 
 from hetopt.core.artifact import Record
 
@@ -31,9 +34,6 @@ class BatchObservation:
         steps: how many steps the medians are over.
         epoch: epochs completed when the period ended.
         rates_per_s: samples that arrive at each worker a second, -1 where that is not known; empty: they do not arrive.
-
-    Raises:
-        ValueError: the parts do not match, or a share or time is not positive and finite.
     """
 
     local_batch_sizes: tuple[int, ...]
@@ -42,19 +42,6 @@ class BatchObservation:
     steps: int
     epoch: int
     rates_per_s: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        workers = len(self.local_batch_sizes)
-        if workers == 0 or len(self.compute_s) != workers or len(self.spread_s) != workers:
-            raise ValueError("one compute time and one spread a share are needed")
-        if any(share < 1 for share in self.local_batch_sizes):
-            raise ValueError(f"shares must be positive, not {self.local_batch_sizes}")
-        if any(not 0 < time_s < math.inf for time_s in self.compute_s):
-            raise ValueError(f"compute times must be positive and finite, not {self.compute_s}")
-        if any(not 0 <= spread < math.inf for spread in self.spread_s):
-            raise ValueError(f"spreads must be finite and not negative, not {self.spread_s}")
-        if self.steps < 1 or self.epoch < 0:
-            raise ValueError(f"a period has at least one step, not {self.steps}, of an epoch not below 0")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,14 +62,12 @@ class BatchPolicy(Protocol, Generic[StateT]):
 
     def initial(self) -> StateT:
         """The state before the first observation; its type reads a checkpoint's back (`Record.model_validate`)."""
-        ...
 
     def decide(self, state: StateT, observation: BatchObservation) -> tuple[StateT, BatchDecision]:
         """The next state, and the shares to use from now on.
 
         They sum to what the observed shares sum to, but under the policy ``rate``.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,3 +83,45 @@ class KeepShares:
     ) -> tuple[NothingToRemember, BatchDecision]:
         """Keep the observed local batch sizes."""
         return state, BatchDecision(local_batch_sizes=observation.local_batch_sizes)
+
+
+Every = Literal["epoch", "period"]
+"""How often a policy decides: at the end of an epoch, on the mean of its steps, or after every control period."""
+
+
+class EpochMean(Record):
+    """Mean compute times of the steps since the last decision, all over the same shares.
+
+    Attributes:
+        epoch: the epoch that is being gathered.
+        local_batch_sizes: shares of the steps.
+        compute_s: mean of the periods' medians, weighted by steps; empty before the first.
+        steps: how many steps.
+    """
+
+    epoch: NonNegativeInt = 0
+    local_batch_sizes: tuple[int, ...] = ()
+    compute_s: tuple[PositiveFloat, ...] = ()
+    steps: NonNegativeInt = 0
+
+    @model_validator(mode="after")
+    def _is_one_time_a_share(self) -> Self:
+        if len(self.compute_s) != len(self.local_batch_sizes):
+            raise ValueError("one compute time a share is needed")
+        return self
+
+    def gather(self, observation: BatchObservation, every: Every) -> tuple[EpochMean, tuple[float, ...] | None]:
+        """What is gathered now, and the mean times if it is time to decide."""
+        times_s, steps = observation.compute_s, observation.steps
+        if self.steps and self.local_batch_sizes == observation.local_batch_sizes:
+            steps += self.steps
+            weight = observation.steps / steps
+            times_s = tuple(
+                old + weight * (new - old) for old, new in zip(self.compute_s, observation.compute_s, strict=True)
+            )
+        if every == "period" or observation.epoch > self.epoch:
+            return EpochMean(epoch=observation.epoch), times_s
+        gathered = EpochMean(
+            epoch=self.epoch, local_batch_sizes=observation.local_batch_sizes, compute_s=times_s, steps=steps
+        )
+        return gathered, None

@@ -13,9 +13,8 @@ from __future__ import annotations
 from pydantic import PositiveInt
 
 from hetopt.core.batch_partition import largest_remainder
-from hetopt.core.policy_settings import ProportionalSettings
-from hetopt.trainer.policies.epoch_mean import EpochMean
-from hetopt.trainer.policies.policy import BatchDecision, BatchObservation
+from hetopt.core.run_spec import ProportionalSettings
+from hetopt.trainer.policies.policy import BatchDecision, BatchObservation, EpochMean
 
 
 class ProportionalShares(ProportionalSettings):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pydantic import NonNegativeInt
 
 from hetopt.core.artifact import Record
-from hetopt.core.stream import Stream
+from hetopt.core.run_spec import Stream
 from hetopt.trainer.policies.policy import BatchDecision, BatchObservation
 
 UNKNOWN_RATE = -1.0

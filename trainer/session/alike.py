@@ -1,45 +1,83 @@
-"""What has to be the same on all workers: taken from rank 0 when a session begins, compared while it goes on."""
+"""The models and optimizers of a session; they are the same on all workers from its beginning on, and are compared."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from hetopt.core.errors import RunFailed
+from hetopt.core.errors import BadInput, RunFailed
 from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.comm.peers import workers
-from hetopt.trainer.likeness import CLOSE, Groups, options_of, tensors_mark
-from hetopt.trainer.session.several import Optimizers
+from hetopt.trainer.likeness import CLOSE, options_of, parameters_of, tensors_mark
 
 
-def take_parameters(model: nn.Module, optimizer: Groups) -> None:
+def as_one_model(models: Sequence[nn.Module]) -> nn.Module:
+    """Return the only one, or a module of all of them, for what asks for names, parameters and buffers."""
+    return models[0] if len(models) == 1 else nn.ModuleList(models)
+
+
+class Optimizers:
+    """The optimizers of a session, for what compares, counts and saves them.
+
+    Args:
+        each: in the order in which the script gave them.
+
+    Raises:
+        BadInput: two of them have the same parameter.
+    """
+
+    def __init__(self, each: Iterable[Optimizer]) -> None:
+        self.each = tuple(each)
+        owner: dict[int, int] = {}
+        for number, one in enumerate(self.each):
+            for parameter in parameters_of(one):
+                if owner.setdefault(id(parameter), number) != number:
+                    raise BadInput(
+                        f"Optimizers {owner[id(parameter)]} and {number} of the session have a parameter of shape "
+                        f"{tuple(parameter.shape)} in common, and its gradient can be for one step alone.",
+                        hint="give every parameter to one optimizer alone, as groups of different options if need be",
+                    )
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Return those of all of them."""
+        return [group for one in self.each for group in one.param_groups]
+
+    def state_of(self, parameter: nn.Parameter) -> Mapping[str, Any]:
+        """Return what the optimizer that has a parameter remembers of it."""
+        return next((one.state[parameter] for one in self.each if parameter in one.state), {})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return that of each, by its number."""
+        return {str(number): one.state_dict() for number, one in enumerate(self.each)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Become what `state_dict` gave."""
+        for number, one in enumerate(self.each):
+            one.load_state_dict(state[str(number)])
+
+
+def take_parameters(model: nn.Module, optimizer: Optimizers) -> None:
     """Take rank 0's parameters and buffers, also those that only the optimizer knows."""
-    known = {id(one) for one in model.parameters()}
-    others = [one for group in optimizer.param_groups for one in group["params"] if id(one) not in known]
-    with torch.no_grad():
-        for tensor in [*model.parameters(), *model.buffers(), *others]:
-            _broadcast(tensor)
-
-
-def _broadcast(tensor: Tensor) -> None:
-    staged = tensor.detach().cpu().contiguous()
-    if staged.is_complex():
-        staged = torch.view_as_real(staged)
-    dist.broadcast(staged, src=0)
-    tensor.detach().copy_(torch.view_as_complex(staged) if tensor.is_complex() else staged)
-
-
-_ALIKE = "run the same code on every worker, with the same arguments"
+    tensors = {id(one): one for one in [*model.parameters(), *model.buffers(), *parameters_of(optimizer)]}
+    for tensor in tensors.values():
+        own = tensor.detach()
+        real = torch.view_as_real(own) if own.is_complex() else own
+        staged = real.cpu().contiguous()
+        dist.broadcast(staged, src=0)
+        real.copy_(staged)
 
 
 def check_replicas(
     named: Sequence[tuple[str, nn.Parameter]], optimizer: Optimizers | None, step: int, world_size: int
 ) -> None:
-    """Compare parameters, gradients and optimizer state with the other workers, bit by bit.
+    """Compare parameters, gradients, and the optimizer's state and options with the other workers, bit by bit.
 
     Args:
         named: the parameters.
@@ -50,58 +88,37 @@ def check_replicas(
     Raises:
         RunFailed: some differ; all workers raise it.
     """
-    of_each: dict[str, list[list[Tensor]]] = {"parameter {}": [[one] for _, one in named]}
+    tensors = [(f"parameter {name}", [parameter.detach()]) for name, parameter in named]
+    options: list[tuple[str, float]] = []
     if optimizer is not None:
-        states = [optimizer.state_of(one) for _, one in named]
-        of_each["the gradient of {}"] = [_dense(one.grad) for _, one in named]
-        of_each["the optimizer's state of {}"] = [
-            [state[key] for key in sorted(state) if isinstance(state[key], Tensor)] for state in states
-        ]
-        _check_options(optimizer, step, world_size)
-    marks = [float(tensors_mark(one for own in each for one in own)) for each in of_each.values()]
-    rows = gather_numbers([float(len(named)), *marks], world_size)
-    if all(row == rows[0] for row in rows):
+        tensors += [(f"the gradient of {name}", _dense(one.grad)) for name, one in named]
+        for name, one in named:
+            state = optimizer.state_of(one)
+            own = [state[key] for key in sorted(state) if isinstance(state[key], Tensor)]
+            tensors.append((f"the optimizer's state of {name}", own))
+        options = options_of(optimizer)
+    whole = [len(tensors), len(options), tensors_mark(one for _, own in tensors for one in own)]
+    rows = gather_numbers([*map(float, whole), sum(value for _, value in options)], world_size)
+    if all(row[:-1] == rows[0][:-1] and math.isclose(row[-1], rows[0][-1], rel_tol=CLOSE) for row in rows):
         return
-    if len({row[0] for row in rows}) > 1:
-        raise RunFailed(f"the workers' models have other numbers of parameters at step {step}.", hint=_ALIKE)
-    for what, each in of_each.items():
-        who, index, _ = _first_difference([float(tensors_mark(own)) for own in each], world_size)
-        if index is not None:
-            raise RunFailed(
-                f"{what.format(named[index][0])} is not the same on {workers(who)} as on the others at step {step}.",
-                hint="change parameters and gradients by what all workers share (run.backward, run.mean), load "
-                "checkpoints on every worker or before the session begins, and step with the same learning rate "
-                "everywhere",
-            )
+    if any(row[:2] != rows[0][:2] for row in rows):
+        raise RunFailed(f"the workers' models have other numbers of parameters at step {step}.", hint=_HINT)
+    marks = [(what, float(tensors_mark(own))) for what, own in tensors] + options
+    columns = list(zip(*gather_numbers([mark for _, mark in marks], world_size), strict=True))
+    for index, ((what, _), column) in enumerate(zip(marks, columns, strict=True)):
+        usual, close = max(column, key=column.count), CLOSE if index >= len(tensors) else 0.0
+        ranks = [rank for rank, mark in enumerate(column) if not math.isclose(mark, usual, rel_tol=close)]
+        if ranks:
+            raise RunFailed(f"{what} is not the same on {workers(ranks)} as on the others at step {step}.", hint=_HINT)
 
 
-def _check_options(optimizer: Optimizers, step: int, world_size: int) -> None:
-    own = options_of(optimizer)
-    who, index, values = _first_difference([value for _, value in own], world_size, CLOSE)
-    if index is not None:
-        usual = next(value for rank, value in enumerate(values) if rank not in who)
-        raise RunFailed(
-            f"{own[index][0]} is {values[who[0]]:g} on {workers(who)} and {usual:g} on the others at step {step}.",
-            hint="drive schedulers by what all workers share: scheduler.step(run.mean(loss)) instead of the own loss",
-        )
+_HINT = (
+    "run the same code on every worker, with the same arguments: change parameters, gradients and learning rates by "
+    "what all workers share (run.backward, run.mean), and load checkpoints on every worker or before the session begins"
+)
 
 
 def _dense(gradient: Tensor | None) -> list[Tensor]:
     if gradient is None:
         return [torch.tensor([torch.nan])]
     return [gradient if gradient.layout == torch.strided else gradient.to_dense()]
-
-
-def _first_difference(
-    own: Sequence[float], world_size: int, close: float = 0.0
-) -> tuple[list[int], int | None, list[float]]:
-    """The workers that differ from most where the first difference is, that place, and all workers' values there."""
-    lengths = gather_numbers([len(own)], world_size)
-    if len({row[0] for row in lengths}) > 1:
-        return [], None, []
-    rows = gather_numbers(own, world_size)
-    for index, column in enumerate(zip(*rows, strict=True)):
-        if not all(math.isclose(value, column[0], rel_tol=close) or value == column[0] for value in column):
-            usual = max(column, key=column.count)
-            return [rank for rank, value in enumerate(column) if value != usual], index, list(column)
-    return [], None, []

@@ -8,23 +8,23 @@ from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
 from torch import nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from hetopt.core.errors import BadInput
 from hetopt.core.run_folder import RUN_VARIABLE, SPEC_VARIABLE
+from hetopt.core.run_rules import check_for_script
 from hetopt.core.run_spec import BatchPolicy, Compression, RunSpec
-from hetopt.core.script_rules import check_for_script
 from hetopt.core.synchronization import Synchronization
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.error_feedback import keeps_momentum, own_momentum
 from hetopt.trainer.comm.peers import meet
+from hetopt.trainer.session.alike import Optimizers, as_one_model
 from hetopt.trainer.session.audit import ROUNDING, Audit, AuditRecord
-from hetopt.trainer.session.gradients import Scaler
 from hetopt.trainer.session.inspection import inspect_group, inspect_model, inspect_optimizer
 from hetopt.trainer.session.joining import find_place, join
 from hetopt.trainer.session.plan import SessionPlan, make_plan
 from hetopt.trainer.session.run import Session
-from hetopt.trainer.session.several import Optimizers, as_one_model, as_sequence
 
 BatchNormWay: TypeAlias = Literal["own", "synchronized"]
 
@@ -36,7 +36,7 @@ def session(
     compression: Compression | str = "identity",
     accumulate: int = 1,
     steps: int | None = None,
-    scaler: Scaler | None = None,
+    scaler: GradScaler | None = None,
     policy: BatchPolicy = "model",
     sync: Synchronization | str = "bsp",
     spec: RunSpec | Path | str | None = None,
@@ -74,12 +74,9 @@ def session(
     Raises:
         BadInput: something cannot be used, or does not fit the number of workers.
     """
-    if accumulate < 1:
-        raise BadInput(
-            f"`accumulate` must be at least 1, got {accumulate}.", hint="leave it out where every batch steps"
-        )
-    if steps is not None and steps < 1:
-        raise BadInput(f"`steps` must be at least 1, got {steps}.", hint="leave it out if the number is not known")
+    for name, number in (("accumulate", accumulate), ("steps", steps)):
+        if number is not None and number < 1:
+            raise BadInput(f"`{name}` must be at least 1, got {number}.", hint="leave it out, or see hetopt.session")
     audits = AuditRecord(mode=audit, tolerance=audit_tolerance)
     if batch_norm not in get_args(BatchNormWay):
         raise BadInput(
@@ -88,11 +85,12 @@ def session(
         )
     inspect_group(os.environ)
     rank, world_size = find_place(os.environ)
-    models, given = as_sequence(model), as_sequence(optimizer)
+    models = model if isinstance(model, (list, tuple)) else (model,)
+    given = optimizer if isinstance(optimizer, (list, tuple)) else (optimizer,)
     for each in models or (model,):
         inspect_model(each, world_size)
-    for each in given or (optimizer,):
-        inspect_optimizer(each, world_size)
+    for one in given or (optimizer,):
+        inspect_optimizer(one, world_size)
     optimizers, whole = Optimizers(given), as_one_model(models)
     plan = make_plan(
         world_size,
@@ -121,18 +119,11 @@ def session(
         accumulate=accumulate,
         steps=steps,
         scaler=scaler,
-        folder=_folder(folder),
+        folder=Path(said) if (said := folder or os.environ.get(RUN_VARIABLE)) else None,
         audit=audits,
         synchronizes_norms=batch_norm == "synchronized",
         leave=leave,
     )
-
-
-def _folder(said: Path | str | None) -> Path | None:
-    """Of the session; without a word of the script, that of the run that started it."""
-    if said is None:
-        said = os.environ.get(RUN_VARIABLE) or None
-    return None if said is None else Path(said)
 
 
 def fitting(plan: SessionPlan, optimizers: Optimizers) -> SessionPlan:

@@ -38,15 +38,10 @@ def inspect_model(model: object, world_size: int) -> None:
             hint="give the module itself, or a tuple of several",
         )
     for name, parameter in model.named_parameters():
-        if is_lazy(parameter):
+        if is_lazy(parameter) or parameter.is_meta:
             raise BadInput(
-                f"Parameter {name} has no shape yet (a lazy module).",
-                hint="run one batch through the model before the optimizer and the session are made",
-            )
-        if parameter.is_meta:
-            raise BadInput(
-                f"Parameter {name} is on the meta device and has no values.",
-                hint="materialize the model (model.to_empty(device=...), then load its weights) before the session",
+                f"Parameter {name} has no values yet ({'a lazy module' if is_lazy(parameter) else 'the meta device'}).",
+                hint="run one batch through the model, or load its weights, before the optimizer is made",
             )
         if world_size > 1 and _is_a(parameter, "torch.distributed.tensor", "DTensor"):
             raise BadInput(
@@ -149,18 +144,6 @@ def inspect_group(environment: Mapping[str, str]) -> None:
             f"The script's process group has {dist.get_world_size()} workers, and torchrun started {told}.",
             hint="call init_process_group('gloo') without a size and rank of its own, or leave it to the session",
         )
-
-
-def explain_script_error(error: BaseException) -> None:
-    """Add what to do to errors that a script gets because a session is there."""
-    said = str(error)
-    if isinstance(error, ValueError) and "default process group twice" in said:
-        error.add_note(
-            "hetopt: the session has made the process group already; call init_process_group before the session, or "
-            "leave it out."
-        )
-    elif isinstance(error, ValueError) and "process group has not been initialized" in said:
-        error.add_note("hetopt: the process group was destroyed inside the session; do it after, or leave it out.")
 
 
 def _is_a(thing: object, module: str, name: str) -> bool:

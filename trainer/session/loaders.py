@@ -1,174 +1,300 @@
-"""A script's loader as a session hands it back: the same batches, or this worker's slices of them."""
+"""What gives a script its batches in a session: its own loader in slices, or `Splits` of rows that it draws itself.
+
+A loader of samples by index has its batch sampler replaced: every worker draws all batches alike and loads its slice of
+each with the script's dataset, collate function and loader processes. A stream is read whole by every worker, which
+keeps its slices. One cursor says where an interrupted epoch goes on: the epoch, how many of its batches the script was
+given, and the random numbers that it was drawn with. It is drawn again from those, and what was done is passed over, by
+which the script's own numbers are not touched.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, cast
 
-from torch.utils.data import DataLoader, IterableDataset
+import torch
+from torch.utils.data import DataLoader, IterableDataset, Sampler, get_worker_info
 
 from hetopt.core.errors import BadInput
 from hetopt.trainer.data.fetch import samples_in
-from hetopt.trainer.session.batches import Part, Place, ShareTable, SlicedStream, Slices
-from hetopt.trainer.session.progress import Progress, Remaining, Resumed
-from hetopt.trainer.session.random_state import RandomState
+from hetopt.trainer.session.batches import Part, Place, ShareTable, mark_of, own_items
+from hetopt.trainer.session.random_state import CommonNumbers, States, reader_generator
+
+if TYPE_CHECKING:
+    from hetopt.trainer.session.flow import BatchFlow
+
+MOST_DRAWN = 1000
+"""Batches that are drawn at a time, as a sampler may never end."""
+
+_KEPT = (
+    "num_workers",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "prefetch_factor",
+    "persistent_workers",
+)
+"""What a script chose for its loader that has nothing to do with who computes what."""
 
 
-class SlicedLoader:
-    """A script's loader, as seen by one of several workers: its slice of every batch.
+@dataclass(kw_only=True)
+class Cut:
+    """How the batches of an epoch are cut, by whoever reads them.
 
-    What is asked of it besides (``dataset``, ``sampler``, ...) is answered by the script's own loader.
+    Attributes:
+        table: of shares.
+        rank: of this worker.
+        window: batches of a step.
+        epoch: that is cut.
+        steps: before it.
+        drawn: batches of it.
+    """
+
+    table: ShareTable
+    rank: int
+    window: int
+    epoch: int
+    steps: int
+    drawn: int = 0
+
+    def part(self, size: int, number: int, mark: int, *, is_last: bool = False) -> Part:
+        """Return this worker's part of a batch.
+
+        Args:
+            size: samples of the batch.
+            number: of it in the epoch, from 0.
+            mark: see `Part`.
+            is_last: whether it is the last of the epoch.
+        """
+        self.drawn, step = number + 1, self.steps + number // self.window + 1
+        return self.table.part(self.rank, size, (self.epoch, number), step, mark=mark, is_last=is_last)
+
+
+class Sliced(Sampler[Any]):
+    """A batch sampler of a worker's slices.
+
+    Args:
+        batches: of the script.
+        begin: returns the slices of one more epoch.
+    """
+
+    def __init__(self, batches: Any, begin: Callable[[], Iterator[Any]]) -> None:
+        self._batches, self._begin = batches, begin
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._begin()
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+
+class SessionLoader:
+    """A script's loader, as seen by a worker; what is asked of it besides is answered by the script's own.
 
     Args:
         loader: the script's.
-        rank: whose slices.
-        table: of shares.
-        chance: the worker's random numbers.
-        asked: called before a batch is waited for; whether it is the first of an epoch.
-        begun: told the part of a batch just before the script gets it.
-        ended: called when an epoch is over.
-        first: gives all workers the numbers that it is given on rank 0.
-        looks_ahead: whether a batch of a stream has to tell whether it is the last.
-        run: the session, which functions that are only given the loader find here.
+        flow: the session, which functions that are only given the loader find as ``run``.
+
+    Attributes:
+        epoch: that the script is in, or was in last; -1: none yet.
+        batches: of it that the script was given.
+        is_within: whether it may be given more.
+        table: of shares; None: nothing was drawn yet.
 
     Raises:
         BadInput: the loader has no batches.
     """
 
-    def __init__(
-        self,
-        loader: DataLoader[Any],
-        rank: int,
-        table: ShareTable,
-        *,
-        chance: RandomState,
-        asked: Callable[[bool], None],
-        begun: Callable[[Part], None],
-        ended: Callable[[], None],
-        first: Callable[[Sequence[int]], list[int]],
-        looks_ahead: bool = False,
-        run: object,
-    ) -> None:
-        self.run = run
-        self._chance = chance
-        self.progress: Progress
-        self._looks_ahead = looks_ahead
+    def __init__(self, loader: DataLoader[Any], flow: BatchFlow) -> None:
+        self.run = self._flow = flow
         self._loader = loader
-        self._asked = asked
-        self._begun, self._ended = begun, ended
-        self._step = 0  # of the batch that was given last
-        self._window = table.window
-        self._slices: Slices | None = None
-        self._stream: SlicedStream | None = None
-        if isinstance(loader.dataset, IterableDataset):
-            if loader.batch_size is None:
-                raise _no_batches()
-            self._stream = SlicedStream(
-                loader.dataset,
-                table,
-                rank,
-                batch_size=loader.batch_size,
-                drop_last=loader.drop_last,
-                collate=loader.collate_fn,
+        self._is_stream = isinstance(loader.dataset, IterableDataset)
+        self._is_alone = flow.world_size == 1
+        if not self._is_alone and (loader.batch_size if self._is_stream else loader.batch_sampler) is None:
+            raise BadInput(
+                "The loader makes no batches, so there is nothing to share out among workers.",
+                hint="give the DataLoader a batch_size or a batch_sampler",
             )
-            self._own: DataLoader[Any] = DataLoader(
-                self._stream, batch_size=None, collate_fn=_as_it_is, generator=loader.generator, **_kept(loader)
-            )
-        else:
-            if loader.batch_sampler is None:
-                raise _no_batches()
-            self._slices = Slices(loader.batch_sampler, table, rank, first, lambda number: self.progress.passes(number))
-            self._own = DataLoader(
-                loader.dataset,
-                batch_sampler=self._slices,
-                collate_fn=loader.collate_fn,
-                generator=chance.own_generator(loader.generator),
-                **_kept(loader),
-            )
-        self.progress = Progress(loader, self._own, chance=chance)
+        parts = [part for one in (loader.batch_sampler, loader) for part in (one, getattr(one, "sampler", None))]
+        found = [getattr(part, "generator", None) for part in parts]
+        self._generators = list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
+        self.epoch, self.batches, self.is_within = -1, 0, False
+        self.table: ShareTable | None = None
+        self._entries: Any = None  # of a table that a checkpoint kept
+        self._cut: Cut | None = None  # of the epoch that is drawn
+        self._drawn_epoch, self._skip, self._step = -1, 0, 0  # batches to pass over; step of what was given last
+        self._has_begun = False  # to read what is left of an epoch
+        self._start: dict[str, Any] = {}  # random numbers that the epoch was drawn with
+        self._parts: deque[Part] = deque()
+        is_plain = type(loader).__iter__ is DataLoader.__iter__ and loader.batch_sampler is not None
+        self._is_sliced = is_plain and not self._is_stream
+        self._own = self._sliced() if self._is_sliced or not self._is_alone else loader
 
     @property
     def first_epoch(self) -> int:
         """The epoch to go on with, from 0: behind ``run.resume`` that of the checkpoint."""
-        return self.progress.first_epoch
-
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps; of this worker alone."""
-        return {**self.progress.state(), "step": self._step}
-
-    def resume(self, state: Mapping[str, Any], resumed: Resumed) -> None:
-        """Go on from what `state` gave, with the random numbers of the checkpoint."""
-        self.progress.resume(state, resumed)
-        source = self._slices or self._stream
-        assert source is not None
-        source.drawn = (self.progress.epoch - self.progress.is_within, self.progress.batches)
-        source.step = self._step = state["step"]
+        return self.epoch + (not self.is_within)
 
     @property
     def drawn(self) -> Place:
-        """The next batch that this worker has not drawn."""
-        source = self._slices or self._stream
-        assert source is not None
-        epoch, number = source.drawn
-        # Reader processes keep their count to themselves.
-        return (epoch + 1, 0) if self._stream is not None and self._own.num_workers else (max(epoch, 0), number)
+        """The next batch that this worker has not drawn; reader processes of a stream do not tell."""
+        is_hidden = self._is_stream and self._loader.num_workers > 0
+        return self._drawn_epoch + is_hidden, 0 if is_hidden or self._cut is None else self._cut.drawn
+
+    @property
+    def passes(self) -> float:
+        """Return the passes over the data, as far as the script was given batches."""
+        return max(0.0, self.epoch + (self.batches / self._length if self.is_within else 1.0))
+
+    @property
+    def _length(self) -> float:
+        try:
+            return len(self._loader) or float("inf")
+        except TypeError:  # a stream's is not known
+            return float("inf")
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps; of this worker alone."""
+        place = {"epoch": self.epoch, "batches": self.batches, "is_within": self.is_within, "step": self._step}
+        return {**place, "start": self._start, "table": None if self.table is None else self.table.state()}
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self.epoch, self.batches, self.is_within = state["epoch"], state["batches"], state["is_within"]
+        self._step, self._start, self._entries = state["step"], dict(state["start"]), state["table"]
+        self._skip = self.batches if self.is_within else 0
+        self._drawn_epoch = self.epoch - self.is_within
+
+    def _sliced(self) -> DataLoader[Any]:
+        loader, kept = self._loader, {name: getattr(self._loader, name) for name in _KEPT}
+        if self._is_stream:
+            self._stream = SlicedStream(loader.dataset, loader.batch_size or 1, loader.collate_fn, loader.drop_last)
+            return DataLoader(self._stream, batch_size=None, collate_fn=_as_it_is, generator=loader.generator, **kept)
+        return DataLoader(
+            loader.dataset,
+            batch_sampler=Sliced(loader.batch_sampler, self._slices),
+            collate_fn=loader.collate_fn,
+            generator=reader_generator(loader.generator, self._flow.rank),
+            **kept,
+        )
+
+    def _begin_drawing(self) -> None:
+        """Note the random numbers that an epoch is drawn with, or go back to those that it was drawn with."""
+        if self._skip:
+            for generator, state in zip(self._generators, self._start["generators"], strict=False):
+                generator.set_state(state)
+        else:
+            generators = [one.get_state() for one in self._generators]
+            self._start = {"random": States.now().vector(), "generators": generators}
+        self._drawn_epoch, self._cut = self._drawn_epoch + 1, None
+        self._is_first = not self._skip
+        with nullcontext() if self._is_alone else self._flow.drawing():
+            self._common = CommonNumbers(States.of(self._start["random"]), self._flow.world_size)
+
+    def _alike(self) -> AbstractContextManager[None]:
+        """Draw inside what all workers draw alike; alone, nothing but what is passed over is drawn again."""
+        keep, self._is_first = self._is_first and self._flow.rank == 0, False
+        return nullcontext() if self._is_alone and not self._skip else self._common.drawn(keep=keep)
+
+    def _cut_of(self, size: int) -> Cut:
+        """Return how the epoch is cut, whose first batch has so many samples if the loader declares none."""
+        flow, loader = self._flow, self._loader
+        if self.table is None:
+            declared: Any = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+            varies = not (isinstance(declared, int) and declared > 0)
+            self.table = flow.share_out(self, size if varies else declared, self._entries, varies=varies)
+        if self._cut is None:
+            steps = self._step - -(-self._skip // flow.accumulate)
+            window, epoch = flow.accumulate, self._drawn_epoch
+            self._cut = Cut(table=self.table, rank=flow.rank, window=window, epoch=epoch, steps=steps)
+        return self._cut
+
+    def _slices(self) -> Iterator[Any]:
+        """Yield the indices of this worker's samples of each batch of an epoch that is not passed over."""
+        self._parts.clear()
+        self._begin_drawing()
+        for number, (batch, is_last) in enumerate(self._all_batches()):
+            cut = self._cut_of(len(batch))
+            if number < self._skip:
+                continue
+            mark = 0 if self._is_alone else zlib.crc32(repr(batch).encode())
+            part = cut.part(len(batch), number, mark, is_last=is_last)
+            self._parts.append(part)
+            yield list(own_items(batch, part))
+
+    def _all_batches(self) -> Iterator[tuple[Any, bool]]:
+        """Yield the batches of an epoch, and whether each is the last."""
+        batches = chain.from_iterable([self._loader.batch_sampler or ()])
+        if self._is_alone and not self._skip:
+            yield from ((batch, False) for batch in batches)  # each as it is asked for, as without a session
+            return
+        ahead: list[list[Any]] = []
+        while True:
+            with self._alike():
+                ahead += map(list, islice(batches, MOST_DRAWN + 1 - len(ahead)))
+            now, ahead = ahead[:MOST_DRAWN], ahead[MOST_DRAWN:]
+            for index, batch in enumerate(now, start=1):
+                yield batch, not ahead and index == len(now)
+            if not ahead:
+                return
 
     def __iter__(self) -> Iterator[Any]:
         # At once, as the script's own loader does: it draws a seed here, and its readers begin.
-        if self._stream is None:
-            return self._from_slices(*self.progress.begin(lambda: iter(self._own)))
-        self._stream.begin(self._step - -(-self.progress.done // self._window))
-        return self._from_stream(*self.progress.begin(self._begun_stream))
+        before, alike = States.now(), cast(AbstractContextManager[None], nullcontext())
+        if self._skip and self._has_begun:  # what is left of the epoch was not asked for: another begins
+            self._skip, self._drawn_epoch = 0, self.epoch
+        self._has_begun = self._skip > 0
+        if not self._is_sliced:
+            self._begin_drawing()
+            if not self._is_alone:
+                self._stream.cut = self._cut_of(self._loader.batch_size or 1)
+            alike = self._alike()
+        with alike:
+            batches = iter(self._own)
+        if self._skip:
+            before.use()
+        return self._give(batches)
 
-    def _begun_stream(self) -> Iterator[tuple[Part, Any]]:
-        with self._chance.common():
-            return iter(self._own)
-
-    def _from_slices(self, batches: Iterator[Any], start: dict[str, Any]) -> Iterator[Any]:
-        assert self._slices is not None
-        self._enter(start)
-        for batch in batches:
-            self._give(self._slices.parts.popleft())
+    def _give(self, batches: Iterator[Any]) -> Iterator[Any]:
+        flow = self._flow
+        flow.ask(True)
+        self.epoch, self.batches = self.epoch + (not self._skip), self._skip
+        self.is_within = True
+        for part, batch in self._read(batches):
+            self.batches, self._skip, self._step = self.batches + 1, 0, part.step
+            flow.begin_part(part)
             yield batch
-            self._asked(False)
-        self._end()
+            flow.ask(False)
+        self.is_within, self._skip = False, 0
+        flow.end_data()
 
-    def _give(self, part: Part) -> None:
-        self.progress.give()
-        self._step = part.step
-        self._begun(part)
-
-    def _from_stream(self, batches: Iterator[tuple[Part, Any]], start: dict[str, Any]) -> Iterator[Any]:
-        self._enter(start)
-        coming = None
-        for _ in range(self.progress.done + self._looks_ahead):  # a stream is read to be passed over
-            coming = self._read(batches)
-        self.progress.passes(self.progress.done)
-        if not self._looks_ahead:
-            coming = self._read(batches)
+    def _read(self, batches: Iterator[Any]) -> Iterator[tuple[Part, Any]]:
+        """Yield this worker's part of each batch that is not passed over, and the batch."""
+        if self._is_sliced:
+            yield from ((self._parts.popleft(), batch) for batch in batches)
+            return
+        for _ in range(self._skip):  # what has no batch sampler is read to be passed over
+            with self._alike():
+                next(batches, None)
+        if self._is_alone:
+            for number, batch in enumerate(batches):
+                samples = samples_in(batch) or self._loader.batch_size or 1
+                yield self._cut_of(samples).part(samples, number, 0), batch
+            return
+        coming = self._next(batches)
         while coming is not None:
-            part, batch = coming
-            if self._looks_ahead:
-                coming = self._read(batches)
-                part = replace(part, is_last=coming is None)
-            self._give(part)
-            yield batch
-            self._asked(False)
-            if not self._looks_ahead:
-                coming = self._read(batches)
-        self._end()
+            (part, batch), coming = coming, self._next(batches) if self._flow.looks_ahead else None
+            yield replace(part, is_last=self._flow.looks_ahead and coming is None), batch
+            coming = coming if self._flow.looks_ahead else self._next(batches)
 
-    def _enter(self, start: dict[str, Any]) -> None:
-        self.progress.enter(start)
-        self._asked(True)
-
-    def _end(self) -> None:
-        self.progress.end()
-        self._ended()
-
-    def _read(self, batches: Iterator[tuple[Part, Any]]) -> tuple[Part, Any] | None:
-        with self._chance.common():
+    def _next(self, batches: Iterator[Any]) -> Any:
+        with self._alike():
             return next(batches, None)
 
     def __len__(self) -> int:
@@ -182,87 +308,65 @@ def _as_it_is(item: Any) -> Any:
     return item
 
 
-def _kept(loader: DataLoader[Any]) -> dict[str, Any]:
-    """What the script chose that has nothing to do with who computes what."""
-    return {
-        "num_workers": loader.num_workers,
-        "pin_memory": loader.pin_memory,
-        "timeout": loader.timeout,
-        "worker_init_fn": loader.worker_init_fn,
-        "multiprocessing_context": loader.multiprocessing_context,
-        "prefetch_factor": loader.prefetch_factor,
-        "persistent_workers": loader.persistent_workers,
-    }
+class SlicedStream(IterableDataset[Any]):
+    """This worker's slices of a stream, collated, each behind its `Part`.
+
+    Args:
+        samples: of the script.
+        batch_size: of all workers.
+        collate: of the script's loader, as ``drop_last``.
+        drop_last: whether an incomplete batch is left out.
+
+    Attributes:
+        cut: of the epoch that is read.
+    """
+
+    cut: Cut
+
+    def __init__(self, samples: Any, batch_size: int, collate: Callable[[list[Any]], Any], drop_last: bool) -> None:
+        self._samples, self._size, self._collate, self._drops_last = samples, batch_size, collate, drop_last
+
+    def __iter__(self) -> Iterator[tuple[Part, Any]]:
+        # Reader processes take turns, and each knows the shares only as they were when the epoch began.
+        worker = get_worker_info()
+        number, stride = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        samples = iter(self._samples)
+        while batch := list(islice(samples, self._size)):
+            if len(batch) < self._size and self._drops_last:
+                return
+            part = self.cut.part(len(batch), number, mark_of(batch[0]))
+            yield part, self._collate(list(own_items(batch, part)))
+            number += stride
 
 
-def _no_batches() -> BadInput:
-    return BadInput(
-        "The loader makes no batches, so there is nothing to share out among workers.",
-        hint="give the DataLoader a batch_size or a batch_sampler",
-    )
+class Splits:
+    """A worker's rows of batches that a script draws itself; as of `SessionLoader`.
 
+    Args:
+        flow: the session.
+    """
 
-class OwnLoader:
-    """A loader whose batches are a single worker's; ``run`` is the session."""
+    passes = 0.0
 
-    def __init__(
-        self, loader: DataLoader[Any], ask: Callable[[bool], None], begun: Callable[[Part], None], *, run: object
-    ) -> None:
-        self.run = run
-        self._loader = loader
-        self._ask, self._begun = ask, begun
-        self.progress = Progress(loader)
-
-    @property
-    def first_epoch(self) -> int:
-        """As of `SlicedLoader`."""
-        return self.progress.first_epoch
+    def __init__(self, flow: BatchFlow) -> None:
+        self._flow = flow
+        self.table: ShareTable | None = None
+        self.drawn: Place = (0, 0)
+        self._entries: Any = None
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps: as much as of several workers."""
-        return {**self.progress.state(), "step": 0}
+        """Return what a checkpoint keeps: the script draws the batches, by its own random numbers."""
+        return {"drawn": self.drawn[1], "table": None if self.table is None else self.table.state()}
 
-    def resume(self, state: Mapping[str, Any], resumed: Resumed) -> None:
-        """Go on from what `state` gave, with the random numbers of the checkpoint."""
-        self.progress.resume(state, resumed)
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self.drawn, self._entries = (0, state["drawn"]), state["table"]
 
-    @property
-    def drawn(self) -> Place:
-        """The next batch that this worker has not drawn: nobody shares them out."""
-        return 0, 0
-
-    def __iter__(self) -> Iterator[Any]:
-        # At once, as without a session.
-        loader, read = self._loader, self.progress.done
-        is_indexed = type(loader) is DataLoader and not isinstance(loader.dataset, IterableDataset)
-        if read and is_indexed and loader.batch_sampler is not None:
-            read = 0
-            loader = DataLoader(
-                loader.dataset,
-                batch_sampler=Remaining(loader.batch_sampler, self.progress),
-                collate_fn=loader.collate_fn,
-                generator=loader.generator,
-                **_kept(loader),
-            )
-        return self._counted(*self.progress.begin(lambda: iter(loader)), read)
-
-    def _counted(self, batches: Iterator[Any], start: dict[str, Any], read: int) -> Iterator[Any]:
-        size = self._loader.batch_size
-        self.progress.enter(start)
-        self._ask(True)
-        for number in range(read):  # of a stream, which is read to be passed over
-            next(batches, None)
-            self.progress.passes(number + 1)
-        for batch in batches:
-            self.progress.give()
-            samples = samples_in(batch) or size or 1
-            self._begun(Part(samples=samples, batch=samples, shares=(samples,)))
-            yield batch
-            self._ask(False)
-        self.progress.end()
-
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
+    def take(self, size: int) -> tuple[Part, slice]:
+        """Return this worker's part of the next batch, and its place in it."""
+        if self.table is None:
+            self.table = self._flow.share_out(self, size, self._entries, varies=False)
+        (_, number), self.drawn = self.drawn, (0, self.drawn[1] + 1)
+        part = self.table.part(self._flow.rank, size, (0, number), number // self._flow.accumulate + 1)
+        rows = own_items(range(size), part)
+        return part, slice(rows[0], rows[-1] + 1)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import IterableDataset
 
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import RunSpec
@@ -31,16 +31,19 @@ class Between:
     Args:
         synchroniser: averages.
         model: this worker's.
+
+    Attributes:
+        synchroniser: as above.
     """
 
     def __init__(self, synchroniser: Synchronizer, model: nn.Module) -> None:
-        self._synchroniser = synchroniser
+        self.synchroniser = synchroniser
         self._vector = ModelVector(model)
         self._paused = ExitStack()
 
     def pause(self) -> None:
         """An epoch is over: until `resume` the model is the average."""
-        self._paused.enter_context(self._synchroniser.averaged())
+        self._paused.enter_context(self.synchroniser.averaged())
 
     def resume(self) -> None:
         """Training goes on from this worker's own model."""
@@ -48,7 +51,7 @@ class Between:
 
     def end(self) -> None:
         """The model is the average from here on."""
-        with self._synchroniser.averaged():
+        with self.synchroniser.averaged():
             average = self._vector.read()
         self.resume()
         self._vector.write(average)
@@ -63,7 +66,7 @@ def gradient_energy(parameters: Sequence[nn.Parameter], scale: float) -> float:
 
 def synchroniser_of(
     spec: RunSpec,
-    loader: DataLoader[Any],
+    loader: Any,
     model: nn.Module,
     optimizer: Optimizer,
     *,
@@ -99,7 +102,7 @@ def synchroniser_of(
         device=device,
         clock=time.perf_counter,
         stopwatch=stopwatch,
-        dataset_size=1 if is_stream else len(loader.dataset),  # type: ignore[arg-type]  # no stream
+        dataset_size=1 if is_stream else len(loader.dataset),
     )
     assert synchroniser is not None
     return synchroniser

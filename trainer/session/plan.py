@@ -7,17 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetopt.core.artifact import read_record
-from hetopt.core.batch_partition import largest_remainder
-from hetopt.core.comm.checked import checked
+from hetopt.core.batch_partition import largest_remainder, within_memory
 from hetopt.core.comm.composition import AUTO
 from hetopt.core.comm.compression_text import parse_compression
 from hetopt.core.comm.options import way_name
 from hetopt.core.errors import BadInput
-from hetopt.core.local_batch_sizes import within_memory
 from hetopt.core.paths import host_name
+from hetopt.core.run_rules import checked
 from hetopt.core.run_spec import BatchPolicy, Compression, RunSpec, StopRule, WorkerSpec
-from hetopt.core.synchronization import Synchronization
-from hetopt.core.synchronization_text import parse_sync, spell_sync
+from hetopt.core.synchronization import Synchronization, parse_sync, spell_sync
 
 TASK = "session"
 """What logs call it."""
@@ -91,13 +89,16 @@ def make_plan(
     """
     if spec is None:
         auto, host = compression == AUTO, host_name(socket.gethostname())
+        if isinstance(compression, str):
+            compression = Compression() if auto else parse_compression(compression, option="compression")
+        checked(compression)
         return SessionPlan(
             spec=RunSpec(
                 task=TASK,
                 workers=tuple(
                     WorkerSpec(host=f"{host}-{rank}", type="local", local_batch_size=1) for rank in range(world_size)
                 ),
-                compression=Compression() if auto else _compression(compression),
+                compression=compression,
                 ratio_policy="auto" if auto else "fixed",
                 collective_policy="cheapest" if auto else "fixed",
                 sync=parse_sync(sync, option="sync") if isinstance(sync, str) else sync,
@@ -112,9 +113,3 @@ def make_plan(
             hint=f"start torchrun with {len(told.workers)} processes in all",
         )
     return SessionPlan(spec=told)
-
-
-def _compression(said: Compression | str) -> Compression:
-    compression = parse_compression(said, option="compression") if isinstance(said, str) else said
-    checked(compression)
-    return compression

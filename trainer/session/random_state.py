@@ -1,13 +1,13 @@
 """Random numbers of several workers: each has its own streams, as under DistributedDataParallel.
 
-What a worker draws (augmentation, dropout, noise) belongs to its own samples. Orders of samples are drawn by rank 0,
-and a stream that every worker reads whole is read with common numbers, or each worker would slice other batches.
+What a worker draws (augmentation, dropout, noise) belongs to its own samples. Orders of samples, and streams that every
+worker reads whole, are drawn alike: with the numbers of rank 0 as an epoch begins, which are those of one machine.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,8 @@ from torch import Tensor
 
 _SEED_STRIDE = 7919
 _NUMPY_SEEDS = 2**32
+_WORDS = 625, 624
+"""Of the states of Python's and NumPy's Mersenne twisters; four numbers more stand behind them."""
 
 
 @dataclass
@@ -34,17 +36,21 @@ class States:
         """Return the present states."""
         return cls(torch=torch.get_rng_state(), python=random.getstate(), numpy=np.random.get_state())
 
-    def plain(self) -> dict[str, Any]:
-        """Return the same as tensors, tuples and numbers."""
-        kind, keys, *rest = self.numpy
-        numpy = (kind, torch.from_numpy(keys.astype(np.int64)), *rest)
-        return {"torch": self.torch, "python": self.python, "numpy": numpy}
+    def vector(self) -> Tensor:
+        """Return the same as float64 numbers, which checkpoints keep and workers send."""
+        _, words, gauss = self.python
+        _, keys, place, has_gauss, cached = self.numpy
+        rest = [float("nan") if gauss is None else gauss, place, has_gauss, cached]
+        return torch.cat([torch.tensor([*words, *keys, *rest], dtype=torch.float64), self.torch.double()])
 
     @classmethod
-    def of_plain(cls, kept: Mapping[str, Any]) -> States:
-        """Return the states that `plain` gave."""
-        kind, keys, *rest = kept["numpy"]
-        return cls(torch=kept["torch"], python=kept["python"], numpy=(kind, keys.numpy().astype(np.uint32), *rest))
+    def of(cls, vector: Tensor) -> States:
+        """Return the states that `vector` gave."""
+        words, keys, rest, own = torch.split(vector, [*_WORDS, 4, len(vector) - sum(_WORDS) - 4])
+        gauss, place, has_gauss, cached = rest.tolist()
+        python = (3, tuple(map(int, words.tolist())), None if gauss != gauss else gauss)
+        numpy = ("MT19937", keys.numpy().astype(np.uint32), int(place), int(has_gauss), cached)
+        return cls(torch=own.byte(), python=python, numpy=numpy)
 
     def use(self) -> None:
         """Set the generators to these states."""
@@ -53,59 +59,50 @@ class States:
         np.random.set_state(self.numpy)
 
 
-class RandomState:
-    """One worker's random numbers. Rank 0 draws what it would alone; the others are seeded by their rank.
+def draw_by_rank(rank: int) -> None:
+    """Seed this worker's generators by its rank; rank 0 draws what it would alone."""
+    copy = torch.Generator()
+    copy.set_state(torch.get_rng_state())
+    seed = torch.tensor([int(torch.randint(2**31, (), generator=copy))])
+    dist.broadcast(seed, src=0)
+    if rank:
+        own = int(seed) + _SEED_STRIDE * rank
+        torch.manual_seed(own)
+        random.seed(own)
+        np.random.seed(own % _NUMPY_SEEDS)
 
-    Attributes:
-        common_state: what all workers draw from inside `common`.
+
+def reader_generator(given: torch.Generator | None, rank: int) -> torch.Generator | None:
+    """Return what stands for a loader's generator on a worker: its reader processes are seeded from it."""
+    return given if given is None or not rank else torch.Generator().manual_seed(given.initial_seed() + rank)
+
+
+class CommonNumbers:
+    """Random numbers that all workers draw alike in an epoch.
+
+    Args:
+        states: to begin with; those of rank 0 count.
+        world_size: workers.
     """
 
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
-        seed = torch.tensor([int(torch.randint(2**31, (), generator=_copy_of_generator()))])
-        dist.broadcast(seed, src=0)
-        own = States.now()
-        _seed_all(int(seed))
-        self.common_state = States.now()
-        own.use()
-        if rank:
-            _seed_all(int(seed) + _SEED_STRIDE * rank)
+    def __init__(self, states: States, world_size: int) -> None:
+        vector = states.vector()
+        if world_size > 1:
+            dist.broadcast(vector, src=0)
+        self._states = States.of(vector)
 
     @contextmanager
-    def common(self) -> Iterator[None]:
-        """Draw the same on all workers inside."""
+    def drawn(self, *, keep: bool = False) -> Iterator[None]:
+        """Draw them inside.
+
+        Args:
+            keep: whether this worker goes on with them, too, as one machine would.
+        """
         own = States.now()
-        self.common_state.use()
+        self._states.use()
         try:
             yield
         finally:
-            self.common_state = States.now()
-            own.use()
-
-    def kept(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
-        return {"own": States.now().plain(), "common": self.common_state.plain()}
-
-    def use(self, kept: Mapping[str, Any]) -> None:
-        """Go on from what `kept` gave."""
-        self.common_state = States.of_plain(kept["common"])
-        States.of_plain(kept["own"]).use()
-
-    def own_generator(self, given: torch.Generator | None) -> torch.Generator | None:
-        """Return what stands for a loader's generator on this worker: its reader processes are seeded from it."""
-        if given is None or self._rank == 0:
-            return given
-        return torch.Generator().manual_seed(given.initial_seed() + _SEED_STRIDE * self._rank)
-
-
-def _copy_of_generator() -> torch.Generator:
-    """Return a generator that stands where torch's own does, and may be drawn from without moving that."""
-    copy = torch.Generator()
-    copy.set_state(torch.get_rng_state())
-    return copy
-
-
-def _seed_all(seed: int) -> None:
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed % _NUMPY_SEEDS)
+            self._states = States.now()
+            if not keep:
+                own.use()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,70 +12,12 @@ from torch import Tensor, nn
 from hetopt.core.errors import BadInput
 from hetopt.trainer.checkpoints.state import RankState, SharedState
 from hetopt.trainer.comm.compressor import State
-from hetopt.trainer.likeness import Groups, parameters_of
-from hetopt.trainer.session.progress import Resumed
+from hetopt.trainer.likeness import parameters_of
+from hetopt.trainer.session.alike import Optimizers
 from hetopt.trainer.session.random_state import States
-from hetopt.trainer.session.several import Optimizers
 
-
-class Stateful(Protocol):
-    """What a script has besides model and optimizer: a scheduler, a GradScaler, an average of parameters."""
-
-    def state_dict(self) -> Any:
-        """What it is now."""
-        ...
-
-    def load_state_dict(self, state: Any, /) -> Any:
-        """Become what `state_dict` gave."""
-        ...
-
-
-Extra = Mapping[str, Stateful]
-"""By name; the same on all workers."""
-
-
-class Source(Protocol):
-    """What gives batches."""
-
-    def state(self) -> dict[str, Any]:
-        """How far it is."""
-        ...
-
-    def resume(self, state: Mapping[str, Any], resumed: Resumed, /) -> None:
-        """Go on from there."""
-        ...
-
-
-@dataclass(kw_only=True)
-class Restored:
-    """A checkpoint that a script goes on from, for what the script makes only later: its loaders, in their order.
-
-    Attributes:
-        shared: of all workers.
-        sources: what each loader, or `split`, kept.
-        resumed: random numbers as they stood.
-        done: how many of them go on.
-    """
-
-    shared: SharedState
-    sources: Sequence[Mapping[str, Any]]
-    resumed: Resumed
-    done: int = 0
-
-    def give(self, source: Source) -> None:
-        """The next loader is there.
-
-        Raises:
-            BadInput: it is another kind of thing than was saved.
-        """
-        kept = self.sources[self.done]
-        if set(kept) != set(source.state()):
-            raise BadInput(
-                f"The script of the checkpoint of step {self.shared.step} got its batches in another way.",
-                hint="make its loaders in the order in which they were made, or begin anew in another folder",
-            )
-        source.resume(kept, self.resumed)
-        self.done += 1
+Extra = Mapping[str, Any]
+"""What a script has besides model and optimizer (a scheduler, a GradScaler), by name; each with a state dictionary."""
 
 
 def check_extra(extra: Extra) -> None:
@@ -93,8 +35,8 @@ def check_extra(extra: Extra) -> None:
             )
 
 
-def script_state(model: nn.Module, optimizer: Groups, extra: Extra) -> dict[str, Any]:
-    """What all workers share of a script besides its model and optimizer.
+def script_state(model: nn.Module, optimizer: Optimizers, extra: Extra) -> dict[str, Any]:
+    """Return what all workers share of a script besides its model and optimizer.
 
     Raises:
         BadInput: it is made of other things than tensors and plain values.
@@ -106,15 +48,13 @@ def script_state(model: nn.Module, optimizer: Groups, extra: Extra) -> dict[str,
                 f"The state of {name} holds something of type {strange}; checkpoints hold tensors and plain values.",
                 hint="leave it out of `extra`, or give its state_dict numbers, texts, lists and tensors",
             )
-    return {
-        "extra": states,
-        "others": [one.detach() for one in _others(model, optimizer)],
-    }
+    return {"extra": states, "others": [one.detach() for one in _others(model, optimizer)]}
 
 
-def own_state(model: nn.Module, memory: State, device: torch.device) -> RankState:
-    """What a worker has of its own: what it holds back, random numbers, and statistics of its own samples."""
-    script = {"random": States.now().plain(), "buffers": {name: one.detach() for name, one in model.named_buffers()}}
+def own_state(model: nn.Module, memory: State, device: torch.device, sources: Sequence[object]) -> RankState:
+    """Return what a worker has of its own: what it holds back, random numbers, and statistics of its own samples."""
+    buffers = {name: one.detach() for name, one in model.named_buffers()}
+    script = {"random": States.now().vector(), "buffers": buffers, "sources": sources}
     return replace(RankState.now(memory, device), script=script)
 
 
@@ -126,34 +66,30 @@ def restore(
     Raises:
         BadInput: they are another script's.
     """
-    kept: Mapping[str, Any] = shared.script or {}
-    saved = kept.get("extra", {})
-    if set(saved) != set(extra):
+    kept, script = shared.script or {}, own.script or {}
+    if set(kept["extra"]) != set(extra):
+        saved, given = (", ".join(sorted(names)) or "nothing" for names in (kept["extra"], extra))
         raise BadInput(
-            f"The checkpoint of step {shared.step} has {_listed(saved)} as `extra`, and run.resume was given "
-            f"{_listed(extra)}.",
+            f"The checkpoint of step {shared.step} has {saved} as `extra`, and run.resume was given {given}.",
             hint="give run.checkpoint and run.resume the same names",
         )
     try:
         model.load_state_dict(dict(shared.model))
         optimizer.load_state_dict(dict(shared.optimizer))
         for name, one in extra.items():
-            one.load_state_dict(saved[name])
+            one.load_state_dict(kept["extra"][name])
         with torch.no_grad():
-            for parameter, value in zip(_others(model, optimizer), kept.get("others", ()), strict=True):
+            for parameter, value in zip(_others(model, optimizer), kept["others"], strict=True):
                 parameter.copy_(value)
-            buffers: Mapping[str, Tensor] = (own.script or {}).get("buffers", {})
             for name, buffer in model.named_buffers():
-                if name in buffers:
-                    buffer.copy_(buffers[name])
+                buffer.copy_(script["buffers"][name])
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError):
         raise BadInput(
             f"The checkpoint of step {shared.step} does not fit the script's model, optimizer or `extra`.",
             hint="resume the script that it was saved by, or begin anew in another folder",
         ) from None
     own.restore_generators(device)
-    if own.script is not None:
-        States.of_plain(own.script["random"]).use()
+    States.of(script["random"]).use()
 
 
 def _strange(value: object) -> str | None:
@@ -170,11 +106,7 @@ def _strange(value: object) -> str | None:
     return next((found for one in parts if (found := _strange(one)) is not None), None)
 
 
-def _others(model: nn.Module, optimizer: Groups) -> list[nn.Parameter]:
-    """Parameters that only the optimizer knows."""
+def _others(model: nn.Module, optimizer: Optimizers) -> list[nn.Parameter]:
+    """Return the parameters that only the optimizer knows."""
     known = {id(one) for one in model.parameters()}
     return [one for one in parameters_of(optimizer) if id(one) not in known]
-
-
-def _listed(names: Mapping[str, object]) -> str:
-    return ", ".join(sorted(names)) or "nothing"

@@ -17,9 +17,8 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self
@@ -27,8 +26,7 @@ from typing import Self
 from torch import Tensor
 
 from hetopt.core.errors import BadInput, RunFailed
-from hetopt.core.outputs import OUTPUT_FOLDER, OUTPUT_VARIABLE
-from hetopt.core.run_folder import RUN_VARIABLE
+from hetopt.core.run_folder import OUTPUT_FOLDER, OUTPUT_VARIABLE, RUN_VARIABLE
 from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.checkpoints.folder import CheckpointFolder, Found, leave_model
 from hetopt.trainer.checkpoints.saver import CheckpointSaver, unsaved
@@ -36,16 +34,12 @@ from hetopt.trainer.checkpoints.state import SharedState, parameters_sha256, run
 from hetopt.trainer.comm.compressor import State
 from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.comm.hierarchical import HierarchicalExchange
-from hetopt.trainer.engine import Engine
 from hetopt.trainer.session.alike import check_replicas
-from hetopt.trainer.session.batches import Splits
-from hetopt.trainer.session.inspection import explain_script_error
-from hetopt.trainer.session.progress import Resumed
+from hetopt.trainer.session.loaders import Splits
 from hetopt.trainer.session.registry import REGISTRY
-from hetopt.trainer.session.resuming import Extra, Restored, check_extra, own_state, restore, script_state
+from hetopt.trainer.session.resuming import Extra, check_extra, own_state, restore, script_state
 from hetopt.trainer.session.steps import GradientFlow
 from hetopt.trainer.session.stopping import Stopped
-from hetopt.trainer.session.trackers import Tracker, give
 from hetopt.trainer.session.turns import MOST_TOLD, Deed, Disagreement
 
 
@@ -70,7 +64,7 @@ class Session(GradientFlow):
         They come back from wherever the script is launched: it is that of the run, also named by ``HETOPT_OUTPUT``.
         Without a launch it is ``outputs`` in the session's folder, or in the present one.
         """
-        folder = Path(os.environ.get(OUTPUT_VARIABLE) or self._run_dir / OUTPUT_FOLDER)
+        folder = Path(os.environ.get(OUTPUT_VARIABLE) or (self._folder or Path()) / OUTPUT_FOLDER)
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
@@ -80,25 +74,11 @@ class Session(GradientFlow):
 
         All workers must enter together. Between epochs it is so anyway, and without ``sync`` always.
         """
-        synchroniser = None if self._engine is None else self._engine.synchroniser
-        if synchroniser is None:
+        if self._between is None:
             yield
             return
         self._gate.take(Deed.AVERAGE, self._newest)
-        with synchroniser.averaged():
-            yield
-
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        """All workers do inside what they say to each other themselves, by ``torch.distributed``.
-
-        Empty, it is a barrier. A worker that is elsewhere, or lost, is named.
-
-        Raises:
-            RunFailed: one is.
-        """
-        self._gate.take(Deed.TOGETHER, self._newest)
-        with self._gate.watched():
+        with self._between.synchroniser.averaged():
             yield
 
     def mean(self, value: Tensor | float, samples: int | None = None) -> float:
@@ -114,16 +94,18 @@ class Session(GradientFlow):
         self,
         figures: Mapping[str, Tensor | float],
         *,
-        to: Tracker | None = None,
+        to: Callable[[dict[str, float], int], object] | None = None,
         step: int | None = None,
         samples: int | None = None,
     ) -> dict[str, float]:
         """The means of figures over all workers (see `mean`), which the leader gives to an experiment tracker.
 
+            run.log({"loss": loss}, to=wandb.log)
+
         Args:
             figures: of this worker's samples, by name; all workers have the same.
-            to: a tracker: a run of W&B, the module ``mlflow``, TensorBoard's ``SummaryWriter``, a logger of Lightning,
-                or a function of figures and step. The leader's is used, and the others may give None.
+            to: takes figures and a step: ``wandb.log``, ``mlflow.log_metrics``, ``logger.log_metrics`` of Lightning.
+                The leader's is used, and the others may give None.
             step: that they are of; None: of the session.
             samples: how many those are; None: its part of the present batch.
 
@@ -131,33 +113,26 @@ class Session(GradientFlow):
             The means, the same on all workers.
 
         Raises:
-            BadInput: the tracker takes no figures, or the workers' figures have other names.
+            RunFailed: the workers' figures have other names.
         """
-        told = dict(
-            zip(figures, self._means([_figure(one) for one in figures.values()], samples, list(figures)), strict=True)
-        )
+        mark = zlib.crc32(", ".join(figures).encode())
+        means = self._means([_figure(one) for one in figures.values()], samples, mark)
+        told = dict(zip(figures, means, strict=True))
         if to is not None and self.is_leader:
-            done = 0 if self._engine is None else self._engine.step
-            give(to, told, done if step is None else step)
+            done = 0 if self._periods.engine is None else self._periods.engine.step
+            to(told, done if step is None else step)
         return told
 
-    def _means(self, values: Sequence[float], samples: int | None, names: Sequence[str] = ()) -> list[float]:
-        part = self._newest
+    def _means(self, values: Sequence[float], samples: int | None, mark: int = 0) -> list[float]:
+        part, means = self._newest, list[float]()
         weight = float(samples if samples is not None else 0 if part is None else part.samples)
+        if part is not None and part.is_audit and self.rank:  # the leader's figure is of the whole batch
+            weight = 0.0
         # A worker without samples may have computed anything of none.
         own = [one * weight if weight else 0.0 for one in values]
-        mark, most, means = float(zlib.crc32(", ".join(names).encode())), MOST_TOLD - 2, list[float]()
-        for first in range(0, max(1, len(own)), most):
-            some = own[first : first + most]
-            rows = self._gate.take(Deed.MEAN, self._newest, [mark, weight, *some, *[0.0] * (most - len(some))])
-            if any(row[0] != mark for row in rows):
-                raise BadInput(
-                    f"The workers log other figures than each other; this one has {', '.join(names) or 'none'}.",
-                    hint="log the same names on all workers, in the same order",
-                )
-            # The leader's figure is of the whole batch in an audit.
-            rows = rows[:1] if part is not None and part.is_audit else rows
-            _, weights, *totals = (sum(column) for column in zip(*rows, strict=True))
+        for first in range(0, len(own), MOST_TOLD - 1):
+            some = own[first : first + MOST_TOLD - 1]
+            weights, *totals = self._gate.take(Deed.MEAN, part, [weight, *some], mark=mark)
             means += [total / weights if weights else float("nan") for total in totals[: len(some)]]
         return means
 
@@ -172,12 +147,8 @@ class Session(GradientFlow):
             value: of this worker's part; where it has none of the batch at hand, nothing is added.
         """
         part = self._newest
-        own = 0.0 if part is not None and part.samples == 0 else _figure(value)
-        if self.world_size == 1:
-            return own
-        rows = self._gate.take(Deed.TOTAL, part, [own])
-        is_audit = part is not None and part.is_audit
-        return sum(row[0] for row in (rows[:1] if is_audit else rows))
+        counts = part is None or (part.samples > 0 and (not part.is_audit or self.is_leader))
+        return self._gate.take(Deed.TOTAL, part, [_figure(value) if counts else 0.0])[0]
 
     def gather(self, rows: Tensor) -> Tensor:
         """The rows of all workers in the order of the whole batch: features for a loss that depends on all of them.
@@ -218,14 +189,13 @@ class Session(GradientFlow):
             BadInput: the session has no folder or no loader, or its workers train for themselves.
             RunFailed: a step is under way.
         """
-        self._check_recoverable("run.checkpoint")
-        engine = self._engine
+        engine, folder = self._periods.engine, self._check_recoverable("run.checkpoint")
+        check_extra(extra)
         if engine is None:
             raise BadInput(
-                "run.checkpoint was called before there was a loader of the session.",
-                hint="call it after `loader = run.loader(loader)`",
+                "run.checkpoint was called before there was a batch of the session.",
+                hint="call it after `loader = run.loader(loader)`, in the loop over it",
             )
-        check_extra(extra)
         self._extra = extra
         if not self._is_between_steps:
             raise RunFailed(
@@ -233,7 +203,16 @@ class Session(GradientFlow):
                 hint="call it after optimizer.step(), before the next batch is asked for",
             )
         self._gate.take(Deed.SAVE, self._newest)
-        saver, begun_s = self._save_by(engine), engine.context.clock()
+        if self._periods.saver is None:
+            self._periods.saver = CheckpointSaver(
+                folder,
+                rank=self.rank,
+                world_size=self.world_size,
+                events=self._periods.events,
+                clock=engine.context.clock,
+                host=engine.context.worker.host,
+            )
+        saver, begun_s = self._periods.saver, engine.context.clock()
         if saver.begun_step == engine.step:
             return
         with self._gate.watched():
@@ -245,7 +224,7 @@ class Session(GradientFlow):
             shares=engine.balance.shares,
             model=self._model.state_dict(),
             optimizer=self._optimizer.state_dict(),
-            cursor={"samples_seen": self._seen, "steps": self._gate.step},
+            cursor={"samples_seen": self._periods.samples_seen, "steps": self._gate.step},
             policy=engine.context.spec.batch_policy,
             controller=engine.balance.state(),
             steering=None if engine.exchange.steering is None else engine.exchange.steering.state(),
@@ -253,13 +232,12 @@ class Session(GradientFlow):
             learning_rate=None,
             memory_bounds=(),
             target_reached=False,
-            script={
-                **script_state(self._model, self._optimizer, extra),
-                "tables": [one.state() for one in self._tables],
-            },
+            script=script_state(self._model, self._optimizer, extra),
         )
-        own = own_state(self._model, self._memory(), self.device)
-        own = replace(own, script={**(own.script or {}), "sources": [one.state() for one in self._sources]})
+        memory: State = {}
+        for number, exchange in enumerate(self._exchanges):
+            memory |= {f"{key}#{number}": value for key, value in exchange.state().items()}
+        own = own_state(self._model, memory, self.device, [one.state() for one in self._sources])
         saver.begin(shared, own, digest=shared.digest, begun_s=begun_s)
 
     def resume(self, extra: Extra = MappingProxyType({})) -> int:
@@ -286,48 +264,28 @@ class Session(GradientFlow):
             BadInput: the session has no folder, its workers train for themselves, or the checkpoint is damaged or of
                 another script.
         """
-        self._check_recoverable("run.resume")
+        folder = CheckpointFolder(self._check_recoverable("run.resume"))
         check_extra(extra)
         self._extra = extra
         self._gate.take(Deed.RESUME, self._newest)
-        folder = CheckpointFolder(self._run_dir)
         found = folder.newest(run_digest(self._plan.spec)) if self.is_leader else Found(step=None)
         for torn in found.torn:
-            self._events.write("checkpoint_skipped", step=torn.step, reason=torn.reason)
+            self._periods.events.write("checkpoint_skipped", step=torn.step, reason=torn.reason)
         step = int(gather_numbers([-1 if found.step is None else found.step], self.world_size)[0][0])
         if step < 0:
             return 0
         shared = folder.load_shared(step)
-        then = len(shared.shares)
-        own = folder.load_own(step, self.rank, workers_then=then, workers_now=self.world_size)
+        own = folder.load_own(step, self.rank, workers_then=len(shared.shares), workers_now=self.world_size)
         restore(self._model, self._optimizer, extra, shared, own, self.device)
-        self._remember(own.memory)
-        self._seen = shared.cursor["samples_seen"]
-        self._gate.step = shared.cursor["steps"]
-        sources = (own.script or {})["sources"]
-        self._restored = Restored(shared=shared, sources=sources, resumed=Resumed(sources[0].get("now")))
-        self._go_on()
-        first = sources[0]
+        for number, exchange in enumerate(self._exchanges):
+            tail = f"#{number}"
+            exchange.load_state({key.removesuffix(tail): one for key, one in own.memory.items() if key.endswith(tail)})
+        self._periods.samples_seen, self._gate.step = shared.cursor["samples_seen"], shared.cursor["steps"]
+        self._restored, self._restored_sources = shared, (own.script or {})["sources"]
+        for index in range(len(self._sources)):
+            self._resume_source(index)
+        first = self._restored_sources[0]
         return int(first["epoch"] + (not first["is_within"]) if "epoch" in first else step)
-
-    def _go_on(self) -> None:
-        """See `BatchFlow`; what decides on batches goes on once all that gave some is there again."""
-        restored, engine = self._restored, self._engine
-        if restored is None or not self._sources:
-            return
-        for source in self._sources[restored.done : len(restored.sources)]:
-            restored.give(source)
-        if engine is None:
-            return
-        shared, engine.step = restored.shared, restored.shared.step
-        if restored.done == len(restored.sources):
-            self._restored = None
-            engine.exchange.resume(shared.steering)
-            engine.balance.resume(policy=shared.policy, shares=shared.shares, state=shared.controller)
-            if engine.balance.shares == shared.shares:
-                for table, entries in zip(self._tables, (shared.script or {})["tables"], strict=False):
-                    table.resume(entries)
-        self._begin_period(engine)
 
     @property
     def _is_between_steps(self) -> bool:
@@ -342,31 +300,16 @@ class Session(GradientFlow):
                 self._random.use()  # the script has drawn a batch that it will not compute
             self.checkpoint(self._extra)
 
-    def _memory(self) -> State:
-        """What was held back of the gradients; of several optimizers, each name ends with the number of one."""
-        memory: State = {}
-        for number, exchange in enumerate(self._exchanges):
-            memory |= {self._kept_as(key, number): value for key, value in exchange.state().items()}
-        return memory
-
-    def _remember(self, memory: State) -> None:
-        for number, exchange in enumerate(self._exchanges):
-            tail = self._kept_as("", number)
-            exchange.load_state({key.removesuffix(tail): one for key, one in memory.items() if key.endswith(tail)})
-
-    def _kept_as(self, key: str, number: int) -> str:
-        return key if len(self._sides) == 1 else f"{key}#{number}"
-
     @property
     def _exchanges(self) -> list[Exchange | HierarchicalExchange]:
         made = [side.sum.exchange.exchange for side in self._sides if side.sum is not None]
         return [one for one in made if one is not None]
 
-    def _check_recoverable(self, what: str) -> None:
-        """Refuse what cannot be saved.
+    def _check_recoverable(self, what: str) -> Path:
+        """Return the folder to save to.
 
         Raises:
-            BadInput: there is no folder, or workers train for themselves.
+            BadInput: there is none, or workers train for themselves.
         """
         if self._folder is None:
             raise BadInput(f"{what} needs a folder to save to.", hint="begin with session(..., folder='run')")
@@ -374,18 +317,7 @@ class Session(GradientFlow):
             raise BadInput(
                 f"{what} cannot save workers that train for themselves.", hint="leave out sync, or run it as a task"
             )
-
-    def _save_by(self, engine: Engine) -> CheckpointSaver:
-        if self._saver is None:
-            self._saver = CheckpointSaver(
-                engine.context.run_dir,
-                rank=self.rank,
-                world_size=self.world_size,
-                events=self._events,
-                clock=engine.context.clock,
-                host=engine.context.worker.host,
-            )
-        return self._saver
+        return self._folder
 
     def close(self) -> None:
         """Leave the other workers; the end of the ``with`` block.
@@ -393,23 +325,25 @@ class Session(GradientFlow):
         Raises:
             RunFailed: the workers' models differ.
         """
-        if not self._is_open:
+        if self not in REGISTRY.open:
             return
         self._shut()
         try:
             self._gate.take(Deed.CLOSE, self._newest)
             self._end_epoch()
-            if self._saver is not None:
-                self._saver.finish()
+            if self._periods.saver is not None:
+                self._periods.saver.finish()
             if self._between is not None:
                 self._end_local_step()
                 self._between.end()
-            self._tell_rest()
+            engine = self._periods.engine
+            if engine is not None:
+                self._periods.finish(self._shared.passes)
             check_replicas(list(self._model.named_parameters()), None, self._gate.step, self.world_size)
-            step = 0 if self._engine is None else self._engine.step
             self._leave_model(stopped=False)
-            self._events.write("session_finished", step=step, parameters_sha256=parameters_sha256(self._model))
-            self._events.close()
+            step, mark = 0 if engine is None else engine.step, parameters_sha256(self._model)
+            self._periods.events.write("session_finished", step=step, parameters_sha256=mark)
+            self._periods.events.close()
         finally:
             self._part_from_others()
 
@@ -421,13 +355,12 @@ class Session(GradientFlow):
 
     def _part_from_others(self) -> None:
         self._whole.close()
-        if self._saver is not None:
-            self._saver.close()
+        if self._periods.saver is not None:
+            self._periods.saver.close()
         self._leave()
 
     def _shut(self) -> None:
-        self._is_open = False
-        REGISTRY.leave(self)
+        REGISTRY.open = ()
         for side in self._sides:
             if side.sum is not None:
                 side.sum.close()
@@ -444,22 +377,20 @@ class Session(GradientFlow):
             self.close()  # the others are told, where they do not end as well
             return
         self._shut()
-        if isinstance(error, Stopped):  # all workers are here
-            problem = None if self._saver is None else self._saver.finish()
-            self._leave_model(stopped=True)
-            self._events.close()
-            self._part_from_others()
-            if problem is not None:
-                raise unsaved(problem) from None
-            return
-        explain_script_error(error)
+        problem = None
         try:
-            if not isinstance(error, (Disagreement, RunFailed)):
+            if isinstance(error, Stopped):  # all workers are here
+                problem = None if self._periods.saver is None else self._periods.saver.finish()
+                self._leave_model(stopped=True)
+                self._periods.events.close()
+            elif not isinstance(error, (Disagreement, RunFailed)):
                 self._gate.fail(self._newest)
         finally:
             self._part_from_others()
+        if problem is not None:
+            raise unsaved(problem) from None
 
 
 def _figure(value: Tensor | float) -> float:
-    """As a number; a loss may be given with its graph."""
+    """Return a number; a loss may be given with its graph."""
     return float(value.detach() if isinstance(value, Tensor) else value)

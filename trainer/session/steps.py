@@ -4,31 +4,32 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from hetopt.core.errors import BadInput
 from hetopt.trainer.agreement import sum_numbers
-from hetopt.trainer.session.alike import check_replicas
+from hetopt.trainer.session.alike import Optimizers, check_replicas
 from hetopt.trainer.session.batches import Part
 from hetopt.trainer.session.flow import BatchFlow, Side
 from hetopt.trainer.session.gradients import named_parameters
 from hetopt.trainer.session.inspection import inspect_wrappers
 from hetopt.trainer.session.local import gradient_energy
-from hetopt.trainer.session.registry import REGISTRY, Member
-from hetopt.trainer.session.several import Optimizers
 from hetopt.trainer.session.turns import Deed
-from hetopt.trainer.session.weights import Weight, denominator_of, loss_factor, weights_of
+from hetopt.trainer.session.weights import Counts, Weight
 from hetopt.trainer.steps.slowdown import FORWARD
 
 CHECKED_STEPS = 20
 """Steps of an optimizer between comparisons of the replicas; of the first it compares 1, 2, 4, 8 and 16."""
+
+_RIDES = 1
+"""Marks the word of a worker whose gradient travels with it."""
 
 
 class GradientFlow(BatchFlow):
@@ -40,32 +41,12 @@ class GradientFlow(BatchFlow):
         self._stepping: Optimizer | None = None  # of the session
         self._weight = 1.0  # of the gradient that was summed last
         self._hooks = [
-            hook
-            for one in optimizer.each
-            for hook in (
-                one.register_step_pre_hook(self._before_step),
-                one.register_step_post_hook(self._after_step),
-            )
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
         ]
-        REGISTRY.enter(self, sums=self.world_size > 1)
-
-    def _listeners(self) -> Sequence[Member]:
-        return REGISTRY.listeners(self)
-
-    @property
-    def weight(self) -> float:
-        """Return how much this worker's last loss counts: the losses so weighted add up to that of the batch."""
-        return self._weight
 
     def backward(
-        self,
-        loss: Tensor,
-        *,
-        weight: Weight | None = None,
-        retain_graph: bool | None = None,
-        create_graph: bool = False,
-        inputs: Any = None,
-        gradient: Tensor | None = None,
+        self, loss: Tensor, *, weight: Weight | None = None, gradient: Tensor | None = None, **options: Any
     ) -> None:
         """Call ``loss.backward()``, and leave the gradient of all workers in ``.grad``: clip it or step as before.
 
@@ -78,10 +59,8 @@ class GradientFlow(BatchFlow):
             loss: of this worker's part, a scalar; scaled where a GradScaler is used.
             weight: what this worker's loss is a mean over, if not its samples (tokens, boxes); or ``"sum"``: the losses
                 of the workers' parts add up to that of the batch.
-            retain_graph: as of ``Tensor.backward``, like the others.
-            create_graph: see there.
-            inputs: see there.
-            gradient: see there; a scalar, by which the loss is multiplied.
+            gradient: as of ``Tensor.backward``; a scalar, by which the loss is multiplied.
+            options: ``retain_graph``, ``create_graph`` and ``inputs``, as of ``Tensor.backward``.
 
         Raises:
             BadInput: the loss is no scalar, or the samples did not come from `loader` or `split`.
@@ -92,135 +71,147 @@ class GradientFlow(BatchFlow):
                 f"The loss has shape {tuple(loss.shape)}; it must be a scalar.",
                 hint="return the mean over the samples of the batch",
             )
-        if gradient is not None:
-            loss = loss * gradient.detach()
+        loss = loss if gradient is None else loss * gradient.detach()
         if self.world_size > 1 and not self._is_inspected:
             inspect_wrappers(self._model)
             self._is_inspected = True
         part = self._take_part()
-        if self._sums:
-            for side in self._sides:
-                self._follow(side)
-        options = {"retain_graph": retain_graph, "create_graph": create_graph, "inputs": inputs}
+        for side in self._sides:
+            self._follow(side)
         if part is None or self.world_size == 1 or self._trains_alone:
-            factor = 1.0 if part is None or self.world_size == 1 else loss_factor(weight, part)
+            is_shared = part is not None and self.world_size > 1
+            is_sum = part is not None and self.world_size > 1 and isinstance(weight, str) and part.samples > 0
+            factor = part.batch / part.samples if is_sum and part is not None else 1.0
             torch.autograd.backward(loss if factor == 1 else factor * loss, **options)
             self._note_computed()
-            self._complete(loss, 1.0 if part is None or self.world_size == 1 else part.weight, part)
+            reached = [one for one in self._sides if len(self._sides) == 1 or one.sum is None or one.sum.is_made]
+            self._complete(loss, part.weight if is_shared and part is not None else 1.0, part, reached)
             return
-        own = [float(part.samples), denominator_of(loss, weight)]
-        if self._rides(part):
+        own, side = self._counts(part, loss, weight), self._sides[0]
+        only = side.sum if len(self._sides) == 1 and self._completes(side, part) and not part.is_audit else None
+        rides = only is not None and side.backwards == 0 and only.is_clear and not self._whole.is_open
+        rides = rides and only is not None and 0 < only.room == self._gate.room
+        expects = only is not None and only.expects and not rides
+        if expects or self._whole.is_open:
+            self._backward_weighed(loss, own, part, expects=expects, **options)
+        else:
             torch.autograd.backward(loss, **options)
             self._note_computed()
+        if rides:
             self._ride(loss, own, part)
             return
-        weigh = self._say(own, part)
-        if len(self._sides) == 1 and self._completes(self._sides[0], part) and not part.is_audit:
-            self._expect(weigh)
-        with self._whole.backward(weigh):
-            torch.autograd.backward(loss, **options)
-        self._note_computed()
-        self._complete(loss, weigh(), part)
+        if expects or (self._whole.is_open and len(self._sides) == 1):
+            self._complete(loss, self._weight, part, self._sides)
+            return
+        made = [float(side.is_trained and side.sum is not None and side.sum.is_made) for side in self._sides]
+        told = self._gate.take(Deed.SUM, self._newest, [*own, *made])
+        whole, on_any = Counts(*told[: len(own)]), told[len(own) :]
+        if self._gate.room != self._room:  # on all workers, which train the same parameters
+            self._gate.make_room(self._room)
+        reached = self._sides if len(self._sides) == 1 else [s for s, n in zip(self._sides, on_any, strict=False) if n]
+        self._complete(loss, self._weight_of(own, whole, part), part, reached)
 
-    def _say(self, own: Sequence[float], part: Part) -> Callable[[], float]:
-        """Tell the others of a loss; return how to learn its weight once, when they are at the same point."""
-        pending = self._gate.begin(Deed.SUM, self._newest, [*own, 0.0])
+    def _counts(self, part: Part, loss: Tensor | None, weight: Weight | None) -> Counts:
+        """Return what this worker's loss is of; in an audit those of the shares add up to the batch's."""
+        return Counts() if part.is_audit and self.rank == 0 else Counts.of(part.samples, loss, weight)
+
+    def _weight_of(self, own: Counts, whole: Counts, part: Part) -> float:
+        return 1.0 if part.is_audit and self.rank == 0 else own.weight(whole)
+
+    def _backward_weighed(self, loss: Tensor, own: Counts, part: Part, *, expects: bool, **options: Any) -> None:
+        """Tell the others of a loss before its backward pass, in which gradients travel, or rows of the whole batch."""
+        self._gate.begin(Deed.SUM, self._newest, own)
 
         @cache
         def weigh() -> float:
-            rows, _ = self._gate.finish(pending)
-            if len(REGISTRY.open) == 1:  # on all workers, as they are at the same point
-                self._gate.make_room(self._room)
-            return self._weights(rows, part)[self.rank]
+            begun_s = time.perf_counter()
+            self._weight = self._weight_of(own, Counts(*self._gate.finish()[: len(own)]), part)
+            self._waited_s += time.perf_counter() - begun_s
+            return self._weight
 
-        return weigh
+        if self._whole.is_open:
+            self._whole.weight = weigh()
+        if expects and self._sides[0].sum is not None:
+            self._sides[0].sum.expect(weigh, self._reach)
+        try:
+            torch.autograd.backward(loss, **options)
+            weigh()
+        finally:
+            self._whole.weight = None
+        self._note_computed()
 
-    @staticmethod
-    def _weights(rows: Sequence[Sequence[float]], part: Part) -> list[float]:
-        """Return the weights of the workers' losses; in an audit that of the leader is of the whole batch."""
-        shared = rows[1:] if part.is_audit else rows
-        weights = weights_of([row[0] for row in shared], [row[1] for row in shared])
-        return [1.0, *weights] if part.is_audit else weights
-
-    def _rides(self, part: Part) -> bool:
-        """Return whether a gradient that comes can travel with this worker's word: nobody asks for weights before."""
-        side = self._sides[0]
-        is_small = side.sum is not None and 0 < side.sum.room == len(self._gate.load) and not side.sum.is_pending
-        return is_small and self._completes(side, part) and not (self._whole.is_open or part.is_audit)
-
-    def _ride(self, loss: Tensor, own: Sequence[float], part: Part) -> None:
-        """Send a small gradient with this worker's word: one message to each of the others is all of the step's."""
-        side = self._sides[0]
+    def _ride(self, loss: Tensor, own: Counts, part: Part) -> None:
+        """Send a small gradient with this worker's word: one message is all of the step's."""
+        side, begun_s = self._sides[0], time.perf_counter()
         assert side.sum is not None
-        begun_s = time.perf_counter()
-        told = [*own, float(side.sum.pack(self._gate.load))]
-        rows, loads = self._gate.finish(self._gate.begin(Deed.SUM, self._newest, told, loaded=True))
-        weights = self._weights(rows, part)
-        if loads is None:
-            self._complete(loss, weights[self.rank], part)
+        side.sum.pack(self._gate.load, own.own)
+        whole = Counts(*self._gate.take(Deed.SUM, self._newest, own, mark=_RIDES)[: len(own)])
+        self._weight = self._weight_of(own, whole, part)
+        if whole.is_mixed:  # weighed by what all of them have: their samples
+            self._complete(loss, self._weight, part, self._sides)
             return
-        self._note_loss(loss, weights[self.rank])
+        self._note_loss(loss, self._weight)
         side.backwards += 1
-        is_whole = all(row[2] for row in rows)
-        side.sum.merge(loads, weights, is_whole=is_whole, sync_s=time.perf_counter() - begun_s)
+        side.sum.unpack(self._gate.loaded, whole.total, time.perf_counter() - begun_s)
         self._note_sum(side)
-        self._end_sum(weights[self.rank])
+        self._end_sum(self._weight)
 
-    def _complete(self, loss: Tensor, own: float, part: Part | None) -> None:
-        """Sum the gradients that a backward pass completed, and hold the others, of a loss with such a weight."""
+    def _complete(self, loss: Tensor, own: float, part: Part | None, reached: Sequence[Side]) -> None:
+        """Sum the gradients that a backward pass completed, and hold the others, of a loss with such a weight.
+
+        Each loss costs the exchange of what its step needs: of a generator's loss also the discriminator's part, unless
+        its parameters are frozen meanwhile or left out (``inputs``), as it is what ``.grad`` has then.
+
+        Args:
+            loss: of this worker's part.
+            own: its weight.
+            part: of the batch.
+            reached: optimizers of whose parameters gradients were made, on any worker.
+        """
         self._note_loss(loss, own)
         self._weight = own
-        reached = self._reached()
         ready = [side for side in reached if self._completes(side, part)]
         for side in self._sides:
             side.backwards += side in reached
             if side.sum is not None and side.is_trained and side not in ready:
                 side.sum.hold(own) if side in reached else side.sum.put_back()
-        if not ready:
-            if self._computed_s is not None:
-                self._waited_s += time.perf_counter() - self._computed_s
-            self._computed = self._computed_s = None
+        if ready:
+            self._sum_sides(ready, own, part)
             return
-        with self._summing(own) as look_at:
-            for side in ready:
+        if self._computed_s is not None:
+            self._waited_s += time.perf_counter() - self._computed_s
+        self._periods.computed = self._computed_s = None
+
+    def _sum_sides(self, sides: Sequence[Side], own: float, part: Part | None, held: Sequence[Side] = ()) -> None:
+        """Sum gradients, of which those that were held are weighed already; then a step is done."""
+        if self._periods.computed is None and self._periods.engine is not None:
+            self._periods.computed = self._periods.stopwatch.mark()
+        look_at = () if self._periods.engine is None else self._periods.engine.look_at
+        with self._gate.watched():
+            for side in sides:
+                if side in held and side.sum is not None:
+                    side.sum.begin()
                 if side.sum is not None and part is not None and part.is_audit:
                     self._audit_step(side, own)
                 elif side.sum is not None:
-                    side.sum.sum(own, self._scaler, look_at=look_at)
+                    side.sum.sum(0.0 if side in held else own, self._scaler, look_at=look_at)
                 self._note_sum(side)
+        self._end_sum(own)
 
     def _audit_step(self, side: Side, own: float) -> None:
         """Take the leader's gradient of the whole batch, and note how far that of the shares is from it."""
         assert side.sum is not None
-        step = self._gate.step + 1
+        step, events = self._gate.step + 1, self._periods.events
         found = side.sum.audit(own, is_leader=self.rank == 0, draws=self._draws())
         said = self._audit.add(found, step)
         if math.isfinite(found.distance):  # a step whose gradient overflows is no measurement
-            self._events.write("audited", step=step, distance=found.distance, tolerance=self._audit.tolerance)
+            events.write("audited", step=step, distance=found.distance, tolerance=self._audit.tolerance)
         if said is not None and self.rank == 0:
-            self._events.write("audit_differs", step=step, reason=said)
-
-    @property
-    def _sums(self) -> bool:
-        """Return whether anything is done to gradients."""
-        return self._sides[0].sum is not None
+            events.write("audit_differs", step=step, reason=said)
 
     def _completes(self, side: Side, part: Part | None) -> bool:
         """Return whether one more backward pass completes a step of an optimizer."""
-        return side.backwards + 1 >= self._accumulate or (part is not None and part.is_last)
-
-    def _reached(self) -> list[Side]:
-        """Return the optimizers of whose parameters the backward pass has made gradients, on any worker.
-
-        So each loss costs the exchange of what its step needs: of a generator's loss also the discriminator's part,
-        unless its parameters are frozen meanwhile or left out (``inputs``), as it is what ``.grad`` has then.
-        """
-        if len(self._sides) == 1 or not self._sums:
-            return list(self._sides)
-        made = [float(side.is_trained and side.sum is not None and side.sum.is_made) for side in self._sides]
-        with self._gate.watched():
-            on_any = sum_numbers(made, self.world_size)
-        return [side for side, workers in zip(self._sides, on_any, strict=True) if workers]
+        return side.backwards + 1 >= self.accumulate or (part is not None and part.is_last)
 
     def _note_sum(self, side: Side) -> None:
         side.is_summed = True
@@ -231,39 +222,30 @@ class GradientFlow(BatchFlow):
         """Make way for a backward pass; the optimizer's parameters may be others than in the step before."""
         if side.sum is None:
             return
-        trained = [one for group in side.optimizer.param_groups for one in group["params"] if one.requires_grad]
-        side.is_trained = bool(trained) or len(self._sides) == 1
+        named = named_parameters(side.optimizer, self._names)
+        side.is_trained = bool(named) or len(self._sides) == 1
         if not side.is_trained:  # frozen, as a discriminator while its generator learns
             return
-        if not side.sum.is_of(trained) and side.sum.follow(named_parameters(side.optimizer, self._names)):
+        if side.sum.follow(named):
             self._exchange = self._exchange_of_all()
             self._gate.trained = sum(one.numel() for _, one in self._trained)
-            if self._engine is not None:
-                self._engine.exchange = self._exchange
-        side.sum.begin()
-
-    def _expect(self, weigh: Callable[[], float]) -> None:
-        """Send what the backward pass that comes makes; what it waits for others is no part of computing."""
-
-        def timed() -> float:
-            begun_s = time.perf_counter()
-            weight = weigh()
-            self._waited_s += time.perf_counter() - begun_s
-            return weight
-
-        if self._sides[0].sum is not None:
-            self._sides[0].sum.expect(timed, self._reach)
+            if self._periods.engine is not None:
+                self._periods.engine.exchange = self._exchange
+        is_audit = self._part is not None and self._part.is_audit
+        side.sum.begin((self.world_size - 1 if self.rank else 1) if is_audit else None)
 
     def _reach(self, done: float) -> None:
         """Where this worker is slowed down, wait until this part of the gradient would have been made."""
-        if self._pace.waits:
-            self._pace.reach(FORWARD + (1 - FORWARD) * done)
+        if self._periods.pace.waits:
+            self._periods.pace.reach(FORWARD + (1 - FORWARD) * done)
 
     def _note_computed(self) -> None:
         """This worker has computed: what comes until the sum is the wait for the others."""
-        self._pace.reach(1.0)
-        self._waited_s += self._whole.take_waited_s()
-        self._computed, self._computed_s = self._stopwatch.mark(), time.perf_counter()
+        self._periods.pace.reach(1.0)
+        self._waited_s += self._whole.waited_s
+        self._whole.waited_s, self._computed_s = 0.0, time.perf_counter()
+        if self._periods.engine is not None:
+            self._periods.computed = self._periods.stopwatch.mark()
 
     def sync(self, *, weight: Weight | None = None) -> None:
         """Sum the gradients of all workers now; for loops that call ``loss.backward()`` themselves, before clipping.
@@ -277,35 +259,13 @@ class GradientFlow(BatchFlow):
         self._sync(self._sides, weight)
 
     def _sync(self, sides: Sequence[Side], weight: Weight | None = None) -> None:
-        waits = [side.sum is not None and side.sum.is_pending for side in sides]
-        own = 0.0  # where all of it was weighed as it was held
-        part = self._part if all(waits) else self._take_part()
-        if self._sums and part is not None:
-            denominator = denominator_of(torch.zeros(()), weight)
-            rows = self._gate.take(Deed.SUM, self._newest, [float(part.samples), denominator])
-            own = self._weights(rows, part)[self.rank]
-        with self._summing(own) as look_at:
-            for side, is_held in zip(sides, waits, strict=True):
-                if side.sum is not None and is_held:
-                    side.sum.begin()
-                if side.sum is not None and part is not None and part.is_audit:
-                    self._audit_step(side, own)
-                elif side.sum is not None:
-                    side.sum.sum(0.0 if is_held else own, self._scaler, look_at=look_at)
-                self._note_sum(side)
-
-    @contextmanager
-    def _summing(self, weight: float) -> Iterator[Sequence[float]]:
-        """Sum gradients inside, looked at for the ratios that are given; then a step is done.
-
-        Args:
-            weight: of this worker's gradient.
-        """
-        if self._computed is None:
-            self._computed = self._stopwatch.mark()
-        with self._gate.watched():
-            yield () if self._engine is None else self._engine.look_at
-        self._end_sum(weight)
+        held = [side for side in sides if side.sum is not None and side.sum.is_pending]
+        part, own = self._part if len(held) == len(sides) else self._take_part(), 0.0
+        if self._sides[0].sum is not None and part is not None:
+            counts = self._counts(part, None, weight)
+            whole = Counts(*self._gate.take(Deed.SUM, self._newest, counts)[: len(counts)])
+            own = self._weight_of(counts, whole, part)
+        self._sum_sides(sides, own, part, held)
 
     def _end_sum(self, weight: float) -> None:
         """Count a step whose gradients are summed, of which this worker's counts so much."""
@@ -315,41 +275,9 @@ class GradientFlow(BatchFlow):
             if self._plan.spec.sync.name == "selsync":
                 scale = 1.0 if self._scaler is None else self._scaler.get_scale()
                 self._energy = gradient_energy([parameter for _, parameter in self._trained], scale)
-            return
-        if not any(self._taken) and len(self._stepped) < len(self._sides):
-            return  # one more loss of the same step
-        self._gate.step += 1
-        self._tell(self._trace())
-
-    def trains(self, optimizer: Optimizer) -> bool:
-        """Return whether these are its parameters: the optimizer's own, or those of one that steps in its place."""
-        if any(side.optimizer is optimizer for side in self._sides):
-            return True
-        own = {id(one) for group in self._optimizer.param_groups for one in group["params"]}
-        return all(id(one) in own for group in optimizer.param_groups for one in group["params"])
-
-    def meet_own(self, optimizer: Optimizer) -> None:
-        """Sum before an optimizer inside one of the session's (SAM's) steps on its own: a step of that one, too."""
-        if self._stepping is not None or any(side.optimizer is optimizer for side in self._sides):
-            return
-        own = {id(one) for group in optimizer.param_groups for one in group["params"]}
-        for side in self._sides:
-            if any(id(one) in own for group in side.optimizer.param_groups for one in group["params"]):
-                self._begin_step(side)
-                self._stepped.add(id(side.optimizer))
-
-    def meet_stranger(self, optimizer: Optimizer) -> None:
-        """Refuse an optimizer that is in no session: it would step by the gradient of this worker's samples alone.
-
-        Raises:
-            BadInput: always.
-        """
-        raise BadInput(
-            f"An optimizer ({type(optimizer).__name__}) steps that is in no session, by gradients of this worker's "
-            "samples alone.",
-            hint="give the session all models and optimizers, and call run.backward for each loss: "
-            "with session((G, D), (optimizer_g, optimizer_d)) as run: ... run.backward(loss_g)",
-        )
+        elif any(self._taken) or len(self._stepped) == len(self._sides):  # else one more loss of the same step
+            self._gate.step += 1
+            self._end_step()
 
     def _take_part(self) -> Part | None:
         """Return the part of the batch that is computed; None: this worker is alone, and was given none."""
@@ -373,8 +301,15 @@ class GradientFlow(BatchFlow):
             self._loss_sum.add_(loss.detach(), alpha=weight * part.batch / scale)
 
     def _before_step(self, optimizer: Optimizer, arguments: Any, options: Any) -> Any:
-        """Sum whatever the script did not exchange by now: it would be lost to the others."""
-        side = next(one for one in self._sides if one.optimizer is optimizer)
+        """Sum whatever the script did not exchange by now: it would be lost to the others.
+
+        Raises:
+            BadInput: the optimizer is in no session: it would step by the gradient of this worker's samples alone.
+        """
+        side = next((one for one in self._sides if one.optimizer is optimizer), None)
+        if side is None:
+            self._before_inner_step(optimizer)
+            return None
         self._stepping = optimizer
         if side.sum is not None and self.world_size > 1:
             if options.get("closure") is not None:
@@ -382,21 +317,33 @@ class GradientFlow(BatchFlow):
             if len(arguments) > 1 and arguments[1] is not None:
                 return (arguments[0], self._together(side, arguments[1]), *arguments[2:]), options
         self._begin_step(side)
-        self._compare(side)
-        return None
-
-    def _compare(self, side: Side) -> None:
-        """Compare the replicas, and what they are about to step by, at some steps of an optimizer.
-
-        Raises:
-            RunFailed: they are not the same; all workers raise it.
-        """
         side.steps += 1
         is_early = side.steps < CHECKED_STEPS and side.steps & (side.steps - 1) == 0
         if side.sum is not None and self.world_size > 1 and (is_early or side.steps % CHECKED_STEPS == 0):
-            named = named_parameters(side.optimizer, self._names)
             self._gate.take(Deed.STEP, self._newest)
+            named = named_parameters(side.optimizer, self._names)
             check_replicas(named, self._optimizer, self._gate.step, self.world_size)
+        return None
+
+    def _before_inner_step(self, optimizer: Optimizer) -> None:
+        """Sum before an optimizer inside one of the session's (SAM's) steps on its own: a step of that one, too."""
+        if self._stepping is not None:
+            return
+        stepped = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        known = set[int]()
+        for side in self._sides:
+            own = {id(one) for group in side.optimizer.param_groups for one in group["params"]}
+            known |= own
+            if own & stepped:
+                self._begin_step(side)
+                self._stepped.add(id(side.optimizer))
+        if self.world_size > 1 and not stepped <= known:
+            raise BadInput(
+                f"An optimizer ({type(optimizer).__name__}) steps that is in no session, by gradients of this worker's "
+                "samples alone.",
+                hint="give the session all models and optimizers, and call run.backward for each loss: "
+                "with session((G, D), (optimizer_g, optimizer_d)) as run: ... run.backward(loss_g)",
+            )
 
     def _begin_step(self, side: Side) -> None:
         """Let an optimizer step by the gradient of all workers."""
@@ -414,8 +361,7 @@ class GradientFlow(BatchFlow):
             loss = closure(*arguments, **options)
             if not side.is_summed and not (before and loss is None):
                 self._sync([side])
-            side.backwards, side.is_summed = 0, False
-            self._is_within = False
+            side.backwards, side.is_summed, self._is_within = 0, False, False
             if loss is None:
                 return None
             value = float(loss.detach()) if isinstance(loss, Tensor) else float(loss)
@@ -425,7 +371,8 @@ class GradientFlow(BatchFlow):
         return together
 
     def _after_step(self, optimizer: Optimizer, arguments: Any, options: Any) -> None:
-        self._stepping = None
-        self._stepped.add(id(optimizer))
-        if self._epoch_over is not None and self._is_computed:
-            self._end_epoch()
+        if optimizer is self._stepping:
+            self._stepping = None
+            self._stepped.add(id(optimizer))
+            if self._is_epoch_over and self._is_computed:
+                self._end_epoch()

@@ -12,73 +12,89 @@ cross entropy is read off it, since losses over tokens are common.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from torch import Tensor
 
 from hetopt.core.errors import BadInput
 from hetopt.trainer.cross_entropy import cross_entropy_weight
-from hetopt.trainer.session.batches import Part
 
 Weight: TypeAlias = "float | Tensor | Literal['sum']"
 """What a loss is a mean over on this worker, or ``"sum"``."""
 
-SUM = -1.0
-"""The denominator that stands for a loss that is a sum."""
 
+class Counts(NamedTuple):
+    """What a worker's loss is of; added over the workers, what the batch's is.
 
-def denominator_of(loss: Tensor, weight: Weight | None) -> float:
-    """Return what this worker's loss is a mean over; NaN where neither the script nor a cross entropy says it.
-
-    Args:
-        loss: scalar, before its backward pass.
-        weight: what the script says; None: nothing.
-
-    Raises:
-        BadInput: the weight is negative or not finite, or another text than ``"sum"``.
+    Attributes:
+        samples: of its part of the batch.
+        denominator: what the loss is a mean over, where it says so.
+        losses: that count: 1 if the worker has a part of the batch.
+        means: of them over samples.
+        sums: of them.
     """
-    if weight is None:
-        found = cross_entropy_weight(loss)
-        return math.nan if found is None else float(found)
-    if isinstance(weight, str):
-        if weight != "sum":
-            raise BadInput(f"`weight` must be a number or 'sum', got {weight!r}.", hint="see run.backward")
-        return SUM
-    number = float(weight)
-    if not (math.isfinite(number) and number >= 0):
-        raise BadInput(
-            f"`weight` must be a finite number of at least 0, got {number:g}.",
-            hint="give what the loss of this worker's part is a mean over: its samples, or its tokens",
-        )
-    return number
 
+    samples: float = 0.0
+    denominator: float = 0.0
+    losses: float = 0.0
+    means: float = 0.0
+    sums: float = 0.0
 
-def weights_of(samples: Sequence[float], denominators: Sequence[float]) -> list[float]:
-    """Return how much each worker's loss counts: the losses of all workers, so weighted, add up to that of the batch.
+    @classmethod
+    def of(cls, samples: int, loss: Tensor | None, weight: Weight | None) -> Counts:
+        """Return them for a loss of some samples; without any, it counts nothing.
 
-    Args:
-        samples: of each worker's part, in rank order; a worker without a part has 0, and its loss counts nothing.
-        denominators: of each worker's loss, as `denominator_of` returned them.
+        Args:
+            samples: of this worker's part.
+            loss: scalar, before its backward pass; None: not known.
+            weight: what the script says; None: nothing.
 
-    Raises:
-        BadInput: some workers' losses are sums and others' are means; all workers raise it.
-    """
-    counted = [own for own, size in zip(denominators, samples, strict=True) if size]
-    sums = [own == SUM for own in counted]
-    if any(sums):
-        if not all(sums):
+        Raises:
+            BadInput: the weight is negative or not finite, or another text than ``"sum"``.
+        """
+        if isinstance(weight, str):
+            if weight != "sum":
+                raise BadInput(f"`weight` must be a number or 'sum', got {weight!r}.", hint="see run.backward")
+            return cls(float(samples), 0.0, 1.0, 0.0, 1.0) if samples else cls()
+        found = cross_entropy_weight(loss) if weight is None and loss is not None else weight
+        if found is None or not samples:
+            return cls(float(samples), 0.0, 1.0, 1.0, 0.0) if samples else cls()
+        number = float(found)
+        if not (math.isfinite(number) and number >= 0):
+            raise BadInput(
+                f"`weight` must be a finite number of at least 0, got {number:g}.",
+                hint="give what the loss of this worker's part is a mean over: its samples, or its tokens",
+            )
+        return cls(float(samples), number, 1.0, 0.0, 0.0)
+
+    @property
+    def own(self) -> float:
+        """Return what the gradient is multiplied by where all workers' losses are of one kind."""
+        return self.sums or (self.samples if self.means else self.denominator)
+
+    def weight(self, whole: Counts) -> float:
+        """Return how much the worker's loss counts: the losses of all, so weighted, add up to that of the batch.
+
+        Args:
+            whole: the sum of all workers'.
+
+        Raises:
+            BadInput: some workers' losses are sums and others' are means; all workers raise it.
+        """
+        if 0 < whole.sums < whole.losses:
             raise BadInput(
                 "Some workers' losses are sums (weight='sum'), and others' are means.",
                 hint="call run.backward with the same kind of weight on all workers",
             )
-        return [float(size > 0) for size in samples]
-    by_samples = any(math.isnan(own) for own in counted)
-    own = [float(size and (size if by_samples else by)) for size, by in zip(samples, denominators, strict=True)]
-    total = sum(own)
-    return [one / total if total else 0.0 for one in own]
+        own, total = (self.samples, whole.samples) if whole.means else (self.denominator, whole.denominator)
+        return self.sums if whole.sums else own / total if total else 0.0
 
+    @property
+    def total(self) -> float:
+        """Return what the sum of all workers' weighted gradients is divided by, of `own` weights of one kind."""
+        return 1.0 if self.sums else self.samples if self.means else self.denominator or 1.0
 
-def loss_factor(weight: Weight | None, part: Part) -> float:
-    """Return the factor on a loss that only its own worker steps by: a sum is scaled up to the whole batch's."""
-    return part.batch / part.samples if weight == "sum" and part.samples else 1.0
+    @property
+    def is_mixed(self) -> bool:
+        """Return whether the workers' losses are of several kinds."""
+        return 0 < self.means < self.losses or 0 < self.sums < self.losses

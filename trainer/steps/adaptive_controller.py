@@ -1,4 +1,4 @@
-"""What is sent, and how: decided between control periods by a ratio policy and a planner, the same on every rank."""
+"""What is sent, and how: decided between control periods by a ratio policy, the same on every rank."""
 
 from __future__ import annotations
 
@@ -10,28 +10,25 @@ from pydantic import ValidationError
 
 from hetopt.core.artifact import Record
 from hetopt.core.comm.composition import DENSE, GATHER, why_not_controlled
-from hetopt.core.comm.network_state import NetworkState
-from hetopt.core.comm.options import LOOK_AT, Candidate, Candidates
-from hetopt.core.comm.planner import Option, Planner, PlanState
-from hetopt.core.compression_slowdown import MOST_LOST
+from hetopt.core.comm.compression_text import way_in_words
+from hetopt.core.comm.options import LOOK_AT, Candidate, Candidates, Option
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import Event
 from hetopt.core.run_spec import WEIGHS_WAYS, RunSpec
-from hetopt.trainer.comm.network_tracker import NetworkWatch, Timed
-from hetopt.trainer.policies.ratio.auto import AutoRatio, AutoState, Outlook, is_dense
-from hetopt.trainer.policies.ratio.averaging import Promise, promised
+from hetopt.core.training_laws import MOST_LOST
+from hetopt.trainer.comm.network import Network
+from hetopt.trainer.policies.ratio.auto import AutoRatio, AutoState, Averages, Outlook
 from hetopt.trainer.policies.ratio.choose import choose_ratio_policy
 from hetopt.trainer.policies.ratio.gravac import Gravac, GravacState
-from hetopt.trainer.policies.ratio.paired_trial import Verdict
-from hetopt.trainer.policies.ratio.policy import RatioDecision, RatioObservation, RatioPolicy
+from hetopt.trainer.policies.ratio.policy import RatioDecision, RatioObservation, RatioPolicy, Verdict
+from hetopt.trainer.policies.ratio.step_times import StepTimes
 from hetopt.trainer.steps.traffic import GroupTraffic
-
-BACKWARD = 2 / 3
-"""Part of a step's computation that makes gradients: backward computes two products for each one forwards."""
-
 
 LOOKED_STEPS = 3
 """Of a period that looks at gains while gradients travel in buckets, at least."""
+
+LEAST_SAVING = 0.05
+"""Of a step, that is worth another collective at the same ratio."""
 
 
 class ControllerState(Record):
@@ -40,13 +37,11 @@ class ControllerState(Record):
     Attributes:
         policy: name of the ratio policy.
         policy_state: what it remembers.
-        planner: what the planner remembers.
         ratio, key: the candidate that was in use.
     """
 
     policy: str
     policy_state: dict[str, Any]
-    planner: PlanState
     ratio: float
     key: str
 
@@ -63,6 +58,7 @@ class AdaptiveController:
     Attributes:
         candidates: what there is to choose from.
         candidate: in use in the next steps.
+        network: as measured at the start; None: nothing here asks for it.
         promise: of averages that the run should settle for now, with nothing held back; None: it should not.
 
     Raises:
@@ -70,11 +66,11 @@ class AdaptiveController:
     """
 
     def __init__(
-        self, spec: RunSpec, candidates: Candidates, network: NetworkState | None, *, tries_twins: bool = False
+        self, spec: RunSpec, candidates: Candidates, network: Network | None, *, tries_twins: bool = False
     ) -> None:
         self._name = spec.ratio_policy
         self.candidates = candidates
-        self._watch = None if network is None else NetworkWatch(network=network)
+        self.network = network
         reason = why_not_controlled(candidates.asked.name, self._name, candidates.asked.collective)
         if reason is not None and not spec.weighs_ways:
             raise BadInput(reason, hint="steer topk, or leave the ratio policy at 'fixed'")
@@ -92,14 +88,14 @@ class AdaptiveController:
             tries_twins=tries_twins and spec.stream is None and spec.injection is None and spec.precision != "fp16",
         )
         self._state: Record = self._policy.initial()
-        self._planner = Planner() if network is not None else None
-        self._plan = PlanState()
+        self._times = StepTimes()
+        self._used: str | None = None
         self._verdict: Verdict | None = None
         self._may_settle = spec.sync.may_settle
-        self._promised: Promise | None = None
-        self.promise: Promise | None = None
+        self._promised: Averages | None = None
+        self.promise: Averages | None = None
         self._decision = self._first(spec)
-        self.candidate = self._candidate_of(self._decision, compute_s=0.0)
+        self.candidate = self._candidate_of(self._decision)
 
     def _first(self, spec: RunSpec) -> RatioDecision:
         """The policy's first wish; what leaves the choice to hetopt begins where the plan was made for."""
@@ -123,11 +119,6 @@ class AdaptiveController:
         return tuple(sorted({*LOOK_AT, *((asked,) if asked < 1 else ())}))
 
     @property
-    def alarm_s(self) -> float | None:
-        """A time of exchange that calls for a look before the period is over."""
-        return None if self._watch is None else self._watch.alarm_s(self.candidate.option.key)
-
-    @property
     def try_ratio(self) -> float | None:
         """What twins should be trained for before the next step; None: nothing."""
         return self._decision.try_ratio if self._verdict is None else None
@@ -145,28 +136,9 @@ class AdaptiveController:
         least = LOOKED_STEPS if self._decision.measure_gain and self.candidate.in_buckets else 1
         return max(1, min(steps, max(least, wished)))
 
-    def watch(self, traffic: GroupTraffic) -> bool:
-        """Compare what a period's steps took with what they did; whether the network should be measured again."""
-        if self._watch is None or not _tells(traffic):
-            return False
-        option = self.candidate.option
-        self._watch = self._watch.after(
-            option.key,
-            traffic.whole_s,
-            traffic.sync_s,
-            steps=traffic.exchanges,
-            sends_all=is_dense(option),
-        )
-        return self._watch.wants_measurement
-
-    def measured(self, timings: Sequence[Timed]) -> None:
-        """The network was measured again; the same timings on all ranks."""
-        assert self._watch is not None
-        self._watch = self._watch.measured(timings)
-
     @property
     def slowdown_coefficient(self) -> float | None:
-        """What late gradients are thought to cost (`hetopt.core.compression_slowdown`); None: nobody asks."""
+        """What late gradients are thought to cost (`hetopt.core.training_laws`); None: nobody asks."""
         outlook = self._outlook
         return None if outlook is None else outlook.coefficient
 
@@ -176,11 +148,6 @@ class AdaptiveController:
         if network is None or not (isinstance(policy, AutoRatio) and isinstance(state, AutoState)):
             return None
         return Outlook(policy, state, network)
-
-    @property
-    def network(self) -> NetworkState | None:
-        """As tracked; None: nobody asks for it."""
-        return None if self._watch is None else self._watch.network
 
     def judge(
         self,
@@ -192,7 +159,7 @@ class AdaptiveController:
         steps_left: int | None = None,
         loss: float | None = None,
     ) -> Event | None:
-        """Learn from a period that was watched, and decide; what changed, if anything did.
+        """Learn from a period, and decide; what changed, if anything did.
 
         Args:
             traffic: of the period, of the candidate in use.
@@ -210,27 +177,19 @@ class AdaptiveController:
             self._decision = replace(self._decision, measure_gain=False)
             return None
         before = self.candidate
-        compute_s = traffic.compute_s
-        backward_s = BACKWARD * compute_s
+        self._used = before.option.key
         observation = RatioObservation(
             step=step,
             steps=min(traffic.exchanges, step),
             epoch=epoch,
-            workers=len(traffic.rows),
             ratio=before.option.ratio,
-            compute_s=compute_s,
-            compress_s=traffic.compress_s,
-            sync_s=traffic.sync_s,
-            sent_bytes=traffic.sent_bytes,
+            compute_s=traffic.compute_s,
+            step_s=traffic.step_s,
             kept_energy=traffic.kept_energy,
             energy=traffic.energy,
             gradient_norm=traffic.gradient_norm,
             gain_curve=traffic.gain_curve(self.looks),
-            backward_s=backward_s,
             network=self.network,
-            changes=0 if self._watch is None else self._watch.changes,
-            is_suspect=self._watch is not None and self._watch.is_suspect,
-            whole_s=traffic.step_s,
             option=before.option.key,
             learning_rate=learning_rate,
             steps_left=steps_left,
@@ -238,10 +197,18 @@ class AdaptiveController:
             verdict=self._verdict,
             level_gains=traffic.level_gains,
         )
+        if self.network is not None:
+            self._times = self._times.after(
+                before.option,
+                self.network,
+                step_s=observation.step_s,
+                compute_s=observation.compute_s,
+                steps=observation.steps,
+            )
         self._verdict = None
         self._state, self._decision = self._policy.decide(self._state, observation)
         self._weigh_averages(before.option)
-        self.candidate = self._candidate_of(self._decision, compute_s=compute_s)
+        self.candidate = self._candidate_of(self._decision)
         if self.candidate.option.key == before.option.key and self.candidate.compression == before.compression:
             return None
         return {
@@ -259,7 +226,7 @@ class AdaptiveController:
         outlook = self._outlook
         if not self._may_settle or outlook is None or self._decision.try_ratio is not None:
             return
-        promise = promised(outlook)
+        promise = outlook.averages()
         if promise is None:
             return
         if used.gain is not None and used.gain >= (promise.rounding.gain or 1.0):
@@ -274,8 +241,8 @@ class AdaptiveController:
             look_after_steps=1,
         )
 
-    def _candidate_of(self, decision: RatioDecision, *, compute_s: float) -> Candidate:
-        """The candidate that a decision means; where it leaves a choice, the planner's."""
+    def _candidate_of(self, decision: RatioDecision) -> Candidate:
+        """The candidate that a decision means; of several collectives the quickest."""
         self._reason: str | None = None
         if decision.option is not None:
             named = self.candidates.find(decision.option)
@@ -286,20 +253,22 @@ class AdaptiveController:
             levels = {"floor_ratio": decision.floor_ratio, "least_gain": decision.least_gain}
             plain = next(each for each in found if each.option.collective in (GATHER, DENSE))
             return replace(plain, compression=plain.compression.model_copy(update=levels))
-        if len(found) == 1 or self._planner is None or self.network is None:
+        if len(found) == 1 or self.network is None:
             return found[0]
-        self._plan, plan = self._planner.decide(
-            self._plan, [each.option for each in found], self.network, compute_s=compute_s
-        )
-        self._reason = plan.reason
-        return next(each for each in found if each.option.key == plan.option.key)
+        steps_s = {each.option.key: self._times.step_s(each.option, self.network) for each in found}
+        best = min(found, key=lambda each: steps_s[each.option.key])
+        used = next((each for each in found if each.option.key == self._used), None)
+        now_s, best_s = steps_s.get(self._used or "", 0.0), steps_s[best.option.key]
+        if used is not None and best_s > (1 - LEAST_SAVING) * now_s:
+            return used
+        self._reason = f"{way_in_words(best.option.key)}: {1e3 * best_s:.3g} instead of {1e3 * now_s:.3g} ms a step"
+        return best
 
     def state(self) -> Mapping[str, object]:
         """What a checkpoint keeps, as plain JSON."""
         return ControllerState(
             policy=self._name,
             policy_state=self._state.model_dump(mode="json"),
-            planner=self._plan,
             ratio=self.candidate.option.ratio,
             key=self.candidate.option.key,
         ).model_dump(mode="json")
@@ -324,7 +293,6 @@ class AdaptiveController:
             raise BadInput(
                 f"The checkpoint's state of the ratio policy '{self._name}' is damaged.", hint="use an older checkpoint"
             ) from None
-        self._plan = state.planner
         found = [
             each for each in (*self.candidates.at(state.ratio), *self.candidates.all) if each.option.key == state.key
         ]
@@ -335,7 +303,7 @@ class AdaptiveController:
         if isinstance(self._state, GravacState):
             assert isinstance(self._policy, Gravac)
             self._decision = self._policy.payload(self._state)
-            self.candidate = self._candidate_of(self._decision, compute_s=0.0)
+            self.candidate = self._candidate_of(self._decision)
 
 
 def _tells(traffic: GroupTraffic) -> bool:

@@ -14,7 +14,7 @@ from itertools import accumulate
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from hetopt.core.comm import overlap
+from hetopt.core.comm import cost
 from hetopt.core.comm.payload_bytes import VALUE_BYTES
 
 
@@ -47,7 +47,7 @@ def parts_of(parameters: Sequence[nn.Parameter]) -> list[Part]:
     parts: list[Part] = []
     last = len(parameters)
     for first in reversed(range(len(parameters))):
-        full = overlap.BUCKET_BYTES if parts else overlap.FIRST_BUCKET_BYTES
+        full = cost.BUCKET_BYTES if parts else cost.FIRST_BUCKET_BYTES
         start, stop = starts[first], starts[last]
         if VALUE_BYTES * (stop - start) >= full or first == 0:
             done = 1 - start / max(1, starts[-1])

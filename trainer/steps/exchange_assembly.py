@@ -18,17 +18,10 @@ from hetopt.core.comm.options import SELECTOR, Candidates
 from hetopt.core.comm.payload_bytes import VALUE_BYTES
 from hetopt.core.run_spec import Compression, RunSpec
 from hetopt.trainer.agreement import Store, gather_numbers
-from hetopt.trainer.comm.calibration import (
-    Calibration,
-    Hosts,
-    NetworkProbe,
-    exchange_as_one,
-    measure_inside,
-    measure_network,
-    timed_candidates,
-)
+from hetopt.trainer.comm.calibration import Hosts, exchange_as_one, measure_inside, measure_network, timed_candidates
 from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.comm.hierarchical import HierarchicalExchange, HostGroups
+from hetopt.trainer.comm.network import Network, Timed
 from hetopt.trainer.steps.adaptive_controller import AdaptiveController
 from hetopt.trainer.steps.step_config import ExchangeConfig
 
@@ -95,14 +88,14 @@ class ExchangeMaker:
     def settled(self) -> ExchangeConfig:
         """An exchange that stays as it is."""
         begun_s = time.perf_counter()
-        calibration = self._calibration(measured=False)
-        groups = self._as_one(self.compression, calibration)
+        timings = self._timings(measured=False)
+        groups = self._as_one(self.compression, timings)
         measured_s = time.perf_counter() - begun_s
         return ExchangeConfig(
             compression=self.compression,
             dense_bytes=self.dense_bytes,
             exchange=self._whole(self.compression, groups),
-            calibration=calibration,
+            timings=timings,
             measured_s=measured_s,
             by_hosts=groups is not None,
         )
@@ -124,10 +117,10 @@ class ExchangeMaker:
         spec, asked = self.spec, self.compression
         begun_s = time.perf_counter()
         policies_ask = spec.weighs_ways or spec.collective_policy == "cheapest"
-        calibration = self._calibration(measured=policies_ask)
-        network = None if calibration is None or not policies_ask else calibration.network
+        timings = self._timings(measured=policies_ask)
+        network = Network.of(timings) if timings and policies_ask else None
         typical = asked if METHODS[asked.name].by_ratio else Compression(name=SELECTOR, ratio=USUAL_RATIO)
-        groups = self._as_one(typical, calibration)
+        groups = self._as_one(typical, timings)
         measured_s = time.perf_counter() - begun_s
         candidates = Candidates(
             asked=asked,
@@ -150,26 +143,25 @@ class ExchangeMaker:
             exchange=exchange,
             steering=steering,
             use=lambda candidate: exchange.use(candidate.compression),
-            probe=None if network is None else NetworkProbe(self.dense_bytes, device=self.device, groups=groups),
-            calibration=calibration,
+            timings=timings,
             measured_s=measured_s,
             by_hosts=groups is not None,
         )
 
-    def _calibration(self, *, measured: bool) -> Calibration | None:
+    def _timings(self, *, measured: bool) -> tuple[Timed, ...]:
         """The network as it is now, where somebody asks: the policies, or who has several workers on a host."""
         if not measured and not self.hosts.are_levels:
-            return None
+            return ()
         return measure_network(self.dense_bytes, device=self.device)
 
-    def _as_one(self, typical: Compression, calibration: Calibration | None) -> HostGroups | None:
+    def _as_one(self, typical: Compression, timings: tuple[Timed, ...]) -> HostGroups | None:
         """The groups of hosts that exchange as one, where there are such hosts and that is the quicker way."""
-        if calibration is None or not self.hosts.are_levels:
+        if not timings or not self.hosts.are_levels:
             return None
         groups = HostGroups(self.hosts.names, timeout_s=self.spec.exchange_timeout_s)
         inside = measure_inside(self.hosts, groups, self.dense_bytes, device=self.device)
-        both = Calibration(timings=(*calibration.timings, *inside.timings))
-        shorter = exchange_as_one(typical, self.numel, self.hosts, both.network, shapes=self.shapes)
+        network = Network.of((*timings, *inside))
+        shorter = exchange_as_one(typical, self.numel, self.hosts, network, shapes=self.shapes)
         return groups if shorter else None
 
     def _whole(self, first: Compression, groups: HostGroups | None) -> Exchange | HierarchicalExchange:

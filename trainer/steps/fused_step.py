@@ -2,30 +2,248 @@
 
 At once what needs the whole gradient (Top-k, residuals in true units under loss scaling), what is so small that nothing
 can be sent under backward, and what a single worker computes.
+
+The step of a run that changes how it exchanges: under backward while everything is sent, at once while it is not.
+
+Forward and backward over one worker's micro-batches, and what happens when one of them does not fit into memory.
+
+A micro-batch larger than any that this worker has computed may not fit. Before it is tried, what a forward pass changes
+besides gradients is kept, and it is put back if memory runs out: the step can then be computed again in smaller
+micro-batches as if the larger one had never been tried. No sample is lost and none counts twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
+from hetopt.core.comm.options import BF16, Candidate
 from hetopt.core.errors import RunFailed
-from hetopt.trainer.comm.buckets import BucketSum
+from hetopt.trainer.comm.buckets import BucketExchange, BucketSum, DenseBuckets
 from hetopt.trainer.comm.compressor import Resumable
 from hetopt.trainer.comm.error_feedback import NoResidual
-from hetopt.trainer.comm.exchange import ExchangeStats
+from hetopt.trainer.comm.exchange import Exchange, ExchangeStats
+from hetopt.trainer.comm.hierarchical import HierarchicalExchange
 from hetopt.trainer.comm.vectors import energy
+from hetopt.trainer.data.fetch import Batch
 from hetopt.trainer.data.micro_batch import MicroBatch
+from hetopt.trainer.failure import is_out_of_memory
+from hetopt.trainer.generators import Generators
 from hetopt.trainer.steps.buckets import Buckets, Part
-from hetopt.trainer.steps.local_gradient import DoesNotFit, LocalGradient
-from hetopt.trainer.steps.noise_groups import MicroBatchGroups, NoiseSums, square_norm, weighted_square_norm
 from hetopt.trainer.steps.slowdown import FORWARD, Slowdown
-from hetopt.trainer.steps.step import LossModule, Reader, StepTrace, trainable_parameters
+from hetopt.trainer.steps.step import (
+    LossModule,
+    MicroBatchGroups,
+    NoiseSums,
+    Reader,
+    StepTrace,
+    square_norm,
+    trainable_parameters,
+    weighted_square_norm,
+)
 from hetopt.trainer.steps.stopwatch import Mark, Stopwatch
+
+_RUNS_WITH_LESS = 1
+"""Runs that prove nothing: the optimizer takes its memory at the end of the first."""
+
+_WEIGHTS_KEPT = 64
+
+
+class DoesNotFit(RunFailed):
+    """A micro-batch of ``samples`` needs more memory than this worker has."""
+
+    def __init__(self, part: MicroBatch) -> None:
+        super().__init__(
+            f"a micro-batch of {len(part)} samples does not fit into the memory of this worker.",
+            hint="set max_local_batch_size of the worker",
+        )
+        self.part = part
+
+    @property
+    def samples(self) -> int:
+        """The size that was too large."""
+        return len(self.part)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Before:
+    """What a forward pass changes besides gradients: the model's buffers and torch's random sequences, as they were."""
+
+    buffers: tuple[tuple[Tensor, Tensor], ...]
+    generators: Generators
+    device: torch.device
+
+    @classmethod
+    def now(cls, model: nn.Module, device: torch.device) -> Before:
+        """Keep them as they are."""
+        return cls(
+            buffers=tuple((buffer, buffer.clone()) for buffer in model.buffers()),
+            generators=Generators.at(device),
+            device=device,
+        )
+
+    def restore(self) -> None:
+        """Restore the buffers and the random generators as they were."""
+        with torch.no_grad():
+            for buffer, kept in self.buffers:
+                buffer.copy_(kept)
+        self.generators.restore_generators(self.device)
+
+
+class LocalGradient:
+    """Accumulates a worker's part of the gradient in ``parameter.grad``.
+
+    Args:
+        model: whose gradient it is.
+        forward: the mean loss of a batch; its backward pass accumulates the gradient.
+        reader: of the samples.
+        device: where all of it happens.
+        counting: tells what the last loss was a mean over; None: over samples.
+
+    Attributes:
+        counted: what the losses of the last run were means over in all, a double on the device; None: over samples.
+        part_counted: the same of its last micro-batch.
+        proven: samples of the largest micro-batch that is known to fit.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        forward: Callable[[Batch], Tensor],
+        reader: Reader,
+        device: torch.device,
+        counting: LossModule | None = None,
+    ) -> None:
+        self._model = model
+        self._forward = forward
+        self._reader = reader
+        self._device = device
+        self._counting = counting
+        self.counted: Tensor | None = None
+        self.part_counted: Tensor | None = None
+        self._weights: dict[float, Tensor] = {}
+        self._part: MicroBatch | None = None
+        self._runs = 0
+        self.proven = 0
+
+    def try_out(self, part: MicroBatch) -> None:
+        """Compute a micro-batch for nothing: its gradient is not wanted, and all else is put back.
+
+        Raises:
+            DoesNotFit: memory ran out.
+        """
+        before = Before.now(self._model, self._device)
+        self._compute([part], 1.0, None, before)
+        before.restore()
+
+    def run(
+        self,
+        parts: Sequence[MicroBatch],
+        factor: float,
+        *,
+        after: Callable[[MicroBatch], None] | None = None,
+    ) -> Tensor:
+        """Add ``factor * samples * mean gradient`` of every micro-batch; the sum of their losses over samples. Where
+        the loss counts something else, that stands for samples.
+
+        Args:
+            parts: what to compute.
+            factor: 1 / B, times the loss scale.
+            after: called when the gradient of each has been added.
+
+        Raises:
+            DoesNotFit: memory ran out. Gradients are spoilt; everything else is as before if ``parts`` held a
+                micro-batch larger than ``proven``.
+        """
+        largest = max(map(len, parts), default=0)
+        before = Before.now(self._model, self._device) if largest > self.proven else None
+        loss_sum = self._compute(parts, factor, after, before)
+        self._runs += 1
+        if self._runs > _RUNS_WITH_LESS:
+            self.proven = max(self.proven, largest)
+        return loss_sum
+
+    def _compute(
+        self,
+        parts: Sequence[MicroBatch],
+        factor: float,
+        after: Callable[[MicroBatch], None] | None,
+        before: Before | None,
+    ) -> Tensor:
+        """Accumulate; or put everything back and say what did not fit."""
+        try:
+            return self._accumulate(parts, factor, after)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error) or self._part is None:
+                raise
+        # Out here, where the error is gone: its traceback holds on to what filled the memory.
+        if before is not None:
+            before.restore()
+        gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        raise DoesNotFit(self._part)
+
+    def _accumulate(
+        self, parts: Sequence[MicroBatch], factor: float, after: Callable[[MicroBatch], None] | None
+    ) -> Tensor:
+        loss_sum: Tensor | None = None
+        self.counted = self.part_counted = None
+        if self._counting is not None and self._counting.is_counted:
+            self.counted = torch.zeros((), dtype=torch.float64, device=self._device)
+        for part in parts:
+            self._part = part
+            loss = self._add(part, factor)
+            summed = loss.detach().double() * len(part)
+            if self.part_counted is not None and self.counted is not None:
+                self.counted = self.counted + self.part_counted
+                # A mean over nothing is no number.
+                summed = torch.where(self.part_counted > 0, loss.detach().double() * self.part_counted, 0.0)
+            loss_sum = summed if loss_sum is None else loss_sum + summed
+            if after is not None:
+                after(part)
+        return torch.zeros((), dtype=torch.float64, device=self._device) if loss_sum is None else loss_sum
+
+    def _add(self, part: MicroBatch, factor: float) -> Tensor:
+        loss = self._forward(self._reader.read(part))
+        # The weight enters as the gradient of the loss, which spares an operator forwards and one backwards.
+        if self.counted is None or self._counting is None:
+            weight = self._weight(len(part) * factor)
+        else:
+            self.part_counted = self._counting.count
+            assert self.part_counted is not None
+            weight = (self.part_counted * factor).to(loss.dtype)
+        torch.autograd.backward(loss, weight)
+        return loss
+
+    def _weight(self, value: float) -> Tensor:
+        weight = self._weights.get(value)
+        if weight is None:
+            if len(self._weights) > _WEIGHTS_KEPT:
+                self._weights.clear()
+            weight = self._weights[value] = torch.tensor(value, device=self._device)
+        return weight
+
+
+def half_of(samples: int, rank: int) -> int:
+    """The micro-batch to try when one of so many samples does not fit.
+
+    Raises:
+        RunFailed: it was a single sample.
+    """
+    if samples == 1:
+        raise RunFailed(
+            f"worker {rank} has too little memory for a single sample.",
+            hint="leave this worker out, or give it a device with more memory",
+        )
+    return samples // 2
 
 
 class WholeExchange(Resumable, Protocol):
@@ -33,7 +251,6 @@ class WholeExchange(Resumable, Protocol):
 
     def run(self, flat: Tensor, look_at: Sequence[float] = ()) -> ExchangeStats:
         """Replace the weighted local gradient by the sum over all workers, in place (see `Exchange`)."""
-        ...
 
 
 class NoExchange(NoResidual):
@@ -261,3 +478,86 @@ def all_finite(flat: Tensor) -> bool:
     if dist.is_initialized():
         dist.all_reduce(finite, op=dist.ReduceOp.MIN)
     return bool(finite)
+
+
+class SwitchingStep:
+    """Sums at once or in buckets as it is told.
+
+    Buckets that are summed as they are remember nothing. So after a thin exchange the first dense step is summed at
+    once, which sends all that was held back, and so is every step that looks at gains. Buckets in bf16 go on with what
+    was held back, and hand on their own.
+
+    Args:
+        fused: exchanges whole gradients by ``exchange``.
+        exchange: whose compression changes.
+        dense: sums buckets under backward; None: the workers cannot, or gain nothing by it.
+        first: candidate to begin with.
+        bf16: sums buckets in bf16; None: they are only summed as they are.
+    """
+
+    def __init__(
+        self,
+        *,
+        fused: FusedStep,
+        exchange: Exchange | HierarchicalExchange,
+        dense: DenseBuckets | None,
+        first: Candidate,
+        bf16: BucketExchange | None = None,
+    ) -> None:
+        self._fused = fused
+        self._exchange = exchange
+        self._dense = dense
+        self._bf16 = bf16
+        self._uses_bf16 = self._bf16_has_residual = False
+        self.use(first)
+
+    @property
+    def residual(self) -> Resumable:
+        """The residual state, of whichever way is in use."""
+        self._take_back()
+        return self._exchange
+
+    def use(self, candidate: Candidate) -> None:
+        """Exchange in this way from the next step on; all workers must decide the same.
+
+        Raises:
+            BadInput: it does not go with the residual.
+        """
+        self._exchange.use(candidate.compression)
+        self._candidate = candidate
+        self._uses_bf16 = candidate.in_buckets and candidate.compression.name == BF16
+
+    def warm_up(self, part: MicroBatch) -> None:
+        """Compute a micro-batch (see `Step`)."""
+        self._fused.warm_up(part)
+
+    def run(
+        self,
+        parts: Sequence[MicroBatch],
+        global_batch_size: int,
+        loss_scale: float | None,
+        look_at: Sequence[float] = (),
+    ) -> StepTrace:
+        """Compute and exchange (see `Step`)."""
+        if not self._uses_bf16 or look_at:
+            self._take_back()
+        may_bucket = self._uses_bf16 or not self._exchange.has_residual
+        in_buckets = self._candidate.in_buckets and may_bucket and not look_at
+        if in_buckets and self._uses_bf16:
+            self._hand_over()
+        self._fused.in_buckets = None if not in_buckets else self._bf16 if self._uses_bf16 else self._dense
+        # With buckets, whole gradients are exceptions: nobody should compare their times with those of the others.
+        self._fused.way = "" if self._candidate.in_buckets and not in_buckets else self._candidate.option.key
+        return self._fused.run(parts, global_batch_size, loss_scale, look_at)
+
+    def _hand_over(self) -> None:
+        """Buckets keep from here on what is held back."""
+        if self._bf16 is not None and not self._bf16_has_residual and isinstance(self._exchange, Exchange):
+            self._bf16.load_state(self._exchange.lend())
+            self._bf16_has_residual = True
+
+    def _take_back(self) -> None:
+        """The whole gradient's exchange keeps it again."""
+        if self._bf16 is not None and self._bf16_has_residual and isinstance(self._exchange, Exchange):
+            self._exchange.returned(self._bf16.state())
+            self._bf16_has_residual = False

@@ -8,8 +8,7 @@ from typing import Self
 
 from torch.optim import Optimizer
 
-from hetopt.core.gradient_noise import Moments, SmoothedNoise, noise_scale
-from hetopt.core.learning_rate import adascale_gain
+from hetopt.core.training_laws import Moments, SmoothedNoise, adascale_gain, noise_scale
 from hetopt.trainer.task import Task
 
 
@@ -44,7 +43,7 @@ class LearningRate:
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveScale:
-    """The scale that follows the gradient noise, AdaScale-style (see `hetopt.core.learning_rate`).
+    """The scale that follows the gradient noise, AdaScale-style (see `hetopt.core.training_laws`).
 
     It changes between control periods. The schedule goes on by epochs; the paper's goes on by the sum of gains, which
     would make the length of a run depend on its noise.

@@ -77,7 +77,9 @@ class SampleFeed:
         injector: mixes in samples of other workers; None: nobody hands any on.
 
     Attributes:
+        cursor: where the data stands.
         sizes: samples of the last step, of each worker.
+        learned_bound: the largest micro-batch that fits, as far as this worker had to learn it; None: it had not.
     """
 
     def __init__(
@@ -93,7 +95,7 @@ class SampleFeed:
         self._reader = reader
         self._cutting = reader.cutting
         self._rank = rank
-        self._cursor = cursor
+        self.cursor = cursor
         self._start_read_ahead = read_ahead
         self._watch = watch
         self._injector = injector
@@ -102,39 +104,14 @@ class SampleFeed:
         self._ahead: ReadAhead | None = None
         self._followed: Sequence[int] = ()
         self._batch: GlobalBatch | None = None
-        self._bound: int | None = None
+        self.learned_bound: int | None = None
         self._read_s = 0.0
         self._taken_s: float | None = None
-
-    @property
-    def cursor(self) -> Cursor:
-        """The cursor over the training data."""
-        return self._cursor
-
-    @property
-    def device(self) -> torch.device:
-        """The device that batches are put on."""
-        return self._reader.device
-
-    @property
-    def position(self) -> int:
-        """Samples drawn since the run began."""
-        return self._cursor.position
-
-    @property
-    def dataset_size(self) -> int:
-        """Number of samples in one epoch."""
-        return self._cursor.dataset_size
 
     @property
     def max_samples(self) -> int | None:
         """The largest micro-batch that is tried."""
         return self._cutting.max_samples
-
-    @property
-    def learned_bound(self) -> int | None:
-        """The largest micro-batch that fits, as far as this worker had to learn it; None: it had not."""
-        return self._bound
 
     def drawn(self, shares: Sequence[int]) -> tuple[int, ...]:
         """Samples that each worker draws in a step of these shares; fewer than it holds where others hand some on."""
@@ -147,11 +124,7 @@ class SampleFeed:
     def first_part(self, samples: int) -> MicroBatch:
         """The largest micro-batch of a share of so many samples, of whatever samples come first in the dataset."""
         limits = (self._cutting.unit, self._cutting.max_samples)
-        return MicroBatch(epoch=0, indices=range(min(samples, self.dataset_size, *(n for n in limits if n))))
-
-    def continue_from(self, cursor: Cursor) -> None:
-        """Go on with another place in the data; before `begin`."""
-        self._cursor = cursor
+        return MicroBatch(epoch=0, indices=range(min(samples, self.cursor.dataset_size, *(n for n in limits if n))))
 
     def begin(self, shares: Sequence[int]) -> None:
         """Training begins, with these shares: start to read ahead if that is known to be worth it."""
@@ -167,7 +140,7 @@ class SampleFeed:
         elif drawn != self._followed:
             self._ahead.follow(self._from_here(drawn))
             self._followed = drawn
-        self._batch = self._cursor.take(drawn)
+        self._batch = self.cursor.take(drawn)
         parts = self._cutting.parts(self._batch, self._rank)
         self.sizes = drawn
         if self._injector is None:
@@ -180,7 +153,7 @@ class SampleFeed:
     def learn_bound(self, max_samples: int) -> list[MicroBatch]:
         """From now on no micro-batch is larger; the samples of the last `take` once more, cut anew."""
         self._cutting = replace(self._cutting, max_samples=max_samples)
-        self._bound = max_samples
+        self.learned_bound = max_samples
         if self._batch is None:
             return []
         if self._mixed is not None:
@@ -238,7 +211,7 @@ class SampleFeed:
         ]
 
     def _from_here(self, shares: Sequence[int]) -> Iterator[MicroBatch]:
-        cursor = self._cursor.at(self._cursor.state())
+        cursor = self.cursor.at(self.cursor.state())
         return upcoming(cursor, shares, self._cutting, self._rank)
 
     def _look_at_reading(self, shares: Sequence[int]) -> None:

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import torch
 
-from hetopt.core.conditions import ConditionsReader
+from hetopt.core.run_folder import ConditionsReader
 from hetopt.core.run_spec import WorkerSpec
 from hetopt.core.scaled_emulation import DeclaredTime
 

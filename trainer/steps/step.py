@@ -3,11 +3,20 @@
 Every micro-batch contributes its mean gradient times (its samples / B), and workers SUM: whatever the shares, the
 result is the mean gradient of one machine with the whole batch of B samples. Where a loss is a mean over something else
 (tokens), its counts stand for samples, and are added up over the workers before anything is compressed.
+
+Squared norms of the gradients of groups of samples, read off while a step is computed.
+
+The noise of a gradient shows in how far the gradients of parts of a batch differ (`hetopt.core.training_laws`). Where
+several workers train, each one's samples are a group; a single worker has its micro-batches.
+
+Number formats of the forward and backward pass, and the loss scale that fp16 needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,15 +24,148 @@ import torch
 from torch import Tensor, nn
 
 from hetopt.core.errors import BadInput
-from hetopt.trainer.comm.compressor import Resumable
+from hetopt.core.memory import Precision
 from hetopt.trainer.comm.exchange import ExchangeStats
 from hetopt.trainer.cross_entropy import cross_entropy_weight
 from hetopt.trainer.data.fetch import Batch, samples_in
 from hetopt.trainer.data.micro_batch import MicroBatch
-from hetopt.trainer.steps.noise_groups import NoiseSums
-from hetopt.trainer.steps.precision import Autocast
 from hetopt.trainer.steps.stopwatch import Mark
 from hetopt.trainer.task import Loss, mean_of
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class NoiseSums:
+    """What one step tells about the noise of the gradient, as doubles on the device.
+
+    Attributes:
+        groups: how many groups this worker's samples were computed in.
+        weighted_square_norm: ``sum_j b_j |g_j|^2`` over these groups, ``g_j`` being the mean over ``b_j`` samples.
+        mean_square_norm: ``|g|^2`` of the mean gradient over the whole batch, the same on every rank.
+    """
+
+    groups: int
+    weighted_square_norm: Tensor
+    mean_square_norm: Tensor
+
+
+class MicroBatchGroups:
+    """Every micro-batch of a worker is a group: its gradient is what it adds to the flat buffer."""
+
+    def __init__(self, flat: Tensor) -> None:
+        self._flat = flat
+        self._before = torch.zeros_like(flat)
+        self._factor = 1.0
+        self.begin(1.0)
+
+    def begin(self, factor: float) -> None:
+        """A step begins, whose micro-batches add ``factor * samples * mean gradient`` to the buffer, from zero."""
+        self._factor = factor
+        self._before.zero_()
+        self.count = 0
+        self.weighted_square_norm = torch.zeros((), dtype=torch.float64, device=self._flat.device)
+
+    def add(self, samples: float | Tensor) -> None:
+        """The gradient of a micro-batch of so many samples (or of what the loss counts) was added to the buffer."""
+        torch.sub(self._flat, self._before, out=self._before)
+        self.count += 1
+        self.weighted_square_norm += weighted_square_norm(square_norm([self._before]), self._factor, samples)
+        self._before.copy_(self._flat)
+
+
+def weighted_square_norm(square: Tensor, factor: float, samples: float | Tensor) -> Tensor:
+    """``b |g|^2`` of a group of ``b`` samples whose contribution ``factor * b * g`` has this squared norm."""
+    if isinstance(samples, Tensor):  # what a loss counts, which may be nothing
+        return torch.where(samples > 0, square / (factor**2 * samples), 0.0)
+    return square / (factor**2 * samples)
+
+
+def square_norm(pieces: Iterable[Tensor]) -> Tensor:
+    """``|x|^2`` of a vector in pieces, summed in double precision; one number on the device."""
+    norms = [torch.linalg.vector_norm(piece, dtype=torch.float64) for piece in pieces]
+    return torch.stack(norms).square().sum()
+
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Autocast:
+    """Chooses the number format of each operator (parameters and gradients stay fp32)."""
+
+    device_type: str
+    precision: Precision
+
+    def __call__(self) -> AbstractContextManager[object]:
+        """A context for one forward pass."""
+        dtype = _DTYPES.get(self.precision)
+        return contextlib.nullcontext() if dtype is None else torch.autocast(self.device_type, dtype=dtype)
+
+
+AMPERE = (8, 0)
+"""Compute capability from which NVIDIA's matrix units do TF32 and bf16; before, torch does bf16 in software."""
+
+
+def lacks_units(device: torch.device, precision: Precision) -> bool:
+    """Whether a device would compute in a precision without any gain."""
+    if device.type != "cuda":
+        return precision == "tf32"
+    return precision in ("tf32", "bf16") and torch.cuda.get_device_capability(device) < AMPERE
+
+
+@contextlib.contextmanager
+def matrices_in(precision: Precision) -> Iterator[None]:
+    """Products of fp32 matrices are TF32's meanwhile, backward too, if that is the precision; else as usual.
+
+    GPUs before Ampere have no such units, and compute in fp32.
+    """
+    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = products.allow_tf32, convolutions.allow_tf32
+    if precision == "tf32":
+        products.allow_tf32 = convolutions.allow_tf32 = True
+    try:
+        yield
+    finally:
+        products.allow_tf32, convolutions.allow_tf32 = before
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossScale:
+    """The factor that keeps small fp16 gradients above zero (Micikevicius et al. 2018, section 3.2).
+
+    It halves when a gradient overflows and doubles after ``growth_interval`` steps without overflow. PyTorch's
+    GradScaler does the same, but decides from this worker's gradient; here it is decided from the sum, which all
+    workers hold, so that they skip the same steps and stay identical.
+    """
+
+    value: float = 2.0**16
+    clean_steps: int = 0
+    growth_interval: int = 2000
+
+    def after(self, *, finite: bool) -> LossScale:
+        """The scale after a step whose summed gradient was, or was not, finite."""
+        if not finite:
+            return LossScale(value=max(1.0, self.value / 2), growth_interval=self.growth_interval)
+        if self.clean_steps + 1 >= self.growth_interval:
+            return LossScale(value=self.value * 2, growth_interval=self.growth_interval)
+        return LossScale(value=self.value, clean_steps=self.clean_steps + 1, growth_interval=self.growth_interval)
+
+    def to_dict(self) -> dict[str, float]:
+        """The scale as plain JSON."""
+        return {"value": self.value, "clean_steps": self.clean_steps, "growth_interval": self.growth_interval}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, float]) -> LossScale:
+        """The scale that `to_dict` gave."""
+        return cls(
+            value=float(data["value"]),
+            clean_steps=int(data["clean_steps"]),
+            growth_interval=int(data["growth_interval"]),
+        )
+
+
+def initial_loss_scale(precision: Precision) -> LossScale | None:
+    """The scale to start from; only fp16 needs one."""
+    return LossScale() if precision == "fp16" else None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -59,50 +201,11 @@ class StepTrace:
     gradient_energy: float | None = None
 
 
-class Step(Protocol):
-    """Leaves the summed gradient in ``parameter.grad`` of every trainable parameter, the same bits on every rank."""
-
-    @property
-    def residual(self) -> Resumable:
-        """What has not been sent yet, with all else that the exchange carries on; part of a checkpoint."""
-        ...
-
-    def warm_up(self, part: MicroBatch) -> None:
-        """Do what a device does only the first time: compute a micro-batch, whose gradient is not wanted.
-
-        Raises:
-            DoesNotFit: it is too large for this worker's memory (see `hetopt.trainer.steps.local_gradient`).
-        """
-        ...
-
-    def run(
-        self,
-        parts: Sequence[MicroBatch],
-        global_batch_size: int,
-        loss_scale: float | None,
-        look_at: Sequence[float] = (),
-    ) -> StepTrace:
-        """Compute and exchange.
-
-        Args:
-            parts: this worker's micro-batches.
-            global_batch_size: samples of the step over all workers.
-            loss_scale: the fp16 loss scale of this step, the same on every rank; None: the gradient is not scaled.
-            look_at: ratios to tell the kept energy at, by those forms that exchange the whole gradient.
-
-        Raises:
-            DoesNotFit: a micro-batch is too large for this worker's memory. Nothing of the step has left the worker,
-                which may run it again in smaller micro-batches (see `hetopt.trainer.steps.local_gradient`).
-        """
-        ...
-
-
 class Reader(Protocol):
     """Reads the samples of a step's micro-batches."""
 
     def read(self, part: MicroBatch) -> Batch:
         """The samples of a micro-batch, on the device."""
-        ...
 
 
 class LossModule(nn.Module):
@@ -137,9 +240,10 @@ class LossModule(nn.Module):
         with self._autocast():
             told = self._loss(self.model, batch)
         loss = told[0] if isinstance(told, tuple) else told
-        if loss.dim() != 0:
+        if not isinstance(loss, Tensor) or loss.dim() != 0:
+            said = f"has shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"is a {type(loss).__name__}"
             raise BadInput(
-                f"The task's loss has shape {tuple(loss.shape)}; it must be a scalar.",
+                f"The task's loss {said}; it must be a scalar tensor.",
                 hint="return the mean over the samples of the batch, or a sum and its count",
             )
         if torch.is_grad_enabled() and not loss.requires_grad:

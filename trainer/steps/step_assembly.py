@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from torch import nn
 
 from hetopt.core.comm.composition import combine
+from hetopt.core.comm.cost import BUCKETWISE
 from hetopt.core.comm.options import BF16, IDENTITY, way_name
-from hetopt.core.comm.overlap import BUCKETWISE
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.comm.buckets import BucketExchange, BucketSum, DenseBuckets
@@ -24,14 +24,12 @@ from hetopt.trainer.failure import is_out_of_memory
 from hetopt.trainer.loss_test import MOST_SAMPLES, LossTest, probe_loss
 from hetopt.trainer.steps.buckets import Part, parts_of
 from hetopt.trainer.steps.exchange_assembly import ExchangeMaker, can_overlap, is_steered
-from hetopt.trainer.steps.fused_step import FusedStep, NoExchange
+from hetopt.trainer.steps.fused_step import DoesNotFit, FusedStep, LocalGradient, NoExchange, SwitchingStep, half_of
 from hetopt.trainer.steps.local_batch import SampleFeed
-from hetopt.trainer.steps.local_gradient import DoesNotFit, LocalGradient, half_of
 from hetopt.trainer.steps.slowdown import Slowdown
 from hetopt.trainer.steps.step import LossModule, trainable_parameters
 from hetopt.trainer.steps.step_config import ExchangeConfig, StepConfig
 from hetopt.trainer.steps.stopwatch import Stopwatch
-from hetopt.trainer.steps.switching_step import SwitchingStep
 from hetopt.trainer.task import Task
 
 FEWEST_TRIED = 4
@@ -75,7 +73,9 @@ class StepMaker:
         if self.context.world_size > 1:
             meet(self._description, Channel())
         # A loss that does not depend on the model is refused by all ranks, before one of them tries it in parts.
-        first = LocalGradient(model=self.module.model, forward=self.module, reader=self.feed, device=self.feed.device)
+        first = LocalGradient(
+            model=self.module.model, forward=self.module, reader=self.feed, device=self.context.device
+        )
         self._fit(first.try_out, 2)
         self.module.zero_grad(set_to_none=True)
         self._try_loss(samples)

@@ -9,11 +9,11 @@ from functools import cached_property
 from hetopt.core.comm.options import IDENTITY, Candidate, settled_collective, way_name
 from hetopt.core.events.log import Event
 from hetopt.core.run_spec import Compression
-from hetopt.trainer.comm.calibration import Calibration, NetworkProbe
 from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.comm.hierarchical import HierarchicalExchange
+from hetopt.trainer.comm.network import Timed
 from hetopt.trainer.steps.adaptive_controller import AdaptiveController
-from hetopt.trainer.steps.step import Step
+from hetopt.trainer.steps.fused_step import FusedStep, SwitchingStep
 from hetopt.trainer.steps.traffic import GroupTraffic
 
 
@@ -27,8 +27,7 @@ class ExchangeConfig:
         exchange: sums whole gradients; None: nothing does, or only buckets are summed.
         steering: None: what is exchanged stays as it is.
         use: exchanges in another way from the next step on; None: nothing is steered.
-        probe: of the network, where somebody asks what it is like.
-        calibration: of the network, where it was measured.
+        timings: of the network's collectives, where it was measured.
         measured_s: how long that took, and timing compressors.
         by_hosts: whether workers of a host sum first, and only hosts exchange.
     """
@@ -38,8 +37,7 @@ class ExchangeConfig:
     exchange: Exchange | HierarchicalExchange | None = None
     steering: AdaptiveController | None = None
     use: Callable[[Candidate], None] | None = None
-    probe: NetworkProbe | None = None
-    calibration: Calibration | None = None
+    timings: tuple[Timed, ...] = ()
     measured_s: float = 0.0
     by_hosts: bool = False
 
@@ -111,4 +109,4 @@ class ExchangeConfig:
 class StepConfig(ExchangeConfig):
     """The same with the step that computes what is exchanged, warmed up."""
 
-    step: Step
+    step: FusedStep | SwitchingStep

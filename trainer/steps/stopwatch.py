@@ -27,15 +27,12 @@ class Stopwatch(Protocol):
 
     def mark(self) -> Mark:
         """A mark at this point of the device's work."""
-        ...
 
     def seconds(self, first: Mark, last: Mark) -> float:
         """Time from one mark to a later one; waits for the device to reach it."""
-        ...
 
     def processor_s(self, first: Mark, last: Mark) -> float:
         """Return the seconds between two marks in which the device worked for this process, of a GPU all of them."""
-        ...
 
 
 class CpuStopwatch:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 from hetopt.trainer.comm.exchange import ExchangeStats
-from hetopt.trainer.policies.ratio.gain_curve import GainCurve, gain_of
+from hetopt.trainer.policies.ratio.policy import GainCurve, gain_of
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Mark, Stopwatch
 
@@ -66,7 +66,6 @@ def traffic_of(
     way: str,
     dense_bytes: int,
     looks: int = 0,
-    newest: int | None = None,
     spans: Sequence[tuple[Mark, Mark]] = (),
 ) -> Traffic:
     """The traffic of some steps.
@@ -77,11 +76,9 @@ def traffic_of(
         way: only steps that exchanged in this way count.
         dense_bytes: what a worker contributed where everything was summed under backward.
         looks: ratios at which runs look at gains.
-        newest: count only so many steps, the newest.
         spans: beginning and end of each step.
     """
     places = [place for place, trace in enumerate(traces) if trace.way == way]
-    places = places if newest is None else places[-newest:]
     own = [traces[place] for place in places]
     looked = next((t.exchange for t in reversed(traces) if t.exchange is not None and t.exchange.look_energies), None)
     found = Traffic(look_energies=(0.0,) * looks)
@@ -129,14 +126,10 @@ class GroupTraffic:
         return int(self.rows[0].exchanges)
 
     @property
-    def step_s(self) -> float | None:
-        """Seconds of the whole step, which is as long on all workers; None: nobody timed it."""
-        return statistics.median(row.step_s for row in self.rows) or None
-
-    @property
-    def whole_s(self) -> float:
-        """The same; where nobody timed it, all of its parts together."""
-        return self.step_s or self.compute_s + self.compress_s + self.sync_s
+    def step_s(self) -> float:
+        """Seconds of the whole step, which is as long on all workers; where nobody timed it, all of its parts."""
+        whole_s = statistics.median(row.step_s for row in self.rows) or self.compress_s + self.sync_s + self.compute_s
+        return max(whole_s, self.compute_s)
 
     @property
     def compute_s(self) -> float:

@@ -20,8 +20,7 @@ from hetopt.core.run_spec import Compression
 from hetopt.core.synchronization import Synchronization
 from hetopt.trainer.agreement import Gathering
 from hetopt.trainer.comm.channel import Channel, Message
-from hetopt.trainer.comm.exchange import ExchangeStats
-from hetopt.trainer.comm.parameter_average import RoundedSum, average_parameters, weights_by_samples
+from hetopt.trainer.comm.exchange import ExchangeStats, RoundedSum, average_parameters, weights_by_samples
 from hetopt.trainer.policies.sync.policy import SyncDecision, SyncPolicy
 from hetopt.trainer.policies.sync.selsync import GradientChange, SelSync
 from hetopt.trainer.steps.step import StepTrace

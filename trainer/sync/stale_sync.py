@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hetopt.core.events.log import Event
-from hetopt.core.staleness import StalenessSchedule
+from hetopt.core.synchronization import StalenessSchedule
 from hetopt.trainer.comm.channel import staging_device
 from hetopt.trainer.comm.exchange import ExchangeStats
 from hetopt.trainer.steps.step import StepTrace

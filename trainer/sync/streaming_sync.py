@@ -25,8 +25,7 @@ from torch import Tensor
 from hetopt.core.run_spec import Compression
 from hetopt.core.synchronization import Synchronization
 from hetopt.trainer.comm.channel import Channel
-from hetopt.trainer.comm.exchange import ExchangeStats
-from hetopt.trainer.comm.parameter_average import RoundedSum, average_parameters, weights_by_samples
+from hetopt.trainer.comm.exchange import ExchangeStats, RoundedSum, average_parameters, weights_by_samples
 from hetopt.trainer.policies.sync.periodic import LocalSgd
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.sync.model_vector import ModelVector

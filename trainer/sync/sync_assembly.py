@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from hetopt.core.batch_partition import first_shares
 from hetopt.core.errors import BadInput
-from hetopt.core.local_batch_sizes import first_shares
+from hetopt.core.run_rules import why_not_local, why_not_settling
 from hetopt.core.run_spec import RunSpec
-from hetopt.core.synchronization_rules import why_not_local, why_not_settling
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.data.injection import drawn_samples
 from hetopt.trainer.policies.sync.choose import choose_sync_policy

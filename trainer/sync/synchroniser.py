@@ -1,4 +1,16 @@
-"""What a run whose workers train for themselves needs of whoever brings their models together, and what these share."""
+"""What a run whose workers train for themselves needs of whoever brings their models together, and what these share.
+
+What becomes of an average: taken as it is, or stepped towards as an optimizer would (DiLoCo, arXiv 2311.08105).
+
+The averaged update ``u`` of all workers, mean minus the last common parameters ``x``, is taken as a gradient of its
+own, downhill. With the rate ``r`` and Nesterov's momentum ``m``::
+
+    v <- m v + u
+    x <- x + r (u + m v)
+
+With ``r`` 1 and ``m`` 0 that is the average: local SGD. Every worker does the same to the same numbers, so that nothing
+more is sent.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pydantic import ValidationError
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hetopt.core.artifact import Record
@@ -21,7 +33,45 @@ from hetopt.trainer.policies.sync.policy import SyncDecision, SyncObservation, S
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Stopwatch
 from hetopt.trainer.sync.model_vector import ModelVector
-from hetopt.trainer.sync.outer_step import OuterStep
+
+
+class OuterStep:
+    """Turns averaged updates into outer steps, and remembers its momentum.
+
+    Args:
+        parameters: elements that are stepped; running statistics behind them are averaged as they are.
+        rate: of the outer step.
+        momentum: of the outer step, in [0, 1).
+        like: a tensor of the device and type that updates have.
+    """
+
+    def __init__(self, parameters: int, *, rate: float, momentum: float, like: Tensor) -> None:
+        self._rate, self._momentum = rate, momentum
+        self._velocity = like.new_zeros(parameters if momentum else 0)
+        self._parameters = parameters
+
+    def take(self, update: Tensor, begin: int = 0) -> None:
+        """Make of an averaged update, in place, what is added to the last common parameters.
+
+        Args:
+            update: 1-D, of the elements from ``begin`` on.
+            begin: where in the model it begins.
+        """
+        own = update[: max(0, self._parameters - begin)]
+        if self._momentum:
+            velocity = self._velocity[begin : begin + own.numel()]
+            velocity.mul_(self._momentum).add_(own)
+            own.add_(velocity, alpha=self._momentum)
+        if self._rate != 1:
+            own.mul_(self._rate)
+
+    def state(self) -> Tensor:
+        """Its momentum, [parameters], or nothing where it has none."""
+        return self._velocity
+
+    def load_state(self, velocity: Tensor) -> None:
+        """Go on with a momentum that was kept."""
+        self._velocity.copy_(velocity)
 
 
 class Synchronizer(Protocol):
@@ -38,19 +88,15 @@ class Synchronizer(Protocol):
         Returns:
             The trace, with what was sent and how long that took.
         """
-        ...
 
     def averaged(self) -> AbstractContextManager[None]:
         """The model is the average of all workers' inside, and this worker's again afterwards. May be nested."""
-        ...
 
     def event(self, step: int) -> Event:
         """What to write of the steps up to this one that were not told of yet."""
-        ...
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps of this worker: tensors and plain values."""
-        ...
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Continue with what `state` gave.
@@ -58,7 +104,6 @@ class Synchronizer(Protocol):
         Raises:
             BadInput: it is damaged, or of another model.
         """
-        ...
 
 
 @contextmanager

@@ -1,1 +1,1 @@
-"""The tasks that ship with hetopt; `hetopt.core.task_reference` has their names."""
+"""The tasks that ship with hetopt; `hetopt.core.run_rules` has their names."""

@@ -2,17 +2,137 @@
 
 The paper sums the loss over the 35 tokens of a window where we average, so its learning rate 1.0 and gradient norm 10
 (large) or 5 (small) are 35 and 10/35 or 5/35 here; 20 and 0.25 are the customary round values on that scale.
+
+Text on disk as language-model samples: Penn Treebank, WikiText and plain text files, read by one loader.
+
+Words are what stands between spaces; every line ends with ``<eos>``. A sample is one window of consecutive tokens and
+the token that follows each of them. The state of the model starts at zero in every window: shares of workers change
+between steps and samples are shuffled, so no worker holds the state of the text before its windows. Perplexity is
+therefore a little higher than where state is carried along a continuous text, as in the papers.
 """
 
 from __future__ import annotations
 
+import itertools
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
-from hetopt.trainer.task import Target, Task
-from hetopt.trainer.tasks.corpus import load_corpus
+from hetopt.core.errors import BadInput
+from hetopt.trainer.data.fetch import TensorPairs
+from hetopt.trainer.task import Target, Task, TaskData
 from hetopt.trainer.tasks.recipes import epoch_decay, language_model, sgd
+
+UNKNOWN = "<unk>"
+END_OF_LINE = "<eos>"
+
+_FOLDERS = (".", "simple-examples/data", "wikitext-2", "wikitext-103")
+_NAMINGS = ("ptb.{}.txt", "wiki.{}.tokens", "wiki.{}.txt", "{}.txt", "{}.tokens")
+_HINT = (
+    "Give a folder with ptb.train.txt and ptb.valid.txt (Penn Treebank prepared by T. Mikolov, simple-examples.tgz), "
+    "wiki.train.tokens and wiki.valid.tokens (WikiText), or train.txt and valid.txt (any text)."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusFiles:
+    """The two files that are used, and a sentence about the choice where it is not the usual one."""
+
+    train: Path
+    evaluation: Path
+    note: str = ""
+
+
+def find_corpus(folder: Path | None) -> CorpusFiles:
+    """Choose the files to train and evaluate on: train and valid; else train and test; else valid and test.
+
+    Raises:
+        BadInput: there is no such pair.
+    """
+    if folder is None:
+        raise BadInput("a language model needs a data folder.", hint=f"give `data`. {_HINT}")
+    if not folder.is_dir():
+        raise BadInput(f"The data folder {folder} does not exist.", hint=_HINT)
+    for first, second in (("train", "valid"), ("train", "test"), ("valid", "test")):
+        for inside, naming in itertools.product(_FOLDERS, _NAMINGS):
+            train = folder / inside / naming.format(first)
+            evaluation = folder / inside / naming.format(second)
+            if train.is_file() and evaluation.is_file():
+                note = "" if first == "train" else "there is no training file, so the validation text trains"
+                return CorpusFiles(train=train, evaluation=evaluation, note=note)
+    raise BadInput(f"There is no pair of text files to train and evaluate on in {folder}.", hint=_HINT)
+
+
+def load_corpus(folder: Path | None, *, vocabulary_size: int, window: int) -> TaskData:
+    """Open the corpus in ``folder`` as windows of ``window`` tokens; a tail shorter than a window is left out.
+
+    The vocabulary has at most ``vocabulary_size`` words: ``<unk>``, ``<eos>`` and the most frequent ones of the
+    training file. Its size is the task's and not the file's, so that the model is the same whatever it reads.
+    Perplexities with a cut vocabulary are not comparable with those of the whole one.
+
+    Raises:
+        BadInput: files are missing, are not UTF-8 text, or hold less than one window.
+    """
+    files = find_corpus(folder)
+    counts = Counter(word for line in _lines(files.train) for word in line)
+    vocabulary = build_vocabulary(counts, vocabulary_size)
+    train = windows(encode(files.train, vocabulary), window, source=files.train)
+    evaluation = windows(encode(files.evaluation, vocabulary), window, source=files.evaluation)
+    parts = [
+        f"{len(train):,} windows of {window} tokens from {files.train} to train, {len(evaluation):,} from "
+        f"{files.evaluation.name} to evaluate, vocabulary {len(vocabulary):,} of {len(counts | _SPECIAL):,} words",
+        *([files.note] if files.note else []),
+    ]
+    return TaskData(train=train, evaluation=evaluation, description="; ".join(parts))
+
+
+def build_vocabulary(counts: Mapping[str, int], size: int) -> dict[str, int]:
+    """Number ``<unk>`` 0, ``<eos>`` 1, then the most frequent words (ties by alphabet), ``size`` in all at most."""
+    by_frequency = sorted(counts.keys() - _SPECIAL.keys(), key=lambda word: (-counts[word], word))
+    kept = [*_SPECIAL, *by_frequency[: max(0, size - len(_SPECIAL))]]
+    return {word: number for number, word in enumerate(kept)}
+
+
+def encode(path: Path, vocabulary: Mapping[str, int]) -> Tensor:
+    """Return the file as one row of token numbers, int64; words outside the vocabulary become ``<unk>``."""
+    unknown = vocabulary[UNKNOWN]
+    tokens = array("i")
+    for line in _lines(path):
+        tokens.extend(vocabulary.get(word, unknown) for word in line)
+    return torch.from_numpy(np.array(tokens, dtype=np.int64))
+
+
+def windows(tokens: Tensor, window: int, *, source: Path) -> TensorPairs:
+    """Cut tokens into samples: inputs [n, window], and targets one token further on."""
+    count = (len(tokens) - 1) // window
+    if count < 1:
+        raise BadInput(
+            f"{source} has {len(tokens)} tokens, too few for one window of {window} and the token after it.",
+            hint="Give a longer text.",
+        )
+    return TensorPairs(tokens[: count * window].view(count, window), tokens[1 : count * window + 1].view(count, window))
+
+
+def _lines(path: Path) -> Iterator[list[str]]:
+    try:
+        with path.open(encoding="utf-8") as file:
+            for line in file:
+                yield [*line.split(), END_OF_LINE]
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror or error}.") from error
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path} is not UTF-8 text (byte {error.start:,}).", hint="Convert it to UTF-8.") from error
+
+
+_SPECIAL = Counter({UNKNOWN: 1, END_OF_LINE: 1})
+
 
 VOCABULARY_SIZE = 10_000
 """The whole vocabulary of the prepared Penn Treebank; larger corpora are cut to it."""

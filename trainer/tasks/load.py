@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import TypeVar
+
 from hetopt.core.errors import BadInput
-from hetopt.core.task_reference import resolve, user_code
+from hetopt.core.plain_text import unknown
+from hetopt.core.run_rules import BUNDLED, names_no_task
 from hetopt.trainer.task import Task
 
 
@@ -27,3 +36,114 @@ def load_task(reference: str) -> Task:
             hint="Name a hetopt.trainer.task.Task, or a function without arguments that returns one.",
         )
     return found
+
+
+T = TypeVar("T")
+
+
+def resolve(reference: str) -> object:
+    """Import what ``reference`` names.
+
+    A module is looked for as Python does for ``python -m`` (the current folder first), and a file may import its
+    neighbours as a script may.
+
+    Raises:
+        BadInput: nothing has that name, or importing it failed.
+    """
+    if reference in BUNDLED:
+        bundled, _, attribute = BUNDLED[reference].partition(":")
+        return getattr(importlib.import_module(bundled), attribute)
+    place, colon, attribute = reference.rpartition(":")
+    if not colon:
+        raise names_no_task(reference)
+    if not place or not attribute:
+        raise BadInput(
+            f"'{reference}' does not name a task.",
+            hint="Write module:attribute or file.py:attribute, both parts given.",
+        )
+    module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
+    if not hasattr(module, attribute):
+        raise unknown(attribute, _candidates(module), f"task in {place}")
+    return getattr(module, attribute)
+
+
+def user_code(place: str, run: Callable[[], T]) -> T:
+    """Run code that the user wrote, and report whatever it raises as bad input that names ``place``.
+
+    This is the one place that catches every exception: what a user's module does when it is imported cannot be known,
+    and a failure there is theirs to see as one sentence, not as a traceback through hetopt. ``SystemExit`` counts too:
+    a script that parses its own command line when imported ends with it.
+    """
+    try:
+        return run()
+    except BadInput:
+        raise
+    except (Exception, SystemExit) as error:
+        line = _line_in(place, error)
+        where = f"{place}, line {line}," if line else place
+        raise BadInput(
+            f"{where} failed: {type(error).__name__}: {_first_line(error)}",
+            hint="Fix that file; try it alone with `python -c 'import ...'` or `python FILE`.",
+        ) from error
+
+
+def _import_module(name: str) -> ModuleType:
+    _search_first(Path.cwd())
+    try:
+        found = user_code(name, lambda: importlib.util.find_spec(name))
+    except BadInput as error:
+        # find_spec imports the parents of a dotted name: one that does not exist is a wrong name, any other failure is
+        # the parent's own.
+        cause = error.__cause__
+        if not (isinstance(cause, ModuleNotFoundError) and f"{name}.".startswith(f"{cause.name}.")):
+            raise
+        found = None
+    if found is None:
+        raise BadInput(
+            f"There is no module '{name}' to import.",
+            hint="Run from the folder that holds it, or name the file: path/to/file.py:attribute.",
+        )
+    return user_code(found.origin or name, lambda: importlib.import_module(name))
+
+
+def _import_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise BadInput(f"There is no file {path}.", hint="Give the path of the Python file that defines the task.")
+    path = path.resolve()
+    _search_first(path.parent)
+    name = f"hetopt_task_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise BadInput(f"{path} cannot be imported as Python.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickling look the module up by name while it is being run
+    loader = spec.loader
+    user_code(str(path), lambda: loader.exec_module(module))
+    return module
+
+
+def _search_first(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
+def _candidates(module: ModuleType) -> list[str]:
+    """Return the names that may be tasks: instances of what `task.py` defines, and the module's own functions."""
+    return [
+        name
+        for name, value in vars(module).items()
+        if type(value).__module__ == "hetopt.trainer.task"
+        or (isinstance(value, FunctionType) and value.__module__ == module.__name__)
+    ]
+
+
+def _line_in(place: str, error: BaseException) -> int | None:
+    if isinstance(error, SyntaxError) and error.filename == place:
+        return error.lineno
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == place]
+    return lines[-1] if lines else None
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).splitlines()
+    return lines[0] if lines else "(no message)"

@@ -1,7 +1,7 @@
 """`stand-in`: a gradient of 1 MB that costs nothing to compute, in the place of a job that cannot be trained here.
 
 A rehearsal of such a job's plan waits as long as the plan's machines would compute, and exchanges this gradient over
-links that are as much slower as it is smaller (`hetopt.core.stand_in`). Nothing is learned: its loss means nothing.
+links that are as much slower as it is smaller. Nothing is learned: its loss means nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from hetopt.core.stand_in import SHAPES, STAND_IN
+from hetopt.core.scaled_emulation import SHAPES, STAND_IN
 from hetopt.trainer.data.fetch import Batch, TensorPairs
 from hetopt.trainer.task import Task, TaskData
 from hetopt.trainer.tasks.recipes import sgd

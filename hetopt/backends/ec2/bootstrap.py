@@ -6,30 +6,118 @@ role. The run's own secret is, by which its machines know each other, and it is 
 
 ``HETOPT_ROOT`` says where to install; it and every program are looked up, so that the text also runs where a machine is
 only imitated.
+
+Its own end is a timer of the system with an absolute time, on disk, and an end at once where it boots again. Three
+units in ``/etc/systemd/system``, which outlive every process and every reboot (systemd.timer and systemd.time of
+systemd 252, which Amazon Linux 2023 has):
+
+    hetopt-end.service     shuts the machine down
+    hetopt-end.timer       starts that at an absolute time; written anew with each lease
+    hetopt-again.service   shuts the machine down at any boot but the first: its agent is gone, so it has nothing to do
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Self
 
 from pydantic import PositiveFloat, StringConstraints, model_validator
 
 from hetopt.backends.ec2 import facts
-from hetopt.backends.ec2.lifetime import (
-    AGAIN_SERVICE,
-    BOOT_ID,
-    END_SERVICE,
-    END_TIMER,
-    UNITS_FOLDER,
-    UNITS_VARIABLE,
-    again_service,
-    end_service,
-    end_timer,
-)
-from hetopt.core.artifact import Record, RunName
+from hetopt.core.artifact import Record, RunName, write_atomically
+from hetopt.core.listening import SECRET_PATTERN
 from hetopt.core.paths import BUCKET_PATTERN, PROXY_PATTERN, REGION_PATTERN
-from hetopt.core.secret import SECRET_PATTERN
+
+UNITS_FOLDER = "/etc/systemd/system"
+UNITS_VARIABLE = "HETOPT_UNITS"
+"""Where units are, on what only imitates a machine."""
+
+END_SERVICE = "hetopt-end.service"
+END_TIMER = "hetopt-end.timer"
+AGAIN_SERVICE = "hetopt-again.service"
+
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+_SOONEST_S = 1.0
+"""A timer whose time has passed when it is set never elapses."""
+
+
+def end_service() -> str:
+    """The unit that shuts the machine down."""
+    return """\
+[Unit]
+Description=hetopt: ends this machine
+
+[Service]
+Type=oneshot
+ExecStart=/bin/sh -c 'exec shutdown -h now'
+"""
+
+
+def end_timer(moment: str) -> str:
+    """The unit that ends the machine at a time.
+
+    Args:
+        moment: in whole seconds since the epoch, or what a shell puts these in place of.
+    """
+    return f"""\
+[Unit]
+Description=hetopt: when this machine ends
+
+[Timer]
+OnCalendar=@{moment}
+AccuracySec=1s
+Persistent=true
+
+[Install]
+WantedBy=timers.target
+"""
+
+
+def again_service(boot_id: str) -> str:
+    """The unit that ends the machine where it boots again.
+
+    Args:
+        boot_id: of the first boot, or what a shell puts it in place of.
+    """
+    return f"""\
+[Unit]
+Description=hetopt: ends this machine if it boots again
+
+[Service]
+Type=oneshot
+ExecStart=/bin/sh -c 'grep -qx {boot_id} {BOOT_ID} || exec shutdown -h now'
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timer:
+    """The machine's own end, as the boot script has set it.
+
+    Attributes:
+        run: carries out a command; says whether that went well.
+        units: where the system's units are.
+        clock: seconds since the epoch.
+    """
+
+    run: Callable[[list[str]], bool]
+    units: Path
+    clock: Callable[[], float]
+
+    def set(self, end_s: float) -> None:
+        """End the machine at a time, and not when it was said before."""
+        now_s = self.clock()
+        write_atomically(self.units / END_TIMER, end_timer(str(math.floor(max(end_s, now_s + _SOONEST_S)))))
+        reloaded = self.run(["systemctl", "daemon-reload"])
+        if not (self.run(["systemctl", "restart", END_TIMER]) and reloaded):
+            # Without the timer, the other way that systems have to end at a time.
+            self.run(["shutdown", "-h", f"+{max(1, math.floor((end_s - now_s) / 60))}"])
+
 
 CONFIG_FILE = "node.json"
 
@@ -49,7 +137,7 @@ class NodeConfig(Record):
         latest_end_s: what no lease extends it beyond: what the budget pays for at the least.
         spec_sha256: of the run that was ordered, see `hetopt.backends.ec2.protocol.spec_digest`.
         has_gpu: whether it needs torch with CUDA.
-        group_secret: what all machines of the run know, and nobody else (`hetopt.trainer.host.gate`).
+        group_secret: what all machines of the run know, and nobody else (`hetopt.trainer.host.stores`).
         proxy: by which they reach S3 and packages; empty: by themselves.
     """
 
@@ -82,7 +170,7 @@ def _proxied(proxy: str) -> str:
     """What has every program go by a proxy, but for what means the machine itself."""
     if not proxy:
         return ""
-    itself = f"{facts.METADATA_ENDPOINT.value.removeprefix('http://')},localhost,127.0.0.1"
+    itself = f"{facts.METADATA_ENDPOINT.removeprefix('http://')},localhost,127.0.0.1"
     return f"""export HTTP_PROXY={proxy} HTTPS_PROXY={proxy} NO_PROXY={itself}
 export http_proxy=$HTTP_PROXY https_proxy=$HTTPS_PROXY no_proxy=$NO_PROXY
 """
@@ -97,7 +185,7 @@ def user_data(config: NodeConfig) -> str:
     # torch for CPUs has an index of its own, which is asked for nothing else; PyPI's needs gigabytes of CUDA, which a
     # CPU machine would only download.
     torch = f'\n        "${{pip[@]}}" --index-url {CPU_TORCH_INDEX} --requirement "$locks-torch.txt" &&'
-    python = facts.PYTHON.value
+    python = facts.PYTHON
     text = f"""#!/bin/bash
 # hetopt {config.version}: a machine of run {config.run_id}
 
@@ -152,11 +240,11 @@ tar --extract --gzip --no-same-owner --directory "$root/code" --file "$root/code
 # A type's own disk, which is gone with the machine: for data, which can be fetched again, and for the run, whose
 # checkpoints go to the bucket. Images with NVIDIA's driver mount it themselves.
 own_disk() {{
-    local place={facts.DRIVER_IMAGES_DISK.value} disk
+    local place={facts.DRIVER_IMAGES_DISK} disk
     if [ ! -d "${{place%/*}}" ]; then
         place="$root/disk"
         mkdir -p "$place"
-        for disk in {facts.OWN_DISKS.value}*; do
+        for disk in {facts.OWN_DISKS}*; do
             [ -e "$disk" ] && mkfs.xfs -q -K "$disk" && mount "$disk" "$place" && break
         done
     fi
@@ -219,6 +307,6 @@ PYTHONPATH="$root/code" "$root/venv/bin/python" -m hetopt.backends.ec2.node.agen
 echo "the agent ended with $status"
 shutdown -h now
 """
-    if len(text.encode()) > facts.USER_DATA_BYTES.value:
+    if len(text.encode()) > facts.USER_DATA_BYTES:
         raise ValueError(f"user data of {len(text.encode())} bytes is more than EC2 takes")
     return text

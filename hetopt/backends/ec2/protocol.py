@@ -26,8 +26,7 @@ from pydantic import Field, StringConstraints, ValidationError
 
 from hetopt.core.artifact import HostName, Record, RecordLeavingOut, Told
 from hetopt.core.errors import BadInput
-from hetopt.core.nodes import Node
-from hetopt.core.run_spec import RunSpec
+from hetopt.core.run_spec import Node, RunSpec
 
 OUTCOME_OBJECT = "outcome.json"
 WANTED_OBJECT = "ckpt/WANTED"

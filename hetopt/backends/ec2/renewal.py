@@ -15,14 +15,130 @@ had: together they stay within the budget. A machine grants time to nobody else,
 
 from __future__ import annotations
 
+import datetime
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+from hetopt.backends.ec2 import facts
+from hetopt.backends.ec2.objects import failures
 from hetopt.backends.ec2.protocol import Lease, PaidMachine, Renewal
-from hetopt.backends.ec2.spot_history import PRICES_EVERY_S, PriceChange
-from hetopt.backends.ec2.stays import Stay, spent_usd
 from hetopt.core import budget_law
+from hetopt.core.budget_law import SECONDS_PER_HOUR
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stay:
+    """One machine's time on the bill.
+
+    Attributes:
+        since_s: when it began, seconds since the epoch.
+        until_s: when it ended; None while it runs.
+        usd_per_hour: all that is paid for it, volume and address included.
+        minimum_s: paid for at least.
+        paid_usd: until its price last changed.
+        priced_s: when that was; None: it never has.
+    """
+
+    since_s: float
+    until_s: float | None
+    usd_per_hour: float
+    minimum_s: float = facts.MINIMUM_BILLED_S
+    paid_usd: float = 0.0
+    priced_s: float | None = None
+
+    def usd(self, now_s: float) -> float:
+        """USD that this machine has cost until ``now_s`` (Unix time, seconds)."""
+        end_s = max(now_s if self.until_s is None else self.until_s, self.since_s + self.minimum_s)
+        from_s = self.since_s if self.priced_s is None else self.priced_s
+        return self.paid_usd + self.usd_per_hour * max(end_s - from_s, 0.0) / SECONDS_PER_HOUR
+
+    def repriced(self, usd_per_hour: float, now_s: float) -> Stay:
+        """From now on at another price: what it has cost stays what it was, and so does the least that is paid."""
+        from_s = max(now_s, self.since_s + self.minimum_s, self.priced_s or 0.0)
+        return replace(self, usd_per_hour=usd_per_hour, paid_usd=self.usd(now_s), priced_s=from_s)
+
+
+def spent_usd(stays: Iterable[Stay], now_s: float) -> float:
+    """What the machines of a run have cost so far."""
+    return math.fsum(stay.usd(now_s) for stay in stays)
+
+
+PRICES_EVERY_S = 600.0
+"""Prices move over hours, and a machine is billed by the second: a look costs nothing, and tells little more often."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PriceChange:
+    """From a moment on (seconds since the epoch) a pool costs so much, in USD an hour, without volume and address."""
+
+    zone: str
+    instance_type: str
+    at_s: float
+    usd_per_hour: float
+
+
+def history_parameters(names: Sequence[str], from_s: float) -> dict[str, Any]:
+    """Of DescribeSpotPriceHistory, for types in every zone.
+
+    Args:
+        names: of the types.
+        from_s: seconds since the epoch. 'It also returns the last price change before the start time, which is the
+            effective price as of the start time' (EC2 API reference, DescribeSpotPriceHistory): from now on, that is
+            the price of now.
+    """
+    return {
+        "InstanceTypes": list(names),
+        "ProductDescriptions": [facts.SPOT_PRODUCT],
+        "StartTime": datetime.datetime.fromtimestamp(from_s, datetime.UTC),
+    }
+
+
+def changes_of(answer: Mapping[str, Any]) -> list[PriceChange]:
+    """What an answer tells, in the order in which it came about."""
+    changes = (
+        PriceChange(
+            zone=one["AvailabilityZone"],
+            instance_type=one["InstanceType"],
+            at_s=one["Timestamp"].timestamp(),
+            usd_per_hour=float(one["SpotPrice"]),
+        )
+        for one in answer.get("SpotPriceHistory", ())
+    )
+    return sorted(changes, key=lambda change: change.at_s)
+
+
+_WITHIN_S = 5
+"""The agent waits for it, and heeds notices every five seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PriceHistory:
+    """Asks EC2 with the credentials of a machine's role. Whoever may not, or reaches nobody, has no answer."""
+
+    client: Any
+
+    @classmethod
+    def connect(cls, *, region: str) -> PriceHistory:
+        """With the credentials of the machine's role."""
+        import boto3
+        from botocore.config import Config
+
+        config = Config(retries={"total_max_attempts": 1}, connect_timeout=_WITHIN_S, read_timeout=_WITHIN_S)
+        return cls(client=boto3.client("ec2", region_name=region, config=config))
+
+    def __call__(self, types: Sequence[str], from_s: float) -> Sequence[PriceChange] | None:
+        """See `hetopt.backends.ec2.renewal.AskPrices`."""
+        try:
+            pages = self.client.get_paginator("describe_spot_price_history").paginate(
+                **history_parameters(types, from_s)
+            )
+            told = [one for page in pages for one in page["SpotPriceHistory"]]
+        except failures():
+            return None
+        return changes_of({"SpotPriceHistory": told})
+
 
 AskPrices = Callable[[Sequence[str], float], Sequence[PriceChange] | None]
 """What types have cost on spot in every zone from a moment on, in order; None where nobody answers."""

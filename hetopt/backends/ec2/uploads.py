@@ -7,10 +7,8 @@ from pathlib import Path
 
 from hetopt.backends.ec2.objects import Objects
 from hetopt.core.events.log import EVENTS_FILE
-from hetopt.core.outputs import OUTPUT_FOLDER, written_in
 from hetopt.core.paths import inside
-from hetopt.core.run_folder import MODEL_NAMES
-from hetopt.core.worker_logs import LOG_FOLDER
+from hetopt.core.run_folder import LOG_FOLDER, MODEL_NAMES, OUTPUT_FOLDER, written_in
 
 LOG_TAIL_BYTES = 256 * 1024
 

@@ -11,9 +11,9 @@ from hetopt.backends.emulation.cgroups import check_quotas
 from hetopt.backends.emulation.injection import CHANGES_FILE, check_change
 from hetopt.backends.emulation.namespaces import check_size, find_leftovers, remove, why_not
 from hetopt.backends.processes import QUIET_TORCH, ProcessLauncher, Program
-from hetopt.core.conditions import CONDITIONS_FILE
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import EVENTS_FILE
+from hetopt.core.run_folder import CONDITIONS_FILE
 from hetopt.core.run_spec import RunSpec
 
 

@@ -5,41 +5,53 @@ here, in one loop: scheduled changes, changes that other processes ask for, host
 down where the real computation does not fit into the declared time. Each is an event in the run's log.
 
 The death of a host ends the run, unless its workers go on without those that they lose: then each host starts for
-itself, may return, and this process, which knows who is dead, tells them (`hetopt.core.presence`). The workers of a
+itself, may return, and this process, which knows who is dead, tells them (`hetopt.core.run_folder`). The workers of a
 script cannot: the hosts that are left start them again, and again with whoever returns, each time from the newest
 checkpoint, as rented machines do.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hetopt.backends.emulation.injection import CHANGES_FILE, comes_and_goes, parse_requests, starts_again
 from hetopt.backends.emulation.namespaces import LINK, EmulatedNetwork
-from hetopt.backends.emulation.schedule import CONDITION_CHANGED, FitWatch, HostNow, Moment, split, still_to_come
+from hetopt.backends.prediction.processor_sharing import rounded_up
 from hetopt.backends.processes import conduct
-from hetopt.core.conditions import ConditionsReader, write_conditions
+from hetopt.core.batch_partition import spec_of_living
 from hetopt.core.errors import BadInput
 from hetopt.core.events.fold import RunFold
-from hetopt.core.events.log import EVENTS_FILE, EventLog
-from hetopt.core.events.reader import EventReader
-from hetopt.core.forks import WORKERS_NEED, ForkedProcess, ForkServer, NoFork
-from hetopt.core.local_batch_sizes import spec_of_living
-from hetopt.core.nodes import MEETING_PORT, Node
-from hetopt.core.presence import INCARNATION_VARIABLE, PRESENCE_FILE, HostThere, write_presence
-from hetopt.core.process_guard import StopSignal
-from hetopt.core.run_folder import STOP_FILE, read_spec, write_living
-from hetopt.core.run_spec import RunSpec
+from hetopt.core.events.log import EVENTS_FILE, EventLog, EventReader
+from hetopt.core.events.records import ConditionChanged, LogEvent, StepsLogged
+from hetopt.core.interruption import StopSignal
+from hetopt.core.listening import SECRET_VARIABLE, new_secret
+from hetopt.core.run_folder import (
+    INCARNATION_VARIABLE,
+    PRESENCE_FILE,
+    STOP_FILE,
+    ConditionsReader,
+    HostThere,
+    host_log_folder,
+    read_from,
+    read_spec,
+    write_conditions,
+    write_living,
+    write_presence,
+)
+from hetopt.core.run_spec import MEETING_PORT, Node, RunSpec
 from hetopt.core.run_status import exit_code, last_log_line
-from hetopt.core.scaled_emulation import Change, Conditions, ScaledEmulation
-from hetopt.core.secret import SECRET_VARIABLE, new_secret
-from hetopt.core.worker_logs import host_log_folder, read_from
+from hetopt.core.scaled_emulation import EVERY_HOST, Change, Conditions, EmulatedHost, ScaledEmulation
+from hetopt.trainer.host.forks import WORKERS_NEED, ForkedProcess, ForkServer, NoFork
 
 Agent = subprocess.Popen[bytes] | ForkedProcess
 """The process that hosts a host's workers."""
@@ -404,6 +416,116 @@ def rehearse(run_dir: Path, stop_signal: StopSignal) -> int:
         raise BadInput("the run is no rehearsal.", hint='choose `on="local"`')
     with EmulatedNetwork.create(spec.miniature.hosts, owner=str(run_dir)) as network:
         return Conductor(run_dir, spec, spec.miniature, network, stop_signal).conduct()
+
+
+CONDITION_CHANGED = "condition_changed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostNow:
+    """What a host is like at the moment, in the units of its description."""
+
+    name: str
+    speed: float
+    rate_bits_per_s: float | None
+    alive: bool = True
+    leaving: bool = False
+    cut: bool = False
+
+    @classmethod
+    def as_described(cls, host: EmulatedHost) -> HostNow:
+        """The host before anything happened to it."""
+        return cls(name=host.name, speed=host.speed, rate_bits_per_s=host.rate_bits_per_s)
+
+    def after(self, change: Change) -> HostNow:
+        """The host after a change that names it, or all; to the dead nothing happens but that they return."""
+        if change.host not in (self.name, EVERY_HOST):
+            return self
+        if not self.alive:
+            return replace(self, alive=True) if change.returns else self
+        return replace(
+            self,
+            speed=self.speed if change.speed is None else change.speed,
+            rate_bits_per_s=self.rate_bits_per_s if change.rate_bits_per_s is None else change.rate_bits_per_s,
+            alive=not change.dies,
+            leaving=(self.leaving or change.notice) and not change.dies,
+            cut=(self.cut or change.cut) and not (change.heals or change.dies),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """How far training has come. ``training_s`` is None until it begins."""
+
+    training_s: float | None = None
+    step: int = 0
+
+    def reaches(self, change: Change) -> bool:
+        """Whether the change is due."""
+        if change.at_step is not None:
+            return self.training_s is not None and self.step >= change.at_step
+        if change.at_s is not None:
+            return self.training_s is not None and self.training_s >= change.at_s
+        return True
+
+
+def split(pending: Sequence[Change], moment: Moment) -> tuple[list[Change], list[Change]]:
+    """The changes that are due, in the order of their moments, and those that are not yet."""
+    due = [change for change in pending if moment.reaches(change)]
+    due.sort(key=lambda change: (change.at_s or 0.0, change.at_step or 0))  # several may be due when a run is resumed
+    return due, [change for change in pending if not moment.reaches(change)]
+
+
+def still_to_come(scheduled: Iterable[Change], earlier: Iterable[LogEvent]) -> list[Change]:
+    """The schedule of a resumed run: whoever died before has been replaced, and does not die of the same again."""
+    dead = {event.host for event in earlier if isinstance(event, ConditionChanged) and event.dies}
+    return [
+        change
+        for change in scheduled
+        if not (change.dies and (change.host in dead or (change.host == EVERY_HOST and dead)))
+    ]
+
+
+_PERIODS = 3
+"""Judged by their median: a first step, or a moment in which the machine was busy, must not count for good."""
+_ROOM = 1.15
+
+
+@dataclass(kw_only=True)
+class FitWatch:
+    """How much slower a miniature must run so that the real computation fits into the declared time.
+
+    Follows ``pace_use`` of the run's ``step`` events: real computation over declared time, of each worker.
+
+    Attributes:
+        slowdown: the present one, at least 1.
+        since_s: when it began to hold; periods that began earlier say nothing about it.
+    """
+
+    slowdown: float = 1.0
+    since_s: float = -math.inf
+    _use: deque[Sequence[float]] = field(default_factory=lambda: deque(maxlen=_PERIODS))
+
+    def look(self, event: LogEvent, now_s: float) -> int | None:
+        """Take in one event, now; the rank whose computation does not fit is returned, after `slowdown` was raised."""
+        if not isinstance(event, StepsLogged) or not event.pace_use:
+            return None
+        use = event.pace_use
+        # A step more than the period has: what was measured may lag behind by one.
+        if now_s - (event.steps + 1) * event.step_time_s < self.since_s:
+            return None
+        if self._use and len(self._use[-1]) != len(use):
+            self._use.clear()  # others train
+        self._use.append(use)
+        if len(self._use) < _PERIODS:
+            return None
+        medians = [statistics.median(worker) for worker in zip(*self._use, strict=True)]
+        if max(medians) <= 1:
+            return None
+        self.slowdown = rounded_up(self.slowdown * max(medians) * _ROOM)
+        self.since_s = now_s
+        self._use.clear()
+        return medians.index(max(medians))
 
 
 if __name__ == "__main__":

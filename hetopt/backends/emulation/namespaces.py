@@ -26,9 +26,9 @@ from hetopt.backends.emulation import iproute
 from hetopt.backends.emulation.cgroups import CpuQuota, find_quotas
 from hetopt.backends.emulation.iproute import NetworkRefused, file_of, kill_in, limit, namespaces, pids_in
 from hetopt.core.errors import BadInput, RunFailed
-from hetopt.core.forks import ForkedProcess, ForkServer
 from hetopt.core.interruption import in_one_piece
 from hetopt.core.scaled_emulation import EmulatedHost
+from hetopt.trainer.host.forks import ForkedProcess, ForkServer
 
 PREFIX = "hetopt-"
 LINK = "eth0"

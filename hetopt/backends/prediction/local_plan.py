@@ -5,8 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from hetopt.backends.prediction.communication import Foreseen, Meeting, foresee, no_overlap
-from hetopt.backends.prediction.hosting import HOST_LINK, STARTUP_S, Mapped, begun_shares, division, predict_run
+from hetopt.backends.prediction.hosting import (
+    HOST_LINK,
+    STARTUP_S,
+    Foreseen,
+    Mapped,
+    Meeting,
+    begun_shares,
+    division,
+    foresee,
+    no_overlap,
+    predict_run,
+)
 from hetopt.core.batch_partition import WorkerTime, solve_shares
 from hetopt.core.profile import LOCAL
 from hetopt.core.run_spec import WorkerSpec

@@ -6,26 +6,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hetopt.backends.backend import LaunchOptions, Prepared, RunHandle
+from hetopt.backends.backend import Prepared, RunHandle
 from hetopt.backends.ec2.protocol import Place
 from hetopt.backends.ec2.renter.bundle import Bundle, make_bundle
 from hetopt.backends.ec2.renter.placement import ranked_spec
-from hetopt.backends.on_this_machine import resumable
+from hetopt.backends.on_this_machine import check_readers, resumable
+from hetopt.backends.options import Ssh
 from hetopt.backends.prediction.hosting import Mapped
 from hetopt.backends.prediction.local_plan import predict_on_local
 from hetopt.backends.processes import ProcessLauncher, Program
-from hetopt.backends.ssh.checking import check_hosts
+from hetopt.backends.ssh.checking import INVENTORY_FILE, Inventory, check_hosts
 from hetopt.backends.ssh.conductor import BUNDLE_FILE
-from hetopt.backends.ssh.inventory import INVENTORY_FILE, Inventory
 from hetopt.core.budget_law import SECONDS_PER_HOUR
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.formatting import listed
 from hetopt.core.hosts import CPU, Host, alike, parse_hosts, read_hosts
-from hetopt.core.nodes import host_names
 from hetopt.core.profile import Reading
-from hetopt.core.reader_limits import check_readers
-from hetopt.core.run_spec import RunSpec
-from hetopt.core.runs import RunFolders
+from hetopt.core.run_folder import RunFolders
+from hetopt.core.run_spec import RunSpec, host_names
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.plan import CostTerm, Plan, Prediction, Range
 
@@ -58,7 +56,7 @@ class SshBackend(ProcessLauncher):
         """See `ProcessLauncher.program`."""
         return Program(module="hetopt.backends.ssh.conductor", log_name="conductor.log", defaults={})
 
-    def prepare(self, made: Plan, wanted: Plan, options: LaunchOptions) -> OnHosts:
+    def prepare(self, made: Plan, wanted: Plan, options: Ssh) -> OnHosts:
         """See `hetopt.backends.backend.Backend`. No host is asked anything yet."""
         mapped, hosts = _mapped(wanted, _hosts(options))
         run = mapped.run
@@ -78,7 +76,7 @@ class SshBackend(ProcessLauncher):
         reading = wanted.profile.job.reading
         return OnHosts(launch=launch, inventory=inventory, bundle=bundle, reading=reading, connects_to=_told(inventory))
 
-    def prepare_resumed(self, folder: Path, options: LaunchOptions) -> OnHosts:
+    def prepare_resumed(self, folder: Path, options: Ssh) -> OnHosts:
         """See `hetopt.backends.backend.Backend`."""
         launch = resumable(self, folder, PLACE)
         inventory = Inventory.load(folder / INVENTORY_FILE)
@@ -128,7 +126,7 @@ class SshProbes(SshBackend):
         return super().start(_ranked(spec_on(spec, some, self.bundle, None), some), run_dir, environment)
 
 
-def _hosts(options: LaunchOptions) -> tuple[Host, ...]:
+def _hosts(options: Ssh) -> tuple[Host, ...]:
     """The inventory of this launch.
 
     Raises:
@@ -139,7 +137,7 @@ def _hosts(options: LaunchOptions) -> tuple[Host, ...]:
             "a launch on machines of your own needs to know which: `inventory` or `hosts`, and not both.",
             hint='give `inventory="hosts.toml"`, or `hosts="alice@box1,bob@box2"`',
         )
-    return parse_hosts(options.hosts) if options.hosts is not None else read_hosts(Path(options.inventory or ""))
+    return parse_hosts(options.hosts) if options.hosts is not None else read_hosts(options.inventory or Path())
 
 
 def _mapped(plan: Plan, hosts: Sequence[Host]) -> tuple[Mapped, tuple[Host, ...]]:

@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -21,13 +21,13 @@ from hetopt.backends.ec2.facts import PYTHON
 from hetopt.backends.ssh import look
 from hetopt.backends.ssh.conversation import Conversation
 from hetopt.backends.ssh.gpus import places
-from hetopt.core.artifact import Record, Told
-from hetopt.core.commands import typed
-from hetopt.core.errors import HetoptError
-from hetopt.core.extras import requirement
+from hetopt.core.artifact import Artifact, HostName, Record, Told
+from hetopt.core.errors import BadInput, HetoptError
 from hetopt.core.formatting import bit_rate, bytes_, duration, listed
-from hetopt.core.hosts import CPU, AddressAmongHosts, Host, Port
-from hetopt.core.precision import Precision
+from hetopt.core.hosts import CPU, MOST_HOSTS, AddressAmongHosts, Host, Port
+from hetopt.core.memory import Precision
+from hetopt.core.plain_text import known, typed
+from hetopt.core.search_path import requirement
 
 FACTS_WITHIN_S = 40.0
 WAYS_WITHIN_S = 60.0
@@ -255,11 +255,11 @@ def alone(host: Host, seen: Seen, *, asked_s: float, banner: str = "") -> list[T
     missing = [name for name in look.PACKAGES if seen.packages.get(name) is None]
     if seen.installs is not None:
         bad(f"nothing can be installed there: {seen.installs}", "name an interpreter that has torch, without `install`")
-    locked = PYTHON.value.removeprefix("python")
+    locked = PYTHON.removeprefix("python")
     if host.install and CPU in host.devices and ".".join(map(str, seen.python)) != locked:
         bad(
             f"it has Python {'.'.join(map(str, seen.python))}, and the locked torch for CPUs is for {locked}",
-            f'name another interpreter there: python = "{PYTHON.value}"',
+            f'name another interpreter there: python = "{PYTHON}"',
         )
     if missing and not host.install:
         wanted = shlex.join(map(requirement, missing))
@@ -466,3 +466,43 @@ def in_words(found: HostFound) -> str:
         parts.append(f"only {bytes_(seen.shared_bytes)} of shared memory in /dev/shm")
     rates = [f"{bit_rate(to)} to {name}, {bit_rate(back)} back" for name, (to, back) in found.rates.items()]
     return "; ".join([", ".join(parts), *rates])
+
+
+INVENTORY_FILE = "inventory.json"
+
+
+class Inventory(Artifact):
+    """Which machines take part, by which address each that says none was reached (`Host.private`), and who cannot."""
+
+    KIND: ClassVar[str] = "inventory"
+    VERSION: ClassVar[int] = 1
+    MADE_BY: ClassVar[str] = "hetopt launch PLAN --on ssh"
+
+    hosts: tuple[Host, ...] = Field(min_length=1, max_length=MOST_HOSTS)
+    addresses: dict[HostName, AddressAmongHosts] = Field(default_factory=dict)
+    left_out: dict[HostName, Told] = Field(default_factory=dict, description="why a host takes no part")
+    bundle_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+    def host(self, name: str) -> Host:
+        """The host of that name.
+
+        Raises:
+            BadInput: there is none.
+        """
+        by_name = {host.name: host for host in self.hosts}
+        return by_name[known(name, by_name, "host")]
+
+    def fit(self) -> tuple[Host, ...]:
+        """Return the hosts that can take part."""
+        return tuple(host for host in self.hosts if host.name not in self.left_out)
+
+    def address(self, name: str) -> str:
+        """By which the others reach it.
+
+        Raises:
+            BadInput: nobody knows.
+        """
+        found = self.host(name).private or self.addresses.get(name)
+        if found is None:
+            raise BadInput(f"{name} has no address among the others.", hint="say it: private = 192.168.1.20")
+        return found

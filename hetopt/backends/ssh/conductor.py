@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from hetopt.backends.backend import MOST_IDLE, back_off_s, is_given_up
 from hetopt.backends.ec2.protocol import (
     OUTCOME_OBJECT,
     Latest,
@@ -31,27 +32,23 @@ from hetopt.backends.ec2.protocol import (
 )
 from hetopt.backends.ec2.renter.placement import placement_json, without
 from hetopt.backends.processes import conduct
-from hetopt.backends.ssh.inventory import INVENTORY_FILE, Inventory
+from hetopt.backends.ssh.checking import INVENTORY_FILE, Inventory
 from hetopt.backends.ssh.link import Link, Part
 from hetopt.backends.ssh.objects import LOAD_FOLDER, FolderObjects, Load, write_text
 from hetopt.backends.ssh.others import is_taken
 from hetopt.core.artifact import read_words
-from hetopt.core.bucket_traffic import LEASE_OBJECT, PLACEMENT_OBJECT
+from hetopt.core.budget_law import LEASE_OBJECT, PLACEMENT_OBJECT
 from hetopt.core.errors import HetoptError, RunFailed
-from hetopt.core.events.log import EVENTS_FILE, EventLog
-from hetopt.core.events.reader import EventReader, read_log
+from hetopt.core.events.log import EVENTS_FILE, EventLog, EventReader, read_log
 from hetopt.core.events.records import CheckpointSaved, ProbeEvent, StepsLogged
 from hetopt.core.hosts import CPU
-from hetopt.core.nodes import host_names
+from hetopt.core.interruption import StopSignal
+from hetopt.core.listening import new_secret
 from hetopt.core.paths import inside
-from hetopt.core.placings import MOST_IDLE, back_off_s, is_given_up
 from hetopt.core.plain_text import one_line
-from hetopt.core.process_guard import StopSignal
-from hetopt.core.run_folder import LATEST_OBJECT, OBJECTS_FOLDER, STOP_FILE, read_spec
-from hetopt.core.run_spec import RunSpec
+from hetopt.core.run_folder import LATEST_OBJECT, LOG_FOLDER, OBJECTS_FOLDER, STOP_FILE, host_log_folder, read_spec
+from hetopt.core.run_spec import RunSpec, host_names
 from hetopt.core.run_status import exit_code, failure_reason, last_log_line
-from hetopt.core.secret import new_secret
-from hetopt.core.worker_logs import LOG_FOLDER, host_log_folder
 
 BUNDLE_FILE = "bundle.tar.gz"
 TURN_S = 0.1

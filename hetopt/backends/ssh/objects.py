@@ -24,10 +24,8 @@ from hetopt.backends.ec2.objects import GoesOn, Versioned
 from hetopt.backends.ec2.protocol import OUTCOME_OBJECT
 from hetopt.core.artifact import Record, read_words, write_atomically
 from hetopt.core.errors import BadInput
-from hetopt.core.outputs import OUTPUT_FOLDER
 from hetopt.core.paths import LONGEST_NAME_BYTES, inside, shown
-from hetopt.core.run_folder import MODEL_NAMES
-from hetopt.core.worker_logs import LOG_FOLDER
+from hetopt.core.run_folder import LOG_FOLDER, MODEL_NAMES, OUTPUT_FOLDER
 
 Place = Literal["objects", "models"]
 OBJECTS: Place = "objects"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from hetopt.core.errors import BadInput
-from hetopt.core.names import either, known
+from hetopt.core.plain_text import either, known
 
 AUTO = "auto"
 

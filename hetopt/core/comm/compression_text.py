@@ -5,11 +5,12 @@ The same on the command line and in a script; ``topk:0.01,momentum=0.9`` is unde
 
 from __future__ import annotations
 
+import re
+
 from hetopt.core.comm.composition import AUTO, METHODS
 from hetopt.core.errors import BadInput
-from hetopt.core.grammar import call, record, written
-from hetopt.core.names import known
-from hetopt.core.quantities import FRACTION
+from hetopt.core.grammar import FRACTION, call, record, written
+from hetopt.core.plain_text import known
 from hetopt.core.run_spec import Compression
 
 DENSE = "dense"
@@ -67,3 +68,17 @@ def _options(compression: Compression) -> dict[str, object]:
     fields = Compression.model_fields
     said = {key: getattr(compression, key) for key in _KEYS if key != "ratio"}
     return {key: value for key, value in said.items() if value != fields[key].default}
+
+
+_WAY = re.compile(r"(?P<name>\S+?)(?: (?P<ratio>[\d.e+-]+))? by (?P<collective>[a-z_]+)(?P<rest>,? .*)?")
+
+
+def way_in_words(key: str) -> str:
+    """A way to exchange gradients, as logs name it, in words: 'uncompressed (all-reduce)', 'topk 1 % (all-gather)'."""
+    found = _WAY.fullmatch(key)
+    if found is None:
+        return key
+    name = "uncompressed" if found["name"] == "identity" else found["name"]
+    amount = f" {float(found['ratio']) * 100:.4g} %" if found["ratio"] and found["name"] != "identity" else ""
+    rest = (found["rest"] or "").removeprefix(",")
+    return f"{name}{amount} ({found['collective'].replace('_', '-')}{',' if rest else ''}{rest})"

@@ -27,6 +27,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
+from hetopt.core.memory import robust_non_negative
+from hetopt.core.profile import Collective, Link
+
 Primitive = Literal["all_reduce", "all_gather", "broadcast"]
 Scope = Literal["host", "network"]
 
@@ -258,3 +264,79 @@ def pipelined_s(produce_s: float, exchange_s: float, buckets: int) -> float:
         raise ValueError(f"a gradient has at least one bucket, not {buckets}")
     first, second = produce_s / buckets, exchange_s / buckets
     return first + second + (buckets - 1) * max(first, second)
+
+
+HUBER = 1.345
+"""Residuals beyond this many standard deviations lose weight (95 % efficient on normal noise, Huber 1964)."""
+
+FASTEST_BYTES_PER_S = 1e13
+"""No link between two workers is faster. Stands for a bandwidth that payloads of the given size could not show."""
+
+
+def fit_alpha_beta(payload_bytes: Sequence[int], time_s: Sequence[float]) -> LinkSpeed:
+    """Fit a non-negative latency and a positive bandwidth to timed payloads: ``latency_s + payload / bytes_per_s``.
+
+    Least squares on the *relative* error: payloads span orders of magnitude, and on absolute errors the largest would
+    decide alone, leaving a latency of any sign. Huber weights keep one disturbed timing from deciding.
+
+    Args:
+        payload_bytes: at least one payload; with a single payload size everything is taken for latency.
+        time_s: seconds, one for each payload.
+
+    Raises:
+        ValueError: nothing to fit, lengths differ, or a time that is not positive.
+    """
+    payloads = np.asarray(payload_bytes, dtype=np.float64)
+    times = np.asarray(time_s, dtype=np.float64)
+    if payloads.size == 0 or payloads.shape != times.shape:
+        raise ValueError("a line needs as many times as payloads, at least one")
+    if not (np.isfinite(times).all() and (times > 0).all() and (payloads >= 0).all()):
+        raise ValueError("payloads must not be negative, and times must be positive and finite")
+    rows = np.stack([1 / times, payloads / times], axis=1)
+
+    def limit(residuals: NDArray[np.float64]) -> float:
+        return HUBER * max(1.4826 * float(np.median(residuals)), 1e-12)
+
+    latency, slope = robust_non_negative(rows, limit).tolist()
+    return LinkSpeed(latency_s=latency, bytes_per_s=1 / max(slope, 1 / FASTEST_BYTES_PER_S))
+
+
+def make_link(
+    collective: Collective, *, workers: int, across_hosts: bool, payload_bytes: Sequence[int], time_s: Sequence[float]
+) -> Link:
+    """The measured `Link`: its samples in order of payload, and the line through them."""
+    pairs = sorted(zip(payload_bytes, time_s, strict=True))
+    payloads, times = tuple(size for size, _ in pairs), tuple(time for _, time in pairs)
+    line = fit_alpha_beta(payloads, times)
+    return Link(
+        scope="network" if across_hosts else "host",
+        collective=collective,
+        workers=workers,
+        payload_bytes=payloads,
+        time_s=times,
+        latency_s=line.latency_s,
+        bytes_per_s=line.bytes_per_s,
+    )
+
+
+FIRST_BUCKET_BYTES = 1 << 20
+"""What DistributedDataParallel sends as soon as it is ready, before it collects larger buckets (its default). A
+gradient of no more has nothing to send while backward still runs."""
+
+BUCKET_BYTES = 25 << 20
+"""What a larger bucket holds (its default)."""
+
+BUCKETWISE = ("fp16", "bf16", "qsgd_maxnorm", "qsgd_two_scale", "qsgd_multi_scale")
+"""Compressors that do with a part what they do with the whole, and so may work under backward."""
+
+UNDER_BACKWARD = ("identity", *BUCKETWISE)
+"""What a step that overlaps can send. Others need the whole gradient before they select."""
+
+
+def last_bucket_share(gradient_bytes: float) -> float:
+    """Share of a gradient that is only ready when backward ends, in (0, 1].
+
+    Where the borders fall depends on the layers; buckets after the first are taken to be equal.
+    """
+    rest = gradient_bytes - FIRST_BUCKET_BYTES
+    return 1.0 if rest <= 0 else rest / math.ceil(rest / BUCKET_BYTES) / gradient_bytes

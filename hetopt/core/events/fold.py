@@ -19,7 +19,6 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from hetopt.core.events.parts import ExchangeTold, StartedWorker, SyncTold
 from hetopt.core.events.records import (
     AuditDiffers,
     Audited,
@@ -28,12 +27,15 @@ from hetopt.core.events.records import (
     ConditionChanged,
     Evaluated,
     ExchangeChanged,
+    ExchangeTold,
     LogEvent,
     ProbeEvent,
     RunFailure,
     RunStarted,
     SharesChanged,
+    StartedWorker,
     StepsLogged,
+    SyncTold,
     TrainingFinished,
     TrainingStarted,
 )

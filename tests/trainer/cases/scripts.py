@@ -297,19 +297,11 @@ def adversarial(open_: Open, sessions: int = 1, *, freezes: bool = False, clips:
             train(run, run)
         return
     with open_(judge, by_judge) as first:
-        if sessions == 0:
-            train(first, None)
-            return
-        with open_(maker, by_maker) as second:
-            train(first, second)
+        train(first, None)
 
 
 def adversarial_frozen(open_: Open) -> None:
     adversarial(open_, freezes=True)
-
-
-def adversarial_two_sessions(open_: Open) -> None:
-    adversarial(open_, 2)
 
 
 def adversarial_in_no_session(open_: Open) -> None:
@@ -977,7 +969,6 @@ EXACT = (
     used_now_and_then,
     adversarial,
     adversarial_frozen,
-    adversarial_two_sessions,
     actor_critic,
     two_of_one_loss,
     two_accumulated,

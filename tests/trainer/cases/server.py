@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from hetopt.core.comm import overlap
+from hetopt.core.comm import cost
 from hetopt.core.errors import HetoptError
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.trainer.session import session
@@ -157,7 +157,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
     # So that even these small gradients are sent in parts, while backward makes them.
-    overlap.FIRST_BUCKET_BYTES, overlap.BUCKET_BYTES = 0, 256
+    cost.FIRST_BUCKET_BYTES, cost.BUCKET_BYTES = 0, 256
     # What a first optimizer makes torch import would take each child seconds.
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1).step()
     if sys.argv[2] == "hub":

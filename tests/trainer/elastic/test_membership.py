@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetopt.core.batch_partition import spec_of_living
 from hetopt.core.errors import BadInput, RunFailed
-from hetopt.core.local_batch_sizes import spec_of_living
 from hetopt.core.run_spec import RunSpec
-from hetopt.trainer.elastic.membership import (
-    NO_GENERATION,
+from hetopt.trainer.elastic.rendezvous import (
+    LOOK_S,
+    Abandoned,
     Generation,
     Member,
     NothingKnown,
@@ -24,8 +25,9 @@ from hetopt.trainer.elastic.membership import (
     entitled,
     is_hopeless,
     may_close,
+    meet_again,
+    wanted,
 )
-from hetopt.trainer.elastic.rendezvous import LOOK_S, Abandoned, meet_again, want, wanted
 
 from ..scenarios import toy_spec
 
@@ -179,13 +181,6 @@ def test_a_message_of_a_stranger_is_read_or_refused_in_one_sentence(
     assert told.endswith(".")
 
 
-@given(st.lists(_members(), min_size=1))
-def test_generations_survive_the_store(members: list[Member]) -> None:
-    generation = Generation(number=3, members=tuple(members))
-    assert Generation.of_json(generation.to_json()) == generation
-    assert generation.newest == max(member.version for member in members)
-
-
 def test_the_generation_that_agreed_last_counts_before_the_step() -> None:
     """Somebody who was cut off may have done a step that the others have done differently since."""
     versions = [
@@ -294,14 +289,6 @@ def test_too_few_give_up_with_a_sentence() -> None:
     clock.now_s += PATIENCE.give_up_s
     with pytest.raises(RunFailed, match="workers 0, 2 are gone, and too few are left"):
         next(meeting)
-
-
-def test_a_wish_for_a_generation_never_goes_back() -> None:
-    store = MemoryStore()
-    assert wanted(store) == NO_GENERATION
-    for number in (2, 5, 3):
-        want(store, number)
-    assert wanted(store) == 5
 
 
 @given(st.lists(st.integers(1, 40), min_size=2, max_size=6), st.data())

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -18,23 +16,23 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load, save
 from torch._C._distributed_c10d import TCPStore
 
-from hetopt.core.listening import listening_socket
-from hetopt.core.presence import (
-    INCARNATION_VARIABLE,
-    PRESENCE_FILE,
-    HostThere,
-    KnownPresence,
-    life_of,
-    write_presence,
+from hetopt.core.run_folder import INCARNATION_VARIABLE, PRESENCE_FILE, HostThere, write_presence
+from hetopt.trainer.elastic.stores import (
+    DEAF_S,
+    TcpRendezvousStore,
+    break_all_but,
+    connect,
+    open_sockets,
+    reachable,
+    where_to_meet,
 )
-from hetopt.trainer.elastic.connections import DEAF_S, break_all_but, open_sockets
-from hetopt.trainer.elastic.stores import TcpRendezvousStore, connect, reachable, where_to_meet
 from hetopt.trainer.elastic.worker_group import EVERY_S, Watch
 from hetopt.trainer.host import stores
-from hetopt.trainer.packing import pack, save_packed, unpack
+from hetopt.trainer.host.stores import listening_socket
+from hetopt.trainer.packing import pack, unpack
+from hetopt.trainer.worker import KnownPresence, life_of
 from tests.disturbance import PATIENCE_S
 
 PLAIN = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(max_size=8)
@@ -93,42 +91,6 @@ def test_bytes_that_are_torn_or_made_up_are_refused(data: st.DataObject) -> None
         spoilt = data.draw(st.binary(max_size=60))
     with pytest.raises(ValueError, match="not what was packed"):
         unpack(spoilt)
-
-
-def test_other_peoples_safetensors_are_refused() -> None:
-    for tree in (b'{"t": ["1", [2]]}', b'{"t": ["0", [3]]}', b'{"x": []}', b"[" * 100_000, b"{}"):
-        tensors = {"0": torch.zeros(2), "tree": torch.frombuffer(bytearray(tree), dtype=torch.uint8)}
-        with pytest.raises(ValueError, match="not what was packed"):
-            unpack(save(tensors))
-    with pytest.raises(ValueError, match="not what was packed"):
-        unpack(save({"0": torch.zeros(2)}))
-
-
-def test_what_others_pack_is_an_ordinary_file_of_tensors() -> None:
-    """Whoever reads safetensors, in whatever language, finds the tensors in the order of the value."""
-    assert torch.equal(load(pack({"weight": torch.arange(3.0), "step": 1}))["0"], torch.arange(3.0))
-
-
-def test_a_disk_that_refuses_is_what_the_system_says(tmp_path: Path) -> None:
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limit[1]))
-    try:
-        with pytest.raises(OSError, match=os.strerror(errno.EFBIG)):
-            save_packed(tmp_path / "state", {"weight": torch.zeros(1 << 16)})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-    with pytest.raises(FileNotFoundError):
-        save_packed(tmp_path / "none" / "state", 1)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_number_expanded_to_a_shape_stays_small() -> None:
-    value = {"residual": torch.zeros(()).expand(1000, 1000), "views": list(torch.arange(6.0).view(2, 3).t())}
-    packed = pack(value)
-    assert len(packed) < 1000
-    arrived = unpack(packed)
-    assert torch.equal(arrived["residual"], torch.zeros(1000, 1000))
-    assert all(torch.equal(one, other) for one, other in zip(arrived["views"], value["views"], strict=True))
 
 
 def test_what_cannot_be_handed_over_is_not() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks._redis_server import DURABLE, MISSING, PROGRAM, RedisServer
+from tests.trainer.streams.redis_server import DURABLE, MISSING, PROGRAM, RedisServer
 
 _keys = itertools.count()
 

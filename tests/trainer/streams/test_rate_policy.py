@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from hetopt.core.local_batch_sizes import first_shares
-from hetopt.core.run_spec import RunSpec
-from hetopt.core.stream import Stream, draw_rates
-from hetopt.trainer.policies.choose import choose_policy
+from hetopt.core.run_spec import RunSpec, Stream
 from hetopt.trainer.policies.policy import BatchObservation
 from hetopt.trainer.policies.stream_rate import DEAD_BAND, RateShares, stream_learning_rate_scale
 
@@ -53,31 +48,9 @@ def test_the_learning_rate_follows_the_batch_up_to_its_cap(batch: int, planned: 
             assert scale == pytest.approx(exact)
 
 
-@pytest.mark.parametrize(
-    ("distribution", "mean", "deviation"),
-    [("uniform", 38, 24), ("uniform", 300, 112), ("normal", 64, 24), ("normal", 256, 28)],
-)
-def test_drawn_rates_have_the_published_moments(distribution: str, mean: float, deviation: float) -> None:
-    drawn = draw_rates(distribution, mean, deviation, workers=20_000, seed=3)  # type: ignore[arg-type]
-    # The floor at an eighth of the mean takes part of the lower tail away.
-    assert statistics.fmean(drawn) == pytest.approx(mean, rel=0.03)
-    assert statistics.pstdev(drawn) == pytest.approx(deviation, rel=0.08)
-    assert min(drawn) >= mean / 8
-    assert draw_rates(distribution, mean, deviation, workers=4, seed=3) == drawn[:4]  # type: ignore[arg-type]
-    assert draw_rates(distribution, mean, deviation, workers=4, seed=4) != drawn[:4]  # type: ignore[arg-type]
-
-
 def spec(**fields: object) -> RunSpec:
     workers = [{"host": f"h{rank}", "type": "local", "local_batch_size": 16} for rank in range(2)]
     return RunSpec.model_validate({"task": "digits", "workers": workers, "stop": {"max_steps": 5}, **fields})
-
-
-def test_a_run_begins_with_the_batches_of_known_streams() -> None:
-    replayed = spec(stream={"rates": (100.0, 20.0), "batch_interval_s": 0.5}, batch_policy="rate")
-    assert first_shares(replayed) == (50, 10)
-    assert isinstance(choose_policy(replayed, minimum=1), RateShares)
-    assert first_shares(spec(stream={"source": "redis"}, batch_policy="rate")) == (16, 16)
-    assert RunSpec.model_validate_json(replayed.model_dump_json()) == replayed
 
 
 @pytest.mark.parametrize(

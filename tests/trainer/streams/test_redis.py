@@ -13,15 +13,13 @@ import pytest
 import torch
 
 from benchmarks._ports import own_port
-from benchmarks._redis_server import DURABLE, RedisServer
 from hetopt.core.errors import BadInput, RunFailed
-from hetopt.core.stream import Stream
+from hetopt.core.run_spec import Stream
 from hetopt.trainer.data.fetch import TensorPairs
-from hetopt.trainer.data.stream.received import ReceivedSamples
-from hetopt.trainer.data.stream.redis_source import RedisSource
+from hetopt.trainer.data.stream.redis_source import ReceivedSamples, RedisSource
 from hetopt.trainer.data.stream.wire import header_of
 from hetopt.trainer.data.stream.writer import StreamWriter
-from tests.disturbance import PATIENCE_S
+from tests.trainer.streams.redis_server import DURABLE, RedisServer
 
 OWN = TensorPairs(torch.full((10,), -1), torch.zeros(10))
 
@@ -72,7 +70,7 @@ def readers() -> Iterator[Callable[..., Reader]]:
 
 
 def client(url: str) -> Any:
-    from hetopt.trainer.data.stream.broker import connect
+    from hetopt.trainer.data.stream.redis_source import connect
 
     return connect(url)
 
@@ -183,30 +181,6 @@ def test_workers_share_streams_that_are_more_than_they(
         readers(server.url, key, workers=4, streams=3)
 
 
-def test_rates_are_what_was_written_not_what_was_read(
-    server: RedisServer, key: str, readers: Callable[..., Reader]
-) -> None:
-    write(server.url, f"{key}:0", 0, 500)
-    reader = readers(server.url, key, batch_interval_s=0.2).go_on()
-    writer = StreamWriter(server.url, f"{key}:0")
-    written, deadline_s = 0, time.monotonic() + PATIENCE_S
-    # A busy machine writes in fits and starts, and the time that the rate is taken over is not quite that of the test.
-    while True:
-        begun_s, before = time.monotonic(), written
-        while time.monotonic() - begun_s < 1.2:
-            writer.write(numbers(500 + written, 500 + written + 10))
-            written += 10
-            time.sleep(0.02)
-            reader.take(5)
-        rate = (written - before) / (time.monotonic() - begun_s)
-        flow = reader.source.flow()
-        if flow.rate_per_s == pytest.approx(rate, rel=0.35):
-            break
-        assert time.monotonic() < deadline_s
-    writer.close()
-    assert flow.buffered > 300
-
-
 def test_a_bounded_stream_holds_the_newest(server: RedisServer, key: str, readers: Callable[..., Reader]) -> None:
     write(server.url, f"{key}:0", 0, 400, max_samples=100)
     assert readers(server.url, key).go_on().take(100) == list(range(300, 400))
@@ -282,19 +256,6 @@ def test_a_broker_that_is_away_is_waited_for_and_told_about(
     assert any(f"waits for the Redis at {server.address}" in told for told in reader.told)
 
 
-def test_a_broker_that_forgets_is_named(
-    own_server: Callable[..., RedisServer], key: str, readers: Callable[..., Reader]
-) -> None:
-    server = own_server()  # no append-only file
-    write(server.url, f"{key}:0", 0, 70)
-    reader = readers(server.url, key, patience_s=60).go_on()
-    reader.take(10)
-    server.kill()
-    server.start()
-    with pytest.raises(RunFailed, match="has lost the stream"):
-        reader.take(500)
-
-
 def test_a_stream_that_stops_ends_the_run_with_its_name(
     server: RedisServer, key: str, readers: Callable[..., Reader]
 ) -> None:
@@ -327,25 +288,6 @@ def test_passwords_are_asked_for_and_refused_in_words(
     monkeypatch.setenv("HETOPT_REDIS_PASSWORD", "right")
     write(server.url, f"{key}:0", 0, 5)
     assert readers(server.url, key).go_on().take(5) == list(range(5))
-
-
-def test_a_key_of_another_type_is_refused(server: RedisServer, key: str, readers: Callable[..., Reader]) -> None:
-    connection = client(server.url)
-    connection.set(f"{key}:0", "text")
-    connection.close()
-    with pytest.raises(BadInput, match=f"{key}:0 in the Redis at .* is a string, not a stream"):
-        readers(server.url, key).go_on()
-    with pytest.raises(BadInput, match="must be a stream"):
-        write(server.url, f"{key}:0", 0, 1)
-
-
-def test_a_full_broker_is_named(own_server: Callable[..., RedisServer], key: str) -> None:
-    server = own_server("--maxmemory", "3mb", "--maxmemory-policy", "noeviction")
-    writer = StreamWriter(server.url, f"{key}:0")
-    with pytest.raises(RunFailed, match=f"has no memory left for {key}:0") as caught:
-        writer.write(numbers(0, 200_000))
-    writer.close()
-    assert "maxmemory" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize(

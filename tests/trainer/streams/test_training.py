@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from benchmarks._in_process import train_here
-from benchmarks._redis_server import MISSING, PROGRAM
 from hetopt.core.run_spec import RunSpec
 from tests.disturbance import PATIENCE_S
+from tests.trainer.streams.redis_server import MISSING, PROGRAM
 
 HOUSE = Path(__file__).resolve().parents[3]
 
@@ -67,7 +67,7 @@ def test_a_resumed_replay_goes_on_with_other_samples(tmp_path: Path) -> None:
 def test_kills_of_workers_and_broker_lose_nothing_and_train_nothing_twice(tmp_path: Path) -> None:
     pytest.importorskip("redis", reason="needs redis-py: pip install -e '.[streams]'")
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks._stream_chaos", str(tmp_path), "3"],
+        [sys.executable, "-m", "tests.trainer.streams.killed_run", str(tmp_path), "3"],
         cwd=HOUSE,
         capture_output=True,
         text=True,

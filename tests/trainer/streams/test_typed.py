@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hetopt.api.stream_options import on_stream, parse_stream, waiting
+from hetopt.api.streams import on_stream, parse_stream, waiting
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import RunSpec
-from hetopt.core.scaled_emulation import ScaledEmulation
 from hetopt.optimizer.plan import Prediction, Range
 
 
@@ -17,9 +16,7 @@ def run(**fields: object) -> RunSpec:
 
 
 def read(text: str, spec: RunSpec | None = None) -> RunSpec:
-    wish = parse_stream(text)
-    assert wish is not None
-    return on_stream(wish, spec or run(), None)
+    return on_stream(parse_stream(text), spec or run(), None)
 
 
 ONE = Range(value=1.0, low=1.0, high=1.0)
@@ -55,26 +52,6 @@ def test_a_broker_is_named_with_its_key() -> None:
     told, said = counted(spec)
     assert "also wait" in said
     assert told.total_s == ONE, "nobody knows how long"
-
-
-def test_another_policy_keeps_its_batches() -> None:
-    wish = parse_stream("replay(4/8)")
-    assert wish is not None
-    spec = on_stream(wish, run(), "static")
-    assert spec.batch_policy == "static"
-    told, said = counted(spec)
-    assert "at least 4 s, which the prediction counts" in said
-    assert (told.step_time_s.value, told.waiting_s, told.total_s.value) == (4.0, 3.0, 4.0)
-
-
-def test_a_rehearsal_slows_streams_down_as_it_slows_computation_down() -> None:
-    hosts = [{"name": f"h{number}"} for number in range(2)]
-    spec = read("replay(40/80)", run(miniature=ScaledEmulation.model_validate({"hosts": hosts, "time_factor": 4.0})))
-    assert spec.stream is not None
-    assert spec.stream.rates == (10.0, 20.0)
-    assert spec.stream.batch_interval_s == 4.0
-    with pytest.raises(BadInput, match="reach nobody but each other"):
-        read("redis", spec)
 
 
 @pytest.mark.parametrize(

@@ -12,25 +12,316 @@ breaks is the same in small: what was delivered and did not arrive is pending, a
 
 The next batch is read in a thread while the present one is computed: one round trip acknowledges, reads, and asks how
 many samples have arrived.
+
+The connection to Redis: opened as the run says, and its refusals in one sentence each.
+
+Samples that were received and not yet trained on, as a data set whose indices continue those of the task's own.
+
+Entries of a Redis Stream: their names, what they hold, and how far a worker is with each stream.
 """
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import numpy as np
+import torch
 
-from hetopt.core.errors import BadInput, RunFailed
-from hetopt.core.stream import Stream
-from hetopt.trainer.data.stream.broker import OLDEST, Unreachable, connect, explained, place_of
-from hetopt.trainer.data.stream.entries import NOTHING, Tap, decoded, entry_id, entry_of, id_text
-from hetopt.trainer.data.stream.received import Received, ReceivedSamples
+from hetopt.core.errors import BadInput, HetoptError, RunFailed
+from hetopt.core.run_spec import Stream
+from hetopt.core.search_path import install_command
+from hetopt.trainer.data.cursor import Indices
+from hetopt.trainer.data.fetch import Batch, MapDataset, each_tensor, fetch, joined, rows_of
 from hetopt.trainer.data.stream.source import Flow, RateMeter, Taken
-from hetopt.trainer.data.stream.wire import Header
+from hetopt.trainer.data.stream.wire import Header, read_header, unpack
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+
+PASSWORD_VARIABLE = "HETOPT_REDIS_PASSWORD"
+OLDEST = (7, 0)
+"""The first Redis that counts what was added to a stream, which is how rates are measured."""
+
+_CONNECT_S = 5.0
+_ANSWER_S = 30.0
+
+
+class Unreachable(Exception):
+    """The broker does not answer now; it may later."""
+
+
+def connect(url: str) -> Redis:
+    """A connection, which is opened by its first command.
+
+    Raises:
+        BadInput: the client is not installed, or the address cannot be.
+    """
+    try:
+        import redis
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
+    except ImportError:
+        raise BadInput("streams out of Redis need its client.", hint=install_command("streams")) from None
+    options: dict[str, Any] = {
+        "password": os.environ.get(PASSWORD_VARIABLE) or None,
+        "socket_connect_timeout": _CONNECT_S,
+        "socket_timeout": _ANSWER_S,
+        "retry": Retry(NoBackoff(), 0),  # whoever asks knows whether a command may be said twice
+    }
+    if urlsplit(url).scheme == "unix":
+        del options["socket_connect_timeout"]
+    try:
+        return redis.Redis.from_url(url, **options)
+    except ValueError as error:
+        raise BadInput(
+            f"the address of Redis must be a URL, got {url}: {error}", hint="for example redis://127.0.0.1:6379/0"
+        ) from None
+
+
+def place_of(url: str) -> str:
+    """The broker's address for messages, without its password."""
+    parts = urlsplit(url)
+    return parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
+
+
+@contextmanager
+def explained(url: str, key: str) -> Iterator[None]:
+    """What the client raises, as what hetopt raises.
+
+    Raises:
+        Unreachable: it may work later.
+        BadInput: the broker refuses, for a reason that whoever started the run can change.
+        RunFailed: it refuses what it did not refuse before.
+    """
+    from redis import exceptions
+
+    try:
+        yield
+    # Refused passwords are connection errors to the client, so they come first.
+    except (exceptions.AuthenticationError, exceptions.NoPermissionError) as error:
+        raise refusal(error, url, key) from None
+    except (exceptions.ConnectionError, exceptions.TimeoutError, OSError) as error:
+        raise Unreachable(_said(error)) from None
+    except exceptions.RedisError as error:
+        raise refusal(error, url, key) from None
+
+
+def refusal(error: Exception, url: str, key: str) -> HetoptError:
+    """What an answer of the broker means."""
+    said, where = _said(error), f"the Redis at {place_of(url)}"
+    code = said.partition(" ")[0]
+    known: dict[str, HetoptError] = {
+        "WRONGTYPE": BadInput(
+            f"{key} in {where} must be a stream, and is another type.", hint="name another key, or delete that one"
+        ),
+        "NOAUTH": BadInput(f"{where} asks for a password.", hint=f"give it as {PASSWORD_VARIABLE}"),
+        "WRONGPASS": BadInput(f"{where} refuses the password.", hint=f"correct {PASSWORD_VARIABLE}"),
+        "NOPERM": BadInput(
+            f"{where} does not allow this user to work on {key}.",
+            hint="allow XREADGROUP, XACK, XADD, XGROUP, XINFO, XPENDING and XTRIM on the streams",
+        ),
+        "NOGROUP": RunFailed(
+            f"{where} has lost the stream {key}.",
+            hint="run it with an append-only file (appendonly yes, appendfsync always), see docs/streams.md",
+        ),
+        "OOM": RunFailed(
+            f"{where} has no memory left for {key}.",
+            hint="raise its maxmemory, or keep fewer samples (StreamWriter(max_samples=...))",
+        ),
+        "READONLY": RunFailed(f"{where} is a replica and takes nothing.", hint="name the one that it follows"),
+        "MISCONF": RunFailed(f"{where} cannot write to its disk and takes nothing.", hint="make room on its disk"),
+    }
+    if code in known:
+        return known[code]
+    if "AUTH" in said or "password" in said.lower() or "username" in said.lower():
+        return known["WRONGPASS"] if "invalid" in said.lower() else known["NOAUTH"]
+    # The client takes the first word of some answers away.
+    for name, words in (
+        ("OOM", "maxmemory"),
+        ("NOGROUP", "o such key"),
+        ("WRONGTYPE", "wrong kind of value"),
+        ("READONLY", "read only replica"),
+        ("NOPERM", "has no permissions"),
+    ):
+        if words in said:
+            return known[name]
+    return RunFailed(f"{where} refuses to work on {key}: {said}", hint="see its log")
+
+
+def _said(error: Exception) -> str:
+    said = next(iter(str(error).splitlines()), "") or type(error).__name__
+    return said.rpartition("of pipeline caused error: ")[2]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Received:
+    """Samples that came together.
+
+    Attributes:
+        key: of their stream.
+        ids: their names there.
+        batch: one row a sample.
+    """
+
+    key: str
+    ids: list[bytes]
+    batch: Batch
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def split(self, count: int) -> tuple[Received, Received]:
+        """The first so many, and the rest."""
+        first = Received(key=self.key, ids=self.ids[:count], batch=rows_of(self.batch, 0, count))
+        rest = Received(key=self.key, ids=self.ids[count:], batch=rows_of(self.batch, count, len(self)))
+        return first, rest
+
+
+class ReceivedSamples:
+    """The samples of the present step under new indices, and those of the task's data under its own.
+
+    Args:
+        dataset: of the task: steps are warmed up with its samples, before any was received.
+    """
+
+    def __init__(self, dataset: MapDataset) -> None:
+        self._dataset = dataset
+        self._waiting: deque[Received] = deque()
+        self._next = len(dataset)
+        self._present: tuple[int, Batch] | None = None
+        self.waiting = 0
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int, /) -> object:
+        return self._dataset[index]
+
+    def gather(self, indices: Sequence[int] | Indices, /) -> Batch:
+        """The batch of these samples, received or the task's own."""
+        wanted = np.asarray(indices, dtype=np.int64)
+        if self._present is None or wanted[0] < len(self._dataset):
+            return fetch(self._dataset, indices)
+        first, batch = self._present
+        if len(wanted) == self._next - first and wanted[0] == first and bool((np.diff(wanted) == 1).all()):
+            return batch
+        places = torch.from_numpy(wanted - first)
+        return each_tensor(batch, lambda tensor: tensor[places])
+
+    def add(self, received: Received) -> None:
+        """Put samples that have arrived behind those that wait."""
+        self._waiting.append(received)
+        self.waiting += len(received)
+
+    def take(self, count: int) -> tuple[Indices, list[Received]]:
+        """The oldest so many of those that wait become those of the present step: their indices, and what they are."""
+        taken: list[Received] = []
+        left = count
+        while left:
+            head = self._waiting.popleft()
+            if len(head) > left:
+                head, rest = head.split(left)
+                self._waiting.appendleft(rest)
+            taken.append(head)
+            left -= len(head)
+        self.waiting -= count
+        first = self._next
+        self._next += count
+        self._present = (first, joined([part.batch for part in taken]))
+        return np.arange(first, first + count, dtype=np.int64), taken
+
+
+HEADER_FIELD = b"header"
+DATA_FIELD = b"data"
+
+EntryId = tuple[int, int]
+NOTHING: EntryId = (0, 0)
+
+
+def entry_id(text: bytes) -> EntryId:
+    """An entry's name as numbers: names grow along a stream."""
+    first, _, second = text.partition(b"-")
+    return int(first), int(second)
+
+
+def id_text(name: EntryId) -> str:
+    """The id of an entry as Redis writes it: 'MILLISECONDS-NUMBER'."""
+    return f"{name[0]}-{name[1]}"
+
+
+def entry_of(place: Mapping[str, int], tap: Tap) -> EntryId:
+    """The last entry of a stream that was trained on at that place."""
+    return place.get(f"time_ms_of_{tap.number}", 0), place.get(f"sequence_of_{tap.number}", 0)
+
+
+@dataclass(kw_only=True)
+class Tap:
+    """One stream of this worker.
+
+    Attributes:
+        key: of the stream.
+        number: of it among all.
+        trained: name of the last entry that was given to a step.
+        received: of the last one that came.
+        recovers: whether what is pending has to be asked for before what is new.
+        taken: entries that were given to steps and not yet owed, in pieces, behind the name of the last of each.
+        owed: entries to acknowledge.
+        arrived: samples that the stream has ever had, as last heard; None: never heard.
+        unread: samples that wait in the broker.
+    """
+
+    key: str
+    number: int
+    trained: EntryId = NOTHING
+    received: EntryId = NOTHING
+    recovers: bool = True
+    taken: deque[tuple[EntryId, list[bytes]]] = field(default_factory=deque)
+    owed: deque[bytes] = field(default_factory=deque)
+    arrived: int | None = None
+    unread: int = 0
+
+
+def decoded(key: str, entries: Sequence[tuple[bytes, Mapping[bytes, bytes]]], expected: Header) -> list[Received]:
+    """Entries as samples; those that follow each other with one header together.
+
+    Raises:
+        RunFailed: they are no samples, or not like those of the task.
+    """
+    found: list[Received] = []
+    try:
+        for text, group in groupby(entries, key=lambda entry: entry[1][HEADER_FIELD]):
+            same = list(group)
+            try:
+                header = read_header(text)
+            except RunFailed as error:
+                name = same[0][0].decode("ascii", errors="replace")
+                raise RunFailed(
+                    f"entry {name} of {key}: {error.message}", hint=f"{error.hint}; drop it with `XDEL {key} {name}`"
+                ) from None
+            if header.leaves != expected.leaves:
+                raise RunFailed(
+                    f"the samples of {key} are {header}, and those of the task's data are {expected}.",
+                    hint="write to the stream what the task trains on",
+                )
+            batch = unpack(header, [data[DATA_FIELD] for _, data in same])
+            found.append(Received(key=key, ids=[name for name, _ in same], batch=batch))
+    except KeyError as missing:
+        raise RunFailed(
+            f"an entry of {key} has no field {missing.args[0].decode()!r}.",
+            hint="write samples with hetopt's StreamWriter, or as docs/streams.md says",
+        ) from None
+    return found
+
 
 CONSUMER = "trainer"
 """The same whichever worker reads a stream, so that what is pending is the next one's when workers come and go."""

@@ -13,14 +13,14 @@ never dropped: a stream that is slower than its worker loses none under any poli
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from hetopt.core.errors import RunFailed
-from hetopt.core.stream import BufferPolicy, Stream
+from hetopt.core.run_spec import BufferPolicy, Stream
 from hetopt.trainer.data.cursor import Indices, permutation
-from hetopt.trainer.data.stream.clock import Clock
 from hetopt.trainer.data.stream.source import Flow, RateMeter, Taken
 
 NOTICE_S = 5.0
@@ -36,7 +36,8 @@ class Replay:
         stream: what the run says.
         rank: whose.
         order: the samples of a pass, by the number of the pass; never empty.
-        clock: by which samples arrive.
+        clock: by which samples arrive, in seconds.
+        sleep: waits for so many of them.
         tell: hears of long waits.
     """
 
@@ -46,14 +47,15 @@ class Replay:
         rank: int,
         *,
         order: Callable[[int], Indices],
-        clock: Clock,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
         tell: Callable[[str], None],
     ) -> None:
         self._stream = stream
         self._rank = rank
         self._rate_per_s = stream.rates[rank]
         self._order = order
-        self._clock = clock
+        self._clock, self._sleep = clock, sleep
         self._tell = tell
         self._meter = RateMeter(window_s=4 * stream.batch_interval_s, least_s=stream.batch_interval_s / 2)
         self._taken = 0  # or dropped
@@ -67,7 +69,7 @@ class Replay:
 
     def begin(self) -> None:
         """Samples arrive from now on (see `Source`)."""
-        now_s = self._clock.now_s()
+        now_s = self._clock()
         self._origin_s = now_s - self._taken / self._rate_per_s
         self._meter.see(now_s, self._arrived(now_s))
 
@@ -78,7 +80,7 @@ class Replay:
             RunFailed: they would take longer than the run's patience.
         """
         self._count = count
-        now_s = self._clock.now_s()
+        now_s = self._clock()
         arrived, aged = self._arrived(now_s), self._aged(now_s)
         policy = self._stream.buffer
         self._most_held = max(self._most_held, held(policy, taken=self._taken, arrived=arrived, aged=aged, count=count))
@@ -107,7 +109,7 @@ class Replay:
 
     def flow(self) -> Flow:
         """What it was like since the last call (see `Source`)."""
-        now_s = self._clock.now_s()
+        now_s = self._clock()
         arrived = self._arrived(now_s)
         waiting = held(
             self._stream.buffer, taken=self._taken, arrived=arrived, aged=self._aged(now_s), count=self._count
@@ -141,7 +143,7 @@ class Replay:
         if wait_s > NOTICE_S:
             self._tell(f"waits {wait_s:.3g} s for samples: its stream brings {self._rate_per_s:.4g} a second")
         self._wait_s += wait_s
-        self._clock.sleep_s(wait_s)
+        self._sleep(wait_s)
 
     def _read(self, first: int, last: int) -> Taken:
         """Samples by their numbers; passes may be of different lengths, so the one that is read is remembered."""

@@ -7,8 +7,17 @@ from collections.abc import Callable
 
 from hetopt.core.errors import RunFailed
 from hetopt.trainer.data.fetch import Batch
-from hetopt.trainer.data.stream.broker import Unreachable, connect, explained, place_of
-from hetopt.trainer.data.stream.entries import DATA_FIELD, HEADER_FIELD, EntryId, entry_id, id_text
+from hetopt.trainer.data.stream.redis_source import (
+    DATA_FIELD,
+    HEADER_FIELD,
+    EntryId,
+    Unreachable,
+    connect,
+    entry_id,
+    explained,
+    id_text,
+    place_of,
+)
 from hetopt.trainer.data.stream.wire import pack
 
 _AT_ONCE = 500

@@ -16,8 +16,8 @@ import math
 from pydantic import NonNegativeFloat
 
 from hetopt.core.artifact import Record
-from hetopt.core.comm.network_state import NetworkState
-from hetopt.core.policy_settings import AccordionSettings, Share
+from hetopt.core.run_spec import AccordionSettings, Share
+from hetopt.trainer.comm.network import Network
 from hetopt.trainer.policies.ratio.policy import RatioDecision, RatioObservation, percent
 
 
@@ -46,7 +46,7 @@ class Accordion(AccordionSettings):
         """Nothing was seen; training begins in a critical regime."""
         return AccordionState()
 
-    def first(self, network: NetworkState | None) -> RatioDecision:
+    def first(self, network: Network | None) -> RatioDecision:
         """Begin with the larger ratio, as gradients change most at first."""
         return RatioDecision(ratio=self.gentle)
 

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from hetopt.core.comm.planner import Option
-from hetopt.core.comm.ratio_controllers import check_ratio_controller
-from hetopt.core.compression_slowdown import CAUTIOUS_COEFFICIENT
-from hetopt.core.policy_settings import AccordionSettings, GravacSettings, Settings
+from hetopt.core.comm.options import Option
+from hetopt.core.run_rules import check_ratio_controller
+from hetopt.core.run_spec import AccordionSettings, GravacSettings, Settings
+from hetopt.core.training_laws import CAUTIOUS_COEFFICIENT
 from hetopt.trainer.policies.ratio.accordion import Accordion
 from hetopt.trainer.policies.ratio.auto import AutoRatio
 from hetopt.trainer.policies.ratio.gravac import Gravac
@@ -38,7 +38,7 @@ def choose_ratio_policy(
         coefficient: of the law of slowdown, as ``auto`` has it in mind.
         most_lost: more steps than dense training that ``auto`` may cost.
         tries_twins: whether ``auto`` may ask for trials.
-        settings: that are not the published ones (`hetopt.core.policy_settings`).
+        settings: that are not the published ones (`hetopt.core.run_spec`).
 
     Raises:
         BadInput: there is no such policy, or the ratio leaves it nothing to decide.

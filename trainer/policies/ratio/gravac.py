@@ -3,7 +3,7 @@
 Factors are 1 / ratio here, as in the paper: 10 sends a tenth. There is a floor factor, and a candidate above it.
 
 **Payload.** In every step, before anything is sent: the candidate if it keeps eps of the gradient's energy, else the
-floor if that does, else everything (`hetopt.trainer.comm.levels`). Once a window of steps:
+floor if that does, else everything (`hetopt.trainer.comm.topk`). Once a window of steps:
 
 **Next candidate.** The policy raises the candidate: exponentially (floor x 2, 4, 16, 256: 10, 20, 40, 160, 1000) or
 geometrically (10, 20, 40, ..., 1280, 2000), up to the largest factor.
@@ -26,8 +26,8 @@ from collections.abc import Mapping
 from pydantic import Field, NonNegativeInt, PositiveFloat
 
 from hetopt.core.artifact import Record
-from hetopt.core.comm.network_state import NetworkState
-from hetopt.core.policy_settings import GravacSettings
+from hetopt.core.run_spec import GravacSettings
+from hetopt.trainer.comm.network import Network
 from hetopt.trainer.policies.ratio.policy import DENSE, RatioDecision, RatioObservation, percent
 
 
@@ -64,7 +64,7 @@ class Gravac(GravacSettings):
         """The state before the first step: the least compression allowed."""
         return GravacState(floor=self.floor, candidate=self.floor)
 
-    def first(self, network: NetworkState | None) -> RatioDecision:
+    def first(self, network: Network | None) -> RatioDecision:
         """The floor, where it keeps enough."""
         return self.payload(self.initial())
 
@@ -103,7 +103,7 @@ class Gravac(GravacSettings):
         if observation.level_gains is not None:
             kept = zip((state.candidate, state.floor), observation.level_gains, strict=True)
             sent = next((factor for factor, gain in kept if gain >= self.eps), DENSE)
-        fresh = max(observation.gain, 1e-12) / observation.step_time_s
+        fresh = max(observation.gain, 1e-12) / observation.step_s
         before = worth.get(sent)
         worth[sent] = fresh if before is None else self.smoothing * fresh + (1 - self.smoothing) * before
         return state.model_copy(update={"worth": worth, "window_steps": state.window_steps + observation.steps})

@@ -2,23 +2,98 @@
 
 ``(state, observation) -> (state, decision)`` over values that all ranks hold alike, so all ranks decide the same
 without another message. The state is a small plain record, and travels in checkpoints.
+
+How much of the gradient's energy each ratio would have kept, on every worker: what one Top-k yields for free.
+
+Sorted by magnitude, the sum of the first k squares over the sum of all is the gain of every k at once; only the largest
+kept fraction needs selecting. The gradient is the one with what earlier steps held back, so a gain at a ratio that is
+not in use is what it would be *this* step, with the residual of the ratio that is.
 """
 
 from __future__ import annotations
 
+import bisect
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Literal, Protocol, TypeVar
+
+from pydantic import PositiveFloat
 
 from hetopt.core.artifact import Record
-from hetopt.core.comm.network_state import NetworkState
-from hetopt.trainer.policies.ratio.gain_curve import GainCurve, gain_of
-from hetopt.trainer.policies.ratio.paired_trial import Verdict
+from hetopt.trainer.comm.network import Network
+
+_NOTHING = 1e-12
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GainCurve:
+    """Kept energies at some ratios and the whole energy, of every worker in rank order.
+
+    Attributes:
+        ratios: fractions of the elements kept, increasing, each in (0, 1].
+        kept: energies at those ratios, a row for each worker.
+        energy: of the whole gradient and residual, of each worker.
+    """
+
+    ratios: tuple[float, ...]
+    kept: tuple[tuple[float, ...], ...]
+    energy: tuple[float, ...]
+
+    def gain(self, ratio: float) -> float:
+        """Kept energy of all workers over their energy, in (0, 1]; 1 where there is no gradient to lose."""
+        return self._at(ratio, [sum(column) for column in zip(*self.kept, strict=True)], sum(self.energy))
+
+    def gains(self, ratio: float) -> tuple[float, ...]:
+        """The same of each worker by itself."""
+        return tuple(self._at(ratio, row, energy) for row, energy in zip(self.kept, self.energy, strict=True))
+
+    def points(self) -> tuple[tuple[float, float], ...]:
+        """Ratios with the gain over all workers."""
+        return tuple((ratio, self.gain(ratio)) for ratio in self.ratios)
+
+    def _at(self, ratio: float, kept: Sequence[float], energy: float) -> float:
+        if energy <= 0:
+            return 1.0
+        return interpolated(self.ratios, [min(1.0, part / energy) for part in kept], ratio)
+
+
+def gain_of(kept: float, energy: float) -> float:
+    """Kept energy over energy, in [0, 1]; 1 where there was none. Rounding can keep less than nothing: that is 0."""
+    return min(1.0, max(0.0, kept / energy)) if energy > 0 else 1.0
+
+
+def interpolated(ratios: Sequence[float], gains: Sequence[float], ratio: float) -> float:
+    """Gain at any ratio: a power law between measured points, and 1 at a ratio of 1.
+
+    Below the smallest point the gain is taken to fall in proportion, which is the least that it can be: the largest
+    elements come first, so what is kept falls no faster than what is sent.
+    """
+    if ratio < ratios[0]:
+        return gains[0] * ratio / ratios[0]
+    xs, ys = (*ratios, 1.0), (*gains, 1.0)
+    right = bisect.bisect_left(xs, ratio)
+    if xs[right] == ratio:
+        return ys[right]
+    low, high = math.log(xs[right - 1]), math.log(xs[right])
+    below, above = (math.log(max(y, _NOTHING)) for y in ys[right - 1 : right + 1])
+    return math.exp(below + (math.log(ratio) - low) / (high - low) * (above - below))
+
 
 StateT = TypeVar("StateT", bound=Record)
 
 DENSE = 1.0
 """The ratio at which everything is sent, uncompressed and with nothing held back."""
+
+
+class Verdict(Record):
+    """What a trial says of exchanges at ``ratio`` and above: they cost no more steps than may be lost, or they do.
+
+    ``undecided``: training had not begun to learn.
+    """
+
+    ratio: PositiveFloat
+    says: Literal["harmless", "harmful", "undecided"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,51 +104,34 @@ class RatioObservation:
         step: steps done when the period ended.
         steps: of them, in the period.
         epoch: passes over the data completed, with fractions.
-        workers: in the group.
         ratio: fraction of the elements that was sent; 1: dense.
         compute_s: median time of a step's computation on the slowest worker, the backward pass included.
-        backward_s: the part of it that makes gradients; 0 where nothing overlaps it.
-        compress_s: median time to compress and decompress, on the slowest worker.
-        sync_s: median time of the exchange on the worker that waited least.
-        sent_bytes: that one worker contributes to one exchange.
+        step_s: median time of a step from begin to end.
         kept_energy, energy: of gradient and residual, in rank order: what was sent and what there was, means over the
             period. Equal where everything is sent. The first is negative where rounding the sum of a slice, which
             counts against whoever sums it, was more than that worker had itself.
         gradient_norm: of the gradient without residuals, root of the mean square over workers and steps.
         gain_curve: absent in periods in which no step looked.
-        network: as tracked, this period included; absent where nothing tracks it.
-        changes: how often something has changed, the time of a step or the network (`NetworkWatch.changes`).
-        is_suspect: the period may be a first sign of that, or was disturbed.
-        whole_s: median time of a step from begin to end; absent where only its parts were timed.
+        network: as measured before training; absent where nobody asks for it.
         option: `Option.key` of the exchange that was in use; absent where nothing plans.
         learning_rate: of the first parameter group; absent where nobody asks.
         steps_left: until the run ends by its own rules; absent where that is not known.
         loss: mean over the samples of the period; absent where nobody asks.
         verdict: of a trial that was made since the last decision; absent: none was.
         level_gains: means of what the candidate and the floor would have kept, where steps chose between them.
-
-    Raises:
-        ValueError: the parts do not match, or a number is impossible or not finite.
     """
 
     step: int
     steps: int
     epoch: float
-    workers: int
     ratio: float
     compute_s: float
-    compress_s: float
-    sync_s: float
-    sent_bytes: int
+    step_s: float
     kept_energy: tuple[float, ...]
     energy: tuple[float, ...]
     gradient_norm: float
     gain_curve: GainCurve | None = None
-    backward_s: float = 0.0
-    network: NetworkState | None = None
-    changes: int = 0
-    is_suspect: bool = False
-    whole_s: float | None = None
+    network: Network | None = None
     option: str | None = None
     learning_rate: float | None = None
     steps_left: int | None = None
@@ -81,57 +139,16 @@ class RatioObservation:
     verdict: Verdict | None = None
     level_gains: tuple[float, float] | None = None
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.steps <= self.step or not 0 <= self.epoch < math.inf:
-            raise ValueError(f"impossible period: {self.steps} of {self.step} steps, epoch {self.epoch}")
-        if self.workers < 1 or len(self.kept_energy) != self.workers or len(self.energy) != self.workers:
-            raise ValueError("kept_energy and energy have an entry for each worker")
-        if not 0 < self.ratio <= 1 or self.sent_bytes < 0:
-            raise ValueError(f"impossible exchange: ratio {self.ratio}, {self.sent_bytes} bytes")
-        times = (self.compute_s, self.backward_s, self.compress_s, self.sync_s)
-        numbers = (*times, self.gradient_norm, *self.energy)
-        if any(not 0 <= number < math.inf for number in (*numbers, self.whole_s or 0.0)):
-            raise ValueError(f"times, norms and energies must be finite and not negative, not {numbers}")
-        if not all(map(math.isfinite, self.kept_energy)):
-            raise ValueError(f"kept energies must be finite, not {self.kept_energy}")
-        if not self.step_time_s > 0 or self.backward_s > self.compute_s:
-            raise ValueError(f"impossible times of a step: {times}")
-
-    @property
-    def step_time_s(self) -> float:
-        """Seconds of a step: as timed, or all of its parts that were."""
-        return self.parts_s if self.whole_s is None else max(self.whole_s, self.compute_s)
-
-    @property
-    def parts_s(self) -> float:
-        """Seconds of a step's parts, which are medians of the worker that matters for each.
-
-        Where workers share cores a step takes longer: another one is the slowest every time, and each may have to wait
-        before it can begin the next part.
-        """
-        return self.compute_s + self.compress_s + self.sync_s
-
     @property
     def gain(self) -> float:
         """Energy sent over energy there was, of all workers, in [0, 1]; 1 where there was none."""
         return gain_of(sum(self.kept_energy), sum(self.energy))
 
-    @property
-    def gains(self) -> tuple[float, ...]:
-        """Retained energy of each worker, as a share."""
-        return tuple(map(gain_of, self.kept_energy, self.energy))
-
     def gains_at(self, ratio: float) -> tuple[float, ...] | None:
         """Each worker's gain at a ratio: off the curve, or as sent if that was the ratio; None where nobody looked."""
         if self.gain_curve is not None:
             return self.gain_curve.gains(ratio)
-        return self.gains if ratio == self.ratio else None
-
-    def gain_at(self, ratio: float) -> float | None:
-        """The gain over all workers at a ratio, likewise."""
-        if self.gain_curve is not None:
-            return self.gain_curve.gain(ratio)
-        return self.gain if ratio == self.ratio else None
+        return tuple(map(gain_of, self.kept_energy, self.energy)) if ratio == self.ratio else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,7 +163,7 @@ class RatioDecision:
         look_after_steps: end the next period after so many steps; absent: the run's control period.
         try_ratio: before anything else is exchanged, twins are to tell whether this ratio holds training back.
         floor_ratio, least_gain: of a selection from a selection, that each step sends what keeps so much; absent: it
-            sends the ratio (`hetopt.trainer.comm.levels`).
+            sends the ratio (`hetopt.trainer.comm.topk`).
     """
 
     ratio: float
@@ -158,30 +175,22 @@ class RatioDecision:
     floor_ratio: float | None = None
     least_gain: float | None = None
 
-    @property
-    def changed(self) -> bool:
-        """Whether something else is sent than before."""
-        return self.reason is not None
-
 
 class RatioPolicy(Protocol, Generic[StateT]):
     """Says how much of the gradient is sent: asked once a control period, with the same arguments on every rank."""
 
     def initial(self) -> StateT:
         """The state before the first observation; its type reads a checkpoint's back (`Record.model_validate`)."""
-        ...
 
-    def first(self, network: NetworkState | None) -> RatioDecision:
+    def first(self, network: Network | None) -> RatioDecision:
         """What to send before anything was observed.
 
         Args:
             network: as measured between the workers; absent where it was not.
         """
-        ...
 
     def decide(self, state: StateT, observation: RatioObservation) -> tuple[StateT, RatioDecision]:
         """The next state, and what to send from now on."""
-        ...
 
 
 def percent(ratio: float) -> str:

@@ -21,9 +21,9 @@ from typing import Annotated
 from pydantic import Field, PositiveFloat
 
 from hetopt.core.artifact import Record
-from hetopt.core.comm.network_state import NetworkState
-from hetopt.core.comm.planner import Option
-from hetopt.core.policy_settings import ScanSettings
+from hetopt.core.comm.options import Option
+from hetopt.core.run_spec import ScanSettings
+from hetopt.trainer.comm.network import Network
 from hetopt.trainer.policies.ratio.policy import RatioDecision, RatioObservation, percent
 
 CANDIDATES = (0.1, 0.033, 0.011, 0.004, 0.001)
@@ -61,7 +61,7 @@ class ScanRatio(ScanSettings):
         """The state before the first scan: no ratio was chosen."""
         return ScanState()
 
-    def first(self, network: NetworkState | None) -> RatioDecision:
+    def first(self, network: Network | None) -> RatioDecision:
         """The largest ratio, from which the gain of all others can be read."""
         largest = max(self.options, key=lambda option: option.ratio)
         return RatioDecision(ratio=largest.ratio, option=largest.key, measure_gain=True)
@@ -93,11 +93,11 @@ class ScanRatio(ScanSettings):
         )
         return state, RatioDecision(ratio=option.ratio, option=option.key, reason=reason, measure_gain=True)
 
-    def _prospect(self, option: Option, observation: RatioObservation, network: NetworkState) -> Prospect:
-        measured = observation.gain_at(option.ratio)
-        gain = option.gain if option.gain is not None else measured
+    def _prospect(self, option: Option, observation: RatioObservation, network: Network) -> Prospect:
+        curve = observation.gain_curve
+        gain = option.gain if option.gain is not None or curve is None else curve.gain(option.ratio)
         return Prospect(
-            time_s=option.compress_s + option.exchange_s(network), gain=max(1e-9, 1.0 if gain is None else gain)
+            time_s=option.compress_s + network.exchange_s(option), gain=max(1e-9, 1.0 if gain is None else gain)
         )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hetopt.core.comm.network_state import NetworkState
+from hetopt.trainer.comm.network import Network
 from hetopt.trainer.policies.policy import NothingToRemember
 from hetopt.trainer.policies.ratio.policy import RatioDecision, RatioObservation, percent
 
@@ -29,15 +29,11 @@ class ScheduledRatio:
     ratio: float = 1.0
     schedule: tuple[float, ...] = ()
 
-    def __post_init__(self) -> None:
-        if any(not 0 < ratio <= 1 for ratio in (self.ratio, *self.schedule)):
-            raise ValueError(f"ratios are in (0, 1], not {self.ratio}, {self.schedule}")
-
     def initial(self) -> NothingToRemember:
         """The epoch says it all."""
         return NothingToRemember()
 
-    def first(self, network: NetworkState | None) -> RatioDecision:
+    def first(self, network: Network | None) -> RatioDecision:
         """The ratio of the first epoch."""
         return RatioDecision(ratio=self.at(0.0))
 

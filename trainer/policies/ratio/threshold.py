@@ -12,8 +12,8 @@ from typing import Annotated
 from pydantic import Field, NonNegativeInt
 
 from hetopt.core.artifact import Record
-from hetopt.core.comm.network_state import NetworkState
-from hetopt.core.policy_settings import ThresholdSettings
+from hetopt.core.run_spec import ThresholdSettings
+from hetopt.trainer.comm.network import Network
 from hetopt.trainer.policies.ratio.policy import DENSE, RatioDecision, RatioObservation, percent
 
 _ROUNDING = 1e-9  # 1 - 0.9 is a little less than 0.1
@@ -41,7 +41,7 @@ class ThresholdRatio(ThresholdSettings):
         """The state before the first step: nothing was sent."""
         return ThresholdState()
 
-    def first(self, network: NetworkState | None) -> RatioDecision:
+    def first(self, network: Network | None) -> RatioDecision:
         """Everything: nobody has voted yet."""
         return RatioDecision(ratio=DENSE, measure_gain=True)
 

@@ -32,10 +32,6 @@ class SyncObservation:
     changes: tuple[float, ...] | None = None
     learning_rate: float = 0.0
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.local_steps <= self.step:
-            raise ValueError(f"of {self.step} steps, {self.local_steps} cannot be those since the last synchronisation")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SyncDecision:
@@ -56,12 +52,9 @@ class SyncPolicy(Protocol, Generic[StateT]):
     @property
     def votes(self) -> bool:
         """Whether it goes by how gradients change, which the workers then have to tell each other."""
-        ...
 
     def initial(self) -> StateT:
         """The state before the first step; its type reads a checkpoint's back (`Record.model_validate`)."""
-        ...
 
     def decide(self, state: StateT, observation: SyncObservation) -> tuple[StateT, SyncDecision]:
         """The next state, and what to do now."""
-        ...

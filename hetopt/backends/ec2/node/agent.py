@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hetopt.backends.ec2 import facts
-from hetopt.backends.ec2.bootstrap import CONFIG_FILE, NodeConfig
-from hetopt.backends.ec2.lifetime import UNITS_FOLDER, UNITS_VARIABLE, Timer
+from hetopt.backends.ec2.bootstrap import CONFIG_FILE, UNITS_FOLDER, UNITS_VARIABLE, NodeConfig, Timer
 from hetopt.backends.ec2.node.checkpoints import Checkpoints
 from hetopt.backends.ec2.node.imds import Imds, Notice, over_http
 from hetopt.backends.ec2.objects import Objects, Progress, S3Objects
@@ -33,26 +32,22 @@ from hetopt.backends.ec2.protocol import (
     outcome_json,
     placement_of,
 )
-from hetopt.backends.ec2.renewal import Allowance, AskPrices
-from hetopt.backends.ec2.spot_history import PriceHistory
+from hetopt.backends.ec2.renewal import Allowance, AskPrices, PriceHistory
 from hetopt.backends.ec2.uploads import Uploads
 from hetopt.backends.processes import QUIET_TORCH
 from hetopt.core.artifact import read_record
-from hetopt.core.bucket_traffic import HEARTBEAT_S, LEASE_OBJECT, PLACEMENT_OBJECT, READ_EVERY_S
+from hetopt.core.budget_law import HEARTBEAT_S, LEASE_OBJECT, PLACEMENT_OBJECT, READ_EVERY_S
 from hetopt.core.errors import BadInput, RunFailed
-from hetopt.core.events.log import EVENTS_FILE
-from hetopt.core.events.reader import read_log
+from hetopt.core.events.log import EVENTS_FILE, read_log
 from hetopt.core.events.records import ProbeEvent, TrainingFinished
-from hetopt.core.listening import collectives_on
+from hetopt.core.listening import SECRET_VARIABLE, collectives_on
 from hetopt.core.paths import inside
-from hetopt.core.run_folder import STOP_FILE, write_spec
+from hetopt.core.run_folder import STOP_FILE, host_log_folder, write_spec
 from hetopt.core.run_status import failure_reason
 from hetopt.core.search_path import INSTALLED_ONLY, code_folder
-from hetopt.core.secret import SECRET_VARIABLE
-from hetopt.core.worker_logs import host_log_folder
 
 TURN_S = 1.0
-NOTICE_EVERY_S = facts.NOTICE_EVERY_S.value
+NOTICE_EVERY_S = facts.NOTICE_EVERY_S
 """EC2 asks to look at least so often."""
 STUCK_S = 1800.0
 """A run whose log has not grown for so long will not end by itself."""
@@ -85,11 +80,9 @@ class Surroundings(Protocol):
 
     def instance_id(self) -> str | None:
         """Which of the run's machines it is; None: none."""
-        ...
 
     def notice(self) -> Notice | None:
         """That it will be taken away."""
-        ...
 
 
 class OwnEnd(Protocol):
@@ -97,7 +90,6 @@ class OwnEnd(Protocol):
 
     def set(self, end_s: float) -> None:
         """End it at a time, and not when it was said before."""
-        ...
 
 
 @dataclass(kw_only=True)

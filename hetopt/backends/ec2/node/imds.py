@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from hetopt.backends.ec2 import facts
 
-_PATHS = facts.METADATA_PATHS.value
+_PATHS = facts.METADATA_PATHS
 _RENEWED_EARLY_S = 60
 _TIMEOUT_S = 2.0
 
@@ -56,7 +56,7 @@ class Imds:
         taken = self._text(_PATHS["interruption"])
         if taken is not None:
             found = _object(taken)
-            if found.get("action") in facts.TAKING_ACTIONS.value:
+            if found.get("action") in facts.TAKING_ACTIONS:
                 return Notice(kind="interruption", time_s=_moment(found.get("time")) or self.clock())
         advised = self._text(_PATHS["rebalance"])
         if advised is not None:
@@ -69,7 +69,7 @@ class Imds:
             token = self._current_token()
             if token is None:
                 return None
-            status, body = self.transport("GET", path, {facts.METADATA_HEADERS.value["token"]: token})
+            status, body = self.transport("GET", path, {facts.METADATA_HEADERS["token"]: token})
             if status == 200:
                 return body.decode("utf-8", errors="replace").strip()
             if status != 401:
@@ -79,18 +79,18 @@ class Imds:
 
     def _current_token(self) -> str | None:
         if self._token is None or self.clock() >= self._token_until_s - _RENEWED_EARLY_S:
-            headers = {facts.METADATA_HEADERS.value["lifetime"]: str(facts.METADATA_TOKEN_S.value)}
+            headers = {facts.METADATA_HEADERS["lifetime"]: str(facts.METADATA_TOKEN_S)}
             status, body = self.transport("PUT", _PATHS["token"], headers)
             if status != 200:
                 return None
             self._token = body.decode("ascii", errors="replace").strip()
-            self._token_until_s = self.clock() + facts.METADATA_TOKEN_S.value
+            self._token_until_s = self.clock() + facts.METADATA_TOKEN_S
         return self._token
 
 
 def over_http(method: str, path: str, headers: Mapping[str, str]) -> Response:
     """The real transport. Proxies are passed by: the address means this machine."""
-    base = os.environ.get(facts.METADATA_ENDPOINT_VARIABLE.value, facts.METADATA_ENDPOINT.value).rstrip("/")
+    base = os.environ.get(facts.METADATA_ENDPOINT_VARIABLE, facts.METADATA_ENDPOINT).rstrip("/")
     request = urllib.request.Request(f"{base}{path}", method=method, headers=dict(headers))
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:

@@ -10,26 +10,23 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
-from hetopt.backends.backend import LaunchOptions, Prepared, RunHandle
+from hetopt.backends.backend import Prepared, RunHandle
 from hetopt.backends.ec2.renter import calls, ordering
-from hetopt.backends.ec2.renter.account import IMAGES
 from hetopt.backends.ec2.renter.bundle import Bundle, make_bundle
-from hetopt.backends.ec2.renter.canary import CANARY_USD, canary_probe, folded, told
 from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.backends.ec2.renter.edge import connect
 from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Network, Order
-from hetopt.backends.ec2.renter.ordering import PROFILE_NAME, Moved, Orders, Wishes
-from hetopt.backends.ec2.renter.probing import Prober
+from hetopt.backends.ec2.renter.ordering import IMAGES, PROFILE_NAME, Moved, Orders, Wishes
+from hetopt.backends.ec2.renter.probing import CANARY_USD, Prober, canary_probe, folded, told
 from hetopt.backends.ec2.renter.request import Request
-from hetopt.backends.ec2.renter.ways_out import where_reachable
-from hetopt.core.commands import typed
+from hetopt.backends.options import Ec2
 from hetopt.core.errors import BadInput, BudgetStop, NoFeasiblePlan
 from hetopt.core.formatting import duration, listed, usd
 from hetopt.core.paths import PROXY_PATTERN, is_name, shown
-from hetopt.core.run_folder import read_spec
+from hetopt.core.plain_text import typed
+from hetopt.core.run_folder import RunFolders, read_spec
 from hetopt.core.run_spec import RunSpec
-from hetopt.core.runs import RunFolders
 from hetopt.optimizer.cost.billing import load_billing
 from hetopt.optimizer.exploring import check_probed
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
@@ -98,7 +95,7 @@ class Rental(Prepared):
 class Ec2Backend(Ec2Launcher):
     """Rents a plan's machines, all in one zone, within a budget that is a hard stop."""
 
-    def prepare(self, made: Plan, wanted: Plan, options: LaunchOptions) -> Rental:
+    def prepare(self, made: Plan, wanted: Plan, options: Ec2) -> Rental:
         """See `hetopt.backends.backend.Backend`. It asks AWS what must be known, and changes nothing there."""
         if not options.unprobed:
             check_probed(wanted, unprobed=False)
@@ -108,7 +105,6 @@ class Ec2Backend(Ec2Launcher):
         orders, now = _orders(region, wishes_of(options)), datetime.datetime.now(datetime.UTC)
         dry_run, now_s = f"{now:%Y%m%d-%H%M%S}-dry-run", now.timestamp()
         order = orders.of_plan(wanted, run_id=dry_run, bundle_sha256=bundle.sha256, now_s=now_s).of_run(spec)
-        order = where_reachable(orders.edge, order)
         launch = Launch(
             created="",
             started_s=0.0,
@@ -144,7 +140,7 @@ class Ec2Backend(Ec2Launcher):
             sleep=self.sleep,
         )
 
-    def prepare_resumed(self, folder: Path, options: LaunchOptions) -> Rental:
+    def prepare_resumed(self, folder: Path, options: Ec2) -> Rental:
         """See `hetopt.backends.backend.Backend`. What the run has cost so far counts towards its budget."""
         if options.canary:
             raise BadInput("a run that is resumed has run, and needs no canary.", hint="leave `canary` out")
@@ -173,7 +169,7 @@ class Ec2Backend(Ec2Launcher):
             launch=launch.model_copy(update={"spec": spec}),
             folder=folder,
             wanted=launch.plan,
-            order=where_reachable(orders.edge, order),
+            order=order,
             accept_fewer=options.accept_fewer,
             spent_usd=seen.spent_usd(now_s),
         )
@@ -214,7 +210,7 @@ class Ec2Backend(Ec2Launcher):
             now_s=self.clock(),
             spent_usd=canary.usd,
         ).of_run(prepared.launch.spec)
-        order = where_reachable(prober.edge, order.model_copy(update={"budget_usd": left_usd}))
+        order = order.model_copy(update={"budget_usd": left_usd})
         ordering.check_prices(plan, order)
         launch = prepared.launch.model_copy(update={"plan": plan, "prediction": now_is})
         return replace(prepared, wanted=plan, launch=launch, order=order)
@@ -266,7 +262,7 @@ def _orders(region: str, wishes: Wishes) -> Orders:
     )
 
 
-def wishes_of(options: LaunchOptions) -> Wishes:
+def wishes_of(options: Ec2) -> Wishes:
     """What was chosen for a launch.
 
     Raises:
@@ -289,7 +285,7 @@ def wishes_of(options: LaunchOptions) -> Wishes:
     )
 
 
-def _network(options: LaunchOptions) -> Network:
+def _network(options: Ec2) -> Network:
     """Where machines are to be.
 
     Raises:

@@ -2,12 +2,21 @@
 
 Everything is made by name or by token, so that the same call twice makes one thing: the launch template and fleets by
 their client token, the security group and objects by their name.
+
+Where the account has the role that `hetopt setup --print-policy` names, EventBridge Scheduler ends each machine, as an
+end that stands on no machine: it is left for those that neither their own timer, nor the lease, nor whoever follows the
+run reaches. Until a machine has its place that is a deadline to boot (`order.UNPLACED_S`); from then on the lease's end
+and some slack (`order.outside_end_s`), which whoever follows the run moves before the lease. There is one schedule for
+each machine, as one id that EC2 does not know would spare all others of a call; all of a run's are in one group, which
+has the run's tags and is removed with it. Schedules delete themselves when they have ended their machine.
 """
 
 from __future__ import annotations
 
 import base64
+import datetime
 import json
+import math
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -16,13 +25,98 @@ from typing import Any
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.bootstrap import NodeConfig, user_data
 from hetopt.backends.ec2.protocol import Renewal
-from hetopt.backends.ec2.renter import tags
-from hetopt.backends.ec2.renter.budget import UNPLACED_S
-from hetopt.backends.ec2.renter.order import ORDER_FILE, Order, Role, Zone
-from hetopt.backends.ec2.renter.request import Reference, Request
-from hetopt.backends.ec2.renter.scheduled_ends import end_call, group_call
-from hetopt.core.bucket_traffic import LEASE_OBJECT, PLACEMENT_OBJECT
-from hetopt.core.errors import BadInput
+from hetopt.backends.ec2.renter.order import ORDER_FILE, UNPLACED_S, Order, Role, Zone, filters
+from hetopt.backends.ec2.renter.request import Edge, Reference, Request, if_there, read
+from hetopt.core.budget_law import LEASE_OBJECT, PLACEMENT_OBJECT
+from hetopt.core.errors import BadInput, CloudRefused
+
+END_ROLE = "hetopt-end"
+"""The role that the scheduler ends machines in; see `hetopt setup`."""
+
+NAMED = "hetopt-"
+"""So begin the names of all groups of schedules."""
+
+_TAIL = 48
+"""Of a run's name, which ends in what makes it its own; what is left of the name's length counts lives."""
+
+
+def prefix_of(run_id: str) -> str:
+    """So begin the groups of a run, one for each of its lives."""
+    return f"{NAMED}{run_id[-_TAIL:]}."
+
+
+def group_name(run_id: str, life: int) -> str:
+    """Of the schedules of one life of a run."""
+    return f"{prefix_of(run_id)}{life}"
+
+
+def end_role(edge: Edge) -> str | None:
+    """The ARN of the role that ends machines; None where the account has none, or it cannot be looked up."""
+    request = read("iam", "get_role", "whether machines have an end outside", RoleName=END_ROLE)
+    try:
+        answer = if_there(edge, request, (facts.NO_ROLE,))
+    except CloudRefused:
+        return None
+    return None if answer is None else str(answer["Role"]["Arn"])
+
+
+def group_call(order: Order) -> Request:
+    """Make the group of the run's schedules, which has its tags: single schedules have none."""
+    return Request(
+        step="schedule-group",
+        service="scheduler",
+        operation="create_schedule_group",
+        parameters={"Name": group_name(order.run_id, order.life), "Tags": order.tags.to_aws()},
+        purpose="for an end of each machine that stands on no machine",
+        makes="schedule-group",
+        tolerates=frozenset({facts.SCHEDULE_THERE}),
+    )
+
+
+def end_call(order: Order, instance_id: str, at_s: float, *, moves: bool = False) -> Request:
+    """End a machine at a time.
+
+    Args:
+        order: of the run.
+        instance_id: of the machine.
+        at_s: when, in seconds since the epoch.
+        moves: its schedule is there already, for another time.
+    """
+    assert order.end_role is not None, "without the role nothing is scheduled"
+    end = datetime.datetime.fromtimestamp(math.ceil(at_s), datetime.UTC)
+    unless = "whatever it does" if moves else "unless it has its place by then"
+    return Request(
+        step=f"end-{instance_id}{'-later' if moves else ''}",
+        service="scheduler",
+        operation="update_schedule" if moves else "create_schedule",
+        parameters={
+            "Name": instance_id,
+            "GroupName": group_name(order.run_id, order.life),
+            "ScheduleExpression": f"at({end:%Y-%m-%dT%H:%M:%S})",
+            "FlexibleTimeWindow": {"Mode": "OFF"},
+            "ActionAfterCompletion": "DELETE",
+            "Target": {
+                "Arn": facts.SCHEDULED_END,
+                "RoleArn": order.end_role,
+                "Input": json.dumps({"InstanceIds": [instance_id]}),
+            },
+        },
+        purpose=f"ends {instance_id} at {end:%Y-%m-%d %H:%M} UTC, {unless}",
+        tolerates=facts.GONE if moves else frozenset({facts.SCHEDULE_THERE}),
+    )
+
+
+def no_end_call(order: Order) -> Request:
+    """Remove the schedules of a run's life, which cannot be moved."""
+    return Request(
+        step="no-ends",
+        service="scheduler",
+        operation="delete_schedule_group",
+        parameters={"Name": group_name(order.run_id, order.life)},
+        purpose="ends that cannot be moved would end machines that train",
+        tolerates=facts.GONE,
+    )
+
 
 GROUP_STEP = "security-group"
 CODE_STEP = "code"
@@ -119,9 +213,7 @@ def group_calls(order: Order, zone: Zone) -> tuple[Request, ...]:
     name = f"hetopt-{order.run_id}"
     itself = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": Reference(step=GROUP_STEP, key="GroupId")}]}
     anywhere = {"CidrIp": "0.0.0.0/0"}
-    ports = sorted(
-        {facts.HTTPS_PORT.value, *([int(order.network.proxy.rpartition(":")[2])] if order.network.proxy else [])}
-    )
+    ports = sorted({facts.HTTPS_PORT, *([int(order.network.proxy.rpartition(":")[2])] if order.network.proxy else [])})
     group = Reference(step=GROUP_STEP, key="GroupId")
     lookup = Request(
         step="find-group",
@@ -131,7 +223,7 @@ def group_calls(order: Order, zone: Zone) -> tuple[Request, ...]:
             "Filters": [
                 {"Name": "group-name", "Values": [name]},
                 {"Name": "vpc-id", "Values": [zone.vpc_id]},
-                *tags.filters(order.run_id),
+                *filters(order.run_id),
             ]
         },
         purpose="the group that an earlier attempt made",
@@ -158,8 +250,8 @@ def group_calls(order: Order, zone: Zone) -> tuple[Request, ...]:
             operation="authorize_security_group_ingress",
             parameters={"GroupId": group, "IpPermissions": [itself]},
             purpose="the run's machines reach each other",
-            tolerates=frozenset({facts.RULE_THERE.value}),
-            passing=facts.NOT_KNOWN_YET.value,
+            tolerates=frozenset({facts.RULE_THERE}),
+            passing=facts.NOT_KNOWN_YET,
         ),
         Request(
             step="group-egress",
@@ -173,8 +265,8 @@ def group_calls(order: Order, zone: Zone) -> tuple[Request, ...]:
                 ],
             },
             purpose="out: to each other, and HTTPS for packages and S3",
-            tolerates=frozenset({facts.RULE_THERE.value}),
-            passing=facts.NOT_KNOWN_YET.value,
+            tolerates=frozenset({facts.RULE_THERE}),
+            passing=facts.NOT_KNOWN_YET,
         ),
         Request(
             step="group-no-other-egress",
@@ -182,8 +274,8 @@ def group_calls(order: Order, zone: Zone) -> tuple[Request, ...]:
             operation="revoke_security_group_egress",
             parameters={"GroupId": group, "IpPermissions": [{"IpProtocol": "-1", "IpRanges": [anywhere]}]},
             purpose="nothing else goes out",
-            tolerates=frozenset({facts.RULE_NOT_THERE.value}),
-            passing=facts.NOT_KNOWN_YET.value,
+            tolerates=frozenset({facts.RULE_NOT_THERE}),
+            passing=facts.NOT_KNOWN_YET,
         ),
     )
 
@@ -221,7 +313,7 @@ def machine_settings(order: Order, kind: str) -> dict[str, Any]:
     return {
         "ImageId": image.ami,
         "IamInstanceProfile": {"Name": order.instance_profile},
-        # All that machines need of it (`facts.METADATA_HAS_DEFAULTS`).
+        # All that machines need of it: what a launch leaves out, defaults of the account say, and may be off.
         "MetadataOptions": {
             "HttpEndpoint": "enabled",
             "HttpTokens": "required",
@@ -295,12 +387,12 @@ def _template_call(order: Order, kind: str, generation: int, end_s: float) -> Re
             service="ec2",
             operation="describe_launch_templates",
             parameters={
-                "Filters": [{"Name": "launch-template-name", "Values": [name]}, *tags.filters(order.run_id)],
+                "Filters": [{"Name": "launch-template-name", "Values": [name]}, *filters(order.run_id)],
             },
             purpose="the template that an earlier attempt made",
             result=("LaunchTemplates", 0),
         ),
-        passing=facts.NOT_KNOWN_YET.value,
+        passing=facts.NOT_KNOWN_YET,
     )
 
 
@@ -349,7 +441,7 @@ def fleet_call(order: Order, role: Role, zone: Zone, *, attempt: int) -> Request
         },
         purpose=f"{role.machines} × {' or '.join(role.instance_types)}, {role.market}, in {zone.name}; all or none",
         makes="fleet",
-        passing=frozenset({facts.TEMPLATE_NOT_KNOWN_YET.value}),
+        passing=frozenset({facts.TEMPLATE_NOT_KNOWN_YET}),
         usd_per_hour=role.machines * zone.usd_per_hour(role.instance_types[0], role.market),
         worst_usd_per_hour=role.machines * max(rate.worst_usd_per_hour for rate in rates),
     )
@@ -361,9 +453,9 @@ def addresses_call(order: Order) -> Request:
         step="addresses",
         service="ec2",
         operation="describe_instances",
-        parameters={"Filters": tags.filters(order.run_id)},
+        parameters={"Filters": filters(order.run_id)},
         purpose="the machines' addresses, by which they meet",
-        passing=frozenset({facts.MACHINES_NOT_KNOWN_YET.value}),
+        passing=frozenset({facts.MACHINES_NOT_KNOWN_YET}),
     )
 
 

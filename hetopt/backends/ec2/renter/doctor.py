@@ -1,26 +1,33 @@
-"""What would stop a launch, found before it: each check is one sentence, and one command where something is wrong.
+"""Finds what would stop a launch: each check is one sentence, and one command where something is wrong.
 
 Nothing is made. Permissions are tried with calls that EC2 only checks (``DryRun``), which says nothing of capacity or
-quota; quotas are read.
+quota; quotas are read; IAM itself evaluates the machines' role, and `renter.policies` the bucket's policy.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from hetopt.backends.ec2 import facts
-from hetopt.backends.ec2.renter import account, scheduled_ends
-from hetopt.backends.ec2.renter.errors import ApiRefused
-from hetopt.backends.ec2.renter.order import Role
-from hetopt.backends.ec2.renter.request import Edge, Request, read
-from hetopt.core.errors import BadInput, CloudRefused, HetoptError
+from hetopt.backends.ec2.renter import calls, ordering
+from hetopt.backends.ec2.renter.bucket_doctor import denial_of
+from hetopt.backends.ec2.renter.calls import fleet_call, machine_settings, template_step
+from hetopt.backends.ec2.renter.order import Order, Role
+from hetopt.backends.ec2.renter.ordering import Orders, check_prices, expected_usd, roles_of
+from hetopt.backends.ec2.renter.permissions import give_policy, policy
+from hetopt.backends.ec2.renter.policies import statements
+from hetopt.backends.ec2.renter.request import ApiRefused, Edge, Request, if_there, read
+from hetopt.core.errors import CloudRefused, HetoptError
+from hetopt.core.formatting import duration, usd
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.quota import NEW_ACCOUNT, Bucket, Quota, named_quota, needed, quota_of
+from hetopt.optimizer.plan import Plan
 
-LARGEST_SKEW_S = 0.8 * facts.LARGEST_SKEW_S.value
+LARGEST_SKEW_S = 0.8 * facts.LARGEST_SKEW_S
 
 Verdict = Literal["good", "bad", "unknown"]
 
@@ -35,6 +42,27 @@ class Check:
     hint: str | None = None
 
 
+def worst(checks: Iterable[Check]) -> Verdict:
+    """Return the verdict of all checks together."""
+    verdicts = {check.verdict for check in checks}
+    return "bad" if "bad" in verdicts else "unknown" if "unknown" in verdicts else "good"
+
+
+def examined(name: str, step: Callable[[], str], *, unread: Verdict = "bad") -> Check:
+    """Carry out one check.
+
+    Args:
+        name: of the check.
+        step: returns the sentence where all is well, and raises what is wrong.
+        unread: the verdict where AWS refuses to tell.
+    """
+    try:
+        return Check(name=name, verdict="good", said=step())
+    except HetoptError as refused:
+        verdict = unread if isinstance(refused, ApiRefused) else "bad"
+        return Check(name=name, verdict=verdict, said=refused.message.rstrip("."), hint=refused.hint)
+
+
 def account_checks(
     edge: Edge,
     region: str,
@@ -43,69 +71,171 @@ def account_checks(
     offset_s: Callable[[], float | None],
     subnets: Sequence[str] = (),
 ) -> Iterator[Check]:
-    """Credentials, clock, region, bucket, role and permissions; ends where nothing more can be asked.
+    """Check credentials, clock, region, bucket, role and permissions; end where nothing more can be asked.
 
     Args:
         edge: carries out calls.
         region: to launch in.
         bucket: absent: the account's usual one.
         instance_profile: of the machines.
-        offset_s: how far this machine's clock is ahead, once AWS has answered.
+        offset_s: how far this machine's clock is ahead, in seconds, once AWS has answered.
         subnets: that machines are to be in; none: the default ones.
     """
-    try:
-        who = account.identity(edge)
-    except CloudRefused as refused:
-        yield bad("credentials", refused)
-        if offset_s() is not None:
-            yield _clock(offset_s())  # a refusal may mean it
+    credentials = examined("credentials", lambda: _caller(edge))
+    yield credentials
+    if (ahead_s := offset_s()) is not None:
+        yield examined("clock", lambda: _clock(ahead_s))
+    if credentials.verdict != "good":
         return
-    yield Check(name="credentials", verdict="good", said=f"{who.arn} in account {who.account_id}")
-    yield _clock(offset_s())
-    try:
-        found = account.subnets_of(edge, subnets)
-    except (CloudRefused, BadInput) as refused:
-        yield bad("region", refused)
+    account_id = ordering.identity(edge).account_id
+    network = examined("region", lambda: _network(edge, region, subnets))
+    yield network
+    if network.verdict != "good":
         return
-    if found:
-        yield Check(
-            name="region",
-            verdict="good",
-            said=f"{region} has {'these' if subnets else 'default'} subnets in {len(found)} zones",
+    yield examined("bucket", lambda: _bucket(edge, bucket, account_id, region))
+    yield examined("machines' role", lambda: _profile(edge, instance_profile), unread="unknown")
+    yield examined("end outside", lambda: _end_outside(edge))
+    # The tags that the policy of `setup` asks for.
+    tags = [{"Key": "hetopt:run-id", "Value": "doctor"}, {"Key": "hetopt:owner", "Value": "doctor"}]
+    group = {"GroupName": "hetopt-doctor", "Description": "only tried"}
+    yield try_only(edge, "create_security_group", {**group, **_tagged("security-group", tags)})
+    # What organisations make a condition: a dry run is asked with what stands in it alone.
+    machine = {"InstanceInitiatedShutdownBehavior": "terminate", "MetadataOptions": {"HttpTokens": "required"}}
+    template = {"LaunchTemplateName": "hetopt-doctor", "LaunchTemplateData": machine}
+    yield try_only(edge, "create_launch_template", {**template, **_tagged("launch-template", tags)})
+
+
+def _tagged(kind: str, tags: list[dict[str, str]]) -> dict[str, object]:
+    return {"TagSpecifications": [{"ResourceType": kind, "Tags": tags}]}
+
+
+def _caller(edge: Edge) -> str:
+    caller = ordering.identity(edge)
+    return f"{caller.arn} in account {caller.account_id}"
+
+
+def _clock(ahead_s: float) -> str:
+    if abs(ahead_s) > LARGEST_SKEW_S:
+        raise CloudRefused(
+            f"this machine's clock is {abs(ahead_s):.0f} s {'ahead' if ahead_s > 0 else 'behind'}.",
+            hint="set it: `timedatectl set-ntp true`",
         )
-    else:
-        yield Check(
-            name="region",
-            verdict="bad",
-            said=f"{region} has no default subnet",
-            hint=account.MAKE_SUBNETS,
+    return f"within {max(1.0, abs(ahead_s)):.0f} s of AWS's"
+
+
+def _network(edge: Edge, region: str, subnets: Sequence[str]) -> str:
+    found = ordering.subnets_of(edge, subnets)
+    if not found:
+        raise CloudRefused(f"{region} has no default subnet.", hint=ordering.MAKE_SUBNETS)
+    return f"{region} has {'these' if subnets else 'default'} subnets in {len(found)} zones"
+
+
+def _bucket(edge: Edge, bucket: str | None, account_id: str, region: str) -> str:
+    name = bucket or ordering.default_bucket(account_id, region)
+    ordering.check_bucket(edge, name, account_id, region)
+    return f"{name} is there, and this account's"
+
+
+def _roles_of_profile(edge: Edge, instance_profile: str) -> list[dict[str, str]]:
+    """Return the roles of an instance profile, of which IAM allows one.
+
+    Raises:
+        CloudRefused: there is no such profile, or it has no role.
+    """
+    request = read("iam", "get_instance_profile", "the machines' role", InstanceProfileName=instance_profile)
+    answer = if_there(edge, request, (facts.NO_ROLE,))
+    roles = [] if answer is None else list(answer["InstanceProfile"]["Roles"])
+    if not roles:
+        absent = f"there is no instance profile {instance_profile}."
+        raise CloudRefused(
+            absent if answer is None else f"the instance profile {instance_profile} has no role.",
+            hint="an administrator makes it with the commands of `hetopt setup --print-policy --role "
+            f"{instance_profile}`",
         )
-    name = bucket or account.default_bucket(who.account_id, region)
-    yield _try(
-        "bucket",
-        lambda: account.check_bucket(edge, name, who.account_id, region),
-        f"{name} is there, and this account's",
+    return roles
+
+
+def _profile(edge: Edge, instance_profile: str) -> str:
+    _roles_of_profile(edge, instance_profile)
+    return f"{instance_profile} is there"
+
+
+def _end_outside(edge: Edge) -> str:
+    """Whether something ends machines that nothing of the run reaches. A launch does without."""
+    if calls.end_role(edge) is not None:
+        return f"{calls.END_ROLE} is there: the scheduler ends machines that nothing else has ended"
+    return (
+        f"there is no role {calls.END_ROLE} that can be looked up, so machines end by their own timers alone; "
+        "the commands of `hetopt setup --print-policy` make it"
     )
-    yield _profile(edge, instance_profile)
-    yield _end_outside(edge)
-    yield from _permissions(edge, found[0] if found else None)
 
 
-def role_checks(
-    edge: Edge,
-    catalog: Catalog,
-    roles: Sequence[Role],
-    disk_gb: int,
-    images: Mapping[str, str] | None = None,
-) -> Iterator[Check]:
-    """The images that a plan's machines boot, and the quotas that it needs, one for each family and market."""
+def plan_checks(orders: Orders, plan: Plan, now_s: float) -> Iterator[Check]:
+    """Check what a plan's launch needs: images, quotas, zones, prices, the bucket, and each call that rents.
+
+    Args:
+        orders: writes the order that a launch would.
+        plan: to be launched.
+        now_s: seconds since the epoch.
+    """
+    edge, kept = orders.edge, dict[str, Order]()
+    try:
+        roles = roles_of(plan, orders.catalog, orders.wishes.substitutes)
+    except HetoptError as refused:
+        yield Check(name="types", verdict="bad", said=refused.message.rstrip("."), hint=refused.hint)
+        return
     for kind in dict.fromkeys(role.image_kind for role in roles):
-        yield _image(edge, kind, (images or {}).get(kind), disk_gb)
-    yield from quota_checks(edge, catalog, roles)
+        chosen = (orders.wishes.images or {}).get(kind)
+        yield examined(f"image for {kind}", lambda k=kind, c=chosen: _image(edge, k, c))  # type: ignore[misc]
+    yield from quota_checks(edge, orders.catalog, roles)
+
+    def ordered() -> str:
+        order = kept["order"] = orders.of_plan(plan, run_id="doctor", bundle_sha256="0" * 64, now_s=now_s)
+        check_prices(plan, order)
+        expected, high = expected_usd(plan, order)
+        return (
+            f"every type is offered in {', '.join(zone.name for zone in order.zones)}, the cheapest first; the run "
+            f"should cost {usd(expected)}, and not above {usd(high)} in nine of ten; the budget of "
+            f"{usd(order.budget_usd)} pays for {duration(order.lifetime_s)} at on-demand prices"
+        )
+
+    yield examined("order", ordered)
+    if "order" in kept:
+        yield from _order_checks(edge, orders.catalog, kept["order"])
+
+
+def _order_checks(edge: Edge, catalog: Catalog, order: Order) -> Iterator[Check]:
+    spot = [role.model_copy(update={"market": "on-demand"}) for role in order.roles if role.market == "spot"]
+    for check in quota_checks(edge, catalog, spot) if order.move_usd else ():
+        if check.verdict != "good":
+            said = f"{check.said}: the run could not move to on-demand machines before its deadline"
+            yield replace(check, name=f"deadline, {check.name}", verdict="unknown", said=said)
+    yield _bucket_policy(edge, order)
+    for role, name in ((each, name) for each in order.roles for name in each.instance_types):
+        market = {"MarketType": "spot", "SpotOptions": {"SpotInstanceType": "one-time"}}
+        parameters = {
+            **machine_settings(order, role.image_kind),
+            "InstanceType": name,
+            "MinCount": role.machines,
+            "MaxCount": role.machines,
+            "SubnetId": order.zones[0].subnet_id,
+            **({"InstanceMarketOptions": market} if role.market == "spot" else {}),
+        }
+        yield try_only(edge, "run_instances", parameters, of=name)
+    for role in order.roles:
+        no_template = {template_step(role.image_kind): {"LaunchTemplateId": facts.NO_TEMPLATE}}
+        fleet = fleet_call(order, role, order.zones[0], attempt=0).resolved(no_template)
+        yield try_only(edge, "create_fleet", fleet.parameters, of=role.instance_types[0])
+    yield examined("machines' permissions, simulated", lambda: _simulated(edge, order), unread="unknown")
+
+
+def _image(edge: Edge, kind: str, chosen: str | None) -> str:
+    image = ordering.boot_image(edge, kind, chosen)
+    return f"{image.ami}, whose root device is {image.root_device}"
 
 
 def quota_checks(edge: Edge, catalog: Catalog, roles: Sequence[Role]) -> Iterator[Check]:
-    """The quotas that roles need beside what runs, one for each family and market."""
+    """Check the quotas that roles need beside what runs, one for each family and market."""
     wanted = needed((catalog.instance_type(role.instance_types[0]), role.market, role.machines) for role in roles)
     try:
         running = _running(edge, catalog)
@@ -113,113 +243,58 @@ def quota_checks(edge: Edge, catalog: Catalog, roles: Sequence[Role]) -> Iterato
         running = {}
     for bucket, vcpus in wanted.items():
         quota = named_quota(bucket)
-        yield _quota(edge, quota, vcpus, running.get(quota.code, 0))
+        used = running.get(quota.code, 0)
+        yield examined(f"quota {quota.code}", lambda q=quota, n=vcpus, u=used: _quota(edge, q, n, u), unread="unknown")  # type: ignore[misc]
 
 
 def _running(edge: Edge, catalog: Catalog) -> dict[str, int]:
-    """VCPUs of the region's machines by the code of the quota that they count against."""
-    states = [{"Name": "instance-state-name", "Values": list(facts.COUNTED_STATES.value)}]
+    """Return the vCPUs of the region's machines by the code of the quota that they count against."""
+    states = [{"Name": "instance-state-name", "Values": list(facts.COUNTED_STATES)}]
     answer = edge(read("ec2", "describe_instances", "what counts against the quotas", Filters=states))
-    found: dict[str, int] = {}
-    for one in (one for each in answer["Reservations"] for one in each["Instances"]):
-        known = catalog.instance_types.get(one["InstanceType"])
-        code = quota_of(one["InstanceType"], "spot" if one.get("InstanceLifecycle") == "spot" else "on-demand").code
-        found[code] = found.get(code, 0) + (0 if known is None else known.vcpus)
-    return found
+    vcpus: dict[str, int] = {}
+    for machine in (machine for group in answer["Reservations"] for machine in group["Instances"]):
+        known = catalog.instance_types.get(machine["InstanceType"])
+        market: Literal["spot", "on-demand"] = "spot" if machine.get("InstanceLifecycle") == "spot" else "on-demand"
+        code = quota_of(machine["InstanceType"], market).code
+        vcpus[code] = vcpus.get(code, 0) + (0 if known is None else known.vcpus)
+    return vcpus
 
 
 def account_quotas(edge: Edge) -> dict[Bucket, int]:
-    """The vCPUs of every quota that machines with torch count against, as the account has them in the edge's region.
+    """Return the vCPUs of every quota that machines with torch count against, in the edge's region.
 
     Raises:
         CloudRefused: they cannot be read.
     """
-    named: dict[str, float] = {}
-    found: dict[Bucket, int] = {}
-    for bucket in NEW_ACCOUNT:
-        code = named_quota(bucket).code
-        if code not in named:
-            named[code] = _granted(edge, code)
-        found[bucket] = math.floor(named[code])
-    return found
+    codes = {bucket: named_quota(bucket).code for bucket in NEW_ACCOUNT}
+    granted = {code: _granted(edge, code) for code in dict.fromkeys(codes.values())}
+    return {bucket: math.floor(granted[code]) for bucket, code in codes.items()}
 
 
 def _granted(edge: Edge, code: str) -> float:
-    """VCPUs of a quota: what was granted, or what every account has that never asked for more."""
+    """Return the vCPUs of a quota: what was granted, or what every account has that never asked for more."""
     request = read("service-quotas", "get_service_quota", "", ServiceCode="ec2", QuotaCode=code)
     try:
         return float(edge(request)["Quota"]["Value"])
     except ApiRefused as refused:
-        if not refused.code.startswith(facts.NO_QUOTA.value):
+        if not refused.code.startswith(facts.NO_QUOTA):
             raise
     return float(edge(replace(request, operation="get_aws_default_service_quota"))["Quota"]["Value"])
 
 
-def _image(edge: Edge, kind: str, chosen: str | None, disk_gb: int) -> Check:
-    name = f"image for {kind}"
-    try:
-        image = account.boot_image(edge, kind, chosen, disk_gb)
-    except (CloudRefused, BadInput) as refused:
-        return bad(name, refused)
-    return Check(name=name, verdict="good", said=f"{image.ami}, whose root device is {image.root_device}")
-
-
-def _quota(edge: Edge, quota: Quota, vcpus: int, running: int) -> Check:
-    raise_it = (
-        f"`aws service-quotas request-service-quota-increase --service-code ec2 --quota-code {quota.code} "
-        f"--desired-value {vcpus + running}`"
-    )
+def _quota(edge: Edge, quota: Quota, vcpus: int, running: int) -> str:
+    granted = _granted(edge, quota.code)
     beside = f"; machines that run use {running} of them" if running else ""
-    name = f"quota {quota.code}"
-    try:
-        granted = _granted(edge, quota.code)
-    except CloudRefused as refused:
-        return Check(
-            name=name,
-            verdict="unknown",
-            said=f"{vcpus} vCPUs are needed of '{quota.name}', which cannot be read "
-            f"({refused.message.rstrip('.')}); new accounts have {quota.default}",
-            hint=f"look it up in the Service Quotas console, or ask for enough: {raise_it}",
-        )
     if granted - running < vcpus:
-        said = f"{vcpus} vCPUs are needed of '{quota.name}', and {granted:.0f} are granted{beside}"
-        hint = f"`hetopt gc --on ec2` shows what runs, or ask for more: {raise_it}" if running else raise_it
-        return Check(name=name, verdict="bad", said=said, hint=hint)
-    said = f"{vcpus} of {granted:.0f} vCPUs of '{quota.name}' are needed{beside}"
-    return Check(name=name, verdict="good", said=said)
-
-
-def _permissions(edge: Edge, subnet: object) -> Iterator[Check]:
-    """Whether each kind of call would be allowed. The tags are those that the policy of `setup` asks for."""
-    tags = [{"Key": "hetopt:run-id", "Value": "doctor"}, {"Key": "hetopt:owner", "Value": "doctor"}]
-
-    def specification(kind: str) -> list[dict[str, object]]:
-        return [{"ResourceType": kind, "Tags": tags}]
-
-    attempts: list[tuple[str, dict[str, object]]] = [
-        (
-            "create_security_group",
-            {
-                "GroupName": "hetopt-doctor",
-                "Description": "only tried",
-                "TagSpecifications": specification("security-group"),
-            },
-        ),
-        (
-            "create_launch_template",
-            {
-                "LaunchTemplateName": "hetopt-doctor",
-                "LaunchTemplateData": {
-                    "InstanceInitiatedShutdownBehavior": "terminate",
-                    # What organisations make a condition: a dry run is asked with what stands in it alone.
-                    "MetadataOptions": {"HttpTokens": "required"},
-                },
-                "TagSpecifications": specification("launch-template"),
-            },
-        ),
-    ]
-    for operation, parameters in attempts:
-        yield try_only(edge, operation, parameters)
+        more = (
+            f"`aws service-quotas request-service-quota-increase --service-code ec2 --quota-code {quota.code} "
+            f"--desired-value {vcpus + running}`"
+        )
+        raise CloudRefused(
+            f"{vcpus} vCPUs are needed of '{quota.name}', and {granted:.0f} are granted{beside}.",
+            hint=f"`hetopt gc --on ec2` shows what runs, or ask for more: {more}" if running else more,
+        )
+    return f"{vcpus} of {granted:.0f} vCPUs of '{quota.name}' are needed{beside}"
 
 
 def try_only(edge: Edge, operation: str, parameters: Mapping[str, object], *, of: str = "") -> Check:
@@ -229,7 +304,7 @@ def try_only(edge: Edge, operation: str, parameters: Mapping[str, object], *, of
         edge: carries out calls.
         operation: of EC2, which must know `DryRun`.
         parameters: of the call.
-        of: what it is about, where there are several.
+        of: the instance type, where there are several.
     """
     request = Request(
         step=f"try {operation}",
@@ -242,77 +317,71 @@ def try_only(edge: Edge, operation: str, parameters: Mapping[str, object], *, of
     try:
         edge(request)
     except ApiRefused as refused:
-        if refused.code == facts.ONLY_TRIED.value:
+        if refused.code == facts.ONLY_TRIED:
             return Check(name=name, verdict="good", said="allowed")
-        if refused.code == facts.TEMPLATE_NOT_KNOWN_YET.value:
+        if refused.code == facts.TEMPLATE_NOT_KNOWN_YET:
             return Check(name=name, verdict="unknown", said="EC2 tries it only with a template that is there")
         # Parameters of a call that is only tried may be refused for that alone; what the account lacks stops a launch.
-        if refused.reaction == "stop" and refused.is_known and not refused.code.startswith(facts.INVALID.value):
-            return bad(name, refused)
-        return Check(name=name, verdict="unknown", said=refused.message.rstrip("."), hint=refused.hint)
+        stops = refused.reaction == "stop" and refused.is_known and not refused.code.startswith(facts.INVALID)
+        verdict: Verdict = "bad" if stops else "unknown"
+        return Check(name=name, verdict=verdict, said=refused.message.rstrip("."), hint=refused.hint)
     return Check(
         name=name, verdict="unknown", said="the call was carried out instead of tried", hint="look with `hetopt gc`"
     )
 
 
-def _profile(edge: Edge, instance_profile: str) -> Check:
-    request = read("iam", "get_instance_profile", "", InstanceProfileName=instance_profile)
-    make = f"an administrator makes it with the commands of `hetopt setup --print-policy --role {instance_profile}`"
+def _bucket_policy(edge: Edge, order: Order) -> Check:
+    """Whether the bucket's own policy denies what machines and renters do with its objects, as both do it."""
+    name, bucket = "the bucket's policy", {"Bucket": order.bucket, "ExpectedBucketOwner": order.account_id}
+    look = f"`aws s3api get-bucket-policy --bucket {order.bucket}`"
     try:
-        roles = edge(request)["InstanceProfile"]["Roles"]
-    except ApiRefused as refused:
-        if refused.code.startswith(facts.NO_ROLE.value):
-            return Check(
-                name="machines' role", verdict="bad", said=f"there is no instance profile {instance_profile}", hint=make
-            )
-        return Check(name="machines' role", verdict="unknown", said=refused.message, hint=refused.hint)
-    if not roles:
-        return Check(
-            name="machines' role", verdict="bad", said=f"the instance profile {instance_profile} has no role", hint=make
+        answer = if_there(edge, read("s3", "get_bucket_policy", "what it denies", **bucket), (facts.NO_BUCKET_POLICY,))
+    except CloudRefused as refused:
+        return Check(name=name, verdict="unknown", said=refused.message.rstrip("."), hint=refused.hint)
+    objects = f"arn:aws:s3:::{order.bucket}/{order.prefix}/state/i-0.json"
+    found = [
+        denial
+        for statement in ([] if answer is None else statements(json.loads(answer["Policy"])))
+        if (denial := denial_of(statement, {order.zones[0].vpc_id}, objects)) is not None
+    ]
+    if denied := sorted({action for denial in found if denial.is_certain for action in denial.actions}):
+        mend = f"its owner takes that out: {look}; or name a `bucket` that `hetopt setup --create-bucket` makes"
+        return Check(name=name, verdict="bad", said=f"it denies {', '.join(denied)} as hetopt calls it", hint=mend)
+    if unclear := sorted({action for denial in found for action in denial.actions}):
+        mend = f"see that it lets you and {order.instance_profile} in: {look}"
+        return Check(name=name, verdict="unknown", said=f"it may deny {', '.join(unclear)}", hint=mend)
+    return Check(name=name, verdict="good", said="it denies nothing that a run does")
+
+
+def _simulated(edge: Edge, order: Order) -> str:
+    """Have IAM evaluate the machines' role for each action of the policy that it should have."""
+    roles = _roles_of_profile(edge, order.instance_profile)
+    wanted = [one for one in policy("node_policy", bucket=order.bucket)["Statement"] if one["Effect"] == "Allow"]
+    asked = [(role, one, resource) for role in roles for one in wanted for resource in one["Resource"]]
+    lacks = dict.fromkeys(action for question in asked for action in _denied(edge, *question))
+    if lacks:
+        raise CloudRefused(
+            f"{order.instance_profile} lacks {', '.join(lacks)}.",
+            hint="an administrator gives it the policy of `hetopt setup --print-policy` again: "
+            f"`{give_policy(roles[0]['RoleName'])}`",
         )
-    return Check(name="machines' role", verdict="good", said=f"{instance_profile} is there")
+    return f"{order.instance_profile} has what machines do"
 
 
-def _end_outside(edge: Edge) -> Check:
-    """Whether something ends machines that nothing of the run reaches. A launch does without."""
-    name = "end outside"
-    if scheduled_ends.end_role(edge) is not None:
-        said = f"{scheduled_ends.END_ROLE} is there: the scheduler ends machines that nothing else has ended"
-        return Check(name=name, verdict="good", said=said)
-    said = (
-        f"there is no role {scheduled_ends.END_ROLE} that can be looked up, so machines end by their own timers alone"
+def _denied(edge: Edge, role: Mapping[str, str], statement: Mapping[str, Any], resource: str) -> list[str]:
+    """Return the actions of a statement that a role may not do, asked with the first value of each key."""
+    keys = {key: values[0] for tests in statement.get("Condition", {}).values() for key, values in tests.items()}
+    request = read(
+        "iam",
+        "simulate_principal_policy",
+        "whether the role's policies allow it",
+        PolicySourceArn=role["Arn"],
+        ActionNames=list(statement["Action"]),
+        ResourceArns=[resource],
+        ContextEntries=[
+            {"ContextKeyName": key, "ContextKeyValues": [value], "ContextKeyType": "string"}
+            for key, value in keys.items()
+        ],
     )
-    hint = "no launch needs it; an administrator makes it with the commands of `hetopt setup --print-policy`"
-    return Check(name=name, verdict="good", said=said, hint=hint)
-
-
-def _clock(offset_s: float | None) -> Check:
-    if offset_s is None:
-        return Check(name="clock", verdict="unknown", said="AWS did not say what time it is", hint="`timedatectl`")
-    if abs(offset_s) > LARGEST_SKEW_S:
-        return Check(
-            name="clock",
-            verdict="bad",
-            said=f"this machine's clock is {abs(offset_s):.0f} s {'ahead' if offset_s > 0 else 'behind'}",
-            hint="set it: `timedatectl set-ntp true`",
-        )
-    return Check(name="clock", verdict="good", said=f"within {max(1.0, abs(offset_s)):.0f} s of AWS's")
-
-
-def _try(name: str, step: Callable[[], None], said: str) -> Check:
-    try:
-        step()
-    except (CloudRefused, BadInput) as refused:
-        return bad(name, refused)
-    return Check(name=name, verdict="good", said=said)
-
-
-def bad(name: str, refused: HetoptError) -> Check:
-    """What was refused, as a check."""
-    return Check(name=name, verdict="bad", said=refused.message.rstrip("."), hint=refused.hint)
-
-
-def worst(checks: Iterable[Check]) -> Verdict:
-    """The verdict of all together."""
-    verdicts = {check.verdict for check in checks}
-    return "bad" if "bad" in verdicts else "unknown" if "unknown" in verdicts else "good"
+    results = edge(request)["EvaluationResults"]
+    return [one["EvalActionName"] for one in results if one["EvalDecision"] != facts.SIMULATED_AS_ALLOWED]

@@ -14,17 +14,14 @@ from hetopt.backends.ec2.objects import S3Objects
 from hetopt.backends.ec2.protocol import MODELS_FOLDER, Placements
 from hetopt.backends.ec2.renter import calls
 from hetopt.backends.ec2.renter.cluster_state import ClusterState
-from hetopt.backends.ec2.renter.errors import if_there
-from hetopt.backends.ec2.renter.launcher import PLAN_OBJECT
+from hetopt.backends.ec2.renter.launcher import PLAN_OBJECT, Loop, read_lease
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.placement import Machine
-from hetopt.backends.ec2.renter.request import Edge, read
-from hetopt.backends.ec2.renter.watch import Watcher, read_lease
-from hetopt.core.bucket_traffic import PLACEMENT_OBJECT
+from hetopt.backends.ec2.renter.request import Edge, if_there, read
+from hetopt.core.budget_law import PLACEMENT_OBJECT
 from hetopt.core.errors import BadInput, CloudRefused
-from hetopt.core.outputs import OUTPUT_FOLDER, Outputs
 from hetopt.core.paths import shown
-from hetopt.core.run_folder import MODEL_FILES, write_spec
+from hetopt.core.run_folder import MODEL_FILES, OUTPUT_FOLDER, Outputs, write_spec
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.plan import Plan
 
@@ -81,8 +78,8 @@ def adopt(edge: Edge, run_dir: Path, *, bucket: str, account_id: str, now_s: flo
     order.save(run_dir / ORDER_FILE)
     plan.save(run_dir / PLAN_OBJECT)
     write_spec(run_dir, placements.spec)
-    watcher = Watcher(edge=edge, order=order, run_dir=run_dir, clock=lambda: now_s)
-    watcher.save(_seen(edge, watcher, placements, _lease_end_s(edge, order)))
+    loop = Loop(edge=edge, order=order, run_dir=run_dir, clock=lambda: now_s)
+    loop.save(_seen(edge, loop, placements, _lease_end_s(edge, order)))
     record = Launch(
         created=plan.created,
         started_s=order.created_s,
@@ -96,9 +93,9 @@ def adopt(edge: Edge, run_dir: Path, *, bucket: str, account_id: str, now_s: flo
     return record
 
 
-def _seen(edge: Edge, watcher: Watcher, placements: Placements, lease_end_s: float) -> ClusterState:
+def _seen(edge: Edge, loop: Loop, placements: Placements, lease_end_s: float) -> ClusterState:
     """The run's machines as EC2 tells of them; one that it has forgotten ended more than an hour ago."""
-    order, hosts = watcher.order, placements.hosts
+    order, hosts = loop.order, placements.hosts
     answer = edge(calls.addresses_call(order))
     known = {one["InstanceId"]: one for group in answer["Reservations"] for one in group["Instances"]}
     zone = order.zones[0]
@@ -111,12 +108,12 @@ def _seen(edge: Edge, watcher: Watcher, placements: Placements, lease_end_s: flo
         if id_ in known:
             same = on_spot if known[id_].get("InstanceLifecycle") == "spot" else held
             same[place.host] = Machine(id=id_, instance_type=known[id_]["InstanceType"], address=place.address)
-    unseen = ClusterState(time_s=watcher.clock())
+    unseen = ClusterState(time_s=loop.clock())
     return ClusterState(
-        time_s=watcher.clock(),
+        time_s=loop.clock(),
         zone=zone.name,
         generation=placements.generation,
-        machines=(*watcher.granted(on_spot, zone, unseen), *watcher.granted(held, zone, unseen, on_demand=True)),
+        machines=(*loop.granted(on_spot, zone, unseen), *loop.granted(held, zone, unseen, on_demand=True)),
         on_demand=order.has_spot and not on_spot,
         lease_end_s=lease_end_s,
     )
@@ -148,28 +145,17 @@ def fetch_model(order: Order, run_dir: Path) -> Fetched:
         CloudRefused: it cannot be read.
     """
     objects = _models(order)
-    folder, again = f"s3://{order.bucket}/{objects.prefix}", f"`hetopt fetch {order.run_id}`"
-    for name in MODEL_FILES:
-        size = objects.size_bytes(name)
-        if size is not None:
-            break
-    else:
+    folder = f"s3://{order.bucket}/{objects.prefix}"
+    sizes = {name: size for name in MODEL_FILES if (size := objects.size_bytes(name)) is not None}
+    if not sizes:
         raise BadInput(
             f"there is no model in {folder} that these credentials may read.",
-            hint=f"a run has one when it has ended: look with `hetopt status {order.run_id}`, then {again}",
+            hint=f"a run has one when it has ended: look with `hetopt status {order.run_id}`, then `hetopt fetch "
+            f"{order.run_id}`",
         )
-    fetched = Fetched(path=run_dir / name, url=f"{folder}/{name}")
-    if fetched.path.is_file() and fetched.path.stat().st_size == size:
-        return fetched
-    free = shutil.disk_usage(run_dir).free
-    if free < size:
-        raise BadInput(
-            f"the model has {size:,} bytes, and {run_dir} has room for {free:,}.", hint=f"make room, then {again}"
-        )
-    if not objects.fetch(name, fetched.path) or fetched.path.stat().st_size != size:
-        fetched.path.unlink(missing_ok=True)
-        raise CloudRefused(f"{fetched.url} could not be read to its end.", hint=f"try again: {again}")
-    return fetched
+    name = next(iter(sizes))
+    _bring(objects, name, run_dir / name, sizes[name], order.run_id)
+    return Fetched(path=run_dir / name, url=f"{folder}/{name}")
 
 
 def fetch_outputs(order: Order, run_dir: Path) -> Outputs:
@@ -179,24 +165,30 @@ def fetch_outputs(order: Order, run_dir: Path) -> Outputs:
         BadInput: there is no room for it.
         CloudRefused: something cannot be read.
     """
-    objects, found, folder = _models(order), Outputs(), run_dir / OUTPUT_FOLDER
+    objects, outputs = _models(order), Outputs()
     for name in objects.names(f"{OUTPUT_FOLDER}/"):
-        size = objects.size_bytes(name)
-        path = None if size is None else found.add(folder, name.removeprefix(f"{OUTPUT_FOLDER}/"), size)
-        if path is None or (path.is_file() and path.stat().st_size == size):
+        if (size := objects.size_bytes(name)) is None:
             continue
-        if shutil.disk_usage(run_dir).free < (size or 0):
-            raise BadInput(
-                f"{run_dir} has no room for the run's output of {size:,} bytes.",
-                hint=f"make room, then `hetopt fetch {order.run_id}`",
-            )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not objects.fetch(name, path):
-            raise CloudRefused(
-                f"the output {shown(name)} could not be read to its end.",
-                hint=f"try again: `hetopt fetch {order.run_id}`",
-            )
-    return found
+        path = outputs.add(run_dir / OUTPUT_FOLDER, name.removeprefix(f"{OUTPUT_FOLDER}/"), size)
+        if path is not None:
+            _bring(objects, name, path, size, order.run_id)
+    return outputs
+
+
+def _bring(objects: S3Objects, name: str, path: Path, size_bytes: int, run_id: str) -> None:
+    """Bring an object into a file, whole or not at all, where it is not there already in its size."""
+    if path.is_file() and path.stat().st_size == size_bytes:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    again, free = f"`hetopt fetch {run_id}`", shutil.disk_usage(path.parent).free
+    if free < size_bytes:
+        raise BadInput(
+            f"{shown(name)} has {size_bytes:,} bytes, and {path.parent} has room for {free:,}.",
+            hint=f"make room, then {again}",
+        )
+    if not objects.fetch(name, path) or path.stat().st_size != size_bytes:
+        path.unlink(missing_ok=True)
+        raise CloudRefused(f"{shown(name)} could not be read to its end.", hint=f"try again: {again}")
 
 
 def _models(order: Order) -> S3Objects:

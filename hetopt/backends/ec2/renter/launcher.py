@@ -1,35 +1,86 @@
-"""Runs on EC2: the peer of the local and the rehearsal launcher. Everything it must know is in the run's folder."""
+"""Runs on EC2: rents, looks, decides by `reconcile`, records, acts, records, and gives back.
+
+All machines of an order are rented in one zone, or in the next, or none and nothing is left behind. A look is two
+lists, whatever the run's size, and what the machines have written since the last look: the run's folder is brought up
+to date as if the run were here. Several terminals may look at the same time; one does. Whatever ends the process in
+between, the next one reads what was meant and goes on with it: everything it must know is in the run's folder.
+"""
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import math
+import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from hetopt.backends.backend import Pools, RunHandle
+from hetopt.backends.ec2 import facts
+from hetopt.backends.ec2.protocol import Latest, Lease, Renewal
 from hetopt.backends.ec2.renter import calls
-from hetopt.backends.ec2.renter.cluster_state import ClusterState
-from hetopt.backends.ec2.renter.desired import Change, enlarged, moved, renewal_of, switched
-from hetopt.backends.ec2.renter.edge import connect_run
-from hetopt.backends.ec2.renter.ledger import LEDGER_FILE, Made, made, read_ledger, recorded_ids
-from hetopt.backends.ec2.renter.loop import PRICES_HOLD, Loop, latest_checkpoint
-from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
-from hetopt.backends.ec2.renter.reconcile import Stop
+from hetopt.backends.ec2.renter.cluster_state import (
+    BOOT_FOLDER,
+    SEEN_FILE,
+    ClusterState,
+    Duty,
+    MachineState,
+    are_due,
+    billed_from_s,
+    ending_of,
+    has_failed,
+    is_finished,
+    judged,
+    known,
+    pools_of,
+    price_request,
+    rebilled,
+    remember,
+    spot_types,
+    stopped_s,
+    why_failed,
+)
+from hetopt.backends.ec2.renter.edge import LEDGER_FILE, Made, connect_run, made, read_ledger, recorded_ids
+from hetopt.backends.ec2.renter.order import ORDER_FILE, Order, Zone
+from hetopt.backends.ec2.renter.placement import Machine, placement_json, places_of, ranked_spec
+from hetopt.backends.ec2.renter.reconcile import (
+    ASK_AGAIN_S,
+    Action,
+    Change,
+    Clear,
+    End,
+    Extend,
+    Note,
+    Observed,
+    Pause,
+    Place,
+    Rent,
+    Stop,
+    enlarged,
+    moved,
+    must_end,
+    reconcile,
+    renewal_of,
+    switched,
+)
 from hetopt.backends.ec2.renter.removal import Remover
 from hetopt.backends.ec2.renter.renting import Accept, Renter, Tell
-from hetopt.backends.ec2.renter.request import Edge
-from hetopt.backends.ec2.renter.run_status import judged, known
-from hetopt.backends.ec2.renter.spot_pools import pools_of
-from hetopt.backends.ec2.renter.watch import Watcher, read_lease
-from hetopt.core.bucket_traffic import HEARTBEAT_S
-from hetopt.core.errors import BadInput, CloudRefused
+from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, if_there, read
+from hetopt.backends.ec2.uploads import LOG_TAIL_BYTES
+from hetopt.core.artifact import write_atomically
+from hetopt.core.budget_law import HEARTBEAT_S, LEASE_OBJECT, SHUTDOWN_S
+from hetopt.core.errors import BadInput, CloudRefused, HetoptError
 from hetopt.core.events.log import EVENTS_FILE
-from hetopt.core.nodes import host_names
-from hetopt.core.run_folder import read_spec, write_spec
-from hetopt.core.run_spec import RunSpec
-from hetopt.core.run_status import RunState, RunStatus
+from hetopt.core.events.records import CheckpointSaved, ProbeEvent, StepsLogged
+from hetopt.core.paths import inside, shown
+from hetopt.core.run_folder import LATEST_OBJECT, LOG_FOLDER, read_spec, write_spec
+from hetopt.core.run_spec import RunSpec, host_names
+from hetopt.core.run_status import RunState, RunStatus, last_events
 
 BUNDLE_FILE = "bundle.tar.gz"
 PLAN_OBJECT = "plan.json"
@@ -38,6 +89,522 @@ FIRST_LOOK_S = 2.0
 SLOWEST_LOOK_S = HEARTBEAT_S
 _SLOWER = 1.5
 _STOP_PATIENCE_S = 120.0
+_EVENTS_NAME = re.compile(r"([0-9]{1,15})\.jsonl")
+_ENDED_AT = re.compile(facts.ENDED_AT)
+
+UNLISTED_S = 900.0
+"""A machine that no list has so long after it was granted has ended: lists lag by minutes."""
+
+_STRANGE_SHOWN = 8
+LARGEST_EVENTS_BYTES = 256 * 2**20
+"""Machines send what a log has gained in seconds; what is larger is none of their parts."""
+
+PRICES_HOLD = "The prices that were seen last are taken to hold."
+
+_MOST_ROUNDS = 16
+"""Of decisions upon one look: far more than any run needs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    """Looks after one run: observes, records, decides by `reconcile`, acts.
+
+    Attributes:
+        order: what was rented.
+        run_dir: the run's folder here.
+        clock: seconds since the epoch.
+        sleep: waits for so many seconds.
+        tell: says what goes on.
+        patience_s: how long machines may take to end by themselves, beside the time that their checkpoint takes.
+        made: what the run's ledger knows to be there.
+    """
+
+    edge: Edge
+    order: Order
+    run_dir: Path
+    clock: Callable[[], float]
+    sleep: Callable[[float], None] = time.sleep
+    tell: Tell = lambda _: None
+    patience_s: float = _STOP_PATIENCE_S
+    made: Callable[[], Made] = Made
+
+    def last(self) -> ClusterState:
+        """The cluster as it was last observed; as it was ordered before the first look."""
+        path = self.run_dir / SEEN_FILE
+        return ClusterState.load(path) if path.exists() else ClusterState(time_s=self.order.created_s)
+
+    def begin(self, assigned: Mapping[str, Machine], zone: Zone, *, ends_outside: bool = True) -> ClusterState:
+        """Write down the machines that were granted, with what each costs an hour, beside those of earlier lives."""
+        before, outside_s = self.last(), self.order.outside_end_s() if ends_outside else None
+        granted = self.granted(assigned, zone, ClusterState(time_s=self.clock()))
+        seen = ClusterState(
+            time_s=self.clock(),
+            zone=zone.name,
+            generation=self.next_generation(),
+            machines=(
+                *before.machines,
+                *(one.model_copy(update={"ends_outside_s": outside_s}) for one in granted),
+            ),
+            ends_outside=ends_outside,
+            lease_end_s=self.order.created_s + self.order.lifetime_s,
+        )
+        self.save(seen)
+        return seen
+
+    def next_generation(self) -> int:
+        """The generation of the next placement: 0 for a run that never had machines."""
+        before = self.last()
+        return before.generation + 1 if before.machines else 0
+
+    def granted(
+        self,
+        assigned: Mapping[str, Machine],
+        zone: Zone,
+        seen: ClusterState,
+        *,
+        on_demand: bool = False,
+        duty: Duty = "serves",
+    ) -> tuple[MachineState, ...]:
+        """Machines that are on the bill from now on.
+
+        Args:
+            assigned: the machines, by the host that each is or is to be.
+            zone: where they are.
+            seen: the prices that are known.
+            on_demand: all of them, whatever the order says.
+            duty: whether they have their place.
+        """
+        now_s = self.clock()
+
+        def on_the_bill(host: str, machine: Machine) -> MachineState:
+            market = "on-demand" if on_demand else self.order.market_of(host)
+            return MachineState(
+                id=machine.id,
+                host=host,
+                instance_type=machine.instance_type,
+                state="pending",
+                since_s=now_s,
+                zone=zone.name,
+                usd_per_hour=seen.usd_per_hour(zone, machine.instance_type, market),
+                extras_usd_per_hour=self.order.extras_usd_per_hour,
+                on_demand=market == "on-demand",
+                duty=duty,
+                address=machine.address,
+                life=self.order.life,
+            )
+
+        return tuple(on_the_bill(host, machine) for host, machine in assigned.items())
+
+    def save(self, seen: ClusterState) -> None:
+        """Write the observed cluster into the run's folder."""
+        seen.save(self.run_dir / SEEN_FILE)
+
+    def look(self) -> ClusterState:
+        """Bring the folder up to date. Where another process is just doing that, what it saw last is answered.
+
+        Raises:
+            CloudRefused: the cloud does not answer.
+        """
+        with self._alone() as alone:
+            before = self.last()
+            if not alone:
+                return before
+            objects = self._list(f"{self.order.prefix}/state/")
+            beats = {Path(one["Key"]).stem: one["LastModified"].timestamp() for one in objects}
+            machines = self._machines(before, beats) if before.alive else before.machines
+            heard = self._hear(before) if before.alive else before
+            path, progress = self.run_dir / EVENTS_FILE, StepsLogged | CheckpointSaved | ProbeEvent
+            known = path.stat().st_size if path.exists() else 0
+            # Events last: a run whose machines have ended has written all of them.
+            strange = [*self._fetch_events(), *self._fetch_logs(LOG_FOLDER), *self._fetch_logs(BOOT_FOLDER)]
+            stepped = any(isinstance(event, progress) for event in last_events(self.run_dir, since=known))
+            served = {machine.id for machine in before.serving} if stepped else set()
+            seen = heard.model_copy(
+                update={
+                    "time_s": self.clock(),
+                    "machines": tuple(
+                        machine.model_copy(update={"has_stepped": True}) if machine.id in served else machine
+                        for machine in machines
+                    ),
+                    "strange_objects": tuple(strange[:_STRANGE_SHOWN]),
+                }
+            )
+            self.save(seen)
+            return seen
+
+    def machines_now(self, seen: ClusterState) -> ClusterState:
+        """What EC2 says of the machines; nothing of what they have written is read.
+
+        Raises:
+            CloudRefused: the cloud does not answer.
+        """
+        after = seen.model_copy(update={"time_s": self.clock(), "machines": self._machines(seen, {})})
+        self.save(after)
+        return after
+
+    def _machines(self, before: ClusterState, beats: Mapping[str, float]) -> tuple[MachineState, ...]:
+        answer = self.edge(calls.addresses_call(self.order))
+        found = {one["InstanceId"]: one for group in answer["Reservations"] for one in group["Instances"]}
+        now_s = self.clock()
+        lease_s = now_s if before.lease_end_s is None else min(now_s, before.lease_end_s)
+        return tuple(_updated(machine, found.get(machine.id), beats, now_s, lease_s) for machine in before.machines)
+
+    def _hear(self, before: ClusterState) -> ClusterState:
+        """What the lease in the bucket says: a terminal on another machine may have wished that the run ends."""
+        found = read_lease(self.edge, self.order)
+        if found is None:
+            return before
+        lease, tag = found
+        heard: dict[str, object] = {
+            "lease_tag": tag,
+            "lease_end_s": lease.end_s,
+            "lease_renews": lease.renewal is not None,
+        }
+        if lease.wishes_end and before.stop_wished_s is None:
+            heard |= {"stop_wished_s": self.clock(), "stop_reason": "stopped from another terminal"}
+        return before.model_copy(update=heard)
+
+    def _fetch_events(self) -> list[str]:
+        """Append what is new; each object is named by the place in the log where it begins.
+
+        Returns:
+            names of objects that are no part of a log.
+        """
+        strange: list[str] = []
+        path = self.run_dir / EVENTS_FILE
+        have = path.stat().st_size if path.exists() else 0
+        prefix = f"{self.order.prefix}/events/"
+        for one in self._list(prefix, after=f"{prefix}{have - 1:015d}~" if have else None):
+            name = one["Key"].removeprefix(prefix)
+            match = _EVENTS_NAME.fullmatch(name)
+            if match is None or one["Size"] > LARGEST_EVENTS_BYTES:
+                strange.append(shown(f"events/{name}"))
+                continue
+            if int(match[1]) != have:
+                continue  # a part that is here already
+            body: bytes = self.edge(calls.get_object(self.order, one["Key"]))["Body"]
+            with path.open("ab") as stream:
+                stream.write(body)
+            have += len(body)
+        return strange
+
+    def _fetch_logs(self, folder: str) -> list[str]:
+        """Take whatever log has grown. The machines keep only the end of a long one.
+
+        Args:
+            folder: in the bucket, and in the run's folder.
+
+        Returns:
+            names of objects that cannot be files of the run here.
+        """
+        strange: list[str] = []
+        prefix = f"{self.order.prefix}/{folder}/"
+        for one in self._list(prefix):
+            name = one["Key"].removeprefix(prefix)
+            try:
+                path = inside(self.run_dir / folder, name, what="log")
+                if path.exists() and path.stat().st_mtime >= one["LastModified"].timestamp():
+                    continue
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if path.is_dir() or one["Size"] > 2 * LOG_TAIL_BYTES:
+                    raise OSError(errno.EISDIR, "it is a folder here, or larger than what machines send of a log")
+            except (BadInput, OSError):
+                strange.append(shown(f"{folder}/{name}"))
+                continue
+            body: bytes = self.edge(calls.get_object(self.order, one["Key"]))["Body"]
+            write_atomically(path, body.decode("utf-8", errors="replace"))
+        return strange
+
+    def _list(self, prefix: str, after: str | None = None) -> list[Answer]:
+        parameters: dict[str, Any] = {
+            "Bucket": self.order.bucket,
+            "Prefix": prefix,
+            "ExpectedBucketOwner": self.order.account_id,
+        }
+        if after is not None:
+            parameters["StartAfter"] = after
+        request = read("s3", "list_objects_v2", "what the machines wrote", **parameters)
+        return sorted(self.edge(request).get("Contents", ()), key=lambda one: str(one["Key"]))
+
+    @contextmanager
+    def _alone(self) -> Iterator[bool]:
+        with (self.run_dir / ".watch.lock").open("w") as stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            yield True
+
+    def settle(self, state: ClusterState) -> ClusterState:
+        """Do whatever a look asks for, until nothing is left to do before the next.
+
+        Args:
+            state: as it was just seen.
+
+        Raises:
+            CloudRefused: the cloud does not answer, or too little is left to go on. The next look tries again.
+        """
+        for _ in range(_MOST_ROUNDS):
+            before, now_s = state, self.clock()
+            try:
+                observed = self._observed(state, now_s)
+            except BadInput:
+                # What ends a run in time needs none of its folder.
+                ending = must_end(self.order, state, now_s, patience_s=self.patience_s)
+                if ending is None:
+                    raise
+                return self.act(ending)
+            actions = reconcile(self.order, observed, now_s, patience_s=self.patience_s)
+            for action in actions:
+                state = self.act(action)
+            if state == before or any(isinstance(action, Clear) for action in actions):
+                break
+        return state
+
+    def _observed(self, state: ClusterState, now_s: float) -> Observed:
+        events = last_events(self.run_dir)
+        return Observed(
+            state=state,
+            spec=read_spec(self.run_dir),
+            stopped_s=stopped_s(events),
+            is_finished=is_finished(events),
+            has_failed=has_failed(self.order, events, now_s),
+        )
+
+    def act(self, action: Action) -> ClusterState:
+        """Carry out one action; answers what was recorded.
+
+        Raises:
+            CloudRefused: it cannot be carried out.
+        """
+        state = action.state
+        said = action.say
+        if isinstance(action, Note | Clear) and action.unbooted:
+            said = f"{why_failed(self.run_dir, action.unbooted)}. {action.say}"
+        if said is not None:
+            self.tell(said)
+        match action:
+            case Clear():
+                return self.clear(state, reason=said)
+            case Rent():
+                return self._rent(action)
+            case Extend():
+                return self.extend(state, action.end_s, action.stop_training_s, action.renewal)
+            case Stop():
+                self.edge(calls.stop_call(self.order, state.lease_end_s or self.clock()))
+            case End():
+                Remover(edge=self.edge, sleep=self.sleep).end_machines(action.ids)
+            case Pause():
+                self._tell_places(state, read_spec(self.run_dir), pauses=True)
+            case Place():
+                state = self._outlive(state, state.lease_end_s)
+                state = state.model_copy(update={"resume_from": latest_checkpoint(self.edge, self.order)})
+                write_spec(self.run_dir, self._tell_places(state, action.spec))
+        self.save(state)
+        return state
+
+    def extend(
+        self, state: ClusterState, end_s: float, stop_training_s: float, renewal: Renewal | None = None
+    ) -> ClusterState:
+        """Let the machines live until then, unless somebody else has said something else meanwhile.
+
+        Args:
+            state: as it was seen last.
+            end_s: until when they live, seconds since the epoch.
+            stop_training_s: until when they train.
+            renewal: by what they extend that themselves; None: not by themselves.
+        """
+        grows = state.lease_end_s is None or end_s >= state.lease_end_s
+        if grows:
+            state = self._outlive(state, end_s)
+        if renewal is not None and self._ends_outside(state):
+            outside_s = min(one.ends_outside_s or 0.0 for one in state.alive)
+            renewal = renewal.model_copy(update={"latest_end_s": max(0.0, outside_s - SHUTDOWN_S)})
+        call = calls.lease_call(self.order, end_s, stop_training_s, over=state.lease_tag, renewal=renewal)
+        try:
+            answer = self.edge(call)
+        except ApiRefused as refused:
+            if refused.code == facts.WRITTEN_MEANWHILE:
+                return state  # the next look reads what it was
+            raise
+        granted = state.model_copy(
+            update={"lease_end_s": end_s, "lease_tag": answer["ETag"], "lease_renews": renewal is not None}
+        )
+        self.save(granted)
+        return granted if grows else self._outlive(granted, end_s)
+
+    def _ends_outside(self, state: ClusterState) -> bool:
+        return self.order.end_role is not None and state.ends_outside
+
+    def _outlive(self, state: ClusterState, lease_end_s: float | None) -> ClusterState:
+        """Have the account end machines with a place later than their lease: before that grows, after it has shrunk.
+
+        Each move is a call for each machine, so that they are moved when half of the slack is used up.
+
+        Raises:
+            CloudRefused: it may end them sooner, so that their lease must not grow.
+        """
+        first_s = self.order.created_s + self.order.lifetime_s
+        ends_s = first_s if lease_end_s is None else lease_end_s
+        outside_s = self.order.outside_end_s(ends_s)
+        soonest_s = (outside_s + ends_s + SHUTDOWN_S) / 2
+        due = [
+            one
+            for one in state.serving
+            if one.ends_outside_s is None or not soonest_s <= one.ends_outside_s <= math.ceil(outside_s)
+        ]
+        if not due or not self._ends_outside(state):
+            return state
+        ends = self._renter().end_later(self.order, [one.id for one in due], outside_s)
+        moved = [
+            one.model_copy(update={"ends_outside_s": outside_s if ends else None}) if one in due else one
+            for one in state.machines
+        ]
+        state = state.model_copy(update={"machines": tuple(moved), "ends_outside": ends})
+        self.save(state)
+        return state
+
+    def _renter(self) -> Renter:
+        return Renter(edge=self.edge, sleep=self.sleep, tell=self.tell, clock=self.clock)
+
+    def billed(self, state: ClusterState) -> ClusterState:
+        """Machines on spot are billed at what their pools have cost since the last time, if that is to be asked for.
+
+        Raises:
+            CloudRefused: nobody tells: they stay billed at the prices that were told last.
+        """
+        order, now_s = self.order, self.clock()
+        if not are_due(order, state, now_s):
+            return state
+        history = self.edge(price_request(spot_types(order), billed_from_s(order, state)))
+        state = rebilled(order, state, history, now_s)
+        self.save(state)
+        return state
+
+    def clear(self, state: ClusterState, reason: str | None = None) -> ClusterState:
+        """Remove everything that is left of the run, then read what its machines wrote last.
+
+        Args:
+            state: as it was seen last.
+            reason: why it ends; absent: that is known.
+
+        Raises:
+            CloudRefused: something stayed.
+        """
+        if reason is not None:
+            state = state.model_copy(update={"stop_reason": reason})
+            self.save(state)
+        Remover(edge=self.edge, sleep=self.sleep, made=self.made()).remove_run(self.order.run_id)
+        try:
+            state = self.look()
+        except (HetoptError, OSError, ValueError) as error:
+            self.tell(f"What the machines of {self.order.run_id} wrote last could not be read: {error}")
+            state = self.machines_now(state)
+        state = state.model_copy(update={"cleared": not state.alive})
+        self.save(state)
+        try:
+            state = self.billed(state)  # nobody looks at it again
+        except CloudRefused as refused:
+            self.tell(f"{refused.message} {refused.hint or ''} {PRICES_HOLD}")
+        if state.cleared:
+            try:
+                remember(state, self.order, self.run_dir)
+            except (BadInput, OSError) as error:  # the run ends all the same
+                self.tell(f"What this run has seen of its spot pools is not kept: {error}")
+        return state
+
+    def _rent(self, action: Rent) -> ClusterState:
+        """Ask for machines. Before anything is rented: whatever ends this process, the next ask has other tokens."""
+        state, zone = action.state, self.order.zone(action.zone)
+        self.save(state)
+        try:
+            granted, missing = self._renter().ask(
+                self.order, action.roles, zone, ask=state.asks, end_s=state.lease_end_s, together=action.together
+            )
+        except CloudRefused as refused:
+            if not action.together:
+                raise
+            self.tell(f"{refused.message} {refused.hint or ''}")
+            return state
+        if missing:
+            again = "" if action.together else f"; it is asked for again in {ASK_AGAIN_S:.0f} s"
+            self.tell(f"there is no capacity for {', '.join(missing)}{again}")
+        new = self.granted(granted, zone, state, on_demand=state.on_demand, duty="waits")
+        state = state.model_copy(update={"machines": (*state.machines, *new)})
+        self.save(state)
+        return state
+
+    def _tell_places(self, state: ClusterState, spec: RunSpec, *, pauses: bool = False) -> RunSpec:
+        """Tell the machines that serve who is who; answers the run as they rank its workers."""
+        ids = {machine.host: machine.id for machine in state.serving}
+        hosts = host_names(spec)
+        (found,) = self._renter().machines(self.order, [[ids[host] for host in hosts]])
+        places = places_of(dict(zip(hosts, found, strict=True)))
+        ranked = ranked_spec(spec, places.values())
+        body = placement_json(ranked, places, state.generation, state.resume_from, pauses=pauses)
+        self.edge(calls.placement_call(self.order, body))
+        return ranked
+
+
+def read_lease(edge: Edge, order: Order) -> tuple[Lease, str] | None:
+    """The lease in the bucket and the tag of its version; None where there is none that can be read.
+
+    Raises:
+        CloudRefused: the cloud does not answer.
+    """
+    answer = if_there(edge, calls.get_object(order, f"{order.prefix}/{LEASE_OBJECT}"))
+    lease = None if answer is None else Lease.of_json(answer["Body"])
+    return None if answer is None or lease is None else (lease, str(answer["ETag"]))
+
+
+def _updated(
+    machine: MachineState, now: Answer | None, beats: Mapping[str, float], now_s: float, lease_s: float
+) -> MachineState:
+    """A machine after a look. EC2 forgets machines an hour after their end, and knows new ones after seconds."""
+    if not machine.alive:
+        return machine
+    said_s = beats.get(machine.id, machine.heartbeat_s)
+    beat = {"heartbeat_s": said_s}
+    if now is None:
+        if machine.state in ("pending", "unseen") and now_s < machine.since_s + UNLISTED_S:
+            return machine.model_copy(update={"state": "unseen", **beat})
+        # It ended an hour ago at least: after it last said that it lives, and before its lease did.
+        until_s = max(machine.since_s, lease_s if said_s is None else min(now_s, said_s + HEARTBEAT_S))
+        return machine.model_copy(update={"state": "gone", "until_s": until_s, "ending": "unknown", **beat})
+    state, reason = now["State"]["Name"], now.get("StateReason", {})
+    # A machine that somebody has stopped and started again has a new LaunchTime, and was paid for before.
+    is_new = machine.state in ("pending", "unseen") and "LaunchTime" in now
+    started = {"since_s": now["LaunchTime"].timestamp()} if is_new else {}
+    if state not in facts.STOPPED_STATES:
+        return machine.model_copy(update={"state": state, **started, **beat})
+    return machine.model_copy(
+        update={
+            "state": state,
+            "reason": reason.get("Message") or None,
+            "ending": ending_of(str(reason.get("Code", ""))),
+            "until_s": _ended_s(str(now.get("StateTransitionReason", "")), now_s),
+            **started,
+            **beat,
+        }
+    )
+
+
+def _ended_s(told: str, now_s: float) -> float:
+    """When a machine ended, from 'User initiated (2026-11-20 12:00:00 GMT)'; now, where EC2 does not say."""
+    import datetime
+
+    found = _ENDED_AT.search(told)
+    if found is None:
+        return now_s
+    return datetime.datetime.fromisoformat(f"{found[1]}+00:00").timestamp()
+
+
+def latest_checkpoint(edge: Edge, order: Order) -> str | None:
+    """The newest checkpoint that is complete; None where there is none yet."""
+    answer = if_there(edge, calls.get_object(order, f"{order.prefix}/{LATEST_OBJECT}"))
+    latest = None if answer is None else Latest.of(answer["Body"])
+    return None if latest is None else latest.checkpoint
 
 
 @dataclass(kw_only=True)
@@ -92,8 +659,7 @@ class Ec2Launcher:
         order = Order.load(run_dir / ORDER_FILE).of_run(spec)
         order.save(run_dir / ORDER_FILE)
         loop = self._loop(order, run_dir)
-        watcher, edge = loop.watcher, loop.edge
-        generation = watcher.next_generation()
+        edge, generation = loop.edge, loop.next_generation()
         renter = Renter(
             edge=edge,
             sleep=self.sleep,
@@ -111,21 +677,17 @@ class Ec2Launcher:
             resume_from=latest_checkpoint(edge, order) if generation else None,
         )
         write_spec(run_dir, rented.spec)
-        state = watcher.begin(rented.assigned, rented.zone, ends_outside=rented.ends_outside)
-        self._let_extend(loop, state)
-        return RunHandle(run_dir=run_dir)
-
-    def _let_extend(self, loop: Loop, state: ClusterState) -> None:
-        """Tell the machines of a new run by what they extend their lease where nobody follows it from here on."""
-        renewal = renewal_of(loop.order, state, self.clock())
+        state = loop.begin(rented.assigned, rented.zone, ends_outside=rented.ends_outside)
+        renewal = renewal_of(order, state, self.clock())
         try:
-            found = None if renewal is None else read_lease(loop.edge, loop.order)
-            if found is not None and not found[0].wishes_end:
-                lease, tag = found
+            written = None if renewal is None else read_lease(edge, order)
+            if written is not None and not written[0].wishes_end:
+                lease, tag = written  # from here on machines extend it, where nobody follows the run
                 tagged = state.model_copy(update={"lease_tag": tag})
                 loop.extend(tagged, lease.end_s, lease.stop_training_s, renewal)
         except CloudRefused as refused:
             self.tell(f"{refused.message} {refused.hint or ''} Its machines extend nothing until somebody looks at it.")
+        return RunHandle(run_dir=run_dir)
 
     def poll(self, handle: RunHandle) -> RunStatus:
         """How the run is. Asks the cloud as often as is worth it, and answers from the folder in between.
@@ -155,11 +717,11 @@ class Ec2Launcher:
         if not (run_dir / ORDER_FILE).exists():
             return RunStatus(state=RunState.FAILED, reason="nothing was rented")
         loop = self._opened(handle)
-        state = loop.watcher.last()
+        state = loop.last()
         polling = self._polling.setdefault(run_dir, Polling())
         if not state.cleared and state.machines and self.clock() >= polling.next_s:
             before = (state.machines, _size(run_dir / EVENTS_FILE))
-            state = loop.settle(self._priced(loop, loop.watcher.look(), polling))
+            state = loop.settle(self._priced(loop, loop.look(), polling))
             polling.after(self.clock(), news=before != (state.machines, _size(run_dir / EVENTS_FILE)))
         return judged(run_dir, state)
 
@@ -172,9 +734,9 @@ class Ec2Launcher:
         if not (run_dir / ORDER_FILE).exists():
             return
         loop = self._opened(handle)
-        order, watcher = loop.order, loop.watcher
+        order = loop.order
         try:
-            state = watcher.last()
+            state = loop.last()
         except BadInput as damaged:
             self.tell(f"{damaged.message} Whatever carries the name of {order.run_id} is removed.")
             state = ClusterState(time_s=self.clock())
@@ -184,7 +746,7 @@ class Ec2Launcher:
             try:
                 wished = {"stop_wished_s": self.clock(), "stop_reason": "stopped by hand"}
                 state = loop.act(Stop(state=state.model_copy(update=wished)))
-                state = self._until_ended(watcher, watcher.machines_now(state))
+                state = self._until_ended(loop, loop.machines_now(state))
             except CloudRefused as refused:
                 self.tell(f"{refused.message} {refused.hint or ''} The machines end now, without a last checkpoint.")
         loop.clear(state)
@@ -197,7 +759,7 @@ class Ec2Launcher:
             CloudRefused: the cloud does not answer.
         """
         loop = self._opened(handle)
-        state = loop.watcher.last()
+        state = loop.last()
         ids = [machine.id for machine in state.alive if machine.host == host]
         if not ids or state.stop_wished_s is not None:
             raise BadInput(f"no machine of {loop.order.run_id} is {host} now.", hint="look at it with `hetopt status`")
@@ -212,7 +774,7 @@ class Ec2Launcher:
             BudgetStop: the budget does not pay for that.
         """
         loop = self._opened(handle)
-        loop.watcher.save(moved(loop.order, loop.watcher.last(), needed_s, self.clock()).state)
+        loop.save(moved(loop.order, loop.last(), needed_s, self.clock()).state)
         self._look_at_once(handle)
 
     def add(self, handle: RunHandle, host: str, machines: int, needed_s: float) -> None:
@@ -228,7 +790,7 @@ class Ec2Launcher:
         """
         loop = self._opened(handle)
         spec = read_spec(handle.run_dir)
-        larger = enlarged(loop.order, loop.watcher.last(), spec, host, machines, needed_s, self.clock())
+        larger = enlarged(loop.order, loop.last(), spec, host, machines, needed_s, self.clock())
         if self._take_on(loop, larger):
             loop.edge(calls.order_call(larger.order))
             larger.order.save(handle.run_dir / ORDER_FILE)
@@ -237,7 +799,7 @@ class Ec2Launcher:
     def pools(self, handle: RunHandle) -> Pools | None:
         """What the run's machines cost here and in other zones; None while some come or go."""
         loop = self._opened(handle)
-        return pools_of(loop.order, loop.watcher.last(), host_names(read_spec(handle.run_dir)), self.clock())
+        return pools_of(loop.order, loop.last(), host_names(read_spec(handle.run_dir)), self.clock())
 
     def switch(self, handle: RunHandle, zone: str, needed_s: float) -> None:
         """Have the same machines in another zone. The next looks rent them, and let them take over (`Loop`).
@@ -252,12 +814,12 @@ class Ec2Launcher:
         """
         loop = self._opened(handle)
         hosts = host_names(read_spec(handle.run_dir))
-        if self._take_on(loop, switched(loop.order, loop.watcher.last(), hosts, zone, needed_s, self.clock())):
+        if self._take_on(loop, switched(loop.order, loop.last(), hosts, zone, needed_s, self.clock())):
             self._look_at_once(handle)
 
     def _take_on(self, loop: Loop, change: Change) -> bool:
         """Shorten the lease to what a change leaves; not where somebody else has said something else meanwhile."""
-        loop = replace(loop, watcher=replace(loop.watcher, order=change.order))
+        loop = replace(loop, order=change.order)
         state = loop.extend(change.state, change.end_s, change.stop_training_s)
         return state.lease_end_s == change.end_s
 
@@ -276,19 +838,19 @@ class Ec2Launcher:
             if refused.message != polling.said_of_prices:
                 polling.said_of_prices = refused.message
                 self.tell(f"{refused.message} {refused.hint or ''} {PRICES_HOLD}")
-        loop.watcher.save(state)
+        loop.save(state)
         return state
 
-    def _until_ended(self, watcher: Watcher, state: ClusterState) -> ClusterState:
+    def _until_ended(self, loop: Loop, state: ClusterState) -> ClusterState:
         """Wait for machines that save a checkpoint. Those that never began have none to save."""
-        began = any(machine.heartbeat_s is not None for machine in state.alive) or _size(watcher.run_dir / EVENTS_FILE)
+        began = any(machine.heartbeat_s is not None for machine in state.alive) or _size(loop.run_dir / EVENTS_FILE)
         if not began:
             return state
-        deadline_s, polling = self.clock() + watcher.order.checkpoint_s + self.patience_s, Polling()
+        deadline_s, polling = self.clock() + loop.order.checkpoint_s + self.patience_s, Polling()
         while state.alive and self.clock() < deadline_s:
             self.sleep(polling.wait_s)
             polling.after(self.clock(), news=False)
-            state = watcher.machines_now(state)
+            state = loop.machines_now(state)
         return state
 
     def _contents(self, run_dir: Path) -> dict[str, bytes]:
@@ -303,7 +865,10 @@ class Ec2Launcher:
     def _loop(self, order: Order, run_dir: Path) -> Loop:
         edge = connect_run(order.region, run_dir, self.home, self.inner, clock=self.clock)
         return Loop(
-            watcher=Watcher(edge=edge, order=order, run_dir=run_dir, clock=self.clock),
+            edge=edge,
+            order=order,
+            run_dir=run_dir,
+            clock=self.clock,
             sleep=self.sleep,
             tell=self.tell,
             patience_s=self.patience_s,

@@ -1,22 +1,191 @@
-"""The order: everything that must be known to rent the cluster of a plan, and to find it again. A file in the run."""
+"""Describes what is rented: the order, its tags, and its money as time. An order is a file in the run's folder.
+
+Everything of a run carries the order's tags, by which it is found again, in every region, by whoever looks. Worst-case
+prices bound the lifetime of machines, and their end comes before the budget: the law is `hetopt.core.budget_law`. While
+somebody follows the run, what was really spent replaces the worst case, and the same inequality grants more time
+(`Guard`). While nobody does, machines reckon by it themselves (`hetopt.backends.ec2.renewal`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import datetime
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.protocol import spec_digest
-from hetopt.backends.ec2.renter.budget import outside_end_s
-from hetopt.backends.ec2.renter.tags import RunTags
+from hetopt.core import budget_law
 from hetopt.core.artifact import Artifact, HostName, Record, RunName
 from hetopt.core.budget_law import SECONDS_PER_HOUR
+from hetopt.core.errors import BadInput, BudgetStop
+from hetopt.core.formatting import usd
+from hetopt.core.listening import SECRET_PATTERN
 from hetopt.core.paths import BUCKET_PATTERN, PROXY_PATTERN, REGION_PATTERN
 from hetopt.core.run_spec import RunSpec
-from hetopt.core.secret import SECRET_PATTERN
+from hetopt.optimizer.cost.least_budget import LEAST_LIFETIME_S, least_budget_usd
 from hetopt.optimizer.plan import Market
+
+RUN_ID = "hetopt:run-id"
+OWNER = "hetopt:owner"
+LAUNCHED_BY = "hetopt:launched-by"
+BUCKET = "hetopt:bucket"
+CREATED = "hetopt:created"
+EXPIRES_AT = "hetopt:expires-at"
+VERSION = "hetopt:version"
+
+AwsTags = list[dict[str, str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunTags:
+    """What everything of a run carries. Times in seconds since the epoch; written as ISO 8601 in UTC.
+
+    Attributes:
+        owner: as policies compare it.
+        launched_by: the same for people.
+        bucket: where the run's lease is, by which others see that it goes on.
+    """
+
+    run_id: str
+    owner: str
+    launched_by: str
+    bucket: str
+    created_s: float
+    expires_at_s: float
+    version: str
+
+    def by_key(self) -> dict[str, str]:
+        """The tags that are set, by their keys."""
+        values = {
+            RUN_ID: self.run_id,
+            OWNER: self.owner,
+            LAUNCHED_BY: self.launched_by,
+            BUCKET: self.bucket,
+            CREATED: iso(self.created_s),
+            EXPIRES_AT: iso(self.expires_at_s),
+            VERSION: self.version,
+        }
+        return {key: value for key, value in values.items() if value}
+
+    def to_aws(self) -> AwsTags:
+        """The tags as AWS takes them: a list of ``Key`` and ``Value``."""
+        return [{"Key": key, "Value": value} for key, value in self.by_key().items()]
+
+    def specification(self, *kinds: str) -> list[dict[str, object]]:
+        """TagSpecifications of a call that makes things of these kinds."""
+        return [{"ResourceType": kind, "Tags": self.to_aws()} for kind in kinds]
+
+
+def of_aws(tags: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """Tags as AWS lists them (``Key``, ``Value``), as a mapping from key to value."""
+    return {tag["Key"]: tag["Value"] for tag in tags}
+
+
+def filters(run_id: str | None) -> list[dict[str, object]]:
+    """What selects the things of one run, or of any."""
+    if run_id is None:
+        return [{"Name": "tag-key", "Values": [RUN_ID]}]
+    return [{"Name": f"tag:{RUN_ID}", "Values": [run_id]}]
+
+
+def iso(seconds: float) -> str:
+    """A moment as it stands in a tag."""
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="seconds")
+
+
+def from_iso(text: str) -> float | None:
+    """Seconds since the epoch; None where somebody wrote something else."""
+    try:
+        return datetime.datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return None
+
+
+UNPLACED_S = 1500.0
+"""A machine that has no place by then ends: it boots for ten minutes at most, and its agent waits for `PLACE_WITHIN_S`.
+The account ends one that cannot do so itself; where all machines are relieved, both clusters are paid for so long."""
+
+OVERRUN = 0.25
+"""Of the budget, what machines that hang may cost beyond it at most: so much later than the lease the account ends
+them."""
+
+
+def lifetime_s(budget_usd: float, *, fixed_usd: float, worst_usd_per_hour: float) -> float:
+    """When a cluster is shut down at the latest, from the moment it is asked for, whatever prices do.
+
+    Raises:
+        BudgetStop: hardly long enough to boot.
+    """
+    left_s = budget_law.lasts_s(budget_usd - fixed_usd, worst_usd_per_hour)
+    # By a hair, as a budget may be the least of all: see `least_budget`.
+    if left_s < LEAST_LIFETIME_S * (1 - 1e-9):
+        least_usd = least_budget_usd(worst_usd_per_hour, fixed_usd)
+        raise BudgetStop(
+            f"{usd(budget_usd)} pays for only {max(left_s, 0) / 60:.0f} minutes of this cluster at its on-demand price "
+            f"of {usd(worst_usd_per_hour)} an hour, which spot prices can rise to.",
+            hint=f"raise the budget to `budget_usd={math.ceil(least_usd * 100) / 100:.2f}`, or plan a smaller cluster",
+        )
+    return left_s - budget_law.SHUTDOWN_S
+
+
+def outside_end_s(lease_end_s: float, budget_usd: float, worst_usd_per_hour: float) -> float:
+    """When the account ends machines that nothing else has ended, in seconds since the epoch.
+
+    The budget B pays until the lease's end and the shutdown after it, at the worst price w. Machines that all hang from
+    the moment at which the lease was written cost w until then, so that B (1 + overrun) pays until
+
+        outside = lease end + shutdown + overrun B / w - late          late: of the scheduler itself         [s]
+
+    Args:
+        lease_end_s: when machines are shut down, by the budget (`Guard.end_s`).
+        budget_usd: of the run.
+        worst_usd_per_hour: of all machines that the budget was reckoned for.
+    """
+    late_s: float = budget_law.lasts_s(OVERRUN * budget_usd, worst_usd_per_hour) - facts.SCHEDULE_LATE_S
+    return lease_end_s + budget_law.SHUTDOWN_S + late_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guard:
+    """Says how long a run may go on.
+
+    Attributes:
+        checkpoint_s: to write and upload the last checkpoint.
+        heartbeat_s: how often somebody looks, at most; what is decided now must hold until then.
+    """
+
+    budget_usd: float
+    fixed_usd: float
+    worst_usd_per_hour: float
+    checkpoint_s: float
+    heartbeat_s: float
+
+    def __post_init__(self) -> None:
+        """Refuse what guards nothing."""
+        if not 0 < self.budget_usd < math.inf or not 0 < self.worst_usd_per_hour < math.inf:
+            raise BadInput("a run needs a budget and prices above 0.", hint="give `budget_usd`")
+
+    def left_usd(self, spent: float) -> float:
+        """What of the budget may be spent on machines yet, where so much of it was."""
+        return self.budget_usd - self.fixed_usd - spent
+
+    def end_s(self, spent: float, now_s: float) -> float:
+        """When machines are shut down, so that the budget pays until they are off, were all prices at their worst."""
+        return budget_law.end_s(now_s, self.left_usd(spent), self.worst_usd_per_hour)
+
+    def stop_training_s(self, end_s: float) -> float:
+        """When training must end, so that the last checkpoint is safe before the end."""
+        return end_s - self.checkpoint_s
+
+    def decide(self, spent: float, now_s: float) -> Literal["go on", "stop"]:
+        """Whether the run may go on until somebody looks again."""
+        return "go on" if now_s + self.heartbeat_s < self.stop_training_s(self.end_s(spent, now_s)) else "stop"
+
 
 ORDER_FILE = "order.json"
 _LEAST_SPENT = 0.25
@@ -80,12 +249,6 @@ class Network(Record):
     )
 
 
-class WayOut(Record):
-    """A NAT gateway, by which machines of an organisation's subnet reach the internet; its traffic is paid for."""
-
-    s3_by_endpoint: bool = Field(description="whether S3 is reached past it, by a gateway endpoint, which is free")
-
-
 class Order(Artifact):
     """What to rent, where, for how long, and under which names."""
 
@@ -113,8 +276,6 @@ class Order(Artifact):
     roles: tuple[Role, ...] = Field(min_length=1)
     images: dict[str, BootImage]
     network: Network = Field(default=Network(), description="as it was chosen at launch")
-    way_out: WayOut | None = Field(default=None, description="absent: an address of their own")
-    traffic_usd: NonNegativeFloat = Field(default=0.0, description="of the way out; in what is fixed")
     bundle_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     group_secret: str = Field(
         default="", pattern=rf"^({SECRET_PATTERN})?$", description="by which the machines of the run know each other"

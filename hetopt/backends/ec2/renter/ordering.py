@@ -1,25 +1,396 @@
-"""From a plan to an order: which machines in which roles, for how much time at most, at the prices of this moment."""
+"""Writes an order from a plan: which machines, where, by which images, for how much time at most, at prices of now.
+
+Machines boot Amazon Linux 2023 everywhere, with NVIDIA's driver where there is a GPU. The ids of images are looked up
+by public parameters that Amazon keeps: the newest image, in any region. Both have Python 3.12 and the AWS command line,
+which booting relies on.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
-from hetopt.backends.ec2.renter import account, scheduled_ends
-from hetopt.backends.ec2.renter.account import image_kind
-from hetopt.backends.ec2.renter.budget import UNPLACED_S, lifetime_s
-from hetopt.backends.ec2.renter.order import Network, Order, Role, worst_usd_per_hour
-from hetopt.backends.ec2.renter.request import Edge
-from hetopt.backends.ec2.renter.ways_out import traffic_usd, way_out
-from hetopt.core.errors import BadInput, BudgetStop
+from hetopt.backends.ec2 import facts
+from hetopt.backends.ec2.renter import calls
+from hetopt.backends.ec2.renter.cluster_state import newest_prices, price_request
+from hetopt.backends.ec2.renter.order import (
+    UNPLACED_S,
+    BootImage,
+    Network,
+    Order,
+    Rate,
+    Role,
+    Zone,
+    lifetime_s,
+    usd_per_hour,
+    worst_usd_per_hour,
+)
+from hetopt.backends.ec2.renter.request import Answer, Edge, if_there, read
+from hetopt.core.errors import BadInput, BudgetStop, CloudRefused, setting
 from hetopt.core.formatting import usd
-from hetopt.core.secret import new_secret
+from hetopt.core.listening import new_secret
+from hetopt.core.paths import BUCKET_PATTERN, is_name, shown
 from hetopt.optimizer.cost.billing import Billing
 from hetopt.optimizer.cost.cost import checkpoint_bytes, checkpoint_time_s
 from hetopt.optimizer.cost.least_budget import extras_usd_per_hour, fixed_usd, least_budget_usd
 from hetopt.optimizer.market.catalog import Catalog
+from hetopt.optimizer.market.instance_type import InstanceType
+from hetopt.optimizer.market.software import pinned
 from hetopt.optimizer.plan import Plan
+
+MAKE_SUBNETS = "make the default network, `aws ec2 create-default-vpc`, or name `subnets`"
+
+ImageKind = str
+"""Architecture and accelerator, such as 'x86_64-cpu' or 'arm64-gpu'."""
+
+
+IMAGES: dict[ImageKind, str] = {
+    f"{architecture}-{accelerator}": parameter.format(architecture=architecture)
+    for accelerator, parameter in (("cpu", facts.CPU_PARAMETER), ("gpu", facts.GPU_PARAMETER))
+    for architecture in ("x86_64", "arm64")
+}
+"""The public parameter that holds the id of the newest image of each kind."""
+
+
+def image_kind(found: InstanceType) -> ImageKind:
+    """The kind of image that a type boots.
+
+    Raises:
+        BadInput: its accelerator is not one that torch or the image drives, or its architecture is not known.
+    """
+    if found.architecture is None:
+        raise BadInput(f"the architecture of {found.name} is not known.", hint="plan with other types")
+    if found.accelerator is not None and not found.accelerator.is_cuda:
+        raise BadInput(
+            f"{found.name} has a {found.accelerator.name}, which hetopt cannot train on.",
+            hint=f"plan without it: `hetopt recommend PROFILE --exclude {found.name}`",
+        )
+    objection = pinned().objection(found)
+    if objection is not None:
+        raise BadInput(
+            f"{found.name} cannot be trained on: its {objection}.",
+            hint=f"plan without it: `hetopt recommend PROFILE --exclude {found.name}`",
+        )
+    return f"{found.architecture}-{'gpu' if found.cuda_devices else 'cpu'}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """The AWS identity that calls are made with, as STS tells it."""
+
+    account_id: str
+    arn: str
+    user_id: str
+
+    @property
+    def owner(self) -> str:
+        """What stands in the tags of what they rent, and is the same in every process.
+
+        A role's session is called by the role's id and a name of its own, which profiles make anew in each process.
+        """
+        return self.user_id.partition(":")[0] if ":assumed-role/" in self.arn else self.user_id
+
+
+def identity(edge: Edge) -> Identity:
+    """Who these credentials belong to. Needs no permission, so whatever is refused here is about the credentials."""
+    answer = edge(read("sts", "get_caller_identity", "whose credentials these are"))
+    return Identity(account_id=answer["Account"], arn=answer["Arn"], user_id=answer["UserId"])
+
+
+def regions(edge: Edge) -> list[str]:
+    """Every region that the account can use."""
+    answer = edge(read("ec2", "describe_regions", "which regions the account can use"))
+    return sorted(str(one["RegionName"]) for one in answer["Regions"])
+
+
+def check_bucket_name(bucket: str) -> None:
+    """Refuse what no bucket can be called.
+
+    Raises:
+        BadInput: it is such a name.
+    """
+    if not is_name(BUCKET_PATTERN, bucket):
+        raise BadInput(
+            f"`bucket` must be 3 to 63 small letters, digits, dots and dashes, got {shown(bucket)}.",
+            hint="no bucket can have another name: correct it, or leave it out to use the account's usual one",
+        )
+
+
+def check_bucket(edge: Edge, bucket: str, account_id: str, region: str) -> None:
+    """Make sure that the bucket exists, belongs to this account and is where its machines are.
+
+    botocore goes wherever a bucket is; machines would, too, and pay for each gigabyte between regions.
+
+    Raises:
+        CloudRefused: it does not.
+        BadInput: none can be called so.
+    """
+    check_bucket_name(bucket)
+    told = edge(
+        read(
+            "s3",
+            "head_bucket",
+            "the bucket is there, and is this account's own",
+            Bucket=bucket,
+            ExpectedBucketOwner=account_id,
+        )
+    )
+    where = told.get("BucketRegion") or region
+    if where != region:
+        raise CloudRefused(
+            f"the bucket {bucket} is in {where}, and the machines are in {region}.",
+            hint=f"make one there: `hetopt setup --create-bucket --region {region}`, or name another `bucket`",
+        )
+
+
+def default_bucket(account_id: str, region: str) -> str:
+    """The name of the bucket where none is named: one for each account and region."""
+    return f"hetopt-{account_id}-{region}"
+
+
+def boot_image(edge: Edge, kind: str, chosen: str | None) -> BootImage:
+    """Return the image of one kind of machine, with the name of its root device, which its disk must be mapped by.
+
+    Args:
+        edge: carries out calls.
+        kind: of machine.
+        chosen: an image's id; absent: the newest.
+
+    Raises:
+        CloudRefused: there is no such image.
+        BadInput: it brings disks that outlive their machine.
+    """
+    id_ = chosen
+    if id_ is None:
+        parameter = read("ssm", "get_parameter", f"the newest image for {kind} machines", Name=IMAGES[kind])
+        id_ = str(edge(parameter)["Parameter"]["Value"])
+    described = read("ec2", "describe_images", f"the root device of the image for {kind} machines", ImageIds=[id_])
+    images: Sequence[Answer] = edge(described)["Images"]
+    if not images:
+        raise CloudRefused(
+            f"this account sees no image {id_} for {kind} machines in this region.",
+            hint=f"name another, {setting('images', {kind: 'AMI'})}, or none to take Amazon's newest; where the "
+            "account allows some alone, `aws ec2 get-allowed-images-settings` tells which",
+        )
+    root = str(images[0].get("RootDeviceName") or facts.ROOT_DEVICE)
+    disks = images[0].get("BlockDeviceMappings", ())
+    stay = [disk["DeviceName"] for disk in disks if disk.get("Ebs", {}).get("DeleteOnTermination") is False]
+    if others := [name for name in stay if name != root]:
+        raise BadInput(
+            f"the image {id_} brings {', '.join(others)}, which stays, and is paid for, when its machine has ended.",
+            hint="make an image whose disks go with their machine (DeleteOnTermination), or leave "
+            f"{setting('images', {kind: id_})} out to take Amazon's newest",
+        )
+    return BootImage(ami=id_, root_device=root)
+
+
+def zones_for(
+    edge: Edge, roles: Sequence[Role], catalog: Catalog, extras_usd: float, now_s: float, named: Sequence[str] = ()
+) -> tuple[Zone, ...]:
+    """The zones that have every type and a subnet, the cheapest first at the prices of this moment.
+
+    All machines go into one zone: what workers send each other costs $0.02 a GB between zones, and takes longer.
+
+    Args:
+        edge: carries out calls.
+        roles: the machines.
+        catalog: of the region.
+        extras_usd: an hour of what comes with a machine.
+        now_s: seconds since the epoch.
+        named: subnets that machines may be in; none: the default ones.
+
+    Raises:
+        CloudRefused: there is no such zone.
+        BadInput: a type has no on-demand price, so that its worst case is not known; or subnets of several networks.
+    """
+    names = list(dict.fromkeys(name for role in roles for name in role.instance_types))
+    offerings = read(
+        "ec2",
+        "describe_instance_type_offerings",
+        "which zones have the types",
+        LocationType="availability-zone",
+        Filters=[{"Name": "instance-type", "Values": names}],
+    )
+    offered = _offered(edge(offerings)["InstanceTypeOfferings"])
+    machines = sum(role.machines for role in roles)
+    open_ = [one for one in subnets_of(edge, named) if one.get("State") == "available"]
+    # Of several in a zone the one with most room.
+    roomy = sorted((one for one in open_ if _room(one) >= machines), key=_room)
+    if open_ and not roomy:
+        raise CloudRefused(
+            f"no subnet has {machines} free addresses, one a machine; the most are {max(map(_room, open_)):.0f}.",
+            hint="name larger `subnets`, or remove what is left over with `hetopt gc --on ec2`",
+        )
+    subnets = {one["AvailabilityZone"]: one for one in roomy}
+    spot = newest_prices(edge(price_request(names, now_s)))
+    zones = []
+    for zone in sorted(set.intersection(*(offered.get(name, set()) for name in names)) & set(subnets)):
+        subnet = subnets[zone]
+        rates: dict[str, Rate] = {}
+        for role in roles:
+            for name in role.instance_types:
+                rates[name] = _rate(
+                    catalog, name, spot.get((zone, name)) if role.market == "spot" else None, extras_usd
+                )
+        zones.append(
+            Zone(
+                name=zone,
+                zone_id=subnet.get("AvailabilityZoneId", zone),
+                subnet_id=subnet["SubnetId"],
+                vpc_id=subnet["VpcId"],
+                rates=rates,
+            )
+        )
+    if not zones:
+        raise _no_zone(names, offered, subnets, named)
+    return tuple(sorted(zones, key=partial(usd_per_hour, roles)))
+
+
+def _room(subnet: Answer) -> float:
+    """Its free addresses, where that is told."""
+    return float(subnet.get("AvailableIpAddressCount", math.inf))
+
+
+def _rate(catalog: Catalog, name: str, spot: float | None, extras_usd: float) -> Rate:
+    on_demand = catalog.price(name, "on-demand")
+    if on_demand is None:
+        raise BadInput(
+            f"the on-demand price of {name} in {catalog.region} is not known, so the worst case cannot be bounded.",
+            hint=f"read the region's prices, without an account: `hetopt catalog refresh --region {catalog.region}`",
+        )
+    worst = max(on_demand.usd_per_hour, spot or 0.0)
+    return Rate(
+        usd_per_hour=(on_demand.usd_per_hour if spot is None else spot) + extras_usd,
+        worst_usd_per_hour=worst + extras_usd,
+    )
+
+
+def _no_zone(
+    names: Sequence[str], offered: Mapping[str, set[str]], subnets: Mapping[str, Any], named: Sequence[str]
+) -> CloudRefused:
+    if not subnets and named:
+        return CloudRefused("none of the subnets is available.", hint="name other `subnets`")
+    if not subnets:
+        return CloudRefused("the region has no default subnet to put machines in.", hint=MAKE_SUBNETS)
+    without = "plan again with `hetopt recommend PROFILE --exclude TYPE`"
+    absent = [name for name in names if not offered.get(name)]
+    if absent:
+        return CloudRefused(f"{', '.join(absent)} cannot be rented in this region.", hint=without)
+    where = "one of the subnets" if named else "a default subnet"
+    return CloudRefused(f"no zone of the region has all of {', '.join(names)} and {where}.", hint=without)
+
+
+def subnets_of(edge: Edge, named: Sequence[str]) -> list[Answer]:
+    """The subnets that were named, or else the region's default ones.
+
+    Raises:
+        CloudRefused: one of them is not there.
+        BadInput: they are in several networks, and a security group is in one; or have prices of their own, or no
+            addresses of IPv4.
+    """
+    if not named:
+        return default_subnets(edge)
+    asked = read("ec2", "describe_subnets", "the subnets that were named", SubnetIds=list(named))
+    answer = if_there(edge, asked, facts.NO_SUBNET)
+    if answer is None:
+        raise CloudRefused(
+            f"not all of the subnets {', '.join(named)} are in this region.",
+            hint="`aws ec2 describe-subnets` lists them: name others, or leave `subnets` out to take the default ones",
+        )
+    found = list(answer["Subnets"])
+    networks = sorted({str(one["VpcId"]) for one in found})
+    if len(networks) > 1:
+        raise BadInput(
+            f"the subnets are in several networks: {', '.join(networks)}.", hint="name `subnets` of one network"
+        )
+    _check_kinds(edge, found)
+    _check_tenancy(edge, networks[0])
+    return found
+
+
+def _check_kinds(edge: Edge, subnets: Sequence[Answer]) -> None:
+    """Make sure that subnets are in the region itself: in other places its prices bound no bill.
+
+    Raises:
+        BadInput: one of them is elsewhere.
+    """
+    zones = edge(read("ec2", "describe_availability_zones", "whether the subnets are in the region itself"))
+    kinds = {str(one["ZoneName"]): str(one.get("ZoneType", "")) for one in zones["AvailabilityZones"]}
+    for one in subnets:
+        kind = kinds.get(str(one["AvailabilityZone"]), facts.USUAL_ZONE)
+        if "OutpostArn" in one or kind != facts.USUAL_ZONE:
+            where = "on an Outpost" if "OutpostArn" in one else f"in {one['AvailabilityZone']}, a {kind}"
+            raise BadInput(
+                f"the subnet {one['SubnetId']} is {where}: types, prices and spot machines there are not the region's.",
+                hint="name `subnets` in availability zones of the region, or leave `subnets` out",
+            )
+
+
+def _check_tenancy(edge: Edge, network: str) -> None:
+    """Make sure that machines of a network cost what machines cost. A default network's always do.
+
+    Raises:
+        BadInput: each of them has hardware of its own, whatever it asks for.
+    """
+    asked = read("ec2", "describe_vpcs", "whether machines cost there what they cost", VpcIds=[network])
+    [found] = edge(asked)["Vpcs"]
+    if found["InstanceTenancy"] != facts.SHARED_HARDWARE:
+        share = f"aws ec2 modify-vpc-tenancy --vpc-id {network} --instance-tenancy {facts.SHARED_HARDWARE}"
+        raise BadInput(
+            f"machines in the network {network} have hardware of their own ({found['InstanceTenancy']} tenancy), which "
+            "costs more than any price here, and $2 an hour for the region.",
+            hint=f"`{share}` has new machines share it; or name `subnets` of another network",
+        )
+
+
+def check_group(edge: Edge, group: str, vpc_id: str) -> None:
+    """Make sure that a security group is in the machines' network, and lets them reach each other.
+
+    Raises:
+        CloudRefused: it does not.
+    """
+    asked = read("ec2", "describe_security_groups", "the group of the machines", GroupIds=[group])
+    answer = if_there(edge, asked, facts.NOT_KNOWN_YET)
+    if answer is None:
+        raise CloudRefused(
+            f"there is no security group {group} in this region.",
+            hint="`aws ec2 describe-security-groups` lists them: name another, or leave `security_group` out",
+        )
+    [found] = answer["SecurityGroups"]
+    if found["VpcId"] != vpc_id:
+        raise CloudRefused(
+            f"the security group {group} is in the network {found['VpcId']}, and the machines are in {vpc_id}.",
+            hint="name a `security_group` of that network, or `subnets` of the group's",
+        )
+    opens = [
+        pair["GroupId"]
+        for rule in found.get("IpPermissions", ())
+        if rule.get("IpProtocol") == facts.ALL_PROTOCOLS
+        for pair in rule.get("UserIdGroupPairs", ())
+    ]
+    if group not in opens:
+        raise CloudRefused(
+            f"the security group {group} does not let its machines reach each other on every port.",
+            hint=f"`aws ec2 authorize-security-group-ingress --group-id {group} --protocol {facts.ALL_PROTOCOLS} "
+            f"--source-group {group}`",
+        )
+
+
+def default_subnets(edge: Edge) -> list[Answer]:
+    """The region's default subnets, one in each zone that has one."""
+    filters = [{"Name": facts.DEFAULT_SUBNETS, "Values": ["true"]}]
+    return list(edge(read("ec2", "describe_subnets", "the default subnet of each zone", Filters=filters))["Subnets"])
+
+
+def _offered(offerings: Iterable[Answer]) -> dict[str, set[str]]:
+    offered: dict[str, set[str]] = {}
+    for found in offerings:
+        offered.setdefault(found["InstanceType"], set()).add(found["Location"])
+    return offered
+
 
 PROFILE_NAME = "hetopt-node"
 """The instance profile where none is named; see `hetopt setup`."""
@@ -229,15 +600,15 @@ class Orders:
     def of_job(self, job: Job, *, run_id: str, bundle_sha256: str, now_s: float, life: int = 0) -> Order:
         """The order of a job; arguments and errors as in `of_plan`."""
         roles, budget = job.roles, job.budget_usd
-        who = account.identity(self.edge)
-        bucket = self.wishes.bucket or account.default_bucket(who.account_id, self.catalog.region)
-        account.check_bucket(self.edge, bucket, who.account_id, self.catalog.region)
+        who = identity(self.edge)
+        bucket = self.wishes.bucket or default_bucket(who.account_id, self.catalog.region)
+        check_bucket(self.edge, bucket, who.account_id, self.catalog.region)
         extras = extras_usd_per_hour(self.billing, job.disk_gb)
         if not self.wishes.network.public_address:
             extras -= self.billing.public_ipv4_usd_per_hour.value
-        zones = account.zones_for(self.edge, roles, self.catalog, extras, now_s, self.wishes.network.subnets)
+        zones = zones_for(self.edge, roles, self.catalog, extras, now_s, self.wishes.network.subnets)
         if self.wishes.network.security_group is not None:
-            account.check_group(self.edge, self.wishes.network.security_group, zones[0].vpc_id)
+            check_group(self.edge, self.wishes.network.security_group, zones[0].vpc_id)
         if self.wishes.zone is not None:
             zones = tuple(zone for zone in zones if self.wishes.zone in (zone.name, zone.zone_id))
             if not zones:
@@ -245,10 +616,7 @@ class Orders:
                     f"the zone {self.wishes.zone} does not have all types of the plan in this account.",
                     hint="leave `zone` out; zone names differ between accounts, ids such as use1-az4 do not",
                 )
-        own_network = self.wishes.network != Network()
-        way = way_out(self.edge, zones[0]) if own_network else None
-        traffic = traffic_usd(way, roles, self.billing)
-        fixed = fixed_usd(checkpoint_bytes(job.gradient_bytes), self.billing) + traffic
+        fixed = fixed_usd(checkpoint_bytes(job.gradient_bytes), self.billing)
         worst = worst_usd_per_hour(roles, zones)
         move = job.move_usd(worst, fixed_usd=fixed)
         longest_s = lifetime_s(budget, fixed_usd=fixed + move + job.spent_usd, worst_usd_per_hour=worst)
@@ -262,17 +630,16 @@ class Orders:
             launched_by=who.arn,
             bucket=bucket,
             instance_profile=self.wishes.instance_profile,
-            end_role=scheduled_ends.end_role(self.edge),
+            end_role=calls.end_role(self.edge),
             volume_gb=job.disk_gb,
             extras_usd_per_hour=extras,
             zones=zones,
             roles=roles,
-            images=account.boot_images(
-                self.edge, (role.image_kind for role in roles), self.wishes.images, volume_gb=job.disk_gb
-            ),
+            images={
+                kind: boot_image(self.edge, kind, (self.wishes.images or {}).get(kind))
+                for kind in dict.fromkeys(role.image_kind for role in roles)
+            },
             network=self.wishes.network,
-            way_out=way,
-            traffic_usd=traffic,
             bundle_sha256=bundle_sha256,
             group_secret=new_secret(),
             created_s=now_s,

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from hetopt.backends.ec2.protocol import Place, Placements
 from hetopt.backends.ec2.renter.order import Role
 from hetopt.core.errors import CloudRefused
-from hetopt.core.nodes import MEETING_PORT
-from hetopt.core.run_spec import RunSpec, WorkerSpec
+from hetopt.core.run_spec import MEETING_PORT, RunSpec, WorkerSpec
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,11 +12,26 @@ True: it holds. False: it does not. None: what is known does not decide it, such
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from operator import eq
 from typing import Any
 
-from hetopt.backends.ec2.renter.authorizations import Asked
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """One question to the policies.
+
+    Attributes:
+        action: such as 'ec2:RunInstances'.
+        resource: its ARN; ``*`` where the action knows none.
+        context: values of the keys that policies may condition upon.
+    """
+
+    action: str
+    resource: str
+    context: Mapping[str, str]
+
 
 Policy = Mapping[str, Any]
 Statement = Mapping[str, Any]
@@ -27,13 +42,6 @@ Possible = Callable[[str], Sequence[str | None]]
 _VARIABLE = re.compile(r"\$\{([^}]+)\}")
 
 
-def allows(policies: Iterable[Policy], asked: Asked) -> bool:
-    """Whether policies together allow what is asked; what cannot be decided denies, and allows nothing."""
-    found = [(one["Effect"], concerns(one, asked)) for policy in policies for one in statements(policy)]
-    denied = any(effect == "Deny" and holds is not False for effect, holds in found)
-    return not denied and ("Allow", True) in found
-
-
 def statements(policy: Policy) -> list[Statement]:
     """The statements of a policy, of which one may stand without a list."""
     return several(policy["Statement"])
@@ -42,15 +50,6 @@ def statements(policy: Policy) -> list[Statement]:
 def several(value: Any) -> list[Any]:
     """The values of an element, of which one may stand without a list."""
     return list(value) if isinstance(value, list | tuple) else [value]
-
-
-def tests_of(statement: Statement) -> list[tuple[str, str, list[str]]]:
-    """The operator, key and values of every test in a statement's condition."""
-    return [
-        (operator, key, [str(value) for value in several(values)])
-        for operator, keys in statement.get("Condition", {}).items()
-        for key, values in keys.items()
-    ]
 
 
 def concerns(statement: Statement, asked: Asked, possible: Possible = lambda key: (None,)) -> bool | None:
@@ -67,9 +66,10 @@ def concerns(statement: Statement, asked: Asked, possible: Possible = lambda key
         _named(statement, "Resource", asked.resource, lambda pattern: _filled(pattern, known) or ""),
         None if "NotPrincipal" in statement or statement.get("Principal", "*") not in _EVERYBODY else True,
     ]
-    for operator, key, values in tests_of(statement):
+    tests = ((operator, key, keys[key]) for operator, keys in statement.get("Condition", {}).items() for key in keys)
+    for operator, key, values in tests:
         candidates = (known[key.lower()],) if key.lower() in known else possible(key.lower())
-        wanted = [one for value in values if (one := _filled(value, known)) is not None]
+        wanted = [filled for value in several(values) if (filled := _filled(str(value), known)) is not None]
         told = {_holds(operator, wanted, candidate) for candidate in candidates}
         truths.append(told.pop() if len(told) == 1 else None)
     return False if False in truths else None if None in truths else True

@@ -5,27 +5,48 @@ may be forgotten: EC2 refuses a call that names an unknown fleet, so those are d
 same however many machines there are: a few lists, each in pages. Whatever may be gone already is no error, neither
 where it is removed nor where it is asked for: removing is the same twice. Lists lag behind what was made, so that ids
 in hand go first.
+
+A run that was launched here and is over is known by its folder. Of any other, its own bucket tells whether it goes on:
+tags are written once, and a lease is longer with each look of whoever follows the run. So the lease and the machines'
+heartbeats decide, and tags only where there is no lease.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from hetopt.backends.ec2 import facts
-from hetopt.backends.ec2.renter import tags
-from hetopt.backends.ec2.renter.errors import ApiRefused
-from hetopt.backends.ec2.renter.ledger import Made
-from hetopt.backends.ec2.renter.request import Answer, Edge, Kind, Request, read
-from hetopt.backends.ec2.renter.scheduled_ends import NAMED, prefix_of
-from hetopt.core.errors import CloudRefused
+from hetopt.backends.ec2.protocol import Lease
+from hetopt.backends.ec2.renter import order
+from hetopt.backends.ec2.renter.calls import NAMED, prefix_of
+from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
+from hetopt.backends.ec2.renter.edge import (
+    LEDGER_FILE,
+    SETTLES_S,
+    Entry,
+    Made,
+    known_regions,
+    last_made_s,
+    read_ledger,
+    unresolved,
+)
+from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
+from hetopt.backends.ec2.renter.ordering import Identity, default_bucket
+from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, Kind, Request, if_there, read
+from hetopt.core.budget_law import HEARTBEAT_S, LEASE_OBJECT
+from hetopt.core.errors import BadInput, CloudRefused
+from hetopt.core.paths import BUCKET_PATTERN, is_name
 
-FLEETS_A_CALL = facts.FLEETS_A_CALL.value
-DEAD = facts.DEAD_STATES.value
+FLEETS_A_CALL = facts.FLEETS_A_CALL
+DEAD = facts.DEAD_STATES
 
 _LISTED: tuple[tuple[Kind, str, str, str], ...] = (
     ("launch-template", "describe_launch_templates", "LaunchTemplates", "LaunchTemplateId"),
@@ -95,7 +116,7 @@ def surveyed(edge: Edge, run_id: str | None, made: Made) -> Survey:
             unseen.append(Unseen(kind=kind, refused=refused))
 
     def tagged(kind: Kind, operation: str, key: str, id_: str) -> list[Found]:
-        answer = ask(edge, operation, {"Filters": tags.filters(run_id)}, f"the {kind}s that are left")
+        answer = ask(edge, operation, {"Filters": order.filters(run_id)}, f"the {kind}s that are left")
         return [_found(kind, one[id_], one) for one in answer[key] if one.get("State") != "deleting"]
 
     list_("instance", partial(_instances, edge, run_id))
@@ -107,7 +128,7 @@ def surveyed(edge: Edge, run_id: str | None, made: Made) -> Survey:
 
 
 def _instances(edge: Edge, run_id: str | None) -> list[Found]:
-    answer = ask(edge, "describe_instances", {"Filters": tags.filters(run_id)}, "the machines that are left")
+    answer = ask(edge, "describe_instances", {"Filters": order.filters(run_id)}, "the machines that are left")
     found = [one for reservation in answer["Reservations"] for one in reservation["Instances"]]
     return [
         _found("instance", one["InstanceId"], one, _about(one)) for one in found if one["State"]["Name"] not in DEAD
@@ -118,13 +139,13 @@ def _fleets(edge: Edge, run_id: str | None, made: Made) -> list[Found]:
     listed = ask(
         edge,
         "describe_tags",
-        {"Filters": [{"Name": "resource-type", "Values": ["fleet"]}, {"Name": "key", "Values": [tags.RUN_ID]}]},
+        {"Filters": [{"Name": "resource-type", "Values": ["fleet"]}, {"Name": "key", "Values": [order.RUN_ID]}]},
         "the fleets that are left",
     )["Tags"]
     named = [tag["ResourceId"] for tag in listed if run_id in (None, tag["Value"])]
     ids = list(dict.fromkeys([*named, *made.of_kind("fleet-")]))
     fleets = [fleet for batch in batches(ids, FLEETS_A_CALL) for fleet in _fleets_of(edge, batch)]
-    alive = [one for one in fleets if str(one.get("FleetState", "active")).startswith(facts.LIVE_FLEETS.value)]
+    alive = [one for one in fleets if str(one.get("FleetState", "active")).startswith(facts.LIVE_FLEETS)]
     return [_found("fleet", one["FleetId"], one) for one in alive]
 
 
@@ -133,7 +154,7 @@ def _fleets_of(edge: Edge, ids: Sequence[str]) -> list[Answer]:
     try:
         return list(ask(edge, "describe_fleets", {"FleetIds": list(ids)}, "whether the fleets still stand")["Fleets"])
     except ApiRefused as refused:
-        if not refused.code.startswith(facts.FLEET_GONE.value):
+        if not refused.code.startswith(facts.FLEET_GONE):
             raise
         if len(ids) == 1:
             return []
@@ -146,28 +167,28 @@ def _schedule_groups(edge: Edge, run_id: str | None) -> list[Found]:
     request = read("scheduler", "list_schedule_groups", "the schedules that are left", NamePrefix=prefix)
     try:
         groups = edge(request)["ScheduleGroups"]
-        there = [one for one in groups if one["State"] != facts.SCHEDULES_GO.value]
+        there = [one for one in groups if one["State"] != facts.SCHEDULES_GO]
         tags_of = [
             edge(read("scheduler", "list_tags_for_resource", "whose schedules they are", ResourceArn=one["Arn"]))
             for one in there
         ]
     except ApiRefused as refused:
-        if refused.code.startswith(facts.DENIED.value):
+        if refused.code.startswith(facts.DENIED):
             return []
         raise
-    return [_found("schedule-group", one["Name"], tags) for one, tags in zip(there, tags_of, strict=True)]
+    return [_found("schedule-group", one["Name"], order) for one, order in zip(there, tags_of, strict=True)]
 
 
 def _found(kind: Kind, id_: str, answer: Answer, detail: str = "") -> Found:
-    values = tags.of_aws(answer.get("Tags", ()))
+    values = order.of_aws(answer.get("Tags", ()))
     return Found(
         kind=kind,
         id=id_,
-        run_id=values.get(tags.RUN_ID, "?"),
-        expires_at_s=tags.from_iso(values.get(tags.EXPIRES_AT, "")),
-        owner=values.get(tags.OWNER),
-        launched_by=values.get(tags.LAUNCHED_BY),
-        bucket=values.get(tags.BUCKET),
+        run_id=values.get(order.RUN_ID, "?"),
+        expires_at_s=order.from_iso(values.get(order.EXPIRES_AT, "")),
+        owner=values.get(order.OWNER),
+        launched_by=values.get(order.LAUNCHED_BY),
+        bucket=values.get(order.BUCKET),
         detail=detail,
     )
 
@@ -343,14 +364,14 @@ class Remover:
         try:
             failures = self.edge(request).get("UnsuccessfulFleetDeletions", ())
         except ApiRefused as refused:
-            if not refused.code.startswith(facts.FLEET_GONE.value):
+            if not refused.code.startswith(facts.FLEET_GONE):
                 raise
             for one in ids if len(ids) > 1 else ():
                 self._delete_fleets([one])
             return
         for failed in failures:
             code = failed.get("Error", {}).get("Code", "")
-            if code not in facts.FLEET_NOT_THERE.value:
+            if code not in facts.FLEET_NOT_THERE:
                 raise CloudRefused(
                     f"the fleet {failed.get('FleetId')} was not deleted: "
                     f"{str(failed.get('Error', {}).get('Message', code)).rstrip('.')}.",
@@ -369,7 +390,7 @@ class Remover:
         try:
             self.edge(request)
         except ApiRefused as refused:
-            if not refused.code.startswith(facts.MACHINES_NOT_KNOWN_YET.value.partition(".")[0]):
+            if not refused.code.startswith(facts.MACHINES_NOT_KNOWN_YET.partition(".")[0]):
                 raise
             return list(ids) if len(ids) == 1 else [unknown for one in ids for unknown in self._terminate([one])]
         return []
@@ -403,7 +424,7 @@ class Remover:
 
     def _remaining(self, volumes: Iterable[str]) -> list[str]:
         answer = ask(
-            self.edge, "describe_volumes", {"Filters": tags.filters(None)}, "disks that outlived their machines"
+            self.edge, "describe_volumes", {"Filters": order.filters(None)}, "disks that outlived their machines"
         )
         there = {one["VolumeId"] for one in answer["Volumes"]}
         return [id_ for id_ in volumes if id_ in there]
@@ -416,12 +437,12 @@ class Remover:
             operation=operation,
             parameters={key: ids[0]},
             purpose=f"what the run made: {ids[0]}",
-            passing=facts.IN_USE.value,
+            passing=facts.IN_USE,
         )
         try:
             self.edge(request)
         except ApiRefused as refused:
-            if refused.code not in facts.GONE.value:
+            if refused.code not in facts.GONE:
                 raise
             return list(ids)
         return []
@@ -437,4 +458,125 @@ def _attempt(refused: list[CloudRefused], step: Callable[[], None]) -> None:
 
 def is_dying(instance: Answer) -> bool:
     """Whether a machine has ended, or is about to."""
-    return instance["State"]["Name"] in facts.DYING_STATES.value
+    return instance["State"]["Name"] in facts.DYING_STATES
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalRun:
+    """What this machine knows of a run.
+
+    Attributes:
+        over: it was stopped, or its machines were seen to end.
+        cleared: everything of it was removed.
+        hanging: calls that were begun and never heard of again.
+        made_s: when something was last made that is not known to be removed; None: nothing is.
+    """
+
+    folder: Path
+    region: str | None
+    over: bool
+    cleared: bool
+    hanging: tuple[Entry, ...]
+    made_s: float | None
+
+
+def local_runs(folders: Iterable[Path]) -> dict[str, LocalRun]:
+    """The runs on EC2 among these folders, by name."""
+    runs = {}
+    for folder in folders:
+        entries = read_ledger(folder / LEDGER_FILE)
+        if not entries and not (folder / ORDER_FILE).exists():
+            continue
+        seen = _seen(folder / SEEN_FILE)
+        runs[folder.name] = LocalRun(
+            folder=folder,
+            region=_region(folder / ORDER_FILE) or next((entry.region for entry in entries), None),
+            over=seen is None or seen.cleared or not seen.alive,
+            cleared=seen is not None and seen.cleared,
+            hanging=tuple(unresolved(entries)),
+            made_s=last_made_s(entries),
+        )
+    return runs
+
+
+def regions_to_look_in(home: Path, runs: Mapping[str, LocalRun], more: Iterable[str]) -> list[str]:
+    """Every region that anything was ever rented in from here, and those that were named."""
+    known = {run.region for run in runs.values() if run.region is not None}
+    return sorted(known | set(known_regions(home)) | set(more))
+
+
+def settle(runs: Mapping[str, LocalRun], now_s: float, sleep: Callable[[float], None]) -> None:
+    """Wait until lists show everything that a dead process has made, or may have. One whose clock was ahead of this
+    counts as of now."""
+    begun = [entry.time_s for run in runs.values() for entry in run.hanging]
+    begun += [run.made_s for run in runs.values() if run.over and run.made_s is not None]
+    wait_s = max((moment + SETTLES_S - now_s for moment in begun), default=0.0)
+    if wait_s > 0:
+        sleep(min(wait_s, SETTLES_S))
+
+
+def _seen(path: Path) -> ClusterState | None:
+    try:
+        return ClusterState.load(path) if path.exists() else None
+    except BadInput:
+        return None  # cut off by whatever ended the process; the tags tell
+
+
+def _region(path: Path) -> str | None:
+    try:
+        return Order.load(path).region if path.exists() else None
+    except BadInput:
+        return None
+
+
+SILENT_S = 5 * HEARTBEAT_S
+"""Machines that have not said for so long that they live are taken to be gone."""
+
+_RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,79}")
+_ABSENT = frozenset({*facts.NO_OBJECT, facts.NO_BUCKET})
+
+
+def is_of(found: Found, who: Identity) -> bool:
+    """Whether a thing belongs to this caller, in whichever session it was made."""
+    return found.owner in (who.owner, who.user_id) or (found.owner or "").partition(":")[0] == who.owner
+
+
+def owner_named(things: Iterable[Found]) -> str:
+    """Whose they are, for people."""
+    named = (name for one in things for name in (one.launched_by, one.owner) if name)
+    return next(named, "nobody whose name is on it")
+
+
+def why_leave(edge: Edge, region: str, account_id: str, things: Sequence[Found], now_s: float) -> str | None:
+    """Return why the things of one run are left alone; None where the run is over.
+
+    Args:
+        edge: of the run's region.
+        region: where its machines are.
+        account_id: whose its bucket must be.
+        things: of the run.
+        now_s: seconds since the epoch.
+    """
+    run_id, lease = things[0].run_id, None
+    bucket = next((one.bucket for one in things if one.bucket), default_bucket(account_id, region))
+    if _RUN.fullmatch(run_id) and is_name(BUCKET_PATTERN, bucket):
+        place, run = {"Bucket": bucket, "ExpectedBucketOwner": account_id}, f"runs/{run_id}"
+        until = read("s3", "get_object", "until when its machines may live", Key=f"{run}/{LEASE_OBJECT}", **place)
+        alive = read(
+            "s3", "list_objects_v2", "when its machines last said that they live", Prefix=f"{run}/state/", **place
+        )
+        try:
+            written, states = if_there(edge, until, _ABSENT), if_there(edge, alive, _ABSENT) or {}
+        except CloudRefused as refused:
+            return f"whether its run goes on cannot be read: {refused.message.rstrip('.')}"
+        lease = None if written is None else Lease.of_json(written["Body"])
+        silent_s = now_s - max(
+            (one["LastModified"].timestamp() for one in states.get("Contents", ())), default=-math.inf
+        )
+        if silent_s < SILENT_S:
+            return f"its machines said {max(0.0, silent_s):.0f} s ago that they live"
+    if lease is not None:
+        goes_on = not lease.wishes_end and now_s < lease.end_s
+        return f"its run goes on, for up to {(lease.end_s - now_s) / 3600:.1f} h" if goes_on else None
+    expires_s = max((one.expires_at_s for one in things if one.expires_at_s is not None), default=0.0)
+    return "a run from elsewhere may be going on" if now_s < expires_s else None

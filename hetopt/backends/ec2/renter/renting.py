@@ -4,22 +4,18 @@ on, those that it misses.
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hetopt.backends.ec2 import facts
 from hetopt.backends.ec2.renter import calls
-from hetopt.backends.ec2.renter.budget import UNPLACED_S
-from hetopt.backends.ec2.renter.edge import LONGEST_WAIT_S, PATIENCE_S
-from hetopt.backends.ec2.renter.errors import ApiRefused, meaning_of
-from hetopt.backends.ec2.renter.ledger import SETTLES_S, Made
-from hetopt.backends.ec2.renter.order import Order, Role, Zone
+from hetopt.backends.ec2.renter.calls import end_call, no_end_call
+from hetopt.backends.ec2.renter.edge import SETTLES_S, Made
+from hetopt.backends.ec2.renter.order import UNPLACED_S, Order, Role, Zone
 from hetopt.backends.ec2.renter.placement import Machine, assign, placement_json, places_of, ranked_spec, without
 from hetopt.backends.ec2.renter.removal import Found, Remover, is_dying
-from hetopt.backends.ec2.renter.request import Answer, Edge, Request
-from hetopt.backends.ec2.renter.scheduled_ends import end_call, no_end_call
+from hetopt.backends.ec2.renter.request import Answer, ApiRefused, Edge, Request, meaning_of
 from hetopt.core.errors import CloudRefused, HetoptError
 from hetopt.core.run_spec import RunSpec
 
@@ -135,11 +131,9 @@ class Renter:
         hint: str | None = None
         fewer = order.zones if self.accept is not None else ()
         tries = [*((zone, True) for zone in order.zones), *((zone, False) for zone in fewer)]
-        attempts, gave_back = itertools.count(), False
-        for zone, together in tries:
+        for attempt, (zone, together) in enumerate(tries):
             self.tell(f"asking for {order.machines} machines in {zone.name}{'' if together else ', or fewer'}")
-            ask = self._beside_what_ended if gave_back else self._at_once
-            granted, refused = ask(order, zone, attempts, results, together=together)
+            granted, refused = self._in_zone(order, order.roles, zone, attempt, results, together=together)
             left = spec if not refused else None
             if together:
                 for error in refused:
@@ -156,30 +150,8 @@ class Renter:
             if granted:
                 # Other groups of the same zone were granted: they are paid for, and of no use alone.
                 self._release(order)
-                gave_back = True
         told = " ".join(f"{', '.join(dict.fromkeys(zones))}: {message}" for message, zones in reasons.items())
         raise CloudRefused(f"no zone has all machines of the plan. {told}", hint=hint)
-
-    def _at_once(
-        self, order: Order, zone: Zone, attempts: Iterator[int], results: Mapping[str, Answer], *, together: bool
-    ) -> tuple[list[tuple[Role, list[str]]], list[NoCapacity]]:
-        return self._in_zone(order, order.roles, zone, next(attempts), results, together=together)
-
-    def _beside_what_ended(
-        self, order: Order, zone: Zone, attempts: Iterator[int], results: Mapping[str, Answer], *, together: bool
-    ) -> tuple[list[tuple[Role, list[str]]], list[NoCapacity]]:
-        """The same after machines were given back: they count against the quota for minutes more."""
-        waited_s = 0.0
-        while True:
-            try:
-                return self._at_once(order, zone, attempts, results, together=together)
-            except ApiRefused as refused:
-                if refused.code not in facts.OVER_QUOTA.value or waited_s >= PATIENCE_S:
-                    raise
-            self.tell("what was given back counts against the quota for a while: waiting")
-            self._release(order)
-            self.sleep(LONGEST_WAIT_S)
-            waited_s += LONGEST_WAIT_S
 
     def _in_zone(
         self,
@@ -266,10 +238,10 @@ class Renter:
     def _templates(self, order: Order, zone: Zone, ask: int, end_s: float | None) -> dict[str, Answer]:
         """Launch templates by their steps, for machines that end when the others do."""
         results: dict[str, Answer] = {}
-        for made in calls.group_calls(order, zone)[:1]:
-            assert made.if_exists is not None
+        for group in calls.group_calls(order, zone)[:1]:
+            assert group.if_exists is not None
             try:
-                results[calls.GROUP_STEP] = made.if_exists.entity(self.edge(made.if_exists))
+                results[calls.GROUP_STEP] = group.if_exists.entity(self.edge(group.if_exists))
             except IndexError:
                 raise CloudRefused(
                     f"the security group of {order.run_id} is not listed, so nothing can be rented into it.",
@@ -386,8 +358,9 @@ class Renter:
                     reason = one.get("StateReason", {}).get("Message") or "EC2 does not say why"
                     raise CloudRefused(
                         f"{one['InstanceId']} ({one['InstanceType']}) ended before it began: {reason}.",
-                        hint="it may not use the key of the account's disks: `hetopt doctor PLAN` says how to mend it"
-                        if facts.KEY_REFUSED.value in reason
+                        hint="it may not use the key of the disks: `aws kms create-grant` for the role "
+                        "AWSServiceRoleForEC2Spot, or `aws ec2 reset-ebs-default-kms-key-id`"
+                        if facts.KEY_REFUSED in reason
                         else "launch again, or plan with other types",
                     )
             if len(found) == len(wanted) and all(one.get("PrivateIpAddress") for one in found.values()):

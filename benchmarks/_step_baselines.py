@@ -1,0 +1,242 @@
+"""The published models of step time, as published, behind one interface: for comparison, and for choice by error.
+
+None of them knows device types, compression or layouts: a row is its workers, its nodes and its largest local batch.
+They are fitted by scipy, which is imported when one is asked for: that takes as long as a bare python 14 times.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetopt.core.step_samples import Configuration, StepSample
+from hetopt.optimizer.step_time.calibration import HeldOut, quantile
+from hetopt.optimizer.step_time.design_matrix import Array
+from hetopt.optimizer.step_time.model import StepTime
+
+
+def columns(configurations: Sequence[Configuration]) -> tuple[Array, Array, Array]:
+    """Workers, nodes, and samples of the worker with most."""
+    return (
+        np.array([c.workers for c in configurations], dtype=np.float64),
+        np.array([len(c.nodes) for c in configurations], dtype=np.float64),
+        np.array([max(c.batch_sizes) for c in configurations], dtype=np.float64),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear:
+    """A step that is linear in what is computed of a row: ``min |diag(1/t) X c - 1|`` over ``c >= 0``.
+
+    Least squares on the relative error, as for every peer; Scavenger's are on the absolute one.
+
+    Attributes:
+        features: ``X`` of workers and largest local batch, a row a configuration.
+    """
+
+    features: Callable[[Array, Array], tuple[Array, ...]]
+    coefficients: Array
+
+    @classmethod
+    def fit(cls, features: Callable[[Array, Array], tuple[Array, ...]], samples: Sequence[StepSample]) -> Linear:
+        """The coefficients of these features."""
+        from scipy.optimize import nnls
+
+        workers, _, batch = columns(samples)
+        matrix = np.stack(features(workers, batch), axis=1) / np.array([one.step_time_s for one in samples])[:, None]
+        return cls(features=features, coefficients=np.asarray(nnls(matrix, np.ones(len(samples)))[0]))
+
+    def step_time_s(self, configurations: Sequence[Configuration]) -> Array:
+        """Seconds of a step, by configuration."""
+        workers, _, batch = columns(configurations)
+        return np.asarray(np.stack(self.features(workers, batch), axis=1) @ self.coefficients)
+
+
+def scavenger(samples: Sequence[StepSample]) -> Linear:
+    """``tau = c0 + c1 b + c2 K`` (Tyagi and Sharma, CCGrid 2023, eq. 8-10): computing by batch, waiting by workers."""
+    return Linear.fit(lambda workers, batch: (np.ones_like(workers), batch, workers), samples)
+
+
+def ernest(samples: Sequence[StepSample]) -> Linear:
+    """``tau = c0 + c1 b + c2 log k + c3 k``, non-negative (Venkataraman et al., NSDI 2016, for a fixed local batch)."""
+    return Linear.fit(lambda workers, batch: (np.ones_like(workers), batch, np.log(workers), workers), samples)
+
+
+LOWEST_S, MOST_S = 1e-8, 1e6
+MOST_POWER = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goodput:
+    """The system throughput model of Pollux (Qiao et al., OSDI 2021), written from the paper.
+
+        T_grad = a_c + b_c m
+        T_sync = 0 | a_r + b_r max(k - 2, 0) | a_n + b_n max(k - 2, 0)      one worker | one node | several
+        tau    = (T_grad^p + T_sync^p)^(1/p)
+
+    Errors are of logs, of the step and (where synchronization is reported) of computing alone. Both slopes are held
+    small against their intercepts, p near 1. What the samples do not identify stays at nothing: optimistic until
+    measured.
+    """
+
+    compute: tuple[float, float]
+    host: tuple[float, float]
+    network: tuple[float, float]
+    power: float
+
+    @classmethod
+    def fit(cls, samples: Sequence[StepSample]) -> Goodput:
+        """Least squares in logs of the parameters, from the authors' starting point."""
+        from scipy.optimize import least_squares
+
+        workers, nodes, batch = columns(samples)
+        step = np.log([sample.step_time_s for sample in samples])
+        alone = np.array(
+            [
+                np.nan if s.sync_time_s is None else max(s.step_time_s - s.sync_time_s, 1e-3 * s.step_time_s)
+                for s in samples
+            ]
+        )
+        known = np.isfinite(alone)
+        seen = np.array(
+            [
+                True,
+                len(np.unique(batch)) > 1,
+                bool(((nodes == 1) & (workers > 1)).any()),
+                bool(((nodes == 1) & (workers > 2)).any()),
+                bool((nodes > 1).any()),
+                bool(((nodes > 1) & (workers > 2)).any()),
+                True,
+            ]
+        )
+        start: Array = np.log(np.array([0.1, 0.01, 0.1, 0.01, 0.1, 0.01, 0.05]))
+        start[~seen] = np.log(LOWEST_S)
+
+        def among_all(free: Array) -> Array:
+            vector = start.copy()
+            vector[seen] = free
+            return vector
+
+        def residuals(free: Array) -> Array:
+            model = cls._of(among_all(free))
+            computing = np.log(model.compute[0] + model.compute[1] * batch)
+            slopes = [0.1 * (b / a) for a, b in (model.host, model.network)]
+            return np.concatenate(
+                [
+                    (np.log(model._steps(workers, nodes, batch)) - step) / np.sqrt(len(step)),
+                    (computing[known] - np.log(alone[known])) / np.sqrt(max(1, known.sum())),
+                    [*slopes, 0.03 * (model.power - 1)],
+                ]
+            )
+
+        found = least_squares(residuals, start[seen], bounds=(np.log(LOWEST_S), np.log(MOST_S)))
+        fitted = cls._of(among_all(found.x))
+        if seen[4]:
+            return fitted
+        # Several nodes are never quicker than one.
+        return cls(
+            compute=fitted.compute,
+            host=fitted.host,
+            network=(1.1 * fitted.host[0], 1.1 * fitted.host[1]),
+            power=fitted.power,
+        )
+
+    @classmethod
+    def _of(cls, vector: Array) -> Goodput:
+        a, b, c, d, e, f, power = np.exp(vector).tolist()
+        return cls(compute=(a, b), host=(c, d), network=(e, f), power=min(1 + power, MOST_POWER))
+
+    def step_time_s(self, configurations: Sequence[Configuration]) -> Array:
+        """Seconds of a step, by configuration."""
+        return self._steps(*columns(configurations))
+
+    def _steps(self, workers: Array, nodes: Array, batch: Array) -> Array:
+        computing = np.log(self.compute[0] + self.compute[1] * batch)
+        growing = np.maximum(workers - 2, 0)
+        waiting = np.where(
+            nodes > 1, self.network[0] + self.network[1] * growing, self.host[0] + self.host[1] * growing
+        )
+        both = np.logaddexp(self.power * computing, self.power * np.log(waiting)) / self.power
+        return np.asarray(np.exp(np.where(workers > 1, both, computing)))
+
+
+StepTimePeer: TypeAlias = Linear | Goodput
+"""A fitted model of step times."""
+
+
+PeerName = Literal["scavenger", "ernest", "goodput"]
+PEERS: Mapping[PeerName, Callable[[Sequence[StepSample]], StepTimePeer]] = MappingProxyType(
+    {"scavenger": scavenger, "ernest": ernest, "goodput": Goodput.fit}
+)
+
+FOLDS = 5
+
+UNTESTED = math.log(4.0)
+"""Half-width of a peer's interval where nothing could be left out to see how far off it is: a factor of four."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerModel:
+    """A published model with an interval that its own held-out errors give it.
+
+    Attributes:
+        half_width: of a 90 % interval of the log step.
+        types: that were measured; a peer takes every type for the same.
+    """
+
+    peer: StepTimePeer
+    half_width: float
+    types: frozenset[str]
+
+    @classmethod
+    def fit(cls, name: PeerName, samples: Sequence[StepSample]) -> PeerModel:
+        """Fit, and leave layouts out in turn to see how far off it is (grouped conformal prediction)."""
+        found = quantile(_left_out(PEERS[name], samples), 0.9) if len({s.layout for s in samples}) > 2 else None
+        return cls(
+            peer=PEERS[name](samples),
+            half_width=UNTESTED if found is None else found,
+            types=frozenset(sample.kind(node) for sample in samples for node in sample.nodes),
+        )
+
+    def predict(self, configurations: Sequence[Configuration]) -> list[StepTime]:
+        """Predicted step time, in seconds with its interval, of each configuration."""
+        reach = math.exp(self.half_width)
+        return [
+            StepTime(
+                step_time_s=step_s,
+                step_time_low_s=step_s / reach,
+                step_time_high_s=step_s * reach,
+                evidence="measured" if all(asked.kind(node) in self.types for node in asked.nodes) else "extrapolated",
+            )
+            for asked, step_s in zip(configurations, self.peer.step_time_s(configurations).tolist(), strict=True)
+        ]
+
+
+def _left_out(fit_peer: Callable[[Sequence[StepSample]], StepTimePeer], samples: Sequence[StepSample]) -> HeldOut:
+    """Errors of a peer on each layout, fitted to four fifths of the others."""
+    place = {layout: index for index, layout in enumerate(sorted({sample.layout for sample in samples}))}
+    layout = np.array([place[sample.layout] for sample in samples], dtype=np.intp)
+    residual = np.zeros(len(samples))
+    for fold in range(min(FOLDS, len(place))):
+        out = layout % FOLDS == fold
+        residual[out] = _residuals(fit_peer(_some(samples, ~out)), _some(samples, out))
+    return HeldOut(residual=residual, log_sd=np.ones(len(samples)), layout=layout)
+
+
+def _residuals(peer: StepTimePeer, shown: Sequence[StepSample]) -> Array:
+    return _logs(shown) - np.log(np.maximum(peer.step_time_s(shown), 1e-12))
+
+
+def _some(samples: Sequence[StepSample], which: NDArray[np.bool_]) -> list[StepSample]:
+    return [sample for sample, wanted in zip(samples, which.tolist(), strict=True) if wanted]
+
+
+def _logs(samples: Sequence[StepSample]) -> Array:
+    logs: Array = np.log(np.array([sample.step_time_s for sample in samples], dtype=np.float64))
+    return logs

@@ -1,0 +1,792 @@
+"""Options of the library's verbs, a record each; those of places where a plan runs are in `hetopt.backends.options`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from hetopt.backends.options import Ec2, Local, Rehearsal, Ssh, ids, path
+from hetopt.core.errors import BadInput
+from hetopt.core.grammar import DURATION, FRACTION, NUMBER, PERCENT, quantity
+from hetopt.core.option import Option, Options, duration_s, names, options, positive, size_bytes, within
+from hetopt.core.plain_text import known
+
+if TYPE_CHECKING:
+    import optuna
+
+    from hetopt.api.streams import StreamWish
+    from hetopt.core.memory import Precision
+    from hetopt.core.run_spec import Compression, Settings
+    from hetopt.core.synchronization import Injection, Partition, Synchronization
+
+    Policy = tuple[str, Settings]
+
+__all__ = [
+    "Changes",
+    "Described",
+    "Ec2",
+    "Gpus",
+    "Listed",
+    "Local",
+    "Measurement",
+    "Rehearsal",
+    "Search",
+    "Sought",
+    "Ssh",
+]
+
+MOST_STEPS = 10**12
+"""Of one training; at 20 microseconds each, the shortest that a step takes, they are most of a year."""
+MOST_EPOCHS = 1e9
+LARGEST_SEED = 2**63 - 1
+"""What every generator of random numbers and every file takes."""
+
+
+def read_by(parse: Callable[[str], Any]) -> Callable[[Any, str], Any]:
+    """Return a reader that parses texts, and leaves what was parsed already."""
+    return lambda given, name: parse(given.strip()) if isinstance(given, str) else given
+
+
+def _batch_policy(text: str) -> Policy:
+    from hetopt.core.run_spec import BATCH_POLICIES, BATCH_SETTINGS, parse_policy
+
+    return parse_policy(text, BATCH_POLICIES, BATCH_SETTINGS, "`batch_policy`", "batch policy")
+
+
+def _ratio_policy(text: str) -> Policy:
+    from hetopt.core.run_rules import CONTROLLERS
+    from hetopt.core.run_spec import RATIO_SETTINGS, parse_policy
+
+    return parse_policy(text, CONTROLLERS, RATIO_SETTINGS, "`ratio_policy`", "ratio policy")
+
+
+def _compression(text: str) -> Compression | str:
+    from hetopt.core.comm.compression_text import parse_compression
+
+    return text if text == "auto" else parse_compression(text)
+
+
+def _collective(text: str) -> str:
+    from hetopt.core.comm.composition import COLLECTIVES
+
+    return known(text, ("auto", *COLLECTIVES), "collective")
+
+
+def _sync(text: str) -> Synchronization:
+    from hetopt.core.synchronization import parse_sync
+
+    return parse_sync(text)
+
+
+def _partition(text: str) -> Partition:
+    from hetopt.core.synchronization import parse_partition
+
+    return parse_partition(text)
+
+
+def _inject(text: str) -> Injection:
+    from hetopt.core.synchronization import parse_injection
+
+    return parse_injection(text)
+
+
+def _stream(text: str) -> StreamWish:
+    from hetopt.api.streams import parse_stream
+
+    return parse_stream(text)
+
+
+def compressors(given: Sequence[str] | str, name: str) -> tuple[str, ...]:
+    """Return methods by which gradients travel, as the registry names them; none for ``auto``.
+
+    Raises:
+        BadInput: there is no such method.
+    """
+    from hetopt.core.comm.compression_text import compressor
+
+    each = [given] if isinstance(given, str) else given
+    asked = tuple(part for one in each for part in names(one, name))
+    return () if asked == ("auto",) else tuple(dict.fromkeys(compressor(part) for part in asked))
+
+
+def ratios(given: Sequence[float | str] | float | str, name: str) -> tuple[float, ...]:
+    """Return parts of a gradient: ``0.01``, ``"1%"``, ``"100x"``, or several of them.
+
+    Raises:
+        BadInput: one is not above 0 and below 1.
+    """
+    each = [given] if isinstance(given, int | float | str) else given
+    parts = [quantity(part, FRACTION, f"`{name}`") for one in each for part in names(str(one), name)]
+    for part in parts:
+        if not 0 < part < 1:
+            raise BadInput(f"`{name}` must be above 0 and below 1, got {part:g}.", hint=f"for example `{name}=0.01`")
+    return tuple(dict.fromkeys(parts))
+
+
+def time_weight(given: float | str, name: str) -> float:
+    """Return the part of time of ``time=2,cost=1``: 2/3.
+
+    Raises:
+        BadInput: the text is not of that form.
+    """
+    from hetopt.core.grammar import arguments, fields
+
+    if not isinstance(given, str):
+        return given
+    parts = fields(arguments(given, f"`{name}`"), {"time": "time", "cost": "cost"})
+    weights = {part: quantity(value, NUMBER, f"`{name}`: {part}") for part, value in parts.items()}
+    if len(weights) != 2 or min(weights.values()) < 0 or not sum(weights.values()):
+        raise BadInput(
+            f"`{name}` must be time=W,cost=W with numbers of 0 or more, one of them above 0, got {given!r}.",
+            hint=f"for example `{name}=time=2,cost=1`",
+        )
+    return weights["time"] / sum(weights.values())
+
+
+def study(given: Path | str | optuna.Study, name: str) -> Path | optuna.Study:
+    """Return a study, or the file that it goes on in, looked at before a search that would be lost.
+
+    Raises:
+        BadInput: it holds something else, or cannot be read or made.
+    """
+    from hetopt.core.paths import opened_file
+
+    if not isinstance(given, Path | str):
+        return given
+    file, hint = Path(given), f"name another file as `{name}`, one that it made or that is not there yet"
+    if file.is_dir() or not file.parent.is_dir():
+        raise BadInput(f"{file} cannot be the journal of a search.", hint=f"name a file in a folder as `{name}`")
+    if file.exists():
+        with opened_file(file, hint=hint) as stream:
+            first = stream.readline(100_000)
+        # Optuna's journal is JSON Lines, each with the code of what was done.
+        if first and not (first.startswith(b"{") and b'"op_code"' in first):
+            raise BadInput(f"{file} is not the journal of a search.", hint=hint)
+    return file
+
+
+def quotas(given: Sequence[str], name: str) -> tuple[str, ...]:
+    """Return vCPUs by kind as they were written, once they can be read.
+
+    Raises:
+        BadInput: one of them cannot.
+    """
+    from hetopt.optimizer.market.quota import read_quotas
+
+    read_quotas(tuple(given))
+    return tuple(given)
+
+
+def _epochs(given: float | str, name: str) -> float | None:
+    epochs = positive(given, name, "epochs")
+    return None if epochs is None else within(epochs, name, 0.0, MOST_EPOCHS, example="5")
+
+
+def time_budget(given: float | str, name: str) -> float:
+    """Return seconds that a measurement may take.
+
+    Raises:
+        BadInput: they are too few or too many.
+    """
+    seconds = quantity(given, DURATION, f"`{name}`") if isinstance(given, str) else given
+    if not 5.0 <= seconds <= 86_400.0:
+        raise BadInput(
+            f"`{name}` must be 5 to 86400 seconds, got {seconds:g}.", hint="leave it out for the usual 40 seconds"
+        )
+    return seconds
+
+
+def percentage(given: float | str, name: str) -> float:
+    """Return '10%' or '10' as a share of 1.
+
+    Raises:
+        BadInput: it is not above 0 and up to 100 %.
+    """
+    share = quantity(given, PERCENT, f"`{name}`") if isinstance(given, str) else given
+    if not 0 < share <= 1:
+        raise BadInput(
+            f"`{name}` must be a percentage above 0 and up to 100, got {given!r}.", hint=f"for example `{name}=10%`"
+        )
+    return share
+
+
+def region(given: str, name: str) -> str:
+    """Return a region; 'any' and 'all' are the same."""
+    return "any" if given == "all" else given
+
+
+def families(given: Sequence[str], name: str) -> tuple[str, ...]:
+    """Return names, also out of texts with commas between them."""
+    return tuple(part for one in given for part in names(one, name))
+
+
+at_least_one = partial(within, least=1, most=10_000_000, example="128")
+
+
+@options
+class Changes(Options):
+    """What a launch changes in its plan. Default: as it was planned."""
+
+    script: Annotated[
+        Sequence[str],
+        Option(help="A training script and its arguments. Default: the one that was profiled.", read=ids),
+    ] = ()
+    batch_policy: Annotated[
+        Policy | None,
+        Option(
+            help="How the batch is shared: uniform, static, proportional, dynamic, omnilearn, allocation, model, or "
+            "rate with `stream`; with settings as in 'allocation(micro=4)'. Default: the plan's.",
+            names=("hetopt.core.run_spec:BATCH_POLICIES",),
+            read=read_by(_batch_policy),
+        ),
+    ] = None
+    compression: Annotated[
+        Compression | str | None,
+        Option(
+            help="What is sent of gradients: 'auto', which decides while training goes on, bf16, dense, or "
+            "'NAME(RATIO, key=value)' such as 'topk(0.01)', 'dgc(1000x, momentum=0.9)' or 'powersgd(rank=2)'; "
+            "topk:0.01 needs no quotes. Default: the plan's.",
+            names=("auto", "dense", "hetopt.core.comm.composition:METHODS"),
+            read=read_by(_compression),
+        ),
+    ] = None
+    ratio_policy: Annotated[
+        Policy | None,
+        Option(
+            help="Who decides how much is sent: fixed, warm_up, accordion, gravac, threshold, scan or auto; with "
+            "settings as in 'gravac(window=50, eps=0.7)'. Default: the plan's, or fixed with a named compression.",
+            names=("hetopt.core.run_rules:CONTROLLERS",),
+            read=read_by(_ratio_policy),
+        ),
+    ] = None
+    collective: Annotated[
+        str | None,
+        Option(
+            help="How payloads meet: 'auto', the cheapest on the network as it is, or all_reduce, all_gather, ar_topk, "
+            "ar_topk_star, ar_topk_var, majority. Default: the plan's.",
+            names=("auto", "hetopt.core.comm.composition:COLLECTIVES"),
+            read=read_by(_collective),
+        ),
+    ] = None
+    sync: Annotated[
+        Synchronization | None,
+        Option(
+            help="When workers synchronize: bsp (in every step), 'selsync(0.3)', 'selsync(auto, share=0.2)', "
+            "'local-sgd(8)', 'fedavg(1, 0.25)', 'ssp(4)', or 'auto': bsp until averages of parameters promise to take "
+            "clearly less time. Default: the plan's.",
+            names=("hetopt.core.synchronization:SyncName",),
+            read=read_by(_sync),
+        ),
+    ] = None
+    partition: Annotated[
+        Partition | None,
+        Option(
+            help="Which samples a worker sees: global, shards, seldp, 'labels(1)' or 'dirichlet(0.5)'. Default: the "
+            "plan's.",
+            names=("hetopt.core.synchronization:PartitionName",),
+            read=read_by(_partition),
+        ),
+    ] = None
+    inject: Annotated[
+        Injection | None,
+        Option(
+            help="Data injection: which share of the workers sends which share of its samples, such as 0.25,0.25.",
+            flag="data-injection",
+            read=read_by(_inject),
+        ),
+    ] = None
+    stream: Annotated[
+        StreamWish | None,
+        Option(
+            help="Local, rehearsal: train on samples as they arrive, with batches that follow the rates: "
+            "'replay(uniform=38/24)', 'replay(40/80, buffer=truncation)' or 'redis(redis://HOST:6379/0, key=cam)'.",
+            read=read_by(_stream),
+        ),
+    ] = None
+    precision: Annotated[
+        str | None,
+        Option(
+            help="Local, rehearsal: compute in fp32, tf32, bf16 or fp16, where the profile has steps in it. Default: "
+            "the plan's.",
+            names=("hetopt.core.memory:Precision",),
+        ),
+    ] = None
+    steps: Annotated[
+        int | None,
+        Option(
+            help="Stop after so many steps instead of at the plan's end.",
+            read=partial(within, least=1, most=MOST_STEPS, example="500"),
+        ),
+    ] = None
+
+
+REGION = "us-east-1"
+MOST_MEASURED = 64
+"""Workers of a measurement."""
+
+CATALOG = Option(help="Folder of another catalogue, in the format of the bundled one.", metavar="DIR", read=path)
+
+
+@options
+class Sought(Options):
+    """What is wanted of a cluster, whatever is known of the job."""
+
+    budget_usd: Annotated[
+        float | None,
+        Option(help="Total USD, a hard cap on the whole bill.", flag="budget", read=partial(positive, unit="USD")),
+    ] = None
+    deadline: Annotated[float | None, Option(help="Longest total time, such as 6h.", read=duration_s)] = None
+    objective: Annotated[
+        str,
+        Option(
+            help="fastest, cheapest or balanced. Within the limits; balanced stops paying where 10 % less time costs "
+            "over 20 % more.",
+            names=("hetopt.optimizer.plan:Objective",),
+        ),
+    ] = "balanced"
+    market: Annotated[
+        str, Option(help="spot, on-demand or any.", names=("hetopt.optimizer.market.catalog_filter:AnyMarket",))
+    ] = "any"
+    region: Annotated[
+        str,
+        Option(help="AWS region; any: the best of all, with the data set's transfer.", short="r", read=region),
+    ] = REGION
+    types: Annotated[
+        Sequence[str],
+        Option(help="Only these instance types, with commas between; patterns in quotes: 'g5.*,c7a.*'.", read=names),
+    ] = ()
+    exclude: Annotated[Sequence[str], Option(help="Leave these instance types or patterns out.", read=names)] = ()
+    gpus: Annotated[
+        Sequence[str],
+        Option(
+            help="Only machines with these GPUs: A10G, L4:4 (so many each), L4:4+ (or more), any, none.", read=names
+        ),
+    ] = ()
+    quotas: Annotated[
+        Sequence[str],
+        Option(
+            help="vCPUs that may run at once: g=8, spot:standard=32. The word default: what a new account has; none: "
+            "no limit. May be repeated. Left out: what `hetopt doctor` read of your account, or no limit.",
+            flag="quota",
+            metavar="FAMILY=VCPUS",
+            repeats=True,
+            read=quotas,
+        ),
+    ] = ()
+    max_workers: Annotated[int, Option(help="Most workers in a cluster, up to 4,096.")] = 64
+    catalog: Annotated[Path | None, CATALOG] = None
+
+
+@options
+class Search(Sought):
+    """What a search for the best cluster of a profiled job is told."""
+
+    market: Annotated[
+        str,
+        Option(
+            help="spot, on-demand or any (default); own: only machines of `inventory`.",
+            names=("hetopt.optimizer.market.catalog_filter:AnyMarket", "own"),
+        ),
+    ] = "any"
+    target: Annotated[
+        float | str | None, Option(help="METRIC=VALUE. Default: the task's own target (or its usual epochs).")
+    ] = None
+    epochs: Annotated[
+        float | None,
+        Option(help="Train this many epochs instead of to a target.", read=_epochs),
+    ] = None
+    steps: Annotated[
+        int | None,
+        Option(
+            help="Train this many steps instead of to a target.",
+            read=partial(within, least=1, most=MOST_STEPS, example="10000"),
+        ),
+    ] = None
+    time_weight: Annotated[
+        float | None,
+        Option(
+            help="Weigh time and cost instead: time=2,cost=1.",
+            flag="weights",
+            metavar="time=W,cost=W",
+            read=time_weight,
+        ),
+    ] = None
+    confidence: Annotated[
+        float | None,
+        Option(help="Keep the limits with this probability, by simulated runs: 0.9."),
+    ] = None
+    accept_risk: Annotated[
+        bool, Option(help="Take a plan that keeps the limits with less than that probability (0.9).")
+    ] = False
+    zone: Annotated[str | None, Option(help="Availability zone of all machines, such as us-east-1a.")] = None
+    architecture: Annotated[
+        str | None,
+        Option(help="x86_64 or arm64.", flag="arch", names=("hetopt.optimizer.market.instance_type:Architecture",)),
+    ] = None
+    network_min_gbps: Annotated[
+        float | None,
+        Option(
+            help="Sustained network rate of a machine in Gbit/s, at least.",
+            flag="network-min",
+            metavar="GBPS",
+            read=partial(positive, unit="Gbit/s"),
+        ),
+    ] = None
+    network_max_gbps: Annotated[
+        float | None,
+        Option(help="The same, at most.", flag="network-max", metavar="GBPS", read=partial(positive, unit="Gbit/s")),
+    ] = None
+    max_hourly_usd: Annotated[
+        float | None,
+        Option(
+            help="Most USD an hour for all machines together.",
+            flag="max-hourly",
+            read=partial(positive, unit="USD an hour"),
+        ),
+    ] = None
+    max_machines: Annotated[int | None, Option(help="Most machines in a cluster.")] = None
+    mixed_types: Annotated[int, Option(help="Most instance types in a cluster: 1, 2 or 3.")] = 3
+    data: Annotated[
+        float | None,
+        Option(help="Of the data set, which each machine reads first: 150GB.", metavar="SIZE", read=size_bytes),
+    ] = None
+    data_region: Annotated[str | None, Option(help="Where the data set is. Default: where the machines are.")] = None
+    disk_gb: Annotated[
+        int | None, Option(help="Of each machine. Default: what it needs.", flag="disk", metavar="GB")
+    ] = None
+    provisioning: Annotated[
+        float | None,
+        Option(help="From the request to the first step. Default: by machine.", metavar="TIME", read=duration_s),
+    ] = None
+    batch_size: Annotated[int | None, Option(help="Fix the global batch size, samples.")] = None
+    learning_rate_rule: Annotated[
+        str | None,
+        Option(
+            help="How the learning rate follows the batch size: none, linear, sqrt or adascale (by the measured "
+            "gradient noise). Default: the task's.",
+            flag="lr-rule",
+            names=("hetopt.optimizer.plan:ScalingRule",),
+        ),
+    ] = None
+    sync: Annotated[
+        Synchronization | None,
+        Option(
+            help="When the workers of the plan synchronize, as of `hetopt launch`: 'selsync(auto)', 'local-sgd(8)', "
+            "bsp, ... Default: the best of bsp and what the profile measured (`hetopt profile --sync`).",
+            names=("hetopt.core.synchronization:SyncName",),
+            read=read_by(_sync),
+        ),
+    ] = None
+    precision: Annotated[
+        str,
+        Option(
+            help="What workers compute in: fp32, tf32, bf16, fp16, or auto: the best that the profile has steps of.",
+            names=("auto", "hetopt.core.memory:Precision"),
+        ),
+    ] = "auto"
+    compression: Annotated[
+        Sequence[str],
+        Option(
+            help="Only these ways to send gradients: topk, powersgd, none, ... May be repeated. Default: all.",
+            metavar="NAME",
+            repeats=True,
+            read=compressors,
+        ),
+    ] = ()
+    ratio: Annotated[
+        Sequence[float],
+        Option(
+            help="Part of the gradient that those send which send a part: 0.01, 1% or 100x. May be repeated.",
+            metavar="R",
+            repeats=True,
+            read=ratios,
+        ),
+    ] = ()
+    trials: Annotated[
+        int,
+        Option(
+            help="Add so many trials of Optuna's NSGA-II to those that exact search has weighed.",
+            read=partial(within, least=0, most=1_000_000, example="400"),
+        ),
+    ] = 0
+    observed: Annotated[
+        Path | str | None,
+        Option(
+            help="What was seen of spot pools: hours and losses. Default: what your launches have seen; none: nothing.",
+            metavar="FILE",
+        ),
+    ] = None
+    inventory: Annotated[
+        Path | None,
+        Option(
+            help="Machines of your own, see `hetopt hosts check`: the better of a plan for them and one that rents.",
+            metavar="FILE",
+            read=path,
+        ),
+    ] = None
+    seed: Annotated[
+        int,
+        Option(
+            help="Seed of the search: the same seed gives the same plan.",
+            read=partial(within, least=0, most=LARGEST_SEED, example="1"),
+        ),
+    ] = 0
+    study: Annotated[
+        Any,
+        Option(
+            help="Keep what was weighed as trials of an Optuna study in this file; optuna-dashboard FILE shows them.",
+            metavar="FILE",
+            read=study,
+        ),
+    ] = None
+
+
+@options
+class Described(Sought):
+    """What is known of a job that was not measured."""
+
+    params: Annotated[
+        float | None,
+        Option(
+            help="Parameters of a transformer, such as 110M.", metavar="N", read=partial(positive, unit="parameters")
+        ),
+    ] = None
+    config: Annotated[Path | None, Option(help="A Hugging Face config.json instead.", metavar="FILE", read=path)] = None
+    flops: Annotated[
+        float | None,
+        Option(
+            help="FLOPs of the whole training, instead of `samples`.", metavar="N", read=partial(positive, unit="FLOPs")
+        ),
+    ] = None
+    samples: Annotated[
+        float | None,
+        Option(help="Samples trained on, epochs included.", metavar="N", read=partial(positive, unit="samples")),
+    ] = None
+    tokens: Annotated[int | None, Option(help="Tokens of a sample.", metavar="N", read=at_least_one)] = None
+    batch_size: Annotated[
+        int | None, Option(help="Samples of a step. Default: 256.", metavar="N", read=at_least_one)
+    ] = None
+    precision: Annotated[
+        Literal["bf16", "fp16", "tf32", "fp32"],
+        Option(help="bf16, fp16, tf32 or fp32.", names=("bf16", "fp16", "tf32", "fp32")),
+    ] = "bf16"
+
+
+@options
+class Measurement(Options):
+    """What measuring a job is told."""
+
+    epoch_samples: Annotated[
+        int | None,
+        Option(
+            help="Samples of a script's epoch, if its loader does not tell.",
+            read=partial(within, least=1, most=MOST_STEPS, example="50000"),
+        ),
+    ] = None
+    data: Annotated[Path | None, Option(help="Folder of the task's data, for tasks that read files.", read=path)] = None
+    workers: Annotated[
+        int | None,
+        Option(
+            help="Worker processes to measure together. Default: the GPUs, else two or one a processor.",
+            read=partial(within, least=1, most=MOST_MEASURED, example="2"),
+        ),
+    ] = None
+    time_budget_s: Annotated[
+        float,
+        Option(
+            help="Time that measuring may take, about; starting up comes on top.",
+            flag="time-budget",
+            read=time_budget,
+        ),
+    ] = 40.0
+    seed: Annotated[
+        int,
+        Option(help="Seed of weights and sample order.", read=partial(within, least=0, most=LARGEST_SEED, example="1")),
+    ] = 0
+    machine_type: Annotated[
+        str, Option(help="What this machine is: an instance type of the catalogue.", flag="type")
+    ] = "local"
+    probe_budget_usd: Annotated[
+        float | None,
+        Option(
+            help="USD that exploring may cost, at the prices of the machines it stands for: whole steps of more "
+            "workers are measured as long as that is worth its price.",
+            flag="probe-budget",
+            read=partial(positive, unit="USD"),
+        ),
+    ] = None
+    explore_on: Annotated[
+        str,
+        Option(
+            help="Where to explore: local, rehearsal, ssh (hosts of your own) or ec2, which rents.",
+            flag="on",
+            names=("hetopt.api.backends:BACKENDS",),
+            read=read_by(str),
+        ),
+    ] = "local"
+    hosts: Annotated[
+        str | None, Option(help="rehearsal: the cluster to explore, such as 'speed=1,rate=100mbit x8'.")
+    ] = None
+    inventory: Annotated[
+        Path | None, Option(help="ssh: the file of hosts to explore, see `hetopt hosts check`.", read=path)
+    ] = None
+    types: Annotated[
+        Sequence[str], Option(help="ec2: the machine types to explore, with commas between.", read=names)
+    ] = ()
+    region: Annotated[str, Option(help="ec2: where to rent.")] = REGION
+    ec2_data: Annotated[
+        str | None, Option(help="ec2: where the task's data is for rented machines: s3://BUCKET/PREFIX.")
+    ] = None
+    sync: Annotated[
+        Sequence[str],
+        Option(
+            help="Also measure how many steps the target takes when workers average parameters now and then: "
+            "'local-sgd(8, stretch=1.5)', 'selsync(auto)'. May be repeated.",
+            names=("hetopt.core.synchronization:SyncName",),
+            repeats=True,
+            read=ids,
+        ),
+    ] = ()
+    precision: Annotated[
+        Literal["auto"] | Precision | None,
+        Option(
+            help="Of a task, also measure tf32, bf16 or fp16 beside fp32, or 'auto': all that the machine has. "
+            "Default: auto on GPUs, fp32 alone on CPUs.",
+            names=("auto", "hetopt.core.memory:Precision"),
+        ),
+    ] = None
+
+
+@options
+class Listed(Options):
+    """Which instance types of the catalogue are listed, and how."""
+
+    accelerator: Annotated[
+        str | None,
+        Option(help="Accelerator, such as A10G, L4 or A100-80GB.", flag="gpu", metavar="NAME"),
+    ] = None
+    accelerators_min: Annotated[
+        int | None,
+        Option(help="Whole accelerators, at least.", flag="gpus-min", metavar="N", read=at_least_one),
+    ] = None
+    vcpus_min: Annotated[int | None, Option(help="vCPUs, at least.", metavar="N", read=at_least_one)] = None
+    vcpus_max: Annotated[int | None, Option(help="vCPUs, at most.", metavar="N", read=at_least_one)] = None
+    memory_min_gib: Annotated[
+        float | None,
+        Option(help="Main memory, at least.", flag="memory-min", metavar="GIB", read=partial(positive, unit="GiB")),
+    ] = None
+    network_min_gbps: Annotated[
+        float | None,
+        Option(
+            help="Sustained network rate in Gbit/s, at least.",
+            flag="network-min",
+            metavar="GBPS",
+            read=partial(positive, unit="Gbit/s"),
+        ),
+    ] = None
+    architecture: Annotated[
+        str | None,
+        Option(
+            help="Processor architecture: x86_64 or arm64.",
+            flag="arch",
+            names=("hetopt.optimizer.market.instance_type:Architecture",),
+        ),
+    ] = None
+    families: Annotated[
+        Sequence[str],
+        Option(
+            help="Family, such as c7i; repeat for any of several.",
+            flag="family",
+            metavar="NAME",
+            repeats=True,
+            read=families,
+        ),
+    ] = ()
+    price_max_usd_per_hour: Annotated[
+        float | None,
+        Option(
+            help="Price of an hour in the chosen market (any: the lower), at most.",
+            flag="price-max",
+            metavar="USD",
+            read=partial(positive, unit="USD an hour"),
+        ),
+    ] = None
+    market: Annotated[
+        str,
+        Option(
+            help="How to rent: spot, on-demand or any.", names=("hetopt.optimizer.market.catalog_filter:AnyMarket",)
+        ),
+    ] = "any"
+    interruption_max: Annotated[
+        float | None,
+        Option(
+            help="Share of spot machines preempted in a month, such as 10%.",
+            flag="max-interruption",
+            metavar="PERCENT",
+            read=percentage,
+        ),
+    ] = None
+    region: Annotated[str, Option(help="AWS region.", short="r")] = REGION
+    sort: Annotated[
+        str,
+        Option(
+            help="Smallest first, the unknown last: price, price-per-vcpu, price-per-gpu, price-per-coremark, "
+            "spot-saving, interruption, gpus, vcpus, memory, network, coremark, name.",
+            metavar="KEY",
+            names=(
+                *("price", "price-per-vcpu", "price-per-gpu", "price-per-coremark", "spot-saving", "interruption"),
+                *("gpus", "vcpus", "memory", "network", "coremark", "name"),
+            ),
+        ),
+    ] = "price"
+    reverse: Annotated[bool, Option(help="Largest first.")] = False
+    catalog: Annotated[Path | None, CATALOG] = None
+
+
+@options
+class Gpus(Options):
+    """Which GPUs that can be rented are listed, and how."""
+
+    region: Annotated[str, Option(help="AWS region; any: the best of all.", short="r", read=region)] = REGION
+    market: Annotated[
+        str,
+        Option(
+            help="Where the cheapest machine is sought: spot, on-demand or any.",
+            names=("hetopt.optimizer.market.catalog_filter:AnyMarket",),
+        ),
+    ] = "any"
+    memory_min_gib: Annotated[
+        float | None,
+        Option(
+            help="Memory of one GPU, at least.",
+            flag="memory-min",
+            metavar="GIB",
+            read=partial(positive, unit="GiB"),
+        ),
+    ] = None
+    price_max_usd_per_hour: Annotated[
+        float | None,
+        Option(
+            help="Price of the machine's hour, at most.",
+            flag="price-max",
+            metavar="USD",
+            read=partial(positive, unit="USD an hour"),
+        ),
+    ] = None
+    sort: Annotated[
+        str,
+        Option(
+            help="Smallest first: price (of the machine), price-per-gpu, rate-per-usd (16 bits), memory, fp32, tf32, "
+            "bf16, fp16, bandwidth, name.",
+            metavar="KEY",
+            names=("hetopt.optimizer.market.gpus:GpuSort",),
+        ),
+    ] = "price"
+    reverse: Annotated[bool, Option(help="Largest first.")] = False
+    catalog: Annotated[Path | None, CATALOG] = None
+
+
+RECORDS = (Changes, Search, Described, Measurement, Listed, Gpus, Local, Rehearsal, Ssh, Ec2)
+"""All that options are derived from."""

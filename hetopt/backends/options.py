@@ -1,0 +1,300 @@
+"""Options of the places where a plan can run, a record each: ``launch(plan, on=Ec2(zone="us-east-1a"))``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
+from functools import partial
+from numbers import Real
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from hetopt.core.errors import BadInput
+from hetopt.core.option import Option, Options, options, positive
+
+if TYPE_CHECKING:
+    from hetopt.core.run_spec import RunSpec
+
+MOST_SLOWDOWN = 1e6
+"""A step of a microsecond would take a second."""
+MOST_RESTARTS = 10**6
+
+
+def slowdowns(given: Sequence[float] | str, name: str) -> tuple[float, ...]:
+    """Return a factor of 1 or more for each worker, also out of a text such as '1,1,2' or '1 x2, 2'.
+
+    Raises:
+        BadInput: one of them is none.
+    """
+    from hetopt.core.grammar import numbers
+    from hetopt.core.paths import shortened
+
+    if isinstance(given, Real):
+        raise BadInput(
+            f"`{name}` must be a factor for each worker, got {given}.", hint="for example `slowdowns=[1, 2]`"
+        )
+    factors = numbers(given, f"`{name}`") if isinstance(given, str) else tuple(given)
+    if not (factors and all(isinstance(one, Real) and 1 <= float(one) <= MOST_SLOWDOWN for one in factors)):
+        raise BadInput(
+            f"`{name}` must be numbers from 1 to {MOST_SLOWDOWN:,.0f}, got "
+            f"{shortened(', '.join(map(str, factors)) or 'none')}.",
+            hint="for example `slowdowns=[1, 1, 2, 4]`",
+        )
+    return factors
+
+
+def restarts(given: int, name: str) -> int:
+    """Return a number of restarts.
+
+    Raises:
+        BadInput: it is negative, or no limit at all.
+    """
+    if not 0 <= given <= MOST_RESTARTS:
+        raise BadInput(
+            f"`{name}` must be a number from 0 to {MOST_RESTARTS:,}, got {given}.", hint="for example `restarts=1`"
+        )
+    return given
+
+
+def substitutes(given: Mapping[str, Sequence[str]] | Sequence[str], name: str) -> dict[str, tuple[str, ...]]:
+    """Return by type those that may stand in for it, also out of texts ``TYPE=OTHER[,OTHER]``.
+
+    Raises:
+        BadInput: a text is none of these.
+    """
+    from hetopt.core.grammar import arguments
+
+    if isinstance(given, Mapping):
+        return {planned: tuple(others) for planned, others in given.items()}
+    found: dict[str, tuple[str, ...]] = {}
+    for text in given:
+        written = arguments(text, f"`{name}`")
+        if len(written.pairs) != 1:
+            raise BadInput(
+                f"`{name}` must be TYPE=OTHER[,OTHER], got {text!r}.",
+                hint="for example `substitutes=c7i.large=c6i.large`",
+            )
+        [(planned, first)] = written.pairs.items()
+        found[planned] = (first, *written.values)
+    return found
+
+
+def images(given: Mapping[str, str] | Sequence[str], name: str) -> dict[str, str]:
+    """Return an image by kind of machine, also out of texts ``KIND=AMI``.
+
+    Raises:
+        BadInput: a text is none of these.
+    """
+    from hetopt.core.grammar import arguments
+
+    if isinstance(given, Mapping):
+        return dict(given)
+    found: dict[str, str] = {}
+    for text in given:
+        written = arguments(text, f"`{name}`")
+        if written.values or not written.pairs:
+            raise BadInput(
+                f"`{name}` must be KIND=AMI, got {text!r}.",
+                hint="for example `images=x86_64-gpu=ami-0123456789abcdef0`",
+            )
+        found |= written.pairs
+    return found
+
+
+def ids(given: Sequence[str] | str, name: str) -> tuple[str, ...]:
+    """Return one or more ids."""
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def text_of(given: Path | str, name: str) -> str:
+    """Return a text, also of a file.
+
+    Raises:
+        BadInput: the file cannot be read.
+    """
+    from hetopt.core.paths import read_text
+
+    return given if isinstance(given, str) else read_text(given, hint=f"name a text file as `{name}`")
+
+
+def path(given: Path | str, name: str) -> Path:
+    """Return a path."""
+    return Path(given)
+
+
+@options
+class Machines(Options):
+    """Options of every place."""
+
+    PLACE: ClassVar[str] = ""
+
+    data: Annotated[
+        str | None,
+        Option(
+            help="Folder of the task's data, where it is not where the profile found it. On ec2: s3://BUCKET/PREFIX. A "
+            "script is told it where its arguments say {data}.",
+            read=lambda given, name: str(given),
+            is_fixed=True,
+        ),
+    ] = None
+
+
+@options
+class OnThisMachine(Machines):
+    """Options of both places on this machine."""
+
+    restarts: Annotated[
+        int | None,
+        Option(
+            help="How often a worker that is killed is replaced, while the others go on from memory; after that, how "
+            "often all start again from a checkpoint. In a rehearsal hosts may die then, and return. Default: the "
+            "plan's.",
+            flag="max-restarts",
+            read=restarts,
+        ),
+    ] = None
+
+
+@options
+class Local(OnThisMachine):
+    """Real processes on this machine: as many as the plan has workers, or one for each slowdown."""
+
+    PLACE: ClassVar[str] = "local"
+
+    slowdowns: Annotated[
+        tuple[float, ...] | None,
+        Option(
+            help="One factor a worker, such as 1,1,2,4: its compute takes so many times as long.",
+            flag="slowdown",
+            read=slowdowns,
+            is_fixed=True,
+        ),
+    ] = None
+
+
+@options
+class Rehearsal(OnThisMachine):
+    """A scaled emulation of the plan's cluster on this machine, with a network of its own. It needs root."""
+
+    PLACE: ClassVar[str] = "rehearsal"
+
+    hosts: Annotated[
+        str | None,
+        Option(
+            help="These hosts instead of the plan's machines, such as 'speed=1, rate=100mbit x2; speed=0.25, "
+            "rate=25mbit'. Also workers=, noise= and cpu=.",
+            is_fixed=True,
+        ),
+    ] = None
+    schedule: Annotated[
+        str | None,
+        Option(
+            help="What happens on the way, a change a line: '30s h2 speed=0.25 rate=10mbit', 'step 40 h3 dies'; with "
+            "`restarts` also '26s h3 notice', '90s h3 returns', '20s h1 cut' and '25s h1 heals'.",
+            read=text_of,
+            is_file=True,
+            is_fixed=True,
+        ),
+    ] = None
+    stand_in: Annotated[
+        bool,
+        Option(
+            help="Do not train the job, only compute as long and exchange as much: for jobs that this machine cannot "
+            "train. Estimates are always rehearsed so.",
+            is_fixed=True,
+        ),
+    ] = False
+
+
+@options
+class Ssh(Machines):
+    """Hosts of your own, reached by ssh."""
+
+    PLACE: ClassVar[str] = "ssh"
+
+    hosts: Annotated[str | None, Option(help="Those to run on, such as alice@box1,bob@box2.", is_fixed=True)] = None
+    inventory: Annotated[
+        Path | None,
+        Option(help="The file that describes your hosts, see `hetopt hosts check`.", read=path, is_fixed=True),
+    ] = None
+
+
+@options
+class Ec2(Machines):
+    """The plan's machines, rented all in one zone within a budget that is a hard stop."""
+
+    PLACE: ClassVar[str] = "ec2"
+
+    budget_usd: Annotated[
+        float | None,
+        Option(
+            help="Total USD, a hard cap on the whole bill. Default: the plan's.",
+            flag="budget",
+            read=partial(positive, unit="USD"),
+        ),
+    ] = None
+    bucket: Annotated[
+        str | None, Option(help="Where code, checkpoints and state go. Default: hetopt-ACCOUNT-REGION.")
+    ] = None
+    zone: Annotated[str | None, Option(help="Only this availability zone, by name or id.")] = None
+    substitutes: Annotated[
+        Mapping[str, Sequence[str]],
+        Option(
+            help="TYPE=OTHER[,OTHER]: what may stand in for a type that is not to be had.",
+            flag="substitute",
+            repeats=True,
+            read=substitutes,
+        ),
+    ] = field(default_factory=dict)
+    instance_profile: Annotated[
+        str | None, Option(help="The machines' role. Default: hetopt-node, see `hetopt setup`.")
+    ] = None
+    images: Annotated[
+        Mapping[str, str],
+        Option(
+            help="KIND=AMI: the image of x86_64-cpu, arm64-cpu, x86_64-gpu or arm64-gpu machines.",
+            flag="image",
+            repeats=True,
+            read=images,
+        ),
+    ] = field(default_factory=dict)
+    subnets: Annotated[
+        Sequence[str],
+        Option(
+            help="A subnet that machines may be in, all of one network. May be repeated. Default: default subnets.",
+            flag="subnet",
+            repeats=True,
+            read=ids,
+        ),
+    ] = ()
+    security_group: Annotated[
+        str | None, Option(help="The machines' group, instead of one that is made for the run.")
+    ] = None
+    public_address: Annotated[
+        bool,
+        Option(
+            help="Whether machines have a public address; without, their subnet needs another way out, such as a NAT "
+            "gateway.",
+            flag="public-ip",
+        ),
+    ] = True
+    proxy: Annotated[
+        str | None, Option(help="http://HOST:PORT by which machines reach S3 and packages. Default: by themselves.")
+    ] = None
+    unprobed: Annotated[bool, Option(help="Rent types although no step was ever measured on them or a relative.")] = (
+        False
+    )
+    accept_risk: Annotated[
+        bool, Option(help="Rent a plan that is less sure to keep its limits than was asked for.")
+    ] = False
+    canary: Annotated[
+        bool,
+        Option(
+            help="First rent one machine of each type for some minutes, for at most $1, and put what it measures into "
+            "the plan.",
+        ),
+    ] = False
+    accept_fewer: Annotated[
+        Callable[[RunSpec], bool] | None,
+        Option(help="Asked whether the run may begin on fewer machines. Default: all or none.", flag="allow-partial"),
+    ] = None

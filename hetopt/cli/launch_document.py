@@ -1,0 +1,261 @@
+"""A launch as a person reads it before saying yes: where each worker runs, what is rented, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from hetopt.cli import render, terminal
+from hetopt.core import formatting
+from hetopt.core.comm.compression_text import spell_options
+from hetopt.core.run_folder import checkpoint_step
+from hetopt.core.run_spec import Compression, RunSpec, WorkerSpec, spell_policy
+from hetopt.core.scaled_emulation import EmulatedHost, ScaledEmulation
+from hetopt.core.synchronization import spell_partition
+from hetopt.reports.document import Block, Facts, Heading, Line, Remarks, Table, columns
+
+if TYPE_CHECKING:
+    from hetopt.backends.backend import Prepared
+    from hetopt.backends.ec2.renter.backend import Rental
+    from hetopt.backends.ec2.renter.order import Order
+    from hetopt.backends.ec2.renter.request import Request
+    from hetopt.optimizer.launch_record import Launch
+
+
+def show(prepared: Prepared) -> None:
+    """Print the launch on stdout."""
+    if prepared.launch.on != "ec2":
+        render.show(_here(prepared))
+        return
+    from hetopt.api.rental import rental_of
+
+    rental = rental_of(prepared)
+    render.show(_order(rental))
+    if rental.folder is not None:
+        render.note(
+            f"{rental.folder.name} has cost ${rental.spent_usd:.4f} so far; it goes on from its last checkpoint"
+        )
+
+
+def show_dry(prepared: Prepared, *, as_json: bool) -> None:
+    """Print what would be done: on rented machines every call, with its cost."""
+    from hetopt.api.rental import rental_of
+
+    rental = rental_of(prepared) if prepared.launch.on == "ec2" else None
+    requests = () if rental is None or rental.bundle is None else rental.requests()
+    if not as_json:
+        show(prepared)
+        render.show(calls(requests))
+    elif rental is None:
+        terminal.write(prepared.launch.to_json())
+    else:
+        render.print_json(_facts(rental.order, requests))
+
+
+def _order(rental: Rental) -> Iterator[Block]:
+    """Yield the order: cluster, prices, budget and zones."""
+    from hetopt.api.rental import last_end, unfollowed
+
+    plan, order = rental.wanted, rental.order
+    zone, names = order.zones[0], [one.name for one in order.zones]
+    cluster = formatting.cluster((role.machines, role.instance_types[0]) for role in order.roles)
+    yield Line(f"{plan.run.task} on {cluster} in {zone.name} ({zone.zone_id})", "strong")
+    moved = {price.instance_type: price for price in rental.moved_prices()}
+    yield Table(
+        name="machines",
+        columns=columns("machines, or, market, #planned $/h, #now $/h, #at most $/h"),
+        rows=[
+            [
+                f"{role.machines} × {role.instance_types[0]}",
+                ", ".join(role.instance_types[1:]),
+                role.market,
+                formatting.usd(moved[role.instance_types[0]].planned_usd_per_hour),
+                formatting.usd(moved[role.instance_types[0]].usd_per_hour),
+                formatting.usd(zone.rates[role.instance_types[0]].worst_usd_per_hour - order.extras_usd_per_hour),
+            ]
+            for role in order.roles
+        ],
+        caption="prices are of one machine; its disk, its address and requests add "
+        f"{formatting.usd(order.extras_usd_per_hour)} an hour",
+    )
+    risk = [] if plan.risk is None else [f"RISK: {plan.risk}; else it is stopped unfinished"]
+    dearer = [
+        f"{price.instance_type} has become more expensive since {price.price_date}: "
+        f"{formatting.usd(price.planned_usd_per_hour)} was planned, {formatting.usd(price.usd_per_hour)} an hour it is"
+        for price in moved.values()
+        if price.is_price_increase
+    ]
+    yield Remarks([*rental.launch.notes, *risk, *dearer])
+    value, high = rental.expected_usd()
+    hourly, worst = order.usd_per_hour(zone), order.worst_usd_per_hour()
+    move = _DEADLINE.format(formatting.usd(order.move_usd)) if order.move_usd else None
+    told = {
+        "cluster": f"{formatting.usd(hourly)} an hour now, {formatting.usd(worst)} at most",
+        "canary": rental.canary_line,
+        "expected": f"{formatting.usd(value)} for {formatting.duration(plan.chosen.prediction.total_s.value)}, "
+        f"and up to {formatting.usd(high)} where it takes longer",
+        "budget": f"{formatting.usd(order.budget_usd)}, a hard stop: the machines end by themselves after "
+        f"{formatting.duration(order.lifetime_s)}{_LONGER if order.has_spot else ''}",
+        "deadline": move,
+        "unfollowed": unfollowed(rental),
+        "last end": last_end(order),
+        "bucket": order.bucket,
+        "zones": f"tried one after another until one has all machines: {', '.join(names)}",
+    }
+    yield Facts({name: fact for name, fact in told.items() if fact})
+
+
+_LONGER = "; `hetopt status` gives them longer where less was spent by then"
+
+_DEADLINE = "a run that you follow moves to on-demand machines when only they still keep it; {} is kept for that"
+
+
+def calls(requests: Sequence[Request]) -> Iterator[Block]:
+    """Yield every call of a launch; equal ones that follow each other are one row with their number."""
+    rows = (
+        (
+            request.api_name,
+            request.purpose,
+            formatting.usd(request.usd_per_hour) if request.usd_per_hour else "",
+            formatting.usd(request.worst_usd_per_hour) if request.worst_usd_per_hour else "",
+        )
+        for request in requests
+    )
+    counted = ((row, len(list(equal))) for row, equal in groupby(rows))
+    yield Heading("calls that would be made")
+    if requests:
+        yield Table(
+            name="calls",
+            columns=columns("#, !call, for, #$/h now, #at most"),
+            rows=[[f"{count} ×" if count > 1 else "", *row] for row, count in counted],
+            caption="nothing was made; --json prints every parameter, `hetopt doctor PLAN` finds what would stop a "
+            "launch",
+        )
+
+
+def _facts(order: Order, requests: Sequence[Request]) -> dict[str, Any]:
+    """Return the order and its calls, for JSON."""
+    return {
+        "order": order.model_dump(mode="json"),
+        "usd_per_hour": order.usd_per_hour(order.zones[0]),
+        "worst_usd_per_hour": order.worst_usd_per_hour(),
+        "calls": [
+            {
+                "step": request.step,
+                "call": request.api_name,
+                "purpose": request.purpose,
+                "parameters": request.shown(),
+                "usd_per_hour": request.usd_per_hour,
+                "worst_usd_per_hour": request.worst_usd_per_hour,
+            }
+            for request in requests
+        ],
+    }
+
+
+def _here(prepared: Prepared) -> Iterator[Block]:
+    """Yield where each worker runs, how it was slowed, and how long that takes."""
+    record = prepared.launch
+    spec, said, own = record.spec, record.prediction, record.on == "ssh"
+    where = "on your hosts" if own else "on this machine"
+    if spec.miniature is not None:
+        where = f"on {formatting.counted(len(spec.miniature.hosts), 'host')}, rehearsed here"
+    computing = "" if spec.precision == "fp32" else f", computing in {spec.precision}"
+    yield Line(
+        f"{spec.task}, {_end(record)}, {where}: {formatting.counted(len(spec.workers), 'worker')}, "
+        f"global batch {formatting.count(spec.global_batch_size)}, {_exchange(spec)}{computing}, "
+        f"batch policy {spell_policy(spec.batch_policy, spec.batch_settings)}{_data(spec)}",
+        "strong",
+    )
+    yield from _workers(spec) if spec.miniature is None else _rehearsed(spec, spec.miniature)
+    risk = [] if record.plan.risk is None else [f"As it would be rented, {record.plan.risk}."]
+    yield Remarks([*risk, *record.notes, *prepared.connects_to])
+    step = None if prepared.folder is None else checkpoint_step(prepared.folder)
+    if step is not None:
+        steps = max(said.steps.value, 1.0)
+        left_s = said.startup_s + said.training_s.value * max(0.0, 1.0 - step / steps)
+        yield Line(
+            f"  goes on from step {formatting.count(step)} of about {formatting.count(round(steps))}; the rest is "
+            f"predicted to take {formatting.with_startup(left_s, said.startup_s)}."
+        )
+        return
+    usd = formatting.usd(said.cost_usd.value) if own and said.cost_usd.value else "$0"
+    yield Line(
+        f"  predicted {'there' if own else 'here'}: {formatting.with_startup(said.total_s.value, said.startup_s)} "
+        f"({formatting.duration(said.total_s.low)} – {formatting.duration(said.total_s.high)}), "
+        f"{formatting.counted(said.steps.value, 'step')} of {formatting.duration(said.step_time_s.value)}. "
+        f"Nothing is rented: total {usd}."
+    )
+
+
+def _exchange(spec: RunSpec) -> str:
+    """What is sent, who decides how much, and how it travels."""
+    asked = spec.compression
+    if spec.is_local:
+        return f"sync {formatting.exchange(asked, spec.sync)}"
+    told = ", ".join([formatting.compression(asked.name, asked.ratio), *spell_options(asked)])
+    if spec.ratio_policy == "auto":
+        told = "auto" if asked == Compression() else f"auto, from {told}"
+    elif spec.ratio_policy != "fixed":
+        told += f", ratio policy {spell_policy(spec.ratio_policy, spec.ratio_settings)}"
+    if spec.collective_policy == "cheapest":
+        told += ", the cheapest collective"
+    return f"compression {told}"
+
+
+def _data(spec: RunSpec) -> str:
+    """What of the data each worker sees, where that is not all of it."""
+    partition = "" if spec.partition.name == "global" else f", partition {spell_partition(spec.partition)}"
+    if spec.injection is None:
+        return partition
+    givers, samples = formatting.share(spec.injection.workers), formatting.share(spec.injection.samples)
+    return f"{partition}, {givers} of the workers hand on {samples} of their samples"
+
+
+def _end(record: Launch) -> str:
+    stop, goal = record.spec.stop, record.plan.goal
+    if stop.target:
+        return f"until {goal.target_metric} {goal.target_value:g}"
+    return (
+        formatting.counted(stop.max_epochs, "epoch")
+        if stop.max_epochs
+        else formatting.counted(stop.max_steps or 0, "step")
+    )
+
+
+def _workers(spec: RunSpec) -> Iterator[Block]:
+    yield Table(
+        name="workers",
+        columns=columns("worker, planned as, #slowdown, #batch"),
+        rows=[
+            [worker.host, worker.type, f"{worker.slowdown:g}", formatting.count(worker.local_batch_size)]
+            for worker in spec.workers
+        ],
+    )
+
+
+def _rehearsed(spec: RunSpec, miniature: ScaledEmulation) -> Iterator[Block]:
+    hosts = {host.name: host for host in miniature.hosts}
+    yield Table(
+        name="workers",
+        columns=columns("#worker, host, planned as, #speed, #computes, #link, #batch"),
+        rows=[_row(rank, worker, hosts[worker.host]) for rank, worker in enumerate(spec.workers)],
+        caption="computes: as declared, for its local batch · link: as it is here, both ways · batch: local batch size",
+    )
+    if miniature.changes:
+        number = len(miniature.changes)
+        yield Line(f"  {number} change{'s are' if number > 1 else ' is'} scheduled on the way.")
+
+
+def _row(rank: int, worker: WorkerSpec, host: EmulatedHost) -> list[str]:
+    declared = worker.declared
+    return [
+        str(rank),
+        host.name,
+        worker.type,
+        f"{host.speed:g}" if host.cpu_cores is None else formatting.counted(host.cpu_cores, "core"),
+        formatting.duration(declared.fixed_s + declared.per_sample_s * worker.local_batch_size) if declared else "",
+        formatting.bit_rate(host.rate_bits_per_s) if host.rate_bits_per_s is not None else "",
+        formatting.count(worker.local_batch_size),
+    ]

@@ -1,0 +1,278 @@
+"""What the settings of a run have to agree on: a compression with its options, a ratio with its controller, averages of
+parameters with precision and policies, and any of them with a training script that brings its own loop.
+
+Facts only, so that whoever asks can be told before anything starts.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from importlib.machinery import PathFinder
+from pathlib import Path
+from types import MappingProxyType
+
+from hetopt.core import formatting
+from hetopt.core.comm.composition import (
+    CODINGS,
+    CORRECTION,
+    DENSE,
+    GATHER,
+    NONE,
+    Combination,
+    combine,
+    why_not_synchronised,
+)
+from hetopt.core.errors import BadInput, setting
+from hetopt.core.plain_text import known, unknown
+from hetopt.core.run_spec import Compression, RunSpec
+from hetopt.core.scaled_emulation import STAND_IN
+
+OPTIONS = ("bits", "levels", "rank", "floor_ratio", "least_gain", "coding", "momentum", "clip_norm")
+"""Fields of a `Compression` that only some compressors have a use for."""
+
+_OF_CORRECTION = ("momentum", "clip_norm")
+
+
+def checked(compression: Compression) -> Combination:
+    """The combination that ``compression`` means.
+
+    Raises:
+        BadInput: an unknown name, or things that do not go together.
+    """
+    chosen = combine(compression.name, memory=compression.memory, collective=compression.collective)
+    method = chosen.method
+    if not method.by_ratio and compression.ratio != 1.0:
+        raise BadInput(
+            f"the ratio of {chosen.name} must be 1, as it sends something of every element, got {compression.ratio:g}.",
+            hint="use topk, or a ratio of 1",
+        )
+    given = [option for option in OPTIONS if getattr(compression, option) is not None]
+    strange = [option for option in given if option not in method.options]
+    if chosen.memory != CORRECTION:
+        strange += [option for option in given if option in _OF_CORRECTION and option not in strange]
+    if strange:
+        raise BadInput(
+            f"{chosen.name} with {chosen.memory} has no option {strange[0]}.", hint=f"leave {strange[0]} out"
+        )
+    if compression.coding is not None:
+        known(compression.coding, CODINGS, "coding")
+    if compression.least_gain is not None or (compression.floor_ratio is not None and chosen.collective == DENSE):
+        _check_levels(chosen)
+    return chosen
+
+
+def _check_levels(chosen: Combination) -> None:
+    """Whether a step can choose between a selection, its floor and everything; or elements of a random choice."""
+    if chosen.collective not in (GATHER, DENSE):
+        raise BadInput(
+            f"least_gain goes with {GATHER}, as every worker has to know what its own selection keeps, got "
+            f"{chosen.collective}.",
+            hint=f"leave the collective out, or say {GATHER}",
+        )
+    if chosen.memory == NONE:
+        raise BadInput(
+            "Selections in levels count on what they leave out to come later, and nothing is held back without a "
+            "memory.",
+            hint="leave the memory out, or say error_feedback",
+        )
+
+
+CONTROLLERS: Mapping[str, str] = MappingProxyType(
+    {
+        "auto": "whatever promises the least time to the target, of all compressors, collectives and ratios",
+        "fixed": "one ratio",
+        "warm_up": "ever less over four epochs, then the ratio (DGC)",
+        "accordion": "ten times the ratio while the gradient's norm changes, the ratio while it does not",
+        "gravac": "searches from 10x upwards while enough of the gradient is kept (GraVAC)",
+        "threshold": "the ratio while little is lost, else everything (ScaDLES)",
+        "scan": "weighs exchange time against gain (AR-Topk)",
+    }
+)
+
+
+def check_ratio_controller(name: str, ratio: float) -> None:
+    """Whether a run can have that controller.
+
+    Args:
+        name: of the controller.
+        ratio: that the run was asked for, the part of the gradient that is sent.
+
+    Raises:
+        BadInput: there is no such controller, or the ratio leaves it nothing to decide.
+    """
+    known(name, CONTROLLERS, "ratio controller")
+    if not 0 < ratio <= 1 or (ratio == 1 and name not in ("auto", "fixed", "scan")):
+        raise BadInput(
+            f"the ratio of {name} must be above 0 and below 1, got {ratio:g}.", hint="for example a ratio of 0.01"
+        )
+
+
+def why_not_local(spec: RunSpec) -> str | None:
+    """One sentence on what of a run does not go with workers that train for themselves; None where all does."""
+    sync = spec.sync
+    reason = why_not_synchronised(spec.compression.name, "updates" if sync.name == "ssp" else "parameters")
+    if reason is not None:
+        return reason
+    if sync.fragments > 1 and (sync.momentum, sync.buffers) != ("keep", "average"):
+        return (
+            "Fragments of a model travel alone: momentum stays each worker's own, and running statistics are averaged."
+        )
+    if spec.ratio_policy != "fixed" or spec.collective_policy != "fixed":
+        return f"Under {sync.name} no gradients are exchanged, so there is nothing to decide about how they are."
+    if spec.learning_rate_rule == "adascale":
+        return f"Under {sync.name} nobody sees the sum of all gradients, whose noise adascale follows."
+    if spec.precision == "fp16":
+        return f"The loss scale of fp16 has to be agreed on in every step, which {sync.name} leaves out; use bf16."
+    return None
+
+
+def why_not_settling(spec: RunSpec) -> str | None:
+    """One sentence on what of a run does not go with sync ``auto``; None where all does."""
+    if len(spec.workers) > 1 and spec.ratio_policy != "auto":
+        return (
+            "Sync auto weighs averages of parameters against the best exchange of gradients, which the ratio policy "
+            f"auto looks for and {spec.ratio_policy} does not."
+        )
+    if spec.learning_rate_rule == "adascale":
+        return "Workers that average parameters do not see the sum of all gradients, whose noise adascale follows."
+    if spec.precision == "fp16":
+        return "The loss scale of fp16 has to be agreed on in every step, which averages leave out; use bf16."
+    return None
+
+
+def steps_of_round(epochs: float, dataset_size: int, global_batch_size: int) -> int:
+    """Steps of so many passes over the data; at least one."""
+    return max(1, round(epochs * dataset_size / global_batch_size))
+
+
+OF_TASKS = (
+    (
+        ("learning_rate_scale", "learning_rate_rule"),
+        "a script's optimizer keeps its own learning rate",
+        "plan without `learning_rate_rule`, and start the script with its own option for the rate",
+    ),
+    (("partition", "injection", "stream"), "a script reads its own data", "leave out `partition`, `inject`, `stream`"),
+    (("precision",), "a script says itself what it computes in", "plan without `precision`"),
+    (("micro_batch_size",), "a script computes its part of a batch at once", "plan with a smaller `batch_size`"),
+    (("prefetch", "loader_processes"), "a script's own DataLoader reads", "give the DataLoader `num_workers`"),
+    (("evaluate_every_epochs",), "a script evaluates in its own loop", "leave it out"),
+    (("probe",), "a script is measured by running it", "`hetopt profile -- SCRIPT`"),
+)
+"""Fields of `RunSpec` that the run of a script leaves at their defaults, why, and what to do instead."""
+
+
+def check_for_script(spec: RunSpec) -> None:
+    """Refuse a run in which a training script would have to do what only a task does.
+
+    Raises:
+        BadInput: it is one.
+    """
+    for names, reason, instead in OF_TASKS:
+        for name in names:
+            value, usual = getattr(spec, name), RunSpec.model_fields[name].default
+            if value != usual:
+                asked = setting(name, value) if isinstance(value, (float, int, str)) else f"`{name}`"
+                raise BadInput(f"{asked} is for tasks: {reason}.", hint=instead)
+    unfit = why_not_local(spec) if spec.is_local else None
+    if spec.sync.may_settle:
+        unfit = "A script says itself how long it trains, so it cannot switch to averages, which take more steps."
+    if unfit is None and (spec.sync.stretch != 1 or spec.sync.rate_power):
+        unfit = "A script sets its own learning rates, so there is no schedule that sync could stretch or follow."
+    if unfit is not None:
+        raise BadInput(unfit, hint="leave out sync, or the other")
+
+
+def check_batch(spec: RunSpec, samples: int) -> None:
+    """Refuse a script whose steps have another number of samples than the plan's.
+
+    Args:
+        spec: the plan's.
+        samples: of a step over all workers, as the script's loader gives them.
+
+    Raises:
+        BadInput: they differ.
+    """
+    planned, name = spec.global_batch_size, Path(spec.script[0]).name
+    if samples != planned:
+        raise BadInput(
+            f"The plan steps by {planned:,} samples, and the loader of {name} gives {samples:,}.",
+            hint=f"start the script with its own option for {planned:,} samples, or plan with "
+            f"{setting('batch_size', samples)}",
+        )
+
+
+def left_to_script(spec: RunSpec) -> str:
+    """Return one sentence on what the plan reckons with and the script's own loop decides."""
+    stop = spec.stop
+    amount, unit = (stop.max_epochs, "epoch") if stop.max_epochs else (stop.max_steps or 0, "step")
+    saving = f", and with a checkpoint every {formatting.duration(spec.checkpoint_every_s)}" if spec.resumes else ""
+    return (
+        f"{Path(spec.script[0]).name} ends and saves by its own loop: the plan reckons with "
+        f"{formatting.counted(amount, unit)}{saving}."
+    )
+
+
+BUNDLED: Mapping[str, str] = MappingProxyType(
+    {
+        "digits": "hetopt.trainer.tasks.digits:digits",
+        "resnet20-cifar10": "hetopt.trainer.tasks.vision:resnet20_cifar10",
+        "resnet101-cifar10": "hetopt.trainer.tasks.vision:resnet101_cifar10",
+        "vgg11-cifar10": "hetopt.trainer.tasks.vision:vgg11_cifar10",
+        "vgg16-cifar100": "hetopt.trainer.tasks.vision:vgg16_cifar100",
+        "lstm-small": "hetopt.trainer.tasks.language:lstm_small",
+        "lstm-ptb": "hetopt.trainer.tasks.language:lstm_ptb",
+        STAND_IN: "hetopt.trainer.tasks.stand_in:stand_in",
+    }
+)
+"""Name of a bundled task -> where it is defined, as ``module:attribute``. Nobody is offered the one that stands in."""
+
+
+def check_found(reference: str) -> None:
+    """Look whether what ``reference`` names is there, without running anything of it.
+
+    Raises:
+        BadInput: there is no such bundled task, file or module.
+    """
+    if reference in BUNDLED:
+        return
+    place, colon, _ = reference.rpartition(":")
+    if not colon:
+        raise names_no_task(reference)
+    if place.endswith(".py"):
+        if not Path(place).is_file():
+            raise BadInput(
+                f"the task's file {place} is not there: {Path(place).resolve()} does not exist.",
+                hint="go to the folder that holds it, or give its path when you profile",
+            )
+        return
+    package = place.partition(".")[0]
+    if package not in sys.modules and PathFinder.find_spec(package, [str(Path.cwd()), *sys.path]) is None:
+        raise BadInput(
+            f"there is no module '{place}' to import the task from.",
+            hint="go to the folder that holds it, or name its file when you profile: path/to/file.py:attribute",
+        )
+
+
+def check_data_folder(folder: Path) -> None:
+    """Look whether the folder of a task's data is there.
+
+    Raises:
+        BadInput: it is not.
+    """
+    if not folder.is_dir():
+        raise BadInput(f"there is no data folder {folder}.", hint="give the folder that holds the task's files")
+
+
+def names_no_task(reference: str) -> BadInput:
+    """Return the refusal of a text that names no task."""
+    if reference.endswith(".py"):
+        return BadInput(f"'{reference}' names a file but no task in it.", hint=f"Add the attribute: {reference}:task")
+    if "/" in reference or Path(reference).exists():
+        return BadInput(
+            f"'{reference}' is neither a bundled task nor a Python script, whose name ends in .py.",
+            hint="give the path of the script, or of the file and the task in it: file.py:attribute",
+        )
+    offered = [name for name in BUNDLED if name != STAND_IN]
+    own = "your own is module:attribute or file.py:attribute"
+    return unknown(reference, offered, "bundled task", hint=f"choose one of: {', '.join(offered)}; {own}")

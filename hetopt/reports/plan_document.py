@@ -1,0 +1,457 @@
+"""A plan as a document: the answer on one screen, and behind it machines, bill, alternatives and reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from hetopt.core import formatting
+from hetopt.core.plain_text import converted_script, typed
+from hetopt.optimizer.plan import Candidate, Choice, Goal, Group, Plan, Range
+from hetopt.optimizer.search.objective import NEAR
+from hetopt.optimizer.step_time.device_memory import ACCELERATOR_CONTEXT_BYTES, HOST_MEMORY_BYTES, MEMORY_FRACTION
+from hetopt.reports.chart import Scale
+from hetopt.reports.document import (
+    Block,
+    Cell,
+    Column,
+    Document,
+    Drawing,
+    Facts,
+    Figure,
+    Heading,
+    Html,
+    Line,
+    Remarks,
+    Table,
+    Tile,
+    Tiles,
+    columns,
+)
+from hetopt.reports.html import cell, parts_bar
+from hetopt.reports.plan_plots import dot_plot, front_svg, log_scale
+
+MOST_SENTENCES = 3
+"""Of the answer, beside what has to be asked for first."""
+
+MOST_LINES = 22
+"""Of the answer: what a terminal of 24 lines shows with the command above and the prompt below."""
+
+AS_SURE = 0.02
+"""Chances that differ by no more are as high."""
+
+EVIDENCE_IN_SHORT = {
+    "measured": "measured",
+    "interpolated": "same kind measured",
+    "counted": "counted",
+    "extrapolated": "not measured",
+}
+"""What a step time rests on, in few words; from the best known to the least."""
+
+_LEFT_OUT_PLANS = (
+    "Plans are compared by time and cost on average, so a wide interval counts against one. Left out: what is slower "
+    f"and dearer than another, or quicker by less than {100 * (NEAR - 1):.0f} % for twice the money."
+)
+"""The rule of `plan_front`, in words."""
+
+_MEMORY_RESERVE = (
+    f"{MEMORY_FRACTION:g} of a GPU less {ACCELERATOR_CONTEXT_BYTES // 2**20} MiB of CUDA context, "
+    f"{MEMORY_FRACTION:g} of main memory less {HOST_MEMORY_BYTES / 2**30:g} GiB of system"
+)
+"""What training may use of a machine's memory."""
+
+
+def page(plan: Plan) -> Document:
+    """Return all there is to a plan, for a page."""
+    return Document(
+        kind="hetopt plan",
+        title=plan.chosen.in_words,
+        about=[
+            Line(f"{plan.run.task}, {asked(plan.goal, until='to')}: {plan.chosen.hardware_in_words}", "strong"),
+            *_warnings(plan),
+        ],
+        blocks=[
+            Tiles(list(_tiles(plan))),
+            Heading("The ways to go"),
+            *choices(plan),
+            Remarks([*filter(None, [plan.not_compared]), *plan.reasons]),
+            Heading("Start it"),
+            Line("\n".join(next_commands(plan, "plan.json")), is_copied=True),
+            *details(plan),
+        ],
+        below=f"Made by hetopt {plan.hetopt_version}, {plan.created[:10]}. Searched: {plan.searched}.",
+    )
+
+
+def answer(
+    plan: Plan,
+    *,
+    height: Callable[[Sequence[Block]], int],
+    plan_file: Path | None = None,
+    inventory: Path | None = None,
+) -> list[Block]:
+    """Return what was asked, the answer, the ways to go, reasons and the next command: one screen of 80 columns.
+
+    Args:
+        plan: to show.
+        height: lines that blocks take.
+        plan_file: where it was written.
+        inventory: whose machines it is for, where it is.
+    """
+    chosen = plan.chosen
+    own = all(group.is_own for group in chosen.groups)
+    where = "on your own machines" if own else f"in {'+'.join(dict.fromkeys(group.region for group in chosen.groups))}"
+    head: list[Block] = [Line(f"{plan.run.task}, {asked(plan.goal)}, {where}", "strong"), *_warnings(plan)]
+    if plan.advice is None:
+        said, sure = chosen.prediction, None if plan.insight is None else plan.insight.chance
+        limits = {"the budget": plan.goal.budget_usd, "the deadline": plan.goal.deadline_s}
+        kept = " and ".join(name for name, limit in limits.items() if limit is not None)
+        batch = _batch(chosen, plan.profile.job.batch_size)
+        told = (
+            f"{', '.join(filter(None, [chosen.in_words, batch]))}: {formatting.duration(said.total_s.value)} with "
+            f"{formatting.duration(said.startup_s)} of {'start-up' if own else 'provisioning'}, "
+            f"{formatting.usd(said.cost_usd.value)}"
+        )
+        head.append(Line(f"{told}{f'; {formatting.chance(sure)} of simulated runs keep {kept}' if sure else ''}."))
+    names = [typed(name) for name in (plan_file or "plan.json", inventory or "hosts.toml")]
+    unsaved = "" if plan_file else "add -o plan.json, then "
+    first, *others = next_commands(plan, *names)
+    commands = [f"next: {unsaved}{first}", *(f"then: {command}" for command in others)]
+    before, after = list(region_notes(plan)), list(quota_notes(plan))
+
+    def screen(reasons: Sequence[str]) -> list[Block]:
+        return [
+            *head,
+            *choices(plan),
+            Line(""),
+            Remarks([*before, *reasons, *after]),
+            *(Line(command, "strong", is_copied=True) for command in commands),
+        ]
+
+    reasons: list[str] = []
+    for reason in (*_memory_bound(chosen), *plan.reasons)[:MOST_SENTENCES]:
+        # As many as the screen holds: the first say most, of each what is before a semicolon.
+        short = f"{reason.partition('; ')[0].rstrip('.')}."
+        fitting = (text for text in (reason, short) if height(screen([*reasons, text])) <= MOST_LINES)
+        reasons += [text for text in [next(fitting, None)] if text is not None]
+    return screen(reasons)
+
+
+def _warnings(plan: Plan) -> Iterator[Line]:
+    if plan.risk is not None:
+        yield Line(f"RISK: {plan.risk}; else it is stopped unfinished", "warning")
+    if plan.advice is not None:
+        yield Line(plan.advice, "good")
+
+
+def _tiles(plan: Plan) -> Iterator[Tile]:
+    """Yield time and cost with their intervals, and how sure both are."""
+    for name, key, unit, known in (
+        ("time", "total_s", "s", plan.chosen.prediction.total_s),
+        ("cost", "cost_usd", "USD", plan.chosen.prediction.cost_usd),
+    ):
+        low, high = (
+            cell(Figure(end, unit, f"{key}_{side}")) for side, end in (("low", known.low), ("high", known.high))
+        )
+        interval = Html(f'<p class="of">{low} to {high}, with 90 % probability</p>')
+        yield Tile(name=name, value=Figure(known.value, unit, key), below=[interval])
+    if plan.insight is not None and plan.insight.chance is not None:
+        chance = Figure(plan.insight.chance, "chance", "chance")
+        yield Tile(name="keeps its limits", value=chance, below=["of simulated runs"])
+    if plan.insight is not None and plan.insight.gap is not None:
+        gap = Figure(plan.insight.gap, "fine share", "gap")
+        yield Tile(name="room for improvement", value=gap, below=["at most: all clusters were searched"])
+
+
+def next_commands(plan: Plan, plan_file: str, inventory: str = "hosts.toml") -> tuple[str, ...]:
+    """What starts a plan: here, where nothing should be rented. A session is written into a script that has none.
+
+    How long a script trains, and by how many samples, is said by its own arguments, which only its author knows.
+    """
+    own = all(group.is_own for group in plan.chosen.groups)
+    where = "local" if plan.advice is not None else f"ssh --inventory {inventory}" if own else "ec2 --dry-run"
+    launch = f"hetopt launch {plan_file} --on {where}"
+    job = plan.profile.job
+    if not job.script:
+        return (launch,)
+    name, *arguments = job.script
+    told = f"{plan.goal.amount:g}" in arguments
+    length = "" if told else f"  # and its own argument to train {plan.goal.amount:g} {plan.goal.ends}"
+    if plan.run.global_batch_size != job.batch_size:
+        length += f"  # and its own argument for {plan.run.global_batch_size:,} samples a step"
+    if job.has_session:
+        return (f"{launch} -- {typed(*job.script)}{length}",)
+    if not job.converts:
+        by_hand = f"# write a session into {typed(name)}: docs/your-own-code.md, without a DataLoader by `run.split`"
+        return by_hand, f"{launch} -- {typed(*job.script)}{length}"
+    given = f" -- {typed(*arguments)}" if arguments else ""
+    converted = typed(converted_script(Path(name)), *arguments)
+    return f"hetopt convert {typed(name)}{given}", f"{launch} -- {converted}{length}"
+
+
+def choices(plan: Plan) -> Iterator[Block]:
+    """Yield the ways to go: figures in columns, below them the machines, and on a page their runs as dots."""
+    if not plan.choices:
+        return
+    axes = list(_axes(plan))
+    rented = [way.candidate for way in plan.choices if way.candidate is not None]
+    # Where none of them was measured, or all were counted, a sentence says so once.
+    unlike = {group.evidence for one in rented for group in one.groups} not in ({"extrapolated"}, {"counted"})
+    own = chosen_way(plan)
+    sure = 0.0 if own is None else own.chance or 0.0
+    yield Table(
+        name="the ways to go",
+        columns=[
+            Column("", "word"),
+            Column("time (90 %)", "word"),
+            Column("cost (90 %)", "word"),
+            Column("per hour", "word", may_go=0),
+            Column("chance", "word"),
+            *(Column(name) for name, *_ in axes),
+        ],
+        rows=[
+            [
+                _name(way, sure),
+                Figure.of(way.total_s, "s", "way_total_s"),
+                Figure.of(way.cost_usd, "USD", "way_cost_usd")
+                if way.candidate is not None
+                else Figure(0.0, "USD", "way_cost_usd"),
+                formatting.usd(way.usd_per_hour),
+                "" if way.chance is None else formatting.chance(way.chance),
+                *(_dots(way, *axis) for axis in axes),
+            ]
+            for way in plan.choices
+        ],
+        notes=[_machines_of(plan, way, evidence=unlike) for way in plan.choices],
+        chosen=None if own is None or plan.advice is not None else plan.choices.index(own),
+        are_cards=True,
+    )
+    if axes:
+        yield Drawing('<p class="of">Each dot is one of twenty equally likely runs; the line is the limit.</p>')
+
+
+def _name(way: Choice, sure: float) -> str:
+    """Return the names of a way; ``sure`` is the plan's own chance."""
+    # On demand nothing is taken back; at its price that may keep the limits less often than spot does.
+    safest = "safest" if (way.chance or 0.0) >= sure - AS_SURE else "on demand"
+    names = [safest if name == "safest" else name for name in way.names]
+    return "best" if {"cheapest", "balanced", "fastest"} <= set(names) else "/".join(names)
+
+
+def _axes(plan: Plan) -> Iterator[tuple[str, str, float, Scale]]:
+    """Yield what all ways are compared by: quantity, name of its limit, the limit, and the axis."""
+    for what, name, limit, runs in (
+        ("time", "deadline", plan.goal.deadline_s, [value for way in plan.choices for value in way.times_s]),
+        ("cost", "budget", plan.goal.budget_usd, [value for way in plan.choices for value in way.costs_usd]),
+    ):
+        if limit is not None and runs:
+            yield what, name, limit, log_scale([*runs, limit])
+
+
+def _dots(way: Choice, what: str, name: str, limit: float, axis: Scale) -> Html:
+    runs, say = (way.times_s, formatting.duration) if what == "time" else (way.costs_usd, formatting.usd)
+    return Html(dot_plot(runs, limit, axis, what=what, limit_name=name, say=say))
+
+
+def _machines_of(plan: Plan, way: Choice, *, evidence: bool) -> str:
+    """Return what a way rents, what a machine has, how it trains where not as usual, quotas, and (asked) evidence."""
+    if way.candidate is None:
+        return "this machine, measured" if way.earlier is None else "this machine, as measured and as runs found it"
+    groups = way.candidate.groups
+    quotas = "".join(f"{need.vcpus:,} + " for need in way.quotas[:-1])
+    quotas += "".join(formatting.vcpus(need.vcpus) for need in way.quotas[-1:])
+    rests = {group.evidence for group in groups}
+    least = next(known for known in reversed(EVIDENCE_IN_SHORT) if known in rests)
+    basis = EVIDENCE_IN_SHORT[least] if len(rests) == 1 else f"in part {EVIDENCE_IN_SHORT[least]}"
+    parts = [
+        plan.machines(way.candidate),
+        way.candidate.hardware_in_words,
+        _batch(way.candidate, plan.profile.job.batch_size),
+        _method(way.candidate),
+        f"quota {quotas}" if quotas else "",
+        basis if evidence else "",
+    ]
+    return "; ".join(filter(None, parts))
+
+
+def _batch(candidate: Candidate, usual: int) -> str:
+    """Return the batch size, where it is not the job's own."""
+    size = candidate.global_batch_size
+    return "" if size == usual else f"batch {formatting.count(size)}, not {formatting.count(usual)}"
+
+
+def _method(candidate: Candidate) -> str:
+    """Return the exchange and what workers compute in, where they are not the plain ones."""
+    way = formatting.method(candidate.compression, candidate.sync, candidate.precision)
+    if way == "none" or way.startswith("none, "):
+        return way[len("none") :].removeprefix(", ")
+    return way if candidate.sync.is_local else f"gradients by {way}"
+
+
+def chosen_way(plan: Plan) -> Choice | None:
+    """Return the plan's own way, where ways are shown."""
+    return next((way for way in plan.choices if way.candidate == plan.chosen), None)
+
+
+def region_notes(plan: Plan) -> Iterator[str]:
+    """Yield how many types have no price, the region that won, and the next two."""
+    if plan.not_compared is not None:
+        yield plan.not_compared
+    if plan.regions:
+        best, *others = plan.regions
+        moved = f", {formatting.usd(best.data_transfer_usd)} of it for the data" if best.data_transfer_usd else ""
+        next_ = "; ".join(
+            f"{offer.region} {formatting.duration(offer.total_s)}, {formatting.usd(offer.cost_usd)}" for offer in others
+        )
+        yield f"{best.region} is the best region{moved}{f'; next {next_}' if others else ''}."
+
+
+def quota_notes(plan: Plan) -> Iterator[str]:
+    """Yield what a new account would have to ask for first, where nobody knows what this one has."""
+    own = chosen_way(plan)
+    for need in () if own is None else own.quotas:
+        if need.granted is None and need.vcpus > need.new_account:
+            yield (
+                f"Needs a quota of {formatting.vcpus(need.vcpus)} ({need.bucket}); a new account has "
+                f"{need.new_account} (`hetopt doctor`)."
+            )
+
+
+def _memory_bound(candidate: Candidate) -> Iterator[str]:
+    """Yield at which micro-batch each machine fits whose memory does not hold its local batch at once."""
+    words = [(group.instance_type, group.micro_batch_in_words) for group in candidate.groups]
+    bound = dict.fromkeys(f"{name} {micro_batch}" for name, micro_batch in words if micro_batch)
+    if bound:
+        yield f"{'; '.join(bound)}."
+
+
+def asked(goal: Goal, *, until: str = "until") -> str:
+    """Return what was asked for, in a few words; ``until`` is said before a target."""
+    if goal.ends == "target":
+        return ", ".join([f"{until} {goal.target_metric} {goal.target_value:g}", *limits_of(goal)])
+    length = formatting.counted(goal.amount or 0, goal.ends.removesuffix("s"))
+    return ", ".join([length, *limits_of(goal)])
+
+
+def limits_of(goal: Goal) -> list[str]:
+    """Such as 'budget $20.00'."""
+    limits = [f"budget {formatting.usd(goal.budget_usd)}"] if goal.budget_usd is not None else []
+    return limits + ([f"deadline {formatting.duration(goal.deadline_s)}"] if goal.deadline_s is not None else [])
+
+
+def details(plan: Plan) -> Iterator[Block]:
+    """Yield everything behind the answer."""
+    chosen, said = plan.chosen, plan.chosen.prediction
+    kind = "sync" if chosen.sync.is_local else "compression"
+    yield Heading("The plan")
+    yield Facts(
+        {
+            "cluster": chosen.in_words,
+            "time": f"{_interval(said.total_s, formatting.duration)}, of which start-up "
+            f"{formatting.duration(said.startup_s)}",
+            "cost": _interval(said.cost_usd, formatting.usd),
+            "batch": f"{formatting.counted(chosen.global_batch_size, 'sample')} a step, {kind} "
+            f"{formatting.method(chosen.compression, chosen.sync, chosen.precision)}, "
+            f"{chosen.collective.replace('_', '-')}",
+            "step": f"{formatting.duration(said.step_time_s.value)}: computing {formatting.duration(said.compute_s)}, "
+            f"communicating {formatting.duration(said.communication_s)}; workers wait "
+            f"{formatting.duration(said.waiting_s)}",
+            "steps": f"{formatting.count(said.steps.value)}, from {said.steps_source}",
+        }
+    )
+    yield Heading("Machines")
+    yield Table(
+        name="machines",
+        columns=columns("machines, market, each has, #USD/h, #batch, step time is"),
+        rows=[_machine(group) for group in chosen.groups],
+        caption="USD/h: one machine · batch: local batch size, samples · "
+        + "; ".join(dict.fromkeys(map(_price_of, chosen.groups))),
+    )
+    yield from _memory(plan)
+    yield Heading("Cost")
+    yield from bill(chosen)
+    if len(plan.plans) > 1:
+        yield from _alternatives(plan)
+    yield Heading("Why")
+    yield Remarks(plan.explanation)
+
+
+def _interval(known: Range, say: formatting.Say) -> str:
+    return f"{say(known.value)} ({say(known.low)} – {say(known.high)} with 90 % probability)"
+
+
+def _machine(group: Group) -> list[Cell]:
+    band = f", {group.interruption_band} a month" if group.interruption_band else ""
+    seen = f", {group.watched.in_words}" if group.watched else ""
+    low, high = min(group.local_batch_sizes), max(group.local_batch_sizes)
+    return [
+        f"{group.machines} × {group.instance_type}",
+        group.terms + band + seen,
+        "" if group.hardware is None else group.hardware.in_words,
+        Figure(group.price_usd_per_hour, "USD", "price"),
+        str(low) if low == high else f"{low}–{high}",
+        EVIDENCE_IN_SHORT[group.evidence],
+    ]
+
+
+def _price_of(group: Group) -> str:
+    """Return whose price it is, and of when."""
+    day = "" if group.price_date in group.price_source else f", {group.price_date}"
+    if group.is_own:
+        return group.price_source
+    return f"{group.market} price{' (estimate)' if group.price_is_estimate else ''}: {group.price_source}{day}"
+
+
+def _memory(plan: Plan) -> Iterator[Block]:
+    """Yield what a worker of each machine type holds, part by part."""
+    names = ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "residual_bytes", "activation_bytes")
+    yield Heading("Memory of a worker")
+    if plan.memory:
+        yield Table(
+            name="memory of a worker",
+            columns=columns("machine, #device, #params, #grads, #optim., #resid., #activ., #at once, #most"),
+            rows=[
+                [
+                    memory.instance_type,
+                    Figure(memory.device_bytes, "bytes", "device_bytes"),
+                    *(Figure(size, "bytes", name) for name, size in zip(names, memory.parts, strict=True)),
+                    f"{memory.micro_batch}/{memory.local_batch_size}",
+                    "any" if memory.largest_micro_batch is None else f"{memory.largest_micro_batch}",
+                ]
+                for memory in plan.memory
+            ],
+            caption="device: all of its memory · then parameters, gradients, optimizer state, residuals of the "
+            "exchange, activations and what else a step takes · at once: the micro-batch, of a worker's local batch · "
+            f"most: the largest micro-batch that fits into {_MEMORY_RESERVE}",
+        )
+
+
+def bill(chosen: Candidate) -> Iterator[Block]:
+    """Yield the bill of a plan as a bar and a table."""
+    terms = chosen.prediction.bill
+    yield Drawing(parts_bar("parts of the bill", [(term.name, term.usd) for term in terms]))
+    yield Table(
+        name="the bill",
+        columns=columns("for, #USD, how"),
+        rows=[[term.name, Figure(term.usd, "USD", "term_usd"), term.basis] for term in terms],
+    )
+
+
+def _alternatives(plan: Plan) -> Iterator[Block]:
+    usual = plan.profile.job.batch_size
+    yield Heading("All plans, quickest first")
+    yield Drawing(f'<div class="front">{front_svg(plan)}</div>')
+    yield Table(
+        name="all plans",
+        columns=columns("machines, time (90 %), cost (90 %)"),
+        rows=[
+            [
+                "; ".join(filter(None, [plan.machines(other), _batch(other, usual), _method(other)])),
+                Figure.of(other.prediction.total_s, "s", "front_total_s"),
+                Figure.of(other.prediction.cost_usd, "USD", "front_cost_usd"),
+            ]
+            for other in plan.plans
+        ],
+        chosen=plan.plans.index(plan.chosen),
+        caption=_LEFT_OUT_PLANS,
+    )

@@ -1,0 +1,260 @@
+"""A run as a document: what was predicted and what was measured, its curves, and where the money went."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+
+from hetopt.core import formatting
+from hetopt.core.comm.compression_text import way_in_words
+from hetopt.optimizer.launch_record import Launch
+from hetopt.reports import bars
+from hetopt.reports.chart import Axes, ticks
+from hetopt.reports.cursor import SCRIPT
+from hetopt.reports.document import (
+    Block,
+    Cell,
+    Column,
+    Document,
+    Drawing,
+    Figure,
+    Heading,
+    Html,
+    Line,
+    Remarks,
+    Table,
+    Tile,
+    Tiles,
+    columns,
+)
+from hetopt.reports.html import interval_bar, share_bar
+from hetopt.reports.plan_document import bill
+from hetopt.reports.report import BroughtTogether, Compared, Report, Sent, WorkerReport
+from hetopt.reports.run_charts import charts
+from hetopt.reports.run_words import place
+from hetopt.reports.series import as_column
+from hetopt.reports.timeline import Happening
+
+WIDEST_RATIOS = (1.25, 1.5, 2.0, 4.0)
+"""Of measured to predicted that are drawn: the first with room for all; beyond the last a mark stays at the edge."""
+
+SHOWN_WAYS = 3
+MOST_HAPPENINGS = 30
+
+HERE = {"local": "local ", "rehearsal": "rehearsed "}
+"""Backends that are this machine, and what their workers are called."""
+
+
+def document(report: Report, launch: Launch | None = None) -> Document:
+    """Return all there is to a run; what a page and its cursor need beside the report comes with its ``launch``."""
+    kind, where = HERE.get(report.on, ""), "" if report.on in HERE else f" {place(report.on)}"
+    workers = f"{formatting.counted(len(report.workers), f'{kind}worker')}{where}"
+    begun = "" if launch is None else f", begun {launch.created[:10]}"
+    verdict, rented = list(report.verdict), (report.rented_total_s, report.rented_cost_usd)
+    if report.on in HERE:
+        verdict.append(
+            f"The cluster of the plan is predicted to take {formatting.duration(rented[0])} and "
+            f"{formatting.usd(rented[1])}; this run did not train on it."
+        )
+    return Document(
+        kind="hetopt run",
+        title=f"{report.task} on {workers}: {report.state}{formatting.ending(report.finish_reason)}",
+        about=[
+            Line(f"  {report.run_id}{begun}", "soft"),
+            *([Line(f"  {formatting.reached(report.metrics, None)}")] if report.metrics else []),
+        ],
+        blocks=[
+            *([] if launch is None else [Tiles(list(_tiles(report, launch)))]),
+            Heading("Verdict"),
+            Remarks(verdict),
+            Heading(f"Predicted and measured{', here' if report.on in HERE else ''}"),
+            _compared(report.compared),
+            Heading("Workers"),
+            worker_table(report.workers),
+            *_over_time(report),
+            *([] if launch is None else _money(report, launch)),
+        ],
+        below="" if launch is None else f"Planned by hetopt {launch.plan.hetopt_version}.",
+        script=f'\n<script type="application/json" id="data">{_data(report)}</script>\n<script>{SCRIPT}</script>',
+    )
+
+
+def _tiles(report: Report, launch: Launch) -> Iterator[Tile]:
+    """Yield what it took and cost, each beside what was predicted, and what it has reached."""
+    figures = {compared.name: compared for compared in report.compared}
+    widest = _widest(report.compared)
+    if "run time" not in figures and report.over_time.step:
+        expected, step = launch.prediction.steps.value, report.over_time.step[-1]
+        done = Html(share_bar("steps done", step / max(expected, 1.0)))
+        yield Tile(name="steps", value=formatting.count(step), below=[f"of about {formatting.count(expected)}", done])
+    for name in ("run time", "cost at the plan's rate", "cost", "step time"):
+        if name in figures:
+            yield _compared_tile(figures[name], widest, launch.plan.goal.budget_usd)
+    for name, value in report.metrics.items():
+        yield Tile(name=name, value=f"{value:.4g}")
+
+
+def _compared_tile(compared: Compared, widest: float, budget_usd: float | None) -> Tile:
+    interval = _interval(compared)
+    predicted = f"predicted {_figure(compared, 'predicted')}{f' ({interval})' if interval else ''}"
+    below: list[Cell] = [predicted, _drawn(compared, widest)]
+    if compared.error is not None:
+        below.append(f"{formatting.percent(compared.error)} from its prediction")
+    if compared.unit == "USD" and budget_usd is not None:
+        share = formatting.share(compared.measured / budget_usd)
+        below.append(f"{share} of the budget of {formatting.usd(budget_usd)}")
+    return Tile(name=compared.name, value=_figure(compared, "measured"), below=below)
+
+
+def _compared(figures: Sequence[Compared]) -> Table:
+    """Return each figure with its interval; drawn on a logarithmic scale, 1 is the prediction."""
+    widest = _widest(figures)
+    return Table(
+        name="what was predicted and what was measured",
+        columns=[
+            *columns(", #predicted, #90 % interval, #measured, #difference"),
+            Column(f"{1 / widest:.2g} to {widest:g} times"),
+        ],
+        rows=[
+            [
+                compared.name,
+                _figure(compared, "predicted"),
+                _interval(compared),
+                _figure(compared, "measured"),
+                "" if compared.error is None else formatting.percent(compared.error),
+                _drawn(compared, widest),
+            ]
+            for compared in figures
+        ],
+    )
+
+
+def _figure(compared: Compared, which: str) -> Figure:
+    name = re.sub(r"[^a-z]+", "_", compared.name)
+    return Figure(getattr(compared, which), compared.unit, f"{name}_{which}")
+
+
+def _interval(compared: Compared) -> str:
+    return f"{_figure(compared, 'low')} – {_figure(compared, 'high')}" if compared.low < compared.high else ""
+
+
+def _drawn(compared: Compared, widest: float) -> Html:
+    return Html(interval_bar(compared.predicted, compared.low, compared.high, compared.measured, widest=widest))
+
+
+def _widest(figures: Sequence[Compared]) -> float:
+    """Return the scale that has room for all of them."""
+    drawn = [one for one in figures if one.predicted > 0 and one.measured > 0]
+    ratios = [max(value, 1e-12) / one.predicted for one in drawn for value in (one.low, one.measured, one.high)]
+    most = max((max(ratio, 1 / ratio) for ratio in ratios), default=1.0)
+    return next((widest for widest in WIDEST_RATIOS if most <= widest), WIDEST_RATIOS[-1])
+
+
+def worker_table(workers: Sequence[WorkerReport]) -> Table:
+    """Return a row for each worker: its share, and where its time in a step goes."""
+    on_rehearsal = any(worker.speed is not None for worker in workers)
+    return Table(
+        name="means of a step of each worker",
+        columns=[
+            Column("worker", "word"),
+            Column("planned as", "word", may_go=0),
+            Column("speed" if on_rehearsal else "slowdown", "number", may_go=1),
+            *columns("#batch, #compute, #waiting"),
+        ],
+        rows=[
+            [
+                worker.host,
+                worker.type,
+                f"{worker.slowdown if worker.speed is None else worker.speed:g}",
+                formatting.count(worker.local_batch_size) if worker.is_present else "gone",
+                "" if worker.compute_s is None else formatting.duration(worker.compute_s),
+                "" if worker.wait_s is None else formatting.duration(worker.wait_s),
+            ]
+            for worker in workers
+        ],
+        caption="batch: local batch size, samples · compute, waiting: mean of a step",
+    )
+
+
+def _over_time(report: Report) -> Iterator[Block]:
+    """Yield the curves, and what happened on the way."""
+    told, news = report.over_time, list(_news(report.happenings))
+    yield Heading("Over the run")
+    if told.series:
+        axes = Axes(end_s=as_column(told.end_s), marks_s=[happened.time_s for happened in news])
+        trained = f"{formatting.duration(axes.duration_s)} of training, {formatting.counted(told.step[-1], 'step')}."
+        slider = (
+            f'<div id="now"><span id="said" class="soft" aria-live="polite">{trained}</span>'
+            '<input type="range" id="moment" min="0" max="1000" value="0" aria-label="moment of the run" hidden></div>'
+        )
+        markup = "".join([slider, *charts(report, axes), ticks(axes)])
+        yield Drawing(markup, lambda width: bars.draw(told, width))
+    sentences = [_sentence(happened) for happened in news[:MOST_HAPPENINGS]]
+    if len(news) > MOST_HAPPENINGS:
+        sentences.append(f"and {len(news) - MOST_HAPPENINGS} more, in the report's JSON")
+    if report.together is not None:
+        sentences.append(_together(report.together))
+    elif report.sent is not None:
+        sentences.append(_sent(report.sent))
+    yield Remarks(sentences)
+
+
+def _news(happenings: Sequence[Happening]) -> Iterator[Happening]:
+    """Yield what happened; of what is routine only the last of a kind."""
+    last = {happened.kind: happened for happened in happenings}
+    yield from (happened for happened in happenings if not happened.is_routine or happened is last[happened.kind])
+
+
+def _sentence(happened: Happening) -> str:
+    step = f" (step {formatting.count(happened.step)})" if happened.step is not None else ""
+    return f"at {formatting.duration(max(0.0, happened.time_s))}{step}: {happened.sentence}"
+
+
+def _together(told: BroughtTogether) -> str:
+    """Return how often workers were brought together, and how far apart they had come."""
+    steps = told.synchronised + told.local
+    apart = ""
+    if told.divergence is not None:
+        apart = f"; they had come apart by {formatting.share(told.divergence)} of the parameters' norm"
+    return (
+        f"{told.policy}: workers came together in {formatting.count(told.synchronised)} of "
+        f"{formatting.counted(steps, 'step')} ({formatting.share(told.share)}), and sent "
+        f"{formatting.bytes_(told.sent_bytes)} each{apart}"
+    )
+
+
+def _sent(sent: Sent) -> str:
+    """Return how much of the gradients went over the network, and how."""
+    if sent.sent_bytes == sent.dense_bytes:
+        return f"sent {formatting.bytes_(sent.sent_bytes)} per worker, uncompressed"
+    ways = sorted(sent.ways, key=lambda way: -way.steps)
+    told = [f"{way_in_words(way.way)} in {formatting.counted(way.steps, 'step')}" for way in ways[:SHOWN_WAYS]]
+    others = sum(way.steps for way in ways[SHOWN_WAYS:])
+    told += [f"others in {formatting.counted(others, 'step')}"] if others else []
+    return (
+        f"sent {formatting.share(sent.share)} of dense bytes ({formatting.bytes_(sent.sent_bytes)} of "
+        f"{formatting.bytes_(sent.dense_bytes)} per worker): "
+        f"{'; '.join(told)}"
+    )
+
+
+def _money(report: Report, launch: Launch) -> Iterator[Block]:
+    """Yield what this run comes to at the plan's rate, and the bill of the rented plan by term."""
+    yield Heading("Where the money goes")
+    here = next((compared for compared in report.compared if compared.unit == "USD"), None)
+    if here is not None:
+        budget = launch.plan.goal.budget_usd
+        rate = "on your hosts" if report.on == "ssh" else f"at the plan's {formatting.usd(report.hourly_usd)} an hour"
+        limit = f", of a budget of {formatting.usd(budget)}" if budget is not None else ""
+        yield Line(f"This run took {_figure(here, 'measured')} {rate}, predicted were {_interval(here)}{limit}.")
+    yield Line(f"Predicted for the plan's cluster, {formatting.usd(report.rented_cost_usd)} in all:", "soft")
+    yield from bill(launch.plan.chosen)
+
+
+def _data(report: Report) -> str:
+    """Return what the cursor reads. ``<`` cannot end the script that holds it."""
+    told = report.over_time
+    series = {curve.key: (curve.unit, curve.values) for curve in told.series}
+    data = {**told.model_dump(include={"end_s", "step", "ways", "way"}), "series": series}
+    return json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")

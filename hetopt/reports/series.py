@@ -1,0 +1,276 @@
+"""The curves of a run in few points: one value a stretch of time, and how far the log went around it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+
+from hetopt.core.artifact import Record, Told
+from hetopt.core.comm.compression_text import way_in_words
+from hetopt.core.events.fold import RunHistory, matrix
+from hetopt.core.events.records import Evaluated, SyncTold
+
+Column: TypeAlias = npt.NDArray[np.float64]
+"""[rows], or [rows, workers]."""
+
+Unit: TypeAlias = Literal["s", "share", "bytes", "number"]
+
+MOST_POINTS = 300
+"""Stretches of time; about two pixels each on a wide screen."""
+
+_DIGITS = 5
+
+_SEEN = 1e-3
+"""Difference of two shares that a person would see."""
+
+_WIDE = 10
+"""Ratio of the largest to the least value that is drawn on a logarithmic scale."""
+
+
+class Series(Record):
+    """One curve of a run; those of one title are compared."""
+
+    key: str
+    title: str
+    label: Told
+    unit: Unit
+    is_logarithmic: bool = False
+    values: tuple[float | None, ...] = Field(description="median of each stretch; absent where nothing is known")
+    low: tuple[float | None, ...] = Field(default=(), description="least of each stretch; none: as the median")
+    high: tuple[float | None, ...] = Field(default=(), description="likewise, the largest")
+
+
+class Evaluation(Record):
+    """The metrics of an evaluation."""
+
+    time_s: float = Field(description="seconds since training began")
+    metrics: dict[Told, float]
+
+
+class OverTime(Record):
+    """The curves of a run over equal stretches of time, those without a step left out."""
+
+    begin_s: tuple[float, ...] = Field(default=(), description="of each stretch, seconds since training began")
+    end_s: tuple[float, ...] = ()
+    step: tuple[int, ...] = Field(default=(), description="the last of each stretch")
+    ways: tuple[Told, ...] = Field(default=(), description="to exchange gradients")
+    way: tuple[int, ...] = Field(default=(), description="of each stretch, from 1; 0: nothing was exchanged")
+    series: tuple[Series, ...] = ()
+    evaluations: tuple[Evaluation, ...] = ()
+
+    def values(self, key: str) -> Column:
+        """Return the values of a curve; NaN where nothing is known."""
+        return as_column(next(series.values for series in self.series if series.key == key))
+
+
+def as_column(values: tuple[float | None, ...]) -> Column:
+    """Return values as an array; NaN where nothing is known."""
+    return np.array(values, dtype=np.float64)
+
+
+def over_time(history: RunHistory) -> OverTime:
+    """Return the curves of one run, empty before its first step; time in which nothing of it ran is left out."""
+    rows = history.steps.events
+    if not rows:
+        return OverTime()
+    end_s = np.array(history.steps.end_s, dtype=np.float64)
+    over = stretches(end_s)
+    last = np.append(over.first[1:], len(rows)) - 1
+    names = [row.exchange.way if row.exchange is not None else "" for row in rows]
+    ways = list(dict.fromkeys(filter(None, names)))
+    begin_s = [max(0.0, float(end_s[row]) - rows[row].steps * rows[row].step_time_s) for row in over.first]
+    return OverTime(
+        begin_s=tuple(
+            min(round(begin, 3), round(float(end), 3)) for begin, end in zip(begin_s, over.end_s, strict=True)
+        ),
+        end_s=tuple(round(float(time_s), 3) for time_s in over.end_s),
+        step=tuple(rows[row].step for row in last),
+        ways=tuple(map(way_in_words, ways)),
+        way=tuple(ways.index(names[row]) + 1 if names[row] else 0 for row in last),
+        series=tuple(_series(history, over, last)),
+        evaluations=tuple(
+            Evaluation(time_s=placed.at_s, metrics=dict(placed.event.metrics))
+            for placed in history.others
+            if isinstance(placed.event, Evaluated) and placed.at_s is not None
+        ),
+    )
+
+
+def _series(history: RunHistory, over: Stretches, last: npt.NDArray[np.intp]) -> Iterator[Series]:
+    """Yield all curves; those that would say nothing are left out."""
+    rows = history.steps.events
+    steps = np.array([row.steps for row in rows], dtype=np.float64)
+
+    def of(get: Callable[[Any], float | None], part: str = "") -> Column:
+        """Return a column of the log's rows, or of one part of them; NaN where that is not there."""
+        parts = rows if not part else [getattr(row, part) for row in rows]
+        return np.array([np.nan if one is None else get(one) for one in parts], dtype=np.float64)
+
+    def curve(key: str, title: str, unit: Unit, values: Column, label: str = "", *, wide: bool = False) -> Series:
+        around = envelope(values, over)
+        has_band = not np.array_equal(around.low, around.high, equal_nan=True)
+        return Series(
+            key=key,
+            title=title,
+            label=label,
+            unit=unit,
+            is_logarithmic=wide,
+            values=_told(around.middle),
+            low=_told(around.low) if has_band else (),
+            high=_told(around.high) if has_band else (),
+        )
+
+    def sent(key: str, label: str, bytes_: Column) -> Series:
+        so_far = _told(np.cumsum(np.nan_to_num(bytes_) * steps)[last])
+        return Series(key=key, title="bytes sent by one worker so far", label=label, unit="bytes", values=so_far)
+
+    loss = of(attrgetter("loss"))
+    yield curve("loss", "training loss", "number", loss, wide=bool(0 < loss.min() < loss.max() / _WIDE))
+    yield curve("step_time", "step time", "s", of(attrgetter("step_time_s")))
+    yield from _of_workers(history, over, last)
+    yield curve("sync", "communication", "s", of(lambda row: row.sync_s[0]))
+    ratio, gain = of(attrgetter("ratio"), "exchange"), of(attrgetter("gain"), "exchange")
+    compressed = bool(np.any((ratio < 1) | (np.abs(gain - 1) > _SEEN)))
+    if compressed:
+        yield curve("ratio", "elements sent and energy kept", "share", ratio, "elements sent", wide=True)
+        yield curve("gain", "elements sent and energy kept", "share", gain, "energy kept", wide=True)
+    if any(row.exchange is not None for row in rows):
+        yield sent("sent", "gradients", of(attrgetter("sent_bytes"), "exchange"))
+    if compressed:
+        yield sent("dense", "in fp32", of(attrgetter("dense_bytes"), "exchange"))
+    if any(row.sync is not None for row in rows):
+
+        def a_step(told: SyncTold) -> int:
+            return max(1, told.synchronised + told.local)
+
+        yield curve(
+            "averaged",
+            "steps averaged",
+            "share",
+            of(lambda told: told.synchronised / a_step(told), "sync"),
+        )
+        divergence = of(attrgetter("divergence"), "sync")
+        if np.isfinite(divergence).any():
+            yield curve("divergence", "workers apart", "share", _held(divergence))
+        yield sent("averages", "models", of(lambda told: told.sent_bytes / a_step(told), "sync"))
+
+
+def _of_workers(history: RunHistory, over: Stretches, last: npt.NDArray[np.intp]) -> Iterator[Series]:
+    """Yield batch size, computing and waiting of every worker that ever trained."""
+    roster, places = history.run.roster, history.steps.places
+    width = len(roster.workers)
+
+    def by_worker(name: str) -> Column:
+        """Return [rows, workers]; NaN where a worker had not come yet, or was gone."""
+        values = list(map(attrgetter(name), history.steps.events))
+        if places[0] == tuple(range(width)) and places.count(places[0]) == len(places):
+            return matrix(values)
+        known = np.full((len(values), width), np.nan)
+        for number, (row, at) in enumerate(zip(values, places, strict=True)):
+            known[number, list(at)] = row
+        return known
+
+    hosts = roster.hosts
+    labels = [
+        f"{host}/{hosts[:place].count(host)}" if hosts.count(host) > 1 else host for place, host in enumerate(hosts)
+    ]
+    curves: tuple[tuple[str, str, Unit, Column], ...] = (
+        ("share", "local batch size (samples)", "number", by_worker("local_batch_sizes")[last]),
+        ("compute", "computing (in a step)", "s", envelope(by_worker("compute_s"), over).middle),
+        ("wait", "straggler wait (in a step)", "s", envelope(by_worker("wait_s"), over).middle),
+    )
+    for name, title, unit, values in curves:
+        for place, label in enumerate(labels):
+            yield Series(key=f"{name}{place}", title=title, label=label, unit=unit, values=_told(values[:, place]))
+
+
+def _told(values: Column) -> tuple[float | None, ...]:
+    return tuple(float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None for value in values.tolist())
+
+
+def _held(values: Column) -> Column:
+    """Return each value until the next that is known."""
+    known = np.maximum.accumulate(np.where(np.isfinite(values), np.arange(len(values)), 0))
+    return np.asarray(values[known], dtype=np.float64)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Stretches:
+    """Which rows of a run belong together: equal stretches of time, those without a row left out.
+
+    Attributes:
+        first: row of each stretch.
+        end_s: of each stretch, that of its last row.
+    """
+
+    first: npt.NDArray[np.intp]
+    end_s: Column
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Envelope:
+    """A long series drawn honestly in few points: the least, the median and the largest of every stretch of time.
+
+    A plain thinning of points hides spikes, and means flatten them. Here the band between least and largest holds every
+    value that was logged. [stretches] each, or [stretches, workers]; NaN where nothing is known.
+    """
+
+    low: Column
+    middle: Column
+    high: Column
+
+
+def envelope_of(series: Series) -> Envelope:
+    """Return a curve with its band."""
+    middle = as_column(series.values)
+    return Envelope(
+        low=as_column(series.low) if series.low else middle,
+        middle=middle,
+        high=as_column(series.high) if series.high else middle,
+    )
+
+
+def stretches(end_s: Column, *, most: int = MOST_POINTS) -> Stretches:
+    """No more than ``most`` stretches of rows that ended at ``end_s`` [rows], ascending."""
+    if len(end_s) <= most:
+        return Stretches(first=np.arange(len(end_s)), end_s=end_s)
+    edges = np.linspace(0.0, float(end_s[-1]), most + 1)[:-1]
+    first = np.unique(np.searchsorted(end_s, edges, side="right"))
+    first = np.unique(np.concatenate([[0], first[first < len(end_s)]]))
+    last = np.append(first[1:], len(end_s)) - 1
+    return Stretches(first=first, end_s=end_s[last])
+
+
+def envelope(values: Column, over: Stretches) -> Envelope:
+    """The envelope of ``values`` [rows, ...] over stretches of rows."""
+    if len(over) == len(values):
+        return Envelope(low=values, middle=values, high=values)
+    parts = np.split(values, over.first[1:])
+    if not np.isnan(values).any():
+        return Envelope(
+            low=np.minimum.reduceat(values, over.first, axis=0),
+            middle=np.array([np.median(part, axis=0) for part in parts]),
+            high=np.maximum.reduceat(values, over.first, axis=0),
+        )
+    return Envelope(
+        low=np.array([_known(np.nanmin, part) for part in parts]),
+        middle=np.array([_known(np.nanmedian, part) for part in parts]),
+        high=np.array([_known(np.nanmax, part) for part in parts]),
+    )
+
+
+def _known(reduce: Callable[..., Any], part: Column) -> Column:
+    """Of the values that are known, over rows; NaN where none is."""
+    none = np.isnan(part).all(axis=0)
+    result: Column = reduce(np.where(none, 0.0, part), axis=0)
+    return np.where(none, np.nan, result)

@@ -1,0 +1,200 @@
+"""How runs are as documents: all in a list, one by its figures, and one as it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from hetopt.core import formatting
+from hetopt.core.comm.compression_text import way_in_words
+from hetopt.reports.document import Block, Drawing, Line, Remarks, Table, columns
+from hetopt.reports.live_run import LiveRun
+from hetopt.reports.report import WorkerReport
+from hetopt.reports.run_document import worker_table
+from hetopt.reports.run_words import figures, step_of
+from hetopt.reports.text import BAR, bar, phrases
+from hetopt.reports.timeline import ROUTINE
+
+UNREADABLE = "unreadable"
+"""The state of a run whose folder holds what nobody can read."""
+
+LATEST_HAPPENINGS = 5
+
+UNSEEN_END = "estimated, as EC2 forgot machines before anybody saw when they ended: the invoice says it exactly"
+
+
+def runs(facts: Sequence[Mapping[str, Any]]) -> Iterator[Block]:
+    """Yield a line for each run."""
+    if not facts:
+        yield Line("no runs yet; start one with `hetopt launch PLAN --on local`")
+        return
+    yield Table(
+        name="runs",
+        columns=columns("!run, state, #step, #elapsed, metrics"),
+        rows=[
+            [
+                fact["run"],
+                fact["state"],
+                formatting.count(fact["step"]) if "step" in fact else "",
+                formatting.duration(fact["elapsed_s"]) if fact.get("elapsed_s") else "",
+                formatting.reached(fact.get("metrics", {}), fact.get("loss")),
+            ]
+            for fact in facts
+        ],
+    )
+
+
+def status(fact: Mapping[str, Any]) -> Iterator[Block]:
+    """Yield state, progress, money, machines and workers of one run."""
+    reason = f" ({fact['reason']})" if fact["reason"] else ""
+    yield Line(f"{fact['run']}: {fact['state']}{reason}", "strong")
+    evaluated = formatting.reached(fact["metrics"], fact["loss"]) or "not evaluated yet"
+    told = [
+        f"go on from its checkpoint: {fact['resume']}" if fact["resume"] is not None else None,
+        f"{step_of(fact['step'], fact['predicted_steps'])}, epoch {fact['epoch']:.1f}, {evaluated}",
+        fact["pausing"],
+        _pace(fact["step_time_s"], fact["predicted_step_time_s"]),
+        _elapsed(fact),
+        *_rental(fact["rental"]),
+        _gradients(fact["exchange"]),
+        fact["audits"] and fact["audits"]["text"],
+    ]
+    yield from (Line(f"  {phrase}", hang=2) for phrase in told if phrase)
+    if fact["rental"] is not None and fact["rental"]["machines"]:
+        yield _machines(fact["rental"]["machines"])
+    if fact["workers"]:
+        yield Line("")
+        yield worker_table([WorkerReport(**worker) for worker in fact["workers"]])
+    if fact["conditions"]:
+        yield Remarks(list(_conditions(fact)))
+
+
+def notes(fact: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is to be known beside the status: what could not be read or asked, and where the run's folder is."""
+    rental = fact["rental"]
+    if rental is not None and rental["strange_objects"]:
+        names = ", ".join(rental["strange_objects"])
+        yield f"objects in the bucket whose names no file of a run has were left there: {names}"
+    if rental is not None and rental["not_asked"] is not None:
+        seen_s = rental["seen_s_ago"]
+        yield f"{'' if seen_s is None else f'this is {formatting.duration(seen_s)} old: '}{rental['not_asked']}"
+    if rental is not None and rental["machines"] and not _alive(rental) and not rental["everything_is_removed"]:
+        yield "something of it may be left: look with `hetopt gc --on ec2`"
+    if fact["unread"]:
+        yield fact["unread"]
+    yield fact["folder"]
+
+
+def _pace(step_time_s: float | None, predicted_s: float | None) -> str:
+    if not step_time_s:
+        return ""
+    return f"{formatting.duration(step_time_s)} a step" + (
+        f", predicted {formatting.duration(predicted_s)}" if predicted_s else ""
+    )
+
+
+def _elapsed(fact: Mapping[str, Any]) -> str:
+    if not fact["elapsed_s"]:
+        return ""
+    of = f" of a budget of {formatting.usd(fact['budget_usd'])}" if fact["budget_usd"] is not None else ""
+    cost = "" if fact["usd"] is None else f"; {cost_words(fact['usd'], fact['usd_per_hour'], fact['on'], of)}"
+    in_all = f" in {fact['sessions']} sessions" if fact["sessions"] > 1 else ""
+    again = f", {formatting.counted(fact['lost_steps'], 'step')} of it done again" if fact["lost_steps"] else ""
+    return f"{formatting.duration(fact['elapsed_s'])}{f'{in_all}{again}' or ' since launch'}{cost}"
+
+
+def cost_words(usd: float, usd_per_hour: float, on: str | None, of: str) -> str:
+    """Return what a run has cost, and at which rate; ``of`` stands behind the amount."""
+    if not usd_per_hour:
+        return "$0, as nothing is rented"
+    whose = "your hosts'" if on == "ssh" else "the plan's"
+    return f"{formatting.usd(usd)}{of} at {whose} {formatting.usd(usd_per_hour)} an hour"
+
+
+def _gradients(exchange: Mapping[str, Any] | None) -> str:
+    if not exchange or exchange["sent_bytes"] == exchange["dense_bytes"]:
+        return ""
+    share = formatting.share(exchange["sent_bytes"] / exchange["dense_bytes"])
+    return f"gradients: {way_in_words(exchange['way'])}; {share} of dense bytes sent so far"
+
+
+def _conditions(fact: Mapping[str, Any]) -> Iterator[str]:
+    """Yield how the rehearsed cluster differs from what was launched."""
+    slowdown = fact["conditions"]["slowdown"]
+    if slowdown > 1:
+        yield f"everything runs {slowdown:g} times slower than was planned, because the computation did not fit"
+    for host, factor in sorted(fact["conditions"]["speed_factors"].items()):
+        if factor != 1:
+            yield f"{host} computes at {factor:g} of the speed that it was launched with"
+    yield from _happened(fact)
+
+
+def _happened(fact: Mapping[str, Any]) -> Iterator[str]:
+    # Of what is routine only the last is news.
+    last = {happening["kind"]: happening for happening in fact["happenings"]}
+    news = [one for one in fact["happenings"] if one["kind"] not in ROUTINE or one is last[one["kind"]]]
+    for happening in news[-LATEST_HAPPENINGS:]:
+        where = f"{', '.join(happening['hosts'])}: " if happening["hosts"] else ""
+        yield f"at {formatting.duration(max(0.0, happening['time_s']))} {where}{happening['text']}"
+
+
+def _alive(rental: Mapping[str, Any]) -> int:
+    return sum(machine["state"] in ("pending", "running", "unseen") for machine in rental["machines"])
+
+
+def _rental(rental: Mapping[str, Any] | None) -> Iterator[str]:
+    """Yield how many machines are up, what they cost, and when they end."""
+    if rental is None:
+        return
+    alive = _alive(rental)
+    of = f" of {formatting.usd(rental['budget_usd'])}" if rental["budget_usd"] is not None else ""
+    going = f", {formatting.usd(rental['usd_per_hour'])} an hour" if alive else ""
+    machines = formatting.counted(len(rental["machines"]), "machine")
+    yield f"{alive} of {machines} up; {formatting.usd(rental['spent_usd'])}{of} spent{going}"
+    if rental["spent_is_estimate"]:
+        yield UNSEEN_END
+    if rental["ends_in_s"] is not None:
+        yield f"the machines end by themselves in {formatting.duration(max(rental['ends_in_s'], 0.0))}"
+    if rental["leaves_for_zone"] is not None:
+        yield f"leaving {rental['zone']} for {rental['leaves_for_zone']}, where the same machines cost less"
+
+
+def _machines(machines: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a row for each rented machine."""
+    rows = []
+    for machine in machines:
+        market = "on demand" if machine["market"] == "on-demand" else ""
+        duty = "" if machine["duty"] == "serves" else machine["duty"]
+        state = [machine["state"], *([machine["ending"]] if machine["ending"] else [market, duty])]
+        heard_s = machine["heartbeat_s_ago"]
+        rows.append(
+            [
+                machine["id"],
+                machine["host"],
+                ", ".join(filter(None, state)),
+                formatting.duration(max(machine["up_s"], 0.0)),
+                formatting.usd(machine["usd"]) + (" (estimated)" if machine["usd_is_estimate"] else ""),
+                "" if heard_s is None else f"{formatting.duration(max(heard_s, 0.0))} ago",
+            ]
+        )
+    return Table(name="rented machines", columns=columns("!machine, host, state, #up, #cost, #last word"), rows=rows)
+
+
+def going(watched: LiveRun, fact: Mapping[str, Any], *, now_s: float) -> Iterator[Block]:
+    """Yield how a run is now: a bar, the figures that change, and its status.
+
+    Args:
+        watched: what was read.
+        fact: its status.
+        now_s: seconds since the epoch.
+    """
+    expected = watched.expected_steps
+    _, *others = figures(watched.progress, watched.launch, step_time_s=watched.step_time_s, now_s=now_s, money=False)
+    done = min(1.0, watched.progress.step / expected) if expected else None
+    filled = [] if done is None else [f"{bar(done, BAR)} {formatting.share(done)}"]
+    above, *below = status(fact)
+    yield above
+    yield Drawing(lines=lambda width: phrases([*filled, *others], columns=width))
+    yield from below
+    if not fact["conditions"]:
+        yield Remarks(list(_happened(fact)))

@@ -1,0 +1,144 @@
+"""What a probe measures within its time: batch sizes, divisions of the host, pilots, in this order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hetopt.core.memory import Precision
+from hetopt.core.run_spec import CompressorProbe, NetworkProbe, PilotProbe, ProbeSchedule, Sweep
+
+
+def batch_ladder(batch_size: int, *, dataset_size: int | None, below: int = 4, above: int = 2) -> tuple[int, ...]:
+    """Local batch sizes to time: the task's own and powers of two around it, in increasing order.
+
+    Two times are the least that a line through them needs, five let the curve at small batches show. The top is the
+    task's batch size times ``2 ** above`` (one worker alone may have to take a batch that large) but never more than
+    the data set. One sample alone is left out where the task's own batch has more: BatchNorm cannot normalise it.
+
+    Args:
+        batch_size: the global batch size that the task was tuned at, samples.
+        dataset_size: samples in one epoch; None: nobody knows.
+        below: halvings of ``batch_size``.
+        above: doublings of ``batch_size``.
+    """
+    if batch_size < 1 or (dataset_size is not None and dataset_size < 1):
+        raise ValueError("a batch size ladder needs a batch size and samples")
+    sizes = {max(min(2, batch_size), round(batch_size * 2.0**power)) for power in range(-below, above + 1)}
+    return tuple(sorted({size if dataset_size is None else min(size, dataset_size) for size in sizes}))
+
+
+SWEEP_SHARE = 0.35
+PILOT_SHARE = 0.5
+"""Parts of a probe's time; the rest is for facts about the host, the network and the compressors."""
+
+NETWORK_SHARE = 0.15
+"""Of a probe's time, that timing the collectives may take at most."""
+
+COMPRESSING_SHARE = 0.05
+"""Likewise, that timing what ways to exchange take a worker may; a way that has begun is timed to its end."""
+
+MAX_PILOT_EPOCHS = 50
+
+PILOT_REPEATS = 3
+"""Pilots at each batch size, with other seeds: steps to a target easily differ by a third between seeds."""
+
+
+LATER_PASSES = 2
+LATER_PASS_SHARE = 0.2
+"""After the first pass over its batch sizes a sweep comes back so often, each time for this part of its time. Machines
+that share hardware change their speed by 10 to 20 % over seconds; steps timed at one moment only show that moment's."""
+
+
+def make_schedule(
+    *,
+    seed: int,
+    workers: int,
+    logical_cpus: int,
+    batch_size: int,
+    dataset_size: int,
+    time_budget_s: float,
+    accelerators: int = 0,
+    syncs: Sequence[str] = (),
+    precisions: Sequence[Precision] = ("fp32",),
+    exchanges: Sequence[str] = (),
+    timed: Sequence[str] = (),
+) -> ProbeSchedule:
+    """What to measure on one host in about ``time_budget_s`` seconds, start-up not included.
+
+    Step times are swept twice: one worker with the whole host to itself, then all workers at once with the processors
+    shared out, because workers on one host slow each other down. Pilots run at the task's batch size, at four times and
+    twice that (two distant sizes are what a curve of steps against batch size needs most), under each other sync that
+    is asked for at the task's batch size, then all of it again with other seeds, as far as the time goes. With several
+    precisions each is swept, in an equal part of that time, and the first pilot is run again in each of the others.
+
+    Args:
+        seed: of weights, sample order and the probe's own choices.
+        workers: worker processes of the probe.
+        logical_cpus: processors that they share.
+        batch_size: the task's own global batch size, samples.
+        dataset_size: samples in one epoch.
+        time_budget_s: the whole probe, in seconds. A slow task still gets a few steps at the two smallest batch sizes.
+        accelerators: GPUs of the host; with any, a worker alone has one GPU and its part of the processors.
+        syncs: ways to synchronise whose cost in steps is to be measured, as `PilotProbe.sync`.
+        precisions: to compute in; all else is measured in the first.
+        exchanges: ways to exchange whose loss is to be measured on the pilots' gradients.
+        timed: ways whose own work is to be timed, beside the usual ones.
+    """
+    if min(workers, logical_cpus, batch_size, dataset_size, len(precisions)) < 1 or accelerators < 0:
+        raise ValueError("a schedule needs workers, processors, samples and a precision")
+    if not time_budget_s > 0:
+        raise ValueError("a schedule needs time")
+    shared_threads = max(1, logical_cpus // workers)
+    alone_threads = max(1, logical_cpus // accelerators) if accelerators else logical_cpus
+    divisions = [(1, alone_threads)] + ([(workers, shared_threads)] if workers > 1 else [])
+    ladder = batch_ladder(batch_size, dataset_size=dataset_size)
+    sweeps = tuple(
+        Sweep(
+            concurrent_workers=concurrent,
+            threads_per_worker=threads,
+            local_batch_sizes=ladder,
+            timed_steps=14,
+            time_limit_s=SWEEP_SHARE * time_budget_s / (len(divisions) * len(precisions)),
+            precision=precision,
+        )
+        for precision in precisions
+        for concurrent, threads in divisions
+    )
+    pilot_time_s = PILOT_SHARE * time_budget_s
+    batches = {size for size in (batch_size, 4 * batch_size, 2 * batch_size) if workers <= size <= dataset_size / 4}
+    order = sorted(
+        batches or {min(max(batch_size, workers), dataset_size)}, key=lambda size: (size != batch_size, -size)
+    )
+    steps_an_epoch = max(1, dataset_size // batch_size)
+    usual, *others = precisions
+    plain = [(size, None, usual) for size in order]
+    compared = [(order[0], None, other) for other in others]  # behind the pilot that they are held against
+    kinds: list[tuple[int, str | None, Precision]]
+    kinds = [*plain[:1], *compared, *plain[1:], *((order[0], sync, usual) for sync in syncs)]
+    pilots = tuple(
+        PilotProbe(
+            global_batch_size=size,
+            # The first pilot carries the samples of noise and gain; a slow task spends half of its time there.
+            time_limit_s=pilot_time_s
+            * ((0.5 if index == 0 and repeat == 0 else 0.35) if precision == usual else 0.35 / len(others)),
+            max_epochs=MAX_PILOT_EPOCHS,
+            sample_every_steps=min(10, max(1, steps_an_epoch // 4)),
+            repeat=repeat,
+            sync=sync,
+            precision=precision,
+        )
+        for repeat in range(PILOT_REPEATS)
+        for index, (size, sync, precision) in enumerate(kinds)
+    )
+    return ProbeSchedule(
+        seed=seed,
+        sweeps=sweeps,
+        network=NetworkProbe() if workers > 1 else None,
+        compressors=CompressorProbe(
+            names=tuple(dict.fromkeys((*CompressorProbe().names, *timed))),
+            time_limit_s=COMPRESSING_SHARE * time_budget_s / len(divisions),
+        ),
+        pilots=pilots,
+        exchanges=tuple(exchanges),
+        time_limit_s=time_budget_s,
+    )

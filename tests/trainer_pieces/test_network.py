@@ -1,0 +1,85 @@
+"""Laws of what is known of the network, and of step times: lines, corrections, and what shows a change."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetopt.core.comm.cost import TRAINER, LinkSpeed, Operation, dense, gathered, hierarchical, time_s
+from hetopt.core.comm.options import make_option
+from hetopt.trainer.comm.network import Network, Timed
+from hetopt.trainer.policies.ratio.step_times import ANOTHER, StepTimes
+
+WORKERS, SIZES = 4, (256, 30_000, 1e6, 4e6)
+
+links = st.builds(
+    LinkSpeed,
+    latency_s=st.floats(-5, -2).map(lambda exponent: 10**exponent),
+    bytes_per_s=st.floats(6, 10).map(lambda exponent: 10**exponent),
+)
+
+
+def timed(primitive, size, link, *, members=WORKERS, scope="network", factor=1.0):
+    operation = Operation(primitive=primitive, payload_bytes=size, members=members, scope=scope)
+    return Timed(operation=operation, time_s=factor * time_s([operation], link, algorithms=TRAINER))
+
+
+def network(link, slower=()):
+    factors = dict(slower)
+    primitives = ("all_reduce", "all_gather", "broadcast")
+    return Network.of([timed(p, size, link, factor=factors.get(p, 1.0)) for p in primitives for size in SIZES])
+
+
+@given(link=links, factor=st.floats(0.5, 3))
+def test_timings_of_lines_are_found_and_every_exchange_is_priced(link, factor):
+    found = network(link, {"broadcast": factor})
+    for exchange in (dense(2e5, WORKERS), gathered(9e4, WORKERS), dense(100, 2)):
+        assert found.expected_s(exchange) == pytest.approx(time_s(exchange, link, algorithms=TRAINER), rel=0.02)
+    shared = [Operation(primitive="broadcast", payload_bytes=5e4, members=WORKERS)]
+    assert found.expected_s(shared) == pytest.approx(factor * time_s(shared, link, algorithms=TRAINER), rel=0.02)
+
+
+def test_links_inside_and_between_machines_are_told_apart():
+    between, inside = LinkSpeed(latency_s=1e-3, bytes_per_s=1e7), LinkSpeed(latency_s=1e-5, bytes_per_s=1e9)
+    samples = [timed("all_reduce", size, between) for size in SIZES]
+    samples += [timed("all_reduce", size, inside, members=2, scope="host") for size in SIZES]
+    exchange = hierarchical(4e6, dense(4e6, WORKERS), workers_per_host=2, result_bytes=4e6)
+    expected_s = time_s(exchange, between, host=inside, algorithms=TRAINER)
+    assert Network.of(samples).expected_s(exchange) == pytest.approx(expected_s, rel=0.1)
+
+
+def test_a_group_of_one_has_no_network():
+    with pytest.raises(ValueError, match="at least two members"):
+        Network.of([Timed(operation=Operation(primitive="all_reduce", payload_bytes=8, members=1), time_s=1e-3)])
+
+
+LINK = LinkSpeed(latency_s=1e-3, bytes_per_s=1e7)
+DENSE, THIN = (
+    make_option(name, collective, ratio, numel=10**6, workers=WORKERS, compress_s=0.0)
+    for name, collective, ratio in (("identity", "all_reduce", 1.0), ("topk", "all_gather", 0.01))
+)
+
+
+def test_what_was_timed_counts_and_corrects_what_was_not():
+    known, times = network(LINK), StepTimes()
+    before_s = times.step_s(THIN, known)
+    for _ in range(3):
+        times = times.after(DENSE, known, step_s=0.1 + 3 * known.exchange_s(DENSE), compute_s=0.1, steps=5)
+    assert times.step_s(DENSE, known) == pytest.approx(0.1 + 3 * known.exchange_s(DENSE))
+    assert 0.1 + before_s < times.step_s(THIN, known) < 0.1 + 3 * before_s
+
+
+@given(factor=st.floats(0.2, 5).filter(lambda factor: not 1 / ANOTHER < 1.01 * factor < 1.02 * ANOTHER))
+def test_a_change_shows_in_two_periods_and_one_disturbed_changes_nothing(factor):
+    known, times = network(LINK), StepTimes()
+    for _ in range(4):
+        times = times.after(DENSE, known, step_s=1.0, compute_s=0.1, steps=5)
+    suspect = times.after(DENSE, known, step_s=factor, compute_s=0.1, steps=5)
+    assert suspect.is_suspect
+    assert suspect.step_s(DENSE, known) == 1.0
+    assert suspect.after(DENSE, known, step_s=1.0, compute_s=0.1, steps=5).timings[DENSE.key].steps == 25
+    changed = suspect.after(DENSE, known, step_s=factor, compute_s=0.1, steps=5)
+    assert not changed.is_suspect
+    assert changed.step_s(DENSE, known) == factor
+    assert StepTimes.model_validate_json(changed.model_dump_json()) == changed

@@ -1,0 +1,446 @@
+"""Processes that are forks of one that has imported what they need: torch takes seconds to import, a fork milliseconds.
+
+A `ForkServer` is a process with one thread that has imported modules and does nothing but fork. What it forks runs
+``-m MODULE ARGUMENTS`` as Python would, with an environment, files and a session of its own, and is a child of whoever
+asked, as if that had started it: signals, exit codes and the end of its parent reach it in the same way. Linux only.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+from hetopt.core.search_path import begin_in
+
+_PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
+_CLONE_NEWNET = 0x40000000  # <linux/sched.h>
+_LENGTH_BYTES = 8
+_MOST_FILES = 16
+_OWN_FILES = 4
+"""Of each request: standard input, output and error, and the pipe that the process's number comes back by."""
+_ROOM = 4096
+"""For the words of forks, which are shown where those of their server were."""
+_SOON_S = 0.0005
+_ENDING_S = 5.0
+"""A server that is closed has nothing to do but to end: one that takes longer is frozen, or still imports."""
+_LONGEST_IMPORT_S = 600.0
+"""How long a fork may take: the first waits until torch was read, from whatever disk; later ones take milliseconds."""
+_ENDED_BY_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+File = IO[Any] | int
+
+
+WORKERS_NEED = ("hetopt.trainer.loop", "torch._dynamo")
+"""What a worker imports before its first step; the second for DistributedDataParallel and for every optimizer."""
+
+
+class NoFork(OSError):
+    """A fork server that cannot be, or is no more: start the process by itself."""
+
+
+class ForkedProcess:
+    """A process that a `ForkServer` made, with what `subprocess.Popen` has for one without pipes."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Its exit code, minus the signal that ended it; None: it lives."""
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid == self.pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, once it has ended.
+
+        Raises:
+            subprocess.TimeoutExpired: it has not within so many seconds.
+        """
+        until_s = None if timeout is None else time.monotonic() + timeout
+        pause_s = _SOON_S
+        while (code := self.poll()) is None:
+            if until_s is not None and time.monotonic() > until_s:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.05)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Send it SIGTERM, unless it has ended."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send it SIGKILL, unless it has ended."""
+        self.send_signal(signal.SIGKILL)
+
+
+class ForkServer:
+    """The process that forks, as those see it who want a fork. It ends with them."""
+
+    def __init__(self, connection: socket.socket, process: ForkedProcess | subprocess.Popen[bytes]) -> None:
+        self._connection, self._process = connection, process
+        connection.settimeout(_LONGEST_IMPORT_S)
+
+    @classmethod
+    def of_this_process(cls) -> ForkServer:
+        """A fork of this process, with all that it has imported.
+
+        Raises:
+            NoFork: not on this system, or this process has a thread, which a fork would lose.
+        """
+        _check_system()
+        gc.freeze()  # looking for cycles among what is imported would copy it
+        ours, theirs = socket.socketpair()
+        pid = os.fork()
+        if pid == 0:
+            _serve(theirs.detach())
+        theirs.close()
+        server = cls(ours, ForkedProcess(pid))
+        # Counted afterwards: those of numpy's OpenBLAS end before a fork, and start again when they are needed.
+        if _threads() > 1:
+            server.close()
+            raise NoFork("threads run in this process.")
+        return server
+
+    @classmethod
+    def importing(cls, modules: Sequence[str], environment: Mapping[str, str]) -> ForkServer:
+        """A new process that imports modules.
+
+        Args:
+            modules: by name.
+            environment: of it. What libraries read as they are loaded (the number of OpenMP's threads) holds for all
+                that it forks.
+
+        Raises:
+            NoFork: not on this system.
+        """
+        _check_system()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(theirs.fileno()), *modules, " " * _ROOM],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env=dict(environment),
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        return cls(ours, process)
+
+    def start(
+        self,
+        arguments: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        stdout: File,
+        stderr: File = subprocess.STDOUT,
+        stdin: File = subprocess.DEVNULL,
+        folder: Path | None = None,
+        network: Path | None = None,
+        group: Path | None = None,
+        keep: Iterable[int] = (),
+    ) -> ForkedProcess:
+        """Start a process, in a session of its own.
+
+        Args:
+            arguments: of Python: ``-m MODULE`` or a file, and those that it sees.
+            environment: all of it.
+            stdout: a file that it writes to.
+            stderr: another, or `subprocess.STDOUT`.
+            stdin: a file that it reads from, or `subprocess.DEVNULL`.
+            folder: that it starts in; None: this process's.
+            network: the file of a network namespace that it enters; None: this process's.
+            group: the file of a control group's members that it joins before it does anything; None: this process's.
+            keep: files that it holds open.
+
+        Raises:
+            NoFork: the server has ended or is frozen, or the network or the group is not to be entered.
+        """
+        request = {"arguments": [*arguments], "environment": dict(environment), "folder": str(folder or Path.cwd())}
+        places = {"network": network and str(network), "group": group and str(group)}
+        with open(os.devnull, "rb") as nothing, _pipe() as (told, telling), _adopting():
+            files = [nothing if stdin == subprocess.DEVNULL else stdin, stdout]
+            files.append(stdout if stderr == subprocess.STDOUT else stderr)
+            numbers = [one if isinstance(one, int) else one.fileno() for one in files]
+            body = json.dumps({**request, **places, "parent": os.getpid()}).encode()
+            try:
+                length = len(body).to_bytes(_LENGTH_BYTES, "big")
+                socket.send_fds(self._connection, [length], [*numbers, telling.fileno(), *keep])
+                self._connection.sendall(body)
+            except OSError as error:
+                raise NoFork("the process to fork from has ended.") from error
+            telling.close()
+            if not select.select([told], [], [], _LONGEST_IMPORT_S)[0]:
+                self.close()  # it is frozen, and would fork when nobody waits for that any more
+            pid = told.read()
+        if not pid:
+            raise NoFork("the process to fork from has ended.")
+        return ForkedProcess(int(pid))
+
+    def close(self) -> None:
+        """End the server, which is killed where it is frozen; what it has forked lives on."""
+        self._connection.close()
+        try:
+            self._process.wait(_ENDING_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _check_system() -> None:
+    if sys.platform != "linux":
+        raise NoFork("only on Linux.")
+
+
+def _threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+@contextmanager
+def _pipe() -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+    reading, writing = os.pipe()
+    with open(reading, "rb") as told, open(writing, "wb") as telling:
+        yield told, telling
+
+
+_one_adopts = threading.Lock()
+
+
+@contextmanager
+def _adopting() -> Iterator[None]:
+    """Be the parent of what descendants leave behind: a fork whose parent, a fork of the server, has ended."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with _one_adopts:
+        if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+            raise NoFork(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) was refused")
+        try:
+            yield
+        finally:
+            libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+def _serve(descriptor: int) -> NoReturn:
+    """Fork for whoever holds the other end, until nobody does."""
+    for low, high in ((3, descriptor), (descriptor + 1, os.sysconf("SC_OPEN_MAX"))):
+        os.closerange(low, high)
+    # They are for those that it forks, or for whoever asks, who ends this process by ending.
+    heard = [number for number in _ENDED_BY_SIGNALS if signal.signal(number, signal.SIG_IGN) != signal.SIG_IGN]
+    connection = socket.socket(fileno=descriptor)
+    _show(["-m", "hetopt.trainer.host.forks", *sys.argv[1:]])
+    while True:
+        length, files, _, _ = socket.recv_fds(connection, _LENGTH_BYTES, _MOST_FILES, socket.MSG_CMSG_CLOEXEC)
+        if not length:
+            os._exit(0)
+        request = json.loads(_received(connection, int.from_bytes(length, "big")))
+        between = os.fork()
+        if between == 0:
+            # The parent of the one that is wanted ends at once, so that the kernel gives it to whoever asked.
+            parent = os.getpid()
+            if os.fork() != 0:
+                os._exit(0)
+            connection.close()
+            _be(request, files, heard, orphan_of=parent)
+        for one in files:
+            os.close(one)
+        os.waitpid(between, 0)
+
+
+def _received(connection: socket.socket, size: int) -> bytes:
+    parts = b""
+    while len(parts) < size:
+        part = connection.recv(size - len(parts))
+        if not part:
+            os._exit(0)
+        parts += part
+    return parts
+
+
+def _be(request: Mapping[str, Any], files: Sequence[int], heard: Sequence[int], *, orphan_of: int) -> NoReturn:
+    """Be the process that was asked for; whatever happens, this one does not go on as a second server."""
+    code = 1
+    try:
+        _hear(heard)
+        os.setsid()
+        if request["group"] is not None:
+            Path(request["group"]).write_text(str(os.getpid()))
+        if request["network"] is not None:
+            _enter(Path(request["network"]))
+        for standard, one in enumerate(files[: _OWN_FILES - 1]):
+            os.dup2(one, standard)
+            os.close(one)
+        _open_streams()
+        os.chdir(request["folder"])
+        before = dict(os.environ)
+        os.environ.clear()
+        os.environ.update(request["environment"])
+        _show(request["arguments"], before)
+        while os.getppid() == orphan_of:
+            time.sleep(_SOON_S)
+        if os.getppid() != request["parent"]:
+            os._exit(1)  # nobody waits for it
+        os.write(files[_OWN_FILES - 1], str(os.getpid()).encode())
+        os.close(files[_OWN_FILES - 1])
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed()  # no two draw the same numbers; Python's own generator sees to itself
+        code = _run(request["arguments"])
+        if code < 0:
+            signal.signal(-code, signal.SIG_DFL)
+            os.kill(os.getpid(), -code)
+    finally:
+        os._exit(code)
+
+
+def _hear(ignored_meanwhile: Sequence[int]) -> None:
+    """Signals do what they do in a program that begins, whoever listened to them in the process that this is a fork of.
+
+    As with ``exec``, what that process ignored stays ignored. A listener of its own would take a signal that is to end
+    this process, and tell nobody here.
+
+    Args:
+        ignored_meanwhile: those that it did hear, and the server ignored for itself.
+    """
+    listened_to = {number for number in signal.valid_signals() if callable(signal.getsignal(number))}
+    for number in listened_to.union(ignored_meanwhile):
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+def _open_streams() -> None:
+    """Python keeps what it has found out about a stream's file (whether one can seek in it): these have others now."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        usual = getattr(sys, f"__{name}__")
+        buffering = 1 if usual.line_buffering or os.isatty(number) else -1
+        stream = open(  # noqa: SIM115  # stays
+            number, mode, buffering, encoding=usual.encoding, errors=usual.errors, closefd=False
+        )
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def _enter(network: Path) -> None:
+    with network.open("rb") as namespace:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(namespace.fileno(), _CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), f"{network} was not entered")
+
+
+def _show(arguments: Sequence[str], before: Mapping[str, str] | None = None) -> None:
+    """Have the list of processes show what this one does, not what the process does that it is a fork of.
+
+    The kernel shows what lies where a process's words and variables lay when it began (see proc(5)). A secret that was
+    among the variables is to go in any case. What does not fit is left out.
+
+    Args:
+        arguments: of Python.
+        before: the variables that it had; those that are new are shown first. None: they stay.
+    """
+    with open("/proc/self/stat", "rb") as stat:
+        fields = stat.read().rpartition(b")")[2].split()  # the third and all after it
+    words, words_end, variables, variables_end = (int(one) for one in fields[45:49])
+    _write(words, words_end, [sys.executable, *arguments])
+    if before is not None:
+        own = sorted(os.environ.items(), key=lambda one: before.get(one[0]) == one[1])
+        _write(variables, variables_end, [f"{name}={value}" for name, value in own])
+
+
+def _write(start: int, end: int, texts: Iterable[str]) -> None:
+    room = end - start
+    if room > 0:
+        body = b"".join(os.fsencode(text) + b"\0" for text in texts)
+        ctypes.memmove(start, body[: room - 1].ljust(room, b"\0"), room)
+
+
+def _run(arguments: Sequence[str]) -> int:
+    """Do what Python does with these arguments; the exit code."""
+    with suppress(AttributeError):
+        # Logs follow what it does line by line, and being killed takes none of them.
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # unless something has replaced it
+    try:
+        _be_main(arguments)
+    except SystemExit as ended:
+        return _exit_code(ended)
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        return -signal.SIGINT
+    except BaseException:
+        traceback.print_exc()
+        raise
+    finally:
+        # As Python does before it ends.
+        threading._shutdown()  # type: ignore[attr-defined]  # no other name for it
+        atexit._run_exitfuncs()
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+    return 0
+
+
+def _be_main(arguments: Sequence[str]) -> None:
+    if arguments[0] == "-m":
+        sys.argv = list(arguments[1:])
+        begin_in(os.getcwd())
+        sys.modules.pop(arguments[1], None)  # it is __main__ now
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = list(arguments)
+        begin_in(os.path.dirname(os.path.abspath(arguments[0])))
+        runpy.run_path(arguments[0], run_name="__main__")
+
+
+def _exit_code(ended: SystemExit) -> int:
+    if ended.code is None or isinstance(ended.code, int):
+        return (ended.code or 0) & 0xFF
+    print(ended.code, file=sys.stderr)
+    return 1
+
+
+@contextmanager
+def only_imports() -> Iterator[None]:
+    """Nobody looks for cycles among what is imported: it stays, and looking is a fifth of the time that it takes."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def main(descriptor: int, modules: Sequence[str]) -> NoReturn:
+    """Import modules, then fork for whoever holds the other end."""
+    with only_imports():
+        for name in modules:
+            import_module(name)
+    if os.fork() == 0:
+        os._exit(0)
+    os.wait()
+    if _threads() > 1:
+        sys.exit("threads run after these imports: " + ", ".join(modules))
+    _serve(descriptor)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2:-1])

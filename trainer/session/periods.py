@@ -1,0 +1,294 @@
+"""Control periods of a script's steps: what workers learn of each other between steps, and conclude alike.
+
+A session and a script with DistributedDataParallel drive the same engine: each step is told to it, and every so many
+steps the workers gather a row each, write an event and a sample to plan from, and decide on shares and exchange.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from hetopt.core.errors import BadInput
+from hetopt.core.events.log import EVENTS_FILE, EventLog
+from hetopt.core.run_folder import STOP_FILE
+from hetopt.core.run_spec import Compression, RunSpec
+from hetopt.trainer.agreement import Store
+from hetopt.trainer.announcement import announce
+from hetopt.trainer.assembly import make_worker_pace
+from hetopt.trainer.balance import Balance
+from hetopt.trainer.checkpoints.saver import CheckpointSaver
+from hetopt.trainer.comm.exchange import ExchangeStats
+from hetopt.trainer.context import WorkerContext
+from hetopt.trainer.engine import Engine
+from hetopt.trainer.normalisation import least_share
+from hetopt.trainer.policies.choose import choose_policy
+from hetopt.trainer.policies.policy import KeepShares
+from hetopt.trainer.session.audit import Audits
+from hetopt.trainer.session.batches import Place, Shares, ShareTable
+from hetopt.trainer.session.plan import SessionPlan
+from hetopt.trainer.statistics import Period
+from hetopt.trainer.steps.slowdown import Slowdown
+from hetopt.trainer.steps.step import StepTrace
+from hetopt.trainer.steps.step_config import ExchangeConfig
+from hetopt.trainer.steps.stopwatch import Mark, Stopwatch, make_stopwatch
+from hetopt.trainer.sync.synchroniser import Synchronizer
+
+STEPS_FILE = "steps.jsonl"
+
+
+class Periods:
+    """One worker's side.
+
+    Args:
+        plan: shares, compression, policies.
+        rank: of this worker.
+        world_size: workers.
+        folder: for the event log and step times, which rank 0 writes; None: nowhere.
+        store: that the workers met through.
+        watched: around what all workers do together.
+
+    Attributes:
+        events: the log.
+        engine: None: no batch was shared out yet.
+        table: of the shares of the batches that were shared out last.
+        pace: of this worker.
+        saver: of checkpoints; None: none was saved.
+        begun: when the step under way began.
+        computed: when this worker's gradient was there; None: it is not.
+        drawn: the next batch that this worker has not drawn.
+        samples_seen: of all workers, in all steps.
+    """
+
+    def __init__(
+        self,
+        plan: SessionPlan,
+        rank: int,
+        world_size: int,
+        folder: Path | None,
+        *,
+        store: Store | None = None,
+        watched: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self._plan, self._rank, self._world_size = plan, rank, world_size
+        self._folder, self._store, self._watched = folder, store, watched
+        self.events = _open_log(folder if rank == 0 else None)
+        self.engine: Engine | None = None
+        self.table: ShareTable | None = None
+        self.pace: Slowdown = Slowdown()
+        self.saver: CheckpointSaver | None = None
+        self.computed: Mark | None = None
+        self.drawn: Place = (0, 0)
+        self.samples_seen = 0
+
+    def begin(
+        self,
+        size: int,
+        model: nn.Module,
+        exchange: ExchangeConfig,
+        *,
+        device: torch.device,
+        step: int = 0,
+        keep: Shares = (),
+        audits: Audits | None = None,
+        synchroniser: Callable[[RunSpec, Stopwatch], Synchronizer] | None = None,
+    ) -> ShareTable:
+        """Share out batches from here on; the shares of those from elsewhere stay as they are.
+
+        Args:
+            size: samples of a batch of all workers.
+            model: that is trained.
+            exchange: how its gradients travel.
+            device: where it is.
+            step: done before.
+            keep: shares that nobody changes; empty: those of the plan, as its policy has it.
+            audits: which batches are computed twice.
+            synchroniser: returns what brings workers together that train for themselves; None: they sum gradients.
+
+        Raises:
+            BadInput: there are fewer samples than workers.
+        """
+        minimum = 1 if keep else least_share(model, size, self._world_size)
+        spec = self._plan.run_spec(keep or self._plan.shares(size, minimum=minimum))
+        balance = Balance(spec, KeepShares() if keep else choose_policy(spec, minimum=minimum), minimum=minimum)
+        run_dir, before = self._folder or Path(), self.engine
+        context = WorkerContext(
+            spec=spec,
+            rank=self._rank,
+            world_size=self._world_size,
+            device=device,
+            run_dir=run_dir,
+            events=self.events,
+            stop_requested=(run_dir / STOP_FILE).exists,
+            store=self._store,
+        )
+        if before is None:
+            self.stopwatch = make_stopwatch(device)
+            self.begun = self.stopwatch.mark()
+            with self._watched():
+                announce(context, model, exchange, shares=balance.shares, step=step)
+            self.events.write("training_started", step=step)
+        self.engine = Engine(
+            context=context,
+            exchange=exchange,
+            balance=balance,
+            stopwatch=self.stopwatch,
+            synchroniser=None if synchroniser is None else synchroniser(spec, self.stopwatch),
+            step=step,
+        )
+        self.begin_period()
+        self.pace = make_worker_pace(context)
+        self.table = ShareTable(balance.shares, minimum=minimum, audits=audits)
+        return self.table
+
+    @property
+    def shares(self) -> Shares:
+        """Return the samples of a full batch that each worker takes now, in rank order."""
+        return () if self.engine is None else self.engine.balance.shares
+
+    def begin_period(self) -> None:
+        """Begin a period with the next step."""
+        if self.engine is not None:
+            self.engine.begin(self.engine.period_steps(self.engine.context.spec.control_period_steps))
+
+    def trace(
+        self,
+        loss_sum: Tensor,
+        stats: ExchangeStats | None,
+        *,
+        hidden: bool,
+        micro_batches: int = 1,
+        waited_s: float = 0.0,
+        energy: float | None = None,
+    ) -> StepTrace:
+        """Return what the step was like that ends here.
+
+        Args:
+            loss_sum: of this worker's samples, float64.
+            stats: of the exchange; None: there was none.
+            hidden: whether it was under backward.
+            micro_batches: backward passes of the step.
+            waited_s: for others, in all of them but the last.
+            energy: squared norm of this worker's gradient, where workers train for themselves.
+        """
+        now, computed, self.computed = self.stopwatch.mark(), self.computed, None
+        assert self.engine is not None
+        return StepTrace(
+            loss_sum=loss_sum,
+            start=self.begun,
+            backward_end=now if computed is None else computed,
+            reduce_end=now,
+            micro_batches=micro_batches,
+            waited_s=waited_s,
+            way="" if stats is None else self.engine.exchange.way,
+            exchange=stats,
+            under_backward=stats is not None and hidden,
+            gradient_energy=energy,
+        )
+
+    def after(
+        self,
+        trace: StepTrace,
+        samples: Shares,
+        *,
+        counts: bool,
+        learning_rate: float,
+        epoch: Callable[[], float] | None = None,
+        steps_left: int | None = None,
+    ) -> bool:
+        """Tell of a step; at the end of a period decide alike. Return whether somebody asked the run to end.
+
+        Args:
+            trace: of the step.
+            samples: of the step, of every worker.
+            counts: whether it is like others: else it is not judged.
+            learning_rate: of the first parameter group.
+            epoch: returns the passes over the data; None: as far as batches were drawn.
+            steps_left: until the script ends; None: not known.
+        """
+        engine = self.engine
+        assert engine is not None
+        engine.after(trace, samples, counts=counts)
+        if not engine.is_over:
+            return False
+        stops = False
+        if engine.log.unread:
+            period = engine.read(
+                engine.gather(
+                    stop_wished=engine.context.stop_requested(),
+                    pace_use=self.pace.use(),
+                    drawn=self.drawn,
+                    checkpoint_part=0.0 if self.saver is None else self.saver.progress,
+                )
+            )
+            if self.saver is not None:
+                self.saver.conclude([row.checkpoint_part for row in period.rows])
+            place = max((int(row.drawn_epoch), int(row.drawn_batch)) for row in period.rows)
+            passes = float(place[0]) if epoch is None else epoch()
+            self._write(period, passes)
+            engine.steer(period, epoch=passes, learning_rate=learning_rate, steps_left=steps_left)
+            stops = period.stop_wished
+            if engine.share(period, max(0, place[0])) and self.table is not None:
+                # No worker may have drawn a batch that it is to share in another way than the others.
+                self.table.change(engine.balance.shares, since=place)
+        self.begin_period()
+        return stops
+
+    def finish(self, epoch: float) -> None:
+        """Tell of the steps since the last period, too; all workers are here."""
+        if self.engine is not None and self.engine.log.unread:
+            self._write(self.engine.read(self.engine.gather(drawn=self.drawn)), epoch)
+
+    def _write(self, period: Period, epoch: float) -> None:
+        engine = self.engine
+        assert engine is not None
+        if period.diverged:
+            return
+        engine.tell(period, epoch=epoch, samples_seen=self.samples_seen)
+        if self._folder is not None and self._rank == 0 and engine.synchroniser is None:
+            _add_sample(self._folder, period, types=self._plan.types, compression=engine.exchange.in_use)
+
+
+def _open_log(folder: Path | None) -> EventLog:
+    """The log of a session in a folder, which is made; None: one that writes nothing.
+
+    Raises:
+        BadInput: the folder cannot be made.
+    """
+    try:
+        if folder is not None:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return EventLog(None if folder is None else folder / EVENTS_FILE)
+    except OSError as error:
+        raise BadInput(f"{folder} cannot be written: {error.strerror}.", hint="name another folder") from None
+
+
+def _add_sample(folder: Path, period: Period, *, types: Sequence[str], compression: Compression) -> None:
+    """Add a period as a line that `hetopt profile --from-samples` reads: one machine a worker.
+
+    Args:
+        folder: of the session.
+        period: of steps that exchanged gradients: others would teach that exchanges take no time.
+        types: of the machines, in rank order.
+        compression: that was in use.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    compute_s = max(row.compute_s for row in period.rows)
+    step_time_s = max(period.step_time_s, compute_s)
+    sync_s = min(row.exchange_s for row in period.rows)
+    sample = {
+        "nodes": [{"type": name, "workers": 1} for name in types],
+        "local_batch_size": list(period.local_batch_sizes),
+        "compression": {"name": compression.name, "ratio": compression.ratio},
+        "step_time_s": round(step_time_s, 7),
+        "sync_time_s": round(min(sync_s, step_time_s), 7),
+    }
+    with (folder / STEPS_FILE).open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(sample, allow_nan=False) + "\n")
