@@ -56,6 +56,13 @@ def test_a_module_opens_with_what_it_knows() -> None:
         assert path.stem not in EMPTY_NAMES, f"the name of {name(path)} does not say what it knows"
 
 
+def test_nothing_is_defined_after_a_module_runs() -> None:
+    """What stands below `if __name__ == "__main__"` is not there yet when the module is run."""
+    for path in MODULES:
+        for statement in ast.parse(path.read_text(encoding="utf-8")).body[:-1]:
+            assert not (isinstance(statement, ast.If) and "__main__" in ast.unparse(statement.test)), name(path)
+
+
 def test_an_unknown_error_is_never_swallowed() -> None:
     """A handler for everything may clean up, but it must raise again or hand the error on."""
     for path in MODULES:

@@ -323,13 +323,6 @@ def leave(exit_code: int) -> NoReturn:
     os._exit(exit_code)
 
 
-if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        print("usage: python -m hetopt.trainer.worker RUN_DIR", file=sys.stderr)
-        sys.exit(BadInput.exit_code)
-    leave(main(sys.argv[1:]))
-
-
 def life_of(environment: Mapping[str, str], pid: int) -> str:
     """What tells a worker from those that had its place before."""
     return f"{environment.get(INCARNATION_VARIABLE, '0')}.{pid}"
@@ -364,3 +357,10 @@ class KnownPresence:
     def _now(self) -> Mapping[str, HostThere] | None:
         hosts = self._file.now()
         return None if hosts is None else hosts.there
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        print("usage: python -m hetopt.trainer.worker RUN_DIR", file=sys.stderr)
+        sys.exit(BadInput.exit_code)
+    leave(main(sys.argv[1:]))
