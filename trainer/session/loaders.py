@@ -184,14 +184,16 @@ class SessionLoader:
             **kept,
         )
 
-    def _begin_drawing(self) -> None:
+    def _random_now(self) -> dict[str, Any]:
+        return {"random": States.now().vector(), "generators": [one.get_state() for one in self._generators]}
+
+    def _begin_drawing(self, start: dict[str, Any] | None = None) -> None:
         """Note the random numbers that an epoch is drawn with, or go back to those that it was drawn with."""
         if self._skip:
             for generator, state in zip(self._generators, self._start["generators"], strict=False):
                 generator.set_state(state)
         else:
-            generators = [one.get_state() for one in self._generators]
-            self._start = {"random": States.now().vector(), "generators": generators}
+            self._start = start or self._random_now()
         self._drawn_epoch, self._cut = self._drawn_epoch + 1, None
         self._is_first = not self._skip
         with nullcontext() if self._is_alone else self._flow.drawing():
@@ -216,10 +218,17 @@ class SessionLoader:
         return self._cut
 
     def _slices(self) -> Iterator[Any]:
-        """Yield the indices of this worker's samples of each batch of an epoch that is not passed over."""
+        """Return the indices of this worker's samples of each batch of an epoch that is not passed over."""
+        if not self._is_alone or self._skip:
+            return self._cut_slices(chain.from_iterable([self._loader.batch_sampler or ()]))
+        # At once: a loader with reader processes begins twice, and a sampler may draw the order as it begins.
+        start = self._random_now()
+        return self._cut_slices(iter(self._loader.batch_sampler or ()), start)
+
+    def _cut_slices(self, batches: Iterator[Any], start: dict[str, Any] | None = None) -> Iterator[Any]:
         self._parts.clear()
-        self._begin_drawing()
-        for number, (batch, is_last) in enumerate(self._all_batches()):
+        self._begin_drawing(start)
+        for number, (batch, is_last) in enumerate(self._all_batches(batches)):
             cut = self._cut_of(len(batch))
             if number < self._skip:
                 continue
@@ -228,9 +237,8 @@ class SessionLoader:
             self._parts.append(part)
             yield list(own_items(batch, part))
 
-    def _all_batches(self) -> Iterator[tuple[Any, bool]]:
+    def _all_batches(self, batches: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
         """Yield the batches of an epoch, and whether each is the last."""
-        batches = chain.from_iterable([self._loader.batch_sampler or ()])
         if self._is_alone and not self._skip:
             yield from ((batch, False) for batch in batches)  # each as it is asked for, as without a session
             return

@@ -297,11 +297,19 @@ def adversarial(open_: Open, sessions: int = 1, *, freezes: bool = False, clips:
             train(run, run)
         return
     with open_(judge, by_judge) as first:
-        train(first, None)
+        if sessions == 0:
+            train(first, None)
+            return
+        with open_(maker, by_maker) as second:
+            train(first, second)
 
 
 def adversarial_frozen(open_: Open) -> None:
     adversarial(open_, freezes=True)
+
+
+def adversarial_two_sessions(open_: Open) -> None:
+    adversarial(open_, 2)
 
 
 def adversarial_in_no_session(open_: Open) -> None:
@@ -1329,6 +1337,7 @@ REFUSED = {
     split_by_rank: ("batches of 101 and 71 samples", "the batch of all of them"),
     sharpness_by_itself: ("changes parameter 0.weight by this worker's samples", "run.backward(loss)"),
     clip_before_sum: ("a loss that the session has not seen", "run.backward(loss)"),
+    adversarial_two_sessions: ("began while another was open", "session((G, D), (optimizer_g, optimizer_d))"),
     adversarial_in_no_session: ("SGD", "in no session", "session((G, D), (optimizer_g, optimizer_d))"),
     clip_in_window: ("clipped", "accumulate"),
     group_made_later: ("call init_process_group before the session",),
