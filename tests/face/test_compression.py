@@ -65,7 +65,8 @@ def test_a_named_compression_is_what_the_workers_send(hetopt: Hetopt, home: Path
     # An index and a value for one element in a hundred.
     assert report["sent"]["sent_bytes"] / report["sent"]["dense_bytes"] == pytest.approx(0.02, rel=1e-3)
     assert report["sent"]["ways"] == [{"way": "topk 0.01 by all_gather", "steps": STEPS}]
-    assert report["timeline"][-1]["exchange"]["ratio"] == 0.01
+    [ratios] = [series["values"] for series in report["over_time"]["series"] if series["key"] == "ratio"]
+    assert ratios[-1] == 0.01
     shown = " ".join(hetopt("report", run).out.split())
     assert "communication (in a step" in shown
     assert "sent 2 % of dense bytes" in shown

@@ -106,7 +106,7 @@ def test_report_and_status_tell_what_happened(hetopt: Hetopt, rehearsed: tuple[P
     run = rehearsed[0].name
     report = json.loads(hetopt("report", run, "--json").out)
     assert report["on"] == "rehearsal"
-    assert sum(moment["steps"] for moment in report["timeline"]) == 60
+    assert report["over_time"]["step"][-1] == 60
     assert "condition_changed" in [one["kind"] for one in report["happenings"]]
     assert [worker["speed"] for worker in report["workers"]] == [1, 0.5]
     shown = hetopt("report", run).out

@@ -223,7 +223,9 @@ class SessionLoader:
             return self._cut_slices(chain.from_iterable([self._loader.batch_sampler or ()]))
         # At once: a loader with reader processes begins twice, and a sampler may draw the order as it begins.
         start = self._random_now()
-        return self._cut_slices(iter(self._loader.batch_sampler or ()), start)
+        batches = iter(self._loader.batch_sampler or ())
+        has_drawn = _as_bytes(start) != _as_bytes(self._random_now())
+        return self._cut_slices(batches, start if has_drawn else None)
 
     def _cut_slices(self, batches: Iterator[Any], start: dict[str, Any] | None = None) -> Iterator[Any]:
         self._parts.clear()
@@ -310,6 +312,10 @@ class SessionLoader:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
+
+
+def _as_bytes(numbers: Mapping[str, Any]) -> list[bytes]:
+    return [state.numpy().tobytes() for state in (numbers["random"], *numbers["generators"])]
 
 
 def _as_it_is(item: Any) -> Any:
