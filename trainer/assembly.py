@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,24 +16,29 @@ from torch import nn
 
 from hetopt.core.batch_partition import first_shares, micro_batch_size
 from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.events.log import EVENTS_FILE, EventLog
 from hetopt.core.run_folder import ConditionsReader
-from hetopt.core.run_spec import RunSpec
+from hetopt.core.run_spec import RunSpec, Stream
 from hetopt.trainer.agreement import gather_texts
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.context import WorkerContext
-from hetopt.trainer.data.cursor import Cursor, SampleCursor
-from hetopt.trainer.data.fetch import MapDataset, labels_of
+from hetopt.trainer.data.cursor import Cursor, Indices, SampleCursor
+from hetopt.trainer.data.fetch import MapDataset, fetch, labels_of
 from hetopt.trainer.data.injection import Injector
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.data.partitions import NEED_LABELS, PartitionedCursor, Parts, make_parts
 from hetopt.trainer.data.prefetch import ProcessReadAhead, ReadAhead, ReadingWatch, ThreadReadAhead
+from hetopt.trainer.data.stream.redis_source import ReceivedSamples, RedisSource
+from hetopt.trainer.data.stream.replay import Replay, every_nth_of_all
+from hetopt.trainer.data.stream.source import Flow, Source, StreamCursor
+from hetopt.trainer.data.stream.wire import header_of
 from hetopt.trainer.normalisation import least_share
 from hetopt.trainer.policies.choose import choose_policy
 from hetopt.trainer.policies.policy import BatchPolicy
+from hetopt.trainer.policies.stream_rate import stream_learning_rate_scale
 from hetopt.trainer.steps.learning_rate import AdaptiveScale
 from hetopt.trainer.steps.local_batch import BatchReader, SampleFeed, StartReadAhead
 from hetopt.trainer.steps.slowdown import Slowdown, make_pace
-from hetopt.trainer.streaming import Streaming
 from hetopt.trainer.task import Task, make_model
 from hetopt.trainer.tasks.load import load_task
 
@@ -181,3 +187,89 @@ def make_worker_pace(context: WorkerContext) -> Slowdown:
 def _own_core(spec: RunSpec) -> bool:
     """Whether every worker of this machine can have a core to itself. Paced workers share one machine."""
     return len(spec.workers) <= len(os.sched_getaffinity(0))
+
+
+class Streaming:
+    """One worker's stream in a run.
+
+    Args:
+        context: this worker, whose spec asks for a stream.
+        dataset: the task's training data.
+        order: of a replay: this worker's samples in each pass; None: every n-th of all.
+
+    Attributes:
+        cursor: goes along the stream.
+        dataset: what the cursor's indices are of.
+
+    Raises:
+        BadInput: the stream cannot be what the run says.
+    """
+
+    dataset: MapDataset
+
+    def __init__(
+        self, context: WorkerContext, dataset: MapDataset, order: Callable[[int], Indices] | None = None
+    ) -> None:
+        spec = context.spec
+        assert spec.stream is not None
+        self._stream: Stream = spec.stream
+        self._planned_batch_size = spec.global_batch_size
+        rank, workers = context.rank, context.world_size
+        self._source: Source
+        if spec.stream.source == "replay":
+            self.dataset = dataset
+            order = order or every_nth_of_all(len(dataset), spec.seed, rank, workers)
+            self._source = Replay(spec.stream, rank, order=order, tell=_teller(context))
+        else:
+            self.dataset = received = ReceivedSamples(dataset)
+            self._source = RedisSource(
+                spec.stream,
+                rank,
+                workers,
+                samples=received,
+                expected=header_of(fetch(dataset, [0])),
+                tell=_teller(context),
+            )
+        self.cursor = StreamCursor(self._source, dataset_size=len(dataset), rank=rank, workers=workers)
+        self._begun: tuple[int, Mapping[str, int]] | None = None
+        self._committed_step: int | None = None
+
+    def begin(self) -> None:
+        """Samples arrive from now on."""
+        self._source.begin()
+
+    def flow(self) -> Flow:
+        """What the stream was like since this was last asked for."""
+        return self._source.flow()
+
+    def learning_rate_scale(self, shares: Sequence[int]) -> float:
+        """The factor on the run's learning rate for steps of these shares."""
+        return stream_learning_rate_scale(self._stream, sum(shares), self._planned_batch_size)
+
+    def saves(self, step: int) -> None:
+        """The cursor's last state goes into the checkpoint of this step, which is not yet complete."""
+        self._begun = (step, self.cursor.told)
+
+    def saved(self, step: int | None, *, is_last: bool = False) -> None:
+        """The newest complete checkpoint is of this step; the last one is never gone back behind."""
+        if self._begun is None or self._begun[0] != step:
+            return
+        if is_last or self._committed_step != step:
+            self._source.committed(self._begun[1], is_last=is_last)
+            self._committed_step = step
+
+    def close(self) -> None:
+        """Let go of the source."""
+        self._source.close()
+
+
+def _teller(context: WorkerContext) -> Callable[[str], None]:
+    """Tells people that this worker waits: in its log, and in the run's events, into which every worker may write."""
+
+    def tell(what: str) -> None:
+        print(f"worker {context.rank} {what}", file=sys.stderr, flush=True)
+        log = EventLog(context.run_dir / EVENTS_FILE)
+        log.write("stream_waits", rank=context.rank, what=what)
+        log.close()
+
+    return tell

@@ -23,8 +23,7 @@ from hetopt.trainer.balance import Balance
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.stream.source import Flow
 from hetopt.trainer.generators import Generators
-from hetopt.trainer.likeness import marks_of
-from hetopt.trainer.statistics import Period, PeriodLog
+from hetopt.trainer.statistics import Period, PeriodLog, marks_of
 from hetopt.trainer.steps.fused_step import DoesNotFit, half_of
 from hetopt.trainer.steps.learning_rate import LearningRate
 from hetopt.trainer.steps.local_batch import SampleFeed

@@ -20,14 +20,13 @@ from hetopt.trainer.assembly import (
     make_streaming,
     make_worker_pace,
 )
-from hetopt.trainer.balance import Balance
+from hetopt.trainer.balance import Balance, Milestones
 from hetopt.trainer.checkpoints.saver import CheckpointSaver
 from hetopt.trainer.checkpoints.state import RankState, SharedState, run_digest
 from hetopt.trainer.comm.error_feedback import own_momentum
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.engine import TaskEngine
 from hetopt.trainer.evaluation import average_buffers
-from hetopt.trainer.milestones import Milestones
 from hetopt.trainer.normalisation import least_share
 from hetopt.trainer.policies.ratio.auto import Averages
 from hetopt.trainer.policies.sync.choose import Settled

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 from hetopt.core.run_spec import Compression, RunSpec
 from hetopt.core.training_laws import Moments, pooled_noise
-from hetopt.trainer.balance import Balance
+from hetopt.trainer.balance import Balance, Milestones
 from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.data.fetch import TensorPairs
 from hetopt.trainer.data.micro_batch import MicroBatch
-from hetopt.trainer.milestones import Milestones
 from hetopt.trainer.policies.choose import choose_policy
 from hetopt.trainer.statistics import ControlRow, Period, PeriodLog
 from hetopt.trainer.steps.fused_step import FusedStep

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.core.run_spec import StopRule
-from hetopt.trainer.milestones import LONGEST_PERIOD_S, Milestones
+from hetopt.trainer.balance import LONGEST_PERIOD_S, Milestones
 
 
 def milestones(stop: StopRule, *, size: int = 100, batch: int = 8, every: float = 1.0, period: int = 20) -> Milestones:

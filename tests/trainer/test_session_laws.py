@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
-from hetopt.trainer.likeness import LARGEST, tensors_mark
 from hetopt.trainer.session import session
 from hetopt.trainer.session.audit import Audits, Found
 from hetopt.trainer.session.batches import ShareTable, own_items
 from hetopt.trainer.session.gradients import GradientSum
 from hetopt.trainer.session.turns import Deed, disagreement
 from hetopt.trainer.session.weights import Counts
+from hetopt.trainer.statistics import LARGEST, tensors_mark
 from hetopt.trainer.steps.exchange_assembly import ExchangeMaker
 from hetopt.trainer.steps.step_config import ExchangeConfig
 

@@ -41,8 +41,7 @@ from hetopt.trainer.host.stores import group_store
 from hetopt.trainer.session.batches import Part, ShareTable
 from hetopt.trainer.session.periods import Periods
 from hetopt.trainer.session.plan import SessionPlan
-from hetopt.trainer.session.registry import REGISTRY
-from hetopt.trainer.session.stopping import Stopped
+from hetopt.trainer.session.registry import REGISTRY, Stopped
 from hetopt.trainer.steps.slowdown import FORWARD
 from hetopt.trainer.steps.step_config import ExchangeConfig
 

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.comm.peers import workers
-from hetopt.trainer.likeness import CLOSE, options_of, parameters_of, tensors_mark
+from hetopt.trainer.statistics import CLOSE, options_of, parameters_of, tensors_mark
 
 
 def as_one_model(models: Sequence[nn.Module]) -> nn.Module:

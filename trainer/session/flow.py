@@ -41,9 +41,8 @@ from hetopt.trainer.session.local import Between, synchroniser_of
 from hetopt.trainer.session.periods import Periods
 from hetopt.trainer.session.plan import SessionPlan
 from hetopt.trainer.session.random_state import States, draw_by_rank
-from hetopt.trainer.session.registry import REGISTRY
+from hetopt.trainer.session.registry import REGISTRY, Stopped
 from hetopt.trainer.session.resuming import Extra
-from hetopt.trainer.session.stopping import Stopped
 from hetopt.trainer.session.turns import Deed, Turns
 from hetopt.trainer.session.whole_batch import WholeBatch
 from hetopt.trainer.steps.exchange_assembly import ExchangeMaker, can_overlap

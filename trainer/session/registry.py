@@ -41,3 +41,7 @@ class Registry:
 
 
 REGISTRY = Registry()
+
+
+class Stopped(BaseException):
+    """Somebody asked the run to end. Raised on all workers between the same two steps; no script catches it."""

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from hetopt.core.errors import BadInput
 from hetopt.trainer.checkpoints.state import RankState, SharedState
 from hetopt.trainer.comm.compressor import State
-from hetopt.trainer.likeness import parameters_of
 from hetopt.trainer.session.alike import Optimizers
 from hetopt.trainer.session.random_state import States
+from hetopt.trainer.statistics import parameters_of
 
 Extra = Mapping[str, Any]
 """What a script has besides model and optimizer (a scheduler, a GradScaler), by name; each with a state dictionary."""

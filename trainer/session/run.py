@@ -36,10 +36,9 @@ from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.comm.hierarchical import HierarchicalExchange
 from hetopt.trainer.session.alike import check_replicas
 from hetopt.trainer.session.loaders import Splits
-from hetopt.trainer.session.registry import REGISTRY
+from hetopt.trainer.session.registry import REGISTRY, Stopped
 from hetopt.trainer.session.resuming import Extra, check_extra, own_state, restore, script_state
 from hetopt.trainer.session.steps import GradientFlow
-from hetopt.trainer.session.stopping import Stopped
 from hetopt.trainer.session.turns import MOST_TOLD, Deed, Disagreement
 
 
