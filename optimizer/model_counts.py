@@ -15,7 +15,7 @@ numbers are read, and nothing else; parameter counts are within a hundredth of t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal
@@ -167,6 +167,14 @@ class Fields:
         self.wrong.append(f"{name} must be a list of whole numbers")
         return default
 
+    def ratio(self, name: str, default: float) -> float:
+        """A number above 0, at most 64: of one width to another."""
+        value = self.values.get(name, default)
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 64:
+            return float(value)
+        self.wrong.append(f"{name} must be a number above 0, at most 64")
+        return default
+
     def flag(self, name: str, *, default: bool) -> bool:
         """Yes or no."""
         value = self.values.get(name)
@@ -214,12 +222,14 @@ class Transformer:
         tied: whether the output multiplies with the embedding, where the configuration does not say.
         places: whether positions are learned.
         encodes: types of tokens and a pooler, and no output over the vocabulary, as BERT has.
+        shares: whether all layers have the same parameters, unless the configuration names groups of them.
     """
 
     gated: bool = False
     tied: bool = True
     places: bool = False
     encodes: bool = False
+    shares: bool = False
 
     def __call__(self, fields: Fields, tokens: int | None) -> ModelCount:
         """See `of_config`."""
@@ -231,7 +241,10 @@ class Transformer:
         if self.encodes:
             embedded += fields.whole("type_vocab_size", default=2)
         pooler = _linear(body.width, body.width) if self.encodes else 0
-        parameters = embedded * body.width + body.count * body.parameters + 2 * body.width + pooler
+        narrow = fields.whole("embedding_size", default=body.width)
+        widening = _linear(narrow, body.width) if narrow != body.width else 0
+        layers = fields.whole("num_hidden_groups", default=1) if self.shares else body.count
+        parameters = embedded * narrow + widening + layers * body.parameters + 2 * body.width + pooler
         head = 0 if self.encodes else vocabulary * body.width
         name = str(fields.values.get("model_type"))
         return body.sample(
@@ -361,8 +374,38 @@ def _vit(fields: Fields, _: int | None) -> ModelCount:
     return replace(counted, sample=_image(pixels))
 
 
+def _swin(fields: Fields, _: int | None) -> ModelCount:
+    """Liu et al. 2021: attention within windows, and stages of half the side and twice the width."""
+    pixels, patch = fields.whole("image_size", default=224), fields.whole("patch_size", default=4)
+    colours, width = fields.whole("num_channels", default=3), fields.whole("embed_dim", default=96)
+    depths, heads = fields.wholes("depths", (2, 2, 6, 2)), fields.wholes("num_heads", (3, 6, 12, 24))
+    window, ratio = fields.whole("window_size", default=7), fields.ratio("mlp_ratio", 4.0)
+    side, parameters = math.ceil(pixels / patch), _linear(colours * patch * patch, width)
+    flops, kept = 2.0 * parameters * side * side, 0.0
+    for stage, (depth, heads_here) in enumerate(zip(depths, heads, strict=False)):
+        if stage > 0:  # four neighbours become one of twice the width
+            side, width = math.ceil(side / 2), 2 * width
+            parameters += 2 * width * width + 4 * width
+            flops += 2.0 * 2 * width * width * side * side
+        inner = int(ratio * width)
+        weights = 4 * width * width + 2 * width * inner
+        parameters += depth * (weights + 9 * width + inner + (2 * window - 1) ** 2 * heads_here)
+        flops += depth * side * side * (2.0 * weights + 4.0 * window * window * width)
+        kept += depth * side * side * (18.0 * width + 4 * inner)
+    head = _linear(width, fields.labels)
+    return ModelCount(
+        name="swin",
+        kind="transformer",
+        parameters=parameters + head,
+        forward_flops=flops + 2.0 * head,
+        activation_bytes=kept,
+        layers=sum(depths),
+        sample=_image(pixels),
+    )
+
+
 def _resnet(fields: Fields, _: int | None) -> ModelCount:
-    """He et al. 2016, with the stride in the convolution of three by three; of each its output is kept twice."""
+    """He et al. 2016, with the stride in the convolution of three by three."""
     pixels = side = fields.whole("image_size", default=224)
     inputs = fields.whole("embedding_size", default=64)
     sizes, depths = fields.wholes("hidden_sizes", (256, 512, 1024, 2048)), fields.wholes("depths", (3, 4, 6, 3))
@@ -384,10 +427,31 @@ def _resnet(fields: Fields, _: int | None) -> ModelCount:
             if inputs != outputs or before != side:  # the way round a block
                 convolutions.append((inputs, outputs, 1, side))
             inputs = outputs
-    head = _linear(inputs, fields.labels)
+    return _convolutional("resnet", pixels, convolutions, _linear(inputs, fields.labels))
+
+
+def _convnext(fields: Fields, _: int | None) -> ModelCount:
+    """Liu et al. 2022: each channel's own convolution of seven by seven, then inner ones of four times the width."""
+    pixels, shrinks = fields.whole("image_size", default=224), fields.whole("patch_size", default=4)
+    sizes, depths = fields.wholes("hidden_sizes", (96, 192, 384, 768)), fields.wholes("depths", (3, 3, 9, 3))
+    inputs, side, convolutions = fields.whole("num_channels", default=3), pixels, []
+    for width, depth in zip(sizes, depths, strict=False):
+        side = math.ceil(side / shrinks)
+        convolutions.append((inputs, width, shrinks, side))
+        block = [(1, width, 7, side), (width, 4 * width, 1, side), (4 * width, width, 1, side)]
+        convolutions += min(depth, 1000) * block
+        inputs, shrinks = width, 2
+    return _convolutional("convnext", pixels, convolutions, _linear(inputs, fields.labels))
+
+
+def _convolutional(name: str, pixels: int, convolutions: Sequence[tuple[int, int, int, int]], head: int) -> ModelCount:
+    """Count convolutions, each of so many channels in and out, a kernel's side, and its output's side in pixels.
+
+    Of each its output is kept twice, and two more parameters a channel are of its norm.
+    """
     weights = [kernel * kernel * c_in * c_out for c_in, c_out, kernel, _ in convolutions]
     return ModelCount(
-        name="resnet",
+        name=name,
         kind="convolution",
         parameters=sum(weights) + sum(2 * c_out for _, c_out, _, _ in convolutions) + head,
         forward_flops=2.0 * (sum(w * place[3] ** 2 for w, place in zip(weights, convolutions, strict=True)) + head),
@@ -402,9 +466,12 @@ _BERT = Transformer(places=True, encodes=True)
 
 FAMILIES: Mapping[str, Callable[[Fields, int | None], ModelCount]] = MappingProxyType(
     {
+        "albert": Transformer(places=True, encodes=True, shares=True),
         "bert": _BERT,
         "bloom": Transformer(),
+        "convnext": _convnext,
         "distilbert": _BERT,
+        "electra": _BERT,
         "falcon": Transformer(),
         "gemma": Transformer(gated=True),
         "gemma2": Transformer(gated=True),
@@ -424,6 +491,7 @@ FAMILIES: Mapping[str, Callable[[Fields, int | None], ModelCount]] = MappingProx
         "qwen3_moe": _LLAMA,
         "resnet": _resnet,
         "roberta": _BERT,
+        "swin": _swin,
         "t5": _t5,
         "vit": _vit,
         "xlm-roberta": _BERT,

@@ -13,10 +13,8 @@ from functools import cache
 
 OTHERS: Mapping[str, str] = {
     "account": "--account",
-    "aws_profile": "--profile",
     "everybody": "--everybody",
     "listen": "--listen",
-    "model": "--model",
     "on": "--on",
 }
 """Options of parameters that are no field of a record of options."""

@@ -15,15 +15,15 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from pydantic import BaseModel, ValidationError
-
-from hetopt.core.artifact import faults
 from hetopt.core.errors import BadInput
 from hetopt.core.plain_text import known
 
-RecordT = TypeVar("RecordT", bound=BaseModel)
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+RecordT = TypeVar("RecordT", bound="BaseModel")
 
 _CALL = "write NAME, or NAME(VALUE, KEY=VALUE) in quotes"
 _KEY = re.compile(r"[A-Za-z_][\w.:-]*")
@@ -151,6 +151,10 @@ def record(
     Raises:
         BadInput: as of `fields`, or a value without its unit (``units``, by field) or that the record refuses.
     """
+    from pydantic import ValidationError
+
+    from hetopt.core.artifact import faults
+
     texts, units = fields(item, keys, first), units or {}
     names = {field: key for key, field in reversed(list(keys.items()))}
     values: dict[str, object] = {

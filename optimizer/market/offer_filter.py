@@ -24,7 +24,7 @@ from hetopt.optimizer.market.catalog_filter import (
     why_none,
 )
 from hetopt.optimizer.market.instance_type import Architecture
-from hetopt.optimizer.market.quota import Quotas, QuotasExclude, increases, most_machines, write_quotas
+from hetopt.optimizer.market.quota import Quotas, QuotasExclude, increases, most_machines
 from hetopt.optimizer.market.software import pinned
 
 ANY_GPU, NO_GPU = "any", "none"
@@ -78,9 +78,8 @@ def narrow(catalog: Catalog, wishes: Wishes) -> tuple[Offer, ...]:
         raise _nothing_left(catalog, everything, wishes, filters)
     left = [offer for offer in before if most_machines(offer, wishes.quotas) >= 1]
     if not left and (asked := increases(before, wishes.quotas)):
-        quotas = setting("quotas", write_quotas(wishes.quotas))
         raise QuotasExclude(
-            f"{quotas} leaves nothing that can be rented in {catalog.region}, of {len(before):,} offers.", hint=asked
+            f"`quotas` leaves nothing that can be rented in {catalog.region}, of {len(before):,} offers.", hint=asked
         )
     return tuple(left)
 

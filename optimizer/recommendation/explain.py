@@ -13,6 +13,7 @@ from hetopt.core.formatting import duration, usd
 from hetopt.core.profile import Profile
 from hetopt.optimizer.convergence.convergence import statistical_efficiency
 from hetopt.optimizer.convergence.local_penalty import steps_in_words
+from hetopt.optimizer.convergence.precision_loss import precision_loss
 from hetopt.optimizer.fit import FittedModel
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import EVIDENCE_IN_WORDS, Candidate, Sensitivity, limits_in_words
@@ -37,7 +38,6 @@ def explain(
     chosen: Candidate,
     candidate: Callable[[int], Candidate],
     limits: Limits,
-    catalog: Catalog,
     seen: Sensitivity,
     left_out: Mapping[str, str],
     *,
@@ -52,7 +52,6 @@ def explain(
         chosen: the choice as a record.
         candidate: makes the record of a row of ``found.forecast``.
         limits: budget and deadline.
-        catalog: for prices on demand.
         seen: how sure the choice is, and what it depends on.
         left_out: ways to exchange that could not be chosen, and why.
         to_target: whether the run ends at a target.
@@ -134,11 +133,14 @@ def _time(chosen: Candidate) -> str:
 
 
 def _precision(model: FittedModel, chosen: Candidate) -> Iterator[str]:
-    """What the plan computes in, where it had a choice; or that it might have one."""
+    """What the plan computes in, where it had a choice, and what that costs in steps; or that it might have one."""
     others = [other for other in model.whole.precisions if other != chosen.precision]
     may_choose = not model.whole.is_counted and not model.whole.job.script
     if others:
         yield f"Workers compute in {chosen.precision}; {' and '.join(others)} was measured, too."
+        if chosen.precision != model.whole.precisions[0]:
+            loss = precision_loss(model.whole, chosen.precision)
+            yield f"Steps to a target in {chosen.precision} are {loss.in_words}."
     elif model.reference.device.kind == "cuda" and chosen.precision == "fp32" and may_choose:
         yield (
             "Only fp32 was measured, and GPUs often compute in bf16 in half the time: profile with "

@@ -155,7 +155,7 @@ def recommend(
         memory=memory,
         choices=ways,
         advice=not_worth_renting(ways, chosen, goal.deadline_s),
-        reasons=(*dearer_on_spot(chosen, catalog), *reasons(chosen))[:MOST_REASONS],
+        reasons=(*dearer_on_spot(chosen, catalog), *reasons(chosen, space))[:MOST_REASONS],
         not_compared=unpriced.in_words if unpriced.is_most else None,
         explanation=(
             *explain(
@@ -165,7 +165,6 @@ def recommend(
                 chosen,
                 candidate,
                 limits,
-                catalog,
                 seen,
                 space.left_out,
                 to_target=goal.ends == "target",

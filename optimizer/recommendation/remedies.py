@@ -94,7 +94,7 @@ class Question:
 
 
 def remedies(question: Question, limits: Limits, *, most: float | None = None) -> list[str]:
-    """Return what would let a plan keep the limits, each by itself: 'raise the budget to $12.40'.
+    """Return what would let a plan keep the limits, each by itself or else both: 'raise the budget to $12.40'.
 
     Args:
         question: to be asked again.
@@ -108,6 +108,11 @@ def remedies(question: Question, limits: Limits, *, most: float | None = None) -
         found.append(f"raise the budget to {usd(budget)}")
     if later_s is not None:
         found.append(f"allow {duration(later_s)}")
+    if not found and limits.budget_usd is not None and limits.deadline_s is not None:
+        budget = question.enough(replace(limits, deadline_s=None), "budget_usd")
+        later_s = None if budget is None else question.enough(replace(limits, budget_usd=budget), "deadline_s")
+        if budget is not None and later_s is not None:
+            found.append(f"raise the budget to {usd(budget)} and allow {duration(later_s)}")
     if most is not None and (reached := math.floor(most * 1000) / 1000):
         found.append(f"ask for no more than `confidence={reached:g}`")
     return found

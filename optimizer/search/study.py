@@ -28,7 +28,7 @@ from optuna.storages.journal import JournalFileBackend
 
 from hetopt.core import formatting
 from hetopt.core.errors import BadInput
-from hetopt.core.interruption import goes_on
+from hetopt.core.interruption import goes_on, in_one_piece
 from hetopt.core.step_samples import IN_PRECISION
 from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, tabulate_rows
 from hetopt.optimizer.search.forecast import JobModel, forecast
@@ -104,7 +104,9 @@ class Study:
             study.sampler = ExactFirst(begun, then or NSGAIISampler(seed=self.seed), self.space)
             done = sum(trial.state.is_finished() for trial in study.trials)
             try:
-                study.optimize(self._price, n_trials=max(0, len(first) + trials - done))
+                for _ in range(len(first) + trials - done):
+                    with in_one_piece():  # Optuna's lock of a journal is not let go where an interrupt comes meanwhile
+                        study.optimize(self._price, n_trials=1)
             except KeyboardInterrupt:
                 goes_on()
                 self.stopped = True

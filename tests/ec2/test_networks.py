@@ -168,3 +168,16 @@ def test_machines_go_by_the_proxy_that_is_named(
     assert "proxy.corp" in hetopt(*launch, "http://proxy.corp:3128").out
     for wrong in ("proxy.corp:3128", "http://ann:secret@proxy.corp:3128", "http://proxy.corp:3128; rm -r /"):
         refused(hetopt(*launch, wrong), 2, "--proxy must be http://HOST:PORT, without a password")
+
+
+def test_packages_of_machines_without_an_address_are_in_the_bill(
+    cloud: BotoEdge, order_for: Callable[..., Order], billing: Billing, subnet: dict[str, Any]
+) -> None:
+    usual, where = order_for(), {"VpcId": subnet["VpcId"], "AvailabilityZone": subnet["AvailabilityZone"]}
+    private = made(cloud, "create_subnet", CidrBlock="172.31.240.0/24", **where)["Subnet"]["SubnetId"]
+    try:
+        for network in (Network(public_address=False), Network(subnets=(private,))):
+            order = order_for(network=network)
+            assert order.fixed_usd == pytest.approx(usual.fixed_usd + 4 * 0.31 * billing.nat_gateway_usd_per_gb.value)
+    finally:
+        made(cloud, "delete_subnet", SubnetId=private)

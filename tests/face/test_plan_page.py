@@ -106,9 +106,6 @@ def test_a_browser_shows_the_numbers_of_the_json(plan: Plan, tmp_path: Path) -> 
         assert [value for value, _ in found[f"front_{name}"]] == [
             getattr(other.prediction, name).value for other in plan.plans
         ]
-        assert [value for value, _ in found.get(f"rejected_{name}", [])] == [
-            one["plan"][name] for one in told["insight"]["rejected"]
-        ]
     assert [value for value, _ in found["term_usd"]] == [term.usd for term in plan.chosen.prediction.bill]
     assert sum(value for value, _ in found["term_usd"]) == pytest.approx(chosen["cost_usd"]["value"])
     assert [value for value, _ in found["chance"]] == [told["insight"]["chance"]]

@@ -45,7 +45,6 @@ def profile(hetopt: Hetopt, tmp_path: Path) -> Path:
     answer = hetopt("profile", "--from-samples", samples, "-o", path)
     assert answer.code == 0, answer.err
     assert "15 step times of 5 layouts" in answer.out
-    assert "No row has more than two nodes" in " ".join(answer.err.split())
     return path
 
 

@@ -50,7 +50,7 @@ def test_the_step_of_a_plan_is_the_plans(times: StepTimes, wish: dict[str, str])
     usual = [one for one in (plan.chosen, *plan.pareto) if one.compression.coding is None and one.collective != AR_TOPK]
     found = [one for one in usual if not one.sync.is_local]
     assert found
-    answers = predicted(times.model("hetopt"), [asked(one) for one in found])
+    answers = predicted(times.model, [asked(one) for one in found])
     for candidate, answer in zip(found, answers, strict=True):
         assert not isinstance(answer, str)
         told = candidate.prediction.step_time_s
@@ -74,13 +74,13 @@ def test_every_type_that_plans_can_have_is_predicted(times: StepTimes) -> None:
     queries = [
         Configuration(nodes=(Node(type=name, workers=workers),), local_batch_size=4) for name, workers in names.items()
     ]
-    answers = dict(zip(names, predicted(times.model("hetopt"), queries), strict=True))
+    answers = dict(zip(names, predicted(times.model, queries), strict=True))
     assert {name: answer for name, answer in answers.items() if isinstance(answer, str)} == {}
 
 
 def test_a_type_that_no_plan_can_have_is_refused_with_the_reason(times: StepTimes) -> None:
     query = Configuration(nodes=(Node(type="t3.large", workers=1),), local_batch_size=4)
-    [answer] = predicted(times.model("hetopt"), [query])
+    [answer] = predicted(times.model, [query])
     assert answer == "t3.large cannot be planned with: burstable (its speed depends on credits)."
 
 

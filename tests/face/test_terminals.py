@@ -28,7 +28,6 @@ COMMANDS = (
     "catalog show g5.xlarge",
     "estimate --params 110M --samples 3M --tokens 128 --budget 200",
     f"recommend {JOB} --epochs 2000 --budget 5 --explain -o PLAN",
-    f"recommend {JOB} --rank",
     "launch PLAN --on local --dry-run",
     "status --all",
 )

@@ -108,7 +108,7 @@ def test_micro_batches_cost_their_fixed_part_and_nothing_where_all_fits(catalog:
     light, tight = planned(catalog, heavy(4, 1e-6)), planned(catalog, heavy(4, 2.0))
     check(light)
     check(tight)
-    assert all(worker.max_local_batch_size is None for worker in light.run.workers)
+    assert all((worker.max_local_batch_size or 256) >= 256 for worker in light.run.workers)
     assert all(group.micro_batch_in_words is None for group in light.chosen.groups)
     (group,) = tight.chosen.groups
     assert group.assumed is not None

@@ -112,6 +112,8 @@ PUBLISHED: list[tuple[str, dict[str, Any], int]] = [
     ("roberta", bert(50265, 1024, 24, **ROBERTA), 355_359_744),
     ("xlm-roberta", bert(250002, 768, 12, **ROBERTA), 278_043_648),
     ("distilbert", {"vocab_size": 30522, "dim": 768, "n_layers": 6, "hidden_dim": 3072}, 66_362_880),
+    ("electra", bert(30522, 768, 12, embedding_size=768), 108_891_648),
+    ("albert", bert(30000, 768, 12, embedding_size=128), 11_683_584),
     ("vit", {**bert(0, 768, 12), **LABELS}, 86_567_656),
     ("vit", {**bert(0, 1024, 24), **LABELS}, 304_326_632),
     ("resnet", {"depths": [3, 4, 6, 3], **LABELS}, 25_557_032),
@@ -121,6 +123,10 @@ PUBLISHED: list[tuple[str, dict[str, Any], int]] = [
         {"depths": [2, 2, 2, 2], "hidden_sizes": [64, 128, 256, 512], "layer_type": "basic", **LABELS},
         11_689_512,
     ),
+    ("convnext", {**LABELS}, 28_589_128),
+    ("swin", {**LABELS}, 28_288_354),
+    ("swin", {"depths": [2, 2, 18, 2], **LABELS}, 49_606_258),
+    ("swin", {"embed_dim": 128, "depths": [2, 2, 18, 2], "num_heads": [4, 8, 16, 32], **LABELS}, 87_768_224),
     ("t5", t5(32128, 512, 6, 2048, 8), 60_506_624),
     ("t5", t5(32128, 768, 12, 3072, 12), 222_903_552),
     ("t5", t5(32128, 1024, 24, 4096, 16), 737_668_096),
@@ -151,7 +157,11 @@ def test_parameters_are_those_that_are_published(family: str, fields: dict[str, 
             {"depths": [2, 2, 2, 2], "hidden_sizes": [64, 128, 256, 512], "layer_type": "basic", **LABELS},
             3.63,
         ),
+        ("convnext", {**LABELS}, 8.92),
         ("vit", {**bert(0, 768, 12), **LABELS}, 35.1),
+        # 4.5 and 15.4 multiply-adds in the paper.
+        ("swin", {**LABELS}, 8.98),
+        ("swin", {"embed_dim": 128, "depths": [2, 2, 18, 2], "num_heads": [4, 8, 16, 32], **LABELS}, 30.9),
     ],
 )
 def test_operations_are_those_that_are_published(family: str, fields: dict[str, Any], gigaflops: float) -> None:
@@ -224,6 +234,7 @@ NAMES = [
     "dim",
     "n_layers",
     "hidden_dim",
+    "embedding_size",
     "depths",
     "hidden_sizes",
     "image_size",
@@ -237,6 +248,9 @@ NAMES = [
     "num_heads",
     "num_layers",
     "feed_forward_proj",
+    "embed_dim",
+    "window_size",
+    "mlp_ratio",
 ]
 
 
@@ -253,7 +267,7 @@ def test_whatever_a_file_says_is_counted_or_refused(family: str, fields: dict[st
 def test_all_that_is_missing_is_said_at_once() -> None:
     with pytest.raises(BadInput, match=r"vocab_size is missing; hidden_size is missing; num_hidden_layers is missing"):
         of_config({"model_type": "llama"}, None)
-    with pytest.raises(BadInput, match="model_type is 'whisper'; parameters are counted for bert, bloom"):
+    with pytest.raises(BadInput, match="model_type is 'whisper'; parameters are counted for albert, bert"):
         of_config({"model_type": "whisper"}, None)
     with pytest.raises(BadInput, match="hidden_size must be a whole number from 1 to 10,000,000"):
         of_config({"model_type": "bert", **bert(30522, 10**30, 2)}, None)

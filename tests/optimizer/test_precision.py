@@ -97,9 +97,8 @@ def test_what_is_faster_is_chosen_said_and_started() -> None:
     assert (plan.chosen.precision, plan.run.precision) == ("bf16", "bf16")
     assert (usual.chosen.precision, usual.run.precision) == ("fp32", "fp32")
     assert plan.chosen.prediction.total_s.value < usual.chosen.prediction.total_s.value
-    assert any(
-        "compute in bf16" in text and "0.4" in text and "not seen to differ" in text for text in plan.explanation
-    )
+    assert any("compute in bf16" in text and "fp32 was measured" in text for text in plan.explanation)
+    assert any("not seen to differ" in text for text in plan.explanation)
     assert any("compute in fp32" in text and "bf16 was measured" in text for text in usual.explanation)
     again = Plan.from_json(plan.to_json(), origin="memory")
     assert again == plan
@@ -130,7 +129,7 @@ def test_free_choice_is_the_best_of_the_pinned_ones(bf16: float, fp16: float, we
 
     def score(asked: Options) -> tuple[float, Precision, bool]:
         found = problem(profile, goal, asked)
-        seen = search(found.space, found.job, asked.limits(goal), seed=0, effort=asked.effort)
+        seen = search(found.space, found.job, asked.limits(goal), effort=asked.effort)
         assert seen.chosen is not None
         time_s, cost_usd = seen.forecast.total_s[seen.chosen], seen.forecast.cost_usd[seen.chosen]
         chosen = seen.cluster(seen.chosen).machines

@@ -89,7 +89,7 @@ def test_an_install_that_cannot_be_written_to_is_left_as_it_is(planning_bin: Pat
                 "9",
                 "-o",
                 "plan.json",
-                "--resume",
+                "--study",
                 "study.jsonl",
             ),
             ("catalog", "list", "--json"),

@@ -205,6 +205,7 @@ class Zone(Record):
     zone_id: str
     subnet_id: str
     vpc_id: str
+    gives_address: bool = Field(default=True, description="whether machines there get a public one, if they may")
     rates: dict[str, Rate] = Field(description="by instance type")
 
     def usd_per_hour(self, instance_type: str, market: Market) -> float:

@@ -36,6 +36,7 @@ from hetopt.core.paths import BUCKET_PATTERN, is_name, shown
 from hetopt.optimizer.cost.billing import Billing
 from hetopt.optimizer.cost.cost import checkpoint_bytes, checkpoint_time_s
 from hetopt.optimizer.cost.least_budget import extras_usd_per_hour, fixed_usd, least_budget_usd
+from hetopt.optimizer.cost.provisioning import provisioning_facts
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.market.software import pinned
@@ -241,6 +242,7 @@ def zones_for(
                 zone_id=subnet.get("AvailabilityZoneId", zone),
                 subnet_id=subnet["SubnetId"],
                 vpc_id=subnet["VpcId"],
+                gives_address=bool(subnet.get("MapPublicIpOnLaunch", True)),
                 rates=rates,
             )
         )
@@ -617,6 +619,8 @@ class Orders:
                     hint="leave `zone` out; zone names differ between accounts, ids such as use1-az4 do not",
                 )
         fixed = fixed_usd(checkpoint_bytes(job.gradient_bytes), self.billing)
+        if not (self.wishes.network.public_address and all(zone.gives_address for zone in zones)):
+            fixed += _nat_usd(roles, self.billing)
         worst = worst_usd_per_hour(roles, zones)
         move = job.move_usd(worst, fixed_usd=fixed)
         longest_s = lifetime_s(budget, fixed_usd=fixed + move + job.spent_usd, worst_usd_per_hour=worst)
@@ -649,6 +653,17 @@ class Orders:
             checkpoint_s=_checkpoint_s(job.gradient_bytes, roles, self.catalog),
             lifetime_s=min(longest_s, job.deadline_s or longest_s),
         )
+
+
+def _nat_usd(roles: Sequence[Role], billing: Billing) -> float:
+    """Return the USD for a NAT gateway's traffic, by which machines without a public address install their packages.
+
+    Its hours are paid whoever trains, and S3 has a gateway endpoint, which is free: neither is counted.
+    """
+    sizes = provisioning_facts()
+    gpu_gb, cpu_gb = sizes.gpu_packages_gb.value, sizes.cpu_packages_gb.value
+    packages_gb = sum(role.machines * (gpu_gb if role.image_kind.endswith("-gpu") else cpu_gb) for role in roles)
+    return packages_gb * billing.nat_gateway_usd_per_gb.value
 
 
 def moved_prices(plan: Plan, order: Order) -> list[Moved]:
