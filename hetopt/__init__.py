@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from hetopt.api.catalogs import gpus as gpus
     from hetopt.api.converting import convert as convert
     from hetopt.api.dashboard import serve as serve
-    from hetopt.api.estimating import Estimate as Estimate
-    from hetopt.api.estimating import estimate as estimate
     from hetopt.api.launching import launch as launch
     from hetopt.api.launching import resume as resume
     from hetopt.api.options import Ec2 as Ec2
     from hetopt.api.options import Local as Local
     from hetopt.api.options import Rehearsal as Rehearsal
     from hetopt.api.options import Ssh as Ssh
+    from hetopt.api.planning import Estimate as Estimate
+    from hetopt.api.planning import estimate as estimate
     from hetopt.api.planning import recommend as recommend
     from hetopt.api.profiling import check as check
     from hetopt.api.profiling import profile as profile
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "CommState": "hetopt.trainer.ddp.comm_hook",
     "Ec2": "hetopt.backends.options",
-    "Estimate": "hetopt.api.estimating",
+    "Estimate": "hetopt.api.planning",
     "HetoptError": "hetopt.core.errors",
     "Local": "hetopt.backends.options",
     "Plan": "hetopt.optimizer.plan",
@@ -66,7 +66,7 @@ _HOMES = {
     "check": "hetopt.api.profiling",
     "comm_hook": "hetopt.trainer.ddp.comm_hook",
     "convert": "hetopt.api.converting",
-    "estimate": "hetopt.api.estimating",
+    "estimate": "hetopt.api.planning",
     "gpus": "hetopt.api.catalogs",
     "launch": "hetopt.api.launching",
     "profile": "hetopt.api.profiling",

@@ -30,7 +30,7 @@ from unittest.mock import patch
 
 from benchmarks._ports import own_port
 from benchmarks.box.iam import actions_of
-from hetopt.api import leftovers
+from hetopt.api import account
 from hetopt.backends.backend import RunHandle
 from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.backends.ec2.renter.edge import BotoEdge, Retrying
@@ -334,7 +334,7 @@ def _in_its_time(account: Account, home: Path) -> Iterator[None]:
         # What botocore waits for between its own tries is the account's time too.
         patch("time.sleep", account.sleep),
         patch("botocore.retries.adaptive.register_retry_handler", lambda client: None),
-        patch("hetopt.api.leftovers.time", clock),
+        patch("hetopt.api.account.time", clock),
         patch("hetopt.backends.ec2.renter.edge.time", clock),
         patch("hetopt.backends.ec2.renter.edge.BotoEdge", _door),
     ):
@@ -521,7 +521,7 @@ class _Telling:
         """Whether it says that nothing is left."""
         self.account.log_in()
         try:
-            found = leftovers.search(remove=True)
+            found = account.search(remove=True)
         except HetoptError as error:
             self._words("gc", error)
             return False

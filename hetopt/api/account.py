@@ -6,26 +6,45 @@ import datetime
 import importlib.metadata
 import os
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from hetopt.api.run import Run
-from hetopt.backends.ec2.renter import doctor, permissions
+from hetopt.backends.backend import Prepared
+from hetopt.backends.ec2.renter import doctor, permissions, removal
 from hetopt.backends.ec2.renter import ordering as accounts
-from hetopt.backends.ec2.renter.backend import wishes_of
+from hetopt.backends.ec2.renter.backend import Rental, wishes_of
+from hetopt.backends.ec2.renter.calls import END_ROLE
+from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState, judged
 from hetopt.backends.ec2.renter.doctor import Check, worst
-from hetopt.backends.ec2.renter.edge import BotoEdge, Retrying, connect
+from hetopt.backends.ec2.renter.edge import (
+    LEDGER_FILE,
+    BotoEdge,
+    Made,
+    Retrying,
+    connect,
+    connect_run,
+    made,
+    read_ledger,
+)
 from hetopt.backends.ec2.renter.fetching import adopt
-from hetopt.backends.ec2.renter.ordering import PROFILE_NAME, Orders, region_of
+from hetopt.backends.ec2.renter.launcher import Ec2Launcher, fleets_of
+from hetopt.backends.ec2.renter.order import ORDER_FILE, OVERRUN, UNPLACED_S, Order
+from hetopt.backends.ec2.renter.ordering import PROFILE_NAME, Identity, Orders, identity, region_of, regions
+from hetopt.backends.ec2.renter.removal import Found, LocalRun, Remover
 from hetopt.backends.ec2.renter.request import Edge
+from hetopt.backends.emulation import namespaces
+from hetopt.backends.emulation.namespaces import FoundNetwork
 from hetopt.backends.options import Ec2
-from hetopt.core.errors import BadInput, CloudRefused
+from hetopt.core.errors import BadInput, CloudRefused, RunFailed
+from hetopt.core.formatting import duration, usd
 from hetopt.core.option import names
 from hetopt.core.paths import REGION_PATTERN, ROLE_PATTERN, inside, is_name, run_name, shown
-from hetopt.core.run_folder import runs_home
+from hetopt.core.run_folder import RunFolders, runs_home
+from hetopt.core.run_status import RunStatus
 from hetopt.core.search_path import install_command
 from hetopt.optimizer.cost.billing import load_billing
 from hetopt.optimizer.market.account_quotas import account_quotas_file, keep_quotas
@@ -208,3 +227,255 @@ def _torch() -> Check:
         said = "torch is not installed here: profiles and local runs need it, planning and renting do not"
         return Check(name="torch", verdict="unknown", said=said, hint=install_command("train"))
     return Check(name="torch", verdict="good", said=version)
+
+
+_FIRST_REGION = "us-east-1"
+"""Which is asked for the others; every account has it."""
+
+
+def of_rehearsals(*, remove: bool) -> tuple[list[FoundNetwork], dict[str, RunFailed]]:
+    """The networks of rehearsals whose launcher is dead, and of those that could not be removed why, by id.
+
+    Args:
+        remove: do it.
+    """
+    found = list(namespaces.find_leftovers())
+    stayed: dict[str, RunFailed] = {}
+    for network in found if remove else ():
+        try:
+            namespaces.remove(network.id)
+        except RunFailed as error:  # the others can still go
+            stayed[network.id] = error
+    return found, stayed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leftover:
+    """A thing of a run.
+
+    Attributes:
+        region: where it is.
+        found: the thing.
+        left_alone: why it is not to be removed; None where it may be.
+        removed: whether it was.
+    """
+
+    region: str
+    found: Found
+    left_alone: str | None
+    removed: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """What was looked for, and what has been found so far.
+
+    Attributes:
+        home: hetopt's folder on this machine.
+        runs: what this machine knows of runs, by name.
+        run_id: only this run, even if it goes on.
+        everything: also what belongs to runs that go on may be removed.
+        everybody: also what belongs to other people.
+        remove: do it.
+        found: the things.
+        looked_in: the regions that could be looked at as a whole.
+        refused: what could not be looked at, or not be removed.
+    """
+
+    home: Path
+    runs: Mapping[str, LocalRun]
+    run_id: str | None = None
+    everything: bool = False
+    everybody: bool = False
+    remove: bool = False
+    found: list[Leftover] = field(default_factory=list)
+    looked_in: list[str] = field(default_factory=list)
+    refused: list[CloudRefused] = field(default_factory=list)
+
+    def look(self, region: str, who: Identity) -> None:
+        """Look in a region, and remove what is to go."""
+        edge = connect(region)
+        mine = [run for run in self.runs.values() if run.region == region and not run.cleared]
+        fleets = tuple(fleet for run in mine for fleet in fleets_of(run.folder))
+        survey = Remover(edge=edge, sleep=time.sleep, made=Made(ids=fleets)).look(self.run_id)
+        try:
+            survey.check()
+            self.looked_in.append(region)
+        except CloudRefused as error:  # what was found is shown, and the other regions can still be looked at
+            self.refused.append(CloudRefused(f"in {region}, {error.message}", hint=error.hint))
+        by_run: dict[str, list[Found]] = {}
+        for one in survey.found:
+            by_run.setdefault(one.run_id, []).append(one)
+        for name, things in by_run.items():
+            kept = self._why_leave(things, who, edge, region)
+            removed = self.remove and kept is None and self._remove(name, things, edge, region)
+            self.found.extend(Leftover(region=region, found=one, left_alone=kept, removed=removed) for one in things)
+
+    def _why_leave(self, things: Sequence[Found], who: Identity, edge: Edge, region: str) -> str | None:
+        """Why the things of a run are left alone; None where they may go."""
+        if not self.everybody and not all(removal.is_of(one, who) for one in things):
+            return f"it belongs to {removal.owner_named(things)}; `everybody=True` includes it"
+        if self.everything or self.run_id is not None:
+            return None
+        known = self.runs.get(things[0].run_id)
+        over = known is not None and known.over
+        return None if over else removal.why_leave(edge, region, who.account_id, things, time.time())
+
+    def _remove(self, name: str, things: Sequence[Found], edge: Edge, region: str) -> bool:
+        """Remove the things of a run; whether all of them are gone."""
+        known = self.runs.get(name)
+        ledger = Made()
+        if known is not None:
+            edge = connect_run(region, known.folder, self.home)
+            ledger = made(read_ledger(known.folder / LEDGER_FILE), time.time())
+        try:
+            remover = Remover(edge=edge, sleep=time.sleep, made=ledger)
+            remover.remove(things)
+            remover.remove_run(name)
+        except CloudRefused as error:
+            self.refused.append(error)
+            return False
+        return True
+
+
+def search(
+    *,
+    more_regions: Sequence[str] = (),
+    run_id: str | None = None,
+    everything: bool = False,
+    everybody: bool = False,
+    remove: bool = False,
+) -> Search:
+    """Look in every region that was ever used from here; in all of the account, where none was.
+
+    Args:
+        more_regions: to look in as well.
+        run_id: see `Search`.
+        everything: see there.
+        everybody: see there.
+        remove: see there.
+
+    Raises:
+        CloudRefused: nobody says who is asking.
+    """
+    home = runs_home().parent
+    runs = removal.local_runs(RunFolders(home=runs_home()).all())
+    begun = Search(home=home, runs=runs, run_id=run_id, everything=everything, everybody=everybody, remove=remove)
+    configured = [name for name in (os.environ.get("AWS_REGION"), os.environ.get("AWS_DEFAULT_REGION")) if name]
+    places = removal.regions_to_look_in(home, runs, more_regions)
+    if not places:
+        places, unasked = _regions_of_the_account(configured)
+        begun.refused.extend(unasked)
+    places = sorted({*places, *configured})
+    who = identity(connect(places[0]))
+    removal.settle(runs, time.time(), time.sleep)
+    for region in places:
+        begun.look(region, who)
+    return begun
+
+
+def _regions_of_the_account(configured: Sequence[str]) -> tuple[list[str], list[CloudRefused]]:
+    """Where nothing was ever rented from here: every region that the account can use; and why not all are known."""
+    asked = configured[0] if configured else _FIRST_REGION
+    try:
+        return regions(connect(asked)), []
+    except CloudRefused as error:
+        told = f"the account's regions cannot be listed, so that only {asked} was looked in: {error.message}"
+        return [asked], [CloudRefused(told, hint=error.hint)]
+
+
+def rental_of(prepared: Prepared) -> Rental:
+    """What a launch on EC2 is about to rent."""
+    assert isinstance(prepared, Rental)
+    return prepared
+
+
+def unfollowed(rental: Rental) -> str:
+    """What becomes of a run that nobody follows, because its launch was left or the machine that follows it sleeps."""
+    lives_s, takes_s = rental.order.lifetime_s, rental.wanted.chosen.prediction.total_s.high
+    cheaper = ", and later as long as spot machines cost less, whose prices they ask EC2 for"
+    told = (
+        "if nobody follows the run, or this machine sleeps, training goes on; machines that are lost are not replaced. "
+        "When the budget is spent, all save a checkpoint and end: after "
+        f"{duration(lives_s)} at on-demand prices{cheaper if rental.order.has_spot else ''}. "
+        f"The run may take {duration(takes_s)}"
+    )
+    if takes_s <= lives_s:
+        return told
+    if not rental.order.has_spot:
+        return f"{told}, which is longer: it would end unfinished, with a checkpoint"
+    return f"{told}, which is longer: `hetopt status`, now and then, gives it more time as long as less was spent"
+
+
+def last_end(order: Order) -> str:
+    """What ends a machine that nothing of the run reaches, such as one that never boots."""
+    if order.end_role is None:
+        return (
+            f"the machines' own timers alone, as the account has no role {END_ROLE}: `hetopt setup --print-policy` "
+            "tells how it is made"
+        )
+    lives = duration(order.outside_end_s() - order.created_s)
+    soon, most = duration(UNPLACED_S), usd((1 + OVERRUN) * order.budget_usd)
+    return (
+        f"the account's scheduler ends machines without a place after {soon}, and all after {lives} or, while somebody "
+        f"follows the run, later with its lease: if all of them hang, they cost {most} at most"
+    )
+
+
+def look(run: Run, *, ask: bool) -> tuple[RunStatus, dict[str, Any]]:
+    """How a rented run is. Without a way to ask, what was seen last is told, with its age.
+
+    Args:
+        run: that one.
+        ask: whether to ask the cloud at all.
+    """
+    launcher, folder = run.backend, run.folder
+    assert isinstance(launcher, Ec2Launcher)
+    why_not: str | None = None
+    if ask:
+        try:
+            launcher.look(run.handle)
+        except (CloudRefused, BadInput) as error:
+            why_not = f"{error.message} {error.hint or ''}".strip()
+    path = folder / SEEN_FILE
+    seen = ClusterState.load(path) if path.exists() else ClusterState(time_s=0.0)
+    now_s = time.time()
+    order = Order.load(folder / ORDER_FILE) if (folder / ORDER_FILE).exists() else None
+    rental = {
+        "seen_s_ago": now_s - seen.time_s if path.exists() else None,
+        "not_asked": why_not,
+        "spent_usd": seen.spent_usd(now_s),
+        "spent_is_estimate": seen.is_estimate,
+        "budget_usd": order.budget_usd if order else None,
+        "usd_per_hour": sum(machine.usd_per_hour for machine in seen.alive),
+        "ends_in_s": seen.lease_end_s - now_s if seen.lease_end_s is not None and seen.alive else None,
+        "zone": seen.zone,
+        "leaves_for_zone": seen.zone_wanted,
+        "strange_objects": seen.strange_objects,
+        "everything_is_removed": seen.cleared,
+        "machines": [
+            {
+                "id": machine.id,
+                "host": machine.host,
+                "type": machine.instance_type,
+                "market": "on-demand" if machine.on_demand else "spot",
+                "duty": machine.duty,
+                "state": machine.state,
+                "ending": machine.ending,
+                "reason": machine.reason,
+                "up_s": (machine.until_s or now_s) - machine.since_s,
+                "usd": machine.stay(minimum_s=seen.minimum_billed_s, free_within_s=seen.free_within_s).usd(now_s),
+                "usd_is_estimate": machine.is_forgotten,
+                "heartbeat_s_ago": now_s - machine.heartbeat_s if machine.heartbeat_s is not None else None,
+            }
+            for machine in seen.machines
+        ],
+    }
+    return judged(folder, seen), rental
+
+
+def spent(run: Run) -> tuple[float, bool, str | None]:
+    """What a run has cost at the prices that were seen meanwhile, USD; whether that is an estimate, as the end of some
+    machine was not seen; and why the run was ended, if it was."""
+    seen = ClusterState.load(run.folder / SEEN_FILE)
+    return seen.spent_usd(seen.time_s), seen.is_estimate, seen.stop_reason

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from hetopt.api.measuring import measured as made
 from hetopt.api.options import Ec2, Local, Measurement, Rehearsal, Ssh
+from hetopt.api.profiling import measured as made
 from hetopt.backends.backend import Launcher
 from hetopt.backends.ec2.renter import probing
 from hetopt.backends.ec2.renter.bundle import make_bundle

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hetopt.api.backends import Machines, Rehearsal, backend, options_at
-from hetopt.api.changes import exchanged, in_precision, synchronized
+from hetopt.api.changes import exchanged, in_precision, on_stream, synchronized, waiting
 from hetopt.api.options import Changes
 from hetopt.api.run import Run
 from hetopt.api.script_text import lost_files, read_script, resumes, sharded_by, trains_on_several_workers
-from hetopt.api.streams import on_stream, waiting
 from hetopt.core.comm.composition import METHODS
 from hetopt.core.errors import BadInput
 from hetopt.core.interruption import Reporter

@@ -16,7 +16,7 @@ from hetopt.core.plain_text import known
 if TYPE_CHECKING:
     import optuna
 
-    from hetopt.api.streams import StreamWish
+    from hetopt.api.changes import StreamWish
     from hetopt.core.memory import Precision
     from hetopt.core.run_spec import Compression, Settings
     from hetopt.core.synchronization import Injection, Partition, Synchronization
@@ -93,7 +93,7 @@ def _inject(text: str) -> Injection:
 
 
 def _stream(text: str) -> StreamWish:
-    from hetopt.api.streams import parse_stream
+    from hetopt.api.changes import parse_stream
 
     return parse_stream(text)
 

@@ -3,35 +3,49 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
-from dataclasses import fields, replace
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from html import escape
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from hetopt.api.catalogs import in_use
+from hetopt.api.catalogs import in_regions, in_use
 from hetopt.api.changes import into_plan
-from hetopt.api.options import Search, Sought
-from hetopt.api.sample_remarks import contradictions
+from hetopt.api.options import Described, Search, Sought
 from hetopt.core.artifact import kind_in
-from hetopt.core.errors import BadInput, setting
+from hetopt.core.errors import BadInput, NoFeasiblePlan, setting
+from hetopt.core.formatting import bytes_
 from hetopt.core.grammar import NUMBER, arguments, quantity
 from hetopt.core.hosts import read_hosts
 from hetopt.core.interruption import Reporter
+from hetopt.core.memory import TrainingMemory
 from hetopt.core.option import options_of, takes
-from hetopt.core.profile import Profile
+from hetopt.core.paths import read_json
+from hetopt.core.profile import LOCAL, Profile
 from hetopt.core.run_rules import check_for_script
-from hetopt.core.step_samples import StepSamples
+from hetopt.core.step_samples import Node, StepSample, StepSamples
 from hetopt.optimizer.cost.observed_preemptions import ObservedPreemptions, observed_file
+from hetopt.optimizer.described_profile import described_profile, training_memory
 from hetopt.optimizer.market.account_quotas import AccountQuotas, account_quotas_file
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.catalog_choice import ANY_REGION, age_note, regional_catalogs
+from hetopt.optimizer.market.gpus import rentable_gpus
+from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.market.quota import read_quotas
+from hetopt.optimizer.model_counts import Kind, ModelCount, of_config, of_flops, of_parameters
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.options import Options, PlanRequest
 from hetopt.optimizer.recommendation.own_machines import better_of, on_own_machines
 from hetopt.optimizer.recommendation.recommend import recommend as find_plan
 from hetopt.optimizer.recommendation.regions import Compared, Market, compare_regions
+from hetopt.optimizer.step_time.device_memory import usable_on_gpu
 from hetopt.optimizer.step_time.earlier_runs import EarlierRuns, earlier_runs_file, kept
+from hetopt.optimizer.step_time.observed import CONTRADICTION, observe
+from hetopt.optimizer.step_time.posterior import fit
+from hetopt.optimizer.step_time.profiled import RENTED
+from hetopt.optimizer.step_time.tiers import FAR_OFF, Seen, measured_steps
+from hetopt.optimizer.step_time.utilisation import CONTRIBUTION, utilisation_prior
 
 
 @takes(Search)
@@ -263,3 +277,338 @@ def metric_target(text: str) -> tuple[str, float]:
         )
     [(name, value)] = pairs
     return name, quantity(value, NUMBER, f"`target` of {name}")
+
+
+TOKENS = 1024
+"""Of a sample where nothing says it: GPT-2's."""
+
+BATCH_SIZE = 256
+"""Samples of a step where nothing says it: those of BERT (Devlin et al. 2019, appendix A.2) and of ResNet-50."""
+
+CONFIG_BYTES = 1_000_000
+"""A configuration is no larger; those of models have a few kilobytes."""
+
+LEAST_PARAMETERS = 1000
+"""Fewer is a slip, such as a 5 for 5B: a layer that is 16 wide has 3,000."""
+
+MOST_PARAMETERS = 1e15
+MOST_SAMPLES = 1e15
+"""Beyond any that were ever trained (1e12 and 1e13): more is a slip, and integers of it would lose digits as floats."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """How many samples a GPU holds at once; any number where ``samples`` is absent."""
+
+    gpu: str
+    memory_gib: float
+    samples: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What came out.
+
+    Attributes:
+        plan: the planner's answer. It can be rehearsed, with something that stands in for the job, and not be run.
+        model: as it was counted.
+        samples: that are trained on; ``batch_size``: in a step.
+        flops: of the whole training.
+        state_bytes: of weights, gradients and the optimizer, on every GPU; ``sample_bytes``: of a sample's activations.
+        fits: what the GPUs of the ways to go hold.
+        assumed: what was not given, in words.
+    """
+
+    plan: Plan
+    model: ModelCount
+    samples: int
+    batch_size: int
+    flops: float
+    state_bytes: int
+    sample_bytes: float
+    fits: tuple[Fit, ...]
+    assumed: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """What was asked, the plan, and what was assumed."""
+        return "\n".join([self._asked, str(self.plan), *self._assumed])
+
+    def __repr__(self) -> str:
+        return f"<Estimate of {self._asked}: {self.plan!r}>"
+
+    def _repr_html_(self) -> str:
+        """As notebooks show it."""
+        return "".join(f"<p>{escape(one)}</p>" for one in (self._asked, *self._assumed)) + self.plan._repr_html_()
+
+    @property
+    def _asked(self) -> str:
+        return f"{self.model.name}, {self.samples:,} samples, {self.flops:.2g} FLOPs"
+
+    @property
+    def _assumed(self) -> list[str]:
+        return [f"Assumed: {', '.join(self.assumed)}."] if self.assumed else []
+
+
+@takes(Described)
+def estimate(*, reporter: Reporter | None = None, **options: Any) -> Estimate:
+    """Say what training would take and cost, from what a model counts to. Nothing is measured, and torch is not needed.
+
+    Clusters are searched, priced and compared as by `recommend`; the time of a step follows from its operations and
+    what public measurements say of how well GPUs are used, with a wide interval. Without ``budget_usd`` and
+    ``deadline``, nothing is held against limits.
+
+    Args:
+        reporter: told what goes on.
+        **options: what is known of the job, and wanted.
+
+    Raises:
+        BadInput: a value cannot be, is missing, or the options exclude each other.
+        NoFeasiblePlan: nothing fits; the hint says what would.
+    """
+    asked, told = Described(**options), reporter or Reporter()
+    assumed: list[str] = []
+    model, wanted = _counted(asked, assumed)
+    batch = min(asked.batch_size or BATCH_SIZE, wanted)
+    if asked.batch_size is None:
+        assumed.append(f"{batch} samples a step (`batch_size`)")
+    limits = search_options(
+        asked,
+        gpus=asked.gpus or ("any",),
+        mixed_types=1,
+        batch_size=batch,
+        precision=None,
+        trials=0,
+        accept_risk=True,
+    )
+    now = datetime.datetime.now(datetime.UTC)
+    goal = Goal(budget_usd=asked.budget_usd, deadline_s=asked.deadline, ends="steps", amount=math.ceil(wanted / batch))
+    memory = training_memory(model, batch, asked.precision)
+    profile = described_profile(model, samples=wanted, batch_size=batch, precision=asked.precision, now=now)
+
+    def found(request: PlanRequest) -> Plan:
+        return find_plan(request, seed=0, now=now, tell=lambda text: told(text, None))
+
+    catalogs = in_regions(asked.region, asked.catalog)
+    _refuse_what_no_gpu_holds(model, memory, catalogs)
+    if asked.region == ANY_REGION:
+        compared = compared_regions(profile, goal, limits, asked, told)
+        plan = compared.planned(PlanRequest(profile, compared.best[0].catalog, goal, limits), found)
+    else:
+        plan = found(PlanRequest(profile, catalogs[0], goal, limits))
+        tell_price_ages(plan, catalogs[0], told)
+    return Estimate(
+        plan=plan,
+        model=model,
+        samples=wanted,
+        batch_size=batch,
+        flops=CONTRIBUTION * model.forward_flops * wanted,
+        state_bytes=memory.kept_bytes,
+        sample_bytes=memory.peak_bytes(2) - memory.peak_bytes(1),
+        fits=tuple(_fits(plan, memory)),
+        assumed=tuple(assumed),
+    )
+
+
+def _refuse_what_no_gpu_holds(model: ModelCount, memory: TrainingMemory, catalogs: Sequence[Catalog]) -> None:
+    """Every GPU keeps the whole model: data parallelism shares samples, not weights.
+
+    Raises:
+        NoFeasiblePlan: no GPU has the memory for one sample.
+    """
+    needed = memory.peak_bytes(1)
+    gpus = rentable_gpus(catalogs[0], sort="memory", reverse=True, elsewhere=catalogs[1:])
+    if gpus and needed > usable_on_gpu(gpus[0].memory_gib * 2**30):
+        where = catalogs[0].region if len(catalogs) == 1 else "any region"
+        raise NoFeasiblePlan(
+            f"Training {model.name} with Adam takes {bytes_(needed)} on every GPU, and {gpus[0].name}, the largest in "
+            f"{where}, has {gpus[0].memory_gib:.0f} GiB: hetopt shares samples among GPUs, not weights.",
+            hint="choose a smaller model, or shorten the samples with `tokens`",
+        )
+
+
+def _fits(plan: Plan, memory: TrainingMemory) -> Iterator[Fit]:
+    """Of each GPU among the ways to go, once."""
+    groups = (group for way in plan.choices if way.candidate is not None for group in way.candidate.groups)
+    hardware = [group.hardware for group in groups if group.hardware is not None]
+    for name, gib in dict.fromkeys((one.gpu, one.gpu_memory_gib) for one in hardware):
+        if name is not None and gib is not None:
+            yield Fit(gpu=name, memory_gib=gib, samples=memory.largest_micro_batch(usable_on_gpu(gib * 2**30)))
+
+
+def _counted(asked: Described, assumed: list[str]) -> tuple[ModelCount, int]:
+    """Return the model, and on how many samples it is trained; what is taken for granted is added to ``assumed``."""
+    params, config, flops, samples = asked.params, asked.config, asked.flops, asked.samples
+    tokens = asked.tokens
+    if params is not None and config is not None:
+        raise BadInput("`params` and `config` exclude each other.", hint="keep the one that describes your model")
+    if (samples is None) == (flops is None):
+        raise BadInput(
+            "give `samples` or `flops`: how long the training is."
+            if samples is None
+            else "`samples` and `flops` exclude each other.",
+            hint="for example `samples=3e6`",
+        )
+    if params is None and config is None and flops is None:
+        raise BadInput("give `params` or `config`: what the model is.", hint="for example `params=1.1e8`")
+    if config is not None:
+        model = of_config(_config(config), tokens)
+    else:
+        if tokens is None:
+            tokens = TOKENS
+            assumed.append(f"{TOKENS:,} tokens a sample (`tokens`)")
+        if params is not None and params < LEAST_PARAMETERS:
+            raise BadInput(
+                f"`params` must be at least {LEAST_PARAMETERS:,}, got {params:g}: no transformer has fewer.",
+                hint=f"with its unit: `params={params:g}M` or `params={params:g}B`",
+            )
+        model = of_parameters(max(1.0, of_flops(flops or 0.0) if params is None else params), tokens)
+        if params is None:
+            assumed.append(f"{model.name}, the best use of so many FLOPs (`params`)")
+    if model.parameters > MOST_PARAMETERS:
+        raise BadInput(
+            f"the model has {model.parameters:.3g} parameters, and no more than {MOST_PARAMETERS:.0e} can be."
+        )
+    count = samples if samples is not None else (flops or 0.0) / (CONTRIBUTION * model.forward_flops)
+    if count > MOST_SAMPLES:
+        raise BadInput(f"the training has {count:.3g} samples, and no more than {MOST_SAMPLES:.0e} can be.")
+    return model, max(1, math.ceil(count))
+
+
+def _config(path: Path) -> dict[str, object]:
+    found = read_json(path, most_bytes=CONFIG_BYTES, hint="name the config.json of a model")
+    if not isinstance(found, dict):
+        raise BadInput(f"{path} is no configuration: it holds no fields.", hint="name the config.json of a model")
+    return found
+
+
+def remarks(samples: Sequence[StepSample], types: Mapping[str, InstanceType]) -> tuple[str, ...]:
+    """One sentence for everything that a person should know before relying on predictions from these samples.
+
+    Args:
+        samples: of one job.
+        types: the machine types that the catalogue has.
+    """
+    found = _of_types(samples, types)
+    sizes = {size for sample in samples for size in sample.batch_sizes}
+    if len(sizes) == 1:
+        found.append(
+            f"Every row has local batch {min(sizes)}: what a step takes at others is a guess, with a wide interval."
+        )
+    nodes = {len(sample.nodes) for sample in samples}
+    if max(sample.workers for sample in samples) == 1:
+        found.append("Every row has one worker: nothing says how long communication takes. Measure two workers.")
+    elif max(nodes) == 1:
+        found.append("Every row has one node: nothing says how fast the network between nodes is. Measure two nodes.")
+    found += _torn(samples)
+    return tuple(found)
+
+
+def contradictions(profile: Profile, types: Mapping[str, InstanceType]) -> tuple[str, ...]:
+    """Of the steps that a profile has, what contradicts what, a sentence each, for who plans with it.
+
+    Its own machine counts where the catalogue knows its type, and is asked for where nothing tells how fast its GPU is.
+    Samples of machines that are nobody's to rent are their owner's.
+    """
+    nameless = [
+        device.type
+        for device in profile.devices
+        if device.kind == "cuda" and device.type not in (*types, LOCAL) and device.matmul_flops_per_s is None
+    ]
+    own = [
+        StepSample(
+            nodes=(Node(type=device.type, workers=1),),
+            local_batch_size=point.local_batch_size,
+            step_time_s=point.step_time_s,
+            model_kind=profile.job.model_kind,
+            flops_per_sample=profile.job.flops_per_sample,
+        )
+        for device in profile.devices
+        if device.type in types
+        for point in device.step_times
+    ]
+    rented = [
+        sample.model_copy(update={"model_kind": None})
+        for sample in profile.samples
+        if all(RENTED.fullmatch(node.type) for node in sample.nodes)
+    ]
+    samples = [*rented, *own]
+    asked = [_not_in_the_catalogue(nameless)] if nameless else []
+    return (*asked, *_of_types(samples, types), *_torn(samples)) if samples else tuple(asked)
+
+
+def _not_in_the_catalogue(names: Sequence[str]) -> str:
+    return (
+        f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} not in the catalogue, so no other type is "
+        "predicted from there. Name samples after the type that has the same GPU (`hetopt catalog list`), or write "
+        "the GPU's peak rates and memory bandwidth into accelerators.csv."
+    )
+
+
+def _torn(samples: Sequence[StepSample]) -> list[str]:
+    """Configurations whose repeats are far apart, and types on which fewer samples took longer than more."""
+    found = []
+    repeats: dict[tuple[object, ...], list[float]] = {}
+    for sample in samples:
+        key = (sample.layout, sample.batch_sizes, sample.compression, sample.precision)
+        repeats.setdefault(key, []).append(sample.step_time_s)
+    apart = [max(times) / min(times) for times in repeats.values() if max(times) > CONTRADICTION * min(times)]
+    if apart:
+        found.append(
+            f"{len(apart)} configuration{'s were' if len(apart) > 1 else ' was'} measured more than once with times up "
+            f"to {max(apart):.1f} times apart: neither is believed fully. Measure again, or leave the wrong one out."
+        )
+    by_type: dict[tuple[str, str | None], dict[int, float]] = {}
+    for sample in samples:
+        if sample.workers == 1 and sample.compression is None:
+            (batch,) = sample.batch_sizes
+            times = by_type.setdefault((sample.nodes[0].type, sample.precision), {})
+            times[batch] = min(sample.step_time_s, times.get(batch, math.inf))
+    for (name, _), times in by_type.items():
+        pairs = [(times[few] / times[many], few, many) for few in times for many in times if few < many]
+        worst, few, many = max(pairs, default=(0.0, 0, 0))
+        if worst > CONTRADICTION:
+            found.append(
+                f"A step on {name} took {worst:.1f} times longer for {few} samples than for {many}: something else "
+                "differed too, and neither is believed fully. Measure again, or leave the wrong one out."
+            )
+    return found
+
+
+def _of_types(samples: Sequence[StepSample], types: Mapping[str, InstanceType]) -> list[str]:
+    """Types that the catalogue does not have, and GPUs that are far slower or faster than the job's others foretell."""
+    named = sorted({node.type for sample in samples for node in sample.nodes})
+    unknown = [name for name in named if name not in types]
+    found = []
+    if unknown:
+        found.append(_not_in_the_catalogue(unknown))
+    seen = measured_steps(fit(observe(samples)), types) if len(unknown) < len(named) else ()
+    if len(seen) == 1:
+        found += _far_below_usual(seen[0])
+    elif seen:
+        found += [
+            f"Steps on {one.name} are {math.exp(abs(one.off)):.1f} times {'longer' if one.off > 0 else 'shorter'} than "
+            f"{' and '.join(other.name for other in seen if other is not one)} foretells. A power limit, heat, another "
+            "job beside it, or another type's name? It counts little for types that were not measured."
+            for one in seen
+            if one.off is not None
+        ]
+    return found
+
+
+def _far_below_usual(seen: Seen) -> list[str]:
+    """Said of a lone GPU whose job's operations are known, where it reaches far less of its rate than such jobs do."""
+    step, prior = seen.step, utilisation_prior()
+    kinds: tuple[Kind, ...] = get_args(Kind)
+    kind = next((one for one in kinds if one == step.kind), None)
+    if kind is None or step.flops_per_sample is None:
+        return []
+    usual = prior.of(kind, step.place.precision)
+    peak = step.place.gpu.tflops(step.place.precision) * 1e12
+    work_s = step.flops_per_sample * step.place.batch_size / peak
+    if step.step_time_s < (prior.fixed_s + work_s / usual.share) * math.exp(FAR_OFF * usual.log_sd):
+        return []
+    return [
+        f"Steps on {seen.name} reach {100 * work_s / step.step_time_s:.2g} % of its GPU's peak rate, where such jobs "
+        f"reach {100 * usual.share:.2g} %. A power limit, heat, another job beside it, or another type's name? Other "
+        "types are predicted from it as it is: look at `nvidia-smi -q -d PERFORMANCE`, and measure again."
+    ]

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hetopt.api.measuring import measured
 from hetopt.api.options import MOST_MEASURED, Measurement
 from hetopt.api.profiling_script import Script, profile_script
+from hetopt.backends.backend import POLL_S, Launcher, RunHandle
 from hetopt.backends.processes import LocalLauncher
 from hetopt.core.comm.compression_text import spell
 from hetopt.core.comm.options import timed_as, tried_ways, whole_ways
-from hetopt.core.errors import BadInput, setting
+from hetopt.core.errors import BadInput, RunFailed, setting
 from hetopt.core.events.log import EVENTS_FILE, read_events
-from hetopt.core.interruption import Reporter, usable_processors
+from hetopt.core.interruption import Reporter, stopping, usable_processors
 from hetopt.core.memory import Precision
 from hetopt.core.option import takes
+from hetopt.core.paths import temporary_folder
 from hetopt.core.plain_text import typed_script
 from hetopt.core.profile import LOCAL, Profile
+from hetopt.core.run_folder import LOG_FOLDER
 from hetopt.core.run_rules import check_data_folder, check_found
 from hetopt.core.run_spec import ProbeSchedule, RunSpec, StopRule, WorkerSpec
+from hetopt.core.run_status import RunState
 from hetopt.core.search_path import install_command
 from hetopt.core.step_samples import StepSample
 from hetopt.core.synchronization import parse_sync, spell_sync
@@ -290,3 +295,54 @@ def _measure(spec: RunSpec, schedule: ProbeSchedule, *, machine_type: str, told:
             hetopt_version=version("hetopt"),
             data_dir=spec.data_dir,
         )
+
+
+@contextmanager
+def measured(
+    launcher: Launcher,
+    spec: RunSpec,
+    environment: Mapping[str, str],
+    *,
+    what: str,
+    told: Reporter,
+    look: Callable[[Path], None] = lambda folder: None,
+) -> Iterator[Path]:
+    """The folder of a measurement that has been made; it goes afterwards, unless the measurement failed.
+
+    Args:
+        launcher: where it is made.
+        spec: of the run.
+        environment: of its processes, on top of this one's.
+        what: it is, in a sentence.
+        told: of what is stopped.
+        look: called with the folder while it is made.
+
+    Raises:
+        RunFailed: it ended otherwise.
+    """
+    folder = temporary_folder("measure")
+    handle, keep = RunHandle(run_dir=folder), False
+    try:
+        folder.mkdir(mode=0o700)
+        try:
+            launcher.start(spec, folder, environment)
+            while True:
+                status = launcher.poll(handle)
+                look(folder)
+                if status.state.is_over:
+                    break
+                time.sleep(POLL_S)
+        except BaseException:
+            with stopping(f"the workers of {what}", None, told):
+                launcher.stop(handle)
+            raise
+        if status.state is not RunState.FINISHED:
+            keep = True
+            raise RunFailed(
+                f"{what} failed: {status.reason or 'it was stopped from outside'}",
+                hint=status.next_step(f"read what the workers printed in {folder / LOG_FOLDER}"),
+            )
+        yield folder
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -187,7 +187,7 @@ class Run:
         Raises:
             BadInput: the run is over, and the worker has no output.
         """
-        from hetopt.reports.run_words import RunLog
+        from hetopt.reports.timeline import RunLog
 
         told = {"events": self.folder / EVENTS_FILE, "decisions": self.folder / DECISIONS_FILE}
         offsets: dict[str, int] = {}
@@ -370,8 +370,7 @@ def _followed(run: Run, launch: Launch, reporter: Reporter, on_event: Callable[[
     from hetopt.backends.backend import Renting
     from hetopt.backends.processes import ProcessLauncher, saved_bytes
     from hetopt.backends.supervisor.acting import Supervision
-    from hetopt.reports.run_words import RecentSteps, figures, pause
-    from hetopt.reports.timeline import happening
+    from hetopt.reports.timeline import RecentSteps, figures, happening, pause
 
     supervision = Supervision.of(launch, run.folder, run.backend if isinstance(run.backend, Renting) else None)
     progress, reader = supervision.run, EventReader(path=run.folder / EVENTS_FILE)

@@ -27,7 +27,7 @@ def confirmed(prepared: Prepared, *, yes: bool) -> Prepared:
         NoFeasiblePlan: it is a risk that nobody has accepted.
     """
     if prepared.launch.on == "ec2":
-        from hetopt.api.rental import rental_of
+        from hetopt.api.account import rental_of
 
         return _rented(rental_of(prepared), yes=yes)
     if prepared.connects_to and not yes and is_attended() and not typer.confirm("Start?", default=True, err=True):

@@ -13,7 +13,7 @@ from hetopt.api.options import Described
 from hetopt.cli.options import Json, with_options
 
 if TYPE_CHECKING:
-    from hetopt.api.estimating import Estimate, Fit
+    from hetopt.api.planning import Estimate, Fit
 
 
 @with_options(Described)

@@ -131,7 +131,7 @@ def _stopped_here(run: Run) -> None:
 
 def _given_back(run: Run) -> HetoptError | None:
     """Say what the machines cost, and fetch the model; why the run was ended, where it was its budget."""
-    from hetopt.api.rental import spent
+    from hetopt.api.account import spent
 
     usd, is_estimate, reason = spent(run)
     estimated = f"; {UNSEEN_END}" if is_estimate else ""

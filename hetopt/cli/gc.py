@@ -38,7 +38,7 @@ def gc(
     from hetopt.core.errors import BadInput
 
     if on == "ec2":
-        from hetopt.api.leftovers import search
+        from hetopt.api.account import search
 
         found = search(
             more_regions=region,

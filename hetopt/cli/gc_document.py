@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from hetopt.api.leftovers import of_rehearsals
+from hetopt.api.account import of_rehearsals
 from hetopt.cli import render
 from hetopt.cli.flags import in_flags
 from hetopt.core.errors import CloudRefused
 from hetopt.reports.document import Block, Line, Remarks
 
 if TYPE_CHECKING:
-    from hetopt.api.leftovers import Leftover, Search
+    from hetopt.api.account import Leftover, Search
 
 
 def show(searched: Search, *, as_json: bool) -> None:

@@ -88,9 +88,9 @@ def launch(
     comes near its budget. --dry-run prints every call that would be made, with its cost. Interrupting the command ends
     the run; --detach leaves it going.
     """
+    from hetopt.api.account import rental_of, unfollowed
     from hetopt.api.backends import backend
     from hetopt.api.launching import submit
-    from hetopt.api.rental import rental_of, unfollowed
     from hetopt.cli import confirm, follow, launch_document, render
     from hetopt.core.errors import BadInput
     from hetopt.core.interruption import Reporter

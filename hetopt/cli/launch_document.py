@@ -28,7 +28,7 @@ def show(prepared: Prepared) -> None:
     if prepared.launch.on != "ec2":
         render.show(_here(prepared))
         return
-    from hetopt.api.rental import rental_of
+    from hetopt.api.account import rental_of
 
     rental = rental_of(prepared)
     render.show(_order(rental))
@@ -40,7 +40,7 @@ def show(prepared: Prepared) -> None:
 
 def show_dry(prepared: Prepared, *, as_json: bool) -> None:
     """Print what would be done: on rented machines every call, with its cost."""
-    from hetopt.api.rental import rental_of
+    from hetopt.api.account import rental_of
 
     rental = rental_of(prepared) if prepared.launch.on == "ec2" else None
     requests = () if rental is None or rental.bundle is None else rental.requests()
@@ -55,7 +55,7 @@ def show_dry(prepared: Prepared, *, as_json: bool) -> None:
 
 def _order(rental: Rental) -> Iterator[Block]:
     """Yield the order: cluster, prices, budget and zones."""
-    from hetopt.api.rental import last_end, unfollowed
+    from hetopt.api.account import last_end, unfollowed
 
     plan, order = rental.wanted, rental.order
     zone, names = order.zones[0], [one.name for one in order.zones]

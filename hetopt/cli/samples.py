@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from hetopt.api.catalogs import in_use
-from hetopt.api.sample_remarks import remarks
+from hetopt.api.planning import remarks
 from hetopt.cli import lines, parse, render, terminal
 from hetopt.core import formatting
 from hetopt.core.step_samples import StepSample, StepSamples, read_samples

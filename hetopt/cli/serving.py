@@ -75,8 +75,7 @@ def _write(folder: Path, into: Path) -> None:
     from hetopt.core.artifact import write_atomically
     from hetopt.core.errors import BadInput
     from hetopt.core.events.log import EVENTS_FILE, read_log
-    from hetopt.reports.scalars import scalars
-    from hetopt.reports.tensorboard import event_file
+    from hetopt.reports.scalars import event_file, scalars
 
     log = read_log(folder / EVENTS_FILE)
     if log.unread.sentence is not None:

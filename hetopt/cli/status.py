@@ -82,7 +82,7 @@ def _facts_or_why(run: Run) -> dict[str, Any]:
 def _facts(run: Run, *, ask: bool) -> dict[str, Any]:
     started = run.launch
     if started is not None and started.on == "ec2":
-        from hetopt.api.rental import look
+        from hetopt.api.account import look
 
         state, rental = look(run, ask=ask)
     else:
@@ -99,7 +99,7 @@ def facts(
     from hetopt.core.run_folder import ConditionsReader
     from hetopt.core.run_status import end_reason
     from hetopt.reports.report import worker_reports
-    from hetopt.reports.run_words import pause
+    from hetopt.reports.timeline import pause
 
     speeds = launch.speeds if launch else {}
     hourly = launch.running_usd_per_hour if launch else None
@@ -137,7 +137,7 @@ def facts(
 
 
 def _audits(progress: RunFold) -> dict[str, Any] | None:
-    from hetopt.reports.run_words import audited
+    from hetopt.reports.timeline import audited
 
     return None if progress.audits is None else asdict(progress.audits) | {"text": audited(progress)}
 

@@ -32,8 +32,8 @@ from hetopt.reports.document import (
 )
 from hetopt.reports.html import interval_bar, share_bar
 from hetopt.reports.live_run import RunSummary
-from hetopt.reports.run_words import place, step_of
 from hetopt.reports.series import Envelope
+from hetopt.reports.timeline import place, step_of
 
 NOT_READ = "not read yet"
 """The state of a run whose log is still being read."""

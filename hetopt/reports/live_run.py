@@ -19,8 +19,7 @@ from hetopt.core.events.records import LogEvent, StepsLogged
 from hetopt.core.run_status import end_reason
 from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.plan import Range
-from hetopt.reports.run_words import RecentSteps, left_s, wait_share
-from hetopt.reports.timeline import Happening, happening
+from hetopt.reports.timeline import Happening, RecentSteps, happening, left_s, wait_share
 
 LATEST_HAPPENINGS = 5
 

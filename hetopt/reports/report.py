@@ -14,9 +14,8 @@ from hetopt.core.errors import BadInput
 from hetopt.core.events.fold import RunFold, RunHistory
 from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.plan import Range
-from hetopt.reports.run_words import audited
 from hetopt.reports.series import OverTime, over_time
-from hetopt.reports.timeline import Happening, Kind, happenings
+from hetopt.reports.timeline import Happening, Kind, audited, happenings
 
 TOLERANCE = 0.10
 """A prediction is called good when the measured run time is within this fraction of it."""

@@ -32,9 +32,8 @@ from hetopt.reports.html import interval_bar, share_bar
 from hetopt.reports.plan_document import bill
 from hetopt.reports.report import BroughtTogether, Compared, Report, Sent, WorkerReport
 from hetopt.reports.run_charts import charts
-from hetopt.reports.run_words import place
 from hetopt.reports.series import as_column
-from hetopt.reports.timeline import Happening
+from hetopt.reports.timeline import Happening, place
 
 WIDEST_RATIOS = (1.25, 1.5, 2.0, 4.0)
 """Of measured to predicted that are drawn: the first with room for all; beyond the last a mark stays at the edge."""

@@ -11,9 +11,8 @@ from hetopt.reports.document import Block, Drawing, Line, Remarks, Table, column
 from hetopt.reports.live_run import LiveRun
 from hetopt.reports.report import WorkerReport
 from hetopt.reports.run_document import worker_table
-from hetopt.reports.run_words import figures, step_of
 from hetopt.reports.text import BAR, bar, phrases
-from hetopt.reports.timeline import ROUTINE
+from hetopt.reports.timeline import ROUTINE, figures, step_of
 
 UNREADABLE = "unreadable"
 """The state of a run whose folder holds what nobody can read."""

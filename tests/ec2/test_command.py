@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.api.known_runs import KnownRuns
+from hetopt.api.dashboard import KnownRuns
 from hetopt.backends.ec2.renter import calls
 from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.backends.ec2.renter.edge import LEDGER_FILE, BotoEdge, read_ledger

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from hetopt.core.events.fold import RunFold
 from hetopt.core.events.log import EVENTS_FILE, read_log
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
-from hetopt.reports.run_words import RunLog, audited
+from hetopt.reports.timeline import RunLog, audited
 from hetopt.trainer.session import session
 
 Loss = Callable[[Tensor, Tensor], Tensor]

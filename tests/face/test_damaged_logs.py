@@ -30,8 +30,7 @@ from hetopt.reports.learn import learn
 from hetopt.reports.live_run import LiveRun
 from hetopt.reports.report import Report, make_report
 from hetopt.reports.run_document import document
-from hetopt.reports.scalars import Exposed, exposition, scalars
-from hetopt.reports.tensorboard import event_file
+from hetopt.reports.scalars import Exposed, event_file, exposition, scalars
 from tests.logs import recorded_run
 from tests.work import calls_of
 

@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 import hetopt
-from hetopt.api.dashboard import Dashboard
-from hetopt.api.known_runs import KnownRuns
+from hetopt.api.dashboard import Dashboard, KnownRuns
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import EVENTS_FILE
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch

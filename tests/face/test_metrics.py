@@ -17,14 +17,12 @@ from typing import Any
 
 import pytest
 
-from hetopt.api.dashboard import MOST_CLIENTS, serve
-from hetopt.api.known_runs import KnownRuns
+from hetopt.api.dashboard import MOST_CLIENTS, KnownRuns, serve
 from hetopt.core.errors import BadInput
 from hetopt.core.events.fold import RunFold
 from hetopt.core.events.log import EVENTS_FILE
 from hetopt.optimizer.launch_record import Launch
-from hetopt.reports.scalars import HELP, Exposed, exposition, scalars
-from hetopt.reports.tensorboard import _crc32c, _masked, event_file, tag
+from hetopt.reports.scalars import HELP, Exposed, _crc32c, _masked, event_file, exposition, scalars, tag
 from tests.disturbance import PATIENCE_S
 from tests.logs import events_of, recorded_run
 

@@ -33,7 +33,7 @@ from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal, Plan, Range
 from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
 from hetopt.reports.report import Report, make_report
-from hetopt.reports.run_words import pause
+from hetopt.reports.timeline import pause
 from tests.logs import an_event, history_of, recorded_run
 
 Golden = Callable[[str, str], None]

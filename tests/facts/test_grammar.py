@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from hetopt.api import options as verbs
+from hetopt.api.changes import StreamWish, parse_stream
 from hetopt.api.planning import metric_target
-from hetopt.api.streams import StreamWish, parse_stream
 from hetopt.backends import options as places
 from hetopt.backends.emulation.description import parse_change, parse_changes, parse_hosts
 from hetopt.core import option

@@ -37,7 +37,7 @@ from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.market.owned import owned
 from hetopt.optimizer.plan import Plan
 from hetopt.optimizer.step_time.profiled import sampled_machines
-from hetopt.reports.run_words import pause
+from hetopt.reports.timeline import pause
 from tests.api.test_backends import RECORDED, Stories
 from tests.disturbance import PATIENCE_S
 from tests.strangers import SAID, put_strangers, script_among_strangers

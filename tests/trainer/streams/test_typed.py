@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hetopt.api.streams import on_stream, parse_stream, waiting
+from hetopt.api.changes import on_stream, parse_stream, waiting
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import RunSpec
 from hetopt.optimizer.plan import Prediction, Range
