@@ -21,7 +21,7 @@ from rich.console import Console
 
 from benchmarks._outcome import Results, options, publish, quartiles, run_benchmark
 from hetopt.cli import render
-from hetopt.cli.watch import EVERY_S, picture
+from hetopt.cli.status import EVERY_S, picture
 from hetopt.core.events.fold import RunHistory
 from hetopt.core.events.log import EVENTS_FILE, read_log
 from hetopt.core.profile import Profile

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hetopt.api.options import REGION, Listed
 from hetopt.cli.help_screen import OneScreen, OneScreenGroup
-from hetopt.cli.options import CatalogFolder, Json, Region, with_options
+from hetopt.cli.options import CatalogFolder, Json, Region, every_region, with_options
+
+if TYPE_CHECKING:
+    from hetopt.api.catalog_refreshing import OwnCatalog
 
 TABLE_ROWS = 20
 
@@ -86,3 +89,58 @@ def show(
         render.print_json(catalog_document.all_facts(loaded, listing, everywhere))
     else:
         render.show(catalog_document.instance_page(loaded, listing, everywhere))
+
+
+LEFT_OUT_SHOWN = 5
+
+
+@app.command(cls=OneScreen)
+def refresh(
+    region: Annotated[
+        str,
+        typer.Option("--region", "-r", callback=every_region("all"), help="AWS region; all: every one."),
+    ] = REGION,
+    as_json: Json = False,
+) -> None:
+    """Read today's prices of a region into a catalogue of your own; no account is needed, nothing is rented.
+
+    What AWS publishes is read: the price list (70 to 300 MB a region), spot prices and the Spot Advisor's data. It is
+    kept under ~/.hetopt/catalogs by region and day, and used from then on. What has not changed
+    is not read again.
+
+    \b
+      hetopt catalog refresh --region eu-west-1
+      hetopt catalog refresh --region all
+    """
+    from hetopt.api import catalog_refreshing
+    from hetopt.cli import render
+
+    with render.progress("reading prices") as reporter:
+        own = catalog_refreshing.refresh(region, reporter=reporter)
+    if as_json:
+        facts = [_facts(one) for one in own]
+        render.print_json(facts if region == catalog_refreshing.ALL else facts[0])
+        return
+    for one in own:
+        made = one.made
+        render.note(
+            f"{one.region}: {made.types:,} types, {made.on_demand:,} prices on demand, {made.spot:,} on spot, "
+            f"of {one.day}, in {one.folder}."
+        )
+        shown = made.left_out[: LEFT_OUT_SHOWN if len(own) == 1 else 0]
+        for sentence in shown:
+            render.note(f"left out: {sentence}")
+        if len(made.left_out) > len(shown):
+            render.note(f"{len(made.left_out) - len(shown)} more left out or changed (--json names all)")
+
+
+def _facts(own: OwnCatalog) -> dict[str, Any]:
+    return {
+        "region": own.region,
+        "folder": str(own.folder),
+        "date": own.day.isoformat(),
+        "types": own.made.types,
+        "on_demand_prices": own.made.on_demand,
+        "spot_prices": own.made.spot,
+        "left_out": list(own.made.left_out),
+    }

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from hetopt.core.errors import BadInput
 from hetopt.core.grammar import written
 from hetopt.core.paths import expanded, inside
@@ -29,6 +31,7 @@ from hetopt.core.plain_text import known, meant
 
 if TYPE_CHECKING:
     from typer._click import Command, Parameter
+
 
 PROJECT_FILE = "hetopt.toml"
 PREFIX = "HETOPT_"
@@ -321,3 +324,43 @@ def _typed(value: Any) -> str:
 def _dashed(name: str) -> str:
     """``batch_policy`` and ``batch-policy`` are one option."""
     return name.replace("_", "-")
+
+
+def config(
+    context: typer.Context,
+    json_: bool = typer.Option(False, "--json", help="Print them as JSON."),
+) -> None:
+    """Show every option that a file or the environment gives, with its value and where it comes from.
+
+    Read are ~/.config/hetopt/config.toml, the nearest hetopt.toml upward from here, and HETOPT_OPTION in the
+    environment, the later before the earlier; what is typed goes before them all. Options that spend, overwrite or
+    remove (--yes, --force, --accept-risk, --unprobed and their like) are only ever typed.
+
+    \b
+      hetopt config
+    """
+    import os
+    from pathlib import Path
+
+    from hetopt.cli import render
+    from hetopt.cli.configuration import settings
+    from hetopt.reports.document import Table, columns
+
+    given = settings(context.find_root().command, os.environ, Path.cwd())
+    found = [one for one in given if not one.is_default]
+    if json_:
+        render.print_json(
+            [{"command": one.command, "option": one.option, "value": one.value, "from": one.source} for one in found]
+        )
+        return
+    if not found:
+        render.line("Every option has its default: no hetopt.toml here or above, no file of yours, no HETOPT_OPTION.")
+        return
+    rows = [(one.command, one.option, _shown(one.value), one.source) for one in found]
+    render.show([Table(name="options", columns=columns("command, option, value, from"), rows=rows)])
+
+
+def _shown(value: str | bool | tuple[str, ...]) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return value if isinstance(value, str) else ", ".join(value)

@@ -91,7 +91,7 @@ def launch(
     from hetopt.api.account import rental_of, unfollowed
     from hetopt.api.backends import backend
     from hetopt.api.launching import submit
-    from hetopt.cli import confirm, follow, launch_document, render
+    from hetopt.cli import follow, launch_document, render
     from hetopt.core.errors import BadInput
     from hetopt.core.interruption import Reporter
 
@@ -103,7 +103,7 @@ def launch(
         raise BadInput("--detach is for --on ec2.", hint="leave it out, or use --on ec2")
 
     def accept_fewer(spec: RunSpec) -> bool:
-        return confirm.accept_fewer(rental_of(prepared).wanted, spec, yes=yes)
+        return follow.accept_fewer(rental_of(prepared).wanted, spec, yes=yes)
 
     if script:
         typed["script"] = script
@@ -128,7 +128,7 @@ def launch(
         render.note("The script runs in equal shares alone: this run keeps them, unless --batch-policy names another.")
         if not as_json:
             launch_document.show(prepared)
-    agreed = confirm.confirmed(prepared, yes=yes)
+    agreed = follow.confirmed(prepared, yes=yes)
     follow.started(lambda begun: submit(agreed, where, begun=begun), rents=rents, detach=detach, as_json=as_json)
 
 

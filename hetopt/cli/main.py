@@ -34,21 +34,21 @@ COMMANDS: Mapping[str, str] = {
     "status": "hetopt.cli.status",
     "logs": "hetopt.cli.runs",
     "stop": "hetopt.cli.runs",
-    "fetch": "hetopt.cli.fetch",
+    "fetch": "hetopt.cli.runs",
     "report": "hetopt.cli.report",
-    "export": "hetopt.cli.export",
-    "convert": "hetopt.cli.convert",
+    "export": "hetopt.cli.report",
+    "convert": "hetopt.cli.check",
     "serve": "hetopt.cli.serving",
     "metrics": "hetopt.cli.serving",
     "inject": "hetopt.cli.runs",
     "attach": "hetopt.cli.account",
     "gc": "hetopt.cli.gc",
     "doctor": "hetopt.cli.account",
-    "hosts": "hetopt.cli.hosts",
+    "hosts": "hetopt.cli.account",
     "gpus": "hetopt.cli.gpus",
     "setup": "hetopt.cli.account",
-    "config": "hetopt.cli.config",
-    "catalog": "hetopt.cli.catalog_refresh",  # the last of its commands
+    "config": "hetopt.cli.configuration",
+    "catalog": "hetopt.cli.catalog",  # the last of its commands
 }
 """The module of every command, which has a function of its name, or an ``app`` of several."""
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hetopt.api.catalogs import in_use
 from hetopt.api.options import Measurement
+from hetopt.api.planning import remarks
+from hetopt.cli import parse, render, terminal
 from hetopt.cli.options import with_options
+from hetopt.core import formatting
+from hetopt.core.step_samples import StepSample, StepSamples, read_samples
+from hetopt.reports.document import Facts
 
 if TYPE_CHECKING:
     from hetopt.core.profile import Profile
@@ -59,7 +67,7 @@ def profile(
     """
     import hetopt
     from hetopt.cli import parse, render
-    from hetopt.cli.samples import import_samples, read_file
+    from hetopt.cli.profile import import_samples, read_file
     from hetopt.core.errors import BadInput
 
     output = Path("profile.json") if output is None and not as_json else output
@@ -116,7 +124,7 @@ def _agree_to_explore(task: str, typed: Mapping[str, Any], *, explore: bool, yes
     Raises:
         BadInput: the options do not go together, or nobody is there to say yes.
     """
-    from hetopt.cli import confirm
+    from hetopt.cli import follow
     from hetopt.core.errors import BadInput
 
     elsewhere = {"explore_on", "hosts", "inventory", "types", "ec2_data"} & typed.keys()
@@ -133,4 +141,42 @@ def _agree_to_explore(task: str, typed: Mapping[str, Any], *, explore: bool, yes
     check_place(task, asked)
     if asked.explore_on == "ec2" and not yes:
         most = f"${asked.probe_budget_usd:.2f}"
-        confirm.agree_to_spend(f"Rent machines for probes, for at most {most}?", f"probes may cost up to {most}")
+        follow.agree_to_spend(f"Rent machines for probes, for at most {most}?", f"probes may cost up to {most}")
+
+
+def read_file(source: Path) -> tuple[StepSample, ...]:
+    """The step samples of a file (JSON Lines, ``-`` for standard input), checked."""
+    with parse.opened(source, "--from-samples") as (rows, _):
+        return read_samples(rows, origin="standard input" if str(source) == "-" else str(source))
+
+
+def import_samples(source: Path, output: Path | None, *, force: bool, json_: bool) -> None:
+    """Read step samples (JSON Lines, ``-`` for standard input), check them, and write them as an artifact."""
+    parse.ready_to_write(output, force=force)
+    samples = read_file(source)
+    imported = StepSamples(
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        hetopt_version=version("hetopt"),
+        source=source.name,
+        samples=samples,
+    )
+    if output is not None:
+        imported.save(output)
+        render.note(f"wrote {output}")
+    for remark in remarks(samples, in_use().catalog.instance_types):
+        render.note(remark)
+    if json_:
+        terminal.write(imported.to_json())
+        return
+    layouts = {sample.layout for sample in samples}
+    types = sorted({node.type for sample in samples for node in sample.nodes})
+    sizes = [size for sample in samples for size in sample.batch_sizes]
+    measured = f"{formatting.counted(len(samples), 'step time')} of {formatting.counted(len(layouts), 'layout')}"
+    render.line(measured, style="strong")
+    told = {
+        "machine types": ", ".join(types),
+        "nodes": f"up to {max(len(sample.nodes) for sample in samples)}",
+        "workers": f"up to {max(sample.workers for sample in samples)}",
+        "local batch": f"{min(sizes)} to {max(sizes)}",
+    }
+    render.show([Facts(told)])

@@ -18,7 +18,7 @@ from hetopt.backends.emulation.conductor import FitWatch
 from hetopt.backends.probe_runs import local_probes, read_sample
 from hetopt.backends.processes import run_status
 from hetopt.backends.supervisor.decide import RunProgress
-from hetopt.cli.watch import picture
+from hetopt.cli.status import picture
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.events.fold import RunFold
 from hetopt.core.events.log import EVENTS_FILE, read_with_decisions

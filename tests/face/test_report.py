@@ -16,7 +16,7 @@ from hetopt.backends.emulation.description import parse_hosts
 from hetopt.backends.emulation.plan import rehearse
 from hetopt.backends.prediction.hosting import ThisMachine
 from hetopt.backends.prediction.local_plan import predict_on_local
-from hetopt.cli import confirm
+from hetopt.cli import follow
 from hetopt.cli.follow import finish
 from hetopt.cli.status import resume_command
 from hetopt.core import formatting
@@ -363,11 +363,11 @@ def test_a_run_that_failed_before_its_first_step_is_told_so(launch: Launch) -> N
 
 def test_nobody_is_asked_where_nothing_leaves_this_machine(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(confirm, "is_attended", lambda: True)
-    monkeypatch.setattr(confirm.typer, "confirm", lambda text, **_: asked.append(text) or True)
-    assert confirm.confirmed(Prepared(launch=launch), yes=False).launch is launch
+    monkeypatch.setattr(follow, "is_attended", lambda: True)
+    monkeypatch.setattr(follow.typer, "confirm", lambda text, **_: asked.append(text) or True)
+    assert follow.confirmed(Prepared(launch=launch), yes=False).launch is launch
     assert asked == []
-    confirm.confirmed(Prepared(launch=launch, connects_to=("box1",)), yes=False)
+    follow.confirmed(Prepared(launch=launch, connects_to=("box1",)), yes=False)
     assert asked == ["Start?"]
 
 

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from hetopt.cli import render
-from hetopt.cli.watch import picture
+from hetopt.cli.status import picture
 from hetopt.core.events.log import EVENTS_FILE, write_decision
 from hetopt.core.interruption import PIECES
 from hetopt.core.run_status import RunState, RunStatus

@@ -29,7 +29,7 @@ from hetopt.backends.ssh.checking import (
     in_words,
     together,
 )
-from hetopt.cli.hosts import show
+from hetopt.cli.account import show
 from hetopt.core.hosts import Host
 from tests.docs.shown import assert_shown
 
@@ -309,7 +309,7 @@ def test_what_cuda_a_torch_was_built_for(version: str, cuda: tuple[int, int] | N
 def test_the_command_says_a_line_for_each(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     from typer.testing import CliRunner
 
-    from hetopt.cli.hosts import app
+    from hetopt.cli.account import app
 
     servers.host("box1")
     servers.host("stranger", known=False)

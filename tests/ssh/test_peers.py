@@ -21,7 +21,7 @@ from hetopt.backends.ssh.checking import INVENTORY_FILE, Seen, Ways, check_hosts
 from hetopt.backends.ssh.conductor import in_our_time
 from hetopt.backends.ssh.link import Begun
 from hetopt.backends.ssh.objects import Answer, Load, Request
-from hetopt.cli import confirm
+from hetopt.cli import follow
 from hetopt.cli.main import app
 from hetopt.core.artifact import Record, read_words
 from hetopt.core.errors import BadInput, RunFailed
@@ -159,7 +159,7 @@ def test_no_host_is_connected_to_before_a_person_said_yes(
 ) -> None:
     """Neither for a new run nor for one that goes on, whose folder says which hosts; both are shown first."""
     monkeypatch.setenv("HETOPT_SSH", f"sh -c 'touch {tmp_path}/asked'")
-    monkeypatch.setattr(confirm, "is_attended", lambda: True)
+    monkeypatch.setattr(follow, "is_attended", lambda: True)
     resumed, new = ["--resume", ended.name], [str(tmp_path / "plan.json"), "--hosts", "alice@box1,box2"]
     for words in (resumed, new, [*new, "--dry-run"]):
         told = CliRunner().invoke(app, ["launch", "--on", "ssh", *words], input="n\n")
