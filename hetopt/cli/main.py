@@ -55,10 +55,11 @@ COMMANDS: Mapping[str, str] = {
 
 def _command(name: str) -> Command:
     module = import_module(COMMANDS[name])
-    if hasattr(module, "app"):
+    function = getattr(module, name, None)
+    if not callable(function):
         return typer.main.get_command(module.app)
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    alone.command(cls=OneScreen)(getattr(module, name))
+    alone.command(cls=OneScreen)(function)
     return typer.main.get_command(alone)
 
 
