@@ -16,13 +16,17 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from hetopt.core.artifact import Record
+
+if TYPE_CHECKING:  # commands that fit nothing do not wait for it
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Array: TypeAlias = NDArray[np.float64]
 
 SLOPE_POINTS = 3
 """Beyond what was counted the slope is that of so many of the last sizes."""
@@ -158,6 +162,8 @@ def fit_memory(local_batch_sizes: Sequence[int], peak_bytes: Sequence[int]) -> M
         raise ValueError("a line needs as many peaks as batch sizes, at least one")
     if min(local_batch_sizes) < 1 or min(peak_bytes) < 1:
         raise ValueError("batch sizes and peaks must be positive")
+    import numpy as np
+
     sizes, peaks = np.asarray(local_batch_sizes, dtype=np.float64), np.asarray(peak_bytes, dtype=np.float64)
     # Never below zero bytes before the first sample. Weighted so that it is absolute errors that count.
     fixed, slope = non_negative(np.stack([1 / peaks, sizes / peaks], axis=1), peaks**2).tolist()
@@ -176,8 +182,6 @@ Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 autocast, the latter with a loss scale."""
 
 
-Array = NDArray[np.float64]
-
 _ROUNDS = 30
 _COLLINEAR = 1e-12  # of the product of both squared lengths
 
@@ -187,6 +191,8 @@ def non_negative(design: Array, weights: Array | None = None) -> Array:
 
     Where its columns tell the same, the first has it all.
     """
+    import numpy as np
+
     weighted = design if weights is None else design * weights[:, None]
     gram, target = weighted.T @ design, weighted.sum(axis=0)
     first = np.array([target[0] / gram[0, 0], 0.0])
@@ -203,6 +209,8 @@ def non_negative(design: Array, weights: Array | None = None) -> Array:
 
 def robust_non_negative(design: Array, limit: Callable[[Array], float]) -> Array:
     """The same by Huber's loss (1964): residuals beyond ``limit`` of all of them count linearly, by reweighting."""
+    import numpy as np
+
     weights = np.ones(len(design))
     coefficients = non_negative(design)
     for _ in range(_ROUNDS):

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from scipy.integrate import quad
 from scipy.optimize import Bounds, LinearConstraint, least_squares, milp, minimize, nnls
 from scipy.special import ndtr, stdtrit
 from scipy.stats import norm
 
 from hetopt.core.batch_partition import WorkerTime, solve_shares
-from hetopt.core.memory import Array, non_negative, robust_non_negative
+from hetopt.core.memory import non_negative, robust_non_negative
 from hetopt.core.profile import Profile
 from hetopt.core.step_samples import read_samples
 from hetopt.optimizer.convergence.steps_law import student_half_width
@@ -26,6 +28,8 @@ from hetopt.optimizer.step_time.residual_process import Latents
 
 RECORDED = sorted((Path(__file__).resolve().parents[1] / "recorded").glob("*.json"))
 ENTRIES = st.floats(1e-3, 1e3)
+
+Array: TypeAlias = NDArray[np.float64]
 
 
 @given(st.lists(st.tuples(ENTRIES, ENTRIES, st.floats(1e-2, 1.0)), min_size=2, max_size=8))

@@ -53,12 +53,12 @@ def test_parts_of_a_large_one_leave_while_backward_still_makes_the_rest(tmp_path
     spec = {"task": f"{memory_program.__file__}:bucketed", "workers": workers, "batch_policy": "static"}
     write_spec(tmp_path, RunSpec.model_validate_json(json.dumps({**spec, "stop": {"max_steps": STEPS}})))
     for calls in calls_of("task", tmp_path):
-        parts = [call for call in calls if "local_gradient.py:_add" in call["stack"]]
+        parts = [call for call in calls if "fused_step.py:_add" in call["stack"]]
         assert len({call["elements"] for call in parts}) == 2
         # The first step is of a micro-batch larger than any before: it is sent once all of it has fitted.
         assert len(parts) == 2 * (STEPS - UNPROVEN)
         for call in parts:
-            assert frames(call, "local_gradient.py:_add")[1] == "buckets.py:_note_made"
+            assert frames(call, "fused_step.py:_add")[1] == "buckets.py:_note_made"
 
 
 def test_so_do_those_of_a_script_and_a_small_one_is_one_collective(tmp_path: Path) -> None:

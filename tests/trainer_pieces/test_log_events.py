@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import MOST_LINE_BYTES, EventReader, LineParser, read_log
 from hetopt.core.events.records import RECORDS, kinds
+from hetopt.profiler import records
 from tests.sources import REPOSITORY, modules
 
 RUNS = REPOSITORY / "tests" / "recorded" / "runs"
@@ -98,10 +99,8 @@ def test_every_event_that_is_written_has_its_record() -> None:
 
 
 def test_every_measurement_of_a_probe_is_a_kind() -> None:
-    from hetopt.core.events import probe_records
-
-    names = {one.EVENT for one in vars(probe_records).values() if hasattr(one, "EVENT")}
-    names |= {probe_records.STARTED, probe_records.FINISHED, probe_records.HOST_FACTS, probe_records.JOB_FACTS}
+    names = {one.EVENT for one in vars(records).values() if hasattr(one, "EVENT")}
+    names |= {records.STARTED, records.FINISHED, records.HOST_FACTS, records.JOB_FACTS}
     assert names <= set(BY_KIND)
 
 

@@ -25,13 +25,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Literal
 
 from hetopt.core.memory import robust_non_negative
 from hetopt.core.profile import Collective, Link
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 Primitive = Literal["all_reduce", "all_gather", "broadcast"]
 Scope = Literal["host", "network"]
@@ -286,6 +287,8 @@ def fit_alpha_beta(payload_bytes: Sequence[int], time_s: Sequence[float]) -> Lin
     Raises:
         ValueError: nothing to fit, lengths differ, or a time that is not positive.
     """
+    import numpy as np
+
     payloads = np.asarray(payload_bytes, dtype=np.float64)
     times = np.asarray(time_s, dtype=np.float64)
     if payloads.size == 0 or payloads.shape != times.shape:
