@@ -270,7 +270,6 @@ def test_names_are_joined_to_folders_in_one_way() -> None:
 
 TIMED = {
     "tests/catalog/test_public_refresh.py": "the long form alone bounds it, at a minute",
-    "tests/face/test_dashboard.py": "said to whoever reads along",
     "tests/rehearsal/test_network.py": "the emulation's share of a core is of processor time",
     "tests/trainer/test_allocator.py": "it counts faults of pages, not seconds",
 }

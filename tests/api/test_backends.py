@@ -5,22 +5,20 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
 import hetopt
-from hetopt.api.backends import BACKENDS, backend
-from hetopt.backends.backend import Backend
+from hetopt.api.backends import backend
 from hetopt.backends.emulation.namespaces import find_leftovers, why_not
 from hetopt.backends.options import Local, Machines, Rehearsal
 from hetopt.backends.processes import PROCESS_FILE
 from hetopt.core.errors import BadInput
 from hetopt.core.run_status import RunState
 from hetopt.optimizer.plan import Plan
-from tests.disturbance import PATIENCE_S
+from tests.face.conftest import until
 
 RECORDED = Path(__file__).resolve().parents[1] / "recorded" / "digits.json"
 
@@ -31,26 +29,25 @@ def plan() -> Plan:
     return hetopt.recommend(RECORDED, budget_usd=2, epochs=20, types="c7i.large", max_workers=2, trials=0)
 
 
-def test_each_place_has_a_backend_with_the_same_methods() -> None:
-    methods = [name for name in dir(Backend) if not name.startswith("_")]
-    assert set(methods) == {"prepare", "prepare_resumed", "check_ready", "submit", "start", "poll", "stop"}
-    for place in BACKENDS:
-        where = backend(place)
-        assert all(callable(getattr(where, name)) for name in methods), place
-
-
 def test_a_run_whose_own_process_is_frozen_ends_when_its_workers_have(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
     monkeypatch.setattr("hetopt.api.run.LONGEST_ENDING_S", 1.0)
     run = hetopt.launch(plan, on="local", steps=100)
-    deadline = time.monotonic() + PATIENCE_S
-    while not run.record().progress.step and time.monotonic() < deadline:
-        time.sleep(0.1)
+    until_step(run, 1)
     os.kill(json.loads((run.folder / PROCESS_FILE).read_text())["pid"], signal.SIGSTOP)
     assert run.wait().state is RunState.FINISHED
     assert run.model is not None
+
+
+def goes_on(run: hetopt.Run) -> bool:
+    return not run.status().state.is_over
+
+
+def until_step(run: hetopt.Run, step: int) -> None:
+    """A run that goes on has taken so many steps."""
+    until(lambda: run.record().progress.step >= step, lambda: goes_on(run))
 
 
 class Stories:
@@ -65,13 +62,6 @@ class Stories:
 
     def launched(self, plan: Plan, **more: object) -> hetopt.Run:
         return hetopt.launch(plan, on=self.here, **more)
-
-    def until(self, run: hetopt.Run, step: int) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while run.record().progress.step < step:
-            assert not run.status().state.is_over, run.status()
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
 
     def workers(self, run: hetopt.Run) -> list[psutil.Process]:
         """The processes of a run's workers."""
@@ -99,11 +89,11 @@ class Stories:
         run = self.launched(plan, steps=4_000)
         with pytest.raises(BadInput, match=f"{run.name} is still"):
             hetopt.resume(run)
-        self.until(run, 20)
+        until_step(run, 20)
         assert run.stop().state is RunState.STOPPED
         reached = run.record().progress.step
         again = hetopt.resume(run.name)
-        self.until(again, reached + 10)
+        until_step(again, reached + 10)
         assert again.stop().state is RunState.STOPPED
         interrupted = again.report().interrupted
         assert interrupted is not None
@@ -111,7 +101,7 @@ class Stories:
 
     def test_a_run_whose_worker_dies_has_failed_and_says_why(self, plan: Plan) -> None:
         run = self.launched(plan, steps=4_000)
-        self.until(run, 10)
+        until_step(run, 10)
         self.workers(run)[-1].kill()
         status = run.wait()
         assert status.state is RunState.FAILED

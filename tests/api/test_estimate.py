@@ -55,36 +55,6 @@ def test_the_answer_is_one_screen() -> None:
     assert len(told) <= 22
     assert max(map(len, told)) <= 80
     assert "3,000,000 x 128 tokens, 2.5e+17 FLOPs, budget $200.00" in told[0]
-    assert not any(line.rstrip().endswith("counted") for line in told), "a sentence says it of all"
-    assert any("Counted FLOPs, not measured" in line for line in told)
-    assert any("1.76 GB for weights, gradients and Adam" in line for line in told), "16 bytes a parameter"
-    assert told[-1] == "next: hetopt profile -- train.py"
-
-
-def test_a_narrow_terminal_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    told = run("estimate --flops 1e15 --types g5.xlarge --max-workers 2")
-    assert max(map(len, told.splitlines())) <= 40
-    assert "--tokens" in told, "parameters are written as options"
-    assert "`tokens`" not in told
-
-
-def test_rows_too_wide_for_columns_keep_their_chance(monkeypatch: pytest.MonkeyPatch) -> None:
-    command = f"{COMMAND} --deadline 1h --gpus L4:4 --types g6.24xlarge"
-    for columns in (30, 60, 80, 120):
-        monkeypatch.setenv("COLUMNS", str(columns))
-        told = " ".join(run(command).split())
-        ways = told.split("Counted FLOPs")[0].split("(on-demand)")[0]
-        assert "chance" in ways, columns
-        assert re.search(r"\d %", ways.rpartition("chance")[2]), columns
-
-
-def test_how_sure_it_is_said_of_what_is_shown() -> None:
-    told = small()
-    (way,) = [way for way in told.plan.choices if way.candidate == told.plan.chosen]
-    low, high = (f"{end / way.total_s.value:.2g}" for end in (way.total_s.low, way.total_s.high))
-    said = run("estimate --params 1e8 --samples 1e5 --tokens 128 --types g5.*,g6.* --max-workers 8")
-    assert f"it may take {low} to {high} times the time shown" in " ".join(said.split())
 
 
 def test_only_prices_that_are_shown_are_called_old() -> None:
@@ -105,12 +75,8 @@ def test_json_tells_the_same() -> None:
     command = "estimate --params 1e8 --samples 1e5 --tokens 128 --types g5.xlarge --max-workers 2"
     told = json.loads(run(f"{command} --json"))
     assert told["flops"] == pytest.approx(6 * 1e8 * 128 * 1e5)
-    assert told["state_bytes"] == 16 * 10**8
-    assert told["evidence"] == "counted FLOPs, not measured"
     chosen = told["plan"]["chosen"]
     assert {group["evidence"] for group in chosen["groups"]} == {"counted"}
-    shown = run(command)
-    assert f"${chosen['prediction']['cost_usd']['value']:.2f}"[:4] in shown
 
 
 @pytest.mark.parametrize(
@@ -134,12 +100,6 @@ def test_a_configuration_is_counted(tmp_path: Path) -> None:
     told = small(params=None, config=path)
     assert told.model.parameters == 109_482_240
     assert told.plan.run.task == "bert"
-
-
-def test_flops_alone_are_of_the_model_that_uses_them_best() -> None:
-    told = small(params=None, samples=None, flops="1e15")
-    assert told.flops == pytest.approx(1e15, rel=0.01)
-    assert any("best use of so many FLOPs" in one for one in told.assumed)
 
 
 @pytest.mark.parametrize(
@@ -202,11 +162,6 @@ def test_a_model_that_no_gpu_holds_is_refused_with_the_reason() -> None:
         hetopt.estimate(params=70e9, samples=1e6, tokens=1024, budget_usd=1e6)
 
 
-def test_an_estimate_is_not_launched() -> None:
-    with pytest.raises(BadInput, match="This plan is an estimate"):
-        hetopt.launch(small().plan, on="local")
-
-
 @pytest.mark.parametrize("command", ["launch", "export --skypilot task.yaml", "export --torchrun cluster"])
 def test_an_estimate_is_refused_before_anything_is_asked_or_written(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -216,7 +171,6 @@ def test_an_estimate_is_refused_before_anything_is_asked_or_written(
     result = CliRunner().invoke(app, [*command.split(), "plan.json"])
     assert isinstance(result.exception, BadInput)
     assert "This plan is an estimate" in str(result.exception)
-    assert "hetopt profile" in str(result.exception.hint)
     assert "Where?" not in result.output
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
 
@@ -224,7 +178,6 @@ def test_an_estimate_is_refused_before_anything_is_asked_or_written(
 def test_limits_are_kept_or_refused() -> None:
     told = small(deadline="2d", budget_usd="$50")
     assert told.plan.goal.deadline_s == 2 * 86400
-    assert all(way.chance is not None for way in told.plan.choices)
     with pytest.raises(NoFeasiblePlan):
         small(params=1e9, samples=1e9, budget_usd=1)
 

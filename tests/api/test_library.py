@@ -6,36 +6,40 @@ import inspect
 import pkgutil
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, TensorDataset
 
 import hetopt
 from hetopt.api.backends import Machines, backend, options_at
 from hetopt.api.launching import prepare_resumed
 from hetopt.api.run import Run
+from hetopt.backends import on_this_machine
+from hetopt.backends.on_this_machine import FILES_OF_A_READER, LocalBackend, check_readers
 from hetopt.backends.options import Ec2, Local, Rehearsal, Ssh
-from hetopt.core.errors import BadInput
-from hetopt.core.interruption import Reporter
+from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.option import changed
-from hetopt.optimizer.launch_record import Place
+from hetopt.core.profile import Profile, Reading
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.market.region_cities import CITIES
+from hetopt.optimizer.plan import Plan
+from hetopt.profiler.script.observer import Observer
+from hetopt.trainer.failure import Lines
 
 RECORDED = Path(__file__).resolve().parents[1] / "recorded" / "digits.json"
 
 
-def test_every_name_is_there_documented_and_typed() -> None:
-    for name in hetopt.__all__:
-        value = getattr(hetopt, name)
-        if name == "__version__":
-            continue
-        assert inspect.getdoc(value), name
-        if inspect.isfunction(value):
-            parameters = inspect.signature(value).parameters.values()
-            assert all(one.annotation is not inspect.Parameter.empty for one in parameters), name
-    assert set(hetopt.__all__) <= set(dir(hetopt))
-    assert sorted(hetopt.__all__) == sorted([*hetopt._HOMES, "__version__"])
+def test_every_name_is_there_documented() -> None:
+    """And no room of the same name would hide it as soon as one of its modules is imported."""
+    names = sorted({*hetopt.__all__} - {"__version__"})
+    assert names == sorted(hetopt._HOMES)
+    assert [name for name in names if not inspect.getdoc(getattr(hetopt, name))] == []
+    assert not {one.name for one in pkgutil.iter_modules(hetopt.__path__)} & set(names)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = hetopt.nonsense
 
@@ -54,21 +58,6 @@ def test_help_is_there_without_torch() -> None:
     assert told.stdout.split() == ["True", "False", "False"]
 
 
-def test_an_estimate_is_read_in_three_lines() -> None:
-    made = hetopt.estimate(params="110M", samples="3M", tokens=128, types="g5.xlarge", max_workers=1)
-    assert str(made).startswith("110 M parameters, 3,000,000 samples, 2.5e+17 FLOPs\n1 × g5.xlarge (spot): ")
-    assert "Assumed: 256 samples a step" in str(made)
-    assert "<table>" in made._repr_html_()
-    assert len(repr(made)) < 250
-
-
-def test_names_stay_functions_whatever_is_imported() -> None:
-    """A room of the same name would hide a function as soon as one of its modules is imported."""
-    rooms = {one.name for one in pkgutil.iter_modules(hetopt.__path__)}
-    assert rooms >= {"core", "api", "optimizer", "trainer"}
-    assert not rooms & set(hetopt.__all__)
-
-
 def test_planning_needs_no_torch() -> None:
     code = (
         "import sys, hetopt\n"
@@ -80,137 +69,52 @@ def test_planning_needs_no_torch() -> None:
     assert told.stdout.split() == ["True", "False"]
 
 
-def test_a_plan_runs_is_followed_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
-    plan = hetopt.recommend(RECORDED, budget_usd=2, epochs=4, types="c7i.*", max_workers=4, trials=0)
-    said: list[str] = []
-    kinds: list[str] = []
-    run = hetopt.launch(plan, on=Local(slowdowns=(1, 2)))
-    status = run.wait(
-        on_event=lambda event: kinds.append(type(event).__name__),
-        reporter=Reporter(progress=lambda text, done: said.append(text)),
-    )
-    assert status.state.value == "finished"
-    assert {"RunStarted", "StepsLogged", "TrainingFinished"} <= set(kinds)
-    assert any(text.startswith("step ") and " samples/s" in text and "straggler wait" in text for text in said)
-    told = [line.text for line in run.logs() if line.source == "run"]
-    assert "digits starts on 2 workers" in told[0]
-    assert any("accuracy" in line for line in told)
-    assert "all its epochs done" in told[-1]
-    assert run.model is not None
-    assert run.model.name == "model.safetensors"
-    assert hetopt.Run.find(run.name).folder == run.folder
-    report = hetopt.report(run)
-    assert {one.name for one in report.compared} >= {"run time"}
-    assert report == hetopt.report(run.name)
-    lines = str(report).splitlines()
-    at = next(number for number, line in enumerate(lines) if "predicted" in line and "measured" in line)
-    head, *rows = lines[at : at + 1 + len(report.compared)]
-    ends = [head.index(name) + len(name) for name in ("predicted", "measured")]
-    assert all(row[end - 1] != " " == row[end] for row in rows for end in ends), "figures end below their names"
-    assert plan.advice is not None
-    assert str(plan).endswith(plan.advice), "a job of seconds needs nothing that is rented"
-    assert "</table>" in report._repr_html_()
-    assert "<table" in plan._repr_html_()
-    (run.folder / "log" / "witness.log").write_text("one\ntwo\n")
-    assert [line.text for line in run.logs() if line.source == "witness"] == ["one", "two"]
-    with pytest.raises(BadInput, match="no run is called"):
-        hetopt.resume(run.name + "-not-there")
-
-
-def test_what_is_printed_is_a_line() -> None:
-    profile = hetopt.Profile.load(RECORDED)
-    plan = hetopt.recommend(profile, budget_usd=2, epochs=4, types="c7i.large", max_workers=2, trials=0)
-    for one in (profile, plan.chosen, *plan.choices, *hetopt.gpus()):
+def test_what_is_printed_is_a_line(small: Plan) -> None:
+    for one in (small.profile, small.chosen, *small.choices, *hetopt.gpus()):
         assert "\n" not in str(one)
         assert len(str(one)) < 160
         assert str(one) in repr(one)
-    assert profile.job.task in str(profile)
-    assert "c7i.large" in str(plan.chosen)
 
 
-def test_a_task_is_a_name() -> None:
-    with pytest.raises(BadInput, match="`task` must be the name of a task or script, got 3"):
-        hetopt.profile(3)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ({"on": "moon"}, "cannot launch on 'moon'"),
-        ({"on": "local", "steps": 0}, r"`steps` must be at least 1, got 0"),
-        ({"on": "local", "steps": "many"}, r"`steps` must be a number, got 'many'"),
-        ({"on": "local", "steps": 10**30}, r"`steps` must be at most 1,000,000,000,000, got 1000"),
-        ({"on": "local", "batch_policy": "rate"}, "follows streams"),
-        ({"on": "ec2", "stream": "replay(40)"}, '`stream` is for `on="local"`'),
-    ],
-)
-def test_what_cannot_be_is_said_in_the_library_s_words(arguments: dict[str, object], said: str) -> None:
-    plan = hetopt.recommend(RECORDED, budget_usd=2, epochs=4, types="c7i.large", max_workers=2, trials=0)
-    with pytest.raises(BadInput, match=said) as refused:
-        hetopt.launch(plan, **arguments)  # type: ignore[arg-type]  # what a script may write
-    assert "--" not in str(refused.value)
-
-
-def test_a_search_without_limits_and_a_target_of_another_metric_are_refused() -> None:
-    with pytest.raises(BadInput, match="give `budget_usd`, `deadline` or both"):
-        hetopt.recommend(RECORDED)
-    with pytest.raises(BadInput, match="was profiled for accuracy, not loss"):
-        hetopt.recommend(RECORDED, budget_usd=2, target="loss=1")
-    with pytest.raises(BadInput, match="`deadline` must be a length of time, got 'soon'"):
-        hetopt.recommend(RECORDED, deadline="soon")
+@pytest.fixture(scope="module")
+def small() -> Plan:
+    return hetopt.recommend(RECORDED, budget_usd=2, epochs=4, types="c7i.large", max_workers=2, trials=0)
 
 
 @pytest.mark.parametrize(
-    ("named", "told"),
+    ("call", "said"),
     [
-        ({"objective": "best"}, "There is no objective called 'best'"),
-        ({"architecture": "sparc"}, "There is no architecture called 'sparc'"),
-        ({"learning_rate_rule": "cubic"}, "There is no learning rate rule called 'cubic'"),
-        ({"market": "black"}, "There is no market called 'black'"),
+        (lambda _: hetopt.profile(3), "`task` must be the name of a task or script, got 3"),
+        (lambda plan: hetopt.launch(plan, on="moon"), "cannot launch on 'moon'"),
+        (lambda plan: hetopt.launch(plan, on="local", steps=0), "`steps` must be at least 1, got 0"),
+        (lambda plan: hetopt.launch(plan, on="local", steps="many"), "`steps` must be a number, got 'many'"),
+        (lambda plan: hetopt.launch(plan, on="local", steps=10**30), "`steps` must be at most 1,000,000,000,000, got"),
+        (lambda plan: hetopt.launch(plan, on="local", batch_policy="rate"), "follows streams"),
+        (lambda plan: hetopt.launch(plan, on="ec2", stream="replay(40)"), '`stream` is for `on="local"`'),
+        # Before a file is read.
+        (lambda _: hetopt.launch("none.json", on="local", batch_policy="best"), "no batch policy called 'best'"),
+        (lambda _: hetopt.recommend("none.json", budget_usd=2, objective="best"), "no objective called 'best'"),
+        (lambda _: hetopt.recommend("none.json", budget_usd=2, architecture="sparc"), "no architecture called 'sparc'"),
+        (lambda _: hetopt.recommend("none.json", budget_usd=2, learning_rate_rule="x"), "no learning rate rule called"),
+        (lambda _: hetopt.recommend("none.json", budget_usd=2, market="black"), "no market called 'black'"),
+        (lambda _: hetopt.recommend(RECORDED), "give `budget_usd`, `deadline` or both"),
+        (lambda _: hetopt.recommend(RECORDED, budget_usd=2, target="loss=1"), "was profiled for accuracy, not loss"),
+        (lambda _: hetopt.recommend(RECORDED, deadline="soon"), "`deadline` must be a length of time, got 'soon'"),
+        (lambda _: hetopt.recommend(__file__, budget_usd=2, epochs=1), "profile it first: `hetopt profile -- .*py`"),
+        (lambda _: hetopt.gpus(region="frankfurt"), "Frankfurt is eu-central-1"),
+        (lambda _: Local(slowdowns=2), "`slowdowns` must be a factor for each worker, got 2"),
+        (lambda _: Local(restarts=-1), "`restarts` must be a number from 0 to 1,000,000, got -1"),
+        (lambda _: Ec2(budget_usd=[5]), r"`budget_usd` must be an amount in USD, got \[5\]"),
+        (lambda _: Ec2(substitutes=["c7i.large"]), "`substitutes` must be TYPE=OTHER"),
+        (lambda _: Ec2(images=["x86_64-cpu"]), "`images` must be KIND=AMI"),
+        (lambda _: options_at("local", {"hosts": "1"}), '`hosts` is for `on="rehearsal"` or `on="ssh"`'),
+        (lambda _: options_at("rehearsal", {"slowdowns": "1"}), '`slowdowns` is for `on="local"`'),
+        (lambda _: options_at("ec2", {"restarts": "1"}), '`restarts` is for `on="local"`'),
     ],
 )
-def test_a_name_that_is_none_is_refused_before_the_profile_is_read(named: dict[str, str], told: str) -> None:
-    with pytest.raises(BadInput) as refused:
-        hetopt.recommend("not-there.json", budget_usd=2, **named)  # type: ignore[arg-type]  # on purpose
-    assert told in str(refused.value)
-
-
-def test_a_batch_policy_that_is_none_is_refused_before_the_plan_is_read() -> None:
-    with pytest.raises(BadInput, match="There is no batch policy called 'best'"):
-        hetopt.launch("not-there.json", on="local", batch_policy="best")  # type: ignore[arg-type]  # on purpose
-
-
-@pytest.mark.parametrize(
-    ("record", "options", "said"),
-    [
-        (Local, {"slowdowns": 2}, r"`slowdowns` must be a factor for each worker, got 2"),
-        (Local, {"slowdowns": ("a",)}, r"`slowdowns` must be numbers from 1 to 1,000,000, got a"),
-        (Local, {"restarts": -1}, r"`restarts` must be a number from 0 to 1,000,000, got -1"),
-        (Ec2, {"budget_usd": [5]}, r"`budget_usd` must be an amount in USD, got \[5\]"),
-        (Ec2, {"substitutes": ["c7i.large"]}, r"`substitutes` must be TYPE=OTHER"),
-        (Ec2, {"images": ["x86_64-cpu"]}, r"`images` must be KIND=AMI"),
-    ],
-)
-def test_a_value_that_cannot_be_is_refused_as_soon_as_it_is_given(
-    record: type, options: dict[str, object], said: str
-) -> None:
+def test_what_cannot_be_is_said_in_the_librarys_words(call: Callable[[Plan], object], said: str, small: Plan) -> None:
     with pytest.raises(BadInput, match=said):
-        record(**options)
-
-
-@pytest.mark.parametrize(
-    ("place", "option", "said"),
-    [
-        ("local", "hosts", '`hosts` is for `on="rehearsal"` or `on="ssh"`'),
-        ("local", "budget_usd", '`budget_usd` is for `on="ec2"`'),
-        ("rehearsal", "slowdowns", '`slowdowns` is for `on="local"`'),
-        ("ec2", "restarts", '`restarts` is for `on="local"`'),
-    ],
-)
-def test_an_option_of_another_place_is_refused(place: Place, option: str, said: str) -> None:
-    with pytest.raises(BadInput, match=said):
-        options_at(place, {option: "1"})
+        call(small)
 
 
 @pytest.mark.parametrize(
@@ -234,14 +138,12 @@ def test_a_run_tells_what_its_folder_holds(tmp_path: Path, monkeypatch: pytest.M
     assert (older.name[-4:], newer, hetopt.Run.find("0001")) == ("0001", hetopt.Run.find(), older)
     assert newer.last_known() == (newer.status(), True)
     assert [line.text for line in newer.logs(events=True)] == told.splitlines()
-    assert {line.source for line in newer.logs()} == {"run"}
     with pytest.raises(BadInput, match="no output of worker 7"):
         list(newer.logs(worker=7))
     with pytest.raises(BadInput, match="no model yet"):
         newer.fetch_model()
     (newer.folder / "model.safetensors").touch()
     assert newer.fetch_model() == (newer.folder / "model.safetensors", None)
-    assert newer.record().progress.sessions == 2
 
 
 def test_a_notebook_shows_a_table_of_each_answer() -> None:
@@ -252,20 +154,6 @@ def test_a_notebook_shows_a_table_of_each_answer() -> None:
         assert page.count("</tr>") >= 2, "a head and a row"
         assert "None" not in page
         assert page.count("<td>") % page.count("<th>") == 0, "a cell in each column"
-    here = hetopt.recommend(RECORDED, budget_usd=2, epochs=50).choices[0]
-    assert here.candidate is None
-    assert "<td>this machine</td>" in here._repr_html_()
-
-
-def test_gpus_are_printed_a_line_each() -> None:
-    found = hetopt.gpus()
-    assert str(found).splitlines() == [str(gpu) for gpu in found]
-    assert "L4" in hetopt.gpus("L4")._repr_html_()
-
-
-def test_a_city_names_its_region() -> None:
-    with pytest.raises(BadInput, match="Frankfurt is eu-central-1"):
-        hetopt.gpus(region="frankfurt")
 
 
 def test_every_region_of_the_catalogue_has_a_city() -> None:
@@ -277,14 +165,59 @@ def test_the_name_of_a_gpu_is_no_type_and_says_which_have_it() -> None:
         load_catalog().instance_type("l4")
 
 
-def test_a_printed_plan_says_what_is_rented() -> None:
-    made = hetopt.estimate(params="110M", samples="3M", tokens=128, types="g6f.2xlarge", max_workers=1)
-    assert "(spot): " in str(made.plan)
-    assert made.plan.chosen.hardware_in_words == "1/4 L4 6 GiB"
+# What a loader's reader processes need of a machine is measured with the job, and held against it before a launch.
+
+PROFILE = Path(__file__).resolve().parents[1] / "recorded" / "digits.json"
 
 
-def test_a_script_in_place_of_a_profile_is_to_be_profiled(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("import torch\n")
-    with pytest.raises(BadInput, match=r"profile it first: `hetopt profile -- .*train\.py`"):
-        hetopt.recommend(script, budget_usd=2, epochs=1)
+@given(
+    st.builds(
+        Reading,
+        processes=st.integers(1, 64),
+        batches_ahead=st.integers(1, 8),
+        sample_bytes=st.integers(0, 10**6),
+        tensors=st.integers(0, 50),
+    ),
+    st.lists(st.integers(1, 512), min_size=1, max_size=8),
+    st.data(),
+)
+def test_what_fits_exactly_is_taken_and_a_byte_or_a_file_less_is_refused(
+    reading: Reading, samples: Sequence[int], data: st.DataObject
+) -> None:
+    ready = reading.processes * reading.batches_ahead
+    need_bytes = round(sum(samples) * ready * reading.sample_bytes)
+    files = ready * reading.tensors + reading.processes * FILES_OF_A_READER
+    check_readers("box1", reading, samples, shared_bytes=need_bytes, open_files=files)
+    check_readers("box1", reading, samples, shared_bytes=None, open_files=None)
+    check_readers("box1", None, samples, shared_bytes=0, open_files=0)
+    less = data.draw(st.integers(1, 10**6))
+    if need_bytes:
+        with pytest.raises(RunFailed, match=r"^box1 has .* of shared memory in /dev/shm"):
+            check_readers("box1", reading, samples, shared_bytes=max(0, need_bytes - less), open_files=files)
+    with pytest.raises(RunFailed, match=r"^box1 lets a process open .* files"):
+        check_readers("box1", reading, samples, shared_bytes=need_bytes, open_files=max(0, files - less))
+
+
+def test_a_profile_counts_what_readers_hand_on() -> None:
+    images = torch.zeros(8, 3, 4)
+    loader = DataLoader(TensorDataset(images, torch.zeros(8)), batch_size=8, num_workers=2, prefetch_factor=3)
+    observer = Observer(iter(()), Lines("train.py"))  # type: ignore[arg-type]  # which it asks for no step
+    observer.got_batch(loader, [images, {"label": torch.zeros(8)}, ["a name"] * 8])
+    assert observer.reading == Reading(processes=2, batches_ahead=3, sample_bytes=3 * 4 * 4 + 4, tensors=2)
+
+
+def test_a_launch_whose_batches_do_not_fit_in_shared_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    profile = Profile.load(PROFILE)
+    reading = Reading(processes=2, batches_ahead=2, sample_bytes=1e6, tensors=2)
+    job = profile.job.model_copy(update={"reading": reading})
+    plan = hetopt.recommend(
+        profile.model_copy(update={"job": job}), budget_usd=2, epochs=8, types="c7i.*", batch_size=64, trials=0
+    )
+    assert plan.profile.job.reading == reading
+    options = Local(slowdowns=(1.0, 1.0))
+    monkeypatch.setattr(on_this_machine, "shared_bytes_here", lambda: 256_000_000)
+    LocalBackend().prepare(plan, plan, options)
+    monkeypatch.setattr(on_this_machine, "shared_bytes_here", lambda: 255_999_999)
+    with pytest.raises(RunFailed, match=r"this machine has 256 MB of shared memory .* 256 MB in all") as refused:
+        LocalBackend().prepare(plan, plan, options)
+    assert "shm-size" in str(refused.value.hint)

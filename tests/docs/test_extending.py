@@ -15,8 +15,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-import hetopt
-from benchmarks._ports import own_port
 from hetopt.api.backends import options_at
 from hetopt.api.backends import register as register_backend
 from hetopt.backends.on_this_machine import LocalBackend
@@ -30,7 +28,6 @@ from hetopt.trainer.policies.choose import register as register_policy
 from hetopt.trainer.policies.policy import KeepShares
 from tests.api.test_backends import Stories, plan  # noqa: F401  # a fixture
 from tests.disturbance import PATIENCE_S
-from tests.forks import Forked
 from tests.sources import REPOSITORY
 
 PAGES = REPOSITORY / "docs" / "extending"
@@ -69,26 +66,6 @@ else:
 print("sent", stats.sent_bytes)
 """
 
-SCRIPT = """
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-from hetopt.trainer.session import session
-
-torch.manual_seed(0)
-inputs = torch.randn(128, 8)
-data = TensorDataset(inputs, inputs.sum(dim=1, keepdim=True))
-model = nn.Linear(8, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-with session(model, optimizer, compression="signed_topk(0.25)") as run:
-    loader = run.loader(DataLoader(data, batch_size=32))
-    for epoch in range(30):
-        for given, wanted in loader:
-            optimizer.zero_grad()
-            run.backward(nn.functional.mse_loss(model(given), wanted))
-            optimizer.step()
-print("weights", [round(weight, 6) for weight in model.weight.flatten().tolist()])
-"""
-
 
 def page(name: str) -> str:
     (code,) = re.findall(r"```python\n(.*?)```", (PAGES / f"{name}.md").read_text(encoding="utf-8"), re.DOTALL)
@@ -111,32 +88,12 @@ def test_a_page_has_one_short_example(name: str) -> None:
     assert len([line for line in page(name).splitlines() if line.strip()]) < MOST_LINES
 
 
-def test_there_is_a_page_for_whatever_can_be_added() -> None:
-    assert NAMES == ["backend", "compressor", "policy", "task"]
-
-
 def test_the_compressor_of_the_page_obeys_the_laws(tmp_path: Path) -> None:
     program = tmp_path / "laws.py"
     program.write_text(page("compressor") + LAWS, encoding="utf-8")
     process = start(program)
     out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out) == (0, "sent 16\n"), err
-
-
-def test_two_workers_of_a_session_train_with_it(tmp_path: Path) -> None:
-    program = tmp_path / "script.py"
-    program.write_text(page("compressor") + SCRIPT, encoding="utf-8")
-    address, port = own_port()
-    meeting = {"MASTER_ADDR": address, "MASTER_PORT": str(port), "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
-    places = [{**os.environ, **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
-    running = [Forked([str(program)], place, tmp_path) for place in places]
-    told = [process.communicate(timeout=PATIENCE_S) for process in running]
-    assert [process.returncode for process in running] == [0, 0], [err for _, err in told]
-    (one, _), (other, _) = told
-    assert one == other
-    weights = [float(number) for number in re.findall(r"-?\d+\.\d+", one)]
-    assert len(weights) == 8
-    assert all(abs(weight - 1) < 0.1 for weight in weights), "all weights are 1 where the sum is learned"
 
 
 @pytest.fixture(scope="module")
@@ -221,12 +178,6 @@ def test_a_policy_is_registered_once_and_a_run_asks_for_one_that_is() -> None:
     with pytest.raises(BadInput) as refused:
         choose_policy(spec, minimum=1)
     assert "'model'" in (refused.value.hint or "")
-
-
-def test_the_task_of_the_page_is_in_order(tmp_path: Path) -> None:
-    file = tmp_path / "adding.py"
-    file.write_text(page("task"), encoding="utf-8")
-    assert hetopt.check(f"{file}:task") == []
 
 
 def test_a_backend_takes_the_options_that_it_names(background: type[LocalBackend]) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,19 +12,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks._ports import own_port
+from hetopt.core.profile import Profile
 from hetopt.trainer.check import check
 from hetopt.trainer.data.cursor import SampleCursor
 from hetopt.trainer.data.fetch import fetch, set_epoch
-from hetopt.trainer.task import evaluation_sums
+from hetopt.trainer.task import add_sums, evaluation_sums
 from hetopt.trainer.tasks.load import load_task
 from tests.disturbance import PATIENCE_S
+from tests.face.test_predict import lines, measured
+from tests.forks import Forked
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TASKS = sorted(path.name for path in EXAMPLES.glob("*.py"))
 SCRIPT = EXAMPLES / "script"
 MOST_CHANGED_LINES = 5
-LOSS = re.compile(r"loss (\S+)")
 
 EPOCHS = {"vision.py": 2, "characters.py": 6, "transformer.py": 6, "diabetes.py": 3}
 
@@ -68,35 +69,77 @@ def test_the_conversion_changes_five_lines_at_most() -> None:
     assert 0 < len(changed) <= MOST_CHANGED_LINES, changed
 
 
-def start(name: str, **environment: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, str(SCRIPT / name), "--epochs", "2"],
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+# The examples run: a task of one's own loads by its path, trains to its target, and judges any split alike.
+
+
+def test_the_example_is_judged_alike_however_it_is_split() -> None:
+    task = load_task(f"{EXAMPLES / 'diabetes.py'}:task")
+    torch.manual_seed(0)
+    data, model = task.data(None), task.model()
+    everyone = range(len(data.evaluation))
+    whole = evaluation_sums(task, model, data.evaluation, everyone)
+    parts = [evaluation_sums(task, model, data.evaluation, everyone[part::3]) for part in range(3)]
+    assert add_sums(parts) == pytest.approx(whole)
 
 
 @pytest.mark.slow
-def test_the_converted_script_computes_what_it_did() -> None:
-    """Alone to the last digit; and two workers end where one machine did."""
-    address, port = own_port()
-    meeting = {"MASTER_ADDR": address, "MASTER_PORT": str(port), "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
-    running = [
-        start("train.py"),
-        start("train_hetopt.py"),
-        *(start("train_hetopt.py", RANK=str(rank), LOCAL_RANK=str(rank), **meeting) for rank in range(2)),
-    ]
-    told = [process.communicate(timeout=PATIENCE_S) for process in running]
-    assert [process.returncode for process in running] == [0, 0, 0, 0], [err for _, err in told]
-    before, alone, *together = (out for out, _ in told)
-    losses = [float(loss) for loss in LOSS.findall(before)]
-    assert len(losses) == 6
-    assert losses[-1] < losses[0]
-    assert [float(loss) for loss in LOSS.findall(alone)] == pytest.approx(losses, abs=1e-6)
-    # Each prints the loss of its own half; the model they share is judged alike.
-    accuracies = [re.findall(r"accuracy (\S+)", out) for out in (before, *together)]
-    assert len(accuracies[0]) == 2
-    assert accuracies[1] == accuracies[2]
-    assert [float(one) for one in accuracies[1]] == pytest.approx([float(one) for one in accuracies[0]], abs=0.02)
+def test_the_example_can_be_profiled(tmp_path: Path) -> None:
+    """By the command that its docstring gives, in little time; with step times of somebody else's beside it."""
+    output = tmp_path / "diabetes.json"
+    (tmp_path / "steps.jsonl").write_text(lines(measured()), encoding="utf-8")
+    result = subprocess.run(
+        [
+            *(sys.executable, "-m", "hetopt.cli.main", "profile", f"{EXAMPLES / 'diabetes.py'}:task"),
+            *("--from-samples", str(tmp_path / "steps.jsonl")),
+            *("--workers", "1", "--time-budget", "5", "-o", str(output)),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    profile = Profile.load(output)
+    assert profile.job.dataset_size == 360
+    assert len(profile.samples) == 15
+
+
+# The Python of README and of the page about the library is run, in order, as a reader would.
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def run(code: str, folder: Path) -> str:
+    """What a script prints that is run in a folder of its own."""
+    (folder / "page.py").write_text(code)
+    environment = {"HETOPT_HOME": str(folder / "home"), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+    with Forked(["page.py"], {**environment, "COLUMNS": "100"}, folder) as process:
+        out, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, err[-3000:]
+    return out
+
+
+def test_the_page_about_the_library_runs(tmp_path: Path) -> None:
+    shutil.copy(REPOSITORY / "tests" / "recorded" / "digits.json", tmp_path / "profile.json")
+    blocks = PYTHON.findall((REPOSITORY / "docs" / "library.md").read_text(encoding="utf-8"))
+    told = run("\n".join(blocks), tmp_path)
+    assert "finished" in told
+    assert "run time" in told
+    assert "</html>" in (tmp_path / "run.html").read_text()
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [  # tests/profiler/test_command.py measures one
+        'hetopt.Profile.load("profile.json")',
+        pytest.param('hetopt.profile("digits", time_budget_s=5)', marks=pytest.mark.slow),
+    ],
+)
+def test_the_python_of_the_readme_runs(tmp_path: Path, profile: str) -> None:
+    shutil.copy(REPOSITORY / "tests" / "recorded" / "digits.json", tmp_path / "profile.json")
+    [block] = PYTHON.findall((REPOSITORY / "README.md").read_text(encoding="utf-8"))
+    shorter = {'hetopt.profile("digits")': profile, "epochs=20": "epochs=5"}
+    for long, short in shorter.items():
+        assert long in block
+        block = block.replace(long, short)
+    assert "run time" in run(block, tmp_path)

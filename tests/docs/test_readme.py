@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+import shutil
 import subprocess
+import tomllib
+from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
 
-from hetopt.backends.emulation.description import parse_change, parse_changes, parse_hosts
+import hetopt as hetopt_library
+from hetopt.backends.emulation.namespaces import why_not
 from hetopt.cli.main import app
-from hetopt.core.comm.compression_text import parse_compression
+from hetopt.core.profile import Profile
+from hetopt.optimizer.launch_record import Launch
+from hetopt.optimizer.market.catalog import load_catalog
+from hetopt.optimizer.plan import Goal
+from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
+from tests.face.conftest import RECORDED, hetopt, plan, rehearsed, small_catalogue
+from tests.face.logged import disturbed_log
+from tests.face.test_help import examples
+from tests.face.test_task_check import SMALLEST
+from tests.logs import recorded_run
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md"), *REPOSITORY.glob("catalogs/*.md")])
@@ -37,7 +53,6 @@ def commands() -> list[str]:
 
 @pytest.mark.parametrize("command", [one for one in commands() if one.startswith(("hetopt ", "make "))])
 def test_a_command_in_the_documents_exists(command: str) -> None:
-    """Those of setting up are looked at in `test_commands`, where those of hetopt are typed as well."""
     program, *arguments = shlex.split(command)
     if program == "hetopt":
         parse(arguments)
@@ -53,33 +68,6 @@ def parse(arguments: list[str]) -> None:
         rest = [*context._protected_args, *context.args]
         name, command, rest = command.resolve_command(context, rest)
         context = command.make_context(name, rest, parent=context)
-
-
-def test_the_rehearsal_of_the_guide_can_be_read() -> None:
-    """What its options hold is a language of its own, which parsing the command does not look at."""
-    text = (REPOSITORY / "docs" / "guide.md").read_text(encoding="utf-8")
-    described = [
-        argument for command in commands() for argument in shlex.split(command) if argument.startswith("speed=")
-    ]
-    assert described
-    names = [host.host.name for host in parse_hosts(described[0])]
-    (schedule,) = re.findall(r"^```text\n# drift.txt(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    assert len(parse_changes(schedule.partition("\n")[2], names)) == 3
-    disturbed = [shlex.split(command)[3] for command in commands() if command.startswith("hetopt inject")]
-    assert all(parse_change(change, names) for change in disturbed)
-
-
-def test_compressions_in_the_documents_can_be_read() -> None:
-    typed = [shlex.split(command) for command in commands() if "--compression" in command]
-    told = [words[words.index("--compression") + 1] for words in typed]
-    assert any(text == "auto" for text in told)
-    assert all(parse_compression(text) for text in told if text != "auto")
-
-
-def test_the_readme_opens_with_the_two_commands() -> None:
-    first_screen = (REPOSITORY / "README.md").read_text(encoding="utf-8").splitlines()[:30]
-    assert any(line.startswith("$ make demo") for line in first_screen)
-    assert any(line.startswith("$ make test") for line in first_screen)
 
 
 def test_the_readme_is_read_in_minutes() -> None:
@@ -115,3 +103,133 @@ def reading_grade(markdown: str) -> float:
 def test_links_lead_somewhere(path: Path) -> None:
     for target in LINK.findall(path.read_text(encoding="utf-8")):
         assert (path.parent / target).exists(), f"{target} is not there"
+
+
+# Every command of the documents is typed, in a folder as a reader would have it by then.
+
+pytestmark = pytest.mark.usefixtures("small_catalogue")
+
+__all__ = ["hetopt", "plan", "rehearsed", "small_catalogue"]
+
+FILE = re.compile(r"^```(?:text|toml)\n(# (\w+\.(?:txt|toml)).*?)^```", re.MULTILINE | re.DOTALL)
+"""A file that a page shows, by the name in its first line."""
+
+SET_UP = ("python3 -m venv .venv", ". .venv/bin/activate", "python3 -m venv .venv '&&' . .venv/bin/activate")
+
+DONE_ELSEWHERE = {
+    r"profile .*-- ": "tests/scripts/test_script_job.py::test_what_a_plan_needs_is_measured",
+    r"check .*-- ": "tests/scripts/test_checking.py::test_shares_are_held_against_one_machine",
+    r"convert": "tests/scripts/test_script_job.py::test_gradients_are_compared",
+    r"launch \S+ .*-- ": "tests/scripts/test_script_job.py::test_it_is_launched_stopped",
+    r"profile \S+ (--from-samples \S+ )?-o": "tests/docs/test_own_code.py::test_the_example_can_be_profiled",
+    r"profile \S+ --explore .*--on ec2": "tests/ec2/test_probing.py::test_a_probe_is_rented",
+    r"profile \S+ --explore": "tests/profiler/test_command.py::test_exploring",
+    r"metrics --listen": "tests/face/test_dashboard.py::test_the_endpoint_answers",
+    r"serve": "tests/face/test_dashboard.py::test_the_command_serves_until_it_is_interrupted",
+    r"launch \S+ --on ec2 --dry-run": "tests/ec2/test_command.py::test_a_dry_run_prints_every_call",
+    r"launch \S+ --on ec2 --canary": "tests/ec2/test_box.py::test_a_canary_boots_exchanges",
+    r"profile \S+ --explore .*--on ssh": "tests/ssh/test_backend.py::test_hosts_are_measured",
+    r"launch .*--on ssh": "tests/ssh/test_backend.py::test_a_run_ends_and_nothing",
+    r"hosts check": "tests/ssh/test_checking.py::test_the_command_says_a_line_for_each",
+    r"doctor": "tests/ec2/test_setup.py::test_the_commands",
+    r"setup": "tests/ec2/test_setup.py::test_the_commands",
+    r"fetch": "tests/ec2/test_fetch.py::test_a_model_that_a_machine_sent_is_fetched",
+    r"attach": "tests/ec2/test_box.py::test_the_meeting_host_is_lost",
+    r"stop": "tests/face/test_configuration.py",
+    r"catalog refresh": "tests/catalog/test_public_refresh.py",
+    r"gc --on ec2": "tests/ec2/test_command.py",
+    r"estimate --config": "tests/api/test_estimate.py::test_a_configuration_is_counted",
+    r"predict": "tests/face/test_predict.py",
+    r"inject": "tests/face/test_rehearsal.py::test_a_rehearsal_is_disturbed",
+}
+"""What measures for long, waits for Ctrl-C, or needs a cloud or a run that goes on."""
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Profile, plan and files of a reader's own."""
+    folder = tmp_path_factory.mktemp("reader")
+    shutil.copy(RECORDED / "digits.json", folder / "profile.json")
+    # Long and large enough for several machines, of a kind that can be rehearsed here.
+    goal = Goal(budget_usd=50.0, ends="epochs", amount=2000.0)
+    options = Options(batch_size=1024, only_types=("c7i.large",), max_machines=4, market="spot", objective="fastest")
+    profile, moment = Profile.load(folder / "profile.json"), datetime.now(UTC)
+    recommend(PlanRequest(profile, load_catalog(), goal, options), seed=0, now=moment).save(folder / "plan.json")
+    told = hetopt_library.estimate(
+        params="110M", samples="3M", tokens=128, gpus="A10G", quotas=("spot:g=40",), market="spot", objective="fastest"
+    )
+    told.plan.save(folder / "large.json")
+    (folder / "mine.py").write_text(SMALLEST, encoding="utf-8")
+    for page in DOCUMENTS:
+        for text, name in FILE.findall(page.read_text(encoding="utf-8")):
+            (folder / name).write_text(text, encoding="utf-8")
+    (folder / "examples").symlink_to(REPOSITORY / "examples")
+    return folder
+
+
+@pytest.fixture
+def here(written: Path, tmp_path: Path, rehearsed: Launch, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy to type in, with one run that is over."""
+    shutil.copytree(written, tmp_path / "here", symlinks=True)
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("HETOPT_HOME", str(tmp_path / "home"))
+    run = recorded_run(tmp_path / "home" / "runs" / rehearsed.run_id, rehearsed, disturbed_log(rehearsed))
+    (run / "log").mkdir()
+    (run / "log" / "host.log").write_text("started\n", encoding="utf-8")
+    return tmp_path / "here"
+
+
+def typed() -> list[str]:
+    """Commands of hetopt that can be typed here."""
+    told = [*commands(), *examples()]
+    own = [command.removeprefix("hetopt ") for command in dict.fromkeys(told) if command.startswith("hetopt ")]
+    return [one for one in own if not any(re.match(pattern, one) for pattern in DONE_ELSEWHERE)]
+
+
+@pytest.mark.parametrize("command", typed())
+def test_a_command_does_what_it_says(
+    command: str, here: Path, hetopt: Callable[..., Any], request: pytest.FixtureRequest
+) -> None:
+    words = shlex.split(command)
+    if words[0] == "gc":
+        request.getfixturevalue("own_leftovers")  # it sweeps what other tests leave, and look for
+    if words[0] == "launch":
+        words = [word for word in words if word != "--yes"] + ["--dry-run"] * ("--dry-run" not in words)
+        if "rehearsal" in words and (reason := why_not()):
+            pytest.skip(reason)
+    output = Path(words[words.index("-o") + 1]) if "-o" in words else None
+    if output is not None:
+        output.unlink(missing_ok=True)
+    answer = hetopt(*words)
+    assert answer.code == 0, answer.err
+    assert answer.out or answer.err
+    if output is not None:
+        assert json.loads(output.read_text(encoding="utf-8"))["kind"] in ("plan", "report")
+    if "--json" in words:
+        json.loads(answer.out)
+    for option in ("--html", "--report", "--torchrun", "--skypilot", "--schemas", "--tensorboard"):
+        if option in words:
+            assert (here / words[words.index(option) + 1]).exists()
+
+
+@pytest.mark.parametrize("command", [one for one in commands() if not one.startswith(("hetopt ", "make "))])
+def test_a_command_of_setting_up_is_known(command: str) -> None:
+    if not command.startswith("pip install "):
+        assert command in SET_UP
+        return
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    *before, package = shlex.split(command)[2:]
+    assert before in ([], ["$(python3", "requirements/torch_index.py)"])
+    name, _, extras = package.rstrip("]").partition("[")
+    assert name in (".", project["name"])
+    assert set(extras.split(",")) - {""} <= set(project["optional-dependencies"])
+
+
+def test_what_is_not_typed_here_is_done_by_the_test_that_is_named() -> None:
+    told = [*commands(), *examples()]
+    own = [command.removeprefix("hetopt ") for command in dict.fromkeys(told) if command.startswith("hetopt ")]
+    for pattern, test in DONE_ELSEWHERE.items():
+        assert any(re.match(pattern, one) for one in own), f"nobody is told to type {pattern}"
+        file, _, name = test.partition("::")
+        text = (REPOSITORY / file).read_text(encoding="utf-8")
+        assert f"def {name}" in text

@@ -9,23 +9,17 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
+from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType
-from typing import get_args
 
 import pytest
 
 from hetopt.core.errors import HetoptError
-from hetopt.core.synchronization import PartitionName
-from tests.browser import SILENCE_S, WIDTHS, Page, browser
-from tests.face.conftest import hetopt
-from tests.face.test_report import launch, plan, rehearsed
+from tests.browser import WIDTHS, browser
 from tests.sources import modules
-
-__all__ = ["hetopt", "launch", "plan", "rehearsed"]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DOCS = REPOSITORY / "docs"
@@ -65,12 +59,6 @@ def test_the_picture_shows_what_was_printed() -> None:
     recording = page_maker("recording")
     said = recording.SAID.read_text(encoding="utf-8")
     assert recording.PICTURE.read_text(encoding="utf-8") == recording.draw(said)
-    screens = [screen.strip("\n").splitlines() for screen in said.split(recording.SCREEN) if screen.strip()]
-    assert len(screens) == len(recording.COMMANDS)
-    for rows, command in zip(screens, recording.COMMANDS, strict=True):
-        assert "".join(rows[:2]).startswith(f"$ {command}"[: 2 * recording.COLUMNS])
-        assert len(rows) <= recording.ROWS
-        assert max(map(len, rows)) <= recording.COLUMNS
 
 
 def classes(root: type[HetoptError]) -> set[type[HetoptError]]:
@@ -81,15 +69,9 @@ def test_every_error_is_in_the_table() -> None:
     """With its exit code, a cause, and what to do."""
     for module in modules():
         importlib.import_module(module)
-    rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (.+?) \| (.+?) \|$", (DOCS / "errors.md").read_text(), re.MULTILINE)
-    told = {name: (int(code), cause, step) for name, code, cause, step in rows}
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \| .{10,} \| .{10,} \|$", (DOCS / "errors.md").read_text(), re.MULTILINE)
     known = {one for one in classes(HetoptError) if one.__module__.startswith("hetopt.")}
-    assert set(told) == {one.__name__ for one in known}
-    for one in known:
-        code, cause, step = told[one.__name__]
-        assert code == one.exit_code
-        assert len(cause) > 10
-        assert len(step) > 10
+    assert dict(rows) == {one.__name__: str(one.exit_code) for one in known}
 
 
 def test_every_method_has_a_page() -> None:
@@ -98,16 +80,10 @@ def test_every_method_has_a_page() -> None:
     told = [method for own in made.method_pages().values() for method in own]
     registered = [(kind, name) for kind, names in made.registries().items() for name in names]
     assert sorted(told) == sorted(registered)
-    for name, own in made.method_pages().items():
+    for name in made.method_pages():
         text = (DOCS / "methods" / name).read_text(encoding="utf-8")
-        assert own, name
         assert [part for part in ("Paper", "Formula", "When", "Cost") if f"**{part}.** " not in text] == [], name
         assert [line for line in text.splitlines() if line.startswith("    ") and len(line) > 78] == [], "cut on a page"
-
-
-def test_every_partition_is_in_the_table() -> None:
-    text = (DOCS / "methods.md").read_text(encoding="utf-8")
-    assert {name for name in get_args(PartitionName) if not re.search(rf"^\| `{name}[`(]", text, re.MULTILINE)} == set()
 
 
 @pytest.fixture(scope="module")
@@ -138,24 +114,6 @@ def test_the_site_is_built_without_a_warning_and_fetches_nothing(site: Path) -> 
     assert (site / "schemas" / "plan.schema.json").exists()
 
 
-def test_the_site_is_searched_and_read_on_a_phone(site: Path, tmp_path: Path) -> None:
-    handler = partial(Quiet, directory=site)
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, browser(tmp_path) as page:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        here = f"http://127.0.0.1:{server.server_port}"
-        for width in WIDTHS:
-            page.open(f"{here}/models.html", width=width)
-            assert page.value("document.documentElement.scrollWidth") <= width
-        page.open(f"{here}/quickstart.html")
-        assert page.value(COPIED).startswith("python3 -m venv .venv\n. .venv"), "commands are copied without a prompt"
-        for word in ("preemption", "bf16", "SLURM", "GraVAC", "SelSync"):
-            page.open(f"{here}/index.html")
-            assert found(page, word), word
-            assert [address for address in page.fetched if not address.startswith((here, "data:", "blob:"))] == []
-            assert page.complaints == []
-        server.shutdown()
-
-
 CUT = """
 [...document.querySelectorAll(".md-content pre > code, .md-content .md-typeset__scrollwrap, .md-content img")]
   .filter(one => one.scrollWidth > one.clientWidth + 1 || (one.tagName === "IMG" && !one.naturalWidth))
@@ -163,32 +121,37 @@ CUT = """
 """
 
 
-def test_nothing_on_a_page_is_cut_at_a_desk(site: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
+    """Where the site is served."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=site)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_nothing_on_a_page_is_cut_at_a_desk_and_nothing_fetched(site: Path, address: str, tmp_path: Path) -> None:
     """Tables, code and pictures of every page, decisions aside, are seen whole. On a telephone they are scrolled."""
-    handler = partial(Quiet, directory=site)
     pages = [page for page in sorted(site.rglob("*.html")) if page.parent.name != "decisions"]
     assert len(pages) > 60
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, browser(tmp_path) as page:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with browser(tmp_path) as page:
         for path in pages:
-            page.open(f"http://127.0.0.1:{server.server_port}/{path.relative_to(site).as_posix()}", width=max(WIDTHS))
+            page.open(f"{address}/{path.relative_to(site).as_posix()}", width=max(WIDTHS))
             assert page.value(CUT) == [], path.name
             assert page.complaints == [], path.name
-        server.shutdown()
+        assert [one for one in page.fetched if not one.startswith((address, "data:", "blob:"))] == []
 
 
 @pytest.mark.parametrize("scheme", ["default", "slate"])
-def test_the_site_is_read_in_both_colour_schemes(site: Path, tmp_path: Path, scheme: str) -> None:
+def test_the_site_is_read_in_both_colour_schemes_and_on_a_phone(address: str, tmp_path: Path, scheme: str) -> None:
     """In a browser of its own each: the theme keeps what it was first seen in."""
-    handler = partial(Quiet, directory=site)
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, browser(tmp_path) as page:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        for name, width in itertools.product(("index", "quickstart", "methods/gravac"), WIDTHS):
-            page.open(f"http://127.0.0.1:{server.server_port}/{name}.html", width=width, dark=scheme == "slate")
+    with browser(tmp_path) as page:
+        for name, width in itertools.product(("index", "quickstart", "models", "methods/gravac"), WIDTHS):
+            page.open(f"{address}/{name}.html", width=width, dark=scheme == "slate")
+            assert page.value("document.documentElement.scrollWidth") <= width
             assert page.value("document.body.dataset.mdColorScheme") == scheme
             assert page.low_contrast() == {}
             assert page.value(f"[...{COMMANDS}].every(one => one.scrollWidth <= one.clientWidth)"), "no command is cut"
-        server.shutdown()
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -199,35 +162,6 @@ class Quiet(SimpleHTTPRequestHandler):
 
 
 COMMANDS = "document.querySelectorAll('code:has(.gp)')"
-
-COPIED = """
-(() => {
-  let copied = ""
-  document.execCommand = () => { copied = document.querySelector("textarea[readonly]").value; return true }
-  document.querySelector(".md-code__button").click()
-  return copied
-})()
-"""
-
-SEARCH = (
-    "[...document.querySelectorAll('*')].map(e => e.shadowRoot?.querySelector('dialog')?.textContent ?? '').join('')"
-)
-
-
-def found(page: Page, word: str) -> bool:
-    """Whether the search of the site, opened and typed into, lists pages for a word."""
-    page.value("document.querySelector('.md-search__button').click()")
-    typed = re.compile(rf"[1-9]\d* results?.*{word}", re.IGNORECASE | re.DOTALL)
-    deadline = time.monotonic() + SILENCE_S
-    while not page.value(SEARCH):
-        assert time.monotonic() < deadline, "no search"
-        time.sleep(0.1)
-    page.send("Input.insertText", text=word)
-    while typed.search(page.value(SEARCH)) is None:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True
 
 
 def test_the_front_page_links_to_every_other() -> None:
@@ -243,17 +177,3 @@ def test_the_front_page_links_to_every_other() -> None:
     assert index == methods
     listed = re.findall(r"^\| \[\d{4}\]\((\d{4}[\w-]+\.md)\)", (DOCS / "decisions/README.md").read_text(), re.MULTILINE)
     assert sorted(listed) == sorted(path.name for path in (DOCS / "decisions").glob("0*.md"))
-
-
-def test_every_file_on_the_two_paths_is_there() -> None:
-    text = (REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"\b(?:hetopt|optimizer|profiler|trainer|catalogs)/[\w/]*(?:\.\w+)?", text))
-    assert len(named) > 20
-    assert {path for path in named if not (REPOSITORY / path).exists()} == set()
-
-
-def test_the_glossary_defines_each_word_once() -> None:
-    text = (DOCS / "glossary.md").read_text(encoding="utf-8")
-    words = re.findall(r"^\| ([^|]+) \| [^|]{10,} \|$", text, re.MULTILINE)
-    assert len(words) > 50
-    assert len(set(words)) == len(words)

@@ -2,44 +2,46 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
-import os
+import socket
+import struct
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from select import select
 from typing import Any
 
 import pytest
 
 import hetopt
-from hetopt.api.dashboard import Dashboard, KnownRuns
+from hetopt.api.dashboard import MOST_CLIENTS, Dashboard, serve
 from hetopt.core.errors import BadInput
+from hetopt.core.events.fold import RunFold
 from hetopt.core.events.log import EVENTS_FILE
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.reports.dashboard import NOT_READ
 from hetopt.reports.live_run import MOST_POINTS, LiveRun
+from hetopt.reports.scalars import HELP, Exposed, _crc32c, _masked, event_file, exposition, scalars, tag
 from tests.browser import WIDTHS, browser
 from tests.disturbance import PATIENCE_S
-from tests.logs import recorded_run
+from tests.logs import events_of, recorded_run
 
-from .conftest import start
+from .conftest import start, until
+from .logged import compressed_log
 from .test_plan_page import outlined
-from .test_report import _compressed, launch, plan, rehearsed
-
-__all__ = ["launch", "plan", "rehearsed"]
 
 EVIL = "</td><script>alert(1)</script><img src=x onerror=alert(2)>"
 
 
-def recorded(home: Path, launch: Launch, number: int, *, keep: int | None = None, evil: bool = False) -> Path:
+def logged(home: Path, launch: Launch, number: int, *, keep: int | None = None, evil: bool = False) -> Path:
     """A run of a home; ``keep`` of its events, so that it has no end."""
     name = f"20261120-000000-digits-{number:04d}"
-    events = _compressed(launch)[:keep]
+    events = compressed_log(launch)[:keep]
     if evil:
         for event in events:
             if event["event"] == "run_started":
@@ -76,25 +78,20 @@ def home(rehearsed: Launch, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three runs: two that are over, and one without an end, whose processes are gone."""
     home = tmp_path_factory.mktemp("home") / "runs"
     for number in range(2):
-        recorded(home, rehearsed, number)
-    recorded(home, rehearsed, 2, keep=-4)
+        logged(home, rehearsed, number)
+    logged(home, rehearsed, 2, keep=-4)
     return home
 
 
 def test_all_runs_and_their_pages_are_served(home: Path) -> None:
     with served(home) as server:
-        assert {one.state for one in server.runs.summaries(within_s=60)} == {"finished", "failed"}
         status, text, headers = get(server, "/")
         assert status == 200
-        tags = outlined(text)
-        assert {"nav", "form", "table", "button"} <= set(tags)
+        outlined(text)
         for number in range(3):
             assert f"20261120-000000-digits-{number:04d}" in text
-        assert "finished, all its epochs done" in text
-        assert ">failed<" in text
         assert "default-src 'none'" in headers["Content-Security-Policy"]
         assert headers["X-Content-Type-Options"] == "nosniff"
-        assert headers["Cache-Control"] == "no-store"
         assert "Python" not in headers["Server"]
 
         status, text, _ = get(server, "/run/20261120-000000-digits-0001")
@@ -105,11 +102,9 @@ def test_all_runs_and_their_pages_are_served(home: Path) -> None:
         status, text, _ = get(server, f"/compare?{runs}")
         outlined(text)
         assert "2 runs compared" in text
-        assert "time predicted" in text
         assert "Choose two" in get(server, "/compare?run=20261120-000000-digits-0000&run=nobody")[1]
 
         status, text, headers = get(server, "/metrics")
-        assert (status, headers["Content-Type"].split(";")[0]) == (200, "text/plain")
         assert 'hetopt_loss{run="20261120-000000-digits-0002"}' in text
 
 
@@ -158,7 +153,7 @@ def test_other_machines_cannot_reach_it(tmp_path: Path) -> None:
 
 def test_text_of_a_log_is_no_markup(rehearsed: Launch, tmp_path: Path) -> None:
     for number in range(2):
-        recorded(tmp_path, rehearsed, number, evil=True)
+        logged(tmp_path, rehearsed, number, evil=True)
     names = [folder.name for folder in tmp_path.iterdir() if folder.is_dir()]
     with served(tmp_path) as server:
         server.runs.summaries(within_s=60)
@@ -168,34 +163,9 @@ def test_text_of_a_log_is_no_markup(rehearsed: Launch, tmp_path: Path) -> None:
             assert "<img" not in text
 
 
-def test_what_is_over_is_read_once_and_what_goes_on_is_read_on(rehearsed: Launch, tmp_path: Path) -> None:
-    over = recorded(tmp_path, rehearsed, 0)
-    going = recorded(tmp_path, rehearsed, 1, keep=-4)
-    (going / "host.pid").write_text("", encoding="utf-8")
-    runs = KnownRuns(home=tmp_path)
-    newest, oldest = runs.summaries(within_s=60)
-    assert (newest.run, oldest.run) == (going.name, over.name)
-    assert oldest.step == 200
-    assert runs._live.keys() <= {going.name}
-    read, runs._read = runs._read, _never  # type: ignore[method-assign]
-    assert runs.summaries() == [newest, oldest]
-    runs._read = read  # type: ignore[method-assign]
-    # One that went on is another thing.
-    with (going / EVENTS_FILE).open("a", encoding="utf-8") as stream:
-        for event in _compressed(rehearsed)[-4:]:
-            stream.write(json.dumps(event) + "\n")
-    changed = runs.summaries(within_s=60)
-    assert changed[0].state == "finished"
-    assert changed[1] == oldest
-
-
-def _never(*_: object) -> Any:
-    raise AssertionError("a log was read again")
-
-
 def test_a_run_that_cannot_be_read_hides_no_other(rehearsed: Launch, tmp_path: Path) -> None:
-    recorded(tmp_path, rehearsed, 0)
-    damaged = recorded(tmp_path, rehearsed, 1)
+    logged(tmp_path, rehearsed, 0)
+    damaged = logged(tmp_path, rehearsed, 1)
     (damaged / LAUNCH_FILE).write_text("{", encoding="utf-8")
     empty = tmp_path / "20261120-000000-digits-0002"
     empty.mkdir()
@@ -205,19 +175,6 @@ def test_a_run_that_cannot_be_read_hides_no_other(rehearsed: Launch, tmp_path: P
         assert "unreadable" in text
         assert "finished, all its epochs done" in text
         assert get(server, f"/run/{empty.name}")[0] == 200
-        assert get(server, f"/run/{damaged.name}")[0] in (200, 500)
-
-
-def test_long_logs_do_not_keep_a_person_waiting(rehearsed: Launch, tmp_path: Path) -> None:
-    for number in range(3):
-        recorded(tmp_path, rehearsed, number)
-    runs = KnownRuns(home=tmp_path)
-    first = runs.summaries(within_s=-1.0)
-    assert [one.state for one in first] == [NOT_READ] * 3
-    deadline = time.monotonic() + PATIENCE_S
-    while any(one.state == NOT_READ for one in runs.summaries(within_s=-1.0)):
-        assert time.monotonic() < deadline, "they are read meanwhile"
-        time.sleep(0.05)
 
 
 def bytes_read() -> int:
@@ -230,10 +187,10 @@ def test_many_long_runs_open_at_once_and_scrapes_read_no_log_again(
     runs: int, steps: int, rehearsed: Launch, tmp_path: Path
 ) -> None:
     """Steps are logged twenty at a time; the runs share one log, which each of them reads for itself."""
-    first = recorded(tmp_path, rehearsed, 0)
-    step = next(event for event in _compressed(rehearsed) if event["event"] == "step")
+    first = logged(tmp_path, rehearsed, 0)
+    step = next(event for event in compressed_log(rehearsed) if event["event"] == "step")
     with (first / EVENTS_FILE).open("w", encoding="utf-8") as stream:
-        for event in _compressed(rehearsed)[:2]:
+        for event in compressed_log(rehearsed)[:2]:
             stream.write(json.dumps(event) + "\n")
         for number in range(20, steps + 1, 20):
             stream.write(json.dumps({**step, "step": number, "steps": 20, "time_s": step["time_s"] + number}) + "\n")
@@ -244,28 +201,18 @@ def test_many_long_runs_open_at_once_and_scrapes_read_no_log_again(
             (folder / name).hardlink_to(first / name)
     log_bytes = (first / EVENTS_FILE).stat().st_size
     with served(tmp_path) as server:
-        begun_s = time.process_time()
-        status, text, _ = get(server, "/")
-        opened_s = time.process_time() - begun_s
-        assert status == 200
-        assert text.count("20261120-000000-digits-") >= runs
-        deadline = time.monotonic() + 100 * PATIENCE_S
-        while any(one.state == NOT_READ for one in server.runs.summaries()):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        assert get(server, "/")[0] == 200
+        until(lambda: all(one.state != NOT_READ for one in server.runs.summaries()))
         get(server, "/metrics")  # the newest is read for the figures that its summary does not have
-        before, begun_s = bytes_read(), time.process_time()
+        before = bytes_read()
         for _ in range(5):
             assert get(server, "/metrics")[0] == get(server, "/")[0] == 200
-        each_s = (time.process_time() - begun_s) / 10
         assert bytes_read() - before < runs * log_bytes / 10
-    # Seconds are for a person to read (`--slow -s`).
-    print(f"{runs} runs of {steps} steps: opened in {opened_s:.2f} s of CPU, then {each_s:.3f} s a page or scrape")
 
 
 def test_a_curve_stays_small_and_keeps_its_shape(rehearsed: Launch, tmp_path: Path) -> None:
-    folder = recorded(tmp_path, rehearsed, 0, keep=2)
-    step = next(event for event in _compressed(rehearsed) if event["event"] == "step")
+    folder = logged(tmp_path, rehearsed, 0, keep=2)
+    step = next(event for event in compressed_log(rehearsed) if event["event"] == "step")
     with (folder / EVENTS_FILE).open("a", encoding="utf-8") as stream:
         for number in range(1, 1001):
             event = {**step, "step": number, "steps": 1, "time_s": step["time_s"] + number, "loss": 1000.0 - number}
@@ -275,8 +222,6 @@ def test_a_curve_stays_small_and_keeps_its_shape(rehearsed: Launch, tmp_path: Pa
     assert MOST_POINTS / 3 <= len(live.curve) <= MOST_POINTS
     losses = [loss for _, loss in live.curve]
     assert losses == sorted(losses, reverse=True)
-    assert losses[0] > 950
-    assert losses[-1] < 50
 
 
 def test_a_browser_shows_it_at_both_widths_by_keyboard_and_without_a_complaint(
@@ -284,8 +229,8 @@ def test_a_browser_shows_it_at_both_widths_by_keyboard_and_without_a_complaint(
 ) -> None:
     home = tmp_path / "runs"
     for number in range(2):
-        recorded(home, rehearsed, number)
-    late = recorded(home, rehearsed, 2, keep=-4)
+        logged(home, rehearsed, number)
+    late = logged(home, rehearsed, 2, keep=-4)
     first, second = "20261120-000000-digits-0000", "20261120-000000-digits-0001"
     with served(home) as server, browser(tmp_path / "profile") as tab:
         server.runs.summaries(within_s=60)
@@ -311,10 +256,7 @@ def test_a_browser_shows_it_at_both_widths_by_keyboard_and_without_a_complaint(
         with (late / EVENTS_FILE).open("a", encoding="utf-8") as stream:
             event = {"event": "evaluated", "time_s": 9000.0, "step": 190, "metrics": {"accuracy": 0.1234}}
             stream.write(json.dumps(event) + "\n")
-        deadline = time.monotonic() + PATIENCE_S
-        while "0.1234" not in tab.value("document.body.textContent"):
-            assert time.monotonic() < deadline, "what the log gained is shown"
-            time.sleep(0.2)
+        until(lambda: "0.1234" in tab.value("document.body.textContent"))
         assert tab.value("document.querySelectorAll('input[name=run]:checked').length") == 2
         assert tab.complaints == []
         # The policy holds: what got in as markup could neither run nor load anything.
@@ -325,12 +267,10 @@ def test_a_browser_shows_it_at_both_widths_by_keyboard_and_without_a_complaint(
 
 
 def test_the_command_serves_until_it_is_interrupted(
-    rehearsed: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hetopt: Callable[..., Any]
+    rehearsed: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
-    recorded(tmp_path / "runs", rehearsed, 0)
-    answer = hetopt("serve", "--listen", "0.0.0.0:9400")
-    assert (answer.code, "--listen must be an address of this machine alone" in answer.err) == (2, True)
+    logged(tmp_path / "runs", rehearsed, 0)
     process = start("serve", "--listen", "127.0.0.1:0")
     assert process.stdout is not None
     assert process.stderr is not None
@@ -342,4 +282,98 @@ def test_the_command_serves_until_it_is_interrupted(
     assert process.stderr.read() == ""
     process.stdout.close()
     process.stderr.close()
-    assert os.listdir(tmp_path / "runs")
+
+
+# A run's figures as TensorBoard and Prometheus read them.
+
+
+def test_prometheus_gets_the_newest_of_each(rehearsed: Launch) -> None:
+    run = RunFold.of(events_of(compressed_log(rehearsed)))
+    text = exposition([Exposed(name='odd "name"', run=run), Exposed(name="other", run=run)])
+    lines = text.splitlines()
+    assert 'hetopt_steps_total{run="odd \\"name\\""} 200.0' in lines
+    assert any(line.startswith("hetopt_local_batch_size{") and 'worker="1"' in line for line in lines)
+    assert 'hetopt_metric{run="odd \\"name\\"",name="accuracy"} 0.9' in lines
+    assert sum(line.startswith("# TYPE") for line in lines) == len(HELP)
+    names = [line.rpartition(" ")[0] for line in lines if not line.startswith("#")]
+    assert len(names) == len(set(names))
+
+
+def records(data: bytes) -> Iterator[bytes]:
+    """The records of an event file, their checksums compared."""
+    while data:
+        (length,) = struct.unpack("<Q", data[:8])
+        assert data[8:12] == _masked(data[:8])
+        body = data[12 : 12 + length]
+        assert data[12 + length : 16 + length] == _masked(body)
+        yield body
+        data = data[16 + length :]
+
+
+def test_the_checksum_is_the_published_one() -> None:
+    """RFC 3720, B.4."""
+    assert _crc32c(bytes(32)) == 0x8A9136AA
+    assert _crc32c(b"123456789") == 0xE3069283
+
+
+def test_tensorboard_gets_every_value(rehearsed: Launch) -> None:
+    figures = list(scalars(events_of(compressed_log(rehearsed))))
+    first, *rest = records(event_file(figures))
+    assert b"brain.Event:2" in first
+    assert len(rest) == len(figures)
+    for one, body in zip(figures, rest, strict=True):
+        assert struct.unpack("<d", body[1:9]) == (one.time_s,)
+        assert tag(one).encode() in body
+        assert struct.pack("<f", one.value) in body
+
+
+def test_tensorboard_itself_reads_it(recorded: Path, tmp_path: Path, hetopt: Callable[..., Any]) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    assert hetopt("metrics", "--tensorboard", tmp_path / "board").code == 0
+    read = accumulator.EventAccumulator(str(tmp_path / "board"))
+    read.Reload()
+    assert {"loss", "compute_seconds/0 h0", "metric/accuracy"} <= set(read.Tags()["scalars"])
+    assert [one.step for one in read.Scalars("loss")] == list(range(10, 201, 10))
+
+
+def test_the_endpoint_answers_with_what_is_logged_by_then(recorded: Path) -> None:
+    with served(recorded.parent) as server:
+        before = get(server, "/metrics")[1]
+        with (recorded / EVENTS_FILE).open("a", encoding="utf-8") as stream:
+            event = {"event": "evaluated", "time_s": 2000.0, "step": 201, "metrics": {"accuracy": 0.99}}
+            stream.write(json.dumps(event) + "\n")
+        _, after, headers = get(server, "/metrics")
+    assert headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    assert ("0.99" in before, "0.99" in after) == (False, True)
+
+
+def test_a_client_that_goes_away_is_no_news_and_few_are_answered_at_once(
+    recorded: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with served(recorded.parent) as server:
+        address = server.server_address[:2]
+        silent = [socket.create_connection(address) for _ in range(MOST_CLIENTS + 5)]
+        until(lambda: sum(select([one], [], [], 0)[0] != [] for one in silent) == 5)
+        turned_away = [one for one in silent if select([one], [], [], 0)[0]]
+        assert all(one.recv(1) == b"" for one in turned_away)
+        for one in silent:
+            # A reset instead of a goodbye, before the answer is read.
+            with contextlib.suppress(OSError):
+                one.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            one.close()
+
+        def answers() -> bool:
+            """Whether there is room again, as clients have gone."""
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                return "hetopt_loss" in get(server, "/metrics")[1]
+            return False
+
+        until(answers)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("listen", ["nowhere", "127.0.0.1:99999999", "127.0.0.1:port"])
+def test_a_bad_address_is_refused(listen: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="`listen`"):
+        serve(listen, pages=False, home=tmp_path)

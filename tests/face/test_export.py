@@ -20,11 +20,6 @@ from hetopt.reports.exports import schemas, skypilot_task, torchrun_script
 from tests.disturbance import PATIENCE_S
 from tests.listeners import watched
 
-from .conftest import Answer
-from .test_report import plan
-
-__all__ = ["plan"]
-
 REPOSITORY = Path(__file__).resolve().parents[2]
 RECORDED = REPOSITORY / "tests" / "recorded"
 SCHEMAS = REPOSITORY / "docs" / "schemas"
@@ -119,22 +114,6 @@ def test_no_text_of_a_plan_is_a_command_of_the_task_file(told: str, plan: Plan, 
     assert kept.task == (HOSTILE.format(made) if told == "task" else plan.run.task)
 
 
-@pytest.mark.parametrize("at", [("run", "task"), ("chosen", "groups", 0, "instance_type"), ("hetopt_version",)])
-def test_a_plan_with_a_command_in_its_texts_is_refused(
-    at: tuple[str | int, ...], plan: Plan, tmp_path: Path, hetopt: Callable[..., Answer]
-) -> None:
-    data = json.loads(plan.to_json())
-    inner = data
-    for key in at[:-1]:
-        inner = inner[key]
-    inner[at[-1]] = "x\ntouch made #"
-    (tmp_path / "plan.json").write_text(json.dumps(data))
-    answer = hetopt("export", tmp_path / "plan.json", "--torchrun", tmp_path / "d", "--skypilot", tmp_path / "d.yaml")
-    assert (answer.code, answer.out) == (2, "")
-    assert "must be one line of printable characters" in answer.err
-    assert not (tmp_path / "d").exists()
-
-
 def test_skypilot_cannot_mix(mixed: Plan) -> None:
     with pytest.raises(BadInput, match=r"1 × g5.xlarge \+ 1 × g4dn.12xlarge"):
         skypilot_task(mixed, WHEEL, SECRET)
@@ -203,13 +182,6 @@ def test_the_schemas_are_those_of_the_records(name: str, recording: bool) -> Non
         SCHEMAS.mkdir(exist_ok=True)
         (SCHEMAS / name).write_text(schemas()[name], encoding="utf-8")
     assert (SCHEMAS / name).read_text(encoding="utf-8") == schemas()[name], "write it again with --record"
-
-
-def test_a_recorded_profile_has_the_fields_of_its_schema(digits_profile: Path) -> None:
-    told, schema = json.loads(digits_profile.read_text()), json.loads(schemas()["profile.schema.json"])
-    assert set(told) <= set(schema["properties"])
-    assert set(schema["required"]) <= set(told)
-    assert told["kind"] == schema["properties"]["kind"]["const"]
 
 
 def test_every_artifact_has_a_schema() -> None:

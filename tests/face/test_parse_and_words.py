@@ -3,42 +3,25 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.api.planning import metric_target
-from hetopt.backends.options import slowdowns
 from hetopt.cli import parse
 from hetopt.cli.profile import epochs_asked
 from hetopt.core import formatting, option
-from hetopt.core.comm.compression_text import way_in_words
 from hetopt.core.errors import BadInput
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("90s", 90),
-        ("45m", 2700),
-        ("45min", 2700),
-        ("6h", 21600),
-        ("1h30m", 5400),
-        ("1.5 h", 5400),
-        ("2d", 172800),
-        (7, 7),
-    ],
-)
-def test_durations(text: str | float, seconds: float) -> None:
-    assert option.duration_s(text, "deadline") == seconds
-
-
-@pytest.mark.parametrize("text", ["", "soon", "-1h", 0, "nan", "inf", "1h30", "h", "5x"])
-def test_bad_durations(text: str | float) -> None:
-    with pytest.raises(BadInput, match="`deadline` must be a length of time"):
-        option.duration_s(text, "deadline")
+from hetopt.core.profile import Profile
+from hetopt.optimizer.market.catalog import load_catalog
+from hetopt.optimizer.plan import Goal, Plan
+from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
+from hetopt.reports import html
+from hetopt.reports.document import Document
 
 
 @pytest.mark.parametrize("text", ["3", "0.5", " 12 "])
@@ -46,18 +29,6 @@ def test_what_is_typed_without_a_unit_is_asked_for_one(text: str) -> None:
     """A budget in dollars has one unit; three could be seconds, hours or days."""
     with pytest.raises(BadInput, match="`deadline` needs a unit"):
         option.duration_s(text, "deadline")
-
-
-@pytest.mark.parametrize("text", ["", "1,,2", "1,x", "nan", "inf"])
-def test_bad_slowdowns(text: str) -> None:
-    with pytest.raises(BadInput, match="`slowdowns` must be"):
-        slowdowns(text, "slowdowns")
-
-
-@pytest.mark.parametrize("text", ["accuracy", "=1", "accuracy=", "accuracy=high", "accuracy=nan"])
-def test_bad_targets(text: str) -> None:
-    with pytest.raises(BadInput, match="`target`"):
-        metric_target(text)
 
 
 @given(st.floats(min_value=1e-6, max_value=1e7))
@@ -105,38 +76,9 @@ def test_the_next_command_has_the_epochs_of_the_script(script: str, epochs: str 
     assert epochs_asked(script.split()) == epochs
 
 
-@pytest.mark.parametrize(
-    ("key", "told"),
-    [
-        ("identity by all_reduce", "uncompressed (all-reduce)"),
-        ("topk 0.01 by all_gather", "topk 1 % (all-gather)"),
-        ("topk 0.001 by ar_topk_star, packed in 4 buckets", "topk 0.1 % (ar-topk-star, packed in 4 buckets)"),
-        ("bf16 by all_reduce in 4 buckets", "bf16 (all-reduce, in 4 buckets)"),
-        ("every=8", "every=8"),
-    ],
-)
-def test_ways_to_exchange_in_words(key: str, told: str) -> None:
-    assert way_in_words(key) == told
-
-
 @given(st.floats(min_value=1e-4, max_value=1e6))
 def test_printed_dollars_are_within_a_few_percent(amount: float) -> None:
     assert float(formatting.usd(amount).replace("$", "").replace(",", "")) == pytest.approx(amount, rel=0.051)
-
-
-@pytest.mark.parametrize(
-    ("name", "ratio", "told"),
-    [
-        ("identity", 1.0, "none"),
-        ("bf16", 1.0, "bf16"),
-        ("topk", 0.5, "topk 50 % (2x)"),
-        ("topk", 1 / 3, "topk 33.33 % (3x)"),
-        ("dgc", 0.001, "dgc 0.1 % (1000x)"),
-        ("dgc", 0.00025, "dgc 0.025 % (4000x)"),
-    ],
-)
-def test_printed_compressions(name: str, ratio: float, told: str) -> None:
-    assert formatting.compression(name, ratio) == told
 
 
 @given(st.floats(1e-6, 1))
@@ -144,14 +86,41 @@ def test_a_printed_share_is_within_a_twentieth(part: float) -> None:
     assert float(formatting.share(part).removesuffix(" %")) / 100 == pytest.approx(part, rel=0.051)
 
 
-def test_an_output_in_a_missing_folder_is_refused_before_any_work(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="there is no folder"):
-        parse.ready_to_write(tmp_path / "no" / "x.json", force=False)
+# Spot that costs more than on demand is not taken; files of ours are replaced unasked, and nothing else is.
+
+RECORDED = Path(__file__).resolve().parents[1] / "recorded" / "resnet20-cifar10.json"
 
 
-def test_an_existing_output_needs_force(tmp_path: Path) -> None:
-    (tmp_path / "x.json").write_text("old")
-    with pytest.raises(BadInput, match="exists already") as caught:
-        parse.ready_to_write(tmp_path / "x.json", force=False)
-    assert "--force" in (caught.value.hint or "")
-    parse.ready_to_write(tmp_path / "x.json", force=True)
+def test_spot_that_costs_more_than_on_demand_is_not_taken_and_that_is_said() -> None:
+    catalog = load_catalog()
+    listing = catalog.listing("c7i.xlarge")
+    assert listing.on_demand is not None
+    dear = replace(listing.on_demand, market="spot", usd_per_hour=1.5 * listing.on_demand.usd_per_hour)
+    odd = replace(catalog, listings={"c7i.xlarge": replace(listing, spot=dear)})
+    goal, options = Goal(budget_usd=50, ends="epochs", amount=200), Options(max_workers=2, trials=0)
+    made = recommend(PlanRequest(Profile.load(RECORDED), odd, goal, options), seed=0, now=datetime.now(UTC))
+    assert {group.market for group in made.chosen.groups} == {"on-demand"}
+    on_spot = replace(options, market="spot", only_types=("c7i.*",))
+    with pytest.raises(BadInput, match=r"spot costs no less than on demand for c7i\.xlarge"):
+        recommend(PlanRequest(Profile.load(RECORDED), odd, goal, on_spot), seed=0, now=datetime.now(UTC))
+
+
+@pytest.mark.parametrize(
+    ("file", "replaces", "is_replaced"),
+    [
+        ("plan.json", "plan", True),
+        ("plan.json", None, False),
+        ("notes.json", "plan", False),
+        ("run.html", "hetopt run", True),
+        ("run.html", "hetopt plan", False),
+        ("notes.json", "hetopt plan", False),
+    ],
+)
+def test_a_file_of_ours_is_replaced_unasked_and_nothing_else(
+    plan: Plan, tmp_path: Path, file: str, replaces: str | None, is_replaced: bool
+) -> None:
+    plan.save(tmp_path / "plan.json")
+    (tmp_path / "notes.json").write_text('{"kind": "letters"}', encoding="utf-8")
+    (tmp_path / "run.html").write_text(html.page(Document(kind="hetopt run", title="mine")), encoding="utf-8")
+    with nullcontext() if is_replaced else pytest.raises(BadInput, match="exists already"):
+        parse.ready_to_write(tmp_path / file, force=False, replaces=replaces)

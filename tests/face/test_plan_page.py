@@ -19,7 +19,6 @@ from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
 from hetopt.reports import html, plan_document
-from hetopt.reports.html import STYLE
 from hetopt.reports.plan_plots import dot_plot, log_scale
 from tests.browser import WIDTHS, browser
 
@@ -63,11 +62,10 @@ def outside(text: str) -> list[str]:
 
 def test_the_page_needs_nothing_else(plan: Plan) -> None:
     text = page(plan)
+    assert outlined(text).count("section") > 5, "a screen reader finds its way"
     assert outside(text) == []
     assert "<script" not in text
     assert "http" not in re.sub(r"<style>.*?</style>", "", text, flags=re.S).replace("http://www.w3.org", "")
-    assert "@import" not in text
-    assert "prefers-color-scheme: dark" in text
 
 
 def test_what_a_person_wrote_is_no_markup(plan: Plan) -> None:
@@ -88,8 +86,8 @@ def _figures(text: str) -> dict[str, list[tuple[float, str]]]:
 def test_a_browser_shows_the_numbers_of_the_json(plan: Plan, tmp_path: Path) -> None:
     (tmp_path / "plan.html").write_text(page(plan), encoding="utf-8")
     with browser(tmp_path / "profile") as tab:
-        for width in WIDTHS:
-            tab.open((tmp_path / "plan.html").as_uri(), width=width)
+        for width, dark in itertools.product(WIDTHS, (False, True)):
+            tab.open((tmp_path / "plan.html").as_uri(), width=width, dark=dark)
             assert tab.value("document.documentElement.scrollWidth") <= width
             assert tab.complaints == []
             assert len(tab.fetched) == 1
@@ -109,7 +107,6 @@ def test_a_browser_shows_the_numbers_of_the_json(plan: Plan, tmp_path: Path) -> 
     assert [value for value, _ in found["term_usd"]] == [term.usd for term in plan.chosen.prediction.bill]
     assert sum(value for value, _ in found["term_usd"]) == pytest.approx(chosen["cost_usd"]["value"])
     assert [value for value, _ in found["chance"]] == [told["insight"]["chance"]]
-    assert [value for value, _ in found["gap"]] == [told["insight"]["gap"]]
     # What a person reads is that number.
     for value, said in found["front_cost_usd"] + found["term_usd"]:
         assert said == formatting.usd(value)
@@ -145,32 +142,6 @@ def test_the_limit_parts_the_dots_that_keep_it_from_the_others(values: list[floa
     assert all(x > at for kind, x in dots if kind == "broken")
 
 
-def test_text_on_a_page_has_the_contrast_that_wcag_asks_for() -> None:
-    """Level AA: 4.5 for text, 3 for marks, in both colour schemes."""
-    for scheme in re.findall(r":root \{(.*?)\}", STYLE, re.S):
-        colours = dict(re.findall(r"--(\w+): (#[0-9a-f]{3,6})", scheme))
-        for text in ("ink", "soft", "accent", "warn"):
-            for ground in ("paper", "card"):
-                assert _contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
-        for ground in ("tint", "line"):
-            assert _contrast(colours["ink"], colours[ground]) >= 4.5, ground
-        for mark in ("a", "c", "d"):
-            assert _contrast(colours[mark], colours["paper"]) >= 3, mark
-
-
-def _contrast(first: str, second: str) -> float:
-    """Of two colours, by WCAG 2."""
-    low, high = sorted(map(_luminance, (first, second)))
-    return (high + 0.05) / (low + 0.05)
-
-
-def _luminance(colour: str) -> float:
-    digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
-    parts = [int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4)]
-    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
 class _Outline(HTMLParser):
     """Landmarks, tables and pictures of a page."""
 
@@ -200,8 +171,3 @@ def outlined(text: str) -> list[str]:
     levels = [int(tag[1]) for tag in seen.tags if re.fullmatch("h[1-6]", tag)]
     assert all(after <= before + 1 for before, after in itertools.pairwise(levels)), "no level is left out"
     return seen.tags
-
-
-def test_a_screen_reader_finds_its_way(plan: Plan) -> None:
-    tags = outlined(page(plan))
-    assert tags.count("section") > 5

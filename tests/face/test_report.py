@@ -2,232 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import UTC, datetime
+import json
+import math
+import random
+import re
+from collections.abc import Callable, Iterable
+from html import unescape
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.api.run import Run
+from hetopt.api.changes import exchanged
+from hetopt.api.options import Changes
 from hetopt.backends.backend import Prepared
-from hetopt.backends.emulation.description import parse_hosts
-from hetopt.backends.emulation.plan import rehearse
-from hetopt.backends.prediction.hosting import ThisMachine
 from hetopt.backends.prediction.local_plan import predict_on_local
-from hetopt.cli import follow
-from hetopt.cli.follow import finish
+from hetopt.cli import follow, launch_document, render
 from hetopt.cli.status import resume_command
 from hetopt.core import formatting
-from hetopt.core.errors import BadInput, RunStopped
-from hetopt.core.events.fold import RunFold
-from hetopt.core.events.log import Event
+from hetopt.core.errors import BadInput
+from hetopt.core.events.fold import RunFold, RunHistory
+from hetopt.core.events.log import Event, read_log
 from hetopt.core.events.records import LogEvent
 from hetopt.core.profile import Profile
 from hetopt.core.run_folder import CHECKPOINT_FOLDER, LATEST_FILE
 from hetopt.core.run_spec import Stream
 from hetopt.core.run_status import RunState, RunStatus
 from hetopt.optimizer.launch_record import Launch
-from hetopt.optimizer.market.catalog import load_catalog
-from hetopt.optimizer.plan import Goal, Plan, Range
-from hetopt.optimizer.recommendation.recommend import Options, PlanRequest, recommend
+from hetopt.optimizer.plan import Plan, Range
+from hetopt.reports import html, plan_document, profile_document, run_document
+from hetopt.reports.document import Block, Document
 from hetopt.reports.report import Report, make_report
+from hetopt.reports.run_document import document
+from hetopt.reports.series import envelope, over_time, stretches
 from hetopt.reports.timeline import pause
-from tests.logs import an_event, history_of, recorded_run
+from tests.browser import WIDTHS, browser
+from tests.logs import an_event, history_of
+from tests.work import calls_of
+
+from .logged import compressed_log, disturbed_log, plain_log, report_of
+from .test_plan_page import outlined, outside
 
 Golden = Callable[[str, str], None]
 
 
-@pytest.fixture(scope="module")
-def plan() -> Plan:
-    profile = Profile.load(Path(__file__).resolve().parents[1] / "recorded" / "digits.json")
-    goal = Goal(budget_usd=2.0, ends="epochs", amount=100.0)
-    options = Options(batch_size=256, market="spot", objective="fastest")
-    return recommend(
-        PlanRequest(profile, load_catalog(), goal, options), seed=0, now=datetime(2026, 11, 20, tzinfo=UTC)
-    )
-
-
-@pytest.fixture(scope="module")
-def launch(plan: Plan) -> Launch:
-    here = predict_on_local(plan, (1.0, 2.0))
-    return Launch(
-        created="2026-11-20T00:00:00+00:00",
-        started_s=1000.0,
-        run_id="20261120-000000-digits-0000",
-        on="local",
-        plan=plan,
-        spec=here.run,
-        prediction=here.prediction,
-        notes=here.notes,
-    )
-
-
-def _events(launch: Launch, *, slowdown: float = 1.0, resumed_step: int = 0, reason: str = "epochs") -> list[Event]:
-    """The log of a run that took ``slowdown`` times as long as predicted."""
-    said, spec = launch.prediction, launch.spec
-    shares = [worker.local_batch_size for worker in spec.workers]
-    begun_s = launch.started_s + said.startup_s
-    steps = round(said.steps.value)
-    step_time_s, training_s = slowdown * said.step_time_s.value, slowdown * said.training_s.value
-    workers = [
-        {"host": w.host, "type": w.type, "slowdown": w.slowdown, "local_batch_size": w.local_batch_size}
-        for w in spec.workers
-    ]
-    return [
-        {
-            "event": "run_started",
-            "time_s": begun_s,
-            "task": spec.task,
-            "workers": workers,
-            "global_batch_size": spec.global_batch_size,
-            "resumed_step": resumed_step,
-        },
-        {"event": "training_started", "time_s": begun_s, "step": resumed_step},
-        {
-            "event": "step",
-            "time_s": begun_s + training_s,
-            "step": steps,
-            "epoch": 100.0,
-            "samples_seen": steps * spec.global_batch_size,
-            "local_batch_sizes": shares,
-            "step_time_s": step_time_s,
-            "compute_s": [0.9 * step_time_s] * len(shares),
-            "sync_s": [0.08 * step_time_s] * len(shares),
-            "wait_s": [0.02 * step_time_s, 0.0],
-            "loss": 0.05,
-            "steps": steps - resumed_step,
-        },
-        {"event": "an event of a later version", "time_s": begun_s + training_s},
-        {
-            "event": "training_finished",
-            "time_s": begun_s + training_s,
-            "step": steps,
-            "epoch": 100.0,
-            "reason": reason,
-            "training_s": training_s,
-            "metrics": {"accuracy": 0.99},
-        },
-    ]
-
-
-@pytest.fixture(scope="module")
-def rehearsed(plan: Plan) -> Launch:
-    hosts = parse_hosts("speed=1,rate=100mbit x2; speed=0.25,rate=25mbit,workers=2")
-    rehearsal = rehearse(plan, ThisMachine(processors=2, operating_system="Linux 6.18.44-fc-v595"), hosts)
-    return Launch(
-        created="2026-11-20T00:00:00+00:00",
-        started_s=1000.0,
-        run_id="20261120-000000-digits-0001",
-        on="rehearsal",
-        plan=plan,
-        spec=rehearsal.run,
-        prediction=rehearsal.prediction,
-        notes=rehearsal.notes,
-    )
-
-
-def _disturbed(launch: Launch) -> list[Event]:
-    """The log of a rehearsal in which a host slows down to a third, and the shares follow."""
-    begun_s, now_s, step = 1012.0, 1012.0, 0
-    spec = launch.spec
-    shares = [worker.local_batch_size for worker in spec.workers]
-    speeds = {"h0": 1.0, "h1": 1.0, "h2": 0.25}
-    events = _events(launch)[:2]
-    events[0]["workers"] = [
-        {"host": w.host, "type": w.type, "slowdown": w.slowdown, "local_batch_size": w.local_batch_size}
-        for w in spec.workers
-    ]
-    events[1]["time_s"] = begun_s
-
-    def condition(host: str, **changed: object) -> None:
-        whole = {"speed": speeds[host], "rate_bits_per_s": None, "dies": False, **changed}
-        events.append({"event": "condition_changed", "time_s": now_s, "host": host, "step": step, **whole})
-
-    for number in range(20):
-        if number == 8:
-            speeds["h1"] = 0.3333
-            condition("h1", speed=0.3333, rate_bits_per_s=2.5e7)
-        if number == 11:
-            before, shares = shares, [shares[0] + shares[1] - shares[1] // 3, shares[1] // 3, *shares[2:]]
-            events.append(
-                {
-                    "event": "shares_changed",
-                    "time_s": now_s,
-                    "step": step,
-                    "before": before,
-                    "after": shares,
-                    "reason": "worker 1 became 3.0 times slower",
-                }
-            )
-        if number == 15:
-            reason = "the computation of worker 3 on h2 does not fit into its declared time"
-            events.append({"event": "miniature_slowed", "time_s": now_s, "step": step, "factor": 1.3, "reason": reason})
-        compute_s = [0.0004 * samples / speeds[w.host] for samples, w in zip(shares, spec.workers, strict=True)]
-        step_time_s = max(compute_s) + 0.1
-        step, now_s = step + 10, now_s + 10 * step_time_s
-        events.append(
-            {
-                "event": "step",
-                "time_s": now_s,
-                "step": step,
-                "epoch": step * spec.global_batch_size / 1438,
-                "samples_seen": step * spec.global_batch_size,
-                "local_batch_sizes": shares,
-                "step_time_s": step_time_s,
-                "compute_s": compute_s,
-                "sync_s": [0.1] * len(shares),
-                "wait_s": [max(compute_s) - one for one in compute_s],
-                "loss": 0.05,
-                "steps": 10,
-            }
-        )
-        if number % 7 == 6:
-            now_s += 1.5
-            evaluated = {"metrics": {"accuracy": 0.9}, "epoch": 1.0, "step": step, "evaluation_s": 1.5}
-            events.append({"event": "evaluated", "time_s": now_s, **evaluated})
-    finish = {"step": step, "epoch": 35.6, "reason": "epochs", "training_s": now_s - begun_s, "metrics": {}}
-    return [*events, {"event": "training_finished", "time_s": now_s, **finish}]
-
-
-def _compressed(launch: Launch) -> list[Event]:
-    """The log of `_disturbed` where less was sent from the sixth period on."""
-    events, number = [], 0
-    thin, dense = "topk 0.01 by all_gather", "identity by all_reduce"
-    for event in _disturbed(launch):
-        if event["event"] == "step":
-            number += 1
-            way, ratio, gain, sent, sync_s = (
-                (thin, 0.01, 0.31, 7860, 0.008) if number > 5 else (dense, 1.0, 1.0, 393_000, 0.11)
-            )
-            exchange = {"way": way, "compressor": way.split()[0], "ratio": ratio, "collective": way.split()[-1]}
-            exchange |= {"gain": gain, "sent_bytes": sent, "dense_bytes": 393_000, "exchanges": 10}
-            event = {**event, "exchange": {**exchange, "compress_s": 0.001 * (number > 5), "sync_s": sync_s}}
-        events.append(event)
-        if event["event"] == "step" and number == 5:
-            reason = (
-                f"{thin} instead of {dense}: 1 % (100x) sent, about 31% of the energy kept: 24% less time to the target"
-            )
-            told = {"before": dense, "after": thin, "reason": reason, "step": event["step"], "time_s": event["time_s"]}
-            events.append({"event": "exchange_changed", **told})
-    return events
-
-
-def _report(launch: Launch, events: list[Event]) -> Report:
-    history = history_of(events, launch.starts)
-    return make_report(launch, history, state="finished")
-
-
 def test_a_run_as_predicted_is_within_the_promise(launch: Launch) -> None:
-    report = _report(launch, _events(launch))
+    report = report_of(launch, plain_log(launch))
     errors = {figure.name: figure.error for figure in report.compared}
     assert errors.pop("steps") == pytest.approx(0, abs=0.01)
     assert all(error == pytest.approx(0, abs=1e-9) for error in errors.values())
     assert report.within_tolerance is True
-    assert "within 10 %, which is the goal" in report.verdict[0]
-    assert "not within" not in report.verdict[0]
-    assert "lies in the predicted" in report.verdict[-1]
 
 
 @given(
@@ -240,7 +67,7 @@ def test_a_verdict_cites_what_the_log_holds_and_nothing_else(
     launch: Launch, slowdown: float, contention: float | None, waited_s: float, changes: bool
 ) -> None:
     streaming = launch.spec.model_copy(update={"stream": Stream(source="replay", rates=(40.0, 80.0))})
-    events = _events(launch, slowdown=slowdown)
+    events = plain_log(launch, slowdown=slowdown)
     step = events[2]
     if contention is not None:
         step |= {"processor_s": [worker_s / contention for worker_s in step["compute_s"]]}
@@ -250,7 +77,7 @@ def test_a_verdict_cites_what_the_log_holds_and_nothing_else(
         step |= {"stream": {**flow, "wait_s": [waited_s, 0.0]}}
     if changes:
         events.insert(2, {"event": "condition_changed", "time_s": events[1]["time_s"], "host": "local-0", "speed": 0.5})
-    report = _report(launch.model_copy(update={"spec": streaming}), events)
+    report = report_of(launch.model_copy(update={"spec": streaming}), events)
     cited = {
         "its conditions changed": changes,
         f"steps waited {formatting.duration(waited_s)} for samples to arrive": bool(waited_s),
@@ -264,25 +91,28 @@ def test_a_verdict_cites_what_the_log_holds_and_nothing_else(
 
 
 def test_cost_is_the_run_time_at_the_plans_hourly_rate(launch: Launch) -> None:
-    figures = {figure.name: figure for figure in _report(launch, _events(launch)).compared}
+    figures = {figure.name: figure for figure in report_of(launch, plain_log(launch)).compared}
     hours = figures["run time"].measured / 3600
     assert figures["cost at the plan's rate"].measured == pytest.approx(hours * launch.hourly_usd)
 
 
 @pytest.mark.parametrize("change", [{"reason": "stopped"}, {"resumed_step": 50}])
 def test_only_the_step_time_of_half_a_run_is_compared(launch: Launch, change: dict[str, object]) -> None:
-    report = _report(launch, _events(launch, **change))  # type: ignore[arg-type]  # one keyword of several types
+    report = report_of(launch, plain_log(launch, **change))  # type: ignore[arg-type]  # one keyword of several types
     assert [figure.name for figure in report.compared] == ["step time"]
     assert report.within_tolerance is None
 
 
-def test_a_run_without_a_step_has_no_report(launch: Launch) -> None:
-    with pytest.raises(BadInput, match="has not logged a step yet"):
-        _report(launch, _events(launch)[:2])
+@pytest.mark.parametrize(
+    ("state", "said"), [("finished", "has not logged a step yet"), ("failed", "failed before its first step")]
+)
+def test_a_run_without_a_step_has_no_report(launch: Launch, state: str, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        make_report(launch, history_of(plain_log(launch)[:2], launch.starts), state=state)
 
 
 def test_restarts_are_counted_and_progress_goes_on(launch: Launch) -> None:
-    events = _events(launch)
+    events = plain_log(launch)
     progress = history_of([*events[:3], {**events[0], "resumed_step": 400}, *events[1:]], launch.starts).run
     assert progress.restarts == 1
     assert progress.first_step == 0
@@ -290,45 +120,20 @@ def test_restarts_are_counted_and_progress_goes_on(launch: Launch) -> None:
 
 
 def test_a_disturbed_rehearsal_draws_its_shares_and_says_what_was_not_predicted(rehearsed: Launch) -> None:
-    report = _report(rehearsed, _disturbed(rehearsed))
+    report = report_of(rehearsed, disturbed_log(rehearsed))
     shares = report.over_time.values("share0")
     assert (report.over_time.step[-1], shares[0] < shares[-1]) == (200, True)
     assert [one.kind for one in report.happenings] == ["condition_changed", "shares_changed", "miniature_slowed"]
-    assert "The prediction does not count: its conditions changed; the emulation slowed down." in report.verdict
     assert [worker.speed for worker in report.workers] == [1, 1, 0.25, 0.25]
-    assert Report.from_json(report.to_json(), origin="itself") == report
 
 
 def test_a_compressed_run_tells_what_it_sent(rehearsed: Launch) -> None:
-    report = _report(rehearsed, _compressed(rehearsed))
+    report = report_of(rehearsed, compressed_log(rehearsed))
     assert report.sent is not None
     assert report.sent.sent_bytes == 50 * 393_000 + 150 * 7860
     assert report.sent.dense_bytes == 200 * 393_000
     assert [(way.way.split()[0], way.steps) for way in report.sent.ways] == [("identity", 50), ("topk", 150)]
-    assert report.sent.changes == 1
-    assert [one.kind for one in report.happenings].count("exchange_changed") == 1
     assert Report.from_json(report.to_json(), origin="itself") == report
-
-
-def test_a_run_without_exchanges_tells_nothing_of_them(launch: Launch) -> None:
-    report = _report(launch, _events(launch))
-    assert report.sent is None
-    assert not {"ratio", "sent"} & {series.key for series in report.over_time.series}
-
-
-def test_a_stopped_run_goes_on_only_where_it_has_a_checkpoint(
-    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
-    folder = recorded_run(tmp_path / "runs" / launch.run_id, launch, _events(launch, reason="stopped"))
-    with pytest.raises(RunStopped) as stopped:
-        finish(Run.find(launch.run_id), rented=False, as_json=False)
-    assert stopped.value.hint == "it has no checkpoint to go on from: launch its plan anew"
-    (folder / CHECKPOINT_FOLDER).mkdir()
-    (folder / CHECKPOINT_FOLDER / LATEST_FILE).write_text("step-7\n", encoding="utf-8")
-    with pytest.raises(RunStopped) as kept:
-        finish(Run.find(launch.run_id), rented=False, as_json=False)
-    assert kept.value.hint == f"go on with `hetopt launch --on local --resume {launch.run_id}`"
 
 
 def test_a_run_costs_what_it_runs_on(launch: Launch) -> None:
@@ -339,7 +144,7 @@ def test_a_run_costs_what_it_runs_on(launch: Launch) -> None:
     priced = launch.prediction.model_copy(update={"cost_usd": Range(value=took.value, low=took.low, high=took.high)})
     own = launch.model_copy(update={"on": "ssh", "prediction": priced})
     assert own.running_usd_per_hour == pytest.approx(3600)
-    costs = [one for one in _report(own, _events(own)).compared if one.unit == "USD"]
+    costs = [one for one in report_of(own, plain_log(own)).compared if one.unit == "USD"]
     assert [(one.name, one.predicted) for one in costs] == [("cost", pytest.approx(took.value))]
     assert own.model_copy(update={"on": "ec2"}).running_usd_per_hour == launch.hourly_usd
 
@@ -353,12 +158,6 @@ def test_a_checkpoint_is_found_wherever_the_run_was(launch: Launch, tmp_path: Pa
     (folder / kept).write_text("step-7\n", encoding="utf-8")
     assert resume_command(folder, stopped, on) == f"hetopt launch --on {on} --resume {launch.run_id}"
     assert resume_command(folder, RunStatus(state=RunState.RUNNING), on) is None
-
-
-def test_a_run_that_failed_before_its_first_step_is_told_so(launch: Launch) -> None:
-    history = history_of(_events(launch)[:2], launch.starts)
-    with pytest.raises(BadInput, match="failed before its first step"):
-        make_report(launch, history, state="failed")
 
 
 def test_nobody_is_asked_where_nothing_leaves_this_machine(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -405,3 +204,258 @@ def test_a_run_that_stands_still_says_why_since_when_and_what_follows(
 
     run = RunFold.of([started(hosts, 0), an_event("training_started"), *map(told, fates)])
     assert pause(run, 1008.0) == said
+
+
+# The page of a run: honest in few points, the report's numbers, nothing from elsewhere, readable on a telephone.
+
+FIGURE = re.compile(r'data-figure="(\w+)" data-value="([^"]+)"')
+
+
+def made(launch: Launch, events: list[Event]) -> str:
+    return page_of(launch, history_of(events, launch.starts))
+
+
+def page_of(launch: Launch, history: RunHistory) -> str:
+    return html.page(document(make_report(launch, history, state="finished"), launch))
+
+
+@pytest.fixture(scope="module")
+def text(rehearsed: Launch) -> str:
+    return made(rehearsed, compressed_log(rehearsed))
+
+
+@given(
+    st.lists(st.floats(0.001, 1e3), min_size=1, max_size=400),
+    st.lists(st.floats(-1e6, 1e6), min_size=400, max_size=400),
+    st.integers(1, 60),
+)
+def test_the_band_holds_every_value_and_the_extremes_stay(gaps: list[float], drawn: list[float], most: int) -> None:
+    end_s, values = np.cumsum(gaps), np.array(drawn[: len(gaps)])
+    over = stretches(end_s, most=most)
+    around = envelope(values, over)
+    assert len(over) <= most + 1
+    assert over.end_s[-1] == end_s[-1]
+    assert (np.diff(over.first) > 0).all()
+    assert around.low.min() == values.min()
+    assert around.high.max() == values.max()
+    stretch = np.searchsorted(over.first, np.arange(len(values)), side="right") - 1
+    assert (around.low[stretch] <= values).all()
+    assert (values <= around.high[stretch]).all()
+    assert ((around.low <= around.middle) & (around.middle <= around.high)).all()
+
+
+def test_workers_that_come_late_are_not_known_before(rehearsed: Launch) -> None:
+    events = compressed_log(rehearsed)
+    first = next(event for event in events if event["event"] == "step")
+    for name in ("local_batch_sizes", "compute_s", "wait_s", "sync_s"):
+        first[name] = first[name][:2]
+    told = over_time(history_of(events))
+    assert [math.isnan(told.values(f"compute{worker}")[0]) for worker in range(4)] == [False, False, True, True]
+    assert not re.search(r"[ >:,]nan\b|NaN", made(rehearsed, events))
+
+
+def test_workers_that_train_for_themselves_are_seen_to_come_together(launch: Launch) -> None:
+    events = plain_log(launch)
+    step = next(event for event in events if event["event"] == "step")
+    told = {"policy": "local-sgd", "synchronised": 3, "local": 9, "sent_bytes": 120, "divergence": 0.02}
+    first = {**step, "step": 12, "steps": 12, "time_s": step["time_s"] - 1, "sync": told}
+    last = {**step, "sync": {**told, "synchronised": 0, "local": 10, "sent_bytes": 0}}
+    text = made(launch, [one for event in events for one in ((first, last) if event is step else (event,))])
+    data = json.loads(re.findall(r'id="data">(.*?)</script>', text, re.S)[0])
+    assert data["series"]["averaged"] == ["share", [0.25, 0.0]]
+    assert data["series"]["averages"][1][0] == 120
+
+
+def test_the_page_needs_nothing_else(text: str) -> None:
+    assert outlined(text).count("table") == 3, "a screen reader finds its way"
+    assert outside(text) == []
+    assert not re.search(r"https?:|@import|fetch\(|XMLHttpRequest|import\(", text)
+
+
+def test_what_a_person_wrote_is_no_markup(rehearsed: Launch) -> None:
+    events = compressed_log(rehearsed)
+    evil = "</script><script>alert(1)</script>"
+    for event in events:
+        if event["event"] == "run_started":
+            event["workers"][0]["host"] = evil
+        if "exchange" in event:
+            event["exchange"]["way"] = evil
+        if event["event"] == "evaluated":
+            event["metrics"] = {evil: 1.0}
+    assert "alert(1)</script>" not in made(rehearsed, events).replace("&lt;/script&gt;", "")
+
+
+def test_the_page_says_what_the_report_says(rehearsed: Launch, text: str) -> None:
+    history = history_of(compressed_log(rehearsed), rehearsed.starts)
+    report = make_report(rehearsed, history, state="finished")
+    found: dict[str, set[float]] = {}
+    for name, value in FIGURE.findall(text):
+        found.setdefault(name, set()).add(float(value))
+    for one in report.compared:
+        name = re.sub(r"[^a-z]+", "_", one.name)
+        assert found[f"{name}_measured"] == {one.measured}
+        assert found[f"{name}_predicted"] == {one.predicted}
+    assert all(sentence in text for sentence in report.verdict)
+    terms = rehearsed.plan.chosen.prediction.bill
+    assert found["term_usd"] == {term.usd for term in terms}
+
+
+def test_the_cursor_reads_what_was_logged(rehearsed: Launch, text: str) -> None:
+    data = json.loads(re.findall(r'id="data">(.*?)</script>', text, re.S)[0])
+    steps = [event for event in compressed_log(rehearsed) if event["event"] == "step"]
+    assert data["step"] == [event["step"] for event in steps]
+    assert data["series"]["loss"][1] == pytest.approx([event["loss"] for event in steps], rel=1e-4)
+    assert data["series"]["compute2"][1] == pytest.approx([event["compute_s"][2] for event in steps], rel=1e-4)
+    assert data["ways"][data["way"][-1] - 1] == "topk 1 % (all-gather)"
+
+
+def long_run(steps: int, workers: int) -> list[str]:
+    """The lines of a log of so many steps, each with an event of its own."""
+    draw = random.Random(0)
+    hosts = [f"h{rank}" for rank in range(workers)]
+    spec = [{"host": host, "type": "g5.xlarge", "slowdown": 1, "local_batch_size": 64} for host in hosts]
+    told: dict[str, Any] = {"event": "run_started", "time_s": 1000.0, "task": "digits", "workers": spec}
+    lines = [
+        json.dumps({**told, "global_batch_size": 64 * workers}),
+        '{"event": "training_started", "time_s": 1005.0, "step": 0}',
+    ]
+    now_s, shares = 1005.0, [64] * workers
+    for step in range(1, steps + 1):
+        compute = [round(0.1 + 0.01 * draw.random(), 7) for _ in hosts]
+        step_time_s = round(max(compute) + 0.03, 7)
+        now_s += step_time_s
+        name = "topk 0.01 by all_gather" if step > steps / 3 else "identity by all_reduce"
+        exchange = {"way": name, "ratio": 0.01, "gain": 0.3, "sent_bytes": 7860, "dense_bytes": 393000}
+        event = {
+            "event": "step", "time_s": now_s, "step": step, "epoch": step / 100, "samples_seen": step, "steps": 1,
+            "local_batch_sizes": shares, "step_time_s": step_time_s, "compute_s": compute, "sync_s": [0.03] * workers,
+            "wait_s": [round(max(compute) - one, 7) for one in compute], "loss": 2 * math.exp(-3 * step / steps),
+            "exchange": {**exchange, "compress_s": 0.001, "sync_s": 0.008},
+        }  # fmt: skip
+        lines.append(json.dumps(event))
+    return lines
+
+
+def test_a_hundred_thousand_steps_of_sixteen_workers_fit_into_a_page(launch: Launch, tmp_path: Path) -> None:
+    """Every step has an event here; runs log one of up to twenty. Seconds are for `benchmarks.report_page`."""
+    texts: list[str] = []
+
+    def drawn(steps: int) -> int:
+        """Calls that reading the log and drawing the page take."""
+        path = tmp_path / f"{steps}.jsonl"
+        path.write_text("\n".join([*long_run(steps, 16), ""]), encoding="utf-8")
+        return calls_of(lambda: texts.append(page_of(launch, RunHistory.of(read_log(path).events, launch.starts))))
+
+    fewer, calls = drawn(2_000), drawn(10_000)
+    assert calls < 1_000_000
+    assert calls - fewer < 40 * 8_000, "of which reading a line is seven"
+    text = texts[-1]
+    assert len(text.encode()) < 3_000_000
+    data = json.loads(re.findall(r'id="data">(.*?)</script>', text, re.S)[0])
+    assert data["step"][-1] == 10_000
+    assert len(data["step"]) <= 301
+
+
+def test_a_browser_draws_it_and_its_cursor_reads(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.html"
+    path.write_text(text, encoding="utf-8")
+    with browser(tmp_path / "profile") as tab:
+        for width in WIDTHS:
+            tab.open(f"{path.as_uri()}#at=0.5", width=width)
+            assert tab.value("document.documentElement.scrollWidth") <= width
+            assert tab.value("document.documentElement.dataset.ready") == "yes"
+            assert tab.low_contrast() == {}
+            assert "after the first step, step" in tab.value("document.getElementById('said').textContent")
+            outputs = tab.value("[...document.querySelectorAll('output')].map(o => [o.dataset.series, o.textContent])")
+            assert {"loss", "step_time", "compute0", "ratio", "sent"} <= {name for name, said in outputs if said}
+            assert tab.value("[...document.querySelectorAll('td')].every(d => !d.innerHTML || d.offsetWidth > 0)")
+        tab.value("document.getElementById('moment').focus()")
+        tab.press("ArrowRight")
+        assert "after the first step, step" in tab.value("document.getElementById('said').textContent")
+        assert tab.complaints == []
+        assert all(address.startswith("file:") for address in tab.fetched)
+        # Nothing is missing where scripts are refused.
+        tab.send("Emulation.setScriptExecutionDisabled", value=True)
+        tab.open(path.as_uri())
+        tab.send("Emulation.setScriptExecutionDisabled", value=False)
+        assert "of training" in tab.value("document.getElementById('said').textContent")
+        assert tab.value("document.getElementById('moment').offsetWidth") == 0
+
+
+# Documents as they are shown: each on a screen of 80 columns, and those that have a page as the text of that page.
+
+Shown = Callable[[str, Iterable[Block]], None]
+
+
+@pytest.fixture
+def shown(golden: Golden, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shown:
+    """Compares a screen with what was recorded; at 40 columns nothing runs over."""
+
+    def compare(name: str, blocks: Iterable[Block]) -> None:
+        blocks = list(blocks)
+        for columns in (40, 120, 80):
+            monkeypatch.setenv("COLUMNS", str(columns))
+            capsys.readouterr()
+            render.show(blocks)
+            text = capsys.readouterr().out
+            assert max(len(line) for line in text.splitlines() if "hetopt " not in line) <= columns
+        golden(f"{name}.txt", text)
+
+    return compare
+
+
+def page_text(document: Document) -> str:
+    """The words of a page, a line an element that has any."""
+    body = re.sub(r"<(style|script)\b.*?</\1>", "", html.page(document), flags=re.S)
+    labelled = re.sub(r'<(?:svg|div)[^>]* aria-label="([^"]*)"[^>]*>', r"\n[\1]\n", body)
+    text = unescape(re.sub(r"</?(?:span|b|i|output)\b[^>]*>", "", labelled))
+    lines = (" ".join(line.split()) for line in re.sub(r"<[^>]*>", "\n", text).splitlines())
+    return "\n".join(filter(None, lines)) + "\n"
+
+
+def test_a_plan(plan: Plan, shown: Shown, golden: Golden) -> None:
+    answer = plan_document.answer(plan, height=render.height)
+    shown("plan", answer)
+    assert render.height(answer) <= plan_document.MOST_LINES
+    shown("plan-explained", plan_document.details(plan))
+    golden("plan-page.txt", page_text(plan_document.page(plan)))
+
+
+@pytest.mark.parametrize("name", ["report", "report-rehearsal", "report-compressed"])
+def test_a_report(name: str, launch: Launch, rehearsed: Launch, shown: Shown, golden: Golden) -> None:
+    started, events = {
+        "report": (launch, plain_log(launch, slowdown=1.2)),
+        "report-rehearsal": (rehearsed, disturbed_log(rehearsed)),
+        "report-compressed": (rehearsed, compressed_log(rehearsed)),
+    }[name]
+    report = report_of(started, events)
+    document = run_document.document(report)
+    shown(name, (*document.about, *document.blocks))
+    golden(f"{name}-page.txt", page_text(run_document.document(report, started)))
+
+
+def test_a_profile(digits_profile: Path, shown: Shown) -> None:
+    shown("profile", profile_document.document(Profile.load(digits_profile)))
+
+
+@pytest.mark.parametrize(
+    ("name", "typed"),
+    [
+        ("auto", {"compression": "auto"}),
+        ("dgc", {"compression": "dgc:1000x,momentum=0.9", "ratio_policy": "warm_up"}),
+        ("cheapest", {"compression": "topk:0.01,coding=packed", "collective": "auto"}),
+    ],
+)
+def test_a_launch_with_compression(plan: Plan, shown: Shown, name: str, typed: dict[str, str]) -> None:
+    wanted = plan.model_copy(update={"run": exchanged(Changes(**typed), plan.run)})
+    here = predict_on_local(wanted, (1.0, 2.0))
+    predicted = {"spec": here.run, "prediction": here.prediction, "notes": here.notes}
+    started = Launch(created="", started_s=0.0, run_id="", on="local", plan=plan, **predicted)
+    shown(f"launch-{name}", launch_document._here(Prepared(launch=started)))
+
+
+def test_a_rehearsal_and_one_that_goes_on(rehearsed: Launch, tmp_path: Path, shown: Shown) -> None:
+    shown("launch-rehearsal", launch_document._here(Prepared(launch=rehearsed)))
+    (tmp_path / CHECKPOINT_FOLDER).mkdir()
+    (tmp_path / CHECKPOINT_FOLDER / LATEST_FILE).write_text("step-281\n", encoding="utf-8")
+    shown("launch-resumed", launch_document._here(Prepared(launch=rehearsed, folder=tmp_path)))

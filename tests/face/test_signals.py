@@ -9,26 +9,21 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from hetopt.backends.emulation.namespaces import find_networks, why_not
 from hetopt.core.events.log import EVENTS_FILE, Event, read_events
 from hetopt.core.run_folder import MODEL_FILE, UNFINISHED_MODEL_FILE
-from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.plan import Plan
 from hetopt.trainer.host.forks import ForkedProcess
 from tests.disturbance import PATIENCE_S
 from tests.forks import server
 
-from .test_report import plan
-
-__all__ = ["plan"]
+from .conftest import processes_of, until
 
 COMMAND = [sys.executable, "-m", "hetopt.cli.main"]
 STEPS = 100_000
@@ -86,11 +81,7 @@ class Launched:
         return [event for event in read_events(self.folder / EVENTS_FILE) if event["event"] == name]
 
     def until(self, reached: Callable[[], object]) -> None:
-        deadline_s = time.monotonic() + PATIENCE_S
-        while not reached():
-            assert self.process.poll() is None or reached(), self.told  # it may have ended since it was looked at
-            assert time.monotonic() < deadline_s
-            time.sleep(0.05)
+        until(reached, lambda: self.process.poll() is None)
 
     @property
     def told(self) -> str:
@@ -100,9 +91,7 @@ class Launched:
         return self.process.wait(PATIENCE_S), self.told
 
     def left(self) -> list[str]:
-        """Processes that have the run's folder on their command line."""
-        lines = [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
-        return [line for line in lines if str(self.home) in line]
+        return processes_of(self.home)
 
 
 def assert_stopped_with_what_it_had(run: Launched) -> None:
@@ -175,7 +164,7 @@ def test_nohup_is_heeded(launched: Callable[..., Launched]) -> None:
 
 @pytest.mark.slow
 def test_a_run_that_somebody_else_ends_is_no_success(
-    launched: Callable[..., Launched], hetopt: Callable[..., Any]
+    launched: Callable[..., Launched],
 ) -> None:
     """What Slurm, systemd or a daemon that frees memory does: SIGTERM to the process that hosts the workers."""
     run = launched("--on", "local")
@@ -188,25 +177,12 @@ def test_a_run_that_somebody_else_ends_is_no_success(
     assert f"the run was stopped after {step:,} of {STEPS:,} steps" in told
     assert f"--resume {run.folder.name}" in told
     assert_stopped_with_what_it_had(run)
-    # It goes on, and is a model once it has come to its end.
-    record = Launch.load(run.folder / LAUNCH_FILE)
-    stop = record.spec.stop.model_copy(update={"max_steps": step + 3})
-    record.model_copy(update={"spec": record.spec.model_copy(update={"stop": stop})}).save(run.folder / LAUNCH_FILE)
-    again = subprocess.run(
-        [*COMMAND, "launch", "--resume", run.folder.name, "--yes"],
-        env={**os.environ, "HETOPT_HOME": str(run.home), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert again.returncode == 0, again.stderr
-    assert (run.folder / MODEL_FILE).is_file()
-    assert not (run.folder / UNFINISHED_MODEL_FILE).exists()
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)], ids=lambda number: number.name
+    "number",
+    [signal.SIGTERM, signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)],
+    ids=lambda number: number.name,
 )
 def test_a_signal_ends_a_profile_and_its_folder_goes(tmp_path: Path, number: signal.Signals) -> None:
     task = f"{Path(__file__).resolve().parents[1] / 'profiler' / 'tiny_task.py'}:task"
@@ -218,20 +194,14 @@ def test_a_signal_ends_a_profile_and_its_folder_goes(tmp_path: Path, number: sig
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not list(temporary.glob(f"hetopt-measure-*/{EVENTS_FILE}")):
-        assert process.poll() is None
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
+    until(lambda: list(temporary.glob(f"hetopt-measure-*/{EVENTS_FILE}")), lambda: process.poll() is None)
     process.send_signal(number)
     _, told = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 128 + number, told
     assert "Traceback" not in told
     assert list(temporary.glob("hetopt-*")) == []
     assert not (tmp_path / "p.json").exists()
-    assert not [
-        one for one in psutil.process_iter(["cmdline"]) if str(temporary) in " ".join(one.info["cmdline"] or [])
-    ]
+    assert processes_of(temporary) == []
 
 
 @pytest.mark.skipif(why_not() is not None, reason="needs network namespaces")

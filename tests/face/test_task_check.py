@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from hetopt.core.run_rules import BUNDLED
 from hetopt.trainer.check import check
 
 GOOD = """\
@@ -131,16 +130,6 @@ def test_nothing_is_found_where_nothing_is_wrong(text: str, tmp_path: Path) -> N
     assert check(written(tmp_path, text), None) == []
 
 
-def test_the_smallest_task_has_fewer_than_fifteen_lines() -> None:
-    assert len([line for line in SMALLEST.splitlines() if line]) < 15
-
-
-@pytest.mark.parametrize("name", ["digits"])
-def test_bundled_tasks_pass(name: str) -> None:
-    assert name in BUNDLED
-    assert check(name, None) == []
-
-
 @pytest.mark.parametrize(
     ("text", "attribute", "said"),
     [
@@ -160,9 +149,3 @@ def test_the_command_says_it_in_a_sentence(
     assert said in json.loads(answer.out)[0]["text"]
     assert "error:" in answer.err
     assert "Traceback" not in answer.err
-
-
-def test_the_command_is_content_with_a_good_task(tmp_path: Path, hetopt: Callable[..., Any]) -> None:
-    answer = hetopt("check", written(tmp_path, GOOD))
-    assert (answer.code, answer.err) == (0, "")
-    assert "can be trained on many workers" in " ".join(answer.out.split())

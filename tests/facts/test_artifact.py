@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import importlib
+import io
 import json
 import math
 import os
+import unicodedata
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from hetopt.core.artifact import Artifact, write_atomically
+from hetopt.core.artifact import Artifact, PlainText, Record, Told, write_atomically
 from hetopt.core.errors import BadInput
 from hetopt.core.events.records import StartedWorker
-from hetopt.core.plain_text import fault_of
+from hetopt.core.paths import (
+    MissingFile,
+    lines_of,
+    parse_json,
+    read_bytes,
+    read_json,
+    read_text,
+    shortened,
+)
+from hetopt.core.plain_text import MOST_CHARACTERS, escaped, fault_of, one_line
 from hetopt.core.run_spec import WorkerSpec
 from hetopt.reports.report import WorkerReport
+from tests.sources import modules
 
 
 class Cake(Artifact):
@@ -68,34 +83,19 @@ def test_edited_files_are_refused(change: dict[str, object], said: str) -> None:
     assert caught.value.exit_code == 2
 
 
-def test_a_file_that_is_not_there_says_how_to_make_it(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"does not exist") as caught:
-        Cake.load(tmp_path / "none.json")
-    assert caught.value.hint == "make it with `bake`"
-
-
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "told"), [(OSError(28, "No space left on device"), BadInput), (KeyboardInterrupt(), KeyboardInterrupt)]
+)
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, told: type[BaseException]
+) -> None:
     path = tmp_path / "cake.json"
     write_atomically(path, "old")
-
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(BadInput, match="No space left on device"):
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=error))
+    with pytest.raises(told, match=r"No space left on device|^$"):
         write_atomically(path, "new")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_an_interrupt_while_writing_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(descriptor: int) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "fsync", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        write_atomically(tmp_path / "cake.json", "new")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_files_in_a_private_folder_are_private_too(tmp_path: Path) -> None:
@@ -139,10 +139,223 @@ def test_a_slowdown_is_read_under_the_name_that_files_had_for_it() -> None:
     """Plans, logs and reports of 0.1 say ``pace``; both names at once are one too many."""
     worker = {"host": "a", "type": "local", "local_batch_size": 8}
     assert WorkerSpec.model_validate({**worker, "pace": 2}) == WorkerSpec.model_validate({**worker, "slowdown": 2})
-    assert WorkerSpec.model_validate({**worker, "slowdown": 2}).model_dump()["slowdown"] == 2
     with pytest.raises(ValidationError):
         WorkerSpec.model_validate({**worker, "slowdown": 2, "pace": 2})
     started = TypeAdapter(StartedWorker)
     assert started.validate_json('{"host": "a", "pace": 3}') == StartedWorker(host="a", slowdown=3.0)
     told = {"host": "a", "type": "t", "pace": 2, "local_batch_size": 8, "compute_s": 1, "wait_s": 0}
     assert WorkerReport.model_validate(told).slowdown == 2
+
+
+# Whatever lies where a file is expected: its content, or one sentence, in bounded time and memory.
+
+READERS: list[Callable[[Path], object]] = [read_bytes, read_text, read_json]
+
+PLAIN_JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@pytest.fixture
+def closed(tmp_path: Path) -> Iterator[Path]:
+    """A file that may not be read; where the tests are root's, who may read everything, by somebody else."""
+    (tmp_path / "file").write_text("{}")
+    (tmp_path / "file").chmod(0)
+    mine = os.geteuid()
+    if mine == 0:
+        os.seteuid(65_534)
+    yield tmp_path / "file"
+    os.seteuid(mine)
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("/dev/zero", "it is a device, not a file"),
+        ("pipe", "it is a pipe, not a file"),
+        ("socketless", "does not exist"),
+        (".", "Is a directory"),
+        ("x" * 300, "File name too long"),
+        ("x" * 5000, "File name too long"),
+        ("a\0b", "cannot be the name of a file"),
+        ("large", "larger than 64 MB"),
+    ],
+)
+def test_what_is_no_file_is_one_sentence(
+    reader: Callable[[Path], object], name: str, said: str, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with (tmp_path / "large").open("wb") as stream:
+        stream.truncate(64_000_001)
+    with pytest.raises(BadInput, match=said) as caught:
+        reader(tmp_path / name)
+    assert caught.value.hint
+    assert len(caught.value.message) < 500
+    assert isinstance(caught.value, MissingFile) == (name == "socketless")
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_what_belongs_to_someone_else_is_one_sentence(reader: Callable[[Path], object], closed: Path) -> None:
+    with pytest.raises(BadInput, match="Permission denied"):
+        reader(closed)
+
+
+@pytest.mark.parametrize("reader", [read_text, read_json])
+@pytest.mark.parametrize("content", [b"\xff\xfe", b'"\xc3"', b"\xed\xa0\x80"])
+def test_what_is_no_utf8_is_one_sentence(reader: Callable[[Path], object], content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(BadInput, match="not UTF-8 text"):
+        reader(tmp_path / "file")
+
+
+def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b'\xef\xbb\xbf{"a": 1}\r\n')
+    assert read_json(tmp_path / "file") == {"a": 1}
+    assert read_text(tmp_path / "file") == '{"a": 1}\n'
+    assert parse_json('\ufeff{"a": 1}', origin="text") == {"a": 1}
+    assert list(lines_of(io.StringIO("\ufeffa\nb"), origin="text")) == ["a\n", "b"]
+
+
+@given(PLAIN_JSON)
+def test_what_others_write_is_read_as_they_meant_it(value: object) -> None:
+    assert parse_json(json.dumps(value), origin="text") == value
+    assert parse_json(json.dumps(value, ensure_ascii=False).encode(), origin="text") == value
+
+
+@given(st.text() | st.binary())
+def test_any_text_is_read_or_refused(text: str | bytes) -> None:
+    said = "text is read."
+    try:
+        parse_json(text, origin="text")
+    except BadInput as error:
+        said = error.message
+    assert said.startswith("text ")
+    assert said.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[" * 100_000, "is nested too deeply"),
+        ('{"a":' * 100_000, "is nested too deeply"),
+        ("9" * 5000, "holds an integer that is too large"),
+        (f"-{2**70}", "holds an integer that is too large"),
+        ('{"a": "\\ud800"}', "holds half of a surrogate pair"),
+        ('{"\\uDfff": 1}', "holds half of a surrogate pair"),
+        ('"\ud800"', "holds half of a surrogate pair"),
+        ('{"a": 1', "is not complete JSON"),
+        ('"a\nb"', "is not complete JSON"),
+        ("", "is not complete JSON"),
+    ],
+)
+def test_what_ends_parsers_is_one_sentence(text: str, said: str) -> None:
+    with pytest.raises(BadInput, match=f"^text {said}.*\\.$"):
+        parse_json(text, origin="text")
+
+
+def test_a_line_without_end_is_refused_before_it_is_all_in_memory() -> None:
+    class Endless(io.StringIO):
+        def readline(self, size: int | None = -1, /) -> str:
+            assert size is not None
+            assert 0 < size < 10_000_000
+            return "x" * size
+
+    with pytest.raises(BadInput, match="line 1 is longer than"):
+        next(lines_of(Endless(), origin="text"))
+
+
+@given(st.text(max_size=1000))
+def test_a_long_text_is_shortened_and_a_short_one_stays(text: str) -> None:
+    assert shortened(text, 40) == text or len(shortened(text, 40)) <= 40 < len(text)
+
+
+# Records hold single lines of printable characters, whoever wrote the file; what was told is cleaned instead.
+
+HOSTILE = [
+    "a\nb",
+    "a\rb",
+    "\x1b[31m",
+    "\x9b31m",
+    "\x00",
+    "\x7f",
+    "\u2028",
+    "\u202e",
+    "\ud800",
+    "x" * (MOST_CHARACTERS + 1),
+]
+
+
+class Named(Record):
+    """Text in every place where a record can have some."""
+
+    name: str = ""
+    names: tuple[str, ...] = ()
+    told: Told = ""
+    by_name: dict[str, float] | None = None
+    nested: dict[str, tuple[str, ...]] | None = None
+    anything: Any = None
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_record_refuses_what_is_no_plain_text_wherever_it_stands(text: str) -> None:
+    for fields in (
+        {"name": text},
+        {"names": ("good", text)},
+        {"by_name": {text: 1.0}},
+        {"nested": {"a": ("good", text)}},
+        {"nested": {text: ()}},
+        {"anything": [{"a": text}]},
+    ):
+        with pytest.raises(ValidationError, match=next(iter(fields))):
+            Named.model_validate(fields)
+
+
+@given(st.text())
+def test_what_was_told_is_cleaned_and_never_refused(text: str) -> None:
+    told = Named(told=text).told
+    assert fault_of(told) is None
+    assert one_line(told) == told
+
+
+@given(st.text())
+def test_plain_text_is_what_commands_nothing_and_can_be_written(text: str) -> None:
+    if fault_of(text) is None:
+        assert not any(unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") for letter in text)
+        assert text.splitlines() in ([], [text])
+        assert Named(name=text).name.encode().decode() == text
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=["Cs"])))
+def test_text_that_was_escaped_in_json_says_the_same(text: str) -> None:
+    written = json.dumps(text, ensure_ascii=False)
+    assert json.loads(escaped(written)) == text
+    assert fault_of(escaped(written)) is None
+
+
+@pytest.mark.parametrize("text", ["g5.xlarge", "café", "中文", "👩‍👩‍👧", "می‌خواهم", "a b", "", "~/x y.py:task"])
+def test_names_of_all_languages_stay_as_they_are(text: str) -> None:
+    assert Named(name=text, told=text) == Named.model_construct(
+        name=text, names=(), told=" ".join(text.split()), by_name=None, nested=None, anything=None
+    )
+    assert escaped(text) == text
+
+
+def _every_record() -> Iterator[type[BaseModel]]:
+    for module in modules():
+        importlib.import_module(module)
+    kinds = [BaseModel]
+    while kinds:
+        for kind in kinds.pop().__subclasses__():
+            kinds.append(kind)
+            if kind.__module__.startswith("hetopt."):
+                yield kind
+
+
+def test_every_record_of_the_house_refuses_hostile_text() -> None:
+    assert not [kind.__name__ for kind in _every_record() if not issubclass(kind, PlainText)]

@@ -15,10 +15,24 @@ from typing import Any
 
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from hetopt.backends.processes import LocalLauncher
+from hetopt.core.interruption import (
+    SPIN,
+    SPIN_VARIABLES,
+    THREADS_VARIABLE,
+    openmp_environment,
+    threads_of_each,
+    usable_processors,
+)
+from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.host import forks
 from hetopt.trainer.host.forks import ForkServer, NoFork
 from tests.disturbance import PATIENCE_S
+from tests.trainer.scenarios import toy_spec
+from tests.trainer.test_local_launcher import over
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes start by themselves elsewhere")
 
@@ -264,3 +278,139 @@ def test_a_server_that_is_gone_is_told(tmp_path: Path) -> None:
     with pytest.raises(NoFork, match="has ended"):
         server.start(["-m", "this"], environment=os.environ, stdout=1)
     server.close()
+
+
+# What a signal ends and what it waits for, in processes of their own: once one has ended them they ignore others.
+
+IN_ONE_PIECE = """
+import os, signal, sys
+from hetopt.core.interruption import Terminated, ends_by_signals, in_one_piece
+ignored, number = int(sys.argv[1]), int(sys.argv[2])
+if ignored:
+    signal.signal(ignored, signal.SIG_IGN)
+try:
+    with ends_by_signals():
+        with in_one_piece():
+            os.kill(os.getpid(), number)
+            print("all of it")
+        print("more")
+except (KeyboardInterrupt, Terminated) as error:
+    print(type(error).__name__)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "ignored", "said"),
+    [
+        (signal.SIGINT, 0, ["all of it", "KeyboardInterrupt"]),
+        (signal.SIGTERM, 0, ["all of it", "Terminated"]),
+        (signal.SIGHUP, signal.SIGHUP, ["all of it", "more"]),
+    ],
+)
+def test_what_is_done_in_one_piece_is_done_before_a_signal_is_heard(number: int, ignored: int, said: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IN_ONE_PIECE, str(int(ignored)), str(int(number))],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert (done.stdout.splitlines(), done.stderr) == (said, "")
+
+
+WHILE_A_TEXT_IS_EXECUTED = """
+import os, signal, sys
+from hetopt.core.interruption import Terminated, ends_by_signals, exit_code_of, hears_nothing_more
+try:
+    with ends_by_signals():
+        exec(f"os.kill(os.getpid(), {int(sys.argv[1])})")
+except (KeyboardInterrupt, Terminated) as error:
+    code = exit_code_of(error)
+hears_nothing_more()
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_in_the_making_of_a_class_does_not_change_how_a_command_ends(number: int, tmp_path: Path) -> None:
+    """Dataclasses and named tuples are texts that are executed; a command imports modules of them while it runs."""
+    (tmp_path / "command.py").write_text(WHILE_A_TEXT_IS_EXECUTED)
+    done = subprocess.run(
+        [sys.executable, "-m", "command", str(int(number))], cwd=tmp_path, capture_output=True, timeout=PATIENCE_S
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, b"", b"")
+
+
+# How many threads workers have and how they wait, by this machine's limits and a person's wishes.
+
+HERE = len(os.sched_getaffinity(0))
+WISHES = st.dictionaries(st.sampled_from([*SPIN_VARIABLES, THREADS_VARIABLE, "OTHER"]), st.text(max_size=3))
+
+
+@given(workers=st.integers(1, 99), wishes=WISHES)
+def test_what_a_person_has_set_is_kept_and_workers_share_the_processors(workers: int, wishes: dict[str, str]) -> None:
+    own = openmp_environment(workers, wishes)
+    assert not set(own) & set(wishes)
+    assert (THREADS_VARIABLE in own) != (THREADS_VARIABLE in wishes)
+    assert set(SPIN) <= set(own) or set(SPIN_VARIABLES) & set(wishes)
+    each = threads_of_each(workers)
+    assert each == 1 or each * workers <= usable_processors()
+
+
+@pytest.mark.parametrize(
+    ("listed", "files", "processors"),
+    [
+        ("0::/\n", {}, HERE),
+        ("0::/a/b\n", {"a/b/cpu.max": "max 100000"}, HERE),
+        ("0::/a/b\n", {"a/cpu.max": "100000 100000", "a/b/cpu.max": "max 100000"}, 1),
+        ("0::/a\n", {"a/cpu.max": "25000 100000"}, 1),
+        ("0::/a\n", {"a/cpu.max": f"{(HERE + 9) * 10**5} 100000"}, HERE),
+        ("0::/../../b\n", {"cpu.max": "100000 100000"}, 1),
+        ("4:memory:/m\n2:cpu,cpuacct:/a\n", {"cpu/a/cpu.cfs_quota_us": "20000", "cpu/a/cpu.cfs_period_us": "20000"}, 1),
+        ("2:cpu:/a\n", {"cpu/a/cpu.cfs_quota_us": "-1", "cpu/a/cpu.cfs_period_us": "20000"}, HERE),
+        # In a container with the host's names, only the mount itself is its own group.
+        ("2:cpu:/docker/x\n", {"cpu/cpu.cfs_quota_us": "30000", "cpu/cpu.cfs_period_us": "20000"}, 1),
+        ("4:cpuset:/m\n", {"m/cpu.max": "1 2"}, HERE),
+    ],
+)
+def test_a_quota_of_a_control_group_counts_as_processors(
+    tmp_path: Path, listed: str, files: dict[str, str], processors: int
+) -> None:
+    (tmp_path / "cgroup").write_text(listed)
+    for name, text in files.items():
+        path = tmp_path / "mounted" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert usable_processors(tmp_path / "cgroup", tmp_path / "mounted") == processors
+
+
+def test_without_control_groups_the_affinity_counts(tmp_path: Path) -> None:
+    assert usable_processors(tmp_path / "none", tmp_path) == HERE
+
+
+TELLS_THREADS = """
+import json, os
+from pathlib import Path
+from tests.trainer.toy_task import plain
+def task():
+    told = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "GOMP_SPINCOUNT")}
+    Path(__file__).with_name(f"told-{os.environ['RANK']}.json").write_text(json.dumps(told))
+    return plain()
+"""
+
+
+@pytest.mark.parametrize("wish", [{}, {"GOMP_SPINCOUNT": "7"}])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_launched_worker_has_its_part_of_the_processors_and_spins_briefly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, wish: dict[str, str]
+) -> None:
+    for name in (THREADS_VARIABLE, *SPIN_VARIABLES):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "tells.py").write_text(TELLS_THREADS)
+    (tmp_path / "run").mkdir()
+    toy = toy_spec(shares=(4,) * workers, stop={"max_steps": 2}) | {"task": f"{tmp_path / 'tells.py'}:task"}
+    launcher = LocalLauncher()
+    status = over(launcher, launcher.start(RunSpec.model_validate_json(json.dumps(toy)), tmp_path / "run", wish))
+    assert status.state.value == "finished", status
+    for rank in range(workers):
+        told = json.loads((tmp_path / f"told-{rank}.json").read_text())
+        assert told == {THREADS_VARIABLE: str(threads_of_each(workers))} | SPIN | wish

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from hetopt.core.search_path import CPU_INDEX, install_command, requirement
+from hetopt.reports.exports import own_wheel
 from tests.packaging.conftest import COMMIT
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -51,13 +57,6 @@ def test_the_wheel_carries_its_metadata(wheel: Path, names: set[str], metadata: 
 def test_it_knows_its_commit_though_it_was_built_of_a_source_distribution(wheel: Path, planning_bin: Path) -> None:
     told = subprocess.run([planning_bin / "hetopt", "--version"], capture_output=True, text=True, check=True).stdout
     assert told == f"hetopt {PYPROJECT['project']['version']} ({COMMIT[:9]})\n"
-
-
-def test_nothing_in_it_is_of_who_built_it(wheel: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        entries = archive.infolist()
-    assert {entry.date_time for entry in entries} == {(2020, 2, 2, 0, 0, 0)}
-    assert {entry.external_attr >> 16 & 0o777 for entry in entries} <= {0o644, 0o755, 0o664}
 
 
 @pytest.mark.slow
@@ -98,3 +97,190 @@ def test_the_source_distribution_is_the_repository(distributions: Path, tracked:
     linked = {link.name for link in links}
     expected = {Path("hetopt", name) if name.parts[0] in linked else name for name in tracked} - links
     assert there == {name for name in expected if name != Path(".gitignore")} | {Path("MANIFEST.in")}
+
+
+# What is exported to other launchers, or hinted at, can be installed without an index that has hetopt.
+
+
+def test_the_wheel_made_of_itself_holds_what_the_built_one_holds(wheel: Path, tmp_path: Path) -> None:
+    name, data = own_wheel()
+    made = tmp_path / name
+    made.write_bytes(data)
+    assert name == wheel.name
+    assert own_wheel()[1] == data
+    with zipfile.ZipFile(made) as own, zipfile.ZipFile(wheel) as built:
+        for entry in built.namelist():
+            if ".dist-info/" not in entry:
+                assert own.read(entry) == built.read(entry), entry
+        code = [entry for entry in own.namelist() if ".dist-info/" not in entry]
+        assert set(code) == {entry for entry in built.namelist() if ".dist-info/" not in entry}
+
+
+def test_pip_installs_it_and_it_runs_from_there(tmp_path: Path) -> None:
+    name, data = own_wheel()
+    (tmp_path / name).write_bytes(data)
+    there = tmp_path / "there"
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--no-index", "--no-deps", "-q"]
+    subprocess.run([*pip, "--target", str(there), f"./{name}[train]"], cwd=tmp_path, check=True)
+    told = subprocess.run(
+        [
+            sys.executable,
+            "-S",
+            "-c",
+            "import hetopt.core.search_path as s; print(s.__file__, s.install_command('aws'))",
+        ],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(there)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert told.startswith(str(there))
+    assert "boto3>=1.35" in told
+
+
+@pytest.mark.parametrize("extra", ["train", "aws", "streams", "docs"])
+def test_the_hint_names_what_the_extra_needs(extra: str) -> None:
+    declared = PYPROJECT["project"]["optional-dependencies"][extra]
+    told = install_command(extra).removeprefix(f"PIP_EXTRA_INDEX_URL={CPU_INDEX} ")
+    assert shlex.split(told) == ["pip", "install", *declared]
+    for one in declared:
+        assert importlib.metadata.version(re.split(r"[=<>\[]", one)[0])
+
+
+def test_torch_comes_without_cuda_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for gpu, told in ((True, False), (False, True)):
+        monkeypatch.setattr("hetopt.core.search_path._has_gpu", lambda gpu=gpu: gpu)
+        assert (CPU_INDEX in install_command("train")) == told
+        assert CPU_INDEX not in install_command("aws")
+    assert CPU_INDEX in (REPOSITORY / "requirements" / "torch_index.py").read_text(encoding="utf-8")
+    assert requirement("torch") in install_command("train")
+    assert requirement("of-nobody") == "of-nobody"
+
+
+def test_nothing_tells_people_to_install_hetopt_by_name() -> None:
+    """No index has it under this name, so such a line installs nothing, or somebody else's package."""
+    by_name = re.compile(r"pip install[^`\n]*?(?<![\w./-])hetopt(?![-\w./])")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    paths = [REPOSITORY / name for name in listed.stdout.split("\0") if name.endswith((".py", ".md", ".yaml", ".sh"))]
+    if not paths:
+        pytest.skip("no git repository here")
+    told = [
+        f"{path.relative_to(REPOSITORY)}:{number}: {line.strip()}"
+        for path in paths
+        if path.exists() and path != Path(__file__).resolve()
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if by_name.search(line)
+    ]
+    assert not told, told
+
+
+# Plain `hetopt`, installed from the wheel without torch, plans; what needs torch says so in a sentence.
+
+RECORDED = sorted((REPOSITORY / "tests" / "recorded").glob("*.json"))
+HEAVY = ("torch", "scipy", "sklearn", "boto3", "optuna", "numpy", "pydantic", "rich")
+
+
+def hetopt(planning_bin: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": f"{planning_bin}:{os.defpath}", "HOME": str(folder), "HETOPT_HOME": str(folder / "home")}
+    return subprocess.run(
+        [str(planning_bin / "hetopt"), *arguments],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_there_is_no_torch_here(planning_bin: Path) -> None:
+    """Otherwise the tests below prove nothing."""
+    code = (
+        "import sys; from importlib.util import find_spec; sys.exit(any(map(find_spec, ('torch', 'boto3', 'sklearn'))))"
+    )
+    assert subprocess.run([str(planning_bin / "python"), "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--help",), "recommend"),
+        (("--version",), "hetopt 0."),
+        (("recommend", "--help"), "--budget"),
+        (("catalog", "show", "g5.xlarge"), "A10G"),
+    ],
+)
+def test_the_command_line_works(planning_bin: Path, tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+    result = hetopt(planning_bin, tmp_path, *arguments)
+    assert result.returncode == 0, result.stderr
+    assert said in result.stdout
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [pytest.param(path, marks=[pytest.mark.slow] * (path != RECORDED[0]), id=path.stem) for path in RECORDED],
+)
+def test_a_recorded_profile_becomes_a_plan(planning_bin: Path, tmp_path: Path, profile: Path) -> None:
+    result = hetopt(planning_bin, tmp_path, "recommend", str(profile), "--budget", "5", "--json")
+    assert result.returncode == 0, result.stderr
+    plan = json.loads(result.stdout)
+    assert plan["kind"] == "plan"
+    assert plan["chosen"]["prediction"]["cost_usd"]["value"] <= 5
+
+
+def test_an_install_that_cannot_be_written_to_is_left_as_it_is(planning_bin: Path, tmp_path: Path) -> None:
+    """Catalogues, studies and whatever else is kept goes to the person's own folders."""
+    (installed,) = planning_bin.parent.glob("lib/python*/site-packages/hetopt")
+
+    def files() -> dict[str, int]:
+        found = (path for path in installed.rglob("*") if "__pycache__" not in path.parts)
+        return {str(path.relative_to(installed)): path.stat().st_mtime_ns for path in found}
+
+    before = files()
+    folders = [installed, *(path for path in installed.rglob("*") if path.is_dir())]
+    try:
+        for folder in folders:
+            folder.chmod(0o555)
+        for arguments in (
+            (
+                "recommend",
+                str(RECORDED[0]),
+                "--budget",
+                "5",
+                "--epochs",
+                "9",
+                "-o",
+                "plan.json",
+                "--study",
+                "study.jsonl",
+            ),
+            ("catalog", "list", "--json"),
+            ("status",),
+            ("config",),
+        ):
+            result = hetopt(planning_bin, tmp_path, *arguments)
+            assert result.returncode == (2 if arguments == ("status",) else 0), result.stderr
+            assert "Traceback" not in result.stderr
+    finally:
+        for folder in folders:
+            folder.chmod(0o755)
+    assert files() == before
+    assert (tmp_path / "plan.json").exists()
+
+
+def test_measuring_without_torch_says_what_to_install(planning_bin: Path, tmp_path: Path) -> None:
+    result = hetopt(planning_bin, tmp_path, "profile", "digits", "-o", "profile.json")
+    assert result.returncode == 2
+    assert "pip install torch==2.13.0 'safetensors>=0.5' 'scikit-learn>=1.5'" in " ".join(result.stderr.split())
+    assert "Traceback" not in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_line_starts_light(planning_bin: Path, tmp_path: Path) -> None:
+    """`hetopt --help` must be instant, so the face imports no library until a command needs it."""
+    code = f"import sys; import hetopt.cli.main; print(*(name for name in {HEAVY!r} if name in sys.modules))"
+    result = subprocess.run(
+        [str(planning_bin / "python"), "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert result.stdout.split() == []

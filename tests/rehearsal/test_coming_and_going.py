@@ -16,11 +16,13 @@ from hetopt.backends.emulation.injection import ask_for_change, check_change
 from hetopt.backends.supervisor.acting import Supervision, dropping
 from hetopt.backends.supervisor.decide import Hysteresis, PredictedGain, Supervisor
 from hetopt.core.errors import BadInput
-from hetopt.core.events.log import DECISIONS_FILE, EVENTS_FILE, Event, read_events
+from hetopt.core.events.fold import RunFold
+from hetopt.core.events.log import DECISIONS_FILE, EVENTS_FILE, Event, read_events, read_log
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import RunState
 from hetopt.core.scaled_emulation import Change
-from tests.disturbance import PATIENCE_S, CoreTime, note, was_ours
+from tests.disturbance import CoreTime, note, was_ours
+from tests.face.conftest import until
 from tests.logs import event_of
 
 TASK = f"{Path(__file__).resolve().parents[2] / 'benchmarks' / '_toy.py'}:noise"
@@ -151,12 +153,11 @@ def test_a_host_that_is_cut_off_stands_still_until_it_reaches_the_others_again(t
     handle = launcher.start(spec("step 20 h0 cut"), tmp_path, {})
 
     def changed(count: int) -> list[Event]:
-        deadline_s = time.monotonic() + PATIENCE_S
-        while len(seen := told(read_events(tmp_path / EVENTS_FILE), "workers_changed")) < count:
-            assert time.monotonic() < deadline_s, read_events(tmp_path / EVENTS_FILE)[-5:]
-            assert not launcher.poll(handle).state.is_over, launcher.poll(handle).reason
-            time.sleep(0.05)
-        return seen
+        def seen() -> list[Event]:
+            return told(read_events(tmp_path / EVENTS_FILE), "workers_changed")
+
+        until(lambda: len(seen()) >= count, lambda: not launcher.poll(handle).state.is_over)
+        return seen()
 
     try:
         (without,) = changed(1)
@@ -183,3 +184,71 @@ def test_a_run_that_cannot_do_without_a_host_takes_none_back() -> None:
         with pytest.raises(BadInput, match="ends with the first that dies"):
             check_change(alone, parse_change(change, NAMES))
         check_change(spec(""), parse_change(change, NAMES))
+
+
+# A rehearsed script whose hosts_of die and return: its workers start again with whoever is there, from a checkpoint.
+
+SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
+TWO = ["h0", "h1"]
+EPOCHS, EPOCH_STEPS = 30, 10
+
+
+def spec_of_script(schedule: str, **changes: Any) -> RunSpec:
+    worker = {"type": "spot", "local_batch_size": 16, "declared": {"fixed_s": 0.02, "per_sample_s": 0.001}}
+    usual = {
+        "task": "resumable.py",
+        "script": [str(SCRIPTS / "resumable.py"), "--epochs", str(EPOCHS)],
+        "workers": [{"host": name, **worker} for name in TWO],
+        "stop": {"max_epochs": EPOCHS},
+        "batch_policy": "static",
+        "max_restarts": 1,
+        "control_period_steps": 5,
+        "miniature": {
+            "hosts": [{"name": name} for name in TWO],
+            "changes": [json.loads(change.model_dump_json()) for change in parse_changes(schedule, TWO)],
+        },
+    }
+    return RunSpec.model_validate_json(json.dumps({**usual, **changes}))
+
+
+def rehearsed(run: RunSpec, run_dir: Path) -> RunState:
+    launcher = RehearsalLauncher(grace_s=10.0)
+    handle = launcher.start(run, run_dir, {})
+    try:
+        until(lambda: launcher.poll(handle).state.is_over)
+        return launcher.poll(handle).state
+    finally:
+        launcher.stop(handle)
+
+
+def hosts_of(event: Event) -> list[str]:
+    return [worker["host"] for worker in event["workers"]]
+
+
+@pytest.mark.slow
+def test_the_first_host_of_a_script_dies_and_returns(box: None, tmp_path: Path) -> None:
+    """It has the log's writer and the meeting. Who returns joins at a checkpoint that all save for it."""
+    assert rehearsed(spec_of_script("step 40 h0 dies\nstep 80 h0 returns"), tmp_path) is RunState.FINISHED
+    events = read_events(tmp_path / EVENTS_FILE)
+    begun = [event for event in events if event["event"] == "run_started"]
+    assert [hosts_of(event) for event in begun] == [["h0", "h1"], ["h1"], ["h0", "h1"]]
+    first, alone, both = (event["resumed_step"] for event in begun)
+    assert first == 0
+    assert 5 <= alone <= 50, "from the newest checkpoint before the loss"
+    [paused, finished] = [event for event in events if event["event"] == "training_finished"]
+    assert (paused["reason"], paused["step"]) == ("stopped", both), "nothing is lost by joining"
+    assert (finished["reason"], finished["step"]) == ("script", EPOCHS * EPOCH_STEPS)
+    assert all(sum(event["local_batch_sizes"]) == 32 for event in events if event["event"] == "step")
+    told = RunFold.of(read_log(tmp_path / EVENTS_FILE).events)
+    assert (told.step, told.failure) == (EPOCHS * EPOCH_STEPS, None)
+    assert told.lost_steps <= 15, "what was done since that checkpoint"
+    assert (tmp_path / "model.safetensors").is_file()
+
+
+def test_what_cannot_be_done_to_a_script_is_refused() -> None:
+    with pytest.raises(BadInput, match="cannot be cut off for a while: its workers would wait for it"):
+        check_change(spec_of_script(""), parse_change("h1 cut", TWO))
+    for change in ("h1 returns", "h1 notice"):
+        check_change(spec_of_script(""), parse_change(change, TWO))
+        with pytest.raises(BadInput, match="this run ends with the first that dies"):
+            check_change(spec_of_script("", max_restarts=0), parse_change(change, TWO))

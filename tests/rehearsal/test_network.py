@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -22,7 +22,6 @@ from hetopt.backends.emulation.cgroups import Hierarchy, bandwidth_us, check_quo
 from hetopt.backends.emulation.iproute import NetworkRefused
 from hetopt.backends.emulation.namespaces import (
     ALIAS_BYTES,
-    MOST_HOSTS,
     EmulatedNetwork,
     Owner,
     find_leftovers,
@@ -65,13 +64,6 @@ print(time.process_time() - begun)
 
 def hosts(count: int, rate_bits_per_s: float | None = None) -> list[EmulatedHost]:
     return [EmulatedHost(name=f"h{n}", rate_bits_per_s=rate_bits_per_s) for n in range(count)]
-
-
-def wait_for(what: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not what():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
 
 
 @pytest.mark.timed
@@ -156,8 +148,6 @@ def test_hosts_of_two_networks_have_the_same_addresses_and_do_not_meet(box: None
         _, said = stranger.communicate(timeout=PATIENCE_S)
         assert b"ConnectionRefusedError" in said
         one.remove()
-        assert {network.id for network in find_networks()} >= {other.id}
-        assert not {network.id for network in find_networks()} & {one.id}
         receive(other, 1)
         send(other, 0, 1, 1000).wait_s()
 
@@ -166,7 +156,6 @@ def test_a_host_that_is_cut_off_hears_nothing(box: None) -> None:
     with EmulatedNetwork.create(hosts(3), owner="a test") as network:
         receive(network, 1)
         receive(network, 2)
-        assert len(network.pids(1)) == 1
         network.take_down(1)
         network.kill(2)
         assert len(network.pids(1)) == 1
@@ -190,7 +179,6 @@ def test_leaving_kills_what_runs_and_removes_everything_once_or_twice(box: None)
         # All of it is in namespaces of its own: this machine's has nothing more than before.
         assert "hetopt" not in subprocess.run(["ip", "link"], capture_output=True, text=True, check=True).stdout
     assert not _runs(pid)
-    assert network.pids(0) == []
     network.remove()
     remove(network.id)
     names = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
@@ -214,13 +202,9 @@ def test_what_a_killed_process_left_is_found_and_removed_and_the_living_stay(box
         found = {network.id: network for network in find_leftovers()}
         assert left_id in found
         assert living_id not in found
-        owner = found[left_id].owner
-        assert owner is not None
-        assert (owner.pid, owner.purpose) == (killed.pid, "/runs/x y")
         remove(left_id)
         assert not _runs(left_pid)
         assert _runs(living_pid)
-        assert left_id not in {network.id for network in find_networks()}
     finally:
         living.kill()
         living.wait()
@@ -254,11 +238,6 @@ def test_an_owner_survives_being_written_into_an_interface() -> None:
     assert len(long.alias.encode()) <= ALIAS_BYTES
     assert long.alias.endswith("/the-run")
     assert Owner.parse("somebody else's bridge") is None
-
-
-def test_more_hosts_than_addresses_are_refused_before_anything_is_made() -> None:
-    with pytest.raises(BadInput, match="154 hosts, got 155"):
-        EmulatedNetwork.create(hosts(MOST_HOSTS + 1), owner="a test")
 
 
 def test_what_fails_half_way_leaves_nothing(box: None) -> None:
@@ -310,9 +289,6 @@ def test_somebody_without_rights_is_told_so_in_one_sentence(box: None) -> None:
 
     needs = "needs root or CAP_NET_ADMIN and CAP_SYS_ADMIN"
     assert without_rights("print(why_not())") == f"a rehearsal makes network namespaces, which {needs}"
-    look = "try:\n find_networks()\nexcept Exception as error:\n print(error.message)"
-    with EmulatedNetwork.create(hosts(1), owner="a test"):
-        assert without_rights(look) == f"looking into network namespaces {needs}."
 
 
 def test_other_systems_are_told_that_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,14 +337,11 @@ def test_a_fork_is_where_a_process_of_its_own_would_be(box: None, tmp_path: Path
     server.close()
 
 
-def test_impossible_quotas_are_refused() -> None:
-    with pytest.raises(BadInput, match=r"ask for 2\.5 cores of CPU, and this machine has 2"):
-        check_quotas([1.5, 1], 2)
-    with pytest.raises(BadInput, match="a CPU quota must be at least"):
-        check_quotas([1e-6], 2)
-    check_quotas([], 1)
-    assert bandwidth_us(0.5) == (10_000, 20_000)
-    assert bandwidth_us(0.01) == (1_000, 100_000)
+@pytest.mark.parametrize(("cores", "said"), [([1.5, 1], r"ask for 2\.5 cores of CPU"), ([1e-6], "must be at least")])
+def test_impossible_quotas_are_refused(cores: list[float], said: str) -> None:
+    assert (bandwidth_us(0.5), bandwidth_us(0.01)) == ((10_000, 20_000), (1_000, 100_000))
+    with pytest.raises(BadInput, match=said):
+        check_quotas(cores, 2)
 
 
 def seconds(network: EmulatedNetwork, place: int, to: int, size: int) -> float:

@@ -7,19 +7,17 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
-from hetopt.api.run import log_files
 from hetopt.backends.backend import RunHandle
 from hetopt.backends.emulation.backend import RehearsalLauncher
 from hetopt.backends.emulation.description import parse_change, parse_changes, parse_hosts
 from hetopt.backends.emulation.injection import ask_for_change
-from hetopt.backends.emulation.namespaces import find_leftovers, find_networks
+from hetopt.backends.emulation.namespaces import find_leftovers, find_networks, host_address
 from hetopt.backends.processes import LocalLauncher
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import Event, read_events
@@ -27,7 +25,8 @@ from hetopt.core.run_folder import ConditionsReader
 from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
 from hetopt.core.run_status import RunState, RunStatus
 from hetopt.core.scaled_emulation import DeclaredTime, ScaledEmulation
-from tests.disturbance import PATIENCE_S
+from tests.face.conftest import until
+from tests.listeners import watched
 
 TOY = Path(__file__).resolve().parent.parent / "trainer" / "toy_task.py"
 START = """
@@ -100,12 +99,11 @@ def has_hosts(run_dir: Path, count: int) -> bool:
 
 
 def wait_for(what: Callable[[], object], run_dir: Path) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not what():
-        if time.monotonic() > deadline:
-            logs = "\n".join(f"{path}:\n{path.read_text()}" for path in run_dir.rglob("*.log"))
-            pytest.fail(f"waited in vain\n{find_networks()}\n{processes_of(run_dir)}\n{events(run_dir)}\n{logs}")
-        time.sleep(0.05)
+    try:
+        until(what)
+    except AssertionError as error:
+        logs = "\n".join(f"{path}:\n{path.read_text()}" for path in run_dir.rglob("*.log"))
+        raise AssertionError(f"{find_networks()}\n{processes_of(run_dir)}\n{events(run_dir)}\n{logs}") from error
 
 
 def over(run_dir: Path) -> RunStatus:
@@ -147,27 +145,16 @@ def test_a_cluster_trains_changes_as_told_and_fails_when_a_host_dies(box: None, 
     assert re.fullmatch(r"host h2 died at step 6\d, as scheduled for step 60", status.reason or "")
     [started] = events(tmp_path, "run_started")
     assert [worker["host"] for worker in started["workers"]] == ["h0", "h1", "h1", "h2"]  # ranked as described
-    changed = [
-        {k: event[k] for k in ("host", "speed", "rate_bits_per_s", "dies")}
-        for event in events(tmp_path, "condition_changed")
-    ]
-    fact = ["host", "speed", "rate_bits_per_s", "dies"]
-    assert changed == [
-        dict(zip(fact, row, strict=True))
-        for row in (
-            ("h0", 8, 2e8, False),
-            ("h1", 1, 1e8, False),
-            ("h0", 8, 1e7, False),
-            ("h1", 1, 1e7, False),
-            ("h2", 1, 1e7, False),
-            ("h2", 1, 1e7, True),
-        )
+    facts = ("host", "speed", "rate_bits_per_s", "dies")
+    assert [tuple(event[fact] for fact in facts) for event in events(tmp_path, "condition_changed")] == [
+        ("h0", 8, 2e8, False),
+        ("h1", 1, 1e8, False),
+        ("h0", 8, 1e7, False),
+        ("h1", 1, 1e7, False),
+        ("h2", 1, 1e7, False),
+        ("h2", 1, 1e7, True),
     ]
     assert ConditionsReader(tmp_path).now().speed_factors == {"h0": 2, "h1": 0.5}
-    labels = log_files(tmp_path)
-    assert {"worker 0", "worker 1", "worker 2", "worker 3", "host h0", "host h2", "conductor"} <= set(labels)
-    assert labels["worker 2"].relative_to(tmp_path).parts[1] == "h1"
-    assert set(log_files(tmp_path, 3).values()) <= set((tmp_path / "log" / "h2").rglob("*"))
     assert nothing_is_left(tmp_path)
     with pytest.raises(BadInput, match="is over"):
         ask_for_change(tmp_path, parse_change("h0 speed=8", ["h0"]))
@@ -291,7 +278,20 @@ def test_changes_are_only_for_rehearsals(tmp_path: Path) -> None:
         ask_for_change(tmp_path, parse_change("h0 dies", ["h0"]))
 
 
-def test_the_conductor_does_not_import_torch() -> None:
-    modules = [f"hetopt.backends.emulation.{name}" for name in ("conductor", "backend", "description", "injection")]
-    code = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+# What a rehearsed cluster listens with is on the addresses of its own hosts, inside their namespaces.
+
+
+@pytest.mark.parametrize("restarts", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_hosts_listen_on_their_own_addresses_alone(box: None, tmp_path: Path, restarts: int) -> None:
+    """torchrun's hosts, whose store is behind a gate, and hosts that come and go, each with a store."""
+    spec = rehearsed("speed=1,rate=1gbit x2").model_copy(update={"max_restarts": restarts})
+    launcher = RehearsalLauncher()
+    handle = launcher.start(spec, tmp_path, {})
+    addresses = {host_address(place) for place in range(2)}
+    try:
+        with watched(conductor_of(tmp_path).pid) as listeners:
+            wait_for(lambda: events(tmp_path, "step") and addresses <= listeners.addresses, tmp_path)
+    finally:
+        launcher.stop(handle)
+    assert not listeners.outside_of("127.", *addresses)
+    assert nothing_is_left(tmp_path)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import shutil
-import time
 from pathlib import Path
 
 import pytest
 
-from hetopt.backends.backend import RunHandle
 from hetopt.backends.emulation.backend import RehearsalLauncher
 from hetopt.backends.emulation.description import parse_hosts
 from hetopt.core.events.log import Event, read_events
@@ -16,7 +14,7 @@ from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.core.run_status import RunState
 from hetopt.core.scaled_emulation import DeclaredTime, ScaledEmulation
 from hetopt.core.synchronization import Injection, Synchronization
-from tests.disturbance import PATIENCE_S
+from tests.face.conftest import until
 
 TOY = Path(__file__).resolve().parent.parent / "trainer" / "toy_task.py"
 STEPS, BEFORE_THE_END = 80, 60
@@ -46,9 +44,7 @@ def settling(hosts: str, *, steps: int = STEPS, declared: DeclaredTime | None = 
 def trained(spec: RunSpec, run_dir: Path) -> list[Event]:
     launcher = RehearsalLauncher()
     handle = launcher.start(spec, run_dir, {})
-    deadline = time.monotonic() + PATIENCE_S
-    while not launcher.poll(RunHandle(run_dir=run_dir)).state.is_over and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: launcher.poll(handle).state.is_over)
     assert launcher.poll(handle).state == RunState.FINISHED
     return read_events(run_dir / "events.jsonl")
 

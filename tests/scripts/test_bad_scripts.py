@@ -7,19 +7,25 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
 
-from hetopt.api.script_text import read_script, several_workers, sharded_by
+from hetopt.api.script_text import read_script, resumes, several_workers, sharded_by
+from hetopt.backends.ec2.renter.bundle import make_bundle, user_code
 from hetopt.core.artifact import read_record
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.events.log import EVENTS_FILE, read_events
+from hetopt.core.plain_text import typed_script
+from hetopt.core.search_path import INSTALLED_ONLY, code_folder
 from hetopt.profiler.records import JOB_FACTS
 from hetopt.profiler.script.order import FAILED_FILE, ORDER_FILE, Failure, ScriptOrder
 
-from .warm import FORKS
+from .warm import FORKS, PATIENCE_S, alone
 
 HEAD = """import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -32,21 +38,15 @@ STEP = """    opt.zero_grad()
     opt.step()
 """
 FOREVER = HEAD + "import itertools\nfor (x,) in itertools.chain.from_iterable(itertools.repeat(loader)):\n"
-PATIENCE_S = 120.0
 
 
-def _alone(folder: str, script: str) -> None:
+def _alone(folder: str) -> None:
     """What `hetopt profile` starts, in a process that has torch already."""
     from hetopt.profiler.script.child import main
 
-    said = os.open(Path(folder, "said"), os.O_WRONLY | os.O_CREAT)
-    nobody = os.open(os.devnull, os.O_RDONLY)
-    for of, to in ((nobody, 0), (said, 1), (said, 2)):
-        os.dup2(of, to)
-    sys.stdin = os.fdopen(0)
+    alone(Path(folder, "said"))
     os.environ.pop("DISPLAY", None)
-    code = main([folder, "0"])
-    os._exit(code)
+    os._exit(main([folder, "0"]))
 
 
 def profiled(folder: Path, text: str, *arguments: str, startup_s: float = 600.0) -> tuple[int | None, Failure | None]:
@@ -62,7 +62,7 @@ def profiled(folder: Path, text: str, *arguments: str, startup_s: float = 600.0)
         startup_s=startup_s,
     )
     (folder / ORDER_FILE).write_text(order.model_dump_json())
-    process = FORKS.Process(target=_alone, args=(str(folder), str(script)))
+    process = FORKS.Process(target=_alone, args=(str(folder),))
     process.start()
     process.join(PATIENCE_S)
     if process.is_alive():
@@ -174,3 +174,103 @@ def test_a_script_that_shards_its_model_is_known_by_its_imports(text: str, shard
     script = tmp_path / "train.py"
     script.write_text(text)
     assert sharded_by(read_script(script)) == sharder
+
+
+# What is read off a script's text: whether it has a session, and goes on from checkpoints.
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("for epoch in range(run.resume(), 3):\n    run.checkpoint()\n", True),
+        ("first = loader.run.resume(extra)\ndef save():\n    loader.run.checkpoint(extra)\n", True),
+        ("run.checkpoint()\n", False),
+        ("run.resume()\ntorch.utils.checkpoint.checkpoint(block, x)\n", False),
+        ("# run.resume() and run.checkpoint()\nwandb.init(resume=True)\n", False),
+    ],
+)
+def test_it_goes_on_where_it_saves_and_resumes(text: str, expected: bool, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import loops\n")
+    (tmp_path / "loops.py").write_text(text)
+    assert resumes(read_script(tmp_path / "train.py")) is expected
+
+
+# A script in a package runs, is read and travels as `python -m` has it; any other as a file does.
+
+BESIDE, WHOLE, RELATIVE = "import helper", "from app.helper import VALUE", "from .helper import VALUE"
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """``app/sub/train.py`` and the modules that it may import, in packages with and without a file of their own."""
+    for name in ("app/__init__.py", "app/helper.py", "app/sub/helper.py"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("" if path.stem == "__init__" else "import os\n\nVALUE = 3\n")
+    return tmp_path
+
+
+def script(folder: Path, text: str, name: str = "app/sub/train.py") -> Path:
+    path = folder / name
+    path.write_text(f"{text}\nprint(__name__, __package__ or '-')\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "root", "said"),
+    [
+        (BESIDE, "app/sub", "__main__ -"),
+        (WHOLE, "", "__main__ app.sub"),
+        (RELATIVE, "", "__main__ app.sub"),
+        (f"{BESIDE}\n{WHOLE}", "", "__main__ app.sub"),
+        ("from ..helper import VALUE", "", "__main__ app.sub"),
+        ("import json", "app/sub", "__main__ -"),
+    ],
+)
+def test_it_runs_where_its_imports_are_found(package: Path, text: str, root: str, said: str) -> None:
+    path = script(package, text)
+    (package / "app/sub/__init__.py").touch()
+    assert code_folder(path) == package / root
+    run = f"from hetopt.core.search_path import run_script; run_script({str(path)!r})"
+    done = subprocess.run(
+        [sys.executable, "-c", run], env=INSTALLED_ONLY, cwd="/", capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split("\n")[0] == said, done.stderr
+
+
+def test_a_checkout_that_is_called_as_what_is_installed_is_no_package(tmp_path: Path) -> None:
+    (tmp_path / "hetopt/examples").mkdir(parents=True)
+    path = script(tmp_path, "from hetopt import session", "hetopt/examples/train.py")
+    assert code_folder(path) == path.parent
+
+
+def test_all_of_its_package_is_read_and_travels(package: Path) -> None:
+    path = script(package, f"{WHOLE}\nfrom . import helper as other", "app/train.py")
+    (package / "app/helper.py").write_text("from app.sub import helper\nVALUE = 3\n")
+    assert [one.name for one in read_script(path)] == ["train.py", "app/helper.py", "app/sub/helper.py"]
+    files = [name for name, _ in user_code(path, provided=frozenset()).files]
+    assert files == ["app/__init__.py", "app/helper.py", "app/sub/helper.py", "app/train.py"]
+    assert make_bundle("app", (str(path), "--lr", "0.1")).script == ("task/app/train.py", "--lr", "0.1")
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (["-m", "app.sub.train", "--lr", "1"], ("app/sub/train.py", "--lr", "1")),
+        (["python", "-m", "app.sub.train"], ("app/sub/train.py",)),
+        (["python3", "train.py", "-m", "x"], ("train.py", "-m", "x")),
+        (["-m", "app"], ("app/__main__.py",)),
+        ([], ()),
+    ],
+)
+def test_people_start_scripts_in_several_ways(package: Path, typed: Sequence[str], meant: tuple[str, ...]) -> None:
+    for name in ("app/sub/train.py", "app/__main__.py"):
+        script(package, BESIDE, name)
+    with chdir(package):
+        assert typed_script(typed) == meant
+
+
+@pytest.mark.parametrize("typed", [["-m", "app.none"], ["-m"], ["-m", "app..sub"]])
+def test_a_module_that_is_not_there_is_named(package: Path, typed: Sequence[str]) -> None:
+    with chdir(package), pytest.raises(BadInput, match="there is no module"):
+        typed_script(typed)

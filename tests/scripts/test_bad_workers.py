@@ -5,10 +5,8 @@ The workers are forked from a process that has imported torch, so that a case co
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import re
-import sys
 import time
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -20,11 +18,7 @@ from hetopt.core.events.log import EVENTS_FILE, read_events
 from hetopt.core.run_folder import write_spec
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(
-    ["hetopt.trainer.script_worker", "hetopt.trainer.session", "hetopt.trainer.loop", "torch._dynamo"]
-)
-PATIENCE_S = 120.0
+from .warm import FORKS, PATIENCE_S, alone
 
 HEAD = """import os, sys, torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -46,11 +40,7 @@ def _worker(run_dir: str, rank: int, address: str, port: int) -> None:
     """What torchrun starts, in a process that has torch already."""
     from hetopt.trainer.script_worker import main
 
-    said = os.open(Path(run_dir, f"said-{rank}"), os.O_WRONLY | os.O_CREAT)
-    nobody = os.open(os.devnull, os.O_RDONLY)
-    for of, to in ((nobody, 0), (said, 1), (said, 2)):
-        os.dup2(of, to)
-    sys.stdin = os.fdopen(0)
+    alone(Path(run_dir, f"said-{rank}"))
     place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     os.environ.update(place, MASTER_ADDR=address, MASTER_PORT=str(port), DISPLAY=":0")
     os._exit(main([run_dir]))

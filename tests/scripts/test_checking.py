@@ -7,8 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
 
 from hetopt.api.exactness import DIFFERS, check_script, first_check
+from hetopt.core.errors import RunFailed
+from hetopt.trainer.failure import Lines, explain
+from hetopt.trainer.script_worker import surroundings
 from tests.face.conftest import hetopt
 
 __all__ = ["hetopt"]
@@ -111,3 +116,70 @@ def test_a_script_for_one_process_is_sent_to_convert(tmp_path: Path, hetopt: Cal
     answer = hetopt("check", "--", script)
     assert answer.code == 2
     assert "uses neither DistributedDataParallel nor a session" in " ".join(answer.err.split())
+
+
+# What is said of a script that failed is what it failed with, and the line of it.
+
+SCRIPT = """
+import os
+import torch
+from torch import nn
+from hetopt import session
+
+model = nn.Linear(4, 2)
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = torch.utils.data.DataLoader(torch.ones(64, 4), 8)
+with session(model, opt) as run:
+    for x in run.loader(loader):
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise LookupError("only where there are two")
+        run.backward(model(x).sum(1).mean())
+        opt.step()
+        opt.zero_grad()
+"""
+
+
+def test_a_failure_on_two_workers_is_told_by_what_was_raised(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    with pytest.raises(RunFailed, match=r"train\.py failed: LookupError: only where there are two:"):
+        check_script(path)
+
+
+class Pictures(Dataset[torch.Tensor]):
+    """Has none that can be read."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        raise LookupError(f"picture {index} is\ntorn: {'x' * 500} {'y' * 9}")
+
+    def __len__(self) -> int:
+        return 4
+
+
+def test_an_error_of_a_reader_process_is_told_by_its_own_line_and_words() -> None:
+    """Torch's loader passes it on as text, which begins with its own words and ends with those of the error."""
+    with pytest.raises(LookupError) as caught:
+        next(iter(DataLoader(Pictures(), num_workers=1, multiprocessing_context="spawn")))
+    assert str(caught.value).startswith("Caught LookupError in DataLoader worker process")
+    code = Pictures.__getitem__.__code__
+    told = explain(caught.value, "worker 1", Lines(__file__))
+    assert told.message == f"worker 1, {__file__}, line {code.co_firstlineno + 1}: LookupError: picture 0 is torn: ..."
+
+
+# What a script finds around it on a machine: one device, and a local rank that goes with it.
+
+
+@pytest.mark.parametrize(
+    ("environment", "device", "expected"),
+    [
+        ({"LOCAL_RANK": "1"}, "cpu", {"CUDA_VISIBLE_DEVICES": ""}),
+        ({"LOCAL_RANK": "1"}, "cuda:1", {"CUDA_VISIBLE_DEVICES": "1", "LOCAL_RANK": "0"}),
+        ({"CUDA_VISIBLE_DEVICES": "4,6"}, "cuda:1", {"CUDA_VISIBLE_DEVICES": "6", "LOCAL_RANK": "0"}),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-1a,GPU-2b"}, "cuda:0", {"CUDA_VISIBLE_DEVICES": "GPU-1a", "LOCAL_RANK": "0"}),
+    ],
+)
+def test_a_worker_sees_its_own_device_as_the_first(
+    environment: dict[str, str], device: str, expected: dict[str, str]
+) -> None:
+    """`cuda`, `cuda:0` and the device of its local rank are the same one; without one its local rank is torchrun's."""
+    assert surroundings(environment, device) == {**expected, "MPLBACKEND": "Agg"}

@@ -24,9 +24,8 @@ from hetopt.core.run_folder import SPEC_VARIABLE
 from hetopt.profiler.script import gradients
 
 from .forms import BY_HAND, DIFFERS, FORMS
-from .warm import FORKS
+from .warm import FORKS, PATIENCE_S, alone
 
-PATIENCE_S = 120.0
 ROUNDING = 1e-5
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "script"
@@ -45,9 +44,7 @@ def test_the_example_of_the_documentation_is_what_comes_out() -> None:
 
 def _recorded(folder: Path, name: str, script: Path, rank: int, workers: int) -> None:
     """One process of a script whose gradients are kept."""
-    said = os.open(folder / f"{name}-{rank}.said", os.O_WRONLY | os.O_CREAT)
-    os.dup2(said, 1)
-    os.dup2(said, 2)
+    alone(folder / f"{name}-{rank}.said")
     os.chdir(folder)
     os.environ.update({one: str(rank) for one in ("RANK", "LOCAL_RANK")}, WORLD_SIZE=str(workers))
     if workers > 1:
@@ -90,8 +87,8 @@ def test_a_form_of_script_computes_what_it_did_or_is_left_to_a_person(name: str,
             convert_text(FORMS[name])
         assert BY_HAND[name] in str(raised.value)
         return
-    alone, shared = _distances(tmp_path, FORMS[name], convert_text(FORMS[name]).text)
-    assert alone == [0.0] * gradients.STEPS
+    by_itself, shared = _distances(tmp_path, FORMS[name], convert_text(FORMS[name]).text)
+    assert by_itself == [0.0] * gradients.STEPS
     assert (max(shared) <= ROUNDING) == (name not in DIFFERS)
 
 

@@ -16,7 +16,7 @@ from hetopt.backends.processes import LocalLauncher
 from hetopt.core.events.log import EVENTS_FILE, Event, read_events
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.core.run_status import RunState
-from tests.disturbance import PATIENCE_S
+from tests.face.conftest import until
 
 SCRIPT = str(Path(__file__).with_name("resumable.py"))
 DDP = """
@@ -74,14 +74,13 @@ def log(run_dir: Path, name: str) -> list[Event]:
     return [event for event in read_events(path) if event["event"] == name] if path.exists() else []
 
 
-def until(launcher: LocalLauncher, handle: RunHandle, step: int) -> None:
+def until_step(launcher: LocalLauncher, handle: RunHandle, step: int) -> None:
     """A step is logged, or the run is over."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not any(event["step"] >= step for event in log(handle.run_dir, "step")):
-        if launcher.poll(handle).state.is_over:
-            return
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
+    until(
+        lambda: (
+            launcher.poll(handle).state.is_over or any(event["step"] >= step for event in log(handle.run_dir, "step"))
+        )
+    )
 
 
 def kill(run_dir: Path, rank: int) -> None:
@@ -100,10 +99,10 @@ def trained(run_dir: Path, draw: random.Random | None, script: tuple[str, ...] =
     handle = launcher.start(run.model_copy(update={"script": script or run.script}), run_dir, {})
     try:
         if draw is not None:
-            until(launcher, handle, draw.randint(0, (EPOCHS - 1) * EPOCH_STEPS))
+            until_step(launcher, handle, draw.randint(0, (EPOCHS - 1) * EPOCH_STEPS))
             time.sleep(draw.uniform(0.0, 0.1))
             kill(run_dir, draw.randint(0, 1))
-        until(launcher, handle, 10**9)
+        until_step(launcher, handle, 10**9)
         assert launcher.poll(handle).state is RunState.FINISHED, launcher.poll(handle).reason
     finally:
         launcher.stop(handle)

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
 
+import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
 
+from benchmarks._ssh_servers import SSHD, Servers
+from hetopt.backends.ssh.checking import check_hosts
 from hetopt.backends.ssh.edge import python_command, ssh_argv, why_unreached
+from hetopt.backends.ssh.gpus import environment, places
+from hetopt.backends.ssh.others import MEAN_OVER_S, Others, Process, is_taken, processes, used_by_others_s
 from hetopt.core.hosts import Host, parse_hosts
+from tests.face.conftest import until
+from tests.ssh.test_checking import said
 
 OPTIONS = (
     "-o BatchMode=yes -o StrictHostKeyChecking=yes -o ConnectTimeout=6 -o ServerAliveInterval=5 "
@@ -72,3 +90,221 @@ def test_each_complaint_of_ssh_is_one_sentence_and_what_to_do(complaint: str, sa
     assert says in why.message
     assert why.message.startswith("box1 ")
     assert why.hint
+
+
+# Hosts behind others: ssh's way there as a pure function, and over real servers.
+
+TOKENS = {"%%": "%", "%h": "next.lan", "%p": "22"}
+HOPS = st.lists(
+    st.tuples(st.sampled_from(["", "carol@"]), st.sampled_from(["gate", "10.0.0.5", "fe80::1%eth0"])),
+    min_size=1,
+    max_size=3,
+    unique=True,
+)
+
+
+def as_run(command: str) -> list[str]:
+    """The words of a ProxyCommand, as ssh expands it and a shell splits it."""
+    return shlex.split(re.sub("%.", lambda token: TOKENS[token[0]], command))
+
+
+@given(hops=HOPS, ssh=st.sampled_from(["ssh", "ssh -F 'my 100%h config'", 'ssh -F "it\'s"']))
+def test_each_hop_is_reached_with_the_same_options(hops: list[tuple[str, str]], ssh: str) -> None:
+    host = Host(name="box", address="box.lan", jump=",".join("".join(hop) for hop in hops))
+    words = ssh_argv(host, "true", {"HETOPT_SSH": ssh})
+    strict = ssh_argv(Host(name="box", address="box.lan"), "true", {"HETOPT_SSH": ssh})[:-3]
+    for user, address in reversed(hops):
+        assert words[: len(strict)] == strict
+        (proxy,) = (word for word in words if word.startswith("ProxyCommand="))
+        words = as_run(proxy.removeprefix("ProxyCommand="))
+        assert words[-4:] == ["-W", "[next.lan]:22", "--", address]
+        assert ("-l" in words) == bool(user)
+    assert words[: len(strict)] == strict
+    assert not any(word.startswith("ProxyCommand=") for word in words)
+
+
+FIELDS = ("name", "address", "user", "key", "jump", "private", "python", "folder", "devices", "hours")
+HOSTILE = st.one_of(
+    st.text(max_size=30),
+    st.sampled_from(
+        ["a$(id)", "a`id`", "-oProxyCommand=id", "a\nb", "a;id", "a,$(id)", "a %h", "a\x1b[2J", "\u202ea", "~"]
+    ),
+)
+
+
+@given(given=st.fixed_dictionaries({}, optional=dict.fromkeys(FIELDS, HOSTILE)))
+def test_no_text_of_a_host_is_an_option_or_read_by_a_shell(given: dict[str, str]) -> None:
+    try:
+        host = Host.model_validate({"name": "box", "address": "box", **given})
+    except ValidationError:
+        return
+    words = ssh_argv(host, "true", {})
+    assert words[-3] == "--"
+    assert not words[-2].startswith("-")
+    assert not (host.user or "").startswith("-")
+    assert re.fullmatch(r"[\w.@:%,\[\]-]*", host.jump or "", re.ASCII)
+    assert all(text.isprintable() for text in host.model_dump().values() if isinstance(text, str))
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as tried:
+        return tried.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.fixture
+def behind(servers: Servers) -> Iterator[tuple[Servers, int]]:
+    """Servers of which one listens on a port of this machine, where a gateway reaches it."""
+    servers.host("box")
+    servers.host("gate")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with (servers.folder / "client").open("a") as file:
+        file.write(
+            f"Host 127.0.0.1\n  IdentityFile {servers.folder / 'user_key'}\n  IdentitiesOnly yes\n"
+            f"  UserKnownHostsFile {servers.folder / 'known_hosts'}\n  GlobalKnownHostsFile /dev/null\n"
+            "Host *\n  StrictHostKeyChecking accept-new\n"
+        )
+    command = [str(SSHD), "-D", "-e", "-f", str(servers.folder / "box.sshd"), "-p", str(port)]
+    with subprocess.Popen([*command, "-o", "ListenAddress=127.0.0.1"], stderr=subprocess.DEVNULL) as server:
+        until(lambda: listens(port))
+        yield servers, port
+        server.terminate()
+
+
+def test_a_host_behind_others_is_reached_and_no_hop_accepts_an_unknown_key(
+    behind: tuple[Servers, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the user's own configuration would: the second of two hops is not known at first."""
+    servers, port = behind
+    (tmp_path / "it's 100%h").symlink_to(servers.folder)
+    monkeypatch.setenv("HETOPT_SSH", shlex.join(["ssh", "-F", str(tmp_path / "it's 100%h" / "client")]))
+    hop = f"127.0.0.1:{port}"
+    host = Host(name="box", address="127.0.0.1", port=port, jump=f"gate,{hop}", python=sys.executable)
+    (found,) = check_hosts([host])
+    assert "is not reached through its jump host" in said(found)
+    assert "strict checking" in said(found)
+    known = servers.folder / "known_hosts"
+    assert hop not in known.read_text().replace("[127.0.0.1]:", "127.0.0.1:")
+    kind, key, *_ = (servers.folder / "host_key.pub").read_text().split()
+    with known.open("a") as file:
+        file.write(f"[127.0.0.1]:{port} {kind} {key}\n")
+    (found,) = check_hosts([host])
+    assert found.seen is not None, said(found)
+
+
+# Which GPU of a box each worker takes: by the names of its inventory, whatever the order of its slots.
+
+KINDS = {
+    "RTX 3090": "NVIDIA GeForce RTX 3090",
+    "RTX 3090 Ti": "NVIDIA GeForce RTX 3090 Ti",
+    "GTX 1080 Ti": "NVIDIA GeForce GTX 1080 Ti",
+    "A100": "NVIDIA A100-SXM4-80GB",
+    "T4": "Tesla T4",
+    "L4": "NVIDIA L4",
+    "L40S": "NVIDIA L40S",
+    "V100": "Tesla V100-SXM2-16GB",
+}
+
+
+@given(st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=8), st.data())
+def test_each_worker_has_the_gpu_that_was_named(slots: list[str], data: st.DataObject) -> None:
+    wanted = data.draw(st.permutations(slots))[: data.draw(st.integers(1, len(slots)))]
+    found = places(wanted, [KINDS[slot] for slot in slots])
+    assert found is not None
+    assert len(set(found)) == len(wanted), "one each"
+    assert [slots[place] for place in found] == wanted
+
+
+@pytest.mark.parametrize(
+    ("wanted", "there"),
+    [(["T4", "T4"], ["T4"]), (["A10"], ["A100"]), (["L4"], ["L40S"]), (["RTX 3090 Ti"], ["RTX 3090"]), (["T4"], [])],
+)
+def test_a_gpu_that_is_not_there_is_not_taken_for_another(wanted: list[str], there: list[str]) -> None:
+    assert places(wanted, [KINDS[name] for name in there]) is None
+
+
+def test_workers_are_told_by_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real process in the place of the driver's."""
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\nprintf 'Tesla T4\\nNVIDIA L4\\nTesla T4\\n'\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    told = environment(["L4", "T4"])
+    assert told == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "1,0"}
+    assert environment(["cpu"]) == {}
+    assert environment(["A100"]) == {}
+    smi.write_text("#!/bin/sh\necho no driver\nexit 9\n")
+    assert environment(["L4"]) == {}
+
+
+# What others use of a host: laws of the count, and a real process.
+
+OWN = 100
+
+
+@st.composite
+def looks(draw: st.DrawFn) -> tuple[dict[int, Process], dict[int, Process]]:
+    """Two looks at a tree of processes in which nobody's use falls."""
+    pids = draw(st.lists(st.integers(2, 99), unique=True, max_size=12))
+    now = {OWN: Process(1, draw(st.floats(0, 10)))}
+    for pid in pids:
+        now[pid] = Process(draw(st.sampled_from([1, *now])), draw(st.floats(0, 10)))
+    seen = draw(st.sets(st.sampled_from(sorted(now))))
+    return {pid: Process(now[pid].parent, now[pid].used_s * draw(st.floats(0, 1))) for pid in seen}, now
+
+
+def descends(pid: int, now: dict[int, Process]) -> bool:
+    while pid in now:
+        if pid == OWN:
+            return True
+        pid = now[pid].parent
+    return False
+
+
+@given(looks())
+def test_what_is_ours_does_not_count_and_all_else_does(both: tuple[dict[int, Process], dict[int, Process]]) -> None:
+    before, now = both
+    others = {pid: one for pid, one in now.items() if not descends(pid, now)}
+    expected = sum(one.used_s - (before[pid].used_s if pid in before else 0) for pid, one in others.items())
+    assert used_by_others_s(before, now, OWN) == pytest.approx(expected)
+
+
+@given(st.booleans(), st.floats(0, 64), st.floats(0.01, 64))
+def test_it_does_not_come_and_go_at_one_figure(was: bool, busy: float, limit: float) -> None:
+    taken = is_taken(was, busy, limit)
+    assert is_taken(taken, busy, limit) is taken
+    assert taken or busy <= limit
+    assert not taken or busy > limit / 2
+
+
+@given(st.floats(0, 8))
+def test_the_mean_is_that_of_the_last_minute(cpus: float) -> None:
+    now_s = 0.0
+
+    def look() -> dict[int, Process]:
+        return {7: Process(1, cpus * max(0.0, now_s - 300))}  # it begins in the fifth minute
+
+    others = Others(own=OWN, look=look, clock=lambda: now_s)
+    said = []
+    while now_s < 500:
+        said.append((now_s, others.busy_cpus()))
+        now_s += 5
+    assert all((busy is None) == (at < MEAN_OVER_S) for at, busy in said)
+    assert all(busy == pytest.approx(0, abs=1e-9) for at, busy in said if busy is not None and at <= 300)
+    assert said[-1][1] == pytest.approx(cpus)
+
+
+def test_a_real_process_is_seen() -> None:
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as burning:
+        try:
+            before = processes()
+            assert before[burning.pid].parent == os.getpid()
+            began_s = before[burning.pid].used_s
+            while sum(psutil.Process(burning.pid).cpu_times()[:2]) < began_s + 0.3:
+                time.sleep(0.05)
+            now = processes()
+            assert used_by_others_s({burning.pid: before[burning.pid]}, {burning.pid: now[burning.pid]}, 1) >= 0.25
+            assert used_by_others_s(before, {burning.pid: now[burning.pid]}, os.getpid()) == 0
+        finally:
+            burning.kill()

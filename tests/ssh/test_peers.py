@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import io
 import json
+import platform
 import shlex
+import shutil
+import subprocess
 import sys
+import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -16,8 +24,9 @@ import hetopt
 from hetopt.api.backends import backend
 from hetopt.backends.ec2.protocol import State
 from hetopt.backends.options import Ssh
+from hetopt.backends.ssh import receive
 from hetopt.backends.ssh.backend import OnHosts
-from hetopt.backends.ssh.checking import INVENTORY_FILE, Seen, Ways, check_hosts
+from hetopt.backends.ssh.checking import INVENTORY_FILE, Seen, Ways, alone, check_hosts
 from hetopt.backends.ssh.conductor import in_our_time
 from hetopt.backends.ssh.link import Begun
 from hetopt.backends.ssh.objects import Answer, Load, Request
@@ -29,7 +38,7 @@ from hetopt.core.hosts import Host, parse_hosts
 from hetopt.core.run_folder import LATEST_OBJECT, OBJECTS_FOLDER, RunFolders, write_spec
 from hetopt.optimizer.launch_record import LAUNCH_FILE
 from tests.api.test_backends import RECORDED
-from tests.ssh.test_checking import HEALTHY, said
+from tests.ssh.test_checking import HEALTHY, PACKAGES, said, seen
 
 SAYS = """
 import re, subprocess, sys
@@ -189,3 +198,113 @@ def test_words_of_a_whole_round_fit_into_what_is_read() -> None:
     hosts = parse_hosts(",".join(f"box{place}" for place in range(256)))
     ways = {"reached": {host.name: "yes" for host in hosts}, "rates": {"box1": [1e9, 1e9]}}
     assert read_words(Ways, json.dumps(ways), "box").reached.keys() == {host.name for host in hosts}
+
+
+# An environment of a run's own: made from hashed packages by the program that begins a host's part, for real.
+
+
+def wheel(folder: Path, name: str) -> str:
+    """A package of one module that says what it is, in a folder; its hash."""
+    info = f"{name}-1.0.dist-info"
+    files = {
+        f"{name}.py": "SAYS = 'installed'\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = ""
+    for path, text in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+        record += f"{path},sha256={digest},{len(text)}\n"
+    data = folder / f"{name}-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(data, "w") as archive:
+        for path, text in {**files, f"{info}/RECORD": f"{record}{info}/RECORD,,\n"}.items():
+            archive.writestr(path, text)
+    return hashlib.sha256(data.read_bytes()).hexdigest()
+
+
+def begun(tmp_path: Path, locks: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What `receive` says that is given these locks, and a node that says where its package is from."""
+    node = "import json, sys, one\nprint('NODE', json.dumps([sys.executable, one.SAYS]))\n"
+    files = {
+        "hetopt/__init__.py": "",
+        "hetopt/backends/__init__.py": "",
+        "hetopt/backends/ssh/__init__.py": "",
+        "hetopt/backends/ssh/node.py": node,
+        **{f"locks/{platform.machine()}-{name}.txt": text for name, text in locks.items()},
+    }
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for name, text in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text.encode()))
+    code = packed.getvalue()
+    asked = {
+        "folder": str(tmp_path / "there"),
+        "run": "run",
+        "host": "box",
+        "bytes": len(code),
+        "sha256": hashlib.sha256(code).hexdigest(),
+        "config": {},
+        "install": True,
+        "gpu": True,
+    }
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, receive.__file__],
+        input=json.dumps(asked).encode() + b"\n" + code,
+        capture_output=True,
+        check=True,
+    )
+    lines = done.stdout.decode().splitlines()
+    told = next(json.loads(line.removeprefix(receive.MARK)) for line in lines if line.startswith(receive.MARK))
+    for line in lines:
+        if line.startswith("NODE "):
+            told["python"], told["says"] = json.loads(line.removeprefix("NODE "))
+    return dict(told)
+
+
+def test_what_the_lock_names_is_installed_and_nothing_else_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = begun(tmp_path, {"gpu": f"one==1.0 --hash=sha256:{wheel(tmp_path, 'one')}\n"}, monkeypatch)
+    root = tmp_path / "there" / "runs" / "run" / "box"
+    assert told == {"ready": str(root), "python": str(root / "venv" / "bin" / "python"), "says": "installed"}
+    assert not (root / "tmp").exists()
+
+
+def test_a_folder_that_was_made_for_a_run_goes_with_it_though_its_host_was_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node of these tests cleans nothing up, as one that lost power."""
+    lock = {"gpu": f"one==1.0 --hash=sha256:{wheel(tmp_path, 'one')}\n"}
+    config = tmp_path / "there" / "runs" / "run" / "box" / receive.CONFIG
+    for _ in range(2):
+        begun(tmp_path, lock, monkeypatch)
+        assert json.loads(config.read_text())["made"] is True
+    shutil.rmtree(tmp_path / "there" / "runs")
+    begun(tmp_path, lock, monkeypatch)
+    assert json.loads(config.read_text())["made"] is False, "it was there before"
+
+
+def test_another_package_under_that_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel(tmp_path, "one")
+    told = begun(tmp_path, {"gpu": f"one==1.0 --hash=sha256:{'0' * 64}\n"}, monkeypatch)
+    assert told["refused"].startswith("its packages cannot be installed")
+    assert not (tmp_path / "there" / "runs" / "run" / "box").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({}, []),
+        ({"python": (3, 13)}, ["it has Python 3.13, and the locked torch for CPUs is for 3.12"]),
+        ({"free_bytes": 3 * 10**9}, ["a run needs 3.5 GB"]),
+        ({"installs": "it does not reach pypi.org"}, ["nothing can be installed there: it does not reach pypi.org"]),
+    ],
+)
+def test_a_host_that_installs_needs_no_torch_and_more_room(more: dict[str, object], says: list[str]) -> None:
+    facts = seen(packages=dict.fromkeys(PACKAGES), gpus=[], **more)
+    troubles = alone(Host(name="box", address="box", install=True), facts, asked_s=1e4)
+    assert [words in trouble.said for words, trouble in zip(says, troubles, strict=True)] == [True] * len(says)
