@@ -169,14 +169,10 @@ def test_progress_never_falls(events: list[Event], schedule: ProbeSchedule) -> N
     assert seen[-1] == 1
 
 
-def evaluations(*pairs: tuple[int, float]) -> tuple[Evaluation, ...]:
-    return tuple(Evaluation(step=step, metric=metric) for step, metric in pairs)
-
-
 class TestStepsToTarget:
     @given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.floats(0, 1))
     def test_lies_between_the_evaluations_around_it(self, metrics: list[float], target: float) -> None:
-        log = evaluations(*((10 * (place + 1), metric) for place, metric in enumerate(metrics)))
+        log = tuple(Evaluation(step=10 * (place + 1), metric=metric) for place, metric in enumerate(metrics))
         steps = steps_to_target(log, target=target, higher_is_better=True)
         reached = next((one.step for one in log if one.metric >= target), None)
         if reached is None:
@@ -209,59 +205,15 @@ class TestSchedule:
             assert pilot.time_limit_s < time_budget_s
         assert (made.network is not None) == (workers > 1)
 
-    def test_pilots_begin_with_the_tasks_own_batch_and_a_distant_one(self) -> None:
-        made = make_schedule(seed=0, workers=2, logical_cpus=2, batch_size=64, dataset_size=1_438, time_budget_s=40.0)
-        assert [(pilot.global_batch_size, pilot.repeat) for pilot in made.pilots] == [
-            (size, repeat) for repeat in range(3) for size in (64, 256, 128)
-        ]
-        assert made.sweeps[0].threads_per_worker == 2
-        assert made.sweeps[1].threads_per_worker == 1
-
-
-def with_pilot_in_bf16(
-    events: list[Event], schedule: ProbeSchedule, evaluations: list[Event], reason: str
-) -> tuple[list[Event], ProbeSchedule]:
-    """The recorded log with one more pilot, like the first but in bf16, and a sweep in it."""
-    first = next(of_kind(events, "pilot_started"))
-    number, time_s = len(schedule.pilots), events[-1]["time_s"]
-    more = [
-        {**first, "pilot": number, "precision": "bf16"},
-        *({"event": "pilot_evaluation", "pilot": number, "epoch": 1.0, **one} for one in evaluations),
-        {"event": "pilot_finished", "pilot": number, "step": 99, "reason": reason},
-    ]
-    sweeps = len(schedule.sweeps)
-    for name in ("device_facts", "sweep_point"):
-        more += [{**one, "sweep": sweeps, "precision": "bf16"} for one in of_kind(events, name) if one["sweep"] == 0]
-    for one in more:
-        one["time_s"] = time_s
-        if one["event"] == "sweep_point":
-            del one["precision"]
-    grown = schedule.model_copy(
-        update={
-            "sweeps": (*schedule.sweeps, schedule.sweeps[0].model_copy(update={"precision": "bf16"})),
-            "pilots": (*schedule.pilots, schedule.pilots[0].model_copy(update={"precision": "bf16"})),
-        }
-    )
-    return [*events[:-1], *more, events[-1]], grown
-
-
-def test_a_pilot_in_another_precision_is_held_against_its_twin(events: list[Event], schedule: ProbeSchedule) -> None:
-    usual = profile_of(events, schedule)
-    own = next(of_kind(events, "pilot_started"))["pilot"]
-    twin = [one for one in of_kind(events, "pilot_evaluation") if one["pilot"] == own]
-    twice = [{"step": 2 * int(str(one["step"])), "metric": one["metric"]} for one in twin]
-    profile = profile_of(*with_pilot_in_bf16(events, schedule, twice, "target"))
-    (trial,) = profile.precision_trials
-    assert trial.steps == pytest.approx(2 * trial.usual_steps)
-    assert trial.usual_steps == usual.pilots[0].steps_to_target
-    assert profile.pilots == usual.pilots
-    assert profile.precisions == ("fp32", "bf16")
-    assert Profile.from_json(profile.to_json(), origin="memory") == profile
-
 
 def test_a_precision_in_which_a_pilot_diverges_is_left_out(events: list[Event], schedule: ProbeSchedule) -> None:
-    lost, grown = with_pilot_in_bf16(events, schedule, [], "diverged")
-    profile = profile_of(lost, grown)
-    assert profile.precisions == ("fp32",)
-    assert profile.precision_trials == ()
+    first, number = next(of_kind(events, "pilot_started")), len(schedule.pilots)
+    lost: list[Event] = [
+        {**first, "pilot": number, "precision": "bf16"},
+        {"event": "pilot_finished", "pilot": number, "step": 99, "reason": "diverged", "time_s": events[-1]["time_s"]},
+    ]
+    pilot = schedule.pilots[0].model_copy(update={"precision": "bf16"})
+    grown = schedule.model_copy(update={"pilots": (*schedule.pilots, pilot)})
+    profile = profile_of([*events[:-1], *lost, events[-1]], grown)
+    assert (profile.precisions, profile.precision_trials) == (("fp32",), ())
     assert refusals(lost) == ("bf16 is left out: a pilot diverged in it, and did not in fp32",)

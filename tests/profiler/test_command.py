@@ -102,7 +102,7 @@ def test_the_command_writes_a_profile_that_loads(made: tuple[Path, str]) -> None
     assert measured.profiling_s > 0
 
 
-@pytest.mark.parametrize("moment", ["loading the task", "starting workers", "looking at the model"])
+@pytest.mark.parametrize("moment", ["loading the task", "looking at the model"])
 def test_an_interruption_leaves_no_process_and_no_file(tmp_path: Path, moment: str) -> None:
     command = tmp_path.parent / f"{tmp_path.name}.py"
     command.write_text(COMMAND)

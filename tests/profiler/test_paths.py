@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from hetopt.core.errors import BadInput
-from hetopt.core.paths import HOST_PATTERN, REGION_PATTERN, RUN_PATTERN, host_name, inside, is_name, run_name
+from hetopt.core.paths import HOST_PATTERN, RUN_PATTERN, host_name, inside, is_name, run_name
 from hetopt.core.run_folder import host_log_folder
 from hetopt.core.run_spec import Node, WorkerSpec
 from hetopt.trainer.checkpoints.folder import FileRecord, Manifest
@@ -120,11 +120,6 @@ def test_a_run_that_is_named_is_a_folder_of_runs(root: Path, text: str) -> None:
     except BadInput:
         return
     assert inside(root, name).parent == root
-
-
-@pytest.mark.parametrize("region", ["us-east-1", "ap-southeast-2", "us-gov-west-1"])
-def test_regions_are_names(region: str) -> None:
-    assert is_name(REGION_PATTERN, region)
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,10 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from hetopt.backends.backend import RunHandle
 from hetopt.backends.processes import LocalLauncher
 from hetopt.core.comm.compression_text import spell
 from hetopt.core.comm.options import timed_as, tried_ways, whole_ways
@@ -27,10 +25,9 @@ from hetopt.core.run_spec import (
     Sweep,
     WorkerSpec,
 )
-from hetopt.core.run_status import RunState
 from hetopt.profiler.collect import collect, refusals
-from hetopt.profiler.records import FINISHED, STARTED
-from tests.disturbance import PATIENCE_S
+from hetopt.profiler.records import FINISHED
+from tests.trainer.test_local_launcher import over
 
 HERE = Path(__file__).parent
 TASK = f"{HERE / 'tiny_task.py'}:task"
@@ -74,26 +71,16 @@ def spec_of(schedule: ProbeSchedule) -> RunSpec:
     return RunSpec(task=TASK, seed=3, workers=(worker, worker), stop=StopRule(max_steps=1), probe=schedule)
 
 
-def finish(launcher: LocalLauncher, spec: RunSpec, folder: Path, until: Callable[[list[Event]], bool]) -> list[Event]:
-    """Start a run and wait until it is over, or until its events are what is waited for."""
-    handle = launcher.start(spec, folder, {})
-    deadline = time.monotonic() + PATIENCE_S
-    try:
-        while time.monotonic() < deadline:
-            over = launcher.poll(handle).state.is_over
-            events = read_events(folder / EVENTS_FILE)
-            if over or until(events):
-                return events
-            time.sleep(0.1)
-    finally:
-        launcher.stop(handle)
-    pytest.fail("the probe did not end within two minutes")
-
-
 @pytest.fixture(scope="module")
 def probed(tmp_path_factory: pytest.TempPathFactory, recording: bool) -> tuple[list[Event], Profile]:
     folder, started_at_s = tmp_path_factory.mktemp("probe"), time.time()
-    events = finish(LocalLauncher(), spec_of(SCHEDULE), folder, lambda events: False)
+    launcher = LocalLauncher()
+    handle = launcher.start(spec_of(SCHEDULE), folder, {})
+    try:
+        over(launcher, handle)
+    finally:
+        launcher.stop(handle)
+    events = read_events(folder / EVENTS_FILE)
     assert events, (folder / "log" / "host.log").read_text()
     assert events[-1]["event"] == FINISHED, events[-1]
     if recording:
@@ -117,6 +104,10 @@ def test_everything_on_the_schedule_was_measured(probed: tuple[list[Event], Prof
         assert device.matmul_flops_per_s is not None
         assert device.copy_bytes_per_s is not None
     assert {link.collective for link in profile.links} == {"all_reduce", "all_gather", "broadcast"}
+    # The gradient's own payload is among them.
+    assert {(link.workers, link.scope, link.payload_bytes) for link in profile.links} == {
+        (2, "host", (3_496, 4_096, 262_144))
+    }
     assert len(profile.pilots) == 3
     assert profile.noise
     assert [point.ratio for point in profile.gain] == [0.01, 0.1, 0.5, 1.0]
@@ -180,16 +171,6 @@ def test_tensors_are_counted_at_every_batch_size(probed: tuple[list[Event], Prof
         assert least < step.computing_bytes < 3 * least + 2 * weights
 
 
-def test_links_have_the_gradients_own_payload_and_positive_lines(probed: tuple[list[Event], Profile]) -> None:
-    profile = probed[1]
-    for link in profile.links:
-        assert link.workers == 2
-        assert link.scope == "host"
-        assert link.payload_bytes == (3_496, 4_096, 262_144)
-        assert link.latency_s + link.bytes_per_s > 0
-        assert link.latency_s < profile.profiling_s
-
-
 def test_noise_and_gain_are_possible(probed: tuple[list[Event], Profile]) -> None:
     profile = probed[1]
     assert all(sample.gradient_variance > 0 for sample in profile.noise)
@@ -228,15 +209,3 @@ def test_another_precision_is_measured_beside_and_one_that_is_not_there_is_left_
     assert (trial.precision, trial.global_batch_size, trial.seed) == ("bf16", 16, 3)
     assert trial.usual_steps == profile.pilots[0].steps_to_target
     assert refusals(events) == ("tf32 is left out: there are no units for it here",)
-
-
-def test_a_probe_that_is_stopped_ends_soon_and_leaves_nothing_running(tmp_path: Path) -> None:
-    long = PilotProbe(global_batch_size=16, time_limit_s=100.0, max_epochs=100_000)
-    schedule = SCHEDULE.model_copy(update={"sweeps": SCHEDULE.sweeps[:1], "network": None, "pilots": (long,) * 50})
-    launcher = LocalLauncher(grace_s=10.0)
-    events = finish(
-        launcher, spec_of(schedule), tmp_path, lambda events: any(e["event"] == "pilot_started" for e in events)
-    )
-    assert any(event["event"] == STARTED for event in events)
-    assert launcher.poll(RunHandle(run_dir=tmp_path)).state is RunState.STOPPED
-    assert read_events(tmp_path / EVENTS_FILE)[-1]["event"] not in (FINISHED, "run_failed")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
-
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 from hetopt.profiler.probe.tensor_bytes import TensorBytes, bytes_of
 
@@ -58,30 +56,6 @@ def test_what_was_there_before_counts_where_it_is_held() -> None:
         assert count.live_bytes == 40 + 4 * 995
         del total, held
         assert count.live_bytes == 0
-
-
-def test_a_step_of_training_takes_what_can_be_added_up_by_hand() -> None:
-    """Batch b through linear, relu, linear: inputs, hidden values, outputs; then gradients while hidden ones go."""
-    samples, inputs, hidden = 50, 100, 200
-    model = nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, 1))
-    count = TensorBytes(CPU)
-    count.hold(model.parameters())
-    weights = bytes_of(model.parameters())
-    assert count.live_bytes == weights == 4 * (inputs * hidden + hidden + hidden + 1)
-    with count:
-        batch = torch.randn(samples, inputs)
-        loss = model(batch).sum()
-        assert count.live_bytes - weights == 4 * (samples * inputs + samples * hidden + 1), (
-            "ReLU's output alone is kept"
-        )
-        assert count.peak_bytes - weights == 4 * (samples * inputs + 2 * samples * hidden)
-        loss.backward()
-        del batch, loss
-        assert count.live_bytes == 2 * weights
-        for parameter in model.parameters():
-            parameter.grad = None
-    gc.collect()
-    assert count.live_bytes == weights
 
 
 def test_storages_count_once_and_sparse_tensors_by_what_they_hold() -> None:

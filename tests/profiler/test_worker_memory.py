@@ -12,7 +12,7 @@ from hetopt.profiler.script.order import ORDER_FILE, ScriptOrder
 from tests.forks import all_end_well
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAM = Path(__file__).with_name("worker_memory_program.py")
+PROGRAM = "tests.profiler.worker_memory_program"
 
 SCRIPTS = {f"{ROOT}/examples/script/train.py": f"{ROOT}/examples/script/train_hetopt.py"}
 EXAMPLES = {name: f"{ROOT}/examples/{name}.py:task" for name in ("diabetes", "transformer", "vision", "characters")}
@@ -55,7 +55,7 @@ def off(folder: Path, planned: list[dict[str, Any]]) -> dict[str, float]:
         all_end_well(["-m", "hetopt.profiler.script.child", str(place), "0"], environment={"LOCAL_RANK": "0"})
         planned = [case | ({"profile": str(place)} if case.get("script") == script else {}) for case in planned]
     (folder / "cases.json").write_text(json.dumps(planned))
-    all_end_well(*([str(PROGRAM), str(rank), str(folder)] for rank in range(2)))
+    all_end_well(*(["-m", PROGRAM, str(rank), str(folder)] for rank in range(2)))
     told = json.loads((folder / "told.json").read_text())
     assert len(told) == sum(len(case["trained"]) for case in planned)
     named = [

@@ -43,6 +43,7 @@ from hetopt.trainer.loop import Material, train
 from hetopt.trainer.session.run import Session
 from hetopt.trainer.session.turns import Turns
 from hetopt.trainer.steps.local_batch import BatchReader
+from tests.trainer.joining import join, leave
 
 CPU = torch.device("cpu")
 WORLD_SIZE = 2
@@ -151,12 +152,9 @@ def profiled(folder: Path) -> TrainingMemory:
 
 
 def main(rank: int, folder: Path) -> None:
-    torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": "0"}
     cases: list[dict[str, Any]] = json.loads((folder / "cases.json").read_text())
-    dist.init_process_group(
-        "gloo", store=dist.FileStore(str(folder / "store"), WORLD_SIZE), rank=rank, world_size=WORLD_SIZE
-    )
+    join(rank, WORLD_SIZE, folder)
     told = []
     for number, case in enumerate(cases):
         compression, sync = Compression(**case["compression"]), Synchronization(**case["sync"])
@@ -185,9 +183,8 @@ def main(rank: int, folder: Path) -> None:
     if rank == 0:
         (folder / "told.json").write_text(json.dumps(told))
     dist.barrier()
+    leave()
 
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), Path(sys.argv[2]))
-    sys.stdout.flush()
-    os._exit(0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,11 +22,11 @@ from hetopt.optimizer.step_time.gpu_transfer import (
     Place,
     gpu_model,
     steps_elsewhere,
-    told_of,
 )
 from hetopt.optimizer.step_time.model import StepTimeModel
 from hetopt.optimizer.step_time.observed import observe
 from hetopt.optimizer.step_time.priors import SWITCHED
+from hetopt.optimizer.step_time.sampled import SampledMachines
 from hetopt.optimizer.step_time.utilisation import REFERENCE
 
 TYPES = load_catalog("us-east-1", None).instance_types
@@ -59,22 +58,6 @@ def test_the_measured_gpu_is_itself_and_another_is_less_sure(step_time_s: float,
     assert np.linalg.eigvalsh(covariance).min() > 0
 
 
-def test_a_second_measurement_never_makes_less_sure() -> None:
-    strange = Gpu(
-        key="X7 8 PCIe",
-        capability=8.9,
-        fp32_tflops=30,
-        tf32_tflops=60,
-        fp16_tflops=120,
-        bandwidth_gb_per_s=300,
-        memory_gib=8,
-    )
-    asked = [Place(gpu=strange, precision="fp16", batch_size=64)]
-    one = steps_elsewhere([_step(T4, 1.0)], asked)[1]
-    two = steps_elsewhere([_step(T4, 1.0), _step(A100, 0.3)], asked)[1]
-    assert two[0, 0] < one[0, 0]
-
-
 @pytest.mark.parametrize("gpu", [None, A100.key])
 def test_a_job_left_out_is_as_if_it_was_never_measured(gpu: str | None) -> None:
     whole = gpu_model("nothing")
@@ -85,16 +68,6 @@ def test_a_job_left_out_is_as_if_it_was_never_measured(gpu: str | None) -> None:
     known, asked = _step(T4, 0.2), [Place(gpu=A100, precision="fp16", batch_size=64)]
     for one, other in zip(less.steps([known], asked), again.steps([known], asked), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6)
-
-
-def test_what_is_told_of_a_job_counts() -> None:
-    known, asked = _step(T4, 0.2), [Place(gpu=A100, precision="fp16", batch_size=64)]
-    kind = replace(known, kind="convolution")
-    counted = replace(kind, flops_per_sample=2e10)
-    assert [told_of([one]) for one in (known, kind, counted)] == ["nothing", "kind", "operations"]
-    assert told_of([replace(known, flops_per_sample=2e10)]) == "nothing"
-    steps = [steps_elsewhere([one], asked)[0][0] for one in (known, kind, counted)]
-    assert len({round(step, 9) for step in steps}) == 3
 
 
 def test_samples_say_what_is_trained() -> None:
@@ -259,3 +232,37 @@ def test_public_throughputs_are_met_better_than_by_peak_rates() -> None:
                     inside.append(abs(error) < 1.645 * math.sqrt(variance))
     assert np.median(ours) < 0.15 < 0.22 < np.median(before)
     assert 0.85 < np.mean(inside) < 0.99
+
+
+# --- A machine that was sampled, as plans know it, against what the model of the samples predicts: one answer
+
+
+def on_one(type_: str, batch: int) -> Configuration:
+    return Configuration(nodes=(Node(type=type_, workers=1),), local_batch_size=batch)
+
+
+@settings(max_examples=20)
+@given(
+    measured=st.sampled_from(["g4dn.xlarge", "g5.xlarge", "g6.xlarge"]),
+    asked=st.sampled_from(["g4dn.2xlarge", "g5.xlarge", "g6.xlarge", "p4d.24xlarge"]),
+    base=st.sampled_from([16, 32, 64]),
+    fixed_s=st.floats(0.005, 0.1),
+    sizes=st.integers(1, 3),
+    ratio=st.sampled_from([0.25, 0.5, 1, 2, 4]),
+)
+def test_plans_and_predictions_agree_on_machines_that_were_sampled_and_on_their_relatives(
+    measured: str, asked: str, base: int, fixed_s: float, sizes: int, ratio: float
+) -> None:
+    """Within a percent; where one batch size was measured, at that size, and else as near as a line is to a power."""
+    rows = [
+        StepSample(**on_one(measured, base << n).model_dump(), step_time_s=fixed_s + 0.002 * (base << n))
+        for n in range(sizes)
+    ]
+    model = StepTimeModel.fit(observe(rows), TYPES)
+    machine = SampledMachines(posterior=model.posterior, gradient_bytes=4e8, catalog=TYPES).machine(asked)
+    assert machine is not None
+    batch = round(base * ratio)
+    (told,) = model.predict([on_one(asked, batch)])
+    apart = abs(math.log((machine.fixed_s + batch * machine.per_sample_s) / told.step_time_s))
+    assert machine.evidence == told.evidence
+    assert apart < (0.25 if sizes == 1 and told.evidence == "extrapolated" and ratio != 1 else 0.015)

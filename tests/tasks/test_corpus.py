@@ -118,15 +118,10 @@ def load(folder: Path | None) -> None:
     load_corpus(folder, vocabulary_size=100, window=35)
 
 
-def test_no_folder_given() -> None:
-    with pytest.raises(BadInput, match="needs a data folder") as caught:
-        load(None)
-    assert "`data`" in (caught.value.hint or "")
-
-
-def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="does not exist"):
-        load(tmp_path / "nowhere")
+def test_a_folder_is_needed(tmp_path: Path) -> None:
+    for folder, said in ((None, "needs a data folder"), (tmp_path / "nowhere", "does not exist")):
+        with pytest.raises(BadInput, match=said):
+            load(folder)
 
 
 @pytest.mark.parametrize("roles", [(), ("train",), ("test",)])
@@ -138,20 +133,16 @@ def test_no_pair_of_files(tmp_path: Path, roles: tuple[str, ...]) -> None:
         assert name in (caught.value.hint or "")
 
 
-def test_too_short_a_text_is_named(tmp_path: Path) -> None:
-    write(tmp_path, "{}.txt", train=TRAIN, valid="two words")
-    with pytest.raises(BadInput, match=r"valid\.txt has 3 tokens"):
-        load(tmp_path)
-
-
-def test_an_empty_text_is_named(tmp_path: Path) -> None:
-    write(tmp_path, "{}.txt", train="", valid=OTHER)
-    with pytest.raises(BadInput, match=r"train\.txt has 0 tokens"):
-        load(tmp_path)
-
-
-def test_bytes_that_are_not_text_are_named(tmp_path: Path) -> None:
-    write(tmp_path, "{}.txt", valid=OTHER)
-    (tmp_path / "train.txt").write_bytes(b"fine so far \xff\xfe")
-    with pytest.raises(BadInput, match=r"train\.txt is not UTF-8 text"):
+@pytest.mark.parametrize(
+    ("train", "valid", "said"),
+    [
+        (TRAIN.encode(), b"two words", r"valid\.txt has 3 tokens"),
+        (b"", OTHER.encode(), r"train\.txt has 0 tokens"),
+        (b"fine so far \xff\xfe", OTHER.encode(), r"train\.txt is not UTF-8 text"),
+    ],
+)
+def test_a_text_that_cannot_be_used_is_named(tmp_path: Path, train: bytes, valid: bytes, said: str) -> None:
+    (tmp_path / "train.txt").write_bytes(train)
+    (tmp_path / "valid.txt").write_bytes(valid)
+    with pytest.raises(BadInput, match=said):
         load(tmp_path)

@@ -17,7 +17,7 @@ from torch import nn
 from hetopt.core.errors import BadInput
 from hetopt.core.run_rules import BUNDLED
 from hetopt.trainer.data.fetch import TensorPairs
-from hetopt.trainer.task import Target, Task, TaskData
+from hetopt.trainer.task import Target, TaskData
 from hetopt.trainer.tasks.load import load_task
 from hetopt.trainer.tasks.recipes import classification, sgd
 
@@ -229,9 +229,3 @@ def test_bad_input_of_a_users_own_task_is_passed_on(user_folder: Path) -> None:
     (user_folder / "mine.py").write_text(TASK_FILE.replace("batch_size=8", "batch_size=0"))
     with pytest.raises(BadInput, match="Task 'mine' has batch_size 0"):
         load_task("mine.py:task")
-
-
-def test_a_task_is_a_frozen_record() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        SMALL.name = "other"  # type: ignore[misc]
-    assert isinstance(SMALL, Task)

@@ -47,7 +47,6 @@ def run_scenario(run_dir: Path, rank: int, world_size: int) -> None:
     attempt = len(list((run_dir / "records").glob(f"{rank}-*")))
     os.environ["TOY_RECORD"] = str(run_dir / "records" / f"{rank}-{attempt}")
     os.environ["TOY_FINGERPRINTS"] = str(run_dir / f"fingerprints-{rank}")
-    os.environ["TOY_SAMPLE_S"] = (run_dir / "sample_s").read_text() if (run_dir / "sample_s").exists() else "0"
     memory = json.loads((run_dir / "memory").read_text()) if (run_dir / "memory").exists() else {"rank": -1}
     for variable in ("samples", "after"):
         os.environ[f"TOY_MEMORY_{variable.upper()}"] = str(memory.get(variable, 0)) if memory["rank"] == rank else ""
@@ -61,7 +60,7 @@ def run_scenario(run_dir: Path, rank: int, world_size: int) -> None:
                 device=torch.device("cpu"),
                 run_dir=run_dir,
                 events=events,
-                stop_requested=lambda: rank == 1 and (run_dir / "stop").exists(),
+                stop_requested=lambda: False,
             )
         )
         events.close()
@@ -89,12 +88,10 @@ def save_gradients(folder: Path, task_reference: str, splits: list[list[int]], r
                 pace=Slowdown(),
                 noise="workers",
             )
-        numel = sum(p.numel() for p in model.parameters())
-        exchange = Exchange(Compression(), numel)
         return FusedStep(
             module=module,
             reader=reader,
-            exchange=exchange,
+            exchange=Exchange(Compression(), sum(p.numel() for p in model.parameters())),
             stopwatch=CpuStopwatch(),
             pace=Slowdown(),
             noise="workers",
@@ -168,7 +165,7 @@ def switch_ways(folder: Path, task_reference: str, rank: int, world_size: int) -
     dense_buckets = DenseBuckets(Guard("dense"))
     step = SwitchingStep(fused=fused, exchange=exchange, dense=dense_buckets, first=candidates.dense, bf16=bf16)
     step.warm_up(part)
-    told, gradients = [], []
+    gradients = []
     by_key = {way.option.key: way for way in candidates.all}
     thin = "topk 0.01 by all_gather"
     dense = candidates.dense.option.key
@@ -176,12 +173,9 @@ def switch_ways(folder: Path, task_reference: str, rank: int, world_size: int) -
     for key in (dense, thin, "topk 0.1 by ar_topk, packed_bf16", half, thin, half, dense):
         step.use(by_key[key])
         for number in range(3):
-            trace = step.run([part], 4 * world_size, None, (0.01, 0.1) if number == 1 else ())
-            looked = 0 if trace.exchange is None else len(trace.exchange.look_energies)
-            told.append([key, trace.way, not trace.under_backward, looked])
+            step.run([part], 4 * world_size, None, (0.01, 0.1) if number == 1 else ())
             gradients.append(torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]).clone())
     torch.save(torch.stack(gradients), folder / f"switched-{rank}.pt")
-    (folder / f"switched-{rank}.json").write_text(json.dumps(told))
 
 
 def main() -> None:
@@ -199,7 +193,6 @@ def main() -> None:
             if rank == 0:
                 (run_dir / "records").mkdir(parents=True, exist_ok=True)
                 (run_dir / "spec.json").write_text(json.dumps(entry["spec"]))
-                (run_dir / "sample_s").write_text(str(entry.get("sample_s", 0)))
                 if "memory" in entry:
                     (run_dir / "memory").write_text(json.dumps(entry["memory"]))
             dist.barrier()

@@ -19,6 +19,7 @@ from hetopt.core.run_folder import read_spec
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.loop import train
 from hetopt.trainer.session import session
+from tests.trainer.joining import join, leave
 
 COLLECTIVES = ((dist, "all_reduce"), (dist, "all_to_all_single"), (dist.ProcessGroup, "alltoall_base"))
 STEPS, WIDE = 6, 1000
@@ -71,14 +72,13 @@ WAYS: dict[str, Callable[[int, int, Path], None]] = {"task": task, "session": sc
 
 
 def main(way: str, rank: int, world_size: int, folder: Path) -> None:
-    torch.set_num_threads(1)
     found: list[dict[str, Any]] = []
     for owner, name in COLLECTIVES:
         note(found, owner, name)
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=world_size)
+    join(rank, world_size, folder)
     WAYS[way](rank, world_size, folder)
     (folder / f"stacks-{rank}.json").write_text(json.dumps(found))
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

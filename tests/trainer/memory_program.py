@@ -6,7 +6,6 @@ The first worker may use only so much more memory than it does when it starts to
 from __future__ import annotations
 
 import json
-import os
 import resource
 import sys
 from pathlib import Path
@@ -21,6 +20,7 @@ from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.fetch import TensorPairs, inputs_and_targets
 from hetopt.trainer.loop import train
 from hetopt.trainer.task import Target, Task, TaskData
+from tests.trainer.joining import join, leave
 
 WORLD_SIZE = 2
 SAMPLES = 300
@@ -83,9 +83,7 @@ def used_bytes() -> int:
 
 
 def main(rank: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), WORLD_SIZE)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD_SIZE)
+    join(rank, WORLD_SIZE, folder)
     for run_dir in json.loads((folder / "runs.json").read_text()):
         spec = read_spec(Path(run_dir["folder"]))
         allowed = run_dir["allowed_bytes"]
@@ -108,10 +106,8 @@ def main(rank: int, folder: Path) -> None:
         if rank == 0:
             resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), Path(sys.argv[2]))
-    sys.stdout.flush()
-    os._exit(0)

@@ -25,8 +25,8 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hetopt.core.errors import HetoptError
-from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.trainer.session import Session, session
+from tests.trainer_pieces.runs import run_of
 
 SAMPLES, BATCH, EPOCHS = 46, 6, 3
 STEPS = 8
@@ -133,12 +133,6 @@ def drawn_rows(case: Case, run: Session, extra: Extra) -> Iterator[tuple[Tensor,
             extra["epochs"].step()
 
 
-def spec(workers: int) -> RunSpec:
-    shares = (4, 2)[:workers]
-    told = tuple(WorkerSpec(host=f"h{n}", type="local", local_batch_size=share) for n, share in enumerate(shares))
-    return RunSpec(task="session", workers=told, batch_policy="static", stop=StopRule(max_steps=1))
-
-
 def train(case: Case, folder: Path, *, dies: bool) -> dict[str, Any]:
     """What the script comes to; it kills its process on the way if it is to."""
     torch.manual_seed(0)
@@ -153,7 +147,7 @@ def train(case: Case, folder: Path, *, dies: bool) -> dict[str, Any]:
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20, growth_interval=2, enabled=case.scaled)
     extra = {"cycle": cycle, "epochs": epochs, "average": average, "scaler": scaler}
     losses: list[float] = []
-    plan = spec(case.workers)
+    plan = run_of(*(4, 2)[: case.workers], task="session", batch_policy="static")
     if "compression" in case.options:
         from hetopt.core.comm.compression_text import parse_compression
 

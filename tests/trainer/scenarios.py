@@ -24,8 +24,7 @@ SPLITS = [[9, 5, 2], [1, 1, 14], [30, 11, 3], [4, 4, 4]]
 
 
 def toy_spec(task: str = "plain", *, shares: tuple[int, ...] = SHARES, **changes: Any) -> dict[str, Any]:
-    """A run of a toy task as plain JSON; ``slowdown``, ``declared`` and ``max_local_batch_size`` are one a worker."""
-    paces = changes.pop("slowdown", (1.0,) * len(shares))
+    """A run of a toy task as plain JSON; ``declared`` and ``max_local_batch_size`` are one a worker."""
     limits = changes.pop("max_local_batch_size", (None,) * len(shares))
     declared = changes.pop("declared", (None,) * len(shares))
     workers = [
@@ -33,11 +32,10 @@ def toy_spec(task: str = "plain", *, shares: tuple[int, ...] = SHARES, **changes
             "host": "here",
             "type": "local",
             "local_batch_size": share,
-            "slowdown": pace,
             "declared": time,
             "max_local_batch_size": limit,
         }
-        for share, pace, time, limit in zip(shares, paces, declared, limits, strict=True)
+        for share, time, limit in zip(shares, declared, limits, strict=True)
     ]
     spec = {
         "task": f"{TOY}:{task}",
@@ -55,7 +53,6 @@ HALF = {"stop": {"max_steps": 43}}
 SHORT = {"stop": {"max_steps": 40}}
 THIN = {"name": "topk", "ratio": 0.01}
 STEERED = {"collective_policy": "cheapest", "control_period_steps": 8, "stop": {"max_steps": 56}}
-DECLARED = ({"per_sample_s": 0.002}, {"fixed_s": 0.004, "per_sample_s": 0.001}, {"per_sample_s": 0.008, "noise": 0.02})
 # Far longer than the real computation, so that a busy machine does not show: 1, 1 and 8 ms a sample.
 UNEVEN = {
     "shares": (20, 20, 20),
@@ -116,12 +113,10 @@ SYNC_SCENARIOS: list[dict[str, Any]] = [
     {"name": "shards", "spec": toy_spec(partition={"name": "shards"}, **SHORT)},
     {"name": "seldp", "spec": toy_spec(partition={"name": "seldp"}, **HALF)},
     {"name": "seldp", "spec": toy_spec(partition={"name": "seldp"})},
-    {"name": "no-labels", "spec": toy_spec(partition={"name": "labels"})},
     {
         "name": "injection",
         "spec": toy_spec(partition={"name": "shards"}, injection={"workers": 0.5, "samples": 0.5}, **SHORT),
     },
-    {"name": "injection-local", "spec": toy_spec(injection={}, sync={"name": "local-sgd"}, prefetch="on", **SHORT)},
 ]
 SCENARIOS: list[dict[str, Any]] = [
     {"name": "dense", "spec": toy_spec()},
@@ -135,9 +130,9 @@ SCENARIOS: list[dict[str, Any]] = [
     {"name": "buffers-resumed", "spec": toy_spec("with_buffers", **HALF)},
     {"name": "buffers-resumed", "spec": toy_spec("with_buffers")},
     {"name": "micro", "spec": toy_spec(max_local_batch_size=(2, None, 1))},
-    {"name": "unused", "spec": toy_spec("partly_unused")},
-    {"name": "bf16-precision", "spec": toy_spec(precision="bf16")},
-    {"name": "fp16-precision", "spec": toy_spec(precision="fp16", compression=TOPK)},
+    {"name": "unused", "spec": toy_spec("partly_unused", **SHORT)},
+    {"name": "bf16-precision", "spec": toy_spec(precision="bf16", **SHORT)},
+    {"name": "fp16-precision", "spec": toy_spec(precision="fp16", compression=TOPK, **SHORT)},
     {"name": "sparse", "spec": toy_spec("sparse", **SHORT)},
     {"name": "rows", "spec": toy_spec("rows", **SHORT)},
     {"name": "drifting_rate", "spec": toy_spec("drifting_rate")},
@@ -146,7 +141,6 @@ SCENARIOS: list[dict[str, Any]] = [
     {"name": "diverging", "spec": toy_spec(learning_rate_scale=1e30)},
     {"name": "target", "spec": toy_spec("easy", stop={"max_epochs": 50, "target": True})},
     {"name": "paced", "spec": toy_spec(stop={"max_steps": 64}, **UNEVEN)},
-    {"name": "stretched", "spec": toy_spec(slowdown=(1.0, 1.5, 2.0), **SHORT), "sample_s": 0.0002},
     # With more than one bucket, so that gradients are sent under backward.
     {"name": "wide", "spec": toy_spec("wide", stop={"max_steps": 80})},
     {"name": "wide-resumed", "spec": toy_spec("wide", **HALF)},
@@ -163,17 +157,14 @@ SCENARIOS: list[dict[str, Any]] = [
     {"name": "memory", "spec": toy_spec(), "memory": {"rank": 0, "samples": 4}},
     {"name": "memory-told", "spec": toy_spec(max_local_batch_size=(4, None, None))},
     {"name": "memory-later", "spec": toy_spec(), "memory": {"rank": 0, "samples": 4, "after": 20}},
+    {"name": "buffers-memory", "spec": toy_spec("with_buffers", **SHORT), "memory": {"rank": 0, "samples": 4}},
+    {"name": "buffers-memory-told", "spec": toy_spec("with_buffers", max_local_batch_size=(4, None, None), **SHORT)},
     {"name": "wide-memory", "spec": toy_spec("wide", **SHORT), "memory": {"rank": 0, "samples": 4}},
     {"name": "wide-memory-told", "spec": toy_spec("wide", max_local_batch_size=(4, None, None), **SHORT)},
     {"name": "wide-memory-later", "spec": toy_spec("wide", **SHORT), "memory": {"rank": 0, "samples": 4, "after": 20}},
     # What is exchanged changes on the way: by what was measured, or by rules that the same run always follows alike.
     # Thin exchanges at the highest rate that dense training bears would end in NaN, so rates are lower where they are.
     {"name": "auto", "spec": toy_spec("wide", **STEERED, ratio_policy="auto", learning_rate_scale=0.2)},
-    {
-        "name": "auto-twice",
-        "spec": toy_spec("wide", **{**STEERED, **HALF}, ratio_policy="auto", learning_rate_scale=0.2),
-    },
-    {"name": "auto-twice", "spec": toy_spec("wide", **STEERED, ratio_policy="auto", learning_rate_scale=0.2)},
     {"name": "cheapest", "spec": toy_spec("wide", **STEERED, compression=TOPK, learning_rate_scale=0.2)},
     {"name": "scan", "spec": toy_spec("wide", **STEERED, ratio_policy="scan", learning_rate_scale=0.2)},
     {
@@ -185,8 +176,13 @@ SCENARIOS: list[dict[str, Any]] = [
             "name": f"{policy}{part}",
             "spec": toy_spec("wide", compression=THIN, ratio_policy=policy, learning_rate_scale=0.2, **stop),
         }
-        for policy in ("accordion", "threshold", "warm_up")
-        for part, stop in (("", SHORT), ("-resumed", {"stop": {"max_steps": 23}}), ("-resumed", SHORT))
+        for policy, part, stop in (
+            ("accordion", "", SHORT),
+            ("threshold", "", SHORT),
+            ("warm_up", "", SHORT),
+            ("warm_up", "-resumed", {"stop": {"max_steps": 23}}),
+            ("warm_up", "-resumed", SHORT),
+        )
     ),
     # The workers keep the momentum; and compression bucket by bucket, in a thread beside backward.
     {"name": "dgc", "spec": toy_spec(compression={"name": "dgc", "ratio": 0.1})},
@@ -195,14 +191,15 @@ SCENARIOS: list[dict[str, Any]] = [
         for name in ("bf16", "qsgd_maxnorm")
         for part, stop in (("", SHORT), ("-resumed", {"stop": {"max_steps": 23}}), ("-resumed", SHORT))
     ),
-    # Workers that take as long as they are declared to.
-    {"name": "declared", "spec": toy_spec(declared=DECLARED, **SHORT)},
-    {"name": "wide-declared", "spec": toy_spec("wide", declared=DECLARED, **SHORT)},
     # The learning rate follows the noise, at a batch four times the one it was tuned at.
     {"name": "noise", "spec": toy_spec(shares=(36, 20, 8), learning_rate_rule="adascale", **HALF)},
     {"name": "noise", "spec": toy_spec(shares=(36, 20, 8), learning_rate_rule="adascale")},
     {"name": "wide-noise", "spec": toy_spec("wide", shares=(36, 20, 8), learning_rate_rule="adascale", **SHORT)},
 ]
+
+
+STEERED_RUNS = ["auto", "cheapest", "scan", "gravac", "accordion", "threshold", "warm_up"]
+"""Those that change what they exchange on the way."""
 
 
 @dataclass(frozen=True)

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from hetopt.core.run_spec import Compression, RunSpec
-from hetopt.core.training_laws import Moments, pooled_noise
-from hetopt.trainer.balance import Balance, Milestones
+from hetopt.core.run_spec import Compression, RunSpec, StopRule
+from hetopt.core.training_laws import pooled_noise
+from hetopt.trainer.balance import LONGEST_PERIOD_S, Milestones
 from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.data.fetch import TensorPairs
 from hetopt.trainer.data.micro_batch import MicroBatch
-from hetopt.trainer.policies.choose import choose_policy
 from hetopt.trainer.statistics import ControlRow, Period, PeriodLog
 from hetopt.trainer.steps.fused_step import FusedStep
-from hetopt.trainer.steps.learning_rate import AdaptiveScale
 from hetopt.trainer.steps.local_batch import BatchReader
 from hetopt.trainer.steps.slowdown import Slowdown
 from hetopt.trainer.steps.step import Autocast, LossModule, NoiseSums, StepTrace
@@ -127,9 +125,8 @@ def mean_gradient(model: nn.Module, pairs: TensorPairs, indices: list[int]) -> T
     return torch.cat([parameter.grad.reshape(-1) for parameter in model.parameters()]).double()
 
 
-@pytest.mark.parametrize("noise", ["workers", "micro-batches"])
-def test_noise_is_that_of_the_groups_gradients(noise: str) -> None:
-    """A single worker with its micro-batches as groups, or as the only group."""
+def test_noise_is_that_of_the_micro_batches_gradients() -> None:
+    """A single worker with its micro-batches as groups; of workers as groups it is told in test_training_laws.py."""
     torch.manual_seed(0)
     pairs = TensorPairs(torch.randn(40, 3), torch.randn(40, 1))
     model = nn.Linear(3, 1)
@@ -148,15 +145,11 @@ def test_noise_is_that_of_the_groups_gradients(noise: str) -> None:
         exchange=Exchange(Compression(), 4),
         stopwatch=CpuStopwatch(),
         pace=Slowdown(),
-        noise=noise,
+        noise="micro-batches",
     )
     for scale in (None, 1024.0):
         sums = form.run([MicroBatch(epoch=0, indices=part) for part in parts], 32, scale).noise
         assert float(sums.mean_square_norm) == pytest.approx(float(whole.square().sum()), rel=1e-5)
-        if noise == "workers":
-            assert sums.groups == 1
-            assert float(sums.weighted_square_norm) == pytest.approx(32 * float(whole.square().sum()), rel=1e-5)
-            continue
         expected = sum(len(part) * float(one.square().sum()) for part, one in zip(parts, each, strict=True))
         assert sums.groups == 3
         assert float(sums.weighted_square_norm) == pytest.approx(expected, rel=1e-5)
@@ -167,49 +160,8 @@ def test_noise_is_that_of_the_groups_gradients(noise: str) -> None:
         assert moments.gradient_square == pytest.approx(reference.gradient_square, rel=1e-4)
 
 
-def test_the_scale_follows_the_noise_and_survives_a_checkpoint() -> None:
-    scale = AdaptiveScale(value=1.5, batch_size=64, tuned_batch_size=16)
-    signal = scale.after(Moments(gradient_variance=1e-9, gradient_square=1.0))
-    noisy = scale.after(Moments(gradient_variance=1e9, gradient_square=1.0))
-    unknown = scale.after(Moments(gradient_variance=1.0, gradient_square=-1.0))
-    assert (signal.value, noisy.value) == pytest.approx((1, 4), rel=1e-6)
-    assert unknown.value == 1.5, "until the noise is known, what the plan said"
-    assert scale.resumed(json.loads(json.dumps(noisy.state()))) == noisy
-
-
 def run_spec(**changes: object) -> RunSpec:
     return RunSpec.model_validate_json(json.dumps(toy_spec(**changes)))
-
-
-def balance_of(**changes: object) -> Balance:
-    spec = run_spec(**changes)
-    return Balance(spec, choose_policy(spec, minimum=1))
-
-
-def learned() -> Balance:
-    balance = balance_of(batch_policy="model", shares=(8, 8))
-    rng = np.random.default_rng(0)
-    for epoch in range(6):
-        rows = []
-        for share, per_sample_s in zip(balance.shares, (1.0, 3.0), strict=True):
-            ticks = Ticks()
-            log = PeriodLog(ticks)
-            for _ in range(20):
-                step(log, ticks, share * per_sample_s * rng.normal(1, 0.01))
-            rows.append(close(log))
-        now = period(rows, balance.shares)
-        assert balance.is_due(now)
-        balance.judge(now, epoch)
-    return balance
-
-
-def test_shares_follow_what_was_measured_and_go_on_after_a_checkpoint() -> None:
-    before = learned()
-    assert before.shares == (12, 4)
-    state = json.loads(json.dumps(before.state()))
-    after = balance_of(batch_policy="model", shares=(8, 8))
-    after.resume(policy="model", shares=before.shares, state=state)
-    assert (after.shares, after.state()) == (before.shares, before.state())
 
 
 @given(steps=st.integers(1, 40), size=st.integers(20, 200), batch=st.integers(1, 30), done=st.integers(0, 50))
@@ -221,3 +173,74 @@ def test_all_meet_where_a_run_ends_or_is_evaluated(steps: int, size: int, batch:
     seen = done * batch
     expected = done + steps >= 60 or (seen + steps * batch) // size > seen // size
     assert plan.all_meet(done, seen, steps) == expected
+
+
+# --- When all meet, and when a run ends: milestones
+
+
+def milestones(stop: StopRule, *, size: int = 100, batch: int = 8, every: float = 1.0, period: int = 20) -> Milestones:
+    return Milestones(
+        stop=stop,
+        dataset_size=size,
+        global_batch_size=batch,
+        evaluate_every_epochs=every,
+        control_period_steps=period,
+    )
+
+
+def walk(plan: Milestones, step_time_s: float | None, steps: int = 5000) -> tuple[list[int], list[int], str | None]:
+    """Steps at which periods end, steps at which evaluations are due, and why the walk ends."""
+    step, looks, evaluations = 0, [], []
+    reason = plan.ended_by(step, 0)
+    while reason is None and step < steps:
+        before = step * plan.global_batch_size
+        step += plan.period_steps(step, before, step_time_s if looks else None)
+        looks.append(step)
+        if plan.evaluation_due(before, step * plan.global_batch_size):
+            evaluations.append(step)
+        reason = plan.ended_by(step, step * plan.global_batch_size)
+    return looks, evaluations, reason
+
+
+@given(
+    size=st.integers(1, 500),
+    batch=st.integers(1, 64),
+    epochs=st.integers(1, 40).map(lambda tenths: tenths / 10),
+    every=st.sampled_from([0.1, 0.3, 0.5, 1.0, 2.5]),
+    step_time_s=st.floats(0, 10),
+)
+def test_a_run_of_epochs_ends_and_evaluates_at_the_first_step_past_each_point(
+    size: int, batch: int, epochs: float, every: float, step_time_s: float
+) -> None:
+    plan = milestones(StopRule(max_epochs=epochs), size=size, batch=batch, every=every)
+    looks, evaluations, reason = walk(plan, step_time_s)
+    assert reason == "epochs"
+    assert looks[-1] == math.ceil(round(epochs * size, 6) / batch)
+    points = [round(k * every * size, 6) for k in range(1, math.ceil(epochs / every) + 1)]
+    expected = sorted({math.ceil(point / batch) for point in points if math.ceil(point / batch) <= looks[-1]})
+    assert evaluations == expected
+
+
+@given(st.integers(1, 300), st.integers(1, 50), st.floats(0.001, 10))
+def test_periods_are_short_and_never_overshoot(steps: int, period: int, step_time_s: float) -> None:
+    plan = milestones(StopRule(max_steps=steps), size=10_000, period=period)
+    looks, _, reason = walk(plan, step_time_s)
+    assert reason == "steps"
+    assert looks[-1] == steps
+    assert looks[0] == 1, "the first step's time is not known before it"
+    lengths = [after - before for before, after in zip([0, *looks], looks, strict=False)]
+    assert all(1 <= length <= period for length in lengths)
+    assert all(length == 1 or length * step_time_s <= LONGEST_PERIOD_S + 1e-9 for length in lengths)
+
+
+@pytest.mark.parametrize(
+    ("stop", "step", "left"),
+    [
+        ({"max_steps": 50}, 10, 40),
+        ({"max_steps": 50, "max_epochs": 2.0}, 10, 15),
+        ({"max_epochs": 2.0}, 30, 1),
+        ({"max_steps": 50, "target": True}, 10, None),
+    ],
+)
+def test_a_run_of_fixed_length_knows_its_steps(stop: dict[str, float], step: int, left: int | None) -> None:
+    assert milestones(StopRule.model_validate(stop)).steps_left(step, 8 * step) == left

@@ -10,12 +10,9 @@ from hetopt.core.run_folder import write_spec
 from hetopt.core.run_spec import RunSpec
 from tests.forks import all_end_well
 
-from . import memory_program
 from .dense_path_program import STEPS, WIDE
 
 MOST_FRAMES = 6
-UNPROVEN = 2
-"""First steps, whose micro-batches are not known to fit into memory: the optimizer takes its own at the first's end."""
 
 Calls = list[dict[str, Any]]
 
@@ -46,19 +43,6 @@ def test_a_dense_gradient_crosses_at_most_six_of_our_frames(tmp_path: Path) -> N
         for call in gradients:
             path = frames(call, "engine.py:train_step")
             assert path[-1].startswith("channel.py:"), "the last frame of ours calls torch's collective"
-
-
-def test_parts_of_a_large_one_leave_while_backward_still_makes_the_rest(tmp_path: Path) -> None:
-    workers = [{"host": "here", "type": "local", "local_batch_size": 16}] * 2
-    spec = {"task": f"{memory_program.__file__}:bucketed", "workers": workers, "batch_policy": "static"}
-    write_spec(tmp_path, RunSpec.model_validate_json(json.dumps({**spec, "stop": {"max_steps": STEPS}})))
-    for calls in calls_of("task", tmp_path):
-        parts = [call for call in calls if "fused_step.py:_add" in call["stack"]]
-        assert len({call["elements"] for call in parts}) == 2
-        # The first step is of a micro-batch larger than any before: it is sent once all of it has fitted.
-        assert len(parts) == 2 * (STEPS - UNPROVEN)
-        for call in parts:
-            assert frames(call, "fused_step.py:_add")[1] == "buckets.py:_note_made"
 
 
 def test_so_do_those_of_a_script_and_a_small_one_is_one_collective(tmp_path: Path) -> None:

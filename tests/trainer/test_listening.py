@@ -41,7 +41,7 @@ from hetopt.trainer.host.stores import (
 from tests.disturbance import PATIENCE_S
 from tests.listeners import Listeners, watched
 
-from .test_local_launcher import has, spec, wait_for, worker_processes
+from .test_local_launcher import has, kill_worker, spec, wait_for, worker_processes
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NOBODY = 65534
@@ -94,31 +94,26 @@ def test_the_walk_sees_what_listens_on_all_addresses() -> None:
     assert listeners.outside_of("127.")
 
 
-@pytest.mark.parametrize(
-    "killed", [pytest.param(None, marks=pytest.mark.slow), pytest.param("worker", marks=pytest.mark.slow), "warden"]
-)
-def test_a_local_run_listens_on_loopback_alone(tmp_path: Path, killed: str | None) -> None:
-    """Also once a worker was replaced while the other went on, and once all have started again."""
+def test_a_local_run_listens_on_loopback_alone(tmp_path: Path) -> None:
+    """Also once all have started again, as when a machine is lost."""
     launcher = LocalLauncher()
     # Whatever network a person has chosen for other runs.
     environment = {"TOY_WAIT_S": "0.001", "GLOO_SOCKET_IFNAME": "eth0"}
-    wish = spec(max_restarts=1 if killed else 0, stop={"max_steps": 1_000_000}, loader_processes=1)
+    wish = spec(max_restarts=1, stop={"max_steps": 1_000_000}, loader_processes=1)
     with watched(os.getpid()) as listeners:
         handle = launcher.start(wish, tmp_path, environment)
         try:
             wait_for(lambda: has(tmp_path, "step"), tmp_path)
-            if killed:
-                loaders = worker_processes(tmp_path, 1)[-1].children(recursive=True)
-                worker_processes(tmp_path, 1)[0 if killed == "warden" else -1].kill()
-                wait_for(lambda: len(has(tmp_path, "training_started")) == 2, tmp_path)
+            loaders = worker_processes(tmp_path, 1)[-1].children(recursive=True)
+            kill_worker(tmp_path)
+            wait_for(lambda: len(has(tmp_path, "training_started")) == 2, tmp_path)
             listeners.look(os.getpid())
         finally:
             launcher.stop(handle)
     assert has(tmp_path, "training_finished", reason="stopped")
     assert_all_on_loopback(listeners)
-    if killed:
-        assert len(loaders) > 1, "what reads samples is a process of the worker's"
-        assert psutil.wait_procs(loaders, PATIENCE_S)[1] == [], "what the killed worker started ends with it"
+    assert len(loaders) > 1, "what reads samples is a process of the worker's"
+    assert psutil.wait_procs(loaders, PATIENCE_S)[1] == [], "what the killed worker started ends with it"
 
 
 def test_a_profile_listens_on_loopback_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,35 +123,20 @@ def test_a_profile_listens_on_loopback_alone(tmp_path: Path, monkeypatch: pytest
     assert_all_on_loopback(listeners)
 
 
-def wait_until_it_trains(processes: list[subprocess.Popen[str]], trains: Path) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not trains.exists() and all(one.poll() is None for one in processes):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
-
-
-@pytest.mark.parametrize("by", ["torchrun", pytest.param("hand", marks=pytest.mark.slow)])
-def test_a_session_listens_on_loopback_alone(tmp_path: Path, by: str) -> None:
+def test_a_session_listens_on_loopback_alone(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SESSION)
     environment = {name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"}
-    commands = [[*(sys.executable, "-m", "hetopt.trainer.torchrun", "--nproc-per-node=2", str(script))]]
-    places: list[dict[str, str]] = [{}]
-    if by == "hand":
-        address, port = own_port()
-        meeting = {"MASTER_ADDR": address, "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-        commands = 2 * [[sys.executable, str(script)]]
-        places = [{**meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
+    command = [sys.executable, "-m", "hetopt.trainer.torchrun", "--nproc-per-node=2", str(script)]
+    deadline_s = time.monotonic() + PATIENCE_S
     with watched(os.getpid()) as listeners:
-        processes = [
-            subprocess.Popen(command, env={**environment, **place}, stderr=subprocess.PIPE, text=True)
-            for command, place in zip(commands, places, strict=True)
-        ]
-        wait_until_it_trains(processes, tmp_path / "trains")
+        process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+        while not (tmp_path / "trains").exists() and process.poll() is None and time.monotonic() < deadline_s:
+            time.sleep(0.05)
         listeners.look(os.getpid())
         (tmp_path / "was_seen").touch()
-        told = [process.communicate(timeout=PATIENCE_S)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0] * len(processes), told
+        told = process.communicate(timeout=PATIENCE_S)[1]
+    assert process.returncode == 0, told
     assert_all_on_loopback(listeners)
 
 
@@ -180,15 +160,14 @@ def write_pickles(port: int, pickled: bytes, written: list[int]) -> None:
         written.append(port)
 
 
-@pytest.mark.parametrize("restarts", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_pickles_in_the_stores_of_a_run_are_never_run(tmp_path: Path, restarts: int) -> None:
+def test_pickles_in_the_stores_of_a_run_are_never_run(tmp_path: Path) -> None:
     run_dir, marker = tmp_path / "run", tmp_path / "intruded"
     run_dir.mkdir()
     pickled = pickle.dumps(Intruder(marker))
     launcher = LocalLauncher()
     written: list[int] = []
     silent: set[int] = set()  # what is no store (gloo) need not answer, and a client of a store waits for ever
-    wish = spec(max_restarts=restarts, stop={"max_steps": 1_000_000})
+    wish = spec(max_restarts=1, stop={"max_steps": 1_000_000})
     handle = launcher.start(wish, run_dir, {"TOY_WAIT_S": "0.002"})
     try:
         deadline_s = time.monotonic() + PATIENCE_S
@@ -245,10 +224,14 @@ def test_the_collectives_interface_is_that_of_the_address() -> None:
         collectives_on("203.0.113.9")
 
 
+def gated(address: str) -> tuple[TCPStore, int, bytes]:
+    """Return a store, the port of a gate to it, and the secret that opens it."""
+    secret, store = checked_secret(new_secret()), open_store()
+    return store, open_gate(address, 0, store.port, secret), secret
+
+
 def test_through_the_gate_comes_who_knows_the_secret() -> None:
-    secret = checked_secret(new_secret())
-    store = open_store()
-    gate = open_gate(LOOPBACK, 0, store.port, secret)
+    store, gate, secret = gated(LOOPBACK)
     relay = open_relay(LOOPBACK, gate, secret, PATIENCE_S)
     far = TCPStore(LOOPBACK, relay, is_master=False, timeout=PATIENCE)
     far.set("far", "x" * 1_000_000)
@@ -271,10 +254,9 @@ def test_through_the_gate_comes_who_knows_the_secret() -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_what_a_run_listens_with_opens_no_store_to_another_user(tmp_path: Path) -> None:
     """Neither of a run on one machine nor, by gate and relay, of one on several; and one's own processes come in."""
-    secret, launcher = checked_secret(new_secret()), LocalLauncher()
+    launcher = LocalLauncher()
     with watched(os.getpid()) as listeners:
-        store = open_store()
-        gate = open_gate("127.0.0.2", 0, store.port, secret)
+        store, gate, secret = gated("127.0.0.2")
         relay = open_relay("127.0.0.2", gate, secret, PATIENCE_S)
         wish = spec(max_restarts=1, stop={"max_steps": 1_000_000})
         handle = launcher.start(wish, tmp_path, {"TOY_WAIT_S": "0.01"})
@@ -312,9 +294,7 @@ def test_a_connection_is_this_users_while_its_other_end_is_there(address: str, l
 
 
 def test_many_who_say_nothing_do_not_keep_the_others_out() -> None:
-    secret = checked_secret(new_secret())
-    store = open_store()
-    gate = open_gate(LOOPBACK, 0, store.port, secret)
+    store, gate, secret = gated(LOOPBACK)
     idle = [socket.create_connection((LOOPBACK, gate)) for _ in range(100)]
     relay = open_relay(LOOPBACK, gate, secret, PATIENCE_S)  # they are turned away after some seconds
     TCPStore(LOOPBACK, relay, is_master=False, timeout=PATIENCE).set("key", "value")

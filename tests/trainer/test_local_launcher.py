@@ -35,13 +35,6 @@ run_dir = Path(sys.argv[1])
 LocalLauncher().start(RunSpec.model_validate_json((run_dir / "wish.json").read_text()), run_dir, {})
 time.sleep(600)
 """
-STOP = """
-import sys
-from pathlib import Path
-from hetopt.backends.backend import RunHandle
-from hetopt.backends.processes import LocalLauncher, ProcessLauncher, Program, run_status
-LocalLauncher().stop(RunHandle(run_dir=Path(sys.argv[1])))
-"""
 
 
 def spec(**changes: object) -> RunSpec:
@@ -91,27 +84,6 @@ def worker_processes(run_dir: Path, rank: int) -> list[psutil.Process]:
 def kill_worker(run_dir: Path) -> None:
     """With its warden, as when a machine is lost."""
     worker_processes(run_dir, 1)[0].kill()
-
-
-def test_a_killed_worker_is_replaced_and_the_others_go_on_from_memory(tmp_path: Path) -> None:
-    launcher = LocalLauncher()
-    wish = spec(stop={"max_steps": 1_000_000}, checkpoint_every_s=3600.0, control_period_steps=5, max_restarts=1)
-    handle = launcher.start(wish, tmp_path, {"TOY_WAIT_S": "0.001"})
-    try:
-        wait_for(lambda: has(tmp_path, "step"), tmp_path)
-        worker(tmp_path, 1).kill()
-        wait_for(lambda: len(has(tmp_path, "training_started")) == 2, tmp_path)
-        (lost,), (changed,) = has(tmp_path, "worker_lost"), has(tmp_path, "workers_changed")
-        assert lost["reason"].startswith("worker 1 on here was killed (SIGKILL)")
-        assert (changed["from"], changed["new"]) == ("memory", [1])
-        told = [event["step"] for event in has(tmp_path, "step") if event["time_s"] < changed["time_s"]]
-        assert has(tmp_path, "run_started")[1]["resumed_step"] >= max(told), "nothing that was told is done again"
-        wait_for(lambda: has(tmp_path, "step")[-1]["step"] > changed["step"], tmp_path)
-        assert launcher.poll(handle) == RunStatus(state=RunState.RUNNING)
-    finally:
-        launcher.stop(handle)
-    assert has(tmp_path, "training_finished", reason="stopped"), "all of them heard the wish to stop"
-    assert not processes_of(tmp_path)
 
 
 def test_a_killed_worker_is_restarted_from_the_checkpoint_and_a_second_kill_is_explained(tmp_path: Path) -> None:
@@ -171,24 +143,6 @@ def test_a_worker_that_hangs_is_named_when_time_is_up(tmp_path: Path, task: str,
     assert failed[0]["reason"] == "worker 1 did not come to an exchange in time."
 
 
-@pytest.mark.slow  # tests/face/test_main_job.py does it with commands
-def test_stop_from_another_process_keeps_a_checkpoint_and_the_run_can_go_on(tmp_path: Path) -> None:
-    launcher = LocalLauncher(attached=False)
-    handle = launcher.start(spec(stop={"max_steps": 10_000}), tmp_path, {"TOY_WAIT_S": "0.001"})
-    wait_for(lambda: has(tmp_path, "step"), tmp_path)
-    subprocess.run([sys.executable, "-c", STOP, str(tmp_path)], check=True, timeout=PATIENCE_S)
-    assert not processes_of(tmp_path)
-    assert launcher.poll(handle) == RunStatus(state=RunState.STOPPED)
-    stopped = has(tmp_path, "training_finished", reason="stopped")[0]
-    assert has(tmp_path, "checkpoint_saved", step=stopped["step"])
-    launcher.stop(handle)  # once more does no harm
-
-    handle = launcher.start(spec(stop={"max_steps": stopped["step"] + 3}), tmp_path, {})
-    assert over(launcher, handle) == RunStatus(state=RunState.FINISHED)
-    assert has(tmp_path, "run_started")[1]["resumed_step"] == stopped["step"]
-    assert has(tmp_path, "training_finished", reason="steps")[0]["step"] == stopped["step"] + 3
-
-
 def test_a_launcher_that_is_killed_takes_its_run_along(tmp_path: Path) -> None:
     (tmp_path / "wish.json").write_text(spec(stop={"max_steps": 1_000_000}).model_dump_json())
     launching = subprocess.Popen([sys.executable, "-c", START, str(tmp_path)])
@@ -210,16 +164,6 @@ def test_stopping_a_run_that_is_still_starting_leaves_nothing(tmp_path: Path) ->
     launcher.stop(handle)
     assert not processes_of(tmp_path)
     assert launcher.poll(handle) == RunStatus(state=RunState.STOPPED)
-
-
-def test_a_task_that_does_not_exist_fails_with_its_own_sentence(tmp_path: Path) -> None:
-    launcher = LocalLauncher()
-    wish = spec().model_copy(update={"task": "no-such-task"})
-    status = over(launcher, launcher.start(wish, tmp_path, {}))
-    assert status.state == RunState.FAILED
-    assert status.reason is not None
-    assert "no-such-task" in status.reason
-    assert "\n" not in status.reason
 
 
 def test_the_launcher_does_not_import_torch() -> None:

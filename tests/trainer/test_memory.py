@@ -11,17 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor, nn
 
 from hetopt.core.errors import RunFailed
 from hetopt.core.events.log import Event, read_events
 from hetopt.core.run_folder import MODEL_FILE, write_spec
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer import worker
-from hetopt.trainer.data.fetch import Batch, TensorPairs
-from hetopt.trainer.data.micro_batch import MicroBatch
-from hetopt.trainer.steps.fused_step import DoesNotFit, LocalGradient
-from hetopt.trainer.steps.local_batch import BatchReader
 from tests.disturbance import PATIENCE_S
 
 from . import memory_program
@@ -29,57 +24,7 @@ from .scenarios import toy_spec
 
 CPU = torch.device("cpu")
 STEPS = 6
-
-
-class Scarce:
-    """A model with buffers and dropout whose memory ends after so many samples; in backward, if asked for."""
-
-    def __init__(self, memory_samples: int, *, in_backward: bool) -> None:
-        torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 1))
-        self._memory_samples = memory_samples
-        self._in_backward = in_backward
-        reader = BatchReader(dataset=TensorPairs(torch.randn(30, 3), torch.randn(30, 1)), device=CPU, seed=0)
-        self.local = LocalGradient(model=self.model, forward=self.forward, reader=reader, device=CPU)
-
-    def forward(self, batch: Batch) -> Tensor:
-        inputs, targets = batch
-        loss = nn.functional.mse_loss(self.model(inputs), targets)
-        if len(inputs) > self._memory_samples:
-            if not self._in_backward:
-                self._run_out()
-            loss.register_hook(lambda gradient: self._run_out())
-        return loss
-
-    def gradient(self, *sizes: int) -> list[Tensor]:
-        """After micro-batches of these sizes."""
-        self.model.zero_grad(set_to_none=True)
-        places = [sum(sizes[:i]) for i in range(len(sizes))]
-        parts = [
-            MicroBatch(epoch=0, indices=range(first, first + size)) for first, size in zip(places, sizes, strict=True)
-        ]
-        self.local.run(parts, 1 / sum(sizes))
-        return [parameter.grad for parameter in self.model.parameters()]
-
-    @staticmethod
-    def _run_out() -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory.")
-
-
-@pytest.mark.parametrize("in_backward", [False, True])
-def test_a_micro_batch_that_was_too_large_leaves_no_trace(in_backward: bool) -> None:
-    tried, told = (Scarce(5, in_backward=in_backward) for _ in range(2))
-    for one in (tried, told):
-        torch.manual_seed(7)
-        if one is tried:
-            with pytest.raises(DoesNotFit) as refused:
-                one.gradient(4, 8)
-            assert refused.value.samples == 8
-        one.drawn = [*one.gradient(4, 4, 4), torch.rand(3), *one.model.buffers()]
-    assert all(torch.equal(a, b) for a, b in zip(tried.drawn, told.drawn, strict=True))
-    assert tried.local.proven == 0, "the first step of a run proves nothing: the optimizer has no memory yet"
-    tried.gradient(4, 3)
-    assert tried.local.proven == 4
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def test_a_worker_without_memory_for_one_sample_says_so(
@@ -113,8 +58,9 @@ def runs(folder: Path) -> dict[str, list[Event]]:
     }
     processes = [
         subprocess.Popen(
-            [sys.executable, memory_program.__file__, str(rank), str(folder)],
+            [sys.executable, "-m", "tests.trainer.memory_program", str(rank), str(folder)],
             env=environment,
+            cwd=REPOSITORY,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -7,23 +7,24 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
-from hetopt.backends.processes import run_status
-from hetopt.core.events.log import EventLog
+from hetopt.backends.processes import LocalLauncher, run_status
+from hetopt.core.events.log import EVENTS_FILE, EventLog, read_events
 from hetopt.core.events.records import LogEvent
-from hetopt.core.listening import collectives_on
-from hetopt.core.run_folder import write_spec
+from hetopt.core.run_folder import MODEL_FILE, write_spec
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import RunState, judge, last_log_line
 from hetopt.trainer.failure import FailureReport
-from hetopt.trainer.host.agent import died_of, torchrun_arguments
+from hetopt.trainer.host.agent import died_of
 from tests.logs import an_event
 
 from .scenarios import toy_spec
+from .test_local_launcher import over
 
 SPEC = RunSpec.model_validate_json(json.dumps(toy_spec()))
 
@@ -65,13 +66,18 @@ def test_how_a_run_is(
     assert (status.state, status.reason) == (state, reason)
 
 
-def test_the_worker_that_a_signal_killed_is_the_cause() -> None:
-    assert died_of({0: 6, 1: 1}, SPEC) is None
-    assert died_of({0: 6, 2: -9}, SPEC) == (
-        "worker 2 on here was killed (SIGKILL); the kernel does this when memory runs out"
-    )
-    assert "SIGSEGV" in (died_of({1: -11, 0: -15}, SPEC) or "")
-    assert died_of({0: -15}, SPEC) is None, "the agent ends survivors with SIGTERM"
+@pytest.mark.parametrize(
+    ("codes", "cause"),
+    [
+        ({0: 6, 1: 1}, None),
+        ({0: 6, 2: -9}, "worker 2 on here was killed (SIGKILL)"),
+        ({1: -11, 0: -15}, "SIGSEGV"),
+        ({0: -15}, None),  # the agent ends survivors with SIGTERM
+    ],
+)
+def test_the_worker_that_a_signal_killed_is_the_cause(codes: dict[int, int], cause: str | None) -> None:
+    died = died_of(codes, SPEC)
+    assert died is None if cause is None else cause in str(died)
 
 
 def test_the_last_words_are_an_error_if_there_is_one(tmp_path: Path) -> None:
@@ -86,12 +92,6 @@ def test_the_last_words_are_an_error_if_there_is_one(tmp_path: Path) -> None:
     assert last_log_line(tmp_path) == "ValueError: no luck"
 
 
-def test_a_local_run_stays_on_this_machine(tmp_path: Path) -> None:
-    arguments = torchrun_arguments(SPEC, tmp_path)
-    assert "--nproc-per-node=3" in arguments
-    assert collectives_on("127.0.0.1") == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-
-
 def test_a_last_word_that_the_disk_refuses_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "events.jsonl").symlink_to("/dev/full")
     log = EventLog(tmp_path / "events.jsonl")
@@ -104,23 +104,62 @@ def test_a_last_word_that_the_disk_refuses_is_printed(tmp_path: Path, capsys: py
     assert f"{refused} {refused}" in said, "the log refuses its last word, which is that it refuses"
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A folder on a disk of 256 kB."""
-    folder = tmp_path / "disk"
+def test_a_run_that_ended_on_a_full_disk_says_so(tmp_path: Path) -> None:
+    with disk(tmp_path / "disk", size_kb=256) as folder:
+        write_spec(folder, SPEC)
+        assert run_status(folder).reason == "its processes are gone and left no word"
+        with contextlib.suppress(OSError), (folder / "fills").open("wb", buffering=0) as stream:
+            while True:
+                stream.write(b"x" * 4096)
+        status = run_status(folder)
+        assert status.reason == f"the disk that holds {folder} is full, so its event log could not grow"
+        assert status.state is RunState.FAILED
+
+
+# --- A disk without room for all that a run keeps: its model is written, and whatever checkpoints there is room for
+
+
+STEPS = 60
+CHECKPOINT_KB, MODEL_KB, REST_KB = 2560, 1280, 300
+"""Of the toy task, and of logs and specs."""
+
+
+@contextmanager
+def disk(folder: Path, size_kb: int) -> Iterator[Path]:
+    """A folder on a disk of so many kB."""
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size_kb}k", "none", str(folder)]
     if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
         pytest.skip("only root may make a small disk")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_a_run_that_ended_on_a_full_disk_says_so(small_disk: Path) -> None:
-    write_spec(small_disk, SPEC)
-    assert run_status(small_disk).reason == "its processes are gone and left no word"
-    with contextlib.suppress(OSError), (small_disk / "fills").open("wb", buffering=0) as stream:
-        while True:
-            stream.write(b"x" * 4096)
-    assert run_status(small_disk).reason == f"the disk that holds {small_disk} is full, so its event log could not grow"
-    assert run_status(small_disk).state is RunState.FAILED
+@pytest.mark.parametrize(
+    ("size_kb", "checkpoints"),
+    [
+        (2 * CHECKPOINT_KB + REST_KB, 1),  # a third finds no room, nor does the model beside two
+        (CHECKPOINT_KB + MODEL_KB // 2 + REST_KB, 0),  # the model finds none beside one
+        (MODEL_KB + REST_KB, 0),
+    ],
+)
+def test_a_run_comes_to_its_end_with_its_model_and_what_else_there_is_room_for(
+    tmp_path: Path, size_kb: int, checkpoints: int
+) -> None:
+    often = {"control_period_steps": 5, "checkpoint_every_s": 0.01, "learning_rate_scale": 0.01}
+    wish = toy_spec("wide", shares=(5, 3), stop={"max_steps": STEPS}, **often)
+    launcher = LocalLauncher()
+    with disk(tmp_path / "disk", size_kb) as run_dir:
+        handle = launcher.start(RunSpec.model_validate_json(json.dumps(wish)), run_dir, {"TOY_WAIT_S": "0.01"})
+        try:
+            status = over(launcher, handle)
+        finally:
+            launcher.stop(handle)
+        assert status.state is RunState.FINISHED, status
+        assert load_file(run_dir / MODEL_FILE)
+        told = [event for event in read_events(run_dir / EVENTS_FILE) if event["event"].startswith("checkpoint_")]
+        assert "checkpoint_failed" in [event["event"] for event in told]
+        assert len(list(run_dir.glob("checkpoint/step-*/manifest.json"))) == checkpoints
+        assert not checkpoints or told[-1] == {**told[-1], "event": "checkpoint_saved", "step": STEPS}

@@ -14,24 +14,12 @@ from hetopt.core.run_spec import WorkerSpec
 from hetopt.core.scaled_emulation import Conditions, DeclaredTime
 from hetopt.trainer.steps.slowdown import Declared, Slowdown, Stretched, make_pace
 
+from .virtual_time import VirtualClock
+
 CPU = torch.device("cpu")
 
 
-class VirtualTime:
-    """A clock that goes on when somebody sleeps or computes."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-    def sleep(self, seconds: float) -> None:
-        assert seconds > 0
-        self.now_s += seconds
-
-
-def declared(time_: VirtualTime, run_dir: Path, *, noise: float = 0.0, seed: int = 0) -> Declared:
+def declared(time_: VirtualClock, run_dir: Path, *, noise: float = 0.0, seed: int = 0) -> Declared:
     return Declared(
         DeclaredTime(fixed_s=0.01, per_sample_s=0.002, noise=noise),
         "h1",
@@ -44,7 +32,7 @@ def declared(time_: VirtualTime, run_dir: Path, *, noise: float = 0.0, seed: int
 
 @given(samples=st.integers(1, 100), parts=st.lists(st.floats(0, 0.02), min_size=1, max_size=6))
 def test_a_step_takes_as_long_as_declared_unless_computing_takes_longer(samples: int, parts: list[float]) -> None:
-    clock = VirtualTime()
+    clock = VirtualClock()
     pace = declared(clock, Path("/nowhere"))
     pace.begin(samples)
     declared_s = 0.01 + 0.002 * samples
@@ -52,14 +40,14 @@ def test_a_step_takes_as_long_as_declared_unless_computing_takes_longer(samples:
         clock.now_s += computed_s
         done = number / len(parts)
         pace.reach(done)
-        assert clock.now_s - 100 >= done * declared_s - 1e-9
-    assert clock.now_s - 100 >= declared_s - 1e-9
+        assert clock.now_s >= done * declared_s - 1e-9
+    assert clock.now_s >= declared_s - 1e-9
     if sum(parts) <= declared_s / len(parts):
-        assert clock.now_s - 100 == pytest.approx(declared_s)
+        assert clock.now_s == pytest.approx(declared_s)
 
 
 def test_conditions_count_from_the_next_step_on(tmp_path: Path) -> None:
-    clock = VirtualTime()
+    clock = VirtualClock()
     pace = declared(clock, tmp_path)
 
     def step_s() -> float:
@@ -89,13 +77,11 @@ def test_a_stretched_worker_waits_in_proportion_to_the_time_it_used() -> None:
         Stretched(0.5, lambda: 0.0)
 
 
-def test_what_a_worker_has_decides_its_pace(tmp_path: Path) -> None:
-    def pace_of(**worker: object) -> object:
-        spec = WorkerSpec.model_validate({"host": "h0", "type": "local", "local_batch_size": 4, **worker})
-        return make_pace(spec, CPU, conditions=ConditionsReader(tmp_path), seed=0, own_core=False)
-
-    assert type(pace_of()) is Slowdown
-    assert isinstance(pace_of(pace=2), Stretched)
-    assert isinstance(pace_of(pace=2, declared={"per_sample_s": 0.1}), Declared)
-    assert not Slowdown().waits
-    assert pace_of(pace=2).waits
+@pytest.mark.parametrize(
+    ("worker", "kind"),
+    [({}, Slowdown), ({"pace": 2}, Stretched), ({"pace": 2, "declared": {"per_sample_s": 0.1}}, Declared)],
+)
+def test_what_a_worker_has_decides_its_pace(tmp_path: Path, worker: dict[str, object], kind: type) -> None:
+    spec = WorkerSpec.model_validate({"host": "h0", "type": "local", "local_batch_size": 4, **worker})
+    pace = make_pace(spec, CPU, conditions=ConditionsReader(tmp_path), seed=0, own_core=False)
+    assert (type(pace), pace.waits) == (kind, kind is not Slowdown)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from hypothesis import given, settings
@@ -10,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from hetopt.core.memory import Precision
-from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
+from hetopt.core.run_spec import Compression
 from hetopt.profiler.probe.replica import Replica
 from hetopt.profiler.probe.run import _objection
-from hetopt.trainer.comm.exchange import ExchangeStats
+from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.data.cursor import SampleCursor
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.steps.fused_step import FusedStep
@@ -22,6 +23,7 @@ from hetopt.trainer.steps.slowdown import Slowdown
 from hetopt.trainer.steps.step import Autocast, LossModule, LossScale
 from hetopt.trainer.steps.stopwatch import make_stopwatch
 from hetopt.trainer.task import Task
+from tests.trainer_pieces.runs import run_of
 
 from . import toy_task
 
@@ -30,38 +32,22 @@ ROUNDING: Mapping[Precision, float] = {"fp32": 2**-23, "bf16": 2**-8, "fp16": 2*
 """Of one number: half a unit in the last place, relative."""
 
 
-class Kept:
-    """An exchange of one worker: what it is given, it keeps."""
-
-    def __init__(self) -> None:
-        self.gradient = torch.empty(0)
-
-    def state(self) -> dict[str, Tensor]:
-        return {}
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        assert not state
-
-    def run(self, flat: Tensor, look_at: Sequence[float] = ()) -> ExchangeStats:
-        self.gradient = flat.clone()
-        return ExchangeStats(sent_bytes=0, compress_s=0.0, sync_s=0.0)
-
-
 def gradient(parts: Sequence[MicroBatch], samples: int, precision: Precision) -> Tensor:
     """What one worker adds to the sum over all, of a step of so many samples."""
     torch.manual_seed(0)
     task = toy_task.wide()
-    kept, reader = Kept(), BatchReader(dataset=task.data(None).train, device=CPU, seed=0)
+    model = task.model()
+    parameters = list(model.parameters())
     step = FusedStep(
-        module=LossModule(task.model(), task.loss, Autocast(device_type="cpu", precision=precision)),
-        reader=reader,
-        exchange=kept,
+        module=LossModule(model, task.loss, Autocast(device_type="cpu", precision=precision)),
+        reader=BatchReader(dataset=task.data(None).train, device=CPU, seed=0),
+        exchange=Exchange(Compression(), sum(parameter.numel() for parameter in parameters)),
         stopwatch=make_stopwatch(CPU),
         pace=Slowdown(),
     )
     scale = LossScale(value=2.0**10).value if precision == "fp16" else None
     assert step.run(parts, samples, scale).finite
-    return kept.gradient
+    return torch.cat([parameter.grad.flatten() for parameter in parameters if parameter.grad is not None])
 
 
 @settings(deadline=None, max_examples=8)
@@ -91,20 +77,12 @@ class Strict(nn.Linear):
 
 
 def replica_of(task: Task) -> Replica:
-    worker = WorkerSpec(host="a", type="local", local_batch_size=1)
-    return Replica.build(task, RunSpec(task="toy", workers=(worker,), stop=StopRule(max_steps=1)), CPU)
+    return Replica.build(task, run_of(1), CPU)
 
 
 def test_what_a_task_cannot_be_computed_in_is_said_in_a_few_words() -> None:
     usual = toy_task.wide()
-    strict = Task(
-        name="strict",
-        model=lambda: Strict(6, 1),
-        data=usual.data,
-        loss=lambda model, batch: model(batch[0]).square().mean(),
-        optimizer=usual.optimizer,
-        batch_size=usual.batch_size,
-    )
+    strict = replace(usual, model=lambda: Strict(6, 1), loss=lambda model, batch: model(batch[0]).square().mean())
     reader = BatchReader(dataset=usual.data(None).train, device=CPU, seed=0)
     batch = reader.read(MicroBatch(epoch=0, indices=range(2)))
     replica = replica_of(strict)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,32 +79,39 @@ def seen(folder: Path) -> dict[str, object]:
     }
 
 
+Runs = dict[str, list[Path]]
+
+
+def each_once(folder: Path, pairs: Mapping[str, Sequence[dict[str, Any]]]) -> tuple[Runs, dict[str, dict[str, Any]]]:
+    """Return where the two runs of every field are, and the run in each place: fields share the usual one."""
+    texts = dict.fromkeys(json.dumps(spec) for pair in pairs.values() for spec in pair)
+    names = {text: f"run-{number}" for number, text in enumerate(texts)}
+    places = {name: [folder / names[json.dumps(spec)] for spec in pair] for name, pair in pairs.items()}
+    places["compression"].append(folder / "again")
+    return places, {**{name: json.loads(text) for text, name in names.items()}, "again": pairs["compression"][0]}
+
+
 @pytest.fixture(scope="module")
-def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """Runs of a toy task on three workers, two for each field, and the first once more."""
-    pairs = {name: specs(name, 3) for name in LOGGED}
-    runs = {f"{name}-{number}": spec for name, pair in pairs.items() for number, spec in enumerate(pair)}
-    runs["again"] = runs["compression-0"]
     folder = tmp_path_factory.mktemp("tasks")
+    places, runs = each_once(folder, {name: specs(name, 3) for name in LOGGED})
     run_crew(folder, [{"name": name, "spec": spec} for name, spec in runs.items()], [])
-    return folder
+    return places
 
 
 @pytest.fixture(scope="module")
-def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def scripts(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """Runs of a script on two workers, likewise, and one of another batch than the script's."""
     planned = {"script": ["train.py", "--batch-size", "64"]}
-    pairs = {name: specs(name, 2, **planned) for name in SCRIPTED}
-    runs = {f"{name}-{number}": spec for name, pair in pairs.items() for number, spec in enumerate(pair)}
-    runs["again"] = runs["compression-0"]
-    runs["larger"] = toy_spec(shares=(80, 48), **USUAL, **planned)
     folder = tmp_path_factory.mktemp("scripts")
-    for name, spec in runs.items():
+    places, runs = each_once(folder, {name: specs(name, 2, **planned) for name in SCRIPTED})
+    for name, spec in {**runs, "larger": toy_spec(shares=(80, 48), **USUAL, **planned)}.items():
         (folder / name).mkdir()
         (folder / name / "spec.json").write_text(json.dumps(spec))
     program = str(Path(__file__).with_name("script_fields_program.py"))
     all_end_well(*([program, str(rank), str(folder)] for rank in range(2)))
-    return folder
+    return places
 
 
 def test_every_field_is_decided() -> None:
@@ -117,32 +124,29 @@ def test_every_field_is_decided() -> None:
 
 
 @pytest.mark.parametrize("name", LOGGED)
-def test_a_task_trains_as_planned(name: str, tasks: Path) -> None:
-    usual, other = (seen(tasks / f"{name}-{number}") for number in range(2))
+def test_a_task_trains_as_planned(name: str, tasks: Runs) -> None:
+    usual, other = map(seen, tasks[name][:2])
     assert usual[FIELDS[name].task] != other[FIELDS[name].task]
 
 
 @pytest.mark.parametrize("name", SCRIPTED)
-def test_a_script_trains_as_planned(name: str, scripts: Path) -> None:
-    usual, other = (seen(scripts / f"{name}-{number}") for number in range(2))
+def test_a_script_trains_as_planned(name: str, scripts: Runs) -> None:
+    usual, other = map(seen, scripts[name][:2])
     assert usual[FIELDS[name].script] != other[FIELDS[name].script]
 
 
-def test_runs_that_are_planned_alike_are_alike(tasks: Path, scripts: Path) -> None:
+def test_runs_that_are_planned_alike_are_alike(tasks: Runs, scripts: Runs) -> None:
     """Guards the comparison itself."""
-    for folder in (tasks, scripts):
-        first, again = seen(folder / "compression-0"), seen(folder / "again")
+    for runs in (tasks, scripts):
+        first, _, again = map(seen, runs["compression"])
         for key in ("parameters", "shares", "ways", "evaluations", "averages"):
             assert first[key] == again[key]
 
 
-def test_a_script_of_another_batch_than_planned_is_refused_before_a_step(scripts: Path) -> None:
-    for rank in range(2):
-        assert (scripts / "larger" / f"refused-{rank}").read_text() == (
-            "The plan steps by 128 samples, and the loader of train.py gives 64: start the script with its own option "
-            "for 128 samples, or plan with `batch_size=64`."
-        )
-    assert len(list(scripts.glob("*/refused-*"))) == 2
+def test_a_script_of_another_batch_than_planned_is_refused_before_a_step(scripts: Runs) -> None:
+    refusals = sorted(scripts["compression"][0].parent.glob("*/refused-*"))
+    assert [(path.parent.name, path.name) for path in refusals] == [("larger", f"refused-{rank}") for rank in range(2)]
+    assert all("steps by 128 samples, and the loader of train.py gives 64" in path.read_text() for path in refusals)
 
 
 @pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if isinstance(field.script, Refused)])
@@ -187,7 +191,13 @@ def test_what_starts_workers_follows_the_run(tmp_path: Path) -> None:
 
 
 def test_a_task_reads_its_samples_as_planned(tmp_path: Path) -> None:
-    def reading(**changes: Any) -> tuple[object, ...]:
+    for changes, expected in (
+        ({}, (None, False, "in_thread")),
+        ({"micro_batch_size": 2}, (2, False, "in_thread")),
+        ({"prefetch": "on"}, (None, True, "in_thread")),
+        ({"prefetch": "off"}, (None, True, None)),
+        ({"loader_processes": 1}, (None, True, "in_processes")),
+    ):
         spec = RunSpec.model_validate(toy_spec(shares=(16,), **changes))
         context = WorkerContext(
             spec=spec,
@@ -200,13 +210,7 @@ def test_a_task_reads_its_samples_as_planned(tmp_path: Path) -> None:
         )
         feed = make_feed(context, Material.load(spec).data.train)
         ahead = feed._start_read_ahead
-        return feed._reader.unit, feed._watch is None, None if ahead is None else ahead.__name__
-
-    assert reading() == (None, False, "in_thread")
-    assert reading(micro_batch_size=2) == (2, False, "in_thread")
-    assert reading(prefetch="on") == (None, True, "in_thread")
-    assert reading(prefetch="off") == (None, True, None)
-    assert reading(loader_processes=1) == (None, True, "in_processes")
+        assert (feed._reader.unit, feed._watch is None, None if ahead is None else ahead.__name__) == expected
 
 
 def test_workers_wait_for_each_other_as_long_as_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

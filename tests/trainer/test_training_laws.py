@@ -1,4 +1,4 @@
-"""Laws of a training run by three unequal workers, read off what their processes left behind."""
+"""Laws of training runs by three unequal workers, read off what their processes left behind."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hetopt.core.events.log import read_events
 from hetopt.core.run_folder import MODEL_FILE, write_spec
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer import worker
 from hetopt.trainer.data.cursor import SampleCursor
 
 from . import toy_task
-from .scenarios import SPLITS, TOPK, WORLD_SIZE, Crew, toy_spec
+from .scenarios import SPLITS, STEERED_RUNS, TOPK, WORLD_SIZE, Crew, toy_spec
 
 
 def big_batch_gradient(samples: int, loss: Callable[..., torch.Tensor] | None = None) -> torch.Tensor:
@@ -73,7 +72,7 @@ FUSED_RUNS = ["dense", "topk", "unused", "bf16-precision", "fp16-precision", "pa
 BUCKETED_RUNS = ["wide", "wide-fp16", "wide-noise"]
 
 
-@pytest.mark.parametrize("name", [*FUSED_RUNS, *BUCKETED_RUNS])
+@pytest.mark.parametrize("name", [*FUSED_RUNS, *BUCKETED_RUNS, *STEERED_RUNS, "dgc", "bf16", "qsgd_maxnorm"])
 def test_replicas_are_bit_identical_whenever_they_evaluate(crew: Crew, name: str) -> None:
     replicas = [(crew.folder / name / f"fingerprints-{rank}").read_text().splitlines() for rank in range(WORLD_SIZE)]
     assert len(replicas[0]) > 3
@@ -81,10 +80,10 @@ def test_replicas_are_bit_identical_whenever_they_evaluate(crew: Crew, name: str
     assert len(set(replicas[0])) > 3, "the model does not change"
 
 
-@pytest.mark.parametrize("name", ["dense", "topk", "buffers", "wide"])
+@pytest.mark.parametrize("name", ["dense", "topk", "buffers", "wide", "warm_up", "bf16", "qsgd_maxnorm"])
 def test_a_resumed_run_ends_where_an_uninterrupted_one_does_to_the_bit(crew: Crew, name: str) -> None:
     whole, resumed = crew.finished(name), crew.finished(f"{name}-resumed")
-    assert [event["resumed_step"] for event in crew.events(f"{name}-resumed", "run_started")] == [0, 43]
+    assert [event["resumed_step"] for event in crew.events(f"{name}-resumed", "run_started")] in ([0, 43], [0, 23])
     assert resumed["step"] == whole["step"]
     assert resumed["parameters_sha256"] == whole["parameters_sha256"]
     assert crew.stream(f"{name}-resumed") == crew.stream(name)
@@ -117,8 +116,9 @@ def test_reading_ahead_changes_nothing(crew: Crew) -> None:
     assert changes, "shares did not change"
 
 
-@pytest.mark.parametrize("form", ["", "wide-"])
+@pytest.mark.parametrize("form", ["", "buffers-", "wide-"])
 def test_running_out_of_memory_is_as_being_told_the_bound(crew: Crew, form: str) -> None:
+    """What was computed until then leaves no trace: no gradient, no running statistic, no random number."""
     found, told = crew.finished(f"{form}memory"), crew.finished(f"{form}memory-told")
     assert found["parameters_sha256"] == told["parameters_sha256"]
     learned = crew.events(f"{form}memory", "memory_bound_learned")
@@ -139,23 +139,6 @@ def test_memory_that_runs_out_later_changes_nothing_but_rounding(crew: Crew, lat
     assert [(event["rank"], event["samples"]) for event in learned] == [(0, 4)]
     assert learned[0]["step"] > 10
     assert_same_but_for_rounding(crew.state(later)["model"], crew.state(never)["model"])
-
-
-@pytest.mark.parametrize("name", ["declared", "wide-declared"])
-def test_workers_take_as_long_as_they_are_declared_to(crew: Crew, name: str) -> None:
-    """Never less, and the shortest step by no more than steps take that have no declared time, in the same minute."""
-    declared_s = (0.018, 0.009, 0.016)
-    steps = [event for event in crew.events(name, "step") if event["step"] > 1]
-    real = crew.events("wide" if name == "wide-declared" else "dense", "step")
-    more_s = 0.004 + statistics.median(max(event["compute_s"]) for event in real)
-    for rank, expected_s in enumerate(declared_s):
-        least_s = min(event["compute_s"][rank] for event in steps)
-        assert 0.94 * expected_s < least_s < expected_s + more_s
-    uses = [event["pace_use"] for event in steps if "pace_use" in event]
-    assert uses
-    assert all(len(use) == WORLD_SIZE and min(use) > 0 for use in uses)
-    assert min(max(use) for use in uses) < 1
-    assert not any("pace_use" in event for event in crew.events("dense", "step"))
 
 
 @pytest.mark.parametrize("name", ["noise", "wide-noise"])
@@ -247,20 +230,57 @@ def test_the_model_is_left_in_the_run_folder(crew: Crew) -> None:
 def test_a_run_of_three_workers_can_go_on_with_one(
     crew: Crew, tmp_path: Path, signals: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_dir = tmp_path / "run"
+    alone, run_dir = Crew(tmp_path), tmp_path / "run"
     shutil.copytree(crew.folder / "topk-half", run_dir)
     monkeypatch.setenv("TOY_RECORD", str(tmp_path / "record"))
     spec = toy_spec(shares=(16,), compression=TOPK, stop={"max_steps": 60})
     write_spec(run_dir, RunSpec.model_validate_json(json.dumps(spec)))
     assert worker.main([str(run_dir)]) == 0
-    events = read_events(run_dir / "events.jsonl")
-    resumed = [event for event in events if event["event"] == "run_started"][-1]
-    finished = events[-1]
-    assert resumed["resumed_step"] == 43
-    assert (finished["event"], finished["step"], finished["reason"]) == ("training_finished", 60, "steps")
-    lines = [[int(index) for index in line.split()] for line in (tmp_path / "record").read_text().splitlines()]
-    tested = [list(range(16)), list(range(5)), list(range(5, 16))]
-    tested *= 2  # in evaluation and in training mode
-    assert lines[:8] == [[0, 1], *tested, list(range(16))], "what it tests the loss and warms up with"
-    samples = [index for line in lines[8:] for index in line]
-    assert samples == crew.stream("topk")[43 * 16 : 60 * 16], "the data goes on where it stood"
+    assert alone.events("run", "run_started")[-1]["resumed_step"] == 43
+    assert (alone.finished("run")["step"], alone.finished("run")["reason"]) == (60, "steps")
+    samples = [int(index) for index in (tmp_path / "record").read_text().split()]  # behind those that it warms up with
+    assert samples[-17 * 16 :] == crew.stream("topk")[43 * 16 : 60 * 16], "the data goes on where it stood"
+
+
+def test_nothing_is_lost_on_the_way_from_one_exchange_to_another(crew: Crew) -> None:
+    """The model stands still, so what was sent in all must be the gradient as often as there were steps."""
+    sent = [torch.load(crew.folder / f"switched-{rank}.pt", weights_only=True) for rank in range(WORLD_SIZE)]
+    for other in sent[1:]:
+        assert torch.equal(sent[0], other)
+    dense = sent[0][0].double()
+    total = sent[0].double().sum(0)
+    assert (total - len(sent[0]) * dense).norm() <= 1e-5 * len(sent[0]) * dense.norm()
+    torch.testing.assert_close(sent[0][-1].double(), dense, rtol=1e-4, atol=1e-6)
+    assert not torch.allclose(sent[0][3].double(), dense), "a thin exchange does not send everything"
+
+
+@pytest.mark.parametrize("name", STEERED_RUNS)
+def test_every_change_is_told_with_its_reason(crew: Crew, name: str) -> None:
+    seen = [event["exchange"]["way"] for event in crew.events(name, "step") if "exchange" in event]
+    for change in crew.events(name, "exchange_changed"):
+        assert change["before"] != change["after"]
+        assert change["reason"]
+    changed_to = {change["after"] for change in crew.events(name, "exchange_changed")}
+    first = seen[0]
+    assert set(seen) <= {first} | changed_to
+
+
+def test_events_tell_what_was_sent(crew: Crew) -> None:
+    for name in ("cheapest", "wide", "dgc", "bf16"):
+        events = [event["exchange"] for event in crew.events(name, "step") if "exchange" in event]
+        assert events
+        for event in events:
+            assert 0 < event["gain"] <= 1
+            assert event["sent_bytes"] > 0
+            assert event["sync_s"] > 0
+        assert {event["sent_bytes"] < event["dense_bytes"] for event in events} == {name != "wide"}
+    network, *_ = crew.events("cheapest", "network_measured")  # a busy machine measures again
+    assert {timing["collective"] for timing in network["timings"]} == {"all_reduce", "all_gather", "broadcast"}
+
+
+def test_the_momentum_is_kept_by_the_workers(crew: Crew) -> None:
+    """The optimizer has none left, and training goes on all the same."""
+    state = crew.state("dgc")
+    assert [group["momentum"] for group in state["optimizer"]["param_groups"]] == [0.0]
+    losses = [event["loss"] for event in crew.events("dgc", "step")]
+    assert losses[-1] < 0.5 * losses[0]

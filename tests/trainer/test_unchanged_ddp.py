@@ -13,28 +13,18 @@ import torch.multiprocessing
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
+from hetopt.core.run_spec import Compression, RunSpec
 from hetopt.trainer.ddp.script import unequal
 from hetopt.trainer.session.plan import SessionPlan
+from tests.trainer_pieces.runs import run_of
+
+from .cases.scripts import net, points
 
 SAMPLES = 203
 EPOCHS = 2
-
-Script = Callable[[Callable[[nn.Module], nn.Module], Callable[..., DataLoader[Any]]], None]
-
-
-def points() -> TensorDataset:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(SAMPLES, 8, generator=generator)
-    return TensorDataset(x, (x[:, 0] > 0).long())
-
-
-def net() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2))
 
 
 def epochs(loader: DataLoader[Any]) -> Iterator[tuple[Tensor, Tensor]]:
@@ -47,7 +37,7 @@ def plain(batch: int, ddp: Callable[[nn.Module], nn.Module], **options: Any) -> 
     model = net()
     wrapped = ddp(model)
     optimizer = torch.optim.SGD(wrapped.parameters(), 0.1, momentum=0.9)
-    data = points()
+    data = points(SAMPLES)
     loader = DataLoader(data, batch_size=batch, sampler=DistributedSampler(data, **options))
     for x, y in epochs(loader):
         optimizer.zero_grad()
@@ -60,7 +50,7 @@ def accumulating(batch: int, ddp: Callable[[nn.Module], nn.Module], **options: A
     model = net()
     wrapped: Any = ddp(model)
     optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
-    data = points()
+    data = points(SAMPLES)
     loader = DataLoader(data, batch_size=batch, sampler=DistributedSampler(data, **options), num_workers=1)
     for number, (x, y) in enumerate(epochs(loader)):
         if number % 3 < 2:
@@ -76,24 +66,8 @@ def accumulating(batch: int, ddp: Callable[[nn.Module], nn.Module], **options: A
 SCRIPTS = {"plain": plain, "accumulating": accumulating}
 
 
-class Alone(nn.Module):
-    """Stands where DDP would, in a process that has all of each batch."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.module(x)
-        return out
-
-
 def spec(compression: Compression) -> RunSpec:
-    workers = tuple(WorkerSpec(host=f"h{n}", type="local", local_batch_size=share) for n, share in enumerate((24, 8)))
-    return RunSpec(
-        task="script", script=("train.py",), workers=workers, compression=compression, batch_policy="static",
-        stop=StopRule(max_steps=1),
-    )  # fmt: skip
+    return run_of(24, 8, task="script", script=("train.py",), compression=compression, batch_policy="static")
 
 
 def worker(rank: int, name: str, compression: Compression, folder: str) -> None:
@@ -129,7 +103,7 @@ def whole(name: str) -> dict[str, Tensor]:
 
     try:
         sampler.__iter__, sampler.__len__ = both, lambda self: 2 * kept[1](self)
-        return SCRIPTS[name](32, Alone, num_replicas=2, rank=0).state_dict()
+        return SCRIPTS[name](32, lambda model: model, num_replicas=2, rank=0).state_dict()
     finally:
         sampler.__iter__, sampler.__len__ = kept
 

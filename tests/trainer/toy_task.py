@@ -80,6 +80,7 @@ class Unused(nn.Module):
 def _loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
     """Appends the samples as a line to $TOY_RECORD; each costs $TOY_SAMPLE_S of this thread and sleeps $TOY_WAIT_S."""
     inputs, targets, indices = batch
+    outputs = model(inputs)
     _run_out_of_memory(len(indices))
     record = os.environ.get("TOY_RECORD")
     if record:
@@ -89,7 +90,7 @@ def _loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
     until_s = time.thread_time() + float(os.environ.get("TOY_SAMPLE_S", "0")) * len(indices)
     while time.thread_time() < until_s:
         pass
-    return nn.functional.mse_loss(model(inputs), targets)
+    return nn.functional.mse_loss(outputs, targets)
 
 
 def mean_of_chosen(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:

@@ -5,7 +5,6 @@ python channel_program.py RANK FOLDER
 
 from __future__ import annotations
 
-import os
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from hetopt.trainer.comm.channel import Channel
+from tests.trainer.joining import join, leave
 
 WORKERS = 5
 GROUPS = {"two": (1, 4), "three": (0, 2, 3), "all": tuple(range(WORKERS))}
@@ -32,9 +32,7 @@ def numels(dtype: torch.dtype) -> list[int]:
 
 
 def main(rank: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), WORKERS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORKERS, timeout=timedelta(seconds=300))
+    join(rank, WORKERS, folder)
     results: dict[str, torch.Tensor] = {}
     for name, ranks in GROUPS.items():
         group = dist.new_group(list(ranks), timeout=timedelta(seconds=300))
@@ -65,8 +63,7 @@ def main(rank: int, folder: Path) -> None:
                         channel.all_reduce(reduced, reduction)
                         results[f"{key} {reduction}"] = reduced
     torch.save(results, folder / f"rank-{rank}.pt")
-    sys.stdout.flush()
-    os._exit(0)
+    leave()
 
 
 if __name__ == "__main__":

@@ -7,23 +7,22 @@ from __future__ import annotations
 
 import itertools
 import sys
-from datetime import timedelta
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
-from hetopt.core.comm.composition import CODINGS, Combination, combinations
+from hetopt.core.comm.composition import Combination, combinations
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.buckets import BucketExchange
 from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.data.cursor import SampleCursor
+from tests.trainer.joining import join, leave
 
 SAMPLES, FEATURES, CLASSES = 203, 12, 5
 DENSE, SPARSE = Compression(), Compression(name="topk", ratio=0.02)
 LENGTHS = (1, 2, 5, 1000, 100_003)
-STEPS = 100
+STEPS = 8
 BUCKETED = ("identity", "topk", "dgc", "qsgd_maxnorm", "bf16")
 
 
@@ -49,12 +48,10 @@ def larger_network() -> nn.Module:
         return nn.Sequential(nn.Linear(FEATURES, 500), nn.Tanh(), nn.Linear(500, 700), nn.Linear(700, CLASSES))
 
 
-def splits(world_size: int) -> list[tuple[int, ...]]:
-    """Ways to share 32 samples: nearly equal, lopsided to either side, and in between."""
-    rest = world_size - 1
-    even = [32 // world_size + (i < 32 % world_size) for i in range(world_size)]
-    uneven = [2 ** (i + 1) for i in range(rest)]
-    return [tuple(even), (32 - rest, *[1] * rest), (*[1] * rest, 32 - rest), (*uneven, 32 - sum(uneven))]
+def split(world_size: int) -> tuple[int, ...]:
+    """Return a lopsided share of 32 samples for each worker."""
+    uneven = [2 ** (i + 1) for i in range(world_size - 1)]
+    return (*uneven, 32 - sum(uneven))
 
 
 def vector(rank: int, length: int) -> torch.Tensor:
@@ -71,18 +68,13 @@ def weighted_gradient(
     return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(model.parameters()))])
 
 
-def train(
-    rank: int, shares: tuple[int, ...], exchange: Exchange, device: torch.device, steps: int = STEPS
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Flat parameters, and the global loss of every step, after SGD with momentum on unequal shares."""
-    model, (samples, targets) = network().to(device), (part.to(device) for part in data())
+def train(rank: int, shares: tuple[int, ...], exchange: Exchange) -> torch.Tensor:
+    """Flat parameters after some steps of SGD with momentum on unequal shares."""
+    model, (samples, targets) = network(), data()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     cursor = SampleCursor(SAMPLES, seed=3)
-    losses = torch.zeros(steps)
-    for step in range(steps):
+    for _ in range(STEPS):
         mine = list(cursor.take(shares).slices[rank])
-        with torch.no_grad():
-            losses[step] = nn.functional.cross_entropy(model(samples), targets)
         flat = weighted_gradient(model, samples[mine], targets[mine], sum(shares))
         exchange.run(flat)
         for parameter, gradient in zip(
@@ -90,7 +82,7 @@ def train(
         ):
             parameter.grad = gradient.view_as(parameter)
         optimizer.step()
-    return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).cpu(), losses
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
 def shapes() -> list[tuple[int, ...]]:
@@ -150,62 +142,35 @@ def train_in_buckets(rank: int, exchange: BucketExchange, model: nn.Module) -> d
 
 def main(rank: int, world_size: int, folder: Path, device: torch.device) -> None:
     """Join the group, run every situation, save the results for the test to judge."""
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder / 'store'}",
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=300),
-    )
+    join(rank, world_size, folder)
     results: dict[str, torch.Tensor] = {}
-    try:
-        for length in LENGTHS:
-            for name, compression in (("dense", DENSE), ("sparse", SPARSE)):
-                exchange = Exchange(compression, length, device=device)
-                flat = vector(rank, length).to(device)
-                stats = exchange.run(flat)
-                results[f"{name} sum {length}"] = flat.cpu()
-                results[f"{name} bytes {length}"] = torch.tensor(stats.sent_bytes)
-                for key, value in exchange.state().items():
-                    results[f"{name} {key} {length}"] = value.cpu()
-
-        samples, targets = data()
-        for i, shares in enumerate(splits(world_size)):
-            mine = list(SampleCursor(SAMPLES, seed=i).take(shares).slices[rank])
-            flat = weighted_gradient(network(), samples[mine], targets[mine], sum(shares)).to(device)
-            Exchange(DENSE, flat.numel(), device=device).run(flat)
-            results[f"gradient {i}"] = flat.cpu()
-
-        shares = splits(world_size)[-1]
-        numel = sum(p.numel() for p in network().parameters())
+    for length in LENGTHS:
         for name, compression in (("dense", DENSE), ("sparse", SPARSE)):
-            exchange = Exchange(compression, numel, device=device)
-            results[f"{name} parameters"], results[f"{name} losses"] = train(rank, shares, exchange, device)
+            exchange = Exchange(compression, length, device=device)
+            flat = vector(rank, length).to(device)
+            stats = exchange.run(flat)
+            results[f"{name} sum {length}"] = flat.cpu()
+            results[f"{name} bytes {length}"] = torch.tensor(stats.sent_bytes)
+            for key, value in exchange.state().items():
+                results[f"{name} {key} {length}"] = value.cpu()
 
-        for combination in combinations() if device.type == "cpu" else ():
-            wanted = compression_of(combination)
-            exchange = Exchange(wanted, numel, shapes=shapes(), seed=5)
-            key = f"{combination.name} {combination.collective} {combination.memory}"
-            results[f"{key} parameters"], _ = train(rank, shares, exchange, device, steps=8)
-            stats = exchange.run(vector(rank, numel), look_at=(0.01, 0.1, 1.0))
-            results[f"{key} bytes"] = torch.tensor(stats.sent_bytes)
+    shares, numel = split(world_size), sum(p.numel() for p in network().parameters())
+    for combination in combinations() if device.type == "cpu" else ():
+        wanted = compression_of(combination)
+        exchange = Exchange(wanted, numel, shapes=shapes(), seed=5)
+        key = f"{combination.name} {combination.collective} {combination.memory}"
+        results[f"{key} parameters"] = train(rank, shares, exchange)
+        stats = exchange.run(vector(rank, numel), look_at=(0.01, 0.1, 1.0))
+        results[f"{key} bytes"] = torch.tensor(stats.sent_bytes)
 
-        for coding in CODINGS if device.type == "cpu" else ():
-            for collective in ("all_gather", "ar_topk_star"):
-                wanted = Compression(name="topk", ratio=0.05, coding=coding, collective=collective)
-                exchange = Exchange(wanted, numel)
-                results[f"{coding} {collective} parameters"], _ = train(rank, shares, exchange, device, steps=8)
-
-        for name in BUCKETED if device.type == "cpu" else ():
-            model = larger_network()
-            wanted = Compression(name=name, ratio=0.1 if name in ("topk", "dgc") else 1.0)
-            in_buckets = BucketExchange(wanted, list(model.parameters()), seed=5)
-            for key, value in train_in_buckets(rank, in_buckets, model).items():
-                results[f"{name} in buckets: {key}"] = value
-    finally:
-        dist.destroy_process_group()
+    for name in BUCKETED if device.type == "cpu" else ():
+        model = larger_network()
+        wanted = Compression(name=name, ratio=0.1 if name in ("topk", "dgc") else 1.0)
+        in_buckets = BucketExchange(wanted, list(model.parameters()), seed=5)
+        for key, value in train_in_buckets(rank, in_buckets, model).items():
+            results[f"{name} in buckets: {key}"] = value
     torch.save(results, folder / f"rank-{rank}.pt")
+    leave()
 
 
 if __name__ == "__main__":

@@ -6,9 +6,7 @@ python hierarchical_program.py RANK FOLDER exchange|hang
 from __future__ import annotations
 
 import json
-import os
 import sys
-from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -20,6 +18,7 @@ from hetopt.trainer.comm.compressor import State
 from hetopt.trainer.comm.exchange import Exchange, ExchangeStats
 from hetopt.trainer.comm.hierarchical import HierarchicalExchange, HostGroups
 from hetopt.trainer.comm.peers import LostPeer
+from tests.trainer.joining import join, leave
 
 WORKERS = 4
 LAYOUTS = {"2+2": "aabb", "3+1": "aaab", "mixed": "abab", "alone": "abcd", "one": "aaaa"}
@@ -137,17 +136,14 @@ def hang(rank: int, store: dist.Store) -> dict[str, object]:
 
 
 def main(rank: int, folder: Path, way: str) -> None:
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), WORKERS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORKERS, timeout=timedelta(seconds=300))
+    store = join(rank, WORKERS, folder)
     if way == "exchange":
         held, said = exchange(rank)
         torch.save(held, folder / f"rank-{rank}.pt")
     else:
         said = hang(rank, store)
     (folder / f"rank-{rank}.json").write_text(json.dumps(said))
-    sys.stdout.flush()
-    os._exit(0)
+    leave()
 
 
 if __name__ == "__main__":

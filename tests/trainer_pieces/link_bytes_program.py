@@ -6,10 +6,8 @@ python link_bytes_program.py RANK WORLD_SIZE FOLDER
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
-from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -18,6 +16,7 @@ import torch.distributed as dist
 from hetopt.core.comm.composition import FEEDBACK, Combination, combinations
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.exchange import Exchange
+from tests.trainer.joining import join, leave
 
 SHAPES = ((600, 500), (400,))
 NUMEL = 300_400
@@ -42,9 +41,7 @@ def sent_by_link() -> int:
 
 
 def main(rank: int, world_size: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), world_size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=300))
+    join(rank, world_size, folder)
     counted: dict[str, object] = {}
     for combination in ways():
         compression = Compression(
@@ -66,8 +63,7 @@ def main(rank: int, world_size: int, folder: Path) -> None:
         counted[key(combination)] = {"messages": messages, "bytes": sent_by_link() - before}
         dist.barrier()
     (folder / f"rank-{rank}.json").write_text(json.dumps(counted))
-    sys.stdout.flush()
-    os._exit(0)
+    leave()
 
 
 if __name__ == "__main__":

@@ -9,17 +9,16 @@ import json
 import os
 import sys
 import time
-from datetime import timedelta
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.comm.peers import LostPeer
 from hetopt.trainer.failure import is_peer_loss
+from tests.trainer.joining import join, leave
 
 TIMEOUT_S = 4.0
 LOST = 1
@@ -27,10 +26,8 @@ LOST = 1
 
 def main(rank: int, world_size: int, folder: Path, way: str) -> None:
     """First disagree, which leaves the group whole; then lose a worker."""
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), world_size)
-    patience = timedelta(seconds=TIMEOUT_S if way == "hang" else 300)  # whoever dies is missed without any
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=patience)
+    # Whoever dies is missed without any patience.
+    store = join(rank, world_size, folder, timeout_s=TIMEOUT_S if way == "hang" else 300)
     said: dict[str, object] = {}
     odd = Compression(name="topk", ratio=0.01) if rank == LOST else Compression()
     try:
@@ -55,8 +52,7 @@ def main(rank: int, world_size: int, folder: Path, way: str) -> None:
             "peer_loss": is_peer_loss(error),
         }
     (folder / f"rank-{rank}.json").write_text(json.dumps(said))
-    sys.stdout.flush()
-    os._exit(0)
+    leave()
 
 
 if __name__ == "__main__":

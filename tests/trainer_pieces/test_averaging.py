@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hetopt.core.comm.cost import LinkSpeed
 from hetopt.core.comm.options import AVERAGED, make_option
 from hetopt.core.run_rules import why_not_local, why_not_settling
-from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
+from hetopt.core.run_spec import Compression, StopRule
 from hetopt.core.synchronization import Synchronization
 from hetopt.trainer.policies.ratio.auto import (
     EVERY_STEPS,
@@ -28,6 +28,7 @@ from hetopt.trainer.policies.ratio.step_times import StepTimes
 from hetopt.trainer.policies.sync.choose import Settled
 from tests.thinned import few
 
+from .runs import run_of
 from .virtual_exchange import VirtualRun, options, run
 
 WORKERS, NUMEL = 4, 1_000_000
@@ -132,9 +133,7 @@ def test_a_verdict_of_some_steps_makes_no_thin_gradient_as_good_as_an_average():
 
 
 def spec(**changes):
-    workers = tuple(WorkerSpec(host=f"h{rank}", type="t", local_batch_size=4) for rank in range(2))
-    told = {"ratio_policy": "auto", "sync": Synchronization(name="auto"), "stop": StopRule(max_steps=100), **changes}
-    return RunSpec(task="t", workers=workers, **told)
+    return run_of(4, 4, **{"ratio_policy": "auto", "sync": Synchronization(name="auto"), **changes})
 
 
 @given(
@@ -155,19 +154,12 @@ def test_the_schedule_goes_on_where_it_stood_and_ends_with_the_run(begun, epoch,
     assert run_.stop.max_steps - 1 < begun + (100 - begun) * stretch + 1e-6
 
 
-def test_what_a_run_has_settled_for_is_a_run_of_workers_that_average():
+def test_a_run_sums_gradients_until_it_has_settled_and_then_its_workers_average():
+    assert (spec().is_local, spec().steers_exchange) == (False, True)
+    assert [spec(max_restarts=3, **sync).is_elastic for sync in ({}, {"sync": Synchronization()})] == [False, True]
     run_ = Settled(every_steps=5, compressor="int8", stretch=1.5, step=7, epoch=0.5).run(spec())
-    assert run_.is_local
-    assert why_not_local(run_) is None
+    assert (run_.is_local, run_.steers_exchange, why_not_local(run_)) == (True, False, None)
     assert run_.compression == Compression(name="int8")
-    assert not run_.steers_exchange
-
-
-def test_before_that_it_sums_gradients_and_is_not_carried_over_from_memory():
-    assert not spec().is_local
-    assert spec().steers_exchange
-    assert not spec(max_restarts=3).is_elastic
-    assert spec(max_restarts=3, sync=Synchronization()).is_elastic
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import statistics
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from hetopt.core.batch_partition import first_shares, micro_batch_size, whole_micro_batches, within_memory
 from hetopt.core.errors import BadInput
@@ -22,10 +21,10 @@ from hetopt.trainer.policies.policy import BatchObservation, KeepShares
 from hetopt.trainer.policies.proportional import ProportionalShares
 
 from .contracts import BatchPolicyContract
+from .runs import run_of
 from .virtual_cluster import VirtualCluster, watch
 
 PUBLISHED = ((9, 12, 18), (12, 12, 8, 16), (9, 9, 6, 24), (6, 6, 4, 32), (2, 17, 20))
-LEVELS = ((12, 12, 12, 12), (12, 12, 8, 16), (9, 9, 6, 24), (6, 6, 4, 32))
 SHARE = 32
 """Samples of an equal share in the published experiments."""
 
@@ -52,10 +51,6 @@ def observe(shares, times, *, epoch=0, steps=20, spread=0.0):
 class TestKeep(BatchPolicyContract):
     def make(self, minimum):
         return KeepShares()
-
-    def test_nothing_changes(self):
-        history = watch(KeepShares(), VirtualCluster((1, 9), noise=0.1), (10, 10), periods=5)
-        assert set(history.shares) == {(10, 10)}
 
 
 class TestProportionalOncePerEpoch(BatchPolicyContract):
@@ -101,18 +96,6 @@ def test_published_clusters_take_one_update(policy, speeds, shares):
     assert history.shares == [equal(speeds), shares, shares, shares]
     before, after = (max(b / x for b, x in zip(s, speeds, strict=True)) for s in history.shares[:2])
     assert before / after >= 0.9 * sum(speeds) / (3 * min(speeds))
-
-
-@pytest.mark.parametrize("policy", [ProportionalShares(), omnilearn(), AllocateMicroBatches(micro=4)])
-def test_epoch_policies_decide_on_the_mean_of_an_epoch(policy):
-    """Periods of 10, 30 and 10 steps with 1, 3 and 8.75 s: their mean counts, and nothing moves before the last."""
-    state, decision = policy.decide(policy.initial(), observe((40, 40), (1.0, 2.5), steps=10))
-    assert not decision.changed
-    state, decision = policy.decide(state, observe((40, 40), (3.0, 2.5), steps=30))
-    assert not decision.changed
-    state, decision = policy.decide(state, observe((40, 40), (8.75, 2.5), steps=10, epoch=1))
-    assert decision.local_batch_sizes == (32, 48)  # 3.75 s against 2.5 s
-    assert not policy.decide(state, observe((32, 48), (9.0, 1.0), epoch=1))[1].changed
 
 
 @given(st.lists(st.floats(0.978, 1.022), min_size=2, max_size=8), st.integers(1, 300))
@@ -175,17 +158,6 @@ def test_allocation_takes_shares_from_elsewhere_to_micro_batches_at_once():
 # --- The model: numbers it promises -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("samples", [0, 5, 30, 100])
-@pytest.mark.parametrize("speeds", PUBLISHED)
-def test_model_is_at_the_optimum_after_two_adjustments_or_one_without_overhead(speeds, samples):
-    history = watch(ModelShares(), VirtualCluster(speeds, fixed_s=overhead(speeds, samples)), equal(speeds), periods=25)
-    *_, last = history.changed[: 1 if samples == 0 else 2]
-    assert min(history.efficiency[last + 1 :]) >= 0.95
-    assert len(history.changed) <= (1 if samples == 0 else 3)
-    assert history.changed[-1] <= 4
-    assert history.efficiency[-1] >= 0.97
-
-
 @given(
     st.lists(st.tuples(st.floats(1, 30), st.floats(0, 2)), min_size=2, max_size=8),
     st.integers(20, 200),
@@ -224,29 +196,22 @@ def test_noise_of_five_percent_moves_nothing_once_settled(speeds, samples):
     assert late_changes(speeds, samples, seeds=range(6), steps=20) == 0
 
 
-def periods_to_regain(history, change_step, next_change, steps):
-    """Whole periods after a change until 95 % of the ideal is there for good."""
-    first = -(-change_step // steps)
-    lacking = [k for k, part in enumerate(history.efficiency[first : next_change // steps]) if part < 0.95]
-    return lacking[-1] + 1 if lacking else 0
-
-
-def regaining(cluster, starts, *, steps, kept):
-    history = watch(ModelShares(), cluster, equal(cluster.speeds), periods=kept * (len(starts) + 1), steps=steps)
-    return [periods_to_regain(history, start, start + kept * steps, steps) for start in starts]
-
-
 @pytest.mark.parametrize("samples", [0, 10])
 @pytest.mark.parametrize("noise", [0.0, 0.05])
 @pytest.mark.parametrize("speeds", PUBLISHED)
 def test_the_optimum_is_regained_within_five_periods_of_a_worker_becoming_three_times_slower(speeds, noise, samples):
+    """95 % of the ideal is there for good."""
     for seed in range(2 * len(speeds)):
         slowed = tuple(x / 3 if rank == seed % len(speeds) else x for rank, x in enumerate(speeds))
-        start = 20 * 20 + (7 * seed) % 20
         cluster = VirtualCluster(
-            speeds, fixed_s=overhead(speeds, samples), noise=noise, seed=seed, changes={start: slowed}
+            speeds,
+            fixed_s=overhead(speeds, samples),
+            noise=noise,
+            seed=seed,
+            changes={20 * 20 + (7 * seed) % 20: slowed},
         )
-        assert regaining(cluster, [start], steps=20, kept=20)[0] <= 5
+        history = watch(ModelShares(), cluster, equal(speeds), periods=40)
+        assert min(history.efficiency[21 + 5 :]) >= 0.95
 
 
 @pytest.mark.parametrize("samples", [0, 10])
@@ -276,93 +241,60 @@ def test_model_is_as_good_as_any_policy_side_by_side(speeds, samples):
 # --- The model: what it understands -----------------------------------------------------------------------------------
 
 
-def test_an_overhead_bound_worker_gets_the_minimum_and_is_named():
-    """Worker 0 needs longer to begin than the others to finish everything."""
-    cluster = VirtualCluster((1, 1, 1), fixed_s=(3.0, 0.0, 0.0))
-    policy, shares = ModelShares(minimum=2), (20, 20, 20)
-    state = policy.initial()
-    for _ in range(4):
-        state, decision = policy.decide(state, cluster.period(shares, 20, 0))
-        shares = decision.local_batch_sizes
-    assert shares == (2, 29, 29)
-    assert policy.overhead_bound(state, shares) == (0,)
-
-
 def test_shares_below_the_minimum_are_raised_whatever_the_gain():
     policy = ModelShares(minimum=2)
     _, decision = policy.decide(policy.initial(), observe((1, 9), (0.5, 0.56), spread=0.5))
     assert decision.local_batch_sizes == (2, 8)
 
 
-def test_a_minimum_that_does_not_fit_is_bad_input():
-    policy = ModelShares(minimum=3)
-    with pytest.raises(BadInput, match="must be at least 6 for 2 workers"):
-        policy.decide(policy.initial(), observe((2, 2), (1.0, 1.0)))
-
-
 # --- Which policy a run has -------------------------------------------------------------------------------------------
-
-
-def spec(*shares, **fields):
-    workers = [WorkerSpec(host="h", type="local", local_batch_size=share) for share in shares]
-    return RunSpec(task="digits", workers=tuple(workers), stop=StopRule(max_steps=1), **fields)
-
-
-def test_a_run_without_wishes_has_the_model():
-    assert isinstance(choose_policy(spec(8, 8), minimum=1), ModelShares)
 
 
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=9))
 def test_first_shares(shares):
-    assert first_shares(spec(*shares)) == tuple(shares)
+    assert first_shares(run_of(*shares)) == tuple(shares)
     if sum(shares) >= 2 * len(shares):
-        raised = first_shares(spec(*shares), minimum=2)
+        raised = first_shares(run_of(*shares), minimum=2)
         assert sum(raised) == sum(shares)
         assert min(raised) >= 2
         assert raised == tuple(shares) or min(shares) < 2
-    uniform = first_shares(spec(*shares, batch_policy="uniform"))
+    uniform = first_shares(run_of(*shares, batch_policy="uniform"))
     assert sum(uniform) == sum(shares)
     assert max(uniform) - min(uniform) <= 1
-    allocated = spec(*shares, batch_policy="allocation")
+    allocated = run_of(*shares, batch_policy="allocation")
     size, parts = micro_batch_size(allocated), first_shares(allocated)
     assert sum(parts) == sum(shares)
     assert all(part % size == 0 and part > 0 for part in parts)
 
 
-def test_micro_batches():
-    assert micro_batch_size(spec(24, 8)) is None
-    assert micro_batch_size(spec(24, 8, micro_batch_size=5)) == 5
-    assert micro_batch_size(spec(24, 8, batch_policy="allocation")) == 2
-    assert micro_batch_size(spec(96, 32, batch_policy="allocation")) == 8
-    assert micro_batch_size(spec(24, 8, batch_policy="allocation", micro_batch_size=16)) == 16
-    assert first_shares(spec(25, 7, batch_policy="allocation", micro_batch_size=4)) == (24, 8)
+@pytest.mark.parametrize(
+    ("shares", "wish", "size"),
+    [
+        ((24, 8), {}, None),
+        ((24, 8), {"micro_batch_size": 5}, 5),
+        ((24, 8), {"batch_policy": "allocation"}, 2),
+        ((96, 32), {"batch_policy": "allocation"}, 8),
+        ((24, 8), {"batch_policy": "allocation", "micro_batch_size": 16}, 16),
+    ],
+)
+def test_micro_batches(shares, wish, size):
+    assert micro_batch_size(run_of(*shares, **wish)) == size
     assert whole_micro_batches((31, 1), 8) == (24, 8)
 
 
 @pytest.mark.parametrize(
     ("run", "says"),
     [
-        (spec(24, 8, batch_policy="allocation", micro_batch_size=5), "global batch of 32 cannot be cut"),
-        (spec(24, 8, batch_policy="allocation", micro_batch_size=32), "at least one for each of 2 workers"),
-        (spec(4, 3, batch_policy="allocation"), "Micro-batches of 1 samples are too small"),
-        (spec(2, 1), "must be at least 4 for 2 workers, got 3"),
-        (spec(2, 1, batch_policy="uniform"), "must be at least 4 for 2 workers"),
+        (run_of(24, 8, batch_policy="allocation", micro_batch_size=5), "global batch of 32 cannot be cut"),
+        (run_of(24, 8, batch_policy="allocation", micro_batch_size=32), "at least one for each of 2 workers"),
+        (run_of(4, 3, batch_policy="allocation"), "Micro-batches of 1 samples are too small"),
+        (run_of(2, 1), "must be at least 4 for 2 workers, got 3"),
+        (run_of(2, 1, batch_policy="uniform"), "must be at least 4 for 2 workers"),
     ],
 )
 def test_runs_that_cannot_be_shared_are_refused(run, says):
     with pytest.raises(BadInput, match=says):
         choose_policy(run, minimum=2)
-
-
-@pytest.mark.parametrize("policy", [ProportionalShares(), DynamicShares(), ModelShares()])
-def test_damaged_state_is_refused(policy):
-    state, _ = policy.decide(policy.initial(), observe((3, 4), (1.0, 2.0)))
-    saved = state.model_dump(mode="json")
-    for key in saved:
-        with pytest.raises(ValidationError):
-            type(state).model_validate({**saved, key: "3,4"})
-    with pytest.raises(ValidationError):
-        type(state).model_validate({**saved, "foreign": 1})
 
 
 # --- Learning rates ---------------------------------------------------------------------------------------------------

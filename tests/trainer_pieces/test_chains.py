@@ -20,14 +20,13 @@ from hetopt.core.comm.composition import (
     Combination,
     combinations,
 )
-from hetopt.core.comm.payload_bytes import LARGEST_SUM, summed_bits, wire_bytes
+from hetopt.core.comm.payload_bytes import wire_bytes
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.compressor import AllReduce, chain
 from hetopt.trainer.comm.error_feedback import NoResidual
 from hetopt.trainer.comm.low_precision import LowPrecisionFloats, ScaledCodes
 from hetopt.trainer.comm.methods import make_chain, make_residual
 from hetopt.trainer.comm.quantisation import MaxNorm, Quantised, TernGrad
-from hetopt.trainer.comm.vectors import Lanes
 from tests.thinned import few
 
 from .thread_group import Crew
@@ -128,14 +127,6 @@ def test_a_ratio_of_one_sends_everything(combination):
         expected = sum(gradient.double() for gradient in mine)
         torch.testing.assert_close(group.exchange(mine)[0].double(), expected, rtol=1e-5, atol=1e-5)
         assert not group.held_back().any()
-
-
-@pytest.mark.parametrize("collective", ["ar_topk", "ar_topk_star", "ar_topk_var"])
-def test_ar_topk_of_one_worker_is_top_k(collective):
-    one = crew(Compression(name="topk", ratio=0.03, collective=collective), 1)
-    other = crew(Compression(name="topk", ratio=0.03), 1)
-    for step in range(20):
-        assert torch.equal(one.exchange(gradients(1, step))[0], other.exchange(gradients(1, step))[0])
 
 
 # One of each method, and each way to send and to remember once; all of them hold the sums above.
@@ -273,25 +264,6 @@ def test_the_variance_of_quantised_values_is_within_its_bound(levels):
     assert errors.square().mean(0).max() <= bound * 1.5
 
 
-@pytest.mark.parametrize(
-    ("bits", "workers"),
-    [(bits, n) for bits, most in LARGEST_SUM.items() for n in (2, 3, 5, 7, 8, 16, 33, 64) if n <= most],
-)
-def test_no_sum_of_codes_overflows(bits, workers):
-    """All workers at the largest magnitude, with alternating signs: every lane at its limit, next to its opposite."""
-    _, levels = summed_bits(workers, bits=bits)
-    codes = torch.tensor([levels, -levels, levels, levels, -levels, -levels, 0], dtype=torch.int32)
-    lanes = Lanes(bits, levels)
-    words = [lanes.pack(codes.to(lanes.code_dtype)).clone() for _ in range(workers)]
-    total = words[0].clone()
-    for word in words[1:]:
-        before = total.long()
-        total += word
-        assert torch.equal(total.long(), before + word.long())  # nothing wrapped around
-    sums = lanes.unpack(total, len(codes), workers)
-    assert torch.equal(sums.long(), workers * codes.long())
-
-
 def test_star_lets_each_worker_choose_once_in_turn():
     """Each worker's largest elements are elsewhere; what is exchanged shows whose turn it was."""
     workers, group = 3, crew(Compression(name="topk", ratio=0.01, collective=STAR), 3)
@@ -321,21 +293,16 @@ def test_automatic_ar_topk_elects_while_one_worker_has_most_of_the_energy():
     group = Crew(4, lambda: (NoResidual(), make_chain(compression, NUMEL)))
     planned = wire_bytes("topk", NUMEL, 0.01, workers=4, collective=STAR)
 
-    def elections(steps: int, loudness: float) -> int:
+    def elections(loudness: float) -> int:
         count = 0
-        for step in range(steps):
-            mine = gradients(4, step)
-            mine[3] *= loudness / 10**1.5
-            for rank in range(3):
-                mine[rank] /= 10 ** (rank / 2)
-            group.exchange(mine)
+        for step in range(64):
+            mine = [gradient / 10 ** (rank / 2) for rank, gradient in enumerate(gradients(4, step))]
+            group.exchange([*mine[:3], loudness * mine[3]])
             count += group.sent_bytes[0] > planned
         return count
 
-    assert elections(64, 1.0) == 4  # a look every 16 steps
-    assert elections(64, 100.0) > 40
-    assert elections(64, 1.0) < 30
-    assert elections(64, 1.0) == 4
+    assert elections(1.0) == 4  # a look every 16 steps
+    assert elections(100.0) > 40
 
 
 def test_low_rank_is_exact_where_the_rank_suffices():

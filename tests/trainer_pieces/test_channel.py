@@ -14,7 +14,9 @@ from . import channel_program as program
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("channel")
-    all_end_well(*([program.__file__, str(rank), str(folder)] for rank in range(program.WORKERS)))
+    all_end_well(
+        *(["-m", "tests.trainer_pieces.channel_program", str(rank), str(folder)] for rank in range(program.WORKERS))
+    )
     return [torch.load(folder / f"rank-{rank}.pt", weights_only=True) for rank in range(program.WORKERS)]
 
 

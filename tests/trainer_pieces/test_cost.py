@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import math
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -21,6 +23,7 @@ from hetopt.core.comm.cost import (
     hierarchical,
     time_s,
 )
+from hetopt.core.comm.payload_bytes import kept_elements, wire_bytes
 from tests.collective_time import collective_time_s
 
 PRIMITIVES = ("all_reduce", "all_gather", "broadcast")
@@ -156,18 +159,22 @@ def test_the_trainer_s_own_forms_have_fewer_messages_or_bring_fewer_bytes(member
         assert (own.messages, own.traffic_bytes) == (0, 0)
 
 
-def test_a_few_bytes_go_directly_and_a_long_vector_is_dealt_out():
-    def terms(primitive, size, **more):
-        return Operation(primitive=primitive, payload_bytes=size, members=8, **more).terms(TRAINER)
-
-    assert terms("all_reduce", 4) == Terms(messages=4, traffic_bytes=28)
-    assert terms("all_reduce", 1e5) == Terms(messages=14, traffic_bytes=1.75e5)
-    assert terms("all_gather", 4) == Terms(messages=4, traffic_bytes=28)
-    assert terms("all_gather", 5e3) == Terms(messages=7, traffic_bytes=3.5e4)
-    assert terms("all_reduce", 800, sliced=True) == Terms(messages=8, traffic_bytes=1400)
-    assert terms("all_reduce", 1e5, sliced=True) == terms("all_reduce", 1e5)
-    assert terms("broadcast", 1e4) == Terms(messages=3, traffic_bytes=3e4)
-    assert terms("broadcast", 1e5) == Terms(messages=8, traffic_bytes=1.75e5)
+@pytest.mark.parametrize(
+    ("primitive", "size", "sliced", "messages", "traffic_bytes"),
+    [
+        ("all_reduce", 4, False, 4, 28),
+        ("all_reduce", 1e5, False, 14, 1.75e5),
+        ("all_gather", 4, False, 4, 28),
+        ("all_gather", 5e3, False, 7, 3.5e4),
+        ("all_reduce", 800, True, 8, 1400),
+        ("all_reduce", 1e5, True, 14, 1.75e5),
+        ("broadcast", 1e4, False, 3, 3e4),
+        ("broadcast", 1e5, False, 8, 1.75e5),
+    ],
+)
+def test_a_few_bytes_go_directly_and_a_long_vector_is_dealt_out(primitive, size, sliced, messages, traffic_bytes):
+    operation = Operation(primitive=primitive, payload_bytes=size, members=8, sliced=sliced)
+    assert operation.terms(TRAINER) == Terms(messages=messages, traffic_bytes=traffic_bytes)
 
 
 @given(st.integers(2, 16), st.integers(2, 8), st.floats(1e6, 1e9))
@@ -193,3 +200,51 @@ def test_impossible_operations_are_refused(wrong):
 def test_impossible_links_are_refused(wrong):
     with pytest.raises(ValueError, match="latency_s must be"):
         LinkSpeed(latency_s=wrong[0], bytes_per_s=wrong[1])
+
+
+# --- Laws of the wire: what travels, what it costs, and the published tables that the formulas must reproduce
+
+
+ratios = st.floats(0, 1, exclude_min=True)
+collectives = st.sampled_from(["all_reduce", "all_gather"])
+
+
+@given(st.integers(1, 10**9), ratios)
+def test_kept_elements_round_down_but_keep_one(numel, ratio):
+    kept = kept_elements(numel, ratio)
+    assert 1 <= kept <= numel
+    assert kept == 1 or abs(kept - numel * ratio) < 1
+
+
+@given(st.integers(1, 10**6), ratios, ratios)
+def test_a_larger_ratio_never_keeps_less(numel, one, other):
+    small, large = sorted((one, other))
+    assert kept_elements(numel, small) <= kept_elements(numel, large)
+    assert kept_elements(numel, 1.0) == numel
+
+
+@pytest.mark.parametrize(("numel", "ratio", "kept"), [(100, 0.29, 29), (1000, 0.001, 1), (10, 0.01, 1), (300, 0.1, 30)])
+def test_decimal_ratios_mean_what_they_say(numel, ratio, kept):
+    assert kept_elements(numel, ratio) == kept
+
+
+def test_bytes_of_each_format():
+    assert wire_bytes("identity", 1000, 1.0) == 4000
+    assert wire_bytes("topk", 1000, 0.01) == 80
+
+
+@given(st.integers(2, 64), st.integers(10**4, 10**8))
+def test_sparse_and_dense_cost_the_same_at_a_compression_of_n(workers, numel):
+    """Eight bytes a sent element against four: an all-gather breaks even with a ring at CR = N, latency apart."""
+    dense = collective_time_s("all_reduce", wire_bytes("identity", numel, 1.0), workers, 0, GBPS)
+    sparse = collective_time_s("all_gather", wire_bytes("topk", numel, 1 / workers), workers, 0, GBPS)
+    assert sparse == pytest.approx(dense, rel=2 * workers / numel)
+
+
+def test_planning_needs_no_torch():
+    """The planner imports both of these, and must start at once."""
+    code = (
+        "import sys, hetopt.core.batch_partition, hetopt.core.comm.payload_bytes;"
+        "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

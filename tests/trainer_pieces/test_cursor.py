@@ -65,13 +65,13 @@ def test_shuffles_are_fair():
     assert ((counts - 200) ** 2 / 200).sum() < 27.9
 
 
-def test_nonsense_is_refused():
-    with pytest.raises(BadInput, match="empty"):
-        SampleCursor(0, 0)
-    with pytest.raises(BadInput, match="`seed` must be at least 0"):
-        SampleCursor(3, -1)
-    with pytest.raises(ValueError, match="position"):
-        SampleCursor(3, 0, position=-1)
-    for shares in ([], [0, 0], [3, -1]):
-        with pytest.raises(ValueError, match="at least one sample"):
-            SampleCursor(3, 0).take(shares)
+@pytest.mark.parametrize(("size", "seed", "key"), [(0, 0, "empty"), (3, -1, "`seed`")])
+def test_nonsense_is_refused(size, seed, key):
+    with pytest.raises(BadInput, match=key):
+        SampleCursor(size, seed)
+
+
+@pytest.mark.parametrize("shares", [[], [0, 0], [3, -1]])
+def test_a_step_needs_a_sample(shares):
+    with pytest.raises(ValueError, match="at least one sample"):
+        SampleCursor(3, 0).take(shares)

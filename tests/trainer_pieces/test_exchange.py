@@ -19,15 +19,6 @@ from hetopt.trainer.comm.topk import TopK
 from . import exchange_program as program
 
 
-def test_a_ratio_of_one_is_dense():
-    flat = torch.randn(64, generator=torch.Generator().manual_seed(1))
-    before, exchange = flat.clone(), Exchange(Compression(name="topk", ratio=1.0), 64)
-    for _ in range(3):
-        exchange.run(flat)
-        assert torch.equal(flat, before)
-    assert not exchange.state()["residual"].any()
-
-
 def test_what_never_arrived_is_not_committed(monkeypatch):
     def lost(*_):
         raise ConnectionError
@@ -69,3 +60,75 @@ def test_weighted_gradients_of_any_split_sum_to_that_of_the_big_batch(shares, se
     for part in parts:
         total += part
     assert (total.double() - expected).norm() <= 1e-6 * expected.norm()
+
+
+# --- A run may change its compression: nothing that was held back is lost by it, nor by a checkpoint in between
+
+
+SHAPES = ((30, 20), (40,))
+NUMEL = 640
+WAYS = [
+    Compression(name="topk", ratio=0.05),
+    Compression(),
+    Compression(name="mstopk", ratio=0.01),
+    Compression(name="topk", ratio=0.2, collective="ar_topk"),
+    Compression(name="powersgd", rank=2),
+    Compression(name="randomk", ratio=0.1),
+    Compression(name="topk_threshold", ratio=0.02),
+    Compression(name="bf16"),
+    Compression(name="qsgd_maxnorm"),
+]
+
+
+def gradient(step: int) -> torch.Tensor:
+    """In eighths, so that sums are exact."""
+    return torch.randint(-40, 41, (NUMEL,), generator=torch.Generator().manual_seed(step)) / 8
+
+
+def fresh() -> Exchange:
+    return Exchange(WAYS[0], NUMEL, shapes=SHAPES, seed=4, forgets=True)
+
+
+def test_all_that_was_sent_in_all_ways_plus_the_residual_is_all_there_was():
+    exchange, received, brought = fresh(), torch.zeros(NUMEL).double(), torch.zeros(NUMEL).double()
+    for step in range(36):
+        exchange.use(WAYS[step // 2 % len(WAYS)])
+        flat = gradient(step)
+        brought += flat
+        exchange.run(flat)
+        received += flat
+        held_back = exchange.state()["residual"].double()
+        torch.testing.assert_close(received + held_back, brought, rtol=0, atol=1e-4)
+        if exchange.compression.name == "identity":
+            assert not held_back.any()
+
+
+@pytest.mark.parametrize("pause", [3, 6, 9, 13, 15])
+def test_a_checkpoint_resumes_the_compression_that_was_in_use(pause):
+    def live(exchange: Exchange, steps: range) -> list[torch.Tensor]:
+        results = []
+        for step in steps:
+            if step % 2 == 0:
+                exchange.use(WAYS[step // 2 % len(WAYS)])
+            flat = gradient(step)
+            exchange.run(flat)
+            results.append(flat)
+        return results
+
+    whole, first, second = fresh(), fresh(), fresh()
+    expected = live(whole, range(18))
+    live(first, range(pause))
+    second.load_state(first.state())
+    assert second.compression == first.compression
+    for result, wanted in zip(live(second, range(pause, 18)), expected[pause:], strict=True):
+        assert torch.equal(result, wanted)
+
+
+def test_a_way_that_does_not_go_with_the_memory_is_refused():
+    exchange = fresh()
+    with pytest.raises(BadInput, match="majority"):
+        exchange.use(Compression(name="sign", collective="majority"))
+    exchange.use(Compression(name="sign", collective="all_gather"))
+    with pytest.raises(BadInput, match="no compressor"):
+        exchange.use(Compression(name="gzip"))
+    assert exchange.compression.name == "sign"

@@ -13,17 +13,13 @@ from hypothesis import strategies as st
 from hetopt.core.comm.composition import FEEDBACK, LOW_PRECISION, METHODS
 from hetopt.core.comm.payload_bytes import LARGEST_SUM, summed_bits, summed_code_bytes
 from hetopt.core.run_spec import Compression
-from hetopt.trainer.comm.channel import Channel
-from hetopt.trainer.comm.compressor import Turn, private_generator
 from hetopt.trainer.comm.elements import (
     PackedIndices,
     PlainIndices,
-    RandomElements,
-    RotatingElements,
 )
 from hetopt.trainer.comm.exchange import RoundedSum, average_parameters, weights_by_samples
 from hetopt.trainer.comm.low_rank import orthonormal
-from hetopt.trainer.comm.quantisation import StochasticRounding, nearest
+from hetopt.trainer.comm.quantisation import nearest
 from hetopt.trainer.comm.vectors import (
     Lanes,
     bit_values,
@@ -39,11 +35,17 @@ CPU = torch.device("cpu")
 
 
 @settings(max_examples=50)
-@given(st.sampled_from(sorted(LARGEST_SUM)), st.integers(1, 7), st.integers(0, 200), st.integers(0, 2**32))
-def test_sums_of_packed_codes_are_packed_sums_of_codes(bits, workers, numel, seed):
+@given(
+    st.sampled_from(sorted(LARGEST_SUM)), st.integers(1, 64), st.integers(0, 200), st.integers(0, 2**32), st.booleans()
+)
+def test_sums_of_packed_codes_are_packed_sums_of_codes(bits, workers, numel, seed, at_limits):
+    """Also where all workers are at the largest magnitude, next to its opposite: nothing wraps around."""
+    workers = min(workers, LARGEST_SUM[bits])
     _, levels = summed_bits(workers, bits=bits)
     lanes, generator = Lanes(bits, levels), torch.Generator().manual_seed(seed)
     codes = [torch.randint(-levels, levels + 1, (numel,), generator=generator) for _ in range(workers)]
+    if at_limits:
+        codes = [levels * codes[0].sign()] * workers
     words = torch.stack([lanes.pack(each.to(lanes.code_dtype)).clone() for each in codes])
     assert words[0].nbytes == summed_code_bytes(numel, bits)
     total = words.sum(0, dtype=words.dtype)
@@ -76,50 +78,11 @@ def test_indices_come_back_from_their_packed_form(numel, ratio, seed):
         assert torch.equal(coding.read(data, numel, count), indices)
 
 
-@pytest.mark.parametrize("value", [0.0, 0.25, 0.5, 0.999, -0.25, -3.7, 41.0])
-def test_rounding_at_random_has_the_value_as_its_mean(value):
-    draws = torch.full((200_000,), value)
-    StochasticRounding(private_generator(0, 0, 0))(draws)
-    assert set(draws.unique().tolist()) <= {math.floor(value), math.ceil(value), math.floor(value) + 1}
-    assert draws.double().mean() == pytest.approx(value, abs=5 * 0.5 / math.sqrt(200_000))
-    if value == round(value):
-        assert draws.eq(value).all()
-
-
 @given(st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=50))
 def test_rounding_to_nearest_errs_by_no_more_than_the_value(values):
     flat = torch.tensor(values)
     rounded = nearest(flat.clone())
     assert ((rounded - flat).abs() <= torch.minimum(flat.abs(), torch.tensor(0.5))).all()
-
-
-@pytest.mark.parametrize("numel", [1, 7, 1000])
-@pytest.mark.parametrize("ratio", [1.0, 0.31, 0.01])
-def test_random_elements_are_distinct_and_the_same_for_all(numel, ratio):
-    flat = torch.zeros(numel)
-    for kind in (RandomElements, RotatingElements):
-        one, two = (kind(ratio).choose(flat, Turn(Channel(), 3, 5)) for _ in range(2))
-        assert torch.equal(one, two)
-        assert one.dtype == torch.int32
-        assert len(one.unique()) == len(one) == max(1, int(numel * ratio))
-
-
-def test_rotating_elements_come_in_turn():
-    choice, last = RotatingElements(0.1), {}
-    for step in range(100):
-        for index in choice.choose(torch.zeros(57), Turn(Channel(), step, 2)).tolist():
-            if index in last:
-                assert 11 <= step - last[index] <= 12
-            last[index] = step
-    assert len(last) == 57
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (40, 3), (1000, 4), (3, 3)])
-def test_columns_become_orthonormal_and_span_the_same(shape):
-    columns = torch.randn(shape, generator=torch.Generator().manual_seed(1))
-    basis = orthonormal(columns)
-    torch.testing.assert_close(basis.t() @ basis, torch.eye(shape[1]), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(basis @ (basis.t() @ columns), columns, rtol=1e-4, atol=1e-4)
 
 
 def test_dependent_columns_become_zero_and_nonsense_stays_visible():
@@ -128,36 +91,6 @@ def test_dependent_columns_become_zero_and_nonsense_stays_visible():
     assert not basis[:, 1:].any()
     assert basis[:, 0].norm() == pytest.approx(1.0)
     assert orthonormal(torch.full((3, 2), math.nan)).isnan().all()
-
-
-def averaged(parameters: list[torch.Tensor], samples: list[int], base: torch.Tensor | None = None):
-    """What each holds afterwards, and how far apart they were told to have been."""
-    group = ThreadGroup(len(samples))
-    held = [each.clone() for each in parameters]
-    weights = weights_by_samples(samples)
-    begun = torch.zeros_like(parameters[0]) if base is None else base
-
-    def average(rank: int) -> float:
-        own_base = begun.clone()
-        apart = average_parameters(held[rank], own_base, weights[rank], group.channel(rank))
-        assert torch.equal(own_base, held[rank])
-        return apart
-
-    with ThreadPoolExecutor(len(samples)) as pool:
-        apart = list(pool.map(average, range(len(samples))))
-    assert len(set(apart)) == 1
-    return held, apart[0]
-
-
-def test_parameters_are_averaged_by_samples():
-    generator = torch.Generator().manual_seed(1)
-    parameters, samples = [torch.randn(50, generator=generator) for _ in range(3)], [10, 0, 30]
-    results, apart = averaged(parameters, samples)
-    assert all(torch.equal(result, results[0]) for result in results)
-    mean = 0.25 * parameters[0] + 0.75 * parameters[2]
-    torch.testing.assert_close(results[0], mean)
-    squares = 0.25 * (parameters[0] - mean).square().sum() + 0.75 * (parameters[2] - mean).square().sum()
-    assert apart == pytest.approx(float(squares.sqrt() / mean.norm()), rel=1e-5)
 
 
 @given(
@@ -200,20 +133,15 @@ def test_rounded_averages_lose_nothing_and_leave_the_same_bits_on_all(name, work
     torch.testing.assert_close(own[parameters:], learned[parameters:], rtol=1e-5, atol=1e-5)
 
 
-def test_workers_that_have_not_moved_keep_their_bits_and_small_moves_are_told_exactly():
-    base = 1e3 * torch.randn(1000, generator=torch.Generator().manual_seed(3))
-    results, apart = averaged([base, base.clone(), base.clone()], [1, 2, 3], base)
-    assert torch.equal(results[0], base)
-    assert apart == 0
-    moved = [base + 0.25, base - 0.25]
-    results, apart = averaged(moved, [1, 1], base)
-    torch.testing.assert_close(results[0], base)
-    assert apart == pytest.approx(float(0.25 * 1000**0.5 / base.norm()), rel=1e-3)
-
-
 def test_a_worker_without_samples_does_not_matter_even_if_it_has_gone_wrong():
-    results, _ = averaged([torch.ones(5), torch.full((5,), math.nan)], [7, 0])
-    assert results[1].eq(1).all()
+    group, held = ThreadGroup(2), [torch.ones(5), torch.full((5,), math.nan)]
+
+    def average(rank: int, weight: float) -> None:
+        average_parameters(held[rank], torch.zeros(5), weight, group.channel(rank))
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(average, range(2), weights_by_samples([7, 0])))
+    assert held[1].eq(1).all()
     assert weights_by_samples([3, 5, 1], participants=(0, 2)) == (0.75, 0.0, 0.25)
     with pytest.raises(ValueError, match="there were none"):
         weights_by_samples([0, 4], participants=(0,))

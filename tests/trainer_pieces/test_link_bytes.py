@@ -48,7 +48,9 @@ def counted(tmp_path_factory):
     with EmulatedNetwork.create(hosts, owner="a test of bytes on links") as network:
         workers = [
             network.popen(
-                rank, [sys.executable, program.__file__, str(rank), str(WORKERS), str(folder)], env=environment
+                rank,
+                [sys.executable, "-m", "tests.trainer_pieces.link_bytes_program", str(rank), str(WORKERS), str(folder)],
+                env=environment,
             )
             for rank in range(WORKERS)
         ]

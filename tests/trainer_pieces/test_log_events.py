@@ -6,8 +6,9 @@ import ast
 import dataclasses
 import importlib
 import json
-import re
 from collections.abc import Iterator
+from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -17,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.core.errors import BadInput
-from hetopt.core.events.log import MOST_LINE_BYTES, EventReader, LineParser, read_log
+from hetopt.core.events.log import JUMP_S, MOST_LINE_BYTES, EventLog, EventReader, LineParser, read_events, read_log
 from hetopt.core.events.records import RECORDS, kinds
 from hetopt.profiler import records
 from tests.sources import REPOSITORY, modules
@@ -102,22 +103,6 @@ def test_every_measurement_of_a_probe_is_a_kind() -> None:
     names = {one.EVENT for one in vars(records).values() if hasattr(one, "EVENT")}
     names |= {records.STARTED, records.FINISHED, records.HOST_FACTS, records.JOB_FACTS}
     assert names <= set(BY_KIND)
-
-
-def test_every_part_of_an_event_has_its_field() -> None:
-    """Whoever makes a part of an event says so with its type: its names are fields of some record."""
-    known = {name for record in RECORDS for name in fields_of(record)}
-    inner = [one for record in RECORDS for several in fields_of(record).values() for one in several]
-    known |= {name for one in inner for name in fields_of(one)}
-    for path in modules().values():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if not isinstance(node, ast.FunctionDef) or node.returns is None:
-                continue
-            if not re.fullmatch(r"Event( \| None)?", ast.unparse(node.returns)):
-                continue
-            dicts = [one for one in ast.walk(node) if isinstance(one, ast.Dict)]
-            keys = {key.value for one in dicts for key in one.keys if isinstance(key, ast.Constant)}
-            assert keys <= known, f"{path.name}:{node.name} tells {keys - known}, which no record holds"
 
 
 BEFORE = {"run_started.workers.pace"}
@@ -211,3 +196,43 @@ def test_a_log_that_is_a_folder_or_another_users_is_one_sentence(tmp_path: Path)
     (tmp_path / "events.jsonl").mkdir()
     with pytest.raises(BadInput, match=r"events\.jsonl cannot be read: Is a directory"):
         read_log(tmp_path / "events.jsonl")
+
+
+# --- The log of a run: one event a line, and a word where times on both sides do not belong together
+
+
+class Clocks:
+    """One that is set, and one that is not."""
+
+    def __init__(self) -> None:
+        self.passed_s, self.set_by_s = 0.0, 1.8e9
+
+    def wall(self) -> float:
+        return self.set_by_s + self.passed_s
+
+    def steady(self) -> float:
+        return self.passed_s
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 1e5), st.sampled_from([0.0, 0.5, -0.5, 20.0, -3600.0])), min_size=1))
+def test_a_clock_that_was_set_is_told_before_the_next_event_and_one_that_runs_is_not(
+    walk: list[tuple[float, float]],
+) -> None:
+    import tempfile
+
+    clocks = Clocks()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "events.jsonl"
+        with closing(EventLog(path, clocks.wall, clocks.steady)) as log:
+            log.write("run_started")
+            for passes_s, jumps_s in walk:
+                clocks.passed_s += passes_s
+                clocks.set_by_s += jumps_s
+                log.write("step")
+        events = read_events(path)
+    told = [event["by_s"] for event in events if event["event"] == "clock_jumped"]
+    assert told == [jumps_s for _, jumps_s in walk if abs(jumps_s) > JUMP_S]
+    assert sum(event["event"] == "step" for event in events) == len(walk)
+    for before, after in pairwise(events):
+        if before["event"] == "clock_jumped":
+            assert after["time_s"] == before["time_s"]

@@ -69,22 +69,20 @@ def assert_legal(cluster, sizes, total):
         assert low <= size <= high
 
 
-@given(st.lists(workers(), min_size=1, max_size=4), st.integers(1, 14))
-def test_no_integer_split_is_faster(cluster, total):
+exact = st.lists(workers(), min_size=1, max_size=4)
+real = st.lists(workers(times=real_times, slopes=real_slopes), min_size=1, max_size=3)
+
+
+@pytest.mark.parametrize(("clusters", "rounding"), [(exact, 0.0), (real, 1e-12)], ids=["exact", "real"])
+@given(data=st.data(), total=st.integers(1, 14))
+def test_no_integer_split_is_faster(clusters, rounding, data, total):
+    cluster = data.draw(clusters)
     feasible(cluster, total)
     shares = solve_shares(cluster, total)
     assert_legal(cluster, shares.local_batch_sizes, total)
-    assert shares.compute_s == slowest_s(cluster, shares.local_batch_sizes)
-    assert shares.compute_s == min(slowest_s(cluster, sizes) for sizes in splits(total, bounds_of(cluster, total)))
-
-
-@given(st.lists(workers(times=real_times, slopes=real_slopes), min_size=1, max_size=3), st.integers(1, 12))
-def test_no_integer_split_is_faster_for_any_real_times(cluster, total):
-    feasible(cluster, total)
-    shares = solve_shares(cluster, total)
-    assert_legal(cluster, shares.local_batch_sizes, total)
+    assert shares.compute_s == pytest.approx(slowest_s(cluster, shares.local_batch_sizes), rel=rounding, abs=0)
     best = min(slowest_s(cluster, sizes) for sizes in splits(total, bounds_of(cluster, total)))
-    assert shares.compute_s == pytest.approx(best, rel=1e-12)
+    assert shares.compute_s == pytest.approx(best, rel=rounding, abs=0)
 
 
 @given(st.lists(st.tuples(workers(), st.integers(1, 6)), min_size=1, max_size=4), st.integers(1, 60))

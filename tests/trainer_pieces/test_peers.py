@@ -23,7 +23,9 @@ from . import peers_program as program
 def outcome(world_size, folder, way):
     """What each worker said that was not lost."""
     ranks = range(world_size)
-    done = ended(*([program.__file__, str(rank), str(world_size), str(folder), way] for rank in ranks))
+    done = ended(
+        *(["-m", "tests.trainer_pieces.peers_program", str(rank), str(world_size), str(folder), way] for rank in ranks)
+    )
     assert [one.returncode for one in done] == [9 if rank == program.LOST else 0 for rank in range(world_size)]
     return {
         rank: json.loads((folder / f"rank-{rank}.json").read_text())

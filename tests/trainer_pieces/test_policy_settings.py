@@ -11,9 +11,6 @@ from hetopt.core.run_spec import (
     BATCH_POLICIES,
     BATCH_SETTINGS,
     RATIO_SETTINGS,
-    RunSpec,
-    StopRule,
-    WorkerSpec,
     parse_policy,
     spell_policy,
 )
@@ -28,6 +25,7 @@ from hetopt.trainer.policies.ratio.scan import ScanRatio
 from hetopt.trainer.policies.ratio.threshold import ThresholdRatio
 
 from .ratio_periods import OPTIONS
+from .runs import run_of
 
 SAID = {
     "gravac": "gravac(window=50, eps=0.8, omega=0.05, floor=5, raises=geometric, smoothing=0.5)",
@@ -44,11 +42,6 @@ def read(text):
     name = text.partition("(")[0]
     names, kinds = (CONTROLLERS, RATIO_SETTINGS) if name in CONTROLLERS else (BATCH_POLICIES, BATCH_SETTINGS)
     return parse_policy(text, names, kinds, "`policy`", "policy")
-
-
-def spec(**changes):
-    workers = tuple(WorkerSpec(host=f"h{rank}", type="t", local_batch_size=32) for rank in range(2))
-    return RunSpec(task="digits", workers=workers, stop=StopRule(max_steps=10), **changes)
 
 
 @pytest.mark.parametrize("name", SAID)
@@ -78,9 +71,9 @@ def test_what_cannot_be_is_refused_in_a_sentence(text, told):
 
 def test_a_run_refuses_settings_of_another_policy():
     with pytest.raises(ValidationError, match="fixed: eps is no field"):
-        spec(ratio_settings={"eps": 0.5})
+        run_of(32, 32, ratio_settings={"eps": 0.5})
     with pytest.raises(ValidationError, match="allocation: micro must be"):
-        spec(batch_policy="allocation", batch_settings={"micro": -1})
+        run_of(32, 32, batch_policy="allocation", batch_settings={"micro": -1})
 
 
 def test_policies_are_what_was_said():
@@ -95,7 +88,7 @@ def test_policies_are_what_was_said():
     assert ratio("scan") == ScanRatio(options=OPTIONS, time=1, gain=0.5, sensitivity=0.2, least_gain=0)
 
     def batch(name):
-        return choose_policy(spec(batch_policy=name, batch_settings=read(SAID[name])[1]), minimum=1)
+        return choose_policy(run_of(32, 32, batch_policy=name, batch_settings=read(SAID[name])[1]), minimum=1)
 
     assert batch("proportional") == ProportionalShares(every="period")
     assert batch("dynamic") == DynamicShares(smoothing=0.2, dead_band=0.1, least=0.5, most=3, every="epoch")

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from hetopt.core.comm.composition import AR_TOPK, CODINGS, combinations
+from hetopt.core.comm.composition import AR_TOPK, combinations
 from hetopt.core.comm.payload_bytes import wire_bytes
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.compressor import Turn
 from hetopt.trainer.comm.topk import TopK
-from hetopt.trainer.data.cursor import SampleCursor
 from tests.forks import all_end_well
 
 from . import exchange_program as program
@@ -23,7 +22,12 @@ Results = list[dict[str, torch.Tensor]]
 def run_group(world_size: int, folder: Path, devices: list[str]) -> Results:
     """What every rank held at the end."""
     ranks = range(world_size)
-    all_end_well(*([program.__file__, str(rank), str(world_size), str(folder), devices[rank]] for rank in ranks))
+    all_end_well(
+        *(
+            ["-m", "tests.trainer_pieces.exchange_program", str(rank), str(world_size), str(folder), devices[rank]]
+            for rank in ranks
+        )
+    )
     return [torch.load(folder / f"rank-{rank}.pt", weights_only=True) for rank in range(world_size)]
 
 
@@ -40,21 +44,6 @@ def mixed_group(tmp_path_factory):
 
 def assert_equal_everywhere(group, key):
     assert all(torch.equal(results[key], group[0][key]) for results in group), key
-
-
-def big_batch_gradient(step, shares):
-    """The gradient of one machine with the whole batch, in double precision."""
-    samples, targets = program.data()
-    chosen = [index for part in SampleCursor(program.SAMPLES, seed=step).take(shares).slices for index in part]
-    return program.weighted_gradient(program.network().double(), samples[chosen].double(), targets[chosen], len(chosen))
-
-
-def assert_gradients_of_the_big_batch(group):
-    for i, shares in enumerate(program.splits(len(group))):
-        assert_equal_everywhere(group, f"gradient {i}")
-        expected = big_batch_gradient(i, shares)
-        error = (group[0][f"gradient {i}"].double() - expected).norm() / expected.norm()
-        assert error < 1e-6, shares
 
 
 @pytest.mark.parametrize("length", program.LENGTHS)
@@ -82,23 +71,12 @@ def test_all_sent_and_all_residuals_are_all_gradients(group, length):
         assert torch.equal(residual + payload.dense(), gradient)
 
 
-def test_unequal_shares_give_the_gradient_of_one_big_batch(group):
-    assert_gradients_of_the_big_batch(group)
-
-
-@pytest.mark.parametrize("name", ["dense", "sparse"])
-def test_replicas_are_identical_after_a_hundred_steps(group, name):
-    assert_equal_everywhere(group, f"{name} parameters")
-    losses = group[0][f"{name} losses"]
-    assert losses[-1] < 0.5 * losses[0]
-
-
 @pytest.mark.parametrize("combination", combinations(), ids=lambda c: f"{c.name}-{c.collective}-{c.memory}")
 def test_every_combination_keeps_replicas_identical_and_sends_what_was_planned(group, combination):
     key = f"{combination.name} {combination.collective} {combination.memory}"
     assert_equal_everywhere(group, f"{key} parameters")
     assert group[0][f"{key} parameters"].isfinite().all()
-    wanted, numel = program.compression_of(combination), group[0]["dense parameters"].numel()
+    wanted, numel = program.compression_of(combination), group[0][f"{key} parameters"].numel()
     planned = wire_bytes(
         wanted.name,
         numel,
@@ -114,15 +92,6 @@ def test_every_combination_keeps_replicas_identical_and_sends_what_was_planned(g
             assert results[f"{key} bytes"] - planned in ((0, 4) if combination.collective == AR_TOPK else (0,))
         else:
             assert planned / 2 <= results[f"{key} bytes"] <= 2 * planned
-
-
-@pytest.mark.parametrize("coding", CODINGS)
-@pytest.mark.parametrize("collective", ["all_gather", "ar_topk_star"])
-def test_codings_keep_replicas_identical(group, coding, collective):
-    assert_equal_everywhere(group, f"{coding} {collective} parameters")
-    if coding == "packed":
-        plain = group[0][f"plain {collective} parameters"]
-        assert torch.equal(group[0][f"{coding} {collective} parameters"], plain)
 
 
 @pytest.mark.parametrize("name", program.BUCKETED)
@@ -144,4 +113,3 @@ def test_gpu_and_cpu_workers_share_a_gloo_group(mixed_group):
     for name in ("dense", "sparse"):
         for length in program.LENGTHS:
             assert_equal_everywhere(mixed_group, f"{name} sum {length}")
-    assert_gradients_of_the_big_batch(mixed_group)

@@ -6,15 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from hetopt.core.comm.cost import TRAINER, LinkSpeed, Operation, Primitive, pipelined_s, time_s
+from hetopt.core.comm.cost import TRAINER, LinkSpeed, pipelined_s, time_s
 from hetopt.core.comm.options import Candidates, CompressTime
 from hetopt.core.errors import BadInput
-from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
-from hetopt.trainer.comm.network import Network, Timed
+from hetopt.core.run_spec import Compression, RunSpec, StopRule
 from hetopt.trainer.policies.ratio.policy import Verdict
 from hetopt.trainer.policies.ratio.step_times import BACKWARD
 from hetopt.trainer.steps.adaptive_controller import LOOKED_STEPS, AdaptiveController
 from hetopt.trainer.steps.traffic import GroupTraffic, Traffic
+
+from .runs import run_of
+from .virtual_exchange import VirtualRun
 
 WORKERS = 4
 NUMEL = 1_000_000
@@ -22,8 +24,7 @@ COMPUTE_S = 0.1
 
 
 def spec(**changes) -> RunSpec:
-    workers = tuple(WorkerSpec(host=f"h{i}", type="t", local_batch_size=8) for i in range(WORKERS))
-    return RunSpec(task="digits", workers=workers, stop=StopRule(max_steps=100, target=True), **changes)
+    return run_of(*[8] * WORKERS, stop=StopRule(max_steps=100, target=True), **changes)
 
 
 def candidates(run: RunSpec, buckets: int = 1) -> Candidates:
@@ -37,14 +38,8 @@ def candidates(run: RunSpec, buckets: int = 1) -> Candidates:
     return replace(bare, compress=dict.fromkeys(bare.families, CompressTime(fixed_s=0.004, per_element_s=0.0)))
 
 
-def timed(primitive: Primitive, payload_bytes: float, link: LinkSpeed) -> Timed:
-    operation = Operation(primitive=primitive, payload_bytes=payload_bytes, members=WORKERS)
-    return Timed(operation=operation, time_s=time_s([operation], link, algorithms=TRAINER))
-
-
 def network(link: LinkSpeed):
-    primitives = ("all_reduce", "all_gather", "broadcast")
-    return Network.of([timed(primitive, size, link) for primitive in primitives for size in (1e4, 2e5, 4e6)])
+    return VirtualRun(workers=WORKERS, links=[link], compute_s=COMPUTE_S).fresh()
 
 
 FAST, SLOW = LinkSpeed(latency_s=1e-4, bytes_per_s=1e9), LinkSpeed(latency_s=1e-3, bytes_per_s=2e6)
@@ -109,16 +104,6 @@ def test_auto_compresses_where_links_are_slow_and_sends_everything_where_they_ar
     assert fast.candidate == fast.candidates.dense
 
 
-def test_auto_follows_a_network_that_changes() -> None:
-    run = spec(ratio_policy="auto", collective_policy="cheapest")
-    steering = AdaptiveController(run, candidates(run, buckets=4), network(FAST), tries_twins=True)
-    step, _ = drive(steering, FAST, 20)
-    assert steering.candidate.in_buckets
-    _, changes = drive(steering, SLOW, 20, step)
-    assert steering.candidate.option.ratio < 0.1
-    assert all(change["reason"] for change in changes)
-
-
 def test_a_fixed_ratio_by_the_cheapest_collective() -> None:
     """Gathering many elements from many workers costs more than sharing the choice; few elements are all latency."""
     many = spec(collective_policy="cheapest", compression=Compression(name="topk", ratio=0.3))
@@ -140,12 +125,6 @@ def test_published_policies_steer_what_they_were_given(policy: str) -> None:
     again.resume(steering.state())
     assert again.candidate == steering.candidate
     assert again.state() == steering.state()
-
-
-def test_a_policy_without_a_ratio_is_refused() -> None:
-    run = spec(ratio_policy="gravac", compression=Compression(name="powersgd"))
-    with pytest.raises(BadInput, match="nothing for gravac to decide"):
-        AdaptiveController(run, candidates(run), None)
 
 
 def test_states_that_do_not_fit_are_left_or_refused() -> None:

